@@ -14,10 +14,9 @@ from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig
 from luceasync.engine.start import build_engine
 from luceasync.errors import ModelError
 from luceasync.gguf.model import read_model
-from luceasync.models.config import read_spec
+from luceasync.models.encodings import WeightPlacement
 from luceasync.models.families import family_of
-from luceasync.models.formats import format_of
-from luceasync.models.forms import Place
+from luceasync.models.files import ModelFiles, read_spec
 from luceasync.models.loader import TensorReader
 from luceasync.models.ops import TorchOps
 from luceasync.models.precision import Precision
@@ -66,9 +65,9 @@ def open_backend(path: Path, num_shards: int, chunk_tokens: int = 64) -> LayerSp
         parallel=2,
         max_ctx_tokens=256,
         prefill_chunk_tokens=chunk_tokens,
-        form_of=format_of(path).forms(path),
+        encoding_of=ModelFiles(path).weights.encoding,
     )
-    return LayerSplitBackend.open(path, spec, plan)
+    return LayerSplitBackend.open(ModelFiles(path), plan)
 
 
 @pytest.mark.slow
@@ -100,8 +99,8 @@ def test_logits_are_those_of_the_same_numbers(files: tuple[Path, Path]):
 def test_the_bytes_that_are_held_are_those_planned(files: tuple[Path, Path]):
     path = files[0]
     [report] = plan_report(Config(model=ModelConfig(path, dtype="fp32"))).shards
-    spec, place = read_spec(path), Place(TorchOps(), torch.device("cpu"), torch.float32)
-    with format_of(path).open(path) as source:
+    spec, place = read_spec(path), WeightPlacement(TorchOps(), torch.device("cpu"), torch.float32)
+    with ModelFiles(path).weights.open() as source:
         reader, family = TensorReader(source, spec, place), family_of(spec)
         layers = [family.read_layer(reader, layer) for layer in range(spec.num_layers)]
         ends = family.read_ends(reader, is_first=True, is_last=True)
@@ -163,13 +162,13 @@ async def test_what_other_processes_have_kept_is_taken_up_by_one(tmp_path: Path)
 def test_a_part_that_has_changed_is_another_namespace(tmp_path: Path):
     path, _ = write(Tiny(num_layers=2, dim=64, tensors_a_part=9), tmp_path)
     spec, precision = read_spec(path), Precision.of("fp32")
-    before = namespace_of(path, spec, precision, None)
-    assert namespace_of(tmp_path, spec, precision, None) == before
+    before = namespace_of(ModelFiles(path).weights.paths, spec, precision, None)
+    assert namespace_of(ModelFiles(tmp_path).weights.paths, spec, precision, None) == before
     last = max(tmp_path.glob("*.gguf"))
     content = bytearray(last.read_bytes())
     content[-1] ^= 1
     last.write_bytes(content)
-    assert namespace_of(path, spec, precision, None) != before
+    assert namespace_of(ModelFiles(path).weights.paths, spec, precision, None) != before
 
 
 def test_a_scale_that_is_no_number_is_told(tmp_path: Path):

@@ -35,7 +35,7 @@ LEAVES = {"kernels", "cuda", "cyext"}  # they import nothing of ours
 MAY_IMPORT = {
     "server": set(),
     "engine": {"prefix_cache", "text", "speculation", "pipeline", "ranking", "grammar"}
-    | {"host_cache.arena", "kv.pages", "models.config", "models.directory", "models.spec"}
+    | {"host_cache.arena", "kv.pages", "models.files", "models.directory", "models.spec"}
     | {"disk_cache.directory", "disk_cache.disk", "disk_cache.upkeep"},
     "prefix_cache": {"prefix_tree", "disk_cache", "host_cache", "kv.pages", "pipeline.paging"}
     | {"text.history", "text.prompt"}
@@ -68,7 +68,7 @@ HEAVY = {"torch", "numpy", "numba", "triton", "transformers"}
 LIGHT = OPEN | {"server", "text", "cli.app", "pipeline.plan", "pipeline.shard_plan"}
 LIGHT |= {"pipeline.capacity", "pipeline.offer"}
 LIGHT |= {"prefix_tree", "disk_cache", "kv.state", "kv.pages", "kv.pager", "kv.residency"}
-LIGHT |= {"models.config", "models.directory"}
+LIGHT |= {"models.files", "models.directory"}
 LIGHT |= {"gguf", "models.gguf_model", "models.quant.form", "models.quant.ggml"}
 LIGHT |= {"models.precision", "speculation.dflash.draft_config", "ipc"}
 LIGHT_ALONE = {"cli"}  # what these modules themselves import at their top

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from luceasync.cli.doctor import examine
 from luceasync.config import Config, ModelConfig
 from luceasync.errors import ModelError
-from luceasync.models.config import read_spec
+from luceasync.models.files import read_spec
 from luceasync.pipeline.report import plan_report
 from tests import tiny
 from tests.engines import ask, running, written

@@ -14,7 +14,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from luceasync.engine.engine import LocalEngine
-from luceasync.models.config import read_spec
+from luceasync.models.files import read_spec
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.text.tokenizer import Tokenizer
 from tests.engines import Answer, ask, running, written

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from luceasync.host_cache.nodes import Span
-from luceasync.models.config import read_spec
+from luceasync.models.encodings import Encoding
+from luceasync.models.files import ModelFiles, read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
-from luceasync.models.forms import Form
 from luceasync.models.loader import TensorSource
 from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
@@ -59,7 +59,7 @@ def open_groups() -> Iterator:
 
     def open_backend(model_dir: Path, num_stages: int, num_shards: int = 3) -> LayerSplitBackend:
         plan = planned(model_dir, num_stages, num_shards)
-        opened.append(LayerSplitBackend.open(model_dir, read_spec(model_dir), plan, taps=(0, 3)))
+        opened.append(LayerSplitBackend.open(ModelFiles(model_dir), plan, taps=(0, 3)))
         return opened[-1]
 
     yield open_backend
@@ -155,8 +155,8 @@ class NotingSource:
         self.names: set[str] = set()
         self._source = source
 
-    def form(self, name: str) -> Form:
-        return self._source.form(name)
+    def encoding(self, name: str) -> Encoding:
+        return self._source.encoding(name)
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         self.names.add(name)

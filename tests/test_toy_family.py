@@ -20,10 +20,10 @@ from torch import Tensor
 
 from luceasync.config import ServerConfig
 from luceasync.kv.state import StateTensor
-from luceasync.models.config import read_spec
 from luceasync.models.families import FAMILIES
 from luceasync.models.families.family import Family, Fields
 from luceasync.models.feed_forward.dense import DenseSpec
+from luceasync.models.files import ModelFiles, read_spec
 from luceasync.models.layer_reader import LayerReader
 from luceasync.models.mixers.mixer import State
 from luceasync.models.ops import Norm
@@ -228,7 +228,7 @@ def open_backend(model_dir: Path, num_shards: int = 1, **sizes: object) -> Layer
         prefill_chunk_tokens=64,
         **sizes,
     )
-    return LayerSplitBackend.open(model_dir, spec, plan)
+    return LayerSplitBackend.open(ModelFiles(model_dir), plan)
 
 
 def decoded(backend: LayerSplitBackend, prompt: list[int], num_tokens: int = 12) -> list[int]:

@@ -6,9 +6,10 @@ Norms are plain numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,12 @@ from torch import Tensor
 
 from luceasync.config import Config, ModelConfig
 from luceasync.errors import ModelError
-from luceasync.models.config import read_spec
+from luceasync.models.encodings import DenseEncoding, Encoding, Select, Shape, WeightPlacement
+from luceasync.models.files import ModelFiles, read_spec
 from luceasync.models.formats import FORMATS
-from luceasync.models.forms import Dense, Form, Place, Select, Shape
 from luceasync.models.ops import TorchTable
 from luceasync.models.precision import Precision
-from luceasync.models.weights import RowNorm
+from luceasync.models.weights import InputNorm
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
@@ -60,7 +61,7 @@ class BytesWeight(TorchTable):
     def dtype(self) -> torch.dtype:
         return self._dtype
 
-    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+    def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         x = x if norm is None else norm(x)
         return (x.float() @ self.rows.float().t() * self._scales).to(x.dtype)
 
@@ -69,9 +70,9 @@ class BytesWeight(TorchTable):
 
 
 class BytesStack:
-    """See luceasync.models.forms.Stack."""
+    """See luceasync.models.encodings.Stack."""
 
-    def __init__(self, shape: Shape, place: Place) -> None:
+    def __init__(self, shape: Shape, place: WeightPlacement) -> None:
         self._place = place
         codes = torch.empty(shape, dtype=torch.int8, device=place.device)
         self._stored = Stored(codes, torch.empty(shape[0], device=place.device))
@@ -90,7 +91,7 @@ class BytesStack:
 
 @dataclass(frozen=True)
 class BytesForm:
-    """See luceasync.models.forms.Form."""
+    """See luceasync.models.encodings.Encoding."""
 
     def num_bytes(self, shape: Shape, precision: Precision) -> int:
         return shape[0] * shape[1] + 4 * shape[0]
@@ -98,7 +99,7 @@ class BytesForm:
     def words(self, shape: Shape, precision: Precision) -> str:
         return "bytes"
 
-    def stack(self, shape: Shape, place: Place) -> BytesStack:
+    def stack(self, shape: Shape, place: WeightPlacement) -> BytesStack:
         return BytesStack(shape, place)
 
 
@@ -108,8 +109,9 @@ class BytesSource:
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
 
-    def form(self, name: str) -> Form:
-        return BytesForm() if f"{name}.scales" in self._tensors else Dense()
+    def encoding(self, name: str) -> Encoding:
+        assert name in self._tensors
+        return BytesForm() if f"{name}.scales" in self._tensors else DenseEncoding()
 
     def read(self, name: str, shape: Shape) -> Stored | Tensor:
         found = self._tensors[name]
@@ -120,23 +122,35 @@ class BytesSource:
 
 
 class BytesFormat:
-    """See luceasync.models.formats.Format."""
+    """A Format."""
 
     def is_at(self, model_dir: Path) -> bool:
         return (model_dir / FILE).exists()
 
-    def weight_files(self, model_dir: Path) -> list[Path]:
-        return [model_dir / FILE]
+    def weights(self, model_dir: Path, scheme: object) -> BytesWeights:
+        return BytesWeights(model_dir / FILE)
 
-    def forms(self, model_dir: Path) -> Callable[[str], Form]:
-        return BytesSource(load_file(model_dir / FILE)).form
 
-    def check(self, model_dir: Path, shapes: Mapping[str, Shape]) -> None:
-        assert shapes.keys() <= load_file(model_dir / FILE).keys()
+class BytesWeights:
+    """A StoredWeights."""
+
+    def __init__(self, path: Path) -> None:
+        self.paths = [path]
+
+    def encoding(self, name: str) -> Encoding:
+        return self._source.encoding(name)
+
+    def check(self, shapes: Mapping[str, Shape]) -> None:
+        for name in shapes:
+            self._source.encoding(name)
 
     @contextmanager
-    def open(self, model_dir: Path) -> Iterator[BytesSource]:
-        yield BytesSource(load_file(model_dir / FILE))
+    def open(self) -> Iterator[BytesSource]:
+        yield self._source
+
+    @cached_property
+    def _source(self) -> BytesSource:
+        return BytesSource(load_file(self.paths[0]))
 
 
 # --- a model in it, and the same numbers in plain ones ------------------------------------------
@@ -183,7 +197,7 @@ def open_backend(model_dir: Path, num_shards: int) -> LayerSplitBackend:
         max_ctx_tokens=256,
         prefill_chunk_tokens=64,
     )
-    return LayerSplitBackend.open(model_dir, spec, plan)
+    return LayerSplitBackend.open(ModelFiles(model_dir), plan)
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])

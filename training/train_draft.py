@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from luceasync.models.config import read_spec
+from luceasync.models.files import read_spec
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.spec import ModelSpec
 from luceasync.speculation.dflash.draft_config import DraftLayerSpec, DraftSpec, default_taps

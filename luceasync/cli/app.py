@@ -78,11 +78,11 @@ def serve(config: Config) -> None:
     """Serve a model over HTTP with the APIs of OpenAI and Anthropic."""
     from luceasync.cli.serve import check_serve
 
-    check_serve(config)
+    model = check_serve(config)
     die_on_ctrl_c()
     from luceasync.cli.serve import run_server
 
-    run_server(config)
+    run_server(config, model)
 
 
 @app.command()
@@ -110,13 +110,14 @@ def chat(
     """Chat in the terminal. /clear forgets, /quit ends, Ctrl-C stops an answer."""
     from luceasync.cli.serve import check_load
 
+    model = None
     if url is None:
-        check_load(config)
+        model = check_load(config)
         die_on_ctrl_c()
     from luceasync.cli.chat import Manner, open_local, open_remote, run_chat
 
     manner = Manner(max_tokens, temperature)
-    voice = open_local(config, manner) if url is None else open_remote(url, api_key, manner)
+    voice = open_local(config, manner, model) if url is None else open_remote(url, api_key, manner)
     raise typer.Exit(0 if run_chat(voice, system) else EXIT_BROKEN)
 
 
@@ -138,7 +139,7 @@ def plan(
     """Show bytes per device and lane, and what fits, without loading anything."""
     from luceasync.cli.serve import check_plan
 
-    check_plan(config)
+    model = check_plan(config)
     from luceasync.cli.plan import run_plan
 
-    run_plan(config, as_json)
+    run_plan(config, as_json, model)

@@ -22,6 +22,7 @@ from rich.console import Console
 from luceasync.cli.words import one_line
 from luceasync.config import Config
 from luceasync.errors import ConfigError, GenerationFailed, LuceasyncError, Unavailable
+from luceasync.models.files import ModelFiles
 from luceasync.request import ChatPrompt, Engine, ReasoningPiece, Request, Sampling, TextPiece
 
 # Two voices that answer a conversation: an engine in this process, and a server by its URL.
@@ -99,14 +100,16 @@ class RemoteVoice:
 
 
 @asynccontextmanager
-async def open_local(config: Config, manner: Manner) -> AsyncIterator[Voice]:
+async def open_local(
+    config: Config, manner: Manner, model: ModelFiles | None = None
+) -> AsyncIterator[Voice]:
     """A voice of an engine that is loaded on entry. Raises ConfigError."""
     from luceasync.cli.serve import loading_bar
     from luceasync.engine.start import build_engine
 
     with loading_bar(Console(stderr=True)) as bar:
         bar.start()
-        engine = build_engine(config, bar.advance)
+        engine = build_engine(config, bar.advance, model=model)
         async with engine:
             await engine.load()
             bar.stop()

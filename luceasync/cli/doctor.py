@@ -151,16 +151,17 @@ def _space(subject: str, directory: Path) -> Finding:
 
 def _model(config: Config) -> Iterator[Finding]:
     """What would be used, or why it cannot be."""
-    from luceasync.models.config import quantisation_words
+    from luceasync.models.files import ModelFiles
     from luceasync.speculation.dflash.placement import plan_with_drafter
 
-    report, drafter = plan_with_drafter(config)
+    model = ModelFiles(config.model.model_dir)
+    report, drafter = plan_with_drafter(config, model)
     spec, plan = report.spec, report.plan
     words = f"{spec.family}, {spec.num_parameters / 1e6:,.1f} M parameters"
     yield Finding("model", "ok", f"{config.model.model_dir}: {words}")
-    if (scheme := quantisation_words(config.model.model_dir)) is not None:
+    if (scheme := model.scheme) is not None:
         stays = f"activations stay in {plan.precision.compute}"
-        yield Finding("quantisation", "ok", f"{scheme}; {stays}, whatever {CONFIGURED} prescribes")
+        yield Finding("quantisation", "ok", f"{scheme.words}; {stays}, whatever {CONFIGURED} prescribes")
     where = ", ".join(shard.device for shard in plan.shards)
     lanes = f"{plan.parallel} lanes of {plan.max_ctx_tokens} tokens"
     yield Finding("plan", "ok", f"{plan.precision.compute} on {where}, {lanes}")
@@ -174,23 +175,21 @@ def _model(config: Config) -> Iterator[Finding]:
 
 def _model_files(config: Config) -> Iterator[Finding]:
     """The plan needs config.json alone; serving needs these too. A GGUF file has it all."""
-    from luceasync.gguf.model import read_model
-    from luceasync.gguf.place import gguf_at
     from luceasync.gguf.vocabulary import vocabulary_of
-    from luceasync.models.formats import format_of
+    from luceasync.models.files import ModelFiles
 
-    if (file := gguf_at(config.model.model_dir)) is not None:
-        model = read_model(file)
-        num_bytes = sum(path.stat().st_size for path in model.paths)
-        yield Finding("weights", "ok", f"{len(model.paths)} files, {size_text(num_bytes)}")
-        num_ends = len(vocabulary_of(model).eos_ids)
-        yield Finding("tokenizer", "ok", f"in {file.name}, {num_ends} tokens end a text")
+    model = ModelFiles(config.model.model_dir)
+    if (gguf := model.gguf) is not None:
+        num_bytes = sum(path.stat().st_size for path in gguf.paths)
+        yield Finding("weights", "ok", f"{len(gguf.paths)} files, {size_text(num_bytes)}")
+        num_ends = len(vocabulary_of(gguf).eos_ids)
+        yield Finding("tokenizer", "ok", f"in {gguf.path.name}, {num_ends} tokens end a text")
         return
     for pattern, purpose in (("*.safetensors", "weights"), ("tokenizer.json", "tokenizer")):
         files = list(config.model.model_dir.glob(pattern))
         if files and purpose == "weights":
             try:  # what their headers say; which tensors there must be is said of the model
-                format_of(config.model.model_dir).check(config.model.model_dir, {})
+                model.weights.check({})
             except ModelError as error:
                 yield Finding(purpose, "broken", str(error))
                 continue

@@ -16,14 +16,15 @@ from luceasync.cli.words import size_text
 from luceasync.config import CacheConfig, Config
 from luceasync.engine.cache_directory import held_bytes_of, limits_of
 from luceasync.kv.pages import CHUNK_TOKENS
+from luceasync.models.files import ModelFiles
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.report import PlanReport, ShardReport
 from luceasync.speculation.dflash.placement import Drafter, plan_with_drafter
 
 
-def run_plan(config: Config, as_json: bool) -> None:
+def run_plan(config: Config, as_json: bool, model: ModelFiles | None = None) -> None:
     """Print the plan. Raises ConfigError, and PlacementError when it does not fit."""
-    report, drafter = plan_with_drafter(config)
+    report, drafter = plan_with_drafter(config, model)
     cache = cache_summary(report, config.cache)
     if as_json:
         told = summary(report) | {"drafter": _drafter_summary(report, drafter)}

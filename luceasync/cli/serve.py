@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import uvloop
@@ -23,9 +22,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 from luceasync.config import Config
 from luceasync.disk_cache.directory import make_usable
 from luceasync.errors import ModelError
-from luceasync.gguf.place import gguf_at
-from luceasync.models.config import read_spec
-from luceasync.models.formats import format_of
+from luceasync.models.files import ModelFiles
 from luceasync.pipeline.shard_plan import check_devices, check_weights, named_devices
 from luceasync.process_memory import freeze_heap, keep_large_blocks_apart
 from luceasync.request import ModelCard
@@ -39,7 +36,7 @@ if TYPE_CHECKING:
 # made.
 
 
-def check_plan(config: Config) -> None:
+def check_plan(config: Config) -> ModelFiles:
     """Whether model, drafter and devices may be what they are said to be. Raises ConfigError."""
     placement = config.placement
     devices = named_devices(placement.device, placement.devices)
@@ -47,46 +44,50 @@ def check_plan(config: Config) -> None:
         check_weights(placement.layer_split, max(1, len(devices)))
     if config.draft.device is not None:
         check_devices([config.draft.device], "--draft-device")
-    spec = read_spec(config.model.model_dir)
+    model = ModelFiles(config.model.model_dir)
+    spec = model.spec
     if config.drafter_dir is None:
         refuse_without_drafter(config.draft)
     else:
         read_draft_spec(config.drafter_dir, spec)
+    return model
 
 
-def check_load(config: Config) -> None:
+def check_load(config: Config) -> ModelFiles:
     """`check_plan`, and whether there is what only a running model needs. Raises ConfigError."""
-    check_plan(config)
+    model = check_plan(config)
     path = config.model.model_dir / "tokenizer.json"
-    if gguf_at(config.model.model_dir) is None and not path.exists():
+    if model.gguf is None and not path.exists():
         raise ModelError(f"{path} does not exist; a model directory needs its tokenizer.json.")
-    for directory in (config.model.model_dir, config.drafter_dir):
-        if directory is not None:
-            _check_weight_files(directory)
+    _check_weight_files(model)
+    if config.drafter_dir is not None:
+        _check_weight_files(ModelFiles(config.drafter_dir))
     if config.cache.cache_dir is not None:
         make_usable(config.cache.cache_dir)
+    return model
 
 
-def _check_weight_files(model_dir: Path) -> None:
+def _check_weight_files(model: ModelFiles) -> None:
     """Raise ModelError where files that the weights are said to be in are not there: one that was
     stopped while it was copied, most often.
     """
-    paths = format_of(model_dir).weight_files(model_dir)
+    paths = model.weights.paths
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
         raise ModelError(
-            f"{model_dir}: {len(missing)} of {len(paths)} weight files do not exist, "
+            f"{model.path}: {len(missing)} of {len(paths)} weight files do not exist, "
             f"the first is {missing[0]}; expected all that its index names"
         )
 
 
-def check_serve(config: Config) -> None:
+def check_serve(config: Config) -> ModelFiles:
     """`check_load`, and whether the certificate does and the port is free. Raises ConfigError."""
     from luceasync.server.http.listener import listen, tls_context
 
     tls_context(config.server)
-    check_load(config)
+    model = check_load(config)
     listen(config.server).close()
+    return model
 
 
 # Lines of the log written by a thread of their own. Owns the lines that wait. A terminal that
@@ -136,8 +137,8 @@ class BesideHandler(logging.Handler):
                 return
 
 
-def run_server(config: Config) -> None:
-    """Serve until a signal. Raises ConfigError."""
+def run_server(config: Config, model: ModelFiles) -> None:
+    """Serve until a signal; `model`: that of the config. Raises ConfigError."""
     from luceasync.engine.start import build_engine
 
     keep_large_blocks_apart()
@@ -145,7 +146,7 @@ def run_server(config: Config) -> None:
     logging.basicConfig(level=config.server.log_level.upper(), handlers=[BesideHandler(sys.stderr)])
     logging.getLogger("luceasync.hypercorn").setLevel(logging.WARNING)  # it tells the URL again
     with loading_bar(console) as bar:
-        engine = build_engine(config, bar.advance)
+        engine = build_engine(config, bar.advance, model=model)
         uvloop.run(_run(engine, config, console, bar))
 
 

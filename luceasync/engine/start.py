@@ -13,9 +13,8 @@ from luceasync.engine.engine import LocalEngine
 from luceasync.engine.load import DecodeWith, Progress, Recipe, load, speculate
 from luceasync.engine.prompts import Language, PinRoom
 from luceasync.errors import Unavailable
-from luceasync.models.config import read_spec
 from luceasync.models.directory import model_name
-from luceasync.models.spec import ModelSpec
+from luceasync.models.files import ModelFiles
 from luceasync.pipeline.capacity import num_pinnable
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.plan import Plan
@@ -25,7 +24,7 @@ from luceasync.request import ANY_NAME, ChatPrompt, ModelCard
 from luceasync.speculation.dflash.draft_process import Berth
 from luceasync.speculation.dflash.placement import Drafter, plan_with_drafter
 from luceasync.status import BackendProcesses
-from luceasync.text.answer.form import AnswerForm
+from luceasync.text.answer.answer_format import AnswerFormat
 from luceasync.text.guarded import GuardedTemplate
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer, refuse_too_long
@@ -34,18 +33,22 @@ MIN_HOST_BYTES = 256 << 20  # of pinned memory, if any is needed
 
 
 def build_engine(
-    config: Config, progress: Progress | None = None, *, decode_with: DecodeWith = speculate
+    config: Config,
+    progress: Progress | None = None,
+    *,
+    model: ModelFiles | None = None,
+    decode_with: DecodeWith = speculate,
 ) -> LocalEngine:
     """An engine for the configured model; everything that can be refused now is refused now.
 
     `progress(bytes_done, bytes_total)` is called from the engine thread while weights are read.
-    `decode_with`: only a measurement has a reason to replace it. Raises ConfigError.
+    `model`: that of the config, if its headers were read already. `decode_with`: only a measurement has a reason to replace it. Raises ConfigError.
     """
-    model_dir = config.model.model_dir
-    spec = read_spec(model_dir)
-    report, drafter = plan_with_drafter(config, spec)
+    model = model or ModelFiles(config.model.model_dir)
+    spec = model.spec
+    report, drafter = plan_with_drafter(config, model)
     plan = report.plan
-    language = language_of(config, spec, plan)
+    language = language_of(config, model, plan)
     held_bytes = held_bytes_of(config.cache.cache_dir)
     limits = limits_of(config.cache, held_bytes, plan.host_bytes)
     quiet, stopping = threading.Event(), threading.Event()
@@ -59,11 +62,10 @@ def build_engine(
     )
     programs = processes_of([device.name for device in plan.devices], config.placement).programs
     transport = config.placement.ipc_transport
-    fleet = Fleet(model_dir, spec, plan, programs, transport, node_bytes, stopping)
+    fleet = Fleet(model, plan, programs, transport, node_bytes, stopping)
     berth = _berth_of(drafter, plan, config, node_bytes)
     recipe = Recipe(
-        model_dir,
-        spec,
+        model,
         plan,
         language.tokenizer,
         drafter,
@@ -92,7 +94,7 @@ def build_engine(
             cache_dir,
             tuple(shard.begin for shard in plan.shards),
             spec.end_kinds,
-            lambda: namespace_of(model_dir, spec, plan.precision, cache_dir),
+            lambda: namespace_of(model.weights.paths, spec, plan.precision, cache_dir),
             host.allocate,
         )
     return LocalEngine(
@@ -136,15 +138,18 @@ def _until(stopping: threading.Event, progress: Progress | None) -> Progress:
     return advance
 
 
-def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
+def language_of(config: Config, model: ModelFiles, plan: Plan) -> Language:
     """The text side of the configured model, whose messages forge no turns unless somebody wants
     that. Raises ModelError.
     """
-    model_dir = config.model.model_dir
+    spec = model.spec
     named = [name for name in config.model.names if name != ANY_NAME]
-    own = named[0] if named else model_name(model_dir)
-    tokenizer, template = Tokenizer.load(model_dir), ChatTemplate.load(model_dir)
-    answers = AnswerForm.of(
+    own = named[0] if named else model_name(model.path)
+    tokenizer, template = (
+        Tokenizer.load(model.path, model.gguf),
+        ChatTemplate.load(model.path, model.gguf),
+    )
+    answers = AnswerFormat.of(
         template, tokenizer, config.model.reasoning_format, config.model.tool_format
     )
     return Language(

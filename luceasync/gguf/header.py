@@ -5,7 +5,7 @@ Owns the checks that need nothing but the file. Its format: ggml's docs/gguf.md,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -14,7 +14,7 @@ from pathlib import Path
 from struct import Struct, unpack_from
 
 from luceasync.errors import ModelError
-from luceasync.gguf.place import MAGIC
+from luceasync.gguf.place import MAGIC, FileIdentity, identity_of
 
 # Steps through the bytes of a header. Never goes beyond their end, and allocates nothing for
 # what a file only claims to have.
@@ -205,11 +205,20 @@ class Metadata:
 
     def strings(self, key: str) -> list[str]:
         """The strings of an array."""
+        return [text_of(content, f"an entry of {key}") for content in self._entries(key)]
+
+    def strings_at(self, key: str, indices: Sequence[int]) -> list[str | None]:
+        """Entries of an array of strings; None for an index beyond its end."""
+        entries = self._entries(key)
+        return [
+            text_of(entries[i], f"an entry of {key}") if i < len(entries) else None for i in indices
+        ]
+
+    def _entries(self, key: str) -> list[bytes]:
         value = self._found(key)
         if value.num_items is None or value.kind != STRING:
             raise ModelError(f"{key} is {_words(value)}; an array of strings is expected")
-        contents = self._strings(value.begin, value.num_items)
-        return [text_of(content, f"an entry of {key}") for content in contents]
+        return self._strings(value.begin, value.num_items)
 
     def _found(self, key: str) -> Value:
         value = self._values.get(key)
@@ -372,15 +381,17 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What is known of one file."""
+    """What is known of one file. `identity`: of the file as it was read."""
 
     path: Path
+    identity: FileIdentity | None
     metadata: Metadata
     tensors: dict[str, Tensor]
 
 
 def read_header(path: Path) -> Header:
     """The header of the file at `path`. Raises ModelError naming it."""
+    identity = identity_of(path)
     try:
         with path.open("rb") as file:
             is_empty = not file.read(1)
@@ -388,12 +399,12 @@ def read_header(path: Path) -> Header:
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: cannot be read: {error}") from None
     try:
-        return _parse(path, view)
+        return _parse(path, identity, view)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
 
 
-def _parse(path: Path, view: mmap | bytes) -> Header:
+def _parse(path: Path, identity: FileIdentity | None, view: mmap | bytes) -> Header:
     cursor = Cursor(view)
     _check_begin(cursor)
     num_tensors = cursor.count(LEAST_TENSOR_BYTES, "tensors")
@@ -411,7 +422,7 @@ def _parse(path: Path, view: mmap | bytes) -> Header:
     begin = -(-cursor.at // alignment) * alignment
     placed = [Tensor(t.name, t.shape, t.type, begin + t.begin) for t in tensors.values()]
     _check_places(placed, begin, alignment, len(view))
-    return Header(path, metadata, {tensor.name: tensor for tensor in placed})
+    return Header(path, identity, metadata, {tensor.name: tensor for tensor in placed})
 
 
 def _check_begin(cursor: Cursor) -> None:

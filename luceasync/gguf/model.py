@@ -7,7 +7,7 @@ from pathlib import Path
 
 from luceasync.errors import ModelError
 from luceasync.gguf.header import Header, Metadata, Tensor, read_header
-from luceasync.gguf.place import parts_of
+from luceasync.gguf.place import FileIdentity, identity_of, parts_of
 
 SPLIT_NUMBER, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
 
@@ -16,14 +16,23 @@ SPLIT_NUMBER, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.ten
 class GgufModel:
     """`metadata` is the first part's. `tensors`: of all parts, each with the file that it is in."""
 
-    paths: tuple[Path, ...]
+    identities: dict[Path, FileIdentity | None]
     metadata: Metadata
     tensors: dict[str, tuple[Path, Tensor]]
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All parts, in order."""
+        return tuple(self.identities)
 
     @property
     def path(self) -> Path:
         """The first part."""
         return self.paths[0]
+
+    def has_changed(self) -> bool:
+        """Whether a file is not the one any more whose header was read."""
+        return any(identity_of(path) != known for path, known in self.identities.items())
 
     @property
     def architecture(self) -> str:
@@ -54,7 +63,7 @@ def read_model(path: Path) -> GgufModel:
         raise ModelError(f"{paths[0]}: {error}") from None
     if expected != len(tensors):
         raise ModelError(f"{paths[0]}: its parts have {len(tensors)} tensors, not {expected}")
-    return GgufModel(tuple(paths), metadata, tensors)
+    return GgufModel({header.path: header.identity for header in headers}, metadata, tensors)
 
 
 def _check_part(header: Header, number: int, count: int) -> None:

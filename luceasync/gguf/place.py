@@ -15,6 +15,17 @@ SUFFIX = ".gguf"
 PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 
+FileIdentity = tuple[int, int, int]  # size, time of the last write, inode
+
+
+def identity_of(path: Path) -> FileIdentity | None:
+    """What changes whenever the content of a file does; None if there is no such file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
 
 def gguf_at(path: Path) -> Path | None:
     """The GGUF file that `path` is, or that is the weights of the directory `path`: the first part

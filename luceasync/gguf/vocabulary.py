@@ -88,15 +88,12 @@ def special_tokens_of(model: GgufModel) -> dict[str, str]:
     keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     metadata = model.metadata
     try:
-        tokens = metadata.strings("tokenizer.ggml.tokens")
-        found = {}
-        for name, key in keys.items():
-            full = f"tokenizer.ggml.{key}_token_id"
-            if full in metadata and (token_id := metadata.integer(full)) < len(tokens):
-                found[name] = tokens[token_id]
-        return found
+        full = {name: f"tokenizer.ggml.{key}_token_id" for name, key in keys.items()}
+        ids = {name: metadata.integer(key) for name, key in full.items() if key in metadata}
+        texts = metadata.strings_at("tokenizer.ggml.tokens", list(ids.values()))
     except ModelError as error:
         raise ModelError(f"{model.path}: {error}") from None
+    return {name: text for name, text in zip(ids, texts, strict=True) if text is not None}
 
 
 def check_tokenizer(metadata: Metadata) -> Pre:

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +17,7 @@ from torch import Tensor
 from luceasync.host_cache.arena import HostMemory, PlainMemory
 from luceasync.host_cache.nodes import Nodes, NodesInParts
 from luceasync.models.families import family_of
-from luceasync.models.formats import format_of
+from luceasync.models.files import ModelFiles
 from luceasync.models.inferring import inferring
 from luceasync.models.loader import TensorSource
 from luceasync.models.pass_rows import NO_LANE
@@ -93,8 +92,7 @@ class LayerSplitBackend:
     @classmethod
     def open(
         cls,
-        model_dir: Path,
-        spec: ModelSpec,
+        model: ModelFiles,
         plan: Plan,
         advance: Callable[[int], None] = lambda num_bytes: None,
         *,
@@ -102,10 +100,10 @@ class LayerSplitBackend:
         memory: HostMemory | None = None,
         open_remote: OpenRemote | None = None,
     ) -> LayerSplitBackend:
-        """Load the model in `model_dir`; see `load`."""
-        with format_of(model_dir).open(model_dir) as source:
+        """Load the model from its files; see `load`."""
+        with model.weights.open() as source:
             return cls.load(
-                spec, plan, source, advance, taps=taps, memory=memory, open_remote=open_remote
+                model.spec, plan, source, advance, taps=taps, memory=memory, open_remote=open_remote
             )
 
     @property
@@ -247,12 +245,10 @@ class LayerSplitBackend:
 
     @inferring
     def embed(self, tokens: Tensor) -> Tensor:
-        """See Passes."""
         return self._passes.embed(tokens)
 
     @inferring
     def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
-        """See Passes."""
         return self._passes.propose_from(rows, anchors, budget)
 
     @inferring

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from luceasync.config import Config
 from luceasync.host_cache.arena import node_bytes_of
-from luceasync.models.config import read_spec
-from luceasync.models.formats import format_of
+from luceasync.models.files import ModelFiles
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.capacity import DraftFootprint, Pool, PoolRequest
@@ -63,7 +62,7 @@ def asked_pool(config: Config) -> PoolRequest | None:
 
 def plan_report(
     config: Config,
-    spec: ModelSpec | None = None,
+    model: ModelFiles | None = None,
     *,
     verify_rows: Sequence[int] = (),
     guest: DraftFootprint | None = None,
@@ -72,14 +71,13 @@ def plan_report(
     """Plan the configured model, with what `make_plan` wants to know of its drafter. `found`: what
     `devices_of` has said, None: it is asked. Raises ModelError, PlacementError.
     """
-    spec = spec or read_spec(config.model.model_dir)
+    model = model or ModelFiles(config.model.model_dir)
+    spec = model.spec
     placement = config.placement
     devices, precision = found or devices_of(config)
-    model_dir = config.model.model_dir
-    own_format = format_of(model_dir)
-    encoding_of = own_format.encodings(model_dir)
-    if own_format.is_at(model_dir):  # a plan needs no weights, but where there are some
-        own_format.check(model_dir, spec.shapes())
+    if model.has_weights:  # a plan needs none
+        model.weights.check(spec.shapes())
+    encoding_of = model.weights.encoding
     plan = make_plan(
         spec,
         devices,

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from luceasync.disk_cache.codec import SCHEMA
 from luceasync.errors import ModelError
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.models.families import family_of
-from luceasync.models.formats import format_of
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
 
@@ -34,14 +34,14 @@ Memo = dict[str, list[Any]]  # path -> [*what identifies the file's content, dig
 
 
 def namespace_of(
-    model_dir: Path, spec: ModelSpec, precision: Precision, cache_dir: Path | None
+    weight_files: Sequence[Path], spec: ModelSpec, precision: Precision, cache_dir: Path | None
 ) -> str:
-    """The namespace of the model in `model_dir`, held and computed in `precision`.
+    """The namespace of a model with these weights, held and computed in `precision`.
 
     Reads every weight file whose digest is not remembered in `cache_dir` (None: all of them).
     Raises ModelError where one cannot be read or changes meanwhile.
     """
-    files = [path.resolve() for path in format_of(model_dir).weight_files(model_dir)]
+    files = [path.resolve() for path in weight_files]
     known = {} if cache_dir is None else _read_memo(cache_dir / MEMO)
     found = {str(path): _digested(path, known.get(str(path))) for path in files}
     if cache_dir is not None and any(known.get(path) != entry for path, entry in found.items()):

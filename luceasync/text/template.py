@@ -1,6 +1,6 @@
-"""Messages to a prompt's text by the model's own chat template, and where the turns in it end.
+"""Renders messages with the model's own chat template, and finds where turns end in the result.
 
-Owns the sandbox that templates run in. Knows nothing of HTTP or of what a message may hold.
+Owns the sandbox that templates run in. Knows nothing of HTTP or of what a message may contain.
 """
 
 from __future__ import annotations
@@ -18,24 +18,82 @@ import jinja2.ext
 import jinja2.sandbox
 
 from luceasync.errors import ModelError, RequestError
-from luceasync.gguf.model import read_model
+from luceasync.gguf.model import GgufModel, read_model
 from luceasync.gguf.place import gguf_at
 from luceasync.gguf.vocabulary import special_tokens_of, templates_of
-from luceasync.text import tokenizer as model_files
-from luceasync.text.call_memory import Arguments, with_parsed_arguments
-from luceasync.text.tokenizer import Tokenizer
+from luceasync.text.tokenizer import Tokenizer, read_json, read_text, special_text
 
 JINJA = "chat_template.jinja"
 _RESERVED = frozenset({"messages", "tools"})
-# What a template does with messages of a shape that it did not foresee.
+# What a template raises for messages of an unforeseen shape.
 _TEMPLATE_FAILURES = (
     *(jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError),
     RecursionError,  # lists within lists, hundreds deep
 )
 
 
+class Arguments(dict[str, Any]):
+    """The arguments of a call by name. As text, or as JSON, they are `text`: the JSON they were
+    parsed from, as the model wrote it to the space.
+
+    Some templates list arguments one by one, others insert them into text: `+`, `~` and `{{ }}`
+    must not write a Python dict's repr.
+    """
+
+    def __init__(self, values: Mapping[str, Any], text: str) -> None:
+        super().__init__(values)
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __add__(self, other: str) -> str:
+        return self.text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self.text
+
+
+def with_parsed_arguments(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages, with call arguments that are an object, or the JSON of one, as Arguments. A
+    message without such calls is the same object. Nothing is changed in place.
+
+    Clients send arguments as text; templates that list them one by one want a mapping.
+    """
+    return [_with_parsed_calls(message) for message in messages]
+
+
+def _with_parsed_calls(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    parsed = [_with_parsed_call(call) for call in calls]
+    is_same = all(new is old for new, old in zip(parsed, calls, strict=True))
+    return message if is_same else {**message, "tool_calls": parsed}
+
+
+def _with_parsed_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    sent = function.get("arguments") if isinstance(function, Mapping) else None
+    arguments = _parsed(sent)
+    if function is None or arguments is None:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _parsed(sent: Any) -> Arguments | None:
+    """None for anything but an object, and for what is parsed already."""
+    try:
+        if isinstance(sent, Mapping) and not isinstance(sent, Arguments):
+            return Arguments(sent, json.dumps(sent, ensure_ascii=False))
+        values = json.loads(sent) if isinstance(sent, str) else None
+    except (ValueError, TypeError, RecursionError):  # not JSON, or nested too deeply
+        return None
+    return Arguments(values, sent) if isinstance(values, dict) else None
+
+
 class Template(Protocol):
-    """Makes a prompt's text of messages: see ChatTemplate."""
+    """Renders messages to a prompt's text, as ChatTemplate does."""
 
     def render(
         self,
@@ -49,7 +107,7 @@ class Template(Protocol):
 
 
 class ChatTemplate:
-    """A model's compiled chat template; `render` may be called from any thread."""
+    """A model's compiled chat template. `render` is safe to call from any thread."""
 
     def __init__(
         self,
@@ -58,7 +116,7 @@ class ChatTemplate:
         tool_source: str | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        """`tool_source` is rendered when tools are given. `variables`: bos_token and the like.
+        """`tool_source` is rendered if there are tools. `variables`: bos_token and the like.
 
         Raises ModelError for a source that does not compile.
         """
@@ -71,25 +129,27 @@ class ChatTemplate:
         self.special_tokens = dict(variables or {})
 
     @classmethod
-    def load(cls, model_dir: Path) -> ChatTemplate:
+    def load(cls, model_dir: Path, gguf: GgufModel | None = None) -> ChatTemplate:
         """The template of `model_dir`: chat_template.jinja, else chat_template in
-        tokenizer_config.json; or that of the GGUF file that it is or holds, else the
-        chat_template.jinja beside that file.
+        tokenizer_config.json. For a GGUF file, or a directory with one: that of the file, else the
+        chat_template.jinja beside it.
 
-        Raises ModelError when there is none, or one that does not compile.
+        Raises ModelError if there is none, or it does not compile.
         """
-        if (file := gguf_at(model_dir)) is not None:
-            model = read_model(file)
-            sources = templates_of(model)
+        if gguf is None and (file := gguf_at(model_dir)) is not None:
+            gguf = read_model(file)
+        if gguf is not None:
+            sources = templates_of(gguf)
             if "default" not in sources:
-                beside = model_files.read_text(file.parent / JINJA)
+                beside = read_text(gguf.path.parent / JINJA)
                 sources |= {} if beside is None else {"default": beside}
-            return cls._of(file, sources, special_tokens_of(model), f"put a {JINJA} beside it")
-        config = model_files.read_json(model_dir / "tokenizer_config.json")
+            advice = f"put a {JINJA} beside it"
+            return cls._of(gguf.path, sources, special_tokens_of(gguf), advice)
+        config = read_json(model_dir / "tokenizer_config.json")
         variables = {
             name: text
             for name, value in config.items()
-            if name.endswith("_token") and (text := model_files.special_text(value)) is not None
+            if name.endswith("_token") and (text := special_text(value)) is not None
         }
         advice = (
             f'add a {JINJA}, or a chat_template string (or one named "default") to '
@@ -117,16 +177,15 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> str:
-        """The prompt's text. `kwargs` are further variables of the template, from the request.
-        Arguments of calls may be objects or their JSON.
+        """The prompt's text. `kwargs` are further template variables, from the request. Arguments
+        of calls may be objects or their JSON.
 
-        Raises RequestError when the template refuses the messages, or `kwargs` name what is not
-        theirs.
+        Raises RequestError if the template refuses the messages, or for reserved `kwargs`.
         """
-        taken = sorted(_RESERVED & kwargs.keys())
-        if taken:
+        reserved = sorted(_RESERVED & kwargs.keys())
+        if reserved:
             raise RequestError(
-                f"chat_template_kwargs must not hold {', '.join(taken)}.",
+                f"chat_template_kwargs must not contain {', '.join(reserved)}.",
                 param="chat_template_kwargs",
             )
         template = self._tool_template if tools else self._template
@@ -147,21 +206,18 @@ class ChatTemplate:
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
-    """Where the turns of a prompt end. `start_id` is the special token that every turn begins with,
-    or None.
+class TurnBoundaries:
+    """Finds where the turns of a prompt end. `start_id`: the special token that every turn begins
+    with; None: unknown.
 
-    A boundary is the index just after a turn's last token: where the next turn's first token
-    stands.
+    A boundary is the index of a turn's first token, just after the previous turn's last one.
     """
 
     start_id: int | None
 
     @classmethod
-    def of(cls, template: Template, tokenizer: Tokenizer) -> Turns:
-        """Learn the token from what the template appends to open the answer; None where that has
-        none.
-        """
+    def of(cls, template: Template, tokenizer: Tokenizer) -> TurnBoundaries:
+        """Learn the token from the text that the template appends to open the answer."""
         probe = [{"role": "user", "content": "x"}]
         try:
             closed = template.render(probe, add_generation_prompt=False)
@@ -172,23 +228,23 @@ class Turns:
         return cls(ids[0] if ids and tokenizer.is_special(ids[0]) else None)
 
     def ends(self, prompt_ids: Sequence[int]) -> list[int]:
-        """The boundaries of `prompt_ids`, rising, each in `[1, len)`; none when the token is not
-        known.
+        """The boundaries of `prompt_ids`, ascending, each in `[1, len)`; none if the token is
+        unknown.
         """
         if self.start_id is None:
             return []
-        # As bytes a long prompt is searched many times as fast as token by token.
-        packed, sought = (array("i", ids).tobytes() for ids in (prompt_ids, [self.start_id]))
-        found, at = [], packed.find(sought, len(sought))
+        # Searching the bytes of a long prompt is many times faster than comparing tokens.
+        packed, start = (array("i", ids).tobytes() for ids in (prompt_ids, [self.start_id]))
+        found, at = [], packed.find(start, len(start))
         while at > 0:
-            if at % len(sought) == 0:
-                found.append(at // len(sought))
-            at = packed.find(sought, at + 1)
+            if at % len(start) == 0:  # else it matched across two ids
+                found.append(at // len(start))
+            at = packed.find(start, at + 1)
         return found
 
 
 def _sources(model_dir: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Template sources by name: files come before what tokenizer_config.json holds."""
+    """Template sources by name; files take precedence over tokenizer_config.json."""
     configured = config.get("chat_template")
     if configured is None:
         sources = {}
@@ -200,7 +256,7 @@ def _sources(model_dir: Path, config: Mapping[str, Any]) -> dict[str, str]:
         "default": model_dir / JINJA,
         "tool_use": model_dir / "additional_chat_templates" / "tool_use.jinja",
     }
-    texts = {name: model_files.read_text(path) for name, path in files.items()}
+    texts = {name: read_text(path) for name, path in files.items()}
     if texts["default"] is not None:
         sources = {}
     return sources | {name: text for name, text in texts.items() if text is not None}
@@ -226,7 +282,7 @@ def _compile(environment: jinja2.Environment, source: str) -> jinja2.Template:
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}` marks an answer for training; here it is just its body."""
+    """`{% generation %}` marks an answer for training; here only its body matters."""
 
     tags = {"generation"}  # noqa: RUF012 - the base declares it so
 
@@ -237,7 +293,9 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 def _environment() -> jinja2.Environment:
-    """What templates on the Hugging Face Hub are written for (transformers, Chat templates)."""
+    """The environment that templates on the Hugging Face Hub expect (transformers, Chat
+    templates).
+    """
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
     )
@@ -254,7 +312,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes HTML, which a model has never seen.
+    # Jinja's own filter escapes HTML, which models were not trained on.
     is_plain = not ensure_ascii and indent is None and separators is None and not sort_keys
     if isinstance(value, Arguments) and is_plain:
         return value.text

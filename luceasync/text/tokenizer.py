@@ -1,6 +1,6 @@
 """Text to token ids and back, from the files of a Hugging Face model directory, or a GGUF file.
 
-Owns the vocabulary: what each id stands for, which are special, which end a text. Knows no chat.
+Owns the vocabulary: what each id means, which are special, which end a text. Knows no chat.
 """
 
 from __future__ import annotations
@@ -14,88 +14,48 @@ from typing import Any
 import tokenizers
 
 from luceasync.errors import ContextLengthError, ModelError, RequestError
-from luceasync.gguf.model import read_model
+from luceasync.gguf.model import GgufModel, read_model
 from luceasync.gguf.place import gguf_at
 from luceasync.gguf.vocabulary import vocabulary_of
 from luceasync.process_memory import give_back_freed_memory
 from luceasync.text.control_tokens import BREAK, ControlTokens
 from luceasync.text.ids_to_text import TextStream, rules_of
 
-# Reads the text files of a model directory, and says in words what is wrong with them. Knows no
-# file by name: what a file means is for its reader.
-
-
-def read_text(path: Path) -> str | None:
-    """The UTF-8 text of `path`; None when there is no such file. Raises ModelError when it cannot
-    be read.
-    """
-    if path.exists() and not path.is_file():  # a pipe would be waited for
-        raise ModelError(f"{path} is no regular file")
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} cannot be read as UTF-8 text: {error}") from error
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; empty when there is no such file. Raises ModelError for anything
-    else.
-    """
-    text = read_text(path)
-    if text is None:
-        return {}
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise ModelError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} holds a JSON {type(content).__name__}; an object was expected.")
-    return content
-
-
-def special_text(value: Any) -> str | None:
-    """The text of a special token as tokenizer_config.json writes it: a string, or an object's
-    `content`.
-    """
-    text = value.get("content") if isinstance(value, dict) else value
-    return text if isinstance(text, str) else None
-
-
-SMALL_CHARS = 4096  # milliseconds: less than it takes to let others run
+SMALL_CHARS = 4096  # encoded in milliseconds, so the GIL need not be released
 LARGE_CHARS = 1 << 20  # encoding takes a hundred times as many bytes
-CHARS_PER_TOKEN = 8  # of a text that is worth a look at its beginning first; most have 2 to 5
+CHARS_PER_TOKEN = 8  # longer texts are tried by their beginning first; most have 2 to 5
 CUT_TOKENS = 1024  # more than a cut can add: the longest tokens have some hundred characters
 
 
 class Tokenizer:
-    """A fast tokenizer; `encode` and `decode` may be called from any thread.
+    """A fast tokenizer; `encode` and `decode` are safe to call from any thread.
 
-    `eos_ids`: the tokens after which a text is over. `vocab_size`: one more than the highest id.
+    `eos_ids`: the tokens that end a text. `vocab_size`: the highest id plus one.
     """
 
     def __init__(self, definition: str, eos_ids: Iterable[int] = ()) -> None:
-        """`definition`: the text of a tokenizer.json. Raises ModelError when it is none."""
+        """`definition`: the text of a tokenizer.json. Raises ModelError if it is invalid."""
         self._backend = _backend(definition)
-        self._rules = rules_of(json.loads(definition).get("decoder"))
+        self._rules = rules_of(_decoder_of(self._backend))
         self._added = self._backend.get_added_tokens_decoder()
         self._special_texts = {t.content for t in self._added.values() if t.special}
         self._shown: dict[int, str | None] = {}
-        self._spelled = _Spelled(self.token_bytes)
+        self._bytes = _TokenBytes(self.token_bytes)
         vocab = self._backend.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
         self.eos_ids = frozenset(eos_ids)
 
     @classmethod
-    def load(cls, model_dir: Path) -> Tokenizer:
+    def load(cls, model_dir: Path, gguf: GgufModel | None = None) -> Tokenizer:
         """The tokenizer of `model_dir`, with the end tokens that any of its files names.
+        `model_dir` may be a GGUF file, or a directory with one, which has them all.
 
-        Raises ModelError for a file that is missing, broken, or names an end token that does not
-        exist. `model_dir` may be a GGUF file, or a directory with one, which has it all.
+        Raises ModelError for a file that is missing or broken, or an end token that does not exist.
         """
-        if (file := gguf_at(model_dir)) is not None:
-            vocabulary = vocabulary_of(read_model(file))
+        if gguf is None and (file := gguf_at(model_dir)) is not None:
+            gguf = read_model(file)
+        if gguf is not None:
+            vocabulary = vocabulary_of(gguf)
             return cls(vocabulary.definition, vocabulary.eos_ids)
         path = model_dir / "tokenizer.json"
         definition = read_text(path)
@@ -109,8 +69,8 @@ class Tokenizer:
         return tokenizer
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """The ids of `text`, nothing added. With `special`, "<|im_end|>" and the like are parsed as
-        such, but for those with a BREAK in them; without, they are ordinary text. Raises
+        """The ids of `text`, nothing added. With `special`, "<|im_end|>" and the like become
+        control tokens, unless they contain a BREAK; without, they are ordinary text. Raises
         RequestError for text that is not Unicode.
         """
         try:
@@ -130,34 +90,35 @@ class Tokenizer:
         if len(text) < SMALL_CHARS:
             short: list[int] = self._backend.encode(text, add_special_tokens=False).ids
             return short
-        # Of its ways to encode this one alone lets other threads run meanwhile.
+        # Only the batch calls release the GIL.
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=False)
         ids: list[int] = encoding.ids
         return ids
 
-    def least_tokens(self, text: str, most: int) -> int:
-        """About how many tokens `text` has at least; exceeds `most` only where it has more.
+    def min_tokens(self, text: str, limit: int) -> int:
+        """A lower bound of the number of tokens of `text`, exact enough to tell very long texts: it
+        exceeds `limit` only if the text does.
 
-        No more of the text is encoded than it takes to know: a long one ends with its beginning.
-        Around a cut there may be other tokens than in the whole, but not many.
+        Only as long a beginning of the text is encoded as it takes to exceed `limit`. Around the
+        cut tokens may differ from those of the whole text, but not many.
         """
-        num_chars = CHARS_PER_TOKEN * most + CUT_TOKENS
-        num_least = 0
-        while num_chars < len(text) and num_least <= most:
-            num_least = len(self.encode(text[:num_chars])) - CUT_TOKENS
+        num_chars = CHARS_PER_TOKEN * limit + CUT_TOKENS
+        num_tokens = 0
+        while num_chars < len(text) and num_tokens <= limit:
+            num_tokens = len(self.encode(text[:num_chars])) - CUT_TOKENS
             num_chars *= 2
-        return max(0, num_least)
+        return max(0, num_tokens)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`; special tokens and ids outside the vocabulary have none."""
         return self._backend.decode(list(ids), skip_special_tokens=True)
 
     def stream(self) -> TextStream:
-        """Decodes one sequence token by token; see `shown_token`."""
+        """A decoder of one sequence, token by token; it takes what `shown_token` returns."""
         return self._rules.stream()
 
     def shown_token(self, token_id: int) -> str | None:
-        """What a stream is to be given for `token_id`; None for a token without text."""
+        """The token to push into a stream for `token_id`; None for one without text."""
         try:
             return self._shown[token_id]
         except KeyError:
@@ -166,36 +127,36 @@ class Tokenizer:
             return self._shown.setdefault(token_id, shown)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The raw bytes of one token, a special one's own text included; empty outside the
-        vocabulary.
+        """The raw bytes of one token; for a special token its own text, outside the vocabulary
+        empty.
         """
         token = self._token(token_id)
         return b"" if token is None else self._rules.token_bytes(token)
 
     def spell(self, ids: Iterable[int]) -> bytes:
-        """The raw bytes of all of them; quick, since a model says the same tokens again."""
-        return b"".join(map(self._spelled.__getitem__, ids))
+        """The concatenated bytes of `ids`; fast, since the bytes of each token are cached."""
+        return b"".join(map(self._bytes.__getitem__, ids))
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token by itself; a part of a character is U+FFFD."""
+        """The text of one token by itself; an incomplete character is U+FFFD."""
         return self.token_bytes(token_id).decode(errors="replace")
 
     def token_id(self, token: str) -> int | None:
-        """The id of `token` as the vocabulary writes it."""
+        """The id of `token`, spelled as in the vocabulary."""
         return self._backend.token_to_id(token)
 
     @property
     def added_texts(self) -> frozenset[str]:
-        """The tokens that `encode` looks for before it splits a text, special or not."""
+        """The tokens that `encode` finds before it splits a text, special or not."""
         return frozenset(token.content for token in self._added.values())
 
     def is_special(self, token_id: int) -> bool:
-        """Whether `token_id` is a control token, which has no text of its own in an answer."""
+        """Whether `token_id` is a special token, which has no text in an answer."""
         return token_id in self._added and self._added[token_id].special
 
     @cached_property
     def control(self) -> ControlTokens:
-        """The special tokens, and those that end a text. The first use takes long."""
+        """The special tokens, and those that end a text. The first use is slow."""
         special = {i for i in self._added if self.is_special(i)}
         return ControlTokens(self._backend, special | self.eos_ids)
 
@@ -203,16 +164,25 @@ class Tokenizer:
         return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
 
 
-class _Spelled(dict[int, bytes]):
-    """The bytes of each token, once it was asked for."""
+def refuse_too_long(tokenizer: Tokenizer, text: str, max_tokens: int, param: str) -> None:
+    """Raise ContextLengthError for a text that certainly has more than `max_tokens` tokens, before
+    much work is done for it. A text that passes may still have more.
+    """
+    num_tokens = tokenizer.min_tokens(text, max_tokens)
+    if num_tokens > max_tokens:
+        raise ContextLengthError(max_tokens, num_tokens, param, is_least=True)
+
+
+class _TokenBytes(dict[int, bytes]):
+    """The bytes of each token, cached on first use."""
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         super().__init__()
         self._token_bytes = token_bytes
 
     def __missing__(self, token_id: int) -> bytes:
-        spelled = self[token_id] = self._token_bytes(token_id)
-        return spelled
+        token = self[token_id] = self._token_bytes(token_id)
+        return token
 
 
 def _backend(definition: str) -> tokenizers.Tokenizer:
@@ -220,14 +190,20 @@ def _backend(definition: str) -> tokenizers.Tokenizer:
         backend = tokenizers.Tokenizer.from_str(definition)
     except Exception as error:  # the library raises nothing narrower
         raise ModelError(f"not a tokenizer definition: {error}") from error
-    # Some files ask for a fixed length; a prompt must be neither cut nor filled up.
+    # Some files ask for a fixed length; a prompt must be neither truncated nor padded.
     backend.no_truncation()
     backend.no_padding()
     return backend
 
 
+def _decoder_of(backend: tokenizers.Tokenizer) -> Any:
+    """The `decoder` of the definition. A large definition is not parsed a second time for it."""
+    decoder = backend.decoder
+    return None if decoder is None else json.loads(decoder.__getstate__())
+
+
 def _eos_ids(model_dir: Path, tokenizer: Tokenizer) -> set[int]:
-    """The union of what generation_config, config and tokenizer_config call the end."""
+    """The end tokens of generation_config, config and tokenizer_config together."""
     config = read_json(model_dir / "config.json")
     sources = {
         "generation_config.json": read_json(model_dir / "generation_config.json"),
@@ -244,7 +220,7 @@ def _eos_ids(model_dir: Path, tokenizer: Tokenizer) -> set[int]:
         if token_id is None:
             raise ModelError(
                 f"{model_dir}: tokenizer_config.json has the eos_token {text!r}, "
-                "which tokenizer.json does not know."
+                "which is not in tokenizer.json."
             )
         found.add(token_id)
     return found
@@ -255,19 +231,42 @@ def _as_ids(value: Any, model_dir: Path, source: str) -> list[int]:
     if not all(type(token_id) is int for token_id in ids):
         raise ModelError(
             f"{model_dir}: {source} has the eos_token_id {value!r}; "
-            "an int or a list of ints was expected."
+            "expected an int or a list of ints."
         )
     return ids
 
 
-# Whether a text is too long for the context, said before much work is done for it. Owns the
-# refusal. Knows no chat and no history.
-
-
-def refuse_too_long(tokenizer: Tokenizer, text: str, most: int, param: str) -> None:
-    """Raise ContextLengthError where `text` certainly has more than `most` tokens. That a text is
-    let through says nothing: it may still have more.
+def read_text(path: Path) -> str | None:
+    """The UTF-8 text of `path`; None if there is no such file. Raises ModelError if it cannot be
+    read.
     """
-    num_least = tokenizer.least_tokens(text, most)
-    if num_least > most:
-        raise ContextLengthError(most, num_least, param, is_least=True)
+    if path.exists() and not path.is_file():  # reading a pipe would block
+        raise ModelError(f"{path} is not a regular file")
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read as UTF-8 text: {error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`; empty if there is no such file. Raises ModelError for anything
+    else.
+    """
+    text = read_text(path)
+    if text is None:
+        return {}
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} is a JSON {type(content).__name__}; expected an object.")
+    return content
+
+
+def special_text(value: Any) -> str | None:
+    """The text of a special token in tokenizer_config.json: a string, or an object's `content`."""
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None

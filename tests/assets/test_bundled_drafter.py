@@ -10,7 +10,7 @@ from luceasync.config import BUNDLED_DRAFT_DIR, BUNDLED_MODEL_DIR
 from luceasync.dflash.draft import open_network
 from luceasync.dflash.draft_config import read_draft_spec
 from luceasync.dflash.spec import adjusted
-from luceasync.models.config import read_spec
+from luceasync.models.files import read_spec
 from luceasync.models.ops import TorchOps
 from training.draft.target import FrozenTarget
 from training.draft.texts import Layout, read_lines

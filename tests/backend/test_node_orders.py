@@ -21,7 +21,7 @@ from luceasync.host_cache.arena import PlainMemory
 from luceasync.ipc.channel import Received
 from luceasync.ipc.memory import SealedMemory
 from luceasync.ipc.packets import Message
-from luceasync.models.config import read_spec
+from luceasync.models.files import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.precision import Precision
 from luceasync.pipeline.offer import offer_of

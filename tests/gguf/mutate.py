@@ -57,7 +57,7 @@ def run(num_headers: int, seed: int, folder: Path) -> tuple[int, float]:
         try:
             model = read_model(path)
             contents = read_gguf(model)
-            assert all(stored.form for stored in contents.stored.values())
+            assert all(stored.encoding for stored in contents.stored.values())
             vocabulary_of(model), templates_of(model), special_tokens_of(model)
         except ModelError as error:
             refused += 1

@@ -11,7 +11,7 @@ import pytest
 
 from luceasync.errors import ModelError
 from luceasync.gguf.header import SUPPORTED, read_header
-from luceasync.models.config import read_spec
+from luceasync.models.files import read_spec
 from tests.gguf.files import ARRAY, STRING, U32, header, qwen3_keys, qwen3_tensors, save, text
 
 HUGE = 1 << 62

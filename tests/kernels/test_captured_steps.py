@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from luceasync.kernels import attention, tree_attention
-from luceasync.models.config import read_spec
+from luceasync.models.files import ModelFiles, read_spec
 from luceasync.models.precision import Precision
 from luceasync.models.trees import ROOT
 from luceasync.pipeline import stage
@@ -52,7 +52,7 @@ def load(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
             if captured:
                 plan = replace(plan, decode_sizes=(1, 2))
                 patched.setattr(stage, "open_platform", InterpretedPlatform)
-            loaded.append(LayerSplitBackend.open(tiny_dir, spec, plan))
+            loaded.append(LayerSplitBackend.open(ModelFiles(tiny_dir), plan))
         return loaded[-1]
 
     yield load_one

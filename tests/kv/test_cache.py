@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, PageMap
 from luceasync.kv.state import StateTensor
-from luceasync.models.config import read_spec
+from luceasync.models.files import read_spec
 from luceasync.models.precision import Precision
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import Plan, make_plan

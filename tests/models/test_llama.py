@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from luceasync.errors import ModelError
-from luceasync.models.config import parse_spec, read_spec
+from luceasync.models.files import ModelFiles, parse_spec, read_spec
 from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.offer import offer_of
@@ -38,7 +38,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path, tied: bool, num_shards
         max_ctx_tokens=128,
         prefill_chunk_tokens=64,
     )
-    backend = LayerSplitBackend.open(tmp_path, spec, plan)
+    backend = LayerSplitBackend.open(ModelFiles(tmp_path), plan)
     backend.prefill(0, 0, PROMPT[:64], project=False)
     logits = backend.prefill(0, 64, PROMPT[64:], project=True)
     backend.close()

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from luceasync.errors import ModelError
 from luceasync.host_cache.arena import PlainMemory
-from luceasync.models.config import read_spec
 from luceasync.models.encodings import Encoding, WeightPlacement
+from luceasync.models.files import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.layer_reader import TensorPart
 from luceasync.models.loader import RandomSource, TensorReader, TensorSource

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from luceasync.errors import ModelError
-from luceasync.models.config import parse_spec, read_spec
+from luceasync.models.files import parse_spec, read_spec
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.delta import DeltaSpec
 from luceasync.models.spec import ModelSpec

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from luceasync.host_cache.arena import HostMemory
-from luceasync.models.config import read_spec
+from luceasync.models.files import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend

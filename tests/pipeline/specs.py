@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from luceasync.models.config import parse_spec
+from luceasync.models.files import parse_spec
 from luceasync.models.spec import ModelSpec
 
 

@@ -14,6 +14,7 @@ from luceasync.errors import PeerRefused
 from luceasync.ipc.channel import PROTOCOL, Statement, difference
 from luceasync.ipc.launcher import LocalLauncher, Program
 from luceasync.ipc.supervised import Supervised
+from luceasync.models.files import ModelFiles
 from luceasync.models.precision import Precision
 from luceasync.pipeline.remote import wire
 from luceasync.pipeline.remote.agreement import dtype_words, states_of
@@ -29,16 +30,16 @@ def test_a_dtype_is_told_of_each_kind_of_number():
 
 
 def test_the_same_is_stated_of_the_same(tiny_dir: Path):
-    assert states_of(tiny_dir, FP32, "0:2") == states_of(tiny_dir, FP32, "0:2")
-    assert states_of(tiny_dir, FP32, "0:2")["layers"] == "0:2 of 4"
+    assert states_of(ModelFiles(tiny_dir), FP32, "0:2") == states_of(ModelFiles(tiny_dir), FP32, "0:2")
+    assert states_of(ModelFiles(tiny_dir), FP32, "0:2")["layers"] == "0:2 of 4"
 
 
 def test_weights_that_were_written_again_are_others(tiny_dir: Path):
-    before = states_of(tiny_dir, FP32, "0:2")
+    before = states_of(ModelFiles(tiny_dir), FP32, "0:2")
     [file] = tiny_dir.glob("*.safetensors")
     status = file.stat()
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    words = difference(Statement(before), Statement(states_of(tiny_dir, FP32, "0:2")))
+    words = difference(Statement(before), Statement(states_of(ModelFiles(tiny_dir), FP32, "0:2")))
     assert words is not None and words.startswith("weights: ")
 
 
@@ -56,7 +57,7 @@ OTHERS = {
 @pytest.mark.parametrize("what", OTHERS)
 def test_a_process_that_differs_refuses_with_both_values(tiny_dir: Path, tmp_path: Path, what: str):
     ours, words = OTHERS[what]
-    statement = Statement(states_of(tiny_dir, FP32, "0:2"))
+    statement = Statement(states_of(ModelFiles(tiny_dir), FP32, "0:2"))
     if what in statement.states:
         statement = replace(statement, states={**statement.states, what: ours})
     else:

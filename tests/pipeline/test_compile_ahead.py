@@ -14,7 +14,7 @@ import torch
 from luceasync.host_cache.nodes import Span
 from luceasync.kernels import kernel
 from luceasync.kernels.kernel import Kernel
-from luceasync.models.config import read_spec
+from luceasync.models.files import ModelFiles, read_spec
 from luceasync.models.precision import Precision
 from luceasync.models.triton_ops import TritonOps
 from luceasync.pipeline.backend import LayerSplitBackend
@@ -88,7 +88,7 @@ def opened(
         prefill_chunk_tokens=64,
         pool=pool,
     )
-    return LayerSplitBackend.open(model_dir, spec, plan)
+    return LayerSplitBackend.open(ModelFiles(model_dir), plan)
 
 
 def logits(model_dir: Path) -> torch.Tensor:

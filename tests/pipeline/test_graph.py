@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from luceasync.host_cache.nodes import Span
-from luceasync.models.config import read_spec
+from luceasync.models.files import ModelFiles, read_spec
 from luceasync.models.precision import Precision
 from luceasync.models.trees import ROOT
 from luceasync.pipeline.backend import LayerSplitBackend
@@ -43,7 +43,7 @@ def load(model_dir: Path, devices: list[str], dtype: str = "fp32", **sizes) -> L
         verify_rows=VERIFY_ROWS,
         **{"parallel": 4, "max_ctx_tokens": 512, **sizes},
     )
-    return LayerSplitBackend.open(model_dir, spec, plan, taps=TAPS)
+    return LayerSplitBackend.open(ModelFiles(model_dir), plan, taps=TAPS)
 
 
 def prompt(lane: int) -> list[int]:
@@ -236,7 +236,7 @@ def test_two_gpus_give_the_bits_of_one(tiny_dir: Path, peer_access: str):
             prefill_chunk_tokens=64,
             peer_access=peer_access,
         )
-        backend = LayerSplitBackend.open(tiny_dir, spec, plan)
+        backend = LayerSplitBackend.open(ModelFiles(tiny_dir), plan)
         seen = [
             backend.prefill(0, at, prompt(0)[at : at + 64], project=True).clone()
             for at in (0, 64, 128)

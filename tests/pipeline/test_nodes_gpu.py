@@ -12,7 +12,7 @@ from torch import Tensor
 
 from luceasync.host_cache.arena import PIECE_BYTES, Arena
 from luceasync.host_cache.nodes import Span
-from luceasync.models.config import parse_spec, read_spec
+from luceasync.models.files import ModelFiles, parse_spec, read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.loader import RandomSource
 from luceasync.models.precision import Precision
@@ -129,7 +129,7 @@ def test_small_saves_between_steps_have_the_bits_of_the_moment(tiny_dir: Path, a
     spec, devices = read_spec(tiny_dir), find_devices(["cuda:0"])
     sizes = {"parallel": 2, "max_ctx_tokens": 512, "prefill_chunk_tokens": None}
     plan = make_plan(spec, devices, precision=Precision.of("fp32"), weights=None, **sizes)
-    backend = LayerSplitBackend.open(tiny_dir, spec, plan, memory=arena)
+    backend = LayerSplitBackend.open(ModelFiles(tiny_dir), plan, memory=arena)
     prefill(backend, 0, 1, 100)
     expected = []
     for i in range(6):

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from luceasync.models.config import read_spec
+from luceasync.models.files import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.pipeline.capacity import Pool, PoolRequest
-from luceasync.pipeline.plan import LEAST_NODE_TOKENS, Plan
+from luceasync.pipeline.plan import MIN_NODE_TOKENS, Plan
 from luceasync.pipeline.stage import LocalStage
 from tests import tiny
 from tests.pipeline.plans import plan_of, refusal
@@ -92,7 +92,7 @@ def test_cuts_come_before_their_tokens_would_leave():
 
 
 def test_a_small_pool_does_not_make_small_nodes():
-    assert pooled(1024, prefill_chunk_tokens=256).most_uncut_tokens == LEAST_NODE_TOKENS
+    assert pooled(1024, prefill_chunk_tokens=256).most_uncut_tokens == MIN_NODE_TOKENS
 
 
 @pytest.mark.parametrize("policy", ["qk", "lru"])

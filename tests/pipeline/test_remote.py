@@ -17,7 +17,7 @@ import torch
 from luceasync.config import PlacementConfig
 from luceasync.errors import StageFailed
 from luceasync.ipc.supervised import LEAST_S, Heartbeat
-from luceasync.models.config import read_spec
+from luceasync.models.files import ModelFiles, read_spec
 from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.offer import offer_of
@@ -65,10 +65,10 @@ class Opened:
             verify_rows=[6],
         )
         self.fleet = Fleet(
-            model_dir, spec, plan, chosen.programs, placement.ipc_transport, NODE_BYTES
+            ModelFiles(model_dir), plan, chosen.programs, placement.ipc_transport, NODE_BYTES
         )
         self.backend = LayerSplitBackend.open(
-            model_dir, spec, plan, taps=TAPS, open_remote=self.fleet.open_group
+            ModelFiles(model_dir), plan, taps=TAPS, open_remote=self.fleet.open_group
         )
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from luceasync.config import Config, EngineConfig, ModelConfig, PlacementConfig
 from luceasync.errors import ModelError, PlacementError
-from luceasync.models.config import read_spec
+from luceasync.models.files import read_spec
 from luceasync.models.precision import Precision
 from luceasync.pipeline.report import plan_report
 

@@ -14,7 +14,7 @@ import torch
 
 from luceasync.host_cache.nodes import Span
 from luceasync.kv.pages import CHUNK_TOKENS
-from luceasync.models.config import read_spec
+from luceasync.models.files import ModelFiles, read_spec
 from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.capacity import Pool, PoolRequest
@@ -56,7 +56,7 @@ def load(tiny_dir: Path) -> Iterator[Load]:
             pool=pool,
         )
         plan = replace(plan, decode_sizes=(1, 2, NUM_LANES))
-        loaded.append(LayerSplitBackend.open(tiny_dir, spec, plan))
+        loaded.append(LayerSplitBackend.open(ModelFiles(tiny_dir), plan))
         return loaded[-1]
 
     yield load_one

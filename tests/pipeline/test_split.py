@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from luceasync.errors import PlacementError, Unsupported
-from luceasync.models.config import read_spec
 from luceasync.models.encodings import DenseEncoding, Encoding
+from luceasync.models.files import ModelFiles, read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
@@ -135,7 +135,7 @@ def test_twenty_lives_leave_nothing_behind(deep_dir: Path):
     shards: list[weakref.ref] = []
     spec, plan = read_spec(deep_dir), _plan(deep_dir, 3)
     for _ in range(20):
-        backend = LayerSplitBackend.open(deep_dir, spec, plan)
+        backend = LayerSplitBackend.open(ModelFiles(deep_dir), plan)
         shards.extend(weakref.ref(shard) for shard in backend._groups[0]._shards)
         run(backend)
         backend.close()
@@ -159,7 +159,7 @@ def test_a_failure_half_way_leaves_nothing_behind(deep_dir: Path, monkeypatch):
 
     monkeypatch.setattr(Shard, "__init__", failing)
     with pytest.raises(MemoryError):
-        LayerSplitBackend.open(deep_dir, read_spec(deep_dir), _plan(deep_dir, 3))
+        LayerSplitBackend.open(ModelFiles(deep_dir), _plan(deep_dir, 3))
     gc.collect()
     assert not any(ref() for ref in made)
 

@@ -16,7 +16,7 @@ import pytest
 from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.disk_cache.names import NAMESPACE
 from luceasync.errors import ModelError
-from luceasync.models.config import read_spec
+from luceasync.models.files import ModelFiles, read_spec
 from luceasync.models.precision import Precision
 from luceasync.prefix_cache import namespace as namespaces
 from luceasync.prefix_cache.namespace import MEMO, namespace_of
@@ -37,7 +37,7 @@ def cache_dir(tmp_path: Path) -> Path:
 
 
 def name_of(model_dir: Path, cache_dir: Path | None = None, dtype: str = "fp32") -> str:
-    return namespace_of(model_dir, read_spec(model_dir), Precision.of(dtype), cache_dir)
+    return namespace_of(ModelFiles(model_dir).weights.paths, read_spec(model_dir), Precision.of(dtype), cache_dir)
 
 
 def flip_last_bit(path: Path) -> None:
@@ -75,7 +75,7 @@ def test_what_changes_the_numbers_changes_the_namespace(model_dir: Path) -> None
         for layer in spec.layers
     )
     names = {
-        namespace_of(model_dir, changed, FP32, None)
+        namespace_of(ModelFiles(model_dir).weights.paths, changed, FP32, None)
         for changed in (spec, replace(spec, norm_eps=1e-5), replace(spec, layers=layers))
     }
     assert len(names) == 3
@@ -84,7 +84,7 @@ def test_what_changes_the_numbers_changes_the_namespace(model_dir: Path) -> None
 def test_what_changes_no_number_does_not(model_dir: Path) -> None:
     spec = replace(read_spec(model_dir), max_positions=64, eos_ids=frozenset({1, 7}))
     (model_dir / "tokenizer.json").unlink()
-    assert namespace_of(model_dir, spec, FP32, None) == name_of(model_dir)
+    assert namespace_of(ModelFiles(model_dir).weights.paths, spec, FP32, None) == name_of(model_dir)
 
 
 @pytest.mark.parametrize("constant", ["SCHEMA", "CHUNK_TOKENS", "EXACTNESS"])
@@ -208,4 +208,4 @@ def test_those_of_the_bundled_model_too(dtype: str, expected: str):
 
 def test_keys_and_values_of_other_numbers_are_another_namespace(model_dir: Path) -> None:
     spec, mixed = read_spec(model_dir), Precision("fp32", "bf16", "fp32")
-    assert namespace_of(model_dir, spec, mixed, None) != name_of(model_dir)
+    assert namespace_of(ModelFiles(model_dir).weights.paths, spec, mixed, None) != name_of(model_dir)

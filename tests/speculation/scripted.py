@@ -15,7 +15,7 @@ from luceasync.engine.decoding import anchors_of, choose_next
 from luceasync.engine.prepare import PreparedChoice
 from luceasync.engine.sampling.row import TokenCounts
 from luceasync.engine.sequence import Generation
-from luceasync.models.config import read_spec
+from luceasync.models.files import read_spec
 from luceasync.models.ops import TorchOps
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.cpu_platform import CpuPlatform
@@ -23,7 +23,7 @@ from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal, Proposer
 from luceasync.request import Delta, Sampling
-from luceasync.speculation.adapt import RoundPlan, Shape
+from luceasync.speculation.choice import RoundPlan, Shape
 from luceasync.speculation.dflash.draft import open_network
 from luceasync.speculation.dflash.draft_config import read_draft_spec
 from luceasync.speculation.dflash.features import FeatureRing, FeatureSpec

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from luceasync.models.config import read_spec
+from luceasync.models.files import read_spec
 from luceasync.models.ops import TorchOps
 from luceasync.speculation.dflash.chunk_masses import masses_of
 from luceasync.speculation.dflash.draft import DraftNetwork, open_network

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from luceasync.kernels import draft_attention
-from luceasync.models.config import read_spec
+from luceasync.models.files import read_spec
 from luceasync.models.ops import TorchOps
 from luceasync.speculation.dflash import context
 from luceasync.speculation.dflash.draft import open_network

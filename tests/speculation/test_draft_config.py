@@ -5,7 +5,7 @@ import json
 import pytest
 
 from luceasync.errors import ModelError
-from luceasync.models.config import parse_spec
+from luceasync.models.files import parse_spec
 from luceasync.speculation.dflash.draft_config import (
     DraftLayerSpec,
     parse_draft_spec,

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, PlacementConfig
+from luceasync.models.files import ModelFiles
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.request import Sampling
-from luceasync.speculation.adapt import RoundPlan
+from luceasync.speculation.choice import RoundPlan
 from luceasync.speculation.dflash.load import LoadedDraft, load_draft
 from luceasync.speculation.dflash.placement import Drafter, plan_with_drafter
 from luceasync.text.tokenizer import Tokenizer
@@ -38,7 +39,7 @@ class Opened:
         assert drafter is not None
         self.drafter: Drafter = drafter
         taps = drafter.spec.taps
-        self.backend = LayerSplitBackend.open(model_dir, report.spec, report.plan, taps=taps)
+        self.backend = LayerSplitBackend.open(ModelFiles(model_dir), report.plan, taps=taps)
         self.draft: LoadedDraft = load_draft(drafter, report.plan, self.backend)
         self.tokenizer = Tokenizer.load(model_dir)
 

@@ -20,12 +20,12 @@ from luceasync.config import (
     PlacementConfig,
 )
 from luceasync.errors import ConfigError, PlacementError
-from luceasync.models.config import read_spec
+from luceasync.models.files import read_spec
 from luceasync.models.ops import TorchOps
 from luceasync.models.precision import Precision
 from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.offer import offer_of
-from luceasync.speculation.adapt import Shape
+from luceasync.speculation.choice import Shape
 from luceasync.speculation.dflash.draft import open_network
 from luceasync.speculation.dflash.draft_config import adjusted, read_draft_spec
 from luceasync.speculation.dflash.features import FeatureRing, FeatureSpec

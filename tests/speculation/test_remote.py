@@ -13,9 +13,10 @@ import torch
 
 from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, PlacementConfig
 from luceasync.errors import DraftFailed
+from luceasync.models.files import ModelFiles
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.request import Sampling
-from luceasync.speculation.adapt import Shape
+from luceasync.speculation.choice import Shape
 from luceasync.speculation.dflash import wire
 from luceasync.speculation.dflash.draft_process import Berth
 from luceasync.speculation.dflash.feature_contents import Part
@@ -57,7 +58,7 @@ class Both:
         assert drafter is not None and drafter.program is not None
         self.plan, self.drafter = report.plan, drafter
         taps = drafter.spec.taps
-        self.backend = LayerSplitBackend.open(model_dir, report.spec, report.plan, taps=taps)
+        self.backend = LayerSplitBackend.open(ModelFiles(model_dir), report.plan, taps=taps)
         [here] = [d for d in report.plan.devices if d.name == "cpu:1"]
         local = type(drafter)(draft_dir, drafter.spec, here, drafter.shapes)
         self.here: LoadedDraft = load_draft(local, report.plan, self.backend)

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from luceasync.errors import ModelError
-from luceasync.models.config import parse_spec
+from luceasync.models.files import parse_spec
 from luceasync.models.ops import TorchOps
 from luceasync.speculation.dflash.draft_config import parse_draft_spec
 from luceasync.speculation.dflash.weights import open_draft, read_weights

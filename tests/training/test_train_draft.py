@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from luceasync.models.config import read_spec
+from luceasync.models.files import read_spec
 from luceasync.models.ops import TorchOps
 from luceasync.speculation.dflash.draft import open_network
 from luceasync.speculation.dflash.draft_config import (

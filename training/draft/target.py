@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.models.config import read_spec
 from luceasync.models.encodings import WeightPlacement
 from luceasync.models.ends import read_ends
+from luceasync.models.files import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.loader import Layer, TensorReader
 from luceasync.models.mixers.attention import AttentionSpec

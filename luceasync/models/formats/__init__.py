@@ -1,48 +1,60 @@
-"""Formats of weight files, a file each, and the list of them. The first that fits reads them."""
+"""How weights lie in files: a GGUF file, or one of the formats that stand beside a config.json."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from luceasync.models.encodings import Encoding, Shape
-from luceasync.models.formats import gguf, safetensors
+from luceasync.models.formats import safetensors
+from luceasync.models.quant.checkpoints.module import Scheme
 
 if TYPE_CHECKING:
     from luceasync.models.loader import TensorSource
 
 
+class StoredWeights(Protocol):
+    """The weights of one model as the headers of their files describe them. Each header is read
+    once, when it is first needed; a file that is missing, cut or wrong is a ModelError.
+    """
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files that hold the numbers."""
+        ...
+
+    def encoding(self, name: str) -> Encoding:
+        """How a tensor is stored."""
+        ...
+
+    def check(self, shapes: Mapping[str, Shape]) -> None:
+        """Check that all of these tensors are stored, with these shapes."""
+        ...
+
+    def open(self) -> "AbstractContextManager[TensorSource]":
+        """Open every file (mapped, not read). Headers are read again if a file has changed."""
+        ...
+
+
 class Format(Protocol):
-    """How weights lie in files. Raises ModelError where they do not."""
+    """A format of weight files in a directory with a config.json."""
 
     def is_at(self, model_dir: Path) -> bool:
         """Whether the weights of `model_dir` are in this format."""
         ...
 
-    def weight_files(self, model_dir: Path) -> list[Path]:
-        """The files that the numbers come from."""
-        ...
-
-    def encodings(self, model_dir: Path) -> Callable[[str], Encoding]:
-        """How each tensor is stored, by its name: what a plan counts with. Reads no numbers."""
-        ...
-
-    def check(self, model_dir: Path, shapes: Mapping[str, Shape]) -> None:
-        """Whether all of these tensors are there, as the headers say; `is_at` must hold. Raises
-        ModelError, for files that are cut too.
+    def weights(self, model_dir: Path, scheme: Scheme | None) -> StoredWeights:
+        """The weights of `model_dir`, whose config says that matrices are quantised by `scheme`.
+        Reads nothing yet.
         """
         ...
 
-    def open(self, model_dir: Path) -> "AbstractContextManager[TensorSource]":
-        """Open every file (mapped, not read)."""
-        ...
 
-
-FORMATS: list[Format] = [safetensors.Safetensors(), gguf.Gguf()]
+FORMATS: list[Format] = [safetensors.Safetensors()]
 
 
 def format_of(model_dir: Path) -> Format:
-    """The format of the weights in `model_dir`; where none fits, the first, which then says what
-    is missing.
+    """The format of the weights in `model_dir`; if none fits, the first, which then says what is
+    missing.
     """
     return next((f for f in FORMATS if f.is_at(model_dir)), FORMATS[0])

@@ -5,7 +5,7 @@ Knows how numbers lie in the files, and turns rows and columns back into their o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from mmap import ACCESS_COPY, mmap
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from luceasync.errors import ModelError
 from luceasync.gguf.layout import Order
 from luceasync.gguf.model import read_model
-from luceasync.gguf.place import gguf_at, parts_of
 from luceasync.models.encodings import Encoding, Select, Shape
 from luceasync.models.gguf_model import GgufContents, Stored, read_gguf
 from luceasync.models.quant import ggml
@@ -29,32 +28,28 @@ if TYPE_CHECKING:
 SLICE_BYTES = 1 << 23  # of a stored tensor that are brought into our form at once
 
 
-class Gguf:
-    """See luceasync.models.formats.Format."""
+class GgufWeights:
+    """The StoredWeights of a GGUF file."""
 
-    def is_at(self, model_dir: Path) -> bool:
-        """See Format."""
-        return gguf_at(model_dir) is not None
+    def __init__(self, contents: GgufContents) -> None:
+        self._contents = contents
 
-    def weight_files(self, model_dir: Path) -> list[Path]:
-        """See Format."""
-        return parts_of(_file(model_dir))
+    @property
+    def paths(self) -> list[Path]:
+        return list(self._contents.model.paths)
 
-    def encodings(self, model_dir: Path) -> Callable[[str], Encoding]:
-        """See Format."""
-        stored = _contents(model_dir).stored
-        return lambda name: stored[name].encoding
+    def encoding(self, name: str) -> Encoding:
+        return self._contents.stored[name].encoding
 
-    def check(self, model_dir: Path, shapes: Mapping[str, Shape]) -> None:
-        """See Format. Whoever reads the headers checks them."""
-        _contents(model_dir)
+    def check(self, shapes: Mapping[str, Shape]) -> None:
+        """Do nothing: `read_gguf` has checked every tensor of the spec."""
 
     @contextmanager
-    def open(self, model_dir: Path) -> Iterator[GgufSource]:
-        """See Format."""
-        contents = _contents(model_dir)
-        files = {path: _mapped(path) for path in contents.model.paths}
-        yield GgufSource(contents, files)
+    def open(self) -> Iterator[GgufSource]:
+        contents = self._contents
+        if contents.model.has_changed():
+            contents = read_gguf(read_model(contents.model.path))
+        yield GgufSource(contents, {path: _mapped(path) for path in contents.model.paths})
 
 
 class GgufSource:
@@ -152,16 +147,6 @@ def _moved(rows: Tensor, order: Order) -> Tensor:
     stored = rows[order.begin :].unflatten(0, order.shape)
     ordered = stored.transpose(order.axis, order.axis + 1).flatten(0, 2)
     return torch.cat([rows[: order.begin], ordered]) if order.begin else ordered
-
-
-def _file(model_dir: Path) -> Path:
-    path = gguf_at(model_dir)
-    assert path is not None, f"{model_dir} is asked for as GGUF"
-    return path
-
-
-def _contents(model_dir: Path) -> GgufContents:
-    return read_gguf(read_model(_file(model_dir)))
 
 
 def _mapped(path: Path) -> mmap:

@@ -6,8 +6,9 @@ Knows names, shapes and dtypes of what is stored, and nothing of what it is for.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cached_property
 from os import SEEK_END
 from pathlib import Path
 from struct import unpack
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from luceasync.errors import ModelError
+from luceasync.gguf.place import FileIdentity, identity_of
 from luceasync.models.encodings import DenseEncoding, Encoding, Shape
 from luceasync.models.quant.checkpoints.module import Found, Info, Infos, Scheme, StoredModule
 from luceasync.models.quant.checkpoints.scheme import scheme_at
@@ -66,37 +68,69 @@ STORED_DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors names them
 
 
 class Safetensors:
-    """See luceasync.models.formats.Format."""
+    """The Format of a Hugging Face directory."""
 
     def is_at(self, model_dir: Path) -> bool:
-        """See Format."""
         return (model_dir / INDEX).exists() or (model_dir / SINGLE).exists()
 
-    def weight_files(self, model_dir: Path) -> list[Path]:
-        """See Format."""
-        return weight_files(model_dir)
+    def weights(self, model_dir: Path, scheme: Scheme | None) -> SafetensorsWeights:
+        return SafetensorsWeights(model_dir, scheme)
 
-    def encodings(self, model_dir: Path) -> Callable[[str], Encoding]:
-        """See Format."""
-        scheme = scheme_at(model_dir)
-        if scheme is None:
-            return lambda name: DenseEncoding()
-        modules = Modules(scheme, infos_of(model_dir), model_dir)
-        return lambda name: found.form if (found := modules.find(name)) else DenseEncoding()
 
-    def check(self, model_dir: Path, shapes: Mapping[str, Shape]) -> None:
-        """See Format."""
-        infos = infos_of(model_dir)
-        modules = Modules(scheme_at(model_dir), infos, model_dir)
+class SafetensorsWeights:
+    """The StoredWeights of a Hugging Face directory."""
+
+    def __init__(self, model_dir: Path, scheme: Scheme | None) -> None:
+        self._model_dir = model_dir
+        self._scheme = scheme
+        self._identities: dict[Path, FileIdentity | None] = {}  # of files whose header is read
+
+    @cached_property
+    def paths(self) -> list[Path]:
+        return weight_files(self._model_dir)
+
+    def encoding(self, name: str) -> Encoding:
+        found = self._modules.find(name)
+        return DenseEncoding() if found is None else found.form
+
+    def check(self, shapes: Mapping[str, Shape]) -> None:
+        infos, modules = self._infos, self._modules
         for name, shape in shapes.items():
             if (found := modules.find(name)) is None:
-                check_plain(model_dir, name, infos.get(name), shape)
+                check_plain(self._model_dir, name, infos.get(name), shape)
             else:
-                check_stored(model_dir, name, found.shape, shape)
+                check_stored(self._model_dir, name, found.shape, shape)
 
-    def open(self, model_dir: Path) -> AbstractContextManager[Checkpoint]:
-        """See Format."""
-        return open_checkpoint(model_dir)
+    @contextmanager
+    def open(self) -> Iterator[Checkpoint]:
+        weights = SafetensorsWeights(self._model_dir, self._scheme) if self._has_changed() else self
+        with ExitStack() as stack:
+            files: dict[str, Any] = {}
+            for path in weights.paths:
+                try:
+                    file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+                except (OSError, SafetensorError) as error:
+                    raise ModelError(f"{path}: not a readable safetensors file: {error}") from None
+                files.update(dict.fromkeys(file.keys(), file))
+            yield Checkpoint(self._model_dir, files, weights._modules)
+
+    def _has_changed(self) -> bool:
+        return any(identity_of(path) != known for path, known in self._identities.items())
+
+    @cached_property
+    def _infos(self) -> Infos:
+        """What the headers of all files say."""
+        infos: dict[str, Info] = {}
+        for path in self.paths:
+            identity = identity_of(path)
+            infos |= read_infos(path)
+            self._identities[path] = identity
+        return infos
+
+    @cached_property
+    def _modules(self) -> Modules:
+        # Headers say nothing of plain numbers that a plan has to know: it needs no weights.
+        return Modules(self._scheme, self._infos if self._scheme else {}, self._model_dir)
 
 
 class Modules:
@@ -161,11 +195,6 @@ class Checkpoint:
             raise ModelError(f"{self._model_dir}: {name!r} cannot be read: {error}") from None
 
 
-def infos_of(model_dir: Path) -> dict[str, Info]:
-    """What the headers of all files say. Raises ModelError."""
-    return {k: v for path in weight_files(model_dir) for k, v in read_infos(path).items()}
-
-
 def check_plain(model_dir: Path, name: str, info: Info | None, shape: Shape) -> None:
     """Whether a tensor of plain numbers is there as it is wanted. Raises ModelError."""
     if info is None:
@@ -184,22 +213,9 @@ def check_stored(model_dir: Path, name: str, found: Shape, shape: Shape) -> None
         raise ModelError(f"{model_dir}: {name!r} has shape {found}, expected {shape}")
 
 
-@contextmanager
-def open_checkpoint(model_dir: Path) -> Iterator[Checkpoint]:
+def open_checkpoint(model_dir: Path) -> AbstractContextManager[Checkpoint]:
     """Open every weight file of `model_dir` (mapped, not read). Raises ModelError."""
-    scheme = scheme_at(model_dir)
-    with ExitStack() as stack:
-        files: dict[str, Any] = {}
-        infos: dict[str, Info] = {}
-        for path in weight_files(model_dir):
-            try:
-                file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
-            except (OSError, SafetensorError) as error:
-                raise ModelError(f"{path}: not a readable safetensors file: {error}") from None
-            files.update(dict.fromkeys(file.keys(), file))
-            if scheme is not None:
-                infos |= read_infos(path)
-        yield Checkpoint(model_dir, files, Modules(scheme, infos, model_dir))
+    return SafetensorsWeights(model_dir, scheme_at(model_dir)).open()
 
 
 def weight_files(model_dir: Path) -> list[Path]:

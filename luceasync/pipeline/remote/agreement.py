@@ -10,9 +10,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 from luceasync.errors import ModelError
-from luceasync.models.config import read_spec
 from luceasync.models.directory import CONFIG
-from luceasync.models.formats import format_of
+from luceasync.models.files import ModelFiles
 from luceasync.models.precision import Precision
 
 
@@ -21,10 +20,10 @@ def dtype_words(precision: Precision) -> str:
     return f"{precision.weights}/{precision.compute}/{precision.kv}"
 
 
-def states_of(model_dir: Path, dtype: str, layers: str) -> dict[str, str]:
+def states_of(model: ModelFiles, dtype: str, layers: str) -> dict[str, str]:
     """What one end states of a stage. `layers`: its "begin:end". Raises ModelError."""
-    weights = digest_of(model_dir, format_of(model_dir).weight_files(model_dir))
-    num_layers = read_spec(model_dir).num_layers
+    weights = digest_of(model.path, model.weights.paths)
+    num_layers = model.spec.num_layers
     return {
         "weights": weights,
         "dtype": dtype,

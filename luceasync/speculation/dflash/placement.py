@@ -12,17 +12,17 @@ from pathlib import Path
 from luceasync.config import Config
 from luceasync.errors import PlacementError
 from luceasync.kv.pages import CHUNK_TOKENS
-from luceasync.models.config import read_spec
+from luceasync.models.files import ModelFiles
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
-from luceasync.pipeline.capacity import Guest
+from luceasync.pipeline.capacity import DraftFootprint
 from luceasync.pipeline.devices import default_device, find_devices, has_backend
 from luceasync.pipeline.offer import Offer
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote.fleet import OWN_BIN, ask, executable
 from luceasync.pipeline.report import PlanReport, devices_of, plan_report
 from luceasync.pipeline.shard_plan import check_devices
-from luceasync.speculation.adapt import Shape, shapes_for
+from luceasync.speculation.choice import Shape, shapes_for
 from luceasync.speculation.dflash.draft_config import (
     DraftSpec,
     adjusted,
@@ -52,7 +52,7 @@ class Drafter:
         """The numbers of rows that its proposals have."""
         return tuple(shape.num_rows for shape in self.shapes)
 
-    def guest(self, target: ModelSpec, precision: Precision) -> Guest:
+    def guest(self, target: ModelSpec, precision: Precision) -> DraftFootprint:
         """Its bytes beside the target, as plan and ring and network allocate them."""
         return guest_of(self.spec, self.device, target, precision.weight_bytes)
 
@@ -105,20 +105,21 @@ def device_of(program: Path, asked: str | None, target_devices: Sequence[Offer])
 
 
 def plan_with_drafter(
-    config: Config, spec: ModelSpec | None = None
+    config: Config, model: ModelFiles | None = None
 ) -> tuple[PlanReport, Drafter | None]:
     """The plan of model and drafter together. Raises ConfigError."""
-    spec = spec or read_spec(config.model.model_dir)
+    model = model or ModelFiles(config.model.model_dir)
+    spec = model.spec
     devices, precision = devices_of(config)
     drafter = drafter_of(config, spec, devices)
     if config.kvflash.pool_tokens is not None:
         _check_policy(config, drafter)
     if drafter is None:
-        return plan_report(config, spec, found=(devices, precision)), None
+        return plan_report(config, model, found=(devices, precision)), None
     guest = drafter.guest(spec, precision)
     report = plan_report(
         config,
-        spec,
+        model,
         verify_rows=drafter.verify_rows,
         guest=guest,
         found=(devices, precision),
@@ -151,7 +152,9 @@ def _beside(plan: Plan, drafter: Drafter) -> Drafter:
     return replace(drafter, spec=spec)
 
 
-def guest_of(spec: DraftSpec, device: Offer, target: ModelSpec, element_bytes: int) -> Guest:
+def guest_of(
+    spec: DraftSpec, device: Offer, target: ModelSpec, element_bytes: int
+) -> DraftFootprint:
     """Weights; the context's keys and values and the ring of features, which grow with a lane's
     context where a layer sees all of it.
     """
@@ -166,7 +169,7 @@ def guest_of(spec: DraftSpec, device: Offer, target: ModelSpec, element_bytes: i
         token_bytes += feature_bytes
     else:
         lane_bytes += feature_bytes * max(limit for limit in limits if limit is not None)
-    return Guest(
+    return DraftFootprint(
         device=device,
         weight_bytes=spec.weight_bytes(element_bytes),
         token_bytes=token_bytes,

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from luceasync.config import BUNDLED_DRAFT_DIR, BUNDLED_MODEL_DIR
-from luceasync.models.config import read_spec
+from luceasync.models.files import read_spec
 from luceasync.speculation.dflash.draft_config import read_draft_spec
 from tests.acceptance.lossless.cases import Target
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from luceasync.models.config import read_spec
-from luceasync.models.formats import format_of
+from luceasync.models.files import ModelFiles, read_spec
 from luceasync.models.precision import Dtype, Precision
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import find_devices
@@ -23,6 +22,6 @@ def open_file(path: Path, max_ctx_tokens: int, dtype: Dtype) -> LayerSplitBacken
         parallel=1,
         max_ctx_tokens=max_ctx_tokens,
         prefill_chunk_tokens=None,
-        encoding_of=format_of(path).encodings(path),
+        encoding_of=ModelFiles(path).weights.encoding,
     )
-    return LayerSplitBackend.open(path, spec, plan)
+    return LayerSplitBackend.open(ModelFiles(path), plan)

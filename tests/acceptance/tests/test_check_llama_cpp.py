@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from luceasync.models.config import read_spec
+from luceasync.models.files import read_spec
 from luceasync.text.tokenizer import Tokenizer
 from tests.acceptance.check_llama_cpp import Answer, compared
 from tests.acceptance.quantised.backends import open_file

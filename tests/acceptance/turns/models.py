@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from luceasync.config import BUNDLED_DRAFT_DIR, BUNDLED_MODEL_DIR
 from luceasync.kv.state import num_bytes
-from luceasync.models.config import read_spec
+from luceasync.models.files import read_spec
 from luceasync.models.precision import Precision
 
 ModelName = Literal["attention", "hybrid", "bundled"]

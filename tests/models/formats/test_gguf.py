@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from luceasync.errors import ModelError
-from luceasync.models.config import read_spec
-from luceasync.models.formats import format_of
+from luceasync.models.files import ModelFiles, read_spec
 from luceasync.models.formats import gguf as own_format
 from luceasync.models.quant.packed import dequantise
 from tests.gguf.tiny_files import Tiny, write
@@ -27,7 +26,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("slice_bytes", [1, 100, 1 << 20])
 def test_slices_are_the_whole(path: Path, slice_bytes: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(own_format, "SLICE_BYTES", slice_bytes)
-    with format_of(path).open(path) as source:
+    with ModelFiles(path).weights.open() as source:
         parts = list(source.read(NAME, (64, 64)).packed(lambda rows: rows))
     row_bytes = 64 // 32 * 24
     assert {part.shape[0] for part in parts[:-1]} <= {max(1, slice_bytes // row_bytes)}
@@ -37,7 +36,7 @@ def test_slices_are_the_whole(path: Path, slice_bytes: int, monkeypatch: pytest.
 
 
 def test_plain_tensors_are_as_they_are_stored(path: Path):
-    with format_of(path).open(path) as source:
+    with ModelFiles(path).weights.open() as source:
         tensor = source.read("model.layers.1.mlp.gate_proj.weight", (64, 64))
         norm = source.read("model.norm.weight", (64,))
     assert (tensor.dtype, norm.dtype) == (torch.float16, torch.float32)
@@ -45,7 +44,7 @@ def test_plain_tensors_are_as_they_are_stored(path: Path):
 
 
 def test_a_shape_that_is_not_stored_and_a_name_that_is_not_there_are_told(path: Path):
-    with format_of(path).open(path) as source:
+    with ModelFiles(path).weights.open() as source:
         with pytest.raises(ModelError, match=r"has shape \(64, 64\), expected \(64, 32\)"):
             source.read(NAME, (64, 32))
         with pytest.raises(ModelError, match="there is no tensor for 'x'"):
@@ -54,4 +53,4 @@ def test_a_shape_that_is_not_stored_and_a_name_that_is_not_there_are_told(path: 
 
 def test_a_directory_with_one_file_is_that_file(path: Path):
     assert read_spec(path.parent) == read_spec(path)
-    assert format_of(path.parent).weight_files(path.parent) == [path]
+    assert ModelFiles(path.parent).weights.paths == [path]

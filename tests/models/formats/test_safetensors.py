@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from luceasync.errors import ModelError
-from luceasync.models.formats.safetensors import SINGLE, Safetensors, weight_files
+from luceasync.models.formats.safetensors import SINGLE, SafetensorsWeights, weight_files
 
 INDEX = "model.safetensors.index.json"
 
@@ -56,7 +56,7 @@ def write_weights(folder: Path, **changed: torch.Tensor) -> Path:
 
 
 def test_what_is_stored_as_it_is_wanted_is_fine(tmp_path: Path):
-    Safetensors().check(write_weights(tmp_path, more=torch.ones(5)), SHAPES)
+    SafetensorsWeights(write_weights(tmp_path, more=torch.ones(5)), None).check(SHAPES)
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_another_shape_or_dtype_is_told_before_anything_is_loaded(
     tmp_path: Path, name: str, stored: torch.Tensor, words: str
 ):
     with pytest.raises(ModelError, match=words):
-        Safetensors().check(write_weights(tmp_path, **{name: stored}), SHAPES)
+        SafetensorsWeights(write_weights(tmp_path, **{name: stored}), None).check(SHAPES)
 
 
 def test_a_tensor_that_is_missing_is_named(tmp_path: Path):
     with pytest.raises(ModelError, match=r"the weights have no tensor 'c\.bias'"):
-        Safetensors().check(write_weights(tmp_path), SHAPES | {"c.bias": (1,)})
+        SafetensorsWeights(write_weights(tmp_path), None).check(SHAPES | {"c.bias": (1,)})
 
 
 @pytest.mark.parametrize("num_bytes", [1, 9, 32])
@@ -85,7 +85,7 @@ def test_a_cut_file_says_how_much_is_there(tmp_path: Path, num_bytes: int):
     path.write_bytes(whole[:-num_bytes])
     words = f"it is cut: {len(whole) - num_bytes} bytes are there, {len(whole)} are expected"
     with pytest.raises(ModelError, match=words):
-        Safetensors().check(tmp_path, SHAPES)
+        SafetensorsWeights(tmp_path, None).check(SHAPES)
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,10 @@ def test_a_cut_file_says_how_much_is_there(tmp_path: Path, num_bytes: int):
 def test_a_header_of_anything_is_refused_in_words(tmp_path: Path, header: bytes):
     (tmp_path / SINGLE).write_bytes(pack("<Q", len(header)) + header)
     with pytest.raises(ModelError, match="not a readable safetensors file"):
-        Safetensors().check(tmp_path, SHAPES)
+        SafetensorsWeights(tmp_path, None).check(SHAPES)
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path):
     os.mkfifo(tmp_path / SINGLE)
     with pytest.raises(ModelError, match="no regular file"):
-        Safetensors().check(tmp_path, SHAPES)
+        SafetensorsWeights(tmp_path, None).check(SHAPES)

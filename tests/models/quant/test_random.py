@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from luceasync.config import BUNDLED_MODEL_DIR
-from luceasync.models.config import read_spec
 from luceasync.models.encodings import DenseEncoding, WeightPlacement
+from luceasync.models.files import read_spec
 from luceasync.models.layer_reader import TensorPart
 from luceasync.models.loader import RandomSource, TensorReader
 from luceasync.models.ops import TorchOps

@@ -1,0 +1,101 @@
+"""The files of one model: its config, its GGUF header and its weights, each header read once.
+
+Everything that a start asks of a model's files, it asks here. Pure: no torch, no numbers. What we
+cannot run exactly is refused, in words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from luceasync.errors import ModelError
+from luceasync.gguf.model import GgufModel, read_model
+from luceasync.gguf.place import gguf_at
+from luceasync.models.directory import CONFIG, check_directory
+from luceasync.models.families import FAMILIES
+from luceasync.models.families.family import Fields
+from luceasync.models.formats import StoredWeights, format_of
+from luceasync.models.formats.gguf import GgufWeights
+from luceasync.models.gguf_model import GgufContents, read_gguf
+from luceasync.models.quant.checkpoints.module import Scheme
+from luceasync.models.quant.checkpoints.scheme import scheme_at
+from luceasync.models.spec import ModelSpec
+
+
+class ModelFiles:
+    """The model at `path`: a Hugging Face directory, a GGUF file, or a directory with one.
+
+    A file is read when something of it is first asked for, and raises ModelError, naming the file
+    and the field, each time until it can be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def gguf(self) -> GgufModel | None:
+        """The header of the GGUF file; None for a Hugging Face directory."""
+        file = gguf_at(self.path)
+        return None if file is None else read_model(file)
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        """What the model is, as the family that its config or its GGUF header names reads it."""
+        if (contents := self._gguf_contents) is not None:
+            return contents.spec
+        check_directory(self.path)
+        path = self.path / CONFIG
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path}: cannot be read as JSON: {error}") from None
+        if not isinstance(config, dict):
+            raise ModelError(f"{path}: a JSON object is expected, got {type(config).__name__}")
+        _ = self.scheme  # one that is not supported is refused before any field
+        try:
+            return parse_spec(config)
+        except ModelError as error:
+            raise ModelError(f"{path}: {error}") from None
+
+    @cached_property
+    def scheme(self) -> Scheme | None:
+        """How a Hugging Face config says that matrices are quantised; None: not at all."""
+        return None if self.gguf is not None else scheme_at(self.path)
+
+    @cached_property
+    def weights(self) -> StoredWeights:
+        """The weights, which may be missing: then it raises ModelError once it is asked."""
+        if (contents := self._gguf_contents) is not None:
+            return GgufWeights(contents)
+        return format_of(self.path).weights(self.path, self.scheme)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether there are any: a plan needs none."""
+        return self.gguf is not None or format_of(self.path).is_at(self.path)
+
+    @cached_property
+    def _gguf_contents(self) -> GgufContents | None:
+        return None if self.gguf is None else read_gguf(self.gguf)
+
+
+def read_spec(path: Path) -> ModelSpec:
+    """The spec of the model at `path`, for callers that need nothing else of its files. Raises
+    ModelError.
+    """
+    return ModelFiles(path).spec
+
+
+def parse_spec(config: Mapping[str, Any]) -> ModelSpec:
+    """The spec that a parsed config.json describes. Raises ModelError."""
+    model_type = config.get("model_type")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        raise ModelError(
+            f"model_type {model_type!r} is not supported; supported: {', '.join(sorted(FAMILIES))}"
+        )
+    return family.parse(Fields(config))
