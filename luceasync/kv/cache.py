@@ -1,7 +1,7 @@
-"""The state of every lane for the layers of one shard, in static tensors, and where its rows lie.
+"""State of all lanes for one shard's layers, in static tensors, and the places of their rows.
 
-Owns what layers keep, as they have declared it, and this device's copy of the page tables. Names no
-kind of layer and decides nothing: pages are placed as the events of the page map say.
+Owns the tensors that kinds of layers declare and the device's copy of the page tables. Names no
+kind of layer and makes no decision: pages move as the events of the page map say.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from luceasync.kv.pages import CHUNK_TOKENS, PageEvent
 from luceasync.kv.residents import Residents
 from luceasync.kv.state import Role, StateLayout, StateTensor
 
-LayerState = tuple[Tensor, ...]  # rows, then what belongs to the end, each in the declared order
-TensorKey = tuple[str, int]  # name of the state tensor, the model's layer
+LayerState = tuple[Tensor, ...]  # rows, then end state, each in the declared order
+TensorKey = tuple[str, int]  # name of the state tensor, layer of the model
 Shape = tuple[tuple[int, ...], torch.dtype]
-Block = tuple[Tensor, int]  # bytes of a lane, where they begin in a region of host memory
+Block = tuple[Tensor, int]  # bytes of a lane, and where they begin in a region of host memory
 
 TOUCHED_BYTES = 512 << 20
-PADDING = -1  # among ends; see luceasync.models.pass_rows.NO_LANE
+PADDING = -1  # the extra lane among ends, models.pass_rows.NO_LANE
 
 
 class LaneCache:
-    """Static state tensors. Layers that keep the same lie in one tensor, layer by layer: what
-    concerns every layer is then one operation. `layers` are views of `stacked`.
+    """Static state tensors. Layers of equal layout are stacked in one tensor, so that a copy or
+    commit of all layers is one operation. `layers` are views of `stacked`.
 
-    Rows: [layers, lanes, places, ...]. What belongs to the end: [layers, lanes + 1, ...], with an
-    extra lane for padding entries; between two passes a lane's earlier end may lie there.
+    Rows: [layers, lanes, places, ...]. End state: [layers, lanes + 1, ...]; the extra lane takes
+    the writes of padding entries, and between two passes may hold a lane's earlier end.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class LaneCache:
         device: torch.device,
         blank: Callable[[Tensor], object] = Tensor.zero_,
     ) -> None:
-        """`keeps`: of each layer, from the model's `first_layer` on. `blank` is given the rows of a
-        page that is about to be written: on devices whose decode steps read whole pages what is
-        not written yet gets no weight, which undoes any value but NaN.
+        """`keeps`: the layout of each layer, from the model's `first_layer` on. `blank` clears the
+        rows of a page before it is first written: on devices whose decode steps read whole pages,
+        unwritten rows get weight 0, which undoes any value but NaN.
         """
         self._keeps = tuple(keeps)
         self._first_layer = first_layer
@@ -64,21 +64,21 @@ class LaneCache:
             )
         layers = {kind: zip(*stack, strict=True) for kind, stack in self.stacked.items()}
         self.layers: list[LayerState] = [next(layers[kind]) for kind in self._keeps]
-        # Of each lane the pages of its resident chunks, in order. The identity to start with:
-        # exact attention never has to change it.
+        # Pages of each lane's resident chunks, in order. Starts as the identity, which exact
+        # attention never changes.
         pages = torch.arange(num_pages, dtype=torch.int32)
         self.tables = pages.repeat(num_lanes, 1).to(device)  # [lanes, pages]
-        self._listed = [[*range(num_pages)] for _ in range(num_lanes)]  # what the tables say
+        self._listed = [[*range(num_pages)] for _ in range(num_lanes)]  # the host's copy of tables
         # Position minus row index of what is written next; 0 for padding.
         self.absent = torch.zeros(num_lanes + 1, dtype=torch.int32, device=device)
         self._told_absent = [0] * num_lanes
         self._residents = [Residents() for _ in range(num_lanes)]
-        self._aside: tuple[int, int, int] | None = None  # lane, its tokens then, and now
+        self._aside: tuple[int, int, int] | None = None  # lane, its tokens at the mark, and now
         self._row_shapes = self._shapes(self._rows_of, 3)
         self._state_shapes = self._shapes(self._ends_of, 2)
         self._bytes: dict[tuple[bool, int], dict[TensorKey, Tensor]] = {}
-        # Rows [layers, lanes, places, ...], in the order of `row_shapes`, and what belongs to ends
-        # [layers, lanes + 1, ...], in that of `state_shapes`.
+        # Rows [layers, lanes, places, ...] in the order of `row_shapes`, ends [layers, lanes + 1,
+        # ...] in that of `state_shapes`.
         self.row_stacks = [stack for _, _, stack in self._rows_of()]
         self.state_stacks = [stack for _, _, stack in self._ends_of()]
 
@@ -88,8 +88,8 @@ class LaneCache:
         return sum(t.numel() * t.element_size() for state in self.layers for t in state)
 
     def touch(self) -> None:
-        """Have the system give the lane that is given out first its memory now, as far as is worth
-        it: new memory costs a CPU more than what is copied to it.
+        """Write to the first lane's memory, up to TOUCHED_BYTES: on CPUs the first write to new
+        memory costs more than the copy itself.
         """
         token_bytes = sum(stack[:, 0, :1].nbytes for stack in self.row_stacks)
         if token_bytes:
@@ -97,8 +97,8 @@ class LaneCache:
                 stack[:, 0, : TOUCHED_BYTES // token_bytes].zero_()
 
     def place(self, events: Iterable[PageEvent]) -> None:
-        """Follow the page map. What a page is given to is written in full, or has been, but for a
-        lane's last chunk.
+        """Apply events of the page map. A newly placed chunk is or will be written in full, except
+        the lane's last one, whose page is blanked.
         """
         for lane, of_lane in itertools.groupby(events, lambda event: event.lane):
             residents, given = self._residents[lane], dict[int, int]()
@@ -115,88 +115,89 @@ class LaneCache:
                     self._blank(stack[:, lane, begin : begin + CHUNK_TOKENS])
 
     def num_absent_tokens(self, lane: int) -> int:
-        """By how much the row_index of what is written next is less than its position."""
+        """Position minus row index of what the lane writes next."""
         return self._residents[lane].num_absent_tokens
 
     def spans(self, lane: int, begin: int, end: int) -> list[tuple[int, int, bool]]:
-        """See Residents.spans."""
         return self._residents[lane].spans(begin, end)
+        """Tokens `[begin, end)` split into resident and absent spans."""
 
     def row_index(self, lane: int, token: int) -> int:
-        """How many rows of the lane's tokens before this one are here; see Residents."""
+        """The number of resident rows before `token` of the lane."""
         return self._residents[lane].row_index(token)
 
     def places(self, lane: int, begin: int, end: int) -> slice | Tensor:
-        """Places of the lane's row_indices `[begin, end)`: a slice while pages are in order, else
-        int64.
+        """Places of the lane's rows `[begin, end)`: a slice while pages are in order, else int64
+        indices.
         """
         residents = self._residents[lane]
         if residents.is_in_order(end):
             return slice(begin, end)
         runs = [torch.arange(run.start, run.stop) for run in residents.runs(begin, end)]
         places = torch.cat([torch.empty(0, dtype=torch.int64), *runs])
-        return places.to(
-            self._device, non_blocking=True
-        )  # from memory that the driver copies first
+        # Not blocking: the driver first copies pageable memory to memory of its own.
+        return places.to(self._device, non_blocking=True)
 
     def runs(self, lane: int, begin: int, end: int) -> list[range]:
-        """Places of the lane's tokens `[begin, end)`, which are all here, in order: as few ranges
-        as there can be.
+        """Places of the lane's tokens `[begin, end)`, all of which are resident, as few ranges as
+        possible.
         """
         residents = self._residents[lane]
         first, last = residents.row_index(begin), residents.row_index(end)
-        assert last - first == end - begin, f"not all of [{begin}, {end}) is in {residents}"
+        assert last - first == end - begin, f"not all of [{begin}, {end}) is resident: {residents}"
         return residents.runs(first, last)
 
     def row_shapes(self, num_tokens: int) -> dict[TensorKey, Shape]:
-        """What so many tokens leave behind: [num_tokens, ...] each."""
+        """Shapes of the rows of `num_tokens` tokens: [num_tokens, ...] each."""
         return {
             key: ((num_tokens, *shape), dtype) for key, (shape, dtype) in self._row_shapes.items()
         }
 
     def state_shapes(self) -> dict[TensorKey, Shape]:
-        """Each tensor that belongs to a lane's end, those of wider numbers first."""
+        """Shapes of a lane's end state, wider dtypes first."""
         return self._state_shapes
 
     def row_bytes(self, lane: int) -> dict[TensorKey, Tensor]:
-        """The lane's rows, uint8 [bytes], in the order of `row_shapes`."""
+        """The lane's rows as uint8 [bytes], in the order of `row_shapes`."""
         return self._lane_bytes(lane, ends=False)
 
     def state_bytes(self, lane: int) -> dict[TensorKey, Tensor]:
-        """What belongs to the lane's end, uint8 [bytes], in the order of `state_shapes`."""
+        """The lane's end state as uint8 [bytes], in the order of `state_shapes`."""
         return self._lane_bytes(lane, ends=True)
 
     def row_blocks(self, lane: int, runs: Sequence[range]) -> Iterator[Block]:
-        """The bytes of the lane's rows at places `runs`, in rising order: in a region each tensor's
-        follow those of the one before, in the order of `row_shapes`. May be run through in another
+        """The bytes of the lane's rows at places `runs`, with their offsets in a region that holds
+        the tensors one after the other, in the order of `row_shapes`. May be iterated in another
         thread.
         """
         sizes = [total_bytes([shape]) for shape in self._row_shapes.values()]
         return _blocks(self.row_bytes(lane).values(), sizes, runs)
 
     def rows_of(self, name: str, layer: int) -> Tensor:
-        """One tensor of rows of the model's layer: [lanes, places, ...]."""
+        """The tensor `name` of a layer's rows: [lanes, places, ...]."""
         kind = self._keeps[layer - self._first_layer]
         names = [tensor.name for tensor in kind.rows]
         return self.layers[layer - self._first_layer][names.index(name)]
 
     def leave_aside(self, lane: int) -> None:
-        """Copy what belongs to the lane's end to where padding entries write."""
+        """Copy the lane's end state to the padding lane."""
         for stack in self.state_stacks:
             stack[:, PADDING] = stack[:, lane]
 
     def set_aside(self, lane: int, num_tokens: int, num_now: int) -> None:
-        """What belonged to the lane's end after its first `num_tokens` tokens, of `num_now`, lies
-        where padding entries write.
+        """Note that the padding lane holds the lane's end state after its first `num_tokens`
+        tokens, of `num_now`.
         """
         self._aside = lane, num_tokens, num_now
 
     def begin_pass(self) -> None:
-        """Padding entries are about to write."""
+        """Forget the state set aside: padding entries are about to overwrite it."""
         self._aside = None
 
     def end_after(self, lane: int, num_tokens: int) -> int:
-        """Which of the ends is the lane's after so many tokens: it stands there, or did."""
+        """The index of the end state after `num_tokens` tokens: the lane's own, or the padding lane
+        if it was set aside there.
+        """
         if self._aside is None or self._aside[0] != lane:
             return lane
         _, then, now = self._aside
@@ -204,8 +205,8 @@ class LaneCache:
         return PADDING if num_tokens == then else lane
 
     def reset(self, lane: int) -> None:
-        """Clear the lane's end state and its list of resident chunks. Rows stay: they are masked by row
-        index.
+        """Clear the lane's end state and its list of resident chunks. Rows stay: they are masked by
+        row index.
         """
         self._residents[lane].clear()
         self._list(lane)
@@ -213,7 +214,7 @@ class LaneCache:
             stack[:, lane].zero_()
 
     def close(self) -> None:
-        """Let the tensors go. May be called twice."""
+        """Free the tensors. May be called twice."""
         self.layers.clear()
         self.stacked.clear()
         self.row_stacks.clear()
@@ -221,7 +222,7 @@ class LaneCache:
         self._bytes.clear()
 
     def _list(self, lane: int) -> None:
-        """Tell the device of a lane's residents, where it does not know them already."""
+        """Update the device's page table and absent count of the lane, if they differ."""
         residents, listed = self._residents[lane], self._listed[lane]
         pages = [*residents.pages]
         if listed[: len(pages)] != pages:
@@ -231,7 +232,7 @@ class LaneCache:
             self.absent[lane] = self._told_absent[lane] = residents.num_absent_tokens
 
     def _lane_bytes(self, lane: int, *, ends: bool) -> dict[TensorKey, Tensor]:
-        """Made once for each lane: it is asked for between the steps of other lanes."""
+        """Byte views, cached: they are asked for between steps of other lanes."""
         if (ends, lane) not in self._bytes:
             stacks = self._ends_of() if ends else self._rows_of()
             self._bytes[ends, lane] = {
@@ -251,7 +252,7 @@ class LaneCache:
         }
 
     def _rows_of(self) -> list[tuple[StateLayout, StateTensor, Tensor]]:
-        """The stacks of rows as host memory has them: all layers of a tensor, then the next."""
+        """Stacks of rows in host memory's order: all layers of a tensor, then the next tensor."""
         return [
             (kind, tensor, stack)
             for kind, stacks in self.stacked.items()
@@ -259,7 +260,7 @@ class LaneCache:
         ]
 
     def _ends_of(self) -> list[tuple[StateLayout, StateTensor, Tensor]]:
-        """The stacks of ends likewise; wider numbers first, so that each lies where it may."""
+        """Stacks of end state in host memory's order: wider dtypes first, so each is aligned."""
         found = [
             (kind, tensor, stack)
             for kind, stacks in self.stacked.items()
@@ -268,12 +269,12 @@ class LaneCache:
         return sorted(found, key=lambda entry: -entry[2].element_size())
 
     def _layers_of(self, kind: StateLayout) -> list[int]:
-        """The model's layers that keep this, in the order of its stacks."""
+        """Layers of the model with this layout, in the order of its stacks."""
         return [i for i, other in enumerate(self._keeps, self._first_layer) if other == kind]
 
 
 def total_bytes(shapes: Iterable[Shape]) -> int:
-    """What tensors of these shapes take up."""
+    """Bytes of tensors of these shapes."""
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
 
 

@@ -1,7 +1,8 @@
-"""Which chunks of which lane are on the devices, when lanes have fewer pages than chunks. Pure.
+"""Decides which chunks of which lane are on the devices when lanes have fewer pages than chunks.
 
-The one authority: decides what moves, and whoever acts says what has come of it. Knows where each
-lane stands and how much of it host memory holds, but no node, no device and no clock.
+A `plan_*` method says what a step takes; the caller does it, which may fail, and then calls the
+matching `apply_*`. Pure: knows how far each lane is and how much of it host memory holds, but no
+node, no device and no clock.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from dataclasses import dataclass, field, replace
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, num_chunks
 from luceasync.kv.residency import NoVictim, Residency, ResidencyChange, chunks_of
 
-MARGIN = 1.25  # what a chunk must be worth beside the one whose page it takes
-MOVED_SHARE = 4  # of the pages one part changes hands at a time, at most
+MARGIN = 1.25  # a recalled chunk must be worth this many times the chunk it replaces
+MOVED_SHARE = 4  # at most 1 / MOVED_SHARE of the pages change hands at a time
 
 Span = tuple[int, int]  # tokens [begin, end)
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """What it takes to give a lane room. `unsaved`: tokens that must be in host memory before."""
+    """A planned change of a lane's pages. `unsaved`: tokens to copy to host memory first."""
 
     lane: int
     unsaved: Span | None
@@ -30,7 +31,7 @@ class Growth:
 
 @dataclass(frozen=True, slots=True)
 class PageMove:
-    """Chunks that leave, as events, and what comes in their stead: (chunk, page)."""
+    """Events for the chunks that leave, and the chunks to recall in their place: (chunk, page)."""
 
     gone: tuple[PageEvent, ...]
     coming: tuple[tuple[int, int], ...]
@@ -38,7 +39,7 @@ class PageMove:
 
 @dataclass(frozen=True, slots=True)
 class PagerCounts:
-    """How often what has happened to a lane, or to all of them."""
+    """Counts of what happened to one lane, or to all."""
 
     recalled: int = 0
     evicted: int = 0
@@ -54,9 +55,9 @@ class PagerCounts:
 
 @dataclass(slots=True)
 class _Lane:
-    """`held_end`: host memory has the tokens before it, of which those `own` for this lane alone;
-    `exact_end`: those from it on were computed while something was absent. `coming`: chunks whose
-    pages are being filled, so that they are not listed yet.
+    """`held_end`: host memory holds all tokens before it, those in `own` for this lane alone.
+    `exact_end`: tokens from here on were computed while chunks were absent. `coming`: chunks being
+    copied to their pages; decode steps do not see them until they are listed.
     """
 
     residency: Residency
@@ -71,7 +72,7 @@ class _Lane:
 
 
 class KvFlashPager:
-    """The maps of all lanes. See luceasync.kv.pages.PageMap for lanes that hold everything."""
+    """Residency of all lanes; lanes that hold their whole context use kv.pages.PageMap."""
 
     def __init__(
         self,
@@ -83,86 +84,84 @@ class KvFlashPager:
         pins: Sequence[Span] = (),
         order: Sequence[int] | None = None,
     ) -> None:
-        """`batch_tokens`: what a lane grows by at most at a time; `tau_tokens`: see `is_due`;
-        `pins`: of every lane. Raises NoVictim where these are too many.
+        """`batch_tokens`: most tokens that a lane grows by at once; `tau_tokens`: tokens between
+        probes; `pins`: spans pinned in every lane. Raises NoVictim if they are too many.
         """
         self._tau_tokens = tau_tokens
         self._pins = tuple(pins)
         batch = num_chunks(batch_tokens)
         self._lanes = [_Lane(Residency(num_pages, order, batch)) for _ in range(num_lanes)]
         self._num_most = max(1, num_pages // MOVED_SHARE)
-        self._past = PagerCounts()  # of what lanes held before
+        self._past = PagerCounts()  # of sequences that have left their lanes
         for lane in range(num_lanes):
             self._begin(lane, ())
 
     def __repr__(self) -> str:
         return f"KvFlashPager({[lane.residency for lane in self._lanes]})"
 
-    # --- what a lane has -------------------------------------------------------------------------
+    # --- state of a lane -------------------------------------------------------------------------
 
     @property
     def num_lanes(self) -> int:
         return len(self._lanes)
 
     def pages(self, lane: int) -> tuple[int, ...]:
-        """The pages of the lane's resident chunks, in order of chunk."""
+        """Pages of the lane's resident chunks, in chunk order."""
         held = self._lanes[lane].residency.pages
         return tuple(held[chunk] for chunk in sorted(held))
 
     def num_resident(self, lane: int) -> int:
-        """Chunks of the lane that have a page."""
+        """Chunks of the lane with a page."""
         return len(self._lanes[lane].residency.pages)
 
     def num_absent(self, lane: int) -> int:
-        """Chunks of the lane that no decode step sees now."""
+        """Chunks of the lane that decode steps do not see now."""
         of_lane = self._lanes[lane]
         return of_lane.residency.num_absent + len(of_lane.coming)
 
     def counts(self, lane: int) -> PagerCounts:
-        """What has happened since the lane was empty."""
+        """Counts since the lane was last empty."""
         return self._lanes[lane].counts
 
     @property
     def totals(self) -> PagerCounts:
-        """What has happened to all lanes."""
+        """Counts of all lanes since the start."""
         total = self._past
         for lane in self._lanes:
             total = total.plus(lane.counts)
         return total
 
     def exact_end(self, lane: int, end: int) -> int:
-        """How many of the lane's first `end` tokens are what full attention makes of them."""
+        """How many of the lane's first `end` tokens equal full attention's."""
         return int(min(end, self._lanes[lane].exact_end))
 
     @property
     def num_own_tokens(self) -> int:
-        """Tokens that are in host memory for their lane alone, in no node that others know."""
+        """Tokens that host memory holds for their lane alone, outside all nodes."""
         return sum(end - begin for lane in self._lanes for begin, end in lane.own)
 
     def ledger(self, lane: int, end: int) -> list[tuple[bool, float]]:
-        """Of each chunk of the lane's first `end` tokens whether it is here, and what it is worth;
-        not a number where nobody has said it.
-        """
+        """(is resident, score) of each chunk of the lane's first `end` tokens; NaN: not scored."""
         residency = self._lanes[lane].residency
         return [
             (chunk in residency.pages, residency.scores.get(chunk, math.nan))
             for chunk in range(num_chunks(end))
         ]
 
-    # --- room for tokens -------------------------------------------------------------------------
+    # --- growth ----------------------------------------------------------------------------------
 
-    def grows(self, lane: int, num_tokens: int) -> Growth | None:
-        """What it takes to have room for the lane's first `num_tokens` tokens; None: it is there.
-        Raises NoVictim.
+    def plan_growth(self, lane: int, num_tokens: int) -> Growth | None:
+        """Plan pages for the lane's first `num_tokens` tokens; None if it has them. Raises
+        NoVictim.
         """
         residency = self._lanes[lane].residency
         if num_chunks(num_tokens) <= residency.num_chunks:
             return None
         return self._growth(lane, residency.extension(num_chunks(num_tokens)))
 
-    def clears(self, lane: int, num_tokens: int) -> Growth | None:
-        """What it takes to have pages at hand for so many tokens, of which not all may be kept;
-        None: they are. Raises NoVictim.
+    def plan_clearing(self, lane: int, num_tokens: int) -> Growth | None:
+        """Plan evictions so that free pages exist for `num_tokens` tokens, not all of which may be
+        kept; None if they do. Raises NoVictim.
         """
         change = self._lanes[lane].residency.clearing(num_chunks(num_tokens))
         return self._growth(lane, change) if change.evicted else None
@@ -173,59 +172,59 @@ class KvFlashPager:
         unsaved = (of_lane.held_end, end) if end > of_lane.held_end else None
         return Growth(lane, unsaved, change)
 
-    def grown(self, growth: Growth) -> list[PageEvent]:
-        """It is done, and what was unsaved is in host memory: the events that tell of it."""
+    def apply_growth(self, growth: Growth) -> list[PageEvent]:
+        """Apply the plan, whose unsaved tokens are in host memory now. Returns its events."""
         of_lane, change = self._lanes[growth.lane], growth.change
-        assert not of_lane.coming, f"lane {growth.lane}: what is coming is to be listed first"
+        assert not of_lane.coming, f"lane {growth.lane}: list recalled chunks first"
         of_lane.residency.apply(change)
         if growth.unsaved is not None:
-            self.saved(growth.lane, *growth.unsaved)
+            self.mark_saved(growth.lane, *growth.unsaved)
         self._count(growth.lane, evicted=len(change.evicted))
         gone = [PageEvent(growth.lane, chunk, None) for chunk in change.evicted]
         return gone + [PageEvent(growth.lane, *given) for given in change.given]
 
-    # --- what becomes of a lane ------------------------------------------------------------------
+    # --- transitions of a lane -------------------------------------------------------------------
 
     def release(self, lane: int) -> None:
-        """Nothing is in the lane any more, and nothing of it in host memory. Its pins are gone."""
+        """Empty the lane: its pages, its tokens in host memory, its pins."""
         self._begin(lane, ())
 
     def pin(self, lane: int, spans: Sequence[Span]) -> None:
-        """Have the chunks of these tokens stay, whenever they come. Raises NoVictim; nothing has
-        changed then.
+        """Keep the chunks of these tokens resident from when they first have pages. Raises
+        NoVictim; nothing has changed then.
         """
         of_lane = self._lanes[lane]
         of_lane.residency.pin(chunks_of(spans, CHUNK_TOKENS))
         of_lane.pins = (*of_lane.pins, *spans)
 
     def is_pinned(self, lane: int, chunk: int) -> bool:
-        """Whether the chunk stays once it is here."""
+        """Whether the chunk is pinned."""
         return chunk in self._lanes[lane].residency.pinned
 
-    def restored(
+    def restore(
         self, lane: int, num_tokens: int, ledger: Sequence[tuple[bool, float]]
     ) -> list[PageEvent]:
-        """The lane is to stand after so many tokens, all of which host memory holds. Its pins stay.
-        Which chunks are given pages, as events: those of most worth by `ledger`, see there.
+        """Set the lane to `num_tokens` tokens, all of which host memory holds, and give pages to
+        the chunks with the highest scores in `ledger`. Pins stay. Returns the events.
         """
         self._begin(lane, self._lanes[lane].pins)
         of_lane = self._lanes[lane]
         residency = of_lane.residency
         of_lane.held_end = of_lane.probed_at = num_tokens
-        residency.value({c: s for c, (_, s) in enumerate(ledger) if not math.isnan(s)})
+        residency.score_all({c: s for c, (_, s) in enumerate(ledger) if not math.isnan(s)})
         change = residency.placement(num_chunks(num_tokens))
         residency.apply(change)
         return [PageEvent(lane, *given) for given in change.given]
 
-    def held(self, lane: int, begin: int, end: int) -> None:
-        """Host memory holds these tokens of the lane as a node, and no more for the lane alone."""
+    def mark_in_node(self, lane: int, begin: int, end: int) -> None:
+        """These tokens of the lane are in a node now, and no longer held for the lane alone."""
         of_lane = self._lanes[lane]
         of_lane.own = tuple(own for own in of_lane.own if own[0] < begin or own[1] > end)
         if begin <= of_lane.held_end:
             of_lane.held_end = max(of_lane.held_end, end)
 
-    def decoded(self, lane: int, begin: int) -> None:
-        """Tokens from `begin` on were computed from what is here alone."""
+    def mark_decoded(self, lane: int, begin: int) -> None:
+        """Tokens from `begin` on were computed from the resident chunks alone."""
         if self.num_absent(lane):
             of_lane = self._lanes[lane]
             of_lane.exact_end = min(of_lane.exact_end, begin)
@@ -233,51 +232,51 @@ class KvFlashPager:
     # --- probes ----------------------------------------------------------------------------------
 
     def is_due(self, lane: int, num_tokens: int) -> bool:
-        """Whether the lane, which has committed so many tokens, is to be looked at: every tau of
-        them, as long as something is absent.
+        """Whether the lane, at `num_tokens` committed tokens, is due for a probe: every tau tokens
+        while chunks are absent.
         """
         of_lane = self._lanes[lane]
-        gone_by = num_tokens - of_lane.probed_at
-        return gone_by >= self._tau_tokens and bool(self.num_absent(lane))
+        num_since = num_tokens - of_lane.probed_at
+        return num_since >= self._tau_tokens and bool(self.num_absent(lane))
 
     def unsaved(self, lane: int, num_tokens: int) -> Span | None:
-        """Whole chunks of the lane's first tokens that host memory lacks."""
+        """The span of whole chunks that host memory lacks; None if there is none."""
         begin, end = self._lanes[lane].held_end, num_tokens // CHUNK_TOKENS * CHUNK_TOKENS
         return (begin, end) if begin < end else None
 
-    def saved(self, lane: int, begin: int, end: int) -> None:
-        """These tokens are in host memory, for the lane alone."""
+    def mark_saved(self, lane: int, begin: int, end: int) -> None:
+        """These tokens are in host memory, held for the lane alone."""
         of_lane = self._lanes[lane]
         of_lane.held_end = end
         of_lane.own = (*of_lane.own, (begin, end))
 
     def probe_started(self, lane: int, num_tokens: int) -> None:
-        """A look at the lane begins, where it stands after so many tokens."""
+        """Count a probe, which began at `num_tokens` tokens."""
         self._lanes[lane].probed_at = num_tokens
         self._count(lane, probes=1)
 
-    def value(self, lane: int, masses: Sequence[float]) -> None:
-        """The mass that each chunk of the lane was found to have is what it is worth now."""
-        self._lanes[lane].residency.value(dict(enumerate(masses)))
+    def score(self, lane: int, attention_mass: Sequence[float]) -> None:
+        """Score each chunk of the lane by its attention mass."""
+        self._lanes[lane].residency.score_all(dict(enumerate(attention_mass)))
 
-    def selects(self, lane: int) -> Growth:
-        """What it takes to have those chunks here that are worth most: some take the pages of
-        others.
-        """
+    def plan_selection(self, lane: int) -> Growth:
+        """Plan to swap absent chunks of high score for resident ones of low score."""
         return self._growth(lane, self._lanes[lane].residency.reselection(MARGIN, self._num_most))
 
-    def selected(self, selection: Growth) -> PageMove:
-        """It is done, as far as `grown` asks for it: what moves. It is `coming` until `listed`."""
+    def apply_selection(self, selection: Growth) -> PageMove:
+        """Apply the plan: evict now, recall in the background. Recalled chunks are `coming` until
+        `list_recalled`.
+        """
         of_lane, change = self._lanes[selection.lane], selection.change
-        gone = self.grown(replace(selection, change=replace(change, given=())))
+        gone = self.apply_growth(replace(selection, change=replace(change, given=())))
         residency = of_lane.residency
         residency.apply(replace(change, evicted=(), version=residency.version))
         of_lane.coming = change.given
         self._count(selection.lane, recalled=len(change.given))
         return PageMove(tuple(gone), change.given)
 
-    def listed(self, lane: int) -> list[PageEvent]:
-        """What was coming has come: the events that tell of it."""
+    def list_recalled(self, lane: int) -> list[PageEvent]:
+        """Make recalled chunks visible to decode steps. Returns their events."""
         of_lane = self._lanes[lane]
         coming, of_lane.coming = of_lane.coming, ()
         return [PageEvent(lane, *given) for given in coming]
@@ -296,4 +295,4 @@ class KvFlashPager:
         of_lane.counts = of_lane.counts.plus(PagerCounts(recalled, evicted, probes))
 
 
-__all__ = ["PagerCounts", "Growth", "KvFlashPager", "PageMove", "NoVictim"]
+__all__ = ["Growth", "KvFlashPager", "NoVictim", "PageMove", "PagerCounts"]

@@ -1,7 +1,7 @@
-"""Which page of a lane holds which chunk of its tokens. Pure: no tensors.
+"""The page of each chunk of a lane. Pure: no tensors.
 
-A chunk is 64 logical tokens, a page a place for one in the lane's rows. With as many pages as the
-context has chunks every chunk gets one for good: exact attention. The map has one owner; groups
+A chunk is 64 logical tokens; a page is a place for one chunk in the lane's rows. With as many pages
+as the context has chunks, each chunk keeps its page: exact attention. The map has one owner; stages
 follow its events.
 """
 
@@ -14,13 +14,13 @@ CHUNK_TOKENS = 64
 
 
 def num_chunks(num_tokens: int) -> int:
-    """Chunks that `num_tokens` tokens touch."""
+    """Chunks that `num_tokens` tokens occupy, the last one perhaps in part."""
     return -(-num_tokens // CHUNK_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
 class PageEvent:
-    """Chunk `chunk` of `lane` now lives in `page`; None: it is not here any more."""
+    """Chunk `chunk` of `lane` moved to `page`, or left the device if `page` is None."""
 
     lane: int
     chunk: int
@@ -28,9 +28,7 @@ class PageEvent:
 
 
 class PageMap:
-    """Chunk -> page, for every lane. `order` is the order in which a lane's pages are handed
-    out.
-    """
+    """Chunk -> page of every lane; a lane takes its pages in `order`."""
 
     def __init__(self, num_lanes: int, num_pages: int, order: Sequence[int] | None = None) -> None:
         self._order = tuple(range(num_pages) if order is None else order)
@@ -42,16 +40,16 @@ class PageMap:
         return f"PageMap({len(self._order)} pages a lane; used {used})"
 
     def pages(self, lane: int) -> tuple[int, ...]:
-        """The pages of the lane's chunks, in order of chunk."""
+        """Pages of the lane's chunks, in chunk order."""
         return tuple(self._pages[lane])
 
     def num_tokens(self, lane: int) -> int:
-        """How many tokens the lane has pages for."""
+        """Number of tokens the lane has pages for."""
         return len(self._pages[lane]) * CHUNK_TOKENS
 
     def extend(self, lane: int, num_tokens: int) -> list[PageEvent]:
-        """Give every chunk of the lane's first `num_tokens` tokens a page; the new ones, as
-        events.
+        """Give a page to every chunk of the lane's first `num_tokens` tokens. Returns events for
+        the new ones.
         """
         pages = self._pages[lane]
         begin, end = len(pages), num_chunks(num_tokens)
@@ -60,5 +58,5 @@ class PageMap:
         return [PageEvent(lane, chunk, pages[chunk]) for chunk in range(begin, end)]
 
     def release(self, lane: int) -> None:
-        """Take every page of the lane back."""
+        """Free all pages of the lane."""
         self._pages[lane].clear()

@@ -1,7 +1,7 @@
-"""Which chunks of one lane have a page, and where its rows lie. Pure: no tensors.
+"""The resident chunks of one lane and the places of its rows. Pure: no tensors.
 
-A row's row_index is the number of rows before it whose chunks are here. Places, masks and tables go by
-row_indices, so that chunks that are not here leave no gap; the position is for rotation alone.
+The row index of a token is the number of resident rows before it. Places, masks and tables go by
+row index, so absent chunks leave no gap; only rotary embedding uses the position.
 """
 
 from __future__ import annotations
@@ -13,28 +13,33 @@ from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
 
 
 class Residents:
-    """A lane's resident chunks, in order, and the page of each."""
+    """The resident chunks of a lane in order, each with its page.
+
+        chunks        0   1   2   3   4        pages      chunk 0 -> 2, chunk 3 -> 0, chunk 4 -> 1
+        resident      x           x   x        row index of token 200 (chunk 3): 1 * 64 + 8 = 72
+        row index     0           64  128      its place: page 0, so 0 * 64 + 8 = 8
+    """
 
     def __init__(self) -> None:
         self._chunks: list[int] = []
         self._pages: list[int] = []
-        self._num_in_order = 0  # pages that lie one behind the other from the first one on
+        self._num_in_order = 0  # pages 0, 1, 2, ... that the first chunks lie in
 
     def __repr__(self) -> str:
         return f"Residents({dict(zip(self._chunks, self._pages, strict=True))})"
 
     @property
     def pages(self) -> Sequence[int]:
-        """The pages of the resident chunks, in order of chunk."""
+        """Pages of the resident chunks, in chunk order."""
         return self._pages
 
     @property
     def last(self) -> int | None:
-        """The last chunk that is here; None where none is."""
+        """The last resident chunk, or None."""
         return self._chunks[-1] if self._chunks else None
 
     def spans(self, begin: int, end: int) -> list[tuple[int, int, bool]]:
-        """Tokens `[begin, end)` cut where they begin or cease to be here; whether each span is."""
+        """Split tokens `[begin, end)` at residency changes: (begin, end, is_resident)."""
         spans: list[tuple[int, int, bool]] = []
         for chunk in range(begin // CHUNK_TOKENS, num_chunks(end)):
             at = bisect_left(self._chunks, chunk)
@@ -48,13 +53,13 @@ class Residents:
 
     @property
     def num_absent_tokens(self) -> int:
-        """Tokens before the last resident chunk that are not here: what is written next has a row_index
-        that is so much less than its position.
+        """Absent tokens before the last resident chunk: position minus row index of what is written
+        next.
         """
         return (self._chunks[-1] + 1 - len(self._chunks)) * CHUNK_TOKENS if self._chunks else 0
 
     def put(self, chunk: int, page: int) -> None:
-        """The chunk is in this page from now on."""
+        """Place the chunk in `page`."""
         at = bisect_left(self._chunks, chunk)
         if at == len(self._chunks) or self._chunks[at] != chunk:
             self._chunks.insert(at, chunk)
@@ -63,30 +68,30 @@ class Residents:
         self._count_from(at)
 
     def drop(self, chunk: int) -> None:
-        """The chunk is not here any more."""
+        """Remove the chunk."""
         at = self._index(chunk)
         del self._chunks[at], self._pages[at]
         self._count_from(at)
 
     def clear(self) -> None:
-        """Nothing is here."""
+        """Remove all chunks."""
         self._chunks.clear()
         self._pages.clear()
         self._num_in_order = 0
 
     def row_index(self, token: int) -> int:
-        """The row_index of the token, or of the end of the tokens before it."""
+        """The row index of `token`; at a chunk border, the number of resident rows before it."""
         chunk, rest = divmod(token, CHUNK_TOKENS)
         at = bisect_left(self._chunks, chunk) if rest == 0 else self._index(chunk)
         return at * CHUNK_TOKENS + rest
 
     def is_in_order(self, row_index: int) -> bool:
-        """Whether the rows of the row_indices before `row_index` lie one behind the other."""
+        """Whether rows `[0, row_index)` are contiguous."""
         return row_index <= self._num_in_order * CHUNK_TOKENS
 
     def runs(self, begin: int, end: int) -> list[range]:
-        """Places of the row_indices `[begin, end)`, in order: as few ranges as there can be."""
-        assert end <= len(self._pages) * CHUNK_TOKENS, f"no page for row_index {end - 1} in {self}"
+        """Places of row indices `[begin, end)`, in order, as few ranges as possible."""
+        assert end <= len(self._pages) * CHUNK_TOKENS, f"no page for row {end - 1} in {self}"
         if self.is_in_order(end):
             return [range(begin, end)]
         runs: list[range] = []
@@ -101,11 +106,11 @@ class Residents:
 
     def _index(self, chunk: int) -> int:
         at = bisect_left(self._chunks, chunk)
-        assert self._chunks[at : at + 1] == [chunk], f"chunk {chunk} is not among {self}"
+        assert self._chunks[at : at + 1] == [chunk], f"chunk {chunk} is not resident: {self}"
         return at
 
     def _count_from(self, changed: int) -> None:
-        """Count the pages in order again, where one has changed at index `changed`."""
+        """Recount the pages in order after a change at index `changed`."""
         at = min(self._num_in_order, changed)
         while at < len(self._pages) and self._pages[at] == at:
             at += 1

@@ -1,6 +1,7 @@
-"""What layers keep of a lane, as data: rows of its tokens, and what belongs to its end alone.
+"""The state that layers keep per lane, as data: a row for each token, and what belongs to the
+newest token alone (the lane's end).
 
-Owns the words in which a kind of layer says it. Pure: no torch, and no kind of layer is named.
+A kind of layer declares its state in these types. Pure: no torch; names no kind of layer.
 """
 
 from __future__ import annotations
@@ -10,16 +11,16 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, Protocol
 
-# Which of a model's dtypes a tensor has: that of keys and values, that of activations, or float32.
+# The dtype of a tensor: that of keys and values, that of activations, or float32.
 Role = Literal["kv", "compute", "float32"]
 
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """A tensor that a layer keeps. `name` is the kind that a snapshot's names have of it.
+    """A tensor that a layer keeps. `name` is the kind in the tensor's snapshot name.
 
-    `shape`: of one token's row, or of one lane's end. `leans_on`: what comes next needs it for so
-    many of the newest tokens; None: for all of them.
+    `shape` is that of one token's row, or of one lane's end. `leans_on`: the number of newest
+    tokens that later tokens depend on through this tensor; None: all of them.
     """
 
     name: str
@@ -29,21 +30,21 @@ class StateTensor:
 
 
 class StateLayout(Hashable, Protocol):
-    """A kind of layer, as far as its state goes. Equal ones lie in one tensor, layer by layer."""
+    """The state of a kind of layer. Layers with equal layouts share stacked tensors."""
 
     @property
     def rows(self) -> tuple[StateTensor, ...]:
-        """What each token leaves behind; it lies in the lane's pages."""
+        """What each token leaves in the lane's pages."""
         ...
 
     @property
     def end(self) -> tuple[StateTensor, ...]:
-        """What belongs to the newest token alone, and moves on with it."""
+        """What belongs to the newest token alone and is overwritten as the lane advances."""
         ...
 
 
 class ItemSizes(Protocol):
-    """Bytes of a number in each role; luceasync.models.precision.Precision has them."""
+    """Bytes of a number in each role, as luceasync.models.precision.Precision has them."""
 
     def item_bytes(self, role: Role) -> int: ...
 

@@ -71,15 +71,12 @@ class DenseEncoding:
     """Plain numbers. Matrices take the model's dtype; other tensors are float32 where they run."""
 
     def num_bytes(self, shape: Shape, precision: Precision) -> int:
-        """See Form."""
         return prod(shape) * (precision.weight_bytes if len(shape) == 2 else 4)
 
     def words(self, shape: Shape, precision: Precision) -> str:
-        """See Form."""
         return precision.weights if len(shape) == 2 else "fp32"
 
     def stack(self, shape: Shape, place: WeightPlacement) -> Stack:
-        """See Form."""
         return _DenseStack(shape, place)
 
 
@@ -93,15 +90,12 @@ class _DenseStack:
         self._rows = torch.empty(shape, dtype=place.dtype, device=place.device)
 
     def fill(self, begin: int, stored: Tensor, select: Select) -> int:
-        """See Stack."""
         rows = select(stored)
         self._rows[begin : begin + len(rows)].copy_(rows)
         return rows.nbytes
 
     def weight(self) -> Weight:
-        """See Stack."""
         return self._ops.pack(self._rows)
 
     def table(self) -> EmbeddingTable:
-        """See Stack."""
         return self._ops.table(self._rows)

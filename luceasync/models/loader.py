@@ -64,11 +64,9 @@ class RandomSource:
         self._seed = seed
 
     def encoding(self, name: str) -> Encoding:
-        """See TensorSource."""
         return self._encoding_of(name)
 
     def read(self, name: str, shape: Shape) -> Tensor | RandomModule:
-        """See TensorSource."""
         digest = blake2b(f"{self._seed} {name}".encode(), digest_size=8).digest()
         self._generator.manual_seed(int.from_bytes(digest) >> 1)
         form = self._encoding_of(name)
@@ -180,7 +178,6 @@ class OneLayer:
 
     @property
     def ops(self) -> Ops:
-        """See LayerReader."""
         return self._reader.ops
 
     @property
@@ -192,18 +189,14 @@ class OneLayer:
         return self._reader.spec.norm_offset
 
     def matrix(self, *names: str) -> Weight:
-        """See LayerReader."""
         return self.stacked([TensorPart(name) for name in names])
 
     def stacked(self, parts: Sequence[TensorPart]) -> Weight:
-        """See LayerReader."""
         full = [TensorPart(self._prefix + p.name, p.select, p.divisor) for p in parts]
         return self._reader.stacked(full, {self._prefix + n: s for n, s in self._shapes.items()})
 
     def vector(self, name: str, offset: float = 0.0) -> Tensor:
-        """See LayerReader."""
         return self._reader.vector(self._prefix + name, self._shapes[name], offset)
 
     def norm(self, name: str) -> Norm:
-        """See LayerReader."""
         return self._reader.norm(self._prefix + name, self._shapes[name])

@@ -80,35 +80,27 @@ class TorchOps:
     """Ops as plain torch."""
 
     def pack(self, rows: Tensor) -> Weight:
-        """See Ops."""
         return TorchTable(rows)
 
     def table(self, rows: Tensor) -> EmbeddingTable:
-        """See Ops."""
         return TorchTable(rows)
 
     def grouped(self, packed: Packed, dtype: torch.dtype) -> EmbeddingTable:
-        """See Ops."""
         return TorchGrouped(packed, dtype)
 
     def stacked(self, segments: Sequence[Weight]) -> Weight:
-        """See Ops."""
         return StackedWeight(segments)
 
     def gated(self, gate_up: Weight, down: Weight) -> SwiGLU:
-        """See Ops."""
         return SwiGLU(gate_up, down)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See Ops."""
         return rms_norm(x, weight, eps)
 
     def row_indices(self, positions: Tensor, lanes: Tensor, absent: Tensor) -> Tensor:
-        """See Ops."""
         return positions - absent[lanes.long()][:, None]
 
     def trees(self, parents: Tensor, reach: int) -> Trees:
-        """See Ops."""
         return torch_trees(parents, reach)
 
     def pick(
@@ -117,7 +109,6 @@ class TorchOps:
         triton_body: Callable[[], T],
         compiled_body: Callable[[], T],
     ) -> T:
-        """See Ops."""
         return torch_body()
 
 
@@ -136,26 +127,21 @@ class TorchTable:
         return self.rows.dtype
 
     def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
-        """See Weight."""
         return F.linear(x if norm is None else norm(x), self.rows)
 
     def linear_float(
         self, x: Tensor, norm: InputNorm | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """See Weight."""
         return as_float(self.linear(x, norm), out)
 
     def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """See Weight."""
         return residual + self.linear(x)
 
     def swiglu(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
-        """See Weight."""
         gate, up = self.linear(x, norm).chunk(2, -1)
         return F.silu(gate) * up
 
     def lookup(self, ids: Tensor) -> Tensor:
-        """See Table."""
         return F.embedding(ids, self.rows)
 
 

@@ -45,22 +45,18 @@ class PackedOps(TorchOps):
     """
 
     def pack(self, rows: Tensor) -> Weight:
-        """See Ops."""
         return PackedTable(torch.ops.mkldnn._reorder_linear_weight(rows, ROWS_HINT))
 
     def table(self, rows: Tensor) -> EmbeddingTable:
-        """See Ops."""
         return PackedTable(rows)
 
     def grouped(self, packed: Packed, dtype: torch.dtype) -> EmbeddingTable:
-        """See Ops."""
         kernel = best_kernel()
         if kernel and can_multiply(packed.form, packed.shape[1]):
             return CompiledGrouped(packed, dtype, kernel)
         return TorchGrouped(packed, dtype, product)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See Ops."""
         dim = x.shape[-1]
         if dim % STEP or dim > MAX_ROW or x.dtype not in (torch.float32, torch.bfloat16):
             return super().norm(x, weight, eps)
@@ -75,7 +71,6 @@ class PackedOps(TorchOps):
         triton_body: Callable[[], T],
         compiled_body: Callable[[], T],
     ) -> T:
-        """See Ops."""
         return compiled_body()
 
 
@@ -87,7 +82,6 @@ class PackedTable(TorchTable):
         return self.rows.numel() * self.rows.element_size()  # a packed tensor has no nbytes
 
     def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
-        """See Weight."""
         x = x if norm is None else norm(x)
         num_rows = x.numel() // x.shape[-1]
         missing = _num_missing(num_rows)

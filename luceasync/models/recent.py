@@ -77,7 +77,6 @@ class LayerProbe:
         self._scores: Tensor | None = None  # float32 [heads, newest, chunks]
 
     def probe(self, recent: Tensor, rows: Tensor, begin: int) -> None:
-        """See luceasync.models.pass_rows.PastBlocks."""
         if self._scores is None:
             self._scores = torch.full(self._shape, -torch.inf, device=rows.device)
         end = self._filled.stop

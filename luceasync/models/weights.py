@@ -105,7 +105,6 @@ class StackedWeight:
         return self.segments[0].dtype
 
     def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
-        """See Weight."""
         import torch
 
         x = x if norm is None else norm(x)
@@ -114,15 +113,12 @@ class StackedWeight:
     def linear_float(
         self, x: Tensor, norm: InputNorm | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """See Weight."""
         return as_float(self.linear(x, norm), out)
 
     def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """See Weight."""
         return residual + self.linear(x)
 
     def swiglu(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
-        """See Weight."""
         from torch.nn.functional import silu
 
         gate, up = self.linear(x, norm).chunk(2, -1)

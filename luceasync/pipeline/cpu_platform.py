@@ -38,11 +38,9 @@ class CpuPlatform:
 
     @cached_property
     def ops(self) -> Ops:
-        """See Platform."""
         return PackedOps() if can_pack() else TorchOps()
 
     def offer(self, share: int = 1) -> Offer:
-        """See Platform."""
         has_bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
         dtypes = ("bf16", "fp32") if has_bf16 else ("fp32",)
         return offer_of(self.name, psutil.virtual_memory().available // share, dtypes)
@@ -54,11 +52,9 @@ class CpuPlatform:
         triton: Callable[[], T] | None = None,
         numba: Callable[[], T] | None = None,
     ) -> T:
-        """See Platform."""
         return torch()
 
     def passes(self, *, eager: Callable[[], T], captured: Callable[[Capture], T]) -> T:
-        """See Platform."""
         return eager()
 
     def warm_up(self, work: Callable[[], None], num_times: int) -> None:
@@ -69,11 +65,9 @@ class CpuPlatform:
         work()
 
     def blank(self, rows: Tensor) -> None:
-        """See Platform."""
         rows.zero_()
 
     def staging(self, cache: LaneCache) -> DirectStaging:
-        """See Platform."""
         return DirectStaging(cache)
 
     def beside(self, *used: Tensor) -> AbstractContextManager[object]:
@@ -84,11 +78,9 @@ class CpuPlatform:
         """It is done."""
 
     def stopwatch(self) -> HostStopwatch:
-        """See Platform."""
         return HostStopwatch()
 
     def copies(self, cache: LaneCache) -> DirectCopies:
-        """See Platform."""
         return DirectCopies(cache)
 
     def node_memory(
@@ -99,18 +91,15 @@ class CpuPlatform:
         quiet: threading.Event | None,
         lanes_bytes: int,
     ) -> HostMemory:
-        """See Platform."""
         return WarmMemory(warm_bytes, capacity_bytes) if warm_bytes else PlainMemory()
 
     def on_device(self) -> AbstractContextManager[object]:
-        """See Platform."""
         return nullcontext()
 
     def synchronize(self) -> None:
         """Nothing is queued."""
 
     def record_event(self) -> CompletedEvent:
-        """See Platform."""
         return CompletedEvent()
 
     def empty_cache(self) -> None:

@@ -50,7 +50,6 @@ class CudaPlatform:
         return TritonOps()
 
     def offer(self, share: int = 1) -> Offer:
-        """See Platform."""
         with self.on_device():
             has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         free_bytes, _ = torch.cuda.mem_get_info(self.device.index)
@@ -63,17 +62,14 @@ class CudaPlatform:
         triton: Callable[[], T] | None = None,
         numba: Callable[[], T] | None = None,
     ) -> T:
-        """See Platform."""
         if triton is not None:
             return triton()
         return numba() if numba is not None and can_launch() else torch()
 
     def passes(self, *, eager: Callable[[], T], captured: Callable[[Capture], T]) -> T:
-        """See Platform."""
         return captured(Capture(self.device))
 
     def warm_up(self, work: Callable[[], None], num_times: int) -> None:
-        """See Platform."""
         with self.on_device(), compiled_ahead(self.device):
             work()
         for _ in range(num_times):
@@ -86,12 +82,10 @@ class CudaPlatform:
         """Kernels read no row that is not written."""
 
     def staging(self, cache: LaneCache) -> StreamStaging:
-        """See Platform."""
         return StreamStaging(cache)
 
     @contextmanager
     def beside(self, *used: Tensor) -> Iterator[None]:
-        """See Platform."""
         for tensor in used:
             tensor.record_stream(self._beside)
         self._beside.wait_stream(torch.cuda.current_stream(self.device))
@@ -99,11 +93,9 @@ class CudaPlatform:
             yield
 
     def join_beside(self) -> None:
-        """See Platform."""
         torch.cuda.current_stream(self.device).wait_stream(self._beside)
 
     def stopwatch(self) -> EventWatch:
-        """See Platform."""
         return EventWatch(torch.cuda.current_stream(self.device))
 
     @cached_property
@@ -111,7 +103,6 @@ class CudaPlatform:
         return torch.cuda.Stream(self.device)
 
     def copies(self, cache: LaneCache) -> StreamCopies:
-        """See Platform."""
         paging = self.pick(torch=torch_paging, numba=lambda: kernel_paging(self.device))
         return StreamCopies(cache, NUM_STAGED_STATES, paging)
 
@@ -123,7 +114,6 @@ class CudaPlatform:
         quiet: threading.Event | None,
         lanes_bytes: int,
     ) -> HostMemory:
-        """See Platform."""
         # Half of the spare memory may be used before there is more: every lane can still be saved.
         spare_bytes = max(SPARE_BYTES, 2 * lanes_bytes)
         try:
@@ -134,15 +124,12 @@ class CudaPlatform:
             return PlainMemory()
 
     def on_device(self) -> AbstractContextManager[object]:
-        """See Platform."""
         return torch.cuda.device(self.device.index)  # a number is taken as it is
 
     def synchronize(self) -> None:
-        """See Platform."""
         torch.cuda.current_stream(self.device).synchronize()
 
     def record_event(self) -> torch.cuda.Event:
-        """See Platform."""
         event: torch.cuda.Event = torch.cuda.current_stream(self.device).record_event()
         return event
 
@@ -161,7 +148,6 @@ class HipPlatform(CudaPlatform):
         triton: Callable[[], T] | None = None,
         numba: Callable[[], T] | None = None,
     ) -> T:
-        """See Platform."""
         return torch() if triton is None else triton()
 
 

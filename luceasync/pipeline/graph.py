@@ -268,15 +268,12 @@ class GraphedSteps:
 
     @property
     def best(self) -> FoundBest | None:
-        """See Steps."""
         return self._decodes.best
 
     def run_ahead(self, batch: Batch) -> None:
-        """See Passes."""
         self._decodes.run_ahead(batch)
 
     def forget(self) -> None:
-        """See Steps."""
         self._decodes.forget()
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:

@@ -1,8 +1,8 @@
 """Paging of lanes that have fewer pages than their context has chunks.
 
-Acts as KvFlashPager decides: has rows saved before they leave, stages told, chunks recalled beside
-the passes, and lanes looked at. What moves does so after a number of tokens, never when a copy
-happens to end: a slow one changes no token.
+Carries out KvFlashPager's plans: saves rows before they leave, tells stages, recalls chunks beside
+the passes, and probes lanes. Chunks move after a fixed number of tokens, never when a copy happens
+to end, so a slow copy changes no token.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from luceasync.pipeline.plan import Plan
 from luceasync.request import Residence
 from luceasync.status import ResidenceStatus
 
-REST = 3  # looks begin after so many times what the last one took: each slows steps while it runs
-LIST_SHARE = 8  # of tau, one part is what a move has before somebody waits for it
+REST = 3  # pause after a probe, in multiples of its duration: a probe slows steps while it runs
+LIST_SHARE = 8  # recalled chunks are listed tau / LIST_SHARE tokens later, when most have arrived
 
 
 @dataclass(slots=True)
 class _Probe:
-    """Of a lane: what is under way was begun after `begun_at` tokens, at `begun_s`; `is_first`:
-    what it finds is waited for; `is_valued`: it is known. What it moved is listed after `listed_at`
-    tokens.
+    """A lane's probe. It began at `begun_at` tokens and time `begun_s`. `is_first`: the prompt's
+    own probe, whose result the first step waits for. `is_scored`: its result has been taken.
+    `listed_at`: the number of tokens from which on recalled chunks are listed.
     """
 
     begun_at: int | None = None
     is_first: bool = False
-    is_valued: bool = False
+    is_scored: bool = False
     begun_s: float = 0.0
     listed_at: int = 0
 
@@ -61,7 +61,7 @@ class _Lane:
 
 
 class PagedLanes:
-    """See Paging."""
+    """Paging by a KvFlashPager."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class PagedLanes:
         self._max_ctx_tokens = max_ctx_tokens
         self._tau_tokens = tau_tokens
         self._source: ProbeSource | None = None
-        self._rested_at_s = 0.0  # from when on another look may begin
+        self._rested_at_s = 0.0  # no probe begins before this time
         self._keep: Keep = keep_if_room
         self._lanes: dict[int, _Lane] = {}
         self._names = itertools.count()
@@ -102,28 +102,28 @@ class PagedLanes:
     # --- room ------------------------------------------------------------------------------------
 
     def make_room(self, lane: int, num_tokens: int) -> None:
-        self._grow(self._pager.grows(lane, num_tokens))
+        self._grow(self._pager.plan_growth(lane, num_tokens))
 
     def have_room(self, lanes: Sequence[int], begins: Sequence[int]) -> bool:
-        return False  # what is due before a step is found out when it comes: see `before_steps`
+        return False  # `before_steps` finds out what each step needs
 
     def before_steps(self, lanes: Sequence[int], begins: Sequence[int], num_rows: int) -> None:
         for lane, begin in zip(lanes, begins, strict=True):
             if begin >= self._of(lane).probe.listed_at:
                 self._list(lane)
                 self._select(lane, begin)
-            self._grow(self._pager.clears(lane, min(begin + num_rows, self._max_ctx_tokens)))
-            self._pager.decoded(lane, begin)
+            self._grow(self._pager.plan_clearing(lane, min(begin + num_rows, self._max_ctx_tokens)))
+            self._pager.mark_decoded(lane, begin)
 
     def _grow(self, growth: Growth | None) -> None:
         if growth is not None:
             self._list(growth.lane)
             if growth.unsaved is not None:
                 self._save(growth.lane, *growth.unsaved)
-            self._place(self._pager.grown(growth))
+            self._place(self._pager.apply_growth(growth))
 
     def _save(self, lane: int, begin: int, end: int) -> None:
-        """Have host memory hold these tokens for the lane alone: no node has them yet. Raises
+        """Save these tokens, which no node holds, to host memory for the lane alone. Raises
         HostMemorySpent.
         """
         node, span = NodeKey(b"lane %d" % next(self._names)), Span(begin, end, with_state=False)
@@ -131,12 +131,12 @@ class PagedLanes:
         if not self._keep(lambda: self._parts.save(lane, node, span), num_bytes):
             raise HostMemorySpent(lane, num_bytes)
         self._parts.hold(lane, node, end)
-        self._parts.drop(node)  # what is held stays
+        self._parts.drop(node)  # the lane's hold keeps the memory
 
-    # --- what lanes go through -------------------------------------------------------------------
+    # --- transitions of a lane -------------------------------------------------------------------
 
     def prefilled(self, lane: int, num_tokens: int) -> None:
-        """See Paging. What is found moves chunks when the first step comes."""
+        """Start the prompt's probe; the first step moves chunks by its result."""
         self._start_probe(lane, num_tokens, is_first=True)
 
     def reset(self, lane: int) -> None:
@@ -147,13 +147,14 @@ class PagedLanes:
 
     @torch.inference_mode()
     def vacate(self, lane: int) -> None:
-        """See Paging. What it held of host memory is free again."""
-        with suppress(StageFailed):  # who needs the stage is told so, and all lanes begin anew then
+        """Empty the lane and free its host memory."""
+        # A failed stage is reported by the next call that needs it; then all lanes restart.
+        with suppress(StageFailed):
             self.reset(lane)
 
-    def kept(self, lane: int, node: NodeKey, span: Span) -> None:
+    def node_saved(self, lane: int, node: NodeKey, span: Span) -> None:
         self._parts.hold(lane, node, span.end)
-        self._pager.held(lane, span.begin, span.end)
+        self._pager.mark_in_node(lane, span.begin, span.end)
 
     def exact_end(self, lane: int, end: int) -> int:
         return self._pager.exact_end(lane, end)
@@ -161,17 +162,17 @@ class PagedLanes:
     def pin(self, lane: int, spans: Pins) -> None:
         self._pager.pin(lane, spans)
 
-    def expect(self, lane: int, ledger: Ledger) -> None:
+    def expect_restore(self, lane: int, ledger: Ledger) -> None:
         self._of(lane).ledger = ledger
 
     @torch.inference_mode()
     def ledger(self, lane: int, end: int) -> Ledger:
         probe = self._of(lane).probe
         if probe.begun_at is not None and probe.is_first:
-            self._value(lane, probe)
+            self._score(lane, probe)
         return self._pager.ledger(lane, end)
 
-    def told(self, lane: int) -> Residence:
+    def residence(self, lane: int) -> Residence:
         pager, counts = self._pager, self._pager.counts(lane)
         return Residence(
             pager.num_resident(lane) * CHUNK_TOKENS,
@@ -183,7 +184,7 @@ class PagedLanes:
 
     @property
     def status(self) -> ResidenceStatus:
-        lanes, totals = [self.told(lane) for lane in range(self._num_lanes)], self._pager.totals
+        lanes, totals = [self.residence(i) for i in range(self._num_lanes)], self._pager.totals
         return ResidenceStatus(
             sum(lane.resident_tokens for lane in lanes),
             sum(lane.absent_tokens for lane in lanes),
@@ -195,21 +196,19 @@ class PagedLanes:
 
     @torch.inference_mode()
     def _make_ready(self, lane: int, num_tokens: int, nodes: Sequence[NodeKey]) -> None:
-        """See NodesInParts. What was pinned in the lane stays so."""
+        """Prepare the lane for the restore of `nodes`, up to `num_tokens`. Pins stay."""
         ledger = self._of(lane).ledger
         self._lanes.pop(lane)
         self._passes.reset(lane)
         self._parts.release(lane)
         for node in nodes:
             self._parts.hold(lane, node, min(self._parts.span(node).end, num_tokens))
-        self._place(self._pager.restored(lane, num_tokens, ledger))
+        self._place(self._pager.restore(lane, num_tokens, ledger))
 
-    # --- looks -----------------------------------------------------------------------------------
+    # --- probes ----------------------------------------------------------------------------------
 
     def _select(self, lane: int, num_tokens: int) -> None:
-        """Do what the look under way has found, tau tokens after it was begun, and begin one where
-        it is due.
-        """
+        """Take a probe's result tau tokens after it began, and begin a probe if one is due."""
         probe = self._of(lane).probe
         if probe.begun_at is not None and (
             probe.is_first or num_tokens - probe.begun_at >= self._tau_tokens
@@ -217,7 +216,7 @@ class PagedLanes:
             self._move(lane, probe)
             probe.listed_at = num_tokens + self._tau_tokens // LIST_SHARE * (not probe.is_first)
         others = (of_lane.probe for of_lane in self._lanes.values())
-        # One at a time, since they share a bus.
+        # One probe at a time: they share a bus.
         is_free = all(other.begun_at is None or other.is_first for other in others)
         is_rested = time.perf_counter() >= self._rested_at_s
         if (
@@ -232,42 +231,42 @@ class PagedLanes:
         if self._source is not None and self._pager.num_absent(lane):
             probe = self._of(lane).probe
             probe.begun_at, probe.begun_s = num_tokens, time.perf_counter()
-            probe.is_first, probe.is_valued = is_first, False
+            probe.is_first, probe.is_scored = is_first, False
             self._pager.probe_started(lane, num_tokens)
             unsaved = None if is_first else self._pager.unsaved(lane, num_tokens)
-            if unsaved is not None:  # in host memory rows stay where they are
-                with suppress(HostMemorySpent):  # pages are read then
+            if unsaved is not None:  # rows in host memory do not move while the probe reads them
+                with suppress(HostMemorySpent):  # without room it reads the pages
                     self._save(lane, *unsaved)
-                    self._pager.saved(lane, *unsaved)
+                    self._pager.mark_saved(lane, *unsaved)
             self._source.start_probe(lane, num_tokens)
 
-    def _value(self, lane: int, probe: _Probe) -> None:
-        """Have it known what is under way, once."""
-        if probe.is_valued:
+    def _score(self, lane: int, probe: _Probe) -> None:
+        """Wait for the probe's result and score the lane's chunks by it, once."""
+        if probe.is_scored:
             return
-        assert self._source is not None, "a look is under way"
-        probe.is_valued = True
+        assert self._source is not None, "a probe is running"
+        probe.is_scored = True
         found = self._source.attention_mass(lane)
         self._rested_at_s = probe.begun_s + REST * found.seconds
-        self._pager.value(lane, found.of_chunks.tolist())
+        self._pager.score(lane, found.of_chunks.tolist())
 
     def _move(self, lane: int, probe: _Probe) -> None:
-        """Have those chunks here that are worth most."""
-        self._value(lane, probe)
+        """Evict and recall chunks by the probe's result."""
+        self._score(lane, probe)
         probe.begun_at = None
-        selection = self._pager.selects(lane)
+        selection = self._pager.plan_selection(lane)
         if selection.unsaved is not None:
             self._save(lane, *selection.unsaved)
-        move = self._pager.selected(selection)
+        move = self._pager.apply_selection(selection)
         self._place(move.gone)
         if move.coming:
             self._passes.recall(lane, move.coming)
-        if probe.is_first:  # the first token after a prompt is worth the wait
+        if probe.is_first:  # the first token after a prompt is worth waiting for
             self._list(lane)
 
     def _list(self, lane: int) -> None:
-        """What is coming is listed some steps after it was asked for."""
-        self._place(self._pager.listed(lane))
+        """Make recalled chunks visible to steps; the stages wait for the copies."""
+        self._place(self._pager.list_recalled(lane))
 
     def _of(self, lane: int) -> _Lane:
         return self._lanes.setdefault(lane, _Lane())
@@ -279,8 +278,8 @@ def paging_of(
     nodes: Callable[[MakeReady], NodesInParts],
     page_order: Sequence[int] | None = None,
 ) -> Paging:
-    """That of the plan's lanes. `nodes`: those of the lanes, given what makes a lane ready for
-    them; `page_order`: in which a lane's pages are handed out at first.
+    """The plan's paging. `nodes`: makes the lanes' nodes, given what prepares a lane for a restore;
+    `page_order`: the order in which a lane's pages are first handed out.
     """
     pool = plan.pool
     if pool is None:

@@ -1,7 +1,7 @@
-"""What becomes of lanes' pages around passes: two bodies, for lanes that hold all of their context
-and for those that hold a part of it.
+"""Pages of lanes around passes: the protocol, and the body for lanes that hold all of their
+context.
 
-Does what the map says: tells stages, has rows saved, recalled and looked at. Chooses nothing.
+Carries out what the page map decides: tells stages, saves, recalls and probes. Decides nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from luceasync.request import Residence
 from luceasync.status import ResidenceStatus
 
 Pins = Sequence[tuple[int, int]]  # spans of tokens [begin, end)
-# Makes room for so many bytes of host memory and does it; whether there was room.
+# Makes room for so many bytes of host memory and calls the function; False if there is no room.
 Keep = Callable[[Callable[[], object], int], bool]
 MakeReady = Callable[[int, int, Sequence[NodeKey]], None]  # of NodesInParts
-Ledger = Sequence[tuple[bool, float]]  # of each chunk whether it was here, and what it was worth
+Ledger = Sequence[tuple[bool, float]]  # of each chunk: was it resident, and its score
 
 
 def keep_if_room(save: Callable[[], object], num_bytes: int) -> bool:
-    """A Keep that makes no room."""
+    """Call `save`; False if it runs out of host memory. Makes no room."""
     try:
         save()
     except MemoryError:
@@ -36,7 +36,7 @@ def keep_if_room(save: Callable[[], object], num_bytes: int) -> bool:
 
 
 class ProbeSource(Protocol):
-    """Who says what chunks are worth; luceasync.pipeline.passes.Passes says what each means."""
+    """Measures what chunks are worth; see Passes."""
 
     def start_probe(self, lane: int, num_tokens: int) -> None: ...
 
@@ -44,93 +44,93 @@ class ProbeSource(Protocol):
 
 
 class Paging(Protocol):
-    """Lanes' pages. Synchronous; engine thread only."""
+    """Pages of all lanes. Synchronous; engine thread only."""
 
     @property
     def nodes(self) -> Nodes:
-        """What lanes have left behind, under names; lanes' pages follow what is restored."""
+        """Saved state of lanes by name. Restoring a node also places the lane's pages."""
         ...
 
     def make_room(self, lane: int, num_tokens: int) -> None:
-        """Pages for the lane's first `num_tokens` tokens. Raises HostMemorySpent."""
+        """Provide pages for the lane's first `num_tokens` tokens. Raises HostMemorySpent."""
         ...
 
     def have_room(self, lanes: Sequence[int], begins: Sequence[int]) -> bool:
-        """Whether nothing has to be done before a step of a row there: no page is to be placed, and
-        nothing saved, recalled or looked at. Entries of no lane need nothing.
+        """Whether a step of one row at `begins` needs no work first: no page to place, nothing to
+        save, recall or probe. Padding entries need nothing.
         """
         ...
 
     def prefilled(self, lane: int, num_tokens: int) -> None:
-        """A prompt's last pass is queued; the lane then stands after so many tokens."""
+        """A prompt's last pass is queued; the lane then has `num_tokens` tokens."""
         ...
 
     def before_steps(self, lanes: Sequence[int], begins: Sequence[int], num_rows: int) -> None:
-        """A step of so many rows on each lane is to be queued, which stand after `begins` tokens.
-        Raises HostMemorySpent, of a lane.
+        """Prepare lanes that have `begins` tokens for a step of `num_rows` rows each. Raises
+        HostMemorySpent for a lane.
         """
         ...
 
     def reset(self, lane: int) -> None:
-        """The lane is empty, and nothing of it stays."""
+        """Empty the lane."""
         ...
 
-    def kept(self, lane: int, node: NodeKey, span: Span) -> None:
-        """The node holds what the span has left in the lane."""
+    def node_saved(self, lane: int, node: NodeKey, span: Span) -> None:
+        """The node holds the lane's tokens of this span."""
         ...
 
     def probe_with(self, source: ProbeSource) -> None:
-        """Have this say what chunks are worth: until then the oldest leave, and none comes back."""
+        """Set what scores chunks. Without it the oldest chunks leave, and none is recalled."""
         ...
 
     def keep_with(self, keep: Keep) -> None:
-        """Have this make room in host memory for what no node holds."""
+        """Set what makes room in host memory for tokens outside all nodes."""
         ...
 
     @property
     def own_bytes(self) -> int:
-        """Host memory that lanes take for what no node holds."""
+        """Host memory that lanes take for tokens outside all nodes."""
         ...
 
     def vacate(self, lane: int) -> None:
-        """Nobody needs what is in the lane any more."""
+        """The lane's content is no longer needed."""
         ...
 
     def exact_end(self, lane: int, end: int) -> int:
-        """How many of the lane's first `end` tokens are what full attention makes of them."""
+        """How many of the lane's first `end` tokens equal full attention's."""
         ...
 
     def pin(self, lane: int, spans: Pins) -> None:
-        """Have tokens of an empty lane stay on the devices. Raises NoVictim."""
+        """Keep tokens of an empty lane on the devices. Raises NoVictim."""
         ...
 
-    def expect(self, lane: int, ledger: Ledger) -> None:
-        """What chunks were worth where the lane is to be restored to next."""
+    def expect_restore(self, lane: int, ledger: Ledger) -> None:
+        """Set the scores of the chunks that the lane's next restore brings."""
         ...
 
     def ledger(self, lane: int, end: int) -> Ledger | None:
-        """That of the lane's first `end` tokens; None where all of them are here."""
+        """The ledger of the lane's first `end` tokens; None if all are resident."""
         ...
 
-    def told(self, lane: int) -> Residence | None:
-        """What there is to be told of a lane; None where all of it is here for good."""
+    def residence(self, lane: int) -> Residence | None:
+        """What is resident and what moved; None for lanes that are always whole."""
         ...
 
     @property
     def status(self) -> ResidenceStatus | None:
-        """The same of all lanes, since the start; may be read from any thread."""
+        """The same for all lanes, since the start. May be read from any thread."""
         ...
 
 
 class Placer:
-    """Tells the stages of changes of pages, in turn."""
+    """Sends page events to the stages, numbered."""
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes
         self._epoch = 0
 
     def __call__(self, events: Sequence[PageEvent]) -> None:
-        """Nothing, where there are none."""
+        """Send the events, if there are any."""
         if events:
             self._epoch += 1
             self._passes.place(self._epoch, events)
@@ -160,44 +160,44 @@ class WholeLanes:
         return all(lane == NO_LANE or at < self._pages.num_tokens(lane) for lane, at in both)
 
     def prefilled(self, lane: int, num_tokens: int) -> None:
-        """Nothing is to be done."""
+        """Nothing to do."""
 
     def before_steps(self, lanes: Sequence[int], begins: Sequence[int], num_rows: int) -> None:
-        """Nothing is to be done: a lane has pages for what it will hold."""
+        """Nothing to do: a lane has pages for all it can hold."""
 
     def reset(self, lane: int) -> None:
         self._pages.release(lane)
         self._passes.reset(lane)
 
-    def kept(self, lane: int, node: NodeKey, span: Span) -> None:
-        """The lane holds it too."""
+    def node_saved(self, lane: int, node: NodeKey, span: Span) -> None:
+        """Nothing to do: the lane keeps its pages."""
 
     def probe_with(self, source: ProbeSource) -> None:
-        """Everything stays."""
+        """Nothing to do: no chunk leaves."""
 
     def keep_with(self, keep: Keep) -> None:
-        """Nothing is kept."""
+        """Nothing to do: no chunk leaves."""
 
     @property
     def own_bytes(self) -> int:
         return 0
 
     def vacate(self, lane: int) -> None:
-        """It stays until somebody comes."""
+        """Nothing to do: the content may stay until the lane is used again."""
 
     def exact_end(self, lane: int, end: int) -> int:
         return end
 
     def pin(self, lane: int, spans: Pins) -> None:
-        """Everything stays."""
+        """Nothing to do: no chunk leaves."""
 
-    def expect(self, lane: int, ledger: Ledger) -> None:
-        """Everything is to be here."""
+    def expect_restore(self, lane: int, ledger: Ledger) -> None:
+        """Nothing to do: all chunks become resident."""
 
     def ledger(self, lane: int, end: int) -> None:
         return None
 
-    def told(self, lane: int) -> None:
+    def residence(self, lane: int) -> None:
         return None
 
     @property

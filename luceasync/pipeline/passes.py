@@ -1,7 +1,8 @@
-"""What can be run on lanes, and the same for a chain: what one link gives, the next one is given.
+"""Forward passes over layers, and chains of them, in which each part's output is the next one's
+input.
 
-A link is a shard of a stage, or a stage of a model; a chain of links is one again. Knows no device
-and no node.
+The parts of a chain are the shards of a stage or the stages of a model; a chain is itself Passes.
+Knows no device and no node.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 
 StepKind = Literal["decode", "verify"]
-PassInput = Tensor | Sequence[int]  # an activation; or tokens, one for each entry
+PassInput = Tensor | Sequence[int]  # an activation, or one token for each entry
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The rows of one forward pass: entry i runs positions `[begins[i], begins[i] + num_rows)` of
-    lane `lanes[i]`. NO_LANE entries fill the batch up. `mark`, of a chunk of a prompt: after how
-    many of its rows the lane's recurrent state is set aside, for a save before the next pass.
-    `scores`, of a chunk: the logits of all its rows are there after it, until the next pass.
+    lane `lanes[i]`; NO_LANE entries are padding.
+
+    `mark`, of a prefill chunk: set the lane's recurrent state aside after so many rows, for a save
+    before the next pass. `scores`, of a prefill chunk: keep the logits of all rows until the next
+    pass.
     """
 
     lanes: tuple[int, ...]
@@ -38,15 +41,15 @@ class Batch:
 
 
 def following(lanes: Sequence[int], begins: Sequence[int]) -> tuple[int, ...]:
-    """Where entries of a row each begin after it; those of no lane stay where they are."""
+    """`begins` after a step of one row each; padding entries do not move."""
     both = zip(lanes, begins, strict=True)
     return tuple(begin + (lane != NO_LANE) for lane, begin in both)
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionMass:
-    """What a look has found: `of_chunks` float32 [chunks] on the host, of each the largest share of
-    a query that falls on it, all heads and layers summed; and what it took.
+    """The result of a probe. `of_chunks`: float32 [chunks] on the host, each chunk's largest share
+    of a query's attention, summed over heads and layers. `seconds`: device time it took.
     """
 
     of_chunks: Tensor
@@ -54,104 +57,105 @@ class AttentionMass:
 
 
 class Passes(Protocol):
-    """Layers `[begin, end)` of the model, wherever they are. Synchronous, engine thread only."""
+    """Passes over layers `[begin, end)`, wherever these are. Synchronous; engine thread only."""
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
-        """Run many rows of one lane. `given`: tokens int64 [1, rows] if the first layer is here,
-        else the activation [1, rows, hidden]. Returns the activation; from the last layer the
-        logits float32 [1, 1, vocab] of the last row if `project`, else None.
+        """Run many rows of one lane. `given`: tokens int64 [1, rows] for the first layer, else the
+        activation [1, rows, hidden]. Returns the activation; behind the last layer the last row's
+        logits float32 [1, 1, vocab] if `project`, else None.
         """
         ...
 
     def decode(self, batch: Batch, given: PassInput) -> Tensor | None:
-        """Run one row for each entry. `given`: tokens if the first layer is here, as numbers, since
-        they may be there already; else the activation [entries, 1, hidden]. Returns the activation;
-        from the last layer None, since the logits stay where they are: see `logits`.
+        """Run one row of each entry. `given`: tokens for the first layer, as numbers because the
+        device may hold them already; else the activation [entries, 1, hidden]. Returns the
+        activation; None behind the last layer, whose logits stay on its device: see `logits`.
         """
         ...
 
     def run_ahead(self, batch: Batch) -> None:
-        """The next pass is most likely the decode of this batch, each lane with the best token of
-        the last pass, a decode of the same lanes: begin it where that needs nothing of the host.
-        Of the last pass only its best tokens are there afterwards, if they were being ranked. Its
-        pages must be placed. Whatever comes next, the lanes stand where they stood.
+        """Start the decode of `batch` before it is asked for, if that needs nothing from the host.
+
+        Its lanes are those of the last pass, which was a decode; its tokens are the best tokens of
+        that pass. Of the last pass, only best tokens whose ranking was asked for remain valid. The
+        pages must be placed. If another pass comes instead, the lanes are where they were.
         """
         ...
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
-        """Run trees of rows, each hung on its lane's end, and write nothing permanent; as above.
-        `parents`: int32 [entries, rows], see models.trees.TorchTrees; on any device. None: every
-        row follows the one before it.
+        """Run a tree of rows behind the end of each lane and write nothing permanent. Input and
+        output as for `decode`.
+
+        `parents`: int32 [entries, rows] as in models.trees, on any device; None: every row follows
+        the one before it.
         """
         ...
 
     def logits(self, num_entries: int) -> Logits:
-        """Of the last decode or verify where the last layer is, of its first entries: float32
-        [entries, vocab] after a decode, [entries, rows, vocab] after a verify; after a chunk that
-        scores, of its first rows, [rows, vocab]. Valid until the next pass.
+        """Logits of the last pass's first entries, from the last layer: float32 [entries, vocab]
+        after a decode, [entries, rows, vocab] after a verify, [rows, vocab] after a prefill chunk
+        that scores. Valid until the next pass.
         """
         ...
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Of each entry of the last `verify` keep the rows of its path, or nothing if it is empty;
-        their pages must be placed.
+        """Keep the rows of each entry's path of the last `verify`, none if the path is empty. Their
+        pages must be placed.
         """
         ...
 
     def taps(self, paths: Sequence[Sequence[int]]) -> dict[int, Tensor]:
-        """The rows after each tapped layer in the last pass: [entries, rows, hidden], where the
-        layer is. Of entry i only the rows `paths[i]` mean something; so nothing else need cross.
-        After a chunk of a prompt, more rows may follow.
+        """Rows after each tapped layer in the last pass, on the layer's device: [entries, rows,
+        hidden]. Only rows in `paths[i]` of entry i are defined, so others need not be copied. After
+        a prefill chunk more rows may follow.
         """
         ...
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Rows of the embedding, where the first layer is: int64 [...] -> [..., hidden]."""
+        """Look up tokens in the first layer's embedding: int64 [...] -> [..., hidden]."""
         ...
 
     def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
-        """What the head says of a draft's rows [entries, slots, hidden], which have been normed, as
-        a proposal, where the last layer is: a tree of `budget` rows behind each of `anchors`, int64
-        [entries]; None: a chain.
+        """Project a drafter's normed rows [entries, slots, hidden] with the last layer's head and
+        propose a tree of `budget` rows behind each of `anchors`, int64 [entries]; None: a chain.
         """
         ...
 
     def place(self, epoch: int, events: Sequence[PageEvent]) -> None:
-        """Follow the page map, whose changes are numbered from 1 on. Raises EventsOutOfTurn for
-        any but the next; nothing has changed then.
+        """Apply events of the page map; `epoch` counts up from 1. Raises EventsOutOfTurn if it is
+        not the next one; nothing has changed then.
         """
         ...
 
     def recall(self, lane: int, places: Sequence[tuple[int, int]]) -> None:
-        """Fill pages that no event has given to a chunk yet with what host memory holds of the
-        lane: (chunk, page) each. Passes go on meanwhile; once events give the pages to their
-        chunks, passes over the lane come after it.
+        """Copy chunks of the lane from host memory to free pages, as (chunk, page). Passes go on
+        meanwhile; passes that see the chunks are queued behind the copies once events place them.
         """
         ...
 
     def start_probe(self, lane: int, num_tokens: int) -> None:
-        """Find out, beside the passes, how much of the attention of the lane's last queries falls
-        on each chunk of its first `num_tokens` tokens, wherever it lies; see `masses`.
+        """Start to measure, beside the passes, how much attention the lane's last queries pay to
+        each chunk of its first `num_tokens` tokens, resident or not. See `attention_mass`.
         """
         ...
 
     def attention_mass(self, lane: int) -> AttentionMass:
-        """What the lane's last look has found, waited for."""
+        """The result of the lane's last probe; waits for it."""
         ...
 
     def reset(self, lane: int) -> None:
-        """Make the lane as if no token had ever run on it."""
+        """Empty the lane."""
         ...
 
 
 class TapRing(Protocol):
-    """Who takes up rows of tapped layers, wherever its ring is; see
+    """A ring of rows of tapped layers, wherever it is, as in
     luceasync.speculation.dflash.passes.LocalDraft.
     """
 
     @property
     def capacity_tokens(self) -> int:
-        """Of a lane; of more rows the last ones are kept."""
+        """Rows that the ring keeps of each lane, the newest ones."""
         ...
 
     def absorb(
@@ -162,84 +166,84 @@ class TapRing(Protocol):
         paths: Sequence[Sequence[int]],
         num_rows: int,
     ) -> None:
-        """Take up the rows of `paths`, at most `num_rows` each, of `taps` [entries, rows, hidden]:
-        they stand at positions from `begins` on. A lane that does not go on where it ended begins
-        anew there. Raises ValueError for rows that cannot be; nothing is written then.
+        """Write the rows of `paths`, at most `num_rows` each, of `taps` [entries, rows, hidden] at
+        positions from `begins` on. A lane whose rows do not follow its last ones restarts there.
+        Raises ValueError for impossible rows; nothing is written then.
         """
         ...
 
     def absorb_chunk(self, taps: Sequence[Tensor], lane: int, begin: int, num_tokens: int) -> None:
-        """As `absorb`, for the first `num_tokens` rows: a chunk of a prompt, of any size. Only the
-        last `capacity_tokens` of them mean something.
+        """`absorb` for the first `num_tokens` rows of a prefill chunk, of which only the last
+        `capacity_tokens` are defined.
         """
         ...
 
 
 class Chain:
-    """Passes of all links, one after the other. See Passes."""
+    """Passes of several parts, run one after the other."""
 
-    def __init__(self, links: Sequence[Passes]) -> None:
-        self._links = tuple(links)
+    def __init__(self, parts: Sequence[Passes]) -> None:
+        self._parts = tuple(parts)
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         x: Tensor | None = given
-        for link in self._links:
-            assert x is not None, "only the last link gives nothing"
-            x = link.prefill(batch, x, project=project)
+        for part in self._parts:
+            assert x is not None, "only the last part returns None"
+            x = part.prefill(batch, x, project=project)
         return x
 
     def decode(self, batch: Batch, given: PassInput) -> Tensor | None:
         x = given
-        for link in self._links[:-1]:
-            output = link.decode(batch, x)
-            assert output is not None, "only the last link gives nothing"
+        for part in self._parts[:-1]:
+            output = part.decode(batch, x)
+            assert output is not None, "only the last part returns None"
             x = output
-        return self._links[-1].decode(batch, x)
+        return self._parts[-1].decode(batch, x)
 
     def run_ahead(self, batch: Batch) -> None:
-        for link in self._links:
-            link.run_ahead(batch)
+        for part in self._parts:
+            part.run_ahead(batch)
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
         x: Tensor | None = given
-        for link in self._links:
-            assert x is not None, "only the last link gives nothing"
-            x = link.verify(batch, x, parents)
+        for part in self._parts:
+            assert x is not None, "only the last part returns None"
+            x = part.verify(batch, x, parents)
         return x
 
     def logits(self, num_entries: int) -> Logits:
-        return self._links[-1].logits(num_entries)
+        return self._parts[-1].logits(num_entries)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        for link in self._links:
-            link.commit(paths)
+        for part in self._parts:
+            part.commit(paths)
 
     def taps(self, paths: Sequence[Sequence[int]]) -> dict[int, Tensor]:
-        return {layer: rows for link in self._links for layer, rows in link.taps(paths).items()}
+        return {layer: rows for part in self._parts for layer, rows in part.taps(paths).items()}
 
     def embed(self, tokens: Tensor) -> Tensor:
-        return self._links[0].embed(tokens)
+        return self._parts[0].embed(tokens)
 
     def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
-        return self._links[-1].propose_from(rows, anchors, budget)
+        return self._parts[-1].propose_from(rows, anchors, budget)
 
     def place(self, epoch: int, events: Sequence[PageEvent]) -> None:
-        for link in self._links:
-            link.place(epoch, events)
+        for part in self._parts:
+            part.place(epoch, events)
 
     def recall(self, lane: int, places: Sequence[tuple[int, int]]) -> None:
-        for link in self._links:
-            link.recall(lane, places)
+        for part in self._parts:
+            part.recall(lane, places)
 
     def start_probe(self, lane: int, num_tokens: int) -> None:
-        for link in self._links:
-            link.start_probe(lane, num_tokens)
+        for part in self._parts:
+            part.start_probe(lane, num_tokens)
 
     def attention_mass(self, lane: int) -> AttentionMass:
-        found = [link.attention_mass(lane) for link in self._links]
-        total = torch.stack([masses.of_chunks for masses in found]).sum(0)
-        return AttentionMass(total, max(masses.seconds for masses in found))
+        found = [part.attention_mass(lane) for part in self._parts]
+        total = torch.stack([mass.of_chunks for mass in found]).sum(0)
+        return AttentionMass(total, max(mass.seconds for mass in found))
 
     def reset(self, lane: int) -> None:
-        for link in self._links:
-            link.reset(lane)
+        for part in self._parts:
+            part.reset(lane)

@@ -111,7 +111,6 @@ class PastOfLanes:
                     self._probes.chunk_leaves(event.lane, event.chunk)
 
     def attention_mass(self, lane: int) -> AttentionMass:
-        """See Passes."""
         assert self._probes is not None, "no looks are planned"
         return self._probes.attention_mass(lane)
 
@@ -144,7 +143,6 @@ class _RehearsalBlocks:
     def rows(
         self, blocks: Sequence[Block], layer: int, names: Names
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-        """See luceasync.host_cache.staging.Staging."""
         stacks = [self._cache.rows_of(name, layer)[0] for name in names]
         for block in blocks:
             yield block.begin, tuple(stack[: block.end - block.begin] for stack in stacks)
@@ -172,10 +170,8 @@ class LayerPast:
     names: Sequence[str]
 
     def blocks(self) -> Iterator[tuple[int, State]]:
-        """See Past."""
         return self.past.staging.rows(self.past.blocks, self.layer, self.names)
 
     def probe(self, recent: Tensor, rows: Tensor, begin: int) -> None:
-        """See Past."""
         if self.past.passing is not None:
             self.past.passing.probe(self.layer, recent, rows, begin)

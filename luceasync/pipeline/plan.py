@@ -29,7 +29,7 @@ from luceasync.pipeline.capacity import (
 from luceasync.pipeline.offer import Offer, decode_sizes
 from luceasync.pipeline.shard_plan import ShardPlan, check_weights, plan_shard, split_layers
 
-LEAST_NODE_TOKENS = 2048  # of a prompt that goes on; a node costs a restart half a millisecond
+MIN_NODE_TOKENS = 2048  # of a prompt that goes on; a node costs a restart half a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Plan:
             return self.max_ctx_tokens  # what nobody has to observe
         pinned = chunks_of(self.pool.pins, CHUNK_TOKENS) | set(range(SINK_CHUNKS))
         others = (self.num_pages - len(pinned) - 1) * CHUNK_TOKENS
-        return max(LEAST_NODE_TOKENS, others - 2 * self.prefill_chunk_tokens)
+        return max(MIN_NODE_TOKENS, others - 2 * self.prefill_chunk_tokens)
 
     @property
     def host_bytes(self) -> int:

@@ -151,7 +151,6 @@ class PassingProbe:
         """Nothing is read any more."""
 
     def attention_mass(self) -> AttentionMass:
-        """See _Found."""
         return AttentionMass(self._mass.cpu(), 0.0)
 
 
@@ -191,7 +190,6 @@ class _BackgroundProbe:
             self._in_pages.clear()
 
     def attention_mass(self) -> AttentionMass:
-        """See _Found."""
         while self._queue():
             pass
         with self._probes.platform.beside():

@@ -14,7 +14,7 @@ from luceasync.pipeline.capacity import DraftFootprint, Pool, PoolRequest
 from luceasync.pipeline.devices import default_device
 from luceasync.pipeline.offer import Offer, default_dtype
 from luceasync.pipeline.plan import Plan, make_plan
-from luceasync.pipeline.remote.fleet import offers_in, processes_of
+from luceasync.pipeline.remote.discovery import offers_in, processes_of
 from luceasync.pipeline.shard_plan import ShardPlan, named_devices, weight_types
 
 

@@ -114,7 +114,6 @@ class ShardPasses:
         return None
 
     def prepare(self, kind: StepKind, batch: Batch) -> None:
-        """See ShardSteps."""
         with self._shard.on_device():
             self._steps.prepare(kind, batch)
 

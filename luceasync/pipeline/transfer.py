@@ -64,7 +64,6 @@ class Sent:
         self._numbers = copy.numpy()  # the same memory
 
     def fetch(self) -> np.ndarray:
-        """See Coming."""
         if self._arrival is not None:
             self._arrival.synchronize()
         return self._numbers

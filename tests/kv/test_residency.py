@@ -46,9 +46,9 @@ def test_the_oldest_leaves_and_neither_sink_nor_tail_does():
 
 def test_what_is_worth_least_leaves_first_and_what_nobody_valued_last():
     residency = grown(8, 8)
-    residency.value({1: 0.5, 2: 0.1, 3: 0.1})
+    residency.score_all({1: 0.5, 2: 0.1, 3: 0.1})
     assert residency.extension(9).evicted == (2,)
-    residency.value({1: 0.5})
+    residency.score_all({1: 0.5})
     assert residency.extension(9).evicted == (1,)
 
 
@@ -65,27 +65,27 @@ def test_what_is_pinned_stays_and_comes_with_a_restore():
 
 def test_a_restored_lane_holds_what_was_worth_most_and_else_the_newest():
     residency = Residency(8)
-    residency.value({3: 2.0, 5: 1.0})
+    residency.score_all({3: 2.0, 5: 1.0})
     assert [c for c, _ in residency.placement(20).given] == [0, 3, 5, 15, 16, 17, 18, 19]
 
 
 def test_a_challenger_takes_a_page_by_a_margin_and_the_worst_one_first():
     residency = grown(9, 20)  # 0, 12 to 19
-    residency.value({12: 1.0, 13: 0.4, 14: 0.5, 15: 0.1, 3: 1.2, 4: 0.45, 5: 0.49})
+    residency.score_all({12: 1.0, 13: 0.4, 14: 0.5, 15: 0.1, 3: 1.2, 4: 0.45, 5: 0.49})
     change = residency.reselection(1.25, 4)  # 5 is worth less than 1.25 times what 13 is
     assert change == ResidencyChange(20, (15,), ((3, residency.pages[15]),), change.version)
 
 
 def test_no_more_than_so_many_move():
     residency = grown(16, 40)
-    residency.value({c: float(c < 20) for c in range(40)})
+    residency.score_all({c: float(c < 20) for c in range(40)})
     assert len(residency.reselection(1.25, 4).given) == 4
 
 
 def test_a_change_without_a_victim_is_refused_whole():
     residency = grown(7, 7)
     before = dict(residency.pages)
-    with pytest.raises(NoVictim, match="chunks want pages"):
+    with pytest.raises(NoVictim, match="chunks need pages"):
         residency.extension(14)
     assert residency.pages == before and residency.num_chunks == 7
     with pytest.raises(NoVictim, match="0 may be"):
@@ -96,14 +96,14 @@ def test_a_change_without_a_victim_is_refused_whole():
 def test_a_change_of_another_map_is_refused():
     residency = grown(7, 7)
     stale = residency.extension(8)
-    residency.value({})
+    residency.score_all({})
     with pytest.raises(ValueError, match="version"):
         residency.apply(stale)
 
 
 def test_a_worth_that_is_no_number_is_none():
     residency = grown(8, 8)
-    residency.value({1: 0.5, 2: math.nan})
+    residency.score_all({1: 0.5, 2: math.nan})
     assert residency.extension(9).evicted == (2,)
 
 
@@ -112,7 +112,7 @@ def test_from_the_least_pages_on_a_lane_always_grows(batch: int):
     residency = Residency(min_pages(batch), batch_chunks=batch)
     for end in range(0, 400, batch):
         residency.apply(residency.extension(end))
-    with pytest.raises(AssertionError, match="fewer than"):
+    with pytest.raises(AssertionError, match="at least"):
         Residency(min_pages(batch) - 1, batch_chunks=batch)
 
 
@@ -172,7 +172,7 @@ class LaneMachine(RuleBasedStateMachine):
     def value(self, seed: int) -> None:
         worth = random.Random(seed).choices([0.0, 0.1, 0.2, 0.5, 1.0, math.nan], k=self.num_chunks)
         found = dict(enumerate(worth))
-        self.residency.value(found)
+        self.residency.score_all(found)
         self.scores = {c: 0.0 if math.isnan(s) else s for c, s in found.items()}
 
     @precondition(lambda self: self.scores)
@@ -215,7 +215,7 @@ class LaneMachine(RuleBasedStateMachine):
         pinned, scores = self.pinned, self.scores
         self.reset()
         self.residency.pin(pinned)
-        self.residency.value(scores)
+        self.residency.score_all(scores)
         self.pinned, self.scores = pinned, scores
         change = self.residency.placement(num_chunks)
         assert len(change.given) == min(num_chunks, self.num_pages) and not change.evicted

@@ -15,7 +15,7 @@ from luceasync.errors import StageFailed
 from luceasync.ipc.channel import Outgoing, Vitals
 from luceasync.ipc.local import LocalChannel
 from luceasync.ipc.packets import Message
-from luceasync.ipc.supervised import Life, Pace
+from luceasync.ipc.supervised import Life, CallDeadlines
 from luceasync.pipeline.remote import wire
 from luceasync.pipeline.remote.link import Link
 from luceasync.pipeline.remote.tensors import payload_bytes
@@ -58,7 +58,7 @@ class There:
 
 def linked(transport: str) -> tuple[Link, Ends]:
     ends = make_ends(transport, messages=(*wire.ORDERS, *wire.ANSWERS))
-    return Link(Life(There(ends.here), Pace()), 3), ends
+    return Link(Life(There(ends.here), CallDeadlines()), 3), ends
 
 
 def answered(ends: Ends, message: Message, num_bytes: int) -> None:

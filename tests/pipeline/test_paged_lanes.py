@@ -89,7 +89,7 @@ def test_evicted_chunks_come_back_as_they_were(make_backend, tiny_dir: Path):
             pager, num_chunks = backend.lanes._pager, NUM_PROMPT // 64 + 1
             for favoured in (range(1, num_chunks, 2), range(num_chunks), wanted):
                 for _ in range(8):
-                    pager.value(1, [float(c in favoured) for c in range(num_chunks)])
+                    pager.score(1, [float(c in favoured) for c in range(num_chunks)])
                     backend.lanes._lanes[1].probe.is_first = True
                     backend.lanes._move(1, backend.lanes._lanes[1].probe)
                 poison(backend, 1)
@@ -148,7 +148,7 @@ def test_a_node_takes_the_place_of_what_was_held_for_the_lane_alone(make_backend
     num_own = memory.num_held
     paged.nodes.save(1, b"all", span := Span(0, 896, with_state=False))
     num_of_node = memory.num_held - num_own
-    paged.lanes.kept(1, b"all", span)
+    paged.lanes.node_saved(1, b"all", span)
     assert num_own and paged.lanes.own_bytes == 0 and memory.num_held == num_of_node
     whole = make_backend(tiny_dir, **{**SIZES, "pool_tokens": None})
     prefilled(whole, 1, prompt(896))

@@ -10,7 +10,7 @@ from luceasync.config import PlacementConfig
 from luceasync.errors import PlacementError
 from luceasync.pipeline.devices import shared
 from luceasync.pipeline.offer import offer_of
-from luceasync.pipeline.remote.fleet import ask, choose_processes
+from luceasync.pipeline.remote.discovery import choose_processes, describe_devices
 from tests.processes import backend_program
 
 

@@ -22,8 +22,9 @@ from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
-from luceasync.pipeline.remote import fleet, link
-from luceasync.pipeline.remote.fleet import Fleet, choose_processes
+from luceasync.pipeline.remote import connection, fleet
+from luceasync.pipeline.remote.discovery import choose_processes
+from luceasync.pipeline.remote.fleet import Fleet
 from luceasync.ranking.logits import Masks, Wanted
 from tests.pipeline.heard import HeardTaps
 from tests.processes import ARRANGEMENTS, BACKEND, placed

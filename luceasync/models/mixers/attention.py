@@ -56,7 +56,6 @@ class AttentionSpec(AttentionSizes):
         return self.query_dim * VERIFY_SPLITS * 4
 
     def tensors(self, hidden_size: int) -> dict[str, Shape]:
-        """See Mixer."""
         norms = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
         return {
             "self_attn.q_proj.weight": (self.query_dim * (2 if self.gated else 1), hidden_size),
@@ -68,7 +67,6 @@ class AttentionSpec(AttentionSizes):
         }
 
     def load(self, reader: LayerReader) -> AttentionLayer:
-        """See Mixer."""
         query = TensorPart("self_attn.q_proj.weight")
         gates: list[TensorPart] = []
         if self.gated:  # ours has the gates of all heads behind the values
@@ -92,19 +90,16 @@ class AttentionSpec(AttentionSizes):
         return HeadNorms(query, key, reader.norm_eps)
 
     def torch_body(self) -> AttentionBody:
-        """See Mixer."""
         from luceasync.models.mixers.attention_torch import TorchAttention
 
         return TorchAttention(self)
 
     def triton_body(self) -> AttentionBody:
-        """See Mixer."""
         from luceasync.models.mixers.attention_triton import TritonAttention
 
         return TritonAttention(self)
 
     def compiled_body(self) -> AttentionBody:
-        """See Mixer."""
         from luceasync.models.mixers.attention_compiled import CompiledAttention, can_attend
 
         return CompiledAttention(self) if can_attend(self) else self.torch_body()
@@ -139,13 +134,11 @@ class RecentQueries:
         return "attn_k"
 
     def torch_body(self) -> ProbeBody:
-        """See Recent."""
         from luceasync.models.mixers.attention_torch import TorchProbe
 
         return TorchProbe()
 
     def triton_body(self) -> ProbeBody:
-        """See Recent."""
         from luceasync.models.mixers.attention_triton import TritonProbe
 
         return TritonProbe()
@@ -183,13 +176,11 @@ class AttentionLayer:
         return sum(part.num_bytes for part in parts)
 
     def forward(self, x: Tensor, state: State, rows: Rows) -> Tensor:
-        """See MixerLayer."""
         projected = self.projection.linear(x, self.norm)
         mixed = self.body.attend(projected, self.head_norms, state, rows)
         return self.output.linear_add(mixed, x)
 
     def verify(self, x: Tensor, state: State, rows: Rows, trees: Trees, scratch: State) -> Tensor:
-        """See MixerLayer."""
         projected = self.projection.linear(x, self.norm)
         mixed = self.body.attend_tree(projected, self.head_norms, state, rows, trees, scratch)
         return self.output.linear_add(mixed, x)

@@ -29,7 +29,6 @@ class CompiledAttention(TorchAttention):
     def heads(
         self, projected: Tensor, norms: HeadNorms, turn: Rotation
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """See TorchAttention."""
         spec, x, (cos, sin) = self._spec, projected.contiguous(), turn
         shape = x.shape[:-1]
         q = x.new_empty((*shape, spec.num_heads, spec.head_dim))
@@ -51,7 +50,6 @@ class CompiledAttention(TorchAttention):
         return q, k, v, x[..., end:] if spec.gated else None
 
     def attend_entry(self, q: Tensor, keys: Tensor, values: Tensor, entry: Entry) -> Tensor:
-        """See TorchAttention."""
         assert q.dtype == keys.dtype and keys.stride() == values.stride(), (q.dtype, keys.dtype)
         assert keys.stride()[1:] == (keys.shape[2], 1), keys.stride()
         shape = q.shape  # asked once: each time it is made anew

@@ -31,7 +31,6 @@ class TorchAttention:
         self._spec = spec
 
     def prepare(self, positions: Tensor) -> Rotation:
-        """See MixerBody."""
         return rotation(self._spec, positions)
 
     def attend(self, projected: Tensor, norms: HeadNorms, state: State, rows: Rows) -> Tensor:
@@ -60,7 +59,6 @@ class TorchAttention:
     def heads(
         self, projected: Tensor, norms: HeadNorms, turn: Rotation
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """See heads_of."""
         return heads_of(projected, self._spec, norms, turn)
 
     def attend_entry(self, q: Tensor, keys: Tensor, values: Tensor, entry: Entry) -> Tensor:

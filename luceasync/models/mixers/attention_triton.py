@@ -216,5 +216,4 @@ class TritonProbe:
         chunk_tokens: int,
         scores: Tensor,
     ) -> None:
-        """See TorchLook."""
         add_scores(recent, rows, begin, num_tokens, chunk_tokens, scores)

@@ -67,7 +67,6 @@ class DeltaSpec(DeltaSizes):
         return 0
 
     def tensors(self, hidden_size: int) -> dict[str, Shape]:
-        """See Mixer."""
         return {
             "linear_attn.in_proj_qkv.weight": (self.conv_channels, hidden_size),
             "linear_attn.in_proj_z.weight": (self.output_dim, hidden_size),
@@ -100,19 +99,16 @@ class DeltaSpec(DeltaSizes):
         )
 
     def torch_body(self) -> DeltaBody:
-        """See Mixer."""
         from luceasync.models.mixers.delta_torch import TorchDelta
 
         return TorchDelta(self)
 
     def triton_body(self) -> DeltaBody:
-        """See Mixer."""
         from luceasync.models.mixers.delta_triton import TritonDelta
 
         return TritonDelta(self)
 
     def compiled_body(self) -> DeltaBody:
-        """See Mixer."""
         return self.torch_body()
 
 
@@ -156,14 +152,12 @@ class DeltaLayer:
         return sum(part.num_bytes for part in parts)
 
     def forward(self, x: Tensor, state: State, rows: Rows) -> Tensor:
-        """See MixerLayer."""
         projected = self.projection.linear(x, self.norm)
         conv, delta = state
         mixed = self.body.delta(projected, self.parameters, conv, delta, rows)
         return self.output.linear_add(mixed, x)
 
     def verify(self, x: Tensor, state: State, rows: Rows, trees: Trees, scratch: State) -> Tensor:
-        """See MixerLayer."""
         projected = self.projection.linear(x, self.norm)
         conv, delta = state
         parameters = self.parameters

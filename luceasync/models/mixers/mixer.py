@@ -27,12 +27,10 @@ class Mixer(Hashable, Protocol):
 
     @property
     def rows(self) -> tuple[StateTensor, ...]:
-        """See luceasync.kv.state.StateLayout."""
         ...
 
     @property
     def end(self) -> tuple[StateTensor, ...]:
-        """See luceasync.kv.state.StateLayout."""
         ...
 
     @property
