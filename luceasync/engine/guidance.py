@@ -18,9 +18,9 @@ from luceasync.grammar.matcher import Matcher
 from luceasync.grammar.program import Program, program
 from luceasync.grammar.vocabulary import Vocabulary
 from luceasync.request import ChatPrompt, Constraint, Request
+from luceasync.text.answer.answer_format import AnswerFormat
+from luceasync.text.answer.call_formats import CallFormat
 from luceasync.text.answer.call_grammar import CallGrammar
-from luceasync.text.answer.form import AnswerForm
-from luceasync.text.answer.formats import CallFormat
 from luceasync.text.answer.pieces import THINK_END
 from luceasync.text.prompt import RenderedPrompt
 
@@ -119,7 +119,7 @@ def is_guided(request: Request) -> bool:
     return bool(chat.must_call) or any(strict)
 
 
-def asked_of(request: Request, answers: AnswerForm) -> Asked:
+def asked_of(request: Request, answers: AnswerFormat) -> Asked:
     """What the request asks of an answer. Raises RequestError for calls in no known format."""
     chat = request.prompt
     if not isinstance(chat, ChatPrompt) or not chat.tools:

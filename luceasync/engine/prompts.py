@@ -15,14 +15,14 @@ from luceasync.errors import ContextLengthError, RequestError
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.prefix_cache.tenants import Tenants
 from luceasync.request import ChatPrompt, ModelCard, Request, TextPrompt, TokenPrompt
-from luceasync.text.answer.form import AnswerForm
+from luceasync.text.answer.answer_format import AnswerFormat
 from luceasync.text.answer.pieces import PieceMaker
-from luceasync.text.call_memory import NotedCalls
+from luceasync.text.call_memory import CallRecorder
 from luceasync.text.prompt import RenderedPrompt, Tenant
-from luceasync.text.returns import Returns
+from luceasync.text.replay_check import ReplayCheck
 from luceasync.text.roles import Roles
-from luceasync.text.shared_prefix import Parting, ToolsBlock, marked_tokens, shared_ids
-from luceasync.text.template import Template, Turns
+from luceasync.text.shared_prefix import CommonPrefix, ToolsBlock, marked_tokens, shared_ids
+from luceasync.text.template import Template, TurnBoundaries
 from luceasync.text.tokenizer import Tokenizer, refuse_too_long
 
 # How much of each lane may be pinned to the devices. A value.
@@ -54,7 +54,7 @@ class Language:
     vocab_size: int
     num_lanes: int
     pin_room: PinRoom | None = None
-    answers: AnswerForm = field(default_factory=AnswerForm)
+    answers: AnswerFormat = field(default_factory=AnswerFormat)
 
 
 class Prompts:
@@ -63,9 +63,9 @@ class Prompts:
     def __init__(self, language: Language, tenants: Tenants) -> None:
         self._language = language
         self._tenants = tenants
-        self._turns = Turns.of(language.template, language.tokenizer)
+        self._turns = TurnBoundaries.of(language.template, language.tokenizer)
         self._roles = Roles.of(language.template)
-        self._parting = Parting(language.tokenizer)
+        self._parting = CommonPrefix(language.tokenizer)
         self._tools_block = ToolsBlock(language.template, self._parting)
 
     def render(self, request: Request) -> RenderedPrompt:
@@ -104,7 +104,7 @@ class Prompts:
 
         def new_pieces() -> PieceMaker:
             maker = self._language.answers.maker(text, chat.tools, chat.max_calls)
-            return NotedCalls(maker, tenant.calls)
+            return CallRecorder(maker, tenant.calls)
 
         said = messages, chat.tools, chat.template_kwargs
         return RenderedPrompt(
@@ -112,7 +112,7 @@ class Prompts:
             text,
             ids,
             tuple(self._turns.ends(ids)),
-            answer_returns=Returns.of(template, tokenizer, text, *said),
+            answer_returns=ReplayCheck.of(template, tokenizer, text, *said),
             tools_end=self._tools_block.end(text, ids, *said),
             new_pieces=new_pieces,
             before=self._language.answers.before(text),

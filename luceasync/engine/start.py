@@ -18,11 +18,12 @@ from luceasync.models.files import ModelFiles
 from luceasync.pipeline.capacity import num_pinnable
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.plan import Plan
-from luceasync.pipeline.remote.fleet import Fleet, processes_of
+from luceasync.pipeline.remote.discovery import processes_of
+from luceasync.pipeline.remote.fleet import Fleet
 from luceasync.prefix_cache.namespace import namespace_of
 from luceasync.request import ANY_NAME, ChatPrompt, ModelCard
-from luceasync.speculation.dflash.draft_process import Berth
 from luceasync.speculation.dflash.placement import Drafter, plan_with_drafter
+from luceasync.speculation.dflash.process import DraftProcessResources
 from luceasync.status import BackendProcesses
 from luceasync.text.answer.answer_format import AnswerFormat
 from luceasync.text.guarded import GuardedTemplate
@@ -63,13 +64,13 @@ def build_engine(
     programs = processes_of([device.name for device in plan.devices], config.placement).programs
     transport = config.placement.ipc_transport
     fleet = Fleet(model, plan, programs, transport, node_bytes, stopping)
-    berth = _berth_of(drafter, plan, config, node_bytes)
+    draft_process = _draft_process_of(drafter, plan, config, node_bytes)
     recipe = Recipe(
         model,
         plan,
         language.tokenizer,
         drafter,
-        berth,
+        draft_process,
         limits,
         host,
         fleet.open_group,
@@ -80,13 +81,13 @@ def build_engine(
 
     def release() -> None:
         fleet.close()
-        if berth is not None:
-            berth.close()
+        if draft_process is not None:
+            draft_process.close()
         host.close()
 
     def processes() -> BackendProcesses:
         found = fleet.status
-        return found if berth is None else BackendProcesses((*found.all, berth.status))
+        return found if draft_process is None else BackendProcesses((*found.all, draft_process.status))
 
     cabinet = None
     if (cache_dir := config.cache.cache_dir) is not None:
@@ -118,12 +119,14 @@ def _device_bytes(plan: Plan) -> dict[str, int]:
     return found
 
 
-def _berth_of(drafter: Drafter | None, plan: Plan, config: Config, node_bytes: int) -> Berth | None:
-    """For a drafter that has a process of its own."""
+def _draft_process_of(
+    drafter: Drafter | None, plan: Plan, config: Config, node_bytes: int
+) -> DraftProcessResources | None:
+    """What the process of a drafter gets; None: it has none."""
     if drafter is None or drafter.program is None:
         return None
     transport = config.placement.ipc_transport
-    return Berth(drafter, drafter.program, plan, transport, node_bytes)
+    return DraftProcessResources(drafter, drafter.program, plan, transport, node_bytes)
 
 
 def _until(stopping: threading.Event, progress: Progress | None) -> Progress:

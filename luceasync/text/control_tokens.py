@@ -1,7 +1,7 @@
-"""Where a text has control tokens, and the ids of a text that only writes about some.
+"""Finds control tokens in text, and encodes text that merely mentions some.
 
-A control token that is only text has a BREAK within it, which no client can send: a lone surrogate
-is not Unicode. Owns what a BREAK means. Knows no template, no chat and no history.
+A control token that is only text has a BREAK inside, which no client can send: a lone surrogate is
+not valid Unicode. Owns what a BREAK means. Knows no template, no chat and no history.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from luceasync.errors import ModelError
 
 BREAK = "\udfff"
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
-_NO_TOKEN = "\N{REPLACEMENT CHARACTER}"  # stands for them where only Unicode is read
+_NO_TOKEN = "\N{REPLACEMENT CHARACTER}"  # replaces them for readers of valid Unicode only
 
 
-class Found(NamedTuple):
-    """An added token in a text, at characters `[begin, end)`."""
+class TokenSpan(NamedTuple):
+    """An added token found in a text, at characters `[begin, end)`."""
 
     begin: int
     end: int
@@ -32,11 +32,11 @@ class Found(NamedTuple):
 
 
 class ControlTokens:
-    """The control tokens of one tokenizer. All may be called from any thread.
+    """The control tokens of one tokenizer. Safe to call from any thread.
 
-    `encode` is told of them by marks that nobody can guess. Its tokenizer is the given one but for
-    their names, so that every other id is what it was. Tokens of one character are left out: no
-    BREAK fits in.
+    `encode` uses a copy of the tokenizer in which control tokens are renamed to unguessable marks,
+    so that their usual text is ordinary there and every other id is unchanged. Control tokens of
+    one character are left out: no BREAK fits inside.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, control_ids: Iterable[int]) -> None:
@@ -51,7 +51,7 @@ class ControlTokens:
         self._added_ids = {token.content: i for i, token in added.items()}
         contents = [token.content for token in added.values() if token.content]
         is_normalized = backend.normalizer is not None and any(t.normalized for t in added.values())
-        # Some of it stands in every text that has an added token; "": nothing is known.
+        # A text without any of these has no added token; "": unknown, so every text may have one.
         self._signs = [""] if is_normalized or _NO_TOKEN in "".join(contents) else contents
         self._ids = {
             self._scanner.token_to_id(token.content): i
@@ -61,37 +61,37 @@ class ControlTokens:
 
     @property
     def texts(self) -> Collection[str]:
-        """How the control tokens are written."""
+        """The texts of the control tokens."""
         return self._texts.values()
 
     def is_control(self, token_id: int) -> bool:
-        """Whether no text may become `token_id`."""
+        """Whether `token_id` is a control token, which messages must not forge."""
         return token_id in self._texts
 
-    def find_added(self, text: str) -> list[Found]:
-        """The added tokens that encoding `text` finds, control tokens and others, in order."""
+    def find_added(self, text: str) -> list[TokenSpan]:
+        """The added tokens that encoding `text` would find, control tokens and others, in order."""
         if self._pattern is not None:
             ids = self._added_ids
-            return [Found(*m.span(), ids[m[0]]) for m in self._pattern.finditer(text)]
-        if not any(sign in text for sign in self._signs):  # quicker by far
+            return [TokenSpan(*m.span(), ids[m[0]]) for m in self._pattern.finditer(text)]
+        if not any(sign in text for sign in self._signs):  # far faster than the scanner
             return []
         readable = _SURROGATES.sub(_NO_TOKEN, text)
         [encoding] = self._scanner.encode_batch([readable], add_special_tokens=False)
         places = zip(encoding.ids, encoding.offsets, strict=True)
-        return [Found(*place, self._ids[i]) for i, place in places if i in self._ids]
+        return [TokenSpan(*place, self._ids[i]) for i, place in places if i in self._ids]
 
-    def find(self, text: str) -> list[Found]:
-        """The control tokens among them."""
-        return [found for found in self.find_added(text) if self.is_control(found.token_id)]
+    def find(self, text: str) -> list[TokenSpan]:
+        """The control tokens that encoding `text` would find, in order."""
+        return [token for token in self.find_added(text) if self.is_control(token.token_id)]
 
     def broken(self, text: str) -> str:
-        """`text` with a BREAK within each control token: as text alone."""
+        """`text` with a BREAK inside each control token, which makes it ordinary text."""
         while found := self.find(text):
             text = with_breaks(text, [token.begin + 1 for token in found])
         return text
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`, where control tokens with a BREAK are ordinary text."""
+        """The ids of `text`; control tokens with a BREAK inside are ordinary text."""
         parts, end = [], 0
         for token in self.find(text):
             parts += [text[end : token.begin], self._marked(token, text)]
@@ -102,16 +102,18 @@ class ControlTokens:
         ids: list[int] = encoding.ids
         return ids
 
-    def _marked(self, token: Found, text: str) -> str:
-        """Its mark, with what normalizing finds it by beside its name: a space before it."""
+    def _marked(self, token: TokenSpan, text: str) -> str:
+        """The mark of `token`, with any text that a normalized match has around its name, such as
+        a leading space.
+        """
         found, name = text[token.begin : token.end], self._texts[token.token_id]
         mark = self._marks[token.token_id]
         return found.replace(name, mark, 1) if name in found else mark
 
     def prepare(self) -> None:
-        """Do now what the first `encode` would take a second for, where the vocabulary is large.
+        """Build the renamed tokenizer now; with a large vocabulary it takes a second.
 
-        Raises ModelError where a token cannot do without its name.
+        Raises ModelError if a token cannot be renamed.
         """
         for token_id, mark in self._marks.items():
             if self._literal.token_to_id(mark) != token_id:
@@ -126,7 +128,7 @@ class ControlTokens:
 
 
 def with_breaks(text: str, places: Iterable[int]) -> str:
-    """`text` with a BREAK before the characters at `places`, which rise."""
+    """`text` with a BREAK before each of the character indices `places`, which ascend."""
     parts, begin = [], 0
     for place in places:
         parts.append(text[begin:place])
@@ -135,8 +137,8 @@ def with_breaks(text: str, places: Iterable[int]) -> str:
 
 
 def _pattern(added: Iterable[tokenizers.AddedToken]) -> re.Pattern[str] | None:
-    """Finds the same where nothing but their texts decides: the longest at the first place; ten
-    times as fast. None where a token is found in normalized text, or as a whole word alone.
+    """A pattern that finds the same tokens as the scanner, ten times as fast: the longest at the
+    first place. None if a token matches normalized text, or whole words only.
     """
     tokens = [token for token in added if token.content]
     if not tokens or any(token.normalized or token.single_word for token in tokens):
@@ -148,7 +150,7 @@ def _pattern(added: Iterable[tokenizers.AddedToken]) -> re.Pattern[str] | None:
 def _scanner(
     backend: tokenizers.Tokenizer, added: Iterable[tokenizers.AddedToken]
 ) -> tokenizers.Tokenizer:
-    """Finds added tokens as `backend` does, and nothing else: all other text is one unknown."""
+    """A tokenizer that finds added tokens as `backend` does; all other text is one unknown."""
     scanner = tokenizers.Tokenizer(models.WordLevel({"": 0}, unk_token=""))
     if backend.normalizer is not None:
         scanner.normalizer = backend.normalizer
@@ -165,7 +167,7 @@ def _scanner(
 
 
 def _renamed(definition: str, marks: dict[str, str]) -> str:
-    """The tokenizer.json `definition` with other names for some tokens, wherever it has them."""
+    """The tokenizer.json `definition` with the tokens in `marks` renamed wherever they occur."""
     content = json.loads(definition)
     for token in content["added_tokens"]:
         token["content"] = marks.get(token["content"], token["content"])
@@ -175,18 +177,18 @@ def _renamed(definition: str, marks: dict[str, str]) -> str:
         model["merges"] = [pair for pair in model["merges"] if not _makes_any(pair, marks)]
     if model.get("unk_token") in marks:
         model["unk_token"] = marks[model["unk_token"]]
-    content["post_processor"] = None  # it adds tokens, by name; nothing is to be added
+    content["post_processor"] = None  # it would add tokens by name; `encode` adds none
     return json.dumps(content)
 
 
 def _renamed_vocab(vocab: Any, marks: dict[str, str]) -> Any:
-    """Ids by token, or (as Unigram has them) pairs of a token and its score."""
+    """`vocab` is ids by token or, for Unigram, pairs of a token and its score."""
     if isinstance(vocab, dict):
         return {marks.get(token, token): token_id for token, token_id in vocab.items()}
     return [[marks.get(token, token), score] for token, score in vocab]
 
 
 def _makes_any(pair: Any, marks: dict[str, str]) -> bool:
-    """Whether merging `pair`, two tokens or both in one string, takes or gives a renamed one."""
+    """Whether merging `pair`, two tokens or both in one string, uses or makes a renamed one."""
     left, right = pair.split(" ", 1) if isinstance(pair, str) else pair
     return not marks.keys().isdisjoint((left, right, left + right))

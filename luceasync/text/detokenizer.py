@@ -1,6 +1,6 @@
-"""The text of an answer while it is being made: whole characters only, cut before a stop string.
+"""The text of an answer while it is generated: whole characters, cut before a stop string.
 
-Owns what is held back. Knows nothing of end tokens, of lengths or of who reads.
+Owns what is held back. Knows nothing of end tokens or length limits.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from luceasync.text.tokenizer import Tokenizer
 
 
 class SafeText(NamedTuple):
-    """Text that is safe to show. `stopped`: a stop string follows it, and nothing comes after."""
+    """Text that is safe to send. `stopped`: a stop string follows, which ends the text."""
 
     text: str
     stopped: bool
 
 
 class Detokenizer:
-    """Turns the tokens of one answer into pieces, which together are `tokenizer.decode` of all of
-    them.
+    """Turns the tokens of one answer into text piece by piece; joined, the pieces equal
+    `tokenizer.decode` of all tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()) -> None:
@@ -33,16 +33,18 @@ class Detokenizer:
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that has ended the text."""
+        """The stop string that ended the text, if any."""
         return self._scanner.found if self._scanner is not None else None
 
     @property
     def has_stops(self) -> bool:
-        """Whether some string may stop the text."""
+        """Whether there are stop strings."""
         return self._scanner is not None
 
     def push(self, token_id: int) -> SafeText:
-        """The text that is certain with `token_id`; never called after a stop. Amortised O(1)."""
+        """The text that is final once `token_id` has come. Must not be called after a stop.
+        Amortised O(1).
+        """
         assert not self.stopped, "a token after a stop string"
         token = self._token(token_id)
         if token is None:
@@ -51,8 +53,8 @@ class Detokenizer:
         return SafeText(text, False) if self._scanner is None else self._scan(self._scanner, text)
 
     def flush(self) -> str:
-        """What is left when no token follows: empty after a stop. It may complete a stop: see
-        `stopped`.
+        """The text held back, when no token follows; empty after a stop. It may complete a stop
+        string: check `stopped`.
         """
         if self.stopped:
             return ""
@@ -69,11 +71,11 @@ class Detokenizer:
 
 
 class StopScanner:
-    """Finds the stop string that is complete first, however the text is cut into pieces.
+    """Finds the stop string that is complete first, however the text is split into pieces.
 
-    Where several are complete at the same character, the longest counts. The automaton is that of
-    Aho and Corasick (Efficient string matching, CACM 1975); the depth of its state is how much of
-    the text is the beginning of a stop string, and so must be held back.
+    If several are complete at the same character, the longest counts. The automaton is that of Aho
+    and Corasick (Efficient string matching, CACM 1975); the depth of its state is the number of
+    characters at the end of the text that begin a stop string, and so must be held back.
     """
 
     def __init__(self, stop: Iterable[str]) -> None:
@@ -89,7 +91,7 @@ class StopScanner:
         self.found: str | None = None
 
     def push(self, text: str) -> SafeText:
-        """The text before a stop string, or as much as cannot belong to one any more."""
+        """The text before a stop string, or as much as can no longer belong to one."""
         buffer, num_before = self._held + text, len(self._held)
         for i, char in enumerate(text, start=num_before + 1):
             self._state = self._step(self._state, char)
@@ -103,7 +105,7 @@ class StopScanner:
         return SafeText(buffer[:num_safe], False)
 
     def flush(self) -> str:
-        """What was held back, when nothing follows."""
+        """The text held back, when nothing follows."""
         held, self._held, self._state = self._held, "", 0
         return held
 
@@ -121,7 +123,9 @@ class StopScanner:
         self._match[state] = len(string)
 
     def _link(self) -> list[int]:
-        """For each state, the deepest other one whose text ends its own; breadth first."""
+        """For each state, the deepest other state whose text is a suffix of its own; breadth
+        first.
+        """
         self._fail = [0] * len(self._next)
         queue = list(self._next[0].values())
         for state in queue:

@@ -1,7 +1,7 @@
-"""Text that a client sends back is given the ids that the model generated, not those of encoding.
+"""Maps text that a client sends back to the ids that the model generated for it.
 
-Byte pairs would merge across the seam, and computed state would not be found again. Owns which
-texts of one tenant are remembered, and for how long. Knows no cache, no engine and no template.
+Encoding it anew could merge byte pairs across the seam, and computed state would not be found. Owns
+which texts of one tenant are remembered, and for how long. Knows no cache, engine or template.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BREAK = BREAK.encode("utf-8", "surrogatepass")
 
 @dataclass(eq=False, frozen=True, slots=True)
 class _Sequence:
-    """The ids of one prompt and its answer; never changed, so that nobody locks to read them."""
+    """The ids of one prompt and its answer; immutable, so reading takes no lock."""
 
     ids: array[int]
 
@@ -40,16 +40,17 @@ class _Match(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """A remembered text, told by its length in bytes of UTF-8 and their digest."""
+    """A remembered text, identified by its length in bytes of UTF-8 and its digest."""
 
     num_bytes: int
     digest: bytes
 
 
 class History:
-    """The texts that a tenant's prompts may begin with, and their ids; any thread may call it.
+    """The texts that a tenant's prompts may begin with, and their ids. Safe to call from any
+    thread.
 
-    Where more than `max_tokens_held` ids would be held, what was used least recently goes.
+    Beyond `max_tokens_held` ids the least recently used sequence is dropped.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_tokens_held: int = MAX_TOKENS_HELD) -> None:
@@ -61,36 +62,37 @@ class History:
         )
         self._lock = threading.Lock()
         self._matches: dict[int, dict[bytes, _Match]] = {}  # by length, then by digest
-        self._lengths: list[int] = []  # those of `_matches`, rising
-        self._keys: OrderedDict[_Sequence, list[_Key]] = OrderedDict()  # last used comes last
+        self._lengths: list[int] = []  # the keys of `_matches`, ascending
+        self._keys: OrderedDict[_Sequence, list[_Key]] = OrderedDict()  # most recently used last
         self._num_tokens_held = 0
 
     @property
     def num_tokens_held(self) -> int:
-        """How many ids are held."""
+        """The number of ids held."""
         return self._num_tokens_held
 
     def remember(
         self, prompt_text: str, prompt_ids: Sequence[int], generated_ids: Sequence[int]
     ) -> None:
-        """After an answer: a text that begins with `prompt_text` and what `generated_ids` spell is
-        to get these ids.
+        """After an answer: remember these ids for texts that begin with `prompt_text` and what
+        `generated_ids` spell.
 
-        Remembered without the last one too: the model has not run it, and where it ends the answer
-        a template may spell the end otherwise. Ids at the end that spell nothing are left out: the
-        text is the same without them, and asked again it must not grow.
+        They are also remembered without the last id: the model has not run it, and if it ends the
+        answer a template may spell the end differently. Trailing ids that spell nothing are left
+        out: the text is the same without them, and a prompt must not grow when sent again.
         """
         self._hold(prompt_text.encode("utf-8", "surrogatepass"), prompt_ids, generated_ids)
 
     def relearn(self, token_ids: Sequence[int]) -> None:
-        """The same for a whole sequence that ends with generated ids and whose text is not known,
-        but for what its ids spell: one that was kept over a restart.
+        """Remember a sequence whose text is known only from its ids, such as one restored after a
+        restart. It ends with generated ids.
         """
         self._hold(b"", (), token_ids)
 
     def recall(self, text: str) -> array[int]:
-        """The ids of `text`: those of the longest remembered text that it begins with, and of the
-        rest by itself; all by `Tokenizer.encode` where none fits. Raises RequestError as that does.
+        """The ids of `text`: those of the longest remembered text that it begins with, then those
+        of the rest, encoded by itself; without a match `Tokenizer.encode`. Raises RequestError as
+        that does.
         """
         spelled = text.encode("utf-8", "surrogatepass")
         for match in self._beginnings_of(spelled):
@@ -100,10 +102,9 @@ class History:
         return array("i", self._tokenizer.encode(text))
 
     def _encode_rest(self, spelled: bytes, seam: int) -> list[int] | None:
-        """The ids of `spelled[seam:]`; None where no text must be cut.
-
-        That is within an added token such as "<|im_end|>", which only whole text has; and with a
-        tokenizer that puts a space before a text, anywhere but before a special token.
+        """The ids of `spelled[seam:]`; None if the text must not be split there: within an added
+        token such as "<|im_end|>", or, with a tokenizer that prepends a space to a text, anywhere
+        but before a special token.
         """
         if any(
             token in spelled[max(0, seam - len(token) + 1) : seam + len(token) - 1]
@@ -116,9 +117,10 @@ class History:
         return None
 
     def _beginnings_of(self, spelled: bytes) -> list[_Match]:
-        """What is remembered of the beginnings of `spelled`, the longest first; that one is used.
+        """The remembered texts that `spelled` begins with, longest first; the longest is marked as
+        used.
 
-        One pass of the hash over `spelled`, with a look at each remembered length.
+        Hashes `spelled` once, with a lookup at each remembered length.
         """
         found, num_hashed = [], 0
         content, running = memoryview(spelled), blake2b(digest_size=_DIGEST_BYTES)
@@ -137,22 +139,24 @@ class History:
         sequence = _Sequence(array("i", prompt_ids) + array("i", generated_ids))
         if len(sequence.ids) > self._max_tokens_held:
             return
-        for said in (generated_ids[:-1], generated_ids):
-            num_said = self._num_spelling(said)
-            spelled = prompt + _spell(self._tokenizer, said[:num_said])
+        for generated in (generated_ids[:-1], generated_ids):
+            num_generated = self._num_spelling(generated)
+            spelled = prompt + _spell(self._tokenizer, generated[:num_generated])
             if spelled and _is_text(spelled):
                 key = _Key(len(spelled), blake2b(spelled, digest_size=_DIGEST_BYTES).digest())
-                num_ids = len(prompt_ids) + num_said
+                num_ids = len(prompt_ids) + num_generated
                 with self._lock:
                     self._insert(key, _Match(len(spelled), sequence, num_ids))
 
     def _num_spelling(self, ids: Sequence[int]) -> int:
-        """How many of the first `ids` it takes to spell what all do."""
+        """The number of `ids` up to the last one that spells anything."""
         spelling = (i for i in range(len(ids), 0, -1) if self._tokenizer.token_bytes(ids[i - 1]))
         return next(spelling, 0)
 
     def _insert(self, key: _Key, match: _Match) -> None:
-        """The newest ids of a text count: their state is the likeliest to be kept still."""
+        """Insert a match. The newest ids of a text win: their state is the likeliest to be cached
+        still.
+        """
         if key.digest in self._matches.get(key.num_bytes, {}):
             self._remove(key)
         if key.num_bytes not in self._matches:
@@ -168,7 +172,7 @@ class History:
                 self._remove(old_key)
 
     def _remove(self, key: _Key) -> None:
-        """Forget the text; a sequence that no text leads to goes with it."""
+        """Forget the text, and its sequence if no other text leads to it."""
         of_length = self._matches[key.num_bytes]
         sequence = of_length.pop(key.digest).sequence
         if not of_length:
@@ -181,7 +185,7 @@ class History:
 
 
 def _spell(tokenizer: Tokenizer, ids: Iterable[int]) -> bytes:
-    """The text of `ids` as a prompt has it: what only spells a control token has a BREAK in it."""
+    """The text of `ids` as in a prompt, with a BREAK in text that merely spells a control token."""
     parts = []
     for is_control, run in groupby(ids, tokenizer.control.is_control):
         spelled = tokenizer.spell(run)
@@ -190,13 +194,13 @@ def _spell(tokenizer: Tokenizer, ids: Iterable[int]) -> bytes:
 
 
 def _broken(tokenizer: Tokenizer, spelled: bytes) -> bytes:
-    """`ControlTokens.broken` of bytes, some of which may be no text."""
+    """`ControlTokens.broken` of bytes, some of which may not be UTF-8."""
     text = tokenizer.control.broken(spelled.decode("utf-8", "surrogateescape"))
     return _BREAK.join(part.encode("utf-8", "surrogateescape") for part in text.split(BREAK))
 
 
 def _is_text(spelled: bytes) -> bool:
-    """Whether a text can begin with `spelled`, which must not end within a character."""
+    """Whether a text can begin with `spelled`, which then does not end within a character."""
     try:
         spelled.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:

@@ -1,6 +1,8 @@
-"""Token ids to text, one at a time, with exactly the text that decoding all of them at once gives.
+"""Decodes tokens one at a time to exactly the text that decoding them all at once gives.
 
-Owns the two families of decoders: byte-level, and pieces with byte fallback. Knows no stop strings.
+Owns two families of decoders: byte-level, and pieces with byte fallback. The DecodeStream of
+`tokenizers` does not serve: it drops the text of an incomplete character at the end, and takes 40
+instead of 2 microseconds a token. Knows no stop strings.
 """
 
 from __future__ import annotations
@@ -18,23 +20,23 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TextStream(Protocol):
-    """The text of one growing sequence of tokens (special ones left out by the caller)."""
+    """Decodes one growing sequence of tokens; the caller leaves special ones out."""
 
     def push(self, token: str) -> str:
-        """What is certain now that `token`, as the vocabulary writes it, has come."""
+        """The text that is final once `token`, spelled as in the vocabulary, has come."""
         ...
 
     def flush(self) -> str:
-        """What was held back, decoded as it stands."""
+        """Decode what was held back as it is."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ByteLevelRules:
-    """Every character of a token stands for one byte (Radford et al. 2019, GPT-2)."""
+    """Each character of a token stands for one byte (Radford et al. 2019, GPT-2)."""
 
     def token_bytes(self, token: str) -> bytes:
-        """The bytes of `token`; one that is not written in the byte alphabet is its own text."""
+        """The bytes of `token`; one outside the byte alphabet is its own text."""
         try:
             return token.translate(_TO_LATIN_1).encode("latin-1")
         except UnicodeEncodeError:
@@ -46,11 +48,11 @@ class ByteLevelRules:
 
 @dataclass(frozen=True, slots=True)
 class PieceRules:
-    """Tokens are text (SentencePiece, Kudo and Richardson 2018), with `replaced` strings put for
-    others.
+    """Tokens are text (SentencePiece, Kudo and Richardson 2018). `replaced`: pairs of a string and
+    its replacement.
 
-    `byte_fallback`: `<0xXX>` is one byte. `strip`: this many leading spaces of the whole text go.
-    `strip_first`: the first token loses all its metaspaces instead.
+    `byte_fallback`: `<0xXX>` is one byte. `strip`: number of leading spaces to drop from the whole
+    text. `strip_first`: the metaspace to drop from the first token instead.
     """
 
     replaced: tuple[tuple[str, str], ...]
@@ -59,7 +61,7 @@ class PieceRules:
     strip_first: str = ""
 
     def byte_of(self, token: str) -> int | None:
-        """The byte that `token` stands for; None when it is text."""
+        """The byte that `token` stands for; None if it is text."""
         match = _BYTE_TOKEN.fullmatch(token) if self.byte_fallback else None
         return int(match[1], 16) if match else None
 
@@ -80,8 +82,8 @@ Rules = ByteLevelRules | PieceRules
 
 
 def rules_of(decoder: dict[str, Any] | None) -> Rules:
-    """The rules that follow from tokenizer.json's `decoder`. Raises ModelError for a kind we cannot
-    stream.
+    """The rules for tokenizer.json's `decoder`. Raises ModelError for a kind that cannot be
+    streamed.
     """
     steps = (decoder or {}).get("decoders", [decoder] if decoder else [])
     kinds = [step["type"] for step in steps]
@@ -108,21 +110,23 @@ def _fallback_rules(steps: list[dict[str, Any]]) -> PieceRules:
     for step in steps:
         if step["type"] == "Replace":
             if "String" not in step["pattern"]:
-                raise ModelError("tokenizer.json replaces by a regex when decoding; not supported.")
+                raise ModelError("tokenizer.json decodes with a regex replacement; not supported.")
             replaced.append((step["pattern"]["String"], step["content"]))
         if step["type"] == "Strip":
             if step["content"] != " " or step["stop"]:
-                raise ModelError("tokenizer.json strips more than leading spaces; not supported.")
+                raise ModelError(
+                    "tokenizer.json strips more than leading spaces when decoding; not supported."
+                )
             strip = step["start"]
     return PieceRules(tuple(replaced), any(s["type"] == "ByteFallback" for s in steps), strip)
 
 
 class _ByteLevelStream:
-    """Invariant: the bytes held back are the beginning of one UTF-8 character."""
+    """Invariant: the bytes held back begin one UTF-8 character."""
 
     def __init__(self, rules: ByteLevelRules) -> None:
         self._bytes_of = rules.token_bytes
-        # As in tokenizers, each maximal part of a character that cannot be completed is one U+FFFD.
+        # As in tokenizers, each maximal incomplete part of a character becomes one U+FFFD.
         self._utf8: Callable[..., str] = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def push(self, token: str) -> str:
@@ -135,8 +139,8 @@ class _ByteLevelStream:
 class _PieceStream:
     """Invariant: `_run` holds the byte tokens since the last piece of text.
 
-    A run of bytes is text as a whole or, if any part of it is not UTF-8, one U+FFFD per byte; so
-    it is certain only when it has ended.
+    A run of bytes decodes as a whole or, if any part of it is not UTF-8, to one U+FFFD per byte; so
+    it is final only once it has ended.
     """
 
     def __init__(self, rules: PieceRules) -> None:
@@ -177,8 +181,8 @@ class _PieceStream:
 
 
 def _to_latin_1() -> dict[int, int]:
-    """GPT-2's characters for bytes, as characters of Latin-1: printable ones stand for themselves,
-    the others come from 256 up. What stands for none gets no character of Latin-1.
+    """Maps GPT-2's characters for bytes to Latin-1: printable bytes stand for themselves, others
+    are numbered from 256 up. Characters outside that alphabet map outside Latin-1.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

@@ -6,11 +6,11 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from luceasync.text.answer.form import Before
+from luceasync.text.answer.answer_format import Before
 from luceasync.text.answer.pieces import PieceMaker, PlainText
 from luceasync.text.call_memory import CallMemory
 from luceasync.text.history import History
-from luceasync.text.returns import Returns
+from luceasync.text.replay_check import ReplayCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class RenderedPrompt:
     text: str | None
     ids: array[int]
     boundaries: tuple[int, ...]
-    answer_returns: Callable[[Sequence[int]], bool] = field(default_factory=Returns)
+    answer_returns: Callable[[Sequence[int]], bool] = field(default_factory=ReplayCheck)
     tools_end: int | None = None
     new_pieces: Callable[[], PieceMaker] = PlainText
     before: Before = "nothing"

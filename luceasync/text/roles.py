@@ -1,7 +1,7 @@
-"""Messages in the order that a chat template takes: some take one system message, first of all.
+"""Fits the order of messages to a chat template: some take one system message, and only first.
 
-Agents send system messages in the middle of a conversation, two at its beginning, or two of a user
-in a row. Owns how they are fitted. What a template takes as it is stays as it is.
+Agents send system messages in the middle of a conversation, two at its beginning, or two user
+messages in a row. An order that the template takes stays as it is.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from luceasync.text.template import Template
 Message = Mapping[str, Any]
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
-BETWEEN = "\n\n"  # the texts of messages that become one
+SEPARATOR = "\n\n"  # between the texts of merged messages
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """What a template takes: two system messages at the beginning, one later on, and two messages
-    of a user in a row.
+    """Which orders a template takes: two system messages at the beginning, one later on, and two
+    user messages in a row.
     """
 
     two_systems: bool = True
@@ -32,17 +32,17 @@ class Roles:
 
     @classmethod
     def of(cls, template: Template) -> Roles:
-        """Tried with messages of each kind. What a template leaves out it does not take."""
+        """Probe `template` with each order. One whose text it drops counts as refused."""
 
         def takes(*roles: str) -> bool:
-            said = [{"role": role, "content": f"text{i}"} for i, role in enumerate(roles)]
+            messages = [{"role": role, "content": f"text{i}"} for i, role in enumerate(roles)]
             try:
-                rendered = template.render(said)
+                rendered = template.render(messages)
             except RequestError:
                 return False
-            return all(message["content"] in rendered for message in said)
+            return all(message["content"] in rendered for message in messages)
 
-        if not takes(USER):  # nothing is known of it
+        if not takes(USER):  # nothing can be learned about it
             return cls()
         return cls(
             two_systems=takes(SYSTEM, SYSTEM, USER),
@@ -51,16 +51,16 @@ class Roles:
         )
 
     def fit(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages as the template takes them: a system message that comes late is a user's,
-        neighbours that may not be two are one.
+        """The messages in an order that the template takes: late system messages become the user's,
+        and neighbours that must not be two are merged.
         """
         fitted = list(messages)
         if not self.late_system:
             fitted = list(_with_late_systems_as_users(fitted))
         if not self.two_systems:
-            fitted = list(_with_one(SYSTEM, fitted))
+            fitted = list(_merged(SYSTEM, fitted))
         if not self.two_users:
-            fitted = list(_with_one(USER, fitted))
+            fitted = list(_merged(USER, fitted))
         return fitted
 
 
@@ -72,12 +72,14 @@ def _with_late_systems_as_users(messages: Sequence[Message]) -> Iterator[Message
         yield {**message, "role": USER} if is_system and is_late else message
 
 
-def _with_one(role: str, messages: Sequence[Message]) -> Iterator[Message]:
-    """Neighbours of `role` as one message each, which has what else the first of them has."""
-    for is_role, run in groupby(messages, lambda message: message["role"] == role):
-        said = list(run)
-        if not is_role or len(said) == 1:
-            yield from said
+def _merged(role: str, messages: Sequence[Message]) -> Iterator[Message]:
+    """The messages with each run of `role` merged into its first one, which keeps its other
+    fields.
+    """
+    for is_role, group in groupby(messages, lambda message: message["role"] == role):
+        run = list(group)
+        if not is_role or len(run) == 1:
+            yield from run
         else:
-            texts = [str(message.get("content") or "") for message in said]
-            yield {**said[0], "content": BETWEEN.join(texts)}
+            texts = [str(message.get("content") or "") for message in run]
+            yield {**run[0], "content": SEPARATOR.join(texts)}

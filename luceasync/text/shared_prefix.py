@@ -1,6 +1,7 @@
-"""How many of a prompt's tokens it shares with another text, of which the tokens are not known.
+"""How many tokens of a prompt other prompts will share: worth keeping beyond this conversation.
 
-Owns the way from characters to tokens. Knows no template.
+Shared text is found by rendering the prompt with other words in one place, and mapped from
+characters to tokens. Knows no cache.
 """
 
 from __future__ import annotations
@@ -13,26 +14,40 @@ from typing import Any
 
 from luceasync.errors import RequestError
 from luceasync.text.control_tokens import BREAK
-from luceasync.text.template import Template, Turns
+from luceasync.text.template import Template, TurnBoundaries
 from luceasync.text.tokenizer import Tokenizer
 
+Message = Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]] | None
 
-class Parting:
-    """Of one tokenizer's tokens. Any thread may call it."""
+MAX_MARKS = 4  # of a prompt, the last ones: each takes two renderings
+# Replacement words without a common first character: at least one of them differs from the
+# original there.
+PROBES = ("0", "a")
+SYSTEM_ROLES = ("system", "developer")
+USER_TURN = {"role": "user", "content": "0"}  # some templates refuse a chat without one
+
+
+class CommonPrefix:
+    """Counts the tokens that a prompt shares with texts whose tokens are unknown. Safe to call from
+    any thread.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._num_bytes = _TokenLengths(tokenizer)
 
     def num_tokens(self, text: str, ids: Sequence[int], others: Iterable[str]) -> int:
-        """How many of the first `ids`, which spell `text`, all `others` begin with too."""
-        shared = text[: min(_num_shared(text, other) for other in others)]
+        """How many of the first `ids`, which spell `text`, lie in the prefix that `text` shares
+        with all of `others`.
+        """
+        shared = text[: min(_num_shared_chars(text, other) for other in others)]
         num_bytes = len(shared.replace(BREAK, "").encode("utf-8", "surrogatepass"))
         ends = accumulate(map(self._num_bytes.__getitem__, ids))
         return sum(1 for _ in takewhile(num_bytes.__ge__, ends))
 
 
 class _TokenLengths(dict[int, int]):
-    """How many bytes each token has, once it was asked for: to look that up takes a while."""
+    """The number of bytes of each token, cached since a lookup in the tokenizer is slow."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         super().__init__()
@@ -43,113 +58,90 @@ class _TokenLengths(dict[int, int]):
         return num_bytes
 
 
-def _num_shared(text: str, other: str) -> int:
-    """How many characters both begin with."""
-    least = min(len(text), len(other))
-    return bisect_left(range(least), True, key=lambda i: text[: i + 1] != other[: i + 1])
-
-
-# After how many tokens of a prompt the places lie that a client marks within its messages. Owns
-# how they are found: the prompt is rendered with other words from there on. Knows no cache.
-
-
-MAX_MARKS = 4  # of a prompt, the last ones: each is two renderings
-OTHERS = ("0", "a")  # other words; with one of them what is marked does not go on as it does
-
-Message = Mapping[str, Any]
+def _num_shared_chars(text: str, other: str) -> int:
+    limit = min(len(text), len(other))
+    return bisect_left(range(limit), True, key=lambda i: text[: i + 1] != other[: i + 1])
 
 
 def marked_tokens(
-    parting: Parting,
+    prefix: CommonPrefix,
     text: str,
     ids: Sequence[int],
     messages: Sequence[Message],
     marks: Sequence[tuple[int, int]],
     render: Callable[[Sequence[Message]], str],
 ) -> tuple[int, ...]:
-    """How many of the first `ids` come before each place, where `messages` are what `render` makes
-    `text` of, and `ids` spell that. A place at the end of a message is none: turns are kept anyway.
+    """The number of `ids` before each cache mark of a client.
+
+    `render(messages)` is `text`, which `ids` spell. A mark is a message's index and a number of
+    characters of its content. Marks at the end of a message are left out: ends of turns are kept
+    anyway.
     """
     found = []
     for message, num_chars in marks[-MAX_MARKS:]:
         if 0 < num_chars < len(str(messages[message].get("content") or "")):
             try:
-                others = [render(said) for said in _others(messages, message, num_chars)]
-            except RequestError:  # nothing is known then
+                others = [render(changed) for changed in _changed(messages, message, num_chars)]
+            except RequestError:  # unknown: the template refuses other words there
                 continue
-            found.append(parting.num_tokens(text, ids, others))
-    return tuple(sorted({place for place in found if place}))
+            found.append(prefix.num_tokens(text, ids, others))
+    return tuple(sorted({num_tokens for num_tokens in found if num_tokens}))
 
 
-def _others(
+def _changed(
     messages: Sequence[Message], message: int, num_chars: int
 ) -> Iterator[Sequence[Message]]:
-    """The messages with other words in one of them, after so many characters."""
+    """The messages with other words in one of them, after `num_chars` characters."""
     marked = messages[message]
-    for other in OTHERS:
-        said = {**marked, "content": marked["content"][:num_chars] + other}
-        yield [*messages[:message], said, *messages[message + 1 :]]
-
-
-# How every prompt begins that goes on from the same messages: what is worth keeping of them.
-# Owns where that beginning ends. Knows no cache; how text becomes ids is told to it.
-
-
-Tools = Sequence[Mapping[str, Any]] | None
-
-# What a user may say next; they have not even their first character in common.
-REPLIES = ("0", "a")
+    for probe in PROBES:
+        changed = {**marked, "content": marked["content"][:num_chars] + probe}
+        yield [*messages[:message], changed, *messages[message + 1 :]]
 
 
 def shared_ids(
     template: Template,
-    turns: Turns,
+    turns: TurnBoundaries,
     encode: Callable[[str], array[int]],
     messages: Sequence[Mapping[str, Any]],
     tools: Tools = None,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> array[int]:
-    """The ids with which all prompts begin that continue `messages` with a user's turn, up to where
-    that turn begins.
+    """The ids with which every prompt begins that continues `messages` with a user's turn, up to
+    the beginning of that turn.
 
-    Templates refuse a lone system message, put it into the user's turn, or leave something out of
-    older answers, all by what follows: so two prompts that differ in that turn alone are compared.
+    Depending on what follows, templates refuse a lone system message, move it into the user's turn,
+    or drop parts of older answers. So two prompts that differ in that turn alone are compared.
     Raises RequestError as Template.render and `encode` do.
     """
 
     variables = {**(template_kwargs or {}), "add_generation_prompt": False}
 
-    def ids_of(reply: str, *said: Mapping[str, Any], tools: Tools = None) -> array[int]:
-        asked = {"role": "user", "content": reply}
-        return encode(template.render([*said, asked], tools, **variables))
+    def ids_of(reply: str, *before: Mapping[str, Any], tools: Tools = None) -> array[int]:
+        user_turn = {"role": "user", "content": reply}
+        return encode(template.render([*before, user_turn], tools, **variables))
 
-    one, other = (ids_of(reply, *messages, tools=tools) for reply in REPLIES)
-    parted = (i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
-    shared = one[: next(parted, min(len(one), len(other)))]
+    one, other = (ids_of(reply, *messages, tools=tools) for reply in PROBES)
+    differing = (i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
+    shared = one[: next(differing, min(len(one), len(other)))]
     ends = turns.ends(shared)
     if not ends:
         return shared
-    opening, alone = shared[ends[-1] :], ids_of(REPLIES[0])
+    # What follows the last boundary opens the user's turn; cut it off if it says nothing more.
+    opening, alone = shared[ends[-1] :], ids_of(PROBES[0])
     begin = max([0, *turns.ends(alone)])
     is_empty = alone[begin : begin + len(opening)] == opening
     return shared[: ends[-1]] if is_empty else shared
 
 
-# Where what a prompt says of its tools ends, when a system message follows within the same
-# turn. Agents' helpers have the tools of their agent and another system message: they part
-# there. Owns how that place is found. Knows no cache.
-
-
-SYSTEM_ROLES = ("system", "developer")
-ASKED = {"role": "user", "content": "0"}  # without a user's turn some templates refuse
-
-
 class ToolsBlock:
-    """What prompts of one template say of tools. Any thread may call it."""
+    """Finds where the tools end in a prompt whose template puts a system message after them in the
+    same turn: an agent's subagents share its tools, but not its system message. Safe to call from
+    any thread.
+    """
 
-    def __init__(self, template: Template, parting: Parting) -> None:
+    def __init__(self, template: Template, prefix: CommonPrefix) -> None:
         self._template = template
-        self._parting = parting
+        self._prefix = prefix
 
     def end(
         self,
@@ -159,18 +151,18 @@ class ToolsBlock:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> int | None:
-        """How many of the first `ids` prompts share that differ in their system message alone.
-        `text`, which `ids` spell, is what the template makes of these `messages` and `tools`. None
-        where there is no such message, or no tool; near 0 where the template puts tools after it.
+        """How many of the first `ids` are shared by prompts that differ in their system message
+        alone. `text`, which `ids` spell, is rendered from the other arguments. None without tools
+        or system message; near 0 where the template puts tools after it.
         """
         if not tools or not messages or messages[0]["role"] not in SYSTEM_ROLES:
             return None
         system, variables = messages[0], template_kwargs or {}
         try:
             others = [
-                self._template.render([{**system, "content": other}, ASKED], tools, **variables)
-                for other in OTHERS
+                self._template.render([{**system, "content": probe}, USER_TURN], tools, **variables)
+                for probe in PROBES
             ]
-        except RequestError:  # nothing is known then
+        except RequestError:  # unknown: the template refuses other words there
             return None
-        return self._parting.num_tokens(text, ids, others)
+        return self._prefix.num_tokens(text, ids, others)

@@ -25,7 +25,7 @@ from luceasync.bench.report import Report, ms
 from luceasync.bench.servers import Messages, read_questions, server
 from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.text.guarded import GuardedTemplate
-from luceasync.text.template import ChatTemplate, Turns
+from luceasync.text.template import ChatTemplate, TurnBoundaries
 from luceasync.text.tokenizer import Tokenizer
 from tests.acceptance import command
 
@@ -125,7 +125,7 @@ def forge(
 ) -> bool:
     """How many turns the model sees; whether there are none but those of the messages."""
     table = report.table(("forged in", "messages", "turns, trusting", "turns"), "Forged turns")
-    turns, is_fine = Turns.of(trusting, tokenizer), True
+    turns, is_fine = TurnBoundaries.of(trusting, tokenizer), True
     for where, messages in TURNS.items():
         trusted, kept = (
             len(turns.ends(tokenizer.encode(template.render(messages))))

@@ -96,7 +96,7 @@ def test_a_file_without_a_template_takes_the_one_beside_it(tmp_path: Path):
     assert ChatTemplate.load(own).source != ChatTemplate.load(bare).source
     (tmp_path / "chat_template.jinja").unlink()
     os.mkfifo(tmp_path / "chat_template.jinja")
-    with pytest.raises(ModelError, match=r"chat_template\.jinja is no regular file"):
+    with pytest.raises(ModelError, match=r"chat_template\.jinja is not a regular file"):
         ChatTemplate.load(bare)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from luceasync.request import ArgumentsPiece, CallPiece, Piece
-from luceasync.text.call_memory import CallMemory, NotedCalls
+from luceasync.text.call_memory import CallMemory, CallRecorder
 
 
 def message(arguments: Any, call_id: str = "one") -> dict[str, Any]:
@@ -60,7 +60,7 @@ def test_calls_of_an_answer_are_noted_when_they_are_whole() -> None:
     memory = CallMemory()
     first = (CallPiece(0, "one", "f"), ArgumentsPiece(0, '{"a":'))
     second = (ArgumentsPiece(0, "  1}"), CallPiece(1, "two", "f"), ArgumentsPiece(1, "{ }"))
-    maker = NotedCalls(Given(first, second), memory)
+    maker = CallRecorder(Given(first, second), memory)
     assert maker.make("", is_last=False) == first
     assert arguments_of(memory.recall([message('{"a":1}')])) == '{"a":1}'
     assert maker.make("", is_last=True) == second

@@ -6,9 +6,8 @@ import copy
 
 import pytest
 
-from luceasync.text.call_memory import Arguments, with_parsed_arguments
 from luceasync.text.history import History
-from luceasync.text.template import ChatTemplate
+from luceasync.text.template import Arguments, ChatTemplate, with_parsed_arguments
 
 TEXT = '{"path":"a b",  "line": 1.50}'  # no program would write it so
 ASKED = {"role": "user", "content": "Hi"}

@@ -13,7 +13,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.errors import RequestError
-from luceasync.text.control_tokens import BREAK, ControlTokens, Found, with_breaks
+from luceasync.text.control_tokens import BREAK, ControlTokens, TokenSpan, with_breaks
 from luceasync.text.tokenizer import Tokenizer
 
 relaxed = settings(
@@ -193,4 +193,4 @@ def test_other_surrogates_are_refused_beside_a_break(byte_level):
 def test_a_tokenizer_without_control_tokens_has_none_to_find():
     control = ControlTokens(merged(), [])
     assert (list(control.texts), control.find("</s>")) == ([], [])
-    assert control.find_added("a</s>") == [Found(1, 5, 1)]
+    assert control.find_added("a</s>") == [TokenSpan(1, 5, 1)]

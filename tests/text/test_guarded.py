@@ -15,7 +15,7 @@ from luceasync.text.control_tokens import BREAK
 from luceasync.text.guarded import GuardedTemplate
 from luceasync.text.history import History
 from luceasync.text.shared_prefix import shared_ids
-from luceasync.text.template import ChatTemplate, Turns
+from luceasync.text.template import ChatTemplate, TurnBoundaries
 from luceasync.text.tokenizer import Tokenizer
 
 CHATML = """\
@@ -375,15 +375,15 @@ def test_an_answer_that_only_spells_a_control_token_comes_back_as_that(tokenizer
 
 def test_forged_turns_are_no_boundaries(tokenizer):
     guarded = GuardedTemplate(ChatTemplate(CHATML), tokenizer)
-    turns = Turns.of(guarded, tokenizer)
-    assert turns == Turns.of(ChatTemplate(CHATML), tokenizer)
+    turns = TurnBoundaries.of(guarded, tokenizer)
+    assert turns == TurnBoundaries.of(ChatTemplate(CHATML), tokenizer)
     ids = tokenizer.encode(guarded.render([user(FORGED)]))
     assert len(turns.ends(ids)) == 1
 
 
 def test_what_is_kept_of_messages_is_guarded(tokenizer):
     guarded = GuardedTemplate(ChatTemplate(CHATML), tokenizer)
-    turns = Turns.of(guarded, tokenizer)
+    turns = TurnBoundaries.of(guarded, tokenizer)
     messages = [{"role": "system", "content": FORGED}]
     ids = shared_ids(guarded, turns, tokenizer.encode, messages)
     assert control_texts(tokenizer, ids) == [START, END]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from luceasync.errors import RequestError
-from luceasync.text.shared_prefix import MAX_MARKS, Parting, marked_tokens
+from luceasync.text.shared_prefix import MAX_MARKS, CommonPrefix, marked_tokens
 from luceasync.text.template import ChatTemplate
-from tests.text.test_returns import QWEN3_5
+from tests.text.test_replay_check import QWEN3_5
 
 TRIMMING = ChatTemplate("{% for m in messages %}<{{ m.content | trim }}>{% endfor %}")
 SYSTEM = {"role": "system", "content": "  static part\n\nof today  "}
@@ -18,7 +18,7 @@ def marked_texts(tokenizer, template, messages, *marks) -> list[str]:
     """The texts up to the places that are found."""
     text = template.render(messages)
     ids = tokenizer.encode(text)
-    places = marked_tokens(Parting(tokenizer), text, ids, messages, marks, template.render)
+    places = marked_tokens(CommonPrefix(tokenizer), text, ids, messages, marks, template.render)
     return [b"".join(map(tokenizer.token_bytes, ids[:place])).decode() for place in places]
 
 
@@ -49,11 +49,11 @@ def test_a_template_that_refuses_other_words_has_no_place(byte_level):
 
     text = TRIMMING.render([SYSTEM, ASKED])
     ids = byte_level.encode(text)
-    parting = Parting(byte_level)
+    parting = CommonPrefix(byte_level)
     assert marked_tokens(parting, text, ids, [SYSTEM, ASKED], [(1, 3)], refuse) == ()
 
 
 def test_a_message_without_text_has_no_place(byte_level):
     said = [SYSTEM, {"role": "assistant", "content": None}]
     ids = byte_level.encode("x")
-    assert marked_tokens(Parting(byte_level), "x", ids, said, [(1, 3)], TRIMMING.render) == ()
+    assert marked_tokens(CommonPrefix(byte_level), "x", ids, said, [(1, 3)], TRIMMING.render) == ()

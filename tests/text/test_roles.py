@@ -7,7 +7,7 @@ from pathlib import Path
 from luceasync.text.roles import Roles
 from luceasync.text.template import ChatTemplate
 
-TEMPLATES = Path(__file__).parents[2] / "scripts" / "turns"
+TEMPLATES = Path(__file__).parents[1] / "acceptance" / "turns"
 PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 SYSTEM_FIRST = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"

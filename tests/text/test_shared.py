@@ -7,7 +7,7 @@ import pytest
 from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.errors import RequestError
 from luceasync.text.shared_prefix import shared_ids
-from luceasync.text.template import ChatTemplate, Turns
+from luceasync.text.template import ChatTemplate, TurnBoundaries
 from luceasync.text.tokenizer import Tokenizer
 
 SYSTEM = {"role": "system", "content": "Answer briefly."}
@@ -49,7 +49,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture
 def shared(tokenizer):
     def text_of(template: ChatTemplate, messages, tools=None, **kwargs) -> str:
-        turns = Turns.of(template, tokenizer)
+        turns = TurnBoundaries.of(template, tokenizer)
         ids = shared_ids(template, turns, tokenizer.encode, messages, tools, kwargs)
         return "".join(map(tokenizer.token_text, ids))
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from luceasync.text.guarded import Suspects
+from luceasync.text.guarded import SuspectScanner
 
 # The control tokens of the tokenizer: <|endoftext|> <|im_start|> <|im_end|>; added is <think>.
 
 
 @pytest.fixture(scope="module")
-def suspects(byte_level) -> Suspects:
-    return Suspects(byte_level.control)
+def suspects(byte_level) -> SuspectScanner:
+    return SuspectScanner(byte_level.control)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def suspects(byte_level) -> Suspects:
 def test_suspect_are_whole_tokens_and_parts_of_them_where_a_template_may_cut(
     suspects, string, parts
 ):
-    found = suspects.parts_of(string)
+    found = suspects.find(string)
     assert [string[begin:end] for begin, end in found] == parts
     assert found == sorted(found)
     assert suspects.are_in(["the cat", string, ""]) == bool(parts)

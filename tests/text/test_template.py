@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from luceasync.errors import ModelError, RequestError
-from luceasync.text.template import ChatTemplate, Turns
+from luceasync.text.template import ChatTemplate, TurnBoundaries
 
 CHATML = """\
 {%- for message in messages %}
@@ -164,19 +164,19 @@ def test_a_directory_without_a_usable_template_is_refused(model_dir, configured,
 def test_turns_end_where_the_next_one_begins(byte_level):
     template = ChatTemplate(CHATML)
     ids = byte_level.encode(template.render(CHAT))
-    ends = Turns.of(template, byte_level).ends(ids)
+    ends = TurnBoundaries.of(template, byte_level).ends(ids)
     prefixes = [template.render(CHAT[:n], add_generation_prompt=False) for n in range(1, 5)]
     assert ends == [len(byte_level.encode(prefix)) for prefix in prefixes]
 
 
 def test_a_turn_begins_with_a_token_and_not_in_the_middle_of_two():
     parts = [0x01020000, 0x0304]  # their bytes, side by side, hold those of the token
-    assert Turns(0x03040102).ends([0x03040102, *parts, 0x03040102, 5]) == [3]
+    assert TurnBoundaries(0x03040102).ends([0x03040102, *parts, 0x03040102, 5]) == [3]
 
 
 def test_a_prompt_and_its_next_turn_share_their_ends(byte_level):
     template = ChatTemplate(CHATML)
-    turns = Turns.of(template, byte_level)
+    turns = TurnBoundaries.of(template, byte_level)
     first, second = (byte_level.encode(template.render(CHAT[:n])) for n in (2, 4))
     shared = turns.ends(first)
     assert turns.ends(second)[: len(shared)] == shared
@@ -193,6 +193,6 @@ def test_a_prompt_and_its_next_turn_share_their_ends(byte_level):
     ],
 )
 def test_no_turns_are_guessed_where_no_special_token_opens_one(byte_level, source):
-    turns = Turns.of(ChatTemplate(source), byte_level)
+    turns = TurnBoundaries.of(ChatTemplate(source), byte_level)
     assert turns.start_id is None
     assert turns.ends(byte_level.encode("<|im_start|>x<|im_start|>y")) == []

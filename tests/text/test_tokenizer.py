@@ -133,12 +133,12 @@ def test_a_missing_tokenizer_is_named(tmp_path):
     [
         ("tokenizer.json", "{", "not a tokenizer definition"),
         ("generation_config.json", "{", "generation_config.json is not JSON"),
-        ("config.json", "[]", "holds a JSON list; an object was expected"),
-        ("config.json", '{"eos_token_id": "2"}', "an int or a list of ints was expected"),
+        ("config.json", "[]", "is a JSON list; expected an object"),
+        ("config.json", '{"eos_token_id": "2"}', "expected an int or a list of ints"),
         (
             "tokenizer_config.json",
             '{"eos_token": "<end>"}',
-            "'<end>', which tokenizer.json does not",
+            "'<end>', which is not in tokenizer.json",
         ),
     ],
 )
@@ -179,7 +179,7 @@ def test_long_texts_have_the_ids_of_transformers_too(model_dir):
 @pytest.mark.parametrize("most", [0, 1, 50, 5000])
 def test_a_text_is_said_to_have_too_many_tokens_only_if_it_has(byte_level, most):
     for text in (*TEXTS, "the cat sat " * 3000, "x" * 20_000, "<|im_start|>" * 4000, " " * 9000):
-        least = byte_level.least_tokens(text, most)
+        least = byte_level.min_tokens(text, most)
         assert least <= max(most, len(byte_level.encode(text)))
 
 
@@ -187,6 +187,6 @@ def test_too_many_tokens_are_told_from_the_beginning_of_a_text(byte_level, monke
     seen: list[int] = []
     encode = byte_level.encode
     monkeypatch.setattr(byte_level, "encode", lambda text: seen.append(len(text)) or encode(text))
-    assert byte_level.least_tokens("xyz " * 10**6, 100) > 100
+    assert byte_level.min_tokens("xyz " * 10**6, 100) > 100
     assert sum(seen) < 20_000
-    assert byte_level.least_tokens("xyz " * 10, 100) == 0  # too short to be looked at
+    assert byte_level.min_tokens("xyz " * 10, 100) == 0  # too short to be looked at

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from luceasync.text.control_tokens import BREAK
-from luceasync.text.shared_prefix import Parting, ToolsBlock
+from luceasync.text.shared_prefix import CommonPrefix, ToolsBlock
 from luceasync.text.template import ChatTemplate
-from tests.text.test_returns import QWEN3_5
+from tests.text.test_replay_check import QWEN3_5
 
 TOOLS = [{"type": "function", "function": {"name": "read"}}]
 ASKED = {"role": "user", "content": "the cat"}
@@ -22,7 +22,7 @@ def shared_text(
     messages = [{"role": role, "content": content}, *rest]
     text = template.render(messages, tools)
     ids = tokenizer.encode(text)
-    end = ToolsBlock(template, Parting(tokenizer)).end(text, ids, messages, tools)
+    end = ToolsBlock(template, CommonPrefix(tokenizer)).end(text, ids, messages, tools)
     return None if end is None else b"".join(map(tokenizer.token_bytes, ids[:end])).decode()
 
 

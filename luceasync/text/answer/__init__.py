@@ -1,4 +1,4 @@
-"""What a model's answer says, as typed pieces: reasoning, text, calls of tools.
+"""Parses a model's answer into typed pieces: reasoning, text, tool calls.
 
-Text that grows goes in; pieces come out as soon as they are certain. Knows no tokens and no API.
+Text goes in as it is generated; pieces come out as soon as they are final. Knows no tokens or API.
 """

@@ -1,6 +1,6 @@
-"""What a tool's schema says of its arguments, for models that write them without quotes.
+"""Converts tool arguments that a model writes without quotes, by the types in the tool's schema.
 
-Owns how a text becomes a value. A text that fits no other type is a string: nothing is refused.
+A text that fits no other type is a string: nothing is refused.
 """
 
 from __future__ import annotations
@@ -13,25 +13,23 @@ from typing import Any
 Schema = Mapping[str, Any]
 Tool = Mapping[str, Any]
 
-LITERALS = {"True": "true", "False": "false", "None": "null"}  # as models trained on Python write
+LITERALS = {"True": "true", "False": "false", "None": "null"}  # from models trained on Python
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSchemas:
-    """The tools that a request names: each has a name, and perhaps a JSON schema of its
-    arguments.
-    """
+    """The JSON schemas of a request's tools, by tool name; {}: any arguments."""
 
     by_name: Mapping[str, Schema] = field(default_factory=dict)
 
     @classmethod
     def of(cls, tools: Iterable[Tool]) -> ToolSchemas:
-        """Of checked tools, as OpenAI writes them: {"type": "function", "function": {...}}."""
+        """The schemas of validated OpenAI tools: {"type": "function", "function": {...}}."""
         functions = [tool["function"] for tool in tools]
         return cls({each["name"]: each.get("parameters") or {} for each in functions})
 
     def value(self, tool: str, argument: str, text: str) -> Any:
-        """What `text` means for `argument` of `tool`, a JSON value."""
+        """The JSON value that `text` means as `argument` of `tool`."""
         root = self.by_name.get(tool, {})
         properties = root.get("properties")
         own = properties.get(argument) if isinstance(properties, Mapping) else None
@@ -50,7 +48,7 @@ def _value(text: str, types: frozenset[str]) -> Any:
 
 
 def _types_of(value: Any) -> frozenset[str]:
-    """The words of JSON schema for what `value` is."""
+    """The JSON schema types of `value`."""
     match value:
         case None:
             return frozenset({"null"})
@@ -65,24 +63,24 @@ def _types_of(value: Any) -> frozenset[str]:
         case dict():
             return frozenset({"object"})
         case _:
-            return frozenset()  # a string in quotes stays as it was written
+            return frozenset()  # a quoted string stays as written
 
 
 def types_of(schema: Any, root: Schema) -> frozenset[str]:
-    """The types that `schema`, a part of `root`, allows; none where it does not say. Each part is
-    looked at once, however often parts name each other.
+    """The types that `schema`, a part of `root`, allows; empty if it does not say. Each part is
+    visited once, so references may be circular.
     """
     found: set[str] = set()
-    waiting, seen = [schema], {id(schema)}
-    while waiting:
-        part = waiting.pop()
+    stack, seen = [schema], {id(schema)}
+    while stack:
+        part = stack.pop()
         if not isinstance(part, Mapping):
             continue
         found |= _own_types(part)
         for inner in _parts(part, root):
             if id(inner) not in seen:
                 seen.add(id(inner))
-                waiting.append(inner)
+                stack.append(inner)
     return frozenset(found)
 
 
@@ -97,7 +95,7 @@ def _own_types(schema: Schema) -> set[str]:
 
 
 def _parts(schema: Schema, root: Schema) -> Iterator[Any]:
-    """What a schema is made of, by its words and by reference."""
+    """The schemas that `schema` combines or refers to."""
     for word in ("anyOf", "oneOf", "allOf"):
         parts = schema.get(word)
         if isinstance(parts, list):
@@ -108,7 +106,7 @@ def _parts(schema: Schema, root: Schema) -> Iterator[Any]:
 
 
 def _types_of_values(schema: Schema) -> set[str]:
-    """The types of the values that `enum` or `const` names."""
+    """The types of the values listed by `enum` or `const`."""
     listed = schema.get("enum")
     values = list(listed) if isinstance(listed, list) else []
     if "const" in schema:
@@ -120,7 +118,7 @@ def _types_of_values(schema: Schema) -> set[str]:
 
 
 def _referred(reference: str, root: Schema) -> Any:
-    """What "#/$defs/name" stands for; None where it is not in `root`."""
+    """The schema at "#/$defs/name"; None if it is not in `root`."""
     if not reference.startswith("#/"):
         return None
     found: Any = root

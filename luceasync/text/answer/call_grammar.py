@@ -1,7 +1,7 @@
-"""How calls are written, as a grammar: what a model is held to that must call, or call right.
+"""Grammars of tool calls, for models that must call a tool or must follow its schema.
 
-Source: Lark, as llguidance reads it. Owns how a format and the schemas of tools become rules. Knows
-no vocabulary and no model; luceasync.text.answer.formats reads what is written so.
+In Lark syntax, as llguidance reads it. Owns how a call format and the tools' schemas become rules.
+Knows no vocabulary and no model; luceasync.text.answer.call_formats parses such calls.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from typing import Any
 from luceasync.text.answer.argument_types import types_of
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
-WORDS_OF_OTHERS = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")  # name arguments too
+# Keywords that may allow arguments besides those in "properties".
+OPEN_KEYWORDS = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")
 
 Schema = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A JSON schema that rules refer to by name; `param`: the field that has it. `strict`: each of
-    its words has to be enforced.
+class ArgumentsSchema:
+    """A JSON schema that rules refer to by name. `param`: the request field it comes from;
+    `strict`: every keyword must be enforced.
     """
 
     schema: Schema
@@ -32,31 +33,31 @@ class Part:
 
 @dataclass(slots=True)
 class CallGrammar:
-    """`rules`, of which `start` is all of an answer, and the schemas that they name."""
+    """Rules, of which `start` matches a whole answer, and the schemas that they refer to."""
 
     rules: list[str] = field(default_factory=list)
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, ArgumentsSchema] = field(default_factory=dict)
 
     @property
     def lark(self) -> str:
         return "\n".join(self.rules)
 
-    def json(self, part: Part) -> str:
-        """A JSON value that is as `part` says, as an expression."""
+    def json(self, part: ArgumentsSchema) -> str:
+        """An expression for a JSON value that matches `part`."""
         name = f"json_{len(self.parts)}"
         self.parts[name] = part
         return f"@{name}"
 
     def rule(self, kind: str, body: str, attributes: str = "") -> str:
-        """A rule of its own, by the name that is given back."""
+        """Add a rule and return its name."""
         name = f"{kind}_{len(self.rules)}"
         self.rules.append(f"{name}{attributes}: {body}")
         return name
 
 
 @dataclass(frozen=True, slots=True)
-class Function:
-    """A tool: its name, the schema of its arguments, an object, and where it was given."""
+class ToolFunction:
+    """A tool: its name, the object schema of its arguments, and the request field it comes from."""
 
     name: str
     parameters: Schema
@@ -64,31 +65,33 @@ class Function:
     param: str
 
     @classmethod
-    def of(cls, tool: Mapping[str, Any], param: str) -> Function:
-        """Of a checked tool, as OpenAI writes it. Where a schema names arguments, there are no
-        others.
+    def of(cls, tool: Mapping[str, Any], param: str) -> ToolFunction:
+        """From a validated OpenAI tool. By default a schema allows no arguments besides those that
+        it names.
         """
         function = tool["function"]
-        given = {**(function.get("parameters") or NO_ARGUMENTS), "type": "object"}
-        is_open = any(word in given for word in WORDS_OF_OTHERS)
-        parameters = given if is_open else {"additionalProperties": False, **given}
+        schema = {**(function.get("parameters") or NO_ARGUMENTS), "type": "object"}
+        is_open = any(keyword in schema for keyword in OPEN_KEYWORDS)
+        parameters = schema if is_open else {"additionalProperties": False, **schema}
         strict = function.get("strict") is True
         return cls(function["name"], parameters, strict, param)
 
-    def part(self, schema: Schema, *names: str) -> Part:
-        """What `schema`, a part of the parameters, means by itself: with what it refers to."""
+    def part(self, schema: Schema, *names: str) -> ArgumentsSchema:
+        """`schema`, a part of the parameters, made self-contained with the definitions that it may
+        refer to. `names`: its path in them.
+        """
         shared = {w: self.parameters[w] for w in ("$defs", "definitions") if w in self.parameters}
         place = "".join(f".{name}" for name in names)
-        return Part({**shared, **schema}, self.strict, self.param + place)
+        return ArgumentsSchema({**shared, **schema}, self.strict, self.param + place)
 
 
-WriteCall = Callable[[CallGrammar, Function], str]  # one call of it, as an expression
+WriteCall = Callable[[CallGrammar, ToolFunction], str]  # an expression for one call of a tool
 
 
 def must_call(
-    write: WriteCall, between: str, functions: Sequence[Function], max_calls: int | None
+    write: WriteCall, between: str, functions: Sequence[ToolFunction], max_calls: int | None
 ) -> CallGrammar:
-    """An answer that is calls of `functions`, one or more, `between` two of them that text."""
+    """An answer that consists of one or more calls of `functions`, separated by `between`."""
     grammar = CallGrammar()
     call = _any(grammar, write, functions)
     more = "" if max_calls == 1 else f" ({text(between)} {call})*"
@@ -97,9 +100,9 @@ def must_call(
 
 
 def may_call(
-    write: WriteCall, opening: str, functions: Sequence[Function], max_calls: int | None
+    write: WriteCall, opening: str, functions: Sequence[ToolFunction], max_calls: int | None
 ) -> CallGrammar:
-    """An answer that is any text with calls in it, each of which is right from `opening` on."""
+    """An answer of any text with calls in it, each of which is valid from `opening` on."""
     grammar = CallGrammar()
     call = _any(grammar, write, functions, opening)
     before = grammar.rule("before", "/(?s:.*)/", f"[suffix={text(opening)}]")
@@ -109,30 +112,30 @@ def may_call(
 
 
 def _any(
-    grammar: CallGrammar, write: WriteCall, functions: Sequence[Function], written: str = ""
+    grammar: CallGrammar, write: WriteCall, functions: Sequence[ToolFunction], written: str = ""
 ) -> str:
-    """A call of any of the functions, but for what of it is `written`."""
+    """A call of any of the functions, without the part that is already `written`."""
     calls = [write(grammar, function) for function in functions]
     assert all(call.startswith(text(written)[:-1]) for call in calls), "calls begin alike"
     rest = [f'"{call[len(text(written)) - 1 :]}' for call in calls]
     return grammar.rule("call", " | ".join(rest))
 
 
-def json_in_tags(grammar: CallGrammar, function: Function) -> str:
+def json_in_tags(grammar: CallGrammar, function: ToolFunction) -> str:
     """<tool_call> {"name": "f", "arguments": {...}} </tool_call>, on three lines."""
     lead = f'<tool_call>\n{{"name": {_json(function.name)}, "arguments": '
     arguments = grammar.json(function.part(function.parameters))
     return f"{text(lead)} {arguments} {text(chr(125) + chr(10) + '</tool_call>')}"
 
 
-def bare_json(grammar: CallGrammar, function: Function) -> str:
+def bare_json(grammar: CallGrammar, function: ToolFunction) -> str:
     """{"name": "f", "parameters": {...}}."""
     lead = f'{{"name": {_json(function.name)}, "parameters": '
     return f"{text(lead)} {grammar.json(function.part(function.parameters))} {text(chr(125))}"
 
 
-def parameters_in_tags(grammar: CallGrammar, function: Function) -> str:
-    """<function=f> with <parameter=a> in it, each value on lines of its own."""
+def parameters_in_tags(grammar: CallGrammar, function: ToolFunction) -> str:
+    """<function=f> containing <parameter=a>, each value on lines of its own."""
 
     def argument(name: str, schema: Schema) -> str:
         lead, end = f"<parameter={name}>\n", "\n</parameter>"
@@ -143,8 +146,8 @@ def parameters_in_tags(grammar: CallGrammar, function: Function) -> str:
     return f"{text(lead)} {_arguments(function, argument)} {text(end)}"
 
 
-def keys_and_values(grammar: CallGrammar, function: Function) -> str:
-    """f, and then <arg_key>a</arg_key> and <arg_value>value</arg_value>, each on a line."""
+def keys_and_values(grammar: CallGrammar, function: ToolFunction) -> str:
+    """f, then <arg_key>a</arg_key> and <arg_value>value</arg_value>, each on a line."""
 
     def argument(name: str, schema: Schema) -> str:
         lead, end = f"<arg_key>{name}</arg_key>\n<arg_value>", "</arg_value>"
@@ -154,8 +157,8 @@ def keys_and_values(grammar: CallGrammar, function: Function) -> str:
     return f"{text(lead)} {_arguments(function, argument)} {text('</tool_call>')}"
 
 
-def _arguments(function: Function, write: Callable[[str, Schema], str]) -> str:
-    """All that must be there and any others, in the order of the schema."""
+def _arguments(function: ToolFunction, write: Callable[[str, Schema], str]) -> str:
+    """The required arguments and any optional ones, in the order of the schema."""
     properties = function.parameters.get("properties")
     listed = function.parameters.get("required")
     required = set(listed) if isinstance(listed, list) else set()
@@ -166,8 +169,10 @@ def _arguments(function: Function, write: Callable[[str, Schema], str]) -> str:
     return " ".join(parts)
 
 
-def _value(grammar: CallGrammar, function: Function, name: str, schema: Schema, end: str) -> str:
-    """A value up to and with `end`: text is written without quotes, all else as JSON."""
+def _value(
+    grammar: CallGrammar, function: ToolFunction, name: str, schema: Schema, end: str
+) -> str:
+    """A value followed by `end`: a string without quotes, anything else as JSON."""
     types = types_of(schema, function.parameters)
     if types and "string" not in types:
         part = function.part(schema, "properties", name)
@@ -179,22 +184,22 @@ def _value(grammar: CallGrammar, function: Function, name: str, schema: Schema, 
 
 
 def _options(schema: Schema) -> list[str]:
-    """The texts that it lists, where it lists some; other values as JSON."""
+    """The values of `enum` or `const` as text, if any; values other than strings as JSON."""
     listed = schema.get("enum", [schema["const"]] if "const" in schema else [])
     values = listed if isinstance(listed, list) else []
     return [value if isinstance(value, str) else _json(value) for value in values]
 
 
 def _pattern(schema: Schema) -> str:
-    """Any text of a length that it allows. What else it says of a text is not enforced."""
-    least, most = (schema.get(word) for word in ("minLength", "maxLength"))
-    if not isinstance(least, int) and not isinstance(most, int):
+    """Any text of an allowed length. Other constraints on strings are not enforced."""
+    minimum, maximum = schema.get("minLength"), schema.get("maxLength")
+    if not isinstance(minimum, int) and not isinstance(maximum, int):
         return "(?s:.*)"
-    return f"(?s:.{{{least or 0},{'' if most is None else most}}})"
+    return f"(?s:.{{{minimum or 0},{'' if maximum is None else maximum}}})"
 
 
 def text(written: str) -> str:
-    """`written` as Lark writes it."""
+    """`written` as a Lark string."""
     return json.dumps(written, ensure_ascii=False)
 
 

@@ -1,7 +1,7 @@
-"""Calls as JSON: {"name": "f", "arguments": {...}}, as Qwen3 and Llama 3 write them.
+"""Tool calls as JSON: {"name": "f", "arguments": {...}}, as Qwen3 and Llama 3 write them.
 
-Owns the order in which members may come. What the model wrote of the arguments is told as it is,
-to the space, so that the same text can be given back to it.
+Owns the order in which members may come. Arguments are passed on as the model wrote them, to the
+space, so that a later prompt can repeat the same text.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from luceasync.text.answer.growing import Argued, Begun, Broken, Growing, Reading
-
-# JSON read from a text that grows: one value after the other, each as it was written. Source:
-# RFC 8259. Owns where a value ends. Knows no calls.
-
+from luceasync.text.answer.growing_text import (
+    ArgumentsText,
+    CallName,
+    FormatMismatch,
+    GrowingText,
+    Reading,
+)
 
 _SPECIAL = re.compile(r'["{}\[\]]')
 _IN_STRING = re.compile(r'["\\]')
@@ -23,9 +25,9 @@ _LITERAL = re.compile(r"[^\s,:{}\[\]\"]*")
 MAX_LITERAL_CHARS = 512  # no number is longer
 
 
-def value(text: Growing) -> Reading[tuple[Any, str]]:
-    """The value that stands here, and how it is written: as in the text, unless strings in it have
-    line ends that JSON wants escaped. Raises Broken for what is no JSON.
+def value(text: GrowingText) -> Reading[tuple[Any, str]]:
+    """The JSON value here (RFC 8259), and its text: as written, unless strings in it contain line
+    ends that JSON wants escaped. Raises FormatMismatch for anything else.
     """
     yield from text.skip()
     begin = text.place
@@ -39,11 +41,11 @@ def value(text: Growing) -> Reading[tuple[Any, str]]:
     return _parsed(text.text[begin : text.place])
 
 
-def key(text: Growing) -> Reading[str]:
-    """The name of a member, up to and with its colon."""
+def key(text: GrowingText) -> Reading[str]:
+    """The name of a member; consumes its colon too."""
     yield from text.skip()
     if not text.text.startswith('"', text.place):
-        raise Broken
+        raise FormatMismatch
     name, _ = yield from value(text)
     yield from text.skip()
     yield from text.take(":")
@@ -51,7 +53,7 @@ def key(text: Growing) -> Reading[str]:
     return name
 
 
-def _string_end(text: Growing, begin: int) -> Reading[int]:
+def _string_end(text: GrowingText, begin: int) -> Reading[int]:
     place = begin + 1
     while True:
         found = _IN_STRING.search(text.text, place)
@@ -60,15 +62,17 @@ def _string_end(text: Growing, begin: int) -> Reading[int]:
         elif found[0] == '"':
             return found.end()
         elif found.end() < len(text.text):
-            place = found.end() + 1  # whatever is escaped
+            place = found.end() + 1  # skip the escaped character
             continue
         else:
             place = found.start()
         yield from text.more()
 
 
-def _nested_end(text: Growing, begin: int) -> Reading[int]:
-    """Where the object or list ends that begins here; that its brackets match is seen later."""
+def _nested_end(text: GrowingText, begin: int) -> Reading[int]:
+    """The end of the object or list that begins here. Whether its brackets match is checked when
+    it is parsed.
+    """
     depth, place = 0, begin
     while True:
         found = _SPECIAL.search(text.text, place)
@@ -85,12 +89,12 @@ def _nested_end(text: Growing, begin: int) -> Reading[int]:
             return place
 
 
-def _literal_end(text: Growing, begin: int) -> Reading[int]:
+def _literal_end(text: GrowingText, begin: int) -> Reading[int]:
     while True:
         found = _LITERAL.match(text.text, begin)
         assert found is not None, "it matches the empty text"
         if found.end() - begin > MAX_LITERAL_CHARS:
-            raise Broken
+            raise FormatMismatch
         if found.end() < len(text.text):
             return found.end()
         yield from text.more()
@@ -104,32 +108,32 @@ def _parsed(written: str) -> tuple[Any, str]:
             found = json.loads(written, parse_constant=_refuse, strict=False)
             return found, json.dumps(found, ensure_ascii=False)
     except (ValueError, RecursionError) as error:
-        raise Broken from error
+        raise FormatMismatch from error
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(constant)  # NaN and the like are no JSON
+    raise ValueError(constant)  # NaN and the like are not JSON
 
 
 ARGUMENTS = ("arguments", "parameters")
 
 
-def read_object(text: Growing, known: Sequence[str] | None = None) -> Reading[None]:
-    """A call's object, up to the end of its arguments; what follows of it is taken leniently.
-    Raises Broken, also for the name of a tool that is not `known` where that is given.
+def read_object(text: GrowingText, known: Sequence[str] | None = None) -> Reading[None]:
+    """The object of a call; what follows its arguments is parsed leniently. Raises FormatMismatch,
+    also for the name of a tool that is not in `known`, if given.
     """
     yield from text.take("{")
     name: str | None = None
-    held: str | None = None
+    arguments = "{}"
     while True:
         member = yield from key(text)
         if member == "name":
             name = _name((yield from value(text))[0], known)
         elif member not in ARGUMENTS:
             yield from value(text)
-        elif name is None:  # they are told after the name
+        elif name is None:  # arguments come after the name
             found, written = yield from value(text)
-            held = _object(found, written)
+            arguments = _object(found, written)
         else:
             yield from _called(text, name)
             yield from _rest(text)
@@ -138,42 +142,42 @@ def read_object(text: Growing, known: Sequence[str] | None = None) -> Reading[No
         if (yield from text.take(",", "}")) == "}":
             break
     if name is None:
-        raise Broken
-    yield Begun(name)
-    yield Argued("{}" if held is None else held)
+        raise FormatMismatch
+    yield CallName(name)
+    yield ArgumentsText(arguments)
 
 
-def _called(text: Growing, name: str) -> Reading[None]:
-    """The call, once there are arguments: told one by one; an object in a string, as some models
-    write it, at once.
+def _called(text: GrowingText, name: str) -> Reading[None]:
+    """Yield the call once its arguments begin, then the arguments one by one; an object in a
+    string, as some models write it, is yielded at once.
     """
     yield from text.skip()
     if not text.text.startswith("{", text.place):
         found, written = yield from value(text)
         arguments = _object(found, written)
-        yield Begun(name)
-        yield Argued(arguments)
+        yield CallName(name)
+        yield ArgumentsText(arguments)
         return
-    yield Begun(name)
-    told = text.place
+    yield CallName(name)
+    begin = text.place  # of what is not yielded yet
     text.place += 1
     yield from text.skip()
     while not text.text.startswith("}", text.place):
         yield from key(text)
         yield from text.skip()
-        before = text.text[told : text.place]
+        before = text.text[begin : text.place]
         _, written = yield from value(text)
-        yield Argued(before + written)
-        told = text.place
+        yield ArgumentsText(before + written)
+        begin = text.place
         yield from text.skip()
         if (yield from text.take(",", "}")) == "}":
             text.place -= 1
     text.place += 1
-    yield Argued(text.text[told : text.place])
+    yield ArgumentsText(text.text[begin : text.place])
 
 
-def _rest(text: Growing) -> Reading[None]:
-    """What follows the arguments, other members and the end; a model may forget the end."""
+def _rest(text: GrowingText) -> Reading[None]:
+    """Skip what follows the arguments: other members, and the end, which a model may forget."""
     while True:
         yield from text.skip()
         if not text.text.startswith(",", text.place):
@@ -187,20 +191,20 @@ def _rest(text: Growing) -> Reading[None]:
 
 def _name(found: Any, known: Sequence[str] | None) -> str:
     if not isinstance(found, str) or not found or (known is not None and found not in known):
-        raise Broken
+        raise FormatMismatch
     return found
 
 
 def _object(found: Any, written: str) -> str:
-    """The JSON of an object that may stand in a string."""
+    """The JSON text of an object, which may be inside a string."""
     if isinstance(found, dict):
         return written
     if not isinstance(found, str):
-        raise Broken
+        raise FormatMismatch
     try:
         inner = json.loads(found)
     except (ValueError, RecursionError) as error:
-        raise Broken from error
+        raise FormatMismatch from error
     if not isinstance(inner, dict):
-        raise Broken
+        raise FormatMismatch
     return found

@@ -1,7 +1,7 @@
-"""The growing text of one answer becomes typed pieces, whatever parts it comes in.
+"""Splits the text of one answer into typed pieces as it grows.
 
-Owns what is held back, and until when. What turns out to be no call is given as the text that it
-is; a call of which something was told stays unfinished where its text breaks off.
+Owns what is held back, and until when. What turns out not to be a call becomes text; a call of
+which something was already emitted stays unfinished where its text breaks off.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from luceasync.request import ArgumentsPiece, CallPiece, Piece, ReasoningPiece, TextPiece
 from luceasync.text.answer.argument_types import ToolSchemas
-from luceasync.text.answer.formats import CallFormat
-from luceasync.text.answer.growing import (
-    Argued,
-    Begun,
-    Broken,
-    Cut,
-    Found,
-    Growing,
+from luceasync.text.answer.call_formats import CallFormat
+from luceasync.text.answer.growing_text import (
+    ArgumentsText,
+    CallName,
+    CallPart,
+    EndOfText,
+    FormatMismatch,
+    GrowingText,
     Reading,
     first_of,
     num_safe,
@@ -31,8 +31,26 @@ PieceReading = Generator[Piece | None, None, Result]
 THINK, THINK_END = "<think>", "</think>"
 
 
+class PieceMaker(Protocol):
+    """Splits the growing text of one choice into typed pieces; one maker per choice."""
+
+    def make(self, text: str, *, is_last: bool, is_cut: bool = False) -> tuple[Piece, ...]:
+        """The pieces that are final once `text` is appended. Text whose type may still change is
+        held back, unless `is_last`. `is_cut`: it is the last, but the model would have written
+        more; a call that has just begun is then dropped.
+        """
+        ...
+
+
+class PlainText:
+    """A PieceMaker for which everything is text; holds nothing back."""
+
+    def make(self, text: str, *, is_last: bool, is_cut: bool = False) -> tuple[Piece, ...]:
+        return (TextPiece(text),) if text else ()
+
+
 class _Opening(NamedTuple):
-    """`word` stands at character `begin`; the space before it begins at `space`."""
+    """`word` is at character `begin`; the whitespace before it begins at `space`."""
 
     space: int
     begin: int
@@ -40,16 +58,16 @@ class _Opening(NamedTuple):
 
 
 def new_call_id() -> str:
-    """A name for a call that no other one has."""
+    """A unique id for a tool call."""
     return f"call_{secrets.token_hex(12)}"
 
 
 class AnswerPieces:
-    """See luceasync.text.answer.pieces.PieceMaker.
+    """A PieceMaker that separates reasoning and tool calls from text.
 
-    `reasons`: reasoning between <think> and </think>, at the answer's beginning, is told as such;
-    `is_reasoning`: the prompt has opened it. `calls`: how the model writes calls; None: it was
-    given no tools, and all is text. `max_calls`: what follows that many is not told.
+    `reasons`: text between <think> and </think> at the beginning of the answer is reasoning;
+    `is_reasoning`: the prompt has opened it. `calls`: the format of tool calls; None: there are no
+    tools, and all is text. `max_calls`: further calls are dropped.
     """
 
     def __init__(
@@ -62,7 +80,7 @@ class AnswerPieces:
         max_calls: int | None = None,
         call_id: Callable[[], str] = new_call_id,
     ) -> None:
-        self._text = Growing()
+        self._text = GrowingText()
         self._calls = calls
         self._schemas = schemas or ToolSchemas()
         self._max_calls = max_calls
@@ -73,7 +91,6 @@ class AnswerPieces:
         self._reading = self._read(reasons=reasons, is_reasoning=is_reasoning)
 
     def make(self, text: str, *, is_last: bool, is_cut: bool = False) -> tuple[Piece, ...]:
-        """See PieceMaker."""
         self._is_cut = is_cut
         self._text.grow(text, is_last=is_last)
         pieces: list[Piece] = []
@@ -84,18 +101,18 @@ class AnswerPieces:
         return _joined(pieces)
 
     def _read(self, *, reasons: bool, is_reasoning: bool) -> PieceReading[None]:
-        """All pieces; None where more text is wanted. It ends with the answer."""
+        """Yield all pieces of the answer, and None to wait for more text."""
         try:
             if is_reasoning or (reasons and (yield from self._opens_reasoning())):
                 yield from self._reasoning()
             while True:
                 opening = yield from self._text_before_call()
                 yield from self._call(opening)
-        except Cut:
+        except EndOfText:
             return
 
     def _opens_reasoning(self) -> PieceReading[bool]:
-        """Whether the answer begins with reasoning, which the model opens itself."""
+        """Whether the answer begins with reasoning that the model opens itself."""
         text = self._text
         while True:
             rest = text.text.lstrip()
@@ -107,7 +124,7 @@ class AnswerPieces:
             yield None
 
     def _reasoning(self) -> PieceReading[None]:
-        """Up to the end of it; the lines around it are the template's."""
+        """Yield the reasoning, without the line ends around it, which are the template's."""
         text = self._text
         yield from _waiting(text.skip("\n"))
         while (end := text.text.find(THINK_END, text.place)) < 0:
@@ -124,7 +141,7 @@ class AnswerPieces:
         yield from _waiting(text.skip("\n"))
 
     def _text_before_call(self) -> PieceReading[_Opening]:
-        """The text up to where a call may begin, but for the space before it."""
+        """Yield the text up to where a call may begin, without the whitespace before it."""
         text = self._text
         while True:
             openings = self._openings
@@ -137,33 +154,33 @@ class AnswerPieces:
                 yield TextPiece(said)
                 self._has_text = True
                 text.place += len(said)
-            if found and self._openings:  # there may be none any more
+            if found and self._openings:  # the text may have ruled calls out
                 return _Opening(text.place, *found)
             if not found:
                 text.forget()
                 yield from _waiting(text.more())
 
     def _call(self, opening: _Opening) -> PieceReading[None]:
-        """The call that may begin there."""
-        assert self._calls is not None, "a format has openings"
-        text, has_begun, told = self._text, False, opening.begin
+        """Yield the call at `opening`, or its text if it is none."""
+        assert self._calls is not None, "only a format has openings"
+        text, has_begun, emitted = self._text, False, opening.begin
         text.place = opening.begin
         try:
             for found in self._calls.read(text, self._schemas):
                 if found is None:
                     yield None
                     continue
-                has_begun, told = True, text.place
+                has_begun, emitted = True, text.place
                 if self._max_calls is None or self._num_calls < self._max_calls:
                     yield self._piece(found)
-        except Broken:
+        except FormatMismatch:
             if not has_begun:
                 text.place = opening.begin + len(opening.word)
                 yield TextPiece(text.text[opening.space : text.place])
                 self._has_text = True
                 return
-            text.place = told
-        except Cut:
+            text.place = emitted
+        except EndOfText:
             if not has_begun and not (self._is_cut and not self._calls.only_first):
                 yield TextPiece(text.text[opening.space :])
             raise
@@ -171,23 +188,23 @@ class AnswerPieces:
         text.forget()
         yield from _waiting(text.skip())
 
-    def _piece(self, found: Found) -> Piece:
+    def _piece(self, found: CallPart) -> Piece:
         match found:
-            case Begun(name):
+            case CallName(name):
                 return CallPiece(self._num_calls, self._call_id(), name)
-            case Argued(part):
+            case ArgumentsText(part):
                 return ArgumentsPiece(self._num_calls, part)
 
     @property
     def _openings(self) -> tuple[str, ...]:
-        """What a call may begin with here."""
+        """What a call may begin with at this point."""
         if self._calls is None or (self._calls.only_first and self._has_text):
             return ()
         return self._calls.openings
 
     def _num_safe(self, words: Sequence[str]) -> int:
-        """Up to where all is certain; of what was cut off a tag's beginning is not told, if it is
-        more than one character.
+        """The index up to which the text is final. Of an answer that was cut off, the beginning of
+        a tag is not emitted if it is longer than one character.
         """
         text = self._text
         safe = max(text.place, num_safe(text.text, words))
@@ -196,13 +213,13 @@ class AnswerPieces:
 
 
 def _waiting(reading: Reading[None]) -> PieceReading[None]:
-    """A reading that finds nothing to tell."""
+    """Run a reading that yields no pieces."""
     for _ in reading:
         yield None
 
 
 def _joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
-    """Neighbours of one type as one."""
+    """Merge neighbouring pieces of one type."""
     joined: list[Piece] = []
     for piece in pieces:
         match joined[-1] if joined else None, piece:
@@ -215,26 +232,3 @@ def _joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
             case _:
                 joined.append(piece)
     return tuple(joined)
-
-
-# The text of one choice becomes typed pieces: what an API family shows of it, and as what. Owns
-# what a part of the text is. Knows no tokens, no stop strings and no API.
-
-
-class PieceMaker(Protocol):
-    """Parts the growing text of one choice; one maker serves one choice."""
-
-    def make(self, text: str, *, is_last: bool, is_cut: bool = False) -> tuple[Piece, ...]:
-        """The pieces that are certain with `text`, which follows what was given before. What may
-        yet turn out to be of another type is held back, unless `text` `is_last`. `is_cut`: it is,
-        and the model would have said more: a call that has just begun is not told then.
-        """
-        ...
-
-
-class PlainText:
-    """All of it is the answer's text; nothing is held back."""
-
-    def make(self, text: str, *, is_last: bool, is_cut: bool = False) -> tuple[Piece, ...]:
-        """See PieceMaker."""
-        return (TextPiece(text),) if text else ()

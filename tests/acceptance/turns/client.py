@@ -17,7 +17,7 @@ from luceasync.prefix_tree.node import common_prefix
 from luceasync.request import ChatPrompt, Delta, Finish, Request, Sampling, Stream
 from luceasync.status import EngineStatus
 from luceasync.text.history import History
-from luceasync.text.returns import Returns
+from luceasync.text.replay_check import ReplayCheck
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 from scripts.warm.door import Door, keep
@@ -196,9 +196,9 @@ class Client:
         self._history.remember(opened.text, ids, answer)
         self._seen.append(ids + array("i", answer[:-1]))
 
-    def _returns(self, question: Question, text: str) -> Returns:
+    def _returns(self, question: Question, text: str) -> ReplayCheck:
         said = question.messages, question.tools, question.variables
-        return Returns.of(self._template, self._tokenizer, text, *said)
+        return ReplayCheck.of(self._template, self._tokenizer, text, *said)
 
     def _request(self, question: Question) -> Request:
         tools = question.tools

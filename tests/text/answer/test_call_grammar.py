@@ -15,7 +15,7 @@ from luceasync.grammar.program import program
 from luceasync.grammar.vocabulary import Vocabulary
 from luceasync.request import ArgumentsPiece, CallPiece, TextPiece
 from luceasync.text.answer.argument_types import ToolSchemas
-from luceasync.text.answer.formats import FORMATS
+from luceasync.text.answer.call_formats import FORMATS
 from luceasync.text.answer.pieces import AnswerPieces
 from luceasync.text.tokenizer import Tokenizer
 from tests import tiny

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from luceasync.request import TextPiece
-from luceasync.text.answer.formats import FORMATS
+from luceasync.text.answer.call_formats import FORMATS
 from luceasync.text.answer.pieces import AnswerPieces
 from tests.text.answer.written import SCHEMAS, Told, read, told
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from luceasync.request import ArgumentsPiece, CallPiece, Piece, ReasoningPiece, TextPiece
 from luceasync.text.answer.argument_types import ToolSchemas
-from luceasync.text.answer.formats import FORMATS
+from luceasync.text.answer.call_formats import FORMATS
 from luceasync.text.answer.pieces import AnswerPieces
 
 TOOL = "run_it"

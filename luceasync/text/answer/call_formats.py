@@ -1,6 +1,6 @@
-"""How families of models write calls of tools: a table, and which row a chat template asks for.
+"""The formats in which models write tool calls, and which of them a chat template asks for.
 
-Owns the names of formats. Knows no model by name: a template shows by example what it wants.
+Owns the names of formats. Knows no model by name: a rendered example shows the format.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ from typing import Any
 
 from luceasync.text.answer import call_grammar, json_call, tagged_call
 from luceasync.text.answer.argument_types import ToolSchemas
-from luceasync.text.answer.call_grammar import CallGrammar, Function, WriteCall
-from luceasync.text.answer.growing import Growing, Reading
+from luceasync.text.answer.call_grammar import CallGrammar, ToolFunction, WriteCall
+from luceasync.text.answer.growing_text import GrowingText, Reading
 
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """One way to write calls. `openings`: what a call begins with, none of which begins another;
-    `only_first`: a call is the whole answer, or follows another one. `read` is given the text from
-    the opening on; `write` says how a call is to be written, and `between` what parts two of them.
+    """One way to write tool calls.
+
+    `openings`: what a call may begin with; none is a prefix of another. `only_first`: a call is the
+    whole answer, or follows another call. `read` parses a call from its opening on; `write` is its
+    grammar; `between` separates two calls.
     """
 
     name: str
     openings: tuple[str, ...]
-    read: Callable[[Growing, ToolSchemas], Reading[None]]
+    read: Callable[[GrowingText, ToolSchemas], Reading[None]]
     write: WriteCall
     between: str = "\n"
     only_first: bool = False
@@ -38,8 +40,8 @@ class CallFormat:
         max_calls: int | None,
         places: Sequence[str] = (),
     ) -> CallGrammar:
-        """An answer that calls tools with these names, and does nothing else. `places`: where a
-        request has the schemas of their arguments; none: where OpenAI's chat has them.
+        """The grammar of an answer that consists of calls of the named tools. `places`: the request
+        fields that hold the schemas of their arguments; empty: those of OpenAI's chat API.
         """
         called = [f for f in _functions(tools, places) if f.name in names]
         return call_grammar.must_call(self.write, self.between, called, max_calls)
@@ -50,8 +52,8 @@ class CallFormat:
         max_calls: int | None,
         places: Sequence[str] = (),
     ) -> CallGrammar | None:
-        """An answer whose calls are right, where a tool wants that; None where none does, or a
-        call looks like other text at its beginning.
+        """The grammar of an answer whose calls are valid; None if no tool is strict, or the
+        beginning of a call cannot be told from other text.
         """
         functions = _functions(tools, places)
         if self.only_first or not any(function.strict for function in functions):
@@ -59,49 +61,49 @@ class CallFormat:
         return call_grammar.may_call(self.write, self.openings[0], functions, max_calls)
 
 
-def _functions(tools: Sequence[Mapping[str, Any]], places: Sequence[str]) -> list[Function]:
+def _functions(tools: Sequence[Mapping[str, Any]], places: Sequence[str]) -> list[ToolFunction]:
     where = places or [f"tools[{i}].function.parameters" for i in range(len(tools))]
-    return [Function.of(tool, place) for tool, place in zip(tools, where, strict=True)]
+    return [ToolFunction.of(tool, place) for tool, place in zip(tools, where, strict=True)]
 
 
-def _read_json(text: Growing, schemas: ToolSchemas) -> Reading[None]:
+def _read_json(text: GrowingText, schemas: ToolSchemas) -> Reading[None]:
     yield from text.take(TOOL_CALL)
     yield from text.skip()
     yield from json_call.read_object(text)
     yield from _end(text)
 
 
-def _read_functions(text: Growing, schemas: ToolSchemas) -> Reading[None]:
-    if (yield from text.stands((TOOL_CALL,), text.place)) is not None:
+def _read_functions(text: GrowingText, schemas: ToolSchemas) -> Reading[None]:
+    if (yield from text.peek((TOOL_CALL,), text.place)) is not None:
         yield from text.take(TOOL_CALL)
         yield from text.skip()
     yield from tagged_call.read_function(text, schemas)
     yield from _end(text)
 
 
-def _read_keyed(text: Growing, schemas: ToolSchemas) -> Reading[None]:
+def _read_keyed(text: GrowingText, schemas: ToolSchemas) -> Reading[None]:
     yield from text.take(TOOL_CALL)
     yield from tagged_call.read_keyed(text, schemas)
 
 
-def _read_bare(text: Growing, schemas: ToolSchemas) -> Reading[None]:
-    """Only tools that were named: an answer may be JSON for other reasons."""
+def _read_bare(text: GrowingText, schemas: ToolSchemas) -> Reading[None]:
+    """Only calls of known tools: an answer may be JSON for other reasons."""
     yield from json_call.read_object(text, known=tuple(schemas.by_name))
     yield from text.skip()
-    if text.text.startswith(";", text.place):  # Llama's parting of calls
+    if text.text.startswith(";", text.place):  # Llama's separator of calls
         text.place += 1
 
 
-def _end(text: Growing) -> Reading[None]:
-    """The end of a call, where the model wrote it."""
+def _end(text: GrowingText) -> Reading[None]:
+    """The end of a call, if the model wrote it."""
     yield from text.skip()
-    if (yield from text.stands((TOOL_CALL_END,), text.place)) is not None:
+    if (yield from text.peek((TOOL_CALL_END,), text.place)) is not None:
         yield from text.take(TOOL_CALL_END)
 
 
 FORMATS = {
-    form.name: form
-    for form in (
+    call_format.name: call_format
+    for call_format in (
         CallFormat("qwen-json", (TOOL_CALL,), _read_json, call_grammar.json_in_tags),
         CallFormat(
             "qwen-xml",
@@ -114,7 +116,7 @@ FORMATS = {
     )
 }
 
-# The first sign that is in a template decides: what only some have comes before what many have.
+# The first sign found decides, so signs that few formats share come first.
 SIGNS = (
     ("<function=", "qwen-xml"),
     ("<arg_key>", "glm-xml"),
@@ -125,7 +127,7 @@ SIGNS = (
 
 
 def format_of(rendered: str) -> CallFormat | None:
-    """The format that a prompt asks for, `rendered` by a model's template with a tool and a call of
-    it; None where nothing in it is known.
+    """The format that a model's template asks for, given a prompt `rendered` with a tool and a call
+    of it; None if unknown.
     """
     return next((FORMATS[name] for sign, name in SIGNS if sign in rendered), None)

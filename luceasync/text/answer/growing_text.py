@@ -1,7 +1,7 @@
-"""A text that grows while somebody reads it, and the ways to wait for more of it.
+"""A text that grows while it is parsed, and ways to wait for more of it.
 
-Readers are generators: they yield what they have found, or None to wait. Owns the place that they
-have reached. Knows no format.
+Parsers are generators: they yield what they find, or None to wait for more text. Owns how far they
+have got. Knows no format.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A call of the tool `name` begins."""
+class CallName:
+    """The tool name of a call, which begins the call."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Argued:
-    """A part of a call's arguments: a piece of a JSON object that is whole with the others."""
+class ArgumentsText:
+    """A part of a call's arguments; joined, the parts are a JSON object."""
 
     text: str
 
 
-Found = Begun | Argued
-Reading = Generator[Found | None, None, Result]
+CallPart = CallName | ArgumentsText
+Reading = Generator[CallPart | None, None, Result]
 
 
-class Broken(Exception):
-    """The text is not what its format says."""
+class FormatMismatch(Exception):
+    """The text does not match its format."""
 
 
-class Cut(Exception):
-    """The text ended before what was begun in it."""
+class EndOfText(Exception):
+    """The text ended within something that it began."""
 
 
-class Growing:
-    """`text`, which ends where the answer does once `is_last`; read up to `place`."""
+class GrowingText:
+    """The text of an answer so far, parsed up to `place`; complete once `is_last`."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -48,22 +48,22 @@ class Growing:
         self.is_last = False
 
     def grow(self, text: str, *, is_last: bool) -> None:
-        """`text` follows."""
+        """Append `text`."""
         self.text += text
         self.is_last = is_last
 
     def forget(self) -> None:
-        """Let go of what was read."""
+        """Drop what was parsed."""
         self.text, self.place = self.text[self.place :], 0
 
     def more(self) -> Reading[None]:
-        """Wait for more of it. Raises Cut where none comes."""
+        """Wait for more text. Raises EndOfText if there is none."""
         if self.is_last:
-            raise Cut
+            raise EndOfText
         yield None
 
     def skip(self, chars: str | None = None) -> Reading[None]:
-        """To the next character that is none of `chars`, or no space. Raises Cut at the end."""
+        """Skip `chars`, by default whitespace. Raises EndOfText if nothing follows."""
         while True:
             rest = self.text[self.place :]
             self.place += len(rest) - len(rest.lstrip(chars))
@@ -71,9 +71,9 @@ class Growing:
                 return
             yield from self.more()
 
-    def stands(self, words: Sequence[str], place: int) -> Reading[str | None]:
-        """The word that stands at `place`, of words none of which begins another; None if none
-        does. Nothing is taken.
+    def peek(self, words: Sequence[str], place: int) -> Reading[str | None]:
+        """The word of `words` at `place`, or None; does not consume it. None of `words` may be a
+        prefix of another.
         """
         while True:
             for word in words:
@@ -85,23 +85,23 @@ class Growing:
             yield from self.more()
 
     def take(self, *words: str) -> Reading[str]:
-        """The word of `words` that stands here. Raises Broken where none does."""
-        word = yield from self.stands(words, self.place)
+        """Consume one of `words` and return it. Raises FormatMismatch if none is here."""
+        word = yield from self.peek(words, self.place)
         if word is None:
-            raise Broken
+            raise FormatMismatch
         self.place += len(word)
         return word
 
-    def until(self, word: str, most_chars: int | None = None) -> Reading[str]:
-        """What stands before the next `word`, which is taken too. Raises Broken where that is
-        more than `most_chars`.
+    def until(self, word: str, max_chars: int | None = None) -> Reading[str]:
+        """The text before the next `word`; consumes both. Raises FormatMismatch if it is longer
+        than `max_chars`.
         """
         begin = searched = self.place
         while True:
             end = self.text.find(word, searched)
             num_before = (end if end >= 0 else len(self.text) - len(word) + 1) - begin
-            if most_chars is not None and num_before > most_chars:
-                raise Broken
+            if max_chars is not None and num_before > max_chars:
+                raise FormatMismatch
             if end >= 0:
                 self.place = end + len(word)
                 return self.text[begin:end]
@@ -109,13 +109,9 @@ class Growing:
             yield from self.more()
 
 
-# How much of a growing text must wait for what follows. Owns the arithmetic of ends that may
-# become beginnings. Knows no format.
-
-
 def num_safe(text: str, words: Sequence[str]) -> int:
-    """How many characters of `text`, which holds none of `words`, cannot belong to one of them
-    that is not complete yet.
+    """How many characters of `text`, which contains none of `words`, cannot belong to one of them
+    that is still incomplete.
     """
     longest = max(map(len, words), default=1)
     for begin in range(max(0, len(text) - longest + 1), len(text)):
@@ -125,7 +121,7 @@ def num_safe(text: str, words: Sequence[str]) -> int:
 
 
 def first_of(text: str, words: Sequence[str], begin: int = 0) -> tuple[int, str] | None:
-    """Where the first of `words` stands in `text` from `begin` on, and which; the longest one where
+    """The index of the first of `words` in `text` from `begin` on, and that word; the longest if
     several begin there.
     """
     found = [(place, -len(word), word) for word in words if (place := text.find(word, begin)) >= 0]

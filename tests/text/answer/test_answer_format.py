@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from luceasync.request import CallPiece, ReasoningPiece, TextPiece
-from luceasync.text.answer.form import AnswerForm
+from luceasync.text.answer.answer_format import AnswerFormat
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 
-TEMPLATES = Path(__file__).parents[3] / "scripts" / "turns"
+TEMPLATES = Path(__file__).parents[2] / "acceptance" / "turns"
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
 
 
@@ -27,29 +27,29 @@ def tokenizer(tiny_dir: Path) -> Tokenizer:
 
 @pytest.mark.parametrize(("file", "name"), [("qwen3", "qwen-json"), ("qwen3.5", "qwen-xml")])
 def test_templates_as_they_are(file: str, name: str, tokenizer: Tokenizer) -> None:
-    form = AnswerForm.of(ChatTemplate((TEMPLATES / f"{file}.jinja").read_text()), tokenizer)
+    form = AnswerFormat.of(ChatTemplate((TEMPLATES / f"{file}.jinja").read_text()), tokenizer)
     assert form.calls is not None and form.calls.name == name
 
 
 def test_a_template_that_knows_no_tools_has_plain_answers(tokenizer: Tokenizer) -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
-    assert AnswerForm.of(template, tokenizer).calls is None
+    assert AnswerFormat.of(template, tokenizer).calls is None
 
 
 def test_a_template_that_refuses_the_example_has_plain_answers(tokenizer: Tokenizer) -> None:
     template = ChatTemplate("{{ raise_exception('no tools') }}")
-    assert AnswerForm.of(template, tokenizer).calls is None
+    assert AnswerFormat.of(template, tokenizer).calls is None
 
 
 def test_a_named_format_wins(template: ChatTemplate, tokenizer: Tokenizer) -> None:
-    form = AnswerForm.of(template, tokenizer, reasoning_format="none", tool_format="llama-json")
+    form = AnswerFormat.of(template, tokenizer, reasoning_format="none", tool_format="llama-json")
     assert form.calls is not None and form.calls.name == "llama-json"
     assert not form.reasons
-    assert AnswerForm.of(template, tokenizer, tool_format="none").calls is None
+    assert AnswerFormat.of(template, tokenizer, tool_format="none").calls is None
 
 
 def test_reasoning_may_be_opened_by_the_prompt() -> None:
-    form = AnswerForm(reasons=True)
+    form = AnswerFormat(reasons=True)
     opened = form.maker("<assistant>\n<think>\n", None)
     assert opened.make("a\n</think>\n\nb", is_last=True) == (ReasoningPiece("a"), TextPiece("b"))
     closed = form.maker("<assistant>\n<think>\n\n</think>\n\n", None)
@@ -57,7 +57,7 @@ def test_reasoning_may_be_opened_by_the_prompt() -> None:
 
 
 def test_calls_are_looked_for_where_tools_are(template: ChatTemplate, tokenizer: Tokenizer) -> None:
-    form = AnswerForm.of(template, tokenizer)
+    form = AnswerFormat.of(template, tokenizer)
     said = "<tool_call>\n<function=f>\n</function>\n</tool_call>"
     with_tools = form.maker("", TOOLS, call_id=lambda: "id").make(said, is_last=True)
     assert with_tools[0] == CallPiece(0, "id", "f")

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from luceasync.text.answer.formats import FORMATS, format_of
+from luceasync.text.answer.call_formats import FORMATS, format_of
 from tests.text.answer.written import TOOL, WRITERS, a_call, read
 
 NUM_CALLS = 250  # of each family; more find nothing else

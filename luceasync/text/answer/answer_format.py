@@ -1,6 +1,6 @@
-"""How a model's answers to a chat are read: what its template and its vocabulary say of them.
+"""How to parse a model's answers, detected from its chat template and vocabulary.
 
-Owns how that is found out. Knows no model by name.
+Knows no model by name.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 from luceasync.errors import RequestError
 from luceasync.text.answer.argument_types import ToolSchemas
-from luceasync.text.answer.formats import FORMATS, CallFormat, format_of
+from luceasync.text.answer.call_formats import FORMATS, CallFormat, format_of
 from luceasync.text.answer.pieces import THINK, THINK_END, AnswerPieces, PieceMaker, new_call_id
 from luceasync.text.template import Template
 from luceasync.text.tokenizer import Tokenizer
 
-# What an answer says before it answers: nothing, reasoning that the prompt has opened, or perhaps
-# some that it opens itself.
+# Reasoning before the text of an answer: none, opened by the prompt, or perhaps opened by the
+# answer itself.
 Before = Literal["nothing", "open", "perhaps"]
 
 AUTO, NONE = "auto", "none"
@@ -30,7 +30,7 @@ TOOL = {
     },
 }
 CALL = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": {"a": "b"}}}
-PROBE = (
+EXAMPLE = (
     {"role": "user", "content": "x"},
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "call_0", "name": "f", "content": "y"},
@@ -38,10 +38,10 @@ PROBE = (
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerForm:
-    """`reasons`: what stands between <think> and </think> at an answer's beginning is reasoning.
-    `opens`: an answer opens it itself, where the prompt has not. `calls`: how calls of tools are
-    written; None: not at all, or nobody knows.
+class AnswerFormat:
+    """`reasons`: text between <think> and </think> at the beginning of an answer is reasoning.
+    `opens`: an answer opens it itself unless the prompt has. `calls`: the format of tool calls;
+    None: none, or unknown.
     """
 
     reasons: bool = False
@@ -55,16 +55,16 @@ class AnswerForm:
         tokenizer: Tokenizer,
         reasoning_format: str = AUTO,
         tool_format: str = AUTO,
-    ) -> AnswerForm:
-        """What `template` shows by an example; the formats are its own where they are not auto."""
-        shown = _shown(template)
-        knows = tokenizer.token_id(THINK) is not None or THINK in shown
-        calls = format_of(shown) if tool_format == AUTO else FORMATS.get(tool_format)
-        reasons = knows and reasoning_format == AUTO
-        return cls(reasons, calls, reasons and _can_be_told_not_to_think(template))
+    ) -> AnswerFormat:
+        """The format that `template` shows by an example; formats other than auto override it."""
+        example = _rendered(template, EXAMPLE, [TOOL])
+        can_reason = tokenizer.token_id(THINK) is not None or THINK in example
+        calls = format_of(example) if tool_format == AUTO else FORMATS.get(tool_format)
+        reasons = can_reason and reasoning_format == AUTO
+        return cls(reasons, calls, reasons and _can_disable_reasoning(template))
 
     def before(self, prompt: str) -> Before:
-        """What comes before the answer to the rendered `prompt`."""
+        """The reasoning before the answer to the rendered `prompt`."""
         end = prompt.rstrip()
         if not self.reasons or end.endswith(THINK_END):
             return "nothing"
@@ -77,7 +77,7 @@ class AnswerForm:
         max_calls: int | None = None,
         call_id: Callable[[], str] = new_call_id,
     ) -> PieceMaker:
-        """What reads one answer to the rendered `prompt`, in which `tools` were named."""
+        """A parser of one answer to the rendered `prompt`, which offers `tools`."""
         return AnswerPieces(
             reasons=self.reasons,
             is_reasoning=self.reasons and prompt.rstrip().endswith(THINK),
@@ -88,16 +88,11 @@ class AnswerForm:
         )
 
 
-def _shown(template: Template) -> str:
-    """A chat with a tool and a call of it, as the template writes it; "" if it refuses that."""
-    return _rendered(template, PROBE, [TOOL])
-
-
-def _can_be_told_not_to_think(template: Template) -> bool:
-    """Whether a prompt shows reasoning that is over where none is wanted: elsewhere there is some,
-    and an answer opens it.
+def _can_disable_reasoning(template: Template) -> bool:
+    """Whether the prompt closes reasoning if it is disabled. If so, an answer opens it whenever the
+    prompt does neither.
     """
-    return THINK_END in _rendered(template, PROBE[:1], None, enable_thinking=False)
+    return THINK_END in _rendered(template, EXAMPLE[:1], None, enable_thinking=False)
 
 
 def _rendered(
@@ -106,6 +101,7 @@ def _rendered(
     tools: Sequence[Mapping[str, Any]] | None,
     **kwargs: Any,
 ) -> str:
+    """The rendered prompt; "" if the template refuses it."""
     try:
         return template.render(messages, tools, **kwargs)
     except RequestError:

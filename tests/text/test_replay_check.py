@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from luceasync.config import BUNDLED_MODEL_DIR
-from luceasync.text.returns import Returns
+from luceasync.text.replay_check import ReplayCheck
 from luceasync.text.template import ChatTemplate
 
 TEMPLATES = Path(__file__).parents[2] / "tests/acceptance/turns"
@@ -22,9 +22,9 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 def returns(byte_level):
     """What is known of answers to ASKED, where one "<think>" is a token."""
 
-    def of(template: ChatTemplate, messages=ASKED, tools=None, **kwargs) -> Returns:
+    def of(template: ChatTemplate, messages=ASKED, tools=None, **kwargs) -> ReplayCheck:
         text = template.render(messages, tools, **kwargs)
-        return Returns.of(template, byte_level, text, messages, tools, kwargs)
+        return ReplayCheck.of(template, byte_level, text, messages, tools, kwargs)
 
     return of
 
@@ -73,7 +73,7 @@ def test_told_not_to_think_no_answer_comes_back(returns, said):
 
 def test_each_is_tried_once_by_who_asks_first():
     tried = []
-    found = Returns(lambda: bool(tried.append("others")), lambda: bool(tried.append("it")), 9)
+    found = ReplayCheck(lambda: bool(tried.append("others")), lambda: bool(tried.append("it")), 9)
     assert tried == []
     assert not found([5]) and not found([]) and tried == ["others"]
     assert not found([9, 5]) and not found([9]) and tried == ["others", "it"]
@@ -85,7 +85,7 @@ def test_an_answer_without_tokens_is_no_reasoning(returns):
 
 def test_a_model_without_such_a_token_is_asked_about_plain_answers_alone(fallback, said):
     text = QWEN3.render(ASKED)
-    found = Returns.of(QWEN3, fallback, text, ASKED)
+    found = ReplayCheck.of(QWEN3, fallback, text, ASKED)
     assert found(said) and found([0])
 
 
