@@ -19,7 +19,7 @@ from luceasync.disk_cache.disk import DiskTier
 from luceasync.disk_cache.upkeep import Upkeep
 from luceasync.errors import ConfigError
 from luceasync.host_cache.arena import node_bytes_of
-from luceasync.prefix_cache.cache import Prefixes
+from luceasync.prefix_cache.cache import PrefixCache
 from luceasync.prefix_cache.disk_worker import DiskWorker
 from luceasync.prefix_cache.index import Limits
 from luceasync.prefix_cache.tenants import Tenants
@@ -69,7 +69,7 @@ class CacheDirectory:
         self,
         cabinet: Cabinet,
         tenants: Tenants,
-        tell: Callable[[Callable[[Prefixes], None]], None],
+        tell: Callable[[Callable[[PrefixCache], None]], None],
     ) -> None:
         """`tenants` learn what files hold; `tell` brings outcomes to the engine's thread."""
         self._cabinet = cabinet

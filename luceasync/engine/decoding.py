@@ -17,7 +17,7 @@ from luceasync.engine.sequence import Generation
 from luceasync.errors import DraftFailed
 from luceasync.ranking.logits import NO_TOKEN, Logits
 from luceasync.request import Speculation
-from luceasync.speculation.adapt import RoundPlan
+from luceasync.speculation.choice import RoundPlan
 from luceasync.speculation.speculator import Anchor, Decide, Speculator, matching_child
 from luceasync.status import SpeculationStatus
 

@@ -26,7 +26,7 @@ from luceasync.engine.prompts import Language, check_ids
 from luceasync.engine.pump import Pump
 from luceasync.engine.sequence import Generation
 from luceasync.engine.streams import Emitted, LocalStream, OpenAnswers, in_other_thread
-from luceasync.engine.thread import EngineThread, Loaded
+from luceasync.engine.thread import EngineThread, LoadedEngine
 from luceasync.errors import QueueFull, Unavailable
 from luceasync.prefix_cache.cache import PrefixCache
 from luceasync.prefix_cache.disk_orders import DiskOrders, NoDisk
@@ -212,7 +212,7 @@ class LocalEngine:
     def __init__(
         self,
         language: Language,
-        load: Callable[[DiskOrders], Loaded],
+        load: Callable[[DiskOrders], LoadedEngine],
         config: EngineConfig,
         cabinet: Cabinet | None = None,
         *,
@@ -268,7 +268,7 @@ class LocalEngine:
         await self._thread.join()
         await self._preparing.close()
 
-    def _make(self, orders: DiskOrders) -> Loaded:
+    def _make(self, orders: DiskOrders) -> LoadedEngine:
         """A life of the engine; called in its thread."""
         if self._directory is not None:
             self._directory.begin_life()
@@ -359,8 +359,8 @@ class LocalEngine:
         )
         self._admission.enter(len(choices), request.client)
         assert self._thread is not None
-        room = self._admission.room
-        self._thread.post(lambda pump: pump.submit(choices, room))
+        capacity = self._admission.capacity
+        self._thread.post(lambda pump: pump.submit(choices, capacity))
         return stream
 
     async def tokens(self, request: Request) -> tuple[int, ...]:

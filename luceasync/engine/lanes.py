@@ -47,7 +47,7 @@ class LaneContents:
     def start(self, generation: Generation, lane: int) -> None:
         """Queue the restore into an empty lane."""
         self.paging.pin(lane, generation.prepared.pins)
-        generation.start(lane, self.prefixes.take_up(generation.lease, lane))
+        generation.start(lane, self.prefixes.restore(generation.lease, lane))
 
     # --- deferred ------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class LaneContents:
         self.is_delivered = False
         while self._saves:
             generation, end, logits = self._saves.popleft()
-            self.prefixes.prefilled(generation.lease, generation.on_lane, end, logits)
+            self.prefixes.save_prompt(generation.lease, generation.on_lane, end, logits)
         while self._ended:
             self._leave(*self._ended.popleft())
 
@@ -83,10 +83,10 @@ class LaneContents:
         lane, lease = generation.on_lane, generation.lease
         try:
             if not is_saved:
-                self.prefixes.disown(lease)
+                self.prefixes.drop(lease)
             elif not generation.is_restoring:
                 is_cut = generation.prepared.detokenizer.stopped
-                self.prefixes.finished(lease, lane, generation.num_committed, is_cut=is_cut)
+                self.prefixes.save_sequence(lease, lane, generation.num_committed, is_cut=is_cut)
         finally:  # whatever could not be saved, the lane is free
             try:
                 self.paging.vacate(lane)
@@ -103,7 +103,7 @@ class LaneContents:
         """
         lane, lease = generation.on_lane, generation.lease
         try:
-            self.prefixes.finished(lease, lane, generation.num_committed)
+            self.prefixes.save_sequence(lease, lane, generation.num_committed)
         finally:
             try:
                 self.paging.vacate(lane)

@@ -21,7 +21,7 @@ from luceasync.engine.pump import Pump
 from luceasync.engine.sampling.choose import nothing
 from luceasync.engine.sequence import Generation
 from luceasync.engine.steps import Prefiller
-from luceasync.engine.thread import Loaded
+from luceasync.engine.thread import LoadedEngine
 from luceasync.errors import PlacementError
 from luceasync.host_cache.arena import HostMemory
 from luceasync.models.files import ModelFiles
@@ -35,10 +35,10 @@ from luceasync.prefix_cache.tenants import NO_TENANT
 from luceasync.ranking.local import LocalLogits
 from luceasync.request import Request, TokenPrompt
 from luceasync.speculation.choice import RoundPlan, Shape
-from luceasync.speculation.dflash.draft_process import Berth
 from luceasync.speculation.dflash.feature_contents import DraftFeatures
 from luceasync.speculation.dflash.load import LoadedDraft, load_draft, start_draft
 from luceasync.speculation.dflash.placement import Drafter
+from luceasync.speculation.dflash.process import DraftProcessResources
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.history import History
 from luceasync.text.prompt import RenderedPrompt, Tenant
@@ -160,7 +160,7 @@ class Recipe:
     plan: Plan
     tokenizer: Tokenizer
     drafter: Drafter | None
-    berth: Berth | None  # of the drafter, where it has a process of its own
+    draft_process: DraftProcessResources | None  # of the drafter, where it has a process of its own
     limits: Limits
     host: HostMemory
     open_remote: OpenRemote
@@ -175,7 +175,7 @@ class Recipe:
         return self.plan.computes_beside and (drafter is None or drafter.device.computes_beside)
 
 
-def load(recipe: Recipe, orders: DiskOrders) -> Loaded:
+def load(recipe: Recipe, orders: DiskOrders) -> LoadedEngine:
     """Read the weights; runs in the engine thread. Raises ModelError, and PlacementError where a
     device has less memory than it had when the plan was made.
     """
@@ -189,7 +189,7 @@ def load(recipe: Recipe, orders: DiskOrders) -> Loaded:
         ) from error
 
 
-def _load(recipe: Recipe, orders: DiskOrders) -> Loaded:
+def _load(recipe: Recipe, orders: DiskOrders) -> LoadedEngine:
     reading = _Reading(recipe)
     if recipe.plan.suits_one_thread:
         # Measured with the bundled model and 16 streams on 2 cores: almost three times the tokens.
@@ -223,7 +223,7 @@ def _load(recipe: Recipe, orders: DiskOrders) -> Loaded:
                 pump.begin_again()
                 _rehearse(recipe, backend, ways, num_turns=1)
 
-        return Loaded(pump, closing.pop_all().close, notice, probe, mend)
+        return LoadedEngine(pump, closing.pop_all().close, notice, probe, mend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,11 +244,11 @@ def _ways(
     if recipe.drafter is None:
         plain = PlainDecoding(backend)
         return _Ways(plain, plain, (), UnreadFeatures(), nothing, nothing)
-    plan, berth = recipe.plan, recipe.berth
-    if berth is None:
+    plan, draft_process = recipe.plan, recipe.draft_process
+    if draft_process is None:
         draft = load_draft(recipe.drafter, plan, backend, reading.advance, recipe.host)
     else:
-        draft = start_draft(berth, recipe.drafter, plan, backend, reading.advance)
+        draft = start_draft(draft_process, recipe.drafter, plan, backend, reading.advance)
     closing.callback(draft.close)
     if plan.pool is not None and plan.pool.policy == "drafter":
         assert draft.looks is not None, "placement refuses a drafter that is elsewhere"

@@ -10,12 +10,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
-from luceasync.engine.admission import Room
+from luceasync.engine.admission import Capacity
 from luceasync.engine.decoding import Decoding
-from luceasync.engine.faults import During, Fault
 from luceasync.engine.lanes import LaneContents
 from luceasync.engine.prepare import PreparedChoice
 from luceasync.engine.sampling.choose import nothing
@@ -28,12 +29,24 @@ from luceasync.pipeline.paging import Paging
 from luceasync.prefix_cache.cache import PrefixCache
 from luceasync.request import ErrorKind, FinishReason
 
+# What a failure came in: a pass of one of the two kinds, the work around passes, or a command.
+During = Literal["prefill", "decode", "between", "command"]
+
 Deliver = Callable[[list[Emitted]], None]
 Chosen = Callable[[Generation], bool]
 Command = Callable[["Pump"], list[Emitted] | None]  # what it returns is to be delivered
 
 IDLE_PAUSE_S = 1.0
 DELIVERY_PAUSE_S = 0.02  # at most, in which an answer's end goes out before its prefix is saved
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What clients are told of an exception, and what the engine was doing when it was raised."""
+
+    words: str
+    kind: ErrorKind
+    during: During
 
 
 class Pump:
@@ -107,7 +120,9 @@ class Pump:
 
     # --- commands ------------------------------------------------------------------------------
 
-    def submit(self, prepared: Sequence[PreparedChoice], room: Room | None = None) -> list[Emitted]:
+    def submit(
+        self, prepared: Sequence[PreparedChoice], capacity: Capacity | None = None
+    ) -> list[Emitted]:
         """Queue the choices of a request. If over capacity, evict from the client that holds
         most.
         """
@@ -118,7 +133,7 @@ class Pump:
         for generation in self._at_hand:
             self.lanes.prefixes.admit(generation.lease)
         self._at_hand = []
-        return [] if room is None else self._evict(room)
+        return [] if capacity is None else self._evict(capacity)
 
     def set_unread(self, stream_id: int, *, is_unread: bool) -> None:
         """The stream's client has stopped reading, or reads again. Meanwhile its choices get no
@@ -234,7 +249,7 @@ class Pump:
         if generation.num_prefilled == generation.lease.num_prompt_tokens:
             num_run = generation.num_prefilled - generation.num_cached
             seconds = generation.prefill_s
-            self.lanes.prefixes.observed("prefill_tokens_per_s", num_run, seconds)
+            self.lanes.prefixes.observe("prefill_tokens_per_s", num_run, seconds)
 
     def _preempt(self) -> None:
         """Take a lane from a client that has had more than others, or does not read."""
@@ -270,7 +285,7 @@ class Pump:
     def _end_restores(self, restoring: Iterable[Generation]) -> None:
         """Let the generations go on whose prefix has arrived."""
         for generation in restoring:
-            if self.lanes.prefixes.is_taken_up(generation.lease):
+            if self.lanes.prefixes.has_restored(generation.lease):
                 generation.is_restoring = False
                 if generation.lease.logits is not None:
                     begin_answer(generation, generation.lease.logits)
@@ -296,12 +311,12 @@ class Pump:
             self.scheduler.retire(generation)
             self.lanes.release_later(generation)
 
-    def _evict(self, room: Room) -> list[Emitted]:
+    def _evict(self, capacity: Capacity) -> list[Emitted]:
         """End the requests for which there is no place beside the others."""
-        streams = self.scheduler.streams_to_evict(room.num_places)
+        streams = self.scheduler.streams_to_evict(capacity.num_places)
         if not streams:
             return []
-        later_s = room.retry_after_s
+        later_s = capacity.retry_after_s
         words = str(GaveWay(later_s))
         self._end(lambda g: g.prepared.stream_id in streams, "error", words, "gave_way", later_s)
         return self._outbox.take()

@@ -1,8 +1,8 @@
-"""The engine's thread: it loads the model, then runs commands and steps until it is told to end.
+"""The engine's thread: loads the model, then runs commands and steps until it is told to end.
 
-Owns the thread and the queue of commands, and goes on after what a step raises: with the same pump,
-or with one made anew. What a step does is the pump's business, what becomes of its deltas that of
-whoever listens, on the event loop.
+Owns the thread and the queue of commands, and recovers from what a step raises: with the same pump,
+or with a new one. What a step does is up to the pump; its deltas go to a listener on the event
+loop.
 """
 
 from __future__ import annotations
@@ -14,41 +14,46 @@ import math
 import queue
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from luceasync.engine.faults import Failures, Fault, Restarts, fault_of
-from luceasync.engine.pump import IDLE_PAUSE_S, Command, Pump
+from luceasync.engine.pump import IDLE_PAUSE_S, Command, During, Fault, Pump
 from luceasync.engine.streams import Emitted
-from luceasync.errors import LuceasyncError, Unavailable
+from luceasync.errors import LuceasyncError, StageFailed, Unavailable
 
 log = logging.getLogger(__name__)
 
 JOIN_DEADLINE_S = 30.0
 MAX_BACK_IN_S = 120  # that clients are told to come back in
+MAX_IN_A_ROW = 3  # failures, then the engine is loaded again
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before that
+SOUND_LIFE_S = 60.0  # after which a failure counts as the first one
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedEngine:
     """A loaded model: the pump over it, and how to free it."""
 
     pump: Pump
     close: Callable[[], None]
-    notice: Callable[[], None] = lambda: None  # raises what is known to have failed
-    probe: Callable[[], None] = lambda: None  # asks all, and raises that
-    mend: Callable[[], None] = lambda: None  # brings back what has, however long that takes
+    notice: Callable[[], None] = lambda: None  # raises a failure that is known
+    probe: Callable[[], None] = lambda: None  # asks all stages, and raises a failure
+    mend: Callable[[], None] = lambda: None  # brings failed stages back, however long that takes
 
 
 class Listener(Protocol):
-    """What the thread tells; each call comes on the event loop."""
+    """Called on the event loop."""
 
     def loaded(self, pump: Pump | None, error: BaseException | None) -> None:
-        """The first life, or another one after `failed`, has begun; with an error there is none."""
+        """An engine has been loaded, the first or another one after `failed`; with an error there
+        is none, for good.
+        """
         ...
 
     def failed(self, detail: str, back_in_s: int) -> None:
-        """There is no engine; another one is tried, which may be there in `back_in_s` seconds."""
+        """There is no engine; another may be loaded in `back_in_s` seconds."""
         ...
 
     def deliver(self, emitted: list[Emitted]) -> None: ...
@@ -59,36 +64,36 @@ class EngineThread:
 
     def __init__(
         self,
-        load: Callable[[], Loaded],
+        load: Callable[[], LoadedEngine],
         listener: Listener,
         *,
         stopping: threading.Event | None = None,
         release: Callable[[], None] = lambda: None,
     ) -> None:
-        """`load` is called for each life, `release` after the last one. `stopping` is set at the
-        end, so that a load which takes long may give up.
+        """`load` is called at the start and after each failure of an engine, `release` at the end.
+        `stopping` is set by `join`, so that a load which takes long may give up.
         """
         self._make = load
         self._listener = listener
         self._stopping = stopping or threading.Event()
         self._release = release
-        self._load_s = 0.0  # that the last one took
+        self._load_s = 0.0  # of the last load
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[None] = self._loop.create_future()  # the thread has ended
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Begin to load."""
+        """Start the thread, which begins to load."""
         self._thread.start()
 
     def post(self, command: Command) -> None:
-        """Run the command before the next step; from any thread."""
+        """Run the command before the next step. From any thread."""
         self._commands.put(command)
 
     async def call(self, command: Command, timeout_s: float) -> None:
-        """Run the command before the next step, and wait for that. Raises TimeoutError, at once
-        where the thread has ended.
+        """Run the command before the next step, and wait for it. Raises TimeoutError, at once if
+        the thread has ended.
         """
         done: asyncio.Future[None] = self._loop.create_future()
 
@@ -105,7 +110,7 @@ class EngineThread:
             raise TimeoutError("the engine's thread has not run the command")
 
     async def join(self) -> None:
-        """End the thread after the commands before this one."""
+        """End the thread after the commands that were posted before."""
         self._stopping.set()
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join, JOIN_DEADLINE_S)
@@ -113,25 +118,25 @@ class EngineThread:
             log.error("the engine thread did not end within %.0f s", JOIN_DEADLINE_S)
 
     def _run(self) -> None:
-        restarts = Restarts()
+        backoff = RestartBackoff()
         try:
-            loaded = self._load_or_tell()
+            loaded = self._load_or_deliver()
             while loaded is not None:
                 began_s = time.monotonic()
                 fault = self._pump_until_stopped(loaded)
                 if fault is None:
                     _close(loaded)
                     return
-                pause_s = restarts.pause_s(time.monotonic() - began_s)
+                pause_s = backoff.pause_s(time.monotonic() - began_s)
                 self._give_up(loaded, fault, pause_s)
-                loaded = None  # what it holds is free before the next one is made
-                loaded = self._load_again(restarts, pause_s)
+                loaded = None  # free its memory before the next one is loaded
+                loaded = self._load_again(backoff, pause_s)
         finally:
             self._release()
             self._post(_set_done, self._over)
 
-    def _load_or_tell(self) -> Loaded | None:
-        """The first life; None: there will be none, and whoever listens knows why."""
+    def _load_or_deliver(self) -> LoadedEngine | None:
+        """The first engine; None if it cannot be loaded, of which the listener is told."""
         try:
             loaded = self._load()
         except Exception as error:
@@ -142,10 +147,10 @@ class EngineThread:
         self._begin(loaded)
         return loaded
 
-    def _load_again(self, restarts: Restarts, pause_s: float) -> Loaded | None:
-        """Another life, however often it takes; None: told to end."""
+    def _load_again(self, backoff: RestartBackoff, pause_s: float) -> LoadedEngine | None:
+        """Another engine, however many attempts it takes; None: told to end."""
         while not self._stopping.wait(pause_s):
-            gc.unfreeze()  # what was there when the server began is garbage now
+            gc.unfreeze()  # what was frozen at the start of the server is garbage now
             gc.collect()
             try:
                 loaded = self._load()
@@ -153,64 +158,62 @@ class EngineThread:
                 if self._stopping.is_set():
                     return None
                 log.exception("loading the model again failed")
-                pause_s = restarts.pause_s(0.0)
+                pause_s = backoff.pause_s(0.0)
                 words = fault_of(error, "between").words
                 self._post(self._listener.failed, words, self._back_in_s(pause_s))
             else:
-                log.warning("the engine was made anew")
+                log.warning("the engine was loaded again")
                 self._begin(loaded)
                 return loaded
         return None
 
-    def _begin(self, loaded: Loaded) -> None:
+    def _begin(self, loaded: LoadedEngine) -> None:
         pump = loaded.pump
-        # What an older life still hears of is nothing to this one.
-        pump.listen(
-            lambda command: self.post(lambda now: command(now) if now is pump else None),
-        )
+        # Copies of an older engine may still end: its commands are not run on a newer pump.
+        pump.listen(lambda command: self.post(lambda now: command(now) if now is pump else None))
         self._post(self._listener.loaded, pump, None)
 
-    def _give_up(self, loaded: Loaded, fault: Fault, pause_s: float) -> None:
-        """Tell everybody, let the disk have what it is to have, and free the rest."""
-        log.error("the engine is made anew in %g s", pause_s)
+    def _give_up(self, loaded: LoadedEngine, fault: Fault, pause_s: float) -> None:
+        """End all requests, hand over to the disk what it is to have, and free the rest."""
+        log.error("the engine will be loaded again in %g s", pause_s)
         back_in_s = self._back_in_s(pause_s)
         self._post(self._listener.failed, fault.words, back_in_s)
-        self._tell(loaded.pump.give_up(fault, back_in_s))
+        self._deliver(loaded.pump.give_up(fault, back_in_s))
         try:
             loaded.pump.save_all()
-        except Exception:  # it has failed: that it fails here too is no news
-            log.exception("what the disk was still to have is lost")
+        except Exception:  # expected: the engine has failed
+            log.exception("nodes that were to be written to the disk are lost")
         _close(loaded)
 
     def _back_in_s(self, pause_s: float) -> int:
         return max(1, min(MAX_BACK_IN_S, math.ceil(pause_s + self._load_s)))
 
-    def _load(self) -> Loaded:
+    def _load(self) -> LoadedEngine:
         began_s = time.monotonic()
         loaded = self._make()
         self._load_s = time.monotonic() - began_s
         return loaded
 
-    def _pump_until_stopped(self, loaded: Loaded) -> Fault | None:
-        """Go on after a failure, unless there are too many in a row: the last of them; None: told
-        to end.
+    def _pump_until_stopped(self, loaded: LoadedEngine) -> Fault | None:
+        """Go on after failures until there are too many in a row. Returns the last; None: told to
+        end.
         """
         failures = Failures()
         fault: Fault | None = None
         while (fault := self._pump_until_fault(loaded, fault)) is not None:
             if failures.is_last(fault.during, loaded.pump.num_completed(fault.during)):
                 return fault
-        self._tell(loaded.pump.fail_all("the server is shutting down"))
+        self._deliver(loaded.pump.fail_all("the server is shutting down"))
         return None
 
-    def _pump_until_fault(self, loaded: Loaded, fault: Fault | None) -> Fault | None:
-        """Recover from `fault`, then do commands and steps; why they cannot go on, or None when
+    def _pump_until_fault(self, loaded: LoadedEngine, fault: Fault | None) -> Fault | None:
+        """Recover from `fault`, then run commands and steps. Returns why they cannot go on; None:
         told to end.
         """
         pump, command = loaded.pump, None
         try:
             if fault is not None:
-                self._tell(pump.recover(fault))  # first: what follows may take long
+                self._deliver(pump.recover(fault))  # first, since what follows may take long
                 if not self._has_mended(loaded):
                     self._end_without(pump)
                     return None
@@ -218,15 +221,15 @@ class EngineThread:
             while (command := self._next_command(pause_s := pump.pause_s)) is not _STOP:
                 if command is None:
                     (loaded.probe if pause_s == IDLE_PAUSE_S else loaded.notice)()
-                self._tell(pump.step(self._tell) if command is None else command(pump))
+                self._deliver(pump.step(self._tell) if command is None else command(pump))
         except Exception as error:
             during = pump.doing if command is None else "command"
             log.exception("the engine has failed (%s)", during)
             return fault_of(error, during)
         return None
 
-    def _has_mended(self, loaded: Loaded) -> bool:
-        """False where nobody waits for it any more."""
+    def _has_mended(self, loaded: LoadedEngine) -> bool:
+        """Bring failed stages back. False: told to end meanwhile."""
         try:
             loaded.mend()
         except Unavailable:
@@ -236,17 +239,17 @@ class EngineThread:
         return True
 
     def _end_without(self, pump: Pump) -> None:
-        """Do what is still said, but no step, until told to end."""
+        """Run commands, but no step, until told to end."""
         while (command := self._next_command(JOIN_DEADLINE_S)) is not _STOP:
             if command is not None:
-                self._tell(command(pump))
+                self._deliver(command(pump))
 
-    def _tell(self, emitted: list[Emitted] | None) -> None:
+    def _deliver(self, emitted: list[Emitted] | None) -> None:
         if emitted:
             self._post(self._listener.deliver, emitted)
 
     def _next_command(self, wait_s: float) -> Command | None:
-        """The next command; None: there is none, go on; _STOP: end."""
+        """The next command; None if there is none within `wait_s`; _STOP: end."""
         try:
             command = self._commands.get(timeout=wait_s) if wait_s else self._commands.get_nowait()
         except queue.Empty:
@@ -254,27 +257,72 @@ class EngineThread:
         return _STOP if command is None else command
 
     def _post(self, call: Callable[..., None], *args: object) -> None:
-        """Run `call` on the loop; a loop that is gone has nobody left to tell."""
+        """Run `call` on the loop. No-op if that is closed."""
         try:
             self._loop.call_soon_threadsafe(call, *args)
         except RuntimeError:
             log.debug("the event loop is closed; %s was not delivered", call)
 
 
-def _close(loaded: Loaded) -> None:
+def _close(loaded: LoadedEngine) -> None:
     try:
         loaded.close()
-    except Exception:  # what has failed may not be able to end: the next life has its own
+    except Exception:  # a failed engine may not be able to end; the next one is independent of it
         log.exception("the engine could not free all that it had")
 
 
 def _set_done(done: asyncio.Future[None]) -> None:
-    if not done.done():  # nobody waits for it any more
+    if not done.done():  # else its caller has timed out
         done.set_result(None)
 
 
 def _stop(pump: Pump) -> list[Emitted]:
-    raise AssertionError("a mark, never called")
+    raise AssertionError("a sentinel, never called")
 
 
 _STOP: Command = _stop
+
+
+def fault_of(error: Exception, during: During) -> Fault:
+    """A stage that failed may come back, and its requests may be sent again; any other exception is
+    a bug of ours.
+    """
+    if isinstance(error, StageFailed):
+        return Fault(str(error), "unavailable", during)
+    return Fault(f"the engine failed: {type(error).__name__}: {error}", "failed", during)
+
+
+class Failures:
+    """Failures in a row: of passes of a kind without a completed one between them, and outside of
+    passes without any completed pass between them.
+
+    One kind does not excuse the other: an engine that prefills but cannot decode is of no use.
+    """
+
+    def __init__(self) -> None:
+        self._in_a_row: Counter[During] = Counter()
+        self._completed: dict[During, int] = {}  # at the last failure
+
+    def is_last(self, during: During, num_completed: int) -> bool:
+        """Count a failure and return whether to give up. `num_completed`: passes since the start
+        that show a recovery from it.
+        """
+        if self._completed.get(during) != num_completed:
+            self._in_a_row[during] = 0
+        self._completed[during] = num_completed
+        self._in_a_row[during] += 1
+        return self._in_a_row[during] >= MAX_IN_A_ROW
+
+
+class RestartBackoff:
+    """How long to wait before the engine is loaded again: longer each time that it did not last."""
+
+    def __init__(self) -> None:
+        self._next_s = FIRST_PAUSE_S
+
+    def pause_s(self, lived_s: float) -> float:
+        """Seconds to wait now; the engine ran for `lived_s`, 0 if it could not be loaded."""
+        if lived_s >= SOUND_LIFE_S:
+            self._next_s = FIRST_PAUSE_S
+        pause_s, self._next_s = self._next_s, min(2 * self._next_s, LONGEST_PAUSE_S)
+        return pause_s

@@ -57,13 +57,13 @@ def submitted(language: Language) -> tuple[Pump, ToyDecoding, list[str]]:
     target = CountingTarget()
     decoding, saved = ToyDecoding(target), []
     pump = make_pump(target, num_lanes=1, decoding=decoding)
-    finished = pump.lanes.prefixes.finished
+    save_sequence = pump.lanes.prefixes.save_sequence
 
     def act(lease, *args, **options) -> None:
         saved.append(lease.request.greeting)
-        finished(lease, *args, **options)
+        save_sequence(lease, *args, **options)
 
-    pump.lanes.prefixes.finished = act
+    pump.lanes.prefixes.save_sequence = act
     request = parse({"prompt": [1, 2, 3], "greeting": "hello"})
     pump.submit(prepare(language, request, rendered(request.prompt.ids), stream_id=0))
     return pump, decoding, saved

@@ -21,14 +21,14 @@ class Recorder:
         if name == self.failing:
             raise ZeroDivisionError("no room")
 
-    def prefilled(self, lease, lane, end, logits) -> None:
-        self._record("prefilled", lease, lane, end)
+    def save_prompt(self, lease, lane, end, logits) -> None:
+        self._record("save_prompt", lease, lane, end)
 
-    def finished(self, lease, lane, end, *, is_cut=False) -> None:
-        self._record("finished", lease, end, is_cut)
+    def save_sequence(self, lease, lane, end, *, is_cut=False) -> None:
+        self._record("save_sequence", lease, end, is_cut)
 
-    def disown(self, lease) -> None:
-        self._record("disown", lease)
+    def drop(self, lease) -> None:
+        self._record("drop", lease)
 
     def release(self, lease) -> None:
         self._record("release", lease)
@@ -78,8 +78,8 @@ def test_prompts_are_saved_first_then_lanes_are_freed(lanes, recorder):
     assert lanes.has_deferred
     lanes.release_deferred()
     assert recorder.calls == [
-        ("prefilled", "b", 1, 64),
-        ("finished", "a", 9, False),
+        ("save_prompt", "b", 1, 64),
+        ("save_sequence", "a", 9, False),
         ("vacate", 2),
         ("free", 2),
         ("release", "a"),
@@ -102,20 +102,20 @@ def test_what_is_deferred_waits_for_its_delivery(lanes):
     assert not lanes.is_delivered
 
 
-@pytest.mark.parametrize("failing", ["finished", "vacate"])
+@pytest.mark.parametrize("failing", ["save_sequence", "vacate"])
 def test_a_preempted_lane_is_saved_and_free_whatever_fails(lanes, recorder, failing):
     generation = Choice("a", lane=2)
     recorder.failing = failing
     with pytest.raises(ZeroDivisionError):
         lanes.preempt(generation, None)
-    names = [("finished", "a", 9, False), ("vacate", 2), ("free", 2)]
+    names = [("save_sequence", "a", 9, False), ("vacate", 2), ("free", 2)]
     assert recorder.calls == [*names, ("release", "a"), ("admit", "next a")]
     assert generation.lane is None
 
 
 @pytest.mark.parametrize(
     ("state", "first"),
-    [({"is_sound": False}, [("disown", "a")]), ({"is_restoring": True}, [])],
+    [({"is_sound": False}, [("drop", "a")]), ({"is_restoring": True}, [])],
 )
 def test_a_lane_without_a_sound_end_is_freed_without_being_saved(lanes, recorder, state, first):
     lanes.release_later(Choice("a", **state))
@@ -128,22 +128,22 @@ def test_after_a_failure_nothing_is_saved(lanes, recorder):
     lanes.release_later(Choice("a"))
     lanes.distrust()
     lanes.release_deferred()
-    assert [call[0] for call in recorder.calls] == ["disown", "vacate", "free", "release"]
+    assert [call[0] for call in recorder.calls] == ["drop", "vacate", "free", "release"]
 
 
 def test_what_has_failed_once_is_not_tried_again(lanes, recorder):
     lanes.save_later(Choice("b"), 64, None)
     lanes.release_later(Choice("a"))
-    recorder.failing = "prefilled"
+    recorder.failing = "save_prompt"
     with pytest.raises(ZeroDivisionError):
         lanes.release_deferred()
     lanes.release_deferred()
-    names = ["prefilled", "finished", "vacate", "free", "release"]
+    names = ["save_prompt", "save_sequence", "vacate", "free", "release"]
     assert [call[0] for call in recorder.calls] == names
 
 
 @pytest.mark.parametrize(
-    ("failing", "is_sound"), [("finished", True), ("disown", False), ("vacate", True)]
+    ("failing", "is_sound"), [("save_sequence", True), ("drop", False), ("vacate", True)]
 )
 def test_a_lane_that_could_not_be_saved_is_free_all_the_same(lanes, recorder, failing, is_sound):
     lanes.release_later(Choice("a", lane=2, is_sound=is_sound))

@@ -21,8 +21,8 @@ from hypothesis.stateful import (
 
 from luceasync.disk_cache.codec import Part, part_of
 from luceasync.engine.decoding import PlainDecoding
-from luceasync.engine.faults import Fault, fault_of
-from luceasync.engine.pump import Pump
+from luceasync.engine.pump import Fault, Pump
+from luceasync.engine.thread import fault_of
 from luceasync.errors import StageFailed
 from luceasync.models.mixers import END_KINDS
 from luceasync.prefix_cache import index as index_module

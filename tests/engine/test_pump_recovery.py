@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from luceasync.engine.faults import Fault
-from luceasync.engine.pump import Pump
+from luceasync.engine.pump import Fault, Pump
 from luceasync.host_cache.copy_stream import Ticket
 from luceasync.host_cache.nodes import Span
 from tests.engine.pumps import CountingTarget, make_pump, run
@@ -136,7 +135,7 @@ def test_ends_that_a_failed_recovery_could_not_tell_are_told_by_the_next(make_pr
     with pytest.raises(ZeroDivisionError):
         for _ in range(9):
             pump.step()
-    pump.lanes.prefixes.disown = lambda lease: 1 / 0
+    pump.lanes.prefixes.drop = lambda lease: 1 / 0
     with pytest.raises(ZeroDivisionError):
         pump.recover(FAULT)
     assert [(s, d.finish.reason) for s, d in pump.recover(FAULT)] == [(0, "error")]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from luceasync.config import CacheConfig, Config, DraftConfig, EngineConfig, ModelConfig
-from luceasync.engine import faults
+from luceasync.engine import thread as engine_thread
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.errors import StageFailed, Unavailable
@@ -119,7 +119,7 @@ async def test_what_a_failed_answer_computed_is_not_taken_up(tiny_dir):
 async def test_an_engine_that_cannot_decode_tells_everybody_and_is_made_anew(
     tiny_dir, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(faults, "FIRST_PAUSE_S", 0.2)
+    monkeypatch.setattr(engine_thread, "FIRST_PAUSE_S", 0.2)
     async with running(tiny_dir, None, tmp_path) as engine:
         [before] = await answers(engine, [LONG])
         await engine.flush()
@@ -146,10 +146,10 @@ async def test_an_engine_that_cannot_decode_tells_everybody_and_is_made_anew(
 async def test_a_shutdown_does_not_wait_for_an_engine_that_is_to_come_back(tiny_dir):
     async with running(tiny_dir, None) as engine:
         Fails(engine, "decode", ZeroDivisionError("no way"), num_times=10**9, skip=0)
-        faults_pause_s = faults.FIRST_PAUSE_S
+        pause_s = engine_thread.FIRST_PAUSE_S
         await answers(engine, [f"question {i}" for i in range(7)])
         assert engine.status().has_failed
-        ending = asyncio.timeout(faults_pause_s)
+        ending = asyncio.timeout(pause_s)
         await ending.__aenter__()
     await ending.__aexit__(None, None, None)
     assert not ending.expired()

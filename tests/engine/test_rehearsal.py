@@ -9,8 +9,7 @@ import torch
 
 from luceasync.engine.decoding import PlainDecoding, SpeculativeDecoding
 from luceasync.engine.load import Part, in_turns, part_for, rehearse
-from luceasync.speculation.choice import Shape
-from luceasync.speculation.tally import FIRST_WAIT_STEPS, StepCosts
+from luceasync.speculation.choice import FIRST_WAIT_STEPS, Shape, StepCosts
 from luceasync.status import SpeculationStatus
 from luceasync.text.tokenizer import Tokenizer
 from tests.speculation.conftest import make_backend  # noqa: F401

@@ -11,7 +11,7 @@ import pytest
 
 from luceasync.engine import scheduler as roster_module
 from luceasync.engine import streams as stream_module
-from luceasync.engine.admission import Room
+from luceasync.engine.admission import Capacity
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.scheduler import MIN_TURN_TOKENS
 from luceasync.errors import QueueFull
@@ -183,11 +183,11 @@ def test_a_lane_that_changes_hands_is_kept_and_taken_up_again(make_prepared):
 
 def test_the_room_is_looked_at_when_a_request_comes(make_prepared):
     pump = make_pump(CountingTarget(), num_lanes=1)
-    room = Room(2, 7)
-    assert pump.submit([make_prepared(0, [0], client="a")], room) == []
+    capacity = Capacity(2, 7)
+    assert pump.submit([make_prepared(0, [0], client="a")], capacity) == []
     pump.step()
-    assert pump.submit([make_prepared(1, [0], client="a")], room) == []
-    [(stream, delta)] = pump.submit([make_prepared(2, [0], client="b")], room)
+    assert pump.submit([make_prepared(1, [0], client="a")], capacity) == []
+    [(stream, delta)] = pump.submit([make_prepared(2, [0], client="b")], capacity)
     assert (stream, delta.finish.error_kind, delta.finish.retry_after_s) == (1, "gave_way", 7)
 
 

@@ -15,9 +15,8 @@ from luceasync.engine.engine import LocalEngine
 from luceasync.engine.load import DecodeWith, speculate
 from luceasync.engine.start import build_engine
 from luceasync.request import ChatPrompt, Finish, Request, Sampling
-from luceasync.speculation.choice import TRIAL_ROUNDS, RoundPlan, Shape
+from luceasync.speculation.choice import TRIAL_ROUNDS, RoundPlan, Shape, StepCosts
 from luceasync.speculation.speculator import Speculator
-from luceasync.speculation.tally import StepCosts
 from tests import tiny
 
 pytestmark = pytest.mark.slow

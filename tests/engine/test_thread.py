@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 
 import pytest
 
-from luceasync.engine import faults
-from luceasync.engine.faults import MAX_IN_A_ROW, Fault
-from luceasync.engine.thread import EngineThread, Loaded
+from luceasync.engine import thread as module
+from luceasync.engine.pump import Fault
+from luceasync.engine.thread import (
+    MAX_IN_A_ROW,
+    SOUND_LIFE_S,
+    EngineThread,
+    Failures,
+    LoadedEngine,
+    RestartBackoff,
+    fault_of,
+)
 from luceasync.errors import ModelError, StageFailed
 
 DEADLINE_S = 10.0
 
 
 class Pump:
-    """Emits a number a step while it has any; raises an exception in its place."""
+    """Emits one entry of `emitted` a step; raises it if it is an exception."""
 
     def __init__(self, *emitted, can_recover: bool = True) -> None:
         self.emitted = list(emitted)
@@ -34,7 +43,7 @@ class Pump:
     def listen(self, post) -> None:
         self.post = post
 
-    def step(self, tell):
+    def step(self, deliver):
         self.doing = "decode"
         emitted = self.emitted.pop(0) if self.emitted else []
         if isinstance(emitted, Exception):
@@ -90,14 +99,14 @@ class Listener:
 async def start(
     pump: Pump | None, closed: list, *later: Pump | Exception
 ) -> tuple[EngineThread, Listener]:
-    """A thread over `pump`, and over each of the later ones when the one before has failed."""
+    """A thread that loads `pump`, and one of `later` after each failure."""
     lives: list = [pump or ModelError("no weights here"), *later]
 
-    def load() -> Loaded:
+    def load() -> LoadedEngine:
         life = lives.pop(0)
         if isinstance(life, Exception):
             raise life
-        return Loaded(life, lambda: closed.append(True))
+        return LoadedEngine(life, lambda: closed.append(True))
 
     listener = Listener()
     thread = EngineThread(load, listener, release=lambda: closed.append("released"))
@@ -138,7 +147,7 @@ async def test_a_call_that_is_not_run_in_time_raises():
     await thread.join()
 
 
-async def test_a_model_that_cannot_be_loaded_is_told():
+async def test_the_listener_hears_that_a_model_cannot_be_loaded():
     thread, listener = await start(None, [])
     await thread.join()
     assert listener.pump is None
@@ -151,7 +160,7 @@ async def until(condition) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_after_a_failure_what_ran_is_told_and_the_next_step_is_done():
+async def test_after_a_failure_running_requests_end_and_steps_go_on():
     pump = Pump([1], ZeroDivisionError("no way"), [2])
     thread, listener = await start(pump, [])
     await until(lambda: 2 in listener.delivered)
@@ -161,7 +170,7 @@ async def test_after_a_failure_what_ran_is_told_and_the_next_step_is_done():
     assert listener.details == []
 
 
-async def test_a_group_that_fails_is_an_event_of_its_own_kind():
+async def test_a_stage_that_fails_makes_its_requests_unavailable():
     pump = Pump(StageFailed(1, "its process is gone"), [2])
     thread, listener = await start(pump, [])
     await until(lambda: 2 in listener.delivered)
@@ -174,7 +183,7 @@ async def test_a_group_that_fails_is_an_event_of_its_own_kind():
     )
 
 
-async def test_a_command_that_fails_is_told_apart_from_a_step():
+async def test_a_failed_command_is_told_apart_from_a_failed_step():
     thread, listener = await start(pump := Pump([1]), [])
     thread.post(lambda pump: 1 / 0)
     await until(lambda: pump.recovered_from)
@@ -185,10 +194,10 @@ async def test_a_command_that_fails_is_told_apart_from_a_step():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["step", "command", "recovery"])
-async def test_after_failures_in_a_row_everybody_is_told_and_the_engine_is_made_anew(
+async def test_after_failures_in_a_row_all_requests_end_and_the_engine_is_loaded_again(
     by: str, monkeypatch
 ):
-    monkeypatch.setattr(faults, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.05)
     closed: list = []
     failing = [ZeroDivisionError("no way")] * (0 if by == "command" else MAX_IN_A_ROW)
     pump, second = Pump(*failing, can_recover=by != "recovery"), Pump()
@@ -207,8 +216,8 @@ async def test_after_failures_in_a_row_everybody_is_told_and_the_engine_is_made_
 
 
 @pytest.mark.slow
-async def test_what_an_older_life_hears_of_is_nothing_to_the_next(monkeypatch):
-    monkeypatch.setattr(faults, "FIRST_PAUSE_S", 0.05)
+async def test_commands_of_an_older_engine_are_not_run_on_a_newer_one(monkeypatch):
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.05)
     pump, second = Pump(*[ZeroDivisionError("no way")] * MAX_IN_A_ROW), Pump()
     thread, listener = await start(pump, [], second)
     await until(lambda: listener.pump is second)
@@ -221,8 +230,8 @@ async def test_what_an_older_life_hears_of_is_nothing_to_the_next(monkeypatch):
 
 
 @pytest.mark.slow
-async def test_a_life_that_cannot_begin_is_tried_again(monkeypatch):
-    monkeypatch.setattr(faults, "FIRST_PAUSE_S", 0.01)
+async def test_an_engine_that_cannot_be_loaded_is_tried_again(monkeypatch):
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.01)
     pump, third = Pump(*[ZeroDivisionError("no way")] * MAX_IN_A_ROW), Pump()
     thread, listener = await start(pump, [], ModelError("no weights here"), third)
     await until(lambda: listener.pump is third)
@@ -233,13 +242,59 @@ async def test_a_life_that_cannot_begin_is_tried_again(monkeypatch):
     ]
 
 
-async def test_an_end_while_a_restart_is_waited_for_comes_at_once():
+async def test_join_ends_the_pause_before_a_restart():
     pump = Pump(*[ZeroDivisionError("no way")] * MAX_IN_A_ROW)
     monkey = Pump()
     thread, listener = await start(pump, closed := [], monkey)
     await until(lambda: listener.details)
-    async with asyncio.timeout(faults.FIRST_PAUSE_S / 2):
+    async with asyncio.timeout(module.FIRST_PAUSE_S / 2):
         await thread.join()
     assert (listener.pump, closed) == (pump, [True, "released"])
     with pytest.raises(TimeoutError):
         await thread.call(lambda pump: [], DEADLINE_S)
+
+
+# --- failures in a row --------------------------------------------------------------------------
+
+
+def test_the_third_failure_in_a_row_is_the_last():
+    failures = Failures()
+    assert [failures.is_last("decode", 7) for _ in range(MAX_IN_A_ROW)] == [False, False, True]
+
+
+def test_a_completed_pass_excuses_the_failures_before_it():
+    failures = Failures()
+    assert not any(failures.is_last("decode", num_completed) for num_completed in range(20))
+
+
+def test_failures_of_one_kind_are_not_counted_for_another():
+    failures = Failures()
+    kinds = ["prefill", "decode", "between", "command"]
+    assert not any(failures.is_last(kind, 0) for _ in range(MAX_IN_A_ROW - 1) for kind in kinds)
+    assert all(failures.is_last(kind, 0) for kind in kinds)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (StageFailed(2, "no answer in 10 s"), "unavailable", "group 2 .* no answer in 10 s"),
+        (ZeroDivisionError("no way"), "failed", "the engine failed: ZeroDivisionError: no way"),
+        (ModelError("no layer"), "failed", "the engine failed: ModelError: no layer"),
+    ],
+)
+def test_only_after_a_failed_stage_a_request_may_be_sent_again(error, kind, words):
+    fault = fault_of(error, "decode")
+    assert fault.kind == kind
+    assert re.fullmatch(words, fault.words)
+
+
+def test_each_restart_that_does_not_last_waits_twice_as_long_up_to_a_minute():
+    backoff = RestartBackoff()
+    assert [backoff.pause_s(0.0) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_after_a_sound_life_a_failure_is_the_first_one():
+    backoff = RestartBackoff()
+    backoff.pause_s(0.0), backoff.pause_s(0.0)
+    assert backoff.pause_s(SOUND_LIFE_S) == 1
+    assert backoff.pause_s(SOUND_LIFE_S / 2) == 2
