@@ -101,8 +101,8 @@ class Forks:
 
 def main() -> None:
     """Fork for each order; a fork comes out of here too, at its end."""
-    import luceasync.backend.drafting
-    import luceasync.backend.serving  # noqa: F401
+    import luceasync.backend.draft
+    import luceasync.backend.stage  # noqa: F401
 
     orders = socket.socket(fileno=int(sys.argv[1]))
     gc.freeze()

@@ -1,4 +1,4 @@
-"""A stage of shards in a process of its own, at the other end of a channel.
+"""The program at the other end of a channel: a stage or a drafter in a process of its own.
 
-Owns what such a process is told and does. Knows no request, and not who started it.
+Owns what such a process is told and does. Knows no request, and not what started it.
 """

@@ -1,6 +1,6 @@
-"""The program luceasync-backend: what it is given, its greeting, its end.
+"""The program luceasync-backend: its arguments, its greeting, its end.
 
-Says nothing but log lines, to standard error, and ends when whoever started it is gone.
+Writes nothing but log lines, to standard error, and ends when the process that started it is gone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """What it is given; ends the process for what it does not know."""
+    """Parse the arguments; exits on a wrong one."""
     parser = argparse.ArgumentParser(
         prog="luceasync-backend",
         description="Runs layers of a model, or a drafter, for luceasync, which starts it "
@@ -76,6 +76,7 @@ def _renamed(text: str) -> tuple[str, str]:
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    """Greet the parent before torch is imported: it waits for the greeting."""
     if arguments.draft_dir is None:
         _run_stage(arguments)
     else:
@@ -84,37 +85,37 @@ def _run(arguments: argparse.Namespace) -> None:
 
 def _run_stage(arguments: argparse.Namespace) -> None:
     from luceasync.ipc.channel import Statement, be_greeted
-    from luceasync.ipc.wiring import come_home
+    from luceasync.ipc.wiring import connect_to_parent
+    from luceasync.models.files import ModelFiles
     from luceasync.pipeline.remote.agreement import states_of
-    from luceasync.pipeline.remote.wire import ORDERS
+    from luceasync.pipeline.remote.wire import COMMANDS
 
-    home = come_home(ORDERS)
-    states: dict[str, str] = {}
-    if arguments.model_dir is not None:
-        states = states_of(arguments.model_dir, arguments.dtype, arguments.layers)
-    be_greeted(home.channel, Statement(states), GREETING_S)
-    from luceasync.backend.serving import Serving
+    parent = connect_to_parent(COMMANDS)
+    model = None if arguments.model_dir is None else ModelFiles(arguments.model_dir)
+    states = {} if model is None else states_of(model, arguments.dtype, arguments.layers)
+    be_greeted(parent.channel, Statement(states), GREETING_S)
+    from luceasync.backend.stage import StageBackend
 
-    serving = Serving(home, arguments.model_dir, dict(arguments.offer))
+    backend = StageBackend(parent, model, dict(arguments.offer))
     try:
-        serving.run()
+        backend.run()
     finally:
-        serving.close()
+        backend.close()
 
 
 def _run_drafter(arguments: argparse.Namespace) -> None:
     from luceasync.ipc.channel import Statement, be_greeted
-    from luceasync.ipc.wiring import come_home
+    from luceasync.ipc.wiring import connect_to_parent
     from luceasync.pipeline.remote.agreement import draft_states_of
-    from luceasync.speculation.dflash.wire import ORDERS
+    from luceasync.speculation.dflash.wire import COMMANDS
 
-    home = come_home(ORDERS)
+    parent = connect_to_parent(COMMANDS)
     states = draft_states_of(arguments.draft_dir, arguments.dtype)
-    be_greeted(home.channel, Statement(states), GREETING_S)
-    from luceasync.backend.drafting import Drafting
+    be_greeted(parent.channel, Statement(states), GREETING_S)
+    from luceasync.backend.draft import DraftBackend
 
-    drafting = Drafting(home, arguments.draft_dir, dict(arguments.offer))
+    backend = DraftBackend(parent, arguments.draft_dir, dict(arguments.offer))
     try:
-        drafting.run()
+        backend.run()
     finally:
-        drafting.close()
+        backend.close()

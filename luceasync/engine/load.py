@@ -292,7 +292,7 @@ def _pump(recipe: Recipe, backend: LayerSplitBackend, ways: _Ways, orders: DiskO
         chunk_tokens=plan.prefill_chunk_tokens,
         num_shards=backend.num_shards,
     )
-    backend.lanes.keep_with(prefixes.has_copied)
+    backend.lanes.keep_with(prefixes.try_save)
     return Pump(
         backend,
         ways.decoding,

@@ -11,7 +11,7 @@ from luceasync.config import Config
 from luceasync.engine.cache_directory import cabinet_of, held_bytes_of, limits_of, warm_bytes_of
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.load import DecodeWith, Progress, Recipe, load, speculate
-from luceasync.engine.prompts import Language, PinRoom
+from luceasync.engine.prompts import Language, PinLimit
 from luceasync.errors import Unavailable
 from luceasync.models.directory import model_name
 from luceasync.models.files import ModelFiles
@@ -87,7 +87,9 @@ def build_engine(
 
     def processes() -> BackendProcesses:
         found = fleet.status
-        return found if draft_process is None else BackendProcesses((*found.all, draft_process.status))
+        if draft_process is None:
+            return found
+        return BackendProcesses((*found.all, draft_process.status))
 
     cabinet = None
     if (cache_dir := config.cache.cache_dir) is not None:
@@ -181,8 +183,8 @@ def language_of(config: Config, model: ModelFiles, plan: Plan) -> Language:
         ),
         vocab_size=spec.vocab_size,
         num_lanes=plan.parallel,
-        pin_room=None
+        pin_limit=None
         if plan.pool is None
-        else PinRoom(num_pinnable(plan.num_pages, plan.batch_tokens), plan.pool.pins),
+        else PinLimit(num_pinnable(plan.num_pages, plan.batch_tokens), plan.pool.pins),
         answers=answers,
     )

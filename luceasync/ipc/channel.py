@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from luceasync import __version__
 from luceasync.cyext.packets import Received, Traffic
-from luceasync.errors import PeerRefused
+from luceasync.errors import PeerMismatch
 from luceasync.ipc.memory import Register
 from luceasync.ipc.packets import Hello, Message, Refused, Span, Welcome
 
@@ -187,7 +187,7 @@ class Launcher(Protocol):
 # what is stated as names and words only: a digest of weights, a dtype, layers.
 
 
-PROTOCOL = 3  # raise it with whatever changes the meaning of a message
+PROTOCOL = 4  # raise it with whatever changes the meaning of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,7 @@ def difference(ours: Statement, theirs: Statement) -> str | None:
 
 
 def greet(channel: Channel[Any], statement: Statement, deadline_s: float) -> None:
-    """Say hello to a process that was started. Raises PeerRefused where either end does not agree
+    """Say hello to a process that was started. Raises PeerMismatch where either end does not agree
     with the other, and ChannelClosed; the channel is closed then.
     """
     states = dict(statement.states)
@@ -250,4 +250,4 @@ def _check(channel: Channel[Any], ours: Statement, theirs: Statement) -> None:
 
 def _refuse(channel: Channel[Any], words: str) -> None:
     channel.close(words)
-    raise PeerRefused(channel.closed)
+    raise PeerMismatch(channel.closed)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from luceasync.errors import LuceasyncError
-from luceasync.ipc.heartbeat import Tidings, Watch, has_ended
+from luceasync.ipc.heartbeat import Completions, Watch, has_ended
 from luceasync.ipc.local import Deadline
 from luceasync.ipc.supervised import Heartbeat
 
@@ -106,7 +106,7 @@ class Child:
     def __init__(self, process: subprocess.Popen[bytes], on_line: Callable[[str], None]) -> None:
         """Takes over a process whose standard error is a pipe, also if this raises OSError."""
         self.pid = process.pid
-        self.tidings = Tidings()
+        self.completions = Completions()
         self._process = process
         self._ended: str | None = None
         self._verdict = ""  # why it was ended before anybody wanted that
@@ -136,7 +136,7 @@ class Child:
         sock: socket.socket,
         channel_fd: int,
         heartbeat: Heartbeat,
-        tidings_socket: socket.socket,
+        completions_socket: socket.socket,
         on_end: Callable[[], None],
     ) -> None:
         """Ask it for signs of life through `sock`, and end it when it gives none; hear at
@@ -144,7 +144,7 @@ class Child:
         another thread when it ends, or is ended here, or has closed its end of `channel_fd`, which
         is used until then.
         """
-        beside = tidings_socket, self.tidings
+        beside = completions_socket, self.completions
         self._watch = Watch(sock, channel_fd, self.pidfd, heartbeat, *beside, self._condemn, on_end)
 
     @property

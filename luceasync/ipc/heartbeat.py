@@ -48,14 +48,14 @@ MAX_EARLY = 4096  # told, and nobody has asked for them yet
 Call = Callable[[bool], None]
 
 
-class Telling:
+class CompletionSender:
     """The end that tells."""
 
     def __init__(self, sock: socket.socket) -> None:
         """Takes over the socket."""
         self._socket = sock
 
-    def tell(self, number: int) -> None:
+    def send(self, number: int) -> None:
         """This is over. Any thread may tell. Raises OSError where nobody listens any more."""
         self._socket.send(number.to_bytes(NUMBER_BYTES, "little"), socket.MSG_NOSIGNAL)
 
@@ -64,7 +64,7 @@ class Telling:
         self._socket.close()
 
 
-class Tidings:
+class Completions:
     """Who waits for which number. Any thread may ask; one hears."""
 
     def __init__(self) -> None:
@@ -156,8 +156,8 @@ class Watch:
         channel_fd: int,
         pidfd: int,
         heartbeat: Heartbeat,
-        tidings_socket: socket.socket,
-        tidings: Tidings,
+        completions_socket: socket.socket,
+        completions: Completions,
         on_hang: Callable[[str], None],
         on_end: Callable[[], None],
     ) -> None:
@@ -171,8 +171,8 @@ class Watch:
         self._channel_fd = channel_fd
         self._pidfd = pidfd
         self._heartbeat = heartbeat
-        self._tidings_socket = tidings_socket
-        self._tidings = tidings
+        self._completions_socket = completions_socket
+        self._completions = completions
         self._on_hang = on_hang
         self._on_end = on_end
         self._heard_s: float | None = None
@@ -195,7 +195,7 @@ class Watch:
             if has_ended(self._thread):
                 os.close(self._stop)
                 self._socket.close()
-                self._tidings_socket.close()
+                self._completions_socket.close()
             self._stop = -1
 
     def _run(self) -> None:
@@ -203,14 +203,14 @@ class Watch:
             if self._is_gone_at_last():
                 self.has_ended.set()
         finally:
-            self._tidings.end()
+            self._completions.end()
             self._on_end()
 
     def _is_gone_at_last(self) -> bool:
         """Ask until it is gone; False: until nobody asks any more."""
         waiting = select.poll()
-        tidings_fd = self._tidings_socket.fileno()
-        for fd in (self._pidfd, self._stop, self._socket.fileno(), tidings_fd):
+        completions_fd = self._completions_socket.fileno()
+        for fd in (self._pidfd, self._stop, self._socket.fileno(), completions_fd):
             waiting.register(fd, select.POLLIN)
         waiting.register(self._channel_fd, 0)  # its end alone: what comes is not for us
         interval_s = self._heartbeat.interval_s
@@ -223,8 +223,8 @@ class Watch:
             happened = dict(waiting.poll(round(interval_s * 1e3)))
             if self._stop in happened:
                 return False
-            if tidings_fd in happened and not self._hear_tidings():
-                waiting.unregister(tidings_fd)
+            if completions_fd in happened and not self._receive_completion():
+                waiting.unregister(completions_fd)
             is_gone = self._socket.fileno() in happened and not self._hear()
             if is_gone or self._pidfd in happened or self._channel_fd in happened:
                 return True
@@ -240,13 +240,13 @@ class Watch:
             self._socket.send(QUESTION, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         return True
 
-    def _hear_tidings(self) -> bool:
+    def _receive_completion(self) -> bool:
         """Whether there may be more to hear."""
         try:
-            told = self._tidings_socket.recv(MAX_ANSWER_BYTES, socket.MSG_DONTWAIT)
+            told = self._completions_socket.recv(MAX_ANSWER_BYTES, socket.MSG_DONTWAIT)
         except OSError:
             told = b""
-        if told and not self._tidings.came(told):
+        if told and not self._completions.came(told):
             self._on_hang("it told of what nobody has asked for")
             return False
         return bool(told)

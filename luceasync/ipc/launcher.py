@@ -83,7 +83,7 @@ class LocalStarted:
         return Vitals(self.child.age_s, self.child.resident_bytes)
 
     def expect(self, number: int, call: Callable[[bool], None]) -> None:
-        self.child.tidings.expect(number, call)
+        self.child.completions.expect(number, call)
 
     def last_words(self) -> str:
         return self.child.last_words()
@@ -147,9 +147,11 @@ class LocalLauncher:
             pulse, pulse_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.callback(pulse.close)
             theirs.callback(pulse_there.close)
-            tidings, tidings_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            ours.callback(tidings.close)
-            theirs.callback(tidings_there.close)
+            completions, completions_there = socket.socketpair(
+                socket.AF_UNIX, socket.SOCK_SEQPACKET
+            )
+            ours.callback(completions.close)
+            theirs.callback(completions_there.close)
             stream = stream_there = None
             if program.rings is None:
                 stream, stream_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -159,7 +161,7 @@ class LocalLauncher:
                 session=secrets.randbits(60) + 1,
                 control=control_there.fileno(),
                 pulse=pulse_there.fileno(),
-                tidings=tidings_there.fileno(),
+                completions=completions_there.fileno(),
                 ring_bytes=program.ring_bytes,
                 written=program.written,
                 read=program.read,
@@ -176,7 +178,7 @@ class LocalLauncher:
             # What waits at the channel sees an end before the system has closed the other side.
             wake = control.dup()
             on_end = partial(_shut, wake)
-            child.watch(pulse, wake.fileno(), program.heartbeat, tidings, on_end)
+            child.watch(pulse, wake.fileno(), program.heartbeat, completions, on_end)
             codec = Codec(wiring.session, messages)
             channel = LocalChannel[Any](control, codec, outbox, inbox, program.name, child.pidfd)
             ours.pop_all()  # they are the channel's now
@@ -195,7 +197,7 @@ class LocalLauncher:
 
     def _start(self, arguments: Sequence[str], wiring: Wiring) -> subprocess.Popen[bytes]:
         """In the thread that lives as long as the children may."""
-        fds = [wiring.control, wiring.pulse, wiring.tidings, wiring.stream, wiring.rings]
+        fds = [wiring.control, wiring.pulse, wiring.completions, wiring.stream, wiring.rings]
         fds += [fd for fd, _ in wiring.lent.values()]
         python = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid())]
         return subprocess.Popen(

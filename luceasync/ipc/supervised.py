@@ -29,7 +29,7 @@ LEAST_S = 30.0
 TIMES = 20.0  # as long as the slowest one so far
 
 
-class Call(NamedTuple):
+class CallKind(NamedTuple):
     """What is asked of a process: the kind of work, and on how many rows."""
 
     verb: str
@@ -37,47 +37,47 @@ class Call(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class CallTimes:
     """Calls of one kind and size: how many there were, and what the slowest of them took."""
 
     num_calls: int = 0
     slowest_s: float = 0.0
 
-    def after(self, seconds: float) -> Seen:
+    def after(self, seconds: float) -> CallTimes:
         """With one more."""
-        return Seen(self.num_calls + 1, max(self.slowest_s, seconds))
+        return CallTimes(self.num_calls + 1, max(self.slowest_s, seconds))
 
 
-def deadline_s(seen: Seen, least_s: float = LEAST_S) -> float:
+def deadline_s(seen: CallTimes, least_s: float = LEAST_S) -> float:
     """Of the next one of them. Generous: a loaded machine is slow, and contexts grow."""
     if seen.num_calls < NUM_FIRST:
         return FIRST_S
     return min(FIRST_S, max(least_s, TIMES * seen.slowest_s))
 
 
-class Pace:
+class CallDeadlines:
     """The calls of one process's life. Numbers of rows count as alike up to the next power of 2."""
 
     def __init__(self, least_s: float = LEAST_S) -> None:
         """`least_s`: shorter where a process that is given up too early costs little."""
         self._least_s = least_s
-        self._seen: dict[tuple[str, int], Seen] = {}
+        self._seen: dict[tuple[str, int], CallTimes] = {}
         self.num_calls = 0
         self.seconds = 0.0
 
-    def deadline_s(self, call: Call) -> float:
+    def deadline_s(self, call: CallKind) -> float:
         """Of the next such call."""
-        return deadline_s(self._seen.get(_kind(call), Seen()), self._least_s)
+        return deadline_s(self._seen.get(_kind(call), CallTimes()), self._least_s)
 
-    def took(self, call: Call, seconds: float) -> None:
+    def took(self, call: CallKind, seconds: float) -> None:
         """It was answered after so long."""
         kind = _kind(call)
-        self._seen[kind] = self._seen.get(kind, Seen()).after(seconds)
+        self._seen[kind] = self._seen.get(kind, CallTimes()).after(seconds)
         self.num_calls += 1
         self.seconds += seconds
 
 
-def _kind(call: Call) -> tuple[str, int]:
+def _kind(call: CallKind) -> tuple[str, int]:
     return call.verb, max(0, call.num_rows - 1).bit_length()
 
 
@@ -176,7 +176,7 @@ class Life:
     """One process from its start to its end."""
 
     started: Started[Any]
-    pace: Pace
+    pace: CallDeadlines
 
     @property
     def is_well(self) -> bool:
@@ -232,7 +232,7 @@ class Supervised:
         self._num_starts += 1
         try:
             started = self._launcher.launch(arguments, messages)
-            life = Life(started, Pace(self._least_s))
+            life = Life(started, CallDeadlines(self._least_s))
             self._lives = self._lives[0], life
             try:
                 greet(started.channel, statement, deadline_s)

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from luceasync.errors import ConfigError
-from luceasync.ipc.heartbeat import Answering, Telling
+from luceasync.ipc.heartbeat import Answering, CompletionSender
 from luceasync.ipc.local import LocalChannel
 from luceasync.ipc.memory import SealedMemory, require_linux
 from luceasync.ipc.packets import Codec, Message, Natural, Positive
@@ -85,7 +85,7 @@ class Wiring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     written: Natural
     read: Natural
     pulse: int = -1
-    tidings: int = -1
+    completions: int = -1
     stream: int = -1
     rings: int = -1
     lent: dict[str, tuple[Natural, Positive]] = {}
@@ -113,7 +113,7 @@ def boxes(
 
 
 @dataclass(frozen=True)
-class Home:
+class ParentConnection:
     """What a started process has of the one that started it: the channel to it, and memory that
     it lent, by name.
     """
@@ -122,24 +122,24 @@ class Home:
     lent: Mapping[str, SealedMemory] = field(default_factory=dict)
     rings: Rings | None = None
     answering: Answering | None = None
-    telling: Telling | None = None
+    completions: CompletionSender | None = None
 
     def close(self) -> None:
         """Idempotent."""
         self.channel.close()
         if self.answering is not None:
             self.answering.close()
-        if self.telling is not None:
-            self.telling.close()
+        if self.completions is not None:
+            self.completions.close()
         for memory in self.lent.values():
             memory.close()
         if self.rings is not None:
             self.rings.close()
 
 
-def come_home(
+def connect_to_parent(
     messages: Sequence[type[Message]], environ: MutableMapping[str, str] = os.environ
-) -> Home:
+) -> ParentConnection:
     """The end of the channel that this process has inherited; `messages` are what may come.
 
     Takes the wiring out of the environment: it is this process's alone. Raises ConfigError where
@@ -154,7 +154,9 @@ def come_home(
     except msgspec.DecodeError as error:
         raise ConfigError(f"{VARIABLE}: {error}") from None
     answering = None if wiring.pulse < 0 else Answering(_inherited(wiring.pulse))
-    telling = None if wiring.tidings < 0 else Telling(_inherited(wiring.tidings))
+    completions = (
+        None if wiring.completions < 0 else CompletionSender(_inherited(wiring.completions))
+    )
     rings = None if wiring.rings < 0 else Rings.inherit(wiring.rings, wiring.ring_bytes)
     lent = {
         name: SealedMemory.inherit(fd, num_bytes, populate=False)
@@ -166,7 +168,7 @@ def come_home(
     channel = LocalChannel[Any](
         control, Codec(wiring.session, messages), outbox, inbox, "the process that started this one"
     )
-    return Home(channel, lent, rings, answering, telling)
+    return ParentConnection(channel, lent, rings, answering, completions)
 
 
 def _inherited(fd: int) -> socket.socket:

@@ -36,7 +36,7 @@ class PlanReport:
     spec: ModelSpec
     plan: Plan
     shards: tuple[ShardReport, ...]
-    guest: DraftFootprint | None
+    drafter: DraftFootprint | None
 
 
 def devices_of(config: Config) -> tuple[tuple[Offer, ...], Precision]:
@@ -65,7 +65,7 @@ def plan_report(
     model: ModelFiles | None = None,
     *,
     verify_rows: Sequence[int] = (),
-    guest: DraftFootprint | None = None,
+    drafter: DraftFootprint | None = None,
     found: tuple[tuple[Offer, ...], Precision] | None = None,
 ) -> PlanReport:
     """Plan the configured model, with what `make_plan` wants to know of its drafter. `found`: what
@@ -88,7 +88,7 @@ def plan_report(
         prefill_chunk_tokens=config.engine.prefill_chunk_tokens,
         peer_access=placement.peer_access,
         verify_rows=verify_rows,
-        guest=guest,
+        drafter=drafter,
         encoding_of=encoding_of,
         pool=asked_pool(config),
     )
@@ -102,4 +102,4 @@ def plan_report(
         )
         for shard, device in zip(plan.shards, devices, strict=True)
     )
-    return PlanReport(spec, plan, shards, guest)
+    return PlanReport(spec, plan, shards, drafter)

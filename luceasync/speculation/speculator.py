@@ -8,91 +8,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from torch import Tensor
-
 from luceasync.models.inferring import inferring
-from luceasync.pipeline.passes import TapRing
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 from luceasync.request import Speculation
-from luceasync.speculation.adapt import (
+from luceasync.speculation.choice import (
     Outlook,
     Record,
     RoundPlan,
     Shape,
+    StepCosts,
     plan_step,
     without_context,
 )
-from luceasync.speculation.tally import LaneTally, StepCosts, Totals
+from luceasync.speculation.drafter import DraftPasses, Target
 from luceasync.status import SpeculationStatus
-
-
-class Verifier(Protocol):
-    """What a round asks of the target; luceasync.pipeline.backend.LayerSplitBackend is one, and
-    says what each means.
-    """
-
-    def verify(
-        self,
-        lanes: Sequence[int],
-        begins: Sequence[int],
-        tokens: Tensor,
-        parents: Tensor | None = None,
-    ) -> Logits: ...
-
-    def commit(self, paths: Sequence[Sequence[int]]) -> None: ...
-
-    def send_taps(
-        self,
-        ring: TapRing,
-        lanes: Sequence[int],
-        begins: Sequence[int],
-        paths: Sequence[Sequence[int]],
-        num_rows: int,
-    ) -> None: ...
-
-    def send_chunk_taps(self, ring: TapRing, lane: int, begin: int, num_tokens: int) -> None: ...
-
-
-class DraftPasses(TapRing, Protocol):
-    """A drafter with its ring of features, wherever it runs; dflash.passes.LocalDraft is
-    one. Engine thread only.
-    """
-
-    @property
-    def num_unsettled(self) -> int:
-        """See luceasync.speculation.dflash.graph.Runner."""
-        ...
-
-    def propose(
-        self, tokens: Sequence[int], lanes: Sequence[int], begins: Sequence[int], shape: Shape
-    ) -> Proposal:
-        """Rows to verify after each lane's last token; they hold until the next pass. Raises
-        DraftFailed, and nothing else fails with it: whatever the drafter is told then is left out.
-        """
-        ...
-
-    def reset(self, lane: int, begin: int = 0) -> None:
-        """The lane goes on at position `begin`, and has no features of what is before it."""
-        ...
-
-    @property
-    def off_reason(self) -> str | None:
-        """Why nothing is proposed now; None: it is. Any thread may ask."""
-        ...
-
-    def notice(self) -> None:
-        """Let go of a drafter that is known to be gone, and take up one that is there again, which
-        has nothing of what lanes have done meanwhile.
-        """
-        ...
-
-    def probe(self) -> None:
-        """Find out whether it is there still. Ask while nothing runs: an answer is waited for."""
-        ...
 
 
 class Accept(Protocol):
@@ -123,6 +56,62 @@ class Anchor:
     token: int
 
 
+@dataclass(slots=True)
+class LaneTally:
+    """One choice's speculation."""
+
+    rounds: int = 0
+    proposed: int = 0
+    accepted: int = 0
+
+    def add(self, shape: Shape, num_accepted: int) -> None:
+        self.rounds += 1
+        self.proposed += shape.num_rows - 1
+        self.accepted += num_accepted
+
+    def told(self, off_reason: str | None) -> Speculation:
+        return Speculation(self.rounds, self.proposed, self.accepted, off_reason)
+
+
+@dataclass(slots=True)
+class Totals:
+    """All rounds since the start, a tree's rows of one depth counting as one slot.
+
+    By the host's clock, without waiting for a device: `draft_s` until the proposal is queued,
+    `verify_s` from there until its logits are on the host, `host_s` what choosing, walking and
+    committing take after that. On a CPU these are the parts themselves; on a GPU `verify_s` holds
+    the device's time for the proposal too.
+    """
+
+    num_slots: int
+    rounds: int = 0
+    proposed: list[int] = field(init=False)
+    accepted: list[int] = field(init=False)
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    host_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.proposed, self.accepted = [0] * self.num_slots, [0] * self.num_slots
+
+    def add(self, shape: Shape, num_accepted: int) -> None:
+        self.rounds += 1
+        for slot in range(shape.block - 1):
+            self.proposed[slot] += 1
+        for slot in range(num_accepted):
+            self.accepted[slot] += 1
+
+    def told(self) -> SpeculationStatus:
+        return SpeculationStatus(
+            self.rounds,
+            tuple(self.proposed),
+            tuple(self.accepted),
+            self.draft_s,
+            self.verify_s,
+            self.host_s,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class _Foreseen:
     """What `plan` is to say if it is asked for these lanes next."""
@@ -137,7 +126,7 @@ class Speculator:
 
     def __init__(
         self,
-        target: Verifier,
+        target: Target,
         passes: DraftPasses,
         shapes: Sequence[Shape],
         num_lanes: int,
@@ -163,7 +152,7 @@ class Speculator:
 
     @property
     def status(self) -> SpeculationStatus:
-        """Totals since the start; the seconds are those of tally.Totals."""
+        """Totals since the start; the seconds are those of Totals."""
         return replace(self._totals.told(), off_reason=self.passes.off_reason)
 
     def speculation(self, lane: int) -> Speculation:

@@ -13,7 +13,7 @@ import time
 
 from luceasync.ipc.channel import Statement, be_greeted
 from luceasync.ipc.packets import Message
-from luceasync.ipc.wiring import come_home
+from luceasync.ipc.wiring import connect_to_parent
 
 DEADLINE_S = 30.0
 
@@ -36,7 +36,7 @@ def main() -> None:
             print(f"line {number}", file=sys.stderr)
     if mode == "family":
         subprocess.Popen(["/bin/sleep", "600"])
-    home = come_home((Ask,))
+    home = connect_to_parent((Ask,))
     channel = home.channel
     be_greeted(channel, Statement(version="0.0") if mode == "version" else Statement(), DEADLINE_S)
     while True:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from luceasync import __version__
-from luceasync.errors import ChannelClosed, PeerRefused
+from luceasync.errors import ChannelClosed, PeerMismatch
 from luceasync.ipc.channel import PROTOCOL, Statement, be_greeted, difference, greet
 from luceasync.ipc.packets import Welcome
 from tests.ipc.ends import DEADLINE_S, Ends, Heard, Say
@@ -40,12 +40,12 @@ def test_whoever_differs_is_refused_with_both_values_at_both_ends(
     def at_the_other_end() -> None:
         try:
             be_greeted(ends.there, theirs, DEADLINE_S)
-        except PeerRefused as error:
+        except PeerMismatch as error:
             told.append(str(error))
 
     thread = threading.Thread(target=at_the_other_end)
     thread.start()
-    with pytest.raises(PeerRefused) as caught:
+    with pytest.raises(PeerMismatch) as caught:
         greet(ends.here, Statement(STATES), DEADLINE_S)
     thread.join()
     seen_there = f"{what} {there} here, {here} there"
@@ -73,7 +73,7 @@ def test_a_welcome_is_checked_too(ends: Ends) -> None:
     """An end that agrees with everything is no peer yet."""
     thread = threading.Thread(target=lambda: welcome_anybody(ends))
     thread.start()
-    with pytest.raises(PeerRefused, match="dtype: bf16 here, int2 there"):
+    with pytest.raises(PeerMismatch, match="dtype: bf16 here, int2 there"):
         greet(ends.here, Statement({"dtype": "bf16"}), DEADLINE_S)
     thread.join()
 
@@ -86,7 +86,7 @@ def welcome_anybody(ends: Ends) -> None:
 
 def test_whoever_does_not_begin_with_a_greeting_is_refused(ends: Ends) -> None:
     ends.here.send(Say(), deadline_s=DEADLINE_S)
-    with pytest.raises(PeerRefused, match="began with Say, not with a greeting"):
+    with pytest.raises(PeerMismatch, match="began with Say, not with a greeting"):
         be_greeted(ends.there, Statement(), DEADLINE_S)
 
 
@@ -97,7 +97,7 @@ def test_another_answer_to_a_greeting_is_refused(ends: Ends) -> None:
 
     thread = threading.Thread(target=answer)
     thread.start()
-    with pytest.raises(PeerRefused, match="answered a greeting with Heard"):
+    with pytest.raises(PeerMismatch, match="answered a greeting with Heard"):
         greet(ends.here, Statement(), DEADLINE_S)
     thread.join()
 

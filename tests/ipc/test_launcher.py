@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.errors import ChannelClosed, ConfigError, PeerRefused, Unavailable
+from luceasync.errors import ChannelClosed, ConfigError, PeerMismatch, Unavailable
 from luceasync.ipc import launcher as launcher_module
 from luceasync.ipc.channel import Statement, greet
 from luceasync.ipc.launcher import LocalLauncher, LocalStarted, Program, child_environment
@@ -143,7 +143,7 @@ def test_memory_that_is_lent_is_the_same_memory(launch: Launch) -> None:
 
 
 def test_another_version_is_refused_before_anything_else(launch: Launch) -> None:
-    with pytest.raises(PeerRefused, match=r"luceasync 0\.0 here, .* there"):
+    with pytest.raises(PeerMismatch, match=r"luceasync 0\.0 here, .* there"):
         greet(launch("version").channel, Statement(), DEADLINE_S)
 
 

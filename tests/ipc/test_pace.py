@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luceasync.ipc.supervised import FIRST_S, LEAST_S, NUM_FIRST, Call, Pace, Seen, deadline_s
+from luceasync.ipc.supervised import FIRST_S, LEAST_S, NUM_FIRST, CallKind, CallDeadlines, CallTimes, deadline_s
 
 SECONDS = st.floats(0.0, 1e4)
 
@@ -22,7 +22,7 @@ SECONDS = st.floats(0.0, 1e4)
     ],
 )
 def test_the_slowest_one_so_far_says_it(took_s, expected_s):
-    seen = Seen()
+    seen = CallTimes()
     for seconds in took_s:
         seen = seen.after(seconds)
     assert deadline_s(seen) == expected_s
@@ -30,17 +30,17 @@ def test_the_slowest_one_so_far_says_it(took_s, expected_s):
 
 @given(st.lists(SECONDS), SECONDS)
 def test_a_slower_call_never_shortens_it_once_they_are_known(took_s, seconds):
-    seen = Seen(NUM_FIRST, 0.0)
+    seen = CallTimes(NUM_FIRST, 0.0)
     for each in took_s:
         seen = seen.after(each)
     assert LEAST_S <= deadline_s(seen) <= deadline_s(seen.after(seconds)) <= FIRST_S
 
 
 def test_calls_of_another_kind_or_size_say_nothing():
-    pace = Pace()
+    pace = CallDeadlines()
     for _ in range(NUM_FIRST):
-        pace.took(Call("prefill", 512), 0.1)
-    assert pace.deadline_s(Call("prefill", 300)) == LEAST_S
-    for other in (Call("prefill", 513), Call("prefill", 256), Call("decode", 512)):
+        pace.took(CallKind("prefill", 512), 0.1)
+    assert pace.deadline_s(CallKind("prefill", 300)) == LEAST_S
+    for other in (CallKind("prefill", 513), CallKind("prefill", 256), CallKind("decode", 512)):
         assert pace.deadline_s(other) == FIRST_S
     assert (pace.num_calls, pace.seconds) == (NUM_FIRST, pytest.approx(0.3))

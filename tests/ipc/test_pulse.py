@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.ipc.heartbeat import Answering, Tidings, Watch
+from luceasync.ipc.heartbeat import Answering, Completions, Watch
 from luceasync.ipc.supervised import Heartbeat
 
 DEADLINE_S = 30.0
@@ -35,7 +35,7 @@ class Watched:
     def __init__(self, code: str, heartbeat: Heartbeat = SOON) -> None:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel, channel_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        tidings, tidings_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        completions, completions_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         begin = (
             "import socket, sys, time; from luceasync.ipc.heartbeat import Answering; "
             f"answering = Answering(socket.socket(fileno={there.fileno()})); "
@@ -45,13 +45,13 @@ class Watched:
         )
         self.process = subprocess.Popen(
             [sys.executable, "-c", begin + code],
-            pass_fds=[there.fileno(), channel_there.fileno(), tidings_there.fileno()],
+            pass_fds=[there.fileno(), channel_there.fileno(), completions_there.fileno()],
             env={"PYTHONPATH": str(ROOT)},
         )
         there.close()
         channel_there.close()
-        tidings_there.close()
-        self.tidings = Tidings()
+        completions_there.close()
+        self.completions = Completions()
         self.pidfd = os.pidfd_open(self.process.pid)
         self.hung: list[str] = []
         self.ended: list[float] = []
@@ -60,8 +60,8 @@ class Watched:
             self.channel.fileno(),
             self.pidfd,
             heartbeat,
-            tidings,
-            self.tidings,
+            completions,
+            self.completions,
             self.hung.append,
             lambda: self.ended.append(time.time()),
         )
@@ -161,7 +161,7 @@ def test_what_is_over_is_heard_and_so_is_an_end_before_it():
     watched = Watched("telling.tell(7); time.sleep(0.2)")
     heard: list[tuple[int, bool]] = []
     for number in (7, 8):
-        watched.tidings.expect(number, lambda told, number=number: heard.append((number, told)))
+        watched.completions.expect(number, lambda told, number=number: heard.append((number, told)))
     until(lambda: len(heard) == 2)
     assert heard == [(7, True), (8, False)] and watched.watch.has_ended.is_set()
     watched.close()

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.errors import ChannelClosed, PeerRefused, Unavailable
+from luceasync.errors import ChannelClosed, PeerMismatch, Unavailable
 from luceasync.ipc.channel import Statement
 from luceasync.ipc.launcher import LocalLauncher, Program
-from luceasync.ipc.supervised import Backoff, Call, Supervised
+from luceasync.ipc.supervised import Backoff, CallKind, Supervised
 from tests.ipc.echo_child import Ask, Tell
 
 pytestmark = pytest.mark.slow
@@ -68,7 +68,7 @@ def test_all_its_lives_count(launcher: LocalLauncher):
         life = start(process)
         process.arrived()
         life.started.channel.call(Ask("x" * 1000), Tell, deadline_s=DEADLINE_S)
-        life.pace.took(Call("ask"), 0.5)
+        life.pace.took(CallKind("ask"), 0.5)
         sent.append(process.status.sent_bytes_total)
     process.stop()
     status = process.status
@@ -80,7 +80,7 @@ def test_all_its_lives_count(launcher: LocalLauncher):
 
 def test_a_start_that_comes_to_nothing_leaves_nothing(launcher: LocalLauncher):
     process = supervised(launcher)
-    with pytest.raises(PeerRefused, match=r"luceasync 0\.0 here"):
+    with pytest.raises(PeerMismatch, match=r"luceasync 0\.0 here"):
         start(process, "version")
     assert "luceasync 0.0 here" in process.status.detail
     assert process.status.resident_bytes == 0

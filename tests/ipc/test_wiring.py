@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from luceasync.errors import ChannelClosed, ConfigError
-from luceasync.ipc.wiring import VARIABLE, Rings, Wiring, come_home
+from luceasync.ipc.wiring import VARIABLE, Rings, Wiring, connect_to_parent
 from tests.ipc.ends import RING_BYTES, SESSION
 
 
@@ -22,20 +22,20 @@ def told(**more: object) -> tuple[dict[str, str], socket.socket]:
 
 def test_a_program_that_nobody_started_says_so() -> None:
     with pytest.raises(ConfigError, match="is started by luceasync, which sets LUCEASYNC_WIRING"):
-        come_home((), {})
+        connect_to_parent((), {})
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"session": 0}', "[1, 2", '{"session": "x"}'])
 def test_wiring_that_is_none_is_an_error_in_words(text: str) -> None:
     with pytest.raises(ConfigError, match=f"{VARIABLE}: "):
-        come_home((), {VARIABLE: text})
+        connect_to_parent((), {VARIABLE: text})
 
 
 def test_rings_of_other_sizes_than_told_are_refused() -> None:
     rings = Rings.create((4096, 4096))
     environ, ours = told(rings=os.dup(rings.memory.fd))
     with pytest.raises(ChannelClosed, match=r"12288 bytes, \d+ were told"):
-        come_home((), environ)
+        connect_to_parent((), environ)
     rings.close()
     ours.close()
 
@@ -45,7 +45,7 @@ def test_what_was_inherited_goes_no_further() -> None:
     fd = os.dup(rings.memory.fd)
     os.set_inheritable(fd, True)
     environ, ours = told(rings=fd)
-    home = come_home((), environ)
+    home = connect_to_parent((), environ)
     assert environ == {}
     assert not os.get_inheritable(fd)
     home.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from luceasync import __version__
-from luceasync.errors import PeerRefused
+from luceasync.errors import PeerMismatch
 from luceasync.ipc.channel import PROTOCOL, Statement, difference
 from luceasync.ipc.launcher import LocalLauncher, Program
 from luceasync.ipc.supervised import Supervised
@@ -66,7 +66,7 @@ def test_a_process_that_differs_refuses_with_both_values(tiny_dir: Path, tmp_pat
     launcher = LocalLauncher(program, on_line=lambda line: None)
     process = Supervised(launcher, "a backend", ("cpu:0",), threading.Event())
     given = ["--model-dir", str(tiny_dir), "--dtype", FP32, "--layers", "0:2"]
-    with pytest.raises(PeerRefused, match=f"it refused us: {words}"):
+    with pytest.raises(PeerMismatch, match=f"it refused us: {words}"):
         process.start(given, wire.ANSWERS, statement, 60.0)
     assert process.status.detail.startswith("a backend failed and will be started again now: ")
     launcher.close()

@@ -71,16 +71,16 @@ def test_without_a_program_nothing_changes():
 @pytest.mark.parametrize(
     ("bins", "words"),
     [
-        (["tpu=/bin/sh"], "'tpu' is no backend; expected one of cpu, cuda, hip"),
+        (["tpu=/bin/sh"], "'tpu' is not a backend; expected one of cpu, cuda, hip"),
         (["hip="], "no path"),
         (["hip=/bin/sh", "hip=/bin/true"], "a second program for hip"),
-        (["/bin/sh", "/bin/true"], "a second program for the backends that are not named"),
-        (["hip=/nowhere/backend"], "/nowhere/backend: no executable file"),
-        (["hip=/etc/passwd"], "/etc/passwd: no executable file"),
-        (["hip=/bin/sh", "cpu=/bin/sh"], "cpu=/bin/sh: no device of it is in a process of its own"),
+        (["/bin/sh", "/bin/true"], "a second program for all other backends"),
+        (["hip=/nowhere/backend"], "/nowhere/backend: not an executable file"),
+        (["hip=/etc/passwd"], "/etc/passwd: not an executable file"),
+        (["hip=/bin/sh", "cpu=/bin/sh"], "cpu=/bin/sh: it would run no device"),
         (
             ["hip=/bin/sh", "cpu=/bin/true"],
-            "cpu=/bin/true: no device of it is in a process of its own",
+            "cpu=/bin/true: it would run no device",
         ),
     ],
 )
@@ -104,11 +104,11 @@ def test_devices_on_the_host_share_its_memory_in_whatever_process():
 @pytest.mark.slow
 def test_a_backend_says_what_its_devices_offer(tmp_path: Path):
     program = backend_program(tmp_path, ["hip:0=cpu:0"])
-    [offer] = ask(program, ["hip:0"])
+    [offer] = describe_devices(program, ["hip:0"])
     assert (offer.name, offer.computes_beside) == ("hip:0", False)
     assert offer.free_bytes > 0
     with pytest.raises(PlacementError, match=r"hip:1: this torch build .* not hip \(") as caught:
-        ask(program, ["hip:0", "hip:1"])
+        describe_devices(program, ["hip:0", "hip:1"])
     assert "\n" not in str(caught.value)
 
 
@@ -118,6 +118,6 @@ def test_a_program_that_is_no_backend_is_one_line(tmp_path: Path, script: str):
     path = tmp_path / "program"
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
-    with pytest.raises(PlacementError, match="it gives no answer") as caught:
-        ask(path, ["cpu:0"])
+    with pytest.raises(PlacementError, match="no answer: ") as caught:
+        describe_devices(path, ["cpu:0"])
     assert "\n" not in str(caught.value)

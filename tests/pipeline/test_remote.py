@@ -136,12 +136,12 @@ def test_nodes_of_each_arrangement_are_taken_up_by_each_other_one(open_in):
 
 def remote_stage(backend: LayerSplitBackend):
     """The one that is not of this process."""
-    [stage] = [stage for stage in backend._groups if stage.num_shards[1]]
+    [stage] = [stage for stage in backend._stages if stage.num_shards[1]]
     return stage
 
 
 def pid_of(backend: LayerSplitBackend) -> int:
-    return remote_stage(backend)._link._started.child.pid
+    return remote_stage(backend)._connection._started.child.pid
 
 
 @pytest.mark.covered(0)
@@ -228,7 +228,7 @@ def test_a_chunk_is_not_waited_for_where_work_is_queued(open_in):
 
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 def test_a_step_is_announced_while_its_activation_is_computed(open_in, monkeypatch, transport: str):
-    monkeypatch.setattr("luceasync.pipeline.remote.stage.HOST", torch.device("meta"))
+    monkeypatch.setattr("luceasync.pipeline.remote.passes.HOST", torch.device("meta"))
     backend = open_in("two", transport)
     traffic = remote_stage(backend).traffic
     assert torch.equal(life(backend), life(open_in("one")))
@@ -246,7 +246,7 @@ def test_the_state_within_a_chunk_is_saved_where_it_is(open_in, transport: str):
 @pytest.mark.covered(0)
 def test_neighbours_in_processes_are_passed_payloads_by_reference(open_in):
     backend = open_in("three", "shared")
-    first, last = [stage for stage in backend._groups if stage.num_shards[1]]
+    first, last = [stage for stage in backend._stages if stage.num_shards[1]]
     backend.prefill(0, 0, range(3, 10), project=True)
     assert last.traffic.payload_bytes_lent == first.traffic.payload_bytes_received > 0
     assert last.traffic.payload_bytes_sent == 0
@@ -254,7 +254,7 @@ def test_neighbours_in_processes_are_passed_payloads_by_reference(open_in):
 
 @pytest.mark.covered(0)
 def test_a_process_that_hangs_is_a_failed_group(open_in, monkeypatch):
-    monkeypatch.setattr(link, "PING_S", 0.3)
+    monkeypatch.setattr(connection, "PING_S", 0.3)
     backend = open_in("two")
     backend.probe()
     os.kill(pid_of(backend), signal.SIGSTOP)
@@ -279,7 +279,7 @@ def test_a_process_that_dies_is_a_failed_group(open_in):
     backend = open_in("two")
     life(backend)
     os.kill(pid_of(backend), signal.SIGKILL)
-    with pytest.raises(StageFailed, match=r"group 1 of the model failed: .*SIGKILL"):
+    with pytest.raises(StageFailed, match=r"stage 1 of the model failed: .*SIGKILL"):
         backend.prefill(0, 0, [3, 4, 5], project=True)
     with pytest.raises(StageFailed):
         backend.probe()
@@ -292,15 +292,15 @@ def test_a_process_that_dies_is_a_failed_group(open_in):
 def test_a_group_is_brought_back_alone_with_what_lies_in_shared_memory(open_in, transport: str):
     backend = open_in("three", transport)
     told = life(backend)
-    first, last = [stage for stage in backend._groups if stage.num_shards[1]]
-    restored, other = life(backend, "n"), first._link._started.child.pid
-    os.kill(last._link._started.child.pid, signal.SIGKILL)
+    first, last = [stage for stage in backend._stages if stage.num_shards[1]]
+    restored, other = life(backend, "n"), first._connection._started.child.pid
+    os.kill(last._connection._started.child.pid, signal.SIGKILL)
     with pytest.raises(StageFailed):
         backend.prefill(0, 0, [3, 4, 5], project=True)
     backend.nodes.drop("never was")  # what the process need not hear
     lost: list = []
     assert backend.mend(lost.extend)
-    assert first._link._started.child.pid == other
+    assert first._connection._started.child.pid == other
     assert lost == ([] if transport == "shared" else ["n"])
     if transport == "shared":
         assert torch.equal(life(backend, "n"), restored)
@@ -319,7 +319,7 @@ def test_a_save_that_a_death_cuts_short_leaves_nothing(open_in):
     lost: list = []
     backend.mend(lost.extend)
     assert lost == []
-    parts = [part for stage in backend._groups for part in stage.nodes]
+    parts = [part for stage in backend._stages for part in stage.nodes]
     assert [set(part._nodes) for part in parts] == [{"n"}] * 3
 
 

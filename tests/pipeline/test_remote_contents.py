@@ -14,7 +14,7 @@ from luceasync.host_cache.nodes import Span
 from luceasync.host_cache.shard_nodes import NodeParts
 from luceasync.kv.cache import Shape
 from luceasync.pipeline.remote import wire
-from luceasync.pipeline.remote.nodes import Held, Region, RemoteContents
+from luceasync.pipeline.remote.nodes import NodeRegion, RemoteContents, RemoteNode
 
 
 class Heard:
@@ -23,16 +23,16 @@ class Heard:
     def __init__(self) -> None:
         self.copies: list[Callable[[bool], None]] = []
 
-    def ask(self, message: object, kind: type[wire.Room]) -> wire.Room:
-        return wire.Room(is_there=True, have_arrived=False)
+    def ask(self, message: object, kind: type[wire.NodeRoom]) -> wire.NodeRoom:
+        return wire.NodeRoom(is_there=True, have_arrived=False)
 
     def expect(self, number: int, over: Callable[[bool], None]) -> None:
         self.copies.append(over)
 
-    def tell_soon(self, message: object) -> None:
+    def send_soon(self, message: object) -> None:
         """It is told."""
 
-    mention = tell_soon
+    send_if_open = send_soon
 
     def failure(self, words: str) -> Exception:
         return RuntimeError(words)
@@ -44,18 +44,20 @@ class Counted:
     def __init__(self) -> None:
         self._areas: list[Any] = []
 
-    def allocate(self, span: Span) -> list[Region]:
+    def allocate(self, span: Span) -> list[NodeRegion]:
         area = np.zeros(span.end - span.begin, np.uint8)
         self._areas.append(weakref.ref(area))
-        return [Region(area.data, False)]
+        return [NodeRegion(area.data, False)]
 
-    def places(self, regions: Sequence[Region]) -> tuple[int, ...]:
+    def offsets(self, regions: Sequence[NodeRegion]) -> tuple[int, ...]:
         return (0,)
 
-    def read(self, held: Held, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
+    def read(self, node: RemoteNode, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
         return {}
 
-    def write(self, held: Held, tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> None:
+    def write(
+        self, node: RemoteNode, tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape]
+    ) -> None:
         """Nothing is there."""
 
     @property

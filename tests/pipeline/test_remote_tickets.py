@@ -39,7 +39,7 @@ def test_a_ticket_tells_once_and_lets_its_memory_go() -> None:
     del memory
     one.when_done(lambda: heard.append("before"))
     assert not one.is_done and not heard and is_held() is not None
-    one.over(True)
+    one.complete(True)
     one.when_done(lambda: heard.append("after"))
     assert one.is_done and heard == ["before", "after"] and is_held() is None
     one.wait()
@@ -47,7 +47,7 @@ def test_a_ticket_tells_once_and_lets_its_memory_go() -> None:
 
 def test_who_waits_for_a_process_that_has_ended_is_told_so() -> None:
     one = ticket()
-    threading.Timer(0.05, one.over, [False]).start()
+    threading.Timer(0.05, one.complete, [False]).start()
     with pytest.raises(StageFailed, match="copies had not arrived"):
         one.wait()
     assert one.is_done
@@ -129,8 +129,8 @@ def test_a_node_whose_copies_had_not_come_is_lost_with_the_process(both) -> None
     there.nodes.export("n")
     prompt(there, 0)
     late = there.nodes.save(0, "late", SPAN)
-    [stage] = [stage for stage in there._groups if stage.num_shards[1]]
-    os.kill(stage._link._started.child.pid, signal.SIGKILL)
+    [stage] = [stage for stage in there._stages if stage.num_shards[1]]
+    os.kill(stage._connection._started.child.pid, signal.SIGKILL)
     with pytest.raises(StageFailed):
         late.wait()
     with pytest.raises(StageFailed):

@@ -23,14 +23,13 @@ from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal, Proposer
 from luceasync.request import Delta, Sampling
-from luceasync.speculation.choice import RoundPlan, Shape
+from luceasync.speculation.choice import RoundPlan, Shape, StepCosts
 from luceasync.speculation.dflash.draft import open_network
 from luceasync.speculation.dflash.draft_config import read_draft_spec
 from luceasync.speculation.dflash.features import FeatureRing, FeatureSpec
 from luceasync.speculation.dflash.graph import Runner
 from luceasync.speculation.dflash.passes import LocalDraft
 from luceasync.speculation.speculator import Decide, Speculator, matching_child
-from luceasync.speculation.tally import StepCosts
 from luceasync.text.tokenizer import Tokenizer
 from tests import tiny
 from tests.engine.choices import make_choice
@@ -261,7 +260,7 @@ def speculator_of(
         spec, num_lanes=4, capacity_tokens=MAX_CTX, dtype=torch.float32, platform=CpuPlatform()
     )
     head = draft if head is None else head
-    passes = LocalDraft(draft, ring, head, run=run, short_rows=short_rows)
+    passes = LocalDraft(draft, ring, head.propose_from, run=run, short_rows=short_rows)
     return Speculator(backend, passes, SHAPES, num_lanes=4, costs=costs)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from luceasync.speculation.adapt import (
+from luceasync.speculation.choice import (
     REFILL_TOKENS,
     RETRY_TOKENS,
     TRIAL_ROUNDS,

@@ -9,10 +9,9 @@ import pytest
 
 from luceasync.ranking.local import LocalLogits
 from luceasync.request import Sampling
-from luceasync.speculation.adapt import RoundPlan, Shape
+from luceasync.speculation.choice import RoundPlan, Shape, StepCosts
 from luceasync.speculation.dflash.graph import Eagerly
 from luceasync.speculation.speculator import Speculator
-from luceasync.speculation.tally import StepCosts
 from luceasync.text.tokenizer import Tokenizer
 from tests.speculation.scripted import (
     BLOCK,

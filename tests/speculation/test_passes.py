@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from luceasync.host_cache.arena import PlainMemory
-from luceasync.speculation.adapt import Shape
+from luceasync.speculation.choice import Shape
 from luceasync.speculation.dflash.feature_contents import LocalFeatures, Part
 from luceasync.speculation.speculator import Speculator
 from tests.pipeline.heard import taps_of

@@ -29,7 +29,7 @@ from luceasync.speculation.choice import Shape
 from luceasync.speculation.dflash.draft import open_network
 from luceasync.speculation.dflash.draft_config import adjusted, read_draft_spec
 from luceasync.speculation.dflash.features import FeatureRing, FeatureSpec
-from luceasync.speculation.dflash.placement import guest_of, plan_with_drafter, ring_capacity
+from luceasync.speculation.dflash.placement import footprint_of, plan_with_drafter, ring_capacity
 from tests import tiny
 from tests.processes import backend_program
 
@@ -60,7 +60,7 @@ def test_a_drafter_goes_to_the_targets_last_device(config):
     first, last = report.plan.shards[0].device, report.plan.shards[-1].device
     assert drafter.device.name == last != first
     assert report.plan.verify_rows == (2, 4, 8)
-    assert report.guest == drafter.guest(report.spec, Precision.of("fp32"))
+    assert report.drafter == drafter.footprint(report.spec, Precision.of("fp32"))
 
 
 def test_another_device_and_a_tree_can_be_asked_for(config):
@@ -73,7 +73,7 @@ def test_another_device_and_a_tree_can_be_asked_for(config):
 
 def test_without_a_drafter_nothing_is_planned_for_one(config):
     report, drafter = plan_with_drafter(asking(config, draft_dir="none"))
-    assert drafter is None and report.guest is None
+    assert drafter is None and report.drafter is None
     assert report.plan.verify_rows == ()
 
 
@@ -108,7 +108,7 @@ def test_a_drafter_may_have_a_process_of_its_own(config, tmp_path):
     report, drafter = plan_with_drafter(asking(config, device="hip:0", ipc_bin=program))
     assert (drafter.device.name, drafter.device.is_here) == ("hip:0", False)
     assert drafter.program == program
-    assert report.guest.device == drafter.device
+    assert report.drafter.device == drafter.device
     _, drafter = plan_with_drafter(asking(config, ipc_bin=program))
     assert drafter.device.name == report.plan.devices[-1].name  # as in this process
 
@@ -129,8 +129,8 @@ def test_a_device_is_planned_once_for_both_of_its_processes(config, tmp_path):
 @pytest.mark.parametrize(
     ("script", "device", "words"),
     [
-        (None, None, "--draft-ipc-bin {path}: no executable file; expected a luceasync-backend"),
-        ("exit 3", None, "--draft-ipc-bin {path}: it gives no answer: .* ended with status 3"),
+        (None, None, "--draft-ipc-bin {path}: not an executable file; expected a luceasync-backend"),
+        ("exit 3", None, "--draft-ipc-bin {path}: no answer: .* ended with status 3"),
         (BACKEND, "hip:7", "--draft-device hip:7: this torch build .* not hip \\({path}\\)"),
         (BACKEND, "hip:-1", "--draft-device hip:-1: "),
     ],
@@ -169,11 +169,11 @@ def test_planned_bytes_are_those_that_are_allocated(tiny_dir, tmp_path, fields, 
         dtype=torch.float32,
         platform=CpuPlatform(),
     )
-    guest = guest_of(spec, CPU, target, 4)
-    lanes_bytes = (num_lanes + 1) * (max_ctx * guest.token_bytes + guest.lane_bytes)
+    footprint = footprint_of(spec, CPU, target, 4)
+    lanes_bytes = (num_lanes + 1) * (max_ctx * footprint.token_bytes + footprint.lane_bytes)
     allocated = network.num_bytes + ring.num_bytes
-    assert allocated == pytest.approx(guest.weight_bytes + lanes_bytes, rel=0.25)
-    assert allocated <= 1.02 * (guest.weight_bytes + lanes_bytes)
+    assert allocated == pytest.approx(footprint.weight_bytes + lanes_bytes, rel=0.25)
+    assert allocated <= 1.02 * (footprint.weight_bytes + lanes_bytes)
 
 
 def test_a_paged_lane_takes_up_the_same_at_8k_and_at_131k(config, tmp_path: Path):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from luceasync.errors import DraftFailed, ModelError, Unavailable
-from luceasync.speculation.dflash.remote import DraftProcess
+from luceasync.speculation.dflash.process import DraftProcess
 
 
 class Scripted:
@@ -33,17 +33,16 @@ class Scripted:
         if self.stopping.is_set():
             raise Unavailable("over")
 
-    def start(self, process: Any, advance: Any) -> Any:
-        assert process is self
+    def start(self, advance: Any) -> Any:
         advance(1)
         self.is_held.wait(10)
         if self.num_failures:
             self.num_failures -= 1
             raise ModelError("no such drafter")
-        return SimpleNamespace(link=self, is_gone=False)
+        return SimpleNamespace(connection=self)
 
     def notice(self) -> None:
-        """See Link."""
+        """See BackendConnection."""
 
     probe = notice
 
@@ -60,7 +59,7 @@ def lose(loaded: Any) -> int:
 
 def back(process: DraftProcess) -> None:
     limit = time.monotonic() + 10
-    while process.loaded is None:
+    while process.life is None:
         process.notice()
         time.sleep(0.001)
         assert time.monotonic() < limit
@@ -75,7 +74,7 @@ def test_a_first_start_that_fails_is_told():
 
 def test_work_is_done_while_it_is_there():
     process = opened(Scripted())
-    assert process.run(lambda loaded: 5, 0) == 5
+    assert process.run(lambda life: 5, 0) == 5
     assert process.off_reason is None
 
 
@@ -85,14 +84,14 @@ def test_one_that_is_lost_is_there_again_after_as_many_starts_as_it_takes():
     scripted.num_failures = 3
     scripted.is_held.clear()
     assert process.run(lose, -1) == -1
-    assert process.run(lambda loaded: 5, 0) == 0
+    assert process.run(lambda life: 5, 0) == 0
     process.notice()
-    assert process.loaded is None  # nobody has waited
+    assert process.life is None  # nobody has waited
     assert process.off_reason == "the drafter is gone: it has ended"
     scripted.is_held.set()
     back(process)
     assert process.off_reason is None
-    assert process.run(lambda loaded: 5, 0) == 5
+    assert process.run(lambda life: 5, 0) == 5
     assert scripted.told[0].startswith("failed: it has ended")
     assert scripted.told.count("stopped") == 4
     process.close()
@@ -115,7 +114,7 @@ def test_the_end_does_not_wait_for_another_start():
     scripted.num_failures = 10**9
     process.run(lose, None)
     process.close()
-    assert process.loaded is None
+    assert process.life is None
     assert scripted.told[-1] == "stopped"
     process.close()
 

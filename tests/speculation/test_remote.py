@@ -18,10 +18,10 @@ from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.request import Sampling
 from luceasync.speculation.choice import Shape
 from luceasync.speculation.dflash import wire
-from luceasync.speculation.dflash.draft_process import Berth
 from luceasync.speculation.dflash.feature_contents import Part
 from luceasync.speculation.dflash.load import LoadedDraft, load_draft, start_draft
 from luceasync.speculation.dflash.placement import plan_with_drafter
+from luceasync.speculation.dflash.process import DraftProcessResources
 from luceasync.text.tokenizer import Tokenizer
 from tests import tiny
 from tests.processes import backend_program
@@ -62,8 +62,10 @@ class Both:
         [here] = [d for d in report.plan.devices if d.name == "cpu:1"]
         local = type(drafter)(draft_dir, drafter.spec, here, drafter.shapes)
         self.here: LoadedDraft = load_draft(local, report.plan, self.backend)
-        self.berth = Berth(drafter, drafter.program, report.plan, transport, NODE_BYTES)
-        self.there: LoadedDraft = start_draft(self.berth, drafter, report.plan, self.backend)
+        self.resources = DraftProcessResources(
+            drafter, drafter.program, report.plan, transport, NODE_BYTES
+        )
+        self.there: LoadedDraft = start_draft(self.resources, drafter, report.plan, self.backend)
 
     @property
     def process(self):
@@ -71,7 +73,7 @@ class Both:
 
     @property
     def traffic(self):
-        return self.process.loaded.link.traffic
+        return self.process.life.connection.traffic
 
     def prefill(self, lane: int, cuts: list[int]) -> None:
         """The prompt, in chunks, to both drafters."""
@@ -86,7 +88,7 @@ class Both:
     def close(self) -> None:
         self.there.close()
         self.here.close()
-        self.berth.close()
+        self.resources.close()
         self.backend.close()
 
 
@@ -162,7 +164,7 @@ def test_wherever_it_is_no_answer_changes(both, tiny_dir):
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_only_rows_that_the_ring_keeps_go_there(both, transport):
     both = both(transport, **SLIDING)
-    row_bytes = both.berth.sizes.row_bytes
+    row_bytes = both.resources.sizes.row_bytes
     before = both.traffic.payload_bytes_sent
     both.prefill(0, [])
     assert both.traffic.payload_bytes_sent - before == 64 * row_bytes
@@ -212,7 +214,7 @@ def test_a_memory_that_is_full_is_said_to_be(both):
 
 
 def kill(both: Both, how: signal.Signals = signal.SIGKILL) -> None:
-    os.kill(both.process.loaded.link._started.child.pid, how)
+    os.kill(both.process.life.connection._started.child.pid, how)
 
 
 def until_it_is_back(both: Both) -> None:
@@ -269,12 +271,12 @@ def test_one_that_hangs_is_given_up(both):
 def test_a_proposal_that_never_comes_is_given_up_at_its_deadline(both, monkeypatch):
     both = both()
     both.prefill(0, [])
-    link = both.process.loaded.link
+    connection = both.process.life.connection
     with torch.inference_mode():
         both.there.speculator.passes.propose([7], [0], [len(TOKENS)], CHAIN)
-    monkeypatch.setattr(link._pace, "deadline_s", lambda call: 0.3)
-    unanswered, send = wire.ResetLane(0, 0), link._channel.send
-    monkeypatch.setattr(link, "tell", lambda *told: send(unanswered, deadline_s=1.0))
+    monkeypatch.setattr(connection._pace, "deadline_s", lambda call: 0.3)
+    unanswered, send = wire.ResetDraftLane(0, 0), connection._channel.send
+    monkeypatch.setattr(connection, "send", lambda *told: send(unanswered, deadline_s=1.0))
     with pytest.raises(DraftFailed, match=r"silent for 0\.3 s"):
         proposed(both.there, 0, CHAIN)
     until_it_is_back(both)
@@ -295,5 +297,5 @@ def test_nothing_is_left_of_one_that_is_ended_while_it_starts(both):
     kill(both)
     both.there.speculator.passes.probe()
     both.there.close()
-    assert both.process.loaded is None
+    assert both.process.life is None
     both.there.close()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from luceasync.speculation.adapt import Shape
-from luceasync.speculation.tally import NUM_MEASURED, STALE_STEPS, LaneTally, StepCosts, Totals
+from luceasync.speculation.choice import NUM_MEASURED, STALE_STEPS, Shape, StepCosts
+from luceasync.speculation.speculator import LaneTally, Totals
 
 CHAIN = Shape(4)
 

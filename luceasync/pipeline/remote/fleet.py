@@ -1,4 +1,4 @@
-"""The processes of one plan: how each is started, rings between them, and memory for their nodes.
+"""The stages of one plan that run in other processes: rings between them, and memory for nodes.
 
 Owns what outlives a process that ends, and is lent to the next one in its place. Engine thread
 only.
@@ -7,69 +7,127 @@ only.
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import groupby
+from functools import partial
 from pathlib import Path
 
-from luceasync.config import PlacementConfig
-from luceasync.errors import ChannelClosed, PlacementError, StageFailed
+from luceasync.errors import StageFailed
 from luceasync.host_cache.arena import Arena
+from luceasync.host_cache.nodes import Nodes, NodeStore
 from luceasync.host_cache.shard_nodes import NodeParts
-from luceasync.ipc.channel import Statement, greet
+from luceasync.ipc.channel import Traffic
 from luceasync.ipc.launcher import LocalLauncher, Program
-from luceasync.ipc.memory import SealedMemory
-from luceasync.ipc.supervised import Heartbeat, Life, Supervised
-from luceasync.ipc.wiring import Rings, open_rings
+from luceasync.ipc.supervised import Heartbeat
+from luceasync.models.files import ModelFiles
 from luceasync.models.spec import ModelSpec
-from luceasync.pipeline.devices import find_devices, has_backend, offers_of, pinned_by, shared
-from luceasync.pipeline.offer import BACKENDS, HERE, Offer
+from luceasync.nodes import NodeKey
+from luceasync.pipeline.offer import HERE
+from luceasync.pipeline.passes import Passes
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote import wire
 from luceasync.pipeline.remote.agreement import dtype_words, states_of
-from luceasync.pipeline.remote.link import Link
-from luceasync.pipeline.remote.nodes import (
-    RemoteContents,
-    SharedBytes,
-    StreamedBytes,
-    lend_memory,
+from luceasync.pipeline.remote.connection import BackendConnection
+from luceasync.pipeline.remote.nodes import RemoteContents, SharedBytes, StreamedBytes
+from luceasync.pipeline.remote.passes import RemotePasses
+from luceasync.pipeline.remote.process import (
+    Advance,
+    BackendProcess,
+    ProcessSpec,
+    share_node_memory,
+    share_rings,
     whole_bytes,
 )
-from luceasync.pipeline.remote.stage import RemotePasses, RemoteStage, load
-from luceasync.pipeline.remote.tensors import Sizes
+from luceasync.pipeline.remote.tensors import StageSizes
 from luceasync.status import NO_PROCESSES, BackendProcesses
 
 HEARTBEAT = Heartbeat()
-START_S = 120.0  # until a process has imported what it needs
-ELSEWHERE = 1  # whose the other devices are, as each process is told
+ELSEWHERE = 1  # the process of all other devices, in the plan that a process is told
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Berth:
-    """What one stage's process gets, whenever it is started."""
+class RemoteStage:
+    """See Stage. All methods raise StageFailed once the process is gone."""
 
-    sizes: Sizes
+    def __init__(
+        self,
+        connection: BackendConnection,
+        passes: RemotePasses,
+        contents: RemoteContents,
+        num_shards: int,
+        restart: Callable[[str], BackendConnection],
+    ) -> None:
+        """`connection` is owned from now on. `restart`, given the reason, returns a connection to
+        another process that has loaded the same layers.
+        """
+        self._connection = connection
+        self._passes = passes
+        self._contents = contents
+        self._nodes = NodeStore(contents)
+        self._num_shards = num_shards
+        self._restart = restart
+
+    @property
+    def num_shards(self) -> tuple[int, int]:
+        return 0, self._num_shards
+
+    @property
+    def passes(self) -> Passes:
+        return self._passes
+
+    @property
+    def traffic(self) -> Traffic:
+        """What has crossed so far."""
+        return self._connection.traffic
+
+    def synchronize(self) -> None:
+        self._connection.ask(wire.Synchronize(), wire.Result)
+
+    @property
+    def nodes(self) -> Sequence[Nodes]:
+        return [self._nodes]
+
+    def notice(self) -> None:
+        self._connection.notice()
+
+    def probe(self) -> None:
+        self._connection.probe()
+
+    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
+        """See Stage. Nodes in shared memory stay where they are; the new process adopts them."""
+        if self._connection.is_open:
+            return False
+        self._connection.continue_with(self._restart(self._connection.last_words()).life)
+        self._passes.restarted()
+        lost(self._nodes.sift(self._contents.readopt))
+        return True
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _StageProcess:
+    """A stage's process, and what does not change when it is started again."""
+
+    process: BackendProcess
+    sizes: StageSizes
     parts: NodeParts
-    process: Supervised
     node_bytes: int
     arena: Arena | None
 
 
 class Fleet:
-    """Opens the remote stages of a plan, as often as it is asked to, and starts their processes
-    again.
+    """Opens the remote stages of a plan, as often as it is asked to, and restarts their
+    processes.
     """
 
     def __init__(
         self,
-        model_dir: Path,
-        spec: ModelSpec,
+        model: ModelFiles,
         plan: Plan,
         programs: Mapping[int, Path],
         transport: str,
@@ -77,102 +135,74 @@ class Fleet:
         stopping: threading.Event | None = None,
     ) -> None:
         """`programs`: what runs each process of the plan; `node_bytes`: of memory for nodes of the
-        whole model; `stopping` is set when nobody waits for a process any more. Raises ConfigError.
+        whole model; `stopping` is set once a restart is no longer wanted. Raises ConfigError.
         """
         self._stopping = stopping or threading.Event()
-        self._model_dir = model_dir
+        self._model = model
         self._plan = plan
         self._opened: dict[int, RemotePasses] = {}
-        self._berths: dict[int, _Berth] = {}
+        self._stages: dict[int, _StageProcess] = {}
         self._closing = ExitStack()
-        numbers = [n for n in range(len(plan.stages)) if not self._is_here(n)]
+        numbers = [n for n in range(len(plan.stages)) if self._process_of(n) != HERE]
         if not numbers:
             return  # any system will do
         try:
-            self._set_out(spec, numbers, programs, transport, node_bytes)
+            self._allocate(model.spec, numbers, programs, transport, node_bytes)
         except BaseException:
             self.close()
             raise
 
-    def open_group(
-        self, number: int, advance: Callable[[int], None], taps: Sequence[int]
-    ) -> RemoteStage:
+    def open_group(self, number: int, advance: Advance, taps: Sequence[int]) -> RemoteStage:
         """Start the process of a stage and have it load its layers. Raises ModelError, StageFailed,
         and what `advance` raises; the process has ended then.
         """
-        berth = self._berths[number]
-        order = wire.Load(self._as_told(number), number, tuple(taps), berth.node_bytes)
-        link = Link(self._start(number, order, advance), number)
+        stage = self._stages[number]
+        load = wire.LoadStage(self._plan_for(number), number, tuple(taps), stage.node_bytes)
+        connection = stage.process.open(load, advance=advance)
+        self._stay_awake(connection)
         passes = RemotePasses(
-            link,
-            berth.sizes,
+            connection,
+            stage.sizes,
             taps,
             before=self._opened.get(number - 1),
-            hands_on=number + 1 in self._berths,
+            hands_on=number + 1 in self._stages,
             runs_ahead=self._plan.computes_beside,
         )
         self._opened[number] = passes
-        return RemoteStage(
-            link,
-            passes,
-            _contents(link, berth),
-            len(berth.sizes.shards),
-            lambda reason: self._start_again(number, order, reason),
-        )
+        arena, parts = stage.arena, stage.parts
+        shared = None if arena is None else SharedBytes(parts, arena)
+        contents = RemoteContents(connection, parts, shared or StreamedBytes(connection))
+        restart = partial(self._restart, number, load)
+        return RemoteStage(connection, passes, contents, len(stage.sizes.shards), restart)
 
-    @property
-    def status(self) -> BackendProcesses:
-        """Of each process. Any thread may ask."""
-        if not self._berths:  # asked at each request
-            return NO_PROCESSES
-        found = (
-            replace(
-                berth.process.status,
-                node_bytes=0 if berth.arena is None else berth.arena.used_bytes,
-            )
-            for berth in self._berths.values()
-        )
-        return BackendProcesses(tuple(found))
-
-    def _start(self, number: int, order: wire.Load, advance: Callable[[int], None]) -> Life:
-        """A process that has loaded its layers. Raises as open_group."""
-        process, layers = self._berths[number].process, self._berths[number].sizes.layers
-        told = f"{layers.start}:{layers.stop}"
-        dtype = dtype_words(self._plan.precision)
-        given = ["--model-dir", str(self._model_dir.absolute())]
-        given += ["--dtype", dtype, "--layers", told]
-        statement = Statement(states_of(self._model_dir, dtype, told))
-        try:
-            life = process.start(given, wire.ANSWERS, statement, START_S)
-        except ChannelClosed as error:
-            raise StageFailed(number, str(error)) from None
-        try:
-            load(Link(life, number), order, advance)
-            if self._plan.computes_beside:
-                life.started.channel.keep_awake()
-        except Exception as error:
-            process.failed(str(error))
-            process.stop()
-            raise
-        process.arrived()
-        return life
-
-    def _start_again(self, number: int, order: wire.Load, reason: str) -> Life:
-        process = self._berths[number].process
+    def _restart(self, number: int, load: wire.LoadStage, reason: str) -> BackendConnection:
+        process = self._stages[number].process
         process.failed(reason)
         process.stop()  # nothing of it is left when the next one begins
         log.warning("%s", process.status.detail)
         process.wait()
-        life = self._start(number, order, lambda num_bytes: None)
-        log.warning("stage %d of the model is there again", number)
-        return life
+        connection = process.open(load)
+        self._stay_awake(connection)
+        log.warning("stage %d of the model is back", number)
+        return connection
+
+    def _stay_awake(self, connection: BackendConnection) -> None:
+        if self._plan.computes_beside:
+            connection.life.started.channel.keep_awake()
+
+    @property
+    def status(self) -> BackendProcesses:
+        """The state of each process. Any thread may ask."""
+        if not self._stages:  # asked at each request
+            return NO_PROCESSES
+        return BackendProcesses(tuple(stage.process.status for stage in self._stages.values()))
 
     def close(self) -> None:
-        """End what still runs, and give all memory back. Idempotent."""
+        """End all processes, and free their memory. Idempotent."""
         self._opened.clear()
         self._closing.close()
 
-    def _set_out(
+    def _allocate(
         self,
         spec: ModelSpec,
         numbers: Sequence[int],
@@ -180,23 +210,21 @@ class Fleet:
         transport: str,
         node_bytes: int,
     ) -> None:
-        sizes = {n: Sizes(spec, self._plan, n) for n in numbers}
-        parts = {n: self._parts(spec, n) for n in numbers}
-        ring_bytes = [size for n in numbers for size in sizes[n].ring_bytes()]
-        rings = open_rings(transport, ring_bytes)
-        if rings is not None:
-            self._closing.callback(rings.close)
-            here = [device.name for device in self._plan.devices if device.is_here]
-            rings.memory.register(pinned_by(here))
+        """Rings, memory for nodes, and a process that has not been started, for each stage."""
+        plan = self._plan
+        sizes = {n: StageSizes(spec, plan, n) for n in numbers}
+        ring_bytes = tuple(size for n in numbers for size in sizes[n].ring_bytes())
+        rings = share_rings(transport, ring_bytes, plan, self._closing)
         for place, number in enumerate(numbers):
-            share = _share(parts[number], spec, self._plan)
-            own_bytes = whole_bytes(node_bytes * share)
-            lane_bytes = sum(self._plan.lane_bytes(shard) for shard in sizes[number].shards)
-            arena, lent = self._memory(rings, own_bytes, lane_bytes)
+            parts = self._parts(spec, number)
+            own_bytes = whole_bytes(node_bytes * _node_share(parts, plan))
+            shards = sizes[number].shards
+            lanes_bytes = plan.parallel * sum(plan.lane_bytes(shard) for shard in shards)
+            arena, lent = share_node_memory(rings, own_bytes, lanes_bytes, self._closing)
             program = Program(
-                executable=programs[self._process(number)],
-                name=",".join(shard.device for shard in sizes[number].shards),
-                ring_bytes=tuple(ring_bytes),
+                executable=programs[self._process_of(number)],
+                name=",".join(shard.device for shard in shards),
+                ring_bytes=ring_bytes,
                 written=2 * place + 1,
                 read=2 * place,
                 rings=rings,
@@ -205,19 +233,23 @@ class Fleet:
             )
             launcher = LocalLauncher(program)
             self._closing.callback(launcher.close)
-            devices = [shard.device for shard in sizes[number].shards]
-            name = f"group {number} of the model"  # a label of metrics: dashboards know it
-            process = Supervised(launcher, name, devices, self._stopping)
-            self._berths[number] = _Berth(sizes[number], parts[number], process, own_bytes, arena)
+            process_spec = self._process_spec(number, sizes[number])
+            process = BackendProcess(process_spec, launcher, arena, self._stopping)
+            self._stages[number] = _StageProcess(process, sizes[number], parts, own_bytes, arena)
 
-    def _memory(
-        self, rings: Rings | None, num_bytes: int, lane_bytes: int
-    ) -> tuple[Arena | None, dict[str, SealedMemory]]:
-        """For the nodes of a stage: shared where payloads are, else none of ours."""
-        if rings is None:
-            return None, {}
-        arena, memory = lend_memory(num_bytes, 2 * self._plan.parallel * lane_bytes, self._closing)
-        return arena, {wire.NODES: memory}
+    def _process_spec(self, number: int, sizes: StageSizes) -> ProcessSpec:
+        layers = f"{sizes.layers.start}:{sizes.layers.stop}"
+        dtype = dtype_words(self._plan.precision)
+        directory = str(self._model.path.absolute())
+        return ProcessSpec(
+            name=f"group {number} of the model",  # a label of metrics: dashboards know it
+            devices=[shard.device for shard in sizes.shards],
+            arguments=["--model-dir", directory, "--dtype", dtype, "--layers", layers],
+            states=partial(states_of, self._model, dtype, layers),
+            answers=wire.ANSWERS,
+            sizes=sizes,
+            failure=partial(StageFailed, number),
+        )
 
     def _parts(self, spec: ModelSpec, number: int) -> NodeParts:
         shards = self._plan.shards
@@ -227,16 +259,11 @@ class Fleet:
         }
         return NodeParts(own, self._plan.precision.torch_dtype)
 
-    def _process(self, number: int) -> int:
+    def _process_of(self, number: int) -> int:
         return self._plan.devices[self._plan.stages[number][0]].process
 
-    def _is_here(self, number: int) -> bool:
-        return self._process(number) == HERE
-
-    def _as_told(self, number: int) -> Plan:
-        """The plan as the process of a stage is told of it: its own devices are those that are
-        here.
-        """
+    def _plan_for(self, number: int) -> Plan:
+        """The plan as a stage's process is told it: its own devices are those that are here."""
         begin, end = self._plan.stages[number]
         devices = tuple(
             replace(device, process=HERE if begin <= i < end else ELSEWHERE)
@@ -245,175 +272,10 @@ class Fleet:
         return replace(self._plan, devices=devices, reasons=())
 
 
-def _contents(link: Link, berth: _Berth) -> RemoteContents:
-    arena, parts = berth.arena, berth.parts
-    content = StreamedBytes(link) if arena is None else SharedBytes(parts, arena)
-    return RemoteContents(link, parts, content)
-
-
-def _share(parts: NodeParts, spec: ModelSpec, plan: Plan) -> float:
-    """Of a node's bytes, at most: of its rows, or of the state at its end."""
+def _node_share(parts: NodeParts, plan: Plan) -> float:
+    """A stage's share of a node's bytes at most: of its rows, or of the state at its end."""
     rows = sum(shard.token_bytes for shard in plan.shards)
     state = sum(shard.lane_state_bytes for shard in plan.shards)
     shares = [parts.sizes.token_bytes / rows if rows else 0.0]
     shares.append(parts.sizes.state_bytes / state if state else 0.0)
     return max(shares)
-
-
-# Which devices are in processes of their own, what runs these, and what the devices offer. The
-# choice is pure; asking starts a process for each backend, which ends when it has answered.
-
-
-BIN = "--target-shard-ipc-bin"
-OWN_BIN = "luceasync-backend"
-ASKING_S = 120.0  # a process imports torch, and finds its devices
-RING_BYTES = (1 << 16, 1 << 16)
-END_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessPlan:
-    """Of each device its process; and what runs each process but this one."""
-
-    of_devices: tuple[int, ...]
-    programs: Mapping[int, Path]
-
-
-def choose_processes(
-    names: Sequence[str],
-    placement: PlacementConfig,
-    is_here: Callable[[str], bool],
-    own: Path | None,
-) -> ProcessPlan:
-    """Who runs the devices `names`. Neighbours of one backend share a process. `is_here`: whether
-    devices of that kind are of this process; `own`: what runs devices of this environment, where
-    nothing else is named. Raises PlacementError.
-    """
-    bins = _named_bins(placement.ipc_bins)
-    always = placement.ipc == "always"
-    remote = [
-        (always and i > 0) or (not is_here(n) and _bin(n, bins) is not None)
-        for i, n in enumerate(names)
-    ]
-    kinds = [(_kind(n) if away else None) for n, away in zip(names, remote, strict=True)]
-    processes: list[int] = []
-    programs: dict[int, Path] = {}
-    for kind, neighbours in groupby(kinds):
-        number = HERE
-        if kind is not None:
-            number = len(programs) + 1
-            programs[number] = _program(kind, bins, own if is_here(kind) else None)
-        processes += [number] * len(list(neighbours))
-    _refuse_unused(bins, kinds)
-    return ProcessPlan(tuple(processes), programs)
-
-
-def _named_bins(texts: Sequence[str]) -> dict[str | None, Path]:
-    """By backend; None: of all that are not named."""
-    bins: dict[str | None, Path] = {}
-    for text in texts:
-        head, equals, tail = text.partition("=")
-        kind = head if equals and "/" not in head else None
-        path = tail if kind is not None else text
-        if kind is not None and kind not in BACKENDS:
-            raise PlacementError(
-                f"{BIN} {text}: {kind!r} is no backend; expected one of {', '.join(BACKENDS)}"
-            )
-        if not path:
-            raise PlacementError(f"{BIN} {text}: no path; expected [BACKEND=]PATH")
-        if kind in bins:
-            whose = kind or "the backends that are not named"
-            raise PlacementError(f"{BIN} {text}: a second program for {whose}; one is expected")
-        bins[kind] = Path(path).expanduser().absolute()
-    return bins
-
-
-def _kind(name: str) -> str:
-    return name.partition(":")[0]
-
-
-def _bin(name: str, bins: Mapping[str | None, Path]) -> Path | None:
-    return bins.get(_kind(name), bins.get(None))
-
-
-def _program(kind: str, bins: Mapping[str | None, Path], own: Path | None) -> Path:
-    path = _bin(kind, bins) or own
-    if path is None:
-        raise PlacementError(
-            f"--target-shard-ipc always: nothing runs {kind} devices in another process; "
-            f"name a {OWN_BIN} with {BIN}"
-        )
-    return executable(path, BIN)
-
-
-def executable(path: Path, flag: str) -> Path:
-    """The path, if it may be started. Raises PlacementError, which names `flag`."""
-    path = path.expanduser().absolute()
-    if not (path.is_file() and os.access(path, os.X_OK)):
-        raise PlacementError(f"{flag} {path}: no executable file; expected a {OWN_BIN}")
-    return path
-
-
-def _refuse_unused(bins: Mapping[str | None, Path], kinds: Sequence[str | None]) -> None:
-    """`kinds`: of the devices in processes of their own."""
-    used = {kind if kind in bins else None for kind in kinds if kind is not None}
-    for kind, path in bins.items():
-        if kind not in used:
-            named = f"{kind}={path}" if kind else f"{path}"
-            raise PlacementError(
-                f"{BIN} {named}: no device of it is in a process of its own; name one in "
-                "--target-devices that this process lacks, or --target-shard-ipc always"
-            )
-
-
-def processes_of(names: Sequence[str], placement: PlacementConfig) -> ProcessPlan:
-    """As choose_processes, on this machine. Raises PlacementError."""
-    own = Path(sys.executable).with_name(OWN_BIN)
-    return choose_processes(names, placement, has_backend, own if own.exists() else None)
-
-
-def offers_in(names: Sequence[str], processes: ProcessPlan) -> tuple[Offer, ...]:
-    """What the devices offer, wherever they are. Raises PlacementError."""
-    if not processes.programs:
-        return find_devices(names)
-    found: list[Offer] = []
-    pairs = groupby(zip(names, processes.of_devices, strict=True), key=lambda pair: pair[1])
-    for number, named in pairs:
-        stage = [name for name, _ in named]
-        if number == HERE:
-            found += offers_of(stage)
-        else:
-            asked = ask(processes.programs[number], stage)
-            found += [replace(offer, process=number) for offer in asked]
-    return shared(found)
-
-
-def ask(
-    path: Path, names: Sequence[str], flag: str = BIN, of_names: str = "--target-devices"
-) -> tuple[Offer, ...]:
-    """What devices of a backend's process offer, which `path` runs. Raises PlacementError in its
-    words; `flag` has named it, and `of_names` the devices.
-    """
-    program = Program(path, path.name, RING_BYTES)
-    launcher = LocalLauncher(program, on_line=lambda line: None)
-    try:
-        started = launcher.launch((), wire.ANSWERS)
-        try:
-            greet(started.channel, Statement(), ASKING_S)
-            order = wire.Ask(tuple(names), of_names)
-            number = started.channel.send(order, deadline_s=ASKING_S)
-            got = started.channel.receive(ASKING_S)
-        except ChannelClosed as error:
-            words = " ".join(f"{error}; {started.last_words()}".split())
-            raise PlacementError(f"{flag} {path}: it gives no answer: {words}") from None
-        finally:
-            started.end(0.0, END_S)
-    finally:
-        launcher.close()
-    match got.message:
-        case wire.Offered(offers) if tuple(o.name for o in offers) == tuple(names):
-            return offers
-        case wire.Failed(words) if got.answers == number:
-            raise PlacementError(f"{words} ({path})")
-        case other:
-            raise PlacementError(f"{flag} {path}: it answered with {type(other).__name__}")

@@ -1,6 +1,7 @@
-"""Tensors as the bytes of a payload and back: laid one after the other, in the order of a list.
+"""Tensors as the bytes of a payload and back, one after the other in the order of a list.
 
-Owns their layout. Knows no message and no model.
+Owns that layout, and the shapes and bounds that both ends of a stage's channel compute for
+themselves. Knows no message and no process.
 """
 
 from __future__ import annotations
@@ -13,108 +14,33 @@ from torch import Tensor
 
 from luceasync.cyext.flatten import fill
 from luceasync.ipc.channel import Outgoing, Payload
+from luceasync.ipc.packets import WireError
+from luceasync.kv.pages import num_chunks
 from luceasync.models.precision import torch_dtype
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.passes import Batch
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.platform import Event
-from luceasync.pipeline.remote import wire
 from luceasync.pipeline.transfer import queue_copy
-
-# Shapes and bytes of what crosses the borders of a stage, which each end computes itself. Knows
-# no process and no ring.
-
 
 Spec = tuple[tuple[int, ...], torch.dtype]  # shape and dtype of a tensor that crosses
 
-RANKED_BYTES = 48 << 10  # of a row of which the most candidates are wanted, and more
+HOST = torch.device("cpu")
 ALIGN_BYTES = 8  # of each tensor of a payload
+LARGE_BYTES = 256 << 10
+PIECE_BYTES = 4 << 20  # of a node that is streamed, in one message
+RANKED_BYTES = 48 << 10  # of a row of which the most candidates are wanted, and more
 
 
-def num_bytes(spec: Spec) -> int:
-    """Of one tensor."""
+def tensor_bytes(spec: Spec) -> int:
+    """Bytes of one tensor."""
     shape, dtype = spec
     return prod(shape) * dtype.itemsize
 
 
-def payload_bytes(specs: list[Spec]) -> int:
-    """Of tensors one after the other, each of them aligned."""
-    return sum(-(-num_bytes(spec) // ALIGN_BYTES) * ALIGN_BYTES for spec in specs)
-
-
-class Sizes:
-    """Shapes of what crosses the borders of one stage."""
-
-    def __init__(self, spec: ModelSpec, plan: Plan, number: int) -> None:
-        begin, end = plan.stages[number]
-        self.shards = plan.shards[begin:end]
-        self.is_first, self.is_last = self.shards[0].is_first, self.shards[-1].is_last
-        self.layers = range(self.shards[0].begin, self.shards[-1].end)
-        self.dtype = torch_dtype(plan.precision.compute)
-        self.hidden, self.num_vocab = spec.hidden_size, spec.vocab_size
-        self._plan = plan
-
-    def given(self, batch: Batch) -> Spec:
-        """What the first layer is given."""
-        shape = (len(batch.lanes), batch.num_rows)
-        return (shape, torch.int64) if self.is_first else self.rows(*shape)
-
-    def gives(self, batch: Batch, project: bool) -> Spec | None:
-        """What the last layer gives."""
-        if not self.is_last:
-            return self.rows(len(batch.lanes), batch.num_rows)
-        return ((1, 1, self.num_vocab), torch.float32) if project else None
-
-    def rows(self, *shape: int) -> Spec:
-        """Hidden rows."""
-        return (*shape, self.hidden), self.dtype
-
-    def masks(self, num_masked: int) -> list[Spec]:
-        """Rows, and a bit for each token of each."""
-        if not num_masked:
-            return []
-        num_words = (self.num_vocab + 31) // 32
-        return [((num_masked,), torch.int64), ((num_masked, num_words), torch.int32)]
-
-    def ranked(self, num_rows: int, num_ranked: int, num_top: int | None) -> list[Spec]:
-        """Best tokens; where any are ranked, values, ids and masses of them, and where they are
-        wanted, what is known of log-probabilities, and the highest ones with their ids.
-        """
-        specs: list[Spec] = [((num_rows,), torch.int64)]
-        if not num_ranked:
-            return specs
-        ranked, real = min(num_ranked, self.num_vocab), torch.float64
-        specs += [((num_rows, ranked), real), ((num_rows, ranked), real), ((num_rows,), real)]
-        if num_top is not None:
-            top = (num_rows, min(num_top, self.num_vocab))
-            specs += [((num_rows, 1 + ranked), real), (top, real), (top, real)]
-        return specs
-
-    def proposal(self, message: wire.Propose) -> list[Spec]:
-        """Tokens, and the parents of a tree."""
-        if message.budget is None:
-            return [((message.num_entries, 1 + message.num_slots), torch.int64)]
-        shape = (message.num_entries, 1 + message.budget)
-        return [(shape, torch.int64), (shape, torch.int32)]
-
-    def ring_bytes(self) -> tuple[int, int]:
-        """Of the rings to the stage and from it: two chunks, and what single calls may take."""
-        plan = self._plan
-        chunk = num_bytes(self.rows(1, plan.prefill_chunk_tokens))
-        most_rows = plan.parallel * max(plan.verify_rows, default=1)
-        passed = num_bytes(self.rows(1, most_rows))
-        to = max(2 * chunk, 2 * passed, wire.PIECE_BYTES * 2)
-        back = to
-        if self.is_last:
-            # An edit of each token a lane may have, and as many that were asked for; whole rows.
-            to += plan.parallel * 2 * self.num_vocab * 5 * 8
-            to += payload_bytes(self.masks(most_rows))
-            back += 4 * self.num_vocab * 8 + most_rows * RANKED_BYTES
-        return to + (1 << 20), back + (1 << 20)
-
-
-HOST = torch.device("cpu")
-LARGE_BYTES = 256 << 10
+def payload_bytes(specs: Sequence[Spec]) -> int:
+    """Bytes of tensors one after the other, each of them aligned."""
+    return sum(-(-tensor_bytes(spec) // ALIGN_BYTES) * ALIGN_BYTES for spec in specs)
 
 
 def specs_of(tensors: Sequence[Tensor]) -> list[Spec]:
@@ -137,7 +63,7 @@ def views(memory: memoryview, specs: Sequence[Spec]) -> list[Tensor]:
 
 
 def put(room: Outgoing, tensors: Sequence[Tensor]) -> None:
-    """Copy tensors of any device there; complete when this returns."""
+    """Copy tensors of any device into a payload; complete on return."""
     for target, tensor in zip(views(room.view, specs_of(tensors)), tensors, strict=True):
         if tensor.nbytes < LARGE_BYTES or tensor.device != HOST or not tensor.is_contiguous():
             target.copy_(tensor)
@@ -147,25 +73,111 @@ def put(room: Outgoing, tensors: Sequence[Tensor]) -> None:
 
 
 def put_soon(room: Outgoing, tensor: Tensor) -> Event | None:
-    """As `put`, of one tensor, while others compute: what comes when it is there, None: now. The
-    tensor's device has the room registered.
+    """Queue a copy of one tensor into a payload. Returns the event of its completion, or None if it
+    is complete. The payload's memory must be registered with the tensor's device.
     """
     [target] = views(room.view, specs_of([tensor]))
     return queue_copy(tensor, target)
 
 
 def lend(payload: Payload, specs: Sequence[Spec]) -> list[Tensor]:
-    """Tensors over a payload where it lies, until it is freed. One of another size than these have
+    """Tensors over a payload where it lies, valid until it is freed. A payload of another size
     closes its channel. Raises ChannelClosed.
     """
-    return views(payload.view(payload_bytes([*specs])), specs)
+    return views(payload.view(payload_bytes(specs)), specs)
 
 
 def take(payload: Payload, specs: Sequence[Spec]) -> list[Tensor]:
-    """Tensors of our own, on the host; the payload is freed. One of another size than these have
-    closes its channel. Raises ChannelClosed.
+    """Copy a payload into tensors on the host, and free it. A payload of another size closes its
+    channel. Raises ChannelClosed.
     """
-    whole = torch.empty(payload_bytes([*specs]), dtype=torch.uint8)
+    num_bytes = payload_bytes(specs)
+    if payload.num_bytes != num_bytes:
+        payload.view(num_bytes)  # raises, before anything is allocated
+    whole = torch.empty(num_bytes, dtype=torch.uint8)
     memory = whole.numpy().data
     payload.into(memory)
     return views(memory, specs)
+
+
+class StageSizes:
+    """Shapes of what crosses the borders of one stage, and the bounds of what it may be told."""
+
+    def __init__(self, spec: ModelSpec, plan: Plan, number: int) -> None:
+        begin, end = plan.stages[number]
+        self.shards = plan.shards[begin:end]
+        self.is_first, self.is_last = self.shards[0].is_first, self.shards[-1].is_last
+        self.layers = range(self.shards[0].begin, self.shards[-1].end)
+        self.dtype = torch_dtype(plan.precision.compute)
+        self.hidden, self.num_vocab = spec.hidden_size, spec.vocab_size
+        self.num_lanes, self.max_tokens = plan.parallel, plan.max_ctx_tokens
+        self.num_pages = plan.num_pages
+        self._plan = plan
+
+    def input(self, batch: Batch) -> Spec:
+        """What the first layer is given: tokens or hidden rows."""
+        shape = (len(batch.lanes), batch.num_rows)
+        return (shape, torch.int64) if self.is_first else self.rows(*shape)
+
+    def output(self, batch: Batch, project: bool) -> list[Spec]:
+        """What the last layer returns: hidden rows, logits of one row, or nothing."""
+        if not self.is_last:
+            return [self.rows(len(batch.lanes), batch.num_rows)]
+        return [((1, 1, self.num_vocab), torch.float32)] if project else []
+
+    def rows(self, *shape: int) -> Spec:
+        """Hidden rows."""
+        return (*shape, self.hidden), self.dtype
+
+    def masks(self, num_masked: int) -> list[Spec]:
+        """Row numbers, and a bit for each token of each row."""
+        if not num_masked:
+            return []
+        num_words = (self.num_vocab + 31) // 32
+        return [((num_masked,), torch.int64), ((num_masked, num_words), torch.int32)]
+
+    def ranked(self, num_rows: int, num_ranked: int, num_top: int | None) -> list[Spec]:
+        """Best tokens. If any are ranked, their values, ids and masses; and if log-probabilities
+        are wanted, the known ones, and the highest with their ids.
+        """
+        specs: list[Spec] = [((num_rows,), torch.int64)]
+        if not num_ranked:
+            return specs
+        ranked, real = min(num_ranked, self.num_vocab), torch.float64
+        specs += [((num_rows, ranked), real), ((num_rows, ranked), real), ((num_rows,), real)]
+        if num_top is not None:
+            top = (num_rows, min(num_top, self.num_vocab))
+            specs += [((num_rows, 1 + ranked), real), (top, real), (top, real)]
+        return specs
+
+    def check_lane(self, lane: int, num_tokens: int = 0) -> None:
+        """Raise WireError unless the lane exists and can hold that many tokens."""
+        if not 0 <= lane < self.num_lanes:
+            raise WireError(f"lane {lane} of {self.num_lanes}")
+        if num_tokens > self.max_tokens:
+            raise WireError(f"{num_tokens} tokens in a lane of {self.max_tokens}")
+
+    def check_page(self, chunk: int, page: int) -> None:
+        """Raise WireError unless a lane has this chunk and this page."""
+        most = num_chunks(self.max_tokens)
+        if not (chunk < most and page < min(most, self.num_pages)):
+            raise WireError(
+                f"chunk {chunk}, page {page} of a lane of {most} chunks, {self.num_pages} pages"
+            )
+
+    def ring_bytes(self) -> tuple[int, int]:
+        """Bytes of the rings to the stage and from it: two prefill chunks, and the largest payload
+        of any other message.
+        """
+        plan = self._plan
+        chunk = tensor_bytes(self.rows(1, plan.prefill_chunk_tokens))
+        most_rows = plan.parallel * max(plan.verify_rows, default=1)
+        passed = tensor_bytes(self.rows(1, most_rows))
+        to = max(2 * chunk, 2 * passed, 2 * PIECE_BYTES)
+        back = to
+        if self.is_last:
+            # An edit of each token a lane may have, and as many that were asked for; whole rows.
+            to += plan.parallel * 2 * self.num_vocab * 5 * 8
+            to += payload_bytes(self.masks(most_rows))
+            back += 4 * self.num_vocab * 8 + most_rows * RANKED_BYTES
+        return to + (1 << 20), back + (1 << 20)

@@ -1,34 +1,63 @@
-"""What is said between this process and a backend's: one message for each verb of a stage.
+"""What a stage's process is told and answers: one message for each verb.
 
-Owns their fields. Tensors go beside them; the module tensors says how large these are.
+A command says what crosses with it. Both ends compute that from the message and from sizes of their
+own, so that the receiver believes nothing that the sender says of a payload.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
-from luceasync.ipc.packets import Message, Natural, Positive
+import torch
+
+from luceasync.ipc.packets import Message, Natural, Positive, WireError
+from luceasync.ipc.supervised import CallKind
+from luceasync.kv.pages import num_chunks
+from luceasync.models.pass_rows import NO_LANE
 from luceasync.pipeline.offer import Offer
 from luceasync.pipeline.passes import Batch
 from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.remote.tensors import Spec, StageSizes
 
 NODES = "nodes"  # the name of the memory that is lent for them
-PIECE_BYTES = 4 << 20  # of a node that is streamed
 
 
-# --- what a backend is told ----------------------------------------------------------------------
+class Command(Message, frozen=True):
+    """A verb. `sizes` are the StageSizes or DraftSizes of either end."""
+
+    is_read_in_place: ClassVar[bool] = False  # the receiver reads the payload where it lies
+
+    def check(self, sizes: Any) -> None:
+        """Raise WireError for fields that are out of bounds."""
+
+    def payload(self, sizes: Any) -> list[Spec]:
+        """The tensors that come with it."""
+        return []
+
+    def returns(self, sizes: Any) -> list[Spec]:
+        """The tensors that come with the answer, if there is one."""
+        return []
+
+    @property
+    def call_kind(self) -> CallKind:
+        """Which earlier calls tell how long this one may take."""
+        return CallKind(type(self).__name__)
 
 
-class Ask(Message, frozen=True):
-    """What do these devices of yours offer? `flag` has named them."""
+# --- commands: start ------------------------------------------------------------------------------
+
+
+class OfferDevices(Command, frozen=True):
+    """Describe these devices; `flag` named them. Answered by Offers or Failure."""
 
     names: tuple[str, ...]
     flag: str
 
 
-class Load(Message, frozen=True):
-    """Load stage `number` of the plan, in which your own devices are those that are here. `taps`:
-    see LocalStage; `node_bytes`: of memory for nodes, where none is lent.
+class LoadStage(Command, frozen=True):
+    """Load stage `number` of the plan, in which the receiver's devices are those that are here.
+    `taps`: layers whose rows are kept; `node_bytes`: of memory for nodes, if none is lent. Answered
+    by LoadProgress, then Result or Failure.
     """
 
     plan: Plan
@@ -37,17 +66,27 @@ class Load(Message, frozen=True):
     node_bytes: Positive
 
 
-class Parents(Message, frozen=True):
-    """With int32 [entries, rows]: the trees of the next verify."""
+# --- commands: passes -----------------------------------------------------------------------------
+
+
+class TreeParents(Command, frozen=True):
+    """The trees of the next verify, int32 [entries, rows]. Beside RunPass, since the payload of
+    that may lie in another process's ring.
+    """
 
     num_entries: Positive
     num_rows: Positive
 
+    def payload(self, sizes: StageSizes) -> list[Spec]:
+        return [((self.num_entries, self.num_rows), torch.int32)]
 
-class Run(Message, frozen=True):
-    """Run a pass over a batch, with what the first of your layers is given. `answers`: say that it
-    is done, with the activation or, of a chunk with `project`, with the logits.
+
+class RunPass(Command, frozen=True):
+    """Run a pass over a batch, with the input of the first layer. If `answers`, answer with the
+    activation, with the logits of a chunk if `project`, or with nothing.
     """
+
+    is_read_in_place: ClassVar[bool] = True
 
     kind: Literal["prefill", "decode", "verify"]
     lanes: tuple[int, ...]
@@ -61,26 +100,48 @@ class Run(Message, frozen=True):
 
     @property
     def batch(self) -> Batch:
+        """The rows it runs."""
         return Batch(self.lanes, self.begins, self.num_rows, self.mark, self.scores)
 
+    def check(self, sizes: StageSizes) -> None:
+        if len(self.lanes) != len(self.begins) or not self.lanes:
+            raise WireError(f"{len(self.lanes)} lanes and {len(self.begins)} begins")
+        if self.mark is not None and not (self.kind == "prefill" and self.mark < self.num_rows):
+            raise WireError(f"a mark after {self.mark} of the {self.num_rows} rows of {self.kind}")
+        num_written = 0 if self.kind == "verify" else self.num_rows
+        for lane, begin in zip(self.lanes, self.begins, strict=True):
+            if lane != NO_LANE:
+                sizes.check_lane(lane, begin + num_written)
 
-class Soon(Message, frozen=True):
-    """This decode or verify comes next, once what it is given has been computed: do what can be
-    done before. `Given` begins it.
+    def payload(self, sizes: StageSizes) -> list[Spec]:
+        return [sizes.input(self.batch)]
+
+    def returns(self, sizes: StageSizes) -> list[Spec]:
+        return sizes.output(self.batch, self.project)
+
+    @property
+    def call_kind(self) -> CallKind:
+        return CallKind(self.kind, len(self.lanes) * self.num_rows)
+
+
+class PreparePass(Command, frozen=True):
+    """This decode or verify comes next, once its input has been computed: do what can be done
+    before.
     """
 
-    run: Run
+    run: RunPass
+
+    def check(self, sizes: StageSizes) -> None:
+        self.run.check(sizes)
+        if self.run.kind == "prefill":
+            raise WireError("a prefill chunk cannot be prepared")
 
 
-class Given(Message, frozen=True):
-    """Run the pass that was announced, with what the first of your layers is given."""
-
-
-class Rank(Message, frozen=True):
-    """What is wanted of the logits of the last pass that left any, of its first entries; see
-    luceasync.ranking.logits.Wanted. Where none is ranked, `Best` answers. With float64:
-    `num_masses` temperatures, then each table of `edits`, (rows, edits). Then, where there are
-    masks, int64 rows and int32 words of `num_masked`; `is_of_masked`: of these rows alone.
+class RankLogits(Command, frozen=True):
+    """Rank the logits of the last pass that left any, of its first entries; see
+    luceasync.ranking.logits.Wanted. Comes with float64: `num_masses` temperatures, then each table
+    of `edits`, given as (rows, edits); then int64 rows and int32 words of `num_masked` masks.
+    `is_of_masked`: rank these rows alone. Answered by Result, or by BestTokens if none is ranked.
     """
 
     num_entries: Positive
@@ -91,92 +152,177 @@ class Rank(Message, frozen=True):
     num_masked: Natural = 0
     is_of_masked: bool = False
 
+    def check(self, sizes: StageSizes) -> None:
+        if self.is_of_masked and (not self.num_masked or self.edits):
+            raise WireError("masked rows alone, without masks or with edits")
 
-class Whole(Message, frozen=True):
-    """A row: edited or as log-probabilities in `ranking`, counted since the last pass; or raw."""
+    def payload(self, sizes: StageSizes) -> list[Spec]:
+        real = torch.float64
+        specs: list[Spec] = [((self.num_masses,), real)] if self.num_masses else []
+        specs += [((5, num_edits), real) for _, num_edits in self.edits if num_edits]
+        return specs + sizes.masks(self.num_masked)
+
+
+class ReadRow(Command, frozen=True):
+    """Return a whole row: edited or as log-probabilities in `ranking`, counted since the last pass,
+    with ids; or raw.
+    """
 
     what: Literal["edited", "logprobs", "raw"]
     index: Natural
     ranking: Natural = 0
 
+    def returns(self, sizes: StageSizes) -> list[Spec]:
+        if self.what == "raw":
+            return [((sizes.num_vocab,), torch.float32)]
+        return [((sizes.num_vocab,), torch.float64)] * 2
 
-class Logprob(Message, frozen=True):
-    """The log-probability of a token in a row of what was ranked; see Whole."""
+
+class ReadLogprob(Command, frozen=True):
+    """Return the log-probability of a token in a row of `ranking`. Answered by Scalar."""
 
     index: Natural
     token: Natural
     ranking: Natural = 0
 
 
-class Commit(Message, frozen=True):
-    """See Passes.commit; every path is part of the payload, int32, after their `lengths`."""
+class CommitPaths(Command, frozen=True):
+    """Commit the rows of paths of these `lengths`, int32, one path after the other."""
 
     lengths: tuple[Natural, ...]
 
+    def payload(self, sizes: StageSizes) -> list[Spec]:
+        return _rows_of(self.lengths)
 
-class Taps(Message, frozen=True):
-    """The tapped rows of the last pass: of each entry those of its path, int32 in the payload; or,
-    where no lengths are named, the first `num_first` of a chunk. An answer for each layer.
+
+class ReadTaps(Command, frozen=True):
+    """Return the tapped rows of the last pass: those of each entry's path, which come as int32; or
+    the first `num_first` of a chunk, if there are no `lengths`. One answer for each layer.
     """
 
     lengths: tuple[Natural, ...] = ()
     num_first: Natural = 0
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of one layer."""
+        return self.num_first or sum(self.lengths)
 
-class Embed(Message, frozen=True):
-    """See Passes.embed, with the tokens."""
+    def payload(self, sizes: StageSizes) -> list[Spec]:
+        return [] if self.num_first else _rows_of(self.lengths)
+
+    def returns(self, sizes: StageSizes) -> list[Spec]:
+        return [sizes.rows(self.num_rows)]
+
+    @property
+    def call_kind(self) -> CallKind:
+        return CallKind("taps", self.num_rows)
+
+
+class EmbedTokens(Command, frozen=True):
+    """Return the rows of the embedding of the tokens."""
 
     num_tokens: Positive
 
+    def payload(self, sizes: StageSizes) -> list[Spec]:
+        return [((self.num_tokens,), torch.int64)]
 
-class Propose(Message, frozen=True):
-    """See Passes.propose_from, with rows and anchors."""
+    def returns(self, sizes: StageSizes) -> list[Spec]:
+        return [sizes.rows(self.num_tokens)]
+
+
+class ProposeTokens(Command, frozen=True):
+    """Return what the head proposes for a draft's rows behind these anchors: tokens, and the
+    parents of a tree of `budget` rows.
+    """
 
     num_entries: Positive
     num_slots: Positive
     budget: Positive | None
 
+    def payload(self, sizes: StageSizes) -> list[Spec]:
+        rows = sizes.rows(self.num_entries, self.num_slots)
+        return [rows, ((self.num_entries,), torch.int64)]
 
-class Place(Message, frozen=True):
-    """See Passes.place: (lane, chunk, page) of each event; page -1: none. `has_more`: the rest of
-    the epoch follows.
+    def returns(self, sizes: StageSizes) -> list[Spec]:
+        if self.budget is None:
+            return [((self.num_entries, 1 + self.num_slots), torch.int64)]
+        shape = (self.num_entries, 1 + self.budget)
+        return [(shape, torch.int64), (shape, torch.int32)]
+
+
+class PlacePages(Command, frozen=True):
+    """Follow the page map: (lane, chunk, page) of each event; page -1: none. `has_more`: the rest
+    of the epoch follows.
     """
 
     epoch: Positive
     events: tuple[tuple[Natural, Natural, int], ...]
     has_more: bool = False
 
+    def check(self, sizes: StageSizes) -> None:
+        for lane, chunk, page in self.events:
+            sizes.check_lane(lane)
+            sizes.check_page(chunk, page)
 
-class Recall(Message, frozen=True):
-    """See Passes.recall: chunk and page of each place."""
+
+class RecallPages(Command, frozen=True):
+    """Fill pages ahead of the events that place them: (chunk, page) of each."""
 
     lane: Natural
     places: tuple[tuple[Natural, Natural], ...]
 
+    def check(self, sizes: StageSizes) -> None:
+        sizes.check_lane(self.lane)
+        for chunk, page in self.places:
+            sizes.check_page(chunk, page)
 
-class Look(Message, frozen=True):
-    """See Passes.look."""
+
+class StartProbe(Command, frozen=True):
+    """Measure how much attention falls on each chunk of the lane's first tokens."""
 
     lane: Natural
     num_tokens: Positive
 
+    def check(self, sizes: StageSizes) -> None:
+        sizes.check_lane(self.lane, self.num_tokens)
 
-class Masses(Message, frozen=True):
-    """What the lane's last look has found: float32 of its chunks, and float64 seconds."""
+
+class ReadAttentionMass(Command, frozen=True):
+    """Return what the lane's last probe of `num_tokens` tokens has found: float32 [chunks], and
+    float64 seconds.
+    """
+
+    lane: Natural
+    num_tokens: Positive
+
+    def check(self, sizes: StageSizes) -> None:
+        sizes.check_lane(self.lane, self.num_tokens)
+
+    def returns(self, sizes: StageSizes) -> list[Spec]:
+        return [((num_chunks(self.num_tokens),), torch.float32), ((1,), torch.float64)]
+
+
+class ResetLane(Command, frozen=True):
+    """Make the lane as if no token had ever run on it."""
 
     lane: Natural
 
-
-class Reset(Message, frozen=True):
-    """See Passes.reset."""
-
-    lane: Natural
+    def check(self, sizes: StageSizes) -> None:
+        sizes.check_lane(self.lane)
 
 
-class Save(Message, frozen=True):
-    """See Nodes.save. `regions`: where it goes in the memory that was lent, in the order in which
-    shards ask for it; none where none was. `ticket`: the number under which it is told, beside the
-    channel, that copies have arrived which the answer says have not.
+class Synchronize(Command, frozen=True):
+    """Answer when all work that was queued is done."""
+
+
+# --- commands: nodes ------------------------------------------------------------------------------
+
+
+class SaveNode(Command, frozen=True):
+    """Copy what a span left behind in a lane to a node. `regions`: where its tensors go in the lent
+    memory, in the order in which shards ask for it; none if no memory was lent. `ticket`: the
+    number that completes beside the channel if the copies have not arrived at the answer, NodeRoom.
     """
 
     node: Natural
@@ -187,42 +333,57 @@ class Save(Message, frozen=True):
     ticket: Natural
     regions: tuple[Natural, ...] = ()
 
+    def check(self, sizes: StageSizes) -> None:
+        _check_span(self.begin, self.end)
+        sizes.check_lane(self.lane, self.end)
 
-class Restore(Message, frozen=True):
-    """See Nodes.restore, and Save."""
+
+class RestoreNodes(Command, frozen=True):
+    """Fill the lane with the first tokens of a chain of nodes. Answered as SaveNode."""
 
     lane: Natural
     nodes: tuple[Natural, ...]
     num_tokens: Positive
     ticket: Natural
 
+    def check(self, sizes: StageSizes) -> None:
+        sizes.check_lane(self.lane, self.num_tokens)
+        if not self.nodes:
+            raise WireError("a chain of no nodes is to be restored")
 
-class Hold(Message, frozen=True):
-    """See Nodes.hold."""
+
+class HoldNode(Command, frozen=True):
+    """Read the lane's absent chunks up to `end` from the node, whatever becomes of the node."""
 
     lane: Natural
     node: Natural
     end: Positive
 
 
-class Drop(Message, frozen=True):
-    """See Nodes.drop."""
+class DropNode(Command, frozen=True):
+    """Forget the node, or the state at its end."""
 
     node: Natural
-    state_only: bool
+    state_only: bool = False
 
 
-class Export(Message, frozen=True):
-    """A piece of tensor `index` of a node."""
+class ExportNode(Command, frozen=True):
+    """Return bytes `[begin, begin + num_bytes)` of tensor `index` of a node."""
 
     node: Natural
     index: Natural
     begin: Natural
     num_bytes: Positive
 
+    def returns(self, sizes: Any) -> list[Spec]:
+        return [((self.num_bytes,), torch.uint8)]
 
-class Adopt(Message, frozen=True):
-    """Hold a node whose bytes lie at `regions` of the memory that was lent, or follow."""
+
+class AdoptNode(Command, frozen=True):
+    """Hold a node whose bytes lie at `regions` of the lent memory, or follow as FillNode.
+
+    Answered by NodeRoom.
+    """
 
     node: Natural
     begin: Natural
@@ -230,71 +391,86 @@ class Adopt(Message, frozen=True):
     with_state: bool
     regions: tuple[Natural, ...] = ()
 
+    def check(self, sizes: StageSizes) -> None:
+        _check_span(self.begin, self.end)
 
-class Fill(Message, frozen=True):
-    """A piece of tensor `index` of a node that was adopted, with its bytes."""
+
+class FillNode(Command, frozen=True):
+    """Write bytes `[begin, begin + num_bytes)` of tensor `index` of a node that was adopted."""
 
     node: Natural
     index: Natural
     begin: Natural
     num_bytes: Positive
 
+    def payload(self, sizes: Any) -> list[Spec]:
+        return [((self.num_bytes,), torch.uint8)]
 
-class Synchronize(Message, frozen=True):
-    """See Stage.synchronize."""
 
-
-ORDERS: tuple[type[Message], ...] = (
-    *(Ask, Load, Parents, Run, Soon, Given, Rank, Whole, Logprob, Commit, Taps, Embed, Propose),
-    *(Place, Reset, Recall, Look, Masses, Save, Restore, Hold, Drop, Export, Adopt, Fill),
-    Synchronize,
+COMMANDS: tuple[type[Command], ...] = (
+    *(OfferDevices, LoadStage),
+    *(TreeParents, RunPass, PreparePass, RankLogits, ReadRow, ReadLogprob, CommitPaths, ReadTaps),
+    *(EmbedTokens, ProposeTokens, PlacePages, RecallPages, StartProbe, ReadAttentionMass),
+    *(ResetLane, Synchronize),
+    *(SaveNode, RestoreNodes, HoldNode, DropNode, ExportNode, AdoptNode, FillNode),
 )
 
 
-# --- what it says --------------------------------------------------------------------------------
+def _rows_of(lengths: tuple[int, ...]) -> list[Spec]:
+    return [((sum(lengths),), torch.int32)] if sum(lengths) else []
 
 
-class Offered(Message, frozen=True):
+def _check_span(begin: int, end: int) -> None:
+    if begin >= end:
+        raise WireError(f"a node of tokens [{begin}, {end})")
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+class Offers(Message, frozen=True):
     """What the devices offer, in the order in which they were named."""
 
     offers: tuple[Offer, ...]
 
 
-class Failed(Message, frozen=True):
+class Failure(Message, frozen=True):
     """What was asked for cannot be had: the words for the user."""
 
     words: str
 
 
-class Read(Message, frozen=True):
-    """So many bytes more of the weights are read."""
+class LoadProgress(Message, frozen=True):
+    """So many bytes more of the weights have been read."""
 
     num_bytes: Natural
 
 
-class Done(Message, frozen=True):
-    """It is done; with what it gives, if it gives anything."""
+class Result(Message, frozen=True):
+    """The command is done; its tensors come along."""
 
 
-class Best(Message, frozen=True):
+class BestTokens(Message, frozen=True):
     """The best token of each row that was to be ranked."""
 
     tokens: tuple[Natural, ...]
 
 
-class Told(Message, frozen=True):
+class Scalar(Message, frozen=True):
     """A number that was asked for."""
 
     value: float
 
 
-class Room(Message, frozen=True):
-    """Whether there was memory for a node, and whether all copies have arrived; else that is told
-    later.
+class NodeRoom(Message, frozen=True):
+    """Whether there was room for a node, and whether all copies have arrived; if not, they complete
+    later under the command's ticket.
     """
 
     is_there: bool
     have_arrived: bool = True
 
 
-ANSWERS: tuple[type[Message], ...] = (Offered, Failed, Read, Done, Best, Told, Room)
+ANSWERS: tuple[type[Message], ...] = (
+    *(Offers, Failure, LoadProgress, Result, BestTokens, Scalar, NodeRoom),
+)

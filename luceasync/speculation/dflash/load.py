@@ -5,7 +5,6 @@ Runs in the engine thread; knows no engine.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor
 
 from luceasync.host_cache.arena import HostMemory, PlainMemory
-from luceasync.ipc.supervised import Supervised
 from luceasync.models.precision import torch_dtype
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.capture import Capture
@@ -23,16 +21,17 @@ from luceasync.pipeline.offer import Offer
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.platform import Platform, open_platform
 from luceasync.pipeline.transfer import Transfer, choose_transfer
-from luceasync.speculation.adapt import Shape
+from luceasync.speculation.choice import Shape
 from luceasync.speculation.dflash.chunk_masses import DraftLooks
 from luceasync.speculation.dflash.draft import DraftNetwork, draft_ops_on, open_network
-from luceasync.speculation.dflash.draft_process import Berth
 from luceasync.speculation.dflash.feature_contents import FeatureContents, LocalFeatures
 from luceasync.speculation.dflash.features import FeatureRing, FeatureSpec
 from luceasync.speculation.dflash.graph import NUM_WARM_UPS, Eagerly, Graphs, Runner
 from luceasync.speculation.dflash.passes import LocalDraft
 from luceasync.speculation.dflash.placement import Drafter, ring_capacity
-from luceasync.speculation.dflash.remote import DraftProcess, Loaded, RemoteDraft
+from luceasync.speculation.dflash.process import DraftProcess, DraftProcessResources
+from luceasync.speculation.dflash.remote import RemoteDraft
+from luceasync.speculation.dflash.remote_features import remote_features
 from luceasync.speculation.speculator import Speculator
 
 
@@ -48,7 +47,7 @@ class LoadedDraft:
 
 @torch.inference_mode()
 def start_draft(
-    berth: Berth,
+    resources: DraftProcessResources,
     drafter: Drafter,
     plan: Plan,
     backend: LayerSplitBackend,
@@ -56,22 +55,11 @@ def start_draft(
 ) -> LoadedDraft:
     """As `load_draft`, in a process of its own. Raises ModelError, DraftFailed."""
     mask = backend.embed(torch.tensor([drafter.spec.mask_token]))[0].cpu()
-
-    def start(process: Supervised, advance: Callable[[int], None]) -> Loaded:
-        return berth.start(process, mask, advance)
-
-    stopping = threading.Event()
-    process = DraftProcess(berth.process(stopping), start, stopping)
+    process = DraftProcess.of(resources, mask)
     process.open(advance)
-    features = berth.features(process)
-    passes = RemoteDraft(
-        process,
-        backend,
-        berth.spec,
-        berth.sizes,
-        num_lanes=plan.parallel,
-        capacity_tokens=features.capacity_tokens,
-    )
+    features = remote_features(process, resources)
+    capacity_tokens = resources.capacity_tokens
+    passes = RemoteDraft(process, backend, resources.spec, resources.sizes, capacity_tokens)
     speculator = Speculator(backend, passes, drafter.shapes, plan.parallel)
     return LoadedDraft(speculator, features, None, process.close)
 
@@ -129,7 +117,7 @@ def join(
         passes = LocalDraft(
             network,
             ring_of(network, platform, plan.parallel, plan.max_ctx_tokens),
-            backend,
+            backend.propose_from,
             _transfer_to(platform, plan),
             run,
             network.reach_for,

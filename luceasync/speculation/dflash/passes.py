@@ -18,22 +18,14 @@ from torch import Tensor
 
 from luceasync.models.pass_rows import round_up_rows
 from luceasync.pipeline.transfer import Transfer, direct, on_host
-from luceasync.speculation.adapt import Shape
+from luceasync.speculation.choice import Shape
 from luceasync.speculation.dflash.context import reach_for
 from luceasync.speculation.dflash.features import FeatureRing, check_rows
 from luceasync.speculation.dflash.graph import Eagerly, Runner
 
 LONG_ROWS = 128  # more than a short chunk of a prompt has
 
-P_co = TypeVar("P_co", covariant=True)
-
-
-class Head(Protocol[P_co]):
-    """The part of a target that a draft borrows: its head, which is asked for tokens. Where the
-    target is elsewhere it gives the rows as they are.
-    """
-
-    def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> P_co: ...
+P = TypeVar("P")
 
 
 class Draft(Protocol):
@@ -58,7 +50,7 @@ class Draft(Protocol):
     def set_valid_from(self, lane: int, position: int) -> None: ...
 
 
-class LocalDraft(Generic[P_co]):
+class LocalDraft(Generic[P]):
     """The draft with its ring of features, in this process, and the target's head. See DraftPasses
     of luceasync.speculation.speculator. Engine thread only.
     """
@@ -69,7 +61,7 @@ class LocalDraft(Generic[P_co]):
         self,
         draft: Draft,
         ring: FeatureRing,
-        head: Head[P_co],
+        head: Callable[[Tensor, Tensor, int | None], P],
         transfer: Transfer = direct,
         run: Runner | None = None,
         reach_for: Callable[[int], int | None] = reach_for,
@@ -100,18 +92,18 @@ class LocalDraft(Generic[P_co]):
 
     def propose(
         self, tokens: Sequence[int], lanes: Sequence[int], begins: Sequence[int], shape: Shape
-    ) -> P_co:
+    ) -> P:
         """See DraftPasses; what the head gives is on its device."""
         reach = self._reach_for(max(begins))
 
-        def work(index: Tensor) -> P_co:
+        def work(index: Tensor) -> P:
             anchors, lanes, begins = self._here(index)
             hidden = self._draft.propose(anchors, lanes, begins, shape.block, reach=reach)
-            return self._head.propose_from(hidden, anchors, shape.budget)
+            return self._head(hidden, anchors, shape.budget)
 
         with self._on_device():
             index = on_host([tokens, lanes, begins], np.int64)
-            proposal: P_co = self._run((shape, reach), work, index)
+            proposal: P = self._run((shape, reach), work, index)
             return proposal
 
     def absorb(

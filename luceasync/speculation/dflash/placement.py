@@ -19,7 +19,7 @@ from luceasync.pipeline.capacity import DraftFootprint
 from luceasync.pipeline.devices import default_device, find_devices, has_backend
 from luceasync.pipeline.offer import Offer
 from luceasync.pipeline.plan import Plan
-from luceasync.pipeline.remote.fleet import OWN_BIN, ask, executable
+from luceasync.pipeline.remote.discovery import OWN_BIN, describe_devices, executable
 from luceasync.pipeline.report import PlanReport, devices_of, plan_report
 from luceasync.pipeline.shard_plan import check_devices
 from luceasync.speculation.choice import Shape, shapes_for
@@ -52,9 +52,9 @@ class Drafter:
         """The numbers of rows that its proposals have."""
         return tuple(shape.num_rows for shape in self.shapes)
 
-    def guest(self, target: ModelSpec, precision: Precision) -> DraftFootprint:
+    def footprint(self, target: ModelSpec, precision: Precision) -> DraftFootprint:
         """Its bytes beside the target, as plan and ring and network allocate them."""
-        return guest_of(self.spec, self.device, target, precision.weight_bytes)
+        return footprint_of(self.spec, self.device, target, precision.weight_bytes)
 
 
 def drafter_of(
@@ -100,7 +100,7 @@ def device_of(program: Path, asked: str | None, target_devices: Sequence[Offer])
     there too.
     """
     names = [target_devices[-1].name] if asked is None else check_devices([asked], DEVICE)
-    [found] = ask(program, names, BIN, DEVICE)
+    [found] = describe_devices(program, names, BIN, DEVICE)
     return replace(found, process=DRAFTERS)
 
 
@@ -116,12 +116,12 @@ def plan_with_drafter(
         _check_policy(config, drafter)
     if drafter is None:
         return plan_report(config, model, found=(devices, precision)), None
-    guest = drafter.guest(spec, precision)
+    footprint = drafter.footprint(spec, precision)
     report = plan_report(
         config,
         model,
         verify_rows=drafter.verify_rows,
-        guest=guest,
+        drafter=footprint,
         found=(devices, precision),
     )
     return report, _beside(report.plan, drafter)
@@ -152,7 +152,7 @@ def _beside(plan: Plan, drafter: Drafter) -> Drafter:
     return replace(drafter, spec=spec)
 
 
-def guest_of(
+def footprint_of(
     spec: DraftSpec, device: Offer, target: ModelSpec, element_bytes: int
 ) -> DraftFootprint:
     """Weights; the context's keys and values and the ring of features, which grow with a lane's

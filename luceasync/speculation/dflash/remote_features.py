@@ -1,58 +1,64 @@
-"""Features outside of lanes with a drafter in a process of its own: see FeatureContents.
+"""Features outside of lanes, of a drafter in another process.
 
-Two bodies, as of target stages: rows lie in memory that both processes map, made and given out
-here, so that they outlive the process and a node in memory moves none; or there alone, and are
-streamed where somebody wants them.
+Two bodies, as for stages: rows lie in memory that both processes map, allocated here, so that they
+outlive the process and saving moves none; or in the other process alone, streamed on demand.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from luceasync.host_cache.arena import Arena
-from luceasync.ipc.packets import Message
+from luceasync.pipeline.remote.nodes import read_node, write_node
 from luceasync.pipeline.remote.tensors import views
-from luceasync.pipeline.remote.wire import PIECE_BYTES, Done, Room
+from luceasync.pipeline.remote.wire import Command, DropNode, NodeRoom, Result
 from luceasync.speculation.dflash import wire
-from luceasync.speculation.dflash.feature_contents import Part
-from luceasync.speculation.dflash.features import FeatureSpec
-from luceasync.speculation.dflash.remote import DraftProcess, Loaded
-
-Piece = tuple[int, int]
+from luceasync.speculation.dflash.feature_contents import FeatureContents, Part
+from luceasync.speculation.dflash.process import DraftLife, DraftProcess, DraftProcessResources
 
 
-class Drafted(NamedTuple):
-    """Whose rows they are."""
+def remote_features(
+    process: DraftProcess, resources: DraftProcessResources
+) -> FeatureContents[Any]:
+    """The features of nodes of a drafter in another process."""
+    if resources.arena is None:
+        return StreamedFeatures(process, resources)
+    return SharedFeatures(process, resources, resources.arena)
 
-    process: DraftProcess
-    spec: FeatureSpec
-    sizes: wire.DraftSizes
-    capacity_tokens: int
+
+class _RemoteFeatures:
+    """What both bodies have in common."""
+
+    def __init__(self, process: DraftProcess, resources: DraftProcessResources) -> None:
+        self.spec, self.capacity_tokens = resources.spec, resources.capacity_tokens
+        self.row_bytes = resources.sizes.row_bytes
+        self._process = process
+        self._sizes = resources.sizes
 
     def held(self, lane: int, begin: int, end: int) -> range:
-        """See LaneSpans; nothing while there is no drafter."""
-        return self.process.run(lambda loaded: loaded.spans.held(lane, begin, end), range(end, end))
+        """See LaneSpans; empty while there is no drafter."""
+        return self._process.run(lambda life: life.spans.held(lane, begin, end), range(end, end))
 
-    def restore(self, lane: int, begin: int, parts: Sequence[Part[int]]) -> None:
-        """See FeatureContents; contents are places."""
-        order = wire.RestoreRows(lane, begin, tuple((at, a, b) for at, a, b in parts))
+    def _restore(self, lane: int, begin: int, parts: Sequence[tuple[int, int, int]]) -> None:
+        """Parts are (place, begin, end)."""
+        command = wire.RestoreRows(lane, begin, tuple(parts))
 
-        def restore(loaded: Loaded) -> None:
-            loaded.link.ask(order, Done)
-            loaded.spans.reset(lane)
-            loaded.spans.advance(lane, begin, sum(part.end - part.begin for part in parts))
+        def restore(life: DraftLife) -> None:
+            life.connection.ask(command, Result)
+            life.spans.reset(lane)
+            life.spans.advance(lane, begin, sum(end - first for _, first, end in parts))
 
-        self.process.run(restore, None)
+        self._process.run(restore, None)
 
 
-class Region(NamedTuple):
-    """Rows in memory that both map, and where these begin there. `is_filled`: by the process, which
-    may have ended before it could.
+class SharedRows(NamedTuple):
+    """Rows in memory that both processes map, and where they begin there. `is_filled`: by the
+    process, which may have ended before.
     """
 
     rows: Tensor
@@ -60,121 +66,105 @@ class Region(NamedTuple):
     is_filled: bool
 
 
-class SharedFeatures:
-    """In memory that both map."""
+class SharedFeatures(_RemoteFeatures):
+    """See FeatureContents: in memory that both processes map."""
 
-    def __init__(self, drafted: Drafted, arena: Arena) -> None:
-        self.spec, self.capacity_tokens = drafted.spec, drafted.capacity_tokens
-        self.row_bytes = drafted.sizes.row_bytes
-        self.held = drafted.held
-        self._drafted = drafted
+    def __init__(
+        self, process: DraftProcess, resources: DraftProcessResources, arena: Arena
+    ) -> None:
+        super().__init__(process, resources)
         self._arena = arena
 
-    def save(self, lane: int, begin: int, end: int) -> Region:
-        region = self._new(end - begin)
-        order = wire.SaveRows(region.place, lane, begin, end)
-        is_filled = self._drafted.process.run(
-            lambda loaded: loaded.link.ask(order, Room).is_there, False
+    def save(self, lane: int, begin: int, end: int) -> SharedRows:
+        rows = self._allocate(end - begin)
+        command = wire.SaveRows(rows.place, lane, begin, end)
+        is_filled = self._process.run(
+            lambda life: life.connection.ask(command, NodeRoom).is_there, False
         )
-        return region._replace(is_filled=is_filled)
+        return rows._replace(is_filled=is_filled)
 
-    def restore(self, lane: int, begin: int, parts: Sequence[Part[Region]]) -> None:
-        self._drafted.restore(lane, begin, [Part(at.place, a, b) for at, a, b in parts])
+    def restore(self, lane: int, begin: int, parts: Sequence[Part[SharedRows]]) -> None:
+        self._restore(lane, begin, [(rows.place, first, end) for rows, first, end in parts])
 
-    def is_there(self, content: Region) -> bool:
+    def is_there(self, content: SharedRows) -> bool:
         return content.is_filled
 
-    def export(self, content: Region) -> Tensor | None:
+    def export(self, content: SharedRows) -> Tensor | None:
         return content.rows if content.is_filled else None
 
-    def adopt(self, rows: Tensor) -> Region:
-        region = self._new(len(rows))
-        region.rows.copy_(rows)
-        return region
+    def adopt(self, rows: Tensor) -> SharedRows:
+        shared = self._allocate(len(rows))
+        shared.rows.copy_(rows)
+        return shared
 
-    def drop(self, content: Region) -> None:
-        """Its memory goes back when the last view of it is gone."""
+    def drop(self, content: SharedRows) -> None:
+        """Do nothing: the memory is freed with the last view of it."""
 
-    def _new(self, num_rows: int) -> Region:
+    def _allocate(self, num_rows: int) -> SharedRows:
         memory = self._arena.allocate(num_rows * self.row_bytes)
-        [rows] = views(memory, [self._drafted.sizes.features(num_rows)])
-        return Region(rows, self._arena.offset_of(memory), is_filled=True)
+        [rows] = views(memory, [self._sizes.features(num_rows)])
+        return SharedRows(rows, self._arena.offset_of(memory), is_filled=True)
 
 
-class Numbered(NamedTuple):
+class StreamedRows(NamedTuple):
     """Rows that one life of the process has, under a number; None: it ended before it had them."""
 
     number: int
     num_rows: int
-    owner: Loaded | None
+    owner: DraftLife | None
 
 
-class StreamedFeatures:
-    """In the process's memory alone: they end with it."""
+class StreamedFeatures(_RemoteFeatures):
+    """See FeatureContents: in the process's memory alone. They end with it."""
 
-    def __init__(self, drafted: Drafted) -> None:
-        self.spec, self.capacity_tokens = drafted.spec, drafted.capacity_tokens
-        self.row_bytes = drafted.sizes.row_bytes
-        self.held = drafted.held
-        self._drafted = drafted
+    def __init__(self, process: DraftProcess, resources: DraftProcessResources) -> None:
+        super().__init__(process, resources)
         self._numbers = itertools.count(1)
 
-    def save(self, lane: int, begin: int, end: int) -> Numbered:
+    def save(self, lane: int, begin: int, end: int) -> StreamedRows:
         number = next(self._numbers)
-        order = wire.SaveRows(number, lane, begin, end)
-        return Numbered(number, end - begin, self._ask_for_room(order))
+        owner = self._ask_for_room(wire.SaveRows(number, lane, begin, end))
+        return StreamedRows(number, end - begin, owner)
 
-    def restore(self, lane: int, begin: int, parts: Sequence[Part[Numbered]]) -> None:
-        self._drafted.restore(lane, begin, [Part(at.number, a, b) for at, a, b in parts])
+    def restore(self, lane: int, begin: int, parts: Sequence[Part[StreamedRows]]) -> None:
+        self._restore(lane, begin, [(rows.number, first, end) for rows, first, end in parts])
 
-    def is_there(self, content: Numbered) -> bool:
-        return content.owner is not None and content.owner is self._drafted.process.loaded
+    def is_there(self, content: StreamedRows) -> bool:
+        return content.owner is not None and content.owner is self._process.life
 
-    def export(self, content: Numbered) -> Tensor | None:
+    def export(self, content: StreamedRows) -> Tensor | None:
         if not self.is_there(content):
             return None
-        shape, dtype = self._drafted.sizes.features(content.num_rows)
-        found = torch.empty(shape, dtype=dtype)
+        shape, dtype = self._sizes.features(content.num_rows)
+        rows = torch.empty(shape, dtype=dtype)
 
-        def read(loaded: Loaded) -> Tensor:
-            for begin, end in self._pieces(content.num_rows):
-                order = wire.ExportRows(content.number, begin, end)
-                spec = self._drafted.sizes.features(end - begin)
-                found[begin:end] = loaded.link.fetch(order, [spec])[0]
-            return found
+        def read(life: DraftLife) -> Tensor:
+            read_node(life.connection, content.number, [rows])
+            return rows
 
-        return self._drafted.process.run(read, None)
+        return self._process.run(read, None)
 
-    def adopt(self, rows: Tensor) -> Numbered:
-        number = next(self._numbers)
-        _, dtype = self._drafted.sizes.features(len(rows))
-        loaded = self._ask_for_room(wire.AdoptRows(number, len(rows)))
+    def adopt(self, rows: Tensor) -> StreamedRows:
+        number, num_rows = next(self._numbers), len(rows)
+        owner = self._ask_for_room(wire.AdoptRows(number, num_rows))
+        if owner is not None:
+            same = rows.to(self._sizes.dtype).contiguous()
+            self._process.run(lambda life: write_node(life.connection, number, [same]), None)
+        return StreamedRows(number, num_rows, owner)
 
-        def write(loaded: Loaded) -> None:
-            for begin, end in self._pieces(len(rows)):
-                loaded.link.tell(wire.FillRows(number, begin, end), [rows[begin:end].to(dtype)])
-
-        if loaded is not None:
-            self._drafted.process.run(write, None)
-        return Numbered(number, len(rows), loaded)
-
-    def drop(self, content: Numbered) -> None:
+    def drop(self, content: StreamedRows) -> None:
         if self.is_there(content):
-            order = wire.DropRows(content.number)
-            self._drafted.process.run(lambda loaded: loaded.link.tell(order), 0)
+            command = DropNode(content.number)
+            self._process.run(lambda life: life.connection.send(command), 0)
 
-    def _ask_for_room(self, order: Message) -> Loaded | None:
-        """The loaded that has it. Raises MemoryError where there is no room."""
+    def _ask_for_room(self, command: Command) -> DraftLife | None:
+        """The life that has room, or None if there is no process. Raises MemoryError if it has no
+        room.
+        """
 
-        def ask(loaded: Loaded) -> Loaded:
-            if not loaded.link.ask(order, Room).is_there:
+        def ask(life: DraftLife) -> DraftLife:
+            if not life.connection.ask(command, NodeRoom).is_there:
                 raise MemoryError("no room for features in the memory of another process")
-            return loaded
+            return life
 
-        return self._drafted.process.run(ask, None)
-
-    def _pieces(self, num_rows: int) -> Iterator[Piece]:
-        """Rows `[begin, end)` that go in one message."""
-        at_once = max(1, PIECE_BYTES // self.row_bytes)
-        for begin in range(0, num_rows, at_once):
-            yield begin, min(begin + at_once, num_rows)
+        return self._process.run(ask, None)

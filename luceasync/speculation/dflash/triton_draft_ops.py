@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from luceasync.kernels.draft_attention import NO_LIMIT, Sight, attend_block
+from luceasync.kernels.draft_attention import NO_LIMIT, DraftWindow, attend_block
 from luceasync.kernels.draft_context import write_context
-from luceasync.kernels.draft_rows import DraftRows, draft_rows
+from luceasync.kernels.draft_rows import DraftRowTensors, draft_rows
 from luceasync.kernels.rows import rms_norm
 from luceasync.speculation.dflash.context import DraftContext
 from luceasync.speculation.dflash.draft_config import DraftLayerSpec, DraftSpec
@@ -34,11 +34,13 @@ class TritonDraftOps:
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
 
-    def block(self, lanes: Tensor, begins: Tensor, num_rows: int, reach: int | None) -> DraftRows:
+    def block(
+        self, lanes: Tensor, begins: Tensor, num_rows: int, reach: int | None
+    ) -> DraftRowTensors:
         return draft_rows(lanes, begins, num_rows, self._inverse, self._capacities)
 
     def attend(
-        self, layer: int, projected: Tensor, weights: DraftLayerWeights, block: DraftRows
+        self, layer: int, projected: Tensor, weights: DraftLayerWeights, block: DraftRowTensors
     ) -> Tensor:
         ring = self._context.ring_of(layer)
         keys, values = (places[ring.layers.index(layer)] for places in ring.places)
@@ -62,10 +64,10 @@ class TritonDraftOps:
         for ring in self._context.rings:
             write_context(projected, norms, ring.index, *ring.places, rows, counts)
 
-    def _sight(self, layer: DraftLayerSpec) -> Sight:
+    def _sight(self, layer: DraftLayerSpec) -> DraftWindow:
         window = NO_LIMIT if layer.window is None else layer.window
         num_ctx_tokens = self._spec.ctx_max_tokens
-        return Sight(
+        return DraftWindow(
             self._context.valid_from,
             window,
             NO_LIMIT if num_ctx_tokens is None else num_ctx_tokens,

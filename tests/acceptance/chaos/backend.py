@@ -94,22 +94,27 @@ class Doer:
 
 
 def watched(doer: Doer) -> None:
-    """Look at every order before it is done."""
-    from luceasync.backend import serving
+    """Look at every command before it is run."""
+    from luceasync.backend.dispatch import Dispatcher
     from luceasync.pipeline.remote import wire
 
-    real: Callable[[serving.Wire], Any] = serving.Wire.next
-    moments = {wire.Load: "load", wire.Save: "save", wire.Restore: "adopt", wire.Adopt: "adopt"}
+    real: Callable[[Dispatcher], Any] = Dispatcher.next
+    moments = {
+        wire.LoadStage: "load",
+        wire.SaveNode: "save",
+        wire.RestoreNodes: "adopt",
+        wire.AdoptNode: "adopt",
+    }
 
-    def following(link: serving.Wire) -> Any:
-        got = real(link)
-        if got is not None and isinstance(got.message, wire.Run):
+    def following(dispatcher: Dispatcher) -> Any:
+        got = real(dispatcher)
+        if got is not None and isinstance(got.message, wire.RunPass):
             doer.at("prefill" if got.message.kind == "prefill" else "decode")
         elif got is not None and type(got.message) in moments:
             doer.at(moments[type(got.message)])
         return got
 
-    serving.Wire.next = following  # type: ignore[method-assign]
+    Dispatcher.next = following  # type: ignore[method-assign]
 
 
 def main() -> None:

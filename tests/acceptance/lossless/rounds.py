@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from luceasync.engine.decoding import SpeculativeDecoding
 from luceasync.engine.sequence import Generation
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.speculation.adapt import RoundPlan, Shape
+from luceasync.speculation.choice import RoundPlan, Shape
 from luceasync.speculation.dflash.load import LoadedDraft
 from luceasync.speculation.dflash.passes import LocalDraft
 from luceasync.speculation.speculator import Speculator
@@ -45,7 +45,7 @@ class ScriptedDecoding(SpeculativeDecoding):
         script = ScriptedDraft(self._scripts, is_wrong)
         looks_on = draft.speculator.passes
         assert isinstance(looks_on, LocalDraft), "a drafter of this process"
-        passes = LocalDraft(script, looks_on.ring, script)
+        passes = LocalDraft(script, looks_on.ring, script.propose_from)
         super().__init__(
             backend, Speculator(backend, passes, [shape], num_lanes), force=forced(shape)
         )

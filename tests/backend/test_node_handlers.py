@@ -1,11 +1,10 @@
-"""Orders about nodes that are damaged are refused: nothing is allocated, and nodes stay as they
+"""Commands about nodes that are damaged are refused: nothing is allocated, and nodes stay as they
 were.
 """
 
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from luceasync.backend.node_orders import LentMemory, NodeOrders
+from luceasync.backend.node_handlers import LentMemory, NodeHandlers
 from luceasync.errors import ChannelClosed
 from luceasync.host_cache.arena import PlainMemory
-from luceasync.ipc.channel import Received
 from luceasync.ipc.memory import SealedMemory
 from luceasync.ipc.packets import Message
 from luceasync.models.files import read_spec
@@ -27,7 +24,9 @@ from luceasync.models.precision import Precision
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.remote import wire
+from luceasync.pipeline.remote.tensors import StageSizes
 from luceasync.pipeline.stage import LocalStage
+from tests.backend.told import Parent
 
 NUM_LANES, MAX_TOKENS, MEMORY_BYTES = 2, 128, 1 << 20
 LITTLE_BYTES = 4 << 20
@@ -35,37 +34,19 @@ LITTLE_BYTES = 4 << 20
 NATURAL = st.integers(0, 300) | st.integers(0, (1 << 62) - 1)
 POSITIVE = st.integers(1, 300) | st.integers(1, (1 << 62) - 1)
 REGIONS = st.lists(NATURAL, max_size=3).map(tuple)
-ORDERS = st.one_of(
-    st.builds(wire.Save, NATURAL, NATURAL, NATURAL, POSITIVE, st.booleans(), NATURAL, REGIONS),
-    st.builds(wire.Adopt, NATURAL, NATURAL, POSITIVE, st.booleans(), REGIONS),
-    st.builds(wire.Restore, NATURAL, st.lists(NATURAL, max_size=3).map(tuple), POSITIVE, NATURAL),
-    st.builds(wire.Drop, NATURAL, st.booleans()),
-    st.builds(wire.Export, NATURAL, NATURAL, NATURAL, POSITIVE),
-    st.builds(wire.Fill, NATURAL, NATURAL, NATURAL, POSITIVE),
+COMMANDS = st.one_of(
+    st.builds(wire.SaveNode, NATURAL, NATURAL, NATURAL, POSITIVE, st.booleans(), NATURAL, REGIONS),
+    st.builds(wire.AdoptNode, NATURAL, NATURAL, POSITIVE, st.booleans(), REGIONS),
+    st.builds(
+        wire.RestoreNodes, NATURAL, st.lists(NATURAL, max_size=3).map(tuple), POSITIVE, NATURAL
+    ),
+    st.builds(wire.DropNode, NATURAL, st.booleans()),
+    st.builds(wire.ExportNode, NATURAL, NATURAL, NATURAL, POSITIVE),
+    st.builds(wire.FillNode, NATURAL, NATURAL, NATURAL, POSITIVE),
 )
 
 
-class Line:
-    """The other end, which sends payloads of whatever size; see Answers."""
-
-    def __init__(self, num_given_bytes: int) -> None:
-        self._num_given_bytes = num_given_bytes
-        self.answers: list[Message] = []
-
-    def answer(self, got: Any, message: Message, tensors: Sequence[Tensor] = ()) -> None:
-        self.answers.append(message)
-
-    def given(self, got: Any, specs: Sequence[Any]) -> list[Tensor]:
-        [((num_bytes,), dtype)] = specs
-        if num_bytes != self._num_given_bytes:
-            self.refuse("another size")
-        return [torch.zeros(num_bytes, dtype=dtype)]
-
-    def refuse(self, words: str) -> Any:
-        raise ChannelClosed(words)
-
-
-class Orders:
+class Holder:
     """Of one stage, over memory that was lent or its own."""
 
     def __init__(self, model_dir: Path, is_lent: bool) -> None:
@@ -85,15 +66,17 @@ class Orders:
         memory = lent or PlainMemory()
         with open_checkpoint(model_dir) as checkpoint:
             self.stage = LocalStage(spec, plan, checkpoint, memory=memory)
-        self.line = Line(64)
-        lay = (lambda regions: None) if lent is None else lent.tell
-        limits = NUM_LANES, MAX_TOKENS
-        self.told: list[int] = []
-        tell = self.told.append
-        self.orders = NodeOrders(self.line, self.stage.nodes, memory, lay, limits, tell)
+        set_offsets = (lambda offsets: None) if lent is None else lent.set_offsets
+        self.completed: list[int] = []
+        complete = self.completed.append
+        sizes = StageSizes(spec, plan, 0)
+        handlers = NodeHandlers(self.stage.nodes, memory, set_offsets, complete)
+        self.parent = Parent(sizes, handlers)
 
     def do(self, message: Message) -> None:
-        self.orders.table[type(message)](message, Received(message, None, 1, 0))
+        self.parent.send(
+            message, [torch.zeros(64, dtype=torch.uint8)] * isinstance(message, wire.FillNode)
+        )
 
     def close(self) -> None:
         self.stage.close()
@@ -102,24 +85,46 @@ class Orders:
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["lent", "own"])
-def orders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def holder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     from tests import tiny
 
     folder = tiny.save(tiny.build("qwen3"), tmp_path_factory.mktemp("model"))
-    made = Orders(folder, request.param)
+    made = Holder(folder, request.param)
     yield made
     made.close()
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(message=ORDERS)
-def test_an_order_that_cannot_be_takes_no_memory(orders: Orders, message: Message) -> None:
+@given(message=COMMANDS)
+def test_a_command_that_cannot_be_takes_no_memory(holder: Holder, message: Message) -> None:
     tracemalloc.start()
     try:
-        orders.do(message)
+        holder.do(message)
     except (ChannelClosed, ValueError, AssertionError, KeyError, IndexError) as error:
         assert str(error) is not None  # it ends the process, and the other end sees that
     finally:
         _, peak_bytes = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert peak_bytes < LITTLE_BYTES
+
+
+def test_regions_lie_where_they_were_told():
+    lent = SealedMemory.create("nodes", 8192)
+    memory = LentMemory(lent)
+    memory.set_offsets([4096, 0])
+    memory.allocate(4)[:] = b"more"
+    memory.allocate(4)[:] = b"some"
+    assert bytes(lent.view[:4]) == b"some" and bytes(lent.view[4096:4100]) == b"more"
+    lent.close()
+
+
+def test_a_place_that_is_none_is_refused():
+    lent = SealedMemory.create("nodes", 8192)
+    memory = LentMemory(lent)
+    memory.set_offsets([4096, 8190])
+    memory.allocate(4096)
+    with pytest.raises(ValueError, match="4 bytes at 8190 of a memory of 8192"):
+        memory.allocate(4)
+    with pytest.raises(ValueError, match="no offset"):
+        memory.allocate(4)
+    lent.close()

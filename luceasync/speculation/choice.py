@@ -5,17 +5,23 @@ Pure: looks at what was measured and what was accepted, touches nothing. Knows n
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import truediv
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 TRIAL_ROUNDS = 8  # what a lane is given before it is judged by its own text
 RETRY_TOKENS = 256  # decoded plainly before a lane that was given up is tried again
 REFILL_TOKENS = 64  # the same for one that had no features to start from
 PRIOR_ROUNDS = 4.0  # how much a lane believes of what others saw, or itself long ago
 WINDOW_ROUNDS = 24.0  # what happened longer ago hardly counts
+
+NUM_SAMPLES = 8  # of each kind of step
+NUM_MEASURED = 3  # the first is dropped: it may have compiled or captured something
+FIRST_WAIT_STEPS = 16  # until it is measured again: the first times may have been bad ones
+STALE_STEPS = 1000  # and at most so many, as costs grow with the context
 
 
 class Shape(NamedTuple):
@@ -134,16 +140,52 @@ def without_context(num_slots: int, off_reason: str) -> Outlook:
     return Outlook(Record(nothing, nothing), 0, RETRY_TOKENS - REFILL_TOKENS, off_reason)
 
 
-class Costs(Protocol):
-    """Measured seconds of one step for `num_lanes` lanes; `shape` None: a plain step."""
+class StepCosts:
+    """Seconds of steps, by number of lanes and shape: a quarter of the latest were shorter, since a
+    step may be held up and is never done too early.
+    """
+
+    def __init__(self) -> None:
+        self._samples: dict[tuple[int, Shape | None], deque[float]] = {}
+        self._seconds: dict[Shape | None, dict[int, float]] = {}  # by number of lanes
+        self._num_seen: dict[tuple[int, Shape | None], int] = {}
+        self._measured_at: dict[tuple[int, Shape | None], int] = {}
+        self._num_steps = 0
+
+    def observe(self, num_lanes: int, shape: Shape | None, seconds: float) -> None:
+        """Take note of a step that nothing else ran beside; `shape` None: a plain one."""
+        key = (num_lanes, shape)
+        self._num_steps += 1
+        self._measured_at[key] = self._num_steps
+        self._num_seen[key] = self.num_seen(num_lanes, shape) + 1
+        if self._num_seen[key] > 1:
+            samples = self._samples.setdefault(key, deque(maxlen=NUM_SAMPLES))
+            samples.append(seconds)
+            self._seconds.setdefault(shape, {})[num_lanes] = sorted(samples)[len(samples) // 4]
 
     def seconds(self, num_lanes: int, shape: Shape | None) -> float | None:
-        """None where nothing comparable was measured."""
-        ...
+        """Seconds of one step for `num_lanes` lanes; `shape` None: a plain step. The nearest number
+        of lanes stands in for others, larger ones first. None if nothing comparable was measured.
+        """
+        known = self._seconds.get(shape)
+        if not known:
+            return None
+        if num_lanes in known:
+            return known[num_lanes]
+        nearest = min(known, key=lambda lanes: (abs(lanes - num_lanes), -lanes))
+        return known[nearest]
 
     def is_due(self, num_lanes: int, shape: Shape | None) -> bool:
-        """Whether it wants measuring."""
-        ...
+        """Never measured often enough, or long ago; the oftener it was, the longer that takes."""
+        num_more = self.num_seen(num_lanes, shape) - NUM_MEASURED
+        if num_more < 0:
+            return True
+        wait_steps: int = min(STALE_STEPS, FIRST_WAIT_STEPS * 4 ** min(num_more, 5))
+        return self._num_steps - self._measured_at[num_lanes, shape] > wait_steps
+
+    def num_seen(self, num_lanes: int, shape: Shape | None) -> int:
+        """How often it was measured, the first time included."""
+        return self._num_seen.get((num_lanes, shape), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +202,7 @@ class RoundPlan:
 
 
 def plan_step(
-    outlooks: Sequence[Outlook], shapes: Sequence[Shape], costs: Costs, *, measure: bool
+    outlooks: Sequence[Outlook], shapes: Sequence[Shape], costs: StepCosts, *, measure: bool
 ) -> RoundPlan:
     """What gives the most tokens per second: a round for all lanes, one for those that it pays for
     beside a plain step for the rest, or a plain step for all, which no lane on trial takes.
@@ -210,7 +252,7 @@ class _Offer:
         paying = [i for i, o in enumerate(outlooks) if o.num_trials or taus[i] > break_even]
         return cls(shape, taus, break_even, tuple(paying))
 
-    def rate(self, speculating: tuple[int, ...], costs: Costs) -> float:
+    def rate(self, speculating: tuple[int, ...], costs: StepCosts) -> float:
         """Tokens per second of a round for some lanes, then a plain step for the others."""
         num_plain = len(self.taus) - len(speculating)
         round_s = costs.seconds(len(speculating), self.shape) if speculating else None

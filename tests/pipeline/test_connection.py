@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,22 +16,23 @@ from luceasync.errors import StageFailed
 from luceasync.ipc.channel import Outgoing, Vitals
 from luceasync.ipc.local import LocalChannel
 from luceasync.ipc.packets import Message
-from luceasync.ipc.supervised import Life, CallDeadlines
+from luceasync.ipc.supervised import CallDeadlines, CallKind, Life
 from luceasync.pipeline.remote import wire
-from luceasync.pipeline.remote.link import Link
+from luceasync.pipeline.remote.connection import BackendConnection
 from luceasync.pipeline.remote.tensors import payload_bytes
 from tests.ipc.ends import DEADLINE_S, Ends, make_ends, packet
 
 SPECS = [((4, 8), torch.float32), ((3,), torch.int32)]
 EXPECTED_BYTES = payload_bytes(SPECS)
 LITTLE_BYTES = 1 << 20
+KIND = CallKind("synchronize")
 
 ANSWERS: st.SearchStrategy[Message] = st.one_of(
-    st.just(wire.Done()),
-    st.builds(wire.Room, st.booleans(), st.booleans()),
-    st.builds(wire.Told, st.floats()),
-    st.builds(wire.Failed, st.text(max_size=20)),
-    st.builds(wire.Read, st.integers(0, (1 << 62) - 1)),
+    st.just(wire.Result()),
+    st.builds(wire.NodeRoom, st.booleans(), st.booleans()),
+    st.builds(wire.Scalar, st.floats()),
+    st.builds(wire.Failure, st.text(max_size=20)),
+    st.builds(wire.LoadProgress, st.integers(0, (1 << 62) - 1)),
 )
 SIZES = st.sampled_from([0, 1, EXPECTED_BYTES - 1, EXPECTED_BYTES, EXPECTED_BYTES + 1, 60_000])
 
@@ -56,9 +58,11 @@ class There:
         self.channel.close()
 
 
-def linked(transport: str) -> tuple[Link, Ends]:
-    ends = make_ends(transport, messages=(*wire.ORDERS, *wire.ANSWERS))
-    return Link(Life(There(ends.here), CallDeadlines()), 3), ends
+def linked(transport: str) -> tuple[BackendConnection, Ends]:
+    ends = make_ends(transport, messages=(*wire.COMMANDS, *wire.ANSWERS))
+    return BackendConnection(
+        Life(There(ends.here), CallDeadlines()), None, partial(StageFailed, 3)
+    ), ends
 
 
 def answered(ends: Ends, message: Message, num_bytes: int) -> None:
@@ -75,19 +79,21 @@ def answered(ends: Ends, message: Message, num_bytes: int) -> None:
 @given(message=ANSWERS, num_bytes=SIZES)
 @settings(max_examples=60)
 def test_tensors_are_those_that_were_asked_for_or_it_has_failed(transport, message, num_bytes):
-    link, ends = linked(transport)
+    connection, ends = linked(transport)
     try:
-        number = link.tell(wire.Synchronize())
+        number = connection.send(wire.Synchronize())
         answered(ends, message, num_bytes)
-        is_right = type(message) is wire.Done and num_bytes == EXPECTED_BYTES
+        is_right = type(message) is wire.Result and num_bytes == EXPECTED_BYTES
         tracemalloc.start()
         if is_right:
-            assert [(tuple(t.shape), t.dtype) for t in link.tensors(number, SPECS)] == SPECS
+            assert [
+                (tuple(t.shape), t.dtype) for t in connection.result(number, SPECS, KIND)
+            ] == SPECS
         else:
-            with pytest.raises(StageFailed, match=r"group 3 of the model failed: .*process lives"):
-                link.tensors(number, SPECS)
+            with pytest.raises(StageFailed, match=r"stage 3 of the model failed: .*process lives"):
+                connection.result(number, SPECS, KIND)
         assert tracemalloc.get_traced_memory()[1] < LITTLE_BYTES
-        assert link.is_open == is_right
+        assert connection.is_open == is_right
     finally:
         tracemalloc.stop()
         ends.close()
@@ -102,17 +108,17 @@ def damaged(body: bytes) -> bytes:
 @given(content=st.binary(min_size=1, max_size=300) | st.binary(max_size=99).map(damaged))
 @settings(max_examples=60)
 def test_any_bytes_in_place_of_an_answer_are_a_failure(transport, content):
-    link, ends = linked(transport)
+    connection, ends = linked(transport)
     try:
-        number = link.tell(wire.Synchronize())
+        number = connection.send(wire.Synchronize())
         ends.there.receive(DEADLINE_S)
         ends.control_there.send(content)
         with pytest.raises(StageFailed):
-            link.answer(number, wire.Done)
-        assert not link.is_open
+            connection.answer(number, wire.Result, KIND)
+        assert not connection.is_open
         with pytest.raises(StageFailed):
-            link.notice()
-        link.mention(wire.Reset(0))  # nobody need hear
+            connection.notice()
+        connection.send_if_open(wire.ResetLane(0))  # nobody need hear
     finally:
         ends.close()
 
@@ -147,40 +153,40 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[Later]:
         begun.append(Later())
         return begun[-1]
 
-    monkeypatch.setattr("luceasync.pipeline.remote.link.put_soon", put_soon)
+    monkeypatch.setattr("luceasync.pipeline.remote.connection.put_soon", put_soon)
     return begun
 
 
-CHUNKS = [wire.Propose(1, number, None) for number in (1, 2)]
+CHUNKS = [wire.ProposeTokens(1, number, None) for number in (1, 2)]
 
 
 def test_a_chunk_is_sent_when_it_is_there_and_what_follows_waits_for_its_turn(copies):
-    link, ends = linked("shared")
-    link.tell_soon(CHUNKS[0], torch.zeros(4))
-    link.tell_soon(wire.Reset(0))
+    connection, ends = linked("shared")
+    connection.send_soon(CHUNKS[0], torch.zeros(4))
+    connection.send_soon(wire.ResetLane(0))
     assert heard(ends) == []
     copies[0].is_there = True
-    link.tell_soon(wire.Reset(1))
-    assert heard(ends) == [CHUNKS[0], wire.Reset(0), wire.Reset(1)]
-    link.tell_soon(wire.Reset(2))
-    assert heard(ends) == [wire.Reset(2)]
+    connection.send_soon(wire.ResetLane(1))
+    assert heard(ends) == [CHUNKS[0], wire.ResetLane(0), wire.ResetLane(1)]
+    connection.send_soon(wire.ResetLane(2))
+    assert heard(ends) == [wire.ResetLane(2)]
     ends.close()
 
 
 def test_a_chunk_is_sent_before_another_one_and_before_a_call(copies):
-    link, ends = linked("shared")
-    link.tell_soon(CHUNKS[0], torch.zeros(4))
-    link.tell_soon(CHUNKS[1], torch.zeros(4))
+    connection, ends = linked("shared")
+    connection.send_soon(CHUNKS[0], torch.zeros(4))
+    connection.send_soon(CHUNKS[1], torch.zeros(4))
     assert [each.is_there for each in copies] == [True, False]
     assert heard(ends) == [CHUNKS[0]]
-    link.tell(wire.Synchronize())
+    connection.send(wire.Synchronize())
     assert heard(ends) == [CHUNKS[1], wire.Synchronize()]
     ends.close()
 
 
 def test_of_a_process_that_is_gone_no_copy_is_left_under_way(copies):
-    link, ends = linked("shared")
-    link.tell_soon(CHUNKS[0], torch.zeros(4))
-    link.close()
+    connection, ends = linked("shared")
+    connection.send_soon(CHUNKS[0], torch.zeros(4))
+    connection.close()
     assert copies[0].is_there
     ends.close()
