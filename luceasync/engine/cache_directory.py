@@ -82,7 +82,7 @@ class CacheDirectory:
         Raises ConfigError.
         """
         async with self._cabinet.open() as disk:
-            self._tenants.found(await self.orders.scan(disk))
+            self._tenants.add_nodes(await self.orders.scan(disk))
             await asyncio.to_thread(self._tenants.get, "")  # so that its first prompt is fast
             self._disk = disk
             opened()
@@ -92,11 +92,11 @@ class CacheDirectory:
         """A new index takes the place of the old one; called in the engine's thread, before the
         first order of it.
         """
-        self.orders.begin_life()
+        self.orders.begin_epoch()
 
     def tell_again(self) -> None:
         """Tell the new index all that the disk holds, once the disk is open."""
-        self.orders.tell_again()
+        self.orders.scan_again()
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until every order is done, but not longer than `timeout_s`."""

@@ -230,7 +230,7 @@ def pieces(address: int, num_bytes: int) -> Iterator[tuple[int, int]]:
 # device, no node and no thread; who makes copies says when they are over.
 
 
-Call = Callable[[], None]
+Callback = Callable[[], None]
 
 
 class Ticket(Protocol):
@@ -245,7 +245,7 @@ class Ticket(Protocol):
         """Wait until they have arrived. Raises what went wrong with them, and TimeoutError."""
         ...
 
-    def when_done(self, call: Call) -> None:
+    def when_done(self, call: Callback) -> None:
         """Call once they have arrived or failed: now, where that is so already, else later from
         another thread. What is called must not wait.
         """
@@ -263,7 +263,7 @@ class Arrived:
     def wait(self) -> None:
         """They are there."""
 
-    def when_done(self, call: Call) -> None:
+    def when_done(self, call: Callback) -> None:
         """See Ticket."""
         call()
 
@@ -282,7 +282,7 @@ class _Together:
         for ticket in self._tickets:
             ticket.wait()
 
-    def when_done(self, call: Call) -> None:
+    def when_done(self, call: Callback) -> None:
         lock, num_left = threading.Lock(), len(self._tickets)
 
         def one_is_done() -> None:
@@ -322,10 +322,10 @@ class Arrivals:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._queue: SimpleQueue[tuple[Awaited, Call] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Awaited, Callback] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def tell(self, awaited: Awaited, call: Call) -> None:
+    def tell(self, awaited: Awaited, call: Callback) -> None:
         """Call when it is over, well or not. The thread starts when it is needed first."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -400,7 +400,7 @@ class Queued:
         """See Ticket."""
         self._copies.synchronize()
 
-    def when_done(self, call: Call) -> None:
+    def when_done(self, call: Callback) -> None:
         """See Ticket."""
         if self.is_done:
             call()

@@ -1,7 +1,7 @@
-"""Which conversation of a client goes on, by the names that clients give their requests.
+"""Which conversation of a client a prompt continues, by the names that clients give their requests.
 
-Owns, for each name, the lines of prompts that go on from one another, and which of these is the
-main one: a title, or a helper's work, goes by the same name. Knows of nodes their keys, no clock.
+Owns, for each name, the lines of prompts that continue one another, and which of these is the main
+one: a title, or a helper's work, goes by the same name. Knows the keys of nodes, and no clock.
 """
 
 from __future__ import annotations
@@ -17,82 +17,82 @@ from luceasync.nodes import NodeKey
 
 MAX_NAMES = 256
 MAX_LINES = 8  # of one name
-MAX_PLACES = 3  # of a line at which another prompt goes on from it
-MAX_MISSED_TURNS = 16  # of other lines: who has missed more was left, as by a summary
-CLAIM_S = 3600.0  # since its last turn: then a line is like any other
+MAX_PLACES = 3  # of a line, at which another prompt continues it
+MAX_MISSED_TURNS = 16  # of other lines: a line that has missed more was left, as by a summary
+CLAIM_S = 3600.0  # since its last turn: after that a line is like any other
 
 
-class Name(NamedTuple):
-    """What one client calls a conversation; names of two clients, or tenants, are two."""
+class ConversationName(NamedTuple):
+    """What one client calls a conversation; the same word of another client is another name."""
 
     tenant: bytes
     client: str
     word: str
 
 
-class Place(NamedTuple):
-    """A beginning of so many tokens, by its hash."""
+class ConversationTurn(NamedTuple):
+    """One prompt of a conversation: a next one may share its first `num_tokens` tokens."""
+
+    name: ConversationName
+    num_tokens: int
+
+
+class PrefixDigest(NamedTuple):
+    """The first `num_tokens` tokens of a prompt, by their hash."""
 
     num_tokens: int
     digest: bytes
 
 
-class Talk(NamedTuple):
-    """One prompt of a conversation: a next one may share its first `num_tokens` tokens."""
-
-    name: Name
-    num_tokens: int
-
-
 @dataclass(slots=True)
-class Line:
-    """Prompts of which each goes on from the one before. `places` are where the last of them ended,
-    without what opens the answer; `ends` the nodes at which the next one may begin.
+class ConversationLine:
+    """Prompts each of which continues the one before. `places`: where the last of them ended,
+    without the opening of the answer; `ends`: the nodes at which the next one may begin.
     """
 
-    places: list[Place]
+    places: list[PrefixDigest]
     ends: tuple[NodeKey, ...]
     last_used_s: float
     num_turns: int = 1
     num_missed: int = 0
 
     @property
-    def goes_on(self) -> bool:
-        """Whether it was ever continued: a title is not."""
+    def was_continued(self) -> bool:
+        """Whether it has a second prompt: a title has none."""
         return self.num_turns > 1
 
 
 @dataclass(slots=True)
 class Conversations:
-    """By name, the one used last at the end."""
+    """Lines by name, the name used last at the end."""
 
-    _lines: OrderedDict[Name, list[Line]] = field(default_factory=OrderedDict)
+    _lines: OrderedDict[ConversationName, list[ConversationLine]] = field(
+        default_factory=OrderedDict
+    )
 
     def __repr__(self) -> str:
         return f"Conversations({len(self._lines)})"
 
-    def standing(self, name: Name, prompt: array[int]) -> tuple[bool, tuple[NodeKey, ...]]:
-        """Whether the prompt goes on from the name's main line; if not, the ends of that: they
-        are not to make room for what is kept of the prompt.
+    def line_of(
+        self, name: ConversationName, prompt: array[int]
+    ) -> tuple[bool, tuple[NodeKey, ...]]:
+        """Whether the prompt continues the name's main line; if not, the ends of that line, which
+        must not make room for what is saved of the prompt.
         """
         main = _main(self._lines.get(name, ()))
         if main is None:
             return False, ()
         found = _beginnings(prompt, [place.num_tokens for place in main.places])
-        goes_on = any(place in found for place in main.places)
-        return goes_on, () if goes_on else main.ends
+        is_main = any(place in found for place in main.places)
+        return is_main, () if is_main else main.ends
 
-    def ended(
-        self,
-        name: Name,
-        sequence: array[int],
-        num_tokens: int,
-        ends: Sequence[NodeKey],
-        now_s: float,
+    def end_turn(
+        self, turn: ConversationTurn, sequence: array[int], ends: Sequence[NodeKey], now_s: float
     ) -> None:
-        """A prompt of that name was answered, of whose `sequence` a next one may share `num_tokens`
-        and more; `ends`: see Line.
+        """The turn was answered: `sequence` is its prompt and answer; `ends`: see
+        ConversationLine.
         """
+        name, num_tokens = turn
         lines = self._lines.setdefault(name, [])
         self._lines.move_to_end(name)
         asked = {place.num_tokens for line in lines for place in line.places}
@@ -100,58 +100,63 @@ class Conversations:
         [here] = (place for place in found if place.num_tokens == num_tokens)
         line = _continued(lines, found)
         if line is None:
-            _leave_out_oldest(lines)
-            lines.append(Line([here], tuple(ends), now_s))
+            _drop_oldest(lines)
+            lines.append(ConversationLine([here], tuple(ends), now_s))
         else:
-            _go_on(line, lines, found, here)
+            _extend(line, lines, found, here)
             line.ends, line.last_used_s = tuple(ends), now_s
         while len(self._lines) > MAX_NAMES:
             self._lines.popitem(last=False)
 
     def claims(self, now_s: float) -> list[tuple[NodeKey, ...]]:
-        """Ends of the main lines, of those used last first, as far as their claims have not
-        expired.
-        """
+        """Ends of the main lines, of those used last first, whose claims have not expired."""
         mains = (_main(lines) for lines in reversed(self._lines.values()))
         return [line.ends for line in mains if line and abs(now_s - line.last_used_s) <= CLAIM_S]
 
 
-def _main(lines: Collection[Line]) -> Line | None:
-    """The oldest of those that went on and were not left."""
+def _main(lines: Collection[ConversationLine]) -> ConversationLine | None:
+    """The oldest line that was continued and was not left."""
     return next(
-        (line for line in lines if line.goes_on and line.num_missed <= MAX_MISSED_TURNS), None
+        (line for line in lines if line.was_continued and line.num_missed <= MAX_MISSED_TURNS), None
     )
 
 
-def _continued(lines: Collection[Line], found: Collection[Place]) -> Line | None:
+def _continued(
+    lines: Collection[ConversationLine], found: Collection[PrefixDigest]
+) -> ConversationLine | None:
     """The line that shares most with a prompt that has the beginnings `found`."""
 
-    def shared(line: Line) -> int:
+    def shared(line: ConversationLine) -> int:
         return max((place.num_tokens for place in line.places if place in found), default=0)
 
     best = max(lines, key=shared, default=None)
     return best if best is not None and shared(best) else None
 
 
-def _go_on(line: Line, lines: Collection[Line], found: Collection[Place], here: Place) -> None:
-    """Its next turn, or one of its last ones again, which are no turns more."""
+def _extend(
+    line: ConversationLine,
+    lines: Collection[ConversationLine],
+    found: Collection[PrefixDigest],
+    here: PrefixDigest,
+) -> None:
+    """Add the line's next turn, or one of its last ones again, which counts as no turn more."""
     kept = [place for place in line.places if place in found and place != here]
     if here.num_tokens > max(place.num_tokens for place in line.places):
         line.num_turns += 1
-        for other in lines if line.goes_on else ():
+        for other in lines if line.was_continued else ():
             other.num_missed += 1
     line.num_missed = 0
     line.places = [*kept, here][-MAX_PLACES:]
 
 
-def _leave_out_oldest(lines: list[Line]) -> None:
-    """Room for one more; the main one stays."""
+def _drop_oldest(lines: list[ConversationLine]) -> None:
+    """Make room for one more line; the main one stays."""
     if len(lines) >= MAX_LINES:
         main = _main(lines)
         lines.remove(min((x for x in lines if x is not main), key=lambda x: x.last_used_s))
 
 
-def _beginnings(sequence: array[int], lengths: Collection[int]) -> set[Place]:
+def _beginnings(sequence: array[int], lengths: Collection[int]) -> set[PrefixDigest]:
     """The sequence's beginnings of these lengths, as far as it has them."""
     places, begin, digest = set(), 0, hashlib.blake2b(digest_size=16)
     with memoryview(sequence) as tokens:
@@ -159,6 +164,6 @@ def _beginnings(sequence: array[int], lengths: Collection[int]) -> set[Place]:
             if end > len(tokens):
                 break
             digest.update(tokens[begin:end])
-            places.add(Place(end, digest.digest()))
+            places.add(PrefixDigest(end, digest.digest()))
             begin = end
     return places

@@ -1,6 +1,6 @@
-"""The disk tier as the engine thread sees it: orders go out at once, outcomes come back later.
+"""The disk as the engine thread sees it: orders return at once, outcomes come back later.
 
-Owns the form in which a node travels. Knows no tree, no file and decides nothing.
+Owns the values in which nodes travel. Knows no tree and no file, and decides nothing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from luceasync.nodes import MissReason, NodeKey
 
 
 @dataclass(frozen=True, slots=True)
-class KeptNode:
-    """Half a node on its way to a file. `tensors` are in host memory and do not change any more."""
+class HalfNode:
+    """Half a node on its way to a file. `tensors` are in host memory and no longer change."""
 
     half: Half
     key: NodeKey
@@ -30,9 +30,9 @@ class KeptNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ReadOrder:
     """A node to be read, with what belongs to its end or without; it is given up after `timeout_s`,
-    None: when the disk itself gives up.
+    None: when the disk tier gives up.
     """
 
     key: NodeKey
@@ -41,10 +41,10 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
-    """A node from the disk, or its span alone, checked to its last byte; the tensors are the
-    receiver's. `parts`: what came, `file_parts`: all that the files hold, None where that of the
-    end was not looked at. `end_fault`: why its end did not come with it.
+class FetchedNode:
+    """A node from the disk, or its span alone, checked to its last byte; the receiver owns the
+    tensors. `parts`: those that were read; `file_parts`: all that the files hold, None if the file
+    of the end was not opened. `end_fault`: why the end did not come with it.
     """
 
     tensors: Mapping[str, Tensor]
@@ -55,9 +55,9 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """What became of a write of half a node: whether it is there, in a file of `num_bytes`; if it
-    is not, whether to try again, since the disk was only too busy.
+class WriteReport:
+    """The outcome of writing half a node: whether it is there, in a file of `num_bytes`; if not,
+    whether to try `again`, because the disk was merely too busy.
     """
 
     half: Half
@@ -67,36 +67,50 @@ class Written:
 
 
 class DiskOrders(Protocol):
-    """Where nodes are kept beyond memory. Every call returns at once; Outcomes hears the rest."""
+    """Where nodes are held beyond memory. Every call returns at once; the prefix cache is told the
+    outcome by `fetched` and `written`.
+    """
 
     def file_bytes(self, tensors: Mapping[str, Tensor]) -> int:
-        """How large their file is at most."""
+        """How large the file of these tensors is at most."""
         ...
 
-    def read(self, orders: Sequence[Order]) -> None: ...
+    def read(self, orders: Sequence[ReadOrder]) -> None:
+        """Read nodes; `fetched` is called for each."""
+        ...
 
-    def write(self, node: KeptNode) -> None: ...
+    def write(self, node: HalfNode) -> None:
+        """Write half a node, after what was ordered before; `written` is called."""
+        ...
 
-    def remove(self, keys: Sequence[NodeKey]) -> None: ...
+    def remove(self, keys: Sequence[NodeKey]) -> None:
+        """Remove both files of each node."""
+        ...
 
-    def remove_ends(self, keys: Sequence[NodeKey]) -> None: ...
+    def remove_ends(self, keys: Sequence[NodeKey]) -> None:
+        """Remove the file of each node's end."""
+        ...
 
-    def touch(self, keys: Sequence[NodeKey]) -> None: ...
+    def touch(self, keys: Sequence[NodeKey]) -> None:
+        """Mark nodes as used now, for other processes too."""
+        ...
 
-    def quarantine(self, key: NodeKey) -> None: ...
+    def quarantine(self, key: NodeKey) -> None:
+        """Set aside a node that is not what its name says."""
+        ...
 
 
 class NoDisk:
-    """Of a server without a cache directory: nothing is ever asked of it."""
+    """A server without a cache directory: nothing is ever ordered from it."""
 
     def file_bytes(self, tensors: Mapping[str, Tensor]) -> int:
         return 0
 
-    def read(self, orders: Sequence[Order]) -> None:
-        raise AssertionError("nothing was ever written, so nothing can be read")
+    def read(self, orders: Sequence[ReadOrder]) -> None:
+        raise AssertionError("nothing was ever written: there is nothing to read")
 
-    def write(self, node: KeptNode) -> None:
-        raise AssertionError("nodes are not queued for a disk that there is not")
+    def write(self, node: HalfNode) -> None:
+        raise AssertionError("there is no disk: nodes are not queued for it")
 
     def remove(self, keys: Sequence[NodeKey]) -> None:
         return None

@@ -1,7 +1,7 @@
 """Orders of the engine's thread become work on a cache directory, on the event loop.
 
-Owns that work, from order to outcome, and the form of a tensor in a file. Decides nothing: what is
-read, written or removed is told to it.
+Owns that work, from order to outcome, and the encoding of a tensor in a file. Decides nothing: it
+is told what to read, write and remove.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from luceasync.disk_cache.metadata import NodeMetadata
 from luceasync.disk_cache.outcomes import Miss, WriteOutcome
 from luceasync.disk_cache.reader import NodeFile
 from luceasync.nodes import MissReason, NodeKey
-from luceasync.prefix_cache.cache import Prefixes
-from luceasync.prefix_cache.disk_orders import Fetched, KeptNode, Order, Written
+from luceasync.prefix_cache.cache import PrefixCache
+from luceasync.prefix_cache.disk_orders import FetchedNode, HalfNode, ReadOrder, WriteReport
 from luceasync.prefix_tree.node import KEY_BYTES, NOWHERE, Node, Tier
 from luceasync.status import CacheStatus
 
@@ -48,40 +48,40 @@ DTYPES = {
     torch.int64: "I64",
 }
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
-Tell = Callable[[Callable[[Prefixes], None]], None]
+Tell = Callable[[Callable[[PrefixCache], None]], None]
 Job = Callable[[DiskTier], Awaitable[object]]
 
 
 class DiskWorker:
-    """See disk_orders.DiskOrders, whose calls come from the engine's thread; the
-    rest is for the event loop. `tell` brings outcomes to that thread.
+    """The body of DiskOrders, whose calls come from the engine's thread; the rest is for the event
+    loop. `tell` brings outcomes to that thread.
     """
 
     def __init__(self, split: Sequence[int], tell: Tell) -> None:
-        """`split`: the first layer of each shard, by which the tensors of kept nodes are named."""
+        """`split`: the first layer of each shard, by which the tensors of nodes are named."""
         self._split = tuple(split)
         self._tell = tell
         self._loop = asyncio.get_running_loop()
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
-        self._life = 0  # of the index that gives orders; changed and asked in the engine's thread
-        # In order: nothing comes before what it continues, or needs gone.
+        self._epoch = 0  # of the index that gives orders; engine's thread only
+        # In order: a node is written after its parent, and after the removal that makes room.
         self._writing = asyncio.Lock()
 
     # --- from the engine's thread ----------------------------------------------------------------
 
-    def begin_life(self) -> None:
-        """From now on orders are another index's: it hears nothing of what came before."""
-        self._life += 1
+    def begin_epoch(self) -> None:
+        """From now on another index gives the orders: it hears nothing of earlier ones."""
+        self._epoch += 1
 
     def file_bytes(self, tensors: Mapping[str, Tensor]) -> int:
         return header_bytes_at_most(len(tensors)) + sum(t.nbytes for t in tensors.values())
 
-    def read(self, orders: Sequence[Order]) -> None:
+    def read(self, orders: Sequence[ReadOrder]) -> None:
         for order in orders:
-            self._post(partial(self._read, order=order, life=self._life))
+            self._post(partial(self._read, order=order, epoch=self._epoch))
 
-    def write(self, node: KeptNode) -> None:
-        self._post(partial(self._write, node=node, life=self._life))
+    def write(self, node: HalfNode) -> None:
+        self._post(partial(self._write, node=node, epoch=self._epoch))
 
     def remove(self, keys: Sequence[NodeKey]) -> None:
         self._post(lambda disk: self._remove(disk.remove, keys))
@@ -100,13 +100,13 @@ class DiskWorker:
         try:
             self._loop.call_soon_threadsafe(self._jobs.put_nowait, job)
         except RuntimeError:
-            log.debug("the event loop is closed: an order for the disk has come too late")
+            log.debug("the event loop is closed: an order for the disk came too late")
 
     # --- on the event loop -----------------------------------------------------------------------
 
     async def scan(self, disk: DiskTier, *, is_again: bool = False) -> list[Node]:
         """Tell what is new on the disk since the last scan, and what is gone; returns what is
-        new. `is_again`: all that is there is new to whoever listens.
+        new. `is_again`: all that is there is new to the index.
         """
         scan = await disk.scan()
         found = scan.nodes if is_again else scan.added
@@ -118,34 +118,38 @@ class DiskWorker:
             NodeKey(bytes.fromhex(key)) for key in (*gone, *wrong) if len(key) == 2 * KEY_BYTES
         ]
         if wrong:
-            log.warning("%d node files are not used: they continue what ends elsewhere", len(wrong))
+            log.warning("%d node files are ignored: their parents end elsewhere", len(wrong))
         if added or removed:
-            self._tell(lambda prefixes: prefixes.found(added, removed, is_whole=scan.is_whole))
+            self._tell(
+                lambda prefixes: prefixes.files_changed(added, removed, is_whole=scan.is_whole)
+            )
         return added
 
     async def serve(self, disk: DiskTier) -> None:
-        """Work until cancelled. Looks every RESCAN_S for what other processes have done."""
+        """Work until cancelled. Scans every RESCAN_S for what other processes have done."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._rescan())
             while True:
                 # No name for the job: it would hold the last node's memory until the next comes.
                 tasks.create_task(self._do(await self._jobs.get(), disk))
 
-    def tell_again(self) -> None:
-        """Look through the disk for an index that knows nothing of it."""
+    def scan_again(self) -> None:
+        """Scan the disk for an index that knows nothing of it."""
         self._jobs.put_nowait(partial(self.scan, is_again=True))
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait until every order is done, but not longer than `timeout_s`."""
+        """Wait until every order is done, at most `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.sleep(0)  # orders of the engine's thread arrive as callbacks
                 await self._jobs.join()
         except TimeoutError:
-            log.warning("the cache directory is slow: nodes were not written in %.0f s", timeout_s)
+            log.warning(
+                "the cache directory is slow: nodes were not written within %.0f s", timeout_s
+            )
 
     def described(self, status: CacheStatus, disk: DiskTier) -> CacheStatus:
-        """The status, with what the disk says of itself."""
+        """The status, with the counters of the disk."""
         counters = disk.counters()
         return replace(
             status,
@@ -163,17 +167,17 @@ class DiskWorker:
     async def _do(self, job: Job, disk: DiskTier) -> None:
         try:
             await job(disk)
-        except Exception:  # a door: one order that fails must not end the server
+        except Exception:  # an order that fails must not end the server
             log.exception("an order for the cache directory failed")
         finally:
             self._jobs.task_done()
 
-    def _answer(self, life: int, outcome: Callable[[Prefixes], None]) -> None:
-        """Tell an outcome to the index that gave the order, unless that is gone."""
-        self._tell(lambda prefixes: outcome(prefixes) if life == self._life else None)
+    def _answer(self, epoch: int, outcome: Callable[[PrefixCache], None]) -> None:
+        """Tell an outcome to the index that gave the order, unless it is gone."""
+        self._tell(lambda prefixes: outcome(prefixes) if epoch == self._epoch else None)
 
-    async def _read(self, disk: DiskTier, order: Order, life: int) -> None:
-        result: Fetched | Miss = Miss(MissReason.IO_ERROR, "it was not looked for")
+    async def _read(self, disk: DiskTier, order: ReadOrder, epoch: int) -> None:
+        result: FetchedNode | Miss = Miss(MissReason.IO_ERROR, "it was not read")
         try:
             found = await disk.read(
                 order.key.hex(), with_end=order.with_end, timeout_s=order.timeout_s
@@ -184,16 +188,16 @@ class DiskWorker:
             else:
                 result = _fetched(found, with_end=order.with_end)
         finally:
-            self._answer(life, lambda prefixes: prefixes.fetched(order.key, result))
+            self._answer(epoch, lambda prefixes: prefixes.fetched(order.key, result))
 
     async def _remove(
         self, call: Callable[[str], Awaitable[object]], keys: Sequence[NodeKey]
     ) -> None:
-        """What is written later may count on the room."""
+        """Remove files before later orders write: they count on the room."""
         async with self._writing:
             await _each(call, keys)
 
-    async def _write(self, disk: DiskTier, node: KeptNode, life: int) -> None:
+    async def _write(self, disk: DiskTier, node: HalfNode, epoch: int) -> None:
         outcome, num_bytes = WriteOutcome.IO_ERROR, 0
         try:
             async with self._writing:
@@ -205,10 +209,10 @@ class DiskWorker:
                 log.warning("node %s: %s not on disk: %s", name, node.half, result.detail)
         finally:
             is_there, again = outcome is WriteOutcome.WRITTEN, outcome is WriteOutcome.BUSY
-            written = Written(node.half, is_there, again, num_bytes)
-            self._answer(life, lambda prefixes: prefixes.written(node.key, written))
+            written = WriteReport(node.half, is_there, again, num_bytes)
+            self._answer(epoch, lambda prefixes: prefixes.written(node.key, written))
 
-    def _encode(self, node: KeptNode, disk: DiskTier) -> EncodedFile:
+    def _encode(self, node: HalfNode, disk: DiskTier) -> EncodedFile:
         """The file's bytes. Hashes all of them."""
         buffers = {name: _bytes_of(tensor) for name, tensor in node.tensors.items()}
         entries = [
@@ -239,16 +243,18 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
 
 
-def _fetched(file: NodeFile, *, with_end: bool) -> Fetched:
-    """What the engine's thread is to have of the files."""
+def _fetched(file: NodeFile, *, with_end: bool) -> FetchedNode:
+    """What the engine's thread is given of the files."""
     parts = file.header.parts if file.end is None else file.header.parts | file.end.parts
     fault = None if file.end_fault is None else MissReason.CORRUPT
-    return Fetched(_tensors(file), file.parts, parts if with_end else None, file.num_bytes, fault)
+    return FetchedNode(
+        _tensors(file), file.parts, parts if with_end else None, file.num_bytes, fault
+    )
 
 
 def _tensors(file: NodeFile) -> dict[str, Tensor]:
-    """The file's tensors as views of its buffer; those of dtypes that no node has are left out, and
-    missed when the node is adopted.
+    """The file's tensors as views of its buffer; those of dtypes that no node has are left out:
+    the node cannot be adopted then.
     """
     return {
         slot.name: torch.frombuffer(file.tensors[slot.name], dtype=dtype).view(slot.shape)
@@ -258,7 +264,7 @@ def _tensors(file: NodeFile) -> dict[str, Tensor]:
 
 
 def _node(meta: NodeMeta) -> Node | None:
-    """What the index is to know of a file; None for a file that is none of ours."""
+    """What the index is to know of a file; None for a file that is not ours."""
     if meta.metadata is None or len(meta.key) != 2 * KEY_BYTES:
         return None
     parent = meta.metadata.parent

@@ -1,7 +1,7 @@
 """Every node that is held, by tenant and tier, within a budget for each tier. Engine thread only.
 
-Owns the trees and says what goes when room is needed. Knows no lanes and no generations: what must
-stay is told to it.
+Owns the trees and chooses what is evicted. Knows no lanes and no generations: it is told what must
+stay.
 """
 
 from __future__ import annotations
@@ -25,8 +25,12 @@ from luceasync.prefix_tree.policy import granted, thin_states
 from luceasync.prefix_tree.tree import Tree, parents_first
 from luceasync.status import CacheStatus, NodeLook
 
-# What the nodes that are held have to keep to: how large they may be, and which must stay.
-# Values only.
+log = logging.getLogger(__name__)
+
+SLACK = 0.02  # of a budget: what is freed beyond the need, so that eviction is rare
+ORPHAN_AGE_S = 3600.0
+MAX_EVICTION_MISSES = 4096  # a quarter of a KiB each
+NONE_YET: dict[str, int] = dict.fromkeys(sorted(TIERS), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +53,9 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Needed:
-    """Keys of the nodes that must stay, with all that they continue, and of those of which what
-    belongs to their end must stay. `claims`: ends that go last, each of one conversation's, the one
+class Retention:
+    """Keys of the nodes that must stay, with their ancestors, and of those that must keep what
+    belongs to their end. `claims`: ends that are evicted last, each of one conversation, the one
     that was used last first.
     """
 
@@ -60,38 +64,10 @@ class Needed:
     claims: Sequence[Sequence[NodeKey]] = ()
 
 
-# What of kept nodes is shown to people: where they hang, how large they are, how often used.
-
-
-def newest(nodes: Iterable[Node], most: int) -> tuple[NodeLook, ...]:
-    """At most so many of them, those that were used last."""
-    now_s = time.time()
-    return tuple(_look(node, now_s) for node in nlargest(most, nodes, key=_used_s))
-
-
-def _look(node: Node, now_s: float) -> NodeLook:
-    return NodeLook(
-        key=node.key.hex(),
-        parent=None if node.parent is None else node.parent.hex(),
-        begin=node.begin,
-        end=node.end,
-        num_bytes={tier: node.bytes_in(tier) for tier in sorted(TIERS) if tier in node.tiers},
-        has_state=node.has_state,
-        hits=node.hits,
-        idle_s=max(0.0, now_s - _used_s(node)),
-    )
-
-
-def _used_s(node: Node) -> float:
-    return max(node.last_used_s, node.saved_at_s)
-
-
-# Files of tenants that have not come yet: whose they are, only a tenant's key can tell. Owns
-# these nodes and counts their bytes. Knows no tenant and removes no file.
-
-
 class OwnerlessFiles:
-    """Nodes by key, all on the disk."""
+    """Nodes on the disk, by key, of tenants that have sent no request yet: only a tenant's key can
+    tell whose they are.
+    """
 
     def __init__(self) -> None:
         self._nodes: dict[NodeKey, Node] = {}
@@ -107,7 +83,7 @@ class OwnerlessFiles:
         return key in self._nodes
 
     def add(self, node: Node) -> None:
-        """Take in a node, in place of one that had its key."""
+        """Take in a node, in place of one with the same key."""
         self.discard(node.key)
         self._nodes[node.key] = node
         self.num_bytes += node.bytes_in("disk")
@@ -119,12 +95,12 @@ class OwnerlessFiles:
             self.num_bytes -= node.bytes_in("disk")
 
     def drop_end(self, key: NodeKey) -> None:
-        """Of the node only the rows are left."""
+        """Leave only the rows of the node."""
         node = self._nodes[key]
         self.add(replace(node, state_tiers=NOWHERE, logits_tiers=NOWHERE))
 
     def orphans(self, owned: Container[NodeKey], saved_before_s: float) -> list[NodeKey]:
-        """Keys of old nodes whose parent is neither here nor owned: nobody can reach them."""
+        """Keys of old nodes that cannot be reached: their parent is neither here nor owned."""
         return [
             node.key
             for node in self
@@ -135,47 +111,36 @@ class OwnerlessFiles:
         ]
 
 
-# What memory had no room for: so that an answer can tell why no more of its prompt was found.
-# Owns which places these are, the newest of them. Knows no tensors and no tree.
+Continuation = tuple[bytes, NodeKey | None]  # a tenant, and the node that would be continued
 
 
-MAX_PLACES = 4096  # a quarter of a KiB each
+class EvictionMisses:
+    """The first tokens of what memory refused or evicted, so that an answer can tell why no more of
+    its prompt was found. The newest are remembered.
+    """
 
-Place = tuple[bytes, NodeKey | None]  # a tenant, and the node that would be gone on from
-
-
-class Unkept:
-    """The first tokens of what was refused or evicted, by place."""
-
-    def __init__(self, max_places: int = MAX_PLACES) -> None:
-        self._max_places = max_places
-        self._begins: OrderedDict[Place, array[int]] = OrderedDict()
+    def __init__(self, max_entries: int = MAX_EVICTION_MISSES) -> None:
+        self._max_entries = max_entries
+        self._first_tokens: OrderedDict[Continuation, array[int]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._begins)
+        return len(self._first_tokens)
 
-    def add(self, place: Place, tokens: array[int]) -> None:
-        """There was no room for `tokens`, which went on from there."""
-        self._begins[place] = tokens[:CHUNK_TOKENS]
-        self._begins.move_to_end(place)
-        if len(self._begins) > self._max_places:
-            self._begins.popitem(last=False)
+    def add(self, at: Continuation, tokens: array[int]) -> None:
+        """There was no room for `tokens` there."""
+        self._first_tokens[at] = tokens[:CHUNK_TOKENS]
+        self._first_tokens.move_to_end(at)
+        if len(self._first_tokens) > self._max_entries:
+            self._first_tokens.popitem(last=False)
 
-    def begins(self, place: Place, tokens: array[int]) -> bool:
-        """Whether such tokens begin as `tokens` do, which go on from there now."""
-        begin = self._begins.get(place)
-        return begin is not None and tokens[: len(begin)] == begin
-
-
-log = logging.getLogger(__name__)
-
-SLACK = 0.02  # of a budget: what is freed beyond the need, so that eviction is rare
-ORPHAN_AGE_S = 3600.0
-NONE_YET: dict[str, int] = dict.fromkeys(sorted(TIERS), 0)
+    def matches(self, at: Continuation, tokens: array[int]) -> bool:
+        """Whether `tokens` begin as those did for which there was no room there."""
+        first = self._first_tokens.get(at)
+        return first is not None and tokens[: len(first)] == first
 
 
 class NodeIndex:
-    """The trees of all tenants, and the files of tenants that have not come yet."""
+    """The trees of all tenants, and the files of tenants that have sent no request yet."""
 
     def __init__(
         self, memory: MemoryNodes, disk: DiskOrders, limits: Limits, *, recurrent: bool
@@ -187,13 +152,13 @@ class NodeIndex:
         self._trees: dict[bytes, Tree] = {}
         self._tenants: dict[NodeKey, bytes] = {}  # of each node in a tree
         self._ownerless = OwnerlessFiles()
-        self._strange: set[NodeKey] = set()  # those of them that no tenant so far can have named
-        # With every key from the start: other threads read while they are counted up.
+        self._foreign: set[NodeKey] = set()  # ownerless files that are no known tenant's
+        # Every key is there from the start: other threads read while they are counted up.
         self.saved = NONE_YET.copy()
         self.evicted = NONE_YET.copy()
         self.restored = NONE_YET.copy()
         self.restored_tokens = NONE_YET.copy()
-        self.unkept = Unkept()
+        self.eviction_misses = EvictionMisses()
         self.missed = {reason.value: 0 for reason in MissReason}
         self._status = CacheStatus()
 
@@ -208,14 +173,14 @@ class NodeIndex:
         return f"NodeIndex({len(self._trees)} tenants, {len(self._tenants)} nodes)"
 
     def tree(self, tenant: bytes) -> Tree:
-        """The tenant's tree; its files are looked for when it comes for the first time."""
+        """The tenant's tree; its files are looked for the first time it is asked for."""
         if tenant not in self._trees:
             self._trees[tenant] = Tree()
-            self._strange.difference_update(self._own_files(tenant, self._ownerless))
+            self._foreign.difference_update(self._own_files(tenant, self._ownerless))
         return self._trees[tenant]
 
     def node(self, key: NodeKey) -> Node | None:
-        """The node as it is now; None where it is gone."""
+        """The node as it is now; None if it is gone."""
         tenant = self._tenants.get(key)
         return None if tenant is None else self._trees[tenant][key]
 
@@ -224,22 +189,22 @@ class NodeIndex:
         return [node.key for node in self._trees[self._tenants[key]].chain(key)]
 
     def children(self, key: NodeKey) -> list[Node]:
-        """The nodes that continue `key`."""
+        """The children of `key`."""
         return self._trees[self._tenants[key]].children(key)
 
     def ends_of(self, path: Sequence[NodeKey], positions: AbstractSet[int]) -> list[NodeKey]:
-        """Of the nodes of a path those that end at these positions, and the last."""
+        """The nodes of a path that end at these positions, and the last of it."""
         nodes = [node for node in map(self.node, path) if node is not None]
         return [node.key for node in nodes if node.end in positions or node is nodes[-1]]
 
     def insert(self, tenant: bytes, node: Node) -> None:
-        """Take in a node, or the tiers that it has gained. See Tree.insert."""
+        """Take in a node, or the tiers that it has gained; see Tree.insert."""
         self.tree(tenant).insert(node)
         self._tenants[node.key] = tenant
 
-    def hold(self, node: Node) -> None:
-        """Of a node that is here: its tiers hold what `node` says of them, and of its end no more.
-        Raises ValueError where the tokens are others.
+    def set_tiers(self, node: Node) -> None:
+        """Overwrite the tiers of an existing node: those of `node` hold its rows, and of its end
+        exactly what `node` says. Raises ValueError if the tokens differ.
         """
         tree = self._trees[self._tenants[node.key]]
         tree.insert(node)
@@ -248,18 +213,18 @@ class NodeIndex:
         tree.insert(node)
 
     def num_bytes(self, tier: Tier) -> int:
-        """What all tenants hold in `tier`."""
+        """The bytes that all tenants hold in `tier`."""
         owned = sum(tree.num_bytes(tier) for tree in self._trees.values())
         if tier == "memory":
             return owned
         return owned + self._ownerless.num_bytes
 
     def num_nodes(self, tier: Tier) -> int:
-        """How many nodes of tenants that have come `tier` holds."""
+        """How many nodes `tier` holds, without ownerless files."""
         return sum(tree.num_nodes(tier) for tree in self._trees.values())
 
-    def forget(self, key: NodeKey, tier: Tier) -> None:
-        """The tier holds the node no longer. What cannot be reached without it goes too."""
+    def drop(self, key: NodeKey, tier: Tier) -> None:
+        """Drop the node from the tier, and every node that cannot be reached without it."""
         self._ownerless.discard(key)
         node = self.node(key)
         if node is None or tier not in node.tiers:
@@ -275,60 +240,61 @@ class NodeIndex:
             self._disk.remove(files)
 
     def lost(self, keys: Iterable[NodeKey]) -> None:
-        """Memory holds these no longer; what the disk has of them can be read again."""
+        """Memory has lost these nodes; what the disk has of them can be read again."""
         for key in keys:
-            self.forget(key, "memory")
+            self.drop(key, "memory")
         self.refresh_status()
 
-    def found(
+    def files_changed(
         self, added: Iterable[Node], removed: Iterable[NodeKey], *, is_whole: bool = True
     ) -> None:
-        """Files that are on the disk now, and keys of files that are no longer; `is_whole`: there
-        are no others that could not be looked at.
+        """Take in files that are on the disk now, and keys of files that are no longer; `is_whole`:
+        no file was left out because it could not be looked at.
         """
         for node in added:
             if node.key not in self._tenants:
                 self._ownerless.add(node)
                 continue
             try:
-                self.hold(node)
+                self.set_tiers(node)
             except ValueError as error:
-                log.warning("a node file is not used: %s", error)
+                log.warning("a node file is ignored: %s", error)
         for key in removed:
-            self.forget(key, "disk")
-        new = [node for node in self._ownerless if node.key not in self._strange]
+            self.drop(key, "disk")
+        new = [node for node in self._ownerless if node.key not in self._foreign]
         own = {key for tenant in self._trees for key in self._own_files(tenant, new)}
-        self._strange = {node.key for node in self._ownerless} - own
+        self._foreign = {node.key for node in self._ownerless} - own
         if is_whole:
             self._collect_orphans(time.time())
 
     def thin(self, path: Sequence[NodeKey], keep: AbstractSet[NodeKey]) -> None:
-        """Let go of recurrent states on the way to the last node of `path`; where branches part
-        they stay.
+        """Drop recurrent states on the way to the last node of `path`, but not where branches
+        part.
         """
         tree = self._trees[self._tenants[path[-1]]]
         branches = {key for key in path if len(tree.children(key)) > 1}
         for key in thin_states([tree[key] for key in path], branches | keep):
             if "memory" in tree[key].state_tiers:
-                self._forget_end(key, "memory")
+                self._drop_end(key, "memory")
 
-    def make_room(self, num_bytes: int, keep: Needed) -> bool:
-        """Whether `num_bytes` fit into memory, after evicting what is worth least."""
+    def make_room(self, num_bytes: int, keep: Retention) -> bool:
+        """Whether `num_bytes` fit into memory, after evicting the nodes that are worth least."""
         most = self._limits.memory_bytes + self._limits.transit_bytes
         return num_bytes <= most and self._evict("memory", most - num_bytes, keep)
 
-    def make_hole(self, num_bytes: int, keep: Needed) -> bool:
-        """Evict that much more from memory, whose free bytes lie in pieces; whether it could be
-        done. Where less than a quarter is in use, the want of room has other reasons.
+    def make_hole(self, num_bytes: int, keep: Retention) -> bool:
+        """Evict `num_bytes` more from memory, whose free bytes lie in pieces; whether that could be
+        done. If less than a quarter is in use, there is another reason for the lack of room.
         """
         held = self.num_bytes("memory")
         if 4 * held < self._limits.memory_bytes:
             return False
         return self._evict("memory", max(0, held - num_bytes), keep)
 
-    def make_file_room(self, num_bytes: int, keep: Needed) -> bool:
-        """Whether files of `num_bytes` fit on the disk, after removing what is worth least: what
-        was written just now only if it has to be. Nothing goes if that is not enough.
+    def make_file_room(self, num_bytes: int, keep: Retention) -> bool:
+        """Whether files of `num_bytes` fit on the disk, after removing those that are worth least,
+        and those that were just written only if it has to be. Nothing is removed if that is not
+        enough.
         """
         most = (self._limits.disk_bytes or 0) - num_bytes
         return most >= 0 and any(
@@ -336,8 +302,8 @@ class NodeIndex:
             for min_age_s in (MIN_AGE_S, 0.0)
         )
 
-    def shrink(self, keep: Needed) -> None:
-        """Evict what is beyond the budgets."""
+    def shrink(self, keep: Retention) -> None:
+        """Evict what exceeds the budgets."""
         self._evict("memory", self._limits.memory_bytes, keep)
         if self._limits.disk_bytes is not None:
             self._evict("disk", self._limits.disk_bytes, keep, min_age_s=MIN_AGE_S)
@@ -346,11 +312,11 @@ class NodeIndex:
         self,
         tier: Tier,
         most_bytes: int,
-        keep: Needed,
+        keep: Retention,
         min_age_s: float = 0.0,
         in_part: bool = True,
     ) -> bool:
-        """Whether `tier` holds at most `most_bytes`, perhaps after an eviction."""
+        """Whether `tier` holds at most `most_bytes`, after an eviction if need be."""
         over_bytes = self.num_bytes(tier) - most_bytes
         if over_bytes <= 0:
             return True
@@ -370,25 +336,25 @@ class NodeIndex:
         )
         is_enough = eviction.freed_bytes >= over_bytes
         if is_enough or in_part:
-            self._drop(eviction, tier)
+            self._apply(eviction, tier)
         return is_enough
 
-    def _drop(self, eviction: Eviction, tier: Tier) -> None:
+    def _apply(self, eviction: Eviction, tier: Tier) -> None:
         for key in eviction.ends:
-            self._forget_end(key, tier)
+            self._drop_end(key, tier)
         for key in eviction.keys:
             node = self.node(key)
             if node is not None and node.tiers == {"memory"}:
-                self.unkept.add((self._tenants[key], node.parent), node.tokens)
-            self.forget(key, tier)
+                self.eviction_misses.add((self._tenants[key], node.parent), node.tokens)
+            self.drop(key, tier)
         if tier == "disk" and eviction.ends:
             self._disk.remove_ends(eviction.ends)
         if tier == "disk" and eviction.keys:
             self._disk.remove(eviction.keys)
         self.evicted[tier] += len(eviction.keys)
 
-    def _forget_end(self, key: NodeKey, tier: Tier) -> None:
-        """The tier holds the node without what belongs to its end."""
+    def _drop_end(self, key: NodeKey, tier: Tier) -> None:
+        """Drop what belongs to the node's end from the tier."""
         if key in self._ownerless:
             self._ownerless.drop_end(key)
             return
@@ -397,8 +363,8 @@ class NodeIndex:
             self._memory.drop(key, state_only=True)
 
     def _own_files(self, tenant: bytes, nodes: Iterable[Node]) -> list[NodeKey]:
-        """Take in those of `nodes` that only this tenant's key can have named; the keys of all
-        these, also of such as have no chain to the root yet.
+        """Take in those of `nodes` that were named with this tenant's key; the keys of all of them,
+        also of those that have no chain to the root yet.
         """
         found = [n for n in list(nodes) if node_key(n.tokens, tenant, n.parent) == n.key]
         rooted, _ = parents_first([*self._trees[tenant], *found])
@@ -408,12 +374,12 @@ class NodeIndex:
             try:
                 self.insert(tenant, node)
             except ValueError as error:
-                log.warning("a node file is not used: %s", error)
+                log.warning("a node file is ignored: %s", error)
             self._ownerless.discard(node.key)
         return [node.key for node in found]
 
     def _collect_orphans(self, now_s: float) -> None:
-        """Remove old files whose parent is nowhere: nobody can reach them."""
+        """Remove old files that cannot be reached: their parent is nowhere."""
         orphans = self._ownerless.orphans(self._tenants, now_s - ORPHAN_AGE_S)
         for key in orphans:
             self._ownerless.discard(key)
@@ -421,7 +387,7 @@ class NodeIndex:
             self._disk.remove(orphans)
 
     def refresh_status(self) -> None:
-        """Make `status` say how things are now."""
+        """Bring `status` up to date."""
         tiers = sorted(TIERS)
         self._status = CacheStatus(
             num_bytes={tier: self.num_bytes(tier) for tier in tiers},
@@ -435,5 +401,28 @@ class NodeIndex:
 
     @property
     def status(self) -> CacheStatus:
-        """How things were when a generation ended last; may be read from any thread."""
+        """The state when a generation last ended; may be read from any thread."""
         return self._status
+
+
+def newest(nodes: Iterable[Node], most: int) -> tuple[NodeLook, ...]:
+    """What is shown to people of at most so many nodes, those that were used last."""
+    now_s = time.time()
+    return tuple(_described(node, now_s) for node in nlargest(most, nodes, key=_used_s))
+
+
+def _described(node: Node, now_s: float) -> NodeLook:
+    return NodeLook(
+        key=node.key.hex(),
+        parent=None if node.parent is None else node.parent.hex(),
+        begin=node.begin,
+        end=node.end,
+        num_bytes={tier: node.bytes_in(tier) for tier in sorted(TIERS) if tier in node.tiers},
+        has_state=node.has_state,
+        hits=node.hits,
+        idle_s=max(0.0, now_s - _used_s(node)),
+    )
+
+
+def _used_s(node: Node) -> float:
+    return max(node.last_used_s, node.saved_at_s)

@@ -1,6 +1,6 @@
-"""What one generation wants of the kept prefixes, and how far its own tokens are kept.
+"""What one generation wants of the prefix cache, and how far its own tokens are saved.
 
-Values and choices: knows no tree, no lane and no files.
+Values and pure choices: positions in, positions out. Knows no tree, no lane and no files.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from torch import Tensor
 from luceasync.host_cache.copy_stream import Ticket
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.nodes import MissReason, NodeKey
-from luceasync.prefix_cache.conversations import Name, Talk
+from luceasync.prefix_cache.conversations import ConversationName, ConversationTurn
 from luceasync.prefix_cache.memory import NodeSize
 from luceasync.prefix_tree.node import Match, Node, Tier
 from luceasync.prefix_tree.policy import Cut, plan_cuts
 from luceasync.request import Request, Restore
 from luceasync.text.prompt import RenderedPrompt
 
-# Where the chunks of a prefill end. Pure: positions in, positions out.
-
-
-MIN_LAST_TOKENS = 16  # of the last chunk of a prompt
+MIN_LAST_TOKENS = 16  # of the last prefill chunk of a prompt
 MAX_OPENER_TOKENS = CHUNK_TOKENS  # more than that is a turn that the answer goes on with
+MIN_STATE_TOKENS = CHUNK_TOKENS  # that a state saves a prompt that parts there
+MAX_STATE_BYTES = 8  # for each byte of the rows that are not run again
+
+# --- where the chunks of a prefill end ---------------------------------------------------------
 
 
 def opener_of(boundaries: Sequence[int], num_tokens: int) -> int | None:
-    """Where that begins which opens the answer: the last turn's end, shortly before the prompt's.
-    None where there is no such place, or too little before it to be kept.
+    """Where the opening of the answer begins: at the last turn's end, shortly before the prompt's.
+    None where there is no such place, or too little before it to be saved.
     """
     last = boundaries[-1] if boundaries else 0
     is_near = 0 < num_tokens - last <= MAX_OPENER_TOKENS
@@ -40,13 +41,13 @@ def opener_of(boundaries: Sequence[int], num_tokens: int) -> int | None:
 
 
 def split_points(boundaries: Sequence[int], num_tokens: int, chunk_tokens: int) -> tuple[int, ...]:
-    """Turn boundaries at which chunks of a prefill end besides the multiples of `chunk_tokens`.
+    """Turn boundaries at which prefill chunks end besides the multiples of `chunk_tokens`.
 
-    The first is most often where other conversations part from this one; the others leave a quarter
-    of a chunk to each other, so that many short turns cost few more passes. What opens the answer
-    is run with what is before it: the state between them is taken within the chunk. Chunks follow
-    from the prompt alone: a run has the same, whatever is kept or found of it. (The one split that
-    does not is made where a prompt parts from another one: see luceasync.prefix_cache.lease.)
+    At the first one, other conversations most often part from this one; the others leave a quarter
+    of a chunk to each other, so that many short turns cost few more passes. The opening of the
+    answer is run with what is before it: the state between them is taken within the chunk. Chunks
+    follow from the prompt alone, whatever is saved or found of it. (The one exception is the split
+    where a prompt parts from another one: see `fork_of`.)
     """
     points: list[int] = []
     opener = opener_of(boundaries, num_tokens)
@@ -63,7 +64,7 @@ def chunk_end(begin: int, num_tokens: int, chunk_tokens: int, splits: Sequence[i
     """Where the prefill chunk that starts at `begin` ends: at a multiple of `chunk_tokens`, at a
     split, or with the prompt.
 
-    Cuts lie at fixed positions, so that the numbers of a run do not depend on what else is running.
+    Ends lie at fixed positions, so that numbers do not depend on what else is running.
     """
     end = min(num_tokens, (begin // chunk_tokens + 1) * chunk_tokens)
     after = bisect_right(splits, begin)
@@ -73,7 +74,7 @@ def chunk_end(begin: int, num_tokens: int, chunk_tokens: int, splits: Sequence[i
 def chunk_ends(
     begin: int, num_tokens: int, chunk_tokens: int, splits: Sequence[int] = ()
 ) -> list[int]:
-    """Where all chunks of a prefill from `begin` on end."""
+    """Where all chunks of a prefill from `begin` on end, rising."""
     ends = []
     while begin < num_tokens:
         begin = chunk_end(begin, num_tokens, chunk_tokens, splits)
@@ -81,33 +82,28 @@ def chunk_ends(
     return ends
 
 
-# Where a prompt parts from others within a turn, and whether a node is to end there. Pure.
-# Models that can go on from within a node find what two prompts share anyway; it is kept once
-# then.
+# --- where prompts part within a turn ----------------------------------------------------------
+# A node that ends there serves both. Models that can go on from within a node find what two prompts
+# share anyway; it is stored once then.
 
 
-LEAST_TOKENS = CHUNK_TOKENS  # that a state saves who parts there; fewer are soon run again
-MAX_STATE_BYTES = 8  # for each byte of the rows that are not run again
-
-
-def least_tokens(token: NodeSize) -> int:
+def min_state_tokens(token: NodeSize) -> int:
     """How many tokens a state must save to be worth its bytes; `token`: the sizes of one and of the
-    state after it. Others will part there, so that it may be larger than what it saves once.
+    state after it. Several prompts will part there, so it may be larger than what it saves once.
     """
     worth_bytes = MAX_STATE_BYTES * token.span_bytes
-    return max(LEAST_TOKENS, -(-token.end_bytes // worth_bytes))
+    return max(MIN_STATE_TOKENS, -(-token.end_bytes // worth_bytes))
 
 
 def fork_of(
     num_shared: int, num_tokens: int, known_end: int, turns: Iterable[int], min_tokens: int
 ) -> int | None:
-    """Where the prefill of a prompt of `num_tokens` tokens is to end a node, because another one
-    that was run shares the first `num_shared` with it; None where nothing parts, or where an end
-    is near: at `known_end`, from where on the prompt is kept, or at one of the `turns` that its
-    prefill keeps anyway.
+    """Where the prefill of a prompt of `num_tokens` tokens is to end a node because another prompt
+    shares the first `num_shared` with it. None where nothing parts, or an end is near: `known_end`,
+    up to which the prompt is saved, or one of the `turns` that its prefill saves anyway.
 
-    The place is a multiple of 64 tokens: who parts a few tokens earlier, as prompts do that end
-    with dates and names, most often finds it too.
+    The place is a multiple of 64 tokens: prompts that part a few tokens earlier, as those do that
+    end with dates and names, most often find it too.
     """
     if num_shared >= num_tokens:
         return None
@@ -117,17 +113,17 @@ def fork_of(
 
 
 def fork_behind_tools(tools_end: int | None, num_tokens: int, min_tokens: int) -> int | None:
-    """Where others part from a prompt of `num_tokens` tokens that have its tools, which end at
-    `tools_end`, and another system message; None where there is no such place, or it saves little.
-    It follows from the prompt alone: the first one that has these tools leaves the state.
+    """Where prompts with the same tools, which end at `tools_end`, and another system message part
+    from a prompt of `num_tokens` tokens; None where there is no such place, or it saves little. It
+    follows from the prompt alone: the first prompt with these tools leaves the state.
     """
     fork = (tools_end or 0) // CHUNK_TOKENS * CHUNK_TOKENS
     return fork if min_tokens <= fork < num_tokens else None
 
 
-# Where a client marks a prompt within a turn, and at which of these places a state is kept.
-# Pure. A place is within a chunk of the prefill, or between two: chunks end where they would
-# without marks, so that a mark changes no number of the run.
+# --- where a client marks a prompt within a turn -----------------------------------------------
+# A place is within a prefill chunk, or between two: chunks end where they would without marks, so
+# that a mark changes no number of the run.
 
 
 def marked_places(
@@ -139,11 +135,13 @@ def marked_places(
     turns: Iterable[int] = (),
     min_tokens: int,
 ) -> tuple[int, ...]:
-    """Places of a prefill from `begin` on, whose chunks end at `ends`, that are kept for the
-    `marks` shortly behind them: multiples of 64 tokens of their chunk, one in each chunk, the last.
-    None in the chunk in which the state before what opens the answer is taken, the `opener`; none
-    that saves fewer than `min_tokens` to who parts there: since `begin`, another place, or one of
-    the `turns`, which are kept anyway.
+    """Places of a prefill from `begin` on, whose chunks end at `ends`, at which a state is saved
+    for the `marks` shortly behind them: multiples of 64 tokens of their chunk, the last in each.
+    None in the chunk of the `opener`, where a state is taken already; none that saves fewer than
+    `min_tokens`: since `begin`, another place, or one of the `turns`, which are saved anyway.
+
+        chunk [start ........ end)   mark
+              |-- 64 --|-- 64 --|x     x = mark: the place is the last multiple before it
     """
     by_chunk: dict[int, int] = {}
     for mark in sorted(marks):
@@ -163,8 +161,8 @@ def marked_places(
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """A tree's longest match of a prompt in some tiers, when it had changed so often."""
+class MatchMemo:
+    """A prompt's longest match in some tiers of its tree, when that had had so many changes."""
 
     num_changes: int
     tiers: frozenset[Tier]
@@ -173,17 +171,17 @@ class Look:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A generation's side of the prefix cache. Others read it and call what has happened.
+    """A generation's side of the prefix cache. Only its own methods write its fields.
 
     `begun`: tokens that were generated on a lane that it has left; they are prefilled like the
-    prompt. `sequence` are its prompt, and after that what was generated; `path` the keys of the
-    nodes, root first, that hold its tokens `[0, path_end)`; `cuts` what its prefill will still
-    keep, `splits` where its chunks end besides the fixed positions, `places` where the state is
-    wanted even within one: at the opener, and near the client's `marks`; `forks` are the places
-    within a turn where other prompts part from it: behind its tools, and where one does with which
-    it shares `num_shared` tokens. `is_main`: its turn is on the main line of its conversation, else
-    beside that, whose ends are `spared`. `awaited` are nodes on their way from the disk; `logits`
-    those after the prompt, float32 [vocab], if none is to run.
+    prompt. `sequence`: its prompt, and after that what was generated. `path`: the keys of the
+    nodes, root first, that hold its tokens `[0, path_end)`. `cuts`: what its prefill will still
+    save. `splits`: where prefill chunks end besides the fixed positions. `places`: where the state
+    is wanted even within a chunk, at the opener and near the client's marks. `forks`: places within
+    a turn where other prompts part from it, behind its tools and where it parts from one with which
+    it shares `num_shared` tokens. `is_main`: its turn is on the main line of its conversation; if
+    not, `spared` are the ends of that line. `awaited`: nodes on their way from the disk. `logits`:
+    those after the prompt, float32 [vocab], if nothing is to run.
     """
 
     request: Request
@@ -193,7 +191,7 @@ class Lease:
     num_prompt_tokens: int = field(init=False)
     spared: tuple[NodeKey, ...] = ()
     is_main: bool = False
-    last_look: Look | None = None
+    memo: MatchMemo | None = None
     match: Match | None = None
     logits: Tensor | None = None
     path: list[NodeKey] = field(default_factory=list)
@@ -203,20 +201,20 @@ class Lease:
     num_shared: int = 0
     forks: tuple[int, ...] = ()
     cuts: deque[Cut] = field(default_factory=deque)
-    kept: list[NodeKey] = field(default_factory=list)  # the nodes that its own run has made
+    saved: list[NodeKey] = field(default_factory=list)  # the nodes that its own run has made
     awaited: set[NodeKey] = field(default_factory=set)
-    fetched: set[NodeKey] = field(default_factory=set)  # nodes that have come from there
+    fetched: set[NodeKey] = field(default_factory=set)  # nodes that have come from the disk
     num_fetched_bytes: int = 0
-    without_disk: bool = False  # it could not give a node just now
+    without_disk: bool = False  # the disk could not give a node just now
     used_disk: bool = False
     safe_end: int = 0  # where the last state of its path is that the disk has, or will have
     prompt_node: NodeKey | None = None  # its end is written only if no turn's end follows
     decision: str | None = None
     fault: MissReason | None = None
     started_s: float | None = None  # when the first node was asked for
-    lane_s: float | None = None  # when it had its lane
-    ticket: Ticket | None = None  # of what is put into the lane
-    has_arrived: bool = False  # it is there, and the engine's thread was told
+    lane_s: float | None = None  # when it was given its lane
+    ticket: Ticket | None = None  # of the copies into the lane
+    has_arrived: bool = False  # they are over, and the engine's thread has heard of it
     restore: Restore = field(default_factory=Restore)
 
     def __post_init__(self) -> None:
@@ -245,15 +243,15 @@ class Lease:
         return self.request.prompt_top_logprobs is not None and not self.begun
 
     @property
-    def talk(self) -> Talk | None:
-        """The conversation that the client names, and how much of the prompt the next turn may
-        share: what opens the answer is not part of that.
+    def turn(self) -> ConversationTurn | None:
+        """The turn of a conversation that the client names, and how much of the prompt the next one
+        may share: not the opening of the answer.
         """
         if not self.request.conversation:
             return None
-        name = Name(self.tenant, self.request.client, self.request.conversation)
+        name = ConversationName(self.tenant, self.request.client, self.request.conversation)
         num_tokens = len(self.rendered.ids)
-        return Talk(name, opener_of(self.boundaries, num_tokens) or num_tokens)
+        return ConversationTurn(name, opener_of(self.boundaries, num_tokens) or num_tokens)
 
     @property
     def prompt(self) -> array[int]:
@@ -267,81 +265,90 @@ class Lease:
 
     @property
     def opener(self) -> int | None:
-        """Where that begins which opens the answer; a later prompt most often parts there."""
+        """Where the opening of the answer begins; a later prompt most often parts there."""
         return opener_of(self.boundaries, self.num_prompt_tokens)
 
     def is_opening(self, node: Node) -> bool:
-        """Whether the node is what opens the answer and no more: a few tokens to be run again."""
+        """Whether the node is the opening of the answer alone: a few tokens, soon run again."""
         return (node.begin, node.end) == (self.opener, self.num_prompt_tokens)
 
-    # --- what becomes of it: nobody else writes its fields ----------------------------------------
+    def is_worth_waiting(self, num_coming: int, num_there: int) -> bool:
+        """Whether to wait for `num_coming` tokens of the prompt, which will soon be saved, instead
+        of running on from `num_there`: for a chunk more, or for all that is to run.
+        """
+        is_all = num_there < num_coming == self.num_prompt_tokens
+        return is_all or num_coming >= num_there + CHUNK_TOKENS
 
-    def looked(self, look: Look) -> None:
-        """It was looked up in its tree."""
-        self.last_look = look
+    # --- what is restored ------------------------------------------------------------------------
 
-    def found(self, match: Match) -> None:
-        """The most that could be taken up now, or what is to be."""
+    def remember(self, memo: MatchMemo) -> None:
+        """Spare the next look-up in a tree that has not changed."""
+        self.memo = memo
+
+    def set_match(self, match: Match) -> None:
+        """The most that could be restored now, or what is to be."""
         self.match = match
 
-    def stands(self, is_main: bool, spared: tuple[NodeKey, ...]) -> None:
-        """On the main line of its talk, or beside it."""
+    def set_line(self, is_main: bool, spared: tuple[NodeKey, ...]) -> None:
+        """Whether its turn is on the main line of its conversation, else the ends of that line."""
         self.is_main, self.spared = is_main, spared
 
-    def shares(self, num_tokens: int) -> None:
-        """Another prompt that was run, or is, begins with its first `num_tokens` tokens."""
+    def set_shared(self, num_tokens: int) -> None:
+        """Another prompt begins with its first `num_tokens` tokens."""
         self.num_shared = num_tokens
 
-    def decided(self, decision: str, refused: MissReason | None = None) -> None:
-        """Why the match is restored, or run again: then `refused` says so in one word."""
+    def decide(self, decision: str, refused: MissReason | None = None) -> None:
+        """Why the match is restored, or with `refused`, why it is run again."""
         self.decision = decision
         self.fault = refused or self.fault
 
-    def waits_for(self, keys: Iterable[NodeKey], now_s: float) -> None:
+    def wait_for(self, keys: Iterable[NodeKey], now_s: float) -> None:
         """Nodes were ordered from the disk."""
         self.awaited = set(keys)
         self.started_s = self.started_s or now_s
 
-    def came(self, key: NodeKey, num_bytes: int) -> None:
-        """A node has come from the disk, which took so many bytes of a file."""
+    def receive(self, key: NodeKey, num_bytes: int) -> None:
+        """A node has come from the disk, in files of so many bytes."""
         self.awaited.discard(key)
         self.fetched.add(key)
         self.num_fetched_bytes += num_bytes
 
-    def missed(self, key: NodeKey, reason: MissReason) -> None:
+    def miss(self, key: NodeKey, reason: MissReason) -> None:
         """A node does not come."""
         self.awaited.discard(key)
         self.fault = reason
         self.without_disk |= reason.is_passing
 
-    def begins(self, nodes: Sequence[Node], now_s: float) -> None:
-        """It has a lane, which takes up these nodes."""
+    def start(self, nodes: Sequence[Node], now_s: float) -> None:
+        """It has a lane, into which these nodes are restored."""
         self.started_s = self.started_s or now_s
         self.lane_s = now_s
         self.used_disk = any(node.key in self.fetched for node in nodes)
 
-    def restores(self, ticket: Ticket, logits: Tensor | None) -> None:
+    def begin_restore(self, ticket: Ticket, logits: Tensor | None) -> None:
         """Copies into the lane are queued; `logits`: those after the prompt, if they are held."""
         self.ticket, self.has_arrived = ticket, ticket.is_done
         self.logits = logits
 
-    def arrived(self) -> None:
-        """What is put into the lane is there."""
+    def arrive(self) -> None:
+        """The copies into the lane are over."""
         self.has_arrived = True
 
-    def restored(self, restore: Restore) -> None:
-        """What came of it, for the answer to tell."""
+    def end_restore(self, restore: Restore) -> None:
+        """What was restored, for the answer to tell."""
         self.restore = restore
 
-    def holds(self, known: Sequence[Node]) -> None:
+    # --- what is saved ---------------------------------------------------------------------------
+
+    def set_path(self, known: Sequence[Node]) -> None:
         """These nodes, root first, hold its first tokens."""
         self.path = [node.key for node in known]
         self.path_end = known[-1].end if known else 0
         for node in known:
-            self.orders(node, with_end="disk" in node.state_tiers)
+            self.note_write(node, with_end="disk" in node.state_tiers)
 
-    def orders(self, node: Node, *, with_end: bool) -> None:
-        """The disk is to have the node, or has it."""
+    def note_write(self, node: Node, *, with_end: bool) -> None:
+        """The disk has the node, or is to have it."""
         self.safe_end = node.end if with_end else self.safe_end
 
     def plan_prefill(
@@ -353,11 +360,17 @@ class Lease:
         interval_tokens: int,
         min_fork_tokens: int,
     ) -> None:
-        """Fix where the chunks of a prefill from `begin` on end and what it will keep. A recurrent
-        family is cut where its state can be saved: at the ends of chunks, and where the answer's
-        opening begins, since the next turn parts there wherever the template, or the client, gives
-        the answer back otherwise than it was written. Attention is cut anywhere. `min_fork_tokens`:
-        see forks.least_tokens.
+        """Fix where the chunks of a prefill from `begin` on end, and what it will save.
+
+        A recurrent family is cut where its state can be saved: at the ends of chunks, and where the
+        opening of the answer begins, since the next turn parts there wherever the template or the
+        client gives the answer back in another form. Attention is cut anywhere. `min_fork_tokens`:
+        see `min_state_tokens`.
+
+            0         begin                                    opener   num_tokens
+            |--path--|--chunk--|--chunk--:--chunk--|--chunk--------x------|   answer ...
+                               ^         ^         ^               ^      ^
+                     a cut at a multiple, at a fork, at a turn, at the opener, at the end
         """
         num_tokens = self.num_prompt_tokens
         stops: Sequence[int] = range(num_tokens + 1)
@@ -378,7 +391,7 @@ class Lease:
                 firm=self.opener,
             )
         )
-        # Rows that were taken up as a part of a node are in the lane: they can still be cut.
+        # Rows that were restored as a part of a node are in the lane: they can still be cut.
         known_end = max(begin, self.path_end) if recurrent else self.path_end
         self._cut_at(tools_fork, known_end)
         turns = [cut.end for cut in self.cuts if cut.is_turn_end]  # their states stay
@@ -390,7 +403,7 @@ class Lease:
             self._place_marks(begin, ends, min_fork_tokens)
 
     def _place_marks(self, begin: int, ends: Sequence[int], min_tokens: int) -> None:
-        """States near the client's marks, besides that before the opener."""
+        """Plan states near the client's marks, besides that before the opener."""
         turns = [cut.end for cut in self.cuts if cut.is_turn_end]
         marks = () if self.begun else self.rendered.marks
         places = marked_places(
@@ -401,8 +414,8 @@ class Lease:
         self.places = _with(places, self.opener)
 
     def _cut_at(self, fork: int | None, known_end: int) -> None:
-        """End a node at the fork, unless its tokens are known to be kept: there others part from
-        it, and what they share is kept once.
+        """End a node at the fork, unless its tokens are saved already: prompts part there, and what
+        they share is stored once.
         """
         if fork is not None and fork > known_end:
             self.forks = _with(self.forks, fork)
@@ -414,46 +427,39 @@ class Lease:
         return next((place for place in self.places if begin < place < end), None)
 
     def next_cut(self, end: int) -> Cut | None:
-        """What is to be kept of a lane that stands after `end` tokens; each of them once."""
+        """The next thing to save of a lane that holds `end` tokens; each is returned once."""
         return self.cuts.popleft() if self.cuts and self.cuts[0].end <= end else None
 
-    def kept_until(self, end: int, key: NodeKey) -> None:
+    def extend_path(self, end: int, key: NodeKey) -> None:
         """The node `key` holds its tokens from the path's end to `end`."""
         self.path.append(key)
         self.path_end = end
 
-    def is_worth_waiting(self, num_coming: int, num_there: int) -> bool:
-        """Whether `num_coming` tokens of the prompt, which will soon be kept, are worth more than
-        to run on from `num_there`: a chunk, or all there is to run.
+    def shorten_path(self, node_of: Callable[[NodeKey], Node | None]) -> None:
+        """Leave out nodes at the path's end that are gone, as files may be that were not read yet:
+        the lane has what they held, and it is saved again.
         """
-        is_all = num_there < num_coming == self.num_prompt_tokens
-        return is_all or num_coming >= num_there + CHUNK_TOKENS
+        while self.path and node_of(self.path[-1]) is None:
+            self.path.pop()
+        last = node_of(self.path[-1]) if self.path else None
+        self.path_end = 0 if last is None else last.end
 
-    def leave_out_opening(self, node_of: Callable[[NodeKey], Node | None]) -> None:
-        """What comes next is kept together with what opens the answer, and continues what is before
-        that: a turn then is two files, not three.
+    def drop_opening(self, node_of: Callable[[NodeKey], Node | None]) -> None:
+        """Leave out the opening of the answer, which is then saved together with what follows it: a
+        turn is two files, not three.
         """
         last = node_of(self.path[-1]) if self.path else None
         if last is not None and self.is_opening(last):
             self.path.pop()
             self.path_end = last.begin
 
-    def made(self, key: NodeKey) -> None:
+    def add_saved(self, key: NodeKey) -> None:
         """Its own run has made the node."""
-        self.kept.append(key)
+        self.saved.append(key)
 
-    def prompt_ends_with(self, key: NodeKey) -> None:
-        """The node is worth a file with its state only if no turn's end follows."""
+    def set_prompt_node(self, key: NodeKey) -> None:
+        """The node is written with its end only if no turn's end follows."""
         self.prompt_node = key
-
-    def shorten(self, node_of: Callable[[NodeKey], Node | None]) -> None:
-        """Files that nobody has read yet may go at any time, and with them the path's end: what
-        they held is kept again, the lane has it all.
-        """
-        while self.path and node_of(self.path[-1]) is None:
-            self.path.pop()
-        last = node_of(self.path[-1]) if self.path else None
-        self.path_end = 0 if last is None else last.end
 
 
 def _with(places: Sequence[int], place: int | None) -> tuple[int, ...]:

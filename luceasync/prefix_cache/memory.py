@@ -166,7 +166,7 @@ class MemoryNodes:
         if (ledger := self.lanes.ledger(lane, span.end)) is not None:
             at_end[LEDGER] = torch.tensor(ledger, dtype=torch.float32).view(-1, 2)
         self._nodes[node] = _MemoryNode(span, ticket, at_end)
-        self.lanes.kept(lane, node, span)
+        self.lanes.node_saved(lane, node, span)
 
     def ticket(self, node: NodeKey) -> Ticket:
         """Done when all of the node has arrived in host memory; until then `export` waits."""
@@ -178,7 +178,7 @@ class MemoryNodes:
         """
         ledger = self._nodes[nodes[-1]].end.get(LEDGER)
         if ledger is not None:
-            self.lanes.expect(lane, [(here > 0, worth) for here, worth in ledger.tolist()])
+            self.lanes.expect_restore(lane, [(here > 0, worth) for here, worth in ledger.tolist()])
         ticket = self._target.restore(lane, nodes, num_tokens)
         self._features.restore(lane, nodes, num_tokens)
         return ticket

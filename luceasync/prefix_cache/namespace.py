@@ -1,6 +1,6 @@
-"""Which saved state a model may share: a digest of all that its numbers depend on.
+"""The namespace of a model's saved state: a digest of all that its numbers depend on.
 
-Owns what goes into the digest, and the memory of weight files that were hashed before. Knows no
+Owns what goes into the digest, and the memo of weight files that were hashed before. Knows no
 tensor and no node; split, device and tokenizer are not part of it.
 """
 
@@ -38,8 +38,8 @@ def namespace_of(
 ) -> str:
     """The namespace of a model with these weights, held and computed in `precision`.
 
-    Reads every weight file whose digest is not remembered in `cache_dir` (None: all of them).
-    Raises ModelError where one cannot be read or changes meanwhile.
+    Reads every weight file whose digest is not in the memo of `cache_dir` (None: all of them).
+    Raises ModelError if one cannot be read, or changes while it is read.
     """
     files = [path.resolve() for path in weight_files]
     known = {} if cache_dir is None else _read_memo(cache_dir / MEMO)
@@ -58,15 +58,15 @@ def namespace_of(
 
 
 def _dtypes(precision: Precision) -> dict[str, str]:
-    """That of keys and values; others only where they are not the same."""
+    """The dtype of keys and values; others only where they differ from it."""
     others = {"weights_dtype": precision.weights, "compute_dtype": precision.compute}
     different = {name: dtype for name, dtype in others.items() if dtype != precision.kv}
     return {"kv_dtype": precision.kv, **different}
 
 
 def _digested(path: Path, remembered: list[Any] | None) -> list[Any]:
-    """What identifies the file's content, then its digest: the remembered one, where all the rest
-    is as it was.
+    """What identifies the file's content, then its digest: the remembered one if the identity is
+    unchanged.
     """
     try:
         identity = _identity(path)
@@ -74,7 +74,7 @@ def _digested(path: Path, remembered: list[Any] | None) -> list[Any]:
             return remembered
         hasher = blake3(max_threads=blake3.AUTO).update_mmap(path)
         if _identity(path) != identity:
-            raise ModelError(f"{path}: it was changed while it was read; expected to find it whole")
+            raise ModelError(f"{path}: changed while it was read")
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error}") from None
     return [*identity, hasher.hexdigest()]
@@ -87,7 +87,7 @@ def _identity(path: Path) -> list[int]:
 
 
 def _read_memo(path: Path) -> Memo:
-    """The entries that are in order; a memo that is damaged has none."""
+    """The valid entries; a damaged memo has none."""
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -111,8 +111,8 @@ def _is_entry(entry: object) -> bool:
 
 
 def _remember(cache_dir: Path, found: Memo) -> None:
-    """Add the entries to the memo, which appears whole or not at all. Of two processes that do so
-    at once one may be forgotten: then it hashes again.
+    """Add the entries to the memo, which is replaced as a whole. If two processes do so at once,
+    the entries of one may be lost: they are hashed again.
     """
     path = cache_dir / MEMO
     temporary = cache_dir / f".{MEMO}.{os.getpid()}.{secrets.token_hex(4)}"
@@ -123,7 +123,7 @@ def _remember(cache_dir: Path, found: Memo) -> None:
         with open(fd, "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(temporary, path)
-    except OSError as error:  # only the next start takes longer
+    except OSError as error:  # the next start takes longer, no more
         log.warning("%s could not be written: %s", path, error)
         with contextlib.suppress(OSError):
             temporary.unlink()

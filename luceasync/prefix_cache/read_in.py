@@ -1,7 +1,7 @@
 """Which nodes are on their way from the disk, and what memory takes of them when they come.
 
-Owns what is under way between the disk and memory. Knows no leases; what is wanted is asked of it,
-and what that takes is for others to allow.
+Owns what is under way between the disk and memory. Knows no leases: it is told what to read, and
+others allow the memory that it takes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from luceasync.disk_cache.outcomes import Miss
 from luceasync.errors import SnapshotMismatch
 from luceasync.host_cache.nodes import Span
 from luceasync.nodes import MissReason, NodeKey
-from luceasync.prefix_cache.disk_orders import DiskOrders, Fetched, Order
+from luceasync.prefix_cache.disk_orders import DiskOrders, FetchedNode, ReadOrder
 from luceasync.prefix_cache.index import NodeIndex
 from luceasync.prefix_cache.memory import MemoryNodes
 from luceasync.prefix_tree.node import NOWHERE, Match, Node, Tier
@@ -26,8 +26,8 @@ MEMORY: frozenset[Tier] = frozenset(("memory",))
 DISK: frozenset[Tier] = frozenset(("disk",))
 
 
-class DiskToMemory:
-    """Nodes that come from the disk; each of them is read once, however many wait for it."""
+class ReadIn:
+    """Nodes that come from the disk; each is read once, however many leases wait for it."""
 
     def __init__(
         self, index: NodeIndex, memory: MemoryNodes, disk: DiskOrders, *, recurrent: bool
@@ -47,15 +47,15 @@ class DiskToMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that what is on its way will take."""
+        """Memory that nodes on their way will take."""
         return sum(self._coming.values())
 
-    def num_bytes_of(self, orders: Iterable[Order]) -> int:
+    def num_bytes_of(self, orders: Iterable[ReadOrder]) -> int:
         """Memory that the orders will take beyond that."""
         return sum(self._size(order) for order in orders if order.key not in self._coming)
 
-    def orders(self, match: Match) -> list[Order]:
-        """What has to be read before the match can be taken up."""
+    def orders(self, match: Match) -> list[ReadOrder]:
+        """What has to be read before the match can be restored."""
         orders = []
         for node in nodes_of(match):
             is_end = match.part is None and node is match.nodes[-1]
@@ -63,57 +63,56 @@ class DiskToMemory:
             wants_logits = is_end and match.exact and "memory" not in node.logits_tiers
             if wants_state or wants_logits or "memory" not in node.tiers:
                 near = match.num_tokens - node.end < self._memory.num_feature_tokens
-                orders.append(Order(node.key, with_end=wants_state or wants_logits or near))
+                orders.append(ReadOrder(node.key, with_end=wants_state or wants_logits or near))
         return orders
 
-    def begin(self, orders: Sequence[Order], timeout_s: float | None = None) -> None:
-        """Have read what is not on its way already, each within `timeout_s`."""
+    def begin(self, orders: Sequence[ReadOrder], timeout_s: float | None = None) -> None:
+        """Read what is not on its way already, each within `timeout_s`."""
         coming = self._coming
         new = [replace(order, timeout_s=timeout_s) for order in orders if order.key not in coming]
         self._coming |= {order.key: self._size(order) for order in new}
         self._disk.read(new)
 
-    def fetched(self, key: NodeKey, result: Fetched | Miss) -> Miss | None:
-        """A node has come, or it cannot. None, or why it is no use."""
+    def fetched(self, key: NodeKey, result: FetchedNode | Miss) -> Miss | None:
+        """Adopt a node that has come; None, or why it is of no use."""
         self._coming.pop(key, None)
         return result if isinstance(result, Miss) else self._adopt(key, result)
 
-    def _size(self, order: Order) -> int:
+    def _size(self, order: ReadOrder) -> int:
         """How much memory the node will take when it has come."""
         node = self._index.node(order.key)
         assert node is not None, "what is ordered is in the tree"
         return node.num_bytes + (node.state_bytes if order.with_end else 0)
 
-    def _adopt(self, key: NodeKey, fetched: Fetched) -> Miss | None:
-        """Own what came from the disk; None, or why it is no use."""
+    def _adopt(self, key: NodeKey, fetched: FetchedNode) -> Miss | None:
         node = self._index.node(key)
         if node is None:
-            return Miss(MissReason.GONE, "forgotten meanwhile, with what it continues")
+            return Miss(MissReason.GONE, "dropped meanwhile, with its ancestors")
         if fetched.file_parts is not None:
-            self._index.hold(_held(node, DISK, fetched.file_parts))
+            self._index.set_tiers(_held(node, DISK, fetched.file_parts))
         if not _gains(node, fetched.parts):
-            return None  # a prefill has kept it meanwhile
+            return None  # a prefill has saved it meanwhile
         with_state = Part.STATE in fetched.parts
         span = Span(node.begin, node.end, with_state=with_state)
         try:
             self._memory.adopt(key, span, node.tokens, fetched.tensors)
         except SnapshotMismatch as error:
-            log.warning("node %s is set aside: %s", key.hex()[:16], error)
+            log.warning("node %s is quarantined: %s", key.hex()[:16], error)
             self._disk.quarantine(key)
             return Miss(MissReason.CORRUPT, str(error))
         except MemoryError as error:
             return Miss(MissReason.NO_MEMORY, str(error))
-        self._index.hold(_held(node, MEMORY, fetched.parts))
+        self._index.set_tiers(_held(node, MEMORY, fetched.parts))
         return None
 
 
 def nodes_of(match: Match) -> list[Node]:
-    """The nodes that the match takes up, root first."""
+    """The nodes that the match restores, root first."""
     return [*match.nodes, *([] if match.part is None else [match.part])]
 
 
 def _held(node: Node, tiers: frozenset[Tier], parts: frozenset[Part]) -> Node:
-    """The node, of which `tiers` hold these parts."""
+    """The node as `tiers` hold it, with these parts."""
     return replace(
         node,
         tiers=tiers,

@@ -1,7 +1,7 @@
 """What a lane holds beyond its lease's path becomes a node in memory.
 
-Owns nothing: nodes are held by NodeIndex, their tensors by MemoryNodes, the path by the lease. What
-is worth keeping, and whether it is worth a file, is for others to say.
+Owns nothing: NodeIndex holds nodes, MemoryNodes their tensors, the lease its path. What is worth
+saving, and whether it is worth a file, is decided by others.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MAX_TRIES = 6
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What is to become a node: tokens up to `end`, and what is known there."""
+class SavePoint:
+    """Where a node is to end, and what is known there. `logits`: float32 [vocab]."""
 
     end: int
     is_turn_end: bool
@@ -40,7 +40,7 @@ class Kept:
     logits: Tensor | None = None
 
 
-class LaneToMemory:
+class LaneSaver:
     """Makes nodes out of lanes."""
 
     def __init__(
@@ -51,71 +51,75 @@ class LaneToMemory:
         self._leases = leases
         self._recurrent = recurrent
 
-    def keep(self, lease: Lease, lane: int, kept: Kept) -> Node | None:
+    def save(self, lease: Lease, lane: int, point: SavePoint) -> Node | None:
         """Make a node of what was added since the path's end; None where it cannot be kept."""
-        lease.shorten(self._index.node)
-        begin, end = lease.path_end, kept.end
+        lease.shorten_path(self._index.node)
+        begin, end = lease.path_end, point.end
         if end <= begin:
             return None
         tokens = lease.sequence[begin:end]
         key = node_key(tokens, lease.tenant, lease.path[-1] if lease.path else None)
-        if self._is_held(key, kept):
-            self._memory.lanes.kept(lane, key, Span(begin, end, with_state=self._recurrent))
-        elif not self._save(lease, lane, kept, key, tokens):
+        if self._is_held(key, point):
+            self._memory.lanes.node_saved(lane, key, Span(begin, end, with_state=self._recurrent))
+        elif not self._save(lease, lane, point, key, tokens):
             return None
-        lease.kept_until(end, key)
+        lease.extend_path(end, key)
         self._index.thin(lease.path, self._leases.ends)
         return self._index.node(key)
 
-    def _is_held(self, key: NodeKey, kept: Kept) -> bool:
-        """Whether memory has the node, and of its end all that there is to keep."""
+    def _is_held(self, key: NodeKey, point: SavePoint) -> bool:
+        """Whether memory has the node, and all of its end that there is to save."""
         node = self._index.node(key)
         if node is None or "memory" not in node.tiers:
             return False
         has_state = not self._recurrent or "memory" in node.state_tiers
-        return has_state and (kept.logits is None or "memory" in node.logits_tiers)
+        return has_state and (point.logits is None or "memory" in node.logits_tiers)
 
-    def _save(self, lease: Lease, lane: int, kept: Kept, key: NodeKey, tokens: array[int]) -> bool:
-        """Keep `tokens`, which end at `kept.end`, under `key`; whether there was room for them."""
-        span = Span(lease.path_end, kept.end, with_state=self._recurrent)
-        # Far before the prompt's end they would be of use only to who parts from it there.
+    def _save(
+        self, lease: Lease, lane: int, point: SavePoint, key: NodeKey, tokens: array[int]
+    ) -> bool:
+        """Save `tokens`, which end at the point, under `key`; whether there was room for them."""
+        span = Span(lease.path_end, point.end, with_state=self._recurrent)
+        # Far before the prompt's end, features would serve only prompts that part from it there.
         with_features = lease.num_prompt_tokens - span.end < self._memory.num_feature_tokens
         size = self._memory.size(
-            span, with_logits=kept.logits is not None, with_features=with_features
+            span, with_logits=point.logits is not None, with_features=with_features
         )
-        save = partial(self._memory.save, lane, key, span, kept.logits, with_features=with_features)
-        if not self.has_copied(save, size.span_bytes + size.end_bytes, lease.spared):
-            log.debug("tokens [%d, %d) are not kept: no room", span.begin, span.end)
-            self._index.forget(key, "memory")
-            parent = lease.path[-1] if lease.path else None
-            self._index.unkept.add((lease.tenant, parent), tokens)
+        save = partial(
+            self._memory.save, lane, key, span, point.logits, with_features=with_features
+        )
+        parent = lease.path[-1] if lease.path else None
+        if not self.try_save(save, size.span_bytes + size.end_bytes, lease.spared):
+            log.debug("tokens [%d, %d) are not saved: no room", span.begin, span.end)
+            self._index.drop(key, "memory")
+            self._index.eviction_misses.add((lease.tenant, parent), tokens)
             return False
         node = Node(
             key=key,
-            parent=lease.path[-1] if lease.path else None,
+            parent=parent,
             begin=span.begin,
             tokens=tokens,
             tiers=MEMORY,
             state_tiers=MEMORY if self._recurrent else NOWHERE,
-            logits_tiers=NOWHERE if kept.logits is None else MEMORY,
+            logits_tiers=NOWHERE if point.logits is None else MEMORY,
             num_bytes=size.span_bytes,
             state_bytes=size.end_bytes,
-            is_turn_end=kept.is_turn_end,
-            is_generated=kept.is_generated,
+            is_turn_end=point.is_turn_end,
+            is_generated=point.is_generated,
             last_used_s=time.time(),
             saved_at_s=time.time(),
         )
         self._index.insert(lease.tenant, node)
         self._index.saved["memory"] += 1
-        lease.made(key)
+        lease.add_saved(key)
         return True
 
-    def has_copied(
+    def try_save(
         self, save: Callable[[], object], num_bytes: int, spared: Sequence[NodeKey] = ()
     ) -> bool:
-        """Save it; whether there was room for so many bytes, which what nobody needs makes: as much
-        as it takes, and more where memory is free in pieces that are too small. Nothing goes that
-        the ends `spared` need.
+        """Call `save`, which needs `num_bytes` and raises MemoryError; whether it succeeded. Nodes
+        that no lease needs make room, more of them where free memory lies in pieces that are too
+        small, but none that the ends `spared` need.
         """
         has_room = self._leases.make_room(num_bytes, spared)
         for _ in range(MAX_TRIES):

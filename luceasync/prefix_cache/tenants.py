@@ -1,7 +1,7 @@
-"""Who asks: for each tenant the key under which prefixes are shared, and what it has said.
+"""The tenants: for each the key under which prefixes are shared, and the history of what it said.
 
-Owns the histories and the nodes on disk from which they are learned again after a restart. Knows no
-lanes; used from the event loop and its worker threads.
+Owns the histories, and the nodes on disk from which they are learned again after a restart. Knows
+no lanes; used from the event loop and its worker threads.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from luceasync.text.prompt import Tenant
 
 log = logging.getLogger(__name__)
 
-NO_TENANT = tenant_key("")  # shared by everybody without an API key
+NO_TENANT = tenant_key("")  # shared by all clients without an API key
 MAX_TENANTS = 64
-MAX_LEARNT_TOKENS = 2**20  # of one tenant after a restart; two seconds of work
+MAX_LEARNED_TOKENS = 2**20  # of one tenant after a restart; two seconds of work
 MAX_TOKENS_HELD = 2**24  # in the histories of all tenants: 64 MiB
 
 
 class Tenants:
-    """The tenants that have asked; the one that has not for longest is forgotten first."""
+    """The tenants that have sent requests; the least recent one is forgotten first."""
 
     def __init__(self, new_history: Callable[[], History]) -> None:
         self._new_history = new_history
@@ -37,13 +37,15 @@ class Tenants:
     def __repr__(self) -> str:
         return f"Tenants({len(self._tenants)}, {len(self._nodes)} nodes on disk)"
 
-    def found(self, nodes: Iterable[Node]) -> None:
-        """Nodes that another life has left; a tenant that has asked already does not learn them."""
+    def add_nodes(self, nodes: Iterable[Node]) -> None:
+        """Take in nodes that an earlier run has left; tenants that are known already do not learn
+        them.
+        """
         with self._lock:
             self._nodes.update((node.key, node) for node in nodes)
 
     def get(self, name: str) -> Tenant:
-        """The tenant of that name. The first call learns what it said in other lives: call it in a
+        """The tenant of that name. The first call learns what it said in earlier runs: call it in a
         worker thread.
         """
         with self._lock:
@@ -58,33 +60,33 @@ class Tenants:
             return tenant
 
     def _is_full(self) -> bool:
-        """Whether the tenant that has not asked for longest is to be forgotten."""
+        """Whether the least recent tenant is to be forgotten."""
         num_tokens = sum(t.history.num_tokens_held for t in self._tenants.values())
         is_over = len(self._tenants) > MAX_TENANTS or num_tokens > MAX_TOKENS_HELD
         return is_over and len(self._tenants) > 1
 
     def _learn(self, tenant: Tenant) -> None:
-        """Remember every sequence that ends with a prompt or with what the model wrote, as far as
+        """Learn every sequence that ends with a prompt or with what the model wrote, as far as
         there is room; what was used last stays longest.
         """
         ends = [n for n in self._nodes.values() if n.is_generated or n.has_logits]
         ends.sort(key=lambda node: -node.last_used_s)
-        learnt: list[array[int]] = []
+        learned: list[array[int]] = []
         num_tokens = 0
         for node in ends:
             if not self._is_of(tenant, node):
                 continue
             num_tokens += node.end
-            if num_tokens > MAX_LEARNT_TOKENS:
+            if num_tokens > MAX_LEARNED_TOKENS:
                 break
             if ids := self._sequence(node):
-                learnt.append(ids)
-        for ids in reversed(learnt):
+                learned.append(ids)
+        for ids in reversed(learned):
             tenant.history.relearn(ids)
 
     def _sequence(self, node: Node) -> array[int]:
-        """All tokens from the root to the node's end; none where a node between is missing, or does
-        not end where the next one begins: so no circle of files leads round and round.
+        """All tokens from the root to the node's end; none if a node between is missing, or does
+        not end where the next one begins, so that a cycle of parents ends too.
         """
         chain = [node]
         while (above := self._parent(chain[-1])) is not None and above.end == chain[-1].begin:

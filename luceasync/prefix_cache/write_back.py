@@ -1,109 +1,91 @@
 """Which nodes are to be written to the disk, in which order, and what became of it.
 
-Owns the queue between memory and the disk. Knows no generations; whether a node is worth a file is
-decided by whoever adds it.
+Owns the queue between memory and the disk. Knows no generation and evicts nothing: the prefix cache
+asks for the next file, waits for its copies and makes room for it.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 from luceasync.disk_cache.codec import Half, Part
-from luceasync.host_cache.copy_stream import Call, Ticket
 from luceasync.nodes import NodeKey
-from luceasync.prefix_cache.disk_orders import DiskOrders, KeptNode, Written
+from luceasync.prefix_cache.disk_orders import DiskOrders, HalfNode, WriteReport
 from luceasync.prefix_cache.index import Limits, NodeIndex
 from luceasync.prefix_cache.lease import MAX_OPENER_TOKENS, Lease
 from luceasync.prefix_cache.memory import MemoryNodes
 from luceasync.prefix_tree.node import NOWHERE, Node, Tier
 
-log = logging.getLogger(__name__)
-
 DISK: frozenset[Tier] = frozenset(("disk",))
-NOTHING: frozenset[Part] = frozenset()
-MAX_WRITING = 2  # files that are handed to the disk at a time; the others wait by key
-
-Hear = Callable[[Ticket, Call], None]  # call in the engine's thread once the ticket is done
+NO_PARTS: frozenset[Part] = frozenset()
+MAX_WRITING = 2  # files that the disk is given at a time; the others wait by key
 
 
-File = tuple[NodeKey, Half]  # half a node
-
-
-@dataclass(frozen=True, slots=True)
-class _Write:
-    """A file that the disk is writing, of about that size, and what of the node's end goes into it.
-    `is_void`: the node was forgotten meanwhile; what is kept under its key later is not what the
-    file holds.
-    """
+class PendingFile(NamedTuple):
+    """Half a node that waits to be written."""
 
     key: NodeKey
     half: Half
+
+
+@dataclass(frozen=True, slots=True)
+class _FileWrite:
+    """A file that the disk is writing, of at most `num_bytes`, with the parts `ends` of the node's
+    end. `is_void`: the node was forgotten meanwhile; what is saved under its key later is not what
+    the file holds.
+    """
+
+    file: PendingFile
     ends: frozenset[Part]
     num_bytes: int
     is_void: bool = False
 
 
-class MemoryToDisk:
-    """Nodes on their way to files: parents before what continues them, rows before their end."""
+class WriteBack:
+    """Nodes on their way to files: parents before their children, rows before their end."""
 
     def __init__(
-        self,
-        index: NodeIndex,
-        memory: MemoryNodes,
-        disk: DiskOrders,
-        limits: Limits,
-        hear: Hear,
-        make_room: Callable[[int], bool],
-        let_go: Callable[[], None],
+        self, index: NodeIndex, memory: MemoryNodes, disk: DiskOrders, limits: Limits
     ) -> None:
-        """`make_room(num_bytes)`: whether so much fits on the disk beside what is there;
-        `let_go()` is told when nodes need not stay in memory any more, though nothing was written.
-        """
         self._index = index
         self._memory = memory
         self._disk = disk
-        self._hear = hear
-        self._make_room = make_room
-        self._let_go = let_go
         self._limits = limits
-        self._waiting: dict[File, None] = {}  # in this order
-        self._under_way: list[_Write] = []
-        self._arriving: NodeKey | None = None  # a node whose copies out of its lane are heard of
+        self._waiting: dict[PendingFile, None] = {}  # in this order
+        self._under_way: list[_FileWrite] = []
+        self._arriving: NodeKey | None = None  # a node whose copies out of its lane are awaited
 
     def __iter__(self) -> Iterator[NodeKey]:
         """Keys of the nodes that must stay in memory."""
-        yield from (key for key, _ in self._waiting)
-        yield from (write.key for write in self._under_way)
+        yield from (file.key for file in self._waiting)
+        yield from (write.file.key for write in self._under_way)
 
     def __len__(self) -> int:
         """How many files are still to be written; may be asked from any thread."""
         return len(self._waiting) + len(self._under_way)
 
     @property
+    def num_bytes_under_way(self) -> int:
+        """Size of the files that the disk is writing."""
+        return sum(write.num_bytes for write in self._under_way)
+
+    @property
     def ends(self) -> set[NodeKey]:
-        """Keys of those that must keep what belongs to their end."""
-        return {key for key, half in self._waiting if half is Half.END}
+        """Keys of the nodes that must keep what belongs to their end."""
+        return {file.key for file in self._waiting if file.half is Half.END}
 
     def safe_end(self, path: Iterable[Node]) -> int:
         """Where the last of these nodes ends whose state the disk has, or is to have; 0: none."""
-        coming = {*self.ends, *(w.key for w in self._under_way if w.half is Half.END)}
+        under_way = (write.file for write in self._under_way)
+        coming = {*self.ends, *(file.key for file in under_way if file.half is Half.END)}
         safe = (n.end for n in path if "disk" in n.state_tiers or n.key in coming)
         return max(safe, default=0)
 
-    @property
-    def is_due(self) -> bool:
-        """Whether `hand_over` has something to do: the disk would take a file, and its node may
-        have arrived in host memory.
-        """
-        has_room = len(self._under_way) < MAX_WRITING
-        return has_room and any(key != self._arriving for key, _ in islice(self._waiting, 1))
-
     def add(self, node: Node, *, with_end: bool) -> None:
-        """Write the node, and before it what it continues, as far as the disk has none of it."""
+        """Queue the node, and before it its ancestors, as far as the disk lacks them."""
         if self._limits.disk_bytes is None or node.end < self._limits.min_disk_tokens:
             return
         for key in self._index.chain(node.key):
@@ -116,174 +98,187 @@ class MemoryToDisk:
                 self._add(above, Half.END)
 
     def _add(self, node: Node, half: Half) -> None:
-        ends = _ends(node, "memory") if half is Half.END else NOTHING
-        if not any(
-            (write.key, write.half) == (node.key, half) and write.ends >= ends
-            for write in self._under_way
-        ):
-            self._waiting[node.key, half] = None
+        file = PendingFile(node.key, half)
+        ends = _ends(node, "memory") if half is Half.END else NO_PARTS
+        if not any(write.file == file and write.ends >= ends for write in self._under_way):
+            self._waiting[file] = None
 
-    def hand_over(self, *, wait: bool = False) -> None:
-        """Give the disk nodes that have arrived in host memory, a few files at a time; with `wait`
-        all of them, however long their copies take.
+    # --- to the disk -----------------------------------------------------------------------------
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the disk would take a file, and the next one's node may have arrived in host
+        memory.
         """
-        num_files = len(self)
-        while self._waiting and (wait or self.is_due):
-            key, half = next(iter(self._waiting))
-            node = self._index.node(key)
-            if node is not None and self._can_follow(node, half):
-                ticket = self._memory.ticket(key)
-                if not (wait or ticket.is_done):
-                    self._arriving = key
-                    self._hear(ticket, partial(self._arrived, key))
-                    break
-                self._hand_over(node, half)
-            del self._waiting[key, half]
-        if len(self) < num_files:
-            self._let_go()
+        has_room = len(self._under_way) < MAX_WRITING
+        return has_room and any(file.key != self._arriving for file in islice(self._waiting, 1))
 
-    def _arrived(self, key: NodeKey) -> None:
-        """The copies are over that were heard of; those of another node may not be."""
+    def next_file(self, *, wait: bool = False) -> PendingFile | None:
+        """The file to write now, None while nothing is due; with `wait`, whatever is under way. It
+        stays queued until `begin` or `cancel`. Files that cannot be written any more are dropped.
+        """
+        while self._waiting and (wait or self.is_due):
+            file = next(iter(self._waiting))
+            node = self._index.node(file.key)
+            if node is not None and self._can_follow(node, file.half):
+                return file
+            del self._waiting[file]
+        return None
+
+    def await_arrival(self, key: NodeKey) -> None:
+        """The next file's node is still being copied out of its lane."""
+        self._arriving = key
+
+    def arrived(self, key: NodeKey) -> None:
+        """The copies are over; those of another node that is awaited may not be."""
         if self._arriving == key:
             self._arriving = None
-        self.hand_over()
 
-    def written(self, key: NodeKey, written: Written) -> None:
-        """What became of the first write of that half of the node that is under way."""
-        half = written.half
-        write = next(w for w in self._under_way if (w.key, w.half) == (key, half))
+    def export(self, file: PendingFile) -> HalfNode:
+        """What the file is to hold; waits for copies out of the node's lane."""
+        node = self._index.node(file.key)
+        assert node is not None, "next_file comes first"
+        if file.half is Half.ROWS:
+            tensors = self._memory.export(node.key, node.tokens, with_end=False)
+        else:
+            tensors = self._memory.export_end(node.key)
+        return HalfNode(
+            half=file.half,
+            key=node.key,
+            parent=node.parent,
+            begin=node.begin,
+            end=node.end,
+            is_turn_end=node.is_turn_end,
+            is_generated=node.is_generated,
+            tensors=tensors,
+        )
+
+    def begin(self, half_node: HalfNode, num_bytes: int) -> None:
+        """Have the disk write what was exported, in a file of at most `num_bytes`."""
+        file = PendingFile(half_node.key, half_node.half)
+        node = self._index.node(file.key)
+        assert node is not None, "next_file comes first"
+        ends = _ends(node, "memory") if file.half is Half.END else NO_PARTS
+        del self._waiting[file]
+        self._under_way.append(_FileWrite(file, ends, num_bytes))
+        self._disk.write(half_node)
+
+    def cancel(self, file: PendingFile) -> None:
+        """The file is not to be written."""
+        del self._waiting[file]
+
+    # --- what became of it -----------------------------------------------------------------------
+
+    def written(self, key: NodeKey, report: WriteReport) -> None:
+        """Take the outcome of the first write of that half of the node that is under way."""
+        file = PendingFile(key, report.half)
+        write = next(write for write in self._under_way if write.file == file)
         self._under_way.remove(write)
         node = self._index.node(key)
-        if written.again and not write.is_void:
-            self._put_first(key, half)
-        elif not written.is_there:
+        is_rows = file.half is Half.ROWS
+        if report.again and not write.is_void:
+            self._put_first(file)
+        elif not report.is_there:
             self._drop_orphans()
-        elif write.is_void or node is None or (half is Half.ROWS and not self._has_parent(node)):
-            self._disk.remove([key])  # nobody may take it up, or could reach it
-        elif half is Half.END and "disk" not in node.tiers:
+        elif write.is_void or node is None or (is_rows and not self._has_parent(node)):
+            self._disk.remove([key])  # it must not be used, or cannot be reached
+        elif not is_rows and "disk" not in node.tiers:
             self._disk.remove_ends([key])
-        elif half is Half.ROWS:
-            self._hold(replace(node, file_bytes=written.num_bytes), _ends(node, "disk"))
+        elif is_rows:
+            self._hold(replace(node, file_bytes=report.num_bytes), _ends(node, "disk"))
             self._index.saved["disk"] += 1
         else:
-            self._hold(replace(node, end_file_bytes=written.num_bytes), write.ends)
+            self._hold(replace(node, end_file_bytes=report.num_bytes), write.ends)
 
     def _hold(self, node: Node, ends: frozenset[Part]) -> None:
-        """The disk has the node, and these parts of its end."""
+        """Let the index know that the disk has the node, and these parts of its end."""
         state_tiers = DISK if Part.STATE in ends else NOWHERE
         logits_tiers = DISK if Part.LOGITS in ends else NOWHERE
-        self._index.hold(
+        self._index.set_tiers(
             replace(node, tiers=DISK, state_tiers=state_tiers, logits_tiers=logits_tiers)
         )
 
-    def forget(self, keys: Sequence[NodeKey]) -> None:
-        """The index has let go of these: their files go too, and what was still to be written."""
-        self.forgotten()
-        self._disk.remove(keys)
-
-    def forgotten(self) -> None:
-        """Nodes were forgotten because what they hold is wrong: so are the files on their way."""
+    def drop(self, keys: Sequence[NodeKey]) -> None:
+        """Remove the files of nodes that the index has let go of because what they hold is wrong;
+        files of them that are being written are void.
+        """
         self._under_way = [
-            replace(write, is_void=write.is_void or write.key not in self._index)
+            replace(write, is_void=write.is_void or write.file.key not in self._index)
             for write in self._under_way
         ]
+        self._disk.remove(keys)
 
     def mend(self, key: NodeKey) -> None:
-        """The disk has lost the node. Others there that continue it need it again."""
+        """Queue a node that the disk has lost, if it has children there."""
         node = self._index.node(key)
         if node is not None and any("disk" in n.tiers for n in self._index.children(key)):
-            self._put_first(key, Half.END)
-            self._put_first(key, Half.ROWS)
+            self._put_first(PendingFile(key, Half.END))
+            self._put_first(PendingFile(key, Half.ROWS))
 
-    def _put_first(self, key: NodeKey, half: Half) -> None:
+    def _put_first(self, file: PendingFile) -> None:
         """Write the file before what waits already, which may continue it."""
-        self._waiting.pop((key, half), None)
-        self._waiting = {(key, half): None, **self._waiting}
+        self._waiting.pop(file, None)
+        self._waiting = {file: None, **self._waiting}
 
     def _drop_orphans(self) -> None:
-        """Nothing is written that continues what the disk does not have."""
+        """Drop files that continue what the disk will not have."""
         waiting, self._waiting = self._waiting, {}
-        for key, half in waiting:
-            node = self._index.node(key)
-            needed = None if node is None else node.parent if half is Half.ROWS else key
-            if node is not None and (
-                (needed, Half.ROWS) in self._waiting or self._can_follow(node, half)
-            ):
-                self._waiting[key, half] = None
+        for file in waiting:
+            node = self._index.node(file.key)
+            if node is None:
+                continue
+            needed = node.parent if file.half is Half.ROWS else file.key
+            is_queued = needed is not None and PendingFile(needed, Half.ROWS) in self._waiting
+            if is_queued or self._can_follow(node, file.half):
+                self._waiting[file] = None
 
     def _can_follow(self, node: Node, half: Half) -> bool:
         """Whether memory has that half of the node, and the disk has what must be there before, or
-        will have.
+        is writing it.
         """
         if half is Half.ROWS:
             return "memory" in node.tiers and self._has_parent(node)
         return bool(_ends(node, "memory")) and self._is_there(node)
 
     def _has_parent(self, node: Node) -> bool:
-        """Whether what the node continues is on the disk, or will be before it."""
+        """Whether the node's parent is on the disk, or will be before it; the root needs none."""
         parent = None if node.parent is None else self._index.node(node.parent)
         return node.parent is None or (parent is not None and self._is_there(parent))
 
     def _is_there(self, node: Node) -> bool:
         """Whether the disk has the node's rows, or is writing them."""
-        is_coming = any((w.key, w.half) == (node.key, Half.ROWS) for w in self._under_way)
-        return is_coming or "disk" in node.tiers
-
-    def _hand_over(self, node: Node, half: Half) -> None:
-        """Give the disk the file, if it has room beside all that it is writing already."""
-        if half is Half.ROWS:
-            ends = NOTHING
-            tensors = self._memory.export(node.key, node.tokens, with_end=False)
-        else:
-            ends = _ends(node, "memory")
-            tensors = self._memory.export_end(node.key)
-        num_bytes = self._disk.file_bytes(tensors)
-        if not self._make_room(num_bytes + sum(write.num_bytes for write in self._under_way)):
-            log.debug("node %s is not written: no room within the budget", node.key.hex()[:16])
-            return
-        self._under_way.append(_Write(node.key, half, ends, num_bytes))
-        self._disk.write(
-            KeptNode(
-                half=half,
-                key=node.key,
-                parent=node.parent,
-                begin=node.begin,
-                end=node.end,
-                is_turn_end=node.is_turn_end,
-                is_generated=node.is_generated,
-                tensors=tensors,
-            )
-        )
+        rows = PendingFile(node.key, Half.ROWS)
+        return "disk" in node.tiers or any(write.file == rows for write in self._under_way)
 
 
 def _ends(node: Node, tier: Tier) -> frozenset[Part]:
-    """What of the node's end the tier holds."""
+    """The parts of the node's end that the tier holds."""
     tiers = {Part.STATE: node.state_tiers, Part.LOGITS: node.logits_tiers}
     return frozenset(part for part, held in tiers.items() if tier in held)
 
 
-# What of a generation's nodes is worth a file, and of which the state goes with it. Pure
-# choices. A state takes as many bytes as thousands of tokens, so not every one is written.
-
+# --- which nodes are worth a file --------------------------------------------------------------
+# Pure choices. A state takes as many bytes as thousands of tokens, so not every one is written.
 
 MIN_GUARDED_TOKENS = 1024  # fewer are soon run again
 MAX_STATES_SHARE = 0.1  # of the bytes of the rows that states guard
 
 
-def at_use(lease: Lease, num_tokens: int, *, recurrent: bool) -> bool:
-    """Whether the end of a node that is taken up is to be on the disk too: one whose end is more
-    than logits, and which few tokens do not give again. They are `num_tokens`, from the state
-    before it that the disk has.
+def writes_end_when_restored(lease: Lease, num_tokens: int, *, recurrent: bool) -> bool:
+    """Whether the end of a restored node belongs on the disk too: if it is more than logits, and
+    takes more than a few tokens to compute again. They are `num_tokens`, from the last state before
+    it that the disk has.
     """
     return lease.keep_prompt or (recurrent and num_tokens > MAX_OPENER_TOKENS)
 
 
-def at_cut(lease: Lease, node: Node, *, recurrent: bool) -> bool | None:
-    """Whether a node of the prompt that was just kept is written with its end; None where that is
-    for what follows to say: the answer's end serves better than the prompt's.
+def writes_end_in_prompt(lease: Lease, node: Node, *, recurrent: bool) -> bool | None:
+    """Whether a node of the prompt that was just saved is written with its end; None if that
+    depends on what follows: the answer's end serves better than the prompt's.
 
-    Written are the ends where other prompts part from this one, what the disk has without its end
-    and was run again for that, and what guards a long prefill that may not come to its own end.
+    Written are the ends where other prompts part from this one, those that the disk lacks and that
+    had to be run again for that, and those that guard a long prefill, which may not come to its own
+    end.
     """
     is_last = node.end == lease.num_prompt_tokens
     if is_last and lease.keep_prompt:
@@ -299,9 +294,9 @@ def at_cut(lease: Lease, node: Node, *, recurrent: bool) -> bool | None:
     return is_parting or is_again or _guards(node, node.end - lease.safe_end)
 
 
-def at_end(lease: Lease, tip: Node, *, recurrent: bool) -> bool:
-    """Whether the last node that is kept of a generation is written with its end, though it was
-    there before: nothing came after it, and the state is needed to go on from there.
+def writes_end_of_path(lease: Lease, tip: Node, *, recurrent: bool) -> bool:
+    """Whether the last node of a generation that saved nothing after it is written with its end:
+    the state is needed to go on from there.
     """
     return recurrent and not lease.is_opening(tip)
 

@@ -139,7 +139,7 @@ class Server(RuleBasedStateMachine):
             key = sorted(self.disk.files)[which % len(self.disk.files)]
             del self.disk.files[key]
             if is_told:
-                self.prefixes.found([], [key])
+                self.prefixes.files_changed([], [key])
 
     @rule(which=st.integers(0, 20), is_told=st.booleans())
     def another_server_writes_it_without_its_end(self, which: int, is_told: bool) -> None:
@@ -150,7 +150,7 @@ class Server(RuleBasedStateMachine):
             self.disk.files[key] = replace(node, tensors=span)
             if is_told:
                 before = self.bench.index.num_bytes("disk")
-                self.prefixes.found([n for n in self.disk.nodes() if n.key == key], [])
+                self.prefixes.files_changed([n for n in self.disk.nodes() if n.key == key], [])
                 self.others_bytes += max(0, self.bench.index.num_bytes("disk") - before)
 
     @rule(is_late=st.booleans(), is_full=st.booleans())
@@ -236,10 +236,10 @@ class Server(RuleBasedStateMachine):
     def memory_and_tree_agree(self) -> None:
         target, held = self.bench.target, self.bench.index
         in_memory = {node.key: node for node in held if "memory" in node.tiers}
-        assert target.nodes.keys() == in_memory.keys() == self.bench.memory._extras.keys()
+        assert target.nodes.keys() == in_memory.keys() == self.bench.memory._nodes.keys()
         for name, (span, _, _) in target.nodes.items():
             assert span.with_state == ("memory" in in_memory[name].state_tiers)
-            has_logits = LOGITS in self.bench.memory._extras[name].end
+            has_logits = LOGITS in self.bench.memory._nodes[name].end
             assert has_logits == ("memory" in in_memory[name].logits_tiers)
 
     @invariant()
@@ -249,8 +249,8 @@ class Server(RuleBasedStateMachine):
             ownerless = sum(n.bytes_in(tier) for n in held._ownerless)
             assert held.num_bytes(tier) == sum(n.bytes_in(tier) for n in held) + ownerless
         most = self.limits["memory_bytes"] + self.limits["transit_bytes"]
-        assert held.num_bytes("memory") + self.prefixes._to_memory.num_bytes <= most
-        under_way = sum(write.num_bytes for write in self.prefixes._to_disk._under_way)
+        assert held.num_bytes("memory") + self.prefixes._read_in.num_bytes <= most
+        under_way = self.prefixes._write_back.num_bytes_under_way
         most = self.limits["disk_bytes"] + self.others_bytes
         assert held.num_bytes("disk") + under_way <= most
 

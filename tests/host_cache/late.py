@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from luceasync.host_cache.copy_stream import Call
+from luceasync.host_cache.copy_stream import Callback
 
 
 class LateTicket:
@@ -11,14 +11,14 @@ class LateTicket:
     def __init__(self) -> None:
         self.is_done = False
         self.error: Exception | None = None
-        self._calls: list[Call] = []
+        self._calls: list[Callback] = []
 
     def wait(self) -> None:
         if self.error is not None:
             raise self.error
         assert self.is_done, "somebody waits for copies that never arrive"
 
-    def when_done(self, call: Call) -> None:
+    def when_done(self, call: Callback) -> None:
         if self.is_done:
             call()
         else:

@@ -21,8 +21,8 @@ from luceasync.host_cache.nodes import NodeSizes, Span
 from luceasync.kv.cache import Shape
 from luceasync.models.mixers import END_KINDS
 from luceasync.nodes import MissReason
-from luceasync.prefix_cache.cache import Prefixes
-from luceasync.prefix_cache.disk_orders import Fetched, KeptNode, Order, Written
+from luceasync.prefix_cache.cache import PrefixCache
+from luceasync.prefix_cache.disk_orders import FetchedNode, HalfNode, ReadOrder, WriteReport
 from luceasync.prefix_cache.index import Limits
 from luceasync.prefix_cache.lease import Lease, chunk_end
 from luceasync.prefix_cache.memory import MemoryNodes, UnreadFeatures
@@ -183,8 +183,8 @@ class FakeDisk:
     """
 
     def __init__(self) -> None:
-        self.files: dict[bytes, KeptNode] = {}
-        self.jobs: list[Callable[[Prefixes, Miss | None], None]] = []
+        self.files: dict[bytes, HalfNode] = {}
+        self.jobs: list[Callable[[PrefixCache, Miss | None], None]] = []
         self.reads: list[bytes] = []
         self.timeouts_s: list[float | None] = []  # of these reads
         self.written: list[bytes] = []
@@ -194,18 +194,18 @@ class FakeDisk:
     def file_bytes(self, tensors: Mapping[str, Tensor]) -> int:
         return sum(tensor.nbytes for tensor in tensors.values())
 
-    def read(self, orders: Sequence[Order]) -> None:
+    def read(self, orders: Sequence[ReadOrder]) -> None:
         for order in orders:
             self.reads.append(order.key)
             self.timeouts_s.append(order.timeout_s)
             self.jobs.append(lambda p, fault, o=order: p.fetched(o.key, fault or self._fetch(o)))
 
-    def write(self, node: KeptNode) -> None:
-        def job(prefixes: Prefixes, fault: Miss | None) -> None:
+    def write(self, node: HalfNode) -> None:
+        def job(prefixes: PrefixCache, fault: Miss | None) -> None:
             if fault is None:
                 self._put(node)
             busy = fault is not None and fault.reason.is_passing
-            prefixes.written(node.key, Written(node.half, fault is None, busy, _bytes_of(node)))
+            prefixes.written(node.key, WriteReport(node.half, fault is None, busy, _bytes_of(node)))
 
         self.jobs.append(job)
 
@@ -215,7 +215,7 @@ class FakeDisk:
     def remove_ends(self, keys: Sequence[bytes]) -> None:
         self.jobs.append(lambda prefixes, fault: [self._drop_end(key) for key in keys])
 
-    def _put(self, node: KeptNode) -> None:
+    def _put(self, node: HalfNode) -> None:
         (self.written if node.half is Half.ROWS else self.ends_written).append(node.key)
         there = self.files.get(node.key)
         if there is None and node.half is Half.END:
@@ -235,11 +235,11 @@ class FakeDisk:
         self.quarantined.append(key)
         self.files.pop(key, None)
 
-    def deliver(self, prefixes: Prefixes, fault: Miss | None = None, index: int = 0) -> None:
+    def deliver(self, prefixes: PrefixCache, fault: Miss | None = None, index: int = 0) -> None:
         """Carry out one order; with a fault it fails."""
         self.jobs.pop(index)(prefixes, fault)
 
-    def deliver_all(self, prefixes: Prefixes) -> None:
+    def deliver_all(self, prefixes: PrefixCache) -> None:
         """Carry out all orders, and what follows from them."""
         while self.jobs or prefixes.has_due_writes:
             prefixes.hand_over()
@@ -250,7 +250,7 @@ class FakeDisk:
         """What a scan would find."""
         return [_found(node) for node in self.files.values()]
 
-    def _fetch(self, order: Order) -> Fetched | Miss:
+    def _fetch(self, order: ReadOrder) -> FetchedNode | Miss:
         node = self.files.get(order.key)
         if node is None:
             return GONE
@@ -259,10 +259,10 @@ class FakeDisk:
             for name, tensor in node.tensors.items()
             if order.with_end or part_of(name, END_KINDS) is Part.SPAN
         }
-        return Fetched(tensors, _parts(tensors), _parts(node.tensors), num_bytes=1)
+        return FetchedNode(tensors, _parts(tensors), _parts(node.tensors), num_bytes=1)
 
 
-def _bytes_of(node: KeptNode) -> int:
+def _bytes_of(node: HalfNode) -> int:
     """The size that the index counts of it, from which it is found again."""
     num_tokens = node.end - node.begin
     if node.half is Half.ROWS:
@@ -275,7 +275,7 @@ def _parts(names: Iterable[str]) -> frozenset[Part]:
     return frozenset(part_of(name, END_KINDS) for name in names)
 
 
-def _found(node: KeptNode) -> Node:
+def _found(node: HalfNode) -> Node:
     tokens = array("i", node.tensors["tokens"].tolist())
     parts = _parts(node.tensors)
     logits_bytes = 4 * VOCAB_SIZE * (Part.LOGITS in parts)
@@ -304,11 +304,11 @@ class Bench:
         self.memory = MemoryNodes(self.target, UnreadFeatures(), VOCAB_SIZE, PagelessLanes())
         self.disk = disk or FakeDisk()
         sizes = {"memory_bytes": 1 << 20, "disk_bytes": 1 << 20, **limits}
-        self.prefixes = Prefixes(
+        self.prefixes = PrefixCache(
             self.memory, self.disk, Limits(**sizes), recurrent=recurrent, chunk_tokens=CHUNK
         )
         self.prefixes.listen(lambda call: call())
-        self.prefixes.found(self.disk.nodes(), [])
+        self.prefixes.files_changed(self.disk.nodes(), [])
 
     @property
     def index(self):
@@ -334,8 +334,8 @@ class Bench:
         """Take up what there is; the number of tokens."""
         assert self.prefixes.prepare(lease, [])
         self.target.reset(lane)
-        num_tokens = self.prefixes.take_up(lease, lane)
-        assert self.prefixes.is_taken_up(lease)
+        num_tokens = self.prefixes.restore(lease, lane)
+        assert self.prefixes.has_restored(lease)
         assert self.target.lanes[lane] == list(lease.prompt[:num_tokens])
         return num_tokens
 
@@ -347,7 +347,7 @@ class Bench:
             tokens, mark = lease.prompt[begin:end], lease.mark_within(begin, end)
             is_last = end == num_tokens
             logits = self.target.prefill(lane, begin, tokens, project=is_last, mark=mark)
-            self.prefixes.prefilled(lease, lane, end, logits)
+            self.prefixes.save_prompt(lease, lane, end, logits)
             begin = end
 
     def end(
@@ -358,7 +358,7 @@ class Bench:
             token = following(self.target.lanes[lane])
             lease.sequence.append(token)
             self.target.decode([lane], [len(self.target.lanes[lane])], [token])
-        self.prefixes.finished(lease, lane, len(self.target.lanes[lane]), is_cut=is_cut)
+        self.prefixes.save_sequence(lease, lane, len(self.target.lanes[lane]), is_cut=is_cut)
         self.prefixes.release(lease)
 
     def serve(self, prompt: Sequence[int], *boundaries: int, num_generated: int = 0, **how) -> int:

@@ -11,11 +11,12 @@ from luceasync.prefix_cache.conversations import (
     MAX_LINES,
     MAX_MISSED_TURNS,
     MAX_NAMES,
+    ConversationName,
     Conversations,
-    Name,
+    ConversationTurn,
 )
 
-CHAT, OTHER = Name(b"t", "client", "chat"), Name(b"t", "client", "other")
+CHAT, OTHER = ConversationName(b"t", "client", "chat"), ConversationName(b"t", "client", "other")
 MAIN = list(range(1000))
 HELPER = list(range(5000, 6000))
 
@@ -24,7 +25,8 @@ class Talks(Conversations):
     """Turns of tokens, of which the end names what is kept."""
 
     def turn(self, tokens, *, name=CHAT, now_s=0.0) -> None:
-        self.ended(name, array("i", [*tokens, 7, 7]), len(tokens), [end_of(tokens)], now_s)
+        turn = ConversationTurn(name, len(tokens))
+        self.end_turn(turn, array("i", [*tokens, 7, 7]), [end_of(tokens)], now_s)
 
 
 def end_of(tokens) -> bytes:
@@ -96,17 +98,19 @@ def test_whoever_says_the_last_turn_otherwise_goes_on_from_the_one_before(talks)
 def test_who_stands_beside_it_spares_it_and_its_own_turns_do_not(talks):
     begun(talks)
     ends = (end_of(MAIN[:200]),)
-    assert talks.standing(CHAT, array("i", HELPER)) == (False, ends)
-    assert talks.standing(CHAT, array("i", MAIN[:99])) == (False, ends)
-    assert talks.standing(CHAT, array("i", MAIN[:300])) == (True, ())
-    assert talks.standing(OTHER, array("i", HELPER)) == (False, ())
+    assert talks.line_of(CHAT, array("i", HELPER)) == (False, ends)
+    assert talks.line_of(CHAT, array("i", MAIN[:99])) == (False, ends)
+    assert talks.line_of(CHAT, array("i", MAIN[:300])) == (True, ())
+    assert talks.line_of(OTHER, array("i", HELPER)) == (False, ())
 
 
-@pytest.mark.parametrize("other", [Name(b"u", "client", "chat"), Name(b"t", "another", "chat")])
+@pytest.mark.parametrize(
+    "other", [ConversationName(b"u", "client", "chat"), ConversationName(b"t", "another", "chat")]
+)
 def test_the_same_word_of_others_is_another_name(talks, other):
     talks.turn(MAIN[:100])
     talks.turn(MAIN[:200], name=other)
-    assert talks.claims(0.0) == [] and not talks.standing(other, array("i", HELPER))[1]
+    assert talks.claims(0.0) == [] and not talks.line_of(other, array("i", HELPER))[1]
 
 
 def test_a_claim_expires(talks):
@@ -126,5 +130,5 @@ def test_names_and_lines_are_bounded_and_the_main_line_stays(talks):
         talks.turn(range(begin, begin + 50), now_s=float(begin))
     assert len(talks._lines[CHAT]) == MAX_LINES and talks.claims(0.0)
     for number in range(MAX_NAMES):
-        talks.turn(MAIN[:10], name=Name(b"t", "client", str(number)))
+        talks.turn(MAIN[:10], name=ConversationName(b"t", "client", str(number)))
     assert len(talks._lines) == MAX_NAMES and CHAT not in talks._lines

@@ -74,7 +74,7 @@ async def serving(files: Watched, **how) -> AsyncIterator[tuple[Bench, DiskTier]
 async def settled(bench: Bench) -> None:
     """All is written that is going to be."""
     async with asyncio.timeout(DEADLINE_S):
-        while len(bench.prefixes._to_disk) or bench.disk._jobs._unfinished_tasks:
+        while len(bench.prefixes._write_back) or bench.disk._jobs._unfinished_tasks:
             bench.prefixes.hand_over()
             await asyncio.sleep(0.001)
 

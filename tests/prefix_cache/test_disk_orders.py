@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from luceasync.prefix_cache.disk_orders import NoDisk, Order
+from luceasync.prefix_cache.disk_orders import NoDisk, ReadOrder
 
 
 def test_what_was_never_written_is_never_read():
     with pytest.raises(AssertionError, match="nothing was ever written"):
-        NoDisk().read([Order(b"k", with_end=True)])
+        NoDisk().read([ReadOrder(b"k", with_end=True)])
 
 
 def test_there_is_nothing_to_remove_touch_or_set_aside():

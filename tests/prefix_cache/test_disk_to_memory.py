@@ -10,7 +10,7 @@ from luceasync.disk_cache.codec import Part, part_of
 from luceasync.disk_cache.outcomes import Miss
 from luceasync.models.mixers import END_KINDS
 from luceasync.nodes import MissReason
-from luceasync.prefix_cache.disk_orders import Fetched, Order
+from luceasync.prefix_cache.disk_orders import FetchedNode, ReadOrder
 from tests.prefix_cache.kept import STATE_BYTES, TOKEN_BYTES, Bench
 
 PROMPT = [1, 2, 3] * 40
@@ -37,27 +37,27 @@ def come(bench: Bench, *parts: Part, file_parts=WHOLE) -> Miss | None:
     """The last node comes, with these parts of it."""
     tensors = bench.disk.files[last(bench)].tensors
     chosen = {name: t for name, t in tensors.items() if part_of(name, END_KINDS) in parts}
-    found = Fetched(chosen, frozenset(parts), file_parts, 1)
-    return bench.prefixes._to_memory.fetched(last(bench), found)
+    found = FetchedNode(chosen, frozenset(parts), file_parts, 1)
+    return bench.prefixes._read_in.fetched(last(bench), found)
 
 
 def test_of_a_chain_only_the_last_node_is_read_with_its_end(bench):
     lease = bench.lease(PROMPT)
-    orders = bench.prefixes._to_memory.orders(lease.match)
+    orders = bench.prefixes._read_in.orders(lease.match)
     assert [order.with_end for order in orders] == [False, True]
     expected = len(PROMPT) * TOKEN_BYTES + STATE_BYTES + 4 * 8
-    assert bench.prefixes._to_memory.num_bytes_of(orders) == expected
+    assert bench.prefixes._read_in.num_bytes_of(orders) == expected
 
 
 def test_what_is_on_its_way_is_counted_and_not_read_again(bench):
-    to_memory, order = bench.prefixes._to_memory, Order(last(bench), with_end=True)
-    to_memory.begin([order])
-    to_memory.begin([order])
+    read_in, order = bench.prefixes._read_in, ReadOrder(last(bench), with_end=True)
+    read_in.begin([order])
+    read_in.begin([order])
     assert bench.disk.reads == [order.key]
-    assert to_memory.num_bytes > 0
-    assert to_memory.num_bytes_of([order]) == 0
+    assert read_in.num_bytes > 0
+    assert read_in.num_bytes_of([order]) == 0
     bench.disk.deliver_all(bench.prefixes)
-    assert to_memory.num_bytes == 0
+    assert read_in.num_bytes == 0
     assert bench.ends("memory") == {len(PROMPT): True}
 
 
@@ -67,7 +67,7 @@ def test_what_a_prefill_has_kept_meanwhile_is_not_replaced_by_less(bench):
     bench.start(lease)
     lease.path, lease.path_end = [], 0
     bench.prefill(lease)
-    bench.prefixes.finished(lease, 0, len(PROMPT))
+    bench.prefixes.save_sequence(lease, 0, len(PROMPT))
     assert come(bench, Part.SPAN) is None
     assert bench.start(bench.lease(PROMPT), lane=1) == len(PROMPT)
 
@@ -88,9 +88,9 @@ def test_a_node_that_is_none_of_this_model_is_set_aside(bench):
 
 def test_a_node_that_went_meanwhile_is_not_taken(bench):
     key, node = last(bench), bench.disk.files[last(bench)]
-    bench.prefixes.found([], [key])
-    result = Fetched(node.tensors, WHOLE, WHOLE, 1)
-    assert bench.prefixes._to_memory.fetched(key, result).reason is MissReason.GONE
+    bench.prefixes.files_changed([], [key])
+    result = FetchedNode(node.tensors, WHOLE, WHOLE, 1)
+    assert bench.prefixes._read_in.fetched(key, result).reason is MissReason.GONE
     assert not bench.ends("memory")
 
 

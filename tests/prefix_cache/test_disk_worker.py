@@ -16,7 +16,7 @@ import torch
 from luceasync.disk_cache.codec import END_PARTS, Half, Part, part_of
 from luceasync.models.mixers import END_KINDS
 from luceasync.nodes import MissReason
-from luceasync.prefix_cache.disk_orders import KeptNode, Order, Written
+from luceasync.prefix_cache.disk_orders import HalfNode, ReadOrder, WriteReport
 from luceasync.prefix_cache.disk_worker import DiskWorker
 from luceasync.prefix_tree.node import node_key, tenant_key
 from tests.disk_cache.faulty_files import FaultyFiles, failing
@@ -38,21 +38,21 @@ class Heard:
     def fetched(self, key: bytes, result) -> None:
         self.fetches.append((key, result))
 
-    def written(self, key: bytes, written: Written) -> None:
+    def written(self, key: bytes, written: WriteReport) -> None:
         self.writes.append((key, written.half, written.is_there))
 
-    def found(self, added, removed, *, is_whole: bool) -> None:
+    def files_changed(self, added, removed, *, is_whole: bool) -> None:
         self.added += added
         self.removed += removed
 
 
-def write(worker: DiskWorker, node: KeptNode) -> None:
+def write(worker: DiskWorker, node: HalfNode) -> None:
     """Both files of a node."""
     for half in Half:
         worker.write(half_of(node, half))
 
 
-def half_of(node: KeptNode, half: Half) -> KeptNode:
+def half_of(node: HalfNode, half: Half) -> HalfNode:
     tensors = {
         name: tensor
         for name, tensor in node.tensors.items()
@@ -61,16 +61,16 @@ def half_of(node: KeptNode, half: Half) -> KeptNode:
     return replace(node, half=half, tensors=tensors)
 
 
-def outcomes(node: KeptNode, *are_there: bool) -> list:
+def outcomes(node: HalfNode, *are_there: bool) -> list:
     """What is told of its files."""
     return [(node.key, half, is_there) for half, is_there in zip(Half, are_there, strict=True)]
 
 
-def kept(number: int = 0, parent: KeptNode | None = None, num_tokens: int = 64) -> KeptNode:
+def kept(number: int = 0, parent: HalfNode | None = None, num_tokens: int = 64) -> HalfNode:
     """A whole node; see half_of."""
     tokens = array("i", [number] * num_tokens)
     begin = 0 if parent is None else parent.end
-    return KeptNode(
+    return HalfNode(
         half=Half.ROWS,
         key=node_key(tokens, TENANT, None if parent is None else parent.key),
         parent=None if parent is None else parent.key,
@@ -111,7 +111,7 @@ async def test_a_node_comes_back_as_it_was(tmp_path):
     async with serving(tmp_path) as (worker, heard):
         write(worker, node)
         await until(lambda: len(heard.writes) == 2)
-        worker.read([Order(node.key, with_end=True)])
+        worker.read([ReadOrder(node.key, with_end=True)])
         await until(lambda: heard.fetches)
     [(key, found)] = heard.fetches
     assert (key, heard.writes) == (node.key, outcomes(node, True, True))
@@ -125,7 +125,7 @@ async def test_the_span_comes_alone(tmp_path):
     async with serving(tmp_path) as (worker, heard):
         write(worker, node)
         await until(lambda: len(heard.writes) == 2)
-        worker.read([Order(node.key, with_end=False)])
+        worker.read([ReadOrder(node.key, with_end=False)])
         await until(lambda: heard.fetches)
     found = heard.fetches[0][1]
     assert found.tensors.keys() == {"tokens", "ls0_attn_k.0"}
@@ -174,7 +174,7 @@ async def test_a_fault_is_told_and_does_not_end_the_work(tmp_path):
     node = kept(1)
     async with serving(tmp_path, FaultyFiles(failing(5), before="rename")) as (worker, heard):
         write(worker, node)
-        worker.read([Order(node.key, with_end=True)])
+        worker.read([ReadOrder(node.key, with_end=True)])
         await until(lambda: len(heard.writes) == 2 and heard.fetches)
     assert heard.writes == outcomes(node, False, False)
     [(key, miss)] = heard.fetches
@@ -204,7 +204,7 @@ async def test_a_disk_that_fails_for_now_is_a_passing_loss(tmp_path):
     async with serving(tmp_path) as (worker, _):
         write(worker, node)
     async with serving(tmp_path, FaultyFiles(failing(5), before="readinto")) as (worker, heard):
-        worker.read([Order(node.key, with_end=True)])
+        worker.read([ReadOrder(node.key, with_end=True)])
         await until(lambda: heard.fetches)
     assert heard.fetches[0][1].reason is MissReason.IO_ERROR
     assert len(list(tmp_path.glob("*/*.safetensors"))) == 1
@@ -236,7 +236,7 @@ async def test_what_is_removed_or_set_aside_is_not_found_again(tmp_path, order: 
 async def test_a_node_that_is_not_there_is_gone(tmp_path):
     async with serving(tmp_path) as (worker, heard):
         worker.touch([kept(1).key])
-        worker.read([Order(kept(1).key, with_end=True)])
+        worker.read([ReadOrder(kept(1).key, with_end=True)])
         await until(lambda: heard.fetches)
     [(key, miss)] = heard.fetches
     assert (key, miss.reason) == (kept(1).key, MissReason.GONE)

@@ -6,7 +6,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from luceasync.prefix_cache.lease import LEAST_TOKENS, fork_behind_tools, fork_of, least_tokens
+from luceasync.prefix_cache.lease import (
+    MIN_STATE_TOKENS,
+    fork_behind_tools,
+    fork_of,
+    min_state_tokens,
+)
 from luceasync.prefix_cache.memory import NodeSize
 from tests.prefix_cache.kept import Bench
 from tests.prefix_cache.test_prefixes import PROMPT, restarted, served, state_ends
@@ -36,8 +41,8 @@ def test_a_turns_end_behind_the_place_does_not_serve_who_parts_there():
 
 
 def test_a_large_state_must_save_more():
-    assert least_tokens(NodeSize(1024, 0)) == LEAST_TOKENS
-    assert least_tokens(NodeSize(1024, 1024 * 8 * 400)) == 400
+    assert min_state_tokens(NodeSize(1024, 0)) == MIN_STATE_TOKENS
+    assert min_state_tokens(NodeSize(1024, 1024 * 8 * 400)) == 400
 
 
 @pytest.mark.parametrize(
@@ -99,9 +104,9 @@ def test_of_prompts_that_part_and_come_at_once_the_third_waits_for_the_second():
     bench = Bench()
     first, second, third = (bench.lease(parting(last), 1000) for last in (0, 5, 6))
     assert bench.prefixes.prepare(first, [])
-    bench.prefixes.take_up(first, 0)
+    bench.prefixes.restore(first, 0)
     assert bench.prefixes.prepare(second, [first])  # of what the first keeps nothing serves
-    bench.prefixes.take_up(second, 1)
+    bench.prefixes.restore(second, 1)
     assert not bench.prefixes.prepare(third, [first, second])
     bench.prefill(second, 1)
     assert bench.start(third, 2) == 896

@@ -74,7 +74,7 @@ def test_what_is_kept_already_is_not_kept_again():
 
 def test_where_it_parts_from_another_prompt_a_chunk_ends_and_a_state_is_kept():
     lease = lease_of(range(2000), 980)
-    lease.shares(700)
+    lease.set_shared(700)
     planned(lease, recurrent=True)
     assert lease.splits == (640, 980) and lease.forks == (640,)
     assert Cut(640, is_turn_end=True) in lease.cuts
@@ -82,7 +82,7 @@ def test_where_it_parts_from_another_prompt_a_chunk_ends_and_a_state_is_kept():
 
 def test_attention_has_no_chunk_of_its_own_but_a_node_even_of_what_it_took_up():
     lease = lease_of(range(2000), 980)
-    lease.shares(700)
+    lease.set_shared(700)
     planned(lease, begin=640, recurrent=False)
     assert [cut.end for cut in lease.cuts] == [640, 980, 2000]
     assert lease.forks == (640,) and lease.splits == ()
@@ -105,7 +105,7 @@ def test_tools_that_are_known_are_not_kept_again_but_chunks_stay_the_same():
 
 def test_of_a_fork_right_behind_the_tools_one_state_is_kept():
     lease = lease_of(range(2000), 980, tools_end=700)
-    lease.shares(730)
+    lease.set_shared(730)
     assert planned(lease, recurrent=True).forks == (640,)
 
 

@@ -19,7 +19,7 @@ def test_what_is_on_its_way_has_its_place():
     first, second = after.lease(PROMPT), after.lease(other)
     assert not after.prefixes.prepare(first, [])
     assert after.prefixes.prepare(second, [])
-    assert after.prefixes._to_memory.num_bytes <= room
+    assert after.prefixes._read_in.num_bytes <= room
 
 
 def test_what_a_waiting_request_will_need_is_not_evicted():

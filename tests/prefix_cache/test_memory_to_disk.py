@@ -108,7 +108,7 @@ def test_a_node_that_the_disk_has_lost_is_written_again_for_those_that_continue_
     bench.disk.deliver_all(bench.prefixes)
     first = bench.disk.written[0]
     del bench.disk.files[first]
-    bench.prefixes.found([], [first])
+    bench.prefixes.files_changed([], [first])
     bench.disk.deliver_all(bench.prefixes)
     assert first in bench.disk.files
 
@@ -118,7 +118,7 @@ def test_a_leaf_that_the_disk_has_lost_is_not():
     bench.disk.deliver_all(bench.prefixes)
     leaf = bench.disk.written[-1]
     del bench.disk.files[leaf]
-    bench.prefixes.found([], [leaf])
+    bench.prefixes.files_changed([], [leaf])
     assert not bench.prefixes.has_due_writes
 
 
@@ -127,7 +127,7 @@ def test_a_file_whose_node_went_while_it_was_written_is_removed():
     bench.serve(PROMPT, num_generated=4)
     bench.prefixes.hand_over()
     root = next(n for n in bench.index if n.parent is None)
-    bench.index.forget(root.key, "memory")
+    bench.index.drop(root.key, "memory")
     bench.disk.deliver_all(bench.prefixes)
     assert not bench.disk.files
 
@@ -160,7 +160,7 @@ def test_a_state_is_added_to_what_the_disk_has_without_its_rows():
     bench.index.tree(NO_TENANT).drop_state(tip.key, "disk")
     bench.disk.written.clear()
     bench.disk.ends_written.clear()
-    bench.prefixes._to_disk.add(bench.index.node(tip.key), with_end=True)
+    bench.prefixes._write_back.add(bench.index.node(tip.key), with_end=True)
     bench.disk.deliver_all(bench.prefixes)
     assert (bench.disk.written, bench.disk.ends_written) == ([], [tip.key])
     assert "disk" in bench.index.node(tip.key).state_tiers
@@ -173,4 +173,4 @@ def test_an_end_whose_rows_could_not_be_written_is_not_written():
         bench.disk.deliver(bench.prefixes, DISK_IS_FULL)
         bench.prefixes.hand_over()
     assert not bench.disk.ends_written
-    assert not len(bench.prefixes._to_disk)
+    assert not len(bench.prefixes._write_back)

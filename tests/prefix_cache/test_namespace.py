@@ -37,7 +37,9 @@ def cache_dir(tmp_path: Path) -> Path:
 
 
 def name_of(model_dir: Path, cache_dir: Path | None = None, dtype: str = "fp32") -> str:
-    return namespace_of(ModelFiles(model_dir).weights.paths, read_spec(model_dir), Precision.of(dtype), cache_dir)
+    return namespace_of(
+        ModelFiles(model_dir).weights.paths, read_spec(model_dir), Precision.of(dtype), cache_dir
+    )
 
 
 def flip_last_bit(path: Path) -> None:
@@ -208,4 +210,6 @@ def test_those_of_the_bundled_model_too(dtype: str, expected: str):
 
 def test_keys_and_values_of_other_numbers_are_another_namespace(model_dir: Path) -> None:
     spec, mixed = read_spec(model_dir), Precision("fp32", "bf16", "fp32")
-    assert namespace_of(ModelFiles(model_dir).weights.paths, spec, mixed, None) != name_of(model_dir)
+    assert namespace_of(ModelFiles(model_dir).weights.paths, spec, mixed, None) != name_of(
+        model_dir
+    )

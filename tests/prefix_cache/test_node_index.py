@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from luceasync.prefix_cache import index as module
-from luceasync.prefix_cache.index import ORPHAN_AGE_S, Limits, Needed, NodeIndex
+from luceasync.prefix_cache.index import ORPHAN_AGE_S, Limits, NodeIndex, Retention
 from luceasync.prefix_tree.node import Node, node_key, pack_tokens, tenant_key
 from tests.prefix_cache.kept import DISK, MEMORY
 
@@ -60,13 +60,13 @@ def chain(held: NodeIndex, length: int, **fields) -> list[Node]:
     return nodes
 
 
-def needed(*nodes: Node, ends=()) -> Needed:
-    return Needed({n.key for n in nodes}, {n.key for n in ends})
+def needed(*nodes: Node, ends=()) -> Retention:
+    return Retention({n.key for n in nodes}, {n.key for n in ends})
 
 
 def test_files_wait_for_the_tenant_whose_they_are(held):
     mine = node([1])
-    held.found([mine, node([1], tenant=OTHER)], [])
+    held.files_changed([mine, node([1], tenant=OTHER)], [])
     assert [n.key for n in held.tree(TENANT)] == [mine.key]
     assert held.num_bytes("disk") == 220
 
@@ -74,16 +74,16 @@ def test_files_wait_for_the_tenant_whose_they_are(held):
 def test_a_file_that_continues_a_known_node_is_found_later(held):
     root = node([1])
     held.insert(TENANT, root)
-    held.found([node([2], root)], [])  # another server wrote it
+    held.files_changed([node([2], root)], [])  # another server wrote it
     assert len(list(held)) == 2
 
 
 def test_a_file_waits_for_what_it_continues(held):
     root = node([1])
     leaf = node([2], root, saved_at_s=time.time())
-    held.found([leaf, node([7], tenant=OTHER)], [])
+    held.files_changed([leaf, node([7], tenant=OTHER)], [])
     assert not list(held.tree(TENANT))
-    held.found([root], [])
+    held.files_changed([root], [])
     assert {n.key for n in held.tree(TENANT)} == {root.key, leaf.key}
 
 
@@ -92,8 +92,8 @@ def test_a_file_of_somebody_unknown_is_looked_at_once(held, monkeypatch):
     monkeypatch.setattr(module, "node_key", lambda *node: hashed.append(1) or node_key(*node))
     held.tree(TENANT)
     strange = [node([i], tenant=OTHER) for i in range(5)]
-    held.found(strange, [])
-    held.found([node([9])], [])
+    held.files_changed(strange, [])
+    held.files_changed([node([9])], [])
     assert len(hashed) == 6
     assert len(list(held.tree(OTHER))) == 5
 
@@ -101,21 +101,21 @@ def test_a_file_of_somebody_unknown_is_looked_at_once(held, monkeypatch):
 def test_a_file_that_is_not_what_its_name_says_changes_nothing(held):
     root = node([1])
     held.insert(TENANT, root)
-    held.found([replace(root, tokens=pack_tokens([7]))], [])
+    held.files_changed([replace(root, tokens=pack_tokens([7]))], [])
     assert held.node(root.key) == root
 
 
 def test_a_file_that_was_replaced_holds_what_it_holds_now(held):
     root = node([1])
     held.insert(TENANT, root)
-    held.found([replace(root, state_tiers=frozenset())], [])
+    held.files_changed([replace(root, state_tiers=frozenset())], [])
     assert not held.node(root.key).has_state
 
 
 def test_what_cannot_be_reached_goes_with_what_it_continues(held, body):
     first, second, third = chain(held, 3)
     held.insert(TENANT, replace(third, tiers=MEMORY, state_tiers=MEMORY))
-    held.forget(first.key, "disk")
+    held.drop(first.key, "disk")
     assert not list(held)
     assert body.removed == [second.key, third.key]  # the first one's file is gone already
     assert third.key in body.dropped
@@ -123,7 +123,7 @@ def test_what_cannot_be_reached_goes_with_what_it_continues(held, body):
 
 def test_a_node_that_another_tier_holds_stays(held, body):
     [root] = chain(held, 1, tiers=MEMORY | DISK)
-    held.forget(root.key, "memory")
+    held.drop(root.key, "memory")
     assert held.node(root.key).tiers == DISK
     assert body.dropped == [root.key]
     assert not body.removed
@@ -192,7 +192,9 @@ def test_old_files_without_a_parent_are_collected(held, body, monkeypatch):
     monkeypatch.setattr(module.time, "time", lambda: 2 * ORPHAN_AGE_S)
     lost = node([2], node([1]), saved_at_s=1.0)
     fresh = node([3], node([1]), saved_at_s=1.5 * ORPHAN_AGE_S)
-    held.found([lost, fresh], [], is_whole=False)  # what they continue may only be unreadable now
+    held.files_changed(
+        [lost, fresh], [], is_whole=False
+    )  # what they continue may only be unreadable now
     assert body.removed == []
-    held.found([], [])
+    held.files_changed([], [])
     assert body.removed == [lost.key]

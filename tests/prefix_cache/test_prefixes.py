@@ -135,7 +135,7 @@ def test_what_cannot_be_trusted_is_taken_up_by_nobody():
     lease = bench.lease([*PROMPT, *[7] * 200], 100)
     bench.prefill(lease, begin=bench.start(lease))
     bench.prefixes.hand_over()
-    bench.prefixes.disown(lease)
+    bench.prefixes.drop(lease)
     bench.prefixes.release(lease)
     bench.disk.deliver_all(bench.prefixes)
     assert max(bench.ends("memory")) == max(bench.ends("disk")) == len(PROMPT)
@@ -148,9 +148,9 @@ def test_a_file_of_what_cannot_be_trusted_is_not_taken_for_what_is_kept_after_it
     lease = bench.lease(PROMPT)
     bench.start(lease)
     bench.target.lanes[0] = [6] * len(PROMPT)  # what it computes is wrong
-    bench.prefixes.prefilled(lease, 0, len(PROMPT), torch.zeros(8))
+    bench.prefixes.save_prompt(lease, 0, len(PROMPT), torch.zeros(8))
     bench.prefixes.hand_over()
-    bench.prefixes.disown(lease)
+    bench.prefixes.drop(lease)
     bench.prefixes.release(lease)
     bench.disk.deliver(bench.prefixes, index=1)  # there is no file yet that could be removed
     bench.serve(PROMPT)
@@ -389,7 +389,7 @@ def test_files_that_vanish_under_a_running_prompt_are_written_again():
     assert after.start(lease) == 0
     lease.path = [max(after.index, key=lambda n: n.end).key]
     lease.path_end = len(PROMPT)
-    after.prefixes.found([], [n.key for n in after.disk.nodes()])
+    after.prefixes.files_changed([], [n.key for n in after.disk.nodes()])
     after.disk.files.clear()
     after.prefill(lease)
     after.end(lease, num_generated=5)

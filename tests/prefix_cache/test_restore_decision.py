@@ -69,19 +69,19 @@ def test_a_disk_that_could_not_give_a_node_is_not_asked_again_for_this_lease():
     assert not bench.prefixes.prepare(lease, [])
     while lease.awaited:
         bench.disk.deliver(bench.prefixes, FAULT)
-    assert bench.prefixes._decision.longest(lease).num_tokens == 0
-    assert bench.prefixes._decision.longest(bench.lease(PROMPT)).num_tokens == len(PROMPT)
+    assert bench.prefixes._decision.longest_match(lease).num_tokens == 0
+    assert bench.prefixes._decision.longest_match(bench.lease(PROMPT)).num_tokens == len(PROMPT)
 
 
 def test_a_prompt_is_looked_up_again_only_when_its_tree_has_changed():
     bench = Bench()
     bench.serve(PROMPT)
     lease, decision = bench.lease(PROMPT), bench.prefixes._decision
-    found = decision.longest(lease)
-    assert decision.longest(lease) is found
+    found = decision.longest_match(lease)
+    assert decision.longest_match(lease) is found
     [*_, last] = bench.prefixes.index.tree(lease.tenant)
-    bench.prefixes.index.forget(last.key, "memory")
-    assert decision.longest(lease).num_tokens < found.num_tokens
+    bench.prefixes.index.drop(last.key, "memory")
+    assert decision.longest_match(lease).num_tokens < found.num_tokens
 
 
 @pytest.mark.parametrize("is_slow", [False, True])
@@ -90,7 +90,7 @@ def test_what_is_known_is_not_kept_again_though_it_is_run(is_slow: bool):
     if is_slow:
         bench.prefixes._decision.rates = SLOW_DISK
     lease = bench.lease(PROMPT)
-    known = bench.prefixes._decision.known(
-        lease, bench.prefixes._decision.chosen(lease, lease.match)
+    known = bench.prefixes._decision.known_nodes(
+        lease, bench.prefixes._decision.choose(lease, lease.match)
     )
     assert known[-1].end == len(PROMPT)

@@ -78,7 +78,7 @@ def node_of(tokenizer, name: str, text: str, parent: Node | None = None, **field
 def test_what_was_written_in_another_life_is_known_again(tenants, tokenizer):
     prompt = node_of(tokenizer, "a", "What does os.getcwd do?")
     answer = node_of(tokenizer, "a", "Retu", prompt, is_generated=True)
-    tenants.found([prompt, answer])
+    tenants.add_nodes([prompt, answer])
     text = "What does os.getcwd do?Return it"
     known = [*prompt.tokens, *answer.tokens]
     assert tenants.get("a").history.recall(text)[: len(known)].tolist() == known
@@ -86,16 +86,16 @@ def test_what_was_written_in_another_life_is_known_again(tenants, tokenizer):
 
 
 def test_a_prompt_that_was_kept_whole_is_known_again(tenants, tokenizer):
-    tenants.found([node_of(tokenizer, "", "a prompt", is_prompt=True)])
+    tenants.add_nodes([node_of(tokenizer, "", "a prompt", is_prompt=True)])
     assert tenants.get("").history.num_tokens_held > 0
 
 
-def test_where_a_long_prompt_was_cut_nothing_is_learnt(tenants, tokenizer):
-    tenants.found([node_of(tokenizer, "", "in the midd")])
+def test_where_a_long_prompt_was_cut_nothing_is_learned(tenants, tokenizer):
+    tenants.add_nodes([node_of(tokenizer, "", "in the midd")])
     assert tenants.get("").history.num_tokens_held == 0
 
 
-def test_after_a_restart_the_newest_is_learnt_as_far_as_there_is_room(
+def test_after_a_restart_the_newest_is_learned_as_far_as_there_is_room(
     tenants, tokenizer, monkeypatch
 ):
     texts = {"an old one": 1.0, "some new one": 3.0, "the newest": 4.0}
@@ -103,6 +103,6 @@ def test_after_a_restart_the_newest_is_learnt_as_far_as_there_is_room(
         node_of(tokenizer, "", text, is_prompt=True, last_used_s=used_s)
         for text, used_s in texts.items()
     ]
-    monkeypatch.setattr(module, "MAX_LEARNT_TOKENS", nodes[1].end + nodes[2].end)
-    tenants.found(nodes)
+    monkeypatch.setattr(module, "MAX_LEARNED_TOKENS", nodes[1].end + nodes[2].end)
+    tenants.add_nodes(nodes)
     assert tenants.get("").history.num_tokens_held == nodes[1].end + nodes[2].end
