@@ -341,7 +341,7 @@ def test_a_prompt_that_is_taken_up_whole_outlives_its_node(make_prepared):
     pump.submit([make_prepared(1, [0], max_tokens=1), make_prepared(2, [5], max_tokens=9)])
     pump.step()
     [node] = next(iter(pump.lanes.prefixes._leases)).path
-    pump.lanes.prefixes.index.forget(node, "memory")
+    pump.lanes.prefixes.index.drop(node, "memory")
     ticket.arrive()
     assert [stream for stream, delta in run(pump) if delta.finish] == [1, 2]
 
