@@ -129,7 +129,7 @@ def test_the_numbers_are_those_of_one_group(tiny_dir: Path, open_groups, num_sta
     assert torch.equal(life(backend), life(open_groups(tiny_dir, 1)))
     assert backend.num_shards == (3, 0)
     ends = even_stages(3, num_stages)
-    assert [stage.num_shards for stage in backend._groups] == [(e - b, 0) for b, e in ends]
+    assert [stage.num_shards for stage in backend._stages] == [(e - b, 0) for b, e in ends]
 
 
 def test_a_tied_head_may_be_in_another_group_than_the_embedding(

@@ -1,6 +1,6 @@
 """The plan command: the bytes of a model on these devices, before anything is loaded.
 
-Owns the table and the JSON. Knows nothing of how a plan is made.
+Owns the table and the JSON. How a plan is made is in pipeline/.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from luceasync.cli.words import size_text
+from luceasync.cli.output import print_json, size_text
 from luceasync.config import CacheConfig, Config
 from luceasync.engine.cache_directory import held_bytes_of, limits_of
 from luceasync.kv.pages import CHUNK_TOKENS
@@ -23,13 +22,13 @@ from luceasync.speculation.dflash.placement import Drafter, plan_with_drafter
 
 
 def run_plan(config: Config, as_json: bool, model: ModelFiles | None = None) -> None:
-    """Print the plan. Raises ConfigError, and PlacementError when it does not fit."""
+    """Print the plan. Raises ConfigError, and PlacementError if it does not fit."""
     report, drafter = plan_with_drafter(config, model)
     cache = cache_summary(report, config.cache)
     if as_json:
         told = summary(report) | {"drafter": _drafter_summary(report, drafter)}
         told["prefix_cache"] = cache
-        print(msgspec.json.format(msgspec.json.encode(told)).decode())
+        print_json(told)
         return
     console = Console(highlight=False)
     _print(report, console)
@@ -39,8 +38,8 @@ def run_plan(config: Config, as_json: bool, model: ModelFiles | None = None) -> 
 
 
 def cache_summary(report: PlanReport, config: CacheConfig) -> dict[str, int | None]:
-    """Sizes of the prefix cache; `disk_bytes` None: there is no directory. A node takes so much for
-    each of its tokens, and where a state is kept at its end that too.
+    """Sizes of the prefix cache; `disk_bytes` None: no directory. A node takes `bytes_per_token`
+    for each of its tokens, and `state_bytes` if a state is kept at its end.
     """
     limits = limits_of(config, held_bytes_of(config.cache_dir))
     return {
@@ -52,7 +51,7 @@ def cache_summary(report: PlanReport, config: CacheConfig) -> dict[str, int | No
 
 
 def summary(report: PlanReport) -> dict[str, object]:
-    """The model's plan in plain words and numbers; all sizes in bytes or tokens."""
+    """The model's plan as JSON values; sizes in bytes or tokens."""
     plan, spec = report.plan, report.spec
     return {
         "family": spec.family,
@@ -69,8 +68,8 @@ def summary(report: PlanReport) -> dict[str, object]:
 
 
 def _pool_summary(plan: Plan) -> dict[str, object] | None:
-    """What of a lane's context stays on the devices; None: all of it. `host_bytes`: what all lanes
-    may hold of host memory.
+    """How much of a lane's context stays on the devices; None: all of it. `host_bytes`: the host
+    memory that all lanes may take.
     """
     if plan.pool is None:
         return None
@@ -102,15 +101,15 @@ def _shard_summary(report: ShardReport) -> dict[str, object]:
 
 
 def _drafter_summary(report: PlanReport, drafter: Drafter | None) -> dict[str, object] | None:
-    if drafter is None or report.guest is None:
+    if drafter is None or report.drafter is None:
         return None
     return {
         "draft_dir": str(drafter.draft_dir),
         "device": drafter.device.name,
         "block": drafter.spec.block,
-        "weight_bytes": report.guest.weight_bytes,
-        "lane_bytes_per_token": report.guest.token_bytes,
-        "state_bytes_per_lane": report.guest.lane_bytes,
+        "weight_bytes": report.drafter.weight_bytes,
+        "lane_bytes_per_token": report.drafter.token_bytes,
+        "state_bytes_per_lane": report.drafter.lane_bytes,
     }
 
 
@@ -123,7 +122,7 @@ def _print(report: PlanReport, console: Console) -> None:
     )
     table = Table()
     table.add_column("device")
-    for column in ("layers", "weights", "one lane", "lanes", "workspace", "in all", "free"):
+    for column in ("layers", "weights", "one lane", "lanes", "workspace", "total", "free"):
         table.add_column(column, justify="right")
     for shard in report.shards:
         table.add_row(*_row(shard, plan.parallel))
@@ -131,8 +130,8 @@ def _print(report: PlanReport, console: Console) -> None:
     console.print(f"- weights: {_types_words(report.shards)}", markup=False)
     if plan.pool is not None:
         console.print(
-            f"- of each lane {plan.num_pages * CHUNK_TOKENS} tokens stay on the devices (policy "
-            f"{plan.pool.policy}); all lanes may hold {size_text(plan.host_bytes)} of host memory",
+            f"- {plan.num_pages * CHUNK_TOKENS} tokens of each lane stay on the devices (policy "
+            f"{plan.pool.policy}); all lanes may take {size_text(plan.host_bytes)} of host memory",
             markup=False,
         )
     for reason in plan.reasons:
@@ -140,7 +139,7 @@ def _print(report: PlanReport, console: Console) -> None:
 
 
 def _types_words(shards: Sequence[ShardReport]) -> str:
-    """How many bytes there are of each type, most first."""
+    """The bytes of each weight type, largest first."""
     found: Counter[str] = Counter()
     for shard in shards:
         found.update(shard.weight_types)
@@ -148,14 +147,14 @@ def _types_words(shards: Sequence[ShardReport]) -> str:
 
 
 def _print_drafter(report: PlanReport, drafter: Drafter, console: Console) -> None:
-    assert report.guest is not None
+    assert report.drafter is not None
     num_tokens = min(report.plan.max_ctx_tokens, drafter.spec.ctx_max_tokens or 2**63)
-    lane_bytes = report.guest.lane_bytes + num_tokens * report.guest.token_bytes
+    lane_bytes = report.drafter.lane_bytes + num_tokens * report.drafter.token_bytes
     verify_bytes = sum(shard.lane_scratch_bytes for shard in report.plan.shards)
     console.print(
-        f"drafter on {drafter.device.name}: weights {size_text(report.guest.weight_bytes)}, one "
-        f"lane {size_text(lane_bytes)}; {max(drafter.verify_rows)} rows a proposal, to verify "
-        f"them {size_text(verify_bytes)} a lane",
+        f"drafter on {drafter.device.name}: weights {size_text(report.drafter.weight_bytes)}, one "
+        f"lane {size_text(lane_bytes)}; {max(drafter.verify_rows)} rows per proposal, "
+        f"{size_text(verify_bytes)} per lane to verify them",
         markup=False,
     )
 

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 
 from luceasync.errors import ModelError
-from luceasync.gguf.place import PART, SUFFIX
+from luceasync.gguf.paths import PART, SUFFIX
 
 CONFIG = "config.json"
 EXPECTED = (

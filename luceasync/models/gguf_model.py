@@ -9,37 +9,37 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from luceasync.errors import ModelError
-from luceasync.gguf.header import SUPPORTED, Tensor
-from luceasync.gguf.layout import Layout, Order, Orders
+from luceasync.gguf.header import SUPPORTED, TensorEntry
+from luceasync.gguf.layout import AxisSwap, AxisSwaps, GgufLayout
 from luceasync.gguf.model import GgufModel
 from luceasync.gguf.vocabulary import check_tokenizer
 from luceasync.models.encodings import DenseEncoding, Encoding, Shape
 from luceasync.models.families import GGUF_FAMILIES
-from luceasync.models.families.family import Fields
+from luceasync.models.families.family import ConfigFields
 from luceasync.models.quant import ggml
-from luceasync.models.quant.form import Grouped
+from luceasync.models.quant.encoding import QuantEncoding
 from luceasync.models.quant.layout import BLOCK
 from luceasync.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class GgufTensor:
     """Rows [begin, begin + shape[0]) of a tensor in a file, which are `shape` for us."""
 
     path: Path
-    tensor: Tensor
+    tensor: TensorEntry
     begin: int
     shape: Shape
-    orders: Orders
+    orders: AxisSwaps
 
     @property
     def encoding(self) -> Encoding:
         """How they are held here."""
-        form = ggml.FORMS.get(self.tensor.type.name)
-        if form is None:
+        encoding = ggml.ENCODINGS.get(self.tensor.type.name)
+        if encoding is None:
             return DenseEncoding()
         columns = self.orders.columns
-        return form.with_supergroups_within(columns.shape[2]) if columns else form
+        return encoding.with_supergroups_within(columns.shape[2]) if columns else encoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,15 @@ class GgufContents:
 
     model: GgufModel
     spec: ModelSpec
-    stored: dict[str, Stored]
+    stored: dict[str, GgufTensor]
 
 
 def read_gguf(model: GgufModel) -> GgufContents:
     """What the headers of a model say. Raises ModelError naming the file."""
-    layout = Layout(model)
+    layout = GgufLayout(model)
     try:
         check_tokenizer(model.metadata)
-        spec = GGUF_FAMILIES[model.architecture].parse(Fields(layout.config))
+        spec = GGUF_FAMILIES[model.architecture].parse(ConfigFields(layout.config))
         stored = {name: _stored(layout, name, shape) for name, shape in spec.shapes().items()}
         used = {found.tensor.name for found in stored.values()}
         for name in sorted(model.tensors.keys() - used):
@@ -67,7 +67,7 @@ def read_gguf(model: GgufModel) -> GgufContents:
     return GgufContents(model, spec, stored)
 
 
-def _stored(layout: Layout, name: str, shape: Shape) -> Stored:
+def _stored(layout: GgufLayout, name: str, shape: Shape) -> GgufTensor:
     where = layout.where(name)
     found = layout.model.tensors.get(where.name)
     if found is None:
@@ -82,27 +82,27 @@ def _stored(layout: Layout, name: str, shape: Shape) -> Stored:
     is_there = rows == own[0] or (where.name.endswith("attn_qkv.weight") and rows > own[0])
     if tensor.shape[1:] != own[1:] or not is_there or where.begin + own[0] > rows:
         raise ModelError(f"{where.name!r} has shape {tensor.shape}; {own} is expected")
-    stored = Stored(path, tensor, where.begin, shape, where.orders)
-    if isinstance(stored.encoding, Grouped):
-        _check_grouped(stored, stored.encoding)
+    stored = GgufTensor(path, tensor, where.begin, shape, where.orders)
+    if isinstance(stored.encoding, QuantEncoding):
+        _check_quantised(stored, stored.encoding)
     return stored
 
 
-def _check_grouped(stored: Stored, form: Grouped) -> None:
+def _check_quantised(stored: GgufTensor, encoding: QuantEncoding) -> None:
     """Whether it can be held as it is stored, and its columns be moved."""
     name, columns = stored.tensor.name, stored.orders.columns
     if len(stored.shape) != 2:
-        raise ModelError(f"{name!r} is stored as {form.name}; F32, F16 or BF16 is expected")
-    if columns is not None and not _moves(columns, form):
+        raise ModelError(f"{name!r} is stored as {encoding.name}; F32, F16 or BF16 is expected")
+    if columns is not None and not _moves(columns, encoding):
         raise ModelError(
-            f"{name!r} is stored as {form.name}: heads of {columns.shape[2]} columns cannot be "
-            f"brought in order; multiples of {max(BLOCK, form.group or 0)} are expected"
+            f"{name!r} is stored as {encoding.name}: heads of {columns.shape[2]} columns cannot be "
+            f"brought in order; multiples of {max(BLOCK, encoding.group or 0)} are expected"
         )
 
 
-def _moves(columns: Order, form: Grouped) -> bool:
+def _moves(columns: AxisSwap, encoding: QuantEncoding) -> bool:
     width = columns.shape[2]
-    return width % BLOCK == 0 and form.group is not None and width % form.group == 0
+    return width % BLOCK == 0 and encoding.group is not None and width % encoding.group == 0
 
 
 def _squeezed(shape: Shape) -> Shape:

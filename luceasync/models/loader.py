@@ -20,7 +20,7 @@ from luceasync.models.layer_reader import TensorPart, whole
 from luceasync.models.mixers.mixer import MixerLayer, State
 from luceasync.models.ops import Norm, Ops
 from luceasync.models.pass_rows import Rows
-from luceasync.models.quant.form import Grouped
+from luceasync.models.quant.encoding import QuantEncoding
 from luceasync.models.quant.random import RandomModule
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import Trees
@@ -69,9 +69,9 @@ class RandomSource:
     def read(self, name: str, shape: Shape) -> Tensor | RandomModule:
         digest = blake2b(f"{self._seed} {name}".encode(), digest_size=8).digest()
         self._generator.manual_seed(int.from_bytes(digest) >> 1)
-        form = self._encoding_of(name)
-        if isinstance(form, Grouped):
-            return RandomModule(name, form, shape, self._generator)
+        encoding = self._encoding_of(name)
+        if isinstance(encoding, QuantEncoding):
+            return RandomModule(name, encoding, shape, self._generator)
         random = torch.randn(
             shape, generator=self._generator, dtype=torch.float32, device=self._device
         )
@@ -134,10 +134,10 @@ class TensorReader:
         are stored alike are one matrix, filled part by part.
         """
         segments = []
-        for form, alike in groupby(parts, lambda part: self._source.encoding(part.name)):
+        for encoding, alike in groupby(parts, lambda part: self._source.encoding(part.name)):
             segment = list(alike)
             num_rows = [shapes[part.name][0] // part.divisor for part in segment]
-            stack = form.stack((sum(num_rows), *shapes[parts[0].name][1:]), self.place)
+            stack = encoding.stack((sum(num_rows), *shapes[parts[0].name][1:]), self.place)
             begin = 0
             for part, rows in zip(segment, num_rows, strict=True):
                 # What was read has no name here: it is gone before the next tensor is read.

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.models.quant.packed import Packed
-from luceasync.models.quant.torch_weight import TorchGrouped
+from luceasync.models.quant.torch_weight import TorchQuantWeight
 from luceasync.models.trees import Trees, torch_trees
 from luceasync.models.weights import (
     EmbeddingTable,
@@ -40,7 +40,7 @@ class Ops(Protocol):
         """A matrix [out, dim], whose memory is given away and whose rows are looked up too."""
         ...
 
-    def grouped(self, packed: Packed, dtype: torch.dtype) -> EmbeddingTable:
+    def quantised(self, packed: Packed, dtype: torch.dtype) -> EmbeddingTable:
         """A quantised matrix, whose memory is given away; `dtype`: of looked up rows."""
         ...
 
@@ -85,8 +85,8 @@ class TorchOps:
     def table(self, rows: Tensor) -> EmbeddingTable:
         return TorchTable(rows)
 
-    def grouped(self, packed: Packed, dtype: torch.dtype) -> EmbeddingTable:
-        return TorchGrouped(packed, dtype)
+    def quantised(self, packed: Packed, dtype: torch.dtype) -> EmbeddingTable:
+        return TorchQuantWeight(packed, dtype)
 
     def stacked(self, segments: Sequence[Weight]) -> Weight:
         return StackedWeight(segments)

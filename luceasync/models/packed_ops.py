@@ -21,9 +21,9 @@ from luceasync.cyext.rows import MAX_ROW, STEP
 from luceasync.cyext.rows import rms_norm as compiled_norm
 from luceasync.models.ops import TorchOps, TorchTable
 from luceasync.models.pass_rows import round_up_rows
-from luceasync.models.quant.cpu import CompiledGrouped, best_kernel, can_multiply
+from luceasync.models.quant.cpu import CompiledQuantWeight, best_kernel, can_multiply
 from luceasync.models.quant.packed import Packed
-from luceasync.models.quant.torch_weight import TorchGrouped
+from luceasync.models.quant.torch_weight import TorchQuantWeight
 from luceasync.models.weights import EmbeddingTable, InputNorm, Weight
 
 LEAST_ROWS = 4  # from so many on a row's float32 bits do not depend on how many there are
@@ -50,11 +50,11 @@ class PackedOps(TorchOps):
     def table(self, rows: Tensor) -> EmbeddingTable:
         return PackedTable(rows)
 
-    def grouped(self, packed: Packed, dtype: torch.dtype) -> EmbeddingTable:
+    def quantised(self, packed: Packed, dtype: torch.dtype) -> EmbeddingTable:
         kernel = best_kernel()
-        if kernel and can_multiply(packed.form, packed.shape[1]):
-            return CompiledGrouped(packed, dtype, kernel)
-        return TorchGrouped(packed, dtype, product)
+        if kernel and can_multiply(packed.layout, packed.shape[1]):
+            return CompiledQuantWeight(packed, dtype, kernel)
+        return TorchQuantWeight(packed, dtype, product)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         dim = x.shape[-1]

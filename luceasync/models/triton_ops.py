@@ -18,10 +18,10 @@ from luceasync.kernels import rows as row_kernels
 from luceasync.kernels import small_gemm
 from luceasync.kernels import trees as tree_kernels
 from luceasync.models.ops import TorchTable
-from luceasync.models.quant.gpu import TiledGrouped, TiledStack, TiledSwiGLU
+from luceasync.models.quant.gpu import TiledQuantWeight, TiledQuantStack, TiledQuantSwiGLU
 from luceasync.models.quant.packed import Packed
 from luceasync.models.quant.tiles import can_tile, tile
-from luceasync.models.quant.torch_weight import TorchGrouped
+from luceasync.models.quant.torch_weight import TorchQuantWeight
 from luceasync.models.trees import Trees
 from luceasync.models.weights import EmbeddingTable, InputNorm, StackedWeight, SwiGLU, Weight
 
@@ -45,20 +45,20 @@ class TritonOps:
     def table(self, rows: Tensor) -> EmbeddingTable:
         return TritonTable(rows)
 
-    def grouped(self, packed: Packed, dtype: torch.dtype) -> EmbeddingTable:
+    def quantised(self, packed: Packed, dtype: torch.dtype) -> EmbeddingTable:
         # Kernels multiply codes in bfloat16: they would not be float32's equal.
-        if dtype != torch.bfloat16 or not can_tile(packed.form, *packed.shape):
-            return TorchGrouped(packed, dtype, slice_numbers=SLICE_NUMBERS)
+        if dtype != torch.bfloat16 or not can_tile(packed.layout, *packed.shape):
+            return TorchQuantWeight(packed, dtype, slice_numbers=SLICE_NUMBERS)
         num_bytes = packed.num_bytes
-        return TiledGrouped(tile(packed), num_bytes, dtype)
+        return TiledQuantWeight(tile(packed), num_bytes, dtype)
 
     def stacked(self, segments: Sequence[Weight]) -> Weight:
-        tiled = [segment for segment in segments if isinstance(segment, TiledGrouped)]
-        return TiledStack(tiled) if len(tiled) == len(segments) else StackedWeight(segments)
+        tiled = [segment for segment in segments if isinstance(segment, TiledQuantWeight)]
+        return TiledQuantStack(tiled) if len(tiled) == len(segments) else StackedWeight(segments)
 
     def gated(self, gate_up: Weight, down: Weight) -> SwiGLU:
-        if isinstance(gate_up, TiledGrouped) and isinstance(down, TiledGrouped):
-            return TiledSwiGLU(gate_up, down)
+        if isinstance(gate_up, TiledQuantWeight) and isinstance(down, TiledQuantWeight):
+            return TiledQuantSwiGLU(gate_up, down)
         return SwiGLU(gate_up, down)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,6 +1,6 @@
-"""The target model as the engine sees it: lanes that tokens are run on, whatever the split.
+"""The target model as the engine sees it: lanes on which tokens run, under any split.
 
-Owns the shape of each pass. Knows no requests, no sampling and no text.
+Decides the shape of each pass. Knows no requests, no sampling and no text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from luceasync.pipeline.stage import LocalStage, Stage
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 
-# Of a plan's stage by number, given what hears of weights that are read, and the taps.
+# Opens the plan's stage of this number, given what is told of weight bytes read, and the taps.
 OpenRemote = Callable[[int, Callable[[int], None], Sequence[int]], Stage]
 
 
@@ -49,10 +49,10 @@ class LayerSplitBackend:
         self.plan = plan
         self._taps = tuple(taps)
         self._num_entries = 0  # of the last pass, without padding
-        self._decoded = Batch((), (), 1)  # last
+        self._decoded = Batch((), (), 1)  # the last decode
         self._verified: Batch | None = None
         self._spec = spec
-        self._groups = list(stages)
+        self._stages = list(stages)
         self._passes = Chain([stage.passes for stage in stages])
         holders = [nodes for stage in stages for nodes in stage.nodes]
         first_layers = [shard.begin for shard in plan.shards]
@@ -72,9 +72,9 @@ class LayerSplitBackend:
         memory: HostMemory | None = None,
         open_remote: OpenRemote | None = None,
     ) -> LayerSplitBackend:
-        """Load the model as planned; `advance` hears the bytes of each tensor, `taps` are the
-        layers whose rows a ring can be given, `memory` holds saved nodes, `open_remote` opens
-        stages of other processes. Raises ModelError, StageFailed.
+        """Load the model as planned. `advance` is told the bytes of each tensor read; `taps`: the
+        layers whose rows drafters may be given; `memory` holds saved nodes; `open_remote` opens
+        stages in other processes. Raises ModelError, StageFailed.
         """
         memory = memory or PlainMemory()
         with torch.inference_mode(), ExitStack() as loaded:
@@ -83,7 +83,7 @@ class LayerSplitBackend:
                 if plan.devices[begin].is_here:
                     stages.append(LocalStage(spec, plan, source, advance, taps, memory, number))
                 else:
-                    assert open_remote is not None, "the plan has groups of other processes"
+                    assert open_remote is not None, "the plan has stages in other processes"
                     stages.append(open_remote(number, advance, taps))
                 loaded.callback(stages[-1].close)
             loaded.pop_all()
@@ -100,7 +100,7 @@ class LayerSplitBackend:
         memory: HostMemory | None = None,
         open_remote: OpenRemote | None = None,
     ) -> LayerSplitBackend:
-        """Load the model from its files; see `load`."""
+        """Load the model from its files, as `load` does."""
         with model.weights.open() as source:
             return cls.load(
                 model.spec, plan, source, advance, taps=taps, memory=memory, open_remote=open_remote
@@ -108,13 +108,13 @@ class LayerSplitBackend:
 
     @property
     def num_shards(self) -> tuple[int, int]:
-        """How many shards the model has, in this process and in others."""
-        counts = [stage.num_shards for stage in self._groups]
+        """Number of shards in this process and in others."""
+        counts = [stage.num_shards for stage in self._stages]
         return sum(local for local, _ in counts), sum(remote for _, remote in counts)
 
     @property
     def nodes(self) -> Nodes:
-        """What lanes have left behind, under names."""
+        """Saved state of lanes by name."""
         return self.lanes.nodes
 
     @inferring
@@ -129,9 +129,9 @@ class LayerSplitBackend:
         scores: bool = False,
     ) -> Tensor | None:
         """Run `tokens` at positions `[begin, begin + len(tokens))` of the lane. Until the next pass
-        a node can be saved that ends there, or at `mark`. `scores`: there are `logits_after` each.
-        Returns logits float32 [vocab] after the last token if `project`: the prompt ends there.
-        Raises HostMemorySpent; the lane holds what it held then.
+        a node that ends there, or at `mark`, can be saved. `scores`: keep the logits of all rows
+        for `logits_after`. Returns logits float32 [vocab] after the last token if `project`, which
+        ends the prompt. Raises LaneMemoryExhausted; the lane is unchanged then.
         """
         self._make_room(lane, begin + len(tokens))
         after = None if mark is None else mark - begin
@@ -144,15 +144,15 @@ class LayerSplitBackend:
         return None if logits is None else logits[0, 0]
 
     def logits_after(self, num_tokens: int) -> Logits:
-        """Of [num_tokens], the first of the last prefill, which `scores`."""
+        """Logits of the first `num_tokens` rows of the last prefill. Requires scores=True."""
         return self._passes.logits(num_tokens)
 
     @inferring
     def decode(
         self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]
     ) -> Logits:
-        """Run one token on each of several lanes; logits of [lanes], valid until the next call.
-        Raises HostMemorySpent; no lane has moved on then.
+        """Run one token on each lane. Returns logits of [lanes], valid until the next call. Raises
+        LaneMemoryExhausted; no lane has moved then.
         """
         self.lanes.before_steps(lanes, positions, 1)
         for lane, position in zip(lanes, positions, strict=True):
@@ -165,9 +165,9 @@ class LayerSplitBackend:
 
     @inferring
     def run_ahead(self) -> None:
-        """The next call is most likely a decode of the lanes of the last decode, each with its best
-        token at its next position: see Passes. Where anything would have to come first, nothing is
-        done. Of the last logits only a ranking of best tokens holds, which was asked for before.
+        """Start the next decode step of the last decode's lanes before it is asked for, each with
+        its best token; see Passes. Does nothing if pages would have to move first. Of the last
+        logits, only best tokens whose ranking was asked for remain valid.
         """
         lanes, begins = self._decoded.lanes, following(self._decoded.lanes, self._decoded.begins)
         if max(begins) < self.plan.max_ctx_tokens and self.lanes.have_room(lanes, begins):
@@ -181,13 +181,13 @@ class LayerSplitBackend:
         tokens: Tensor,
         parents: Tensor | None = None,
     ) -> Logits:
-        """Run trees of tokens after the `begins` tokens that their lanes have committed, and write
-        nothing permanent; `commit` then takes paths.
+        """Run trees of tokens behind the `begins` committed tokens of their lanes and write nothing
+        permanent; `commit` then takes paths.
 
-        tokens: int64 [entries, rows], rows one of the plan's `verify_rows`; parents: int32
-        [entries, rows], the row that each row follows, models.trees.ROOT for row 0; none: every
-        row follows the one before it. Both on any device. Returns logits of [entries, rows], valid
-        until the next call: row r predicts what follows on the path to r.
+        tokens: int64 [entries, rows], with a number of rows in the plan's `verify_rows`; parents:
+        int32 [entries, rows], the row that each row follows, models.trees.ROOT for row 0; None:
+        every row follows the one before it. Both on any device. Returns logits of [entries, rows],
+        valid until the next call: row r predicts the token after the path to r.
         """
         num_rows = tokens.shape[1]
         assert num_rows in self.plan.verify_rows, f"{num_rows}: {self.plan.verify_rows} are planned"
@@ -203,8 +203,8 @@ class LayerSplitBackend:
 
     @inferring
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Of each entry of the last `verify` keep the rows of its path, row indices from row 0 on:
-        its lane then stands after them. An empty path keeps nothing and costs nothing.
+        """Append each entry's path of the last `verify` to its lane: rows from row 0 on. An empty
+        path keeps nothing and costs nothing.
         """
         batch, self._verified = self._verified, None
         assert batch is not None, "commit follows verify, once"
@@ -223,21 +223,21 @@ class LayerSplitBackend:
         paths: Sequence[Sequence[int]],
         num_rows: int,
     ) -> None:
-        """Give `ring` the residual stream after each tapped layer of these rows, at most `num_rows`
-        each, of the last decode, or of the last verify once its paths are committed. Raises what
-        the ring raises.
+        """Give `ring` the rows of `paths` after each tapped layer, at most `num_rows` of an entry,
+        from the last decode, or from the last verify once its paths are committed. Raises what the
+        ring raises.
         """
         ring.absorb(self._taps_of(paths), lanes, begins, paths, num_rows)
 
     @inferring
     def send_chunk_taps(self, ring: TapRing, lane: int, begin: int, num_tokens: int) -> None:
-        """As above, of the first `num_tokens` rows of the last prefill."""
+        """Give `ring` the first `num_tokens` rows of the last prefill likewise."""
         first = max(0, num_tokens - ring.capacity_tokens)
         ring.absorb_chunk(self._taps_of([range(first, num_tokens)]), lane, begin, num_tokens)
 
     def _taps_of(self, paths: Sequence[Sequence[int]]) -> list[Tensor]:
-        """In the order in which the taps were given: [entries, rows, hidden] in the model's dtype,
-        where the layer is. Rows that mean nothing may follow those of a prefill's chunk.
+        """Rows of each tap, in the order of the taps: [entries, rows, hidden] in the model's dtype,
+        on the layer's device. Undefined rows may follow those of a prefill chunk.
         """
         rows, num_entries = self._passes.taps(paths), self._num_entries
         found = [rows[tap] for tap in self._taps]
@@ -253,43 +253,43 @@ class LayerSplitBackend:
 
     @inferring
     def reset(self, lane: int) -> None:
-        """Make the lane as if no token had ever run on it."""
+        """Empty the lane."""
         self.lanes.reset(lane)
 
     def compress(self, tokens: Sequence[int], keep_ratio: float) -> list[int]:
-        """A shorter prompt that keeps about `keep_ratio` of the tokens. Raises ValueError for a
-        ratio that is none, Unsupported where the family cannot.
+        """A shorter prompt that keeps about `keep_ratio` of the tokens. Raises ValueError for an
+        impossible ratio, Unsupported if the family cannot.
         """
         if not (math.isfinite(keep_ratio) and 0 < keep_ratio <= 1):
             raise ValueError(f"keep_ratio {keep_ratio}: a number above 0 and up to 1 is expected")
         return family_of(self._spec).compress(self._spec, tokens, keep_ratio)
 
     def synchronize(self) -> None:
-        """Wait until the device that gives the logits has done what it was given so far."""
-        self._groups[-1].synchronize()
+        """Wait until the last device has done all queued work."""
+        self._stages[-1].synchronize()
 
     def notice(self) -> None:
-        """Raise StageFailed where a stage is known to be gone, without asking it."""
-        for stage in self._groups:
+        """Raise StageFailed if a stage is known to have failed, without asking it."""
+        for stage in self._stages:
             stage.notice()
 
     def probe(self) -> None:
-        """Raise StageFailed where a stage is gone. Ask while nothing runs."""
-        for stage in self._groups:
+        """Raise StageFailed if a stage does not respond. Call it while nothing runs."""
+        for stage in self._stages:
             stage.probe()
 
     def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
-        """Bring back every stage that is gone; whether there was one. Reset all lanes then."""
-        return sum(stage.mend(lost) for stage in self._groups) > 0  # each of them
+        """Restart failed stages; whether there were any. All lanes must then be reset."""
+        return sum(stage.mend(lost) for stage in self._stages) > 0  # no short circuit
 
     def close(self) -> None:
         """Free everything. May be called twice."""
-        for stage in self._groups:
+        for stage in self._stages:
             stage.close()
-        self._groups.clear()
+        self._stages.clear()
         self._passes = Chain([])
         self.lanes = paging_of(self.plan, self._passes, partial(NodesInParts, [], []))
 
     def _make_room(self, lane: int, num_tokens: int) -> None:
-        assert num_tokens <= self.plan.max_ctx_tokens, "the engine keeps lanes within the context"
+        assert num_tokens <= self.plan.max_ctx_tokens, "lanes never exceed the context"
         self.lanes.make_room(lane, num_tokens)

@@ -1,4 +1,4 @@
-"""How many lanes of how many tokens fit beside the weights. Pure: no torch.
+"""How many lanes of how many tokens fit beside the weights, whole or in pools. Pure: no torch.
 
 Chooses what the user left open and refuses what does not fit. Knows bytes of shards, not layers.
 """
@@ -17,15 +17,20 @@ from luceasync.pipeline.offer import Offer
 from luceasync.pipeline.shard_plan import ShardPlan
 
 DEFAULT_PARALLEL = 4
-# Below this fewer lanes are better than shorter ones: agents come with tens of thousands of tokens.
+# Below this, fewer lanes are better than shorter ones: agents send tens of thousands of tokens.
 COMFORTABLE_CTX_TOKENS = 32768
-NAMED_SHARE = 0.95  # of the free memory, what may be filled when the user names the sizes
+NAMED_SHARE = 0.95  # of free memory that may be filled if the user names the sizes
+# The share of the context that stays by default: 16K of 131K.
+AUTO_SHARE = 8
+MIN_AUTO_TOKENS = 8192
+
+Policy = Literal["qk", "drafter", "lru"]
 
 
 @dataclass(frozen=True, slots=True)
 class DraftFootprint:
-    """What is to share a device with the target, or to have one beside it: a drafter. Bytes of its
-    weights, of each token of a lane, and of a lane whatever its context is.
+    """A drafter's bytes: of its weights, of each token of a lane, and of a lane regardless of its
+    context. It shares a device with the target or has one of its own.
     """
 
     device: Offer
@@ -36,24 +41,46 @@ class DraftFootprint:
 
 @dataclass(frozen=True, slots=True)
 class LaneCapacity:
-    """`parallel` lanes of `max_ctx_tokens` each. `reasons`: a line for each that was chosen."""
+    """`parallel` lanes of `max_ctx_tokens` each. `reasons`: a line for each chosen size."""
 
     parallel: int
     max_ctx_tokens: int
     reasons: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Which chunks stay resident. `policy`: what scores chunks; `tau_tokens`: committed tokens
+    between two probes of a lane; `pins`: spans of tokens `[begin, end)` that stay in every lane.
+    """
+
+    policy: Policy
+    tau_tokens: int
+    pins: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRequest:
+    """A pool of `num_tokens` for each lane; None: chosen to fit. `host_bytes`: host memory, which
+    holds the whole content of all lanes.
+    """
+
+    num_tokens: int | None
+    pool: Pool
+    host_bytes: int
+
+
 def choose_lanes(
     spec: ModelSpec,
     devices: Sequence[Offer],
     shards: Sequence[ShardPlan],
-    guest: DraftFootprint | None,
+    drafter: DraftFootprint | None,
     *,
     parallel: int | None,
     max_ctx_tokens: int | None,
 ) -> LaneCapacity:
-    """Both sizes, of which None are chosen. Raises PlacementError for what does not fit."""
-    loads = loads_of(devices, shards, guest)
+    """Choose the sizes that are None. Raises PlacementError for what does not fit."""
+    loads = loads_of(devices, shards, drafter)
     loaded = [load for _, load in loads]
     chosen_room = [room_of(device, load, device.chosen_share) for device, load in loads]
     named_room = [room_of(device, load, NAMED_SHARE) for device, load in loads]
@@ -74,38 +101,48 @@ def choose_lanes(
     if max_ctx_tokens > fits:
         raise PlacementError(
             f"--max-ctx {max_ctx_tokens} with --parallel {parallel} does not fit: "
-            f"{fits} tokens a lane do; lower one of them or add devices"
+            f"{fits} tokens per lane do; lower one of them or add devices"
         )
     return LaneCapacity(parallel, max_ctx_tokens, tuple(reasons))
 
 
 def loads_of(
-    devices: Sequence[Offer], shards: Sequence[ShardPlan], guest: DraftFootprint | None
+    devices: Sequence[Offer], shards: Sequence[ShardPlan], drafter: DraftFootprint | None
 ) -> list[tuple[Offer, ShardPlan]]:
-    """What each device must hold: its shard with the guest in it, or the guest alone."""
+    """What each device must hold: its shard and the drafter, or the drafter alone."""
     loads = list(zip(devices, shards, strict=True))
-    if guest is None:
+    if drafter is None:
         return loads
-    # By name alone: what is free there is so for both, though the guest may have its own process.
-    hosts = [i for i, device in enumerate(devices) if device.name == guest.device.name]
+    # By name alone: devices of one name share free memory, even if the drafter has its own process.
+    hosts = [i for i, device in enumerate(devices) if device.name == drafter.device.name]
     if not hosts:
-        sizes = (guest.weight_bytes, guest.token_bytes, guest.lane_bytes, 0, 0, guest.token_bytes)
-        return [*loads, (guest.device, ShardPlan(guest.device.name, 0, 0, False, False, *sizes))]
+        sizes = (
+            drafter.weight_bytes,
+            drafter.token_bytes,
+            drafter.lane_bytes,
+            0,
+            0,
+            drafter.token_bytes,
+        )
+        return [
+            *loads,
+            (drafter.device, ShardPlan(drafter.device.name, 0, 0, False, False, *sizes)),
+        ]
     [place] = hosts
     shard = shards[place]
     together = replace(
         shard,
-        weight_bytes=shard.weight_bytes + guest.weight_bytes,
-        token_bytes=shard.token_bytes + guest.token_bytes,
-        lane_state_bytes=shard.lane_state_bytes + guest.lane_bytes,
-        spare_token_bytes=guest.token_bytes,
+        weight_bytes=shard.weight_bytes + drafter.weight_bytes,
+        token_bytes=shard.token_bytes + drafter.token_bytes,
+        lane_state_bytes=shard.lane_state_bytes + drafter.lane_bytes,
+        spare_token_bytes=drafter.token_bytes,
     )
     loads[place] = (devices[place], together)
     return loads
 
 
 def room_of(device: Offer, shard: ShardPlan, share: float) -> int:
-    """Bytes left for lanes once the weights are in, if `share` of what is free above them is taken.
+    """Bytes left for lanes if they may take `share` of the memory that the weights leave free.
 
     Raises PlacementError if the weights do not fit.
     """
@@ -124,8 +161,8 @@ def room_of(device: Offer, shard: ShardPlan, share: float) -> int:
 def choose_parallel(
     spec: ModelSpec, shards: Sequence[ShardPlan], room: Sequence[int], max_ctx_tokens: int | None
 ) -> tuple[int, str]:
-    """The most lanes, up to the default, that hold a comfortable context each, or the model's whole
-    one where that is smaller; else a single one, with all that there is.
+    """The largest number of lanes, up to the default, that each hold a comfortable context, or all
+    that the model can use if that is less; else one lane with all the memory.
     """
     wanted = max_ctx_tokens or min(spec.max_positions, COMFORTABLE_CTX_TOKENS)
     fitting = [n for n in (DEFAULT_PARALLEL, 2, 1) if context_that_fits(shards, room, n) >= wanted]
@@ -153,7 +190,7 @@ def _choose_context(
     named_room: Sequence[int],
     parallel: int,
 ) -> tuple[int, str]:
-    """All that the model can use, or all that fits; and how to get more."""
+    """All that the model can use, or all that fits, and how to get more."""
     fits = context_that_fits(shards, chosen_room, parallel)
     if fits >= spec.max_positions:
         return spec.max_positions, f"--max-ctx {spec.max_positions}: all that the model can use"
@@ -172,7 +209,7 @@ def _choose_context(
 
 
 def context_that_fits(shards: Sequence[ShardPlan], room: Sequence[int], parallel: int) -> int:
-    """Tokens a lane can have on the tightest device, in whole chunks."""
+    """Tokens per lane that fit the tightest device, in whole chunks."""
     fits = []
     for shard, room_bytes in zip(shards, room, strict=True):
         left = room_bytes - (parallel + 1) * (shard.lane_state_bytes + shard.lane_ring_bytes)
@@ -182,44 +219,11 @@ def context_that_fits(shards: Sequence[ShardPlan], room: Sequence[int], parallel
     return max(0, min(fits))
 
 
-# How lanes live with fewer pages than their context has chunks: as asked for, and as planned.
-# Chooses the pages of a lane and refuses pools that cannot work. Pure: no torch.
-
-
-Policy = Literal["qk", "drafter", "lru"]
-
-# Of the context, where nobody says how much of it is to stay: 16K of 131K.
-AUTO_SHARE = 8
-LEAST_AUTO_TOKENS = 8192
-
-
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """`policy`: by what chunks are chosen that stay, `tau_tokens`: after how many tokens that a
-    lane has committed it is asked again; `pins`: tokens `[begin, end)` of every lane that stay.
-    """
-
-    policy: Policy
-    tau_tokens: int
-    pins: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PoolRequest:
-    """A pool of `num_tokens` a lane, None: of what suits it. `host_bytes` of memory hold what lanes
-    hold, all of it.
-    """
-
-    num_tokens: int | None
-    pool: Pool
-    host_bytes: int
-
-
 def choose_pool(
     spec: ModelSpec,
     devices: Sequence[Offer],
     shards: Sequence[ShardPlan],
-    guest: DraftFootprint | None,
+    drafter: DraftFootprint | None,
     asked: PoolRequest,
     *,
     parallel: int | None,
@@ -228,12 +232,12 @@ def choose_pool(
     num_verify_rows: int,
 ) -> tuple[LaneCapacity, int]:
     """How many lanes of which context there are, and the pages of each. Raises PlacementError."""
-    loads = loads_of(devices, shards, guest)
+    loads = loads_of(devices, shards, drafter)
     loaded = [load for _, load in loads]
     named_room = [room_of(device, load, NAMED_SHARE) for device, load in loads]
     reasons: list[str] = []
     if parallel is None:
-        wanted = asked.num_tokens or LEAST_AUTO_TOKENS
+        wanted = asked.num_tokens or MIN_AUTO_TOKENS
         parallel, reason = choose_parallel(spec, loaded, named_room, wanted)
         reasons.append(reason)
     token_bytes = sum(shard.token_bytes for shard in shards)
@@ -246,24 +250,24 @@ def choose_pool(
         least_tokens = max(max_ctx_tokens, CHUNK_TOKENS)
         needed = parallel * least_tokens * token_bytes
         raise PlacementError(
-            f"--prefix-cache-memory {asked.host_bytes}: with --kvflash it holds what all lanes "
-            f"hold, {needed} bytes of {parallel} lanes of {least_tokens} tokens at least"
+            f"--prefix-cache-memory {asked.host_bytes}: with --kvflash it must hold the content of "
+            f"all lanes, at least {needed} bytes for {parallel} lanes of {least_tokens} tokens"
         )
-    if guest is not None and asked.pool.policy == "drafter":
-        # It says of the whole context what is to stay, and so it holds all of it.
-        whole = guest.lane_bytes + guest.token_bytes * max_ctx_tokens
-        guest = replace(guest, token_bytes=0, lane_bytes=whole)
-        loaded = [load for _, load in loads_of(devices, shards, guest)]
+    if drafter is not None and asked.pool.policy == "drafter":
+        # The drafter scores the whole context, so its own lanes hold all of it.
+        whole = drafter.lane_bytes + drafter.token_bytes * max_ctx_tokens
+        drafter = replace(drafter, token_bytes=0, lane_bytes=whole)
+        loaded = [load for _, load in loads_of(devices, shards, drafter)]
     fits = context_that_fits(loaded, named_room, parallel)
     num_tokens = asked.num_tokens
     if num_tokens is None:
-        suits = max(LEAST_AUTO_TOKENS, max_ctx_tokens // AUTO_SHARE)
+        suits = max(MIN_AUTO_TOKENS, max_ctx_tokens // AUTO_SHARE)
         num_tokens = min(suits, fits)
         reasons.append(f"--kvflash {num_tokens}: an eighth of the context, as far as it fits")
     if num_tokens > fits:
         raise PlacementError(
             f"--kvflash {num_tokens} with --parallel {parallel} does not fit: "
-            f"{fits} tokens a lane do; lower one of them or add devices"
+            f"{fits} tokens per lane do; lower one of them or add devices"
         )
     num_pages = _pages(num_tokens, max_ctx_tokens, num_verify_rows)
     batch_tokens = max(chunk_that_fits(num_pages, chunk_tokens), num_verify_rows)
@@ -272,12 +276,12 @@ def choose_pool(
 
 
 def chunk_that_fits(num_pages: int, chunk_tokens: int) -> int:
-    """Tokens of a prompt's chunk, so that it leaves half of a lane's pages to what is before it."""
+    """Tokens of a prefill chunk that leaves half of the lane's pages to earlier tokens."""
     return min(chunk_tokens, max(num_pages // 2, 1) * CHUNK_TOKENS)
 
 
 def num_pinnable(num_pages: int, batch_tokens: int) -> int:
-    """Chunks of a lane, besides its sink, that may be pinned."""
+    """Chunks of a lane that may be pinned, besides its sink."""
     return num_pages - min_pages(num_chunks(batch_tokens))
 
 
@@ -295,8 +299,8 @@ def _check_pins(pins: Sequence[tuple[int, int]], num_pages: int, batch_tokens: i
     most = num_pinnable(num_pages, batch_tokens)
     pinned = len(chunks_of(pins, CHUNK_TOKENS) - set(range(SINK_CHUNKS)))
     if pinned > most:
-        told = ",".join(f"{begin}:{end}" for begin, end in pins)
+        spans = ",".join(f"{begin}:{end}" for begin, end in pins)
         raise PlacementError(
-            f"--kvflash-pin-spans {told}: {pinned} chunks of {CHUNK_TOKENS} tokens would stay; "
-            f"of {num_pages} at most {most} may, the first one besides"
+            f"--kvflash-pin-spans {spans}: {pinned} chunks of {CHUNK_TOKENS} tokens would be "
+            f"pinned; at most {most} of {num_pages} may be, besides the first"
         )

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from luceasync.cuda.launch import can_launch
 from luceasync.host_cache.arena import SPARE_BYTES, Arena, DevicePageLock, HostMemory, PlainMemory
-from luceasync.host_cache.gpu_copies import StreamCopies, kernel_paging, torch_paging
+from luceasync.host_cache.gpu_copies import StreamCopies, kernel_page_copies, torch_page_copies
 from luceasync.host_cache.staging import StreamStaging
 from luceasync.kv.cache import LaneCache
 from luceasync.models.ops import Ops
@@ -103,7 +103,7 @@ class CudaPlatform:
         return torch.cuda.Stream(self.device)
 
     def copies(self, cache: LaneCache) -> StreamCopies:
-        paging = self.pick(torch=torch_paging, numba=lambda: kernel_paging(self.device))
+        paging = self.pick(torch=torch_page_copies, numba=lambda: kernel_page_copies(self.device))
         return StreamCopies(cache, NUM_STAGED_STATES, paging)
 
     def node_memory(

@@ -1,7 +1,7 @@
 """Passes of one shard as CUDA graphs, one for each shape: one launch instead of hundreds.
 
-Owns the captured passes and their outputs. Results are views of static memory: they hold until the
-next pass. Long chunks of a prompt are run operation by operation.
+Owns the captured passes and their outputs, which are views of static memory and hold until the next
+pass. Long prefill chunks run operation by operation.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from luceasync.pipeline.static_inputs import (
     Feedback,
     StaticInputs,
     TreeInputs,
-    of_place,
+    place_numbers,
 )
 from luceasync.pipeline.steps import EagerSteps
 from luceasync.ranking.local import Bodies, FoundBest
 from luceasync.ranking.logits import NO_TOKEN
 
-FEW_ROWS = 128  # of a turn: before long blocks they have other kernels of the library
-NUM_RANKED = 1024  # of most rows that are drawn from; few more or fewer have the same kernels
-WARMUP_STEPS = 1  # on the stream of captures, whose libraries want their workspaces first
+FEW_ROWS = 128  # of a short prefill chunk: the library has other kernels for few rows
+NUM_RANKED = 1024  # ranked tokens when drawing; other numbers near it use the same kernels
+WARMUP_STEPS = 1  # on the capture stream, where libraries allocate their workspaces first
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePass:
-    """A decode step that is to be captured; `feedback` of one that feeds itself."""
+    """A decode step to capture; `feedback` if it feeds itself."""
 
     inputs: StaticInputs
     run: Callable[[], Tensor]
@@ -47,8 +47,8 @@ class DecodePass:
 
 @dataclass(frozen=True, slots=True)
 class TreePass:
-    """A pass over trees of rows that is to be captured: of a verify pass also what commits its
-    rows. Both take what they are told; a pass that commits at once is sent it.
+    """A pass over trees of rows to capture, and for a verify pass what commits its rows. Each
+    captured function reads its own parameters first; a short prefill pass is sent them.
     """
 
     inputs: TreeInputs
@@ -58,9 +58,8 @@ class TreePass:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """A captured decode step: logits [size, vocab] of the last shard or the activation, and taps.
-
-    `feedback`: see Pass.
+    """A captured decode step. Its output is logits [size, vocab] behind the last layer, else the
+    activation.
     """
 
     inputs: StaticInputs
@@ -69,7 +68,7 @@ class DecodeStep:
     feedback: Feedback | None
 
     def replay(self, shard: Shard) -> Tensor:
-        """What the inputs have been told is run on their shard."""
+        """Run the step on its inputs and set the shard's taps."""
         self.captured.replay()
         shard.taps = self.taps
         return self.captured.output
@@ -77,7 +76,7 @@ class DecodeStep:
 
 @dataclass(frozen=True, slots=True)
 class TreeStep:
-    """As above, of a TreePass: logits [size, rows, vocab]."""
+    """A captured TreePass. Its output is logits [size, rows, vocab] or the activation."""
 
     inputs: TreeInputs
     captured: Captured[Tensor]
@@ -85,24 +84,24 @@ class TreeStep:
     committed: Captured[None] | None
 
     def replay(self, shard: Shard) -> Tensor:
-        """As above."""
+        """Run the pass on its inputs and set the shard's taps."""
         self.captured.replay()
         self.inputs.place.replayed()
         shard.taps = self.taps
         return self.captured.output
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keep the rows of `paths`, one for each entry, of the last replay."""
-        assert self.committed is not None, "of a verify pass"
-        self.inputs.paths.put(self.inputs.of_paths(paths))
+        """Keep the rows of `paths` of the last replay, a path for each entry."""
+        assert self.committed is not None, "only verify passes commit"
+        self.inputs.paths.put(self.inputs.path_numbers(paths))
         self.committed.replay()
         self.inputs.paths.replayed()
 
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """A decode step that was launched before it was asked for: of `batch`, with the tokens `given`,
-    which the step before it has fed. It has `found` the next ones.
+    """A decode step launched before it was asked for: of `batch`, with tokens `given` that the step
+    before it fed. It has `found` the tokens after them.
     """
 
     batch: Batch
@@ -110,7 +109,7 @@ class _Ahead:
     found: FedTokens
 
     def is_of(self, batch: Batch, given: PassInput) -> bool:
-        """Whether this is the step that is asked for."""
+        """Whether this is the step that is asked for now."""
         return (
             not isinstance(given, Tensor)
             and self.given.tokens == tuple(given)
@@ -119,51 +118,63 @@ class _Ahead:
 
 
 class DecodeSteps:
-    """Steps of a row for each entry, of all sizes. `best`: what the last one has found itself."""
+    """Decode steps of all sizes, and the one that runs ahead.
+
+        run(a)        the host asks for step a; it feeds itself the best tokens
+        run_ahead(b)  b is launched with those tokens, while the host still reads them
+        run(b)        with the very tokens: b has run, nothing is launched
+        run(c)        with others, or after any other pass: b's rows are overwritten
+
+    `best`: the best tokens that the last step found.
+    """
 
     def __init__(self, shard: Shard, *, changes_state: bool) -> None:
-        """`changes_state`: a step that was not wanted cannot be taken back, so none runs ahead."""
+        """`changes_state`: a step cannot be undone, because it moves recurrent state; none runs
+        ahead.
+        """
         self._shard = shard
         self._changes_state = changes_state
         self.best: FedTokens | None = None
-        self._last: DecodeStep | None = None  # if no other pass has been since
+        self._last: DecodeStep | None = None  # unless another pass has run since
         self._ahead: _Ahead | None = None
 
     def run(self, step: DecodeStep, batch: Batch, given: PassInput) -> None:
-        """Have its output be that of this batch: it has run ahead, or is run."""
+        """Run the step on this batch, unless it has run ahead."""
         ahead = self._ahead
         if ahead is not None and ahead.is_of(batch, given):
             self.best = ahead.found
         else:
-            step.inputs.tell(batch, given)
+            step.inputs.set(batch, given)
             self.best = self._launch(step)
         self._last, self._ahead = step, None
 
     def run_ahead(self, batch: Batch) -> None:
-        """See Passes. What it writes is the row behind the last one of each lane, in a page that
-        the lane has. If another pass comes instead, nobody ever reads that row: rows are read below
-        a lane's end, saves end there too, and who moves the end writes the row again behind this,
-        on the same stream: a step, a chunk, a commit. So does a restore, whose copies come after
-        all that is queued. No page of a lane is given to another one.
+        """Launch the next step if the last one fed it all of its inputs; see Passes.
+
+        The step writes one row behind each lane's end, in a page that the lane has. If another pass
+        comes instead, that row is never read: passes read below a lane's end, saves end there, and
+        whatever moves the end (a step, a chunk, a commit) first writes the row again, behind this
+        step on the same stream. Copies of a restore, too, run after all queued work. Pages never
+        pass from one lane to another.
         """
         step, given, self._last = self._last, self.best, None
         if self._changes_state or step is None or given is None or not step.inputs.is_at(batch):
             return
         found = self._launch(step)
-        assert found is not None, "it has fed itself before"
+        assert found is not None, "the step before it fed itself"
         self._ahead = _Ahead(batch, given, found)
 
     def forget(self) -> None:
-        """Something else comes: what has run ahead is not what follows."""
+        """Another operation intervenes: the step that has run ahead is not the next one."""
         self._last = self._ahead = None
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Free everything."""
         self.forget()
         self.best = None
 
     def _launch(self, step: DecodeStep) -> FedTokens | None:
-        """What its inputs hold is run; what it has fed itself."""
+        """Queue the step. Returns the best tokens that it feeds itself, if it does."""
         step.replay(self._shard)
         if step.feedback is None:
             return None
@@ -173,9 +184,10 @@ class DecodeSteps:
 
 
 class GraphedSteps:
-    """Decode steps and verify passes of `shard` in every shape of the plan: see Stage.
+    """All passes of `shard`: decode steps, verify passes and short prefill chunks captured in every
+    shape of the plan, long prefill chunks operation by operation.
 
-    The shard must have come to rest: its weights and state are at their final places.
+    The shard's weights and state must be at their final addresses.
     """
 
     def __init__(
@@ -187,7 +199,7 @@ class GraphedSteps:
         bodies: Bodies,
         feed: Feed,
     ) -> None:
-        """`bodies`, `feed`: for the shard's device."""
+        """`bodies`, `feed`: those of the shard's device."""
         self._shard = shard
         self._bodies, self._feed = bodies, feed
         self._has_all = shard.plan.is_first and shard.plan.is_last
@@ -197,7 +209,7 @@ class GraphedSteps:
         self._dtype = torch_dtype(plan.precision.compute)
         self._long = EagerSteps(shard)
         self._verified: TreeStep | None = None
-        # The largest first: the smaller ones then fit into its memory.
+        # The largest first: smaller ones then fit into its memory.
         sizes = sorted(plan.decode_sizes, reverse=True)
         with shard.on_device():
             rows = plan.parallel * max(plan.verify_rows, default=0) if shard.plan.is_last else 0
@@ -211,17 +223,17 @@ class GraphedSteps:
             decode = {size: self._decode_pass(size) for size in sizes}
             of_trees = [*short.values(), *verify.values()]
             self._compile_ahead(of_trees, [*decode.values()], plan.prefill_chunk_tokens)
-            # Chunks of a prompt, by rows; proposals, by entries and rows; decode steps, by entries.
+            # Short chunks by rows, verify passes by entries and rows, decode steps by entries.
             self._short = {num_rows: self._tree_step_of(each) for num_rows, each in short.items()}
             self._verify = {shape: self._tree_step_of(each) for shape, each in verify.items()}
             self._steps = {size: self._step_of(each) for size, each in decode.items()}
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
-        """Rows of one lane; see Stage. How they are run follows from their number."""
+        """Run a chunk, as a graph if it is short."""
         self.forget()
         num_rows = batch.num_rows
         step = next((self._short[size] for size in sorted(self._short) if size >= num_rows), None)
-        # A graph reads pages alone, and gives the logits of one row.
+        # A graph attends to pages only, and returns the logits of one row.
         if (
             step is None
             or batch.scores
@@ -231,20 +243,20 @@ class GraphedSteps:
         if batch.mark is not None:
             return self._in_two(batch, batch.mark, given, project=project)
         step.inputs.given[:, :num_rows].copy_(given, non_blocking=True)
-        step.inputs.paths.send(step.inputs.of_paths([range(num_rows)]))
-        step.inputs.place.send(of_place(batch))
+        step.inputs.paths.send(step.inputs.path_numbers([range(num_rows)]))
+        step.inputs.place.send(place_numbers(batch))
         output = step.replay(self._shard)
         if not self._shard.plan.is_last:
             return output[:, :num_rows]
         return output if project else None
 
     def _in_two(self, batch: Batch, mark: int, given: Tensor, *, project: bool) -> Tensor | None:
-        """A short chunk with a mark, as two: a captured pass gives the state at its end alone."""
+        """Run a short chunk with a mark as two: a graph leaves state at its end only."""
         (lane,), (begin,), shard = batch.lanes, batch.begins, self._shard
         first = Batch(batch.lanes, batch.begins, mark)
         last = Batch(batch.lanes, (begin + mark,), batch.num_rows - mark)
         before = self.prefill(first, given[:, :mark], project=False)
-        kept = None if before is None else before.clone()  # the next pass may write there
+        kept = None if before is None else before.clone()  # the next pass may overwrite it
         taps = {layer: rows[:, :mark].clone() for layer, rows in shard.taps.items()}
         shard.cache.leave_aside(lane)
         output = self.prefill(last, given[:, mark:], project=project)
@@ -256,11 +268,11 @@ class GraphedSteps:
         return output if kept is None or output is None else torch.cat([kept, output], 1)
 
     def decode(self, batch: Batch, given: PassInput) -> Tensor:
-        """One row for each entry. `given`: tokens for the first shard, else the activation.
+        """Run one row for each entry. `given`: tokens for the first shard, else the activation.
 
-        Returns the activation, or logits float32 [size, vocab] from the last shard. Where that is
-        the first one too, the step leaves the best tokens where the next one reads them: a greedy
-        step then waits for no copy, and one that has run ahead need not be run at all.
+        Returns the activation, or logits float32 [size, vocab] from the last shard. If the shard
+        has all layers, the step also writes its best tokens to the next step's inputs: a greedy
+        step then waits for no copy, and one that has run ahead is not run again.
         """
         step = self._steps[len(batch.lanes)]
         self._decodes.run(step, batch, given)
@@ -277,22 +289,22 @@ class GraphedSteps:
         self._decodes.forget()
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
-        """As above, of trees of rows: `given` int64 [size, rows], logits [size, rows, vocab]."""
+        """Run trees of rows: `given` int64 [size, rows]; logits [size, rows, vocab]."""
         self.forget()
         step = self._verified = self._verify[len(batch.lanes), batch.num_rows]
-        step.inputs.hang(parents)
+        step.inputs.set_parents(parents)
         step.inputs.given.copy_(given, non_blocking=True)
-        step.inputs.place.put(of_place(batch))
+        step.inputs.place.put(place_numbers(batch))
         return step.replay(self._shard)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """Keep what `paths` say of the last `verify`."""
+        """Keep the rows of `paths` of the last `verify`."""
         step, self._verified = self._verified, None
         assert step is not None, "commit follows verify, once"
         step.commit(paths)
 
     def close(self) -> None:
-        """Let graphs and static tensors go, once nothing takes what it is told any more."""
+        """Free graphs and static tensors once the device no longer reads parameters."""
         self._shard.platform.synchronize()
         self._decodes.close()
         self._steps.clear()
@@ -302,13 +314,13 @@ class GraphedSteps:
         self._logits = torch.empty(0)
 
     def prepare(self, kind: StepKind, batch: Batch) -> None:
-        """A step of this very batch comes next: its place is told now."""
+        """Copy the place of the next step, which is of this batch, ahead of its input."""
         self.forget()
         size = len(batch.lanes)
         if kind == "verify":
-            self._verify[size, batch.num_rows].inputs.place.put(of_place(batch))
+            self._verify[size, batch.num_rows].inputs.place.put(place_numbers(batch))
         else:
-            self._steps[size].inputs.tell_place(batch)
+            self._steps[size].inputs.set_place(batch)
 
     @property
     def _activation(self) -> tuple[int, torch.dtype] | None:
@@ -317,8 +329,8 @@ class GraphedSteps:
     def _compile_ahead(
         self, of_trees: Sequence[TreePass], decode: Sequence[DecodePass], chunk_tokens: int
     ) -> None:
-        """What all passes launch, beside each other; those of long chunks are the first to begin,
-        since one of their kernels takes the longest by far.
+        """Compile the kernels of all passes in parallel. Long chunks come first: one of their
+        kernels takes the longest by far.
         """
         width = () if self._shard.plan.is_first else (self._spec.hidden_size,)
         dtype = torch.int64 if self._shard.plan.is_first else self._dtype
@@ -337,11 +349,11 @@ class GraphedSteps:
         self._capture.compile_ahead(runs)
         read = [each.inputs.given for each in of_trees] + [each.inputs.given for each in decode]
         for given in read:
-            given.zero_()  # products in place left anything there, also NaN
+            given.zero_()  # products in place left arbitrary values there, even NaN
 
     def _of_logits(self) -> list[Callable[[], object]]:
-        """What no step itself looks at: edited and masked logits, and those that are drawn from, of
-        lanes that agree on a temperature, or not; and behind a proposal.
+        """Runs that launch the kernels behind the logits: best tokens, and ranked tokens with equal
+        or different temperatures, with or without a proposal's tokens in front.
         """
         shape, device = (2, self._spec.vocab_size), self._shard.device
         logits = torch.empty(shape, device=device)
@@ -397,11 +409,11 @@ class GraphedSteps:
         return TreePass(inputs, run, commit)
 
     def _short_pass(self, num_rows: int) -> TreePass:
-        """A chunk as a verify pass of a chain of which the first rows, as many as there are, are
-        committed at once. Gives the logits [1, 1, vocab] of the last of them.
+        """A short chunk as a verify pass over a chain, whose first rows are committed at once.
+        Returns the logits [1, 1, vocab] of the last committed row.
         """
         shard, inputs = self._shard, self._tree_inputs(1, num_rows)
-        inputs.paths.send(inputs.of_paths([range(1)]))  # row -1 is none
+        inputs.paths.send(inputs.path_numbers([range(1)]))  # no path would select row -1
 
         def run() -> Tensor:
             x = self._verified_rows(inputs)
@@ -416,7 +428,7 @@ class GraphedSteps:
         return TreeInputs(size, num_rows, self._shard.device, self._activation)
 
     def _verified_rows(self, inputs: TreeInputs) -> Tensor:
-        """The rows behind the last layer, [size, rows, hidden]."""
+        """The rows after the last layer, [size, rows, hidden]."""
         shard = self._shard
         trees = shard.trees(inputs.parents)
         positions = inputs.begins[:, None] + trees.depths
@@ -424,6 +436,6 @@ class GraphedSteps:
         return shard.verify(x, shard.rows_from((), inputs.lanes, positions), trees)
 
     def _paths(self, inputs: TreeInputs) -> Paths:
-        """What is to be committed, as far as the device is told."""
-        told = (inputs.lanes, inputs.begins, inputs.rows, inputs.counts)
-        return self._shard.paths_from((), *told)
+        """The paths to commit, from the parameters on the device."""
+        numbers = (inputs.lanes, inputs.begins, inputs.rows, inputs.counts)
+        return self._shard.paths_from((), *numbers)

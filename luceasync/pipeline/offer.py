@@ -1,7 +1,7 @@
-"""What a device offers, as plain data: a plan reads nothing else, and another process can send it.
+"""What a device offers, as plain data: all that a plan reads, and what a process can send.
 
-The table of backends says what is the same for every device of a kind. Pure: no torch. How a thing
-is done on a device is not known here; see luceasync.pipeline.platform.
+The table of backends holds what is the same for all devices of a kind. Pure: no torch. How a device
+does things: see luceasync.pipeline.platform.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from dataclasses import dataclass, field, replace
 
 from luceasync.models.precision import Dtype
 
-# A short chunk of a prompt is filled up to one of these: then its pass is a captured graph too, one
-# launch where a GPU would wait for hundreds.
+# Short prefill chunks are padded to one of these sizes, so that they are captured graphs too: one
+# launch instead of hundreds that a GPU would wait for.
 SHORT_ROWS = (16, 64)
 NUM_STAGED_STATES = 2  # recurrent states on their way to host memory, on each GPU
 NUM_STAGED_TOKENS = 2 * 16384  # see luceasync.host_cache.staging
-CPU_PREFILL_TOKENS, GPU_PREFILL_TOKENS = 256, 2048  # of a prompt in one pass, unless it is named
+CPU_PREFILL_TOKENS, GPU_PREFILL_TOKENS = 256, 2048  # default prefill chunks
 ONE_THREAD_BYTES = 128 * 2**20
 HERE = 0  # the process that plans
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRule:
-    """Which sizes the batches of decode steps have. `doubles`: powers of two and the largest, since
-    each size is a captured graph; else every size. `min_rows`: by dtype the fewest rows in a batch,
-    1 where none are named.
+    """The batch sizes of decode steps. `doubles`: powers of two and the largest size, because each
+    size is a captured graph; else every size. `min_rows`: fewest rows in a batch by dtype, 1 by
+    default.
     """
 
     doubles: bool
@@ -34,16 +34,18 @@ class DecodeRule:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A device as it was found: its name, "cuda:0", and what can be planned with.
+    """A device as found, named like "cuda:0", and what can be planned with.
 
-    `native_dtypes`: what it computes in without emulation. `chosen_share`: of the free memory, what
-    we fill where the user names no sizes. `short_rows`: see SHORT_ROWS. `num_staged_states`: places
-    for recurrent states that wait for a copy to host memory. `num_staged_tokens`: of one layer,
-    which pass by where a chunk of a prompt sees more than is on the device. `computes_beside`: work
-    is queued, and the host is free meanwhile. `one_thread_bytes`: of the weights of all that
-    computes on the host; with fewer than that, threads wait for each other longer than they
-    compute. `process`: whose it is. Only that process may open its name: to torch the "hip:0" of
-    one is the "cuda:0" of another.
+    - `native_dtypes`: dtypes that it computes in without emulation.
+    - `chosen_share`: share of free memory to fill when the user names no sizes.
+    - `short_rows`: see SHORT_ROWS.
+    - `num_staged_states`: recurrent states that may wait for a copy to host memory.
+    - `num_staged_tokens`: tokens of one layer in staging, for prefill chunks with absent rows.
+    - `computes_beside`: work is queued, which leaves the host free.
+    - `one_thread_bytes`: with fewer bytes of weights on the host in all, threads wait for each
+      other longer than they compute.
+    - `process`: its owner, the only one that may open the name: to torch the "hip:0" of one process
+      is the "cuda:0" of another.
     """
 
     name: str
@@ -65,13 +67,12 @@ class Offer:
         return self.process == HERE
 
     def is_same(self, other: Offer) -> bool:
-        """Whether both are one device: another process may have one of the same name."""
+        """Whether both are one device; processes may have devices of the same name."""
         return (self.process, self.name) == (other.process, other.name)
 
 
-# RAM is shared with other programs, so there our choice is modest. A row's result must not depend
-# on how many rows run beside it: on CPUs bf16 products keep that by themselves, float32 ones from
-# four rows on.
+# Other programs share RAM, so the CPU's share is modest. A row's result must not depend on the
+# number of rows beside it: bf16 products on CPUs guarantee that, float32 ones from four rows on.
 _CPU = Offer(
     name="cpu",
     free_bytes=0,
@@ -98,20 +99,18 @@ BACKENDS = tuple(_BY_BACKEND)
 
 
 def offer_of(name: str, free_bytes: int, native_dtypes: Sequence[str] = ("bf16", "fp32")) -> Offer:
-    """What the device `name`, "cuda:0", offers with so much free memory."""
+    """The offer of device `name`, like "cuda:0", with `free_bytes` of free memory."""
     of_kind = _BY_BACKEND[name.partition(":")[0]]
     return replace(of_kind, name=name, free_bytes=free_bytes, native_dtypes=tuple(native_dtypes))
 
 
 def default_dtype(offers: Sequence[Offer]) -> Dtype:
-    """bf16 where every device computes in it natively, else fp32."""
+    """bf16 if every device computes in it natively, else fp32."""
     return "bf16" if all("bf16" in offer.native_dtypes for offer in offers) else "fp32"
 
 
 def decode_sizes(offers: Sequence[Offer], dtype: str, parallel: int) -> tuple[int, ...]:
-    """The batch sizes that a decode step over all these devices is run with; a step is filled up to
-    the next one.
-    """
+    """Batch sizes of decode steps over all these devices; a batch is padded to the next size."""
     if any(offer.decode.doubles for offer in offers):
         powers = [2**i for i in range(parallel.bit_length()) if 2**i < parallel]
         return (*powers, parallel)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from luceasync.errors import HostMemorySpent, StageFailed
+from luceasync.errors import LaneMemoryExhausted, StageFailed
 from luceasync.host_cache.nodes import Nodes, NodesInParts, Span
 from luceasync.kv.pager import Growth, KvFlashPager
 from luceasync.kv.pages import CHUNK_TOKENS, PageMap
@@ -124,12 +124,12 @@ class PagedLanes:
 
     def _save(self, lane: int, begin: int, end: int) -> None:
         """Save these tokens, which no node holds, to host memory for the lane alone. Raises
-        HostMemorySpent.
+        LaneMemoryExhausted.
         """
         node, span = NodeKey(b"lane %d" % next(self._names)), Span(begin, end, with_state=False)
         num_bytes = sum(self._parts.sizes.of(span))
         if not self._keep(lambda: self._parts.save(lane, node, span), num_bytes):
-            raise HostMemorySpent(lane, num_bytes)
+            raise LaneMemoryExhausted(lane, num_bytes)
         self._parts.hold(lane, node, end)
         self._parts.drop(node)  # the lane's hold keeps the memory
 
@@ -235,7 +235,7 @@ class PagedLanes:
             self._pager.probe_started(lane, num_tokens)
             unsaved = None if is_first else self._pager.unsaved(lane, num_tokens)
             if unsaved is not None:  # rows in host memory do not move while the probe reads them
-                with suppress(HostMemorySpent):  # without room it reads the pages
+                with suppress(LaneMemoryExhausted):  # without room it reads the pages
                     self._save(lane, *unsaved)
                     self._pager.mark_saved(lane, *unsaved)
             self._source.start_probe(lane, num_tokens)

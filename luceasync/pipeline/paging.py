@@ -52,7 +52,7 @@ class Paging(Protocol):
         ...
 
     def make_room(self, lane: int, num_tokens: int) -> None:
-        """Provide pages for the lane's first `num_tokens` tokens. Raises HostMemorySpent."""
+        """Provide pages for the lane's first `num_tokens` tokens. Raises LaneMemoryExhausted."""
         ...
 
     def have_room(self, lanes: Sequence[int], begins: Sequence[int]) -> bool:
@@ -67,7 +67,7 @@ class Paging(Protocol):
 
     def before_steps(self, lanes: Sequence[int], begins: Sequence[int], num_rows: int) -> None:
         """Prepare lanes that have `begins` tokens for a step of `num_rows` rows each. Raises
-        HostMemorySpent for a lane.
+        LaneMemoryExhausted for a lane.
         """
         ...
 

@@ -122,7 +122,7 @@ class Passes(Protocol):
         ...
 
     def place(self, epoch: int, events: Sequence[PageEvent]) -> None:
-        """Apply events of the page map; `epoch` counts up from 1. Raises EventsOutOfTurn if it is
+        """Apply events of the page map; `epoch` counts up from 1. Raises PageEventsOutOfOrder if it is
         not the next one; nothing has changed then.
         """
         ...

@@ -1,7 +1,7 @@
-"""What lanes have that is not on a shard's device: a prompt's chunks see it, and looks find what is
-seen of it.
+"""Rows of lanes that are not on a shard's device, for the prefill chunks and probes that read them.
 
-Owns where blocks of it pass through. Knows no mixer: it names the tensors that a kind declares.
+Owns the staging through which blocks of rows stream. Names the tensors that a kind of layer
+declares, but knows no kind.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from luceasync.pipeline.probes import AttentionProbes, PassingProbe
 
 
 class _Blocks(Protocol):
-    """See luceasync.host_cache.staging.Staging."""
+    """Reads blocks, like luceasync.host_cache.staging.Staging."""
 
     def rows(
         self, blocks: Sequence[Block], layer: int, names: Names
@@ -35,7 +35,7 @@ class _Blocks(Protocol):
 
 
 class PastOfLanes:
-    """Of one shard. `recent`: where looks are taken, the newest rows of its layers."""
+    """Earlier rows of one shard's lanes. `recent`: the newest rows of its layers, for probes."""
 
     def __init__(
         self,
@@ -56,26 +56,24 @@ class PastOfLanes:
             )
 
     def before(self, batch: Batch, *, is_last: bool) -> PastRows | None:
-        """What a chunk of a prompt, perhaps its last one, sees before it where some of that is not
-        here; None where all is.
+        """The earlier rows that a prefill chunk attends to; None if all are on the device.
+        `is_last`: it is the prompt's last chunk.
         """
         [lane], [begin] = batch.lanes, batch.begins
         if lane == NO_LANE or not self._cache.num_absent_tokens(lane):
             return None
         passing = None
-        # Where they come by; else the first token need not wait for a look.
+        # Probe the blocks that stream by. Rows read in place are cheap to read again, later.
         if is_last and self._probes is not None and not self._staging.is_in_place:
             self._probes.recent.ran(lane, begin, begin + batch.num_rows)
             passing = self._probes.probe_next_pass(lane, begin + batch.num_rows)
         short_tokens = self._staging.short_tokens
-        in_host = self._absent.of(lane, with_coming=False)  # nobody waits for what has a page
+        in_host = self._absent.of(lane, with_coming=False)  # do not wait for chunks being recalled
         blocks = self._blocks(lane, begin, short_tokens, in_host, self._staging.block_tokens)
         return PastRows(self._staging, blocks, passing)
 
     def rehearsal(self, num_rows: int) -> PastRows:
-        """What a chunk of a prompt might see before it, for kernels that are to be compiled or
-        loaded: a long block of nothing, and a short one.
-        """
+        """Made-up earlier rows for compiling or loading kernels: a long block and a short one."""
         num_places = self._cache.tables.shape[1] * CHUNK_TOKENS
         begin = min(self._staging.block_tokens, num_places)
         end = begin + CHUNK_TOKENS
@@ -84,8 +82,8 @@ class PastOfLanes:
         return PastRows(_RehearsalBlocks(self._cache), blocks, passing)
 
     def ran(self, lanes: Sequence[int], begins: Sequence[int], counts: Sequence[int]) -> None:
-        """So many rows of each lane, from `begins` on, are queued, and belong to it. Looks go on
-        behind them.
+        """Rows of these lanes, from `begins` on, are queued and belong to the lanes. Continues a
+        running probe behind them.
         """
         self._staging.let_go()
         if self._probes is not None:
@@ -95,10 +93,10 @@ class PastOfLanes:
             self._probes.go_on()
 
     def start_probe(self, lane: int, num_tokens: int) -> None:
-        """See Passes; of a server whose pool looks. It goes on while pages change: it reads those
-        alone whose rows host memory lacks.
+        """See Passes. A probe runs while pages change, so it reads only those pages whose rows host
+        memory lacks.
         """
-        assert self._probes is not None, "no looks are planned"
+        assert self._probes is not None, "no probes are planned"
         in_host = self._absent.of(lane, with_coming=True)
         blocks = partial(self._blocks, lane, num_tokens, num_tokens, in_host)
         self._probes.begin(lane, num_tokens, blocks)
@@ -111,16 +109,16 @@ class PastOfLanes:
                     self._probes.chunk_leaves(event.lane, event.chunk)
 
     def attention_mass(self, lane: int) -> AttentionMass:
-        assert self._probes is not None, "no looks are planned"
+        assert self._probes is not None, "no probes are planned"
         return self._probes.attention_mass(lane)
 
     def reset(self, lane: int) -> None:
-        """The lane begins anew."""
+        """The lane restarts."""
         if self._probes is not None:
             self._probes.reset(lane)
 
     def close(self) -> None:
-        """Let everything go. May be called twice."""
+        """Free everything. May be called twice."""
         if self._probes is not None:
             self._probes.close()
         self._staging.close()
@@ -128,14 +126,14 @@ class PastOfLanes:
     def _blocks(
         self, lane: int, num_tokens: int, short_tokens: int, in_host: InHost, block_tokens: int
     ) -> list[Block]:
-        """The lane's first tokens, wherever they are, if layers here keep rows of them."""
+        """Blocks of the lane's first tokens, if layers here keep rows at all."""
         if not self._cache.row_stacks:
             return []
         return blocks_of(self._cache, lane, num_tokens, block_tokens, short_tokens, in_host)
 
 
 class _RehearsalBlocks:
-    """Blocks of whatever lies in the first pages."""
+    """Blocks of whatever the first pages hold."""
 
     def __init__(self, cache: LaneCache) -> None:
         self._cache = cache
@@ -150,20 +148,20 @@ class _RehearsalBlocks:
 
 @dataclass(frozen=True, slots=True)
 class PastRows:
-    """What a pass sees, of all layers; `passing`: who takes up what comes by."""
+    """Earlier rows for all layers of a pass; `passing`: the probe inside the pass."""
 
     staging: _Blocks
     blocks: Sequence[Block]
     passing: PassingProbe | None
 
     def of(self, layer: int, kind: StateLayout) -> LayerPast:
-        """What the model's layer, of this kind, sees."""
+        """Earlier rows of one layer of this kind."""
         return LayerPast(self, layer, [tensor.name for tensor in kind.rows])
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPast:
-    """See luceasync.models.pass_rows.PastBlocks."""
+    """PastBlocks of one layer."""
 
     past: PastRows
     layer: int

@@ -1,7 +1,7 @@
-"""From what the user asked and what the devices have to a plan. Pure: no torch.
+"""Plans which shard holds which layers, and how many lanes of which context there are. Pure: no
+torch.
 
-A plan says which shard holds which layers, how many lanes of which context there are, and why. It
-refuses what cannot be honoured. Knows sizes in bytes, not how they are allocated.
+Refuses what does not fit or cannot be honoured. Knows sizes in bytes, not how they are allocated.
 """
 
 from __future__ import annotations
@@ -29,46 +29,44 @@ from luceasync.pipeline.capacity import (
 from luceasync.pipeline.offer import Offer, decode_sizes
 from luceasync.pipeline.shard_plan import ShardPlan, check_weights, plan_shard, split_layers
 
-MIN_NODE_TOKENS = 2048  # of a prompt that goes on; a node costs a restart half a millisecond
+MIN_NODE_TOKENS = 2048  # of a prompt that continues; a node costs a restart half a millisecond
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be built. `reasons`: a line for each choice that the user left to us."""
+    """What to build. `reasons`: a line for each choice that the user left open."""
 
     shards: tuple[ShardPlan, ...]
-    devices: tuple[Offer, ...]  # of the shards, in their order
-    stages: tuple[tuple[int, int], ...]  # shards [begin, end), neighbours of one process
+    devices: tuple[Offer, ...]  # one for each shard
+    stages: tuple[tuple[int, int], ...]  # shards [begin, end) that one process runs
     precision: Precision
     parallel: int
     max_ctx_tokens: int
-    num_pages: int  # of a lane; as many as its context has chunks: exact attention
-    pool: Pool | None  # how a lane lives with fewer; None: it never has to
+    num_pages: int  # of a lane; one for each chunk of its context: exact attention
+    pool: Pool | None  # the policy for fewer pages than chunks; None: there are enough
     prefill_chunk_tokens: int
     decode_sizes: tuple[int, ...]
-    verify_rows: tuple[int, ...]  # the numbers of rows that a verify pass may have in each entry
+    verify_rows: tuple[int, ...]  # possible numbers of rows of a verify pass's entries
     peer_access: str  # "auto", "on" or "off"
     reasons: tuple[str, ...]
 
     @property
     def batch_tokens(self) -> int:
-        """By how many tokens a lane grows at most at a time."""
+        """Most tokens that a lane grows by at once."""
         return max(self.prefill_chunk_tokens, *self.verify_rows, 1)
 
     def num_scratch_rows(self, shard: ShardPlan) -> int:
-        """Rows of the largest pass that leaves something to be committed, of all entries
-        together.
-        """
+        """Scratch rows of the largest pass that commits, all entries together."""
         verified = self.parallel * max(self.verify_rows, default=0)
         return max([verified, *shard.short_rows])
 
     def decode_size(self, num_entries: int) -> int:
-        """Entries that a decode step is run with."""
+        """Number of entries, padding included, of a decode step."""
         return self.decode_sizes[bisect_left(self.decode_sizes, num_entries)]
 
     def verify_size(self, num_entries: int, num_rows: int) -> int:
-        """Entries that a verify pass is run with: the fewest that `decode_sizes` allows, which is
-        a rule for rows where these are many.
+        """Number of entries, padding included, of a verify pass. `decode_sizes` bounds its rows
+        where an entry has many.
         """
         smallest = self.decode_sizes[0]
         fewest = max(num_entries, -(-smallest // num_rows))
@@ -76,32 +74,30 @@ class Plan:
 
     @property
     def most_uncut_tokens(self) -> int:
-        """Tokens of a prompt after which a node is to end at the latest: so they need not leave a
-        lane's pages before one holds them. Of small pools they do: that they are copied twice
-        costs less than many small files do after a restart.
+        """Most tokens of a prompt without a node's end. A node then holds a chunk before the chunk
+        must leave its page; otherwise it is copied twice. Small pools accept that: many small files
+        cost a restart more.
         """
         if self.pool is None:
-            return self.max_ctx_tokens  # what nobody has to observe
+            return self.max_ctx_tokens  # no limit
         pinned = chunks_of(self.pool.pins, CHUNK_TOKENS) | set(range(SINK_CHUNKS))
         others = (self.num_pages - len(pinned) - 1) * CHUNK_TOKENS
         return max(MIN_NODE_TOKENS, others - 2 * self.prefill_chunk_tokens)
 
     @property
     def host_bytes(self) -> int:
-        """Of memory that all lanes' keys and values may take besides; none where they stay on their
-        devices.
-        """
+        """Host memory that all lanes' keys and values may need; 0 if they stay on their devices."""
         token_bytes = sum(shard.token_bytes for shard in self.shards)
         return 0 if self.pool is None else self.parallel * self.max_ctx_tokens * token_bytes
 
     @property
     def computes_beside(self) -> bool:
-        """Whether all work is queued on devices, so that the host is free meanwhile."""
+        """Whether all work is queued on devices, which leaves the host free."""
         return all(device.computes_beside for device in self.devices)
 
     @property
     def here(self) -> tuple[ShardPlan, ...]:
-        """The shards of this process: only their devices may be opened by name."""
+        """Shards of this process, the only ones whose devices may be opened by name."""
         pairs = zip(self.devices, self.shards, strict=True)
         return tuple(shard for device, shard in pairs if device.is_here)
 
@@ -111,13 +107,14 @@ class Plan:
 
     @property
     def suits_one_thread(self) -> bool:
-        """Whether threads of this process would wait for each other longer than they compute."""
+        """Whether the CPU shards are so small that threads would wait longer than they compute."""
         pairs = zip(self.devices, self.shards, strict=True)
         on_host = [(d, shard) for d, shard in pairs if d.is_here and not d.computes_beside]
         weight_bytes = sum(shard.weight_bytes for _, shard in on_host)
         return all(weight_bytes < device.one_thread_bytes for device, _ in on_host)
 
     def lane_bytes(self, shard: ShardPlan) -> int:
+        """Bytes of one lane: pages, state, ring of newest rows, scratch."""
         return (
             self.num_pages * CHUNK_TOKENS * shard.token_bytes
             + shard.lane_state_bytes
@@ -143,15 +140,15 @@ def make_plan(
     prefill_chunk_tokens: int | None,
     peer_access: str = "auto",
     verify_rows: Sequence[int] = (),
-    guest: DraftFootprint | None = None,
+    drafter: DraftFootprint | None = None,
     encoding_of: Callable[[str], Encoding] = lambda name: DenseEncoding(),
     pool: PoolRequest | None = None,
 ) -> Plan:
     """Decide everything that is still open. Raises PlacementError if it does not fit.
 
     `verify_rows`: the numbers of rows that verify passes will have, none without speculation.
-    `guest`: what must fit too. `encoding_of`: how each tensor is stored, by its name. `pool`: what is
-    to stay of a lane's context; None: all of it.
+    `drafter`: the drafter that must fit too. `encoding_of`: how each tensor is stored, by its name.
+    `pool`: how much of each lane stays on the devices; None: all of it.
     """
     chunk = prefill_chunk_tokens or max(device.prefill_chunk_tokens for device in devices)
     if chunk % CHUNK_TOKENS:
@@ -176,7 +173,7 @@ def make_plan(
     )
     if pool is None:
         lanes = choose_lanes(
-            spec, devices, shards, guest, parallel=parallel, max_ctx_tokens=max_ctx_tokens
+            spec, devices, shards, drafter, parallel=parallel, max_ctx_tokens=max_ctx_tokens
         )
         num_pages = num_chunks(lanes.max_ctx_tokens)
     else:
@@ -184,7 +181,7 @@ def make_plan(
             spec,
             devices,
             shards,
-            guest,
+            drafter,
             pool,
             parallel=parallel,
             max_ctx_tokens=max_ctx_tokens,
@@ -212,8 +209,8 @@ def make_plan(
 
 
 def stages_of(processes: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Which shards `[begin, end)` belong together: neighbours of one process. `processes`: that of
-    each shard.
+    """Ranges of shards `[begin, end)` that run in one process, neighbours only. `processes`: the
+    process of each shard.
     """
     counts = [len(list(neighbours)) for _, neighbours in groupby(processes)]
     ends = list(accumulate(counts))
@@ -223,7 +220,7 @@ def stages_of(processes: Sequence[int]) -> tuple[tuple[int, int], ...]:
 def _ranges(
     spec: ModelSpec, devices: Sequence[Offer], weights: Sequence[float] | None
 ) -> tuple[tuple[int, int], ...]:
-    """Layer ranges by weight; without weights by free memory."""
+    """Layer ranges by weight, or by free memory if there are no weights."""
     if weights is None:
         return split_layers(spec.num_layers, [max(device.free_bytes, 1) for device in devices])
     check_weights(weights, len(devices))

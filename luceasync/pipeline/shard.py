@@ -1,4 +1,4 @@
-"""Layers [begin, end) on one device: their weights, their lanes' state, one forward pass.
+"""Layers [begin, end) on one device: weights, lanes' state, and forward passes.
 
 The first shard also embeds tokens, the last one projects to logits. Knows no other shard and no
 request.
@@ -50,8 +50,8 @@ class Shard:
         memory: HostMemory,
         tapped: Sequence[int] = (),
     ) -> None:
-        """Read the shard's weights and allocate its state; the rows after each layer of `tapped`
-        that is here are kept in `taps`. Raises ModelError.
+        """Read the shard's weights and allocate its state. `taps` keeps the rows after each of its
+        layers in `tapped`. Raises ModelError.
         """
         self.plan = shard
         self.platform = platform
@@ -93,13 +93,13 @@ class Shard:
                 mixers, num_lanes=plan.parallel, precision=precision, device=self.device
             )
         self._tapped = frozenset(tapped)
-        self.taps: dict[int, Tensor] = {}  # of the last pass: layer -> [entries, rows, hidden]
+        self.taps: dict[int, Tensor] = {}  # of the last pass, by layer: [entries, rows, hidden]
         self.copies = platform.copies(self.cache)
         number = plan.shards.index(shard)
         contents = ShardContents(self.cache, number, memory, self.copies)
         self.absent = contents.absent
         self.nodes = NodeStore(contents)
-        self.past: PastOfLanes | None = None  # where lanes have more than is here
+        self.past: PastOfLanes | None = None  # set where lanes may exceed their pages
         if plan.pool is not None:
             self.copies.rehearse()
             self.past = PastOfLanes(
@@ -107,11 +107,11 @@ class Shard:
             )
 
     def on_device(self) -> AbstractContextManager[object]:
-        """Inside it kernels are launched on this shard's device."""
+        """Launch kernels on this shard's device inside the context."""
         return self.platform.on_device()
 
     def rows(self, batch: Batch) -> Rows:
-        """The batch in this device's terms; its pages must be placed."""
+        """The batch as Rows on this device; its pages must be placed."""
         entries = tuple(
             self._entry(lane, begin, batch.num_rows)
             for lane, begin in zip(batch.lanes, batch.begins, strict=True)
@@ -128,13 +128,13 @@ class Shard:
         positions: Tensor,
         mark: int | None = None,
     ) -> Rows:
-        """Rows from tensors that are on this device already."""
+        """Rows from tensors that are on this device."""
         prepared = {mixer: body.prepare(positions) for mixer, body in self._bodies.items()}
         row_indices = self._ops.row_indices(positions, lanes, self.cache.absent)
         return Rows(entries, lanes, row_indices, self.cache.tables, prepared, mark)
 
     def forward(self, x: Tensor, rows: Rows, past: PastRows | None = None) -> Tensor:
-        """Run the layers. x: [entries, rows, hidden] on this device; state moves on in place."""
+        """Run the layers. x: [entries, rows, hidden] on this device. State is updated in place."""
         self.taps = {}
         of_layers = zip(self.layers, self._mixers, self._layers, self._states(), strict=True)
         for index, mixer, layer, state in of_layers:
@@ -144,7 +144,7 @@ class Shard:
         return x
 
     def passed(self, batch: Batch) -> None:
-        """The chunk is through: from its mark the lane's state is there as well."""
+        """A prefill chunk has run: note the state that was set aside at its mark."""
         if batch.mark is not None:
             (lane,), (begin,) = batch.lanes, batch.begins
             self.cache.set_aside(lane, begin + batch.mark, begin + batch.num_rows)
@@ -164,8 +164,8 @@ class Shard:
         return self._ops.trees(parents, self._spec.reach)
 
     def verify(self, x: Tensor, rows: Rows, trees: Trees) -> Tensor:
-        """Run the layers over trees of rows and write nothing but the scratch; `commit` then takes
-        paths. x: [entries, rows, hidden] on this device.
+        """Run the layers over trees of rows, writing only scratch; `commit` then takes paths. x:
+        [entries, rows, hidden] on this device.
         """
         self.taps = {}
         scratch = self.scratch.shaped(*x.shape[:2])
@@ -176,8 +176,8 @@ class Shard:
         return x
 
     def paths(self, batch: Batch, paths: Sequence[Sequence[int]]) -> Paths:
-        """What to keep of the verify pass of `batch`: of each entry the rows of its path; their
-        pages must be placed.
+        """The accepted rows of each entry of the verify pass `batch`, by their paths. Their pages
+        must be placed.
         """
         kept = []
         for i, (lane, begin, path) in enumerate(zip(batch.lanes, batch.begins, paths, strict=True)):
@@ -203,18 +203,18 @@ class Shard:
         rows: Tensor,
         counts: Tensor,
     ) -> Paths:
-        """Paths from tensors that are on this device already; `begins` are positions."""
+        """Paths from tensors that are on this device; `begins` are positions."""
         row_indices = self._ops.row_indices(begins[:, None], lanes, self.cache.absent)[:, 0]
         return Paths(kept, lanes, row_indices, rows, counts, self.cache.tables)
 
     def commit(self, paths: Paths) -> None:
-        """Keep the rows of `paths` of the last `verify`: they become their lanes' next tokens."""
+        """Make the rows of `paths` of the last `verify` the next tokens of their lanes."""
         for mixer, scratch in self.scratch.shaped(*paths.rows.shape).stacked.items():
             recent = () if self._recent is None else self._recent.stacked[mixer]
             self._bodies[mixer].commit(scratch, (*self.cache.stacked[mixer], *recent), paths)
 
     def place(self, events: Sequence[PageEvent]) -> None:
-        """Follow the page map."""
+        """Apply events of the page map."""
         if self.past is not None:
             self.past.places(events)
         self.cache.place(events)
@@ -222,15 +222,15 @@ class Shard:
             self.absent.placed(lane)
 
     def use(self, lanes: Sequence[int]) -> None:
-        """Call before a pass over these lanes is queued: it then runs after their restores, and
-        after the saves of what they held before their reset.
+        """Order the pass that is queued next behind the lanes' restores, and behind saves of what
+        the lanes held before their reset.
         """
         self.copies.use(lanes)
         self.absent.use(lanes)
         self.cache.begin_pass()
 
     def reset(self, lane: int) -> None:
-        """Make the lane as if no token had ever run on it; its saves go on."""
+        """Empty the lane. Its saves go on."""
         self.copies.rewrite(lane)
         self.cache.reset(lane)
         self.absent.reset(lane)
@@ -238,7 +238,7 @@ class Shard:
             self.past.reset(lane)
 
     def close(self) -> None:
-        """Let weights and state go. May be called twice."""
+        """Free weights and state. May be called twice."""
         self._layers.clear()
         self.ends = ModelEnds(None, None, None)
         self.taps = {}
@@ -252,13 +252,13 @@ class Shard:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of weights and state that are held."""
+        """Bytes of weights and state."""
         weights = sum(layer.num_bytes for layer in self._layers) + self.ends.num_bytes
         recent = 0 if self._recent is None else self._recent.num_bytes
         return weights + self.cache.num_bytes + self.scratch.num_bytes + recent
 
     def _states(self) -> Iterator[State]:
-        """What each layer keeps of lanes: its state, and its newest rows where these are kept."""
+        """State of each layer, with its ring of newest rows if there are rings."""
         if self._recent is None:
             return iter(self.cache.layers)
         both = zip(self.cache.layers, self._recent.layers, strict=True)
@@ -269,7 +269,7 @@ class Shard:
             self.taps[layer] = x.clone()  # the next layer may overwrite it
 
     def _committed(self, lane: int, num_tokens: int) -> Entry:
-        """No row, and what the lane holds in whole chunks: see models.mixers.attention_torch."""
+        """An entry without rows of its own that reads the lane's committed chunks, whole."""
         if lane == NO_LANE:
             return PADDING_ENTRY
         end = self.cache.row_index(lane, num_tokens)
@@ -282,6 +282,7 @@ class Shard:
         first = self.cache.row_index(lane, begin)
         end = first + num_rows
         places = self.cache.places
-        # A decode step reads whole chunks: see models.mixers.attention_torch.
+        # A decode step reads whole chunks, so that few shapes occur: see
+        # attention_torch.attend_one.
         read_end = end if num_rows > 1 else num_chunks(end) * CHUNK_TOKENS
         return Entry(lane, first, end, places(lane, first, end), places(lane, 0, read_end))

@@ -1,6 +1,6 @@
-"""One shard's passes on its device: what is given comes to it, what its lanes wait for comes first.
+"""Passes of one shard: brings inputs to its device and orders passes behind what lanes wait for.
 
-Knows no other shard. How the device runs a pass is for its steps to know.
+Knows no other shard. ShardSteps know how the device runs a pass.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from luceasync.errors import EventsOutOfTurn
+from luceasync.errors import PageEventsOutOfOrder
 from luceasync.kv.pages import PageEvent
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.capture import Capture
@@ -22,7 +22,7 @@ from luceasync.pipeline.platform import Platform
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.static_inputs import Feed, feed_best
 from luceasync.pipeline.steps import EagerSteps, ShardSteps
-from luceasync.pipeline.transfer import Sender, Transfer
+from luceasync.pipeline.transfer import HostCopier, Transfer
 from luceasync.ranking.local import Bodies, FoundBest, LocalLogits
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal, Proposer
@@ -31,7 +31,7 @@ HOST = torch.device("cpu")
 
 
 def steps_of(shard: Shard, plan: Plan, spec: ModelSpec) -> ShardSteps:
-    """Those that the shard's device runs best."""
+    """The steps that suit the shard's device best."""
 
     def eager() -> ShardSteps:
         return EagerSteps(shard)
@@ -44,7 +44,7 @@ def steps_of(shard: Shard, plan: Plan, spec: ModelSpec) -> ShardSteps:
 
 
 def bodies_for(platform: Platform) -> Bodies:
-    """What finds tokens on its device."""
+    """What ranks tokens on the platform's device."""
     return platform.pick(torch=Bodies, triton=_fused_bodies)
 
 
@@ -52,7 +52,7 @@ def _fused_bodies() -> Bodies:
     from luceasync.kernels.best_token import best_tokens
     from luceasync.kernels.highest_tokens import highest_tokens
 
-    return Bodies(best_tokens, highest_tokens, Sender())
+    return Bodies(best_tokens, highest_tokens, HostCopier())
 
 
 def _fused_feed() -> Feed:
@@ -62,7 +62,7 @@ def _fused_feed() -> Feed:
 
 
 class ShardPasses:
-    """See Passes."""
+    """Passes of one shard."""
 
     def __init__(self, shard: Shard, steps: ShardSteps, transfer: Transfer) -> None:
         self._shard = shard
@@ -70,10 +70,10 @@ class ShardPasses:
         self._transfer = transfer
         self._proposer = Proposer()
         self._bodies = bodies_for(shard.platform)
-        self._epoch: int | None = None  # of the page map; a new stage takes the first that comes
+        self._epoch: int | None = None  # of the page map; a new stage accepts any first one
         self._verified: Batch | None = None
-        self._logits: Tensor | None = None  # of the last pass that left any, [entries, ..., vocab]
-        self._best: FoundBest | None = None  # of these logits, if the pass has found them
+        self._logits: Tensor | None = None  # of the last pass that made any, [entries, ..., vocab]
+        self._best: FoundBest | None = None  # their best tokens, if the pass found them
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         with self._shard.on_device():
@@ -81,7 +81,7 @@ class ShardPasses:
             x = self._steps.prefill(batch, self._here(given), project=project)
         self._ran(batch, [batch.num_rows] * len(batch.lanes))
         if batch.scores and self._shard.plan.is_last:
-            assert x is not None, "each row gives logits"
+            assert x is not None, "a chunk that scores returns logits"
             self._logits, self._best = x[0], None
             return x[:, -1:] if project else None
         return x
@@ -129,7 +129,7 @@ class ShardPasses:
         self._ran(batch, [*map(len, paths)])
 
     def taps(self, paths: Sequence[Sequence[int]]) -> dict[int, Tensor]:
-        return self._shard.taps  # nobody copies them, so all rows may stay in
+        return self._shard.taps  # no copy is made, so rows outside `paths` may stay
 
     def embed(self, tokens: Tensor) -> Tensor:
         with self._shard.on_device():
@@ -142,7 +142,7 @@ class ShardPasses:
 
     def place(self, epoch: int, events: Sequence[PageEvent]) -> None:
         if self._epoch is not None and epoch != self._epoch + 1:
-            raise EventsOutOfTurn(f"changes of pages {epoch} after {self._epoch}")
+            raise PageEventsOutOfOrder(f"page events {epoch} after {self._epoch}")
         self._epoch = epoch
         self._steps.forget()
         self._shard.place(events)
@@ -161,7 +161,7 @@ class ShardPasses:
             return self._past.attention_mass(lane)
 
     def reset(self, lane: int) -> None:
-        # The lane may stand where it stood, with the same token, and hold another sequence.
+        # The lane may come to the same position with the same token, in another sequence.
         self._steps.forget()
         with self._shard.on_device():
             self._shard.reset(lane)
@@ -173,12 +173,12 @@ class ShardPasses:
         return past
 
     def _ran(self, batch: Batch, counts: Sequence[int]) -> None:
-        """So many rows of each entry are queued, and belong to its lane."""
+        """The entries' first `counts` rows are queued and belong to their lanes."""
         if self._shard.past is not None:
             self._shard.past.ran(batch.lanes, batch.begins, counts)
 
     def _near(self, x: Tensor) -> Tensor:
-        """Here, or on the host: a step copies it to where it reads it."""
+        """`x` on the device, or still on the host: steps copy it to their static inputs."""
         return x if x.device == HOST else self._here(x)
 
     def _here(self, x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""The layers of one device and their bytes, as they will be allocated. Pure: no torch.
+"""The layers of one device and the bytes they take, and how layers are split. Pure: no torch.
 
-Owns what a shard takes up. Knows no memory that is free, and not how layers are split.
+Knows neither free memory nor how much of it lanes get.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from luceasync.pipeline.offer import BACKENDS, Offer
 
 @dataclass(frozen=True, slots=True)
 class ShardPlan:
-    """Layers `[begin, end)` on `device`, and their bytes."""
+    """Layers `[begin, end)` on `device`, and what they take."""
 
     device: str
     begin: int
@@ -31,15 +31,15 @@ class ShardPlan:
     weight_bytes: int
     token_bytes: int  # keys and values of one token, all layers of the shard
     lane_state_bytes: int  # recurrent and convolution state of one lane
-    lane_scratch_bytes: int  # what the rows that verify one lane's proposal need
+    lane_scratch_bytes: int  # for the rows that verify one lane's proposal
     workspace_bytes: int
-    spare_token_bytes: int = 0  # as token_bytes, of a lane more than there are: a guest's padding
+    spare_token_bytes: int = 0  # like token_bytes, of the drafter's padding lane
     short_rows: tuple[int, ...] = ()  # see Offer
-    short_scratch_bytes: int = 0  # of the largest of them, in the rows of what is verified
-    lane_ring_bytes: int = 0  # of one lane's newest rows, which say what of it is to stay
+    short_scratch_bytes: int = 0  # scratch of the largest of short_rows
+    lane_ring_bytes: int = 0  # one lane's newest queries, which probe its chunks
 
     def spare_scratch_bytes(self, num_lanes: int) -> int:
-        """What a short chunk needs beyond the scratch of so many lanes."""
+        """Scratch that a short prefill chunk needs beyond that of `num_lanes` lanes."""
         return max(0, self.short_scratch_bytes - num_lanes * self.lane_scratch_bytes)
 
 
@@ -58,8 +58,8 @@ def plan_shard(
     encoding_of: Callable[[str], Encoding] = lambda name: DenseEncoding(),
 ) -> ShardPlan:
     """The bytes of layers `[begin, end)` on `device`, which verifies up to `num_verify_rows` rows
-    for each of `num_lanes` lanes. `pages`: a part of a lane's context is in host memory alone, and
-    `probes`: its newest rows say which. `encoding_of`: how each tensor is stored, by its name.
+    for each of `num_lanes` lanes. `pages`: lanes exceed their pages, the rest is in host memory.
+    `probes`: lanes' newest rows score chunks. `encoding_of`: how each tensor is stored, by name.
     """
     is_first, is_last = begin == 0, end == spec.num_layers
     mixers = spec.mixers[begin:end]
@@ -68,7 +68,7 @@ def plan_shard(
     rings = [mixer.recent for mixer in mixers if probes and mixer.recent is not None]
     scratch_row_bytes += sum(num_bytes([recent.scratch], precision) for recent in rings)
     num_rows = num_lanes * num_verify_rows
-    # While they are verified: what mixers take, and logits in the model's dtype and float32.
+    # During a verify pass: what mixers take, and logits in the model's dtype and float32.
     verified_row_bytes = max(mixer.verified_row_bytes for mixer in spec.mixers)
     verified_bytes = max(num_rows, *device.short_rows, 0) * verified_row_bytes
     verified_bytes += is_last * num_rows * spec.vocab_size * (4 + 4)
@@ -97,7 +97,7 @@ def plan_shard(
 
 
 def _width(spec: ModelSpec) -> int:
-    """Numbers of a row where activations are widest."""
+    """The widest activation of a row, in numbers."""
     halves = [half for kinds in spec.layers for half in (kinds.mixer, kinds.feed_forward)]
     return max(4 * spec.hidden_size, *(half.width for half in halves))
 
@@ -109,12 +109,12 @@ def weight_types(
     precision: Precision,
     encoding_of: Callable[[str], Encoding],
 ) -> dict[str, int]:
-    """Bytes of layers `[begin, end)` by what the types of their numbers are called."""
+    """Bytes of layers `[begin, end)` by the name of the type of their numbers."""
     found: dict[str, int] = {}
     for name, shape in _shapes(spec, begin, end).items():
-        form = encoding_of(name)
-        words = form.words(shape, precision)
-        found[words] = found.get(words, 0) + form.num_bytes(shape, precision)
+        encoding = encoding_of(name)
+        words = encoding.words(shape, precision)
+        found[words] = found.get(words, 0) + encoding.num_bytes(shape, precision)
     return found
 
 
@@ -130,7 +130,7 @@ def _weight_bytes(
 
 
 def _shapes(spec: ModelSpec, begin: int, end: int) -> dict[str, Shape]:
-    """Of the layers, and of the ends as far as these are among them; what is tied counts once."""
+    """Shapes of the layers and of the ends that belong to them; tied weights count once."""
     shapes = {
         f"{spec.prefix}layers.{layer}.{name}": shape
         for layer in range(begin, end)
@@ -146,12 +146,8 @@ def _shapes(spec: ModelSpec, begin: int, end: int) -> dict[str, Shape]:
     return shapes
 
 
-# Devices by name, and the range of layers that each gets. Pure: no torch. Knows weights for
-# splitting, and neither what devices offer nor what layers need.
-
-
 def named_devices(device: str | None, devices: Sequence[str]) -> tuple[str, ...]:
-    """What `--target-device` or `--target-devices` names, in full; nothing if neither is given.
+    """The devices of `--target-device` or `--target-devices`, in full; empty if neither is given.
 
     Raises PlacementError.
     """
@@ -166,7 +162,7 @@ def named_devices(device: str | None, devices: Sequence[str]) -> tuple[str, ...]
 
 
 def check_devices(names: Sequence[str], flag: str = "--target-devices") -> tuple[str, ...]:
-    """The device names in full ("cuda" -> "cuda:0"). Raises PlacementError, which names `flag`."""
+    """Device names in full ("cuda" -> "cuda:0"). Raises PlacementError, which names `flag`."""
     full = []
     for name in names:
         match = re.fullmatch(r"([a-z]+)(?::(\d{1,3}))?", name)
@@ -183,12 +179,12 @@ def check_devices(names: Sequence[str], flag: str = "--target-devices") -> tuple
 
 
 def check_weights(weights: Sequence[float], num_devices: int) -> None:
-    """Raises PlacementError unless there is one positive finite weight a device."""
+    """Raise PlacementError unless there is one positive finite weight for each device."""
     text = ",".join(f"{w:g}" for w in weights)
     if len(weights) != num_devices:
         raise PlacementError(
             f"--target-layer-split {text}: {len(weights)} weights for {num_devices} devices; "
-            "one a device is expected"
+            "one for each device is expected"
         )
     for weight in weights:
         if not (math.isfinite(weight) and weight > 0):
@@ -199,7 +195,7 @@ def check_weights(weights: Sequence[float], num_devices: int) -> None:
 
 
 def split_layers(num_layers: int, weights: Sequence[float]) -> tuple[tuple[int, int], ...]:
-    """Half-open layer ranges by rounding the cumulative weights, at least one layer each.
+    """Split layers at rounded cumulative weights, at least one layer each: half-open ranges.
 
     Raises PlacementError if there are more shards than layers.
     """
@@ -207,14 +203,14 @@ def split_layers(num_layers: int, weights: Sequence[float]) -> tuple[tuple[int, 
     if num_shards > num_layers:
         raise PlacementError(
             f"--target-devices names {num_shards} devices, but the model has {num_layers} layers; "
-            "at most one device a layer"
+            "at most one device for each layer"
         )
     largest = max(weights)
-    weights = [weight / largest for weight in weights]  # sums of huge ones would overflow
+    weights = [weight / largest for weight in weights]  # sums of huge weights would overflow
     total, running, cuts = math.fsum(weights), 0.0, [0]
     for i, weight in enumerate(weights):
         running += weight
         cut = round(num_layers * running / total)
-        # Leave a layer for each shard before and after this cut.
+        # Leave a layer for each shard on either side of this cut.
         cuts.append(min(max(cut, cuts[-1] + 1), num_layers - (num_shards - 1 - i)))
     return tuple(itertools.pairwise(cuts))

@@ -1,6 +1,6 @@
-"""How a shard runs its passes: the protocol, and the body that runs them operation by operation.
+"""How a shard's device runs passes: the protocol, and the body that launches each operation.
 
-Eager steps run everything on CPUs, and the long chunks of prompts on GPUs.
+EagerSteps run all passes on CPUs, and long prefill chunks on GPUs.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from luceasync.ranking.local import FoundBest
 
 
 class ShardSteps(Protocol):
-    """How a device runs one shard's passes; what it is given is there already, what decode and
-    verify are given may be on the host. These give the activation or, from the last layer, logits
-    float32 [entries, vocab] and [entries, rows, vocab]; so does a prefill that scores. See Passes.
+    """How a device runs one shard's passes. Inputs of `prefill` are on the device, those of
+    `decode` and `verify` may be on the host.
+
+    Each returns the activation or, from the last layer, logits float32: [entries, vocab] after a
+    decode, [entries, rows, vocab] after a verify or a prefill that scores. See Passes.
     """
 
     @property
     def best(self) -> FoundBest | None:
-        """Of the last decode, where it has found them itself."""
+        """Best tokens of the last decode, if the step found them itself."""
         ...
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None: ...
@@ -37,7 +39,7 @@ class ShardSteps(Protocol):
     def run_ahead(self, batch: Batch) -> None: ...
 
     def forget(self) -> None:
-        """Something has come in between: a step that has run ahead is not what comes next."""
+        """Another operation intervenes: a step that has run ahead is not the next one."""
         ...
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor: ...
@@ -45,18 +47,18 @@ class ShardSteps(Protocol):
     def commit(self, paths: Sequence[Sequence[int]]) -> None: ...
 
     def prepare(self, kind: StepKind, batch: Batch) -> None:
-        """A step of this very batch comes next: do what can be done without its input."""
+        """A step of this batch comes next: do what needs no input."""
         ...
 
     def close(self) -> None: ...
 
 
 class EagerSteps:
-    """Every pass of `shard`; see pipeline.passes.Passes."""
+    """All passes of `shard`, operation by operation."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self.best: FoundBest | None = None  # whoever wants them looks for them
+        self.best: FoundBest | None = None  # never found here: ranking looks for them
         self._verified: Batch | None = None
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
@@ -72,8 +74,8 @@ class EagerSteps:
         return shard.ends.project(x[:, -1:]) if project else None
 
     def rehearse_past(self, batch: Batch, given: Tensor) -> None:
-        """A chunk of no lane's prompt, before which something is not here, for kernels that are to
-        be compiled: what it would write lies in the first pages.
+        """Run a chunk of no lane that attends to absent rows, so that its kernels are compiled or
+        loaded. It writes to the first pages.
         """
         shard = self._shard
         assert shard.past is not None, "no pool is planned"
@@ -103,13 +105,13 @@ class EagerSteps:
         self._shard.commit(self._shard.paths(self._verified, paths))
 
     def run_ahead(self, batch: Batch) -> None:
-        """The host would wait for it."""
+        """Nothing to do: the host would wait for the step."""
 
     def forget(self) -> None:
-        """Nothing has run ahead."""
+        """Nothing to do: no step runs ahead."""
 
     def prepare(self, kind: StepKind, batch: Batch) -> None:
-        """Nothing can."""
+        """Nothing to do: a step has no static inputs."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to do: nothing is held."""

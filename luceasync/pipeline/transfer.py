@@ -1,5 +1,5 @@
-"""How numbers cross from one device to the next, peer to peer where allowed, else over the host;
-and how those that the host makes up begin.
+"""Copies of tensors between devices, peer to peer where allowed, else through the host, and of
+numbers between the host and a device.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from torch import Tensor
 from luceasync.errors import PlacementError
 
 Transfer = Callable[[Tensor, torch.device], Tensor]
-Arrival = torch.cuda.Event  # of a copy on the host
+Arrival = torch.cuda.Event  # the end of a copy to the host
 
 
 def direct(x: Tensor, device: torch.device) -> Tensor:
-    """One copy, in the order of the streams; nobody waits unless the host is to read it."""
-    # To the host a copy that does not block could be read before it is complete.
+    """Copy once, in stream order; waits only if the host is to read the result."""
+    # A non-blocking copy to the host could be read before it is complete.
     return x.to(device, non_blocking=device.type != "cpu")
 
 
 def staged(x: Tensor, device: torch.device) -> Tensor:
-    """Through host memory, for GPUs that must not reach into each other's."""
+    """Copy through host memory, between GPUs that must not access each other's memory."""
     crosses = x.device.type != "cpu" and device.type != "cpu" and x.device != device
     return direct(x.cpu() if crosses else x, device)
 
 
-def landing(num_numbers: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros on the host, to which `queue_copy` copies from the device: a copy to memory that is not
-    pinned would wait for a GPU.
+def host_buffer(num_numbers: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros on the host for `queue_copy` from the device. Pinned: a copy to pageable memory would
+    wait for the GPU.
     """
     return torch.zeros(num_numbers, dtype=dtype, pin_memory=device.type != "cpu")
 
 
 def queue_copy(source: Tensor, target: Tensor) -> Arrival | None:
-    """Copy to `target` on the host, in the order of the source's stream; nobody waits where a GPU
-    does it. What comes when it is there, None: now.
+    """Copy to `target` on the host in the order of the source's stream, without waiting for a GPU.
+    Returns the event of its end; None: it is done.
     """
     target.copy_(source, non_blocking=True)
     if source.device.type == "cpu":
@@ -48,16 +48,16 @@ def queue_copy(source: Tensor, target: Tensor) -> Arrival | None:
     return event
 
 
-class Sent:
-    """Numbers on their way to the host, in memory of their own: a Coming of
+class HostCopy:
+    """A copy of a tensor that is on its way to the host, in memory of its own; a Coming of
     luceasync.ranking.local.
     """
 
     __slots__ = ("_arrival", "_numbers")
 
     def __init__(self, x: Tensor) -> None:
-        """The copy of `x` is queued. A GPU writes it where it is read: what is copied to pageable
-        memory is written there by the host itself, page by page.
+        """Queue the copy of `x`. A GPU writes to pinned memory itself; pageable memory is written
+        by the host, page by page.
         """
         copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.device.type != "cpu")
         self._arrival = queue_copy(x, copy)
@@ -69,62 +69,65 @@ class Sent:
         return self._numbers
 
 
-class Sender:
-    """Sends numbers to the host. While a device works: memory and events are made when they are
-    asked for, and what was sent last is let go when the next numbers are, not when the device waits
-    for the host.
+class HostCopier:
+    """Copies tensors to the host while the device works. Memory and events are made when a copy is
+    queued, and those of the last copy are freed at the next one, not while the device waits for the
+    host.
     """
 
     def __init__(self) -> None:
-        self._last: Sent | None = None
+        self._last: HostCopy | None = None
 
-    def __call__(self, x: Tensor) -> Sent:
-        self._last = sent = Sent(x)
-        return sent
+    def __call__(self, x: Tensor) -> HostCopy:
+        self._last = copy = HostCopy(x)
+        return copy
 
 
-class Brief:
-    """A few integers that the host tells a captured pass: int32 `there`, where it runs.
+class PassParameters:
+    """A few integers that the host passes to a captured pass: int32 `values`, on the pass's device.
 
-    The pass begins with `take`, a copy of them out of memory that the host writes. So telling them
-    costs the host no copy of its own, and no memory is made for them.
+    The pass begins with `take`, a copy from host memory, so setting the values costs the host no
+    copy and no allocation.
+
+        put(v1)  replay: take v1 ...                   device reads v1 when it gets there
+        put(v2)  waits until that replay has taken v1, then replay: take v2 ...
     """
 
     def __init__(self, numbers: Sequence[int], device: torch.device) -> None:
-        """`numbers`: those that are told at first, and as many as there are."""
-        self._here = landing(len(numbers), torch.int32, device)
+        """`numbers`: the initial values."""
+        self._here = host_buffer(len(numbers), torch.int32, device)
         self._format, self._bytes = Struct(f"={len(numbers)}i"), self._here.numpy().data
         self._taken = None if device.type == "cpu" else Arrival()  # by the last replay
-        self.there = torch.tensor(numbers, dtype=torch.int32, device=device)
+        self.values = torch.tensor(numbers, dtype=torch.int32, device=device)
         self.put(numbers)
 
     def put(self, numbers: Sequence[int]) -> None:
-        """The next replay takes these. Waits for the one before, which might not have taken its own
-        yet: not at all where the host has seen what came of that.
+        """Set the values for the next replay. Waits until the last replay has taken its own, which
+        it has if the host has seen its result.
         """
         if self._taken is not None:
             self._taken.synchronize()
         self._format.pack_into(self._bytes, 0, *numbers)
 
     def take(self) -> None:
-        """Captured at the front of what reads them."""
-        self.there.copy_(self._here, non_blocking=True)
+        """Copy the values to the device; captured at the front of the pass that reads them."""
+        self.values.copy_(self._here, non_blocking=True)
 
     def replayed(self) -> None:
-        """What takes them is queued: call it behind every replay."""
+        """Note that a replay is queued. Call it behind each one."""
         if self._taken is not None:
             self._taken.record()
 
     def send(self, numbers: Sequence[int]) -> None:
-        """Tell them by a copy of its own, for a pass that does not take them: it may be queued
-        behind another one that still reads its own, and nobody waits.
+        """Set the values by a copy in stream order, for a pass that does not take them. Does not
+        wait: an earlier pass may still read the old ones.
         """
-        self.there.copy_(on_host(numbers, np.int32), non_blocking=True)
+        self.values.copy_(on_host(numbers, np.int32), non_blocking=True)
 
 
 def on_host(numbers: Sequence[int] | Sequence[Sequence[int]], dtype: type[np.integer]) -> Tensor:
-    """A few integers, by way of NumPy, which reads lists three times as fast. A copy of them to a
-    GPU need not be waited for: so few bytes are staged before the call returns.
+    """A few integers as a tensor, through NumPy, which reads lists three times as fast. A
+    non-blocking copy of it to a GPU is safe: so few bytes are staged before the call returns.
     """
     return torch.from_numpy(np.array(numbers, dtype))
 
@@ -135,7 +138,9 @@ def as_rows(given: Tensor | Sequence[int]) -> Tensor:
 
 
 def choose_transfer(peer_access: str, devices: Sequence[torch.device]) -> Transfer:
-    """`peer_access`: "auto", "on" or "off". Raises PlacementError if "on" cannot be honoured."""
+    """The way between these devices. `peer_access`: "auto", "on" or "off". Raises PlacementError
+    if "on" cannot be honoured.
+    """
     if peer_access == "off":
         return staged
     for first, second in _gpu_pairs(devices):
@@ -150,6 +155,6 @@ def choose_transfer(peer_access: str, devices: Sequence[torch.device]) -> Transf
 
 
 def _gpu_pairs(devices: Sequence[torch.device]) -> list[tuple[int, int]]:
-    """Indices of neighbours in the chain that are different GPUs."""
+    """Pairs of different GPUs that are neighbours in the chain, by index."""
     indices = [d.index for d in devices if d.type != "cpu"]
     return [(a, b) for a, b in itertools.pairwise(indices) if a != b]

@@ -25,7 +25,7 @@ def without_chunks(backend: LayerSplitBackend) -> LayerSplitBackend:
     """The prompt on lane 1, and then chunks of it taken away; what held them holds no number."""
     backend.prefill(1, 0, prompt(), project=True)
     pages = backend.lanes._pages.pages(1)
-    for stage in backend._groups:
+    for stage in backend._stages:
         for shard in stage._shards:
             for stack in shard.cache.row_stacks:
                 for chunk in GONE:

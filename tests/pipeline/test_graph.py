@@ -182,7 +182,7 @@ def test_a_row_without_numbers_may_run_ahead_and_the_others_go_on(tiny_dir: Path
     expected = seat(backend, 1, 1)
     go_on(backend, {1: expected}, 6)
     sick, well = seat(backend, 0, 0), seat(backend, 1, 1)
-    [shard] = backend._groups[0]._shards
+    [shard] = backend._stages[0]._shards
     with torch.inference_mode():
         for stack in shard.cache.row_stacks:
             stack[:, 0] = float("nan")

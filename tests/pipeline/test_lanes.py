@@ -115,15 +115,15 @@ def test_a_context_that_was_asked_may_take_more_of_the_memory_than_we_would():
 # --- a drafter beside it -------------------------------------------------------------------------
 
 
-def guest_on(
+def drafter_on(
     name: str, weight_mib: int = 0, token_bytes: int = 0, lane_mib: int = 0
 ) -> DraftFootprint:
     return DraftFootprint(offer_of(name, 1024 * MIB), weight_mib * MIB, token_bytes, lane_mib * MIB)
 
 
-@pytest.mark.parametrize("guest", [guest_on("cpu:0", 100), guest_on("cpu:0", lane_mib=20)])
-def test_what_a_guest_takes_is_not_there_for_lanes(guest: DraftFootprint):
-    alone, beside = plan_of(800, parallel=4), plan_of(800, parallel=4, guest=guest)
+@pytest.mark.parametrize("drafter", [drafter_on("cpu:0", 100), drafter_on("cpu:0", lane_mib=20)])
+def test_what_a_drafter_takes_is_not_there_for_lanes(drafter: DraftFootprint):
+    alone, beside = plan_of(800, parallel=4), plan_of(800, parallel=4, drafter=drafter)
     assert beside.max_ctx_tokens < alone.max_ctx_tokens
     assert beside.shards == alone.shards
 
@@ -131,15 +131,15 @@ def test_what_a_guest_takes_is_not_there_for_lanes(guest: DraftFootprint):
 def test_a_guest_keeps_tokens_of_a_lane_more_than_there_are():
     token_bytes = plan_of(800, parallel=4).shards[0].token_bytes
     alone, beside = (
-        plan_of(800, parallel=4, guest=guest)
-        for guest in (None, guest_on("cpu:0", token_bytes=token_bytes))
+        plan_of(800, parallel=4, drafter=drafter)
+        for drafter in (None, drafter_on("cpu:0", token_bytes=token_bytes))
     )
     assert beside.max_ctx_tokens == pytest.approx(alone.max_ctx_tokens * 4 / (4 + 5), abs=64)
 
 
 def test_a_guest_on_its_own_device_must_fit_there():
-    assert plan_of(800, parallel=4, guest=guest_on("cuda:0", 100)) == plan_of(800, parallel=4)
+    assert plan_of(800, parallel=4, drafter=drafter_on("cuda:0", 100)) == plan_of(800, parallel=4)
     with pytest.raises(PlacementError, match=r"the drafter's layers need 1.95 GiB on cuda:0"):
-        plan_of(800, guest=guest_on("cuda:0", 2000))
-    tight = plan_of(800, parallel=4, guest=guest_on("cuda:0", token_bytes=2**20))
+        plan_of(800, drafter=drafter_on("cuda:0", 2000))
+    tight = plan_of(800, parallel=4, drafter=drafter_on("cuda:0", token_bytes=2**20))
     assert tight.max_ctx_tokens < 256

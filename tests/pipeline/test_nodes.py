@@ -141,7 +141,7 @@ def test_adopt_takes_all_or_nothing(deep_dir: Path, make_backend, damage):
     damage(given)
     with pytest.raises(SnapshotMismatch):
         target.nodes.adopt("c", CHAIN["c"], given)
-    assert all(not shard.nodes._nodes for shard in target._groups[0]._shards)
+    assert all(not shard.nodes._nodes for shard in target._stages[0]._shards)
 
 
 def test_a_save_without_room_leaves_nothing_on_any_shard(deep_dir: Path, make_backend):
@@ -149,7 +149,7 @@ def test_a_save_without_room_leaves_nothing_on_any_shard(deep_dir: Path, make_ba
     backend.prefill(0, 0, prompt(), project=False)
     with pytest.raises(MemoryError):
         backend.nodes.save(0, "n", Span(0, NUM_PROMPT, True))
-    assert all(not shard.nodes._nodes for shard in backend._groups[0]._shards)
+    assert all(not shard.nodes._nodes for shard in backend._stages[0]._shards)
 
 
 def test_a_refused_adopt_leaves_what_was_held(deep_dir: Path, make_backend):

@@ -89,7 +89,7 @@ def decode(backend: LayerSplitBackend, lane: int, begin: int, num_steps: int = 8
 def lane_tensors(backend: LayerSplitBackend, lane: int, num_tokens: int) -> dict[str, Tensor]:
     """The lane's tensors, copied while everybody waits."""
     torch.cuda.synchronize()
-    cache = backend._groups[0]._shards[0].cache
+    cache = backend._stages[0]._shards[0].cache
     found = {}
     of_layers = zip(backend._spec.mixers, cache.layers, strict=True)
     for layer, (mixer, state) in enumerate(of_layers):

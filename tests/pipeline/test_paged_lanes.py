@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.errors import EventsOutOfTurn, HostMemorySpent, StageFailed
+from luceasync.errors import PageEventsOutOfOrder, LaneMemoryExhausted, StageFailed
 from luceasync.host_cache.arena import PlainMemory
 from luceasync.host_cache.nodes import Span
 from luceasync.pipeline.backend import LayerSplitBackend
@@ -101,7 +101,7 @@ def test_evicted_chunks_come_back_as_they_were(make_backend, tiny_dir: Path):
 def poison(backend: LayerSplitBackend, lane: int) -> None:
     """What no chunk has holds no number."""
     used = set(backend.lanes._pager.pages(lane))
-    for stage in backend._groups:
+    for stage in backend._stages:
         for shard in stage._shards:
             for stack in shard.cache.row_stacks:
                 for page in set(range(POOL // 64)) - used:
@@ -125,7 +125,7 @@ def test_a_lane_that_finds_no_host_memory_stays_as_it_was(make_backend, tiny_dir
     prefilled(backend, 1, prompt(512))
     before = resident(backend, 1)
     backend.lanes.keep_with(lambda save, num_bytes: False)
-    with pytest.raises(HostMemorySpent, match="spent") as caught:
+    with pytest.raises(LaneMemoryExhausted, match="spent") as caught:
         backend.prefill(1, 512, prompt(64), project=False)
     assert caught.value.lane == 1 and resident(backend, 1) == before
     backend.lanes.keep_with(lambda save, num_bytes: save() is not None)
@@ -179,7 +179,7 @@ class Counted(PlainMemory):
 def test_a_group_refuses_changes_out_of_turn(make_backend, tiny_dir: Path):
     backend = make_backend(tiny_dir, **SIZES)
     prefilled(backend, 1, prompt(64))
-    with pytest.raises(EventsOutOfTurn, match="changes of pages 7 after 1"):
+    with pytest.raises(PageEventsOutOfOrder, match="page events 7 after 1"):
         backend._passes.place(7, [])
 
 
@@ -192,12 +192,12 @@ def test_a_look_reads_pages_of_the_newest_chunk_alone(make_backend, tiny_dir: Pa
     backend = make_backend(tiny_dir, **SIZES)
     prefilled(backend, 1, prompt())
     decoded(backend, [1], 40)
-    [stage] = backend._groups
+    [stage] = backend._stages
     [shard] = stage._shards
     if not has_room:
         backend.lanes.keep_with(lambda save, num_bytes: False)
     backend.lanes._start_probe(1, NUM_PROMPT + 40, is_first=False)
-    probe = shard.past._probes._found[1]
+    probe = shard.past._probes._running[1]
     probe.go_on()
     newest = (NUM_PROMPT + 40) // 64
     assert (probe._in_pages == {newest}) == has_room

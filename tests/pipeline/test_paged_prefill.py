@@ -69,7 +69,7 @@ def test_a_pool_of_the_whole_context_keeps_the_bits(make_backend, tiny_dir: Path
 
 def poison_free_pages(backend: LayerSplitBackend) -> None:
     """No page that holds no chunk of the lane holds a number."""
-    for shard in (shard for stage in backend._groups for shard in stage._shards):
+    for shard in (shard for stage in backend._stages for shard in stage._shards):
         used = set(shard.cache._residents[1].pages)
         for page in set(range(backend.plan.num_pages)) - used:
             for stack in shard.cache.row_stacks:
@@ -84,16 +84,16 @@ def test_pages_that_were_freed_and_old_blocks_are_never_read(make_backend, tiny_
     for begin in range(0, 1300, CHUNK):
         found.append(backend.prefill(1, begin, prompt(1300)[begin : begin + CHUNK], project=True))
         poison_free_pages(backend)
-        for shard in (shard for stage in backend._groups for shard in stage._shards):
+        for shard in (shard for stage in backend._stages for shard in stage._shards):
             for room in shard.past._staging._rooms.values():
                 room.fill_(torch.nan)
     assert torch.stack(found).equal(expected)
 
 
 def looked(backend: LayerSplitBackend, num_tokens: int) -> Tensor:
-    for stage in backend._groups:
+    for stage in backend._stages:
         stage.passes.start_probe(1, num_tokens)
-    return sum(stage.passes.attention_mass(1).of_chunks for stage in backend._groups)
+    return sum(stage.passes.attention_mass(1).of_chunks for stage in backend._stages)
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
@@ -103,7 +103,7 @@ def test_what_comes_by_in_the_last_pass_says_what_a_look_does(
     sizes = {"max_ctx_tokens": NUM_PROMPT, "chunk_tokens": CHUNK, "num_shards": num_shards}
     backend = make_backend(tiny_dir, **sizes, pool_tokens=POOL)
     whole = make_backend(tiny_dir, **sizes, pool_tokens=NUM_PROMPT)
-    for stage in backend._groups:
+    for stage in backend._stages:
         for shard in stage._shards:
             shard.past._staging.is_in_place = False  # as where rows are copied to be read
     prefilled(backend, prompt(1300))
@@ -125,7 +125,7 @@ def test_a_look_is_of_the_moment_at_which_it_was_begun(make_backend, tiny_dir: P
     plain = make_backend(tiny_dir, **sizes)
     prefilled(plain, prompt(1300))
     expected = looked(plain, 1300)
-    [stage] = plain._groups
+    [stage] = plain._stages
     stage.passes.start_probe(1, 1300)
     for position in range(1300, 1303):
         batch = Batch((1, NO_LANE, NO_LANE, NO_LANE), (position, 0, 0, 0), 1)
@@ -142,10 +142,10 @@ def test_a_look_sees_a_chunk_that_leaves_meanwhile(make_backend, tiny_dir: Path,
     prefilled(backend, prompt(1300))
     looked(backend, 1300)  # what came by in the last pass
     expected = looked(backend, 1300)
-    [stage] = backend._groups
+    [stage] = backend._stages
     [shard] = stage._shards
     stage.passes.start_probe(1, 1300)
-    probe = shard.past._probes._found[1]
+    probe = shard.past._probes._running[1]
     if device != "cpu:0":
         with shard.platform.beside():
             torch.cuda._sleep(10**9)
@@ -187,12 +187,12 @@ def test_what_a_look_reads_is_nobody_elses_until_it_has_read_it(make_backend, ti
     prefilled(backend, prompt(1300))
     looked(backend, 1300)  # what came by in the last pass
     expected = looked(backend, 1300)
-    [stage] = backend._groups
+    [stage] = backend._stages
     [shard] = stage._shards
     with shard.platform.beside():
         torch.cuda._sleep(10**9)
     stage.passes.start_probe(1, 1300)
-    probe = shard.past._probes._found[1]
+    probe = shard.past._probes._running[1]
     while probe.go_on():
         pass
     shard.past._staging._held.clear()

@@ -144,10 +144,10 @@ def test_a_device_of_the_same_name_in_another_process_is_another_one():
     assert not replace(plan, devices=of_processes(1)).is_all_on(own)
 
 
-def test_a_guest_of_another_device_takes_nothing_of_ours():
+def test_a_drafter_of_another_device_takes_nothing_of_ours():
     """One of the same name is the same card, whichever process runs on it."""
     [own] = plan_of(1024).devices
     others = [replace(own, name="hip:0", process=1), replace(own, process=1), own]
     guests = [None, *(DraftFootprint(device, 256 * MIB, 0, 0) for device in others)]
-    sizes = [plan_of(1024, guest=each, parallel=4).max_ctx_tokens for each in guests]
+    sizes = [plan_of(1024, drafter=each, parallel=4).max_ctx_tokens for each in guests]
     assert sizes[0] == sizes[1] > sizes[2] == sizes[3]

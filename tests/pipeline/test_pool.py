@@ -60,8 +60,8 @@ def test_pins_that_leave_no_victim_are_refused_with_what_fits():
     assert pooled(1024, pins=((0, 64), (640, 1000)), prefill_chunk_tokens=256).num_pages == 16
     words = refusal(pooled, 1024, pins=((0, 64), (640, 1280)), prefill_chunk_tokens=256)
     assert words == (
-        "--kvflash-pin-spans 0:64,640:1280: 10 chunks of 64 tokens would stay; "
-        "of 16 at most 9 may, the first one besides"
+        "--kvflash-pin-spans 0:64,640:1280: 10 chunks of 64 tokens would be "
+        "pinned; at most 9 of 16 may be, besides the first"
     )
 
 

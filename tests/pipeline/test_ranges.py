@@ -61,7 +61,7 @@ def test_only_the_ratio_of_weights_counts(num_layers: int, weights: list[float],
 def test_more_shards_than_layers_are_refused():
     words = refusal(split_layers, 2, [1, 1, 1])
     assert words.startswith("--target-devices names 3 devices, but the model has 2 layers")
-    assert "at most one device a layer" in words
+    assert "at most one device for each layer" in words
 
 
 # --- devices and weights ------------------------------------------------------------------------
@@ -93,7 +93,7 @@ def test_a_device_is_named_once(names: list[str]):
 @pytest.mark.parametrize("weights", [[], [1.0], [1.0, 2.0, 3.0]])
 def test_there_is_one_weight_a_device(weights: list[float]):
     text = ",".join(f"{weight:g}" for weight in weights)
-    expected = f"--target-layer-split {text}: {len(weights)} weights for 2 devices; one a device"
+    expected = f"--target-layer-split {text}: {len(weights)} weights for 2 devices; one for each device"
     assert refusal(check_weights, weights, 2).startswith(expected)
 
 

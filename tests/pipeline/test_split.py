@@ -136,7 +136,7 @@ def test_twenty_lives_leave_nothing_behind(deep_dir: Path):
     spec, plan = read_spec(deep_dir), _plan(deep_dir, 3)
     for _ in range(20):
         backend = LayerSplitBackend.open(ModelFiles(deep_dir), plan)
-        shards.extend(weakref.ref(shard) for shard in backend._groups[0]._shards)
+        shards.extend(weakref.ref(shard) for shard in backend._stages[0]._shards)
         run(backend)
         backend.close()
         backend.close()

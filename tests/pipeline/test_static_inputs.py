@@ -44,9 +44,9 @@ class Step:
 
     def __call__(self, batch: Batch, given: PassInput) -> list[list[int]]:
         """Tokens, lanes and positions that the pass reads."""
-        self.inputs._told.fill_(255)
-        self.inputs.tell(batch, given)
-        self.num_copies += not self.inputs._told.eq(255).all()
+        self.inputs._staged.fill_(255)
+        self.inputs.set(batch, given)
+        self.num_copies += not self.inputs._staged.eq(255).all()
         seen = [self.inputs.given[:, 0].tolist(), *self.inputs.place.tolist()]
         self.run()
         return seen
@@ -135,9 +135,9 @@ def test_new_inputs_are_of_no_lane_and_a_run_before_the_first_step_leaves_them_s
 def test_a_place_that_is_told_before_its_tokens_is_right_with_any():
     inputs = StaticInputs(2, CPU, None)
     for batch, tokens in ((at((3, 1), (10, 20)), (5, 6)), (at((3, 1), (11, 21)), (5, 6))):
-        inputs.tell_place(batch)
+        inputs.set_place(batch)
         assert inputs.place.tolist() == [[*batch.lanes], [*batch.begins]]
-        inputs.tell(batch, tokens)
+        inputs.set(batch, tokens)
         assert inputs.given[:, 0].tolist() == [*tokens]
 
 
@@ -145,14 +145,14 @@ def test_an_activation_is_always_copied():
     inputs = StaticInputs(2, CPU, (4, torch.float32))
     for seed in range(2):
         x = torch.full((2, 1, 4), float(seed))
-        inputs.tell(at((0, 1), (7, 8)), x)
+        inputs.set(at((0, 1), (7, 8)), x)
         assert torch.equal(inputs.given, x) and inputs.place.tolist() == [[0, 1], [7, 8]]
 
 
 def test_tokens_may_come_as_a_tensor():
     inputs = StaticInputs(2, CPU, None)
     tokens = torch.arange(2).view(2, 1)
-    inputs.tell(at((0, 1), (7, 8)), tokens)
+    inputs.set(at((0, 1), (7, 8)), tokens)
     assert torch.equal(inputs.given, tokens) and inputs.place.tolist() == [[0, 1], [7, 8]]
 
 

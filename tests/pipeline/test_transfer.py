@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from luceasync.pipeline.capture import Capture
-from luceasync.pipeline.transfer import Brief, Sender
+from luceasync.pipeline.transfer import PassParameters, HostCopier
 from luceasync.ranking.local import Bodies, LocalLogits
 from luceasync.ranking.logits import Wanted
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def test_what_was_sent_stays_whatever_is_sent_after_it() -> None:
-    send, x = Sender(), torch.arange(3.0)
+    send, x = HostCopier(), torch.arange(3.0)
     sent = send(x)
     x += 5
     other = send(x)
@@ -26,7 +26,7 @@ def test_what_was_sent_stays_whatever_is_sent_after_it() -> None:
 
 
 def test_two_rankings_that_are_open_at_once_keep_what_they_found() -> None:
-    bodies, logits = Bodies(send=Sender()), torch.eye(3)
+    bodies, logits = Bodies(send=HostCopier()), torch.eye(3)
     first = LocalLogits(logits, bodies).rank(Wanted(), torch.tensor([[7], [8], [9]]))
     second = LocalLogits(logits.flip(0), bodies).rank(Wanted(num_ranked=1))
     assert second.candidates().best.tolist() == [2, 1, 0]
@@ -35,15 +35,15 @@ def test_two_rankings_that_are_open_at_once_keep_what_they_found() -> None:
 
 
 def test_what_is_told_is_there_when_it_is_taken() -> None:
-    brief = Brief([-1, 0], CPU)
-    assert brief.there.tolist() == [-1, 0]
-    brief.put([3, 4])
-    assert brief.there.tolist() == [-1, 0], "a pass that reads it may not have begun"
-    brief.take()
-    brief.replayed()
-    assert brief.there.tolist() == [3, 4]
-    brief.send([5, 6])
-    assert brief.there.tolist() == [5, 6]
+    parameters = PassParameters([-1, 0], CPU)
+    assert parameters.values.tolist() == [-1, 0]
+    parameters.put([3, 4])
+    assert parameters.values.tolist() == [-1, 0], "a pass that reads it may not have begun"
+    parameters.take()
+    parameters.replayed()
+    assert parameters.values.tolist() == [3, 4]
+    parameters.send([5, 6])
+    assert parameters.values.tolist() == [5, 6]
 
 
 @dataclass
@@ -60,18 +60,18 @@ class Moment:
 
 
 def test_what_a_replay_may_not_have_taken_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    brief, moment = Brief([0], CPU), Moment()
-    pack = brief._format.pack_into
+    parameters, moment = PassParameters([0], CPU), Moment()
+    pack = parameters._format.pack_into
 
     def heard(*written: object) -> None:
         moment.heard.append("written")
         pack(*written)
 
-    monkeypatch.setattr(brief, "_taken", moment)
-    monkeypatch.setattr(brief, "_format", SimpleNamespace(pack_into=heard))
-    brief.put([1])
-    brief.replayed()
-    brief.put([2])
+    monkeypatch.setattr(parameters, "_taken", moment)
+    monkeypatch.setattr(parameters, "_format", SimpleNamespace(pack_into=heard))
+    parameters.put([1])
+    parameters.replayed()
+    parameters.put([2])
     assert moment.heard == ["waited", "written", "recorded", "waited", "written"]
 
 
@@ -80,7 +80,7 @@ def test_what_a_replay_may_not_have_taken_is_waited_for(monkeypatch: pytest.Monk
 def test_what_is_sent_is_what_the_device_was_told_to_leave_before(num_rows: int) -> None:
     x = torch.randn(num_rows, 2000, dtype=torch.float64, device="cuda")
     x[:, 1:] = busy()[:num_rows, :1].isnan() | True  # after all of that
-    send = Sender()
+    send = HostCopier()
     sent = send(x)
     x.zero_()
     other = send(x)
@@ -90,22 +90,22 @@ def test_what_is_sent_is_what_the_device_was_told_to_leave_before(num_rows: int)
 
 @pytest.mark.gpu
 def test_captured_passes_take_what_each_was_told_however_late_they_run() -> None:
-    brief, found = Brief([0, 0], torch.device("cuda", 0)), torch.zeros(40, 2, device="cuda")
-    capture = Capture(brief.there.device)
+    parameters, found = PassParameters([0, 0], torch.device("cuda", 0)), torch.zeros(40, 2, device="cuda")
+    capture = Capture(parameters.values.device)
     at = torch.zeros(1, dtype=torch.int64, device="cuda")
 
     def run() -> None:
-        brief.take()
+        parameters.take()
         busy()
-        found.index_copy_(0, at, brief.there[None].float())
+        found.index_copy_(0, at, parameters.values[None].float())
         at.add_(1)
 
     captured = capture(run, num_warmups=1)
     at.zero_()
     for number in range(40):
-        brief.put([number, -number])
+        parameters.put([number, -number])
         captured.replay()
-        brief.replayed()
+        parameters.replayed()
     assert found.tolist() == [[float(n), float(-n)] for n in range(40)]
 
 

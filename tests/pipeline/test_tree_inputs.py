@@ -8,7 +8,7 @@ from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.trees import ROOT
 from luceasync.pipeline.graph import TreeStep
 from luceasync.pipeline.passes import Batch
-from luceasync.pipeline.static_inputs import TreeInputs, of_place
+from luceasync.pipeline.static_inputs import TreeInputs, place_numbers
 
 CPU = torch.device("cpu")
 
@@ -26,7 +26,7 @@ def test_new_inputs_are_of_no_lane_and_keep_nothing() -> None:
 
 def test_a_place_is_there_when_the_pass_takes_it() -> None:
     told = inputs()
-    told.place.put(of_place(Batch((5, NO_LANE), (70, 0), 3)))
+    told.place.put(place_numbers(Batch((5, NO_LANE), (70, 0), 3)))
     assert told.lanes.tolist() == [NO_LANE] * 2
     told.place.take()
     assert told.lanes.tolist() == [5, NO_LANE] and told.begins.tolist() == [70, 0]
@@ -36,10 +36,10 @@ def test_rows_hang_on_each_other_again_after_a_tree() -> None:
     told, line = inputs(), [[ROOT, 0, 1]] * 2
     assert told.parents.tolist() == line
     for tree in ([[ROOT, 0, 0], [ROOT, 0, 1]], [[ROOT, 0, 1], [ROOT, 0, 0]]):
-        told.hang(torch.tensor(tree, dtype=torch.int32))
+        told.set_parents(torch.tensor(tree, dtype=torch.int32))
         assert told.parents.tolist() == tree
     for _ in range(2):
-        told.hang(None)
+        told.set_parents(None)
         assert told.parents.tolist() == line
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # Typed access to the fields of a config.json. Pure; knows no family.
 
 
-class Fields:
+class ConfigFields:
     """Typed access to a config; a missing or misfitting field is a ModelError that names it."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -131,7 +131,7 @@ class Family:
     """
 
     name: str
-    parse: Callable[[Fields], ModelSpec]
+    parse: Callable[[ConfigFields], ModelSpec]
     architecture: Callable[[ModelSpec], dict[str, Any]] = architecture
     read_layer: Callable[[TensorReader, int], Layer] = read_layer
     read_ends: Callable[..., ModelEnds] = read_ends

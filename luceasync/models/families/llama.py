@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from luceasync.models.families.family import Family, Fields
+from luceasync.models.families.family import ConfigFields, Family
 from luceasync.models.families.qwen3 import architecture, parse_dense
 from luceasync.models.spec import ModelSpec
 
 
-def parse(fields: Fields) -> ModelSpec:
+def parse(fields: ConfigFields) -> ModelSpec:
     """The spec of a config. Raises ModelError."""
     fields.must_be("mlp_bias", False)
     return parse_dense(fields, "llama", has_head_norms=False)

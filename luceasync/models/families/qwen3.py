@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from luceasync.errors import ModelError
-from luceasync.models.families.family import Family, Fields
+from luceasync.models.families.family import ConfigFields, Family
 from luceasync.models.feed_forward.dense import DenseSpec
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.spec import LayerSpec, ModelSpec
@@ -14,12 +14,12 @@ from luceasync.models.spec import LayerSpec, ModelSpec
 T = TypeVar("T")
 
 
-def parse(fields: Fields) -> ModelSpec:
+def parse(fields: ConfigFields) -> ModelSpec:
     """The spec of a config. Raises ModelError."""
     return parse_dense(fields, "qwen3", has_head_norms=True)
 
 
-def parse_dense(fields: Fields, family: str, *, has_head_norms: bool) -> ModelSpec:
+def parse_dense(fields: ConfigFields, family: str, *, has_head_norms: bool) -> ModelSpec:
     """The spec of a config whose layers are all alike, of `family`. Raises ModelError."""
     fields.must_be("hidden_act", "silu")
     fields.must_be("use_sliding_window", False)
@@ -42,7 +42,7 @@ def parse_dense(fields: Fields, family: str, *, has_head_norms: bool) -> ModelSp
     )
 
 
-def parse_attention(fields: Fields, *, gated: bool, rotary_factor: float) -> AttentionSpec:
+def parse_attention(fields: ConfigFields, *, gated: bool, rotary_factor: float) -> AttentionSpec:
     """The attention of a config, of which `rotary_factor` of each head is rotated unless it says
     otherwise. Raises ModelError.
     """

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from luceasync.errors import ModelError
-from luceasync.models.families.family import Family, Fields
+from luceasync.models.families.family import ConfigFields, Family
 from luceasync.models.families.qwen3 import (
     attention_architecture,
     ends_architecture,
@@ -19,20 +19,20 @@ from luceasync.models.mixers.delta import DeltaSpec
 from luceasync.models.spec import LayerSpec, ModelSpec
 
 
-def parse(fields: Fields) -> ModelSpec:
+def parse(fields: ConfigFields) -> ModelSpec:
     """The spec of a text model's config. Raises ModelError."""
     return _parse(fields, prefix="model.")
 
 
-def parse_wrapped(fields: Fields) -> ModelSpec:
+def parse_wrapped(fields: ConfigFields) -> ModelSpec:
     """The spec of the text part of a model that also sees. Raises ModelError."""
     text = dict(fields.mapping("text_config"))
     text.setdefault("tie_word_embeddings", fields.config.get("tie_word_embeddings", False))
     text.setdefault("eos_token_id", fields.config.get("eos_token_id"))
-    return _parse(Fields(text), prefix="model.language_model.")
+    return _parse(ConfigFields(text), prefix="model.language_model.")
 
 
-def parse_gguf(fields: Fields) -> ModelSpec:
+def parse_gguf(fields: ConfigFields) -> ModelSpec:
     """The spec of a GGUF file's config: its norms hold 1 + w, and of the decay the file has the
     rate itself. Raises ModelError.
     """
@@ -40,7 +40,7 @@ def parse_gguf(fields: Fields) -> ModelSpec:
     return replace(spec, norm_offset=0.0)
 
 
-def _parse(fields: Fields, *, prefix: str, stores_decay_rate: bool = False) -> ModelSpec:
+def _parse(fields: ConfigFields, *, prefix: str, stores_decay_rate: bool = False) -> ModelSpec:
     fields.must_be("hidden_act", "silu")
     delta = replace(_parse_delta(fields), stores_decay_rate=stores_decay_rate)
     attention = parse_attention(fields, gated=True, rotary_factor=0.25)
@@ -60,7 +60,7 @@ def _parse(fields: Fields, *, prefix: str, stores_decay_rate: bool = False) -> M
     )
 
 
-def _parse_delta(fields: Fields) -> DeltaSpec:
+def _parse_delta(fields: ConfigFields) -> DeltaSpec:
     delta = DeltaSpec(
         num_key_heads=fields.positive("linear_num_key_heads", 16),
         num_value_heads=fields.positive("linear_num_value_heads", 32),
@@ -76,7 +76,7 @@ def _parse_delta(fields: Fields) -> DeltaSpec:
     return delta
 
 
-def _full_layers(fields: Fields) -> list[bool]:
+def _full_layers(fields: ConfigFields) -> list[bool]:
     """For each layer whether it is one of attention."""
     num_layers = fields.positive("num_hidden_layers")
     names = {"full_attention": True, "linear_attention": False}

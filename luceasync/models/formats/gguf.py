@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from luceasync.errors import ModelError
-from luceasync.gguf.layout import Order
+from luceasync.gguf.layout import AxisSwap
 from luceasync.gguf.model import read_model
 from luceasync.models.encodings import Encoding, Select, Shape
-from luceasync.models.gguf_model import GgufContents, Stored, read_gguf
+from luceasync.models.gguf_model import GgufContents, GgufTensor, read_gguf
 from luceasync.models.quant import ggml
-from luceasync.models.quant.form import Grouped
+from luceasync.models.quant.encoding import QuantEncoding
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from luceasync.models.quant.packed import Packed
 
-SLICE_BYTES = 1 << 23  # of a stored tensor that are brought into our form at once
+SLICE_BYTES = 1 << 23  # of a stored tensor that are brought into our encoding at once
 
 
 class GgufWeights:
@@ -63,23 +63,23 @@ class GgufSource:
         """See luceasync.models.loader.TensorSource."""
         return self._found(name).encoding
 
-    def read(self, name: str, shape: Shape) -> Tensor | Blocks:
+    def read(self, name: str, shape: Shape) -> Tensor | QuantBlocks:
         """See luceasync.models.loader.TensorSource."""
         stored = self._found(name)
         if stored.shape != shape:
             raise ModelError(f"{stored.path}: {name!r} has shape {stored.shape}, expected {shape}")
         rows = self._rows(stored)
-        if isinstance(form := stored.encoding, Grouped):
-            return Blocks(stored.tensor.name, form, rows, stored)
+        if isinstance(encoding := stored.encoding, QuantEncoding):
+            return QuantBlocks(stored.tensor.name, encoding, rows, stored)
         return _in_order(_plain(rows, stored), stored).reshape(shape)
 
-    def _found(self, name: str) -> Stored:
+    def _found(self, name: str) -> GgufTensor:
         stored = self._contents.stored.get(name)
         if stored is None:
             raise ModelError(f"{self._contents.model.path}: there is no tensor for {name!r}")
         return stored
 
-    def _rows(self, stored: Stored) -> Tensor:
+    def _rows(self, stored: GgufTensor) -> Tensor:
         """Its bytes as they are stored, uint8 [rows, bytes of a row], not read yet."""
         import torch
 
@@ -95,13 +95,13 @@ class GgufSource:
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
-    """A quantised tensor as it is stored; see luceasync.models.quant.stack.Quantised."""
+class QuantBlocks:
+    """A quantised tensor as it is stored; see luceasync.models.quant.stack.StoredQuantised."""
 
     name: str
-    form: Grouped
+    encoding: QuantEncoding
     rows: Tensor  # uint8 [rows, bytes of a row]
-    stored: Stored
+    stored: GgufTensor
 
     def packed(self, select: Select) -> Iterator[Packed]:
         """See Quantised."""
@@ -112,14 +112,14 @@ class Blocks:
         step = max(1, SLICE_BYTES // rows.shape[1])
         for begin in range(0, len(rows), step):
             blocks = rows[begin : begin + step].unflatten(1, (-1, kind.block_bytes))
-            packed = ggml.pack(ggml.FORMS[kind.name], blocks)
-            packed = with_smaller_supergroups(packed, self.form)
+            packed = ggml.pack(ggml.ENCODINGS[kind.name], blocks)
+            packed = with_smaller_supergroups(packed, self.encoding)
             if (columns := orders.columns) is not None:
                 packed = with_columns_moved(packed, columns.shape)
             yield packed
 
 
-def _plain(rows: Tensor, stored: Stored) -> Tensor:
+def _plain(rows: Tensor, stored: GgufTensor) -> Tensor:
     """Bytes as the numbers that they are."""
     import torch
 
@@ -131,7 +131,7 @@ def _plain(rows: Tensor, stored: Stored) -> Tensor:
     return numbers if len(stored.tensor.shape) > 1 else numbers[:, 0]
 
 
-def _in_order(tensor: Tensor, stored: Stored) -> Tensor:
+def _in_order(tensor: Tensor, stored: GgufTensor) -> Tensor:
     orders = stored.orders
     if orders.rows is not None:
         tensor = _moved(tensor, orders.rows)
@@ -140,7 +140,7 @@ def _in_order(tensor: Tensor, stored: Stored) -> Tensor:
     return tensor
 
 
-def _moved(rows: Tensor, order: Order) -> Tensor:
+def _moved(rows: Tensor, order: AxisSwap) -> Tensor:
     """Rows in the order that they should have."""
     import torch
 

@@ -17,9 +17,15 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from luceasync.errors import ModelError
-from luceasync.gguf.place import FileIdentity, identity_of
+from luceasync.gguf.paths import FileIdentity, identity_of
 from luceasync.models.encodings import DenseEncoding, Encoding, Shape
-from luceasync.models.quant.checkpoints.module import Found, Info, Infos, Scheme, StoredModule
+from luceasync.models.quant.checkpoints.module import (
+    ModuleTensors,
+    QuantMatrix,
+    Scheme,
+    TensorInfo,
+    TensorInfos,
+)
 from luceasync.models.quant.checkpoints.scheme import scheme_at
 
 if TYPE_CHECKING:
@@ -37,7 +43,7 @@ _FAULTS = (
 )
 
 
-def read_infos(path: Path) -> dict[str, Info]:
+def read_infos(path: Path) -> dict[str, TensorInfo]:
     """Dtypes and shapes of all tensors of the file. Raises ModelError, for a cut file too."""
     try:
         if path.exists() and not path.is_file():  # a pipe would be waited for
@@ -55,7 +61,7 @@ def read_infos(path: Path) -> dict[str, Info]:
         if there < expected:
             raise ValueError(f"it is cut: {there} bytes are there, {expected} are expected")
         return {
-            name: Info(str(entry["dtype"]), tuple(map(int, entry["shape"])))
+            name: TensorInfo(str(entry["dtype"]), tuple(map(int, entry["shape"])))
             for name, entry in header.items()
         }
     except _FAULTS as error:
@@ -91,7 +97,7 @@ class SafetensorsWeights:
 
     def encoding(self, name: str) -> Encoding:
         found = self._modules.find(name)
-        return DenseEncoding() if found is None else found.form
+        return DenseEncoding() if found is None else found.encoding
 
     def check(self, shapes: Mapping[str, Shape]) -> None:
         infos, modules = self._infos, self._modules
@@ -118,9 +124,9 @@ class SafetensorsWeights:
         return any(identity_of(path) != known for path, known in self._identities.items())
 
     @cached_property
-    def _infos(self) -> Infos:
+    def _infos(self) -> TensorInfos:
         """What the headers of all files say."""
-        infos: dict[str, Info] = {}
+        infos: dict[str, TensorInfo] = {}
         for path in self.paths:
             identity = identity_of(path)
             infos |= read_infos(path)
@@ -128,20 +134,20 @@ class SafetensorsWeights:
         return infos
 
     @cached_property
-    def _modules(self) -> Modules:
+    def _modules(self) -> QuantModules:
         # Headers say nothing of plain numbers that a plan has to know: it needs no weights.
-        return Modules(self._scheme, self._infos if self._scheme else {}, self._model_dir)
+        return QuantModules(self._scheme, self._infos if self._scheme else {}, self._model_dir)
 
 
-class Modules:
+class QuantModules:
     """What of a checkpoint is quantised."""
 
-    def __init__(self, scheme: Scheme | None, infos: Infos, model_dir: Path) -> None:
+    def __init__(self, scheme: Scheme | None, infos: TensorInfos, model_dir: Path) -> None:
         self._scheme = scheme
         self._infos = infos
         self._model_dir = model_dir
 
-    def find(self, name: str) -> Found | None:
+    def find(self, name: str) -> QuantMatrix | None:
         """The quantised matrix that `name` would be; None: a plain tensor. Raises ModelError."""
         if self._scheme is None or not name.endswith(WEIGHT):
             return None
@@ -154,7 +160,7 @@ class Modules:
 class Checkpoint:
     """A TensorSource: the files of one directory. Use `open_checkpoint`."""
 
-    def __init__(self, model_dir: Path, files: Mapping[str, Any], modules: Modules) -> None:
+    def __init__(self, model_dir: Path, files: Mapping[str, Any], modules: QuantModules) -> None:
         self._model_dir = model_dir
         self._files = files  # tensor name -> open safetensors file
         self._modules = modules
@@ -167,9 +173,9 @@ class Checkpoint:
     def encoding(self, name: str) -> Encoding:
         """See luceasync.models.loader.TensorSource."""
         found = self._modules.find(name)
-        return DenseEncoding() if found is None else found.form
+        return DenseEncoding() if found is None else found.encoding
 
-    def read(self, name: str, shape: Shape) -> Tensor | StoredModule:
+    def read(self, name: str, shape: Shape) -> Tensor | ModuleTensors:
         """See luceasync.models.loader.TensorSource."""
         found = self._modules.find(name)
         if found is None:
@@ -179,7 +185,7 @@ class Checkpoint:
             tensors = {key: self._files[own].get_tensor(own) for key, own in found.names.items()}
         except SafetensorError as error:
             raise ModelError(f"{self._model_dir}: {name!r} cannot be read: {error}") from None
-        return StoredModule(name, found, tensors)
+        return ModuleTensors(name, found, tensors)
 
     def plain(self, name: str, shape: Shape) -> Tensor:
         """A tensor that is stored as it is. Raises ModelError."""
@@ -187,7 +193,7 @@ class Checkpoint:
         try:
             if file is not None:
                 stored = file.get_slice(name)
-                info = Info(stored.get_dtype(), tuple(stored.get_shape()))
+                info = TensorInfo(stored.get_dtype(), tuple(stored.get_shape()))
             check_plain(self._model_dir, name, info, shape)
             tensor: Tensor = self._files[name].get_tensor(name)
             return tensor
@@ -195,7 +201,7 @@ class Checkpoint:
             raise ModelError(f"{self._model_dir}: {name!r} cannot be read: {error}") from None
 
 
-def check_plain(model_dir: Path, name: str, info: Info | None, shape: Shape) -> None:
+def check_plain(model_dir: Path, name: str, info: TensorInfo | None, shape: Shape) -> None:
     """Whether a tensor of plain numbers is there as it is wanted. Raises ModelError."""
     if info is None:
         raise ModelError(f"{model_dir}: the weights have no tensor {name!r}")

@@ -1,6 +1,6 @@
 """Products with quantised matrices on CPUs, by the kernels of luceasync.cyext.grouped.
 
-Knows which forms these take. TorchGrouped is their truth, and multiplies elsewhere.
+Knows which layouts these take. TorchGrouped is their truth, and multiplies elsewhere.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from luceasync.cyext.grouped import KERNELS, TILE, Matrix
-from luceasync.models.quant.layout import Layout
+from luceasync.models.quant.layout import QuantLayout
 from luceasync.models.quant.packed import DTYPES, Packed
 from luceasync.models.weights import InputNorm, StackedWeight, as_float
 from luceasync.process_memory import into_large_pages
@@ -23,12 +23,12 @@ def best_kernel() -> str:
     return ("", *KERNELS)[-1]
 
 
-def can_multiply(form: Layout, num_columns: int) -> bool:
-    """Whether the kernels take rows of that form and width."""
-    return num_columns % STEP == 0 and (form.group or num_columns) % GROUP_STEP == 0
+def can_multiply(layout: QuantLayout, num_columns: int) -> bool:
+    """Whether the kernels take rows of that layout and width."""
+    return num_columns % STEP == 0 and (layout.group or num_columns) % GROUP_STEP == 0
 
 
-class CompiledGrouped:
+class CompiledQuantWeight:
     """A Table of quantised rows, in tiles where they lay. Sums are float32, rounded once to the
     dtype of the rows that are multiplied; a row's bits are the same whatever rows are beside it.
     """
@@ -104,31 +104,31 @@ class CompiledGrouped:
 
 
 def _matrix(packed: Packed) -> Matrix:
-    form, (num_rows, num_columns) = packed.form, packed.shape
+    layout, (num_rows, num_columns) = packed.layout, packed.shape
     return Matrix(
         (num_rows, num_columns),
-        (form.group or num_columns, form.supergroup or num_columns),
-        form.bits,
-        (form.scale, form.small or "", form.minimum, _codes(form)),
-        _numbers(form),
-        bool(form.table),
-        form.divides,
+        (layout.group or num_columns, layout.supergroup or num_columns),
+        layout.bits,
+        (layout.scale, layout.small or "", layout.minimum, _codes(layout)),
+        _numbers(layout),
+        bool(layout.table),
+        layout.divides,
         {name: tensor.data_ptr() for name, tensor in packed.tensors.items()},
     )
 
 
-def _codes(form: Layout) -> str:
-    if form.bits < 8:
+def _codes(layout: QuantLayout) -> str:
+    if layout.bits < 8:
         return ""
-    return "uint8" if form.codes == "uint" else form.codes
+    return "uint8" if layout.codes == "uint" else layout.codes
 
 
-def _numbers(form: Layout) -> list[float]:
+def _numbers(layout: QuantLayout) -> list[float]:
     """What each code stands for, in float32 and in bfloat16 alike."""
-    if form.table:
-        return [float(number) for number in form.table]
-    if form.bits < 8:
-        return [float(code - form.zero) for code in range(1 << form.bits)]
-    dtype = DTYPES[_codes(form)]
+    if layout.table:
+        return [float(number) for number in layout.table]
+    if layout.bits < 8:
+        return [float(code - layout.zero) for code in range(1 << layout.bits)]
+    dtype = DTYPES[_codes(layout)]
     numbers: list[float] = torch.arange(256, dtype=torch.uint8).view(dtype).float().tolist()
     return numbers

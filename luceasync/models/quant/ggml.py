@@ -1,4 +1,4 @@
-"""ggml's blocks as our one form: what each type is, and its bits where we have them.
+"""ggml's blocks as our one encoding: what each type is, and its bits where we have them.
 
 Nothing is rounded: luceasync.models.quant.packed.dequantise gives the float32 numbers that ggml
 gives. The blocks are those of ggml-quants.h. Pure at its top.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from luceasync.models.quant.form import Grouped
+from luceasync.models.quant.encoding import QuantEncoding
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,54 +19,54 @@ if TYPE_CHECKING:
 NORMAL_4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 FLOAT_4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # e2m1, doubled
 
-FORMS = {
-    form.name: form
-    for form in (
-        Grouped("Q4_0", 4, 32, 32, "fp16", zero=8),
-        Grouped("Q4_1", 4, 32, 32, "fp16", minimum="own"),
-        Grouped("Q5_0", 5, 32, 32, "fp16", zero=16),
-        Grouped("Q5_1", 5, 32, 32, "fp16", minimum="own"),
-        Grouped("Q8_0", 8, 32, 32, "fp16", codes="int8"),
-        Grouped("Q2_K", 4, 16, 256, "fp16", "uint8", "own", True),
-        Grouped("Q3_K", 4, 16, 256, "fp16", "int8", zero=4),
-        Grouped("Q4_K", 4, 32, 256, "fp16", "uint8", "own", True),
-        Grouped("Q5_K", 5, 32, 256, "fp16", "uint8", "own", True),
-        Grouped("Q6_K", 6, 16, 256, "fp16", "int8", zero=32),
-        Grouped("IQ4_NL", 4, 32, 32, "fp16", table=NORMAL_4),
-        Grouped("IQ4_XS", 4, 32, 256, "fp16", "int8", table=NORMAL_4),
-        Grouped("MXFP4", 4, 32, 32, "e8m0", table=FLOAT_4),
+ENCODINGS = {
+    encoding.name: encoding
+    for encoding in (
+        QuantEncoding("Q4_0", 4, 32, 32, "fp16", zero=8),
+        QuantEncoding("Q4_1", 4, 32, 32, "fp16", minimum="own"),
+        QuantEncoding("Q5_0", 5, 32, 32, "fp16", zero=16),
+        QuantEncoding("Q5_1", 5, 32, 32, "fp16", minimum="own"),
+        QuantEncoding("Q8_0", 8, 32, 32, "fp16", codes="int8"),
+        QuantEncoding("Q2_K", 4, 16, 256, "fp16", "uint8", "own", True),
+        QuantEncoding("Q3_K", 4, 16, 256, "fp16", "int8", zero=4),
+        QuantEncoding("Q4_K", 4, 32, 256, "fp16", "uint8", "own", True),
+        QuantEncoding("Q5_K", 5, 32, 256, "fp16", "uint8", "own", True),
+        QuantEncoding("Q6_K", 6, 16, 256, "fp16", "int8", zero=32),
+        QuantEncoding("IQ4_NL", 4, 32, 32, "fp16", table=NORMAL_4),
+        QuantEncoding("IQ4_XS", 4, 32, 256, "fp16", "int8", table=NORMAL_4),
+        QuantEncoding("MXFP4", 4, 32, 32, "e8m0", table=FLOAT_4),
     )
 }
 
 
-def pack(form: Grouped, blocks: Tensor) -> Packed:
-    """uint8 [rows, blocks, bytes of a block], of the type that `form` is named after."""
-    return _PACK[form.name](form, blocks)
+def pack(encoding: QuantEncoding, blocks: Tensor) -> Packed:
+    """uint8 [rows, blocks, bytes of a block], of the type that `encoding` is named after."""
+    return _PACK[encoding.name](encoding, blocks)
 
 
-def _plain(form: Grouped, blocks: Tensor) -> Packed:
+def _plain(encoding: QuantEncoding, blocks: Tensor) -> Packed:
     """D (and what is added) before low halves in our order."""
     import torch
 
     from luceasync.models.quant.packed import Packed
 
-    scale_bytes = 1 if form.scale == "e8m0" else 2
+    scale_bytes = 1 if encoding.scale == "e8m0" else 2
     scales, rest = blocks[..., :scale_bytes], blocks[..., scale_bytes:]
-    tensors = {"scales": scales.flatten(1) if form.scale == "e8m0" else _fp16(scales)}
-    if form.minimum == "own":  # it is added, and ours is taken away
+    tensors = {"scales": scales.flatten(1) if encoding.scale == "e8m0" else _fp16(scales)}
+    if encoding.minimum == "own":  # it is added, and ours is taken away
         tensors["minimums"], rest = -_fp16(rest[..., :2]), rest[..., 2:]
-    if form.bits == 5:
+    if encoding.bits == 5:
         tensors["planes"], rest = rest[..., :4].flatten(1)[:, None], rest[..., 4:]
     codes = rest.flatten(1)
-    return Packed(form, codes.view(torch.int8) if form.bits == 8 else codes, **tensors)
+    return Packed(encoding, codes.view(torch.int8) if encoding.bits == 8 else codes, **tensors)
 
 
-def _q2_k(form: Grouped, blocks: Tensor) -> Packed:
+def _q2_k(encoding: QuantEncoding, blocks: Tensor) -> Packed:
     from luceasync.models.quant.packed import Packed, pack_codes
 
     both, twos = blocks[..., :16], blocks[..., 16:80]
     return Packed(
-        form,
+        encoding,
         pack_codes(_twos(twos)),
         _fp16(blocks[..., 80:82]),
         small_scales=(both & 15).flatten(1),
@@ -75,7 +75,7 @@ def _q2_k(form: Grouped, blocks: Tensor) -> Packed:
     )
 
 
-def _q3_k(form: Grouped, blocks: Tensor) -> Packed:
+def _q3_k(encoding: QuantEncoding, blocks: Tensor) -> Packed:
     import torch
 
     from luceasync.models.quant.packed import Packed, pack_codes
@@ -85,16 +85,18 @@ def _q3_k(form: Grouped, blocks: Tensor) -> Packed:
     fours = torch.cat([packed[..., 8:] >> shift & 3 for shift in (0, 2, 4, 6)], -1)
     small = (low | fours << 4).view(torch.int8) - 32
     codes = _twos(twos) | _bits(high) << 2
-    return Packed(form, pack_codes(codes), _fp16(blocks[..., 108:]), small_scales=small.flatten(1))
+    return Packed(
+        encoding, pack_codes(codes), _fp16(blocks[..., 108:]), small_scales=small.flatten(1)
+    )
 
 
-def _q4_k(form: Grouped, blocks: Tensor) -> Packed:
+def _q4_k(encoding: QuantEncoding, blocks: Tensor) -> Packed:
     from luceasync.models.quant.packed import Packed
 
     small_scales, small_minimums = _six_bits(blocks[..., 4:16])
-    has_high = form.bits == 5
+    has_high = encoding.bits == 5
     return Packed(
-        form,
+        encoding,
         _of_64(blocks[..., 48 if has_high else 16 :]),
         _fp16(blocks[..., :2]),
         planes=_plane(_bits(blocks[..., 16:48])) if has_high else None,
@@ -104,7 +106,7 @@ def _q4_k(form: Grouped, blocks: Tensor) -> Packed:
     )
 
 
-def _q6_k(form: Grouped, blocks: Tensor) -> Packed:
+def _q6_k(encoding: QuantEncoding, blocks: Tensor) -> Packed:
     import torch
 
     from luceasync.models.quant.packed import Packed
@@ -116,10 +118,10 @@ def _q6_k(form: Grouped, blocks: Tensor) -> Packed:
     twos = _twos(blocks[..., 128:192])
     planes = torch.cat([_plane(twos & 1), _plane(twos >> 1)], 1)
     small = blocks[..., 192:208].contiguous().view(torch.int8)
-    return Packed(form, codes, _fp16(blocks[..., 208:]), planes, small_scales=small.flatten(1))
+    return Packed(encoding, codes, _fp16(blocks[..., 208:]), planes, small_scales=small.flatten(1))
 
 
-def _iq4_xs(form: Grouped, blocks: Tensor) -> Packed:
+def _iq4_xs(encoding: QuantEncoding, blocks: Tensor) -> Packed:
     import torch
 
     from luceasync.models.quant.packed import Packed
@@ -129,10 +131,10 @@ def _iq4_xs(form: Grouped, blocks: Tensor) -> Packed:
     high = torch.stack([high >> shift & 3 for shift in (0, 2, 4, 6)], -1).flatten(-2)
     small = (low | high << 4).view(torch.int8) - 32
     codes = blocks[..., 8:].flatten(1)
-    return Packed(form, codes, _fp16(blocks[..., :2]), small_scales=small.flatten(1))
+    return Packed(encoding, codes, _fp16(blocks[..., :2]), small_scales=small.flatten(1))
 
 
-_PACK: dict[str, Callable[[Grouped, Tensor], Packed]] = {
+_PACK: dict[str, Callable[[QuantEncoding, Tensor], Packed]] = {
     **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"), _plain),
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,

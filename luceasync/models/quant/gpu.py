@@ -13,20 +13,20 @@ from torch import Tensor
 
 from luceasync.kernels import prepared_rows, quant_dequantize, quant_gemv, quant_gemv_cuda
 from luceasync.kernels import rows as row_kernels
-from luceasync.kernels.prepared_rows import Arranged
+from luceasync.kernels.prepared_rows import ArrangedRows
 from luceasync.kernels.quant_decode import Coding
-from luceasync.kernels.quant_tiles import BLOCK_ROWS, Tiled
+from luceasync.kernels.quant_tiles import BLOCK_ROWS, TiledMatrix
 from luceasync.models.weights import InputNorm, StackedWeight, SwiGLU, as_float
 
 SLICE_BYTES = 128 << 20  # of a matrix that are plain numbers at once: the workspace has room
 
 
-class TiledGrouped:
+class TiledQuantWeight:
     """A Table of quantised rows. Up to MAX_ROWS rows no weight is rounded; beyond, each is once, to
     the dtype of the rows that are multiplied.
     """
 
-    def __init__(self, tiled: Tiled, num_bytes: int, dtype: torch.dtype) -> None:
+    def __init__(self, tiled: TiledMatrix, num_bytes: int, dtype: torch.dtype) -> None:
         self._tiled = tiled
         self._num_bytes = num_bytes
         self._dtype = dtype
@@ -108,19 +108,19 @@ class TiledGrouped:
         rows = quant_dequantize.lookup(self._tiled, ids.reshape(-1), self._dtype)
         return rows.view(*ids.shape, -1)
 
-    def linear_into(self, x: Tensor | Arranged, out: Tensor, *, beside: bool) -> None:
+    def linear_into(self, x: Tensor | ArrangedRows, out: Tensor, *, beside: bool) -> None:
         """`linear` of rows as `prepared` has them, into columns of a wider matrix. `beside`: as
         grouped_cuda.linear has it.
         """
         quant_gemv_cuda.linear(x, self._tiled, out=out, beside=beside)
 
     def swiglu_for(
-        self, flat: Tensor, taker: TiledGrouped, norm: InputNorm | None
-    ) -> Tensor | Arranged:
+        self, flat: Tensor, taker: TiledQuantWeight, norm: InputNorm | None
+    ) -> Tensor | ArrangedRows:
         """`swiglu` of few rows [rows, dim], as `taker` takes them in `add_few`."""
         return quant_gemv_cuda.swiglu_for(flat, self._tiled, taker.coding, norm=norm)
 
-    def add_few(self, x: Tensor | Arranged, residual: Tensor) -> Tensor:
+    def add_few(self, x: Tensor | ArrangedRows, residual: Tensor) -> Tensor:
         """`linear_add` of few rows, of any form: [rows, outputs]."""
         return quant_gemv_cuda.linear(x, self._tiled, residual)
 
@@ -142,10 +142,10 @@ class TiledGrouped:
         return out
 
 
-class TiledSwiGLU(SwiGLU):
+class TiledQuantSwiGLU(SwiGLU):
     """Of tiled weights; of few rows the first gives what the second one takes."""
 
-    def __init__(self, gate_up: TiledGrouped, down: TiledGrouped) -> None:
+    def __init__(self, gate_up: TiledQuantWeight, down: TiledQuantWeight) -> None:
         super().__init__(gate_up, down)
         self._gate_up, self._down = gate_up, down
 
@@ -158,10 +158,10 @@ class TiledSwiGLU(SwiGLU):
         return self._down.add_few(inner, flat).view_as(x)
 
 
-class TiledStack(StackedWeight):
+class TiledQuantStack(StackedWeight):
     """Tiled segments; few rows are multiplied with each where its part of the result will be."""
 
-    def __init__(self, segments: Sequence[TiledGrouped]) -> None:
+    def __init__(self, segments: Sequence[TiledQuantWeight]) -> None:
         super().__init__(segments)
         self._tiled = tuple(segments)
         ends = list(accumulate(segment.num_rows for segment in segments))

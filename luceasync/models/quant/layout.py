@@ -36,7 +36,7 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class QuantLayout:
     """Numbers w = (D s) c - (M m).
 
     c is the stored code less `zero`, the entry of `table` that it numbers, an int8 or an e4m3

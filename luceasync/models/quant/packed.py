@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from luceasync.models.quant.layout import BLOCK, Layout
+from luceasync.models.quant.layout import BLOCK, QuantLayout
 
 HALF = BLOCK // 2
 DTYPES = {
@@ -26,14 +26,14 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Rows of a matrix in `form`: as luceasync.models.quant.layout.Layout.components has them.
+    """Rows of a matrix in `layout`: as luceasync.models.quant.layout.QuantLayout.components has them.
 
     codes [rows, columns / 2] uint8, of each 32 columns 16 bytes: byte j has the low four bits of
     column j, and above them those of column 16 + j; or [rows, columns] of 8 bits. planes [rows,
     bits - 4, columns / 8]: bit i of byte j is the fifth (sixth) bit of column 8 j + i.
     """
 
-    form: Layout
+    layout: QuantLayout
     codes: Tensor
     scales: Tensor
     planes: Tensor | None = None
@@ -51,7 +51,7 @@ class Packed:
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
         num_rows, width = self.codes.shape
-        return num_rows, width * (1 if self.form.bits == 8 else 2)
+        return num_rows, width * (1 if self.layout.bits == 8 else 2)
 
     @property
     def num_bytes(self) -> int:
@@ -73,30 +73,30 @@ class Packed:
         return self._each(lambda tensor: tensor.contiguous())
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Packed:
-        return Packed(self.form, **{name: change(t) for name, t in self.tensors.items()})
+        return Packed(self.layout, **{name: change(t) for name, t in self.tensors.items()})
 
 
-def empty(form: Layout, num_rows: int, num_columns: int, device: torch.device) -> Packed:
+def empty(layout: QuantLayout, num_rows: int, num_columns: int, device: torch.device) -> Packed:
     """Room for a matrix."""
     tensors = {
         part.name: torch.empty((num_rows, *part.shape), dtype=DTYPES[part.kind], device=device)
-        for part in form.components(num_columns)
+        for part in layout.components(num_columns)
     }
-    return Packed(form, **tensors)
+    return Packed(layout, **tensors)
 
 
 def dequantise(packed: Packed, table: Tensor | None = None) -> Tensor:
     """The numbers, float32 [rows, columns]: each product and the difference rounded once. `table`:
     what `table_of` has made before; a CUDA graph cannot.
     """
-    form, num_columns = packed.form, packed.shape[1]
+    layout, num_columns = packed.layout, packed.shape[1]
     codes = _codes(packed, table_of(packed) if table is None else table)
-    group = form.group or num_columns
-    num_groups = form.num_groups(num_columns)
+    group = layout.group or num_columns
+    num_groups = layout.num_groups(num_columns)
     if missing := num_groups * group - num_columns:
         codes = torch.nn.functional.pad(codes, (0, missing))
     each = codes.view(-1, num_groups, group)
-    scales = _of_groups(real(packed.scales, form), form, num_groups)
+    scales = _of_groups(real(packed.scales, layout), layout, num_groups)
     each = each * _scales(packed, scales)[..., None]
     minimums = _minimums(packed, scales, num_groups)
     if minimums is not None:
@@ -106,15 +106,15 @@ def dequantise(packed: Packed, table: Tensor | None = None) -> Tensor:
 
 def table_of(packed: Packed) -> Tensor | None:
     """The numbers that codes stand for, float32 [16] where they are; None: codes are numbers."""
-    table = packed.form.table
+    table = packed.layout.table
     return torch.tensor(table, dtype=torch.float32, device=packed.codes.device) if table else None
 
 
-def real(tensor: Tensor, form: Layout) -> Tensor:
+def real(tensor: Tensor, layout: QuantLayout) -> Tensor:
     """D or M in float32. An e8m0 number e is 2^(e - 128), half of what it is elsewhere: tables of
     4-bit floats have their doubles, which are whole.
     """
-    if form.scale != "e8m0":
+    if layout.scale != "e8m0":
         return tensor.float()
     bits = tensor.int()
     small = torch.full_like(bits, 0x00200000) << bits.clamp(max=1)
@@ -123,8 +123,8 @@ def real(tensor: Tensor, form: Layout) -> Tensor:
 
 def _codes(packed: Packed, table: Tensor | None) -> Tensor:
     """float32 [rows, columns]."""
-    form = packed.form
-    if form.bits == 8:
+    layout = packed.layout
+    if layout.bits == 8:
         return packed.codes.float()
     low = packed.codes.unflatten(1, (-1, HALF))
     codes = torch.stack([low & 15, low >> 4], 2).flatten(1)
@@ -135,30 +135,30 @@ def _codes(packed: Packed, table: Tensor | None) -> Tensor:
             codes = codes | bits[:, number] << (4 + number)
     if table is not None:
         return table[codes.int()]
-    return codes.float() - form.zero
+    return codes.float() - layout.zero
 
 
-def _of_groups(supers: Tensor, form: Layout, num_groups: int) -> Tensor:
+def _of_groups(supers: Tensor, layout: QuantLayout, num_groups: int) -> Tensor:
     """What belongs to super-groups, for each group."""
-    if form.supergroup is None or form.group is None:
+    if layout.supergroup is None or layout.group is None:
         return supers.expand(-1, num_groups)
-    return supers.repeat_interleave(form.supergroup // form.group, 1)[:, :num_groups]
+    return supers.repeat_interleave(layout.supergroup // layout.group, 1)[:, :num_groups]
 
 
 def _scales(packed: Packed, scales: Tensor) -> Tensor:
     small = packed.small_scales
     if small is None:
         return scales
-    return small.float() / scales if packed.form.divides else scales * small.float()
+    return small.float() / scales if packed.layout.divides else scales * small.float()
 
 
 def _minimums(packed: Packed, scales: Tensor, num_groups: int) -> Tensor | None:
-    form = packed.form
-    if form.minimum == "none":
+    layout = packed.layout
+    if layout.minimum == "none":
         return None
     found = scales
     if packed.minimums is not None:
-        found = _of_groups(real(packed.minimums, form), form, num_groups)
+        found = _of_groups(real(packed.minimums, layout), layout, num_groups)
     small = packed.small_minimums
     return found if small is None else found * small.float()
 

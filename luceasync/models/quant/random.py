@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from luceasync.models.encodings import Select, Shape
-from luceasync.models.quant.layout import Component, Layout
+from luceasync.models.quant.layout import Component, QuantLayout
 from luceasync.models.quant.packed import DTYPES, Packed, empty
 
 SLICE_ROWS = 4096
@@ -18,12 +18,12 @@ MEAN_SMALL = 32  # of s and m, which are from 16 to 48
 
 @dataclass(frozen=True, slots=True)
 class RandomModule:
-    """See luceasync.models.quant.stack.Quantised. Numbers are about `columns` ** -0.5 large, so
+    """See luceasync.models.quant.stack.StoredQuantised. Numbers are about `columns` ** -0.5 large, so
     that activations keep their size.
     """
 
     name: str
-    form: Layout
+    layout: QuantLayout
     shape: Shape
     generator: torch.Generator
 
@@ -33,8 +33,8 @@ class RandomModule:
         num_rows = len(select(torch.empty(num_rows, 1)))
         for begin in range(0, num_rows, SLICE_ROWS):
             rows = min(SLICE_ROWS, num_rows - begin)
-            parts = self.form.components(num_columns)
-            yield Packed(self.form, **{part.name: self._numbers(part, rows) for part in parts})
+            parts = self.layout.components(num_columns)
+            yield Packed(self.layout, **{part.name: self._numbers(part, rows) for part in parts})
 
     def _numbers(self, part: Component, num_rows: int) -> Tensor:
         shape, device = (num_rows, *part.shape), self.generator.device
@@ -55,26 +55,26 @@ class RandomModule:
 
     def _scale(self) -> tuple[float, float]:
         """D, and the mean of a code."""
-        form = self.form
-        if form.table:
-            codes = torch.tensor(form.table, dtype=torch.float32)
-        elif form.codes == "e4m3":
+        layout = self.layout
+        if layout.table:
+            codes = torch.tensor(layout.table, dtype=torch.float32)
+        elif layout.codes == "e4m3":
             codes = torch.arange(0x70, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
-        elif form.codes == "int8":
+        elif layout.codes == "int8":
             codes = torch.arange(-128, 128).float()
         else:
-            codes = torch.arange(1 << form.bits).float() - form.zero
-        spread = codes.square().mean().sqrt() if form.minimum == "none" else codes.std()
-        small = MEAN_SMALL if form.small else 1.0
+            codes = torch.arange(1 << layout.bits).float() - layout.zero
+        spread = codes.square().mean().sqrt() if layout.minimum == "none" else codes.std()
+        small = MEAN_SMALL if layout.small else 1.0
         scale = self.shape[1] ** -0.5 / (float(spread) * small)
-        return (1 / scale if form.divides else scale), float(codes.mean())
+        return (1 / scale if layout.divides else scale), float(codes.mean())
 
 
-def random_packed(form: Layout, shape: Shape, generator: torch.Generator) -> Packed:
+def random_packed(layout: QuantLayout, shape: Shape, generator: torch.Generator) -> Packed:
     """A whole matrix, on the generator's device."""
-    room = empty(form, shape[0], shape[1], generator.device)
+    room = empty(layout, shape[0], shape[1], generator.device)
     begin = 0
-    for part in RandomModule(form.name, form, shape, generator).packed(lambda rows: rows):
+    for part in RandomModule(layout.name, layout, shape, generator).packed(lambda rows: rows):
         end = begin + part.shape[0]
         for name, tensor in room.rows(begin, end).tensors.items():
             tensor.copy_(part.tensors[name])

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from luceasync.errors import ModelError
 from luceasync.models.encodings import Select, Shape, WeightPlacement
-from luceasync.models.quant.layout import Layout
+from luceasync.models.quant.layout import QuantLayout
 from luceasync.models.quant.packed import Packed, empty
 from luceasync.models.weights import EmbeddingTable, Weight
 
 
-class Quantised(Protocol):
+class StoredQuantised(Protocol):
     """What a format has read of one tensor that is stored quantised."""
 
     @property
@@ -28,14 +28,14 @@ class Quantised(Protocol):
         ...
 
 
-class GroupedStack:
+class QuantStack:
     """See luceasync.models.encodings.Stack."""
 
-    def __init__(self, form: Layout, shape: Shape, place: WeightPlacement) -> None:
+    def __init__(self, layout: QuantLayout, shape: Shape, place: WeightPlacement) -> None:
         self._place = place
-        self._rows = empty(form, shape[0], shape[1], place.device)
+        self._rows = empty(layout, shape[0], shape[1], place.device)
 
-    def fill(self, begin: int, stored: Quantised, select: Select) -> int:
+    def fill(self, begin: int, stored: StoredQuantised, select: Select) -> int:
         """See Stack. Raises ModelError for a scale that is no number."""
         num_bytes = 0
         for part in stored.packed(select):
@@ -49,32 +49,32 @@ class GroupedStack:
 
     def weight(self) -> Weight:
         """See Stack."""
-        return self._place.ops.grouped(self._rows, self._place.dtype)
+        return self._place.ops.quantised(self._rows, self._place.dtype)
 
     def table(self) -> EmbeddingTable:
         """See Stack."""
-        return self._place.ops.grouped(self._rows, self._place.dtype)
+        return self._place.ops.quantised(self._rows, self._place.dtype)
 
 
 def _check_scales(packed: Packed, name: str) -> None:
-    if packed.form.scale == "e8m0":
+    if packed.layout.scale == "e8m0":
         is_fine = bool((packed.scales != 255).all())
     else:
         found = (packed.scales, packed.minimums, packed.small_scales)
-        is_fine = all(_is_finite(tensor, packed.form) for tensor in found if tensor is not None)
+        is_fine = all(_is_finite(tensor, packed.layout) for tensor in found if tensor is not None)
     if not is_fine:
         raise ModelError(f"the tensor {name!r} has a scale that is not finite")
 
 
-def _is_finite(tensor: Tensor, form: Layout) -> bool:
+def _is_finite(tensor: Tensor, layout: QuantLayout) -> bool:
     if not tensor.dtype.is_floating_point:
         return True
     return bool(torch.isfinite(tensor.float()).all())
 
 
-def with_smaller_supergroups(packed: Packed, form: Layout) -> Packed:
-    """The same numbers in `form`, whose super-groups are a whole part of what they were."""
-    before, after = packed.form.supergroup, form.supergroup
+def with_smaller_supergroups(packed: Packed, layout: QuantLayout) -> Packed:
+    """The same numbers in `layout`, whose super-groups are a whole part of what they were."""
+    before, after = packed.layout.supergroup, layout.supergroup
     if before == after or before is None or after is None:
         return packed
     changed = packed.tensors
@@ -83,7 +83,7 @@ def with_smaller_supergroups(packed: Packed, form: Layout) -> Packed:
         if name in changed:
             repeated = changed[name].repeat_interleave(before // after, 1)
             changed[name] = repeated[:, :num_supergroups]
-    return Packed(form, **changed)
+    return Packed(layout, **changed)
 
 
 def with_columns_moved(packed: Packed, shape: tuple[int, int, int]) -> Packed:
@@ -96,4 +96,4 @@ def with_columns_moved(packed: Packed, shape: tuple[int, int, int]) -> Packed:
         by_head: Tensor = tensor.unflatten(-1, (first, second, -1))
         return by_head.transpose(-3, -2).flatten(-3)
 
-    return Packed(packed.form, **{name: moved(t) for name, t in packed.tensors.items()})
+    return Packed(packed.layout, **{name: moved(t) for name, t in packed.tensors.items()})

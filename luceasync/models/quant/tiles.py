@@ -11,27 +11,29 @@ import torch
 from torch import Tensor
 
 from luceasync.kernels.quant_decode import Codes, Coding
-from luceasync.kernels.quant_tiles import BLOCK_COLUMNS, BLOCK_ROWS, Tiled
+from luceasync.kernels.quant_tiles import BLOCK_COLUMNS, BLOCK_ROWS, TiledMatrix
 from luceasync.models.quant.ggml import FLOAT_4
-from luceasync.models.quant.layout import Layout
+from luceasync.models.quant.layout import QuantLayout
 from luceasync.models.quant.packed import Packed
 
 SLICE_BYTES = 1 << 26  # of a tensor that are moved at once
 
 
-def can_tile(form: Layout, num_rows: int, num_columns: int) -> bool:
+def can_tile(layout: QuantLayout, num_rows: int, num_columns: int) -> bool:
     """Whether the matrix is whole blocks, and each of these whole groups or a part of one."""
-    widths = (form.group or BLOCK_COLUMNS, form.supergroup or BLOCK_COLUMNS)
+    widths = (layout.group or BLOCK_COLUMNS, layout.supergroup or BLOCK_COLUMNS)
     fits = all(width in (16, 32) or width % BLOCK_COLUMNS == 0 for width in widths)
-    fits = fits and (form.bits in (4, 8) or num_columns % (2 * BLOCK_COLUMNS) == 0)
+    fits = fits and (layout.bits in (4, 8) or num_columns % (2 * BLOCK_COLUMNS) == 0)
     return fits and num_rows % BLOCK_ROWS == 0 and num_columns % BLOCK_COLUMNS == 0
 
 
-def tile(packed: Packed) -> Tiled:
+def tile(packed: Packed) -> TiledMatrix:
     """`packed`, moved in its own memory; beside it there is no more than SLICE_BYTES."""
-    form, (num_rows, num_columns) = packed.form, packed.shape
-    assert can_tile(form, num_rows, num_columns), f"{num_rows} x {num_columns} are no whole blocks"
-    coding = coding_of(form)
+    layout, (num_rows, num_columns) = packed.layout, packed.shape
+    assert can_tile(layout, num_rows, num_columns), (
+        f"{num_rows} x {num_columns} are no whole blocks"
+    )
+    coding = coding_of(layout)
     words = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
     parts = BLOCK_COLUMNS // coding.group if coding.group in (16, 32) else 1
 
@@ -45,14 +47,14 @@ def tile(packed: Packed) -> Tiled:
 
     scales = supers(packed.scales)
     assert scales is not None
-    return Tiled(
+    return TiledMatrix(
         coding,
         num_rows,
         num_columns,
-        _move(packed.codes.view(torch.uint8), _codes_of_8 if form.bits == 8 else _codes_of_4)
+        _move(packed.codes.view(torch.uint8), _codes_of_8 if layout.bits == 8 else _codes_of_4)
         .flatten()
         .view(torch.int16)
-        if form.codes != "int8"
+        if layout.codes != "int8"
         else _biased(packed.codes).flatten().view(torch.int16),
         scales,
         None if packed.planes is None else _planes(packed.planes),
@@ -62,27 +64,27 @@ def tile(packed: Packed) -> Tiled:
     )
 
 
-def coding_of(form: Layout) -> Coding:
+def coding_of(layout: QuantLayout) -> Coding:
     """What kernels are compiled for."""
     codes: Codes = "uint"
     table: tuple[int, ...] = ()
-    if form.table:
-        codes = "e2m1" if form.table == FLOAT_4 else "table"
-        numbers = bytes(number + 128 for number in form.table)
+    if layout.table:
+        codes = "e2m1" if layout.table == FLOAT_4 else "table"
+        numbers = bytes(number + 128 for number in layout.table)
         table = struct.unpack("<4i", numbers)
-    elif form.codes != "uint":
-        codes = "biased" if form.codes == "int8" else "e4m3"
+    elif layout.codes != "uint":
+        codes = "biased" if layout.codes == "int8" else "e4m3"
     return Coding(
-        bits=form.bits,
+        bits=layout.bits,
         codes=codes,
-        zero=form.zero if form.bits < 8 else 0,
-        group=form.group or 0,
-        supergroup=form.supergroup or 0,
-        is_e8m0=form.scale == "e8m0",
-        small=form.small or "none",
-        minimum=form.minimum,
-        has_small_minimums=form.has_small_minimums,
-        divides=form.divides,
+        zero=layout.zero if layout.bits < 8 else 0,
+        group=layout.group or 0,
+        supergroup=layout.supergroup or 0,
+        is_e8m0=layout.scale == "e8m0",
+        small=layout.small or "none",
+        minimum=layout.minimum,
+        has_small_minimums=layout.has_small_minimums,
+        divides=layout.divides,
         table=table if codes == "table" else (),
     )
 

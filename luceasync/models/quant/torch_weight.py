@@ -17,7 +17,7 @@ SLICE_NUMBERS = 1 << 19  # of a matrix that are float32 at once: what a cache of
 Product = Callable[[Tensor, Tensor], Tensor]  # float32 [n, dim], [out, dim] -> [n, out]
 
 
-class TorchGrouped:
+class TorchQuantWeight:
     """A Table of quantised rows. Sums are float32, rounded once to the dtype of the rows that are
     multiplied.
     """

@@ -11,43 +11,43 @@ from torch import Tensor
 from luceasync.cyext.grouped import KERNELS
 from luceasync.models.ops import TorchOps
 from luceasync.models.packed_ops import PackedOps, can_pack
-from luceasync.models.quant.cpu import CompiledGrouped, can_multiply
-from luceasync.models.quant.form import Grouped
-from luceasync.models.quant.ggml import FLOAT_4, FORMS
+from luceasync.models.quant.cpu import CompiledQuantWeight, can_multiply
+from luceasync.models.quant.encoding import QuantEncoding
+from luceasync.models.quant.ggml import ENCODINGS, FLOAT_4
 from luceasync.models.quant.packed import Packed, dequantise
 from luceasync.models.quant.random import RandomModule
 
 pytestmark = pytest.mark.skipif(not KERNELS, reason="this machine has no kernels")
 
 ELSEWHERE = (
-    Grouped("AWQ", 4, 128, 128, "fp16", minimum="scale", has_small_minimums=True),
-    Grouped("AWQ by 48", 4, 48, 48, "bf16", minimum="scale", has_small_minimums=True),
-    Grouped("GPTQ of 8 bits", 8, 128, 128, "fp16", minimum="scale", has_small_minimums=True),
-    Grouped("uint8", 8, 32, 32, "fp32", minimum="own"),
-    Grouped("FP8", 8, 128, 128, "fp32", codes="e4m3"),
-    Grouped("int8 by rows", 8, None, None, "bf16", codes="int8"),
-    Grouped("NVFP4", 4, 16, None, "fp32", "e4m3", table=FLOAT_4, divides=True),
+    QuantEncoding("AWQ", 4, 128, 128, "fp16", minimum="scale", has_small_minimums=True),
+    QuantEncoding("AWQ by 48", 4, 48, 48, "bf16", minimum="scale", has_small_minimums=True),
+    QuantEncoding("GPTQ of 8 bits", 8, 128, 128, "fp16", minimum="scale", has_small_minimums=True),
+    QuantEncoding("uint8", 8, 32, 32, "fp32", minimum="own"),
+    QuantEncoding("FP8", 8, 128, 128, "fp32", codes="e4m3"),
+    QuantEncoding("int8 by rows", 8, None, None, "bf16", codes="int8"),
+    QuantEncoding("NVFP4", 4, 16, None, "fp32", "e4m3", table=FLOAT_4, divides=True),
 )
-ALL = {form.name: form for form in (*FORMS.values(), *ELSEWHERE)}
+ALL = {layout.name: layout for layout in (*ENCODINGS.values(), *ELSEWHERE)}
 
 
-def matrix(form: Grouped, num_rows: int, num_columns: int) -> Packed:
+def matrix(layout: QuantEncoding, num_rows: int, num_columns: int) -> Packed:
     """Random, its D and M unlike each other."""
     generator = torch.Generator().manual_seed(num_rows)
-    module = RandomModule("w", form, (num_rows, num_columns), generator)
+    module = RandomModule("w", layout, (num_rows, num_columns), generator)
     [packed] = module.packed(lambda rows: rows)
     for name in {"scales", "minimums"} & packed.tensors.keys():
         reals = packed.tensors[name]
-        if form.scale == "e8m0":
+        if layout.scale == "e8m0":
             reals += torch.randint(0, 3, reals.shape, generator=generator).byte()
         else:
             reals *= 0.5 + torch.rand(reals.shape, generator=generator).to(reals.dtype)
     return packed
 
 
-def compiled(packed: Packed, kernel: str) -> CompiledGrouped:
+def compiled(packed: Packed, kernel: str) -> CompiledQuantWeight:
     own = {name: tensor.clone() for name, tensor in packed.tensors.items()}
-    return CompiledGrouped(Packed(packed.form, **own), torch.float32, kernel)
+    return CompiledQuantWeight(Packed(packed.layout, **own), torch.float32, kernel)
 
 
 def relative_error(found: Tensor, exact: Tensor) -> float:
@@ -105,25 +105,25 @@ def test_halves_that_are_no_whole_tiles_are_gated_too(kernel: str):
     packed = matrix(ALL["Q8_0"], 40, 64)
     x = torch.randn(3, 64)
     found = compiled(packed, kernel).swiglu(x)
-    assert relative_error(found, TorchOps().grouped(packed, x.dtype).swiglu(x).double()) < 1e-6
+    assert relative_error(found, TorchOps().quantised(packed, x.dtype).swiglu(x).double()) < 1e-6
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_gates_that_are_large_saturate(kernel: str):
     packed = matrix(ALL["Q8_0"], 32, 32)
     x = torch.randn(2, 32) * 1e4
-    expected = TorchOps().grouped(packed, x.dtype).swiglu(x)
+    expected = TorchOps().quantised(packed, x.dtype).swiglu(x)
     torch.testing.assert_close(compiled(packed, kernel).swiglu(x), expected, rtol=1e-4, atol=1.0)
 
 
 @pytest.mark.skipif(not can_pack(), reason="this build of torch has no oneDNN")
 def test_what_no_kernel_takes_is_multiplied_in_torch():
-    form = ALL["int8 by rows"]
-    assert can_multiply(form, 64)
-    assert not can_multiply(form, 47)
-    packed, x = matrix(form, 5, 47), torch.randn(2, 47)
+    layout = ALL["int8 by rows"]
+    assert can_multiply(layout, 64)
+    assert not can_multiply(layout, 47)
+    packed, x = matrix(layout, 5, 47), torch.randn(2, 47)
     exact = x.double() @ dequantise(packed).double().t()
-    assert relative_error(PackedOps().grouped(packed, x.dtype).linear(x), exact) < 1e-6
+    assert relative_error(PackedOps().quantised(packed, x.dtype).linear(x), exact) < 1e-6
 
 
 def test_an_unknown_kernel_and_a_row_that_is_not_there_are_refused():

@@ -9,7 +9,7 @@ import torch
 
 from luceasync.gguf.header import SUPPORTED, TENSOR_TYPES
 from luceasync.models.precision import Precision
-from luceasync.models.quant.ggml import FORMS, pack
+from luceasync.models.quant.ggml import ENCODINGS, pack
 from luceasync.models.quant.packed import dequantise
 from tests.gguf.blocks import random_blocks
 
@@ -17,30 +17,30 @@ TYPES = {kind.name: kind for kind in TENSOR_TYPES.values()}
 
 
 @pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (7, 3), (33, 2), (5, 11)])
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", ENCODINGS)
 def test_the_numbers_are_those_of_ggml_bit_by_bit(name: str, rows: int, blocks: int):
     stored = random_blocks(name, rows, blocks * TYPES[name].block_items, seed=rows)
-    packed = pack(FORMS[name], torch.from_numpy(stored).unflatten(1, (blocks, -1)))
+    packed = pack(ENCODINGS[name], torch.from_numpy(stored).unflatten(1, (blocks, -1)))
     expected = gguf.dequantize(stored, gguf.GGMLQuantizationType[name])
     found = dequantise(packed).numpy()
     assert found.shape == expected.shape
     assert np.array_equal(found.view(np.int32), expected.view(np.int32))
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", ENCODINGS)
 def test_its_bytes_are_those_that_its_form_says(name: str):
     stored = random_blocks(name, 3, 512)
-    packed = pack(FORMS[name], torch.from_numpy(stored).unflatten(1, (512 // _items(name), -1)))
+    packed = pack(ENCODINGS[name], torch.from_numpy(stored).unflatten(1, (512 // _items(name), -1)))
     assert packed.shape == (3, 512)
-    assert packed.num_bytes == FORMS[name].num_bytes((3, 512), Precision.of("fp32"))
-    parts = FORMS[name].components(512)
+    assert packed.num_bytes == ENCODINGS[name].num_bytes((3, 512), Precision.of("fp32"))
+    parts = ENCODINGS[name].components(512)
     assert [(part.name, (3, *part.shape)) for part in parts] == [
         (name, tuple(tensor.shape)) for name, tensor in packed.tensors.items()
     ]
 
 
 def test_every_type_that_is_said_to_be_supported_is():
-    assert {*SUPPORTED} == {*FORMS, "F32", "F16", "BF16"}
+    assert {*SUPPORTED} == {*ENCODINGS, "F32", "F16", "BF16"}
 
 
 def test_types_have_the_sizes_that_ggml_gives_them():
@@ -57,7 +57,7 @@ def test_types_have_the_sizes_that_ggml_gives_them():
     [("Q4_K", 4.625), ("Q5_K", 5.625), ("Q6_K", 6.5625), ("Q8_0", 8.5), ("IQ4_XS", 4.3125)],
 )
 def test_bits_of_a_weight(name: str, bits: float):
-    assert FORMS[name].num_bytes((8, 1024), Precision.of("bf16")) == 1024 * bits
+    assert ENCODINGS[name].num_bytes((8, 1024), Precision.of("bf16")) == 1024 * bits
 
 
 def _items(name: str) -> int:

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from luceasync.models.ops import TorchOps
 from luceasync.models.packed_ops import PackedOps
-from luceasync.models.quant.form import Grouped
-from luceasync.models.quant.ggml import FORMS, pack
+from luceasync.models.quant.encoding import QuantEncoding
+from luceasync.models.quant.ggml import ENCODINGS, pack
 from luceasync.models.quant.packed import Packed, dequantise
 from luceasync.models.quant.torch_weight import SLICE_NUMBERS
 from luceasync.models.weights import EmbeddingTable, StackedWeight
@@ -22,7 +22,7 @@ NAMES = ["Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_XS", "MXFP4"]
 def matrix(name: str, num_rows: int = 300, num_columns: int = 512) -> Packed:
     stored = random_blocks(name, num_rows, num_columns, scale=2**-7)
     blocks = num_columns // TYPES[name].block_items
-    return pack(FORMS[name], torch.from_numpy(stored).unflatten(1, (blocks, -1)))
+    return pack(ENCODINGS[name], torch.from_numpy(stored).unflatten(1, (blocks, -1)))
 
 
 def weight(
@@ -31,7 +31,7 @@ def weight(
     """It, and its numbers in float64."""
     packed = matrix(name)
     numbers = dequantise(packed).double()
-    return ops.grouped(packed, dtype), numbers
+    return ops.quantised(packed, dtype), numbers
 
 
 @pytest.fixture(params=[TorchOps, PackedOps])
@@ -110,12 +110,12 @@ def test_no_more_than_a_slice_is_float32_at_once(monkeypatch: pytest.MonkeyPatch
         return dequantise(packed, table)
 
     monkeypatch.setattr("luceasync.models.quant.torch_weight.dequantise", seen)
-    own = TorchOps().grouped(matrix("Q4_0", 9000, 512), torch.float32)
+    own = TorchOps().quantised(matrix("Q4_0", 9000, 512), torch.float32)
     own.linear(torch.randn(1, 512))
     assert sum(sizes) == 9000 * 512
     assert max(sizes) <= SLICE_NUMBERS
 
 
 def test_columns_that_no_layout_has_are_told():
-    assert "multiple of 32" in FORMS["Q4_0"].fault_of(48)
-    assert not Grouped("int8", 8, None, None, "fp32", codes="int8").fault_of(47)
+    assert "multiple of 32" in ENCODINGS["Q4_0"].fault_of(48)
+    assert not QuantEncoding("int8", 8, None, None, "fp32", codes="int8").fault_of(47)

@@ -9,8 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from luceasync.errors import ModelError
-from luceasync.models.quant.checkpoints.module import Found, Infos, check_shape, matrix_of, the
-from luceasync.models.quant.form import Grouped
+from luceasync.models.quant.checkpoints.module import (
+    QuantMatrix,
+    TensorInfos,
+    check_shape,
+    require_matrix,
+    require_tensor,
+)
+from luceasync.models.quant.encoding import QuantEncoding
 from luceasync.models.quant.ggml import FLOAT_4
 
 if TYPE_CHECKING:
@@ -18,50 +24,50 @@ if TYPE_CHECKING:
 
     from luceasync.models.quant.packed import Packed
 
-MXFP4 = Grouped("MXFP4", 4, 32, 32, "e8m0", table=FLOAT_4)
-NVFP4 = Grouped("NVFP4", 4, 16, None, "fp32", "e4m3", table=FLOAT_4)
-DIVIDED = Grouped("NVFP4", 4, 16, None, "fp32", "e4m3", table=FLOAT_4, divides=True)
+MXFP4 = QuantEncoding("MXFP4", 4, 32, 32, "e8m0", table=FLOAT_4)
+NVFP4 = QuantEncoding("NVFP4", 4, 16, None, "fp32", "e4m3", table=FLOAT_4)
+DIVIDED = QuantEncoding("NVFP4", 4, 16, None, "fp32", "e4m3", table=FLOAT_4, divides=True)
 
 PLAIN, CODES = "weight", "U8"  # a matrix by this name may be one of plain numbers
 ONE = ((), (1,), (1, 1))  # shapes of a number by itself
 
 
 @dataclass(frozen=True, slots=True)
-class Floats4:
+class Fp4Scheme:
     """A Scheme. `weight`, `scale` and `matrix_scale`: what its tensors are called; of MXFP4 there
     is no scale of the matrix.
     """
 
-    form: Grouped
+    encoding: QuantEncoding
     weight: str
     scale: str = "weight_scale"
     matrix_scale: str | None = None
 
     @property
     def words(self) -> str:
-        return self.form.name
+        return self.encoding.name
 
-    def find(self, module: str, infos: Infos) -> Found | None:
+    def find(self, module: str, infos: TensorInfos) -> QuantMatrix | None:
         """See Scheme."""
         name = f"{module}.{self.weight}"
         is_plain = self.weight == PLAIN and name in infos and infos[name].dtype != CODES
         if name not in infos or is_plain:
             return None
-        rows, half = matrix_of(infos, name, (CODES,))
+        rows, half = require_matrix(infos, name, (CODES,))
         shape = (rows, 2 * half)
-        scale, kind = f"{module}.{self.scale}", "U8" if self.form is MXFP4 else "F8_E4M3"
-        expected = (rows, self.form.num_groups(shape[1]))
-        check_shape(scale, the(infos, scale, (kind,)), expected)
+        scale, kind = f"{module}.{self.scale}", "U8" if self.encoding is MXFP4 else "F8_E4M3"
+        expected = (rows, self.encoding.num_groups(shape[1]))
+        check_shape(scale, require_tensor(infos, scale, (kind,)), expected)
         names = {"codes": name, "scales": scale}
         if self.matrix_scale is not None:
             names["matrix"] = own = f"{module}.{self.matrix_scale}"
-            if (given := the(infos, own, ("F32",)).shape) not in ONE:
+            if (given := require_tensor(infos, own, ("F32",)).shape) not in ONE:
                 raise ModelError(f"{own!r} has shape {given}; one number is expected")
-        if fault := self.form.fault_of(shape[1]):
+        if fault := self.encoding.fault_of(shape[1]):
             raise ModelError(f"{name!r}: {fault}")
-        return Found(self.form, shape, names, self._pack)
+        return QuantMatrix(self.encoding, shape, names, self._pack)
 
-    def _pack(self, form: Grouped, tensors: Mapping[str, Tensor]) -> Packed:
+    def _pack(self, encoding: QuantEncoding, tensors: Mapping[str, Tensor]) -> Packed:
         import torch
 
         from luceasync.models.quant.packed import Packed, pack_codes
@@ -69,7 +75,7 @@ class Floats4:
         pairs, scales = tensors["codes"], tensors["scales"]
         codes = pack_codes(torch.stack([pairs & 15, pairs >> 4], -1).flatten(-2))
         if "matrix" not in tensors:
-            return Packed(form, codes, scales)
+            return Packed(encoding, codes, scales)
         # The table has the doubles of the numbers.
-        matrix = tensors["matrix"].reshape(1, 1) * (2.0 if form.divides else 0.5)
-        return Packed(form, codes, matrix.expand(len(codes), 1), small_scales=scales)
+        matrix = tensors["matrix"].reshape(1, 1) * (2.0 if encoding.divides else 0.5)
+        return Packed(encoding, codes, matrix.expand(len(codes), 1), small_scales=scales)

@@ -7,8 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from luceasync.errors import ModelError
-from luceasync.models.quant.checkpoints.module import REALS, Found, Info, Infos, the
-from luceasync.models.quant.form import Grouped
+from luceasync.models.quant.checkpoints.module import (
+    REALS,
+    QuantMatrix,
+    TensorInfo,
+    TensorInfos,
+    require_tensor,
+)
+from luceasync.models.quant.encoding import QuantEncoding
 from luceasync.models.quant.layout import Codes
 
 if TYPE_CHECKING:
@@ -21,13 +27,13 @@ SCALES = ("weight_scale_inv", "weight_scale")
 
 
 @dataclass(frozen=True, slots=True)
-class Bytes8:
+class ByteScheme:
     """A Scheme. `block`: rows and columns that share a scale, where scales are of blocks."""
 
     words: str
     block: tuple[int, int] | None = None
 
-    def find(self, module: str, infos: Infos) -> Found | None:
+    def find(self, module: str, infos: TensorInfos) -> QuantMatrix | None:
         """See Scheme."""
         weight = f"{module}.weight"
         info = infos.get(weight)
@@ -37,12 +43,12 @@ class Bytes8:
         scale = next((f"{module}.{name}" for name in SCALES if f"{module}.{name}" in infos), None)
         if scale is None:
             raise ModelError(f"{weight!r} is stored as {info.dtype}, and has no scale")
-        scales = the(infos, scale, tuple(REALS))
+        scales = require_tensor(infos, scale, tuple(REALS))
         group = self._group(scale, scales, info)
-        form = Grouped(self.words, 8, group, group, REALS[scales.dtype], codes=codes)
-        return Found(form, info.shape, {"codes": weight, "scales": scale}, self._pack)
+        encoding = QuantEncoding(self.words, 8, group, group, REALS[scales.dtype], codes=codes)
+        return QuantMatrix(encoding, info.shape, {"codes": weight, "scales": scale}, self._pack)
 
-    def _group(self, name: str, scales: Info, weight: Info) -> int | None:
+    def _group(self, name: str, scales: TensorInfo, weight: TensorInfo) -> int | None:
         """Columns that share a scale; None: all of a row."""
         rows, columns = weight.shape
         if scales.shape in ((), (1,), (1, 1), (rows,), (rows, 1)):
@@ -57,15 +63,15 @@ class Bytes8:
             f"each row{f', or {expected}' if expected else ''} is expected"
         )
 
-    def _pack(self, form: Grouped, tensors: Mapping[str, Tensor]) -> Packed:
+    def _pack(self, encoding: QuantEncoding, tensors: Mapping[str, Tensor]) -> Packed:
         from luceasync.models.quant.packed import Packed
 
         codes, scales = tensors["codes"], tensors["scales"]
         num_rows = len(codes)
-        if form.group is not None and self.block is not None:
+        if encoding.group is not None and self.block is not None:
             scales = scales.repeat_interleave(self.block[0], 0)[:num_rows]
         elif scales.numel() == 1:
             scales = scales.reshape(1, 1).expand(num_rows, 1)
         else:
             scales = scales.reshape(num_rows, 1)
-        return Packed(form, codes, scales)
+        return Packed(encoding, codes, scales)

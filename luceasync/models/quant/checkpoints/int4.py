@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Literal
 from luceasync.errors import ModelError
 from luceasync.models.quant.checkpoints.module import (
     REALS,
-    Found,
-    Infos,
+    QuantMatrix,
+    TensorInfos,
     check_shape,
-    matrix_of,
-    the,
+    require_matrix,
+    require_tensor,
 )
-from luceasync.models.quant.form import Grouped
+from luceasync.models.quant.encoding import QuantEncoding
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,21 +30,21 @@ NO_GROUPS = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Awq:
+class AwqScheme:
     """A Scheme: words along the outputs, transposed."""
 
     group: int
     words: str = "AWQ"
 
-    def find(self, module: str, infos: Infos) -> Found | None:
+    def find(self, module: str, infos: TensorInfos) -> QuantMatrix | None:
         """See Scheme."""
         name = f"{module}.qweight"
         if name not in infos:
             return None
-        columns, num_words = matrix_of(infos, name, ("I32",))
+        columns, num_words = require_matrix(infos, name, ("I32",))
         return _transposed(self, module, infos, 4, (num_words * 8, columns), self._pack)
 
-    def _pack(self, form: Grouped, tensors: Mapping[str, Tensor]) -> Packed:
+    def _pack(self, encoding: QuantEncoding, tensors: Mapping[str, Tensor]) -> Packed:
         import torch
 
         order = torch.tensor(AWQ_ORDER).argsort()
@@ -52,11 +52,11 @@ class Awq:
             _numbers(tensors[name], 4).unflatten(-1, (-1, 8))[..., order].flatten(-2).t()
             for name in ("codes", "zeros")
         )
-        return _packed(form, codes, tensors["scales"].t(), zeros)
+        return _packed(encoding, codes, tensors["scales"].t(), zeros)
 
 
 @dataclass(frozen=True, slots=True)
-class Gptq:
+class GptqScheme:
     """A Scheme: words along the inputs, transposed. `added`: to the zero points that are stored."""
 
     group: int
@@ -64,12 +64,12 @@ class Gptq:
     added: int
     words: str = "GPTQ"
 
-    def find(self, module: str, infos: Infos) -> Found | None:
+    def find(self, module: str, infos: TensorInfos) -> QuantMatrix | None:
         """See Scheme."""
         name = f"{module}.qweight"
         if name not in infos:
             return None
-        num_words, rows = matrix_of(infos, name, ("I32",))
+        num_words, rows = require_matrix(infos, name, ("I32",))
         shape = (rows, num_words * (32 // self.bits))
         found = _transposed(self, module, infos, self.bits, shape, self._pack)
         if (order := f"{module}.g_idx") in infos:
@@ -77,20 +77,20 @@ class Gptq:
             found.names["order"] = order
         return found
 
-    def _pack(self, form: Grouped, tensors: Mapping[str, Tensor]) -> Packed:
+    def _pack(self, encoding: QuantEncoding, tensors: Mapping[str, Tensor]) -> Packed:
         import torch
 
         codes = _numbers(tensors["codes"].t(), self.bits)
         order = tensors.get("order")
-        groups = torch.arange(codes.shape[1]) // (form.group or codes.shape[1])
+        groups = torch.arange(codes.shape[1]) // (encoding.group or codes.shape[1])
         if order is not None and not torch.equal(order.long(), groups):
             raise ModelError("g_idx: columns in the order of their activations are not supported")
         zeros = _numbers(tensors["zeros"], self.bits) + self.added
-        return _packed(form, codes, tensors["scales"].t(), zeros.t())
+        return _packed(encoding, codes, tensors["scales"].t(), zeros.t())
 
 
 @dataclass(frozen=True, slots=True)
-class PackQuantized:
+class PackQuantizedScheme:
     """A Scheme: words along the inputs; `is_symmetric`: without zero points."""
 
     group: int
@@ -98,17 +98,17 @@ class PackQuantized:
     is_symmetric: bool
     words: str = "pack-quantized"
 
-    def find(self, module: str, infos: Infos) -> Found | None:
+    def find(self, module: str, infos: TensorInfos) -> QuantMatrix | None:
         """See Scheme."""
         name = f"{module}.weight_packed"
         if name not in infos:
             return None
-        rows, num_words = matrix_of(infos, name, ("I32",))
+        rows, num_words = require_matrix(infos, name, ("I32",))
         columns = num_words * (32 // self.bits)
         if (order := f"{module}.weight_g_idx") in infos:
             raise ModelError(f"{order!r}: columns in the order of activations are not supported")
         scale, group = f"{module}.weight_scale", self.group if self.group > 0 else columns
-        scales = the(infos, scale, tuple(REALS))
+        scales = require_tensor(infos, scale, tuple(REALS))
         num_groups = -(-columns // group)
         if scales.shape != (rows,) or num_groups > 1:
             check_shape(scale, scales, (rows, num_groups))
@@ -116,44 +116,44 @@ class PackQuantized:
         if not self.is_symmetric:
             zero = f"{module}.weight_zero_point"
             num_rows = -(-rows // (32 // self.bits))
-            check_shape(zero, the(infos, zero, ("I32",)), (num_rows, num_groups))
+            check_shape(zero, require_tensor(infos, zero, ("I32",)), (num_rows, num_groups))
             names["zeros"] = zero
-        form = _form(
+        encoding = _encoding(
             self.words, self.bits, self.group, scales.dtype, has_zeros=not self.is_symmetric
         )
-        return Found(_fitting(form, name, columns), (rows, columns), names, self._pack)
+        return QuantMatrix(_fitting(encoding, name, columns), (rows, columns), names, self._pack)
 
-    def _pack(self, form: Grouped, tensors: Mapping[str, Tensor]) -> Packed:
+    def _pack(self, encoding: QuantEncoding, tensors: Mapping[str, Tensor]) -> Packed:
         codes = _numbers(tensors["codes"], self.bits)
         zeros = tensors.get("zeros")
         if zeros is not None:  # words along the rows
             zeros = _numbers(zeros.t(), self.bits).t()[: len(codes)]
-        return _packed(form, codes, tensors["scales"].reshape(len(codes), -1), zeros)
+        return _packed(encoding, codes, tensors["scales"].reshape(len(codes), -1), zeros)
 
 
 def _transposed(
-    scheme: Awq | Gptq,
+    scheme: AwqScheme | GptqScheme,
     module: str,
-    infos: Infos,
+    infos: TensorInfos,
     bits: Bits,
     shape: tuple[int, int],
-    pack: Callable[[Grouped, Mapping[str, Tensor]], Packed],
-) -> Found:
+    pack: Callable[[QuantEncoding, Mapping[str, Tensor]], Packed],
+) -> QuantMatrix:
     """Scales [groups, outputs] and words of zero points along the outputs."""
     rows, columns = shape
     num_groups = -(-columns // (scheme.group if scheme.group > 0 else columns))
     scale, zero = f"{module}.scales", f"{module}.qzeros"
-    scales = the(infos, scale, tuple(REALS))
+    scales = require_tensor(infos, scale, tuple(REALS))
     check_shape(scale, scales, (num_groups, rows))
-    check_shape(zero, the(infos, zero, ("I32",)), (num_groups, rows // (32 // bits)))
-    form = _form(scheme.words, bits, scheme.group, scales.dtype, has_zeros=True)
+    check_shape(zero, require_tensor(infos, zero, ("I32",)), (num_groups, rows // (32 // bits)))
+    encoding = _encoding(scheme.words, bits, scheme.group, scales.dtype, has_zeros=True)
     names = {"codes": f"{module}.qweight", "scales": scale, "zeros": zero}
-    return Found(_fitting(form, names["codes"], columns), shape, names, pack)
+    return QuantMatrix(_fitting(encoding, names["codes"], columns), shape, names, pack)
 
 
-def _form(words: str, bits: Bits, group: int, dtype: str, *, has_zeros: bool) -> Grouped:
+def _encoding(words: str, bits: Bits, group: int, dtype: str, *, has_zeros: bool) -> QuantEncoding:
     each = group if group > 0 else None
-    return Grouped(
+    return QuantEncoding(
         words,
         bits,
         each,
@@ -166,10 +166,10 @@ def _form(words: str, bits: Bits, group: int, dtype: str, *, has_zeros: bool) ->
     )
 
 
-def _fitting(form: Grouped, name: str, columns: int) -> Grouped:
-    if fault := form.fault_of(columns):
+def _fitting(encoding: QuantEncoding, name: str, columns: int) -> QuantEncoding:
+    if fault := encoding.fault_of(columns):
         raise ModelError(f"{name!r}: {fault}")
-    return form
+    return encoding
 
 
 def _numbers(words: Tensor, bits: int) -> Tensor:
@@ -181,14 +181,14 @@ def _numbers(words: Tensor, bits: int) -> Tensor:
     return torch.stack(parts, -1).flatten(-2).to(torch.uint8)
 
 
-def _packed(form: Grouped, codes: Tensor, scales: Tensor, zeros: Tensor | None) -> Packed:
+def _packed(encoding: QuantEncoding, codes: Tensor, scales: Tensor, zeros: Tensor | None) -> Packed:
     import torch
 
     from luceasync.models.quant.packed import Packed, pack_codes
 
     codes = codes.contiguous()
     small = None if zeros is None else zeros.contiguous()
-    held = codes if form.bits == 8 else pack_codes(codes)
-    if form.codes == "int8":  # they are stored 128 higher
+    held = codes if encoding.bits == 8 else pack_codes(codes)
+    if encoding.codes == "int8":  # they are stored 128 higher
         held = (held ^ 128).view(torch.int8)
-    return Packed(form, held, scales.contiguous(), small_minimums=small)
+    return Packed(encoding, held, scales.contiguous(), small_minimums=small)

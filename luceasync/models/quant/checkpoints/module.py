@@ -1,4 +1,4 @@
-"""A module of a quantised checkpoint: what it is made of, and how it becomes our form. Pure."""
+"""A module of a quantised checkpoint: what it is made of, and how it becomes our encoding. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from luceasync.errors import ModelError
 from luceasync.models.encodings import Select, Shape
-from luceasync.models.quant.form import Grouped
+from luceasync.models.quant.encoding import QuantEncoding
 from luceasync.models.quant.layout import Real
 
 if TYPE_CHECKING:
@@ -20,26 +20,26 @@ REALS: dict[str, Real] = {"F16": "fp16", "BF16": "bf16", "F32": "fp32"}
 
 
 @dataclass(frozen=True, slots=True)
-class Info:
+class TensorInfo:
     """How safetensors holds a tensor: its dtype as they name it, and its shape."""
 
     dtype: str
     shape: Shape
 
 
-Infos = Mapping[str, Info]
+TensorInfos = Mapping[str, TensorInfo]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A quantised matrix of `shape`, in `form`. `names`: of the stored tensors, by what `pack` is
+class QuantMatrix:
+    """A quantised matrix of `shape`, in `encoding`. `names`: of the stored tensors, by what `pack` is
     given them as; it moves their bits.
     """
 
-    form: Grouped
+    encoding: QuantEncoding
     shape: Shape
     names: dict[str, str]
-    pack: Callable[[Grouped, Mapping[str, Tensor]], Packed]
+    pack: Callable[[QuantEncoding, Mapping[str, Tensor]], Packed]
 
 
 class Scheme(Protocol):
@@ -50,7 +50,7 @@ class Scheme(Protocol):
         """What it is called."""
         ...
 
-    def find(self, module: str, infos: Infos) -> Found | None:
+    def find(self, module: str, infos: TensorInfos) -> QuantMatrix | None:
         """The matrix of `module` ("model.layers.0.mlp.up_proj"); None: it is stored plainly, or
         not at all. Raises ModelError for one that is neither.
         """
@@ -58,11 +58,11 @@ class Scheme(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class StoredModule:
-    """What was read of a module; see luceasync.models.quant.stack.Quantised."""
+class ModuleTensors:
+    """What was read of a module; see luceasync.models.quant.stack.StoredQuantised."""
 
     name: str
-    found: Found
+    found: QuantMatrix
     tensors: Mapping[str, Tensor]
 
     def packed(self, select: Select) -> Iterator[Packed]:
@@ -70,13 +70,13 @@ class StoredModule:
         from luceasync.models.quant.packed import Packed
 
         try:
-            whole = self.found.pack(self.found.form, self.tensors)
+            whole = self.found.pack(self.found.encoding, self.tensors)
         except ModelError as error:
             raise ModelError(f"{self.name!r}: {error}") from None
-        yield Packed(whole.form, **{name: select(t) for name, t in whole.tensors.items()})
+        yield Packed(whole.layout, **{name: select(t) for name, t in whole.tensors.items()})
 
 
-def the(infos: Infos, name: str, dtypes: tuple[str, ...]) -> Info:
+def require_tensor(infos: TensorInfos, name: str, dtypes: tuple[str, ...]) -> TensorInfo:
     """A tensor that must be there, in one of `dtypes`. Raises ModelError."""
     info = infos.get(name)
     if info is None:
@@ -86,15 +86,15 @@ def the(infos: Infos, name: str, dtypes: tuple[str, ...]) -> Info:
     return info
 
 
-def matrix_of(infos: Infos, name: str, dtypes: tuple[str, ...]) -> tuple[int, int]:
+def require_matrix(infos: TensorInfos, name: str, dtypes: tuple[str, ...]) -> tuple[int, int]:
     """The shape of such a tensor, which must have two dimensions. Raises ModelError."""
-    shape = the(infos, name, dtypes).shape
+    shape = require_tensor(infos, name, dtypes).shape
     if len(shape) != 2:
         raise ModelError(f"{name!r} has shape {shape}; two dimensions are expected")
     return shape[0], shape[1]
 
 
-def check_shape(name: str, info: Info, expected: Shape) -> None:
+def check_shape(name: str, info: TensorInfo, expected: Shape) -> None:
     """Raises ModelError where they differ."""
     if info.shape != expected:
         raise ModelError(f"{name!r} has shape {info.shape}; {expected} is expected")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from luceasync.errors import ModelError
-from luceasync.models.quant.checkpoints.fp4 import DIVIDED, MXFP4, NVFP4, Floats4
-from luceasync.models.quant.checkpoints.fp8 import Bytes8
-from luceasync.models.quant.checkpoints.int4 import Awq, Gptq, PackQuantized
+from luceasync.models.quant.checkpoints.fp4 import DIVIDED, MXFP4, NVFP4, Fp4Scheme
+from luceasync.models.quant.checkpoints.fp8 import ByteScheme
+from luceasync.models.quant.checkpoints.int4 import AwqScheme, GptqScheme, PackQuantizedScheme
 from luceasync.models.quant.checkpoints.module import Scheme
 
 METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt")
@@ -66,8 +66,8 @@ def scheme_of(config: Fields) -> Scheme | None:
     makers = {
         "awq": _awq,
         "compressed-tensors": _compressed_tensors,
-        "fbgemm_fp8": lambda own: Bytes8("FP8"),
-        "fp8": lambda own: Bytes8("FP8", own.block("weight_block_size")),
+        "fbgemm_fp8": lambda own: ByteScheme("FP8"),
+        "fp8": lambda own: ByteScheme("FP8", own.block("weight_block_size")),
         "gptq": _gptq,
         "modelopt": _modelopt,
     }
@@ -124,21 +124,21 @@ def _awq(own: _Own) -> Scheme:
     own.one_of("bits", (4,))
     own.one_of("version", ("gemm", "GEMM"), "gemm")
     own.one_of("zero_point", (True,), True)
-    return Awq(own.group())
+    return AwqScheme(own.group())
 
 
 def _gptq(own: _Own) -> Scheme:
     own.one_of("desc_act", (False,), False)
     stored = own.one_of("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
-    return Gptq(own.group(), own.one_of("bits", (4, 8)), added=1 if stored == "gptq" else 0)
+    return GptqScheme(own.group(), own.one_of("bits", (4, 8)), added=1 if stored == "gptq" else 0)
 
 
 def _modelopt(own: _Own) -> Scheme:
     inner = own.part("quantization") if "quantization" in own.fields else own
     algorithm = inner.one_of("quant_algo", ("NVFP4", "FP8"))
     if algorithm == "FP8":
-        return Bytes8("FP8")
-    return Floats4(NVFP4, "weight", matrix_scale="weight_scale_2")
+        return ByteScheme("FP8")
+    return Fp4Scheme(NVFP4, "weight", matrix_scale="weight_scale_2")
 
 
 def _compressed_tensors(own: _Own) -> Scheme:
@@ -151,22 +151,24 @@ def _compressed_tensors(own: _Own) -> Scheme:
     if len(groups) != 1:
         raise own.fault("config_groups", sorted(groups), "one group")
     group = own.part("config_groups").part(next(iter(groups)))
-    form = own.one_of("format", FORMATS) if group.fields.get("format") is None else ""
-    form = form or group.one_of("format", FORMATS)
+    storage = own.one_of("format", FORMATS) if group.fields.get("format") is None else ""
+    storage = storage or group.one_of("format", FORMATS)
     weights = group.part("weights")
-    if form == "mxfp4-pack-quantized":
-        return Floats4(MXFP4, "weight_packed")
-    if form == "nvfp4-pack-quantized":
-        return Floats4(DIVIDED, "weight_packed", matrix_scale="weight_global_scale")
+    if storage == "mxfp4-pack-quantized":
+        return Fp4Scheme(MXFP4, "weight_packed")
+    if storage == "nvfp4-pack-quantized":
+        return Fp4Scheme(DIVIDED, "weight_packed", matrix_scale="weight_global_scale")
     strategy = weights.one_of("strategy", ("tensor", "channel", "group", "block"))
     bits = weights.one_of("num_bits", (4, 8))
-    if form == "pack-quantized":
+    if storage == "pack-quantized":
         weights.one_of("type", ("int",))
         size = weights.group() if strategy == "group" else -1
-        return PackQuantized(size, bits, bool(weights.one_of("symmetric", (True, False), True)))
+        return PackQuantizedScheme(
+            size, bits, bool(weights.one_of("symmetric", (True, False), True))
+        )
     weights.one_of("num_bits", (8,))
     weights.one_of("symmetric", (True,), True)
     is_float = weights.one_of("type", ("float", "int")) == "float"
     if strategy == "group":
         raise weights.fault("strategy", strategy, "'tensor', 'channel' or 'block'")
-    return Bytes8("FP8" if is_float else "int8", weights.block("block_structure"))
+    return ByteScheme("FP8" if is_float else "int8", weights.block("block_structure"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from luceasync.models.quant.checkpoints.module import StoredModule
+from luceasync.models.quant.checkpoints.module import ModuleTensors
 from luceasync.models.quant.packed import dequantise
 from tests.models.quant.checkpoints.test_schemes import CASES, MODULE, find
 
@@ -21,7 +21,7 @@ def ours(case: str) -> torch.Tensor:
     config, (tensors, _) = CASES[case]
     found, named = find(config, tensors)
     assert found is not None
-    stored = StoredModule(MODULE, found, {key: named[own] for key, own in found.names.items()})
+    stored = ModuleTensors(MODULE, found, {key: named[own] for key, own in found.names.items()})
     [packed] = stored.packed(lambda rows: rows)
     return dequantise(packed)
 

@@ -9,7 +9,7 @@ import torch
 
 from luceasync.errors import ModelError
 from luceasync.models.precision import Precision
-from luceasync.models.quant.checkpoints.module import Info, StoredModule
+from luceasync.models.quant.checkpoints.module import ModuleTensors, TensorInfo
 from luceasync.models.quant.checkpoints.scheme import scheme_of
 from luceasync.models.quant.packed import dequantise
 from tests.reference import quantised as truth
@@ -27,12 +27,12 @@ DTYPES = {
 MODULE = "model.layers.0.mlp.up_proj"
 
 
-def compressed(form: str, **weights: Any) -> dict[str, Any]:
+def compressed(storage: str, **weights: Any) -> dict[str, Any]:
     """A quantization_config of compressed-tensors."""
     group = {"targets": ["Linear"], "weights": weights, "input_activations": {"num_bits": 8}}
     return {
         "quant_method": "compressed-tensors",
-        "format": form,
+        "format": storage,
         "config_groups": {"group_0": group},
         "ignore": ["lm_head"],
     }
@@ -77,7 +77,7 @@ CASES = {
 def find(config: dict[str, Any], tensors: dict[str, torch.Tensor]):
     """(what is found, the tensors by their whole names)."""
     named = {f"{MODULE}.{name}": tensor for name, tensor in tensors.items()}
-    infos = {name: Info(DTYPES[t.dtype], tuple(t.shape)) for name, t in named.items()}
+    infos = {name: TensorInfo(DTYPES[t.dtype], tuple(t.shape)) for name, t in named.items()}
     scheme = scheme_of({"quantization_config": config})
     assert scheme is not None
     return scheme.find(MODULE, infos), named
@@ -89,17 +89,17 @@ def test_the_numbers_are_those_of_the_format(case: str):
     found, named = find(config, tensors)
     assert found is not None
     assert found.shape == tuple(numbers.shape)
-    stored = StoredModule(MODULE, found, {key: named[own] for key, own in found.names.items()})
+    stored = ModuleTensors(MODULE, found, {key: named[own] for key, own in found.names.items()})
     [packed] = stored.packed(lambda rows: rows)
     assert torch.equal(dequantise(packed), numbers)
-    assert packed.num_bytes == found.form.num_bytes(found.shape, Precision.of("bf16"))
+    assert packed.num_bytes == found.encoding.num_bytes(found.shape, Precision.of("bf16"))
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_rows_are_taken_with_what_belongs_to_them(case: str):
     config, (tensors, numbers) = CASES[case]
     found, named = find(config, tensors)
-    stored = StoredModule(MODULE, found, {key: named[own] for key, own in found.names.items()})
+    stored = ModuleTensors(MODULE, found, {key: named[own] for key, own in found.names.items()})
     [packed] = stored.packed(lambda rows: rows[1:6:2])
     assert torch.equal(dequantise(packed), numbers[1:6:2])
 
@@ -159,7 +159,7 @@ def test_what_is_not_read_is_refused_in_words(config: Any, words: str):
 def test_columns_in_another_order_are_refused():
     config, (tensors, _) = CASES["gptq"]
     found, named = find(config, tensors | {"g_idx": tensors["g_idx"].flip(0)})
-    stored = StoredModule(MODULE, found, {key: named[own] for key, own in found.names.items()})
+    stored = ModuleTensors(MODULE, found, {key: named[own] for key, own in found.names.items()})
     with pytest.raises(ModelError, match="g_idx: columns in the order of their activations"):
         list(stored.packed(lambda rows: rows))
     config, (tensors, _) = CASES["pack-quantized"]

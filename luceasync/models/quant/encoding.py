@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from luceasync.models.encodings import Shape, WeightPlacement
 from luceasync.models.precision import Precision
-from luceasync.models.quant.layout import Layout
+from luceasync.models.quant.layout import QuantLayout
 
 if TYPE_CHECKING:
-    from luceasync.models.quant.stack import GroupedStack
+    from luceasync.models.quant.stack import QuantStack
 
 
 @dataclass(frozen=True, slots=True)
-class Grouped(Layout):
+class QuantEncoding(QuantLayout):
     """A Form."""
 
     def num_bytes(self, shape: Shape, precision: Precision) -> int:
@@ -28,8 +28,8 @@ class Grouped(Layout):
         """See Form."""
         return self.name
 
-    def stack(self, shape: Shape, place: WeightPlacement) -> GroupedStack:
+    def stack(self, shape: Shape, place: WeightPlacement) -> QuantStack:
         """See Form."""
-        from luceasync.models.quant.stack import GroupedStack
+        from luceasync.models.quant.stack import QuantStack
 
-        return GroupedStack(self, shape, place)
+        return QuantStack(self, shape, place)
