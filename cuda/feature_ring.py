@@ -14,7 +14,7 @@ import torch
 from numba import cuda  # the simulator wants it global: it swaps the module of a running kernel
 from torch import Tensor
 
-from luceasync.cuda.launch import Launcher
+from luceasync.cuda.launch import CudaLauncher
 
 Convert = Callable[[Any], Any]
 
@@ -32,7 +32,7 @@ class FeatureKernel:
 
     def __init__(self, device: torch.device) -> None:
         """Raises ValueError for a device that runs no CUDA kernels."""
-        self._launcher = Launcher(device)
+        self._launcher = CudaLauncher(device)
         self._kernels: dict[tuple[torch.dtype, torch.dtype], Any] = {}
 
     def __call__(

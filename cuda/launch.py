@@ -31,7 +31,7 @@ def can_launch() -> bool:
     return bool(cuda.is_available())
 
 
-class Launcher:
+class CudaLauncher:
     """Launches on torch's current stream of one device; may be captured in a CUDA graph once the
     kernel has been compiled, which its first launch does.
     """

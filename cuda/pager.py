@@ -14,7 +14,7 @@ import torch
 from numba import cuda  # the simulator wants it global: it swaps the module of a running kernel
 from torch import Tensor
 
-from luceasync.cuda.launch import Launcher
+from luceasync.cuda.launch import CudaLauncher
 
 NUM_BLOCKS = 32  # a bus is full from 8 blocks on; the others of the device go on computing
 BLOCK_THREADS = 512
@@ -36,7 +36,7 @@ class PagerKernel:
     def __init__(self, device: torch.device) -> None:
         """Raises ValueError for a device that runs no CUDA kernels."""
         self._device = device
-        self._launcher = Launcher(device)
+        self._launcher = CudaLauncher(device)
         self._gather, self._scatter = build_kernel(to_host=False), build_kernel(to_host=True)
 
     def gather(

@@ -25,7 +25,7 @@ SCALED_ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_sh
 Config = dict[str, Any]
 
 
-class Keys:
+class ArchitectureKeys:
     """The keys of a model below its architecture's name."""
 
     def __init__(self, model: GgufModel) -> None:
@@ -63,7 +63,7 @@ class Keys:
         return layers
 
 
-def common_config(keys: Keys) -> Config:
+def common_config(keys: ArchitectureKeys) -> Config:
     """What all architectures have. Raises ModelError."""
     _refuse_what_is_not_computed(keys)
     metadata, name, model = keys.metadata, keys.name, keys.model
@@ -109,7 +109,7 @@ def _vocab_size(model: GgufModel) -> int:
     return found[1].shape[0]
 
 
-def _refuse_what_is_not_computed(keys: Keys) -> None:
+def _refuse_what_is_not_computed(keys: ArchitectureKeys) -> None:
     metadata = keys.metadata
     for key in map(keys.name, NOT_COMPUTED):
         if key in metadata and (value := metadata.real(key)):

@@ -14,7 +14,7 @@ from pathlib import Path
 from struct import Struct, unpack_from
 
 from luceasync.errors import ModelError
-from luceasync.gguf.place import MAGIC, FileIdentity, identity_of
+from luceasync.gguf.paths import MAGIC, FileIdentity, identity_of
 
 # Steps through the bytes of a header. Never goes beyond their end, and allocates nothing for
 # what a file only claims to have.
@@ -126,7 +126,7 @@ WORDS = {STRING: "a string", ARRAY: "an array", 7: "a bool", 6: "a float", 12: "
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class MetadataValue:
     """Where a value lies. `num_items` None: no array, and `kind` is the value's own type."""
 
     kind: int
@@ -142,7 +142,7 @@ class Metadata:
     def __init__(self, cursor: Cursor, num_keys: int) -> None:
         """Step over so many keys. Raises ModelError."""
         self._view = cursor.view
-        self._values: dict[str, Value] = {}
+        self._values: dict[str, MetadataValue] = {}
         for i in range(num_keys):
             key = cursor.name(f"key {i}")
             if key in self._values:
@@ -220,7 +220,7 @@ class Metadata:
             raise ModelError(f"{key} is {_words(value)}; an array of strings is expected")
         return self._strings(value.begin, value.num_items)
 
-    def _found(self, key: str) -> Value:
+    def _found(self, key: str) -> MetadataValue:
         value = self._values.get(key)
         if value is None:
             raise ModelError(f"the key {key!r} is missing")
@@ -242,7 +242,7 @@ class Metadata:
         return found
 
 
-def _value(cursor: Cursor, key: str) -> Value:
+def _value(cursor: Cursor, key: str) -> MetadataValue:
     """Step over one value."""
     kind = cursor.number(U32, f"the type of {key}")
     if kind != ARRAY:
@@ -251,16 +251,16 @@ def _value(cursor: Cursor, key: str) -> Value:
             cursor.take(cursor.number(U64, key), key)
         else:
             cursor.take(_size(kind, key), key)
-        return Value(kind, begin, None)
+        return MetadataValue(kind, begin, None)
     kind = cursor.number(U32, f"the type of {key}")
     if kind == STRING:
         num_items = cursor.count(U64.size, f"strings of {key}")
         begin = cursor.at
         cursor.skip_strings(num_items, key)
-        return Value(kind, begin, num_items)
+        return MetadataValue(kind, begin, num_items)
     size = _size(kind, key)
     num_items = cursor.count(size, f"entries of {key}")
-    return Value(kind, cursor.take(num_items * size, key), num_items)
+    return MetadataValue(kind, cursor.take(num_items * size, key), num_items)
 
 
 def _size(kind: int, key: str) -> int:
@@ -271,7 +271,7 @@ def _size(kind: int, key: str) -> int:
     return code.size
 
 
-def _words(value: Value) -> str:
+def _words(value: MetadataValue) -> str:
     kind = WORDS.get(value.kind, "an integer")
     return kind if value.num_items is None else f"an array whose entries are {kind} each"
 
@@ -364,7 +364,7 @@ DEFAULT_ALIGNMENT = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class TensorEntry:
     """Rows first: a file has its dimensions the other way round. Bytes [begin, begin + num_bytes)
     of the file.
     """
@@ -386,7 +386,7 @@ class Header:
     path: Path
     identity: FileIdentity | None
     metadata: Metadata
-    tensors: dict[str, Tensor]
+    tensors: dict[str, TensorEntry]
 
 
 def read_header(path: Path) -> Header:
@@ -410,7 +410,7 @@ def _parse(path: Path, identity: FileIdentity | None, view: mmap | bytes) -> Hea
     num_tensors = cursor.count(LEAST_TENSOR_BYTES, "tensors")
     num_keys = cursor.count(LEAST_KEY_BYTES, "keys")
     metadata = Metadata(cursor, num_keys)
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, TensorEntry] = {}
     for i in range(num_tensors):
         tensor = _tensor(cursor, i)
         if tensor.name in tensors:
@@ -420,7 +420,7 @@ def _parse(path: Path, identity: FileIdentity | None, view: mmap | bytes) -> Hea
     if alignment < 8 or alignment & (alignment - 1) or alignment > 1 << 20:
         raise ModelError(f"general.alignment = {alignment}: a power of two from 8 on is expected")
     begin = -(-cursor.at // alignment) * alignment
-    placed = [Tensor(t.name, t.shape, t.type, begin + t.begin) for t in tensors.values()]
+    placed = [TensorEntry(t.name, t.shape, t.type, begin + t.begin) for t in tensors.values()]
     _check_places(placed, begin, alignment, len(view))
     return Header(path, identity, metadata, {tensor.name: tensor for tensor in placed})
 
@@ -438,7 +438,7 @@ def _check_begin(cursor: Cursor) -> None:
         raise ModelError(f"GGUF version {version}; 2 or 3 is expected")
 
 
-def _tensor(cursor: Cursor, number: int) -> Tensor:
+def _tensor(cursor: Cursor, number: int) -> TensorEntry:
     """One entry of the list; `begin` still counts from where the numbers begin."""
     name = cursor.name(f"the name of tensor {number}")
     num_dimensions = cursor.number(U32, f"the dimensions of {name!r}")
@@ -458,10 +458,10 @@ def _tensor(cursor: Cursor, number: int) -> Tensor:
             f"{name!r} has shape {shape} in {kind.name}; rows of a multiple of "
             f"{kind.block_items} are expected, and at least one"
         )
-    return Tensor(name, shape, kind, begin)
+    return TensorEntry(name, shape, kind, begin)
 
 
-def _check_places(tensors: list[Tensor], begin: int, alignment: int, file_bytes: int) -> None:
+def _check_places(tensors: list[TensorEntry], begin: int, alignment: int, file_bytes: int) -> None:
     """Every tensor lies in the file, aligned, and none in another."""
     for tensor in tensors:
         if (tensor.begin - begin) % alignment:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from luceasync.errors import ModelError
-from luceasync.gguf.config import EMBEDDING, HEAD, Config, Keys, common_config
+from luceasync.gguf.config import EMBEDDING, HEAD, ArchitectureKeys, Config, common_config
 from luceasync.gguf.model import GgufModel
 
 # Orders of rows and columns that a converter has changed, and how they are changed back.
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class AxisSwap:
     """From `begin` on, rows (or columns) are stored as `shape`, three numbers; two neighbouring
     axes, `axis` and the one behind it, are to be swapped.
     """
@@ -26,32 +26,32 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class AxisSwaps:
     """Of the rows and the columns of one matrix; None: they are as they should be."""
 
-    rows: Order | None = None
-    columns: Order | None = None
+    rows: AxisSwap | None = None
+    columns: AxisSwap | None = None
 
 
-AS_STORED = Orders()
+AS_STORED = AxisSwaps()
 
 
 # Llama: its keys, and the order that the converter gives rows of queries and keys.
 
 
-def llama_config(keys: Keys) -> Config:
+def llama_config(keys: ArchitectureKeys) -> Config:
     """The config of a Llama. Raises ModelError."""
     return common_config(keys)
 
 
-def llama_orders(config: dict[str, Any]) -> dict[str, Orders]:
+def llama_orders(config: dict[str, Any]) -> dict[str, AxisSwaps]:
     """ggml turns neighbours of a head where others turn its halves: row i of the first half is
     stored at 2 i, row i of the second one at 2 i + 1.
     """
     half, orders = config["head_dim"] // 2, {}
     for name, number in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
-        rows = Order(0, (config[number], half, 2), 1)
-        orders[f"self_attn.{name}_proj.weight"] = Orders(rows=rows)
+        rows = AxisSwap(0, (config[number], half, 2), 1)
+        orders[f"self_attn.{name}_proj.weight"] = AxisSwaps(rows=rows)
     return orders
 
 
@@ -61,7 +61,7 @@ def llama_orders(config: dict[str, Any]) -> dict[str, Orders]:
 RECURRENT = "attention.recurrent_layers"
 
 
-def qwen3_config(keys: Keys) -> Config:
+def qwen3_config(keys: ArchitectureKeys) -> Config:
     """The config of a dense Qwen3. Raises ModelError."""
     config = common_config(keys)
     if config.pop("partial_rotary_factor") != 1.0:
@@ -69,7 +69,7 @@ def qwen3_config(keys: Keys) -> Config:
     return config
 
 
-def qwen35_config(keys: Keys) -> Config:
+def qwen35_config(keys: ArchitectureKeys) -> Config:
     """The config of a Qwen3.5. Raises ModelError."""
     key_heads, value_heads = keys.integer("ssm.group_count"), keys.integer("ssm.time_step_rank")
     head_dim, inner = keys.integer("ssm.state_size"), keys.integer("ssm.inner_size")
@@ -88,7 +88,7 @@ def qwen35_config(keys: Keys) -> Config:
     }
 
 
-def _layer_types(keys: Keys) -> Config:
+def _layer_types(keys: ArchitectureKeys) -> Config:
     """Told layer by layer, or by how many there are from one of attention to the next."""
     name = keys.name(RECURRENT)
     if name not in keys.metadata:
@@ -97,7 +97,7 @@ def _layer_types(keys: Keys) -> Config:
     return {"layer_types": ["linear_attention" if flag else "full_attention" for flag in flags]}
 
 
-def qwen35_orders(config: dict[str, Any]) -> dict[str, Orders]:
+def qwen35_orders(config: dict[str, Any]) -> dict[str, AxisSwaps]:
     """Value heads are stored j * K + g and become g * r + j: of K key heads each has r. By names
     below `layers.N.`; everything else is as it should be.
     """
@@ -106,19 +106,19 @@ def qwen35_orders(config: dict[str, Any]) -> dict[str, Orders]:
         return {}  # in order already, or refused by whoever reads the config
     key_rows = 2 * num_keys * config["linear_key_head_dim"]
 
-    def heads(begin: int, dim: int) -> Order:
-        return Order(begin, (num_values // num_keys, num_keys, dim), 0)
+    def heads(begin: int, dim: int) -> AxisSwap:
+        return AxisSwap(begin, (num_values // num_keys, num_keys, dim), 0)
 
     dim = config["linear_value_head_dim"]
     moved = {
-        "in_proj_qkv.weight": Orders(rows=heads(key_rows, dim)),
-        "in_proj_z.weight": Orders(rows=heads(0, dim)),
-        "in_proj_b.weight": Orders(rows=heads(0, 1)),
-        "in_proj_a.weight": Orders(rows=heads(0, 1)),
-        "conv1d.weight": Orders(rows=heads(key_rows, dim)),
-        "A_log": Orders(rows=heads(0, 1)),
-        "dt_bias": Orders(rows=heads(0, 1)),
-        "out_proj.weight": Orders(columns=heads(0, dim)),
+        "in_proj_qkv.weight": AxisSwaps(rows=heads(key_rows, dim)),
+        "in_proj_z.weight": AxisSwaps(rows=heads(0, dim)),
+        "in_proj_b.weight": AxisSwaps(rows=heads(0, 1)),
+        "in_proj_a.weight": AxisSwaps(rows=heads(0, 1)),
+        "conv1d.weight": AxisSwaps(rows=heads(key_rows, dim)),
+        "A_log": AxisSwaps(rows=heads(0, 1)),
+        "dt_bias": AxisSwaps(rows=heads(0, 1)),
+        "out_proj.weight": AxisSwaps(columns=heads(0, dim)),
     }
     return {f"linear_attn.{name}": orders for name, orders in moved.items()}
 
@@ -155,9 +155,9 @@ class Architecture:
     columns in another order, by names below `layers.N.`.
     """
 
-    config: Callable[[Keys], Config]
+    config: Callable[[ArchitectureKeys], Config]
     names: Mapping[str, str]
-    orders: Callable[[dict[str, Any]], dict[str, Orders]] = lambda config: {}
+    orders: Callable[[dict[str, Any]], dict[str, AxisSwaps]] = lambda config: {}
 
 
 ARCHITECTURES = {
@@ -178,15 +178,15 @@ ARCHITECTURES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class TensorLocation:
     """Rows `[begin, begin + rows of what is asked for)` of the tensor `name`."""
 
     name: str
     begin: int = 0
-    orders: Orders = AS_STORED
+    orders: AxisSwaps = AS_STORED
 
 
-class Layout:
+class GgufLayout:
     """Where the tensors of a model lie, by the names that a checkpoint below `model.` has."""
 
     def __init__(self, model: GgufModel) -> None:
@@ -199,7 +199,7 @@ class Layout:
                     f"general.architecture {model.architecture!r} is not supported; "
                     f"supported: {', '.join(sorted(ARCHITECTURES))}"
                 )
-            keys = Keys(model)
+            keys = ArchitectureKeys(model)
             self.config = own.config(keys)
         except ModelError as error:
             raise ModelError(f"{model.path}: {error}") from None
@@ -207,22 +207,22 @@ class Layout:
         self._names = own.names
         self._orders = own.orders(self.config)
 
-    def where(self, name: str) -> Where:
+    def where(self, name: str) -> TensorLocation:
         """Where the tensor `name` is, or would be."""
         below = name.removeprefix("model.")
         in_layer = IN_LAYER.fullmatch(below)
         if in_layer is None:
-            return Where(HEAD if name == "lm_head.weight" else ENDS[below])
+            return TensorLocation(HEAD if name == "lm_head.weight" else ENDS[below])
         layer, rest = in_layer[1], in_layer[2]
         stored = f"blk.{layer}.{self._names[rest]}"
         orders = self._orders.get(rest, AS_STORED)
         if stored in self.model.tensors:
-            return Where(stored, 0, orders)
+            return TensorLocation(stored, 0, orders)
         fused, of_fused = f"blk.{layer}.{FUSED}", self._begins()
         if rest in of_fused and fused in self.model.tensors:
-            return Where(fused, of_fused[rest], orders)
+            return TensorLocation(fused, of_fused[rest], orders)
         other = ALIASES.get(self._names[rest])
-        return Where(f"blk.{layer}.{other}" if other else stored, 0, orders)
+        return TensorLocation(f"blk.{layer}.{other}" if other else stored, 0, orders)
 
     def is_for_others(self, name: str) -> bool:
         """Whether the stored tensor `name` belongs to a part that is not served: to layers that

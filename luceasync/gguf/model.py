@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from luceasync.errors import ModelError
-from luceasync.gguf.header import Header, Metadata, Tensor, read_header
-from luceasync.gguf.place import FileIdentity, identity_of, parts_of
+from luceasync.gguf.header import Header, Metadata, TensorEntry, read_header
+from luceasync.gguf.paths import FileIdentity, identity_of, parts_of
 
 SPLIT_NUMBER, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
 
@@ -18,7 +18,7 @@ class GgufModel:
 
     identities: dict[Path, FileIdentity | None]
     metadata: Metadata
-    tensors: dict[str, tuple[Path, Tensor]]
+    tensors: dict[str, tuple[Path, TensorEntry]]
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -50,7 +50,7 @@ def read_model(path: Path) -> GgufModel:
             _check_part(headers[-1], number, len(paths))
         except ModelError as error:
             raise ModelError(f"{part}: {error}") from None
-    tensors: dict[str, tuple[Path, Tensor]] = {}
+    tensors: dict[str, tuple[Path, TensorEntry]] = {}
     for header in headers:
         twice = tensors.keys() & header.tensors.keys()
         if twice:

@@ -33,7 +33,7 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, 
 
 
 @dataclass(frozen=True, slots=True)
-class Pre:
+class PreTokenizer:
     """What is done before merges: how text is split, and whether it is brought to NFC."""
 
     splits: tuple[dict[str, Any], ...]
@@ -48,22 +48,24 @@ def _split(pattern: str) -> dict[str, Any]:
 
 # By tokenizer.ggml.pre.
 PRES = {
-    "qwen2": Pre((_split(QWEN2),), nfc=True),
-    "qwen35": Pre((_split(QWEN35),), nfc=True),
-    "smollm": Pre(({"type": "Digits", "individual_digits": True}, BYTES | {"use_regex": True})),
-    "llama-bpe": Pre((_split(LLAMA3),), ignore_merges=True),
+    "qwen2": PreTokenizer((_split(QWEN2),), nfc=True),
+    "qwen35": PreTokenizer((_split(QWEN35),), nfc=True),
+    "smollm": PreTokenizer(
+        ({"type": "Digits", "individual_digits": True}, BYTES | {"use_regex": True})
+    ),
+    "llama-bpe": PreTokenizer((_split(LLAMA3),), ignore_merges=True),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class GgufVocabulary:
     """`definition`: the text of a tokenizer.json; `eos_ids`: after these a text is over."""
 
     definition: str
     eos_ids: frozenset[int]
 
 
-def vocabulary_of(model: GgufModel) -> Vocabulary:
+def vocabulary_of(model: GgufModel) -> GgufVocabulary:
     """Raises ModelError naming the file and the key."""
     try:
         return _vocabulary(model.metadata)
@@ -96,7 +98,7 @@ def special_tokens_of(model: GgufModel) -> dict[str, str]:
     return {name: text for name, text in zip(ids, texts, strict=True) if text is not None}
 
 
-def check_tokenizer(metadata: Metadata) -> Pre:
+def check_tokenizer(metadata: Metadata) -> PreTokenizer:
     """How the file splits text. Raises ModelError where nobody here knows it."""
     model, pre = metadata.word("tokenizer.ggml.model"), metadata.word("tokenizer.ggml.pre")
     if model != "gpt2":
@@ -108,7 +110,7 @@ def check_tokenizer(metadata: Metadata) -> Pre:
     return PRES[pre]
 
 
-def _vocabulary(metadata: Metadata) -> Vocabulary:
+def _vocabulary(metadata: Metadata) -> GgufVocabulary:
     pre = check_tokenizer(metadata)
     tokens = metadata.strings("tokenizer.ggml.tokens")
     kinds = metadata.integers("tokenizer.ggml.token_type")
@@ -143,10 +145,10 @@ def _vocabulary(metadata: Metadata) -> Vocabulary:
             "merges": merges,
         },
     }
-    return Vocabulary(json.dumps(definition), _eos_ids(metadata, tokens, kinds))
+    return GgufVocabulary(json.dumps(definition), _eos_ids(metadata, tokens, kinds))
 
 
-def _pretokenizers(pre: Pre) -> list[dict[str, Any]]:
+def _pretokenizers(pre: PreTokenizer) -> list[dict[str, Any]]:
     """Its splits, and bytes behind them unless they make bytes themselves."""
     own = list(pre.splits)
     return own if any(split["type"] == "ByteLevel" for split in own) else [*own, BYTES]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from luceasync.kernels.attention import PAGE_TOKENS
-from luceasync.kernels.cuda_program import Launch, Program, can_compile
+from luceasync.kernels.cuda_program import CudaProgram, LaunchShape, can_compile
 from luceasync.kernels.overlap import can_overlap, shared_bytes
 
 UNIT_TOKENS = 16  # that a warp takes at a time
@@ -26,11 +26,11 @@ STATIC_BYTES = 1024  # of shared memory that are not for a Share
 NUM_PROGRAMS = 128  # of an entry with a long context: an H200 has 132 multiprocessors
 
 SOURCE = Path(__file__).with_name("attend_row.cu")
-_PROGRAM = Program(SOURCE, "attend_row")
+_PROGRAM = CudaProgram(SOURCE, "attend_row")
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class AttentionHeads:
     """What a layer has: `group` query heads for each kv head; `half` of the dimensions that are
     rotated; `newest` queries are kept, 0 for none.
     """
@@ -44,7 +44,7 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class AttentionSplit:
     """How a context is divided: among up to `splits` programs of `warps` each; a warp has `stages`
     of 16 tokens in shared memory, the one that is multiplied counted in.
     """
@@ -91,7 +91,7 @@ def attend(
     rotary_dim: int,
     gated: bool,
     ring: Tensor | None = None,
-    chosen: Share | None = None,
+    chosen: AttentionSplit | None = None,
 ) -> Tensor:
     """See luceasync.kernels.attention.attend, whose arguments these are, in bfloat16; `arrivals`:
     see `new_arrivals`; `chosen` replaces `share`.
@@ -104,7 +104,7 @@ def attend(
     assert keys.stride(0) % kv_dim == 0 and num_entries * num_kv_heads <= len(arrivals)
     newest = 0 if ring is None else ring.shape[1]
     group = num_heads // num_kv_heads
-    heads = Heads(num_kv_heads, group, head_dim, rotary_dim // 2, gated, newest)
+    heads = AttentionHeads(num_kv_heads, group, head_dim, rotary_dim // 2, gated, newest)
     chosen = chosen or share(heads, shared_bytes(keys) - STATIC_BYTES)
     parts = (num_entries, num_kv_heads, chosen.splits, group)
     new = partial(torch.empty, dtype=torch.float32, device=keys.device)
@@ -136,22 +136,24 @@ def attend(
     overlaps = can_overlap(keys.device.index or 0)
     constants = constants_of(heads, chosen, overlaps=overlaps)
     num_programs = num_entries * num_kv_heads * chosen.splits
-    launch = Launch(num_programs, chosen.warps * 32, constants["SHARED_BYTES"])
+    launch = LaunchShape(num_programs, chosen.warps * 32, constants["SHARED_BYTES"])
     _PROGRAM.launch(keys.device, constants, launch, arguments)
     return out
 
 
-def share(heads: Heads, most_bytes: int) -> Share:
+def share(heads: AttentionHeads, most_bytes: int) -> AttentionSplit:
     """How a context is divided on a device whose programs may have `most_bytes` of shared memory.
     `warps` and `splits`, and with them a row's bits, depend on nothing else than the layer.
     """
     splits = min(max(NUM_PROGRAMS // heads.num_kv_heads, 8), 64)
     return next(
-        each for each in _smaller(Share(8, 2, splits)) if shared_of(heads, each) <= most_bytes
+        each
+        for each in _smaller(AttentionSplit(8, 2, splits))
+        if shared_of(heads, each) <= most_bytes
     )
 
 
-def _smaller(share: Share) -> Iterator[Share]:
+def _smaller(share: AttentionSplit) -> Iterator[AttentionSplit]:
     """It, and what wants less memory, for cards that have less than an H200."""
     yield share
     while share.stages > 1:
@@ -160,7 +162,7 @@ def _smaller(share: Share) -> Iterator[Share]:
         yield (share := replace(share, warps=share.warps // 2))
 
 
-def shared_of(heads: Heads, share: Share) -> int:
+def shared_of(heads: AttentionHeads, share: AttentionSplit) -> int:
     """Bytes of shared memory of a program; attend_layout.cuh says what they are for."""
     row_bytes = heads.head_dim * 2 + 16
     ring_bytes = share.stages * 2 * UNIT_TOKENS * row_bytes
@@ -170,7 +172,7 @@ def shared_of(heads: Heads, share: Share) -> int:
     return share.warps * ring_bytes + query_rows * row_bytes + new_bytes + weight_bytes
 
 
-def constants_of(heads: Heads, share: Share, *, overlaps: bool) -> dict[str, int]:
+def constants_of(heads: AttentionHeads, share: AttentionSplit, *, overlaps: bool) -> dict[str, int]:
     """What a program is compiled with."""
     return {
         "GROUP": heads.group,

@@ -23,7 +23,7 @@ class CompilerHangs(Exception):
     """Nobody waits any more: for which kernels, and how long they did."""
 
 
-class Compiling:
+class KernelCompilation:
     """Up to `num_threads` at a time. The threads hold up no end of the process: what hangs in a
     compiler is left behind.
     """

@@ -37,7 +37,7 @@ class CompileError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LaunchShape:
     """`num_programs` of `num_threads`, each with `shared_bytes` of shared memory besides what it
     has by itself; so many that follow each other are a `cluster`, which GPUs have from Hopper on.
     """
@@ -48,7 +48,7 @@ class Launch:
     cluster: int = 1
 
 
-class Program:
+class CudaProgram:
     """One function of a source file."""
 
     def __init__(self, path: Path, name: str) -> None:
@@ -62,7 +62,7 @@ class Program:
         self,
         device: torch.device,
         constants: Constants,
-        wanted: Launch,
+        wanted: LaunchShape,
         arguments: Sequence[Tensor | int | float | None],
     ) -> None:
         """Queue it on torch's current stream of `device`; numbers are of 32 bits. The first launch
@@ -119,7 +119,7 @@ class Program:
         return function
 
 
-def _attributes(wanted: Launch, overlaps: bool) -> list[Any]:
+def _attributes(wanted: LaunchShape, overlaps: bool) -> list[Any]:
     driver, found = _driver(), []
     kinds = driver.CUlaunchAttributeID
     if overlaps:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from luceasync.kernels.delta_solve import CHUNK, Chunks, prepare
+from luceasync.kernels.delta_solve import CHUNK, DeltaChunks, prepare
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import (
     dot_precision,
@@ -87,7 +87,7 @@ def _convolve(
 
 def _scan(
     mixed: Tensor,
-    chunks: Chunks,
+    chunks: DeltaChunks,
     delta_state: Tensor,
     lanes: Tensor,
     num_key_heads: int,

@@ -22,7 +22,7 @@ BLOCK = 16  # of the triangular inverse
 
 
 @dataclass(frozen=True, slots=True)
-class Chunks:
+class DeltaChunks:
     """What a chunk of a head knows without the state; float32 [entries, chunks, heads, ...]."""
 
     solve: Tensor  # [CHUNK, CHUNK]: u = solve (v - e^G k S)
@@ -39,7 +39,7 @@ def prepare(
     num_key_heads: int,
     delta_state: Tensor,
     precision: str,
-) -> Chunks:
+) -> DeltaChunks:
     """What every chunk of CHUNK rows knows without the state.
 
     projected, decay_rate, dt_bias, delta_state, lanes as in luceasync.kernels.delta_chunks; mixed:
@@ -49,7 +49,7 @@ def prepare(
     _, num_heads, key_dim, value_dim = delta_state.shape
     num_chunks = triton.cdiv(num_rows, CHUNK)
     per_chunk = (num_entries, num_chunks, num_heads, CHUNK)
-    chunks = Chunks(
+    chunks = DeltaChunks(
         solve=mixed.new_empty(*per_chunk, CHUNK),
         within=mixed.new_empty(*per_chunk, CHUNK),
         total=mixed.new_empty(per_chunk),

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from luceasync.kernels.attention import PAGE_TOKENS, attend_chunk, chunks_of_split, combine
-from luceasync.kernels.draft_rows import DraftRows
+from luceasync.kernels.draft_rows import DraftRowTensors
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import (
     dot_precision,
@@ -32,7 +32,7 @@ LOWEST = tl.constexpr(-1e30)  # a score under all others, of which differences a
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class DraftWindow:
     """What a row at position p of a block that begins at b sees of the context: positions above p -
     `window` and from b - `num_ctx_tokens` on; of the block: rows nearer than `window`, and, if
     `is_causal`, none behind it. `valid_from` int64 [lanes]: below are no keys.
@@ -49,9 +49,9 @@ def attend_block(
     norms: tuple[Tensor, Tensor, float],
     keys: Tensor,
     values: Tensor,
-    rows: DraftRows,
+    rows: DraftRowTensors,
     span: Tensor,
-    sight: Sight,
+    sight: DraftWindow,
     *,
     num_heads: int,
 ) -> Tensor:

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from luceasync.kernels.attention import normed_and_rotated
-from luceasync.kernels.draft_rows import DraftRows
+from luceasync.kernels.draft_rows import DraftRowTensors
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 
@@ -22,7 +22,7 @@ def write_context(
     layers: Tensor,
     keys: Tensor,
     values: Tensor,
-    rows: DraftRows,
+    rows: DraftRowTensors,
     counts: Tensor,
 ) -> None:
     """Write the first `counts` rows of each entry to the rings of `layers`; of more rows than a

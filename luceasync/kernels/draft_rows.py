@@ -18,7 +18,7 @@ BLOCK_ROWS = 16  # rows of an entry in a program
 
 
 @dataclass(frozen=True, slots=True)
-class DraftRows:
+class DraftRowTensors:
     """Rows of a pass: `lanes` int32 [entries], negative = padding; `positions` int32 [entries,
     rows]; `spans` int32 [rings, entries, rows]: how many places of a ring hold context before an
     entry's first row; `rotation`: cos, sin float32 [entries, rows, half].
@@ -32,7 +32,7 @@ class DraftRows:
 
 def draft_rows(
     lanes: Tensor, begins: Tensor, num_rows: int, inverse: Tensor, capacities: Tensor
-) -> DraftRows:
+) -> DraftRowTensors:
     """Rows at positions `[begins, begins + num_rows)` of `lanes`, both int32 or int64 [entries].
 
     inverse: float32 [half], the angle of one position; capacities: int32 [rings].
@@ -40,7 +40,7 @@ def draft_rows(
     num_entries, num_rings, half = len(lanes), len(capacities), len(inverse)
     shape = (num_entries, num_rows)
     index = torch.int32
-    rows = DraftRows(
+    rows = DraftRowTensors(
         inverse.new_empty(num_entries, dtype=index),
         inverse.new_empty(shape, dtype=index),
         inverse.new_empty(num_rings, *shape, dtype=index),

@@ -26,7 +26,7 @@ MAX_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class GemvTile:
     """What a program takes at a time: `block_n` weight rows by `split` slices of `block_k` columns.
 
     Each slice has its own accumulator, so that warps work side by side and not one after another.
@@ -44,7 +44,7 @@ class Tile:
 
 def tile(
     num_outputs: int, padded_rows: int, *, paired: bool, element_bytes: int, shared_bytes: int
-) -> Tile:
+) -> GemvTile:
     """The tile for a weight of `num_outputs` rows (twice that if paired). Measured on an H200.
 
     `block_k` and `split` set the order of the sums, and so a row's bits: they must not depend on
@@ -59,11 +59,11 @@ def tile(
     num_buffers = shared_bytes // (step_rows * split * block_k * element_bytes)
     # In the many programs of a big weight it would only take room.
     preload = few and num_outputs < 32768 and num_buffers >= 3
-    return Tile(block_n, block_k, split, 4, min(num_stages, num_buffers - preload + 1), preload)
+    return GemvTile(block_n, block_k, split, 4, min(num_stages, num_buffers - preload + 1), preload)
 
 
 def linear(
-    x: Tensor, weight: Tensor, residual: Tensor | None = None, *, chosen: Tile | None = None
+    x: Tensor, weight: Tensor, residual: Tensor | None = None, *, chosen: GemvTile | None = None
 ) -> Tensor:
     """x @ weight^T (+ residual).
 
@@ -73,7 +73,7 @@ def linear(
     return _launch(x, weight, weight.shape[0], residual, chosen, paired=False)
 
 
-def swiglu(x: Tensor, gate_up: Tensor, *, chosen: Tile | None = None) -> Tensor:
+def swiglu(x: Tensor, gate_up: Tensor, *, chosen: GemvTile | None = None) -> Tensor:
     """silu(gate) * up. x: [rows, dim]; gate_up: [2 * inner, dim], gate first. -> [rows, inner]."""
     return _launch(x, gate_up, gate_up.shape[0] // 2, None, chosen, paired=True)
 
@@ -83,7 +83,7 @@ def _launch(
     weight: Tensor,
     num_outputs: int,
     residual: Tensor | None,
-    chosen: Tile | None,
+    chosen: GemvTile | None,
     *,
     paired: bool,
 ) -> Tensor:

@@ -19,7 +19,7 @@ import triton
 from triton import knobs
 from triton.runtime import driver
 
-from luceasync.kernels.compiling import CompilerHangs, Compiling
+from luceasync.kernels.compiling import CompilerHangs, KernelCompilation
 
 __all__ = ["CompilerHangs", "Kernel", "compiled_ahead", "kernel"]
 
@@ -47,7 +47,7 @@ class _Loader:
     """Makes what Triton's asynchronous mode asks for, and at once what the first launch needs."""
 
     def __init__(self, device: torch.device, patience_s: float) -> None:
-        self.compiling = Compiling(os.cpu_count() or 1, patience_s)
+        self.compiling = KernelCompilation(os.cpu_count() or 1, patience_s)
         self.name = ""  # of the kernel that is asked for next
         self._device = device
 

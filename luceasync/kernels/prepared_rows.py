@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from luceasync.kernels.cuda_program import Launch, Program
+from luceasync.kernels.cuda_program import CudaProgram, LaunchShape
 from luceasync.kernels.overlap import can_overlap
 from luceasync.kernels.quant_decode import Coding
 from luceasync.kernels.quant_tiles import BLOCK_COLUMNS, UNIT
@@ -26,11 +26,11 @@ UNIT_COLUMNS = UNIT * BLOCK_COLUMNS
 PLAIN_WARPS, NORM_WARPS = 4, 16
 
 SOURCE = Path(__file__).with_name("prepared_rows.cu")
-_NORM = Program(SOURCE, "rms_norm")
-_ARRANGE = Program(SOURCE, "arrange_rows")
+_NORM = CudaProgram(SOURCE, "rms_norm")
+_ARRANGE = CudaProgram(SOURCE, "arrange_rows")
 
 
-class RowNorm(Protocol):
+class RmsNorm(Protocol):
     """See luceasync.models.weights.InputNorm."""
 
     @property
@@ -41,7 +41,7 @@ class RowNorm(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Arranged:
+class ArrangedRows:
     """9 to 16 rows of num_columns columns, in whole units of 256 columns.
 
     columns: bfloat16 [lifts, units, blocks of 64, tiles of 8 rows, 2, lanes, 8 numbers], for each
@@ -85,7 +85,7 @@ def wants_sums(coding: Coding) -> bool:
     return is_alike and has_both and coding.codes != "biased" and coding.zero == 0
 
 
-def room_for(x: Tensor, num_rows: int, num_columns: int, coding: Coding) -> Arranged:
+def room_for(x: Tensor, num_rows: int, num_columns: int, coding: Coding) -> ArrangedRows:
     """For products with a matrix of this coding: rows that the product in front arranges, 16
     columns at a time, so that sums are of halves of groups. num_columns: a multiple of 256; `x`
     says where.
@@ -94,12 +94,12 @@ def room_for(x: Tensor, num_rows: int, num_columns: int, coding: Coding) -> Arra
     num_units = num_columns // UNIT_COLUMNS
     columns = x.new_empty(1, num_units, UNIT, 2, 2, 32, 8)
     group_sums = x.new_empty(num_units, 2, 2, 32, 8) if wants_sums(coding) else None
-    return Arranged(num_rows, num_columns, (lift_of(coding),), columns, group_sums)
+    return ArrangedRows(num_rows, num_columns, (lift_of(coding),), columns, group_sums)
 
 
 def prepared(
-    x: Tensor, codings: Collection[Coding], norm: RowNorm | None = None
-) -> Tensor | Arranged:
+    x: Tensor, codings: Collection[Coding], norm: RmsNorm | None = None
+) -> Tensor | ArrangedRows:
     """What products with matrices of these codings take, made once for all of them: the rows, as
     `norm` has them if one is given.
     """
@@ -110,19 +110,19 @@ def prepared(
     return x if norm is None else rms_norm(x, norm)
 
 
-def rms_norm(x: Tensor, norm: RowNorm) -> Tensor:
+def rms_norm(x: Tensor, norm: RmsNorm) -> Tensor:
     """Each row by a program of its own: in a product every program would wait for the same norm.
     x: bfloat16 [rows, columns], contiguous.
     """
     out = torch.empty_like(x)
     overlaps = can_overlap(x.device.index or 0)
     constants = constants_of(x.shape[1], NORM_WARPS, overlaps=overlaps)
-    launch = Launch(len(x), NORM_WARPS * 32)
+    launch = LaunchShape(len(x), NORM_WARPS * 32)
     _NORM.launch(x.device, constants, launch, (x, norm.weight, out, norm.eps))
     return out
 
 
-def arrange(x: Tensor, codings: Collection[Coding], norm: RowNorm | None = None) -> Arranged:
+def arrange(x: Tensor, codings: Collection[Coding], norm: RmsNorm | None = None) -> ArrangedRows:
     """Rows for products with matrices of these codings, as `rms_norm` has them if a norm is given.
     x: bfloat16 [9 to 16, columns], contiguous, columns a multiple of 64.
     """
@@ -144,11 +144,11 @@ def arrange(x: Tensor, codings: Collection[Coding], norm: RowNorm | None = None)
         lifts=lifts,
         has_sums=has_sums,
     )
-    launch = Launch(ARRANGED_ROWS * programs_of_row, warps * 32)
+    launch = LaunchShape(ARRANGED_ROWS * programs_of_row, warps * 32)
     weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
     arguments = (x, weight, columns, group_sums, eps, num_rows, num_columns)
     _ARRANGE.launch(x.device, constants, launch, arguments)
-    return Arranged(num_rows, num_columns, lifts, columns, group_sums)
+    return ArrangedRows(num_rows, num_columns, lifts, columns, group_sums)
 
 
 def constants_of(

@@ -20,7 +20,7 @@ Codes = Literal["uint", "biased", "e4m3", "e2m1", "table"]
 @dataclass(frozen=True, slots=True)
 class Coding:
     """What the numbers of a quantised matrix are made of, as kernels want it; see
-    luceasync.models.quant.layout.Layout. `group` and `supergroup` are 0 where they are a whole
+    luceasync.models.quant.layout.QuantLayout. `group` and `supergroup` are 0 where they are a whole
     row. `table`: four words (signed) of four entries, each 128 too large.
     """
 

@@ -12,25 +12,25 @@ from torch import Tensor
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 from luceasync.kernels.quant_decode import few_numbers, num_parts, real, small_number
-from luceasync.kernels.quant_tiles import Tiled
+from luceasync.kernels.quant_tiles import TiledMatrix
 
 BLOCKS = 16  # of 64 columns in a program
 
 
-def lookup(weight: Tiled, ids: Tensor, dtype: torch.dtype) -> Tensor:
+def lookup(weight: TiledMatrix, ids: Tensor, dtype: torch.dtype) -> Tensor:
     """Rows of int64 ids [n]: [n, columns]."""
     out = torch.empty(len(ids), weight.num_columns, dtype=dtype, device=ids.device)
     _launch(weight, ids, out, 0)
     return out
 
 
-def numbers(weight: Tiled, begin: int, end: int, out: Tensor) -> None:
+def numbers(weight: TiledMatrix, begin: int, end: int, out: Tensor) -> None:
     """Rows [begin, end) into `out`, [end - begin, columns] contiguous."""
     assert out.is_contiguous() and out.shape == (end - begin, weight.num_columns)
     _launch(weight, None, out, begin)
 
 
-def _launch(weight: Tiled, ids: Tensor | None, out: Tensor, begin: int) -> None:
+def _launch(weight: TiledMatrix, ids: Tensor | None, out: Tensor, begin: int) -> None:
     num_blocks = weight.num_blocks
     _numbers_kernel[(len(out), triton.cdiv(num_blocks, BLOCKS))](
         weight.codes,

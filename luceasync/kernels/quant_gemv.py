@@ -16,14 +16,14 @@ from torch import Tensor
 from luceasync.kernels.overlap import overlap_options
 from luceasync.kernels.quant_decode import Coding
 from luceasync.kernels.quant_gemv_kernel import quant_gemv_kernel, sum_parts_kernel
-from luceasync.kernels.quant_tiles import BLOCK_ROWS, Tiled
+from luceasync.kernels.quant_tiles import BLOCK_ROWS, TiledMatrix
 
 MAX_ROWS = 64
 SUM_BLOCK = 1024  # results that a program adds up
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class QuantTile:
     """What a program takes at a time: `row_blocks` of 16 weight rows (of gate and up together) by
     `strides` stretches of columns, each a warp's, of which a step takes `steps` blocks of 64.
     `num_splits` programs divide the columns among them. `prefetch`: all codes of a program are
@@ -40,27 +40,27 @@ class Tile:
 WIDE, SMALL = 8192, 4096  # outputs: an H200 has 132 multiprocessors
 # By bits of a code: tiles of paired, wide, other and small weights; of a step, of 16 rows, of more.
 STEP = {
-    4: (Tile(2, 4, 2), Tile(2, 4, 2), Tile(1, 4, 4), Tile(2, 8, 4)),
-    5: (Tile(2, 4, 2), Tile(1, 4, 4), Tile(1, 4, 4), Tile(1, 8, 2)),
-    6: (Tile(2, 4, 1), Tile(1, 4, 2), Tile(1, 8, 2), Tile(1, 8, 2)),
-    8: (Tile(2, 4, 1), Tile(1, 4, 2), Tile(1, 4, 2), Tile(2, 8, 2)),
+    4: (QuantTile(2, 4, 2), QuantTile(2, 4, 2), QuantTile(1, 4, 4), QuantTile(2, 8, 4)),
+    5: (QuantTile(2, 4, 2), QuantTile(1, 4, 4), QuantTile(1, 4, 4), QuantTile(1, 8, 2)),
+    6: (QuantTile(2, 4, 1), QuantTile(1, 4, 2), QuantTile(1, 8, 2), QuantTile(1, 8, 2)),
+    8: (QuantTile(2, 4, 1), QuantTile(1, 4, 2), QuantTile(1, 4, 2), QuantTile(2, 8, 2)),
 }
 VERIFY = {
-    4: (Tile(2, 4, 1), Tile(2, 4, 1), Tile(1, 4, 2), Tile(2, 8, 2)),
-    5: (Tile(2, 4, 1), Tile(2, 4, 1), Tile(1, 4, 2), Tile(1, 8, 2)),
-    6: (Tile(2, 4, 1), Tile(2, 4, 1), Tile(1, 4, 2), Tile(1, 8, 4)),
-    8: (Tile(2, 4, 1), Tile(2, 4, 1), Tile(1, 4, 1), Tile(2, 8, 2)),
+    4: (QuantTile(2, 4, 1), QuantTile(2, 4, 1), QuantTile(1, 4, 2), QuantTile(2, 8, 2)),
+    5: (QuantTile(2, 4, 1), QuantTile(2, 4, 1), QuantTile(1, 4, 2), QuantTile(1, 8, 2)),
+    6: (QuantTile(2, 4, 1), QuantTile(2, 4, 1), QuantTile(1, 4, 2), QuantTile(1, 8, 4)),
+    8: (QuantTile(2, 4, 1), QuantTile(2, 4, 1), QuantTile(1, 4, 1), QuantTile(2, 8, 2)),
 }
-MANY = (Tile(2, 4, 1), Tile(2, 4, 1), Tile(1, 4, 1), Tile(1, 8, 1))
+MANY = (QuantTile(2, 4, 1), QuantTile(2, 4, 1), QuantTile(1, 4, 1), QuantTile(1, 8, 1))
 
 
 def linear(
     x: Tensor,
-    weight: Tiled,
+    weight: TiledMatrix,
     residual: Tensor | None = None,
     *,
     dtype: torch.dtype | None = None,
-    chosen: Tile | None = None,
+    chosen: QuantTile | None = None,
 ) -> Tensor:
     """x @ weight^T (+ residual).
 
@@ -71,7 +71,7 @@ def linear(
     return _product(x, weight, residual, out, chosen, paired=False)
 
 
-def swiglu(x: Tensor, gate_up: Tiled, *, chosen: Tile | None = None) -> Tensor:
+def swiglu(x: Tensor, gate_up: TiledMatrix, *, chosen: QuantTile | None = None) -> Tensor:
     """silu(gate) * up. x: [rows, columns]; gate_up: [2 * inner, columns], gate first, inner a
     multiple of 16. -> [rows, inner].
     """
@@ -81,10 +81,10 @@ def swiglu(x: Tensor, gate_up: Tiled, *, chosen: Tile | None = None) -> Tensor:
 
 def _product(
     x: Tensor,
-    weight: Tiled,
+    weight: TiledMatrix,
     residual: Tensor | None,
     out: Tensor,
-    chosen: Tile | None,
+    chosen: QuantTile | None,
     *,
     paired: bool,
 ) -> Tensor:
@@ -121,7 +121,7 @@ def padded(num_rows: int, has_small_tiles: bool) -> int:
     return max(8 if has_small_tiles else 16, int(triton.next_power_of_2(num_rows)))
 
 
-def tile(coding: Coding, num_outputs: int, padded_rows: int, *, paired: bool) -> Tile:
+def tile(coding: Coding, num_outputs: int, padded_rows: int, *, paired: bool) -> QuantTile:
     """The tile for a weight of `num_outputs` rows (twice that if paired): the fastest of a sweep
     over shapes of 4B and 27B models on an H200 (scripts/tune_quantised.py), rounded to a rule.
     """
@@ -133,10 +133,10 @@ def tile(coding: Coding, num_outputs: int, padded_rows: int, *, paired: bool) ->
 
 def _launch(
     x: Tensor,
-    weight: Tiled,
+    weight: TiledMatrix,
     residual: Tensor | None,
     out: Tensor,
-    chosen: Tile,
+    chosen: QuantTile,
     padded_rows: int,
     *,
     paired: bool,

@@ -10,21 +10,27 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from luceasync.kernels.cuda_program import Launch, Program, can_compile
+from luceasync.kernels.cuda_program import CudaProgram, LaunchShape, can_compile
 from luceasync.kernels.overlap import can_overlap, num_multiprocessors, shared_bytes
 from luceasync.kernels.prepared_rows import (
     ARRANGED_ROWS,
     MOST_PLAIN,
     UNIT_COLUMNS,
-    Arranged,
-    RowNorm,
+    ArrangedRows,
+    RmsNorm,
     prepared,
     room_for,
     wants_sums,
 )
 from luceasync.kernels.quant_decode import Coding
-from luceasync.kernels.quant_tiles import BLOCK_COLUMNS, BLOCK_ROWS, UNIT, Tiled
-from luceasync.kernels.quant_tiling import Share, Work, num_programs, share, shared_of
+from luceasync.kernels.quant_tiles import BLOCK_COLUMNS, BLOCK_ROWS, UNIT, TiledMatrix
+from luceasync.kernels.quant_tiling import (
+    QuantSplit,
+    QuantWork,
+    num_programs,
+    share,
+    shared_of,
+)
 
 MAX_ROWS = ARRANGED_ROWS
 STATIC_BYTES = 1024  # of shared memory that are not for a Share
@@ -35,11 +41,11 @@ _SMALL = {"none": 0, "uint8": 1, "int8": 2, "e4m3": 3}
 _MINIMUM = {"none": 0, "own": 1, "scale": 2}
 
 SOURCE = Path(__file__).with_name("quant_gemv.cu")
-_PRODUCT = Program(SOURCE, "quant_gemv")
+_PRODUCT = CudaProgram(SOURCE, "quant_gemv")
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class OutputFormat:
     """How results are kept: as rows of numbers, or as the product that is next takes them, times
     powers of two (see prepared_rows.lift_of), perhaps with sums.
     """
@@ -50,23 +56,23 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class GemvOutput:
     """Where they go: `rows` [rows, outputs], which may lie apart, or columns and sums of Arranged
     rows.
     """
 
-    kept: Kept
+    kept: OutputFormat
     rows: Tensor
     sums: Tensor | None = None
 
     @staticmethod
-    def of_rows(out: Tensor) -> Results:
-        return Results(Kept(out.dtype), out)
+    def of_rows(out: Tensor) -> GemvOutput:
+        return GemvOutput(OutputFormat(out.dtype), out)
 
     @staticmethod
-    def of_arranged(out: Arranged) -> Results:
-        kept = Kept(lift=out.lifts[0], has_sums=out.group_sums is not None)
-        return Results(kept, out.columns, out.group_sums)
+    def of_arranged(out: ArrangedRows) -> GemvOutput:
+        kept = OutputFormat(lift=out.lifts[0], has_sums=out.group_sums is not None)
+        return GemvOutput(kept, out.columns, out.group_sums)
 
 
 def can_multiply(x: Tensor) -> bool:
@@ -77,15 +83,15 @@ def can_multiply(x: Tensor) -> bool:
 
 
 def linear(
-    x: Tensor | Arranged,
-    weight: Tiled,
+    x: Tensor | ArrangedRows,
+    weight: TiledMatrix,
     residual: Tensor | None = None,
     *,
-    norm: RowNorm | None = None,
+    norm: RmsNorm | None = None,
     out: Tensor | None = None,
     dtype: torch.dtype | None = None,
     beside: bool = False,
-    chosen: Share | None = None,
+    chosen: QuantSplit | None = None,
 ) -> Tensor:
     """x @ weight^T (+ residual), of x as `norm` has it if one is given.
 
@@ -96,36 +102,36 @@ def linear(
     """
     if out is None:
         out = _empty(x, weight.num_rows, dtype)
-    given, results = _prepared(x, weight, norm), Results.of_rows(out)
+    given, results = _prepared(x, weight, norm), GemvOutput.of_rows(out)
     _product(given, weight, residual, results, chosen, paired=False, beside=beside)
     return out
 
 
 def swiglu(
-    x: Tensor | Arranged,
-    gate_up: Tiled,
+    x: Tensor | ArrangedRows,
+    gate_up: TiledMatrix,
     *,
-    norm: RowNorm | None = None,
+    norm: RmsNorm | None = None,
     dtype: torch.dtype | None = None,
-    chosen: Share | None = None,
+    chosen: QuantSplit | None = None,
 ) -> Tensor:
     """silu(gate) * up, of x as `norm` has it if one is given. x: as `linear`'s; gate_up:
     [2 * inner, columns], gate first, inner a multiple of 16. -> [rows, inner].
     """
     out = _empty(x, gate_up.num_rows // 2, dtype)
-    results = Results.of_rows(out)
+    results = GemvOutput.of_rows(out)
     _product(_prepared(x, gate_up, norm), gate_up, None, results, chosen, paired=True)
     return out
 
 
 def swiglu_for(
     x: Tensor,
-    gate_up: Tiled,
+    gate_up: TiledMatrix,
     coding: Coding,
     *,
-    norm: RowNorm | None = None,
-    chosen: Share | None = None,
-) -> Tensor | Arranged:
+    norm: RmsNorm | None = None,
+    chosen: QuantSplit | None = None,
+) -> Tensor | ArrangedRows:
     """`swiglu`, as a product with a matrix of this coding takes it: of more than 8 rows nobody need
     arrange it then.
     """
@@ -133,20 +139,20 @@ def swiglu_for(
     if len(x) <= MOST_PLAIN or num_inner % UNIT_COLUMNS != 0:
         return swiglu(x, gate_up, norm=norm, chosen=chosen)
     out = room_for(x, len(x), num_inner, coding)
-    results = Results.of_arranged(out)
+    results = GemvOutput.of_arranged(out)
     _product(_prepared(x, gate_up, norm), gate_up, None, results, chosen, paired=True)
     return out
 
 
 def constants_of(
-    work: Work,
-    share: Share,
+    work: QuantWork,
+    share: QuantSplit,
     *,
     overlaps: bool,
     has_residual: bool = False,
     beside: bool = False,
     num_halves: int = 1,
-    kept: Kept = Kept(),
+    kept: OutputFormat = OutputFormat(),
 ) -> dict[str, int]:
     """What a program is compiled with; num_halves: of the sums of Arranged rows."""
     coding = work.coding
@@ -182,31 +188,33 @@ def constants_of(
     }
 
 
-def _empty(x: Tensor | Arranged, width: int, dtype: torch.dtype | None) -> Tensor:
-    like = x.columns if isinstance(x, Arranged) else x
+def _empty(x: Tensor | ArrangedRows, width: int, dtype: torch.dtype | None) -> Tensor:
+    like = x.columns if isinstance(x, ArrangedRows) else x
     return like.new_empty(len(x), width, dtype=dtype)
 
 
-def _prepared(x: Tensor | Arranged, weight: Tiled, norm: RowNorm | None) -> Tensor | Arranged:
+def _prepared(
+    x: Tensor | ArrangedRows, weight: TiledMatrix, norm: RmsNorm | None
+) -> Tensor | ArrangedRows:
     return prepared(x, (weight.coding,), norm) if isinstance(x, Tensor) else x
 
 
 def _product(
-    x: Tensor | Arranged,
-    weight: Tiled,
+    x: Tensor | ArrangedRows,
+    weight: TiledMatrix,
     residual: Tensor | None,
-    results: Results,
-    chosen: Share | None,
+    results: GemvOutput,
+    chosen: QuantSplit | None,
     *,
     paired: bool,
     beside: bool = False,
 ) -> None:
     num_rows, group_sums, num_halves = len(x), None, 1
-    if isinstance(x, Arranged) and wants_sums(weight.coding):
+    if isinstance(x, ArrangedRows) and wants_sums(weight.coding):
         group_sums, num_halves = x.group_sums, x.num_halves
-    if isinstance(x, Arranged):
+    if isinstance(x, ArrangedRows):
         x = x.of(weight.coding)
-    work = Work(
+    work = QuantWork(
         weight.coding,
         weight.scales.dtype,
         weight.num_rows // (2 if paired else 1),
@@ -246,5 +254,5 @@ def _product(
         results.rows.stride(0),
     )
     grid = num_programs(work, chosen, num_multiprocessors(x))
-    launch = Launch(grid, chosen.warps * 32, constants["SHARED_BYTES"], chosen.splits)
+    launch = LaunchShape(grid, chosen.warps * 32, constants["SHARED_BYTES"], chosen.splits)
     _PRODUCT.launch(x.device, constants, launch, arguments)

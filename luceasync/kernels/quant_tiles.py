@@ -13,7 +13,7 @@ UNIT = 4  # blocks of columns that a warp of a CUDA C++ program takes at a time
 
 
 @dataclass(frozen=True, slots=True)
-class Tiled:
+class TiledMatrix:
     """A quantised matrix [num_rows, num_columns] in blocks of 16 x 64, [row blocks, column blocks],
     as luceasync.models.quant.tiles lays it out. What there is none of is None.
 

@@ -19,7 +19,7 @@ MOST_WARPS = 12  # of programs of many rows, on a multiprocessor: as there are r
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class QuantSplit:
     """What a program takes: `row_blocks` of 16 weight rows (of gate and up together), whose columns
     are divided among `splits` programs of `warps` each; `stages` of 256 columns, the one that is
     multiplied counted in, are in shared memory. A program that `goes_on` takes group after group of
@@ -34,7 +34,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class QuantWork:
     """What is multiplied: `x_rows` rows of x (1, 8 or 16) with a matrix [num_outputs (twice that if
     paired), num_columns]; `scales`: the dtype of its scales.
     """
@@ -47,7 +47,7 @@ class Work:
     paired: bool
 
 
-def share(work: Work, most_bytes: int, *, has_clusters: bool = False) -> Share:
+def share(work: QuantWork, most_bytes: int, *, has_clusters: bool = False) -> QuantSplit:
     """How a product is divided on a device whose programs may have `most_bytes` of shared memory,
     and may have clusters: the fastest in whole steps of 4B and 27B models on an H200
     (scripts/tune_quantised.py), rounded to a rule. Up to 8 rows `warps`, and with them a row's
@@ -57,7 +57,7 @@ def share(work: Work, most_bytes: int, *, has_clusters: bool = False) -> Share:
     return next(each for each in _smaller(wanted) if shared_of(work, each) <= most_bytes)
 
 
-def num_programs(work: Work, share: Share, num_multiprocessors: int) -> int:
+def num_programs(work: QuantWork, share: QuantSplit, num_multiprocessors: int) -> int:
     """How many programs there are: one for each group of row blocks, or, if they go on, as many as
     run at once.
     """
@@ -69,45 +69,45 @@ def num_programs(work: Work, share: Share, num_multiprocessors: int) -> int:
     return min(num_groups, max(1, num_beside // share.splits)) * share.splits
 
 
-def _few_rows(work: Work) -> Share:
+def _few_rows(work: QuantWork) -> QuantSplit:
     num_units = -(-work.num_columns // (UNIT * BLOCK_COLUMNS))
     is_byte, is_long = work.coding.bits == 8, num_units >= 32
     if work.paired or (work.num_outputs >= HUGE and num_units > 10):
-        return Share(2, 4, 2)
+        return QuantSplit(2, 4, 2)
     if work.num_outputs >= HUGE and not is_byte:
-        return Share(2, 2, 4)
+        return QuantSplit(2, 2, 4)
     if num_units <= 10:
-        return Share(1, 5, 2)
+        return QuantSplit(1, 5, 2)
     if is_byte:
         if work.num_outputs >= SMALL:
-            return Share(1, 6, 3)
-        return Share(1, 5, 4) if is_long else Share(2, 8, 3)
+            return QuantSplit(1, 6, 3)
+        return QuantSplit(1, 5, 4) if is_long else QuantSplit(2, 8, 3)
     if work.num_outputs >= WIDE:
-        return Share(1, 4, 3)
+        return QuantSplit(1, 4, 3)
     if work.num_outputs >= SMALL:
-        return Share(1, 8, 3 if is_long and work.coding.bits == 4 else 2)
-    return Share(1, 10, 3) if is_long else Share(1, 8, 4)
+        return QuantSplit(1, 8, 3 if is_long and work.coding.bits == 4 else 2)
+    return QuantSplit(1, 10, 3) if is_long else QuantSplit(1, 8, 4)
 
 
-def _many_rows(work: Work, has_clusters: bool) -> Share:
+def _many_rows(work: QuantWork, has_clusters: bool) -> QuantSplit:
     is_large = work.coding.bits in (5, 6)  # of a number there is more to put together
     num_units = -(-work.num_columns // (UNIT * BLOCK_COLUMNS))
     if work.paired or work.num_outputs >= HUGE:
         # A warp that has more units than others is waited for.
         warps = 2 if num_units <= 16 and num_units % 4 else 4
-        return Share(2, warps, 2, goes_on=work.paired)
+        return QuantSplit(2, warps, 2, goes_on=work.paired)
     if work.num_outputs >= WIDE:
         # Up to four programs of three warps a multiprocessor run at once, three of four.
         has_more = work.num_outputs // (2 * BLOCK_ROWS) > 3 * 132
-        return Share(2, 3 if has_more and not is_large else 4, 2)
+        return QuantSplit(2, 3 if has_more and not is_large else 4, 2)
     if work.num_outputs <= FEW:
-        return Share(1, min(MOST_WARPS, num_units), 2)
+        return QuantSplit(1, min(MOST_WARPS, num_units), 2)
     if has_clusters and work.num_outputs < SMALL:
-        return Share(1, 4, 2, splits=2)
-    return Share(1, 4, 2, goes_on=True)
+        return QuantSplit(1, 4, 2, splits=2)
+    return QuantSplit(1, 4, 2, goes_on=True)
 
 
-def _smaller(share: Share) -> Iterator[Share]:
+def _smaller(share: QuantSplit) -> Iterator[QuantSplit]:
     """It, and what wants less memory, for cards that have less than an H200."""
     yield share
     while share.stages > 2:
@@ -116,7 +116,7 @@ def _smaller(share: Share) -> Iterator[Share]:
         yield (share := replace(share, warps=share.warps - 1))
 
 
-def shared_of(work: Work, share: Share) -> int:
+def shared_of(work: QuantWork, share: QuantSplit) -> int:
     """Bytes of shared memory of a program; quant_gemv.cu says what they are for."""
     coding, scale_bytes = work.coding, work.scales.itemsize
     parts: int = num_parts(coding.group)

@@ -29,7 +29,7 @@ SUM_BLOCK = 1024  # results that a program adds up
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class SmallGemmTile:
     """What a program takes at a time: `block_n` weight rows by `block_k` columns. The columns are
     divided among `num_splits` programs, whose results a second kernel adds up in their order.
     """
@@ -50,7 +50,7 @@ def tile(
     element_bytes: int,
     shared_bytes: int,
     num_multiprocessors: int,
-) -> Tile:
+) -> SmallGemmTile:
     """The tile for a weight [num_outputs (twice that if paired), dim]. Measured on an H200.
 
     `block_k` and `num_splits` set the order of the sums: they must not depend on `padded_rows`.
@@ -72,11 +72,15 @@ def tile(
             block_n *= 2
         num_stages = max(3, min(STAGES, half // stage_bytes(block_n)))
     num_stages = min(num_stages, shared_bytes // stage_bytes(block_n))
-    return Tile(block_n, block_k, num_splits, 4, num_stages)
+    return SmallGemmTile(block_n, block_k, num_splits, 4, num_stages)
 
 
 def linear(
-    x: Tensor, weight: Tensor, residual: Tensor | None = None, *, chosen: Tile | None = None
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor | None = None,
+    *,
+    chosen: SmallGemmTile | None = None,
 ) -> Tensor:
     """x @ weight^T (+ residual).
 
@@ -105,7 +109,7 @@ def linear(
     return out
 
 
-def swiglu(x: Tensor, gate_up: Tensor, *, chosen: Tile | None = None) -> Tensor:
+def swiglu(x: Tensor, gate_up: Tensor, *, chosen: SmallGemmTile | None = None) -> Tensor:
     """silu(gate) * up. x: [rows, dim]; gate_up: [2 * inner, dim], gate first. -> [rows, inner]."""
     inner = gate_up.shape[0] // 2
     chosen = chosen or _tile(x, gate_up, inner, paired=True)
@@ -114,7 +118,7 @@ def swiglu(x: Tensor, gate_up: Tensor, *, chosen: Tile | None = None) -> Tensor:
     return out
 
 
-def _tile(x: Tensor, weight: Tensor, num_outputs: int, *, paired: bool) -> Tile:
+def _tile(x: Tensor, weight: Tensor, num_outputs: int, *, paired: bool) -> SmallGemmTile:
     return tile(
         num_outputs,
         x.shape[1],
@@ -131,7 +135,13 @@ def _padded(num_rows: int) -> int:
 
 
 def _launch(
-    x: Tensor, weight: Tensor, residual: Tensor | None, out: Tensor, chosen: Tile, *, paired: bool
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor | None,
+    out: Tensor,
+    chosen: SmallGemmTile,
+    *,
+    paired: bool,
 ) -> None:
     """out: [rows, outputs], or float32 [splits, rows, outputs]."""
     num_rows, dim = x.shape

@@ -28,7 +28,7 @@ NUM_SPLITS = 32  # programs that share the context of one lane, kv head and bloc
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class TreeAttentionTile:
     """`block_m` pairs of row and query head in a program."""
 
     block_m: int
@@ -36,7 +36,7 @@ class Tile:
     num_stages: int
 
 
-def tile(num_pairs: int, head_dim: int, element_bytes: int, shared_bytes: int) -> Tile:
+def tile(num_pairs: int, head_dim: int, element_bytes: int, shared_bytes: int) -> TreeAttentionTile:
     """The tile for `num_pairs` rows times query heads of one kv head, in the shared memory that
     there is. Measured on an H200.
     """
@@ -45,7 +45,7 @@ def tile(num_pairs: int, head_dim: int, element_bytes: int, shared_bytes: int) -
     while block_m > 16 and (block_m + 3 * PAGE_TOKENS) * row_bytes > shared_bytes:
         block_m //= 2
     num_stages = 2 if (block_m + 5 * PAGE_TOKENS) * row_bytes <= shared_bytes else 1
-    return Tile(block_m, num_warps=4, num_stages=num_stages)
+    return TreeAttentionTile(block_m, num_warps=4, num_stages=num_stages)
 
 
 def attend_tree(

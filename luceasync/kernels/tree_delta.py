@@ -39,7 +39,7 @@ CONV_ROWS = 16  # of one program of the convolution
 
 
 @dataclass(frozen=True, slots=True)
-class Tile:
+class TreeDeltaTile:
     """What a program takes of a head's state at a time: `block_key` rows of `block_value`
     columns.
     """
@@ -50,9 +50,13 @@ class Tile:
     num_stages: int
 
 
-def tile(block_rows: int) -> Tile:
+def tile(block_rows: int) -> TreeDeltaTile:
     """The tile for 16, 32 or 64 rows: one with which no register is spilled on an H200."""
-    return {16: Tile(128, 32, 4, 1), 32: Tile(32, 64, 4, 3), 64: Tile(32, 64, 8, 1)}[block_rows]
+    return {
+        16: TreeDeltaTile(128, 32, 4, 1),
+        32: TreeDeltaTile(32, 64, 4, 3),
+        64: TreeDeltaTile(32, 64, 8, 1),
+    }[block_rows]
 
 
 def delta_tree(

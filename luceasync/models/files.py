@@ -14,10 +14,10 @@ from typing import Any
 
 from luceasync.errors import ModelError
 from luceasync.gguf.model import GgufModel, read_model
-from luceasync.gguf.place import gguf_at
+from luceasync.gguf.paths import gguf_at
 from luceasync.models.directory import CONFIG, check_directory
 from luceasync.models.families import FAMILIES
-from luceasync.models.families.family import Fields
+from luceasync.models.families.family import ConfigFields
 from luceasync.models.formats import StoredWeights, format_of
 from luceasync.models.formats.gguf import GgufWeights
 from luceasync.models.gguf_model import GgufContents, read_gguf
@@ -98,4 +98,4 @@ def parse_spec(config: Mapping[str, Any]) -> ModelSpec:
         raise ModelError(
             f"model_type {model_type!r} is not supported; supported: {', '.join(sorted(FAMILIES))}"
         )
-    return family.parse(Fields(config))
+    return family.parse(ConfigFields(config))

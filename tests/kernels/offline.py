@@ -46,7 +46,7 @@ from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.attention_triton import TritonAttention
 from luceasync.models.mixers.delta import DeltaSpec
 from luceasync.models.mixers.delta_triton import TritonDelta
-from luceasync.models.quant.ggml import FORMS
+from luceasync.models.quant.ggml import ENCODINGS
 from luceasync.models.quant.random import random_packed
 from luceasync.models.quant.tiles import tile
 from tests.kernels import cases
@@ -180,12 +180,12 @@ def one_quantised_product() -> None:
 
 def quantised(name: str, num_rows: int, *, paired: bool = True) -> None:
     """Products with a matrix of that type, and rows of it."""
-    tiled = tile(random_packed(FORMS[name], (1024, 2560), torch.Generator()))
+    tiled = tile(random_packed(ENCODINGS[name], (1024, 2560), torch.Generator()))
     x = torch.empty(num_rows, 2560, dtype=DTYPE)
     quant_gemv.linear(x, tiled, x.new_empty(num_rows, 1024))
     if paired:
         quant_gemv.swiglu(x, tiled)
-    divided = quant_gemv.Tile(row_blocks=1, strides=4, steps=1, num_splits=2)
+    divided = quant_gemv.QuantTile(row_blocks=1, strides=4, steps=1, num_splits=2)
     quant_gemv.linear(x, tiled, chosen=divided)
     quant_dequantize.lookup(tiled, torch.zeros(4, dtype=torch.long), DTYPE)
 
@@ -284,7 +284,7 @@ def drafts() -> None:
     rings = torch.empty(5, 2, 2048, 8, 128, dtype=DTYPE)
     projected = torch.empty(2, NUM_ROWS, 5 * 2 * 1024, dtype=DTYPE)
     write_context(projected, norms, torch.arange(5), rings, rings, block, lanes)
-    sight = draft_attention.Sight(torch.zeros(2, dtype=torch.long), window=2048)
+    sight = draft_attention.DraftWindow(torch.zeros(2, dtype=torch.long), window=2048)
     projected = torch.empty(2, NUM_ROWS, (32 + 16) * 128, dtype=DTYPE)
     small = torch.empty(128), torch.empty(128), 1e-6
     draft_attention.attend_block(

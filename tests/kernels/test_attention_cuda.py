@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from luceasync.kernels import attention_cuda
-from luceasync.kernels.attention_cuda import Heads, Share, constants_of, share, shared_of
+from luceasync.kernels.attention_cuda import (
+    AttentionHeads,
+    AttentionSplit,
+    constants_of,
+    share,
+    shared_of,
+)
 from luceasync.kernels.cuda_program import compiled
 from luceasync.models.mixers.attention import RECENT_ROWS, AttentionSpec
 from luceasync.models.mixers.attention_torch import TorchAttention, heads_of
@@ -26,7 +32,7 @@ from tests.kernels.offline import BINARIES, CARDS, KIB
 from tests.kernels.places import gpu_of_nvidia, on_both
 
 BF16 = torch.bfloat16
-FEW = Share(2, 2, 3)  # splits: of long contexts each has several turns of its warps
+FEW = AttentionSplit(2, 2, 3)  # splits: of long contexts each has several turns of its warps
 SPECS = {
     "plain": AttentionSpec(8, 2, 64, 64, 10000.0, gated=False),
     "gated, partly rotated": AttentionSpec(6, 2, 128, 32, 10000.0, gated=True),
@@ -36,10 +42,10 @@ SPECS = {
 }
 CAPABILITIES = {name: int(name[3:]) for name, card in CARDS.items() if card.is_nvidia}
 LAYERS = {
-    "4B": Heads(8, 4, 128, 64, gated=False),
-    "gated": Heads(4, 6, 128, 32, gated=True, newest=RECENT_ROWS),
-    "narrow": Heads(2, 7, 64, 32, gated=False),
-    "a group of 16": Heads(2, 16, 128, 64, gated=True),
+    "4B": AttentionHeads(8, 4, 128, 64, gated=False),
+    "gated": AttentionHeads(4, 6, 128, 32, gated=True, newest=RECENT_ROWS),
+    "narrow": AttentionHeads(2, 7, 64, 32, gated=False),
+    "a group of 16": AttentionHeads(2, 16, 128, 64, gated=True),
 }
 
 MOST_STACK_BYTES = 16  # of a lane: what is rarely wanted
@@ -58,7 +64,7 @@ class Body:
     """As TritonAttention: an AttentionBody for rows of a decode step, with one share."""
 
     spec: AttentionSpec
-    chosen: Share | None = FEW
+    chosen: AttentionSplit | None = FEW
     arrivals: Tensor | None = field(default=None)
 
     def attend(self, projected, norms, state, rows) -> Tensor:
@@ -98,7 +104,7 @@ def case_of(name: str, lanes: list[int], ranks: list[int], place: torch.device) 
     return case
 
 
-SHARES = (FEW, Share(4, 1, 2), Share(1, 3, 64))
+SHARES = (FEW, AttentionSplit(4, 1, 2), AttentionSplit(1, 3, 64))
 ALL = [(name, rank, SHARES) for name in SPECS for rank in (0, 1, 15, 16, 63, 64, 65, 300, 1500)]
 EMULATED = [
     *(("plain", rank, (FEW,)) for rank in (0, 1, 15, 16, 63, 64, 65)),

@@ -18,13 +18,13 @@ from types import SimpleNamespace
 import pytest
 
 from luceasync.kernels import compiling as compiling_module
-from luceasync.kernels.compiling import CompilerHangs, Compiling
+from luceasync.kernels.compiling import CompilerHangs, KernelCompilation
 
 DEADLINE_S = 600.0
 
 
 def test_all_is_done_when_it_ends_and_an_error_is_told_to_whoever_asks():
-    compiling = Compiling(2, DEADLINE_S)
+    compiling = KernelCompilation(2, DEADLINE_S)
     found = [compiling.submit("square", lambda n=n: n * n) for n in range(9)]
     failed = compiling.submit("broken", lambda: 1 // 0)
     compiling.end()
@@ -34,14 +34,14 @@ def test_all_is_done_when_it_ends_and_an_error_is_told_to_whoever_asks():
 
 def test_it_works_side_by_side():
     both = threading.Barrier(2)
-    compiling = Compiling(2, DEADLINE_S)
+    compiling = KernelCompilation(2, DEADLINE_S)
     for _ in range(2):
         compiling.submit("met", lambda: both.wait(DEADLINE_S))
     compiling.end()
 
 
 def test_what_hangs_ends_in_words_that_name_it_and_nothing_more_is_begun():
-    compiling, hung = Compiling(1, 0.05), threading.Event()
+    compiling, hung = KernelCompilation(1, 0.05), threading.Event()
     late = compiling.submit("slow_kernel", hung.wait)
     begun: list[int] = []
     others = [compiling.submit(f"other_{n}", lambda n=n: begun.append(n)) for n in range(4)]
@@ -67,7 +67,7 @@ def test_each_that_is_done_gives_the_others_time(monkeypatch):
     def take_long() -> None:
         clock.now_s += 0.6 * DEADLINE_S
 
-    compiling = Compiling(1, DEADLINE_S)
+    compiling = KernelCompilation(1, DEADLINE_S)
     found = [compiling.submit("steady", take_long) for _ in range(4)]
     compiling.end()
     assert all(future.result(0) is None for future in found)

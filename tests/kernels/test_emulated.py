@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from luceasync.kernels import cuda_program
-from luceasync.kernels.cuda_program import Launch
+from luceasync.kernels.cuda_program import LaunchShape
 from tests.kernels.emulated.program import Compiler, EmulatedProgram, Fault
 
 CPU = torch.device("cpu")
@@ -119,7 +119,7 @@ extern "C" __global__ void kernel(const u32* x, u32* out) {{
         encoding="utf-8",
     )
     program = EmulatedProgram(source, "kernel", compiler)
-    program.launch(CPU, {}, Launch(2, 64, SHARED_BYTES, cluster=2), tensors)
+    program.launch(CPU, {}, LaunchShape(2, 64, SHARED_BYTES, cluster=2), tensors)
 
 
 @pytest.mark.parametrize(("words", "body"), MISTAKES.values(), ids=MISTAKES)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from luceasync.cuda import feature_ring
 from luceasync.cuda.feature_ring import FeatureKernel
-from luceasync.cuda.launch import Launcher, can_launch
+from luceasync.cuda.launch import CudaLauncher, can_launch
 from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.gpu_platform import CudaPlatform, HipPlatform
 from luceasync.speculation.dflash.features import scatter_on, torch_scatter
@@ -127,7 +127,7 @@ def test_the_kernel_runs_where_there_is_a_gpu_and_the_twin_on_the_cpu(device) ->
 def test_a_kernel_needs_a_gpu_or_the_simulator(monkeypatch) -> None:
     monkeypatch.setattr("numba.config.ENABLE_CUDASIM", 0)
     with pytest.raises(ValueError, match="cpu: a CUDA device is expected"):
-        Launcher(torch.device("cpu"))
+        CudaLauncher(torch.device("cpu"))
 
 
 @pytest.mark.gpu

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from luceasync.cuda import pager
 from luceasync.host_cache.copies import HostRows, PageRows, pairs_of
-from luceasync.host_cache.gpu_copies import kernel_paging
+from luceasync.host_cache.gpu_copies import kernel_page_copies
 from luceasync.kv.cache import LaneCache
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.delta import DeltaSpec
@@ -73,7 +73,7 @@ def scattered(cache: LaneCache) -> list[PageRows]:
 
 
 def paging(device: torch.device):
-    return kernel_paging(device, lambda tensor: True)
+    return kernel_page_copies(device, lambda tensor: True)
 
 
 def copied(cache: LaneCache, lane: int, rows: list[PageRows], *, to_host: bool) -> None:
@@ -129,7 +129,7 @@ def test_a_rehearsal_writes_nothing(cache, device):
 
 def test_memory_that_no_device_reads_in_place_is_copied_run_by_run(cache, device):
     rows = scattered(cache)
-    kernel_paging(device, lambda tensor: False).gather(cache, 0, rows)
+    kernel_page_copies(device, lambda tensor: False).gather(cache, 0, rows)
     found = bits(cache.row_stacks)
     copied(cache, 0, rows, to_host=False)
     assert all(map(torch.equal, bits(cache.row_stacks), found))

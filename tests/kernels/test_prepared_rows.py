@@ -13,7 +13,7 @@ from torch import Tensor
 
 from luceasync.kernels import prepared_rows
 from luceasync.kernels.cuda_program import compiled
-from luceasync.kernels.prepared_rows import Arranged, arrange, rms_norm, wants_sums
+from luceasync.kernels.prepared_rows import ArrangedRows, arrange, rms_norm, wants_sums
 from luceasync.models.quant.tiles import coding_of
 from tests.kernels.offline import CARDS
 from tests.kernels.places import gpu_of_nvidia, on_both
@@ -71,7 +71,7 @@ def columns_of(x: Tensor, lifts: tuple[float, float]) -> Tensor:
     return found
 
 
-def sums_of(arranged: Arranged) -> Tensor:
+def sums_of(arranged: ArrangedRows) -> Tensor:
     """Of groups of 32 columns: float64 [16, groups], from three parts each."""
     parts = arranged.group_sums.double().view(-1, 2, 8, 4, 4, 2)
     assert (parts[..., 3, :] == 0).all()

@@ -8,37 +8,43 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.kernels import quant_dequantize, quant_gemv
-from luceasync.kernels.quant_gemv import Tile, Tiled
+from luceasync.kernels.quant_gemv import QuantTile, TiledMatrix
 from luceasync.models.quant.checkpoints.fp4 import DIVIDED, NVFP4
-from luceasync.models.quant.form import Grouped
-from luceasync.models.quant.ggml import FORMS
+from luceasync.models.quant.encoding import QuantEncoding
+from luceasync.models.quant.ggml import ENCODINGS
 from luceasync.models.quant.packed import dequantise
 from luceasync.models.quant.random import random_packed
 from luceasync.models.quant.tiles import can_tile, tile
 
 OTHERS = {
-    "FP8": Grouped("FP8", 8, 128, 128, "bf16", codes="e4m3"),
-    "FP8 by rows": Grouped("FP8", 8, None, None, "fp32", codes="e4m3"),
-    "int8": Grouped("int8", 8, None, None, "fp32", codes="int8"),
-    "AWQ": Grouped("AWQ", 4, 128, 128, "fp16", minimum="scale", has_small_minimums=True),
-    "AWQ, groups of 64": Grouped(
+    "FP8": QuantEncoding("FP8", 8, 128, 128, "bf16", codes="e4m3"),
+    "FP8 by rows": QuantEncoding("FP8", 8, None, None, "fp32", codes="e4m3"),
+    "int8": QuantEncoding("int8", 8, None, None, "fp32", codes="int8"),
+    "AWQ": QuantEncoding("AWQ", 4, 128, 128, "fp16", minimum="scale", has_small_minimums=True),
+    "AWQ, groups of 64": QuantEncoding(
         "AWQ", 4, 64, 64, "fp16", minimum="scale", has_small_minimums=True
     ),
-    "bytes": Grouped("bytes", 8, 64, 64, "fp16", minimum="scale", has_small_minimums=True),
-    "Q4_K, heads of 128": FORMS["Q4_K"].with_supergroups_within(128),
+    "bytes": QuantEncoding("bytes", 8, 64, 64, "fp16", minimum="scale", has_small_minimums=True),
+    "Q4_K, heads of 128": ENCODINGS["Q4_K"].with_supergroups_within(128),
     "NVFP4": NVFP4,
     "NVFP4, divided": DIVIDED,
 }
-ALL = FORMS | OTHERS
+ALL = ENCODINGS | OTHERS
 FEW = ("Q4_K", "Q6_K", "Q8_0")
-TILES = (Tile(1, 2, 2), Tile(1, 4, 1, num_splits=2), Tile(2, 2, 1, num_splits=3, prefetch=True))
+TILES = (
+    QuantTile(1, 2, 2),
+    QuantTile(1, 4, 1, num_splits=2),
+    QuantTile(2, 2, 1, num_splits=3, prefetch=True),
+)
 
 
 def matrix(
-    form: Grouped, num_rows: int, num_columns: int, device: torch.device
-) -> tuple[Tiled, Tensor]:
+    encoding: QuantEncoding, num_rows: int, num_columns: int, device: torch.device
+) -> tuple[TiledMatrix, Tensor]:
     """It, and its numbers in float32."""
-    packed = random_packed(form, (num_rows, num_columns), torch.Generator(device).manual_seed(1))
+    packed = random_packed(
+        encoding, (num_rows, num_columns), torch.Generator(device).manual_seed(1)
+    )
     for name, tensor in packed.tensors.items():  # scales of rows and groups differ
         if tensor.dtype.is_floating_point and name in ("scales", "minimums"):
             tensor.mul_((0.5 + torch.rand(tensor.shape, device=device)).to(tensor.dtype))
@@ -70,17 +76,17 @@ def test_numbers_and_rows_are_those_of_the_slow_truth_bit_by_bit(name: str, devi
 @pytest.mark.covered(1)
 @pytest.mark.parametrize("chosen", [None, *TILES], ids=str)
 @pytest.mark.parametrize("name", ALL)
-def test_products_are_those_of_float64(name: str, chosen: Tile | None, device) -> None:
+def test_products_are_those_of_float64(name: str, chosen: QuantTile | None, device) -> None:
     check_products(name, chosen, device)
 
 
 @pytest.mark.parametrize("chosen", TILES, ids=str)
 @pytest.mark.parametrize("name", FEW)
-def test_products_in_any_tile_are_those_of_float64(name: str, chosen: Tile, device) -> None:
+def test_products_in_any_tile_are_those_of_float64(name: str, chosen: QuantTile, device) -> None:
     check_products(name, chosen, device)
 
 
-def check_products(name: str, chosen: Tile | None, device: torch.device) -> None:
+def check_products(name: str, chosen: QuantTile | None, device: torch.device) -> None:
     tiled, numbers = matrix(ALL[name], 48, 384, device)
     x = rows(3, 384, device)
     found = quant_gemv.linear(x, tiled, dtype=torch.float32, chosen=chosen)
@@ -100,7 +106,7 @@ def test_any_number_of_rows(name: str, num_rows: int, device) -> None:
 def test_residual_and_swiglu(name: str, num_splits: int, device) -> None:
     tiled, numbers = matrix(ALL[name], 96, 256, device)
     x = rows(2, 256, device)
-    chosen = Tile(2, 2, 1, num_splits)
+    chosen = QuantTile(2, 2, 1, num_splits)
     product = F.linear(x.double(), numbers.double())
     residual = torch.randn(2, 96, device=device).to(x.dtype)
     found = quant_gemv.linear(x, tiled, residual, dtype=torch.float32, chosen=chosen)
@@ -122,14 +128,14 @@ def test_a_row_is_the_same_bits_in_any_company(device) -> None:
 
 
 def test_what_is_no_whole_block_is_told() -> None:
-    assert can_tile(FORMS["Q4_K"], 48, 512)
-    assert not can_tile(FORMS["Q4_K"], 40, 512)
-    assert not can_tile(FORMS["Q8_0"], 48, 96)
-    assert not can_tile(Grouped("odd", 8, 24, 24, "fp16", codes="int8"), 48, 384)
+    assert can_tile(ENCODINGS["Q4_K"], 48, 512)
+    assert not can_tile(ENCODINGS["Q4_K"], 40, 512)
+    assert not can_tile(ENCODINGS["Q8_0"], 48, 96)
+    assert not can_tile(QuantEncoding("odd", 8, 24, 24, "fp16", codes="int8"), 48, 384)
 
 
 def test_not_a_byte_is_added(device) -> None:
-    packed = random_packed(FORMS["Q6_K"], (32, 256), torch.Generator(device))
+    packed = random_packed(ENCODINGS["Q6_K"], (32, 256), torch.Generator(device))
     places = {tensor.data_ptr() for tensor in packed.tensors.values()}
     tiled = tile(packed)
     found = (tiled.codes, tiled.planes, tiled.scales, tiled.small_scales)

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.kernels import kernel, prepared_rows, quant_gemv_cuda
-from luceasync.kernels.cuda_program import CompileError, Launch, Program, compiled
+from luceasync.kernels.cuda_program import CompileError, CudaProgram, LaunchShape, compiled
 from luceasync.kernels.quant_gemv_cuda import constants_of
-from luceasync.kernels.quant_tiling import Share, Work, share, shared_of
-from luceasync.models.quant.gpu import TiledGrouped
+from luceasync.kernels.quant_tiling import QuantSplit, QuantWork, share, shared_of
+from luceasync.models.quant.gpu import TiledQuantWeight
 from luceasync.models.quant.packed import DTYPES
 from luceasync.models.quant.tiles import coding_of
 from tests.kernels.offline import BINARIES, CARDS, KIB
@@ -30,7 +30,7 @@ from tests.kernels.test_quant_gemv import ALL, FEW, error, matrix
 CAPABILITIES = {name: int(name[3:]) for name, card in CARDS.items() if card.is_nvidia}
 MOST_STACK_BYTES = 16  # of a lane: a register or two too many
 OTHERS = tuple(name for name in ALL if name not in FEW)
-SHARES = (Share(1, 4, 3), Share(2, 2, 2), Share(2, 2, 2, splits=2))
+SHARES = (QuantSplit(1, 4, 3), QuantSplit(2, 2, 2), QuantSplit(2, 2, 2, splits=2))
 SHAPES = ((48, 384), (32, 2304))
 # One of each kind of codes, scales and minimums: on the CPU, with a share and a shape each.
 EMULATED = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_1", "FP8", "MXFP4", "NVFP4", "Q5_0", "Q3_K")
@@ -52,7 +52,7 @@ def place(request: pytest.FixtureRequest) -> torch.device:
     return emulate(quant_gemv_cuda, _PRODUCT="quant_gemv")
 
 
-def products() -> Iterator[tuple[str, tuple[int, int], tuple[Share, ...]]]:
+def products() -> Iterator[tuple[str, tuple[int, int], tuple[QuantSplit, ...]]]:
     for i, name in enumerate(EMULATED):
         yield name, SHAPES[i // 2 % 2], (SHARES[i % len(SHARES)],)
 
@@ -67,7 +67,7 @@ def rows(num_rows: int, num_columns: int, device: torch.device) -> Tensor:
     [*products()],
 )
 def test_products_are_those_of_float64(
-    name: str, shape: tuple[int, int], shares: Sequence[Share | None], place
+    name: str, shape: tuple[int, int], shares: Sequence[QuantSplit | None], place
 ) -> None:
     tiled, numbers = matrix(ALL[name], *shape, place)
     x = rows(16, shape[1], place)
@@ -121,9 +121,12 @@ def test_programs_that_go_on_give_the_same_bits(
 ) -> None:
     tiled, _ = matrix(ALL[name], 352, 768, place)
     x, residual = rows(13, 768, place), rows(13, 352, place)
-    for chosen in (Share(2, 2, 2, goes_on=True), Share(2, 2, 3, splits=2, goes_on=True)):
+    for chosen in (
+        QuantSplit(2, 2, 2, goes_on=True),
+        QuantSplit(2, 2, 3, splits=2, goes_on=True),
+    ):
 
-        def product(chosen: Share) -> Tensor:
+        def product(chosen: QuantSplit) -> Tensor:
             if paired:
                 return quant_gemv_cuda.swiglu(x, tiled, chosen=chosen)
             return quant_gemv_cuda.linear(x, tiled, residual, chosen=chosen)
@@ -196,7 +199,7 @@ def test_results_may_be_columns_of_a_wider_matrix(num_rows: int, place) -> None:
 def test_logits_are_not_rounded_on_their_way(num_rows: int) -> None:
     device = gpu_of_nvidia()
     tiled, numbers = matrix(ALL["Q6_K"], 96, 768, device)
-    table = TiledGrouped(tiled, 0, torch.bfloat16)
+    table = TiledQuantWeight(tiled, 0, torch.bfloat16)
     x, norm = rows(num_rows, 768, device), Norm(torch.ones(768, device=device))
     out = torch.full((num_rows, 96), torch.nan, device=device)
     assert table.linear_float(x, out=out) is out
@@ -220,9 +223,9 @@ def test_large_and_small_rows_lose_nothing(name: str, size: float, place) -> Non
         assert error(found, x, numbers) < 1e-5, num_rows
 
 
-def work(name: str, x_rows: int = 1, *, num_outputs: int = 9728) -> Work:
+def work(name: str, x_rows: int = 1, *, num_outputs: int = 9728) -> QuantWork:
     coding, scales = coding_of(ALL[name]), DTYPES[ALL[name].scale]
-    return Work(coding, scales, num_outputs, 2560, x_rows, x_rows != 8)
+    return QuantWork(coding, scales, num_outputs, 2560, x_rows, x_rows != 8)
 
 
 @pytest.mark.parametrize("shared_kib", sorted({CARDS[name].shared_kib for name in CAPABILITIES}))
@@ -240,9 +243,9 @@ def test_shares_fit_and_divide_few_rows_alike(name: str, num_outputs: int, share
 @pytest.mark.parametrize("num_outputs", [1024, 2560, 9728, 151936])
 @pytest.mark.parametrize("name", FEW)
 def test_up_to_eight_rows_are_divided_alike(name: str, num_outputs: int) -> None:
-    form = coding_of(ALL[name])
+    coding = coding_of(ALL[name])
     shares = {
-        share(Work(form, torch.float16, num_outputs, 4096, x_rows, False), 99 * KIB).warps
+        share(QuantWork(coding, torch.float16, num_outputs, 4096, x_rows, False), 99 * KIB).warps
         for x_rows in (1, 8)
     }
     assert len(shares) == 1
@@ -250,7 +253,7 @@ def test_up_to_eight_rows_are_divided_alike(name: str, num_outputs: int) -> None
 
 @pytest.mark.parametrize("bits", ["Q4_K", "Q6_K"])
 def test_only_devices_with_clusters_divide_columns_among_programs(bits: str) -> None:
-    down = Work(coding_of(ALL[bits]), torch.float16, 2560, 9728, 16, paired=False)
+    down = QuantWork(coding_of(ALL[bits]), torch.float16, 2560, 9728, 16, paired=False)
     assert share(down, 227 * KIB, has_clusters=True).splits == 2
     assert share(down, 227 * KIB).splits == 1
 
@@ -296,11 +299,11 @@ def test_a_program_is_compiled_ahead_once() -> None:
     """However many layers want it: threads that wait for the same one compile nothing else."""
     asked: list[str] = []
     compiling = SimpleNamespace(submit=lambda name, load: asked.append(name))
-    program = Program(quant_gemv_cuda.SOURCE, "quant_gemv")
+    program = CudaProgram(quant_gemv_cuda.SOURCE, "quant_gemv")
     token = kernel._ahead.set(SimpleNamespace(compiling=compiling))
     try:
         for warps in (4, 5, 4, 4):
-            program.launch(torch.device("cuda:0"), {"WARPS": warps}, Launch(1, 32 * warps), ())
+            program.launch(torch.device("cuda:0"), {"WARPS": warps}, LaunchShape(1, 32 * warps), ())
     finally:
         kernel._ahead.reset(token)
     assert asked == ["quant_gemv"] * 2

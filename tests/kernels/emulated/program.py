@@ -1,4 +1,4 @@
-"""CUDA C++ on CPUs: what a GPU runs as luceasync.kernels.cuda_program.Program, compiled by the
+"""CUDA C++ on CPUs: what a GPU runs as luceasync.kernels.cuda_program.CudaProgram, compiled by the
 system's C++ compiler with another body of device_words.cuh, whose lanes are fibers.
 
 It knows no kernel. machine.h says which mistakes it sees.
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from luceasync.kernels.cuda_program import Launch
+from luceasync.kernels.cuda_program import LaunchShape
 
 HERE = Path(__file__).parent
 COMPILERS = ("g++", "clang++", "c++")
@@ -111,7 +111,7 @@ def compiler_here() -> str | None:
 
 
 class EmulatedProgram:
-    """As luceasync.kernels.cuda_program.Program, on tensors of the CPU."""
+    """As luceasync.kernels.cuda_program.CudaProgram, on tensors of the CPU."""
 
     def __init__(self, path: Path, name: str, compiler: Compiler, seed: int = 0) -> None:
         self._path = path
@@ -123,7 +123,7 @@ class EmulatedProgram:
         self,
         device: torch.device,
         constants: Mapping[str, int],
-        wanted: Launch,
+        wanted: LaunchShape,
         arguments: Sequence[Tensor | int | float | None],
     ) -> None:
         """Runs it to its end. Raises Fault."""

@@ -8,7 +8,7 @@ import pytest
 
 from luceasync.errors import ModelError
 from luceasync.gguf.model import read_model
-from luceasync.gguf.place import gguf_at, parts_of
+from luceasync.gguf.paths import gguf_at, parts_of
 from tests.gguf.files import header, qwen3_keys, qwen3_tensors, save
 
 PARTS = [f"m-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
