@@ -1,6 +1,5 @@
-"""Memory that was freed goes back to the system: large blocks at once, the rest when asked for.
-
-Knows no allocation of ours: the C library keeps what was freed, and is asked to let go of it.
+"""The memory of this process: what the C library returns to the system, what the garbage collector
+scans, and what lies in large pages.
 """
 
 from __future__ import annotations
@@ -14,24 +13,27 @@ from pathlib import Path
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of mallopt(3)
 LARGE_BLOCK_BYTES = 1 << 20
 KEPT_AT_THE_TOP_BYTES = 8 << 20
+LARGE_PAGE_BYTES = 2 << 20
+COLLAPSE = 25  # of madvise(2), from Linux 6.1 on
 
 
 def keep_large_blocks_apart() -> None:
-    """From now on a block of LARGE_BLOCK_BYTES or more has pages of its own, which go back with it.
+    """Give every block of LARGE_BLOCK_BYTES or more its own pages, which are returned to the system
+    when it is freed.
 
-    Else the C library puts all below 32 MiB between small ones as soon as one as large was freed,
-    and what a body of 15 MB leaves is a hole that some small block keeps open.
+    Otherwise, once a block of up to 32 MiB has been freed, the C library places blocks of that size
+    among small ones, and a request body of 15 MB leaves a hole that some small block keeps mapped.
     """
-    with suppress(AttributeError):  # another C library
+    with suppress(AttributeError):  # not glibc
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
         mallopt(TRIM_THRESHOLD, KEPT_AT_THE_TOP_BYTES)
 
 
-def give_back_freed_memory() -> None:
-    """Let the system have what the process has freed; takes milliseconds, and lets threads run.
+def trim_heap() -> None:
+    """Return freed memory to the system; takes milliseconds, without the GIL.
 
-    Nothing is done where the C library has no word for it.
+    Does nothing if the C library has no malloc_trim.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -39,7 +41,7 @@ def give_back_freed_memory() -> None:
 
 
 def resident_bytes() -> int:
-    """What the process has of the machine's memory; 0 where the system does not tell."""
+    """The resident memory of this process; 0 if the system does not report it."""
     try:
         num_pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:
@@ -47,29 +49,20 @@ def resident_bytes() -> int:
     return num_pages * os.sysconf("SC_PAGE_SIZE")
 
 
-# What is loaded stays as long as the process: garbage collections need not look through it.
-
-
 def freeze_heap() -> None:
-    """Leave what is there now out of later garbage collections: looking through it would hold up
-    every answer for a tenth of a second now and then.
+    """Exclude all current objects from later garbage collections: they live as long as the process,
+    and scanning them would delay every answer by a tenth of a second now and then.
     """
     gc.collect()
     gc.freeze()
 
 
-# Memory in large pages, where the system gives them: it is read faster from end to end, since
-# its addresses are looked up less often. Knows no allocation of ours.
-
-
-LARGE_PAGE_BYTES = 2 << 20
-COLLAPSE = 25  # of madvise(2), from Linux 6.1 on
-
-
 def into_large_pages(address: int, num_bytes: int) -> None:
-    """Have pages put together that hold these bytes, which have been written. The first and the
-    last are shared with what lies beside them, as tensors of a model do. It is advice: nothing
-    happens where the system knows no such word, or has no large page to give.
+    """Collapse the pages of these bytes, which must have been written, into large pages: reading
+    them from end to end is faster with fewer address lookups.
+
+    The first and last page are shared with adjacent memory, as tensors of a model are. This is
+    advice: nothing happens if the system does not support it or has no large page free.
     """
     madvise = getattr(ctypes.CDLL(None), "madvise", None)
     if madvise is None:

@@ -31,7 +31,7 @@ from warm.door import Counters, Door, Outcome, Verify, open_directory, open_serv
 from warm.entries import Entry, Form, Role, parse_kwargs, read_entries, read_tools, with_common
 
 from luceasync.cli.flags import with_config
-from luceasync.cli.words import size_text
+from luceasync.cli.output import size_text
 from luceasync.config import Config
 from luceasync.errors import ConfigError, LuceasyncError
 from luceasync.options import CONFIG_VARIABLE, load_config

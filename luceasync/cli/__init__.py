@@ -1,3 +1,1 @@
-"""Commands of the terminal: serve, chat, plan, doctor. Builds the Config and hands its sections
-out.
-"""
+"""The command line: builds the Config, and passes its sections to a command."""

@@ -1,6 +1,6 @@
-"""The command line: its commands, its exit codes. What a command does is in its own file.
+"""The command line: its commands and exit codes. What a command does is in its own file.
 
-Imports neither torch nor the engine, so that --help is quick; commands import what they need.
+Imports neither torch nor the engine, so that --help is fast; commands import what they need.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import typer
 from luceasync import __version__
 from luceasync.cli.cache import cache_app
 from luceasync.cli.flags import with_config
-from luceasync.cli.words import one_line
+from luceasync.cli.output import one_line
 from luceasync.config import Config
 from luceasync.errors import LuceasyncError
 from luceasync.options import SECTIONS
 
 EXIT_BROKEN, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
-ENGINE_SECTIONS = [name for name in SECTIONS if name != "server"]  # of what runs without one
+ENGINE_SECTIONS = [name for name in SECTIONS if name != "server"]  # of commands without a server
 
 app = typer.Typer(
     name="luceasync",
@@ -36,9 +36,9 @@ app.add_typer(cache_app)
 
 def main() -> None:
     """The entry point. A setting that cannot be honoured is one line on stderr and exit code 2."""
-    # How long OpenMP's threads spin at a barrier before they sleep. By default for so long that any
-    # other busy process slows decoding down by an order of magnitude; at once costs half the speed
-    # on a quiet machine. Read by torch when it is imported.
+    # How long OpenMP threads spin at a barrier before they sleep. The default is so long that any
+    # other busy process slows decoding by an order of magnitude; not spinning costs half the speed
+    # on a quiet machine. Torch reads it on import.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     try:
         app()
@@ -50,8 +50,8 @@ def main() -> None:
 
 
 def die_on_ctrl_c() -> None:
-    """Let Ctrl-C end the process at once, until somebody listens to it: importing torch and reading
-    weights are long calls of other people's code, which no exception of ours interrupts.
+    """Let Ctrl-C end the process at once, until a command handles it: importing torch and reading
+    weights are long native calls, which KeyboardInterrupt does not interrupt.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -76,12 +76,10 @@ def _root(
 @with_config(*SECTIONS)
 def serve(config: Config) -> None:
     """Serve a model over HTTP with the APIs of OpenAI and Anthropic."""
-    from luceasync.cli.serve import check_serve
+    from luceasync.cli.serve import check_serve, run_server
 
     model = check_serve(config)
     die_on_ctrl_c()
-    from luceasync.cli.serve import run_server
-
     run_server(config, model)
 
 
@@ -91,40 +89,46 @@ def chat(
     config: Config,
     url: Annotated[
         str | None,
-        typer.Option(help="A running server, such as http://127.0.0.1:8000; else in-process."),
+        typer.Option(
+            help="A running server, such as http://127.0.0.1:8000; default: run the model here."
+        ),
     ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(
             envvar="LUCEASYNC_API_KEY",
-            help="Key of that server; better LUCEASYNC_API_KEY.",
+            help="API key for that server; prefer LUCEASYNC_API_KEY.",
             show_envvar=False,
         ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest answer; default: until the context is full.")
+        int | None,
+        typer.Option(min=1, help="Most tokens of an answer; default: what the context holds."),
     ] = None,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.6,
 ) -> None:
-    """Chat in the terminal. /clear forgets, /quit ends, Ctrl-C stops an answer."""
+    """Chat in the terminal. /clear starts over, /quit ends, Ctrl-C stops an answer."""
     from luceasync.cli.serve import check_load
 
     model = None
     if url is None:
         model = check_load(config)
         die_on_ctrl_c()
-    from luceasync.cli.chat import Manner, open_local, open_remote, run_chat
+    from luceasync.cli.chat import AnswerOptions, open_local, open_remote, run_chat
 
-    manner = Manner(max_tokens, temperature)
-    voice = open_local(config, manner, model) if url is None else open_remote(url, api_key, manner)
-    raise typer.Exit(0 if run_chat(voice, system) else EXIT_BROKEN)
+    options = AnswerOptions(max_tokens, temperature)
+    if url is None:
+        responder = open_local(config, options, model)
+    else:
+        responder = open_remote(url, api_key, options)
+    raise typer.Exit(0 if run_chat(responder, system) else EXIT_BROKEN)
 
 
 @app.command()
 @with_config(*SECTIONS)
 def doctor(config: Config) -> None:
-    """Say what this machine has, what would be used and what is wrong."""
+    """Show what this machine has, what would be used, and what is wrong."""
     from luceasync.cli.doctor import run_doctor
 
     raise typer.Exit(0 if run_doctor(config) else EXIT_BROKEN)
@@ -136,7 +140,7 @@ def plan(
     config: Config,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show bytes per device and lane, and what fits, without loading anything."""
+    """Show bytes per device and lane, and what fits, without loading the model."""
     from luceasync.cli.serve import check_plan
 
     model = check_plan(config)

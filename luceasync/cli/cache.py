@@ -1,6 +1,6 @@
-"""The cache commands: what is kept on disk, looked at and removed without a model.
+"""The cache commands: list, inspect, verify and remove the prefixes on disk, without a model.
 
-Owns their flags and exit codes; imports what they need when they run. Knows no file.
+Owns their flags, exit codes and output. Knows no file format.
 """
 
 from __future__ import annotations
@@ -10,34 +10,31 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from luceasync import parsers
 from luceasync.cli.flags import with_config
-from luceasync.cli.words import age_text, size_text
+from luceasync.cli.output import DAY_S, age_text, print_json, size_text
 from luceasync.config import Config
-from luceasync.disk_cache.codec import Header, Part
+from luceasync.disk_cache.codec import NodeHeader, NodePart
 from luceasync.disk_cache.listing import NodeMeta
-from luceasync.disk_cache.upkeep import Total, Verdict
+from luceasync.disk_cache.upkeep import NamespaceTotal, Upkeep, Verdict, prunable
 from luceasync.errors import ConfigError, SnapshotMismatch
 
-if TYPE_CHECKING:
-    from luceasync.disk_cache.upkeep import Upkeep
-
-
 cache_app = typer.Typer(
-    name="cache", help="Look after the prefixes that are kept on disk.", no_args_is_help=True
+    name="cache", help="Inspect and clean up the prefix cache on disk.", no_args_is_help=True
 )
+
+SHORT_DIGITS = 12  # of a key, enough to identify it
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Namespace = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Only this namespace; its first letters are enough."),
+    typer.Option(metavar="NAME", help="Only this namespace; a unique prefix is enough."),
 ]
 
 
@@ -46,13 +43,11 @@ Namespace = Annotated[
 def show_list(
     config: Config,
     namespace: Annotated[
-        str | None, typer.Argument(help="List the nodes of this one.", show_default=False)
+        str | None, typer.Argument(help="List the nodes of this namespace.", show_default=False)
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the namespaces, one for each model that was served, or the nodes of one."""
-    pass
-
+    """List the namespaces, one per model and precision served, or the nodes of one."""
     with _opened(config) as upkeep:
         if namespace is None:
             print_namespaces(upkeep.totals(), as_json)
@@ -65,13 +60,11 @@ def show_list(
 @with_config("kv-cache-dir")
 def show(
     config: Config,
-    key: Annotated[str, typer.Argument(help="Key of a node; its first digits are enough.")],
+    key: Annotated[str, typer.Argument(help="Key of a node; a unique prefix is enough.")],
     namespace: Namespace = None,
     as_json: Json = False,
 ) -> None:
-    """Show what a node holds, and the nodes that it continues."""
-    pass
-
+    """Show what a node holds, and its chain of parents."""
     with _opened(config) as upkeep:
         name, found = _one_node(upkeep, namespace, key)
         try:
@@ -84,9 +77,7 @@ def show(
 @cache_app.command()
 @with_config("kv-cache-dir")
 def verify(config: Config, namespace: Namespace = None) -> None:
-    """Read every byte of every node; what is damaged is moved to the quarantine, exit 1."""
-    pass
-
+    """Read every byte of every node; quarantine damaged ones and exit with 1 if there are any."""
     with _opened(config) as upkeep:
         names = _namespaces(upkeep, namespace)
         verdicts = (upkeep.verify(name, key) for name in names for key in upkeep.keys(name))
@@ -99,20 +90,14 @@ def verify(config: Config, namespace: Namespace = None) -> None:
 def prune(
     config: Config,
     budget: Annotated[
-        str | None, typer.Option(metavar="BYTES", help="What may stay, such as 100G.")
+        str | None, typer.Option(metavar="BYTES", help="Most bytes to keep, such as 100G.")
     ] = None,
     older_than: Annotated[
-        float | None, typer.Option(metavar="DAYS", min=0, help="Remove what is unused for longer.")
+        float | None, typer.Option(metavar="DAYS", min=0, help="Remove nodes unused for longer.")
     ] = None,
     namespace: Namespace = None,
 ) -> None:
-    """Remove the nodes that were not used for longest; never one that another needs."""
-    import time
-
-    pass
-    from luceasync.cli.words import DAY_S
-    from luceasync.disk_cache.upkeep import prunable
-
+    """Remove the least recently used nodes; never one that another node needs."""
     if budget is None and older_than is None:
         raise ConfigError("cache prune: expected --budget BYTES or --older-than DAYS, or both")
     budget_bytes = None if budget is None else _bytes(budget)
@@ -129,12 +114,9 @@ def prune(
 def clear(
     config: Config,
     namespace: Namespace = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Remove all nodes, and what was set aside as damaged."""
-    pass
-    from luceasync.cli.words import size_text
-
+    """Remove all nodes, quarantined ones included."""
     with _opened(config) as upkeep:
         names = _namespaces(upkeep, namespace)
         totals = [total for total in upkeep.totals() if total.namespace in names]
@@ -148,13 +130,12 @@ def clear(
 
 @contextmanager
 def _opened(config: Config) -> Iterator[Upkeep]:
-    """The directory; a disk that cannot be read or written is one line."""
-    from luceasync.disk_cache.upkeep import Upkeep
+    """The cache directory. Turns an OSError into a ConfigError."""
     from luceasync.models.mixers import END_KINDS
 
     root = config.cache.cache_dir
     if root is None:
-        raise ConfigError("--kv-cache-dir: not given; expected the directory that servers use")
+        raise ConfigError("--kv-cache-dir: not given; expected the cache directory of a server")
     try:
         yield Upkeep(root, END_KINDS)
     except OSError as error:
@@ -162,7 +143,7 @@ def _opened(config: Config) -> Iterator[Upkeep]:
 
 
 def _namespaces(upkeep: Upkeep, prefix: str | None) -> list[str]:
-    """All names, or the one that is meant."""
+    """All namespaces, or the one that begins with `prefix`."""
     return upkeep.namespaces() if prefix is None else [_one_namespace(upkeep, prefix)]
 
 
@@ -178,7 +159,7 @@ def _one_namespace(upkeep: Upkeep, prefix: str) -> str:
 
 
 def _one_node(upkeep: Upkeep, namespace: str | None, prefix: str) -> tuple[str, str]:
-    """Namespace and key of the node that is meant."""
+    """Namespace and key of the node whose key begins with `prefix`."""
     names = _namespaces(upkeep, namespace)
     found = [(name, key) for name in names for key in upkeep.keys(name) if key.startswith(prefix)]
     if not found:
@@ -203,46 +184,39 @@ def _bytes(text: str) -> int:
         ) from None
 
 
-# What the cache commands print: tables for a person, JSON for a program. Knows no flag and
-# removes nothing.
-
-
-SHORT = 12  # digits of a key that tell it from others
-
-
-def print_namespaces(totals: Sequence[Total], as_json: bool) -> None:
-    """Each namespace and its size."""
+def print_namespaces(totals: Sequence[NamespaceTotal], as_json: bool) -> None:
+    """Print each namespace and its size."""
     if as_json:
-        _print_json({"namespaces": [asdict(total) for total in totals]})
+        print_json({"namespaces": [asdict(total) for total in totals]})
         return
     table = _table("namespace", "nodes", "bytes", "last used")
     for total in totals:
         size = size_text(total.num_bytes)
         table.add_row(total.namespace, str(total.num_nodes), size, _age(total.last_used_s))
     size = size_text(sum(total.num_bytes for total in totals))
-    table.add_row("in all", str(sum(total.num_nodes for total in totals)), size, "")
+    table.add_row("total", str(sum(total.num_nodes for total in totals)), size, "")
     _print(table)
 
 
 def print_nodes(namespace: str, nodes: Iterable[NodeMeta], as_json: bool) -> None:
-    """The nodes of a namespace, each after the one that it continues."""
+    """Print the nodes of a namespace, each after its parent."""
     ordered = _parents_first(nodes)
     if as_json:
-        _print_json({"namespace": namespace, "nodes": [_summary(node) for node in ordered]})
+        print_json({"namespace": namespace, "nodes": [_summary(node) for node in ordered]})
         return
     _print(_node_table(ordered))
 
 
-def print_node(headers: Sequence[Header], nodes: Iterable[NodeMeta], as_json: bool) -> None:
-    """One of the nodes: what it says of itself, its tensors, and its chain from the root.
-    `headers`: of its files, that of its rows first.
+def print_node(headers: Sequence[NodeHeader], nodes: Iterable[NodeMeta], as_json: bool) -> None:
+    """Print one of the nodes: its metadata, its tensors, and its chain from the root. `headers`:
+    those of its files, the one with its rows first.
     """
     header = headers[0]
     by_key = {node.key: node for node in nodes}
     node = by_key[header.metadata.key]
     chain = _chain(node, by_key)
     if as_json:
-        _print_json(
+        print_json(
             {
                 **_summary(node),
                 "split": list(header.metadata.split),
@@ -265,30 +239,30 @@ def print_node(headers: Sequence[Header], nodes: Iterable[NodeMeta], as_json: bo
         _print(f"{words:10} {_shown(value)}")
     _print("", _tensor_table(headers), "", _node_table(chain))
     if chain[0].metadata is None or chain[0].metadata.begin > 0:
-        _print("", "What it continues is not here: no request can use it.")
+        _print("", "Its parents are missing: no request can use it.")
 
 
 def print_verdicts(verdicts: Iterable[Verdict]) -> bool:
-    """What is wrong, as it is found, and then the counts; tell whether nothing is."""
+    """Print each defect as it is found, then the counts; returns whether all nodes are intact."""
     counts = Counter[str]()
     for verdict in verdicts:
         counts[verdict.state] += 1
         if verdict.state in ("damaged", "unreadable"):
             _print(f"{verdict.state}: {verdict.namespace}/{verdict.key}: {verdict.detail}")
     _print(
-        f"{counts['whole']} nodes are whole, {counts['damaged']} damaged and set aside, "
+        f"{counts['whole']} nodes intact, {counts['damaged']} damaged and quarantined, "
         f"{counts['unreadable']} unreadable, {counts['foreign']} of another schema"
     )
     return counts["damaged"] == counts["unreadable"] == 0
 
 
 def print_removed(num_gone: int, num_bytes: int, num_left: int) -> None:
-    """What was removed."""
-    _print(f"{num_gone} nodes removed, {size_text(num_bytes)}; {num_left} nodes stay")
+    """Print how much was removed."""
+    _print(f"{num_gone} nodes removed, {size_text(num_bytes)}; {num_left} nodes left")
 
 
 def _summary(node: NodeMeta) -> dict[str, object]:
-    """A node in plain words and numbers."""
+    """A node as JSON values."""
     known = {} if node.metadata is None else asdict(node.metadata)
     known.pop("split", None)
     return {
@@ -304,7 +278,7 @@ def _summary(node: NodeMeta) -> dict[str, object]:
     }
 
 
-def _tensors(headers: Sequence[Header]) -> list[dict[str, object]]:
+def _tensors(headers: Sequence[NodeHeader]) -> list[dict[str, object]]:
     return [
         {
             "name": slot.name,
@@ -317,7 +291,7 @@ def _tensors(headers: Sequence[Header]) -> list[dict[str, object]]:
     ]
 
 
-def _tensor_table(headers: Sequence[Header]) -> Table:
+def _tensor_table(headers: Sequence[NodeHeader]) -> Table:
     table = _table("tensor", "dtype", "shape", "bytes")
     for slot in (slot for header in headers for slot in header.slots):
         shape = " x ".join(map(str, slot.shape))
@@ -331,17 +305,17 @@ def _node_table(nodes: Iterable[NodeMeta]) -> Table:
         size, age = size_text(node.span_bytes), _age(node.last_used_s)
         end_size = size_text(node.end_bytes) if node.end_bytes else "-"
         if node.metadata is None:
-            table.add_row(node.key[:SHORT], "", "another schema", size, end_size, "", age)
+            table.add_row(node.key[:SHORT_DIGITS], "", "another schema", size, end_size, "", age)
             continue
-        parent = node.metadata.parent[:SHORT] or "-"
+        parent = node.metadata.parent[:SHORT_DIGITS] or "-"
         span = f"[{node.metadata.begin}, {node.metadata.end})"
-        state = "yes" if Part.STATE in node.parts else "no"
-        table.add_row(node.key[:SHORT], parent, span, size, end_size, state, age)
+        state = "yes" if NodePart.STATE in node.parts else "no"
+        table.add_row(node.key[:SHORT_DIGITS], parent, span, size, end_size, state, age)
     return table
 
 
 def _parents_first(nodes: Iterable[NodeMeta]) -> list[NodeMeta]:
-    """Each node right before those that continue it; chains that are broken come last."""
+    """Each node directly before its children; broken chains come last."""
     by_key = {node.key: node for node in nodes}
     below: dict[str, list[NodeMeta]] = {}
     for node in sorted(by_key.values(), key=lambda n: (_begin(n), n.key), reverse=True):
@@ -360,7 +334,7 @@ def _begin(node: NodeMeta) -> int:
 
 
 def _chain(node: NodeMeta, by_key: dict[str, NodeMeta]) -> list[NodeMeta]:
-    """The nodes that are here from the root, or as near to it as they go, to this one."""
+    """The nodes from the root, or the last ancestor present, down to `node`."""
     chain = [node]
     while chain[-1].metadata is not None:
         parent = by_key.get(chain[-1].metadata.parent)
@@ -383,7 +357,7 @@ def _age(time_s: float) -> str:
 
 
 def _table(*columns: str) -> Table:
-    """A table without lines; what is no name stands on the right."""
+    """A table without lines; columns of names are left-aligned, others right-aligned."""
     table = Table(box=None, pad_edge=False)
     for column in columns:
         is_name = column in ("namespace", "key", "parent", "tensor", "dtype")
@@ -395,7 +369,3 @@ def _print(*objects: object) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for each in objects:
         console.print(each)
-
-
-def _print_json(value: object) -> None:
-    print(msgspec.json.format(msgspec.json.encode(value)).decode())

@@ -1,6 +1,6 @@
 """The chat command: a conversation in a terminal or through a pipe, one line a turn.
 
-Owns the loop of turns. Knows nothing of who answers.
+Owns the loop of turns. A responder, an engine in this process or a server by URL, answers them.
 """
 
 from __future__ import annotations
@@ -19,56 +19,52 @@ import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from rich.console import Console
 
-from luceasync.cli.words import one_line
+from luceasync.cli.output import loading_bar, one_line
 from luceasync.config import Config
 from luceasync.errors import ConfigError, GenerationFailed, LuceasyncError, Unavailable
 from luceasync.models.files import ModelFiles
 from luceasync.request import ChatPrompt, Engine, ReasoningPiece, Request, Sampling, TextPiece
-
-# Two voices that answer a conversation: an engine in this process, and a server by its URL.
-# Owns how an answer is asked for. Knows nothing of the terminal.
-
 
 CONNECT_TIMEOUT_S = 10.0
 # A server under load is silent only between keep-alive comments.
 SILENCE_TIMEOUT_S = 120.0
 
 Messages = list[dict[str, Any]]
-Spoken = TextPiece | ReasoningPiece  # it is given no tools
+ShownPiece = TextPiece | ReasoningPiece  # no tools are offered
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
-    """How long and how varied answers may be."""
+class AnswerOptions:
+    """Sampling options of answers."""
 
     max_tokens: int | None = None
     temperature: float = 0.6
 
 
-class Voice(Protocol):
+class Responder(Protocol):
     """Answers a conversation piece by piece."""
 
-    def reply(self, messages: Messages) -> AsyncIterator[Spoken]:
-        """The next answer as it comes. Raises LuceasyncError."""
+    def reply(self, messages: Messages) -> AsyncIterator[ShownPiece]:
+        """The next answer as it is generated. Raises LuceasyncError."""
         ...
 
 
-class LocalVoice:
-    """Asks an engine in this process."""
+class LocalResponder:
+    """Answers with an engine in this process."""
 
-    def __init__(self, engine: Engine, manner: Manner) -> None:
+    def __init__(self, engine: Engine, options: AnswerOptions) -> None:
         self._engine = engine
-        self._manner = manner
+        self._options = options
 
-    async def reply(self, messages: Messages) -> AsyncIterator[Spoken]:
-        sampling = Sampling(temperature=self._manner.temperature)
+    async def reply(self, messages: Messages) -> AsyncIterator[ShownPiece]:
+        sampling = Sampling(temperature=self._options.temperature)
         prompt = ChatPrompt(list(messages))
-        request = Request(prompt, sampling=sampling, max_tokens=self._manner.max_tokens)
+        request = Request(prompt, sampling=sampling, max_tokens=self._options.max_tokens)
         stream = await self._engine.open(request)
         try:
             async for delta in stream:
                 for piece in delta.pieces:
-                    if isinstance(piece, Spoken):
+                    if isinstance(piece, ShownPiece):
                         yield piece
                 if delta.finish is not None and delta.finish.error is not None:
                     raise GenerationFailed(delta.finish.error)
@@ -76,17 +72,17 @@ class LocalVoice:
             await stream.aclose()
 
 
-class RemoteVoice:
-    """Asks a server's `/v1/chat/completions`."""
+class RemoteResponder:
+    """Answers with a server's `/v1/chat/completions`."""
 
-    def __init__(self, client: httpx.AsyncClient, manner: Manner) -> None:
+    def __init__(self, client: httpx.AsyncClient, options: AnswerOptions) -> None:
         self._client = client
-        self._manner = manner
+        self._options = options
 
-    async def reply(self, messages: Messages) -> AsyncIterator[Spoken]:
-        body = {"messages": messages, "stream": True, "temperature": self._manner.temperature}
-        if self._manner.max_tokens is not None:
-            body["max_tokens"] = self._manner.max_tokens
+    async def reply(self, messages: Messages) -> AsyncIterator[ShownPiece]:
+        body = {"messages": messages, "stream": True, "temperature": self._options.temperature}
+        if self._options.max_tokens is not None:
+            body["max_tokens"] = self._options.max_tokens
         try:
             async with self._client.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.status_code != 200:
@@ -101,10 +97,9 @@ class RemoteVoice:
 
 @asynccontextmanager
 async def open_local(
-    config: Config, manner: Manner, model: ModelFiles | None = None
-) -> AsyncIterator[Voice]:
-    """A voice of an engine that is loaded on entry. Raises ConfigError."""
-    from luceasync.cli.serve import loading_bar
+    config: Config, options: AnswerOptions, model: ModelFiles | None = None
+) -> AsyncIterator[Responder]:
+    """A responder whose engine is loaded on entry. Raises ConfigError."""
     from luceasync.engine.start import build_engine
 
     with loading_bar(Console(stderr=True)) as bar:
@@ -113,21 +108,23 @@ async def open_local(
         async with engine:
             await engine.load()
             bar.stop()
-            yield LocalVoice(engine, manner)
+            yield LocalResponder(engine, options)
 
 
 @asynccontextmanager
-async def open_remote(url: str, api_key: str | None, manner: Manner) -> AsyncIterator[Voice]:
-    """A voice of the server at `url`."""
+async def open_remote(
+    url: str, api_key: str | None, options: AnswerOptions
+) -> AsyncIterator[Responder]:
+    """A responder for the server at `url`."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     timeout = httpx.Timeout(SILENCE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     base_url = url.rstrip("/").removesuffix("/v1")
     async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=timeout) as client:
-        yield RemoteVoice(client, manner)
+        yield RemoteResponder(client, options)
 
 
-def _pieces_of(line: str) -> Iterator[Spoken]:
-    """What one line of an event stream adds. Raises LuceasyncError for an error event."""
+def _pieces_of(line: str) -> Iterator[ShownPiece]:
+    """The pieces in one line of an event stream. Raises LuceasyncError for an error event."""
     if not line.startswith("data: ") or line == "data: [DONE]":
         return
     event = msgspec.json.decode(line.removeprefix("data: "))
@@ -144,26 +141,26 @@ def _refusal(status: int, body: bytes) -> LuceasyncError:
     try:
         return LuceasyncError(msgspec.json.decode(body)["error"]["message"])
     except (msgspec.DecodeError, KeyError, TypeError):
-        return LuceasyncError(f"the server answered with status {status}")
+        return LuceasyncError(f"the server returned status {status}")
 
 
-HELP = "/clear  forget all    /quit  end    /help  this text    Ctrl-C  stop an answer"
+HELP = "/clear  start over    /quit  end    /help  this text    Ctrl-C  stop an answer"
 
 
-def run_chat(opening: AbstractAsyncContextManager[Voice], system: str | None) -> bool:
-    """Talk until the input ends or /quit; tell whether every turn was answered.
+def run_chat(opening: AbstractAsyncContextManager[Responder], system: str | None) -> bool:
+    """Chat until the input ends or /quit; returns whether every turn was answered.
 
-    The voice lives on an event loop in another thread, so that this one can sit in input() and
-    Ctrl-C means what it means at a prompt. Raises ConfigError.
+    The responder lives on an event loop in another thread, so that this one can block in input()
+    and Ctrl-C acts as usual at a prompt. Raises ConfigError.
     """
     console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
     all_answered = True
     with (
         start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(opening) as voice,
+        portal.wrap_async_context_manager(opening) as responder,
     ):
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # before, it ended the process
-        conversation = Conversation(portal, voice, console, system)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # until now it ended the process
+        conversation = Conversation(portal, responder, console, system)
         for line in _lines(console):
             if line == "/quit":
                 break
@@ -178,24 +175,24 @@ def run_chat(opening: AbstractAsyncContextManager[Voice], system: str | None) ->
 
 
 class Conversation:
-    """The messages so far; a turn that failed leaves no trace in them."""
+    """The messages so far, without turns that failed."""
 
     def __init__(
-        self, portal: BlockingPortal, voice: Voice, console: Console, system: str | None
+        self, portal: BlockingPortal, responder: Responder, console: Console, system: str | None
     ) -> None:
         self._portal = portal
-        self._voice = voice
+        self._responder = responder
         self._console = console
         self._beginning: Messages = [{"role": "system", "content": system}] if system else []
         self._messages = list(self._beginning)
 
     def take(self, line: str) -> None:
-        """Act on one line: a command, or a turn that is answered. Raises LuceasyncError."""
+        """Run one line: a command, or a turn to answer. Raises LuceasyncError."""
         if not line:
             return
         if line == "/clear":
             self._messages = list(self._beginning)
-            self._console.print("(forgotten)", style="dim")
+            self._console.print("(cleared)", style="dim")
         elif line == "/help":
             self._console.print(HELP, style="dim", markup=False)
         elif line.startswith("/") and " " not in line:
@@ -207,18 +204,18 @@ class Conversation:
         messages = [*self._messages, {"role": "user", "content": line}]
         answer = {"role": "assistant", "content": ""}
         with _ctrl_c() as pressed:
-            speech = self._portal.start_task_soon(self._speak, messages, answer)
-            pressed.add_done_callback(lambda _: speech.cancel())
+            printing = self._portal.start_task_soon(self._print_answer, messages, answer)
+            pressed.add_done_callback(lambda _: printing.cancel())
             try:
-                speech.result()
+                printing.result()
             except CancelledError:
                 self._console.print(" (stopped)", style="dim", end="")
         self._console.print()
         self._messages = [*messages, answer]
 
-    async def _speak(self, messages: Messages, answer: dict[str, str]) -> None:
-        """Reasoning is dim, and shown to people only: a pipe gets the answer."""
-        async for piece in self._voice.reply(messages):
+    async def _print_answer(self, messages: Messages, answer: dict[str, str]) -> None:
+        """Print the answer; reasoning dim, and only on a terminal: a pipe gets the text alone."""
+        async for piece in self._responder.reply(messages):
             match piece:
                 case ReasoningPiece(text):
                     answer["reasoning_content"] = answer.get("reasoning_content", "") + text
@@ -226,7 +223,7 @@ class Conversation:
                         self._console.print(text, style="dim", end="", markup=False)
                 case TextPiece(text):
                     if self._console.is_terminal and not answer["content"] and len(answer) > 2:
-                        self._console.print("\n")  # between the two
+                        self._console.print("\n")  # between reasoning and text
                     answer["content"] += text
                     self._console.file.write(text)
                     self._console.file.flush()
@@ -234,8 +231,8 @@ class Conversation:
 
 @contextmanager
 def _ctrl_c() -> Iterator[Future[None]]:
-    """A future that is done once Ctrl-C is pressed. An exception in its stead could arrive before
-    there is anything to stop.
+    """A future that is done once Ctrl-C is pressed. An exception instead could arrive before there
+    is anything to stop.
     """
     pressed: Future[None] = Future()
 
@@ -251,12 +248,12 @@ def _ctrl_c() -> Iterator[Future[None]]:
 
 
 def _lines(console: Console) -> Iterator[str]:
-    """What is typed, or what comes through a pipe; Ctrl-C at the prompt begins a new line."""
+    """The lines typed, or read from a pipe; Ctrl-C at the prompt starts a new line."""
     if not sys.stdin.isatty():
         for line in sys.stdin:
             yield line.strip()
         return
-    import readline  # noqa: F401  (input() edits lines and remembers them once this is imported)
+    import readline  # noqa: F401  (gives input() line editing and history)
 
     console.print(HELP, style="dim", markup=False)
     while True:

@@ -1,6 +1,6 @@
 """The doctor command: what this machine has, what would be used, what is wrong.
 
-Owns the list of checks. Each looks at one thing and changes nothing.
+Owns the list of checks. A check changes nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from luceasync import __version__
-from luceasync.cli.words import size_text
+from luceasync.cli.output import size_text
 from luceasync.config import Config
 from luceasync.disk_cache.directory import check_usable
 from luceasync.errors import LuceasyncError, ModelError
@@ -28,15 +28,15 @@ from luceasync.server.http.listener import listen
 
 State = Literal["ok", "note", "broken"]
 STYLES: dict[State, str] = {"ok": "green", "note": "yellow", "broken": "red"}
-LEAST_PYTHON = (3, 11)
+MIN_PYTHON = (3, 11)
 SHARED_MEMORY = Path("/dev/shm")
 CONFIGURED = "quantization_config"
-LITTLE_BYTES = 2**30
+LOW_BYTES = 2**30  # less free space is noted
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check saw. "broken" keeps the server from running, "note" does not."""
+    """The result of a check. "broken" prevents the server from running, "note" does not."""
 
     subject: str
     state: State
@@ -47,7 +47,7 @@ Check = Callable[[Config], Iterator[Finding]]
 
 
 def run_doctor(config: Config) -> bool:
-    """Print all findings; tell whether nothing is broken."""
+    """Print all findings; returns whether nothing is broken."""
     findings = list(examine(config))
     table = Table(title=f"luceasync {__version__}", show_header=False)
     for finding in findings:
@@ -58,7 +58,7 @@ def run_doctor(config: Config) -> bool:
 
 
 def examine(config: Config) -> Iterator[Finding]:
-    """Run every check. One that fails is a finding itself and keeps none of the others back."""
+    """Run every check. A check that raises is a finding too, and does not stop the others."""
     checks: tuple[tuple[str, Check], ...] = (
         ("python", _python),
         ("torch", _torch),
@@ -81,7 +81,7 @@ def examine(config: Config) -> Iterator[Finding]:
 
 
 def _python(config: Config) -> Iterator[Finding]:
-    fine = sys.version_info >= LEAST_PYTHON
+    fine = sys.version_info >= MIN_PYTHON
     words = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     yield Finding("python", "ok" if fine else "broken", words)
 
@@ -101,15 +101,15 @@ def _torch(config: Config) -> Iterator[Finding]:
         yield Finding(gpu.name, "note" if gpu.caution else "ok", words)
     cores = psutil.cpu_count(logical=False) or psutil.cpu_count()
     bf16 = default_dtype(find_devices(("cpu",))) == "bf16"
-    words = f"{cores} cores, bf16 {'computed natively' if bf16 else 'not native: fp32 is used'}"
+    words = f"{cores} cores, {'native bf16' if bf16 else 'no native bf16: fp32 is used'}"
     yield Finding("cpu", "ok", words)
 
 
 def _kernels(config: Config) -> Iterator[Finding]:
-    """They matter on a GPU only; torch alone serves on a CPU."""
+    """Kernel compilers, needed on a GPU only: torch alone serves on a CPU."""
     for name, missing in (
-        ("triton", "no kernels for a GPU"),
-        ("numba-cuda", "drafts are slower on an NVIDIA GPU; the extra 'cuda' brings it"),
+        ("triton", "no GPU kernels"),
+        ("numba-cuda", "drafting is slower on NVIDIA GPUs; install the extra 'cuda'"),
     ):
         try:
             yield Finding(name, "ok", version(name))
@@ -120,7 +120,7 @@ def _kernels(config: Config) -> Iterator[Finding]:
 def _memory(config: Config) -> Iterator[Finding]:
     memory = psutil.virtual_memory()
     words = f"{size_text(memory.available)} free of {size_text(memory.total)}"
-    yield Finding("memory", "note" if memory.available < LITTLE_BYTES else "ok", words)
+    yield Finding("memory", "note" if memory.available < LOW_BYTES else "ok", words)
     if SHARED_MEMORY.is_dir():
         yield _space("shared memory", SHARED_MEMORY)
 
@@ -130,27 +130,27 @@ def _disk(config: Config) -> Iterator[Finding]:
 
 
 def _cache(config: Config) -> Iterator[Finding]:
-    """Whether prefixes would outlive a restart. Nothing is made or written here."""
+    """Whether prefixes would survive a restart. Creates and writes nothing."""
     root = config.cache.cache_dir
     if root is None:
-        words = "prefixes stay in memory; --kv-cache-dir keeps them over restarts"
+        words = "prefixes stay in memory; --kv-cache-dir keeps them across restarts"
         yield Finding("cache", "ok", words)
         return
     yield _space("cache", check_usable(root))
     mode = root.stat().st_mode & 0o777 if root.exists() else 0
     if mode & 0o077:
-        words = f"mode {mode:o}: others on this machine get in; chmod 700 {root}"
+        words = f"mode {mode:o}: accessible to other users of this machine; chmod 700 {root}"
         yield Finding("cache mode", "note", words)
 
 
 def _space(subject: str, directory: Path) -> Finding:
     usage = shutil.disk_usage(directory)
     words = f"{size_text(usage.free)} free of {size_text(usage.total)} in {directory}"
-    return Finding(subject, "note" if usage.free < LITTLE_BYTES else "ok", words)
+    return Finding(subject, "note" if usage.free < LOW_BYTES else "ok", words)
 
 
 def _model(config: Config) -> Iterator[Finding]:
-    """What would be used, or why it cannot be."""
+    """What would be used, or why it cannot be used."""
     from luceasync.models.files import ModelFiles
     from luceasync.speculation.dflash.placement import plan_with_drafter
 
@@ -160,21 +160,23 @@ def _model(config: Config) -> Iterator[Finding]:
     words = f"{spec.family}, {spec.num_parameters / 1e6:,.1f} M parameters"
     yield Finding("model", "ok", f"{config.model.model_dir}: {words}")
     if (scheme := model.scheme) is not None:
-        stays = f"activations stay in {plan.precision.compute}"
-        yield Finding("quantisation", "ok", f"{scheme.words}; {stays}, whatever {CONFIGURED} prescribes")
+        activations = f"activations in {plan.precision.compute}"
+        yield Finding(
+            "quantisation", "ok", f"{scheme.words}; {activations}, whatever {CONFIGURED} says"
+        )
     where = ", ".join(shard.device for shard in plan.shards)
     lanes = f"{plan.parallel} lanes of {plan.max_ctx_tokens} tokens"
     yield Finding("plan", "ok", f"{plan.precision.compute} on {where}, {lanes}")
-    words = "none: one token a step"
+    words = "none: one token per step"
     if drafter is not None:
         words = (
-            f"{drafter.draft_dir}: on {drafter.device.name}, {drafter.spec.block} rows a proposal"
+            f"{drafter.draft_dir}: on {drafter.device.name}, {drafter.spec.block} rows per proposal"
         )
     yield Finding("drafter", "ok", words)
 
 
 def _model_files(config: Config) -> Iterator[Finding]:
-    """The plan needs config.json alone; serving needs these too. A GGUF file has it all."""
+    """The files that serving needs besides config.json. A GGUF file contains all of them."""
     from luceasync.gguf.vocabulary import vocabulary_of
     from luceasync.models.files import ModelFiles
 
@@ -183,12 +185,12 @@ def _model_files(config: Config) -> Iterator[Finding]:
         num_bytes = sum(path.stat().st_size for path in gguf.paths)
         yield Finding("weights", "ok", f"{len(gguf.paths)} files, {size_text(num_bytes)}")
         num_ends = len(vocabulary_of(gguf).eos_ids)
-        yield Finding("tokenizer", "ok", f"in {gguf.path.name}, {num_ends} tokens end a text")
+        yield Finding("tokenizer", "ok", f"in {gguf.path.name}, {num_ends} end tokens")
         return
     for pattern, purpose in (("*.safetensors", "weights"), ("tokenizer.json", "tokenizer")):
         files = list(config.model.model_dir.glob(pattern))
         if files and purpose == "weights":
-            try:  # what their headers say; which tensors there must be is said of the model
+            try:  # headers only; whether all tensors are there is a finding about the model
                 model.weights.check({})
             except ModelError as error:
                 yield Finding(purpose, "broken", str(error))
@@ -201,7 +203,7 @@ def _model_files(config: Config) -> Iterator[Finding]:
 
 
 def _template(config: Config) -> Iterator[Finding]:
-    """Whether there is one that compiles."""
+    """Whether there is a template, and it compiles."""
     from luceasync.text.template import ChatTemplate
 
     template = ChatTemplate.load(config.model.model_dir)

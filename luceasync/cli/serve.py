@@ -1,6 +1,6 @@
-"""The serve command: engine, app and server put together, and a progress bar while loading.
+"""The serve command: checks before torch is imported, then engine, app and server together.
 
-Owns what a person sees of a running server. Knows nothing of HTTP routes or tensors.
+Owns what a user sees of a running server. Knows nothing of HTTP routes or tensors.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import uvloop
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
+from luceasync.cli.output import LoadingBar, loading_bar
 from luceasync.config import Config
 from luceasync.disk_cache.directory import make_usable
 from luceasync.errors import ModelError
@@ -31,13 +29,15 @@ from luceasync.speculation.dflash.draft_config import read_draft_spec, refuse_wi
 if TYPE_CHECKING:
     from luceasync.engine.engine import LocalEngine
 
-# What a start can be refused for before torch is imported, which takes seconds. Owns the order
-# of these checks, which each part makes again. Changes nothing, but that the cache directory is
-# made.
+LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+MAX_WAITING_LINES = 10_000  # further ones are dropped
+CLOSE_TIMEOUT_S = 1.0
+
+# The checks repeat what each part checks itself, but before torch is imported, which takes seconds.
 
 
 def check_plan(config: Config) -> ModelFiles:
-    """Whether model, drafter and devices may be what they are said to be. Raises ConfigError."""
+    """Check model, drafter and device names. Raises ConfigError."""
     placement = config.placement
     devices = named_devices(placement.device, placement.devices)
     if placement.layer_split is not None:
@@ -54,7 +54,9 @@ def check_plan(config: Config) -> ModelFiles:
 
 
 def check_load(config: Config) -> ModelFiles:
-    """`check_plan`, and whether there is what only a running model needs. Raises ConfigError."""
+    """`check_plan`, and check what only a running model needs; create the cache directory. Raises
+    ConfigError.
+    """
     model = check_plan(config)
     path = config.model.model_dir / "tokenizer.json"
     if model.gguf is None and not path.exists():
@@ -68,20 +70,18 @@ def check_load(config: Config) -> ModelFiles:
 
 
 def _check_weight_files(model: ModelFiles) -> None:
-    """Raise ModelError where files that the weights are said to be in are not there: one that was
-    stopped while it was copied, most often.
-    """
+    """Raise ModelError if weight files are missing, most often after an interrupted copy."""
     paths = model.weights.paths
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
         raise ModelError(
             f"{model.path}: {len(missing)} of {len(paths)} weight files do not exist, "
-            f"the first is {missing[0]}; expected all that its index names"
+            f"the first is {missing[0]}; expected all that its index lists"
         )
 
 
 def check_serve(config: Config) -> ModelFiles:
-    """`check_load`, and whether the certificate does and the port is free. Raises ConfigError."""
+    """`check_load`, and check the certificate and that the port is free. Raises ConfigError."""
     from luceasync.server.http.listener import listen, tls_context
 
     tls_context(config.server)
@@ -90,22 +90,15 @@ def check_serve(config: Config) -> ModelFiles:
     return model
 
 
-# Lines of the log written by a thread of their own. Owns the lines that wait. A terminal that
-# was stopped, or a pipe that nobody reads, must not hold up the event loop, which logs a line
-# for each request. Knows no line.
+class BackgroundLogHandler(logging.Handler):
+    """Writes log lines to `out` in a thread: a suspended terminal, or a pipe that is not read, must
+    not block the event loop, which logs a line per request. `close` waits for the remaining lines,
+    but not for long.
+    """
 
-
-FORMAT = "%(asctime)s %(levelname)s %(message)s"
-MAX_WAITING = 10_000  # lines; further ones are dropped
-CLOSE_TIMEOUT_S = 1.0
-
-
-class BesideHandler(logging.Handler):
-    """Writes to `out` in the background; `close` waits for what is left, but not for long."""
-
-    def __init__(self, out: TextIO, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(self, out: TextIO, max_waiting: int = MAX_WAITING_LINES) -> None:
         super().__init__()
-        self.setFormatter(logging.Formatter(FORMAT))
+        self.setFormatter(logging.Formatter(LOG_FORMAT))
         self._out = out
         self._lines: queue.Queue[str | None] = queue.Queue(max_waiting)
         self._thread = threading.Thread(target=self._write_lines, name="log", daemon=True)
@@ -114,7 +107,7 @@ class BesideHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._put(self.format(record))
-        except Exception:  # as every handler of the standard library: no log line ends a server
+        except Exception:  # as in the standard library's handlers: no log line ends a server
             self.handleError(record)
 
     def close(self) -> None:
@@ -133,7 +126,7 @@ class BesideHandler(logging.Handler):
             try:
                 self._out.write(line + "\n")
                 self._out.flush()
-            except (OSError, ValueError):  # whoever read it is gone
+            except (OSError, ValueError):  # the reader has closed it
                 return
 
 
@@ -143,8 +136,10 @@ def run_server(config: Config, model: ModelFiles) -> None:
 
     keep_large_blocks_apart()
     console = Console(stderr=True, highlight=False)
-    logging.basicConfig(level=config.server.log_level.upper(), handlers=[BesideHandler(sys.stderr)])
-    logging.getLogger("luceasync.hypercorn").setLevel(logging.WARNING)  # it tells the URL again
+    logging.basicConfig(
+        level=config.server.log_level.upper(), handlers=[BackgroundLogHandler(sys.stderr)]
+    )
+    logging.getLogger("luceasync.hypercorn").setLevel(logging.WARNING)  # it repeats the URL
     with loading_bar(console) as bar:
         engine = build_engine(config, bar.advance, model=model)
         uvloop.run(_run(engine, config, console, bar))
@@ -173,13 +168,13 @@ async def _run(engine: LocalEngine, config: Config, console: Console, bar: Loadi
         app = create_app(engine, config.server, trust_cache_salt=trusted)
         clean = await serve(app, config.server, on_bound=on_bound, load=load)
         if not loaded.is_set():
-            _leave(bar)  # the thread that reads weights would be waited for, and there is no state
+            _exit_now(bar)  # do not wait for the thread that reads weights: there is no state
     if not clean:
-        _leave(bar)  # a client neither reads nor leaves: waiting for it would never end
+        _exit_now(bar)  # a client neither reads nor disconnects: waiting would never end
 
 
-def _leave(bar: LoadingBar) -> NoReturn:
-    """End the process without waiting for anybody."""
+def _exit_now(bar: LoadingBar) -> NoReturn:
+    """End the process without waiting for threads or clients."""
     bar.stop()
     logging.shutdown()
     sys.stdout.flush()
@@ -187,47 +182,10 @@ def _leave(bar: LoadingBar) -> NoReturn:
 
 
 def ready_lines(card: ModelCard, num_lanes: int) -> list[str]:
-    """What is served, and why its context is what it is."""
+    """What is served, and the reasons for the size of its context."""
     names = " or ".join(card.names)
     lanes = "1 lane" if num_lanes == 1 else f"{num_lanes} lanes"
     return [
         f"Ready: {names}, {lanes} of {card.max_ctx_tokens} tokens of context",
         *(f"- {reason}" for reason in card.reasons),
     ]
-
-
-class LoadingBar:
-    """A bar of bytes on a terminal, nothing elsewhere; any thread may call `advance`."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._task = progress.add_task("Loading", total=None)
-
-    def start(self) -> None:
-        self._progress.start()
-        self._progress.console.show_cursor(True)  # a signal may end the process: it must not stay
-
-    def advance(self, bytes_done: int, bytes_total: int) -> None:
-        self._progress.update(self._task, completed=bytes_done, total=bytes_total)
-
-    def stop(self) -> None:
-        self._progress.stop()
-
-
-@contextmanager
-def loading_bar(console: Console) -> Iterator[LoadingBar]:
-    """A bar that is gone when the block ends, however it ends."""
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    bar = LoadingBar(progress)
-    try:
-        yield bar
-    finally:
-        bar.stop()

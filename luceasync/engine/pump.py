@@ -24,7 +24,7 @@ from luceasync.engine.scheduler import Scheduler, StepKind, next_prefill
 from luceasync.engine.sequence import Generation
 from luceasync.engine.steps import Prefiller, Steps, begin_answer
 from luceasync.engine.streams import DeltaOutbox, Emitted
-from luceasync.errors import GaveWay
+from luceasync.errors import DisplacedFromQueue
 from luceasync.pipeline.paging import Paging
 from luceasync.prefix_cache.cache import PrefixCache
 from luceasync.request import ErrorKind, FinishReason
@@ -317,7 +317,7 @@ class Pump:
         if not streams:
             return []
         later_s = capacity.retry_after_s
-        words = str(GaveWay(later_s))
+        words = str(DisplacedFromQueue(later_s))
         self._end(lambda g: g.prepared.stream_id in streams, "error", words, "gave_way", later_s)
         return self._outbox.take()
 

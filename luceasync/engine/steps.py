@@ -16,7 +16,7 @@ from torch import Tensor
 from luceasync.engine.decoding import Decoding, choose_next
 from luceasync.engine.sampling.choose import TIE_MARGIN, Ranked
 from luceasync.engine.sequence import Generation
-from luceasync.errors import HostMemorySpent
+from luceasync.errors import LaneMemoryExhausted
 from luceasync.prefix_cache.lease import chunk_end
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import Logits, Wanted
@@ -92,7 +92,7 @@ class Steps:
             logits = self._target.prefill(
                 lane, begin, prompt[begin:end], project=is_last, mark=mark, scores=scores
             )
-        except HostMemorySpent as error:
+        except LaneMemoryExhausted as error:
             generation.end("error", str(error), "kv_host_memory")
             return True
         self.decoding.prefilled(lane, begin, end - begin)
@@ -117,7 +117,7 @@ class Steps:
         before, started = sum(g.num_generated for g in generations), time.perf_counter()
         try:
             self.decoding.step(generations, alone=alone, meanwhile=meanwhile)
-        except HostMemorySpent as error:  # of one lane: the others take their step without it
+        except LaneMemoryExhausted as error:  # of one lane: the others take their step without it
             [spent] = [g for g in generations if g.lane == error.lane]
             spent.end("error", str(error), "kv_host_memory")
         for generation in generations:

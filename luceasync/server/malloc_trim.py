@@ -1,60 +1,57 @@
-"""When memory that was freed goes back to the system: in a moment, and beside the loop.
-
-Owns that moment. Knows nothing of what was freed.
-"""
+"""Returns freed memory to the system, off the event loop, some time after it was freed."""
 
 from __future__ import annotations
 
 import asyncio
 
-from luceasync.process_memory import give_back_freed_memory, resident_bytes
+from luceasync.process_memory import resident_bytes, trim_heap
 
-GIVE_BACK_S = 1.0
-LOOK_S = 2.0
-CHANGED_BYTES = 16 << 20  # less of it serves what comes next faster than fresh memory would
+TRIM_DELAY_S = 1.0
+CHECK_INTERVAL_S = 2.0
+CHANGED_BYTES = 16 << 20  # below that, keeping pages is faster than asking for fresh ones
 
 
-class GivingBack:
-    """Once for all who ask within a second: who allocates meanwhile waits for it."""
+class MallocTrim:
+    """Trims once for all requests within TRIM_DELAY_S: allocation has to wait meanwhile."""
 
     def __init__(self) -> None:
-        self._is_asked = False
+        self._is_scheduled = False
 
-    def ask(self) -> None:
-        """Something large was let go of, or will be in a moment: whoever asks may still have it at
-        hand.
-        """
-        if not self._is_asked:
-            self._is_asked = True
-            asyncio.get_running_loop().call_later(GIVE_BACK_S, self._begin)
+    def schedule(self) -> None:
+        """Trim soon. The caller may still hold what is about to be freed."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_later(TRIM_DELAY_S, self._begin)
 
     def _begin(self) -> None:
-        self._is_asked = False
-        asyncio.get_running_loop().run_in_executor(None, give_back_freed_memory)
+        self._is_scheduled = False
+        asyncio.get_running_loop().run_in_executor(None, trim_heap)
 
 
-class Change:
-    """Whether a process has grown or shrunk by CHANGED_BYTES since it gave memory back: then there
-    may be holes between what it uses.
+class ResidentChange:
+    """Tells whether the process has grown or shrunk by CHANGED_BYTES since its last trim: then
+    there may be free pages between those in use.
     """
 
     def __init__(self) -> None:
-        self._then_bytes = 0
+        self._trimmed_bytes = 0
 
-    def is_large(self, now_bytes: int) -> bool:
-        """It has `now_bytes` of memory."""
-        return abs(now_bytes - self._then_bytes) >= CHANGED_BYTES
+    def is_large(self, resident: int) -> bool:
+        """Compare `resident` bytes with those after the last trim."""
+        return abs(resident - self._trimmed_bytes) >= CHANGED_BYTES
 
-    def gave_back(self, now_bytes: int) -> None:
-        """What it could, and has `now_bytes` still: those it uses."""
-        self._then_bytes = now_bytes
+    def trimmed(self, resident: int) -> None:
+        """Note that `resident` bytes are left after a trim."""
+        self._trimmed_bytes = resident
 
 
-async def give_back_what_was_freed() -> None:
-    """Until cancelled: many small blocks that nobody asks about leave holes as large ones do."""
-    change = Change()
+async def trim_periodically() -> None:
+    """Trim whenever the resident size has changed much, until cancelled. Many small blocks, for
+    which nothing calls `schedule`, fragment the heap as large ones do.
+    """
+    change = ResidentChange()
     while True:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(CHECK_INTERVAL_S)
         if change.is_large(resident_bytes()):
-            await asyncio.to_thread(give_back_freed_memory)
-            change.gave_back(resident_bytes())
+            await asyncio.to_thread(trim_heap)
+            change.trimmed(resident_bytes())

@@ -19,7 +19,7 @@ import jinja2.sandbox
 
 from luceasync.errors import ModelError, RequestError
 from luceasync.gguf.model import GgufModel, read_model
-from luceasync.gguf.place import gguf_at
+from luceasync.gguf.paths import gguf_at
 from luceasync.gguf.vocabulary import special_tokens_of, templates_of
 from luceasync.text.tokenizer import Tokenizer, read_json, read_text, special_text
 

@@ -15,9 +15,9 @@ import tokenizers
 
 from luceasync.errors import ContextLengthError, ModelError, RequestError
 from luceasync.gguf.model import GgufModel, read_model
-from luceasync.gguf.place import gguf_at
+from luceasync.gguf.paths import gguf_at
 from luceasync.gguf.vocabulary import vocabulary_of
-from luceasync.process_memory import give_back_freed_memory
+from luceasync.process_memory import trim_heap
 from luceasync.text.control_tokens import BREAK, ControlTokens
 from luceasync.text.ids_to_text import TextStream, rules_of
 
@@ -79,7 +79,7 @@ class Tokenizer:
             raise RequestError(f"The text is not valid Unicode: {error.reason}.") from error
         ids = self._ids_of(text, special)
         if len(text) > LARGE_CHARS:
-            give_back_freed_memory()
+            trim_heap()
         return ids
 
     def _ids_of(self, text: str, special: bool) -> list[int]:

@@ -42,8 +42,8 @@ def put_apart(cache: Path, namespace: str, key: str) -> Path:
     path.write_bytes(file_of({name: contents_of()[name] for name in ROW_SHAPES}, **fields))
     os.utime(path, (used_s, used_s))
     end = path.with_suffix(".end")
-    header, buffers = end_of({name: contents_of()[name] for name in END_SHAPES}, **fields)
-    end.write_bytes(b"".join((header, *buffers)))
+    encoded = end_of({name: contents_of()[name] for name in END_SHAPES}, **fields)
+    end.write_bytes(b"".join((encoded.header, *encoded.buffers)))
     return end
 
 
@@ -83,7 +83,7 @@ def test_ls_tells_each_namespace_the_last_used_first(cache: Path) -> None:
     assert lines[0].split() == ["namespace", "nodes", "bytes", "last", "used"]
     assert lines[1].split()[:2] + lines[1].split()[-3:] == ["feed0123", "4", "2", "days", "ago"]
     assert lines[2].split()[0] == "beef"
-    assert lines[3].split()[:3] == ["in", "all", "5"]
+    assert lines[3].split()[:2] == ["total", "5"]
 
 
 def test_ls_of_a_namespace_tells_its_nodes_below_their_parents(cache: Path) -> None:
@@ -120,7 +120,7 @@ def test_an_end_in_a_file_of_its_own_belongs_to_its_node(cache: Path) -> None:
     assert result.exit_code == 1
     assert "its end alone" in result.stdout
     assert (keys(cache), end.exists()) == ({ROOT, MIDDLE, TIP, BRANCH}, False)
-    assert "5 nodes are whole" in done(cache, "verify")
+    assert "5 nodes intact" in done(cache, "verify")
 
 
 def test_an_end_goes_with_its_node_and_alone_too(cache: Path) -> None:
@@ -133,7 +133,7 @@ def test_an_end_goes_with_its_node_and_alone_too(cache: Path) -> None:
 
 
 def test_ls_of_an_empty_directory_tells_so(tmp_path: Path) -> None:
-    assert done(tmp_path, "ls").split() == "namespace nodes bytes last used in all 0 0 B".split()
+    assert done(tmp_path, "ls").split() == "namespace nodes bytes last used total 0 0 B".split()
 
 
 def test_nodes_of_another_schema_are_listed_as_that(
@@ -190,7 +190,7 @@ def test_a_key_of_two_nodes_is_refused_until_it_is_clear(cache: Path) -> None:
 
 
 def test_verify_of_sound_nodes_is_exit_0(cache: Path) -> None:
-    assert done(cache, "verify").startswith("5 nodes are whole, 0 damaged")
+    assert done(cache, "verify").startswith("5 nodes intact, 0 damaged")
 
 
 def test_verify_sets_damaged_nodes_aside_and_exits_with_1(cache: Path) -> None:
@@ -198,7 +198,7 @@ def test_verify_sets_damaged_nodes_aside_and_exits_with_1(cache: Path) -> None:
     result = run(cache, "verify")
     assert result.exit_code == 1
     assert f"damaged: feed0123/{TIP}: " in result.stdout
-    assert "4 nodes are whole, 1 damaged" in result.stdout
+    assert "4 nodes intact, 1 damaged" in result.stdout
     assert keys(cache) == {ROOT, MIDDLE, BRANCH}
     assert len(list((cache / "feed0123" / "quarantine").iterdir())) == 1
     assert run(cache, "verify").exit_code == 0

@@ -11,19 +11,19 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from luceasync.cli.chat import Messages, Spoken, run_chat
+from luceasync.cli.chat import Messages, ShownPiece, run_chat
 from luceasync.errors import Unavailable
 from luceasync.request import ReasoningPiece, TextPiece
 
 
-class ScriptedVoice:
+class ScriptedResponder:
     """Repeats the last message; "fail" raises, "interrupt" presses Ctrl-C and never ends."""
 
     def __init__(self) -> None:
         self.heard: list[Messages] = []
         self.cancelled = threading.Event()
 
-    async def reply(self, messages: Messages) -> AsyncIterator[Spoken]:
+    async def reply(self, messages: Messages) -> AsyncIterator[ShownPiece]:
         self.heard.append(messages)
         text = messages[-1]["content"]
         if text == "fail":
@@ -44,60 +44,60 @@ class ScriptedVoice:
 
 @pytest.fixture
 def talk(monkeypatch):
-    def run(*lines: str, system: str | None = None) -> tuple[bool, ScriptedVoice]:
-        voice = ScriptedVoice()
+    def run(*lines: str, system: str | None = None) -> tuple[bool, ScriptedResponder]:
+        responder = ScriptedResponder()
 
         @asynccontextmanager
-        async def opening() -> AsyncIterator[ScriptedVoice]:
-            yield voice
+        async def opening() -> AsyncIterator[ScriptedResponder]:
+            yield responder
 
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
-        return run_chat(opening(), system), voice
+        return run_chat(opening(), system), responder
 
     return run
 
 
 def test_reasoning_is_sent_back_and_no_pipe_gets_it(talk, capsys):
-    _, voice = talk("think", "b")
+    _, responder = talk("think", "b")
     assert "hm" not in capsys.readouterr().out
     said = {"role": "assistant", "content": "<think>", "reasoning_content": "hm"}
-    assert voice.heard[1][1] == said
+    assert responder.heard[1][1] == said
 
 
 def test_each_line_is_a_turn_and_earlier_ones_are_remembered(talk, capsys):
-    answered, voice = talk("a", "", "b")
+    answered, responder = talk("a", "", "b")
     assert answered
     assert capsys.readouterr().out == "<a>\n<b>\n"
-    assert [m["content"] for m in voice.heard[1]] == ["a", "<a>", "b"]
-    assert [m["role"] for m in voice.heard[1]] == ["user", "assistant", "user"]
+    assert [m["content"] for m in responder.heard[1]] == ["a", "<a>", "b"]
+    assert [m["role"] for m in responder.heard[1]] == ["user", "assistant", "user"]
 
 
 def test_the_system_message_comes_first_and_survives_clear(talk):
-    _, voice = talk("a", "/clear", "b", system="Be brief")
-    assert voice.heard[1] == [
+    _, responder = talk("a", "/clear", "b", system="Be brief")
+    assert responder.heard[1] == [
         {"role": "system", "content": "Be brief"},
         {"role": "user", "content": "b"},
     ]
 
 
 def test_quit_ends_and_help_helps(talk, capsys):
-    _, voice = talk("/help", "/nope", "/quit", "a")
-    assert voice.heard == []
+    _, responder = talk("/help", "/nope", "/quit", "a")
+    assert responder.heard == []
     out = capsys.readouterr().out
-    assert "/clear  forget all" in out
+    assert "/clear  start over" in out
     assert "unknown command /nope" in out
 
 
 def test_a_failed_turn_is_told_and_forgotten(talk, capsys):
-    answered, voice = talk("fail", "a")
+    answered, responder = talk("fail", "a")
     assert not answered
     assert capsys.readouterr().err == "error: gone\n"
-    assert [m["content"] for m in voice.heard[1]] == ["a"]
+    assert [m["content"] for m in responder.heard[1]] == ["a"]
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(talk, capsys):
-    answered, voice = talk("interrupt", "a")
+    answered, responder = talk("interrupt", "a")
     assert answered
     assert capsys.readouterr().out == "<interrupt> (stopped)\n<a>\n"
-    assert voice.cancelled.wait(timeout=10)
-    assert voice.heard[1][1]["content"] == "<interrupt>"
+    assert responder.cancelled.wait(timeout=10)
+    assert responder.heard[1][1]["content"] == "<interrupt>"

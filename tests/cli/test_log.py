@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from luceasync.cli import serve
-from luceasync.cli.serve import BesideHandler
+from luceasync.cli.serve import BackgroundLogHandler
 
 
 class Stuck(io.StringIO):
@@ -35,7 +35,7 @@ def record(words: str) -> logging.LogRecord:
 
 def test_lines_come_out_in_order_and_all_of_them_before_the_end():
     out = io.StringIO()
-    handler = BesideHandler(out)
+    handler = BackgroundLogHandler(out)
     for i in range(100):
         handler.emit(record(f"line {i}"))
     handler.close()
@@ -47,7 +47,7 @@ def test_lines_come_out_in_order_and_all_of_them_before_the_end():
 def test_a_stopped_terminal_holds_up_nobody_and_what_waits_is_bounded(monkeypatch):
     monkeypatch.setattr(serve, "CLOSE_TIMEOUT_S", 0.0)
     out = Stuck()
-    handler = BesideHandler(out, max_waiting=10)
+    handler = BackgroundLogHandler(out, max_waiting=10)
     for i in range(1000):
         handler.emit(record(f"line {i}"))
     handler.close()
@@ -58,7 +58,7 @@ def test_a_stopped_terminal_holds_up_nobody_and_what_waits_is_bounded(monkeypatc
 
 @pytest.mark.parametrize("num_lines", [1, 5])
 def test_a_reader_that_is_gone_does_no_harm(num_lines):
-    handler = BesideHandler(Gone())
+    handler = BackgroundLogHandler(Gone())
     for _ in range(num_lines):
         handler.emit(record("x"))
     handler.close()

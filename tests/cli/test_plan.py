@@ -72,4 +72,4 @@ def test_the_drafter_is_part_of_the_plan(capsys):
     run_plan(CONFIG, as_json=False)
     printed = " ".join(capsys.readouterr().out.split())
     assert f"drafter on {drafter['device']}" in printed
-    assert "16 rows a proposal, to verify them" in printed
+    assert "16 rows per proposal" in printed

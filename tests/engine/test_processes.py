@@ -179,7 +179,7 @@ async def test_a_process_that_dies_fails_what_it_carried_and_is_started_again_al
         if is_busy:
             finish = (await asking).finish
             assert (finish.reason, finish.error_kind) == ("error", "unavailable")
-            assert "group 2 of the model failed" in finish.error
+            assert "stage 2 of the model failed" in finish.error
             assert "SIGKILL; its last lines" in finish.error
         await until(lambda: engine.status().processes.away is not None)
         status = engine.status()

@@ -101,7 +101,7 @@ async def test_a_group_that_fails_ends_only_what_ran(tiny_dir):
     assert len(ended) == 2
     for answer in ended:
         assert answer.finish.error_kind == "unavailable"
-        assert answer.finish.error == "group 0 of the model failed: its process is gone"
+        assert answer.finish.error == "stage 0 of the model failed: its process is gone"
     [(waiting, alone)] = [pair for pair in zip(found, told, strict=True) if pair[0] not in ended]
     assert waiting.ids == alone.ids
 

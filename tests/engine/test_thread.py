@@ -177,7 +177,7 @@ async def test_a_stage_that_fails_makes_its_requests_unavailable():
     await thread.join()
     [fault] = pump.recovered_from
     assert (fault.words, fault.kind, fault.during) == (
-        "group 1 of the model failed: its process is gone",
+        "stage 1 of the model failed: its process is gone",
         "unavailable",
         "decode",
     )
@@ -277,7 +277,7 @@ def test_failures_of_one_kind_are_not_counted_for_another():
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (StageFailed(2, "no answer in 10 s"), "unavailable", "group 2 .* no answer in 10 s"),
+        (StageFailed(2, "no answer in 10 s"), "unavailable", "stage 2 .* no answer in 10 s"),
         (ZeroDivisionError("no way"), "failed", "the engine failed: ZeroDivisionError: no way"),
         (ModelError("no layer"), "failed", "the engine failed: ModelError: no layer"),
     ],

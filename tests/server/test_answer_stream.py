@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from luceasync.errors import GaveWay, GenerationFailed, RequestError, Unavailable
+from luceasync.errors import DisplacedFromQueue, GenerationFailed, RequestError, Unavailable
 from luceasync.request import Delta
 from luceasync.server.answering import AnswerStream
 from luceasync.server.metrics import Metrics
@@ -51,7 +51,7 @@ async def test_a_choice_whose_group_failed_may_be_asked_for_again():
 
 async def test_a_choice_that_gave_its_place_to_another_client_says_when_to_come_back():
     gone = replace(finish("error", error="busy"), error_kind="gave_way", retry_after_s=7)
-    with pytest.raises(GaveWay, match="Retry after 7 s") as caught:
+    with pytest.raises(DisplacedFromQueue, match="Retry after 7 s") as caught:
         await read([Delta(0, finish=gone)])
     assert caught.value.retry_after_s == 7
 

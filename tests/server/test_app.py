@@ -54,7 +54,7 @@ async def test_an_engine_that_has_failed_is_not_healthy_and_says_when_to_ask_aga
 
 async def test_while_a_process_is_away_ready_names_it_and_requests_wait(in_memory):
     engine = ScriptedEngine()
-    words = "group 1 of the model failed and will be started again in 3 s: ended by SIGKILL"
+    words = "stage 1 of the model failed and will be started again in 3 s: ended by SIGKILL"
     engine.processes = BackendProcesses(
         (
             ProcessStatus("group 0 of the model", ("hip:0",)),

@@ -56,7 +56,7 @@ async def test_memory_of_a_large_body_is_given_back(monkeypatch):
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(
         giving_back,
-        "give_back_freed_memory",
+        "trim_heap",
         lambda: loop.call_soon_threadsafe(given_back.set),
     )
     with Bodies().hold() as held:
@@ -85,7 +85,7 @@ async def test_a_body_beside_too_many_is_refused_and_may_come_again(in_memory, m
 async def test_memory_is_given_back_once_for_all_who_let_go_of_much(monkeypatch):
     given: list[int] = []
     monkeypatch.setattr(giving_back, "GIVE_BACK_S", 0.01)
-    monkeypatch.setattr(giving_back, "give_back_freed_memory", lambda: given.append(1))
+    monkeypatch.setattr(giving_back, "trim_heap", lambda: given.append(1))
     bodies = Bodies()
     for _ in range(60):
         with bodies.hold() as held:

@@ -16,7 +16,7 @@ async def test_memory_is_given_back_after_many_connections_of_tls(on_port, monke
     monkeypatch.setattr(giving_back, "GIVE_BACK_S", 0.0)
     monkeypatch.setattr(connections, "NUM_ENDED", 3)
     monkeypatch.setattr(
-        giving_back, "give_back_freed_memory", lambda: loop.call_soon_threadsafe(given_back.set)
+        giving_back, "trim_heap", lambda: loop.call_soon_threadsafe(given_back.set)
     )
     async with on_port(ScriptedEngine(), SECURE) as client:
         for _ in range(3):
@@ -42,7 +42,7 @@ async def test_a_server_that_has_changed_gives_memory_back(on_port, monkeypatch)
     monkeypatch.setattr(giving_back, "LOOK_S", 0.0)
     monkeypatch.setattr(giving_back, "resident_bytes", lambda: changed.pop(0) if changed else 0)
     monkeypatch.setattr(
-        giving_back, "give_back_freed_memory", lambda: loop.call_soon_threadsafe(given_back.set)
+        giving_back, "trim_heap", lambda: loop.call_soon_threadsafe(given_back.set)
     )
     async with on_port(ScriptedEngine()), asyncio.timeout(20):
         await given_back.wait()

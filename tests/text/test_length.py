@@ -29,9 +29,9 @@ def test_a_million_characters_of_control_tokens_are_not_guarded(tokenizer):
     looked_for: list[str] = []
 
     class Watched(GuardedTemplate):
-        def _guarded(self, said, text, rendered):
+        def _guarded(self, values, text, render):
             looked_for.append(text)
-            return super()._guarded(said, text, rendered)
+            return super()._guarded(values, text, render)
 
     template = Watched(
         ChatTemplate.load(BUNDLED_MODEL_DIR),

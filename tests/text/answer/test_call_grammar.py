@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from luceasync.grammar.compiler import Compiler
+from luceasync.grammar.compiler import Compiler, GrammarVocabulary
 from luceasync.grammar.guide import Guide
-from luceasync.grammar.program import program
-from luceasync.grammar.vocabulary import Vocabulary
+from luceasync.grammar.program import compose
 from luceasync.request import ArgumentsPiece, CallPiece, TextPiece
 from luceasync.text.answer.argument_types import ToolSchemas
 from luceasync.text.answer.call_formats import FORMATS
@@ -60,8 +59,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def written(tokenizer: Tokenizer, grammar, rng: random.Random, most: int = 4000) -> str:
     """A text that the grammar allows, in tokens at random."""
     end = min(tokenizer.eos_ids)
-    compiler = Compiler(Vocabulary(tokenizer, tiny.VOCAB_SIZE))
-    guide = Guide(compiler._compile(program(calls=grammar)), None, tiny.VOCAB_SIZE // 32)
+    compiler = Compiler(GrammarVocabulary(tokenizer, tiny.VOCAB_SIZE))
+    guide = Guide(compiler._compile(compose(calls=grammar)), None, tiny.VOCAB_SIZE // 32)
     ids: list[int] = []
     while not guide.is_over and len(ids) < most:
         bits = np.unpackbits(guide.mask().view(np.uint8), bitorder="little")
@@ -128,8 +127,8 @@ def test_one_that_is_named_is_the_only_one(tokenizer, name):
 @pytest.mark.parametrize("name", ["qwen-json", "qwen-xml", "glm-xml"])
 def test_a_call_that_a_strict_tool_gets_in_the_middle_of_text_is_right(tokenizer, name):
     grammar = FORMATS[name].may_call(TAGGED, 1)
-    compiler = Compiler(Vocabulary(tokenizer, tiny.VOCAB_SIZE))
-    guide = Guide(compiler._compile(program(calls=grammar)), None, tiny.VOCAB_SIZE // 32)
+    compiler = Compiler(GrammarVocabulary(tokenizer, tiny.VOCAB_SIZE))
+    guide = Guide(compiler._compile(compose(calls=grammar)), None, tiny.VOCAB_SIZE // 32)
     for token in tokenizer.encode("to be <or> <tool_call>"):
         guide.consume(token)
     rng, ids = random.Random(1), []

@@ -49,8 +49,8 @@ def test_a_template_that_refuses_other_words_has_no_place(byte_level):
 
     text = TRIMMING.render([SYSTEM, ASKED])
     ids = byte_level.encode(text)
-    parting = CommonPrefix(byte_level)
-    assert marked_tokens(parting, text, ids, [SYSTEM, ASKED], [(1, 3)], refuse) == ()
+    prefix = CommonPrefix(byte_level)
+    assert marked_tokens(prefix, text, ids, [SYSTEM, ASKED], [(1, 3)], refuse) == ()
 
 
 def test_a_message_without_text_has_no_place(byte_level):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from luceasync.cli.words import age_text, one_line, size_text
+from luceasync.cli.output import age_text, one_line, size_text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,90 @@
+"""What commands print: sizes, ages, errors, JSON, and a progress bar while a model loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
+
+
+def size_text(num_bytes: int) -> str:
+    """A number of bytes in binary units: `1536` -> "1.5 KiB"."""
+    size, unit = float(num_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def age_text(seconds: float) -> str:
+    """A coarse age: `7300` -> "2 h ago"."""
+    if seconds < MINUTE_S:
+        return "now"
+    if seconds < HOUR_S:
+        return f"{seconds // MINUTE_S:.0f} min ago"
+    if seconds < 2 * DAY_S:
+        return f"{seconds // HOUR_S:.0f} h ago"
+    return f"{seconds // DAY_S:.0f} days ago"
+
+
+def one_line(text: object) -> str:
+    """An error as one line: `"a\nb"` -> "a\\nb". Escapes whatever a terminal might interpret, since
+    the text may contain names of a client or a file.
+    """
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(text))
+
+
+def print_json(value: object) -> None:
+    """Print `value` as indented JSON."""
+    print(msgspec.json.format(msgspec.json.encode(value)).decode())
+
+
+class LoadingBar:
+    """A progress bar of bytes on a terminal, nothing elsewhere. `advance` is safe to call from any
+    thread.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("Loading", total=None)
+
+    def start(self) -> None:
+        self._progress.start()
+        # A signal may end the process without restoring a hidden cursor.
+        self._progress.console.show_cursor(True)
+
+    def advance(self, bytes_done: int, bytes_total: int) -> None:
+        self._progress.update(self._task, completed=bytes_done, total=bytes_total)
+
+    def stop(self) -> None:
+        self._progress.stop()
+
+
+@contextmanager
+def loading_bar(console: Console) -> Iterator[LoadingBar]:
+    """A bar that is removed when the block ends, however it ends."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    bar = LoadingBar(progress)
+    try:
+        yield bar
+    finally:
+        bar.stop()

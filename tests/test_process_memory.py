@@ -1,0 +1,144 @@
+"""Freed memory is returned, loaded objects are not scanned, large pages keep their bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from luceasync.process_memory import (
+    LARGE_BLOCK_BYTES,
+    LARGE_PAGE_BYTES,
+    freeze_heap,
+    into_large_pages,
+    keep_large_blocks_apart,
+    resident_bytes,
+    trim_heap,
+)
+
+SUPPORT = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def test_the_c_library_is_asked_to_let_go_of_all(monkeypatch):
+    kept: list[int] = []
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(malloc_trim=kept.append))
+    trim_heap()
+    assert kept == [0]
+
+
+def test_a_c_library_without_a_word_for_it_is_left_alone(monkeypatch):
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
+    trim_heap()
+    keep_large_blocks_apart()
+
+
+HOLES = """
+import ctypes
+import subprocess
+import sys
+from luceasync.process_memory import keep_large_blocks_apart, resident_bytes
+
+keep_large_blocks_apart()
+C = ctypes.CDLL(None)
+C.malloc.restype, C.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+C.free.argtypes = [ctypes.c_void_p]
+C.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+
+def filled(num_bytes):
+    block = C.malloc(num_bytes)
+    C.memset(block, 1, num_bytes)
+    return block
+
+C.free(filled(30 << 20))  # the C library learns from it, if it may
+before = resident_bytes()
+large = []
+for _ in range(20):
+    large.append(filled(SIZE))
+    filled(1000)  # and stays
+for block in large:
+    C.free(block)
+print(resident_bytes() - before)
+"""
+
+
+def test_large_blocks_leave_no_holes_between_small_ones_that_stay():
+    program = HOLES.replace("SIZE", str(2 * LARGE_BLOCK_BYTES))
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, timeout=60
+    )
+    assert int(done.stdout) < 2 * LARGE_BLOCK_BYTES
+
+
+def test_what_is_resident_is_told():
+    before = resident_bytes()
+    with mmap.mmap(-1, 64 << 20) as block:  # new pages: the C library may have some left
+        for page in range(0, len(block), mmap.PAGESIZE):
+            block[page] = 1
+        assert resident_bytes() - before > len(block) // 2
+
+
+def test_a_frozen_heap_is_left_out_of_collections():
+    kept = [[]]
+    freeze_heap()
+    try:
+        assert gc.get_freeze_count() > 0
+        assert not any(found is kept for found in gc.get_objects())
+    finally:
+        gc.unfreeze()
+
+
+def large_bytes_at(address: int) -> int:
+    """Of the mapping that `address` lies in, as the system tells it."""
+    is_inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head, *rest = line.split()
+        if "-" in head and not head.endswith(":"):
+            begin, end = (int(part, 16) for part in head.split("-"))
+            is_inside = begin <= address < end
+        elif is_inside and head == "AnonHugePages:":
+            return int(rest[0]) * 1024
+    return 0
+
+
+def has_collapse() -> bool:
+    """Linux 6.1 or newer, with large pages."""
+    release = Path("/proc/sys/kernel/osrelease")
+    if not release.exists() or not SUPPORT.exists():
+        return False
+    major, minor = release.read_text().split(".")[:2]
+    return (int(major), int(minor.split("-")[0])) >= (6, 1)
+
+
+def test_numbers_stay_what_they_were():
+    numbers = torch.arange(3 * LARGE_PAGE_BYTES // 8)
+    into_large_pages(numbers.data_ptr(), numbers.nbytes)
+    assert torch.equal(numbers, torch.arange(3 * LARGE_PAGE_BYTES // 8))
+
+
+@pytest.mark.skipif(not has_collapse(), reason="this system puts no pages together")
+def test_written_memory_lies_in_large_pages_afterwards():
+    memory = mmap.mmap(-1, 8 * LARGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    tensor = torch.frombuffer(memory, dtype=torch.uint8).fill_(7)
+    before = large_bytes_at(tensor.data_ptr())
+    into_large_pages(tensor.data_ptr(), tensor.nbytes)
+    if large_bytes_at(tensor.data_ptr()) == before:
+        pytest.skip("the system has no large page to give")
+    assert bool((tensor == 7).all())
+    del tensor
+    memory.close()
+
+
+def test_memory_that_is_not_there_is_passed_over():
+    memory = mmap.mmap(-1, mmap.PAGESIZE)
+    tensor = torch.frombuffer(memory, dtype=torch.uint8).fill_(1)
+    into_large_pages(tensor.data_ptr(), 1)
+    assert int(tensor.sum()) == mmap.PAGESIZE
+    del tensor
+    memory.close()
