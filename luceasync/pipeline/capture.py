@@ -1,7 +1,6 @@
-"""Work captured as CUDA graphs, which are launched as one: streams, memory pool, warm-up.
+"""Captures work as CUDA graphs, each of which is one launch: streams, memory pool, warm-up.
 
-Knows nothing of what is captured, only that it reads fixed memory, waits for nobody and may be
-repeated.
+Knows nothing of the work, only that it reads fixed addresses, never waits and may be repeated.
 """
 
 from __future__ import annotations
@@ -16,17 +15,13 @@ import torch
 
 from luceasync.errors import LuceasyncError
 
-# Kernels of a GPU compiled before they are launched, or words for a person. Knows no pass.
-# Imports the compiler only where something is compiled.
-
-
-PATIENCE_S = 300.0  # for one kernel more: the largest takes 12 s of one core
+PATIENCE_S = 300.0  # for one more kernel to compile: the largest takes 12 s of one core
 
 
 @contextmanager
 def compiled_ahead(device: torch.device, patience_s: float = PATIENCE_S) -> Iterator[None]:
-    """See luceasync.kernels.kernel. Raises LuceasyncError where none is done within `patience_s`
-    after the one before.
+    """Compile the kernels that the context's body would launch, see luceasync.kernels.kernel.
+    Raises LuceasyncError if none is finished within `patience_s` after the last one.
     """
     from luceasync.kernels import kernel
 
@@ -42,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Captured(Generic[T]):
-    """A graph, and what the captured function returned: tensors that every replay writes anew."""
+    """A graph, and what the captured function returned: tensors that each replay overwrites."""
 
     graph: torch.cuda.CUDAGraph
     output: T
@@ -53,8 +48,8 @@ class Captured(Generic[T]):
 
 
 class Capture:
-    """Captures functions on one GPU. What they leave shares one pool: graphs that were captured
-    with the same object must not run at the same time.
+    """Captures functions on one GPU. Their graphs share a memory pool, so graphs from one Capture
+    must not run at the same time.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -64,7 +59,7 @@ class Capture:
             self._stream = _capture_stream(device)
 
     def compile_ahead(self, runs: Sequence[Callable[[], object]]) -> None:
-        """Compile what `runs` launch, each of which is run once for it, beside each other: see
+        """Run each of `runs` once to compile the kernels that it launches, in parallel; see
         luceasync.kernels.kernel.
         """
         with torch.cuda.device(self.device), compiled_ahead(self.device):
@@ -72,7 +67,7 @@ class Capture:
                 run()
 
     def __call__(self, run: Callable[[], T], *, num_warmups: int) -> Captured[T]:
-        """Run `run` so many times, so that kernels are compiled, the allocator settles and the
+        """Run `run` `num_warmups` times, so that kernels are compiled, the allocator settles and
         libraries have their workspaces for the stream; then capture it.
         """
         current = torch.cuda.current_stream(self.device)
@@ -90,7 +85,7 @@ class Capture:
 
 @functools.cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for the life of the process: the matrix library keeps a workspace for every stream that
-    it has seen, and captured products go on using it.
+    """One stream for the life of the process: the matrix library keeps a workspace for every stream
+    that it has seen, and captured products go on using it.
     """
     return torch.cuda.Stream(device)

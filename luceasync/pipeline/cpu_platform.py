@@ -1,4 +1,4 @@
-"""The CPU's body of luceasync.pipeline.platform.Platform: all is done when a call returns."""
+"""The Platform of CPUs: work is done when a call returns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class CpuPlatform:
-    """See Platform. All logical CPU devices are the one that torch knows."""
+    """A CPU. All CPU devices that a user names are torch's one."""
 
     def __init__(self, name: str = "cpu:0") -> None:
         self.name = name
@@ -58,10 +58,10 @@ class CpuPlatform:
         return eager()
 
     def warm_up(self, work: Callable[[], None], num_times: int) -> None:
-        """Nothing is compiled."""
+        """Nothing to do: nothing is compiled."""
 
     def touch(self, work: Callable[[], None]) -> None:
-        """The system gives pages when they are written to."""
+        """Run it: the system provides pages at their first write."""
         work()
 
     def blank(self, rows: Tensor) -> None:
@@ -70,12 +70,12 @@ class CpuPlatform:
     def staging(self, cache: LaneCache) -> DirectStaging:
         return DirectStaging(cache)
 
-    def beside(self, *used: Tensor) -> AbstractContextManager[object]:
-        """All is done at once."""
+    def side_stream(self, *used: Tensor) -> AbstractContextManager[object]:
+        """The same as outside: there are no streams."""
         return nullcontext()
 
-    def join_beside(self) -> None:
-        """It is done."""
+    def join_side_stream(self) -> None:
+        """Nothing to do: the work is done."""
 
     def stopwatch(self) -> HostStopwatch:
         return HostStopwatch()
@@ -97,27 +97,27 @@ class CpuPlatform:
         return nullcontext()
 
     def synchronize(self) -> None:
-        """Nothing is queued."""
+        """Nothing to do: the work is done."""
 
     def record_event(self) -> CompletedEvent:
         return CompletedEvent()
 
     def empty_cache(self) -> None:
-        """Nothing is kept."""
+        """Nothing to do: nothing is cached."""
 
 
 class CompletedEvent:
-    """The end of work that was done at once; an Event."""
+    """An Event of work that is done."""
 
     def query(self) -> bool:
         return True
 
     def synchronize(self) -> None:
-        """It is over."""
+        """Nothing to wait for."""
 
 
 class HostStopwatch:
-    """A Stopwatch of work that is done at once."""
+    """A Stopwatch of work that is done when a call returns."""
 
     is_over = True
 

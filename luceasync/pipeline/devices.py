@@ -1,4 +1,4 @@
-"""What this machine has: the devices that the user named, or its best one, and what they offer."""
+"""Devices of this machine: those that the user named or the default, and host memory for them."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ log = logging.getLogger(__name__)
 
 
 def find_devices(names: Sequence[str], flag: str = "--target-devices") -> tuple[Offer, ...]:
-    """What the devices offer that the user named, or this machine's best one. Raises
-    PlacementError, which names `flag`.
+    """Offers of the named devices, or of the default device. Raises PlacementError, which names
+    `flag`.
     """
     full = check_devices(names, flag) if names else (default_device(),)
     for name in full:
         _check_is_here(name, flag)
-    num_on_host = sum(not _computes_beside(name) for name in full)  # they share its memory
+    num_on_host = sum(not _runs_async(name) for name in full)  # they share its memory
     return tuple(
-        open_platform(name).offer(1 if _computes_beside(name) else num_on_host) for name in full
+        open_platform(name).offer(1 if _runs_async(name) else num_on_host) for name in full
     )
 
 
 def offers_of(names: Sequence[str], flag: str = "--target-devices") -> tuple[Offer, ...]:
-    """As find_devices, of devices by name, each with all that is free there: see `shared`."""
+    """Like find_devices for full names, but each with all the free memory, see `shared`."""
     for name in names:
         _check_is_here(name, flag)
     return tuple(open_platform(name).offer() for name in names)
 
 
 def shared(offers: Sequence[Offer]) -> tuple[Offer, ...]:
-    """Devices that compute on the host share its memory, whatever their process."""
-    num_on_host = sum(not offer.computes_beside for offer in offers)
+    """Divide host memory among devices that compute on the host, whatever their processes."""
+    num_on_host = sum(not offer.runs_async for offer in offers)
     return tuple(
         offer
-        if offer.computes_beside
+        if offer.runs_async
         else replace(offer, free_bytes=offer.free_bytes // num_on_host)
         for offer in offers
     )
 
 
 def has_backend(name: str) -> bool:
-    """Whether devices of that kind are of this process."""
+    """Whether this process can open devices of that backend."""
     return name.partition(":")[0] in ("cpu", gpu_backend())
 
 
@@ -70,23 +70,24 @@ def host_memory(
     quiet: threading.Event | None = None,
     lanes_bytes: int = 0,
 ) -> HostMemory:
-    """Memory for the saved nodes of these devices of this process: all of it pinned if a GPU is
-    among them, what is more than twice the `lanes_bytes` of all lanes while `quiet` is set; else
-    with `warm_bytes` whose pages are there soon. Either is begun here and done in a thread. Where
-    nothing can be pinned copies are slower, and a warning says so.
+    """Memory for saved nodes of these devices, which are of this process.
+
+    With a GPU among them all of it is pinned, except what exceeds twice the `lanes_bytes` of all
+    lanes while `quiet` is set; else `warm_bytes` of its pages are touched. A thread does either in
+    the background. If memory cannot be pinned, copies are slower, and a warning is logged.
     """
-    beside = [name for name in devices if _computes_beside(name)]
-    first = [*beside, *devices, "cpu:0"][0]  # none: all of the model is in other processes
+    beside = [name for name in devices if _runs_async(name)]
+    first = [*beside, *devices, "cpu:0"][0]  # no devices: the whole model is in other processes
     return open_platform(first).node_memory(
         capacity_bytes, warm_bytes=warm_bytes, quiet=quiet, lanes_bytes=lanes_bytes
     )
 
 
 def pinned_by(devices: Sequence[str]) -> Register:
-    """How memory that others map too is pinned for these devices of this process: not at all where
-    none computes beside. Where nothing can be pinned copies are slower, and a warning says so.
+    """What pins memory that is shared between processes for these devices of this process. Does
+    nothing without GPUs. If memory cannot be pinned, copies are slower, and a warning is logged.
     """
-    beside = [name for name in devices if _computes_beside(name)]
+    beside = [name for name in devices if _runs_async(name)]
     if not beside:
         return lambda memory: lambda: None
     pages = DevicePageLock(open_platform(beside[0]).device)
@@ -96,15 +97,15 @@ def pinned_by(devices: Sequence[str]) -> Register:
         try:
             pages.lock(address, memory.nbytes)
         except MemoryError as error:
-            log.warning("copies are slower, of memory that is not pinned: %s", error)
+            log.warning("shared memory cannot be pinned, copies will be slower: %s", error)
             return lambda: None
         return lambda: pages.unlock(address)
 
     return register
 
 
-def _computes_beside(name: str) -> bool:
-    return offer_of(name, 0).computes_beside
+def _runs_async(name: str) -> bool:
+    return offer_of(name, 0).runs_async
 
 
 def _check_is_here(name: str, flag: str) -> None:
@@ -117,5 +118,5 @@ def _check_is_here(name: str, flag: str) -> None:
         )
     if backend == present and int(index) >= num_gpus():
         raise PlacementError(
-            f"{flag} {name}: index out of range; {num_gpus()} {backend} devices are there"
+            f"{flag} {name}: index out of range; there are {num_gpus()} {backend} devices"
         )

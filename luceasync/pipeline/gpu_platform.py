@@ -1,7 +1,7 @@
-"""The GPUs' bodies of luceasync.pipeline.platform.Platform: work is queued on streams, and the host
-goes on.
+"""Platforms of GPUs: work is queued on streams while the host goes on. Also: the GPUs of this
+machine.
 
-Triton comes with torch's GPU builds only, so what needs it is imported when it is asked for.
+Triton comes with torch's GPU builds only, so what needs it is imported on use.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class CudaPlatform:
-    """A GPU of NVIDIA's; see Platform."""
+    """A GPU from NVIDIA."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -44,7 +44,7 @@ class CudaPlatform:
 
     @cached_property
     def ops(self) -> Ops:
-        """The fused kernels; see Platform."""
+        """Operations made of fused kernels."""
         from luceasync.models.triton_ops import TritonOps
 
         return TritonOps()
@@ -76,30 +76,30 @@ class CudaPlatform:
             work()
 
     def touch(self, work: Callable[[], None]) -> None:
-        """The memory is there."""
+        """Nothing to do: device memory is there once allocated."""
 
     def blank(self, rows: Tensor) -> None:
-        """Kernels read no row that is not written."""
+        """Nothing to do: kernels read written rows only."""
 
     def staging(self, cache: LaneCache) -> StreamStaging:
         return StreamStaging(cache)
 
     @contextmanager
-    def beside(self, *used: Tensor) -> Iterator[None]:
+    def side_stream(self, *used: Tensor) -> Iterator[None]:
         for tensor in used:
-            tensor.record_stream(self._beside)
-        self._beside.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._beside):
+            tensor.record_stream(self._side_stream)
+        self._side_stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._side_stream):
             yield
 
-    def join_beside(self) -> None:
-        torch.cuda.current_stream(self.device).wait_stream(self._beside)
+    def join_side_stream(self) -> None:
+        torch.cuda.current_stream(self.device).wait_stream(self._side_stream)
 
     def stopwatch(self) -> EventWatch:
         return EventWatch(torch.cuda.current_stream(self.device))
 
     @cached_property
-    def _beside(self) -> torch.cuda.Stream:
+    def _side_stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self.device)
 
     def copies(self, cache: LaneCache) -> StreamCopies:
@@ -114,17 +114,17 @@ class CudaPlatform:
         quiet: threading.Event | None,
         lanes_bytes: int,
     ) -> HostMemory:
-        # Half of the spare memory may be used before there is more: every lane can still be saved.
+        # Half of the spare memory may be used before more is pinned; all lanes fit in that half.
         spare_bytes = max(SPARE_BYTES, 2 * lanes_bytes)
         try:
             pages = DevicePageLock(self.device)
             return Arena(capacity_bytes, pages, quiet=quiet, spare_bytes=spare_bytes)
         except MemoryError as error:
-            log.warning("the prefix cache is slower, in memory that is not pinned: %s", error)
+            log.warning("host memory cannot be pinned, copies will be slower: %s", error)
             return PlainMemory()
 
     def on_device(self) -> AbstractContextManager[object]:
-        return torch.cuda.device(self.device.index)  # a number is taken as it is
+        return torch.cuda.device(self.device.index)  # an index is the cheapest argument
 
     def synchronize(self) -> None:
         torch.cuda.current_stream(self.device).synchronize()
@@ -134,12 +134,12 @@ class CudaPlatform:
         return event
 
     def empty_cache(self) -> None:
-        """Of all GPUs; see Platform."""
+        """Return unused cached memory of all GPUs."""
         torch.cuda.empty_cache()
 
 
 class HipPlatform(CudaPlatform):
-    """A GPU of AMD's, by way of ROCm: as NVIDIA's, but Numba does not compile for it."""
+    """A GPU from AMD through ROCm: like NVIDIA's, but Numba does not compile for it."""
 
     def pick(
         self,
@@ -152,7 +152,7 @@ class HipPlatform(CudaPlatform):
 
 
 class EventWatch:
-    """A Stopwatch by a GPU's own events."""
+    """A Stopwatch of GPU events."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
@@ -171,16 +171,16 @@ class EventWatch:
         return float(self._begin.elapsed_time(self._end)) / 1e3
 
 
-RUN_ON = ("H100", "H200")  # words of products that we have measured on
-# Kinds of GPU that tests compile every kernel for.
+MEASURED_ON = ("H100", "H200")  # words in the names of products that luceasync was measured on
+# Architectures that tests compile every kernel for.
 COMPILED_FOR_NVIDIA = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 COMPILED_FOR = (*COMPILED_FOR_NVIDIA, "gfx942", "gfx1100", "gfx1201")
 
 
 @dataclass(frozen=True, slots=True)
 class FoundGpu:
-    """A GPU of this machine, for a person: its name here, "cuda:0", and its maker's. `kind`: what
-    kernels are compiled for, "sm_90".
+    """A GPU of this machine: its name here, like "cuda:0", its product name, and the architecture
+    (`kind`, like "sm_90") that kernels are compiled for.
     """
 
     name: str
@@ -191,28 +191,28 @@ class FoundGpu:
 
     @property
     def caution(self) -> str:
-        """What is not known of it; "" where we have measured on one."""
-        if any(word in self.product for word in RUN_ON):
+        """What has not been tested with this GPU; "" if luceasync was measured on one."""
+        if any(word in self.product for word in MEASURED_ON):
             return ""
         if self.kind in COMPILED_FOR:
-            return f"nobody has run luceasync on one yet; its kernels are tested to fit {self.kind}"
-        return f"nobody has run luceasync on one yet, nor compiled its kernels for {self.kind}"
+            return f"luceasync has not been run on one yet; its kernels compile for {self.kind}"
+        return f"luceasync has not been run on one yet, nor its kernels compiled for {self.kind}"
 
 
 def gpu_backend() -> str | None:
-    """What this torch build computes with where a GPU is there: "cuda", "hip" or None."""
+    """The GPU backend of this torch build, "cuda" or "hip"; None if there is no GPU."""
     if not torch.cuda.is_available():
         return None
     return "hip" if torch.version.hip else "cuda"
 
 
 def torch_build() -> str:
-    """What this torch was built for, in words."""
+    """The version of CUDA or ROCm that torch was built for."""
     return torch.version.cuda or torch.version.hip or "CPU only"
 
 
 def num_gpus() -> int:
-    """How many GPUs there are."""
+    """Number of GPUs."""
     return torch.cuda.device_count()
 
 
@@ -230,7 +230,7 @@ def found_gpus() -> list[FoundGpu]:
 
 
 def _kind(index: int) -> str:
-    """What kernels are compiled for."""
+    """The architecture that kernels are compiled for."""
     if torch.version.hip:
         arch: str = torch.cuda.get_device_properties(index).gcnArchName
         return arch.partition(":")[0]

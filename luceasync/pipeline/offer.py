@@ -41,7 +41,7 @@ class Offer:
     - `short_rows`: see SHORT_ROWS.
     - `num_staged_states`: recurrent states that may wait for a copy to host memory.
     - `num_staged_tokens`: tokens of one layer in staging, for prefill chunks with absent rows.
-    - `computes_beside`: work is queued, which leaves the host free.
+    - `runs_async`: work is queued, which leaves the host free.
     - `one_thread_bytes`: with fewer bytes of weights on the host in all, threads wait for each
       other longer than they compute.
     - `process`: its owner, the only one that may open the name: to torch the "hip:0" of one process
@@ -57,7 +57,7 @@ class Offer:
     short_rows: tuple[int, ...] = ()
     num_staged_states: int = 0
     num_staged_tokens: int = 0
-    computes_beside: bool = False
+    runs_async: bool = False
     one_thread_bytes: int = 0
     process: int = HERE
 
@@ -92,7 +92,7 @@ _GPU = Offer(
     short_rows=SHORT_ROWS,
     num_staged_states=NUM_STAGED_STATES,
     num_staged_tokens=NUM_STAGED_TOKENS,
-    computes_beside=True,
+    runs_async=True,
 )
 _BY_BACKEND = {"cpu": _CPU, "cuda": _GPU, "hip": _GPU}
 BACKENDS = tuple(_BY_BACKEND)

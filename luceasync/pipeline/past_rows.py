@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from luceasync.host_cache.absent_rows import AbsentRows
-from luceasync.host_cache.staging import Block, InHost, Names, blocks_of
+from luceasync.host_cache.staging import RowBlock, HostRowSource, Names, blocks_of
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent
 from luceasync.kv.state import StateLayout
@@ -30,7 +30,7 @@ class _Blocks(Protocol):
     """Reads blocks, like luceasync.host_cache.staging.Staging."""
 
     def rows(
-        self, blocks: Sequence[Block], layer: int, names: Names
+        self, blocks: Sequence[RowBlock], layer: int, names: Names
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]: ...
 
 
@@ -77,7 +77,7 @@ class PastOfLanes:
         num_places = self._cache.tables.shape[1] * CHUNK_TOKENS
         begin = min(self._staging.block_tokens, num_places)
         end = begin + CHUNK_TOKENS
-        blocks = [Block(0, 0, begin, ()), Block(0, begin, end, ())]
+        blocks = [RowBlock(0, 0, begin, ()), RowBlock(0, begin, end, ())]
         passing = None if self._probes is None else PassingProbe(self._probes, 0, end + num_rows)
         return PastRows(_RehearsalBlocks(self._cache), blocks, passing)
 
@@ -85,7 +85,7 @@ class PastOfLanes:
         """Rows of these lanes, from `begins` on, are queued and belong to the lanes. Continues a
         running probe behind them.
         """
-        self._staging.let_go()
+        self._staging.release()
         if self._probes is not None:
             for lane, begin, count in zip(lanes, begins, counts, strict=True):
                 if lane != NO_LANE and count:
@@ -124,8 +124,8 @@ class PastOfLanes:
         self._staging.close()
 
     def _blocks(
-        self, lane: int, num_tokens: int, short_tokens: int, in_host: InHost, block_tokens: int
-    ) -> list[Block]:
+        self, lane: int, num_tokens: int, short_tokens: int, in_host: HostRowSource, block_tokens: int
+    ) -> list[RowBlock]:
         """Blocks of the lane's first tokens, if layers here keep rows at all."""
         if not self._cache.row_stacks:
             return []
@@ -139,7 +139,7 @@ class _RehearsalBlocks:
         self._cache = cache
 
     def rows(
-        self, blocks: Sequence[Block], layer: int, names: Names
+        self, blocks: Sequence[RowBlock], layer: int, names: Names
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
         stacks = [self._cache.rows_of(name, layer)[0] for name in names]
         for block in blocks:
@@ -151,7 +151,7 @@ class PastRows:
     """Earlier rows for all layers of a pass; `passing`: the probe inside the pass."""
 
     staging: _Blocks
-    blocks: Sequence[Block]
+    blocks: Sequence[RowBlock]
     passing: PassingProbe | None
 
     def of(self, layer: int, kind: StateLayout) -> LayerPast:

@@ -91,9 +91,9 @@ class Plan:
         return 0 if self.pool is None else self.parallel * self.max_ctx_tokens * token_bytes
 
     @property
-    def computes_beside(self) -> bool:
+    def runs_async(self) -> bool:
         """Whether all work is queued on devices, which leaves the host free."""
-        return all(device.computes_beside for device in self.devices)
+        return all(device.runs_async for device in self.devices)
 
     @property
     def here(self) -> tuple[ShardPlan, ...]:
@@ -109,7 +109,7 @@ class Plan:
     def suits_one_thread(self) -> bool:
         """Whether the CPU shards are so small that threads would wait longer than they compute."""
         pairs = zip(self.devices, self.shards, strict=True)
-        on_host = [(d, shard) for d, shard in pairs if d.is_here and not d.computes_beside]
+        on_host = [(d, shard) for d, shard in pairs if d.is_here and not d.runs_async]
         weight_bytes = sum(shard.weight_bytes for _, shard in on_host)
         return all(weight_bytes < device.one_thread_bytes for device, _ in on_host)
 

@@ -1,7 +1,7 @@
-"""How things are done on one device: one object for each, whatever the vendor.
+"""What differs between devices: one Platform for each device, whatever its vendor.
 
-Whoever has a device's name opens its platform here and asks it; nobody else asks what kind of
-device there is. What a device offers is plain data: luceasync.pipeline.offer.
+Code that has a device's name opens its platform here; nothing else asks for the kind of a device.
+What a device offers is plain data: luceasync.pipeline.offer.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ T = TypeVar("T")
 
 
 class Event(Protocol):
-    """A moment in the work that a device has been given."""
+    """A point in a device's queued work."""
 
     def query(self) -> bool:
-        """Whether it has come that far."""
+        """Whether the device has reached it."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until it has."""
+        """Wait until the device has reached it."""
         ...
 
 
 class Stopwatch(Protocol):
-    """Measures how long a device works."""
+    """Measures the time that queued work takes on a device."""
 
     def stop(self) -> None:
-        """With the end of what was queued so far, on the current stream."""
+        """Stop at the end of the work queued so far on the current stream."""
         ...
 
     @property
     def is_over(self) -> bool:
-        """Whether the device has come to where it was stopped."""
+        """Whether the device has reached the point where it was stopped."""
         ...
 
     def seconds(self) -> float:
-        """What it shows. It is waited for."""
+        """The measured time; waits for it."""
         ...
 
 
@@ -61,21 +61,21 @@ class Platform(Protocol):
 
     @property
     def name(self) -> str:
-        """As the user knows it: "cpu:0", "hip:1"."""
+        """The user's name for it, like "cpu:0" or "hip:1"."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """As torch knows it."""
+        """torch's name for it."""
         ...
 
     @property
     def ops(self) -> Ops:
-        """What layers are made of."""
+        """The operations that layers are made of."""
         ...
 
     def offer(self, share: int = 1) -> Offer:
-        """What it offers now; `share`: among how many devices its memory is divided."""
+        """What it offers now, with its free memory divided among `share` devices."""
         ...
 
     def pick(
@@ -85,48 +85,48 @@ class Platform(Protocol):
         triton: Callable[[], T] | None = None,
         numba: Callable[[], T] | None = None,
     ) -> T:
-        """What the device runs best of that which is at hand; only that is made, so that makers
-        can import what others lack.
+        """Make the fastest body that runs here. The others are not called, so that they may import
+        what this machine lacks.
         """
         ...
 
     def passes(self, *, eager: Callable[[], T], captured: Callable[[Capture], T]) -> T:
-        """Passes as the device runs them best: operation by operation, or captured as graphs."""
+        """Make what runs passes: eagerly, or captured as graphs."""
         ...
 
     def warm_up(self, work: Callable[[], None], num_times: int) -> None:
-        """Do `work` now where kernels are compiled when they are first used: once to compile them
-        beside each other, none of them launched, and then `num_times`.
+        """Run `work` where kernels are compiled at first use: once to compile them in parallel,
+        without launching any, then `num_times`.
         """
         ...
 
     def touch(self, work: Callable[[], None]) -> None:
-        """Do `work`, which writes memory that is new, where the first write is the slow one."""
+        """Run `work`, which writes to new memory, where the first write to a page is slow."""
         ...
 
     def blank(self, rows: Tensor) -> None:
-        """Clear rows that are about to be written, where decode steps read whole pages: what is
-        not written yet gets no weight, which undoes any value but NaN.
+        """Clear rows before they are written, where decode steps read whole pages: rows not written
+        yet get weight 0, which undoes any value but NaN.
         """
         ...
 
     def staging(self, cache: LaneCache) -> Staging:
-        """Blocks of rows that are not all on the device."""
+        """Streams blocks of rows, some of which are not on the device."""
         ...
 
-    def beside(self, *used: Tensor) -> AbstractContextManager[object]:
-        """Inside it work is queued behind all that was queued so far, and what is queued outside
-        goes on beside it. Tensors from outside that it has `used` keep their memory until that is
-        over, whoever lets them go before.
+    def side_stream(self, *used: Tensor) -> AbstractContextManager[object]:
+        """Queue work inside the context on a side stream, behind all work queued so far and
+        parallel to what is queued outside. Tensors from outside that it uses, passed in `used`,
+        keep their memory until it is done.
         """
         ...
 
-    def join_beside(self) -> None:
-        """What is queued outside from here on comes behind all that was queued inside so far."""
+    def join_side_stream(self) -> None:
+        """Order work queued from now on behind all work on the side stream."""
         ...
 
     def stopwatch(self) -> Stopwatch:
-        """Runs from what was queued so far on, on the current stream."""
+        """Start measuring at the end of the work queued so far on the current stream."""
         ...
 
     def copies(self, cache: LaneCache) -> LaneCopies:
@@ -141,28 +141,28 @@ class Platform(Protocol):
         quiet: threading.Event | None,
         lanes_bytes: int,
     ) -> HostMemory:
-        """Host memory that the device copies from and to; see luceasync.pipeline.devices."""
+        """Host memory for copies from and to the device, see devices.host_memory."""
         ...
 
     def on_device(self) -> AbstractContextManager[object]:
-        """Inside it kernels are launched on this device."""
+        """Launch kernels on this device inside the context."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until what was queued so far, on the current stream, is done."""
+        """Wait for all work queued on the current stream."""
         ...
 
     def record_event(self) -> Event:
-        """The end of what was queued so far, on the current stream."""
+        """An event at the end of the work queued on the current stream."""
         ...
 
     def empty_cache(self) -> None:
-        """Give memory back that is kept for later but in nobody's use."""
+        """Return unused cached memory to the system."""
         ...
 
 
 def open_platform(name: str) -> Platform:
-    """The platform of the device `name`, "cuda:0", which must be there."""
+    """The platform of device `name`, like "cuda:0", which must exist."""
     backend = name.partition(":")[0]
     if backend == "cpu":
         return CpuPlatform(name)

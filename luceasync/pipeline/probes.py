@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from luceasync.host_cache.staging import Block, Staging
+from luceasync.host_cache.staging import RowBlock, Staging
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
 from luceasync.models.mixers.mixer import Mixer, ProbeBody, RecentSpec
@@ -24,7 +24,7 @@ from luceasync.pipeline.platform import Platform, Stopwatch
 MAX_AHEAD = 2
 
 # Splits a lane's first tokens into blocks of at most so many.
-Blocks = Callable[[int], Sequence[Block]]
+Blocks = Callable[[int], Sequence[RowBlock]]
 
 
 class _Probe(Protocol):
@@ -169,7 +169,7 @@ class _BackgroundProbe:
             if stack
         }
         self._blocks = blocks
-        self._block_map: dict[RecentSpec, Sequence[Block]] = {}
+        self._block_map: dict[RecentSpec, Sequence[RowBlock]] = {}
         self._in_pages: set[int] = set()  # chunks that it reads from their pages
         self._layers = self._run(rings) if self._filled else iter(())
 
@@ -185,14 +185,14 @@ class _BackgroundProbe:
         where chunks lie, and read this one from host memory.
         """
         if chunk in self._in_pages:
-            self._probes.platform.join_beside()
+            self._probes.platform.join_side_stream()
             self._block_map.clear()
             self._in_pages.clear()
 
     def attention_mass(self) -> AttentionMass:
         while self._queue():
             pass
-        with self._probes.platform.beside():
+        with self._probes.platform.side_stream():
             return AttentionMass(self._mass.cpu(), sum(watch.seconds() for watch in self._watches))
 
     def _queue(self) -> bool:
@@ -205,12 +205,12 @@ class _BackgroundProbe:
             if (kind := mixer.recent) is None:
                 continue
             ring = next(rings[mixer])
-            with probes.platform.beside(ring, self._mass):
+            with probes.platform.side_stream(ring, self._mass):
                 # Inside the context: tensors that say where rows lie belong to this stream.
                 self._add(layer, ring, kind.probed_tensor, self._blocks_of(kind, layer))
             yield layer
 
-    def _blocks_of(self, kind: RecentSpec, layer: int) -> Sequence[Block]:
+    def _blocks_of(self, kind: RecentSpec, layer: int) -> Sequence[RowBlock]:
         """Blocks as they lie now, unless known already."""
         if kind not in self._block_map:
             row_bytes = self._probes.cache.rows_of(kind.probed_tensor, layer)[0, 0].nbytes
@@ -219,7 +219,7 @@ class _BackgroundProbe:
             self._in_pages |= {chunk for block in blocks for chunk in block.chunks_in_pages()}
         return self._block_map[kind]
 
-    def _add(self, layer: int, ring: Tensor, name: str, blocks: Sequence[Block]) -> None:
+    def _add(self, layer: int, ring: Tensor, name: str, blocks: Sequence[RowBlock]) -> None:
         watch = self._probes.platform.stopwatch()
         probe = self._probes.layer_probe(layer, self._filled, self.num_tokens)
         for begin, (rows,) in self._probes.staging.rows(blocks, layer, [name]):

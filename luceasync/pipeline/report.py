@@ -1,4 +1,4 @@
-"""The plan of a configured model on this machine, and the same told in numbers for a person."""
+"""The plan of a configured model on this machine, with the numbers that are shown to users."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from luceasync.pipeline.shard_plan import ShardPlan, named_devices, weight_types
 
 @dataclass(frozen=True, slots=True)
 class ShardReport:
-    """A shard's plan beside what its device has free."""
+    """A shard's plan and its device's free memory."""
 
     shard: ShardPlan
-    weight_types: dict[str, int]  # bytes by what the types of their numbers are called
+    weight_types: dict[str, int]  # bytes by the name of their number type
     lane_bytes: int
     device_bytes: int
     free_bytes: int
@@ -31,7 +31,7 @@ class ShardReport:
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """What would be built, before anything is loaded."""
+    """What would be built; nothing is loaded."""
 
     spec: ModelSpec
     plan: Plan
@@ -40,9 +40,7 @@ class PlanReport:
 
 
 def devices_of(config: Config) -> tuple[tuple[Offer, ...], Precision]:
-    """The target's devices, and the numbers that it is held and computed in. Raises
-    PlacementError.
-    """
+    """The target's devices and number types. Raises PlacementError."""
     placement = config.placement
     names = named_devices(placement.device, placement.devices) or (default_device(),)
     devices = offers_in(names, processes_of(names, placement))
@@ -51,7 +49,7 @@ def devices_of(config: Config) -> tuple[tuple[Offer, ...], Precision]:
 
 
 def asked_pool(config: Config) -> PoolRequest | None:
-    """How much of lanes' contexts is to stay on devices; None: all of it."""
+    """How much of each lane's context stays on the devices; None: all of it."""
     asked = config.kvflash
     if asked.pool_tokens is None:
         return None
@@ -68,8 +66,8 @@ def plan_report(
     drafter: DraftFootprint | None = None,
     found: tuple[tuple[Offer, ...], Precision] | None = None,
 ) -> PlanReport:
-    """Plan the configured model, with what `make_plan` wants to know of its drafter. `found`: what
-    `devices_of` has said, None: it is asked. Raises ModelError, PlacementError.
+    """Plan the configured model; for `verify_rows` and `drafter` see `make_plan`. `found`: the
+    result of `devices_of`, which is asked if None. Raises ModelError, PlacementError.
     """
     model = model or ModelFiles(config.model.model_dir)
     spec = model.spec

@@ -1,7 +1,7 @@
-"""The shards of one process: what a model's chain is made of.
+"""A stage: the shards of one process, a part of a model's chain. The protocol, and the body for
+shards of this process.
 
-One protocol for a stage, whoever runs it; nobody asks which one it holds. Synchronous, engine
-thread only.
+Synchronous; engine thread only.
 """
 
 from __future__ import annotations
@@ -32,35 +32,37 @@ class Stage(Protocol):
 
     @property
     def num_shards(self) -> tuple[int, int]:
-        """How many shards it has, in this process and in others."""
+        """Number of shards in this process and in others."""
         ...
 
     @property
     def passes(self) -> Passes:
-        """What can be run on it."""
+        """Passes over its layers."""
         ...
 
     def synchronize(self) -> None:
-        """Wait until what its last shard was given so far is done."""
+        """Wait until its last shard has done all queued work."""
         ...
 
     @property
     def nodes(self) -> Sequence[Nodes]:
-        """Who holds what of a node belongs to its layers."""
+        """Holders of its layers' part of each node."""
         ...
 
     def notice(self) -> None:
-        """Raise StageFailed if it is known to be gone, without asking it."""
+        """Raise StageFailed if it is known to have failed, without asking it."""
         ...
 
     def probe(self) -> None:
-        """Raise StageFailed if it is gone. Ask while nothing runs: a sign of life is waited for."""
+        """Raise StageFailed if it does not respond. Waits for its answer; call it while nothing
+        runs.
+        """
         ...
 
     def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
-        """Bring it back if it is gone, with all its nodes but those that are told to `lost`; what
-        was in its lanes is gone. Whether that was so. Waits as long as it takes. Raises
-        StageFailed, ModelError, and Unavailable where nobody waits any more.
+        """Restart it if it has failed, with its nodes; those that could not be brought back are
+        passed to `lost`. Its lanes are empty then. Returns whether it was restarted. Waits as long
+        as that takes. Raises StageFailed, ModelError, and Unavailable at shutdown.
         """
         ...
 
@@ -82,8 +84,8 @@ class LocalStage:
         memory: HostMemory | None = None,
         number: int = 0,
     ) -> None:
-        """Load the shards of stage `number` of the plan; `taps`: the layers after which rows are
-        kept, `memory`: where saved nodes lie. Raises ModelError; then nothing is left behind.
+        """Load the shards of stage `number` of the plan. `taps`: layers whose rows are kept;
+        `memory`: where saved nodes lie. Raises ModelError and frees what was loaded.
         """
         _check_taps(spec, taps)
         self._shards: list[Shard] = []
@@ -103,9 +105,9 @@ class LocalStage:
             self.close()
             raise
         pairs = zip(self._shards, self._steps, strict=True)
-        links = [ShardPasses(shard, steps, transfer) for shard, steps in pairs]
-        self.prepare = links[0].prepare
-        self._passes = _Overlapping(links, self._shards[-1].platform, len(plan.shards))
+        passes = [ShardPasses(shard, steps, transfer) for shard, steps in pairs]
+        self.prepare = passes[0].prepare
+        self._passes = _Overlapping(passes, self._shards[-1].platform, len(plan.shards))
 
     @property
     def num_shards(self) -> tuple[int, int]:
@@ -119,7 +121,7 @@ class LocalStage:
         self._shards[-1].platform.synchronize()
 
     def taken(self) -> Event:
-        """When what its first shard was given last has been read."""
+        """An event: the first shard has read its last input."""
         first = self._shards[0].platform
         with first.on_device():
             return first.record_event()
@@ -129,13 +131,13 @@ class LocalStage:
         return [shard.nodes for shard in self._shards]
 
     def notice(self) -> None:
-        """It lives as long as this process."""
+        """Nothing to do: it lives as long as this process."""
 
     def probe(self) -> None:
-        """It lives as long as this process."""
+        """Nothing to do: it lives as long as this process."""
 
     def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
-        """Nothing is to be done."""
+        """Nothing to do."""
         return False
 
     def close(self) -> None:
@@ -158,12 +160,15 @@ class LocalStage:
 
 
 class _Overlapping(Chain):
-    """On GPUs the chunks of prompts are queued: while one shard runs a chunk, the shard before it
-    runs the next one. No more are queued than keep every shard of the model busy.
+    """Overlaps prefill chunks on GPUs: while one shard runs a chunk, the shard before it runs the
+    next one. At most one more chunk is queued than the model has shards.
+
+        shard 0   chunk 0   chunk 1   chunk 2   ...
+        shard 1             chunk 0   chunk 1   ...
     """
 
-    def __init__(self, links: Sequence[Passes], last: Platform, num_ahead: int) -> None:
-        super().__init__(links)
+    def __init__(self, parts: Sequence[Passes], last: Platform, num_ahead: int) -> None:
+        super().__init__(parts)
         self._last = last
         self._num_ahead = num_ahead
         self._in_flight: deque[Event] = deque()
@@ -177,7 +182,7 @@ class _Overlapping(Chain):
         return x
 
     def finish(self) -> None:
-        """Wait for what is queued."""
+        """Wait for all queued chunks."""
         while self._in_flight:
             self._in_flight.popleft().synchronize()
 
@@ -186,6 +191,6 @@ def _check_taps(spec: ModelSpec, taps: Sequence[int]) -> None:
     for tap in taps:
         if not 0 <= tap < spec.num_layers or taps.count(tap) > 1:
             raise ModelError(
-                f"target layers {list(taps)} are to be tapped, but {tap} is not allowed: distinct "
+                f"target layers {list(taps)} cannot be tapped: {tap} is not allowed; distinct "
                 f"layers in [0, {spec.num_layers}) are expected"
             )

@@ -111,8 +111,8 @@ def test_compilers_for_a_gpu_are_noted_where_they_are_missing(name, monkeypatch)
     ("product", "kind", "state", "words"),
     [
         ("NVIDIA H200", "sm_90", "ok", "8.0 GiB free of 24.0 GiB"),
-        ("NVIDIA GeForce RTX 3090", "sm_86", "note", "nobody has run luceasync on one yet; its"),
-        ("AMD Radeon RX 580", "gfx803", "note", "nor compiled its kernels for gfx803"),
+        ("NVIDIA GeForce RTX 3090", "sm_86", "note", "luceasync has not been run on one yet; its"),
+        ("AMD Radeon RX 580", "gfx803", "note", "nor its kernels compiled for gfx803"),
     ],
 )
 def test_a_card_that_nobody_has_run_is_named(monkeypatch, product, kind, state, words):

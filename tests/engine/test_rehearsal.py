@@ -38,7 +38,7 @@ def speculator(backend, tiny_dir: Path, tmp_path: Path, costs: StepCosts):
 
 def small_part(**fields) -> Part:
     sizes = {"chunk_tokens": 32, "max_ctx_tokens": 256, "vocab_size": 512, "shapes": SHAPES}
-    return part_for(**{**sizes, "computes_beside": True, **fields})
+    return part_for(**{**sizes, "runs_async": True, **fields})
 
 
 def rehearsed(backend, speculator, tokenizer: Tokenizer, **options) -> None:
@@ -113,7 +113,7 @@ def test_steps_take_turns():
 def test_the_prompt_is_a_whole_chunk_where_kernels_are_compiled():
     part = small_part()
     assert len(part.prompt_ids) == 32 and part.max_tokens == 256 - 32
-    assert len(small_part(computes_beside=False).prompt_ids) == 16
+    assert len(small_part(runs_async=False).prompt_ids) == 16
 
 
 @pytest.mark.parametrize("max_ctx_tokens", [1, 2, 40])

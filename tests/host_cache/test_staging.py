@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from luceasync.host_cache.copies import HostRows
-from luceasync.host_cache.staging import Block, DirectStaging, Staging, blocks_of
+from luceasync.host_cache.staging import DirectStaging, RowBlock, Staging, blocks_of
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import PageEvent
 from luceasync.models.mixers.attention import AttentionSpec
@@ -85,7 +85,7 @@ class Nodes:
         return found
 
 
-def assert_whole(staging: Staging, blocks: list[Block], rows: dict[tuple[str, int], Tensor]):
+def assert_whole(staging: Staging, blocks: list[RowBlock], rows: dict[tuple[str, int], Tensor]):
     for layer in (3, 0, 2, 0):
         for names in (NAMES, NAMES[:1]):
             found = [
@@ -169,6 +169,6 @@ def test_a_gpu_has_the_same_blocks(is_held_up: bool):
         with torch.cuda.stream(staging._stream):
             torch.cuda._sleep(200_000_000)
     assert_whole(staging, blocks, rows)
-    with open_platform("cuda:0").beside():
+    with open_platform("cuda:0").side_stream():
         assert_whole(staging, blocks, rows)
     staging.close()

@@ -114,4 +114,4 @@ def test_what_is_planned_follows_the_offer_and_not_the_name():
         prefill_chunk_tokens=None,
     )
     assert plan.shards[0].device == "tpu:0" and plan.shards[0].short_rows == (32,)
-    assert plan.decode_sizes == (4, 5, 6) and not plan.computes_beside
+    assert plan.decode_sizes == (4, 5, 6) and not plan.runs_async

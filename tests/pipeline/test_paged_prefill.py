@@ -147,7 +147,7 @@ def test_a_look_sees_a_chunk_that_leaves_meanwhile(make_backend, tiny_dir: Path,
     stage.passes.start_probe(1, 1300)
     probe = shard.past._probes._running[1]
     if device != "cpu:0":
-        with shard.platform.beside():
+        with shard.platform.side_stream():
             torch.cuda._sleep(10**9)
     probe.go_on()
     in_pages = {*probe._in_pages}  # host memory lacks them
@@ -189,7 +189,7 @@ def test_what_a_look_reads_is_nobody_elses_until_it_has_read_it(make_backend, ti
     expected = looked(backend, 1300)
     [stage] = backend._stages
     [shard] = stage._shards
-    with shard.platform.beside():
+    with shard.platform.side_stream():
         torch.cuda._sleep(10**9)
     stage.passes.start_probe(1, 1300)
     probe = shard.past._probes._running[1]

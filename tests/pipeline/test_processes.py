@@ -105,7 +105,7 @@ def test_devices_on_the_host_share_its_memory_in_whatever_process():
 def test_a_backend_says_what_its_devices_offer(tmp_path: Path):
     program = backend_program(tmp_path, ["hip:0=cpu:0"])
     [offer] = describe_devices(program, ["hip:0"])
-    assert (offer.name, offer.computes_beside) == ("hip:0", False)
+    assert (offer.name, offer.runs_async) == ("hip:0", False)
     assert offer.free_bytes > 0
     with pytest.raises(PlacementError, match=r"hip:1: this torch build .* not hip \(") as caught:
         describe_devices(program, ["hip:0", "hip:1"])

@@ -40,8 +40,8 @@ REMOTE = [name for name in ARRANGEMENTS if name != "one"]
 class Opened:
     """A model over the stages of an arrangement."""
 
-    def __init__(self, model_dir: Path, placement: PlacementConfig, computes_beside: bool) -> None:
-        """`computes_beside`: as if all devices queued their work."""
+    def __init__(self, model_dir: Path, placement: PlacementConfig, runs_async: bool) -> None:
+        """`runs_async`: as if all devices queued their work."""
         spec = read_spec(model_dir)
         chosen = choose_processes(
             placement.devices, placement, lambda name: name.startswith("cpu"), None
@@ -51,7 +51,7 @@ class Opened:
                 offer_of("cpu:0", 2**33),
                 name=name,
                 process=process,
-                computes_beside=computes_beside,
+                runs_async=runs_async,
             )
             for name, process in zip(placement.devices, chosen.of_devices, strict=True)
         ]
@@ -84,13 +84,13 @@ def open_in(tiny_dir: Path, tmp_path: Path) -> Iterator:
     def open_backend(
         arrangement: str,
         transport: str = "auto",
-        computes_beside: bool = False,
+        runs_async: bool = False,
         module: str = BACKEND,
     ) -> LayerSplitBackend:
         folder = tmp_path / f"{len(opened)}"
         folder.mkdir()
         placement = placed(folder, arrangement, transport, module)
-        opened.append(Opened(tiny_dir, placement, computes_beside))
+        opened.append(Opened(tiny_dir, placement, runs_async))
         return opened[-1].backend
 
     open_backend.opened = opened
@@ -218,7 +218,7 @@ def test_only_tapped_rows_that_are_kept_cross(open_in):
 
 @pytest.mark.covered(0)
 def test_a_chunk_is_not_waited_for_where_work_is_queued(open_in):
-    backend = open_in("two", computes_beside=True)
+    backend = open_in("two", runs_async=True)
     traffic = remote_stage(backend).traffic
     before = traffic.packets_received
     backend.prefill(0, 0, range(3, 67), project=False)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from luceasync.host_cache.nodes import Span
-from luceasync.host_cache.shard_nodes import NodeParts
+from luceasync.host_cache.shard_nodes import NodeLayout
 from luceasync.kv.cache import Shape
 from luceasync.pipeline.remote import wire
 from luceasync.pipeline.remote.nodes import NodeRegion, RemoteContents, RemoteNode
@@ -68,7 +68,7 @@ class Counted:
 def test_what_a_node_takes_the_place_of_is_free_once_later_copies_have_come():
     heard, memory = Heard(), Counted()
     contents: Any = RemoteContents(
-        heard, NodeParts({}, lambda role: torch.float32), memory  # type: ignore[arg-type]
+        heard, NodeLayout({}, lambda role: torch.float32), memory  # type: ignore[arg-type]
     )  # fmt: skip
     for begin in (0, 64):  # as a lane's own: their names go at once
         span = Span(begin, begin + 64, with_state=False)
