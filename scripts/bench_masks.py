@@ -21,10 +21,9 @@ import torch
 
 from luceasync.engine.sampling.choose import rank
 from luceasync.engine.sampling.row import RowSampling
-from luceasync.grammar.compiler import Compiler
+from luceasync.grammar.compiler import Compiler, GrammarVocabulary
 from luceasync.grammar.guide import Guide
-from luceasync.grammar.program import program
-from luceasync.grammar.vocabulary import Vocabulary
+from luceasync.grammar.program import compose
 from luceasync.pipeline.platform import open_platform
 from luceasync.pipeline.shard_passes import bodies_for
 from luceasync.ranking.local import LocalLogits
@@ -65,16 +64,16 @@ def host_us(folder: Path, num_vocab: int) -> list[str]:
     """Medians and maxima over records of each kind, each walked twice."""
     definition = enlarged((folder / "tokenizer.json").read_text(encoding="utf-8"), num_vocab)
     tokenizer = Tokenizer(definition, Tokenizer.load(folder).eos_ids)
-    compiler = Compiler(Vocabulary(tokenizer, num_vocab))
+    compiler = Compiler(GrammarVocabulary(tokenizer, num_vocab))
     spent: list[list[float]] = [[] for _ in range(7)]
     for kind in KINDS:
         schema = Constraint("json_schema", json.dumps(schema_of(kind)), "schema")
-        matcher = compiler._compile(program(schema))
+        matcher = compiler._compile(compose(schema))
         for number in range(2):
             text = json.dumps(record_of(kind, number), ensure_ascii=False)
             ids = tokenizer.encode(text, special=False)
-            _walk(Guide(matcher.another(), None, -(-num_vocab // 32)), ids, spent[:5])
-            _rounds(Guide(matcher.another(), None, -(-num_vocab // 32)), ids, spent[5:])
+            _walk(Guide(matcher.copy(), None, -(-num_vocab // 32)), ids, spent[:5])
+            _rounds(Guide(matcher.copy(), None, -(-num_vocab // 32)), ids, spent[5:])
     return [f"{np.median(one):.0f} (most {max(one):.0f})" for one in spent]
 
 

@@ -21,7 +21,7 @@ from typing import Self, TypeVar
 from luceasync.config import EngineConfig
 from luceasync.engine.admission import Admission
 from luceasync.engine.cache_directory import Cabinet, CacheDirectory
-from luceasync.engine.prepare import Preparing
+from luceasync.engine.prepare import ChoicePreparation
 from luceasync.engine.prompts import Language, check_ids
 from luceasync.engine.pump import Pump
 from luceasync.engine.sequence import Generation
@@ -158,7 +158,10 @@ def look_at(pump: Pump, num_nodes: int = MAX_NODES) -> EngineLook:
 def _lane(pump: Pump, generation: Generation, now_s: float) -> LaneLook:
     lane = generation.lane
     assert lane is not None, "it runs"
-    speculation, residence = pump.steps.decoding.speculation(lane), pump.lanes.paging.residence(lane)
+    speculation, residence = (
+        pump.steps.decoding.speculation(lane),
+        pump.lanes.paging.residence(lane),
+    )
     return LaneLook(
         lane=lane,
         phase=_phase(generation),
@@ -231,7 +234,7 @@ class LocalEngine:
         self._processes = processes
         self._num_restarts = 0
         self._tenants = Tenants(lambda: History(language.tokenizer))
-        self._preparing = Preparing(language, self._tenants)
+        self._preparing = ChoicePreparation(language, self._tenants)
         self._admission = Admission(language.num_lanes, config.max_queue)
         self._answers = OpenAnswers(in_other_thread)
         self._stream_ids = itertools.count()

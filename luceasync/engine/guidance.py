@@ -1,6 +1,6 @@
-"""From a request to what guides its choices: grammars and the limit of reasoning.
+"""Makes the guides of a request's choices: grammar, limit of reasoning, minimum length.
 
-Decides what is asked of an answer; luceasync.grammar does what follows from it. Knows no lanes and
+Decides what a request demands of an answer; luceasync.grammar enforces it. Knows no lanes and
 nothing of how tokens are chosen.
 """
 
@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 from luceasync.engine.prompts import Language
 from luceasync.errors import RequestError
-from luceasync.grammar.compiler import Compiler
-from luceasync.grammar.guide import Guide, Least, Limit, Thought
+from luceasync.grammar.compiler import Compiler, GrammarVocabulary
+from luceasync.grammar.guide import Guide, MinTokens, ReasoningBudget, ReasoningLimit
 from luceasync.grammar.matcher import Matcher
-from luceasync.grammar.program import Program, program
-from luceasync.grammar.vocabulary import Vocabulary
+from luceasync.grammar.program import GrammarProgram, compose
 from luceasync.request import ChatPrompt, Constraint, Request
 from luceasync.text.answer.answer_format import AnswerFormat
 from luceasync.text.answer.call_formats import CallFormat
@@ -31,14 +30,14 @@ NO_FORMAT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What an answer must be: text as `constraint` says, calls as `calls` says, or either."""
+class AnswerGrammar:
+    """What an answer must be: text by `constraint`, tool calls by `calls`, or either."""
 
     constraint: Constraint | None
     calls: CallGrammar | None
 
     @property
-    def is_nothing(self) -> bool:
+    def is_free(self) -> bool:
         return self.constraint is None and self.calls is None
 
 
@@ -46,68 +45,68 @@ NewGuide = Callable[[], Guide | None]
 
 
 def unguided() -> None:
-    """Any token may come."""
+    """No guide: any token may come."""
 
 
 class Guidance:
-    """Makes guides of one model's answers."""
+    """Makes the guides of one model's answers."""
 
     def __init__(self, language: Language) -> None:
         self._answers = language.answers
-        self._vocabulary = Vocabulary(language.tokenizer, language.vocab_size)
+        self._vocabulary = GrammarVocabulary(language.tokenizer, language.vocab_size)
         self._compiler = Compiler(self._vocabulary)
         self._close_ids = tuple(language.tokenizer.encode(f"\n{THINK_END}"))
 
     async def close(self) -> None:
-        """Let go of what compiles."""
+        """Close the compiler."""
         await self._compiler.close()
 
     def known(self, request: Request, prompt: RenderedPrompt) -> NewGuide | None:
-        """What `of` gives; None where that has to be compiled. From any thread."""
-        asked = asked_of(request, self._answers)
-        if asked.is_nothing:
+        """The result of `of`; None if something has to be compiled first. From any thread."""
+        wanted = grammar_of(request, self._answers)
+        if wanted.is_free:
             return self._guides(request, prompt, None)
-        matcher = self._compiler.kept(self._program(asked, prompt))
+        matcher = self._compiler.cached(self._program(wanted, prompt))
         return None if matcher is None else self._guides(request, prompt, matcher)
 
     async def of(self, request: Request, prompt: RenderedPrompt) -> NewGuide:
-        """What makes a guide for each choice of the request. Raises RequestError for what does not
-        compile, Unavailable where that cannot be found out now.
+        """A factory of guides, one for each choice of the request. Raises RequestError for a
+        grammar that does not compile, Unavailable if that cannot be tried now.
         """
-        asked = await asyncio.to_thread(asked_of, request, self._answers)
+        wanted = await asyncio.to_thread(grammar_of, request, self._answers)
         matcher: Matcher | None = None
-        if not asked.is_nothing:
-            matcher = await self._compiler.matcher(lambda: self._program(asked, prompt))
+        if not wanted.is_free:
+            matcher = await self._compiler.matcher(lambda: self._program(wanted, prompt))
         return self._guides(request, prompt, matcher)
 
-    def _program(self, asked: Asked, prompt: RenderedPrompt) -> Program:
-        # A model that would not think is not to begin with it because little else may come.
+    def _program(self, wanted: AnswerGrammar, prompt: RenderedPrompt) -> GrammarProgram:
+        # A model that would not reason should not start to because a grammar allows little else.
         is_silent = prompt.before == "perhaps" and not self._answers.opens
-        return program(asked.constraint, asked.calls, "nothing" if is_silent else prompt.before)
+        return compose(wanted.constraint, wanted.calls, "nothing" if is_silent else prompt.before)
 
     def _guides(
         self, request: Request, prompt: RenderedPrompt, matcher: Matcher | None
     ) -> NewGuide:
-        """Each with a copy of `matcher`."""
+        """Guides with a copy of `matcher` each."""
         most, before = request.most_reasoning_tokens, prompt.before
-        thought: Thought | None = None
+        reasoning: ReasoningBudget | None = None
         if most is not None and before != "nothing":
-            limit = Limit(most, self._close_ids, self._vocabulary.tokenizer.token_bytes)
-            thought = Thought(limit, before)
+            limit = ReasoningLimit(most, self._close_ids, self._vocabulary.tokenizer.token_bytes)
+            reasoning = ReasoningBudget(limit, before)
         num_words = self._vocabulary.num_words
-        least: Least | None = None
+        min_tokens: MinTokens | None = None
         if request.min_tokens:
             end_ids = self._vocabulary.tokenizer.eos_ids
-            least = Least.of(request.min_tokens, end_ids, num_words)
-        if matcher is None and thought is None and least is None:
+            min_tokens = MinTokens.of(request.min_tokens, end_ids, num_words)
+        if matcher is None and reasoning is None and min_tokens is None:
             return unguided
         return lambda: Guide(
-            None if matcher is None else matcher.another(), thought, num_words, least
+            None if matcher is None else matcher.copy(), reasoning, num_words, min_tokens
         )
 
 
 def is_guided(request: Request) -> bool:
-    """Whether anything is asked of its answers."""
+    """Whether the request demands anything of its answers."""
     if request.constraint is not None or request.most_reasoning_tokens is not None:
         return True
     if request.min_tokens:
@@ -119,22 +118,26 @@ def is_guided(request: Request) -> bool:
     return bool(chat.must_call) or any(strict)
 
 
-def asked_of(request: Request, answers: AnswerFormat) -> Asked:
-    """What the request asks of an answer. Raises RequestError for calls in no known format."""
+def grammar_of(request: Request, answers: AnswerFormat) -> AnswerGrammar:
+    """What the request demands of an answer. Raises RequestError for tool calls if the model has no
+    known format for them.
+    """
     chat = request.prompt
     if not isinstance(chat, ChatPrompt) or not chat.tools:
-        return Asked(request.constraint, None)
+        return AnswerGrammar(request.constraint, None)
     places = chat.schema_places
     if chat.must_call:
-        form = _known(answers.calls)
-        return Asked(None, form.must_call(chat.tools, chat.must_call, chat.max_calls, places))
+        known = _known(answers.calls)
+        return AnswerGrammar(
+            None, known.must_call(chat.tools, chat.must_call, chat.max_calls, places)
+        )
     if answers.calls is None:
-        return Asked(request.constraint, None)
+        return AnswerGrammar(request.constraint, None)
     if request.constraint is None:
-        return Asked(None, answers.calls.may_call(chat.tools, chat.max_calls, places))
+        return AnswerGrammar(None, answers.calls.may_call(chat.tools, chat.max_calls, places))
     names = [tool["function"]["name"] for tool in chat.tools]
     calls = answers.calls.must_call(chat.tools, names, chat.max_calls, places)
-    return Asked(request.constraint, calls)
+    return AnswerGrammar(request.constraint, calls)
 
 
 def _known(calls: CallFormat | None) -> CallFormat:

@@ -70,14 +70,14 @@ def part_for(
     vocab_size: int,
     shapes: Sequence[Shape],
     *,
-    computes_beside: bool,
+    runs_async: bool,
     num_turns: int = NUM_TURNS,
 ) -> Part:
     """Where rounds have `shapes` `num_turns` of all kinds of steps, where there are none one plain
-    step. Where there are kernels to compile (`computes_beside`: see luceasync.engine.pump) the
+    step. Where there are kernels to compile (`runs_async`: see luceasync.engine.pump) the
     prompt is a whole chunk, elsewhere something to start from; half the context is left to decode.
     """
-    num_tokens = chunk_tokens if computes_beside else 16
+    num_tokens = chunk_tokens if runs_async else 16
     num_tokens = max(1, min(num_tokens, max_ctx_tokens // 2))
     prompt_ids = tuple(i % vocab_size for i in range(num_tokens))
     num_steps = num_turns * (len(shapes) + 1) if shapes else 1
@@ -169,10 +169,10 @@ class Recipe:
     decode_with: DecodeWith
 
     @property
-    def computes_beside(self) -> bool:
+    def runs_async(self) -> bool:
         """Whether all work is queued on devices, so that the host is free while they compute."""
         drafter = self.drafter
-        return self.plan.computes_beside and (drafter is None or drafter.device.computes_beside)
+        return self.plan.runs_async and (drafter is None or drafter.device.runs_async)
 
 
 def load(recipe: Recipe, orders: DiskOrders) -> LoadedEngine:
@@ -275,7 +275,7 @@ def _rehearse(
         plan.max_ctx_tokens,
         recipe.model.spec.vocab_size,
         ways.shapes,
-        computes_beside=recipe.computes_beside,
+        runs_async=recipe.runs_async,
         num_turns=num_turns,
     )
     rehearse(backend, ways.rehearsed, recipe.tokenizer, part)
@@ -299,7 +299,7 @@ def _pump(recipe: Recipe, backend: LayerSplitBackend, ways: _Ways, orders: DiskO
         prefixes,
         num_lanes=plan.parallel,
         chunk_tokens=plan.prefill_chunk_tokens,
-        computes_beside=recipe.computes_beside,
+        runs_async=recipe.runs_async,
         synchronize=backend.synchronize,
         quiet=recipe.quiet,
         lanes=backend.lanes,

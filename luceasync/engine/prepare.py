@@ -1,7 +1,6 @@
-"""From a request to the choices that the engine thread takes: rendered, counted, guided.
+"""Prepares the choices of a request for the engine thread: prompt, limits, seeds, guides.
 
-Owns who renders and who guides. It takes long with long prompts and many choices, so other threads
-do it; the event loop waits for nothing.
+Long prompts and many choices take long, so that worker threads do it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 
 from luceasync.engine.guidance import Guidance, NewGuide, is_guided, unguided
-from luceasync.engine.prompts import Language, Prompts, Spans, pins_of
+from luceasync.engine.prompts import Language, PinSpans, Prompts, pins_of
 from luceasync.engine.sampling.draw import choice_seed
 from luceasync.engine.sampling.row import TokenCounts, check_logit_bias, has_penalties
 from luceasync.grammar.guide import Guide
@@ -42,12 +41,8 @@ class PreparedChoice:
     tokenizer: Tokenizer
     detokenizer: Detokenizer
     piece_maker: PieceMaker = field(default_factory=PlainText)
-    pins: Spans = ()
+    pins: PinSpans = ()
     guide: Guide | None = None
-
-
-# From a request and its prompt to the choices that lanes run: limits, stops, seeds, counts.
-# Pure but for the seed that nobody has named. Knows no queue and no lanes.
 
 
 def prepare(
@@ -57,13 +52,13 @@ def prepare(
     stream_id: int,
     new_guide: NewGuide = unguided,
 ) -> list[PreparedChoice]:
-    """The request's choices, in order of their index. Raises RequestError for a bias that names no
-    token, for a stop string that is empty and for pins that do not fit. `new_guide`: what guides
-    each of them.
+    """The request's choices, by index. Draws a seed unless the request has one. `new_guide` makes
+    the guide of each. Raises RequestError for a bias outside the vocabulary, an empty stop string
+    and pins that do not fit.
     """
     sampling = request.sampling
     check_logit_bias(sampling, language.vocab_size)
-    pins = pins_of(request, prompt, language.pin_room)
+    pins = pins_of(request, prompt, language.pin_limit)
     room = language.card.max_ctx_tokens - len(prompt.ids)
     seed = random.getrandbits(63) if sampling.seed is None else sampling.seed
     return [
@@ -86,8 +81,8 @@ def prepare(
     ]
 
 
-class Preparing:
-    """Of one model's requests."""
+class ChoicePreparation:
+    """Prepares the requests of one model."""
 
     def __init__(self, language: Language, tenants: Tenants) -> None:
         self._language = language
@@ -95,11 +90,11 @@ class Preparing:
         self._guidance = Guidance(language)
 
     async def rendered(self, request: Request) -> RenderedPrompt:
-        """The prompt as token ids. Raises RequestError."""
+        """Render the prompt. Raises RequestError."""
         return await asyncio.to_thread(self._prompts.render, request)
 
     async def choices(self, request: Request, stream_id: int) -> list[PreparedChoice]:
-        """As many choices as the request asks for, one at least. Raises RequestError."""
+        """Prepare the request's choices, at least one. Raises RequestError."""
         prompt, choices = await asyncio.to_thread(self._at_once, request, stream_id)
         if choices is None:
             new_guide = await self._guidance.of(request, prompt)
@@ -109,14 +104,14 @@ class Preparing:
         return choices
 
     async def close(self) -> None:
-        """Wait for whoever compiles what guides."""
+        """Wait for the compiler of grammars."""
         await self._guidance.close()
 
     def _at_once(
         self, request: Request, stream_id: int
     ) -> tuple[RenderedPrompt, list[PreparedChoice] | None]:
-        """All of it in one go of one thread; no choices where something has to be compiled first,
-        which is waited for elsewhere.
+        """Everything in one go of one thread. No choices if a grammar has to be compiled first,
+        which is awaited on the event loop.
         """
         prompt = self._prompts.render(request)
         guided = is_guided(request)

@@ -1,6 +1,6 @@
-"""From a request to the token ids of its prompt: the only reader of what a request asks to be said.
+"""Renders the prompt of a request to token ids.
 
-Knows the template, where turns end and what a tenant has said before. Knows no lanes, no queue and
+Knows the template, where turns end and the history of a tenant. Knows no lanes, no queue and
 nothing of how tokens are chosen.
 """
 
@@ -25,27 +25,26 @@ from luceasync.text.shared_prefix import CommonPrefix, ToolsBlock, marked_tokens
 from luceasync.text.template import Template, TurnBoundaries
 from luceasync.text.tokenizer import Tokenizer, refuse_too_long
 
-# How much of each lane may be pinned to the devices. A value.
+PIN_PARAM = "kvflash_pin"
 
-
-Spans = tuple[tuple[int, int], ...]  # tokens [begin, end)
+ChatMessage = Mapping[str, Any]
+PinSpans = tuple[tuple[int, int], ...]  # tokens [begin, end)
 
 
 @dataclass(frozen=True, slots=True)
-class PinRoom:
-    """How many chunks of a lane may be pinned, besides its first one; `own` spans are, in each."""
+class PinLimit:
+    """How many chunks of a lane may be pinned besides its first one; `always` spans are, in each
+    lane.
+    """
 
     num_chunks: int
-    own: Spans = ()
-
-
-Message = Mapping[str, Any]
+    always: PinSpans = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """The text side of a model, and the limits that a request is held against. `pin_room`: of what
-    stays on the devices; None: everything does.
+    """The text side of a model, and the limits that a request is checked against. `pin_limit` None:
+    all of a lane stays on the devices.
     """
 
     card: ModelCard
@@ -53,7 +52,7 @@ class Language:
     template: Template
     vocab_size: int
     num_lanes: int
-    pin_room: PinRoom | None = None
+    pin_limit: PinLimit | None = None
     answers: AnswerFormat = field(default_factory=AnswerFormat)
 
 
@@ -65,12 +64,12 @@ class Prompts:
         self._tenants = tenants
         self._turns = TurnBoundaries.of(language.template, language.tokenizer)
         self._roles = Roles.of(language.template)
-        self._parting = CommonPrefix(language.tokenizer)
-        self._tools_block = ToolsBlock(language.template, self._parting)
+        self._common_prefix = CommonPrefix(language.tokenizer)
+        self._tools_block = ToolsBlock(language.template, self._common_prefix)
 
     def render(self, request: Request) -> RenderedPrompt:
-        """The request's prompt. Raises RequestError, ContextLengthError for one that leaves no room
-        to answer.
+        """Render the request's prompt. Raises RequestError, and ContextLengthError for one that
+        leaves no room for an answer.
         """
         tenant, param = self._tenants.get(request.tenant), request.prompt.param
         max_ctx = self._language.card.max_ctx_tokens
@@ -95,9 +94,9 @@ class Prompts:
         return prompt
 
     def _of_chat(
-        self, tenant: Tenant, chat: ChatPrompt, messages: Sequence[Message]
+        self, tenant: Tenant, chat: ChatPrompt, messages: Sequence[ChatMessage]
     ) -> RenderedPrompt:
-        """`messages`: those of the chat, as the template takes them."""
+        """`messages`: those of the chat, fitted to the template's roles."""
         template, tokenizer = self._language.template, self._language.tokenizer
         text = template.render(messages, chat.tools, **chat.template_kwargs)
         ids = self._recall(tenant, text, chat.param)
@@ -119,43 +118,47 @@ class Prompts:
         )
 
     def _marks(
-        self, prompt: RenderedPrompt, chat: ChatPrompt, messages: Sequence[Message]
+        self, prompt: RenderedPrompt, chat: ChatPrompt, messages: Sequence[ChatMessage]
     ) -> tuple[int, ...]:
-        """See text.marks; `messages` as they came. None of a prompt without an answer."""
+        """The client's cache marks as token counts; `messages` as they came. None for a prompt that
+        is not answered.
+        """
         if prompt.text is None:
             return ()
 
-        def render(said: Sequence[Message]) -> str:
+        def render(said: Sequence[ChatMessage]) -> str:
             fitted = self._roles.fit(said)
             return self._language.template.render(fitted, chat.tools, **chat.template_kwargs)
 
         text, ids, marks = prompt.text, prompt.ids, chat.marks
-        return marked_tokens(self._parting, text, ids, messages, marks, render)
+        return marked_tokens(self._common_prefix, text, ids, messages, marks, render)
 
     def _of_text(self, tenant: Tenant, text: str, param: str) -> RenderedPrompt:
         ids = self._recall(tenant, text, param)
         return RenderedPrompt(tenant, text, ids, tuple(self._turns.ends(ids)))
 
     def _recall(self, tenant: Tenant, text: str, param: str) -> array[int]:
-        """The ids of `text`. Raises ContextLengthError before much work is done for too long a
-        one.
+        """Encode `text`, with the ids that the history has for it. Raises ContextLengthError,
+        before much work is done if it is far too long.
         """
-        most = self._language.card.max_ctx_tokens
-        refuse_too_long(self._language.tokenizer, text, most, param)
+        max_ctx = self._language.card.max_ctx_tokens
+        refuse_too_long(self._language.tokenizer, text, max_ctx, param)
         return tenant.history.recall(text)
 
     def _of_ids(self, tenant: Tenant, ids: tuple[int, ...]) -> RenderedPrompt:
-        """Ids as they came. Nothing is remembered of them: a text has the ids that we gave it, not
-        those that a client thought of.
+        """Ids as they came. They are not remembered: text keeps the ids that we gave it, not those
+        that a client made up.
         """
         check_ids(ids, self._language.vocab_size)
         packed = array("i", ids)
         return RenderedPrompt(tenant, None, packed, tuple(self._turns.ends(packed)))
 
     def _prefix(
-        self, tenant: Tenant, chat: ChatPrompt, messages: Sequence[Message]
+        self, tenant: Tenant, chat: ChatPrompt, messages: Sequence[ChatMessage]
     ) -> RenderedPrompt:
-        """What the prompts share that go on from the messages; no text of its own comes back."""
+        """What prompts that continue the messages have in common. It is not answered, so that no
+        text is remembered.
+        """
         ids = shared_ids(
             self._language.template,
             self._turns,
@@ -168,7 +171,7 @@ class Prompts:
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, param: str = "prompt") -> None:
-    """Raise RequestError, which names `param`, for the first of `ids` that is no token."""
+    """Raise RequestError, which names `param`, for the first of `ids` outside the vocabulary."""
     for place, token_id in enumerate(ids):
         if not 0 <= token_id < vocab_size:
             raise RequestError(
@@ -177,54 +180,51 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: str = "prompt") -> Non
             )
 
 
-def _is_beginning(request: Request, messages: Sequence[Message]) -> bool:
-    """Whether the messages are only to be kept and a user's turn comes next, not an answer."""
+def _is_beginning(request: Request, messages: Sequence[ChatMessage]) -> bool:
+    """Whether the messages are only to be cached, and a user's turn comes next, not an answer."""
     is_answered = bool(messages) and messages[-1]["role"] in ("user", "tool")
     return request.keep_prefix and request.max_tokens == 0 and not is_answered
 
 
-# Which tokens of a prompt are to stay on the devices, as a request asks for it. Pure. Owns the
-# words of a refusal. Knows chunks, and how many of them may stay; no lane and no page.
-
-
-PARAM = "kvflash_pin"
-
-
-def pins_of(request: Request, prompt: RenderedPrompt, room: PinRoom | None) -> Spans:
-    """The spans of the prompt that stay; `room` None: everything does. Raises RequestError."""
+def pins_of(request: Request, prompt: RenderedPrompt, limit: PinLimit | None) -> PinSpans:
+    """The spans of the prompt that stay on the devices, as the request asks; none if `limit` is
+    None, since everything stays. Raises RequestError.
+    """
     if not request.pins:
         return ()
     spans = ((0, _system_end(request, prompt)),) if request.pins == "system" else request.pins
     num_tokens = len(prompt.ids)
     for begin, end in spans:
         if end > num_tokens:
-            _refuse(f"[{begin}, {end}] goes beyond the prompt, which has {num_tokens} tokens")
-    if room is None:
+            _refuse_pins(f"[{begin}, {end}] goes beyond the prompt, which has {num_tokens} tokens")
+    if limit is None:
         return ()
-    num_asked, num_own = _num_chunks((*spans, *room.own)), _num_chunks(room.own)
-    if num_asked > room.num_chunks:
-        fits = (room.num_chunks - num_own) * CHUNK_TOKENS
-        what = (num_asked - num_own) * CHUNK_TOKENS
-        _refuse(f"{what} tokens, in chunks of {CHUNK_TOKENS}; {fits} fit, the first chunk besides")
+    num_chunks, num_always = _num_chunks((*spans, *limit.always)), _num_chunks(limit.always)
+    if num_chunks > limit.num_chunks:
+        fit = (limit.num_chunks - num_always) * CHUNK_TOKENS
+        asked = (num_chunks - num_always) * CHUNK_TOKENS
+        _refuse_pins(
+            f"{asked} tokens, in chunks of {CHUNK_TOKENS}; {fit} fit besides the first chunk"
+        )
     return spans
 
 
 def _system_end(request: Request, prompt: RenderedPrompt) -> int:
-    """Where the system message ends, with the tools that templates put into it."""
+    """Where the system message ends, including the tools that templates put into it."""
     asked = request.prompt
     first = asked.messages[0]["role"] if isinstance(asked, ChatPrompt) and asked.messages else None
     if first != "system" or not prompt.boundaries:
-        _refuse('"system", but the prompt does not begin with a system message')
+        _refuse_pins('"system", but the prompt does not begin with a system message')
     return prompt.boundaries[0]
 
 
-def _num_chunks(spans: Spans) -> int:
-    """Chunks that the spans touch, without the first one of all."""
+def _num_chunks(spans: PinSpans) -> int:
+    """How many chunks the spans touch, not counting the lane's first one."""
     touched = {
         c for begin, end in spans for c in range(begin // CHUNK_TOKENS, -(-end // CHUNK_TOKENS))
     }
     return len(touched - {0})
 
 
-def _refuse(words: str) -> NoReturn:
-    raise RequestError(f"Invalid value for '{PARAM}': {words}.", param=PARAM)
+def _refuse_pins(words: str) -> NoReturn:
+    raise RequestError(f"Invalid value for '{PIN_PARAM}': {words}.", param=PIN_PARAM)

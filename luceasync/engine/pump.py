@@ -60,17 +60,17 @@ class Pump:
         *,
         num_lanes: int,
         chunk_tokens: int,
-        computes_beside: bool = False,
+        runs_async: bool = False,
         synchronize: Callable[[], None] = lambda: None,
         quiet: threading.Event | None = None,
         lanes: Paging,
     ) -> None:
-        """`computes_beside`: devices compute while the host goes on. The tokens of a step are then
+        """`runs_async`: devices compute while the host goes on. The tokens of a step are then
         delivered during the next one: their readers want the interpreter just when that is to be
         queued. `synchronize`: see Steps. `quiet` is set while there has been nothing to do for
         IDLE_PAUSE_S. `lanes`: which parts of them are on devices.
         """
-        self._computes_beside = computes_beside
+        self._runs_async = runs_async
         self._quiet, self._was_idle = quiet or threading.Event(), False
         self._num_lanes = num_lanes
         self._outbox = DeltaOutbox()
@@ -218,7 +218,7 @@ class Pump:
             self._end_restores(restoring)
             _, prefilling, decoding = self.scheduler.partition()
         step = self.scheduler.next_step(len(prefilling), len(decoding))
-        is_held_back = step == "decode" and self._computes_beside and deliver is not None
+        is_held_back = step == "decode" and self._runs_async and deliver is not None
         if self._outbox and not is_held_back:
             return self._outbox.take()
         if step == "idle":
@@ -241,7 +241,7 @@ class Pump:
     def _prefill(self, generation: Generation) -> None:
         def queued(end: int, logits: Tensor | None) -> None:
             self.lanes.save_later(generation, end, logits)
-            if logits is not None and self._computes_beside:
+            if logits is not None and self._runs_async:
                 self.lanes.release_deferred()  # costs nothing while the device computes
 
         if self.steps.prefill(generation, queued):

@@ -1,7 +1,7 @@
-"""Programs become matchers: tried elsewhere first, then compiled here, and kept.
+"""Compiles grammars to matchers: tried in another process first, then compiled here, and cached.
 
-Owns the bounds: how long a program may be, how long it may take, how many wait. What is compiled
-here has been compiled by a process that can be killed, within the same limits.
+Owns the bounds: how long a program may be, how long it may take, how many wait. Also tells
+llguidance about the tokenizer.
 """
 
 from __future__ import annotations
@@ -11,80 +11,77 @@ import hashlib
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from luceasync.errors import RequestError, Unavailable
-from luceasync.grammar.matcher import Matcher
-from luceasync.grammar.program import Program
-from luceasync.grammar.proving import LIMITS, Proving, cut
-from luceasync.grammar.vocabulary import Vocabulary
+from luceasync.grammar.matcher import WORD_BITS, Matcher
+from luceasync.grammar.program import GrammarProgram
+from luceasync.grammar.proving import LIMITS, GrammarProver, shorten
+from luceasync.text.tokenizer import Tokenizer
 
 MAX_PROGRAM_BYTES = 512 << 10
-KEPT_BYTES = 8 << 20  # of programs; what llguidance makes of one is some ten times as large
+CACHED_BYTES = 8 << 20  # of programs; what llguidance makes of one is some ten times as large
 MAX_WAITING = 16
-# Attributes of Lark's rules whose effect llguidance sees once their tokens have come.
+# Attributes of Lark's rules whose effect llguidance sees only once their tokens have come.
 STEPWISE = re.compile(r"(max_tokens|stop)(\s|\\[nrt])*=")
 
 
 class Compiler:
-    """Of one model's programs. Used from the event loop, but for `kept`; compiling is done in
-    threads.
-    """
+    """Compiles programs for one model in threads. Used from the event loop, but for `cached`."""
 
-    def __init__(self, vocabulary: Vocabulary, proving: Proving | None = None) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary, prover: GrammarProver | None = None) -> None:
         self._vocabulary = vocabulary
-        self._proving = proving or Proving()
-        self._kept = _Kept(KEPT_BYTES)
+        self._prover = prover or GrammarProver()
+        self._cache = _MatcherCache(CACHED_BYTES)
         self._num_waiting = 0
 
     async def close(self) -> None:
-        """Let the process go that tries programs."""
-        await self._proving.close()
+        """End the process that tries programs."""
+        await self._prover.close()
 
-    def kept(self, program: Program) -> Matcher | None:
-        """What `matcher` gives for it; None where it is not compiled. From any thread."""
-        return self._kept.get(_digest_of(program.text.encode()))
+    def cached(self, program: GrammarProgram) -> Matcher | None:
+        """The result of `matcher`; None if it is not compiled. From any thread."""
+        return self._cache.get(_digest_of(program.text.encode()))
 
-    async def matcher(self, make: Callable[[], Program]) -> Matcher:
-        """A matcher at the beginning of the program that `make` gives, in a thread. Raises
-        RequestError, which names the field and the place in its schema, for one that does not
-        compile; Unavailable where too many wait for that.
+    async def matcher(self, make: Callable[[], GrammarProgram]) -> Matcher:
+        """A matcher at the start of the program that `make` returns; it is called in a thread.
+        Raises RequestError, which names the field and the place in its schema, for one that does
+        not compile; Unavailable if too many wait.
         """
         program = await asyncio.to_thread(make)
         text = program.text.encode()
         if len(text) > MAX_PROGRAM_BYTES:
-            words = f"'{program.param}' becomes {len(text)} bytes; {MAX_PROGRAM_BYTES} may be."
+            words = f"'{program.param}' compiles to {len(text)} bytes; at most {MAX_PROGRAM_BYTES}."
             raise RequestError(words, param=program.param)
         digest = _digest_of(text)
-        if (kept := self._kept.get(digest)) is None:
-            kept = await self._compiled(program)
-            self._kept.put(digest, kept, len(text))
-        return kept
+        if (matcher := self._cache.get(digest)) is None:
+            matcher = await self._compiled(program)
+            self._cache.put(digest, matcher, len(text))
+        return matcher
 
-    async def _compiled(self, program: Program) -> Matcher:
+    async def _compiled(self, program: GrammarProgram) -> Matcher:
         if self._num_waiting >= MAX_WAITING:
             raise Unavailable("Too many schemas and grammars wait to be compiled.")
         self._num_waiting += 1
         try:
-            await self._proving.prove(program)
+            await self._prover.prove(program)
             return await asyncio.to_thread(self._compile, program)
         finally:
             self._num_waiting -= 1
 
-    def _compile(self, program: Program) -> Matcher:
+    def _compile(self, program: GrammarProgram) -> Matcher:
         limits = LLParserLimits(verbose_errors=False, **LIMITS)
-        made = LLMatcher(self._vocabulary.table, program.text, log_level=0, limits=limits)
-        if made.is_error():  # with this vocabulary alone
-            words = f"'{program.param}' does not compile: {cut(made.get_error())}"
+        compiled = LLMatcher(self._vocabulary.table, program.text, log_level=0, limits=limits)
+        if compiled.is_error():  # with this vocabulary alone
+            words = f"'{program.param}' does not compile: {shorten(compiled.get_error())}"
             raise RequestError(words, param=program.param)
-        known = self._vocabulary
         return Matcher(
-            made,
-            known.num_words,
-            known.end_ids,
-            known.tokenizer.token_bytes,
+            compiled,
+            self._vocabulary.num_words,
+            self._vocabulary.end_ids,
+            self._vocabulary.tokenizer.token_bytes,
             is_stepwise=STEPWISE.search(program.text) is not None,
         )
 
@@ -93,13 +90,13 @@ def _digest_of(text: bytes) -> bytes:
     return hashlib.blake2b(text, digest_size=32).digest()
 
 
-class _Kept:
-    """Matchers that stand at the beginning, by the digest of their program; the least lately used
-    goes first. From any thread.
+class _MatcherCache:
+    """Matchers at the start of their programs, by digest; evicts the least recently used. From any
+    thread.
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._num_bytes = 0
         self._lock = threading.Lock()
         self._matchers: OrderedDict[bytes, tuple[Matcher, int]] = OrderedDict()
@@ -113,10 +110,67 @@ class _Kept:
 
     def put(self, digest: bytes, matcher: Matcher, num_bytes: int) -> None:
         with self._lock:
-            if digest in self._matchers:  # two have come at once
+            if digest in self._matchers:  # compiled twice at once
                 return
             self._matchers[digest] = matcher, num_bytes
             self._num_bytes += num_bytes
-            while self._num_bytes > self._most_bytes and len(self._matchers) > 1:
+            while self._num_bytes > self._max_bytes and len(self._matchers) > 1:
                 _, (_, freed) = self._matchers.popitem(last=False)
                 self._num_bytes -= freed
+
+
+class GrammarVocabulary:
+    """The tokens of one model, for llguidance. Its table is made when it is first used, which takes
+    a second for a large vocabulary. From any thread.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, num_logits: int) -> None:
+        """`num_logits`: how many tokens the model's logits cover; the others may not come."""
+        self.tokenizer = tokenizer
+        self.num_words = -(-num_logits // WORD_BITS)
+        self._num_logits = num_logits
+        self._lock = threading.Lock()
+        self._table: LLTokenizer | None = None
+
+    @property
+    def table(self) -> LLTokenizer:
+        """The tokenizer that matchers are made with."""
+        with self._lock:
+            if self._table is None:
+                self._table = self._make_table()
+            return self._table
+
+    @property
+    def end_ids(self) -> list[int]:
+        """The tokens that end a text. If there are none, one that no model can write, since
+        llguidance needs one.
+        """
+        known = sorted(i for i in self.tokenizer.eos_ids if i < self._num_logits)
+        return known or [self.num_words * WORD_BITS]
+
+    def _make_table(self) -> LLTokenizer:
+        wrapper = _ModelTokenizer(self.tokenizer, self._num_logits, self.end_ids)
+        table = LLTokenizer(wrapper, n_vocab=len(wrapper.tokens), eos_token=self.end_ids)
+        wrapper("a")  # the first text takes a second with a large vocabulary: not in the engine
+        return table
+
+
+class _ModelTokenizer(TokenizerWrapper):
+    """A model's tokenizer as llguidance wants it."""
+
+    def __init__(self, tokenizer: Tokenizer, num_logits: int, end_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self.is_tokenizer_wrapper = True
+        self.eos_token_id, self.bos_token_id = end_ids[0], None
+        num_tokens = max(-(-num_logits // WORD_BITS) * WORD_BITS, end_ids[-1] + 1)
+        self.tokens = [
+            tokenizer.token_bytes(i) if i < num_logits else b"" for i in range(num_tokens)
+        ]
+        special = {i for i in range(tokenizer.vocab_size) if tokenizer.is_special(i)}
+        self.special_token_ids = sorted((special & set(range(num_tokens))) | set(end_ids))
+        for i in self.special_token_ids:
+            self.tokens[i] = self.tokens[i] or b"<|end|>"
+
+    def __call__(self, text: str) -> list[int]:
+        """The ids of `text` as the model would write it, without control tokens."""
+        return self._tokenizer.encode(text, special=False)

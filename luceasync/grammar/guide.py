@@ -1,8 +1,8 @@
-"""What tokens may come next in one answer, also below the rows of a proposal.
+"""Which tokens may come next in one answer, also below the rows of a proposal.
 
-Owns where the answer stands: in its grammar, in its reasoning, before its least length. What is
-walked of a proposal is taken back. Tokens that may come are entered once a device works on what
-follows them. Knows no logits; lives in the engine thread.
+Owns where the answer stands: in its grammar, in its reasoning, before its minimum length. What is
+walked of a proposal is rolled back. Allowed tokens are entered into the grammar while a device
+works on what follows them. Knows no logits; lives in the engine thread.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from luceasync.grammar.matcher import Lack, Matcher
-from luceasync.grammar.vocabulary import WORD_BITS
+from luceasync.grammar.matcher import WORD_BITS, DraftGap, Matcher
 from luceasync.text.answer.pieces import THINK, THINK_END
 
-# How many tokens an answer has at least: until then, nothing that ends it may come. Owns the
-# mask of what may. Pure.
+OPEN, CLOSE = THINK.encode(), THINK_END.encode()
+
+Phase = Literal["perhaps", "open", "closed"]  # of reasoning
+Tokens = list[int]
+Parents = list[int] | None
 
 
-class Least(NamedTuple):
-    """How many tokens come before an end may; `others`: the mask of all but the ends."""
+class MinTokens(NamedTuple):
+    """How many tokens come before an end may; `others`: the mask of all tokens but the ends."""
 
     num_tokens: int
     others: np.ndarray
 
     @classmethod
-    def of(cls, num_tokens: int, end_ids: Iterable[int], num_words: int) -> Least:
-        """The ends are these tokens."""
+    def of(cls, num_tokens: int, end_ids: Iterable[int], num_words: int) -> MinTokens:
+        """`end_ids`: the tokens that end an answer."""
         others = np.full(num_words, 0xFFFFFFFF, np.uint32)
         for token in end_ids:
             if token < num_words * WORD_BITS:
@@ -37,34 +39,23 @@ class Least(NamedTuple):
         return cls(num_tokens, others.view(np.int32))
 
 
-# How long an answer thinks: tokens of reasoning are counted, and at a limit it is closed. Owns
-# where reasoning begins and ends in the tokens of an answer. Pure: a thought is a value, and
-# each token makes another one of it.
-
-
-OPEN, CLOSE = THINK.encode(), THINK_END.encode()
-
-Phase = Literal["perhaps", "open", "closed"]
-
-
 @dataclass(frozen=True, slots=True)
-class Limit:
-    """At most `most_tokens` of reasoning; then `close_ids` come, which write its end. `spelled`:
-    the bytes of a token.
-    """
+class ReasoningLimit:
+    """At most `max_tokens` of reasoning; then `close_ids` are forced, which write its end."""
 
-    most_tokens: int
+    max_tokens: int
     close_ids: tuple[int, ...]
-    spelled: Callable[[int], bytes]
+    token_bytes: Callable[[int], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
-    """Where an answer's reasoning stands: it has `num_tokens`; `seen` are the last bytes, in which
-    a sign may have begun; `num_closing` of the close have come.
+class ReasoningBudget:
+    """Where the reasoning of an answer stands: `num_tokens` have come; `seen` are the last bytes,
+    in which a tag may have begun; `num_closing` of the forced tokens have come. A value: each token
+    makes another one of it.
     """
 
-    limit: Limit
+    limit: ReasoningLimit
     phase: Phase
     num_tokens: int = 0
     seen: bytes = b""
@@ -72,16 +63,16 @@ class Thought:
 
     @property
     def forced(self) -> tuple[int, ...]:
-        """The tokens that come next, whatever the model would say; none where it may go on."""
-        is_spent = self.phase == "open" and self.num_tokens >= self.limit.most_tokens
+        """The tokens that must come next; none while reasoning may go on."""
+        is_spent = self.phase == "open" and self.num_tokens >= self.limit.max_tokens
         return self.limit.close_ids[self.num_closing :] if is_spent else ()
 
-    def after(self, token: int) -> Thought:
-        """What it is once `token` has come."""
+    def after(self, token: int) -> ReasoningBudget:
+        """The budget after `token`."""
         if self.phase == "closed":
             return self
         forced = self.forced
-        seen = self.seen + self.limit.spelled(token)
+        seen = self.seen + self.limit.token_bytes(token)
         if self.phase == "perhaps":
             return self._perhaps(seen)
         if CLOSE in seen:
@@ -94,58 +85,54 @@ class Thought:
             num_closing=self.num_closing + 1 if is_closing else 0,
         )
 
-    def _perhaps(self, seen: bytes) -> Thought:
-        """An answer opens its reasoning before it says anything else, or has none."""
-        said = seen.lstrip()
-        if said.startswith(OPEN):
-            return replace(self, phase="open", seen=said[len(OPEN) :])
-        phase: Phase = "perhaps" if OPEN.startswith(said) else "closed"
+    def _perhaps(self, seen: bytes) -> ReasoningBudget:
+        """Reasoning opens before any other text, or not at all."""
+        text = seen.lstrip()
+        if text.startswith(OPEN):
+            return replace(self, phase="open", seen=text[len(OPEN) :])
+        phase: Phase = "perhaps" if OPEN.startswith(text) else "closed"
         return replace(self, phase=phase, seen=seen)
 
 
-Tokens = list[int]
-Parents = list[int] | None
-
-
 class Guide:
-    """One choice's."""
+    """Of one choice."""
 
     def __init__(
         self,
         matcher: Matcher | None,
-        thought: Thought | None,
+        reasoning: ReasoningBudget | None,
         num_words: int,
-        least: Least | None = None,
+        min_tokens: MinTokens | None = None,
     ) -> None:
-        """`matcher` None: any text; `thought` None: as long as it takes; `least` None: it may
-        end at once. `num_words`: of a mask.
+        """`matcher` None: any text; `reasoning` None: without limit; `min_tokens` None: the answer
+        may end at once. `num_words`: of a mask.
         """
-        self._least = least
+        self._min_tokens = min_tokens
         self._num_tokens = 0
         self._matcher = matcher
-        self._thoughts = [] if thought is None else [thought]  # the last one is where it stands
+        self._budgets = [] if reasoning is None else [reasoning]  # after each token not settled yet
         self._num_words = num_words
-        self._lack = Lack() if matcher is None else matcher.lack
-        self._sure: Tokens = []  # may come, one after the other; none of them is entered yet
+        self._gap = DraftGap() if matcher is None else matcher.gap
+        self._allowed: Tokens = []  # in sequence; none of them is entered yet
         self._num_come = 0  # of these
         self._is_missed = False  # no row proposed the last of these
 
     @property
     def failure(self) -> str | None:
-        """Why masks allow nothing any more; None: they do."""
+        """Why masks allow no token any more; None: they do."""
         failure = None if self._matcher is None else self._matcher.failure
         return failure and f"the grammar of the answer cannot be followed further: {failure}"
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing may follow but an end, or that has come."""
-        if self._matcher is None or self._num_come < len(self._sure):
+        """Whether only an end may follow, or has come."""
+        if self._matcher is None or self._num_come < len(self._allowed):
             return False
         self.catch_up()
         return self._matcher.is_over
 
     def consume(self, token: int) -> None:
-        """`token` has come, which the last mask allowed."""
+        """Take `token`, which the last mask allowed."""
         if self._is_next(token):
             self._num_come += 1
             return
@@ -156,34 +143,34 @@ class Guide:
         assert is_allowed or self.failure, "a token that its mask did not allow"
         if self._matcher is not None:
             self._matcher.settle()
-        del self._thoughts[:-1]
-        if self._thoughts and self._thoughts[0].phase == "closed":
-            self._thoughts.clear()
-            self._lack.begin()
+        del self._budgets[:-1]
+        if self._budgets and self._budgets[0].phase == "closed":
+            self._budgets.clear()
+            self._gap.begin()
 
     def consume_all(self, tokens: Tokens) -> None:
-        """`tokens` have come, one after the other."""
+        """Take `tokens`, one after the other."""
         num_come = self._num_come + len(tokens)
-        if self._sure[self._num_come : num_come] == tokens:
+        if self._allowed[self._num_come : num_come] == tokens:
             self._num_come = num_come
             return
         for token in tokens:
             self.consume(token)
 
     def allows(self, token: int) -> bool:
-        """Whether `token` may come next: what `mask` says, for a fraction of the work."""
+        """Whether `token` may come next: its bit of `mask`, for a fraction of the work."""
         if self._is_next(token):
             return True
         self.catch_up()
         if self._matcher is not None and self._is_plain and token >= 0:
-            self._sure = [token][: self._matcher.num_allowed([token])]
+            self._allowed = [token][: self._matcher.num_allowed([token])]
         return self._is_next(token) or self._may_come(token)
 
     def _may_come(self, token: int) -> bool:
         if self._is_short:
             mask = self.mask()
             return mask is None or _allows(mask, token)
-        forced = self._thoughts[-1].forced if self._thoughts else ()
+        forced = self._budgets[-1].forced if self._budgets else ()
         if forced and (self._matcher is None or self._matcher.allows(forced[0])):
             return token == forced[0]
         return token >= 0 and (self._matcher is None or self._matcher.allows(token))
@@ -194,8 +181,8 @@ class Guide:
         """
         self.catch_up()
         mask = self._without_end(None if self._matcher is None else self._matcher.mask())
-        forced = self._thoughts[-1].forced if self._thoughts else ()
-        # A character that is not whole is finished first, where the grammar wants whole ones.
+        forced = self._budgets[-1].forced if self._budgets else ()
+        # An incomplete character is finished first, if the grammar wants whole ones.
         if not forced or (mask is not None and not _allows(mask, forced[0])):
             return mask
         alone = np.zeros(self._num_words, np.uint32)
@@ -204,28 +191,28 @@ class Guide:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether the grammar alone says what may come."""
-        return self._matcher is not None and not self._thoughts and not self._is_short
+        """Whether the grammar alone decides what may come."""
+        return self._matcher is not None and not self._budgets and not self._is_short
 
     @property
     def _is_short(self) -> bool:
-        return self._least is not None and self._num_tokens < self._least.num_tokens
+        return self._min_tokens is not None and self._num_tokens < self._min_tokens.num_tokens
 
     def _without_end(self, mask: np.ndarray | None) -> np.ndarray | None:
-        """The mask, as long as the answer has too few tokens without those that end it; a grammar
-        after which nothing else can come ends it all the same.
+        """`mask` without the tokens that end the answer while it is too short, unless the grammar
+        allows no others.
         """
-        if self._least is None or not self._is_short:
+        if self._min_tokens is None or not self._is_short:
             return mask
-        others = self._least.others if mask is None else mask & self._least.others
+        others = self._min_tokens.others if mask is None else mask & self._min_tokens.others
         return others if others.any() else mask
 
     # --- proposals -------------------------------------------------------------------------------
 
     def masks(self, tokens: Tokens, parents: Parents, first: int = 0) -> dict[int, np.ndarray]:
         """By row of a proposal, the mask of the token after it; see luceasync.ranking.proposals.
-        The answer stands at row `first`; only the rows below have one. Rows to which no answer
-        comes have none, nor those after which any token may come.
+        The answer stands at row `first`: only rows below have a mask. Rows that no answer can reach
+        have none, nor have those after which any token may come.
         """
         below: list[list[int]] = [[] for _ in tokens]
         for row in range(1, len(tokens)):
@@ -247,23 +234,23 @@ class Guide:
 
     @property
     def is_fitting(self) -> bool:
-        """Whether it is worth while to wait for proposals on the host, and to fit them: as long as
-        a drafter lately lacked what must come.
+        """Whether to wait for proposals on the host and fit them: while the drafter lacks what the
+        grammar demands.
         """
-        return self._lack.is_much
+        return self._gap.is_large
 
-    def fit(self, tokens: Tokens, parents: Parents, most_rows: int) -> tuple[Tokens, Parents]:
-        """The proposal with what must come at any rate: where its most probable path ends or goes
-        astray and nothing else may be written, those tokens take the place of others. A path has at
-        most `most_rows` rows, the first included.
+    def fit(self, tokens: Tokens, parents: Parents, max_rows: int) -> tuple[Tokens, Parents]:
+        """Complete the proposal with forced tokens: where its most probable path ends, or is not
+        allowed, and only one text may follow, that takes the place of other rows. A path has at
+        most `max_rows` rows, the first included.
         """
         self.catch_up()
         if parents is None:
             fitted: tuple[Tokens, Parents] = self._fit_chain(tokens[:]), None
         else:
-            fitted = self._fit_tree(tokens[:], parents[:], most_rows)
+            fitted = self._fit_tree(tokens[:], parents[:], max_rows)
         if fitted != (tokens, parents):
-            self._lack.show()
+            self._gap.show()
         return fitted
 
     def _fit_chain(self, tokens: Tokens) -> Tokens:
@@ -278,15 +265,15 @@ class Guide:
         return tokens
 
     def _fit_tree(
-        self, tokens: Tokens, parents: list[int], most_rows: int
+        self, tokens: Tokens, parents: list[int], max_rows: int
     ) -> tuple[Tokens, Parents]:
-        """The least probable rows, which come last, give their places."""
+        """The least probable rows, which come last, are replaced."""
         row = depth = 0
-        while depth + 1 < most_rows:
+        while depth + 1 < max_rows:
             below = (r for r in range(row + 1, len(tokens)) if parents[r] == row)
             child = next((r for r in below if self._enter_all([tokens[r]])), None)
             if child is None:
-                forced = self._forced()[: min(most_rows - 1 - depth, len(tokens) - 1 - row)]
+                forced = self._forced()[: min(max_rows - 1 - depth, len(tokens) - 1 - row)]
                 first = len(tokens) - len(forced)
                 tokens[first:] = forced
                 parents[first:] = [row, *range(first, len(tokens) - 1)][: len(forced)]
@@ -295,33 +282,33 @@ class Guide:
         self._leave(depth)
         return tokens, parents
 
-    # --- what will probably come -----------------------------------------------------------------
+    # --- tokens that are allowed and not entered yet ---------------------------------------------
 
     def foresee(self, tokens: Tokens, *, is_missed: bool) -> int:
-        """How many of a round's tokens need not be asked for one by one: all of them, or those up
-        to an end, if they may come; else none. They are known in one go, for a fraction of the
-        work. `is_missed`: no row proposed the last of them.
+        """How many of a round's tokens need no check one by one: all of them, or those up to an
+        end, if they are allowed; else none. Checked in one go, for a fraction of the work.
+        `is_missed`: no row proposed the last of them.
         """
         self.catch_up()
-        self._lack.end_round()
+        self._gap.end_round()
         if self._matcher is None or not self._is_plain:
             return 0
-        self._sure = tokens[: self._matcher.num_allowed(tokens)]
-        if len(self._sure) == len(tokens):
+        self._allowed = tokens[: self._matcher.num_allowed(tokens)]
+        if len(self._allowed) == len(tokens):
             self._is_missed = is_missed
-        elif not (self._sure and self._matcher.is_end(self._sure[-1])):
+        elif not (self._allowed and self._matcher.is_end(self._allowed[-1])):
             return 0
-        return len(self._sure)
+        return len(self._allowed)
 
     def catch_up(self) -> None:
-        """Enter what has come since the last time; of what has not nothing is sure any more. It is
-        done anyway before it is needed: best is while a device works.
+        """Enter the tokens that have come, and forget those that are allowed and have not. Done
+        before it is needed in any case; best is while a device works.
         """
-        if not self._sure:
+        if not self._allowed:
             return
-        come, is_missed = self._sure[: self._num_come], self._is_missed
-        is_missed &= self._num_come == len(self._sure)
-        self._sure, self._num_come, self._is_missed = [], 0, False
+        come, is_missed = self._allowed[: self._num_come], self._is_missed
+        is_missed &= self._num_come == len(self._allowed)
+        self._allowed, self._num_come, self._is_missed = [], 0, False
         if is_missed:
             self._take(come[:-1])
             self.missed(come[-1])
@@ -329,30 +316,30 @@ class Guide:
         self._take(come)
 
     def _is_next(self, token: int) -> bool:
-        """Whether it is known that `token` may come next."""
-        return self._num_come < len(self._sure) and self._sure[self._num_come] == token
+        """Whether `token` is known to be allowed next."""
+        return self._num_come < len(self._allowed) and self._allowed[self._num_come] == token
 
     def _take(self, tokens: Tokens) -> None:
-        """They have come, and may."""
+        """Enter tokens that are allowed."""
         if tokens and self._matcher is not None:
             self._matcher.take(tokens)
             self._num_tokens += len(tokens)
 
     def missed(self, token: int) -> None:
-        """No row proposed `token`, which comes next, or the model itself would not have said it."""
-        closing = self._thoughts[-1].forced if self._thoughts else ()
+        """No row proposed `token`, which comes next, or the model itself would not have text it."""
+        closing = self._budgets[-1].forced if self._budgets else ()
         by_grammar = self._matcher is not None and self._matcher.must_write(token)
         if closing[0] == token if closing else by_grammar:
-            self._lack.show()
+            self._gap.show()
 
     def _forced(self) -> Tokens:
-        """What comes next at any rate, as the tokenizer writes it."""
-        if self._thoughts and (closing := self._thoughts[-1].forced):
+        """The tokens that must come next, as the tokenizer writes them."""
+        if self._budgets and (closing := self._budgets[-1].forced):
             return list(closing)
         return [] if self._matcher is None else self._matcher.forced()
 
     def _enter_all(self, tokens: Tokens) -> int:
-        """Enter as many of them as may come, one after the other."""
+        """Enter tokens up to the first that is not allowed; returns how many."""
         if self._is_plain and self._matcher is not None:
             num_entered = self._matcher.advance_all(tokens)
             self._num_tokens += num_entered
@@ -363,21 +350,21 @@ class Guide:
         return len(tokens)
 
     def _enter(self, token: int) -> bool:
-        """Go on as if `token` had come; whether it may."""
+        """Go on as if `token` had come; returns False if it is not allowed."""
         if self._matcher is not None and not self._matcher.advance(token):
             return False
-        if self._thoughts:
-            self._thoughts.append(self._thoughts[-1].after(token))
+        if self._budgets:
+            self._budgets.append(self._budgets[-1].after(token))
         self._num_tokens += 1
         return True
 
     def _leave(self, num_tokens: int) -> None:
-        """The last so many have not come."""
+        """Undo the last `num_tokens`."""
         self._num_tokens -= num_tokens
         if self._matcher is not None:
-            self._matcher.take_back(num_tokens)
-        if self._thoughts and num_tokens:
-            del self._thoughts[-num_tokens:]
+            self._matcher.roll_back(num_tokens)
+        if self._budgets and num_tokens:
+            del self._budgets[-num_tokens:]
 
 
 def _allows(mask: np.ndarray, token: int) -> bool:

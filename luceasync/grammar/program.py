@@ -1,8 +1,8 @@
-"""What a request asks of an answer, as one program of llguidance.
+"""Writes what a request demands of an answer as one program of llguidance.
 
-Source: llguidance, docs/syntax.md and docs/json_schema.md. Owns the form of JSON: one space after a
-comma and a colon and none elsewhere, so that an answer cannot go on with spaces, and most of it
-follows from what came before. Pure; whether a program compiles is seen elsewhere.
+Source: llguidance, docs/syntax.md and docs/json_schema.md. Owns the formatting of JSON: one space
+after a comma and a colon and none elsewhere, so that an answer cannot go on with spaces, and most
+of it follows from what came before. Pure; whether a program compiles is seen in compiling it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from luceasync.errors import RequestError
 from luceasync.request import Constraint
-from luceasync.text.answer.call_grammar import CallGrammar
 from luceasync.text.answer.answer_format import Before
+from luceasync.text.answer.call_grammar import CallGrammar
 
-Grammar = Mapping[str, Any]  # one of llguidance's, without a name
+Grammar = Mapping[str, Any]  # of llguidance, without its name
 
-FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+JSON_FORMAT = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 ANY_OBJECT = {"type": "object"}
 
 _THOUGHT = 'thought[suffix="</think>"]: /(?s:.*)/\n'
@@ -33,9 +33,9 @@ _STARTS: dict[Before, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """What llguidance is given, and by the name of each of its JSON schemas the field that has it;
-    `param` is the field that asks for all of it.
+class GrammarProgram:
+    """`text` for llguidance; `params`: by name of each of its JSON schemas the field of the request
+    that holds it; `param`: the field that demands the whole.
     """
 
     text: str
@@ -43,13 +43,13 @@ class Program:
     params: Mapping[str, str]
 
 
-def program(
+def compose(
     constraint: Constraint | None = None,
     calls: CallGrammar | None = None,
     before: Before = "nothing",
-) -> Program:
-    """The program for an answer that is as `constraint` says, or that calls as `calls` says, or
-    either where both are given. Raises RequestError for what is no grammar.
+) -> GrammarProgram:
+    """The program for an answer by `constraint`, for tool calls by `calls`, or for either if both
+    are given. Raises RequestError for a source that cannot be parsed.
     """
     grammars: dict[str, Grammar] = {}
     params = {}
@@ -59,25 +59,25 @@ def program(
     if calls is not None:
         grammars["calls"] = {"lark_grammar": calls.lark}
     answer = " | ".join(f"@{name}" for name in grammars)
-    assert answer, "an answer of which nothing is asked needs no program"
+    assert answer, "an unconstrained answer needs no program"
     for name, part in ({} if calls is None else calls.parts).items():
-        grammars[name] = {"json_schema": formed(part.schema, part.strict)}
+        grammars[name] = {"json_schema": formatted(part.schema, part.strict)}
         params[name] = part.param
     lines = [_STARTS.get(before, "start: answer"), f"answer: {answer}"]
     if before != "nothing":
         lines.append(_THOUGHT)
     named = [{"name": name, **grammar} for name, grammar in grammars.items()]
     text = json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *named]})
-    return Program(text, "tools" if constraint is None else constraint.param, params)
+    return GrammarProgram(text, "tools" if constraint is None else constraint.param, params)
 
 
 def grammar_of(constraint: Constraint) -> Grammar:
-    """What it says. Raises RequestError, which names the field."""
+    """The grammar of a constraint. Raises RequestError, which names the field."""
     match constraint.kind:
         case "json_object":
-            return {"json_schema": formed(ANY_OBJECT, strict=True)}
+            return {"json_schema": formatted(ANY_OBJECT, strict=True)}
         case "json_schema":
-            return {"json_schema": formed(_schema(constraint), constraint.strict)}
+            return {"json_schema": formatted(_schema(constraint), constraint.strict)}
         case "regex":
             return {"lark_grammar": f"start: {lark_regex(constraint.source)}"}
         case "choice":
@@ -92,35 +92,36 @@ def _schema(constraint: Constraint) -> Any:
         return json.loads(constraint.source)
     except (ValueError, RecursionError) as error:
         raise RequestError(
-            f"'{constraint.param}' is no JSON, or nested too deep.", param=constraint.param
+            f"'{constraint.param}' is not JSON, or nested too deep.", param=constraint.param
         ) from error
 
 
-def formed(schema: Any, strict: bool) -> Any:
-    """`schema` with the form of its JSON. `strict`: what cannot be enforced does not compile;
-    otherwise such words say nothing, and one of several is any of them.
+def formatted(schema: Any, strict: bool) -> Any:
+    """`schema` with the formatting of its JSON. `strict`: keywords that cannot be enforced do not
+    compile; otherwise they are ignored, and "oneOf" means "anyOf".
     """
     if not isinstance(schema, Mapping):
         return schema
-    return {**schema, "x-guidance": {**FORM, "lenient": not strict, "coerce_one_of": not strict}}
+    options = {"lenient": not strict, "coerce_one_of": not strict}
+    return {**schema, "x-guidance": {**JSON_FORMAT, **options}}
 
 
 def lark_text(text: str) -> str:
-    """`text` as Lark writes it."""
+    """A literal of Lark."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def lark_regex(pattern: str) -> str:
-    """`pattern`, which stands for all of a text, as Lark writes it."""
+    """A regular expression of Lark; `pattern` matches a whole text."""
     return f"/{regex_to_lark(pattern, '')}/"
 
 
 def _lark(constraint: Constraint) -> str:
-    """A grammar of Lark's, or of llama.cpp's GBNF."""
+    """A grammar in Lark or in llama.cpp's GBNF."""
     try:
         return any_to_lark(constraint.source)
-    except Exception as error:  # whatever a converter stumbles over, the text is no grammar
+    except Exception as error:  # any failure of a converter means that the text is no grammar
         raise RequestError(
-            f"'{constraint.param}' is no grammar, neither Lark nor GBNF: {str(error)[:200]}",
+            f"'{constraint.param}' is not a grammar in Lark or GBNF: {str(error)[:200]}",
             param=constraint.param,
         ) from error

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.pump import Pump
-from luceasync.host_cache.copy_stream import Arrived, Ticket
+from luceasync.host_cache.copy_stream import DoneTicket, Ticket
 from luceasync.host_cache.nodes import NodeSizes, Span
 from luceasync.prefix_cache.cache import PrefixCache
 from luceasync.prefix_cache.disk_orders import NoDisk
@@ -57,11 +57,11 @@ class CountingTarget:
 
     def save(self, lane: int, node: str, span: Span) -> Ticket:
         self.calls.append(("save", lane, span.begin, span.end))
-        return Arrived()
+        return DoneTicket()
 
     def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> Ticket:
         self.calls.append(("restore", lane, num_tokens))
-        return self.restores.get(lane, Arrived())
+        return self.restores.get(lane, DoneTicket())
 
     def drop(self, node: str, *, state_only: bool = False) -> None:
         pass

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from luceasync.disk_cache.codec import Part, part_of
+from luceasync.disk_cache.codec import NodePart, part_of
 from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.pump import Fault, Pump
 from luceasync.engine.thread import fault_of
@@ -146,7 +146,7 @@ class Server(RuleBasedStateMachine):
         if self.disk.files:
             key = sorted(self.disk.files)[which % len(self.disk.files)]
             node = self.disk.files[key]
-            span = {n: t for n, t in node.tensors.items() if part_of(n, END_KINDS) is Part.SPAN}
+            span = {n: t for n, t in node.tensors.items() if part_of(n, END_KINDS) is NodePart.SPAN}
             self.disk.files[key] = replace(node, tensors=span)
             if is_told:
                 before = self.bench.index.num_bytes("disk")

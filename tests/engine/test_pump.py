@@ -40,7 +40,7 @@ def test_each_step_feeds_the_last_token_at_its_position(make_prepared):
 
 def test_what_a_step_gave_is_told_while_the_device_works_on_the_next(make_prepared):
     target = CountingTarget()
-    pump = make_pump(target, computes_beside=True)
+    pump = make_pump(target, runs_async=True)
     pump.submit([make_prepared(0, [0, 1], max_tokens=4)])
     told: list[tuple] = []
 
@@ -77,7 +77,7 @@ def test_no_step_is_likely_to_follow_while_a_prompt_is_read(make_prepared):
 
 
 def test_nothing_is_held_back_from_who_cannot_be_told_later(make_prepared):
-    pump = make_pump(CountingTarget(), computes_beside=True)
+    pump = make_pump(CountingTarget(), runs_async=True)
     pump.submit([make_prepared(0, [0, 1], max_tokens=4)])
     assert [[d.token_ids for _, d in pump.step()] for _ in range(4)] == [
         [(2,)],
@@ -89,7 +89,7 @@ def test_nothing_is_held_back_from_who_cannot_be_told_later(make_prepared):
 
 def test_what_is_held_back_is_told_before_a_prefill(make_prepared):
     target = CountingTarget()
-    pump = make_pump(target, computes_beside=True)
+    pump = make_pump(target, runs_async=True)
     pump.submit([make_prepared(0, [0, 1], max_tokens=50)])
     told: list = []
     pump.step(told.extend)
@@ -100,7 +100,7 @@ def test_what_is_held_back_is_told_before_a_prefill(make_prepared):
 
 
 def test_what_is_held_back_is_told_when_the_choice_is_cancelled(make_prepared):
-    pump = make_pump(CountingTarget(), computes_beside=True)
+    pump = make_pump(CountingTarget(), runs_async=True)
     pump.submit([make_prepared(0, [0, 1], max_tokens=50)])
     told: list = []
     pump.step(told.extend)
@@ -116,9 +116,9 @@ class NoSpeller(Detokenizer):
         raise ZeroDivisionError("no text")
 
 
-@pytest.mark.parametrize("computes_beside", [False, True])
-def test_tokens_without_a_text_keep_nobody_from_being_told(make_prepared, computes_beside):
-    pump = make_pump(CountingTarget(), num_lanes=3, computes_beside=computes_beside)
+@pytest.mark.parametrize("runs_async", [False, True])
+def test_tokens_without_a_text_keep_nobody_from_being_told(make_prepared, runs_async):
+    pump = make_pump(CountingTarget(), num_lanes=3, runs_async=runs_async)
     pump.submit([make_prepared(0, [0, 1], max_tokens=50)])
     told = pump.step()
     spellers = [replace(make_prepared(i, [3]), detokenizer=NoSpeller(letters())) for i in (1, 2)]
@@ -133,7 +133,7 @@ def test_tokens_without_a_text_keep_nobody_from_being_told(make_prepared, comput
 def test_a_prompt_is_kept_while_the_device_computes_or_after_its_token_was_told(make_prepared):
     for beside, kinds in ((True, ["reset", "prefill", "save"]), (False, ["reset", "prefill"])):
         target = CountingTarget()
-        pump = make_pump(target, memory_bytes=2**20, computes_beside=beside)
+        pump = make_pump(target, memory_bytes=2**20, runs_async=beside)
         pump.submit([make_prepared(0, [0] * 10)])
         assert [delta.token_ids for _, delta in pump.step()] == [(1,)]
         assert [call[0] for call in target.calls] == kinds

@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from luceasync.grammar.compiler import Compiler
+from luceasync.grammar.compiler import Compiler, GrammarVocabulary
 from luceasync.grammar.matcher import Matcher
-from luceasync.grammar.program import program
-from luceasync.grammar.vocabulary import Vocabulary
+from luceasync.grammar.program import compose
 from luceasync.request import Constraint
 from luceasync.text.tokenizer import Tokenizer
 from tests import tiny
@@ -24,16 +23,16 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
-    return Vocabulary(tokenizer, tiny.VOCAB_SIZE)
+def vocabulary(tokenizer: Tokenizer) -> GrammarVocabulary:
+    return GrammarVocabulary(tokenizer, tiny.VOCAB_SIZE)
 
 
 @pytest.fixture
-def new_matcher(vocabulary: Vocabulary) -> NewMatcher:
+def new_matcher(vocabulary: GrammarVocabulary) -> NewMatcher:
     """`new_matcher("regex", "a+")`: compiled here, without a trial."""
 
     def make(kind: str, source: str, before: str = "nothing") -> Matcher:
-        made = program(Constraint(kind, source, "param"), before=before)
+        made = compose(Constraint(kind, source, "param"), before=before)
         return Compiler(vocabulary)._compile(made)
 
     return make

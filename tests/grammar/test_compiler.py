@@ -15,10 +15,10 @@ import llguidance
 import pytest
 
 from luceasync.errors import RequestError, Unavailable
-from luceasync.grammar import proving as trial
+from luceasync.grammar import trial
 from luceasync.grammar.compiler import MAX_WAITING, Compiler
-from luceasync.grammar.program import program
-from luceasync.grammar.proving import START, Proving
+from luceasync.grammar.program import compose
+from luceasync.grammar.proving import START, GrammarProver
 from luceasync.request import Constraint
 
 pytestmark = pytest.mark.slow
@@ -33,14 +33,14 @@ async def compiler(vocabulary):
 
 async def compiled(compiler: Compiler, kind: str, source: Any, *, strict: bool = True):
     source = source if isinstance(source, str) else json.dumps(source)
-    return await compiler.matcher(lambda: program(Constraint(kind, source, "field", strict)))
+    return await compiler.matcher(lambda: compose(Constraint(kind, source, "field", strict)))
 
 
 async def test_what_is_compiled_is_kept_and_known_to_every_thread(compiler):
-    asked = program(Constraint("regex", "[a-c]+", "field"))
-    assert compiler.kept(asked) is None
+    asked = compose(Constraint("regex", "[a-c]+", "field"))
+    assert compiler.cached(asked) is None
     made = await compiler.matcher(lambda: asked)
-    assert await asyncio.to_thread(compiler.kept, asked) is made
+    assert await asyncio.to_thread(compiler.cached, asked) is made
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ async def test_what_cannot_be_enforced_says_nothing_unless_it_must(compiler):
 
 
 async def test_what_never_ends_is_killed_and_others_go_on(vocabulary):
-    compiler = Compiler(vocabulary, Proving(limit_s=1.0))
+    compiler = Compiler(vocabulary, GrammarProver(limit_s=1.0))
     with pytest.raises(RequestError, match="takes more than 1 s"):
         await compiled(compiler, "json_schema", {"type": "integer", "multipleOf": 99999989})
     matcher = await compiled(compiler, "regex", "a")
@@ -93,14 +93,14 @@ async def test_what_never_ends_is_killed_and_others_go_on(vocabulary):
 
 async def test_a_process_that_dies_is_started_again(compiler):
     await compiled(compiler, "regex", "a")
-    compiler._proving._process.kill()
-    await compiler._proving._process.wait()
+    compiler._prover._process.kill()
+    await compiler._prover._process.wait()
     await compiled(compiler, "regex", "b")
 
 
 async def test_one_that_a_program_kills_is_an_answer(compiler):
     await compiled(compiler, "regex", "a")
-    process = compiler._proving._process
+    process = compiler._prover._process
     os.kill(process.pid, signal.SIGSTOP)  # it has not read the next one when it dies
     asked = asyncio.create_task(compiled(compiler, "regex", "b"))
     await asyncio.sleep(0.1)
@@ -123,12 +123,12 @@ async def test_no_more_wait_than_may(compiler):
     assert all(isinstance(end, Unavailable) for end in refused) and len(refused) == 4
 
 
-async def test_the_least_lately_used_goes_first(compiler):
+async def test_the_least_recently_used_is_evicted(compiler):
     await compiled(compiler, "regex", "a")
-    kept = compiler._kept
-    kept._most_bytes = kept._num_bytes + 10
+    cache = compiler._cache
+    cache._max_bytes = cache._num_bytes + 10
     await compiled(compiler, "regex", "b")
-    assert len(kept._matchers) == 1
+    assert len(cache._matchers) == 1
 
 
 def test_the_process_finds_llguidance_wherever_it_is_installed():

@@ -8,9 +8,10 @@ import random
 import numpy as np
 import pytest
 
-from luceasync.grammar.guide import Guide, Least, Limit, Thought
+from luceasync.grammar.guide import Guide, MinTokens, ReasoningBudget, ReasoningLimit
 from tests import tiny
 
+CLOSE = b"\n</think>"
 NUM_WORDS = tiny.VOCAB_SIZE // 32
 SCHEMA = json.dumps(
     {
@@ -148,13 +149,13 @@ def test_proposals_are_fitted_as_long_as_a_drafter_lacks_what_must_come(new_matc
 
     def fitting(*, missed: bool) -> bool:
         """Whether the next round's proposal is fitted."""
-        guide = Guide(first.another(), None, NUM_WORDS)
+        guide = Guide(first.copy(), None, NUM_WORDS)
         if guide.is_fitting:
             guide.fit(wrong if missed else [0, *right], None, 20)
         say(guide, right, is_missed=missed)
         return guide.is_fitting
 
-    assert first.lack.is_much  # the first one
+    assert first.gap.is_large  # the first one
     assert not any(fitting(missed=False) for _ in range(3))
     assert not any(fitting(missed=missed) for missed in (True, False, False, True))
     assert fitting(missed=True)  # the second round of two
@@ -167,7 +168,7 @@ def test_what_one_answer_has_shown_is_known_in_the_next(new_matcher, tokenizer):
     right = tokenizer.encode('{"question": "')
 
     def answer() -> Guide:
-        return Guide(first.another(), None, NUM_WORDS)
+        return Guide(first.copy(), None, NUM_WORDS)
 
     assert answer().is_fitting
     say(answer(), right[:1], is_missed=False)
@@ -180,7 +181,7 @@ def test_what_one_answer_has_shown_is_known_in_the_next(new_matcher, tokenizer):
 def test_no_proposal_is_fitted_for_a_token_that_another_may_stand_for(new_matcher, tokenizer):
     first = new_matcher("json_schema", SCHEMA)
     for _ in range(6):
-        guide = Guide(first.another(), None, NUM_WORDS)
+        guide = Guide(first.copy(), None, NUM_WORDS)
         for token in tokenizer.encode('{"question": "'):
             guide.consume(token)
         say(guide, tokenizer.encode("t"), is_missed=True)
@@ -263,7 +264,7 @@ def test_masks_below_a_row_are_those_of_the_whole_proposal(guide, tokenizer):
 
 def thinking(tokenizer, most: int, matcher=None) -> Guide:
     close = tuple(tokenizer.encode("\n</think>"))
-    thought = Thought(Limit(most, close, tokenizer.token_bytes), "open")
+    thought = ReasoningBudget(ReasoningLimit(most, close, tokenizer.token_bytes), "open")
     return Guide(matcher, thought, NUM_WORDS)
 
 
@@ -306,7 +307,7 @@ END = 2
 
 
 def test_no_end_comes_before_so_many_tokens_on_any_path_of_a_proposal():
-    guide = Guide(None, None, NUM_WORDS, Least.of(3, {END, 10**6}, NUM_WORDS))
+    guide = Guide(None, None, NUM_WORDS, MinTokens.of(3, {END, 10**6}, NUM_WORDS))
     everything = list(range(NUM_WORDS * 32))
     assert allowed(guide.mask()) == [token for token in everything if token != END]
     assert guide.allows(7) and not guide.allows(END)
@@ -320,7 +321,7 @@ def test_no_end_comes_before_so_many_tokens_on_any_path_of_a_proposal():
 
 
 def test_a_grammar_after_which_nothing_else_can_come_ends_it_all_the_same(new_matcher, tokenizer):
-    guide = Guide(new_matcher("regex", "to"), None, NUM_WORDS, Least.of(9, {END}, NUM_WORDS))
+    guide = Guide(new_matcher("regex", "to"), None, NUM_WORDS, MinTokens.of(9, {END}, NUM_WORDS))
     for token in tokenizer.encode("to"):
         assert END not in allowed(guide.mask())
         guide.consume(token)
@@ -328,7 +329,57 @@ def test_a_grammar_after_which_nothing_else_can_come_ends_it_all_the_same(new_ma
 
 
 def test_one_that_may_go_on_goes_on(new_matcher, tokenizer):
-    guide = Guide(new_matcher("regex", "(to)+"), None, NUM_WORDS, Least.of(9, {END}, NUM_WORDS))
+    guide = Guide(new_matcher("regex", "(to)+"), None, NUM_WORDS, MinTokens.of(9, {END}, NUM_WORDS))
     for token in tokenizer.encode("to"):
         guide.consume(token)
     assert END not in allowed(guide.mask()) and allowed(guide.mask())
+
+
+# --- reasoning ----------------------------------------------------------------------------------
+
+
+def budget(phase: str, max_tokens: int = 4) -> ReasoningBudget:
+    """Tokens are bytes."""
+    return ReasoningBudget(
+        ReasoningLimit(max_tokens, tuple(CLOSE), lambda token: bytes([token])), phase
+    )
+
+
+def budget_after(start: ReasoningBudget, text: bytes) -> ReasoningBudget:
+    for byte in text:
+        start = start.after(byte)
+    return start
+
+
+@pytest.mark.parametrize(
+    ("phase", "text", "then"),
+    [
+        ("open", b"abc", "open"),
+        ("open", b"a</think>", "closed"),
+        ("open", b"a</thin</think>", "closed"),
+        ("perhaps", b"", "perhaps"),
+        ("perhaps", b"\n <th", "perhaps"),
+        ("perhaps", b"\n<think>", "open"),
+        ("perhaps", b"<think>why</think>", "closed"),
+        ("perhaps", b"<tool", "closed"),
+        ("perhaps", b"no <think>", "closed"),
+        ("closed", b"<think>", "closed"),
+    ],
+)
+def test_phases_of_reasoning(phase, text, then):
+    assert budget_after(budget(phase, 1000), text).phase == then
+
+
+def test_reasoning_is_counted_from_its_opening_and_closed_at_its_limit():
+    start = budget_after(budget("perhaps"), b"<think>")
+    assert start.forced == () and start.num_tokens == 0
+    spent = budget_after(start, b"abcd")
+    assert spent.forced == tuple(CLOSE)
+    for i, token in enumerate(CLOSE):
+        assert spent.forced == tuple(CLOSE[i:])
+        spent = spent.after(token)
+    assert spent.phase == "closed" and spent.forced == ()
+
+
+def test_without_a_budget_reasoning_is_closed_at_once():
+    assert budget("open", 0).forced == tuple(CLOSE)

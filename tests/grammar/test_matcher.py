@@ -8,6 +8,8 @@ import random
 import numpy as np
 import pytest
 
+from luceasync.grammar.matcher import LOW_LEVEL, MAX_LEVEL, DraftGap
+
 SCHEMA = json.dumps(
     {
         "type": "object",
@@ -36,7 +38,7 @@ PROGRAMS = {
 
 def mostly_allowed(matcher, num_tokens: int, rng: random.Random) -> list[int]:
     """Tokens each of which its mask allows, but for one now and then."""
-    copied, tokens = matcher.another(), []
+    copied, tokens = matcher.copy(), []
     for _ in range(num_tokens):
         bits = np.unpackbits(copied.mask().view(np.uint8), bitorder="little")
         known = np.flatnonzero(bits).tolist()
@@ -54,7 +56,7 @@ def test_as_many_may_come_in_one_go_as_one_by_one(new_matcher, name):
     rng = random.Random(name)
     first = new_matcher(*PROGRAMS[name])
     for _ in range(12):
-        one, all_at_once = first.another(), first.another()
+        one, all_at_once = first.copy(), first.copy()
         for _ in range(6):
             tokens = mostly_allowed(one, rng.randint(0, 12), rng)
             num_allowed = all_at_once.num_allowed(tokens)
@@ -99,6 +101,47 @@ def test_what_is_taken_back_has_not_come(new_matcher, name):
         matcher.settle()
         before = matcher.mask()
         num_entered = matcher.advance_all(mostly_allowed(matcher, rng.randint(1, 8), rng))
-        matcher.take_back(num_entered)
+        matcher.roll_back(num_entered)
         assert matcher.failure is None
         assert np.array_equal(matcher.mask(), before)
+
+
+# --- what a drafter lacks -----------------------------------------------------------------------
+
+
+def gap_after(rounds: str) -> DraftGap:
+    """After the first round, and `x` for each round that has shown a gap, `.` for others."""
+    gap = DraftGap()
+    for sign in f".{rounds}":
+        gap.end_round()
+        if sign == "x":
+            gap.show()
+    return gap
+
+
+def test_a_gap_is_large_before_the_first_round_and_not_before_the_second():
+    assert DraftGap().is_large
+    assert not gap_after("").is_large
+
+
+def test_a_gap_is_large_after_two_rounds_of_three():
+    assert gap_after("...xx").is_large
+    assert gap_after("...x.x").is_large
+    assert not gap_after("...x..").is_large
+    assert not gap_after("...x...x").is_large
+
+
+def test_a_gap_is_forgotten_some_rounds_after_the_last():
+    shown = "x" * 9
+    assert gap_after(shown).is_large
+    num_rounds = MAX_LEVEL - LOW_LEVEL
+    assert gap_after(shown + "." * (num_rounds - 1)).is_large
+    assert not gap_after(shown + "." * num_rounds).is_large
+
+
+def test_another_format_is_checked_once():
+    gap = gap_after("......")
+    gap.begin()
+    assert gap.is_large
+    gap.end_round()
+    assert not gap.is_large

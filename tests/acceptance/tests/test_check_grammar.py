@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from luceasync.grammar.proving import Trial
+from luceasync.grammar.trial import GrammarTrial
 from tests.acceptance.check_grammar import WRONG, check, parser
 from tests.acceptance.grammar import judging
 from tests.acceptance.grammar.cases import made_up
@@ -49,7 +49,7 @@ def test_schemas_are_of_many_kinds_and_compile():
         text = json.dumps(schema_of(seed))
         words |= {word for word in WORDS if f'"{word}"' in text}
         program = json.dumps({"grammars": [{"json_schema": {**schema_of(seed), **LENIENT}}]})
-        assert not Trial().answer({"program": program, "limits": {}})["error"], text
+        assert not GrammarTrial().answer({"program": program, "limits": {}})["error"], text
     assert words == set(WORDS)
 
 
