@@ -221,7 +221,7 @@ class EngineThread:
             while (command := self._next_command(pause_s := pump.pause_s)) is not _STOP:
                 if command is None:
                     (loaded.probe if pause_s == IDLE_PAUSE_S else loaded.notice)()
-                self._deliver(pump.step(self._tell) if command is None else command(pump))
+                self._deliver(pump.step(self._deliver) if command is None else command(pump))
         except Exception as error:
             during = pump.doing if command is None else "command"
             log.exception("the engine has failed (%s)", during)

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from luceasync.engine.pump import IDLE_PAUSE_S, LEAVING_PAUSE_S
+from luceasync.engine.pump import IDLE_PAUSE_S, DELIVERY_PAUSE_S
 from luceasync.host_cache.nodes import Span
 from luceasync.prefix_cache import cache as prefixes_module
 from luceasync.text.detokenizer import Detokenizer
@@ -164,7 +164,7 @@ def test_an_answers_end_goes_out_before_its_prefix_is_kept(make_prepared):
     pump = make_pump(CountingTarget())
     pump.submit([make_prepared(0, [0], max_tokens=1)])
     pump.step()
-    assert pump.pause_s == LEAVING_PAUSE_S
+    assert pump.pause_s == DELIVERY_PAUSE_S
     pump.lanes.delivered()
     assert pump.pause_s == 0.0
     pump.step()
