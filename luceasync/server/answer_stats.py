@@ -1,6 +1,6 @@
-"""What an answer tells of the work behind it: its times, what was restored, what speculation did.
+"""The statistics in an answer: timings, what was restored, what speculation did.
 
-Owns how the finishes of several choices become one account. Knows no API: all say it in this way.
+Adds up the choices of a request. All APIs report them in this form.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ Finishes = Mapping[int, Finish]
 
 
 class TimingsBody(msgspec.Struct):
-    """Milliseconds and tokens per second; `predicted` counts the tokens after the first of each
-    choice.
-    """
+    """Milliseconds and tokens per second; `predicted_*` leave out each choice's first token."""
 
     queued_ms: float
     prompt_n: int
@@ -31,7 +29,7 @@ class TimingsBody(msgspec.Struct):
 
 
 class SpeculationBody(msgspec.Struct):
-    """Draft tokens of all choices together; `tau` is tokens per verify step."""
+    """Draft tokens of all choices; `tau` is tokens per verify step."""
 
     rounds: int
     proposed: int
@@ -42,8 +40,8 @@ class SpeculationBody(msgspec.Struct):
 
 
 class ResidenceBody(msgspec.Struct):
-    """Of all choices together: tokens of their contexts that were on the devices at their ends and
-    that were not, in whole chunks; chunks that came back and that left, and looks that said which.
+    """Sums over all choices: context tokens on the devices and absent from them at the end, in
+    whole chunks; chunks recalled and evicted; and how often the resident ones were reselected.
     """
 
     resident: int
@@ -54,8 +52,8 @@ class ResidenceBody(msgspec.Struct):
 
 
 class LuceasyncBody(msgspec.Struct):
-    """What OpenAI has no field for: what was restored instead of computed, what speculation did,
-    what of a context was on the devices.
+    """What OpenAI has no field for: what was restored instead of computed, speculation, and
+    residence of the context.
     """
 
     restore: bool
@@ -70,7 +68,7 @@ class LuceasyncBody(msgspec.Struct):
 
 
 def timings_of(finishes: Finishes) -> TimingsBody:
-    """Choices run side by side: their tokens add up, the longest time counts."""
+    """Tokens add up; choices run side by side, so the longest time counts."""
     timings = [finish.timings for finish in finishes.values()]
     prefill_s = max(timing.prefill_s for timing in timings)
     decode_s = max(timing.decode_s for timing in timings)
@@ -88,7 +86,7 @@ def timings_of(finishes: Finishes) -> TimingsBody:
 
 
 def luceasync_of(finishes: Finishes) -> LuceasyncBody:
-    """The prompt was restored once, for choice 0; what speculation did for each choice adds up."""
+    """The prompt was restored once, for choice 0; speculation and residence add up."""
     restore = finishes[0].restore
     return LuceasyncBody(
         restore=restore.tier is not None,

@@ -1,7 +1,6 @@
-"""One request from its body to the last byte of its answer, whatever API it is of.
+"""Answers one request, from its body to the last byte, in any API.
 
-Owns the order of things and who may end the work. Knows nothing of what a body or an event says,
-nor of the engine behind the protocol.
+Owns the order of steps and what may end the work. Knows nothing of what a body or an event says.
 """
 
 from __future__ import annotations
@@ -13,32 +12,154 @@ from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from luceasync.config import ServerConfig
-from luceasync.errors import GaveWay, GenerationFailed, NoHostMemory, RequestError, Unavailable
+from luceasync.errors import (
+    DisplacedFromQueue,
+    GenerationFailed,
+    HostMemoryExhausted,
+    RequestError,
+    Unavailable,
+)
 from luceasync.request import Delta, Engine, Finish, Request, Stream
+from luceasync.server.cancellation import Cancellation, RunningRequests
 from luceasync.server.drain import Drain, race
 from luceasync.server.failures import describe
-from luceasync.server.family import Call, Endpoint
+from luceasync.server.family import Call, Endpoint, require_ready
 from luceasync.server.http.auth import Caller, accepted_key
-from luceasync.server.http.body import SMALL_BYTES, Bodies, Held, client_gone, read_body
-from luceasync.server.http.responses import EventStream
+from luceasync.server.http.body import (
+    SMALL_BYTES,
+    BodyMemory,
+    BodyReservation,
+    read_body,
+    wait_for_disconnect,
+)
+from luceasync.server.http.responses import EventStream, json_response
 from luceasync.server.metrics import AnswerClock, Metrics
 from luceasync.server.request_log import RequestNote, note_of
-from luceasync.server.running import Ending, Running
 
-# The deltas of one request on their way from the engine to a family. Owns that they are timed
-# and noted, and that a choice which failed is an exception. Knows no API.
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """What all answers of one app share."""
+
+    engine: Engine
+    config: ServerConfig
+    drain: Drain
+    metrics: Metrics
+    trust_cache_salt: bool
+    body_memory: BodyMemory = field(default_factory=BodyMemory)
+    running: RunningRequests = field(default_factory=RunningRequests)
+
+
+class Answering:
+    """The ASGI app of one endpoint. If the client leaves or the server shuts down, its Streams are
+    closed at once.
+    """
+
+    def __init__(self, endpoint: Endpoint, context: ServerContext) -> None:
+        self._endpoint = endpoint
+        self._context = context
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._context.drain.admit():
+            try:
+                await self._serve(scope, receive, send)
+            except ClientDisconnect:
+                note_of(scope).remark = "the client left"
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context, key = self._context, accepted_key(scope)
+        entry = context.running.enter(key, note_of(scope).request_id)
+        with entry as cancellation, context.body_memory.reserve() as reservation:
+            await self._serve_body(scope, receive, send, reservation, cancellation)
+
+    async def _serve_body(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        reservation: BodyReservation,
+        cancellation: Cancellation,
+    ) -> None:
+        context, note = self._context, note_of(scope)
+        reading = read_body(scope, receive, context.config.max_body_bytes, reservation)
+        body = await race(reading, context.drain.expired())
+        require_ready(context.engine)
+        caller = Caller(accepted_key(scope), context.trust_cache_salt, _peer_address(scope))
+        call = await self._parse(body, Headers(scope=scope), caller)
+        del body  # the call has what is left of it
+        # Hypercorn does not cancel a handler whose client has left, so receive() is watched.
+        enders = (wait_for_disconnect(receive), context.drain.expired(), cancellation.wait())
+        if not call.stream:
+            response = await race(self._plain_answer(call, note, reservation), *enders)
+            await response(scope, receive, send)
+            return
+        events = EventStream(send)
+        keep_alive = events.keep_alive(context.config.keep_alive_s)
+        try:
+            await race(self._stream_answer(call, events, note, reservation), keep_alive, *enders)
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            if not events.started:
+                raise
+            note.remark = f"broken off ({describe(error).status})"
+            await _end_with_error(call, events, error)
+
+    async def _parse(self, body: bytes, headers: Headers, caller: Caller) -> Call[Any]:
+        """Parse the body; large ones in a thread, one at a time."""
+        if len(body) <= SMALL_BYTES:
+            return self._endpoint.parse(body, headers, caller)
+        async with self._context.body_memory.parsing:
+            return await asyncio.to_thread(self._endpoint.parse, body, headers, caller)
+
+    async def _plain_answer(
+        self, call: Call[Any], note: RequestNote, reservation: BodyReservation
+    ) -> Response:
+        opening = self._open_streams(call.requests, note, reservation)
+        async with opening as streams, aclosing(call.events(streams)) as events:
+            return json_response(await call.fold(events))
+
+    async def _stream_answer(
+        self, call: Call[Any], out: EventStream, note: RequestNote, reservation: BodyReservation
+    ) -> None:
+        opening = self._open_streams(call.requests, note, reservation)
+        async with opening as streams, aclosing(call.events(streams)) as events:
+            async for event in events:
+                await out.write(call.encode(event))
+        await out.close(call.end(None))
+
+    @asynccontextmanager
+    async def _open_streams(
+        self, requests: Sequence[Request], note: RequestNote, reservation: BodyReservation
+    ) -> AsyncIterator[Sequence[Stream]]:
+        """The engine's Streams, timed and checked; closed on every way out.
+
+        Releases the body's memory: the engine has taken the requests, which fit its context.
+        """
+        async with AsyncExitStack() as closing:
+            streams = []
+            for request in requests:
+                clock = self._context.metrics.clock()
+                stream = await self._context.engine.open(request)
+                closing.push_async_callback(stream.aclose)
+                streams.append(AnswerStream(stream, request.num_choices, clock, note))
+            reservation.release()
+            yield streams
 
 
 class AnswerStream:
-    """A Stream of `num_choices` that all end well, or `__anext__` raises GenerationFailed,
-    RequestError, GaveWay, NoHostMemory or Unavailable.
+    """A Stream whose deltas are timed and noted, and whose failures are exceptions.
+
+    `__anext__` raises GenerationFailed, RequestError, DisplacedFromQueue, HostMemoryExhausted or
+    Unavailable unless all `num_choices` end well.
     """
 
     def __init__(
@@ -78,146 +199,30 @@ class AnswerStream:
 
 def _raise_failure(finish: Finish) -> None:
     if finish.reason == "error":
-        words = finish.error or "The generation failed."
+        message = finish.error or "The generation failed."
         match finish.error_kind:
             case "request":
-                raise RequestError(words, code="cannot_be_followed")
+                raise RequestError(message, code="cannot_be_followed")
             case "gave_way":
-                raise GaveWay(finish.retry_after_s)
+                raise DisplacedFromQueue(finish.retry_after_s)
             case "unavailable":
-                raise Unavailable(words, finish.retry_after_s)
+                raise Unavailable(message, finish.retry_after_s)
             case "kv_host_memory":
-                raise NoHostMemory(words, finish.retry_after_s)
+                raise HostMemoryExhausted(message, finish.retry_after_s)
             case "failed":
-                raise GenerationFailed(words)
+                raise GenerationFailed(message)
     if finish.reason == "cancelled":
         raise Unavailable(finish.error or "The generation was cancelled.")
 
 
-# Whether the model is there to answer. Owns the refusal while it is not. Knows nothing of why.
-
-
-def require_ready(engine: Engine) -> None:
-    """Raise Unavailable unless the model is loaded."""
-    status = engine.status()
-    if not status.ready:
-        raise Unavailable(status.detail, status.retry_after_s)
-
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class House:
-    """What every answer of one app is served with."""
-
-    engine: Engine
-    config: ServerConfig
-    drain: Drain
-    metrics: Metrics
-    trust_cache_salt: bool
-    bodies: Bodies = field(default_factory=Bodies)
-    running: Running = field(default_factory=Running)
-
-
-class Answering:
-    """The ASGI app of one endpoint; a client that leaves, or a shutdown, closes its Streams at
-    once.
-    """
-
-    def __init__(self, endpoint: Endpoint, house: House) -> None:
-        self._endpoint = endpoint
-        self._house = house
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._house.drain.admit():
-            try:
-                await self._serve(scope, receive, send)
-            except ClientDisconnect:
-                note_of(scope).remark = "the client left"
-
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        running, key = self._house.running, accepted_key(scope)
-        entry = running.enter(key, note_of(scope).request_id)
-        with entry as ending, self._house.bodies.hold() as held:
-            await self._serve_body(scope, receive, send, held, ending)
-
-    async def _serve_body(
-        self, scope: Scope, receive: Receive, send: Send, held: Held, ending: Ending
-    ) -> None:
-        house, note = self._house, note_of(scope)
-        reading = read_body(scope, receive, house.config.max_body_bytes, held)
-        body = await race(reading, house.drain.expired())
-        require_ready(house.engine)
-        caller = Caller(accepted_key(scope), house.trust_cache_salt, _peer_of(scope))
-        call = await self._parsed(body, Headers(scope=scope), caller)
-        del body  # what is left of it is in the call
-        # Hypercorn cancels no handler whose client left: receive() is watched beside the work.
-        endings = (client_gone(receive), house.drain.expired(), ending.wait())
-        if not call.stream:
-            response = await race(self._plain(call, note, held), *endings)
-            await response(scope, receive, send)
-            return
-        events = EventStream(send)
-        keep_alive = events.keep_alive(house.config.keep_alive_s)
-        try:
-            await race(self._streamed(call, events, note, held), keep_alive, *endings)
-        except ClientDisconnect:
-            raise
-        except Exception as error:
-            if not events.started:
-                raise
-            note.remark = f"broken off ({describe(error).status})"
-            await _end_with_error(call, events, error)
-
-    async def _parsed(self, body: bytes, headers: Headers, caller: Caller) -> Call[Any]:
-        """What the body says; a large one is read beside the loop, and one at a time."""
-        if len(body) <= SMALL_BYTES:
-            return self._endpoint.parse(body, headers, caller)
-        async with self._house.bodies.parsing:
-            return await asyncio.to_thread(self._endpoint.parse, body, headers, caller)
-
-    async def _plain(self, call: Call[Any], note: RequestNote, held: Held) -> Response:
-        opening = self._open(call.requests, note, held)
-        async with opening as streams, aclosing(call.events(streams)) as events:
-            answer = await call.fold(events)
-        return Response(msgspec.json.encode(answer), media_type="application/json")
-
-    async def _streamed(
-        self, call: Call[Any], out: EventStream, note: RequestNote, held: Held
-    ) -> None:
-        opening = self._open(call.requests, note, held)
-        async with opening as streams, aclosing(call.events(streams)) as events:
-            async for event in events:
-                await out.write(call.encode(event))
-        await out.close(call.end(None))
-
-    @asynccontextmanager
-    async def _open(
-        self, requests: Sequence[Request], note: RequestNote, held: Held
-    ) -> AsyncIterator[Sequence[Stream]]:
-        """The engine's Streams, measured and checked, and closed on every way out. What the body
-        held is let go of: the engine has taken the requests, which fit its context.
-        """
-        async with AsyncExitStack() as closing:
-            streams = []
-            for request in requests:
-                clock = self._house.metrics.clock()
-                stream = await self._house.engine.open(request)
-                closing.push_async_callback(stream.aclose)
-                streams.append(AnswerStream(stream, request.num_choices, clock, note))
-            held.release()
-            yield streams
-
-
-def _peer_of(scope: Scope) -> str:
-    """The address of the connection's other end, as the socket has it; no header is believed."""
+def _peer_address(scope: Scope) -> str:
+    """The address of the socket's other end; no header is trusted."""
     client = scope.get("client")
     return str(client[0]) if client else ""
 
 
 async def _end_with_error(call: Call[Any], events: EventStream, error: Exception) -> None:
-    """The status went out already: the failure becomes the last event."""
+    """Report a failure as the last event, since the status has gone out already."""
     failure = describe(error)
     if failure.status == 500:
         logger.error("A streamed answer failed.", exc_info=error)

@@ -1,7 +1,6 @@
-"""Which requests run, and how they end when the server has to.
+"""Running requests and how they end: at a shutdown, or in a race with what may stop them.
 
-Owns the count of running requests and the two moments of a shutdown. Knows nothing of signals or
-sockets.
+Knows nothing of signals or sockets.
 """
 
 from __future__ import annotations
@@ -13,9 +12,11 @@ from typing import Any, NoReturn, TypeVar
 
 from luceasync.errors import Unavailable
 
+Result = TypeVar("Result")
+
 
 class Drain:
-    """Lets requests in until `begin`; `expire` tells those that still run to stop."""
+    """Admits requests until `begin`; `expire` stops those that still run."""
 
     def __init__(self) -> None:
         self.closing = False
@@ -29,7 +30,7 @@ class Drain:
 
     @contextmanager
     def admit(self) -> Iterator[None]:
-        """Hold a place among the running requests. Raises Unavailable once closing."""
+        """Count a request as running. Raises Unavailable once closing."""
         if self.closing:
             raise Unavailable("The server is shutting down.")
         self.num_running += 1
@@ -42,7 +43,7 @@ class Drain:
                 self._idle.set()
 
     async def expired(self) -> NoReturn:
-        """Wait until running requests have to stop. Raises Unavailable then."""
+        """Wait until running requests must stop. Raises Unavailable then."""
         await self._expired.wait()
         raise Unavailable("The server shut down before the answer was complete.")
 
@@ -51,7 +52,7 @@ class Drain:
         self.closing = True
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Wait until no request runs, at most `timeout_s`; tell whether it came to that."""
+        """Wait at most `timeout_s` until no request runs. Returns whether none does."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -60,42 +61,36 @@ class Drain:
         return True
 
     def expire(self) -> None:
-        """Tell the requests that still run to stop."""
+        """Stop the requests that still run."""
         self._expired.set()
-
-
-# Work that something outside may end: a client that leaves, a shutdown deadline. Owns the rule
-# "whoever ends first ends the others". Knows nothing of HTTP.
-
-
-Result = TypeVar("Result")
 
 
 async def race(work: Coroutine[Any, Any, Result], *watchers: Coroutine[Any, Any, Any]) -> Result:
     """Await `work` while `watchers` run beside it, and return its result.
 
-    A watcher never returns: it raises when `work` has to stop. Then `work` is cancelled, its
-    cleanup is awaited, and what the watcher raised is raised here, plain. The watchers are
-    cancelled when `work` ends; where `work` fails by itself, that is raised.
+    A watcher never returns: it raises when `work` has to stop, because the client has left or the
+    server shuts down. Then `work` is cancelled, its cleanup is awaited, and the watcher's exception
+    is raised, without a group. The watchers are cancelled when `work` ends; if `work` itself fails,
+    its exception is raised.
 
-    `work` has a task of its own: what it awaits again and again, each token of an answer, wakes it
-    alone, and not all that awaits it, a frame for each layer of the server.
+    `work` has a task of its own, so each token that it awaits resumes this task alone and not the
+    frame of every layer of the server above it.
     """
     error: BaseException
     try:
         async with asyncio.TaskGroup() as tasks:
             working = tasks.create_task(work)
-            beside = [tasks.create_task(watcher) for watcher in watchers]
-            working.add_done_callback(lambda _: _cancel(beside))
+            watching = [tasks.create_task(watcher) for watcher in watchers]
+            working.add_done_callback(lambda _: _cancel(watching))
         return working.result()
     except BaseExceptionGroup as group:
         failure = None if working.cancelled() else working.exception()
         if failure is not None and working.cancelling():
-            raise  # the cleanup of `work` failed too: both must be seen
-        error = failure or group.exceptions[0]  # others may have ended at the same moment
+            raise  # the cleanup of `work` failed too: show both
+        error = failure or group.exceptions[0]  # other watchers may have raised at the same time
         group.__traceback__ = None
-    # Out of reach of the group, and of this frame: what failed holds what it worked on, a body of
-    # 15 MB for example, and would stay with it until the collector comes.
+    # Raise outside of the `except`, and drop the references of this frame: they form a cycle that
+    # would keep what `work` held, a body of 15 MB for example, until a garbage collection.
     try:
         raise error
     finally:

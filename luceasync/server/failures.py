@@ -1,6 +1,6 @@
-"""What goes wrong, as an HTTP status with its headers and words; a family makes the body of it.
+"""Maps exceptions to failures: an HTTP status, headers and a message. Families make bodies of them.
 
-Owns the mapping from exceptions to statuses. Knows nothing of routes or of any API's error object.
+Knows no route and no API's error object.
 """
 
 from __future__ import annotations
@@ -15,39 +15,24 @@ from starlette.exceptions import HTTPException
 
 from luceasync.errors import (
     GenerationFailed,
-    NoHostMemory,
+    HostMemoryExhausted,
     QueueFull,
     RequestError,
     Unavailable,
 )
 
-# What a client is told of a fault: its words, without where this machine keeps its files. Knows
-# no fault and no page.
+MAX_MESSAGE_CHARS = 2000  # an error that quotes the request must not send all of it back
+MAX_PARAM_CHARS = 300
 
-
-# As Python quotes a name, which may hold spaces; else up to a space or the end of a phrase.
+# A path in quotes, as Python quotes it, may hold spaces; a bare one ends at a space or a quote.
 _QUOTED = re.compile(r"(?P<quote>['\"])/(?:(?!(?P=quote)).)*(?P=quote)")
 _BARE = re.compile(r"(?<![\w./:'\"])/(?:[^\s/'\"]+/)*(?=[^\s/])")
 
 
-def without_paths(words: str) -> str:
-    """`words` with the last name of each absolute path in its place."""
-    return _BARE.sub("", _QUOTED.sub(_last_name, words))
-
-
-def _last_name(match: re.Match[str]) -> str:
-    quote = match["quote"]
-    return quote + match[0].strip(quote).rstrip("/").rpartition("/")[2] + quote
-
-
-MAX_MESSAGE_CHARS = 2000  # of a refusal: whoever quotes a request must not send it back
-MAX_PARAM_CHARS = 300
-
-
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failure as a client may see it. `param` is the field at fault, `code` a stable word for
-    programs.
+    """A failure as a client may see it. `param` is the field at fault, `code` a stable identifier
+    for programs.
     """
 
     status: int
@@ -59,7 +44,7 @@ class Failure:
 
 @singledispatch
 def describe(error: Exception) -> Failure:
-    """Tell `error` to a client. What we did not raise on purpose is not quoted: it may hold
+    """The failure that a client is told. Unexpected exceptions are not quoted: they may hold
     secrets.
     """
     return Failure(500, "The server had an error while processing the request.")
@@ -67,7 +52,7 @@ def describe(error: Exception) -> Failure:
 
 @describe.register
 def _(error: GenerationFailed) -> Failure:
-    return Failure(500, without_paths(str(error)), code="generation_failed")
+    return Failure(500, redact_paths(str(error)), code="generation_failed")
 
 
 @describe.register
@@ -86,18 +71,18 @@ def _(error: QueueFull) -> Failure:
 @describe.register
 def _(error: Unavailable) -> Failure:
     headers = {"Retry-After": str(error.retry_after_s)}
-    return Failure(503, without_paths(str(error)), code="unavailable", headers=headers)
+    return Failure(503, redact_paths(str(error)), code="unavailable", headers=headers)
 
 
 @describe.register
-def _(error: NoHostMemory) -> Failure:
+def _(error: HostMemoryExhausted) -> Failure:
     headers = {"Retry-After": str(error.retry_after_s)}
     return Failure(503, str(error), code="kv_host_memory", headers=headers)
 
 
 @describe.register
 def _(error: HTTPException) -> Failure:
-    """What Starlette's router raises: 404 for an unknown route, 405 for an undeclared method."""
+    """Raised by Starlette's router: 404 for an unknown route, 405 for an undeclared method."""
     phrase = HTTPStatus(error.status_code).phrase
     return Failure(
         error.status_code,
@@ -105,3 +90,15 @@ def _(error: HTTPException) -> Failure:
         code=phrase.lower().replace(" ", "_"),
         headers=dict(error.headers or {}),
     )
+
+
+def redact_paths(text: str) -> str:
+    """`text` with each absolute path reduced to its last name: clients need not know where this
+    machine keeps its files.
+    """
+    return _BARE.sub("", _QUOTED.sub(_last_name, text))
+
+
+def _last_name(match: re.Match[str]) -> str:
+    quote = match["quote"]
+    return quote + match[0].strip(quote).rstrip("/").rpartition("/")[2] + quote

@@ -1,7 +1,7 @@
-"""What an API family says for itself, and what the common part of the server asks of it.
+"""What an API family implements, and what the rest of the server asks of it.
 
-A family parses bodies, makes events, folds them to a plain answer and words its failures. It knows
-nothing of sockets, clients that leave, keys or shutdowns.
+A family parses bodies, makes events, folds them into a plain answer and words its errors. It knows
+nothing of sockets, disconnects, keys or shutdowns.
 """
 
 from __future__ import annotations
@@ -10,109 +10,106 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 from starlette.datastructures import Headers
 from starlette.routing import Route
 
+from luceasync.errors import Unavailable
 from luceasync.request import Engine, Request, Stream
 from luceasync.server.failures import Failure
 from luceasync.server.http.auth import Caller
 
-Event = TypeVar("Event")
+EventT = TypeVar("EventT")
 
 
-class Call(Protocol[Event]):
-    """A checked body: what it asks of the engine, and how that is told. It serves one answer."""
+class Call(Protocol[EventT]):
+    """A parsed body: what it asks of the engine, and how that is answered. Used once."""
 
     @property
     def requests(self) -> Sequence[Request]:
-        """What the engine is asked; each gets a Stream of its own."""
+        """The engine's requests; each gets a Stream of its own."""
         ...
 
     @property
     def stream(self) -> bool:
-        """Whether the events are sent as they come, or only what `fold` makes of them."""
+        """Whether to send the events as they come, or only what `fold` makes of them."""
         ...
 
-    def events(self, streams: Sequence[Stream]) -> AsyncGenerator[Event, None]:
-        """The events of the answer, in order; `streams` are those of `requests`.
+    def events(self, streams: Sequence[Stream]) -> AsyncGenerator[EventT, None]:
+        """The events of the answer, in order; `streams` belong to `requests`.
 
-        What a stream raises is passed on: a choice that failed is told by the common part.
+        Exceptions of a stream pass through: the server reports failures.
         """
         ...
 
-    def encode(self, event: Event) -> bytes:
-        """`event` as server-sent events, whole ones."""
+    def encode(self, event: EventT) -> bytes:
+        """`event` as one or more complete server-sent events."""
         ...
 
     def end(self, failure: Failure | None) -> bytes:
-        """What goes out last: after all events or, at a `failure`, in place of the rest."""
+        """The last bytes: after all events or, on `failure`, in place of the rest."""
         ...
 
-    async def fold(self, events: AsyncIterator[Event]) -> object:
-        """The plain answer that says what all `events` say; it is sent as JSON."""
+    async def fold(self, events: AsyncIterator[EventT]) -> object:
+        """The plain answer with the content of all `events`; sent as JSON."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """The type of a JSON body, for whoever describes the route; `streams`: whether the answer may
-    come as events.
+class BodySpec:
+    """The struct of a JSON body, for the API's description; `streams`: the answer may come as
+    server-sent events.
     """
 
-    body: type
+    struct: type[msgspec.Struct]
     streams: bool = False
 
 
 class Endpoint(Protocol):
-    """A route that generates: POST `path`. `form` None: bodies are not JSON."""
+    """A route that takes POST requests. `body` None: bodies are not JSON."""
 
     @property
     def path(self) -> str: ...
 
     @property
-    def form(self) -> Form | None: ...
+    def body(self) -> BodySpec | None: ...
 
     def parse(self, body: bytes, headers: Headers, caller: Caller) -> Call[Any]:
-        """Check a body, sent by `caller`. Raises RequestError, which names the field at fault."""
+        """Check a body. Raises RequestError, which names the field at fault."""
         ...
 
 
-class Family(Protocol):
-    """The routes of one API, and its words for what goes wrong on them."""
+class ApiFamily(Protocol):
+    """The routes of one API, and the form of its errors."""
 
     @property
     def endpoints(self) -> Sequence[Endpoint]: ...
 
     @property
     def pages(self) -> Sequence[Route]:
-        """Its other routes."""
+        """All other routes."""
         ...
 
     def error(self, failure: Failure) -> object:
-        """The error object; it is sent as JSON."""
+        """The error object; sent as JSON."""
         ...
 
 
-MakeFamily = Callable[[Engine], Family]
+MakeFamily = Callable[[Engine], ApiFamily]
 
 
-# A call that generates nothing: a body is read, and something is looked up. Owns nothing but
-# the form: limits, keys and clients that leave are those of every other call.
-
-
-class Lookup:
-    """See luceasync.server.family.Call. `look` gives the answer, which is sent as JSON."""
+class LookupCall:
+    """A Call that generates nothing: `look_up` returns the answer, which is sent as JSON."""
 
     requests: Sequence[Request] = ()
     stream = False
 
-    def __init__(self, look: Callable[[], Awaitable[object]]) -> None:
-        self._look = look
+    def __init__(self, look_up: Callable[[], Awaitable[object]]) -> None:
+        self._look_up = look_up
 
     async def events(self, streams: Sequence[Stream]) -> AsyncGenerator[None, None]:
-        """None."""
         return
-        yield  # it is a generator
+        yield  # makes it a generator
 
     def encode(self, event: None) -> bytes:
         raise AssertionError("there are no events")
@@ -121,4 +118,11 @@ class Lookup:
         raise AssertionError("it is never streamed")
 
     async def fold(self, events: AsyncIterator[None]) -> object:
-        return await self._look()
+        return await self._look_up()
+
+
+def require_ready(engine: Engine) -> None:
+    """Raise Unavailable unless the model is loaded."""
+    status = engine.status()
+    if not status.ready:
+        raise Unavailable(status.detail, status.retry_after_s)

@@ -1,6 +1,6 @@
-"""A JSON body becomes a struct, and what is wrong in it is told by its name.
+"""Reads a JSON body into a struct and checks its fields; holds the fields that APIs share.
 
-Owns the words of a refusal, and how much of a wrong value they repeat. Knows no field.
+Every refusal names the field at fault and repeats only the beginning of a wrong value.
 """
 
 from __future__ import annotations
@@ -15,20 +15,44 @@ from starlette.datastructures import Headers
 
 from luceasync.errors import RequestError
 
-# How many values JSON text holds, told before any of them is made. Owns the counting. Knows no
-# field, and not whether the text is JSON at all.
+MAX_VALUES = 2**17  # in one body: decoding more would block all other requests
+SCAN_BYTES = 64 << 10  # scanned at a time: less than a millisecond, then other threads may run
+MAX_ECHO_CHARS = 200  # of a wrong value in an error message
+MAX_INT = 2**31 - 1
+
+_short_repr = Repr()  # never builds more text than it returns
+_short_repr.maxstring = _short_repr.maxother = MAX_ECHO_CHARS
+
+Body = TypeVar("Body")
+Number = TypeVar("Number", int, float)
 
 
-MAX_VALUES = 2**17  # of a body: with more, decoding alone holds up everybody
-PIECE_BYTES = 64 << 10  # looked at in one go: less than a millisecond, then others may run
+# Decoding
+
+
+def decode(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
+    """Decode and validate `body`. Raises RequestError with the field's path as `param`."""
+    if has_too_many_values(body):
+        raise RequestError(
+            f"The request body holds too many values; at most {MAX_VALUES} are allowed."
+        )
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at ")
+        param = re.sub(r"^\$\.?", "", path.strip("`").rsplit("`", 1)[-1]) or None
+        where = f"'{param}'" if param else "the request body"
+        raise RequestError(f"Invalid value for {where}: {shorten(what)}.", param=param) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"The request body is not valid JSON: {error}.") from None
 
 
 def has_too_many_values(body: bytes, most: int = MAX_VALUES) -> bool:
-    """Whether `body` holds more than `most` values.
+    """Whether JSON text holds more than `most` values, counted before any of them is built.
 
-    Text is looked at for what separates values, and first as it stands: that is enough for nearly
-    all bodies, for what stands within strings can only make it seem more. The work is that of a few
-    searches, however many values there are.
+    Counts the separators `,`, `[` and `{`: first all of them, which is an upper bound and enough
+    for nearly all bodies, then only those outside strings. A few searches, whatever the number of
+    values.
     """
     return _exceeds(map(_num_separators, _pieces(body)), most) and _exceeds(
         map(_num_separators, _outside_strings(body)), most
@@ -45,22 +69,22 @@ def _exceeds(counts: Iterator[int], most: int) -> bool:
 
 
 def _pieces(body: bytes) -> Iterator[bytes]:
-    """`body` in pieces that end with no escape half done."""
+    """`body` in pieces of SCAN_BYTES, never split after the backslash of an escape."""
     begin = 0
     while begin < len(body):
-        piece = body[begin : begin + PIECE_BYTES]
+        piece = body[begin : begin + SCAN_BYTES]
         num_backslashes = len(piece) - len(piece.rstrip(b"\\"))
-        if num_backslashes % 2 and len(piece) == PIECE_BYTES:
+        if num_backslashes % 2 and len(piece) == SCAN_BYTES:
             piece = piece[:-1]
         yield piece
         begin += len(piece)
 
 
 def _outside_strings(body: bytes) -> Iterator[bytes]:
-    """What of each piece stands in no string; a body that is no JSON may be seen otherwise."""
+    """The text of each piece outside string literals; any result will do for invalid JSON."""
     is_inside = False
     for piece in _pieces(body):
-        bare = piece.replace(rb"\\", b"").replace(rb"\"", b"")  # no quote is left within a string
+        bare = piece.replace(rb"\\", b"").replace(rb"\"", b"")  # all quotes left are delimiters
         parts = bare.split(b'"')
         yield b"".join(parts[is_inside::2])
         is_inside ^= len(parts) % 2 == 0
@@ -70,42 +94,22 @@ def _num_separators(text: bytes) -> int:
     return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
-MAX_ECHO_CHARS = 200  # of a wrong value: what came is recognised by its beginning
-_beginning = Repr()  # builds no more of a value's text than it gives
-_beginning.maxstring = _beginning.maxother = MAX_ECHO_CHARS
-
-Body = TypeVar("Body")
-Number = TypeVar("Number", int, float)
-
-
-def decode(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
-    """What `body` says. Raises RequestError with the field's path as `param`."""
-    if has_too_many_values(body):
-        raise RequestError(f"The request body holds too many values; at most {MAX_VALUES} may be.")
-    try:
-        return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        what, _, path = str(error).partition(" - at ")
-        param = re.sub(r"^\$\.?", "", path.strip("`").rsplit("`", 1)[-1]) or None
-        where = f"'{param}'" if param else "the request body"
-        raise RequestError(f"Invalid value for {where}: {cut(what)}.", param=param) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"The request body is not valid JSON: {error}.") from None
+# Checks
 
 
 def refuse(param: str, value: object, allowed: str) -> NoReturn:
-    """Raise the RequestError for a field that holds `value`, where `allowed` was expected."""
-    shown, param = cut(_beginning.repr(value)), cut(param)
+    """Raise RequestError for a field whose `value` is not what is `allowed`."""
+    shown, param = shorten(_short_repr.repr(value)), shorten(param)
     raise RequestError(f"Invalid value for '{param}': {shown}; expected {allowed}.", param=param)
 
 
-def cut(text: str) -> str:
-    """`text`, or its beginning."""
+def shorten(text: str) -> str:
+    """`text`, truncated to MAX_ECHO_CHARS."""
     return text if len(text) <= MAX_ECHO_CHARS else f"{text[:MAX_ECHO_CHARS]}..."
 
 
 def at_most(param: str, values: Sized, most: int, what: str) -> None:
-    """Raise RequestError where there are more than `most` of `what` under `param`."""
+    """Raise RequestError if `param` holds more than `most` of `what`."""
     if len(values) > most:
         raise RequestError(
             f"Invalid value for '{param}': {len(values)} {what}; expected at most {most}.",
@@ -113,17 +117,8 @@ def at_most(param: str, values: Sized, most: int, what: str) -> None:
         )
 
 
-def check_arguments(param: str, schema: Mapping[str, Any]) -> None:
-    """Raise RequestError where `schema`, that of a tool's arguments, says that they are no object:
-    they always are.
-    """
-    kinds = schema.get("type")
-    if kinds not in (None, "object") and not (isinstance(kinds, list) and "object" in kinds):
-        refuse(f"{param}.type", kinds, "'object'")
-
-
 def in_range(param: str, value: Number, least: Number, most: Number) -> Number:
-    """`value`, unless it is outside `[least, most]`. Raises RequestError then."""
+    """Return `value`. Raises RequestError outside `[least, most]`."""
     if not least <= value <= most:
         refuse(param, value, f"a number from {least} to {most}")
     return value
@@ -132,11 +127,72 @@ def in_range(param: str, value: Number, least: Number, most: Number) -> Number:
 def in_range_or(
     default: Number, param: str, value: Number | None, least: Number, most: Number
 ) -> Number:
-    """`in_range`, and `default` for a field that is absent."""
+    """Like `in_range`, with a `default` for an absent field."""
     return default if value is None else in_range(param, value, least, most)
 
 
-# Tokens of reasoning; None: as long as it takes.
+def check_arguments_schema(param: str, schema: Mapping[str, Any]) -> None:
+    """Raise RequestError if the schema of a tool's arguments does not allow an object."""
+    kinds = schema.get("type")
+    if kinds not in (None, "object") and not (isinstance(kinds, list) and "object" in kinds):
+        refuse(f"{param}.type", kinds, "'object'")
+
+
+# Fields that every API which generates has
+
+
+PINS_PARAM = "kvflash_pin"
+MAX_PINS = 64
+PINS_ALLOWED = "'system', or spans [begin, end] of prompt tokens, `end` not included"
+
+PinsField = str | list[tuple[int, int]]
+Pins = tuple[tuple[int, int], ...] | Literal["system"]
+
+
+class GenerationBody(msgspec.Struct, kw_only=True):
+    """The fields that all APIs have; null is the same as absent."""
+
+    model: str | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    kvflash_pin: PinsField | None = None
+
+
+def temperature_of(body: GenerationBody, most: float = 2.0) -> float:
+    """The temperature, 1 by default. Raises RequestError above `most`."""
+    return in_range_or(1.0, "temperature", body.temperature, 0.0, most)
+
+
+def top_p_of(body: GenerationBody) -> float:
+    """The nucleus, in (0, 1], 1 by default. Raises RequestError."""
+    top_p = in_range_or(1.0, "top_p", body.top_p, 0.0, 1.0)
+    if top_p == 0:
+        refuse("top_p", top_p, "a number above 0, at most 1")
+    return top_p
+
+
+def pins_of(body: GenerationBody) -> Pins:
+    """Spans of prompt tokens, or the system message, to keep on the devices.
+
+    Raises RequestError. Whether they fit is for the engine to say.
+    """
+    pins = body.kvflash_pin
+    if pins is None:
+        return ()
+    if isinstance(pins, str):
+        return "system" if pins == "system" else refuse(PINS_PARAM, pins, PINS_ALLOWED)
+    at_most(PINS_PARAM, pins, MAX_PINS, "spans")
+    for i, span in enumerate(pins):
+        if not 0 <= span[0] < span[1]:
+            refuse(f"{PINS_PARAM}[{i}]", list(span), PINS_ALLOWED)
+    return tuple(pins)
+
+
+# Reasoning
+
+
+# Reasoning tokens that an effort allows; None: any number.
 EFFORTS: dict[str, int | None] = {
     "none": 0,
     "minimal": 512,
@@ -148,9 +204,9 @@ EFFORTS: dict[str, int | None] = {
 }
 
 
-def most_tokens(param: str, effort: str | None) -> int | None:
-    """How many tokens of reasoning `effort` allows; None: any number. Raises RequestError for a
-    word that is none.
+def effort_tokens(param: str, effort: str | None) -> int | None:
+    """How many reasoning tokens `effort` allows; None: any number. Raises RequestError for an
+    unknown effort.
     """
     if effort is None:
         return None
@@ -159,66 +215,44 @@ def most_tokens(param: str, effort: str | None) -> int | None:
     return EFFORTS[effort]
 
 
-def budget(param: str, tokens: int | None, otherwise: int | None) -> int | None:
-    """A number of tokens that was named, or `otherwise`."""
-    return otherwise if tokens is None else in_range(param, tokens, 0, 2**31 - 1)
+def budget_or(default: int | None, param: str, tokens: int | None) -> int | None:
+    """An explicit budget of reasoning tokens, or `default`. Raises RequestError."""
+    return default if tokens is None else in_range(param, tokens, 0, MAX_INT)
 
 
-def template_words(effort: str | None, given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What a chat template is told of the effort, beside what the client tells it itself."""
-    told: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
-    if effort == "none":
-        told["enable_thinking"] = False
-    return {**told, **(given or {})}
-
-
-# Which conversation a request belongs to, as clients tell it. Owns the headers, and how long a
-# name may be. A hint that makes no sense in a header is no fault of the request: nobody asked
-# for it. Knows no body but for the one field.
-
-
-# Of Codex, OpenCode and others, Claude Code; a session is less than what shares a key.
-SESSION_HEADERS = ("session-id", "x-session-id", "x-claude-code-session-id")
-MAX_HEADER_CHARS = 256
-MAX_KEY_CHARS = 64  # as OpenAI has it
-
-
-def conversation_of(headers: Headers, key: str | None = None) -> str:
-    """The client's name for it; "" where it has none. `key`: the body's `prompt_cache_key`. Raises
-    RequestError for one that is too long, as OpenAI does.
+def template_kwargs_of(effort: str | None, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The chat template's variables: those that follow from `effort`, overridden by the client's
+    own `kwargs`.
     """
-    if key is not None and len(key) > MAX_KEY_CHARS:
+    variables: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    if effort == "none":
+        variables["enable_thinking"] = False
+    return {**variables, **(kwargs or {})}
+
+
+# Conversations
+
+
+# Sent by Codex, by OpenCode and others, by Claude Code. A session is narrower than what shares a
+# `prompt_cache_key`, so a header wins over the body's field.
+SESSION_HEADERS = ("session-id", "x-session-id", "x-claude-code-session-id")
+MAX_SESSION_CHARS = 256
+MAX_CACHE_KEY_CHARS = 64  # as in OpenAI's API
+
+
+def conversation_id_of(headers: Headers, prompt_cache_key: str | None = None) -> str:
+    """The client's name for the conversation; "" if it sends none.
+
+    Unusable headers are ignored, since clients send them unasked. Raises RequestError for a
+    `prompt_cache_key` that is too long, as OpenAI does.
+    """
+    if prompt_cache_key is not None and len(prompt_cache_key) > MAX_CACHE_KEY_CHARS:
         raise RequestError(
-            f"Invalid 'prompt_cache_key': string too long. Expected a string with maximum length "
-            f"{MAX_KEY_CHARS}, but got a string with length {len(key)} instead.",
+            "Invalid 'prompt_cache_key': string too long. Expected a string with maximum length "
+            f"{MAX_CACHE_KEY_CHARS}, but got a string with length {len(prompt_cache_key)} instead.",
             param="prompt_cache_key",
             code="string_above_max_length",
         )
-    told = (headers.get(name, "").strip() for name in SESSION_HEADERS)
-    return next((word for word in told if 0 < len(word) <= MAX_HEADER_CHARS), key or "")
-
-
-# The field `kvflash_pin`, of which every API that asks for an answer has one: tokens of a
-# prompt that are to stay on the devices. Owns the field's form and the words of its refusal.
-# What fits is the engine's to say.
-
-
-PARAM = "kvflash_pin"
-MAX_PINS = 64
-PINS = "'system', or spans [begin, end] of the prompt's tokens, the end not included"
-
-AskedPins = str | list[tuple[int, int]]  # the field as it comes
-Pins = tuple[tuple[int, int], ...] | Literal["system"]
-
-
-def pins_of(asked: AskedPins | None) -> Pins:
-    """Spans of the prompt's tokens, or the system message. Raises RequestError."""
-    if asked is None:
-        return ()
-    if isinstance(asked, str):
-        return "system" if asked == "system" else refuse(PARAM, asked, PINS)
-    at_most(PARAM, asked, MAX_PINS, "spans")
-    for i, span in enumerate(asked):
-        if not 0 <= span[0] < span[1]:
-            refuse(f"{PARAM}[{i}]", list(span), PINS)
-    return tuple(asked)
+    sessions = (headers.get(name, "").strip() for name in SESSION_HEADERS)
+    usable = (session for session in sessions if 0 < len(session) <= MAX_SESSION_CHARS)
+    return next(usable, prompt_cache_key or "")

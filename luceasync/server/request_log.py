@@ -1,7 +1,6 @@
-"""One line of the log for each request, and the id by which a client finds it.
+"""Logs one line for each request, and gives it an id by which a client finds that line.
 
-Owns the id, what is noted of an answer while it goes out, and the line. Knows no API and no body,
-nor who counts answers.
+Owns the id, the notes on an answer, and the line. Knows no API and no body.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ logger = logging.getLogger(__name__)
 
 HEADER = "x-request-id"
 SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})  # programs ask for them all the time
+QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})  # polled by programs
 _NOTE = "luceasync.request_note"
 
 
 @dataclass(slots=True)
 class RequestNote:
-    """What became of one request: of all its choices, as far as they came. Times are those of
-    `time.perf_counter`, in seconds.
+    """What happened to one request, all choices together. Times are `time.perf_counter`'s, in
+    seconds.
     """
 
     request_id: str
@@ -42,7 +41,7 @@ class RequestNote:
     remark: str = ""
 
     def take(self, delta: Delta) -> None:
-        """Take note of a delta on its way to the client."""
+        """Note a delta on its way to the client."""
         if delta.token_ids:
             if self.first_token_s is None:
                 self.first_token_s = time.perf_counter()
@@ -51,7 +50,7 @@ class RequestNote:
             self.finishes.append(delta.finish)
 
     def words(self) -> Iterator[str]:
-        """The line from the status on: what is not known is not said."""
+        """The line from the status on, without what is unknown."""
         yield str(self.status or "-")
         yield f"{time.perf_counter() - self.begun_s:.2f} s"
         if self.finishes:
@@ -68,7 +67,7 @@ class RequestNote:
         yield f"id={self.request_id}"
 
     def _pace(self) -> Iterator[str]:
-        """Tokens after the first a second, and tokens a round of speculation."""
+        """Tokens per second after the first one, and tokens per round of speculation."""
         decode_s = max((finish.timings.decode_s for finish in self.finishes), default=0.0)
         if decode_s > 0:
             num_decoded = sum(finish.timings.num_decoded for finish in self.finishes)
@@ -80,14 +79,14 @@ class RequestNote:
 
 
 def note_of(scope: Scope) -> RequestNote:
-    """The note of the request; one that nobody reads where there is no LogRequests."""
+    """The note of the request; a dummy outside of LogRequests."""
     note: RequestNote | None = scope.get(_NOTE)
     return note or RequestNote("")
 
 
 class LogRequests:
-    """Middleware: every answer is counted, carries an id, the client's own where that is sane, and
-    leaves a line when it has ended.
+    """Middleware: counts every answer, gives it an id (the client's own if that is sane), and logs
+    a line when it has ended.
     """
 
     def __init__(
@@ -96,8 +95,8 @@ class LogRequests:
         refusal: Callable[[Scope, Exception], Response],
         count: Callable[[str, int], None],
     ) -> None:
-        """`refusal` words what nobody foresaw; the exception goes on to whoever logs it. `count` is
-        told the route and the status of each answer as it begins.
+        """`refusal` answers unexpected exceptions, which are re-raised to be logged. `count` gets
+        the route and the status of each answer as it begins.
         """
         self._app = app
         self._refusal = refusal
@@ -109,7 +108,8 @@ class LogRequests:
             return
         note = scope[_NOTE] = RequestNote(_id_of(scope))
 
-        def noted(message: Message) -> Awaitable[None]:  # each token passes: no frame of its own
+        # Not a coroutine function: each token passes here, and would pay for another frame.
+        def send_noted(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 note.status = message["status"]
                 self._count(_route_of(scope), message["status"])
@@ -118,10 +118,10 @@ class LogRequests:
             return send(message)
 
         try:
-            await self._app(scope, receive, noted)
+            await self._app(scope, receive, send_noted)
         except Exception as error:
             if note.status is None:
-                await self._refusal(scope, error)(scope, receive, noted)
+                await self._refusal(scope, error)(scope, receive, send_noted)
             raise
         finally:
             _write(scope, note)

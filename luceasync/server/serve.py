@@ -1,6 +1,6 @@
-"""A server's life in this process: bind, load, serve, and shut down by a deadline of our own.
+"""Runs a server in this process: bind, load, serve, and shut down within a deadline.
 
-Owns signals and the order of the end. Knows nothing of routes; the app's Drain counts its requests.
+Owns the signals. Knows nothing of routes; the app's Drain counts its requests.
 """
 
 from __future__ import annotations
@@ -21,39 +21,14 @@ from luceasync.config import ServerConfig
 from luceasync.server.drain import Drain, race
 from luceasync.server.http.listener import LINGER_S, listen, run_hypercorn, tls_context, url_of
 
-# The end of this process by a deadline, whatever hangs in it. Knows nothing of requests or of
-# disks: a thread in a system call that never returns cannot be ended, and the interpreter waits
-# for it.
-
-
+EXIT_S = 5.0  # after the graceful timeout
 HANGING_STATUS = 1
-
-
-def end_process_after(seconds: float) -> None:
-    """End the process with HANGING_STATUS unless it has ended by itself in that time."""
-    timer = threading.Timer(seconds, _end, [seconds])
-    timer.daemon = True
-    timer.start()
-
-
-def _end(seconds: float) -> None:
-    words = (
-        f"The process was told to end {seconds:g} s ago, and something in it hangs: it ends now. "
-        "What was on its way to the disk is lost.\n"
-    )
-    try:
-        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, words.encode())
-    finally:
-        os._exit(HANGING_STATUS)
-
-
-END_S = 5.0  # after the graceful time
 
 logger = logging.getLogger(__name__)
 
 
 class _Stopped(Exception):
-    """A signal asked for the end."""
+    """A signal asked the server to stop."""
 
 
 async def serve(
@@ -63,15 +38,16 @@ async def serve(
     on_bound: Callable[[str], None],
     load: Callable[[], Coroutine[Any, Any, None]],
 ) -> bool:
-    """Serve `app` until SIGINT or SIGTERM; `load` runs beside it once the port is bound.
+    """Serve `app` until SIGINT or SIGTERM; `load` runs in the meantime, once the port is bound.
 
-    After the signal new requests get 503 and running ones may finish; those that still run after
-    `graceful_timeout_s` end with an error; END_S later the process ends, whatever hangs in it, a
-    disk that does not sync for example. A second SIGINT kills the process, and so does the first
-    one before `load` is done: nobody waits for an answer yet. Returns whether every
-    connection has ended: if not, some client holds one open without reading, and the caller must
-    exit hard. Raises ConfigError when the port cannot be bound or the
-    certificate does not do, and what `load` raises.
+    After the signal, new requests get a 503 and running ones may finish; those that still run after
+    `graceful_timeout_s` end with an error. EXIT_S later the process exits, even if something in it
+    hangs, such as a disk that does not sync. A second SIGINT kills the process, and so does the
+    first one while `load` runs: no client waits for an answer yet.
+
+    Returns whether all connections have ended. If not, some client holds one open without reading,
+    and the caller must exit hard. Raises ConfigError if the port cannot be bound or the certificate
+    is unusable, and what `load` raises.
     """
     drain: Drain = app.state.drain
     stop, closed = asyncio.Event(), asyncio.Event()
@@ -80,13 +56,13 @@ async def serve(
     signals = ExitStack()
     signals.enter_context(_signals(stop))
     on_bound(url_of(listener, tls))
-    # Not in a task group: on a client that never reads hypercorn hangs even when it is cancelled,
-    # and the end of this process must not wait for that.
+    # Not in a task group: with a client that never reads, Hypercorn hangs even when cancelled, and
+    # the process must exit all the same.
     serving = asyncio.create_task(run_hypercorn(app, listener, closed, tls), name="hypercorn")
     try:
         await race(_load(load, stop), _stopped(stop), _crashed(serving))
     except _Stopped:
-        end_process_after(config.graceful_timeout_s + END_S)
+        exit_process_after(config.graceful_timeout_s + EXIT_S)
     finally:
         signals.close()
         await _drain(drain, config.graceful_timeout_s)
@@ -107,17 +83,17 @@ async def _stopped(stop: asyncio.Event) -> NoReturn:
 
 
 async def _crashed(serving: asyncio.Task[None]) -> NoReturn:
-    """Hypercorn ends on its own only by a failure."""
+    """Wait for Hypercorn, which ends on its own only if it fails."""
     await asyncio.shield(serving)
     raise _Stopped
 
 
 async def _drain(drain: Drain, timeout_s: float) -> None:
-    """Let running requests finish; past `timeout_s` tell them to stop, and wait for that."""
+    """Let running requests finish; after `timeout_s`, stop them and wait for that."""
     drain.begin()
     if drain.num_running:
         logger.info(
-            "Stopping: %d running requests may go on for %g s; Ctrl-C ends them now.",
+            "Stopping: %d running requests may finish within %g s; Ctrl-C ends them now.",
             drain.num_running,
             timeout_s,
         )
@@ -129,8 +105,8 @@ async def _drain(drain: Drain, timeout_s: float) -> None:
 
 @contextmanager
 def _signals(stop: asyncio.Event) -> Iterator[None]:
-    """Set `stop` on SIGTERM, which is known already afterwards. SIGINT kills at once, but while
-    somebody has it set `stop` too.
+    """Set `stop` on SIGTERM inside the `with`; the handler stays installed afterwards. SIGINT kills
+    the process, unless `_load` makes it set `stop` too.
     """
     loop = asyncio.get_running_loop()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -140,3 +116,25 @@ def _signals(stop: asyncio.Event) -> Iterator[None]:
     finally:
         loop.remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def exit_process_after(seconds: float) -> None:
+    """Exit with HANGING_STATUS unless the process has ended by then.
+
+    A thread in a system call that never returns cannot be ended, and the interpreter would wait for
+    it.
+    """
+    timer = threading.Timer(seconds, _exit, [seconds])
+    timer.daemon = True
+    timer.start()
+
+
+def _exit(seconds: float) -> None:
+    message = (
+        f"The process was told to end {seconds:g} s ago, but something in it hangs: exiting now. "
+        "Nodes that were not yet on disk are lost.\n"
+    )
+    try:
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, message.encode())
+    finally:
+        os._exit(HANGING_STATUS)

@@ -26,7 +26,7 @@ async def main(options: dict[str, float]) -> None:
     `graceful_timeout_s`; `verbose`: the log is shown; `hang_s`: how long a thread goes on that
     nobody can end; `end_s`: how long the server waits for it.
     """
-    serve_module.END_S = options.get("end_s", serve_module.END_S)
+    serve_module.EXIT_S = options.get("end_s", serve_module.EXIT_S)
     if options.get("verbose"):
         logging.basicConfig(level=logging.INFO, format="%(message)s")
     pause = asyncio.Event()

@@ -15,7 +15,7 @@ from luceasync.config import ServerConfig
 from luceasync.errors import Unavailable
 from luceasync.request import Delta
 from luceasync.server.http.body import SMALL_BYTES
-from luceasync.server.openai import chat_answer as chat_events
+from luceasync.server.openai import chat_answer
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, answer, finish
 
@@ -132,7 +132,7 @@ async def test_a_client_that_leaves_the_queue_is_forgotten(on_port, body):
 
 
 async def test_a_large_body_is_read_beside_the_loop_and_one_at_a_time(in_memory, monkeypatch):
-    real, threads, at_once = chat_events.parse_chat, [], []
+    real, threads, at_once = chat_answer.parse_chat, [], []
     reading = threading.Semaphore(1)
 
     def parse(*of_request):
@@ -143,7 +143,7 @@ async def test_a_large_body_is_read_beside_the_loop_and_one_at_a_time(in_memory,
         finally:
             reading.release()
 
-    monkeypatch.setattr(chat_events, "parse_chat", parse)
+    monkeypatch.setattr(chat_answer, "parse_chat", parse)
     large = {"messages": [{"role": "user", "content": "x" * (SMALL_BYTES + 1)}]}
     async with in_memory(ScriptedEngine()) as client:
         await client.post(CHAT, json=BODY)

@@ -1,4 +1,4 @@
-"""Bodies that wait take up so much memory together, and small ones always get through."""
+"""BodyMemory that wait take up so much memory together, and small ones always get through."""
 
 from __future__ import annotations
 
@@ -7,44 +7,44 @@ import asyncio
 import pytest
 
 from luceasync.errors import Unavailable
-from luceasync.server import malloc_trim as giving_back
-from luceasync.server.http.body import LARGE_BYTES, SMALL_BYTES, Bodies
+from luceasync.server import malloc_trim
+from luceasync.server.http.body import LARGE_BYTES, SMALL_BYTES, BodyMemory
 from tests.server.scripted import ScriptedEngine
 
 ROOM = 1 << 20
 
 
 def test_bodies_have_room_together():
-    bodies = Bodies(ROOM)
-    with bodies.hold() as one, bodies.hold() as other:
+    bodies = BodyMemory(ROOM)
+    with bodies.reserve() as one, bodies.reserve() as other:
         one.grow(SMALL_BYTES + ROOM - 10)
         other.grow(SMALL_BYTES + 10)
         with pytest.raises(Unavailable, match="bodies of other requests"):
             other.grow(1)
-    with bodies.hold() as next_one:
+    with bodies.reserve() as next_one:
         next_one.grow(SMALL_BYTES + ROOM)
 
 
 def test_a_body_alone_has_room_whatever_its_size():
-    with Bodies(ROOM).hold() as held:
+    with BodyMemory(ROOM).reserve() as held:
         held.grow(SMALL_BYTES + 2 * ROOM)
         held.grow(ROOM)
 
 
 def test_small_bodies_always_have_room():
-    bodies = Bodies(ROOM)
-    with bodies.hold() as large:
+    bodies = BodyMemory(ROOM)
+    with bodies.reserve() as large:
         large.grow(SMALL_BYTES + ROOM)
         for _ in range(100):
-            bodies.hold().grow(SMALL_BYTES)
+            bodies.reserve().grow(SMALL_BYTES)
 
 
 def test_what_was_let_go_of_is_free_once():
-    bodies = Bodies(ROOM)
-    with bodies.hold() as held:
+    bodies = BodyMemory(ROOM)
+    with bodies.reserve() as held:
         held.grow(SMALL_BYTES + ROOM)
         held.release()
-    with bodies.hold() as one, bodies.hold() as other:
+    with bodies.reserve() as one, bodies.reserve() as other:
         one.grow(SMALL_BYTES + ROOM)
         with pytest.raises(Unavailable):
             other.grow(SMALL_BYTES + 1)
@@ -55,11 +55,11 @@ async def test_memory_of_a_large_body_is_given_back(monkeypatch):
     given_back = asyncio.Event()
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(
-        giving_back,
+        malloc_trim,
         "trim_heap",
         lambda: loop.call_soon_threadsafe(given_back.set),
     )
-    with Bodies().hold() as held:
+    with BodyMemory().reserve() as held:
         held.grow(LARGE_BYTES)
     async with asyncio.timeout(20):
         await given_back.wait()
@@ -67,7 +67,7 @@ async def test_memory_of_a_large_body_is_given_back(monkeypatch):
 
 async def test_a_body_beside_too_many_is_refused_and_may_come_again(in_memory, monkeypatch):
     """The first waits for the engine, so the second has no room; then it has."""
-    monkeypatch.setattr(Bodies.__init__, "__defaults__", (ROOM,))
+    monkeypatch.setattr(BodyMemory.__init__, "__defaults__", (ROOM,))
     opening = asyncio.Event()
     engine = ScriptedEngine(opening=opening)
     text = "x" * (SMALL_BYTES + ROOM // 2)
@@ -84,11 +84,11 @@ async def test_a_body_beside_too_many_is_refused_and_may_come_again(in_memory, m
 
 async def test_memory_is_given_back_once_for_all_who_let_go_of_much(monkeypatch):
     given: list[int] = []
-    monkeypatch.setattr(giving_back, "GIVE_BACK_S", 0.01)
-    monkeypatch.setattr(giving_back, "trim_heap", lambda: given.append(1))
-    bodies = Bodies()
+    monkeypatch.setattr(malloc_trim, "TRIM_DELAY_S", 0.01)
+    monkeypatch.setattr(malloc_trim, "trim_heap", lambda: given.append(1))
+    bodies = BodyMemory()
     for _ in range(60):
-        with bodies.hold() as held:
+        with bodies.reserve() as held:
             held.grow(LARGE_BYTES)
     async with asyncio.timeout(10):
         while not given:

@@ -20,8 +20,8 @@ from luceasync.config import ServerConfig
 from luceasync.server.app import create_app
 from luceasync.server.http import connection as connection_module
 from luceasync.server.http import listener as listener_module
-from luceasync.server.http.connection import Connection, Http11, Turns
-from luceasync.server.http.connections import Arrival
+from luceasync.server.http.connection import Connection, Http11, LoopThrottle
+from luceasync.server.http.connections import AcceptedConnection
 from tests.deltas import text_delta
 from tests.server import secure
 from tests.server.scripted import ScriptedEngine, answer
@@ -160,7 +160,7 @@ async def test_what_many_send_to_a_client_that_is_behind_keeps_its_order():
     reader, writer = await asyncio.open_connection(sock=ours)
     read, write = await asyncio.open_connection(sock=theirs)
     app = ASGIWrapper(create_app(ScriptedEngine(), ServerConfig()))  # type: ignore[arg-type]
-    connection = Connection(app, Config(), WorkerContext(None), Turns(), reader, writer)
+    connection = Connection(app, Config(), WorkerContext(None), LoopThrottle(), reader, writer)
     pieces = [bytes([number]) * 50_000 for number in range(40)]
 
     numbers = iter(range(len(pieces)))
@@ -256,7 +256,7 @@ async def test_who_sends_no_more_is_not_waited_for(on_port, num_missing):
 
 def of_connections() -> list[object]:
     """All objects of connections in this process."""
-    kinds = (Connection, Http11, HTTPStream, Arrival)
+    kinds = (Connection, Http11, HTTPStream, AcceptedConnection)
     return [each for each in gc.get_objects() if type(each) in kinds]
 
 

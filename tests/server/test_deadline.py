@@ -9,9 +9,9 @@ import pytest
 
 HANGING = """
 import threading, time
-from luceasync.server.serve import end_process_after
+from luceasync.server.serve import exit_process_after
 threading.Thread(target=time.sleep, args=[3600]).start()
-end_process_after({seconds})
+exit_process_after({seconds})
 """
 
 
@@ -27,6 +27,6 @@ def test_a_thread_that_hangs_does_not_keep_the_process():
 
 @pytest.mark.slow
 def test_a_process_that_ends_by_itself_is_not_waited_for():
-    code = "from luceasync.server.serve import end_process_after; end_process_after(3600)"
+    code = "from luceasync.server.serve import exit_process_after; exit_process_after(3600)"
     done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
     assert done.returncode == 0

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from luceasync.errors import GenerationFailed, Unavailable
-from luceasync.server.failures import without_paths
+from luceasync.server.failures import redact_paths
 from luceasync.status import CacheStatus
 from tests.server.scripted import ScriptedEngine
 
@@ -28,7 +28,7 @@ from tests.server.scripted import ScriptedEngine
     ],
 )  # fmt: skip
 def test_of_an_absolute_path_the_last_name_is_told(words, told):
-    assert without_paths(words) == told
+    assert redact_paths(words) == told
 
 
 SECRET = "[Errno 5] I/O error: '/home/me/cache/ab.safetensors'"

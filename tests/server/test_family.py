@@ -44,7 +44,7 @@ class Toy:
 
 class Tell:
     path = TELL
-    form = None
+    body = None
 
     def parse(self, body: bytes, headers: Headers, caller: Caller) -> Told:
         lines = body.decode().splitlines()

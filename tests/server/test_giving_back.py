@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 
-from luceasync.server import malloc_trim as giving_back
+from luceasync.server import malloc_trim
 from luceasync.server.http import connections
-from luceasync.server.malloc_trim import CHANGED_BYTES, Change
+from luceasync.server.malloc_trim import CHANGED_BYTES, ResidentChange
 from tests.server.scripted import ScriptedEngine
 from tests.server.secure import SECURE, connect
 
 
 async def test_memory_is_given_back_after_many_connections_of_tls(on_port, monkeypatch):
     loop, given_back = asyncio.get_running_loop(), asyncio.Event()
-    monkeypatch.setattr(giving_back, "GIVE_BACK_S", 0.0)
-    monkeypatch.setattr(connections, "NUM_ENDED", 3)
-    monkeypatch.setattr(
-        giving_back, "trim_heap", lambda: loop.call_soon_threadsafe(given_back.set)
-    )
+    monkeypatch.setattr(malloc_trim, "TRIM_DELAY_S", 0.0)
+    monkeypatch.setattr(connections, "NUM_CLOSED_PER_TRIM", 3)
+    monkeypatch.setattr(malloc_trim, "trim_heap", lambda: loop.call_soon_threadsafe(given_back.set))
     async with on_port(ScriptedEngine(), SECURE) as client:
         for _ in range(3):
             assert not given_back.is_set()
@@ -28,9 +26,9 @@ async def test_memory_is_given_back_after_many_connections_of_tls(on_port, monke
 
 
 def test_memory_that_has_changed_much_since_it_was_given_back_may_have_holes():
-    change = Change()
+    change = ResidentChange()
     assert change.is_large(10 * CHANGED_BYTES)
-    change.gave_back(5 * CHANGED_BYTES)
+    change.trimmed(5 * CHANGED_BYTES)
     assert not change.is_large(6 * CHANGED_BYTES - 1)
     assert not change.is_large(4 * CHANGED_BYTES + 1)
     assert change.is_large(6 * CHANGED_BYTES)
@@ -39,10 +37,8 @@ def test_memory_that_has_changed_much_since_it_was_given_back_may_have_holes():
 
 async def test_a_server_that_has_changed_gives_memory_back(on_port, monkeypatch):
     loop, given_back, changed = asyncio.get_running_loop(), asyncio.Event(), [CHANGED_BYTES]
-    monkeypatch.setattr(giving_back, "LOOK_S", 0.0)
-    monkeypatch.setattr(giving_back, "resident_bytes", lambda: changed.pop(0) if changed else 0)
-    monkeypatch.setattr(
-        giving_back, "trim_heap", lambda: loop.call_soon_threadsafe(given_back.set)
-    )
+    monkeypatch.setattr(malloc_trim, "CHECK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(malloc_trim, "resident_bytes", lambda: changed.pop(0) if changed else 0)
+    monkeypatch.setattr(malloc_trim, "trim_heap", lambda: loop.call_soon_threadsafe(given_back.set))
     async with on_port(ScriptedEngine()), asyncio.timeout(20):
         await given_back.wait()

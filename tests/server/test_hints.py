@@ -6,7 +6,7 @@ import pytest
 from starlette.datastructures import Headers
 
 from luceasync.errors import RequestError
-from luceasync.server.fields import MAX_HEADER_CHARS, MAX_KEY_CHARS, conversation_of
+from luceasync.server.fields import MAX_CACHE_KEY_CHARS, MAX_SESSION_CHARS, conversation_id_of
 from tests.server.scripted import ScriptedEngine, answer
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
@@ -21,28 +21,28 @@ KEYED = [route for route in ROUTES if route != "/v1/messages"]
 
 @pytest.mark.parametrize("name", ["session-id", "X-Session-Id", "X-Claude-Code-Session-Id"])
 def test_a_session_is_the_name_and_comes_before_a_key_that_many_may_share(name):
-    assert conversation_of(Headers({name: "ses_1"}), "key") == "ses_1"
+    assert conversation_id_of(Headers({name: "ses_1"}), "key") == "ses_1"
 
 
 def test_a_key_is_the_name_where_there_is_no_session():
-    assert conversation_of(Headers(), "k" * MAX_KEY_CHARS) == "k" * MAX_KEY_CHARS
-    assert conversation_of(Headers(), "") == conversation_of(Headers()) == ""
+    assert conversation_id_of(Headers(), "k" * MAX_CACHE_KEY_CHARS) == "k" * MAX_CACHE_KEY_CHARS
+    assert conversation_id_of(Headers(), "") == conversation_id_of(Headers()) == ""
 
 
-@pytest.mark.parametrize("value", ["", "   ", "x" * (MAX_HEADER_CHARS + 1), "x" * 65536])
+@pytest.mark.parametrize("value", ["", "   ", "x" * (MAX_SESSION_CHARS + 1), "x" * 65536])
 def test_a_header_that_makes_no_sense_is_passed_over(value):
-    assert conversation_of(Headers({"x-session-id": value})) == ""
-    assert conversation_of(Headers({"session-id": value, "x-session-id": "a"})) == "a"
+    assert conversation_id_of(Headers({"x-session-id": value})) == ""
+    assert conversation_id_of(Headers({"session-id": value, "x-session-id": "a"})) == "a"
 
 
 def test_bytes_that_are_no_utf8_and_repeated_headers_are_names_as_well():
     raw = [(b"session-id", b"\xff\x00\xfe"), (b"session-id", b"other")]
-    assert conversation_of(Headers(raw=raw)) == "\xff\x00\xfe"
+    assert conversation_id_of(Headers(raw=raw)) == "\xff\x00\xfe"
 
 
 def test_a_key_that_is_too_long_is_refused_as_openai_does():
     with pytest.raises(RequestError, match="maximum length 64") as caught:
-        conversation_of(Headers({"session-id": "s"}), "k" * (MAX_KEY_CHARS + 1))
+        conversation_id_of(Headers({"session-id": "s"}), "k" * (MAX_CACHE_KEY_CHARS + 1))
     assert caught.value.param == "prompt_cache_key"
     assert caught.value.code == "string_above_max_length"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import luceasync.server.fields as json_size
+from luceasync.server import fields
 from luceasync.server.fields import has_too_many_values
 
 TEXTS = st.text(alphabet=',[{"\\a\N{SNOWMAN}', max_size=8)
@@ -39,7 +39,7 @@ def test_just_the_values_count(value):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(JSON, st.integers(2, 9))
 def test_it_does_not_matter_where_a_body_is_cut(monkeypatch, value, piece_bytes):
-    monkeypatch.setattr(json_size, "PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr(fields, "SCAN_BYTES", piece_bytes)
     test_just_the_values_count.hypothesis.inner_test(value)
 
 

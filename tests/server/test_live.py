@@ -17,7 +17,7 @@ async def events(lines):
 
 
 async def test_a_watcher_sees_lanes_queue_and_nodes_again_and_again(on_port, monkeypatch):
-    monkeypatch.setattr(status_pages, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(status_pages, "EVENTS_INTERVAL_S", 0.01)
     async with (
         on_port(ScriptedEngine()) as client,
         client.stream("GET", "/status/events") as response,
@@ -67,5 +67,7 @@ async def test_a_watcher_is_let_go_when_the_server_ends():
         sent.append(message)
         drain.begin()
 
-    await asyncio.wait_for(status_pages.Live(ScriptedEngine(), drain).watch(receive, send), 5)
+    await asyncio.wait_for(
+        status_pages.StatusEvents(ScriptedEngine(), drain).watch(receive, send), 5
+    )
     assert sent[-1]["more_body"] is False

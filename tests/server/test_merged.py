@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from luceasync.errors import Unavailable
-from luceasync.server.http.responses import merged
+from luceasync.server.openai.completions import merge_streams
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedStream
 
@@ -18,7 +18,7 @@ async def test_a_stream_that_waits_holds_up_no_other() -> None:
     slow = ScriptedStream([gate, text_delta(0, "slow")])
     quick = ScriptedStream([text_delta(0, "a"), text_delta(0, "b")])
     told = []
-    async for number, delta in merged([slow, quick]):
+    async for number, delta in merge_streams([slow, quick]):
         told.append((number, delta.text))
         if len(told) == 2:
             gate.set()
@@ -28,13 +28,13 @@ async def test_a_stream_that_waits_holds_up_no_other() -> None:
 async def test_what_one_raises_is_raised() -> None:
     streams = [ScriptedStream([Unavailable("gone")]), ScriptedStream([asyncio.Event()])]
     with pytest.raises(Unavailable):
-        async for _ in merged(streams):
+        async for _ in merge_streams(streams):
             pass
     assert len(asyncio.all_tasks()) == 1
 
 
 async def test_nothing_waits_once_nobody_listens() -> None:
     streams = [ScriptedStream([text_delta(0, "a")]), ScriptedStream([asyncio.Event()])]
-    async with aclosing(merged(streams)) as deltas:
+    async with aclosing(merge_streams(streams)) as deltas:
         await anext(deltas)
     assert len(asyncio.all_tasks()) == 1

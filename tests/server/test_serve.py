@@ -142,7 +142,7 @@ def test_an_end_says_how_long_answers_may_go_on_and_how_to_end_them_now(start):
         for _ in chunks:
             pass
     told = server.end()[2]
-    assert "Stopping: 1 running requests may go on for 7 s; Ctrl-C ends them now." in told
+    assert "Stopping: 1 running requests may finish within 7 s; Ctrl-C ends them now." in told
 
 
 @pytest.mark.slow

@@ -7,9 +7,10 @@ import ssl
 
 import pytest
 
-from luceasync.cli.chat import Manner, open_remote
-from luceasync.config import ServerConfig, load_config
+from luceasync.cli.chat import AnswerOptions, open_remote
+from luceasync.config import ServerConfig
 from luceasync.errors import ConfigError, Unavailable
+from luceasync.options import load_config
 from luceasync.server.http import connections as connections_module
 from luceasync.server.http.listener import tls_context
 from tests.server.scripted import ScriptedEngine
@@ -96,11 +97,11 @@ async def test_http_1_1_alone_is_offered(on_port, offered):
 async def test_the_chat_of_a_terminal_trusts_what_it_is_told_to(on_port, monkeypatch):
     async with on_port(ScriptedEngine(), SECURE) as client:
         messages = [{"role": "user", "content": "Hi"}]
-        async with open_remote(str(client.base_url), None, Manner()) as voice:
+        async with open_remote(str(client.base_url), None, AnswerOptions()) as voice:
             with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
                 [piece async for piece in voice.reply(messages)]
         monkeypatch.setenv("SSL_CERT_FILE", str(CERT))
-        async with open_remote(str(client.base_url), None, Manner()) as voice:
+        async with open_remote(str(client.base_url), None, AnswerOptions()) as voice:
             said = [piece.text async for piece in voice.reply(messages)]
             assert "".join(said) == "Hello!"
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
-from luceasync.server.http.connection import Turns
+from luceasync.server.http.connection import LoopThrottle
 
 NUM = 20
 
 
 async def test_one_goes_on_at_each_turn_of_the_loop():
-    turns, passed = Turns(), list[int]()
+    throttle, passed = LoopThrottle(), list[int]()
 
     async def work(number: int) -> None:
-        await turns.take()
+        await throttle.wait()
         passed.append(number)
 
     tasks = [asyncio.create_task(work(number)) for number in range(NUM)]
@@ -27,11 +27,11 @@ async def test_one_goes_on_at_each_turn_of_the_loop():
 
 
 async def test_who_gives_up_holds_up_nobody():
-    turns = Turns()
-    tasks = [asyncio.create_task(turns.take()) for _ in range(3)]
+    throttle = LoopThrottle()
+    tasks = [asyncio.create_task(throttle.wait()) for _ in range(3)]
     await asyncio.sleep(0)
     tasks[0].cancel()
     tasks[1].cancel()
     async with asyncio.timeout(10):
         await tasks[2]
-        await turns.take()
+        await throttle.wait()

@@ -1,6 +1,7 @@
-"""Anthropic's shapes of an answer, streamed and plain.
+"""The events of an answer in Anthropic's API, the plain answer as a fold of them, and errors.
 
-Source: docs.anthropic.com, Messages and Streaming messages. Owns field names and their order.
+Source: docs.anthropic.com, Messages, Streaming messages, API errors. Owns which event has which
+fields, and when it is sent: consecutive pieces of one type make a block.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from luceasync.request import (
 )
 from luceasync.server.answer_stats import LuceasyncBody, TimingsBody, luceasync_of, timings_of
 from luceasync.server.failures import Failure
-from luceasync.server.fields import cut
+from luceasync.server.fields import shorten
 
 
-class Usage(msgspec.Struct):
-    """`input_tokens` were run, `cache_read_input_tokens` were not: together they are the prompt."""
+class AnthropicUsage(msgspec.Struct):
+    """The prompt: `input_tokens` were prefilled, `cache_read_input_tokens` restored."""
 
     input_tokens: int
     output_tokens: int
@@ -45,7 +46,7 @@ class TextBlock(msgspec.Struct):
 
 
 class ThinkingBlock(msgspec.Struct):
-    """`signature`: what clients send back with it; nothing is signed here."""
+    """Clients send `signature` back; nothing is signed here."""
 
     thinking: str
     signature: str
@@ -63,12 +64,12 @@ AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
 class Answer(msgspec.Struct):
-    """The plain answer, and what an answer begins with."""
+    """The plain answer, and the content of the first event."""
 
     id: str
     model: str
     content: list[AnswerBlock]
-    usage: Usage
+    usage: AnthropicUsage
     stop_reason: str | None = None
     stop_sequence: str | None = None
     type: Literal["message"] = "message"
@@ -82,7 +83,7 @@ class MessageStart(msgspec.Struct):
     type: Literal["message_start"] = "message_start"
 
 
-class Ping(msgspec.Struct):
+class PingEvent(msgspec.Struct):
     type: Literal["ping"] = "ping"
 
 
@@ -112,12 +113,12 @@ class InputDelta(msgspec.Struct):
     type: Literal["input_json_delta"] = "input_json_delta"
 
 
-BlockPart = TextDelta | ThinkingDelta | SignatureDelta | InputDelta
+DeltaPart = TextDelta | ThinkingDelta | SignatureDelta | InputDelta
 
 
 class BlockDelta(msgspec.Struct):
     index: int
-    delta: BlockPart
+    delta: DeltaPart
     type: Literal["content_block_delta"] = "content_block_delta"
 
 
@@ -126,14 +127,14 @@ class BlockStop(msgspec.Struct):
     type: Literal["content_block_stop"] = "content_block_stop"
 
 
-class Ending(msgspec.Struct):
+class StopDelta(msgspec.Struct):
     stop_reason: str
     stop_sequence: str | None = None
 
 
 class MessageDelta(msgspec.Struct):
-    delta: Ending
-    usage: Usage
+    delta: StopDelta
+    usage: AnthropicUsage
     timings: TimingsBody
     luceasync: LuceasyncBody
     type: Literal["message_delta"] = "message_delta"
@@ -143,83 +144,45 @@ class MessageStop(msgspec.Struct):
     type: Literal["message_stop"] = "message_stop"
 
 
-Event = MessageStart | Ping | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop
-
-
-# Anthropic's error object. Source: docs.anthropic.com, API errors. Owns its fields and the type
-# that follows from a status.
-
-
-TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
-
-
-class ErrorObject(msgspec.Struct):
-    type: str
-    message: str
-
-
-class ErrorBody(msgspec.Struct):
-    """A whole error response, and the data of an error event."""
-
-    error: ErrorObject
-    type: Literal["error"] = "error"
-
-
-def error_body(failure: Failure) -> ErrorBody:
-    """`failure` in Anthropic's shape; the words name the field, which has no place of its own."""
-    other = "api_error" if failure.status >= 500 else "invalid_request_error"
-    return ErrorBody(ErrorObject(TYPES.get(failure.status, other), failure.message))
-
-
-def unknown_model(name: str, card: ModelCard) -> RequestError:
-    """The 404 for a model that is not served."""
-    served = " or ".join(card.names)
-    message = f"model: {cut(name)} is not served here; this server serves {served}."
-    return RequestError(message, param="model", code="model_not_found", status=404)
+AnthropicEvent = (
+    MessageStart | PingEvent | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop
+)
 
 
 SIGNATURE = "luceasync"  # some clients drop reasoning that has none
 
 
-class AnswerEvents:
-    """Turns the deltas of one Stream into events, in the order in which they have to be sent."""
+class AnthropicEvents:
+    """Turns the deltas of one Stream into events, in the order of sending."""
 
     def __init__(self, model: str, num_prompt_tokens: int) -> None:
         self._model = model
         self._num_prompt_tokens = num_prompt_tokens
         self._id = f"msg_{random.getrandbits(96):024x}"
         self._num_blocks = 0
-        self._open: AnswerBlock | None = None  # the block to which what follows may belong
+        self._open: AnswerBlock | None = None  # the block that the next piece may continue
         self._has_called = False
 
-    async def events(self, stream: Stream) -> AsyncGenerator[Event, None]:
-        """All of them. Raises what `stream` raises."""
+    async def events(self, stream: Stream) -> AsyncGenerator[AnthropicEvent, None]:
+        """All events of the answer. Raises what `stream` raises."""
         has_begun = False
         async for delta in stream:
             if not has_begun:
                 has_begun = True
                 yield MessageStart(Answer(self._id, self._model, [], self._usage_at_start()))
-                yield Ping()
+                yield PingEvent()
             for event in self._events_of(delta):
                 yield event
 
-    def _events_of(self, delta: Delta) -> Iterator[Event]:
+    def _events_of(self, delta: Delta) -> Iterator[AnthropicEvent]:
         for piece in delta.pieces:
-            yield from self._said(piece)
+            yield from self._events_of_piece(piece)
         if delta.finish is not None:
             yield from self._close()
             yield self._message_delta(delta.finish)
             yield MessageStop()
 
-    def _said(self, piece: Piece) -> Iterator[Event]:
+    def _events_of_piece(self, piece: Piece) -> Iterator[AnthropicEvent]:
         match piece:
             case TextPiece(text):
                 if not isinstance(self._open, TextBlock):
@@ -235,13 +198,13 @@ class AnswerEvents:
             case ArgumentsPiece(_, text):
                 yield self._delta(InputDelta(text))
 
-    def _begin(self, block: AnswerBlock) -> Iterator[Event]:
+    def _begin(self, block: AnswerBlock) -> Iterator[AnthropicEvent]:
         yield from self._close()
         self._open = block
         self._num_blocks += 1
         yield BlockStart(self._num_blocks - 1, block)
 
-    def _close(self) -> Iterator[Event]:
+    def _close(self) -> Iterator[AnthropicEvent]:
         if self._open is None:
             return
         if isinstance(self._open, ThinkingBlock):
@@ -249,13 +212,13 @@ class AnswerEvents:
         self._open = None
         yield BlockStop(self._num_blocks - 1)
 
-    def _delta(self, part: BlockPart) -> Event:
+    def _delta(self, part: DeltaPart) -> AnthropicEvent:
         return BlockDelta(self._num_blocks - 1, part)
 
     def _message_delta(self, finish: Finish) -> MessageDelta:
         finishes = {0: finish}
         return MessageDelta(
-            Ending(self._stop_reason(finish), finish.stop),
+            StopDelta(self._stop_reason(finish), finish.stop),
             _usage(finish),
             timings_of(finishes),
             luceasync_of(finishes),
@@ -268,19 +231,19 @@ class AnswerEvents:
             return "stop_sequence"
         return "tool_use" if self._has_called else "end_turn"
 
-    def _usage_at_start(self) -> Usage:
-        """What was cached is told at the end: nobody has looked yet when the prompt is counted."""
-        return Usage(self._num_prompt_tokens, 0)
+    def _usage_at_start(self) -> AnthropicUsage:
+        """Without cached tokens: the cache is looked up only after the prompt is counted."""
+        return AnthropicUsage(self._num_prompt_tokens, 0)
 
 
-class AnswerFold:
-    """The plain answer that says what the events of one answer say, taken one by one."""
+class AnthropicFold:
+    """Folds the events of one answer into the plain answer."""
 
     def __init__(self) -> None:
         self._answer: Answer | None = None
         self._parts: list[str] = []
 
-    def take(self, event: Event) -> None:
+    def take(self, event: AnthropicEvent) -> None:
         """Add the next event."""
         match event:
             case MessageStart(answer):
@@ -290,7 +253,7 @@ class AnswerFold:
                 self._parts = []
             case BlockDelta(_, SignatureDelta(signature)):
                 block = self.answer.content[-1]
-                assert isinstance(block, ThinkingBlock), "others have no signature"
+                assert isinstance(block, ThinkingBlock), "only thinking has a signature"
                 block.signature = signature
             case BlockDelta(_, part):
                 self._parts.append(_text_of(part))
@@ -304,21 +267,21 @@ class AnswerFold:
 
     @property
     def answer(self) -> Answer:
-        """The answer so far; whole after the last event."""
+        """The answer so far; complete after the last event."""
         assert self._answer is not None, "an answer begins with message_start"
         return self._answer
 
-    def _close(self, said: str) -> None:
+    def _close(self, text: str) -> None:
         match self.answer.content[-1]:
             case TextBlock() as block:
-                block.text = said
+                block.text = text
             case ThinkingBlock() as block:
-                block.thinking = said
+                block.thinking = text
             case ToolUseBlock() as block:
-                block.input = _arguments(said)
+                block.input = _arguments(text)
 
 
-def _text_of(part: BlockPart) -> str:
+def _text_of(part: DeltaPart) -> str:
     match part:
         case TextDelta(text) | ThinkingDelta(text) | InputDelta(text):
             return text
@@ -326,15 +289,55 @@ def _text_of(part: BlockPart) -> str:
             return ""
 
 
-def _arguments(said: str) -> object:
-    """The object; an unfinished one is the text that it is, which no client takes for arguments."""
+def _arguments(text: str) -> object:
+    """The object; a cut-off one stays text, under a key that no client takes for an argument."""
     try:
-        return json.loads(said)
+        return json.loads(text)
     except ValueError:
-        return {"unfinished_arguments": said}
+        return {"unfinished_arguments": text}
 
 
-def _usage(finish: Finish) -> Usage:
+def _usage(finish: Finish) -> AnthropicUsage:
     cached = finish.usage.cached_tokens
-    num_run = finish.usage.prompt_tokens - cached
-    return Usage(num_run, finish.usage.completion_tokens, cached)
+    num_prefilled = finish.usage.prompt_tokens - cached
+    return AnthropicUsage(num_prefilled, finish.usage.completion_tokens, cached)
+
+
+ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class AnthropicErrorObject(msgspec.Struct):
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct):
+    """A whole error response, and the data of an error event."""
+
+    error: AnthropicErrorObject
+    type: Literal["error"] = "error"
+
+
+def error_body(failure: Failure) -> AnthropicError:
+    """`failure` in Anthropic's form, which names the field in the message only."""
+    default = "api_error" if failure.status >= 500 else "invalid_request_error"
+    return AnthropicError(
+        AnthropicErrorObject(ERROR_TYPES.get(failure.status, default), failure.message)
+    )
+
+
+def check_model(name: str, card: ModelCard) -> None:
+    """Raise RequestError, a 404, for a model that is not served."""
+    if card.serves(name):
+        return
+    served = " or ".join(card.names)
+    message = f"model: {shorten(name)} is not served here; this server serves {served}."
+    raise RequestError(message, param="model", code="model_not_found", status=404)

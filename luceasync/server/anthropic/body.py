@@ -1,7 +1,7 @@
-"""Anthropic's messages, system text and tools as a chat template knows them.
+"""The JSON body of a messages request: its types, its ranges, and the Request that follows from it.
 
-Owns what of them is said to the model: marks of what to cache, signatures and headers of bills are
-not. Text as a block or as a string is the same text. Where marks lie is told beside it.
+Source: docs.anthropic.com, Messages and Prompt caching. Signatures and billing headers are not
+given to the model. Text as a block or as a string is the same text.
 """
 
 from __future__ import annotations
@@ -12,24 +12,51 @@ from itertools import accumulate
 from typing import Any, Literal, NoReturn
 
 import msgspec
+from starlette.datastructures import Headers
 
 from luceasync.errors import RequestError
-from luceasync.request import ChatPrompt
-from luceasync.server.fields import AskedPins, at_most, check_arguments, refuse
+from luceasync.request import ChatPrompt, Constraint, Request, Sampling
+from luceasync.server.fields import (
+    MAX_INT,
+    GenerationBody,
+    at_most,
+    budget_or,
+    check_arguments_schema,
+    conversation_id_of,
+    effort_tokens,
+    in_range,
+    in_range_or,
+    pins_of,
+    refuse,
+    shorten,
+    temperature_of,
+    top_p_of,
+)
+from luceasync.server.http.auth import Caller
 
-# The JSON body of a messages request: its types, as far as they are read. Source:
-# docs.anthropic.com, Messages. Owns the fields. Knows nothing of what they become.
+MAX_MESSAGES = 8192
+MAX_BLOCKS = 8192  # of one content
+MAX_TOOLS = 1024
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_SCHEMA_BYTES = 256 << 10
+MAX_MARKS = 4
+MARK_LIFETIMES = (None, "5m", "1h")
+JOIN = "\n"  # between the blocks of one message
+# A line that Claude Code puts before everything, and that differs in each conversation.
+BILLING = "x-anthropic-billing-header:"
+THINKING = {"enabled": True, "adaptive": True, "disabled": False}
 
 
 class CacheControl(msgspec.Struct):
-    """A mark: what ends here is worth keeping."""
+    """A mark: the prompt up to here is worth keeping."""
 
     type: str
     ttl: str | None = None
 
 
-class Block(msgspec.Struct):
-    """One part of a message's content, or of a tool's result; `type` says which fields it has."""
+class ContentBlock(msgspec.Struct):
+    """One block of a message's content or of a tool's result; `type` says which fields it has."""
 
     type: str
     text: str | None = None
@@ -38,23 +65,23 @@ class Block(msgspec.Struct):
     name: str | None = None
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
-    content: str | list[Block] | None = None
+    content: str | list[ContentBlock] | None = None
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
 
-Content = str | list[Block]
+Content = str | list[ContentBlock]
 
 
-class Message(msgspec.Struct):
+class AnthropicMessage(msgspec.Struct):
     """One turn; clients put system messages between others too."""
 
     role: Literal["user", "assistant", "system"]
     content: Content
 
 
-class Tool(msgspec.Struct):
-    """A tool of the client's, or (by its `type`) one that only Anthropic's servers have."""
+class AnthropicTool(msgspec.Struct):
+    """A tool of the client's, or one that runs on Anthropic's servers, by its `type`."""
 
     name: str | None = None
     description: str | None = None
@@ -76,7 +103,7 @@ class Thinking(msgspec.Struct):
 
 
 class OutputFormat(msgspec.Struct):
-    """`schema` as it was sent."""
+    """`schema` is kept undecoded."""
 
     type: str
     schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
@@ -87,115 +114,114 @@ class OutputConfig(msgspec.Struct):
     format: OutputFormat | None = None
 
 
-class CountBody(msgspec.Struct, kw_only=True):
-    """The fields of `POST /v1/messages/count_tokens` that are read; null is the same as absent."""
+class CountBody(GenerationBody, kw_only=True):
+    """The fields of `POST /v1/messages/count_tokens`; those that do not affect the prompt are
+    ignored.
+    """
 
-    messages: list[Message]
+    messages: list[AnthropicMessage]
     model: str
     system: Content | None = None
-    tools: list[Tool] | None = None
+    tools: list[AnthropicTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
 
 
 class MessagesBody(CountBody, kw_only=True):
-    """The fields of `POST /v1/messages` that are read."""
+    """The fields of `POST /v1/messages` that are read; null is the same as absent."""
 
     max_tokens: int
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     stop_sequences: list[str] | None = None
-    stream: bool | None = None
-    temperature: float | None = None
     top_k: int | None = None
-    top_p: float | None = None
-    kvflash_pin: AskedPins | None = None
 
 
-# The marks that Anthropic's clients set where a prompt is worth keeping: `cache_control`.
-# Source: docs.anthropic.com, Prompt caching. Owns how many there may be, and what they may say.
+TemplateMessage = dict[str, Any]
+# A message, and the characters of its content after which marks lie.
+MarkedMessage = tuple[TemplateMessage, tuple[int, ...]]
 
 
-MAX_MARKS = 4
-LIFETIMES = (None, "5m", "1h")
-
-Placed = tuple[str, CacheControl]
-
-
-def check_marks(body: CountBody) -> None:
-    """Raise RequestError for one that is none, and for more than there may be."""
-    marks = list(_all(body))
-    for where, mark in marks:
-        if mark.type != "ephemeral":
-            refuse(f"{where}.cache_control.type", mark.type, "'ephemeral'")
-        if mark.ttl not in LIFETIMES:
-            refuse(f"{where}.cache_control.ttl", mark.ttl, "'5m' or '1h'")
-    if len(marks) > MAX_MARKS:
-        where = f"{marks[MAX_MARKS][0]}.cache_control"
-        raise RequestError(
-            f"{where}: A maximum of {MAX_MARKS} blocks with cache_control may be provided. "
-            f"Found {len(marks)}.",
-            param=where,
-        )
+def request_of(body: MessagesBody, caller: Caller, headers: Headers) -> Request:
+    """The request of `caller`. Raises RequestError, which names the field at fault."""
+    return Request(
+        prompt_of(body),
+        sampling=Sampling(
+            temperature=temperature_of(body, 1.0),
+            top_k=in_range_or(0, "top_k", body.top_k, 0, MAX_INT),
+            top_p=top_p_of(body),
+        ),
+        max_tokens=in_range("max_tokens", body.max_tokens, 1, MAX_INT),
+        stop=_stops(body),
+        pins=pins_of(body),
+        constraint=_constraint(body),
+        most_reasoning_tokens=_max_reasoning_tokens(body),
+        tenant=caller.tenant(None),
+        client=caller.client,
+        conversation=conversation_id_of(headers),
+    )
 
 
-def _all(body: CountBody) -> Iterator[Placed]:
-    """In the order of the prompt: tools, system text, messages."""
-    for i, tool in enumerate(body.tools or ()):
-        if tool.cache_control:
-            yield f"tools[{i}]", tool.cache_control
-    yield from _within("system", body.system)
-    for i, message in enumerate(body.messages):
-        yield from _within(f"messages[{i}].content", message.content)
+def _stops(body: MessagesBody) -> tuple[str, ...]:
+    stops = body.stop_sequences or []
+    at_most("stop_sequences", stops, MAX_STOPS, "strings")
+    for i, stop in enumerate(stops):
+        if not 0 < len(stop) <= MAX_STOP_CHARS:
+            refuse(f"stop_sequences[{i}]", stop, f"a string of 1 to {MAX_STOP_CHARS} characters")
+    return tuple(stops)
 
 
-def _within(where: str, content: Content | None) -> Iterator[Placed]:
-    for i, block in enumerate(content if isinstance(content, list) else ()):
-        yield from _of_block(f"{where}[{i}]", block)
+def _constraint(body: MessagesBody) -> Constraint | None:
+    """By `output_config.format`, or by its older name `output_format`."""
+    config = body.output_config
+    output_format, where = body.output_format, "output_format"
+    if config is not None and config.format is not None:
+        output_format, where = config.format, "output_config.format"
+    if output_format is None:
+        return None
+    if output_format.type != "json_schema":
+        refuse(f"{where}.type", output_format.type, "'json_schema'")
+    schema = bytes(output_format.schema)
+    if not schema.startswith(b"{") or len(schema) > MAX_SCHEMA_BYTES:
+        allowed = f"a JSON schema of at most {MAX_SCHEMA_BYTES} bytes"
+        refuse(f"{where}.schema", shorten(schema.decode(errors="replace")), allowed)
+    return Constraint("json_schema", schema.decode(), f"{where}.schema")
 
 
-def _of_block(where: str, block: Block) -> Iterator[Placed]:
-    yield from _within(f"{where}.content", block.content)
-    if block.cache_control:
-        yield where, block.cache_control
-
-
-MAX_MESSAGES = 8192
-MAX_BLOCKS = 8192  # of one content
-MAX_TOOLS = 1024
-JOIN = "\n"  # between the blocks of one message
-# A line of Claude Code's that stands before everything and is another one in each conversation.
-BILLING = "x-anthropic-billing-header:"
-THINKING = {"enabled": True, "adaptive": True, "disabled": False}
-
-Said = dict[str, Any]
-Marked = tuple[Said, tuple[int, ...]]  # and after how many characters of its content marks lie
+def _max_reasoning_tokens(body: MessagesBody) -> int | None:
+    """By a budget, else by the effort."""
+    effort = None if body.output_config is None else body.output_config.effort
+    default = effort_tokens("output_config.effort", effort)
+    tokens = None if body.thinking is None else body.thinking.budget_tokens
+    return budget_or(default, "thinking.budget_tokens", tokens)
 
 
 def prompt_of(body: CountBody) -> ChatPrompt:
-    """What the template is given. Raises RequestError, which names the field at fault."""
+    """The chat template's input. Raises RequestError, which names the field at fault."""
     if not body.messages:
         refuse("messages", [], "at least one message")
     at_most("messages", body.messages, MAX_MESSAGES, "messages")
     if body.messages[-1].role == "assistant":
-        refuse("messages[-1].role", "assistant", "'user' (answers are not continued here)")
+        refuse("messages[-1].role", "assistant", "'user' (an answer is not continued here)")
     names: dict[str, str] = {}
     check_marks(body)
-    system, places = _system("system", body.system)
-    said: list[Marked] = [({"role": "system", "content": system}, places)] if system else []
+    system, marks = _system("system", body.system)
+    messages: list[MarkedMessage] = []
+    if system:
+        messages.append(({"role": "system", "content": system}, marks))
     for i, message in enumerate(body.messages):
-        said += _turn(f"messages[{i}]", message, names)
+        messages += _turn(f"messages[{i}]", message, names)
     tools = _tools(body)
     return ChatPrompt(
-        messages=[message for message, _ in said],
+        messages=[message for message, _ in messages],
         tools=[*tools.values()] or None,
         template_kwargs={"enable_thinking": _thinks(body)},
         max_calls=_max_calls(body.tool_choice),
         must_call=_must_call(
             body.tool_choice, [tool["function"]["name"] for tool in tools.values()]
         ),
-        schema_places=tuple(f"{place}.input_schema" for place in tools),
-        marks=tuple((i, place) for i, (_, places) in enumerate(said) for place in places),
+        schema_places=tuple(f"{where}.input_schema" for where in tools),
+        marks=tuple((i, mark) for i, (_, marks) in enumerate(messages) for mark in marks),
     )
 
 
@@ -205,7 +231,7 @@ def _max_calls(choice: ToolChoice | None) -> int | None:
 
 
 def _must_call(choice: ToolChoice | None, names: Sequence[str]) -> tuple[str, ...]:
-    """The tools of which calls must come; none where none must."""
+    """The tools that the answer must call one of; empty: it need not call any."""
     match None if choice is None else choice.type:
         case None | "auto" | "none":
             return ()
@@ -223,7 +249,7 @@ def _must_call(choice: ToolChoice | None, names: Sequence[str]) -> tuple[str, ..
 
 
 def _thinks(body: CountBody) -> bool:
-    """Thinking is off unless it is asked for."""
+    """Whether the model thinks: only if asked to."""
     if body.thinking is None:
         return False
     if body.thinking.type not in THINKING:
@@ -231,10 +257,8 @@ def _thinks(body: CountBody) -> bool:
     return THINKING[body.thinking.type]
 
 
-def _tools(body: CountBody) -> dict[str, Said]:
-    """By their places. Tools that only Anthropic's servers have are left out: nobody here could run
-    them.
-    """
+def _tools(body: CountBody) -> dict[str, TemplateMessage]:
+    """Tools by the paths of their fields, without those that run on Anthropic's servers."""
     at_most("tools", body.tools or (), MAX_TOOLS, "tools")
     if body.tool_choice is not None and body.tool_choice.type == "none":
         return {}
@@ -242,82 +266,82 @@ def _tools(body: CountBody) -> dict[str, Said]:
     return {at: _tool(at, tool) for at, tool in tools if tool.type in (None, "custom")}
 
 
-def _tool(where: str, tool: Tool) -> Said:
+def _tool(where: str, tool: AnthropicTool) -> TemplateMessage:
     if not tool.name:
         refuse(f"{where}.name", tool.name, "a name")
     if tool.input_schema is None:
         refuse(f"{where}.input_schema", None, "a JSON schema")
-    check_arguments(f"{where}.input_schema", tool.input_schema)
+    check_arguments_schema(f"{where}.input_schema", tool.input_schema)
     described = {} if tool.description is None else {"description": tool.description}
     strict = {"strict": True} if tool.strict else {}
     function = {"name": tool.name, **described, "parameters": tool.input_schema, **strict}
     return {"type": "function", "function": function}
 
 
-def _turn(where: str, message: Message, names: dict[str, str]) -> Iterator[Marked]:
-    """The messages that one of Anthropic's becomes; `names` of tools by the ids of calls so far."""
+def _turn(where: str, message: AnthropicMessage, names: dict[str, str]) -> Iterator[MarkedMessage]:
+    """The template's messages for one of the client's; `names` maps the ids of calls so far to the
+    names of tools.
+    """
     match message.role:
         case "system":
-            text, places = _system(f"{where}.content", message.content)
-            yield {"role": "system", "content": text}, places
+            text, marks = _system(f"{where}.content", message.content)
+            yield {"role": "system", "content": text}, marks
         case "assistant":
             yield _answer(where, message.content, names), ()
         case "user":
             yield from _user(where, message.content, names)
 
 
-def _user(where: str, content: Content, names: Mapping[str, str]) -> Iterator[Marked]:
-    """What tools have said, each a message, and then what the user says."""
-    texts: list[tuple[str, Block]] = []
-    for place, block in _blocks(f"{where}.content", content):
+def _user(where: str, content: Content, names: Mapping[str, str]) -> Iterator[MarkedMessage]:
+    """A message for each tool result, then one for the user's text."""
+    texts: list[tuple[str, ContentBlock]] = []
+    for path, block in _blocks(f"{where}.content", content):
         match block.type:
             case "text":
-                texts.append((_text(place, block), block))
+                texts.append((_text(path, block), block))
             case "tool_result":
-                yield _result(place, block, names)
+                yield _result(path, block, names)
             case _:
-                _refuse_block(place, block)
+                _refuse_block(path, block)
     if texts or not isinstance(content, list):
-        text, places = _joined(texts)
-        yield {"role": "user", "content": text}, places
+        text, marks = _joined(texts)
+        yield {"role": "user", "content": text}, marks
 
 
-def _result(where: str, block: Block, names: Mapping[str, str]) -> Marked:
+def _result(where: str, block: ContentBlock, names: Mapping[str, str]) -> MarkedMessage:
     call_id = block.tool_use_id
     if not call_id:
         refuse(f"{where}.tool_use_id", call_id, "the id of a call")
     inside = _blocks(f"{where}.content", block.content or "")
-    said, places = _joined([(_text(place, one), one) for place, one in inside])
+    text, marks = _joined([(_text(path, block), block) for path, block in inside])
     named = {"name": names[call_id]} if call_id in names else {}
-    return {"role": "tool", "tool_call_id": call_id, **named, "content": said}, places
+    return {"role": "tool", "tool_call_id": call_id, **named, "content": text}, marks
 
 
-def _answer(where: str, content: Content, names: dict[str, str]) -> Said:
-    said: dict[str, list[str]] = {"content": [], "reasoning_content": []}
-    calls = []
-    for place, block in _blocks(f"{where}.content", content):
+def _answer(where: str, content: Content, names: dict[str, str]) -> TemplateMessage:
+    texts, thoughts, calls = [], [], []
+    for path, block in _blocks(f"{where}.content", content):
         match block.type:
             case "text":
-                said["content"].append(_text(place, block))
+                texts.append(_text(path, block))
             case "thinking":
-                said["reasoning_content"].append(block.thinking or "")
+                thoughts.append(block.thinking or "")
             case "tool_use":
-                calls.append(_call(place, block))
+                calls.append(_call(path, block))
                 names[calls[-1]["id"]] = calls[-1]["function"]["name"]
             case "redacted_thinking":
-                pass  # nobody can read it
+                pass  # encrypted
             case _:
-                _refuse_block(place, block)
-    reasoning = "\n".join(said["reasoning_content"])
-    answer: Said = {"role": "assistant", "content": "\n".join(said["content"])}
-    return (
-        answer
-        | ({"reasoning_content": reasoning} if reasoning else {})
-        | ({"tool_calls": calls} if calls else {})
-    )
+                _refuse_block(path, block)
+    answer: TemplateMessage = {"role": "assistant", "content": JOIN.join(texts)}
+    if reasoning := JOIN.join(thoughts):
+        answer["reasoning_content"] = reasoning
+    if calls:
+        answer["tool_calls"] = calls
+    return answer
 
 
-def _call(where: str, block: Block) -> Said:
+def _call(where: str, block: ContentBlock) -> TemplateMessage:
     for field in ("id", "name"):
         if not getattr(block, field):
             refuse(f"{where}.{field}", getattr(block, field), "text")
@@ -327,13 +351,13 @@ def _call(where: str, block: Block) -> Said:
 
 
 def _system(where: str, content: Content | None) -> tuple[str, tuple[int, ...]]:
-    texts = [(_text(place, block), block) for place, block in _blocks(where, content or "")]
+    texts = [(_text(path, block), block) for path, block in _blocks(where, content or "")]
     return _joined([one for one in texts if one[0] and not one[0].startswith(BILLING)])
 
 
-def _joined(texts: Sequence[tuple[str, Block]]) -> tuple[str, tuple[int, ...]]:
-    """The texts of blocks as one, and after how many of its characters blocks with a mark end. At
-    its own end a mark says nothing: turns are kept anyway.
+def _joined(texts: Sequence[tuple[str, ContentBlock]]) -> tuple[str, tuple[int, ...]]:
+    """The joined texts of blocks, and the characters after which marked blocks end. The end of the
+    whole is no mark: turns are kept anyway.
     """
     ends = accumulate(len(JOIN) + len(text) for text, _ in texts)
     marked = [
@@ -343,15 +367,15 @@ def _joined(texts: Sequence[tuple[str, Block]]) -> tuple[str, tuple[int, ...]]:
     return whole, tuple(end for end in marked if 0 < end < len(whole))
 
 
-def _blocks(where: str, content: Content) -> Iterable[tuple[str, Block]]:
-    """The blocks of a content and where they are; a string is one."""
+def _blocks(where: str, content: Content) -> Iterable[tuple[str, ContentBlock]]:
+    """The blocks of a content and the paths of their fields; a string is one block."""
     if isinstance(content, str):
-        return [(where, Block("text", content))] if content else []
+        return [(where, ContentBlock("text", content))] if content else []
     at_most(where, content, MAX_BLOCKS, "blocks")
     return [(f"{where}[{i}]", block) for i, block in enumerate(content)]
 
 
-def _text(where: str, block: Block) -> str:
+def _text(where: str, block: ContentBlock) -> str:
     if block.type != "text":
         _refuse_block(where, block)
     if block.text is None:
@@ -359,9 +383,52 @@ def _text(where: str, block: Block) -> str:
     return block.text
 
 
-def _refuse_block(where: str, block: Block) -> NoReturn:
-    served = "text, thinking, tool_use and tool_result, each in its place"
+def _refuse_block(where: str, block: ContentBlock) -> NoReturn:
     raise RequestError(
-        f"{where}: a block of type '{block.type[:50]}' is not served here; {served}, are.",
+        f"{where}: a block of type '{block.type[:50]}' is not served here; served are text, "
+        "thinking, tool_use and tool_result, each in its place.",
         param=f"{where}.type",
     )
+
+
+# Marks
+
+
+def check_marks(body: CountBody) -> None:
+    """Raise RequestError for an invalid mark, and for more than MAX_MARKS."""
+    marks = list(_marks(body))
+    for where, mark in marks:
+        if mark.type != "ephemeral":
+            refuse(f"{where}.cache_control.type", mark.type, "'ephemeral'")
+        if mark.ttl not in MARK_LIFETIMES:
+            refuse(f"{where}.cache_control.ttl", mark.ttl, "'5m' or '1h'")
+    if len(marks) > MAX_MARKS:
+        where = f"{marks[MAX_MARKS][0]}.cache_control"
+        raise RequestError(
+            f"{where}: A maximum of {MAX_MARKS} blocks with cache_control may be provided. "
+            f"Found {len(marks)}.",
+            param=where,
+        )
+
+
+def _marks(body: CountBody) -> Iterator[tuple[str, CacheControl]]:
+    """All marks and the paths of their fields, in the order of the prompt: tools, system text,
+    messages.
+    """
+    for i, tool in enumerate(body.tools or ()):
+        if tool.cache_control:
+            yield f"tools[{i}]", tool.cache_control
+    yield from _marks_within("system", body.system)
+    for i, message in enumerate(body.messages):
+        yield from _marks_within(f"messages[{i}].content", message.content)
+
+
+def _marks_within(where: str, content: Content | None) -> Iterator[tuple[str, CacheControl]]:
+    for i, block in enumerate(content if isinstance(content, list) else ()):
+        yield from _marks_of_block(f"{where}[{i}]", block)
+
+
+def _marks_of_block(where: str, block: ContentBlock) -> Iterator[tuple[str, CacheControl]]:
+    yield from _marks_within(f"{where}.content", block.content)
+    if block.cache_control:
+        yield where, block.cache_control

@@ -1,1 +1,1 @@
-"""Connections: listeners, TLS, and HTTP/1.1 as hypercorn speaks it."""
+"""Connections, TLS, bodies, responses, and who may ask: HTTP/1.1 around the app."""

@@ -1,6 +1,7 @@
-"""Who may come in: API keys as Bearer tokens or `x-api-key`.
+"""API keys as Bearer tokens or `x-api-key`, and the tenant and the client that follow from one.
 
-Owns the comparison of keys. Knows nothing of tenants or rights: every key opens everything.
+Nothing computed for one tenant is given to another; clients get equal shares. Every key opens
+every route.
 """
 
 from __future__ import annotations
@@ -16,20 +17,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from luceasync.errors import RequestError
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
-OPEN_FOLDER = "/web/"  # files of the page, the same for everybody
+OPEN_FOLDER = "/web/"  # static files
+MAX_SALT_CHARS = 256
+# No HTTP header and thus no key can hold it, so key and salt cannot run into each other.
+_SEPARATOR = "\0"
 _ACCEPTED_KEY = "luceasync.accepted_key"
 
 
-def accepted_key(scope: Scope) -> str:
-    """The key that let this request in; "" where none was asked for."""
-    key: str = scope.get(_ACCEPTED_KEY, "")
-    return key
-
-
 class RequireApiKey:
-    """Middleware: all but OPEN_PATHS needs one of `keys`; `accepted_key` tells which it was, and
-    `refusal` words the 401.
-    """
+    """Middleware: every path that is not open needs one of `keys`; `refusal` makes the 401."""
 
     def __init__(
         self,
@@ -45,7 +41,7 @@ class RequireApiKey:
         if scope["type"] != "http" or _is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
-        key = self._find(key_in(scope))
+        key = matching_key(scope, self._keys)
         if key is not None:
             scope[_ACCEPTED_KEY] = key
             await self._app(scope, receive, send)
@@ -57,18 +53,20 @@ class RequireApiKey:
         )
         await self._refusal(scope, error)(scope, receive, send)
 
-    def _find(self, sent: bytes) -> str | None:
-        # Every key is compared, so that the time tells nothing of which one was near.
-        found = [key for key in self._keys if hmac.compare_digest(sent, key.encode())]
-        return found[0] if found else None
-
 
 def _is_open(path: str) -> bool:
     return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 
-def key_in(scope: Scope) -> bytes:
-    """What was sent as a key; nothing where none was."""
+def matching_key(scope: Scope, keys: Iterable[str]) -> str | None:
+    """The one of `keys` that the request carries, if any."""
+    sent = _sent_key(scope)
+    # Compare all of them, so that timing does not tell which one was close.
+    matching = [key for key in keys if hmac.compare_digest(sent, key.encode())]
+    return matching[0] if matching else None
+
+
+def _sent_key(scope: Scope) -> bytes:
     headers: dict[bytes, bytes] = dict(scope["headers"])
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"bearer":
@@ -76,20 +74,16 @@ def key_in(scope: Scope) -> bytes:
     return headers.get(b"x-api-key", b"")
 
 
-# Whose request it is: what was computed for one tenant is never given to another, and clients
-# have equal shares. Owns how a key and a salt make a tenant's name, and a key or an address a
-# client's. Knows nothing of headers or of what is kept.
-
-
-MAX_SALT_CHARS = 256
-# No HTTP header can hold it, so no key does: where the key ends is certain, whatever the salt is.
-_SEPARATOR = "\0"
+def accepted_key(scope: Scope) -> str:
+    """The key that RequireApiKey has accepted; "" if the server needs none."""
+    key: str = scope.get(_ACCEPTED_KEY, "")
+    return key
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request: the API key that let it in ("" where none is asked for), whether its
-    salts are trusted, and the address of the connection, which nobody can invent as a header.
+    """Who sent a request: the accepted API key ("" if the server needs none), whether the caller's
+    salts are trusted, and the peer address of the connection, which no header can forge.
     """
 
     key: str = field(default="", repr=False)
@@ -98,7 +92,7 @@ class Caller:
 
     @property
     def client(self) -> str:
-        """Among whom lanes and places in the queue are shared: its key, else its address."""
+        """The unit of fairness for lanes and the queue: the key, else the address."""
         return self.key or network_of(self.address)
 
     def tenant(self, salt: str | None) -> str:
@@ -110,8 +104,8 @@ class Caller:
             return self.key
         if not self.may_salt:
             raise RequestError(
-                "Invalid value for 'cache_salt': this server takes none; "
-                "it does when it is started with --trust-cache-salt.",
+                "Invalid value for 'cache_salt': this server does not accept it; "
+                "start it with --trust-cache-salt to allow it.",
                 param="cache_salt",
             )
         if not 1 <= len(salt) <= MAX_SALT_CHARS:
@@ -124,15 +118,13 @@ class Caller:
 
 
 def network_of(address: str) -> str:
-    """What one host has for itself: an IPv4 address, or the first 64 bits of an IPv6 address, below
-    which it may have any.
-    """
+    """What a single host controls: its IPv4 address, or the /64 network of its IPv6 address."""
     try:
-        found = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:  # of a socket that is no network's
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:  # not an IP socket
         return address
-    if isinstance(found, ipaddress.IPv4Address):
-        return str(found)
-    if found.ipv4_mapped is not None:
-        return str(found.ipv4_mapped)
-    return str(ipaddress.ip_network((int(found), 64), strict=False))
+    if isinstance(parsed, ipaddress.IPv4Address):
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    return str(ipaddress.ip_network((int(parsed), 64), strict=False))

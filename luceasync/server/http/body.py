@@ -1,6 +1,6 @@
-"""The request body up to a limit, and the moment the client leaves.
+"""Reads request bodies within limits of size, time and memory, and notices that a client left.
 
-Owns reading from `receive`. Knows nothing of what the body says.
+Knows nothing of what a body says.
 """
 
 from __future__ import annotations
@@ -14,55 +14,53 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from luceasync.errors import RequestError, Unavailable
-from luceasync.server.malloc_trim import GivingBack
+from luceasync.server.malloc_trim import MallocTrim
 
-# How much memory the bodies of requests take that have not begun, all together. Owns the sum.
-# Knows nothing of sockets, nor of what a body says.
-
-
-MAX_BODIES_BYTES = 128 << 20
-SMALL_BYTES = 256 << 10  # of each body that are not counted: small ones always get through
-LARGE_BYTES = 4 << 20  # after which memory is given back
+MAX_BODIES_BYTES = 128 << 20  # of all bodies that the engine has not taken yet
+SMALL_BYTES = 256 << 10  # of each body that do not count: small bodies always get through
+LARGE_BYTES = 4 << 20  # a body after which memory is trimmed
+READ_TIMEOUT_S = 60.0
+DISCARD_TIMEOUT_S = 2.0
 
 
-class Bodies:
-    """Each body holds its bytes until its request is with the engine; event loop only."""
+class BodyMemory:
+    """Bounds the memory of all bodies together; event loop only."""
 
     def __init__(self, max_bytes: int = MAX_BODIES_BYTES) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self.giving_back = GivingBack()
-        self.parsing = asyncio.Lock()  # of large ones, each of which has the interpreter for long
+        self.malloc_trim = MallocTrim()
+        self.parsing = asyncio.Lock()  # parsing a large body keeps the GIL for long: one at a time
 
     def __repr__(self) -> str:
-        return f"Bodies({self._num_bytes} of {self._max_bytes} bytes)"
+        return f"BodyMemory({self._num_bytes} of {self._max_bytes} bytes)"
 
-    def hold(self) -> Held:
-        """Room for one body, which holds nothing yet."""
-        return Held(self)
+    def reserve(self) -> BodyReservation:
+        """An empty reservation for one body."""
+        return BodyReservation(self)
 
-    def grow(self, held_bytes: int, more_bytes: int) -> None:
-        """A body of `held_bytes` counted bytes gets `more_bytes`. Raises Unavailable where there is
-        no room for them beside the others; one alone always has room.
+    def grow(self, counted_bytes: int, more_bytes: int) -> None:
+        """Add `more_bytes` to a body that has `counted_bytes`. Raises Unavailable if they do not
+        fit beside the other bodies; a body alone always fits.
         """
-        others_bytes = self._num_bytes - held_bytes
+        others_bytes = self._num_bytes - counted_bytes
         if others_bytes and self._num_bytes + more_bytes > self._max_bytes:
             raise Unavailable(
-                "The server is busy: the bodies of other requests fill the "
-                f"{self._max_bytes} bytes that there are for them."
+                "The server is busy: the bodies of other requests take up the "
+                f"{self._max_bytes} bytes reserved for bodies."
             )
         self._num_bytes += more_bytes
 
     def shrink(self, num_bytes: int) -> None:
-        """A body let go of its counted bytes."""
+        """Return the counted bytes of a body."""
         self._num_bytes -= num_bytes
 
 
-class Held:
-    """What one body holds; all of it is let go of at the end of the `with`, or before."""
+class BodyReservation:
+    """The memory that one body takes; `release` or the end of the `with` returns it."""
 
-    def __init__(self, bodies: Bodies) -> None:
-        self._bodies = bodies
+    def __init__(self, memory: BodyMemory) -> None:
+        self._memory = memory
         self._counted_bytes = 0
         self._num_bytes = 0
 
@@ -78,33 +76,31 @@ class Held:
         self.release()
 
     def grow(self, num_bytes: int) -> None:
-        """So many more bytes have come. Raises Unavailable."""
+        """Add bytes that have arrived. Raises Unavailable."""
         self._num_bytes += num_bytes
         more_bytes = max(0, self._num_bytes - SMALL_BYTES) - self._counted_bytes
-        self._bodies.grow(self._counted_bytes, more_bytes)
+        self._memory.grow(self._counted_bytes, more_bytes)
         self._counted_bytes += more_bytes
 
     def release(self) -> None:
-        """Nothing is held any more."""
-        self._bodies.shrink(self._counted_bytes)
+        """Return all of it. Idempotent."""
+        self._memory.shrink(self._counted_bytes)
         if self._num_bytes >= LARGE_BYTES:
-            self._bodies.giving_back.ask()
+            self._memory.malloc_trim.schedule()
         self._counted_bytes = self._num_bytes = 0
 
 
-READ_TIMEOUT_S = 60.0
-DISCARD_TIMEOUT_S = 2.0
+async def read_body(
+    scope: Scope, receive: Receive, max_bytes: int, reservation: BodyReservation
+) -> bytes:
+    """Read the whole body, and count it in `reservation`.
 
-
-async def read_body(scope: Scope, receive: Receive, max_bytes: int, held: Held) -> bytes:
-    """Read the whole body into the room that is `held` for it.
-
-    Raises RequestError: 413 past `max_bytes`, 408 past READ_TIMEOUT_S; Unavailable where others
-    take up the room; ClientDisconnect if cut.
+    Raises RequestError with status 413 past `max_bytes` or 408 past READ_TIMEOUT_S, Unavailable if
+    other bodies take up the memory, and ClientDisconnect.
     """
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
-            return await _read_all(scope, receive, max_bytes, held)
+            return await _read_all(scope, receive, max_bytes, reservation)
     except TimeoutError:
         raise RequestError(
             f"The request body did not arrive within {READ_TIMEOUT_S:.0f} s.",
@@ -113,20 +109,22 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, held: Held) 
         ) from None
 
 
-async def client_gone(receive: Receive) -> NoReturn:
+async def wait_for_disconnect(receive: Receive) -> NoReturn:
     """Wait until the client leaves; the body must have been read. Raises ClientDisconnect."""
     while (await receive())["type"] != "http.disconnect":
         pass
     raise ClientDisconnect
 
 
-async def _read_all(scope: Scope, receive: Receive, max_bytes: int, held: Held) -> bytes:
+async def _read_all(
+    scope: Scope, receive: Receive, max_bytes: int, reservation: BodyReservation
+) -> bytes:
     declared = dict(scope["headers"]).get(b"content-length", b"")
     declared_bytes = int(declared) if declared.isdigit() else 0
     if declared_bytes > max_bytes:
         await _discard(receive, declared_bytes)
         raise _too_large(max_bytes)
-    body = BytesIO()  # not a list of parts: they may be of a byte each
+    body = BytesIO()  # not a list of parts: these may be single bytes
     more = True
     while more:
         part, more = await _next_part(receive)
@@ -135,14 +133,14 @@ async def _read_all(scope: Scope, receive: Receive, max_bytes: int, held: Held) 
                 await _discard(receive, max_bytes)
             raise _too_large(max_bytes)
         try:
-            held.grow(len(part))
+            reservation.grow(len(part))
         except Unavailable:
             body.close()
             if more:
                 await _discard(receive, max_bytes)
             raise
         body.write(part)
-    return body.getvalue()  # no copy of it
+    return body.getvalue()  # does not copy
 
 
 async def _next_part(receive: Receive) -> tuple[bytes, bool]:
@@ -153,7 +151,7 @@ async def _next_part(receive: Receive) -> tuple[bytes, bool]:
 
 
 async def _discard(receive: Receive, max_bytes: int) -> None:
-    """Read on for a moment: a client writing into a closed socket sees a reset, no 413."""
+    """Keep reading for a moment: a client that writes to a closed socket sees a reset, no 413."""
     num_bytes = 0
     more = True
     try:

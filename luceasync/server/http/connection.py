@@ -1,7 +1,6 @@
-"""One client's connection: HTTP/1.1 by Hypercorn's protocol, over a socket that we let go of.
+"""One client's connection: Hypercorn's HTTP/1.1 with bounds on everything a client may hold up.
 
-Owns when the connection ends: its client leaves, is silent, does not read, or says what is neither.
-Knows no route.
+Owns when the connection ends: the client leaves, is silent, does not read, or speaks no HTTP.
 """
 
 from __future__ import annotations
@@ -30,78 +29,52 @@ from hypercorn.typing import (
 )
 from hypercorn.utils import parse_socket_addr
 
-# The forms in which a request names what it wants (RFC 9112, 3.2). Knows no route.
-
+SEND_TIMEOUT_S = 60.0  # for a client that is behind to read some of its answer
+AHEAD_TIMEOUT_S = 10.0  # for which a client may have sent more than the app has read
+CLOSE_TIMEOUT_S = 5.0  # for the last bytes of a connection that ends
+NUM_LAST_ITERATIONS = 64  # of the loop, to handle what a client sent just before it left
+LARGE_BYTES = 16 << 10  # of one read; of all clients, one such read is handled per iteration
 
 SCHEMES = (b"http", b"https")
-
-
-def in_origin_form(request: h11.Request) -> h11.Request:
-    """The request as a client would say it that knows of no proxies: of a whole URI, which a server
-    must accept (3.2.2), the path is wanted, and its authority is the Host, whatever else is said.
-    """
-    scheme, separator, rest = request.target.partition(b"://")
-    if not separator or scheme.lower() not in SCHEMES:
-        return request
-    end = min((at for at in map(rest.find, (b"/", b"?")) if at >= 0), default=len(rest))
-    authority, wanted = rest[:end], rest[end:]
-    if not authority:
-        return request
-    others = [(name, value) for name, value in request.headers if name != b"host"]
-    return h11.Request(
-        method=request.method,
-        headers=[(b"host", authority), *others],
-        target=wanted if wanted.startswith(b"/") else b"/" + wanted,
-        http_version=request.http_version,
-    )
-
-
-# Work that many ask for at once, spread over the turns of the event loop. Owns the order: first
-# come, first served, one at each turn. Knows nothing of the work.
-
-
-class Turns:
-    """Whoever has much to do waits for `take` first: others then never wait for more than one."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._is_turning = False
-
-    async def take(self) -> None:
-        """Return at a turn of the loop at which nobody else does."""
-        loop = asyncio.get_running_loop()
-        turn = loop.create_future()
-        self._waiting.append(turn)
-        if not self._is_turning:
-            self._is_turning = True
-            loop.call_soon(self._turn)
-        await turn
-
-    def _turn(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():  # who waits may have been cancelled
-                turn.set_result(None)
-                break
-        self._is_turning = bool(self._waiting)
-        if self._is_turning:
-            asyncio.get_running_loop().call_soon(self._turn)
-
+NO_BODY = frozenset((204, 304))
+FRAMING = frozenset((b"content-length", b"transfer-encoding"))  # headers that delimit a body
 
 Address = tuple[str, int] | None
 
-SEND_TIMEOUT_S = 60.0  # in which a client has to read some of what waits for it
-AHEAD_TIMEOUT_S = 10.0  # for which a client may have sent more than anybody reads yet
-NO_BODY = frozenset((204, 304))
-FRAMING = frozenset((b"content-length", b"transfer-encoding"))  # headers that say a body's end
-LAST_TURNS = 64  # of the loop, for what a client has said before it left
-LARGE_BYTES = 16 << 10  # of one piece: those of many clients are taken one at a time
-CLOSE_TIMEOUT_S = 5.0  # for the last bytes of a connection that ends
+
+class LoopThrottle:
+    """Spreads work over iterations of the event loop: one waiter proceeds per iteration, in order,
+    so nothing else waits for more than one piece of work.
+    """
+
+    def __init__(self) -> None:
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._is_scheduled = False
+
+    async def wait(self) -> None:
+        """Return in an iteration of the loop in which no other waiter does."""
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+        self._waiters.append(waiter)
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            loop.call_soon(self._wake_next)
+        await waiter
+
+    def _wake_next(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():  # it may have been cancelled
+                waiter.set_result(None)
+                break
+        self._is_scheduled = bool(self._waiters)
+        if self._is_scheduled:
+            asyncio.get_running_loop().call_soon(self._wake_next)
 
 
-class Handlers(TaskGroup):
-    """Hypercorn's, but nobody waits to tell a handler that its client has left: one that reads no
-    more of a body would keep the connection for good.
+class AppTaskGroup(TaskGroup):
+    """Hypercorn's task group, which never blocks on telling a handler that its client has left: a
+    handler that has stopped reading a body would keep the connection forever.
     """
 
     async def spawn_app(
@@ -117,7 +90,7 @@ class Handlers(TaskGroup):
             if message["type"] != "http.disconnect":
                 await messages.put(message)
                 return
-            while not messages.empty():  # the body of a client that has left
+            while not messages.empty():  # drop the body of a client that has left
                 messages.get_nowait()
             messages.put_nowait(message)
 
@@ -127,23 +100,20 @@ class Handlers(TaskGroup):
 
 
 class Http11(H11Protocol):
-    """HTTP/1.1 and nothing else.
+    """HTTP/1.1 and nothing else. An offer to upgrade is ignored, as RFC 9110, 7.8 allows."""
 
-    An offer to upgrade is passed over, as a server may (RFC 9110, 7.8).
-    """
-
-    _in_chunks = False  # so goes what is still sent of the body
+    _is_chunked = False  # how the rest of the current body is sent
 
     async def stream_send(self, event: StreamEvent) -> None:
-        if isinstance(event, Body) and self._in_chunks and event.data:
-            # Each token comes this way. h11 would look again at what cannot have changed.
+        if isinstance(event, Body) and self._is_chunked and event.data:
+            # Each token passes here. h11 would validate again what cannot have changed.
             await self.send(RawData(b"%x\r\n%b\r\n" % (len(event.data), event.data)))
             return
         await super().stream_send(event)
-        self._in_chunks = isinstance(event, Response) and self._goes_in_chunks(event)
+        self._is_chunked = isinstance(event, Response) and self._becomes_chunked(event)
 
-    def _goes_in_chunks(self, response: Response) -> bool:
-        """Whether h11 has promised so: a body of unknown length, to a client of HTTP/1.1."""
+    def _becomes_chunked(self, response: Response) -> bool:
+        """Whether h11 has announced chunks: a body of unknown length, for an HTTP/1.1 client."""
         return (
             isinstance(self.connection, h11.Connection)
             and self.connection.our_state is h11.SEND_BODY
@@ -161,11 +131,32 @@ class Http11(H11Protocol):
         await super()._create_stream(in_origin_form(request))
 
 
-class Connection(TCPServer):
-    """Serves what comes in from one client until either side ends it; `await` it.
+def in_origin_form(request: h11.Request) -> h11.Request:
+    """Turn an absolute-form target, which a server must accept, into origin form (RFC 9112, 3.2).
 
-    What a client sends while its answer is on the way is read as far as one piece, so that its
-    leaving is noticed too.
+    The authority of the URI replaces the Host header (3.2.2).
+    """
+    scheme, separator, rest = request.target.partition(b"://")
+    if not separator or scheme.lower() not in SCHEMES:
+        return request
+    end = min((at for at in map(rest.find, (b"/", b"?")) if at >= 0), default=len(rest))
+    authority, target = rest[:end], rest[end:]
+    if not authority:
+        return request
+    others = [(name, value) for name, value in request.headers if name != b"host"]
+    return h11.Request(
+        method=request.method,
+        headers=[(b"host", authority), *others],
+        target=target if target.startswith(b"/") else b"/" + target,
+        http_version=request.http_version,
+    )
+
+
+class Connection(TCPServer):
+    """Serves one client until either side ends the connection; `await` it.
+
+    While an answer is on the way, one more piece is read ahead: only reading reveals that the
+    client has left.
     """
 
     def __init__(
@@ -173,46 +164,46 @@ class Connection(TCPServer):
         app: ASGIWrapper,
         config: Config,
         context: WorkerContext,
-        turns: Turns,
+        throttle: LoopThrottle,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(app, loop, config, context, {}, reader, writer)
-        self._turns = turns
+        self._throttle = throttle
         self._http: Http11 | None = None
         self._client_left = False
-        self._num_waiting = 0  # senders that wait for the client, or for one that does
-        self.when_idle: Callable[[bool], None] = lambda is_idle: None  # told each time it changes
+        self._num_blocked = 0  # senders that wait for the client, or behind one that does
+        self.on_idle: Callable[[bool], None] = lambda is_idle: None  # called on each change
         self._transport = writer.transport
         self._low_water_bytes = self._transport.get_write_buffer_limits()[0]
 
     async def run(self) -> None:
         try:
             client, server = self._addresses()
-            async with Handlers(self.loop) as self._task_group:
+            async with AppTaskGroup(self.loop) as self._task_group:
                 await self._begin(client, server)
                 await self.idle_task.restart(self._task_group, self._idle_timeout)
                 await self._read_data()
-                # The task group waits for it: nobody else would end it before its time.
+                # The task group would wait until it expires.
                 await self.idle_task.stop()
         except OSError:
             pass  # the client is gone
         finally:
             await self._close()
-            # It and its protocol know each other: they would stay until the collector comes.
+            # Break the reference cycle with the protocol, or both stay until a garbage collection.
             self._http = None
             vars(self).pop("protocol", None)
 
     def abort(self) -> None:
-        """End the connection now; what was not sent is lost."""
+        """Close the connection now and drop unsent data."""
         self._transport.abort()
 
     async def protocol_send(self, event: Event) -> None:
         if not isinstance(event, RawData):
             if isinstance(event, Updated):
-                self.when_idle(event.idle)
-                if self._client_left:  # after the last answer there is no request to wait for
+                self.on_idle(event.idle)
+                if self._client_left:  # no further request can come
                     return
             await super().protocol_send(event)
             return
@@ -227,15 +218,15 @@ class Connection(TCPServer):
         await self.protocol.handle(Closed())
 
     async def _write(self, data: bytes) -> None:
-        """Send `data`, in the order of the calls, and wait while the client is behind. Raises
+        """Send `data` in the order of the calls, and wait while the client is behind. Raises
         TimeoutError, ConnectionError or RuntimeError.
         """
-        if self._num_waiting == 0:
+        if self._num_blocked == 0:
             self._transport.write(data)
             if not self._is_behind():
-                return  # each token comes this way: nothing is awaited
+                return  # the path of each token: nothing to await
             data = b""
-        self._num_waiting += 1
+        self._num_blocked += 1
         try:
             async with self.send_lock:
                 self._transport.write(data)
@@ -243,15 +234,15 @@ class Connection(TCPServer):
                     async with asyncio.timeout(SEND_TIMEOUT_S):
                         await self.writer.drain()
         finally:
-            self._num_waiting -= 1
+            self._num_blocked -= 1
 
     def _is_behind(self) -> bool:
-        """Whether more waits for the client than may be added to, or the client is gone."""
-        waiting_bytes = self._transport.get_write_buffer_size()
-        return waiting_bytes > self._low_water_bytes or self._transport.is_closing()
+        """Whether the write buffer is above its low-water mark, or the client is gone."""
+        buffered_bytes = self._transport.get_write_buffer_size()
+        return buffered_bytes > self._low_water_bytes or self._transport.is_closing()
 
     def _addresses(self) -> tuple[Address, Address]:
-        """The client's and ours. Raises OSError where the client has gone already."""
+        """The client's address and ours. Raises OSError if the client has left already."""
         socket = self.writer.get_extra_info("socket")
         names = (socket.getpeername(), socket.getsockname())
         client, server = (parse_socket_addr(socket.family, name) for name in names)
@@ -277,7 +268,7 @@ class Connection(TCPServer):
         data = await self._read()
         while data:
             if len(data) >= LARGE_BYTES:
-                await self._turns.take()
+                await self._throttle.wait()
             handling = asyncio.ensure_future(self.protocol.handle(RawData(data)))
             reading = asyncio.ensure_future(self._read())
             try:
@@ -285,10 +276,10 @@ class Connection(TCPServer):
                 if handling.done():
                     await handling
                 data = await reading
-                if data:  # it waits for the answer before, or for whoever reads the body
+                if data:  # handling waits for the previous answer, or for the app to read
                     await asyncio.wait_for(handling, AHEAD_TIMEOUT_S)
                 else:
-                    await _settled(handling)
+                    await _settle(handling)
             except TimeoutError:
                 break
             finally:
@@ -298,7 +289,7 @@ class Connection(TCPServer):
         await self.protocol.handle(Closed())
 
     async def _read(self) -> bytes:
-        """What the client has sent; nothing when it has left."""
+        """The client's next bytes; b"" when it has left."""
         try:
             return await self.reader.read(MAX_RECV)
         except OSError:
@@ -312,11 +303,11 @@ class Connection(TCPServer):
             self.abort()
 
 
-async def _settled(handling: asyncio.Future[None]) -> None:
-    """Let what is being handled come as far as it does by itself: a request that has half begun
-    would not hear that its client has left.
+async def _settle(handling: asyncio.Future[None]) -> None:
+    """Let `handling` get as far as it does without waiting: a request whose handler has not started
+    would not be told that its client has left.
     """
-    for _ in range(LAST_TURNS):
+    for _ in range(NUM_LAST_ITERATIONS):
         if handling.done():
             return
         await asyncio.sleep(0)

@@ -1,7 +1,6 @@
-"""One listening socket, and Hypercorn serving an app on it.
+"""Binds the port, loads the certificate, and lets Hypercorn serve an app.
 
-Owns the binding of the port and Hypercorn's settings. Knows nothing of signals or of running
-requests.
+Knows nothing of signals or of running requests.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from starlette.applications import Starlette
 
 from luceasync.config import ServerConfig
 from luceasync.errors import ConfigError
-from luceasync.server.http.connection import Connection, Turns
+from luceasync.server.http.connection import Connection, LoopThrottle
 from luceasync.server.http.connections import Connections
 
-# Time for the last events and the closing of connections, after the running requests have ended.
-LINGER_S = 2.0
+LINGER_S = 2.0  # for last events and closing connections, after the running requests have ended
 BACKLOG = 1024
-UNSENT_BYTES = 64 << 10  # that the kernel takes of an answer before the client makes room for them
+UNSENT_BYTES = 64 << 10  # of an answer that the kernel buffers beyond the client's window
 MAX_DESCRIPTORS = 16384
-RESERVED_DESCRIPTORS = 192  # for weights, node files, devices and what libraries open
+RESERVED_DESCRIPTORS = 192  # for weights, node files, devices and libraries
+ALPN = ("http/1.1",)
 
 
 async def run_hypercorn(
@@ -38,14 +37,14 @@ async def run_hypercorn(
     closed: asyncio.Event,
     tls: ssl.SSLContext | None = None,
 ) -> None:
-    """Serve `app` on `listener`, which it owns from now on, until `closed` is set."""
+    """Serve `app` on `listener`, and close it, once `closed` is set."""
     config = HypercornConfig()
     config.errorlog = logging.getLogger("luceasync.hypercorn")
     config.include_server_header = False
-    config.keep_alive_timeout = 75.0  # longer than proxies keep theirs: they close it, not we
+    config.keep_alive_timeout = 75.0  # longer than proxies do, so that they close first
     context = WorkerContext(None)
     wrapped = ASGIWrapper(app)  # type: ignore[arg-type]
-    make = partial(Connection, wrapped, config, context, Turns())
+    make = partial(Connection, wrapped, config, context, LoopThrottle())
     connections = Connections(make, max_connections(), tls)
     async with app.router.lifespan_context(app):
         listener.listen(BACKLOG)
@@ -60,7 +59,7 @@ async def run_hypercorn(
 
 
 def listen(config: ServerConfig) -> socket.socket:
-    """Bind the port. Raises ConfigError: taken, not ours, or no such address."""
+    """Bind the port. Raises ConfigError if it is taken or the address is not ours."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -84,7 +83,7 @@ def listen(config: ServerConfig) -> socket.socket:
 
 
 def max_connections() -> int:
-    """As many as this process may have open, after it has asked for more descriptors."""
+    """How many connections this process may have, after raising its limit of descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -95,30 +94,22 @@ def max_connections() -> int:
 
 
 def url_of(listener: socket.socket, tls: ssl.SSLContext | None = None) -> str:
-    """The address to type into a client."""
+    """The URL for clients."""
     host, port = listener.getsockname()[:2]
     scheme = "http" if tls is None else "https"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-# The certificate and the key that the server shows, checked before anything else is done. Owns
-# what TLS we speak and the words for files that do not do. Knows no connection.
-
-
-ALPN = ("http/1.1",)
-ALLOWED = "a PEM file"
-
-
 def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
-    """TLS 1.2 or newer with the files of `config`, None where it names none. Raises ConfigError."""
+    """TLS 1.2 or newer with the certificate of `config`, None without one. Raises ConfigError."""
     cert, key = config.tls_cert, config.tls_key
     if cert is None or key is None:
         return None
-    _refuse_other("--tls-cert", cert, "CERTIFICATE", "a certificate, or a chain of them")
-    if "ENCRYPTED" in _refuse_other("--tls-key", key, "PRIVATE KEY", "a private key"):
+    _read_pem("--tls-cert", cert, "CERTIFICATE", "a certificate, or a chain of them")
+    if "ENCRYPTED" in _read_pem("--tls-key", key, "PRIVATE KEY", "a private key"):
         raise ConfigError(
-            f"--tls-key {key}: the key is encrypted, and nobody would be asked for its password; "
-            "allowed: a PEM file with a key that is not (`openssl pkey -in KEY -out PLAIN_KEY`)"
+            f"--tls-key {key}: the key is encrypted, and the server cannot ask for a password; "
+            "allowed: a PEM file with a plain key (`openssl pkey -in KEY -out PLAIN_KEY`)"
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -129,24 +120,26 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise ConfigError(
-                f"--tls-key {key}: the key is not that of the certificate {cert}; "
-                "allowed: the key for which the first certificate in that file was made"
+                f"--tls-key {key}: the key does not belong to the certificate {cert}; "
+                "allowed: the key of the first certificate in that file"
             ) from None
         raise ConfigError(
-            f"--tls-cert {cert} --tls-key {key}: OpenSSL does not take them "
+            f"--tls-cert {cert} --tls-key {key}: OpenSSL does not accept them "
             f"({error.reason or error}); allowed: PEM files with a certificate and its key"
         ) from None
     return context
 
 
-def _refuse_other(flag: str, path: Path, what: str, words: str) -> str:
-    """The text of `path`, which holds a `what`. Raises ConfigError."""
+def _read_pem(flag: str, path: Path, label: str, allowed: str) -> str:
+    """The text of a PEM file that holds a `label`. Raises ConfigError, which says what is
+    `allowed`.
+    """
     try:
         text = path.read_text(encoding="ascii", errors="replace")
     except OSError as error:
         raise ConfigError(
-            f"{flag} {path}: cannot be read ({error.strerror}); allowed: {ALLOWED} with {words}"
+            f"{flag} {path}: cannot be read ({error.strerror}); allowed: a PEM file with {allowed}"
         ) from None
-    if "-----BEGIN " not in text or f"{what}-----" not in text:
-        raise ConfigError(f"{flag} {path}: holds none; allowed: {ALLOWED} with {words}")
+    if "-----BEGIN " not in text or f"{label}-----" not in text:
+        raise ConfigError(f"{flag} {path}: holds none; allowed: a PEM file with {allowed}")
     return text

@@ -1,7 +1,7 @@
-"""Which web pages may use the server: the Host that was asked for, and the Origin of the page.
+"""Which web pages may use the server, by the Host header and the Origin of the page.
 
-Owns both rules. A page's name can be made to resolve to this machine (DNS rebinding): its Host
-tells. A page of another site can send what needs no preflight: its Origin tells. Knows no keys.
+DNS rebinding lets a page's own name resolve to this machine; the Host header reveals it. A page of
+another site can send requests that need no preflight; the Origin header reveals it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from luceasync.config import ServerConfig
 from luceasync.errors import RequestError
 
 ANY = "*"
-MAX_CHARS_TOLD = 100
-# What a page may not read of another origin unless it is told so.
+MAX_ECHO_CHARS = 100
+# CORS hides these from a page of another origin unless they are listed.
 EXPOSED_HEADERS = ("Retry-After",)
 
-Refuse = Callable[[Scope, Exception], Response]
+Refusal = Callable[[Scope, Exception], Response]
 
 
-def guards(config: ServerConfig, refuse: Refuse) -> list[Middleware]:
-    """The middleware that keeps strangers out, and lets pages of allowed origins read answers."""
-    middleware = [Middleware(RefuseStrangers, config=config, refuse=refuse)]
+def origin_middleware(config: ServerConfig, refusal: Refusal) -> list[Middleware]:
+    """The check of hosts and origins, and CORS for the origins that are allowed."""
+    middleware = [Middleware(CheckHostAndOrigin, config=config, refusal=refusal)]
     if config.allow_origins:
         middleware.append(
             Middleware(
@@ -43,17 +43,17 @@ def guards(config: ServerConfig, refuse: Refuse) -> list[Middleware]:
     return middleware
 
 
-class RefuseStrangers:
-    """Middleware: 403 for a Host that is not ours, and for an Origin that nobody allowed.
+class CheckHostAndOrigin:
+    """Middleware: 403 for a Host that is not ours, and for an Origin that is not allowed.
 
-    Hosts are judged where the server listens on loopback, or where some are allowed by name.
+    Hosts are checked if the server listens on loopback, or if some are allowed by name.
     """
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, refuse: Refuse) -> None:
+    def __init__(self, app: ASGIApp, config: ServerConfig, refusal: Refusal) -> None:
         self._app = app
-        self._refuse = refuse
+        self._refusal = refusal
         self._hosts = {*(name.lower() for name in config.allow_hosts), config.host.lower()}
-        self._judges_hosts = ANY not in config.allow_hosts and (
+        self._checks_hosts = ANY not in config.allow_hosts and (
             bool(config.allow_hosts) or listens_on_loopback(config.host)
         )
         self._origins = frozenset(config.allow_origins)
@@ -61,38 +61,38 @@ class RefuseStrangers:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             try:
-                self._judge(scope)
+                self._check(scope)
             except RequestError as error:
-                await self._refuse(scope, error)(scope, receive, send)
+                await self._refusal(scope, error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _judge(self, scope: Scope) -> None:
-        """Raise RequestError for a stranger. Without a Host or an Origin it is no browser."""
+    def _check(self, scope: Scope) -> None:
+        """Raise RequestError. A request without Host and Origin does not come from a browser."""
         hosts = list(_values(scope, b"host"))
-        if self._judges_hosts:
+        if self._checks_hosts:
             for host in hosts:
-                self._judge_host(host)
+                self._check_host(host)
         for origin in _values(scope, b"origin"):
-            self._judge_origin(origin, hosts)
+            self._check_origin(origin, hosts)
 
-    def _judge_host(self, host: str) -> None:
+    def _check_host(self, host: str) -> None:
         name = name_of(host)
         if name not in self._hosts and not is_local(name):
-            raise _stranger(
-                f"The Host {_told(host)} is not served here; "
+            raise _forbidden(
+                f"The Host {_echo(host)} is not served here; "
                 "expected localhost, a loopback address, or a name given by --allow-host.",
                 code="unknown_host",
             )
 
-    def _judge_origin(self, origin: str, hosts: Iterable[str]) -> None:
+    def _check_origin(self, origin: str, hosts: Iterable[str]) -> None:
         if ANY in self._origins or origin in self._origins:
             return
-        if origin.partition("://")[2] in hosts:  # a page of this server itself
+        if origin.partition("://")[2] in hosts:  # a page of this server
             return
-        raise _stranger(
-            f"Web pages of the Origin {_told(origin)} may not use this server; "
-            "they may when it is started with --allow-origin and that origin.",
+        raise _forbidden(
+            f"Web pages of the Origin {_echo(origin)} may not use this server; "
+            "start it with --allow-origin and that origin to allow them.",
             code="foreign_origin",
         )
 
@@ -105,17 +105,17 @@ def name_of(host: str) -> str:
 
 
 def is_local(name: str) -> bool:
-    """Whether no DNS server is asked for `name`, and it is this machine."""
+    """Whether `name` is this machine without asking a DNS server."""
     return name == "localhost" or _is_loopback(name)
 
 
 def listens_on_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens on `host`; False for one unknown."""
+    """Whether only this machine can reach what listens on `host`; False if `host` is unknown."""
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError:  # whoever binds it says so in words
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError:  # binding it will report the error
         return False
-    return _is_loopback(str(found[0][4][0]))
+    return _is_loopback(str(addresses[0][4][0]))
 
 
 def _is_loopback(address: str) -> bool:
@@ -131,9 +131,9 @@ def _values(scope: Scope, name: bytes) -> Iterable[str]:
             yield value.decode("latin-1").strip().lower()
 
 
-def _told(value: str) -> str:
-    return repr(value[:MAX_CHARS_TOLD])
+def _echo(value: str) -> str:
+    return repr(value[:MAX_ECHO_CHARS])
 
 
-def _stranger(message: str, code: str) -> RequestError:
+def _forbidden(message: str, code: str) -> RequestError:
     return RequestError(message, code=code, status=403)

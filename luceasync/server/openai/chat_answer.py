@@ -1,6 +1,6 @@
-"""OpenAI's shapes of a chat answer, streamed and plain.
+"""POST /v1/chat/completions: the chunks of an answer, and the plain answer as a fold of them.
 
-Owns field names and their order. Knows nothing of where the values come from.
+Source: OpenAI's OpenAPI document. Owns which chunk has which fields, and when it is sent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.datastructures import Headers
 
-from luceasync import __version__
 from luceasync.request import (
     ArgumentsPiece,
     CallPiece,
@@ -31,15 +30,22 @@ from luceasync.request import (
 )
 from luceasync.server.answer_stats import LuceasyncBody, TimingsBody, luceasync_of, timings_of
 from luceasync.server.failures import Failure
-from luceasync.server.family import Form
+from luceasync.server.family import BodySpec
 from luceasync.server.http.auth import Caller
 from luceasync.server.http.responses import encode_event
-from luceasync.server.openai.chat_body import ChatBody, ChatCall, parse_chat
-from luceasync.server.openai.common import UsageBody, error_body, usage_of
+from luceasync.server.openai.chat_body import ChatBody, ParsedChat, parse_chat
+from luceasync.server.openai.common import (
+    DONE,
+    SYSTEM_FINGERPRINT,
+    UsageBody,
+    error_body,
+    json_logprob,
+    usage_of,
+)
 
 
 class LogprobEntry(msgspec.Struct):
-    """One token; the entries of `top_logprobs` have no such list of their own."""
+    """One token; the entries of `top_logprobs` have no `top_logprobs` themselves."""
 
     token: str
     logprob: float
@@ -53,14 +59,14 @@ class ChoiceLogprobs(msgspec.Struct):
 
 
 class FunctionDelta(msgspec.Struct, omit_defaults=True):
-    """The name comes with the first delta of a call, and parts of the arguments with all."""
+    """The first delta of a call has the name; all of them have parts of the arguments."""
 
     arguments: str = msgspec.field(default_factory=str)
     name: str | None = None
 
 
 class CallDelta(msgspec.Struct, omit_defaults=True):
-    """A part of call `index`; its id and type come with the first one."""
+    """A part of call `index`; the first one has its id and type."""
 
     index: int
     function: FunctionDelta
@@ -97,7 +103,7 @@ class ChatChunk(msgspec.Struct):
 
 
 class AnswerFunction(msgspec.Struct):
-    """`arguments`: the JSON of an object, unless the answer was cut off."""
+    """`arguments` is a JSON object, as text, unless the answer was cut off."""
 
     name: str
     arguments: str
@@ -110,7 +116,7 @@ class AnswerCall(msgspec.Struct):
 
 
 class AnswerMessage(msgspec.Struct):
-    """`content` None: it consists of calls."""
+    """`content` is None if the answer is nothing but calls."""
 
     role: Literal["assistant"]
     content: str | None
@@ -140,24 +146,20 @@ class ChatCompletion(msgspec.Struct):
     luceasync: LuceasyncBody | UnsetType
 
 
-SYSTEM_FINGERPRINT = f"luceasync-{__version__}"
-LEAST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say
-
-
 class ChatEvents:
-    """Turns the deltas of one Stream into chunks, in the order in which they have to be sent.
+    """Turns the deltas of one Stream into chunks, in the order of sending.
 
-    Every choice begins with its role and ends with its finish reason. The last chunk tells of the
-    work; with `include_usage` it is the chunk without choices that carries the usage too.
+    Every choice begins with its role and ends with its finish reason. The last chunk has the
+    statistics; with `include_usage` that is the one without choices, which has the usage too.
     """
 
-    def __init__(self, call: ChatCall, model: str, num_prompt_tokens: int) -> None:
-        self._call = call
+    def __init__(self, chat: ParsedChat, model: str, num_prompt_tokens: int) -> None:
+        self._chat = chat
         self._model = model
         self._num_prompt_tokens = num_prompt_tokens
         self._num_completion_tokens = 0
         self._finishes: dict[int, Finish] = {}
-        self._callers: set[int] = set()  # choices that have called a tool
+        self._calling: set[int] = set()  # choices that have called a tool
         self._id = f"chatcmpl-{random.getrandbits(128):032x}"
         self._created = int(time.time())
 
@@ -171,11 +173,11 @@ class ChatEvents:
                     yield chunk
             for chunk in self._chunks_of(delta):
                 yield chunk
-        if self._call.include_usage:
+        if self._chat.include_usage:
             yield self._last_chunk([], usage_of(self._finishes))
 
     def _roles(self) -> Iterator[ChatChunk]:
-        for index in range(self._call.request.num_choices):
+        for index in range(self._chat.request.num_choices):
             message = DeltaMessage(role="assistant", content="")
             yield self._chunk([ChunkChoice(index, message)])
 
@@ -184,22 +186,22 @@ class ChatEvents:
         logprobs = ChoiceLogprobs(_entries(delta.logprobs)) if delta.logprobs else None
         for piece in delta.pieces:
             if isinstance(piece, CallPiece):
-                self._callers.add(delta.index)
+                self._calling.add(delta.index)
             yield self._chunk([ChunkChoice(delta.index, _message(piece), logprobs)])
-            logprobs = None  # the first chunk has told those of all tokens
+            logprobs = None  # the first chunk has those of all tokens of the delta
         if logprobs is not None:
             yield self._chunk([ChunkChoice(delta.index, DeltaMessage(content=""), logprobs)])
         if delta.finish is not None:
             self._finishes[delta.index] = delta.finish
-            all_finished = len(self._finishes) == self._call.request.num_choices
-            is_last = all_finished and not self._call.include_usage
+            all_finished = len(self._finishes) == self._chat.request.num_choices
+            is_last = all_finished and not self._chat.include_usage
             reason = self._reason(delta.index, delta.finish)
             choice = ChunkChoice(delta.index, DeltaMessage(), None, reason)
             yield self._last_chunk([choice]) if is_last else self._chunk([choice])
 
     def _reason(self, index: int, finish: Finish) -> str:
-        """A choice that ends by itself after a call waits for what the tool says."""
-        is_call = finish.reason == "stop" and index in self._callers
+        """The finish reason; a choice that stops after a call waits for the tool's result."""
+        is_call = finish.reason == "stop" and index in self._calling
         return "tool_calls" if is_call else finish.reason
 
     def _last_chunk(
@@ -212,8 +214,8 @@ class ChatEvents:
 
     def _chunk(self, choices: list[ChunkChoice], usage: UsageBody | UnsetType = UNSET) -> ChatChunk:
         shown: UsageBody | UnsetType | None = usage
-        if usage is UNSET and self._call.include_usage:
-            shown = self._running_usage() if self._call.continuous_usage else None
+        if usage is UNSET and self._chat.include_usage:
+            shown = self._running_usage() if self._chat.continuous_usage else None
         return ChatChunk(
             self._id,
             "chat.completion.chunk",
@@ -229,8 +231,8 @@ class ChatEvents:
         return UsageBody(prompt, completion, prompt + completion)
 
 
-class MessageFold:
-    """The message that the deltas of one choice say, taken one by one."""
+class ChatMessageFold:
+    """Folds the deltas of one choice into its message."""
 
     def __init__(self) -> None:
         self._content: list[str] = []
@@ -238,7 +240,7 @@ class MessageFold:
         self._calls: dict[int, tuple[CallDelta, list[str]]] = {}
 
     def take(self, delta: DeltaMessage) -> None:
-        """Add what `delta` says."""
+        """Add the next delta."""
         self._content.append(delta.content or "")
         self._reasoning.append(delta.reasoning_content or "")
         for call in delta.tool_calls or ():
@@ -246,7 +248,7 @@ class MessageFold:
             arguments.append(call.function.arguments)
 
     def message(self) -> AnswerMessage:
-        """The whole of it."""
+        """The message so far."""
         content, reasoning = "".join(self._content), "".join(self._reasoning)
         calls = [
             AnswerCall(call.id or "", AnswerFunction(call.function.name or "", "".join(arguments)))
@@ -260,29 +262,29 @@ class MessageFold:
         )
 
 
-class AnswerFold:
-    """The plain answer that says what the chunks of one answer say, taken one by one."""
+class ChatFold:
+    """Folds the chunks of one answer into the plain answer."""
 
     def __init__(self) -> None:
-        self._messages: dict[int, MessageFold] = {}
+        self._messages: dict[int, ChatMessageFold] = {}
         self._logprobs: dict[int, list[LogprobEntry]] = {}
         self._finish_reasons: dict[int, str] = {}
         self._last: ChatChunk | None = None
 
     def take(self, chunk: ChatChunk) -> None:
-        """Add the next chunk; every choice begins with the chunk of its role."""
+        """Add the next chunk."""
         self._last = chunk
         for choice in chunk.choices:
-            self._messages.setdefault(choice.index, MessageFold()).take(choice.delta)
+            self._messages.setdefault(choice.index, ChatMessageFold()).take(choice.delta)
             if choice.logprobs is not None:
                 self._logprobs.setdefault(choice.index, []).extend(choice.logprobs.content)
             if choice.finish_reason is not None:
                 self._finish_reasons[choice.index] = choice.finish_reason
 
     def completion(self) -> ChatCompletion:
-        """The whole answer, after its last chunk."""
+        """The answer, after its last chunk."""
         last = self._last
-        assert last is not None, "an answer has at least the chunks of its roles"
+        assert last is not None, "an answer has at least a chunk for each role"
         return ChatCompletion(
             last.id,
             "chat.completion",
@@ -323,58 +325,49 @@ def _entries(logprobs: Iterable[TokenLogprob]) -> list[LogprobEntry]:
 
 
 def _entry(one: TokenLogprob, top: list[LogprobEntry] | UnsetType = UNSET) -> LogprobEntry:
-    return LogprobEntry(one.token, max(one.logprob, LEAST_LOGPROB), list(one.token_bytes), top)
-
-
-# POST /v1/chat/completions, as a body and an answer. Owns which of its parts does what when.
-# Knows nothing of who drives it: see luceasync.server.family.
-
-
-DONE = b"data: [DONE]\n\n"
+    return LogprobEntry(one.token, json_logprob(one), list(one.token_bytes), top)
 
 
 class ChatCompletions:
-    """See luceasync.server.family.Endpoint."""
-
     path = "/v1/chat/completions"
-    form = Form(ChatBody, streams=True)
+    body = BodySpec(ChatBody, streams=True)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def parse(self, body: bytes, headers: Headers, caller: Caller) -> ChatAnswer:
+    def parse(self, body: bytes, headers: Headers, caller: Caller) -> ChatCall:
         card = self._engine.card
-        return ChatAnswer(parse_chat(body, card, caller, headers), card.name)
+        return ChatCall(parse_chat(body, card, caller, headers), card.name)
 
 
-class ChatAnswer:
-    """See luceasync.server.family.Call. The plain answer always tells the usage."""
+class ChatCall:
+    """A parsed request. The plain answer always has the usage."""
 
-    def __init__(self, call: ChatCall, model: str) -> None:
-        self._call = call if call.stream else replace(call, include_usage=True)
+    def __init__(self, chat: ParsedChat, model: str) -> None:
+        self._chat = chat if chat.stream else replace(chat, include_usage=True)
         self._model = model
 
     @property
     def requests(self) -> Sequence[Request]:
-        return (self._call.request,)
+        return (self._chat.request,)
 
     @property
     def stream(self) -> bool:
-        return self._call.stream
+        return self._chat.stream
 
     def events(self, streams: Sequence[Stream]) -> AsyncGenerator[ChatChunk, None]:
         [stream] = streams
-        return ChatEvents(self._call, self._model, stream.num_prompt_tokens).chunks(stream)
+        return ChatEvents(self._chat, self._model, stream.num_prompt_tokens).chunks(stream)
 
     def encode(self, event: ChatChunk) -> bytes:
         return encode_event(event)
 
     def end(self, failure: Failure | None) -> bytes:
-        """A stream that broke off has no [DONE]."""
+        """[DONE], or an error event without it."""
         return DONE if failure is None else encode_event(error_body(failure))
 
     async def fold(self, events: AsyncIterator[ChatChunk]) -> ChatCompletion:
-        fold = AnswerFold()
+        fold = ChatFold()
         async for chunk in events:
             fold.take(chunk)
         return fold.completion()

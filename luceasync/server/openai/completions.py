@@ -1,15 +1,17 @@
-"""POST /v1/completions, as a body and an answer: text goes on where prompts end.
+"""POST /v1/completions: continues text.
 
 Source: OpenAI's OpenAPI document, `CreateCompletion`. Owns its types, its ranges, and which of a
-call's choices belongs to which prompt. Knows nothing of who drives it.
+call's choices belongs to which prompt.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import msgspec
@@ -28,51 +30,55 @@ from luceasync.request import (
 )
 from luceasync.server.answer_stats import LuceasyncBody, TimingsBody, luceasync_of, timings_of
 from luceasync.server.failures import Failure
-from luceasync.server.family import Form
-from luceasync.server.fields import (
-    AskedPins,
-    at_most,
-    conversation_of,
-    decode,
-    in_range,
-    pins_of,
-    refuse,
-)
+from luceasync.server.family import BodySpec
+from luceasync.server.fields import MAX_INT, at_most, decode, in_range, refuse
 from luceasync.server.http.auth import Caller
-from luceasync.server.http.responses import encode_event, merged
-from luceasync.server.openai.chat_answer import LEAST_LOGPROB, SYSTEM_FINGERPRINT
-from luceasync.server.openai.chat_body import StreamOptions
+from luceasync.server.http.responses import encode_event
 from luceasync.server.openai.common import (
+    DONE,
+    SYSTEM_FINGERPRINT,
     UsageBody,
+    check_model,
     error_body,
-    refuse_unserved,
-    unknown_model,
+    json_logprob,
     usage_of_all,
 )
-from luceasync.server.openai.sampling import (
+from luceasync.server.openai.request_body import (
     SamplingBody,
-    constraint_of,
-    min_tokens_of,
+    StreamOptions,
     num_choices_of,
-    priority_of,
-    sampling_of,
-    stops_of,
+    refuse_unserved,
+    request_of,
 )
 
-# OpenAI's shapes of a completion, streamed and plain. Owns field names and their order. Knows
-# nothing of where the values come from.
+MAX_PROMPTS = 64
+MAX_LOGPROBS = 20
+MAX_ECHOED_LOGPROBS = 5  # a prompt may have many tokens
+DEFAULT_MAX_TOKENS = 16
+
+Prompt = str | list[int]
 
 
-class Logprobs(msgspec.Struct):
-    """Lists of the same length, an entry for each token."""
+class CompletionBody(SamplingBody, kw_only=True):
+    """The fields of `POST /v1/completions` that are read; null is the same as absent."""
+
+    prompt: str | list[int | str | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Parallel lists with an entry for each token."""
 
     tokens: list[str] = msgspec.field(default_factory=list)
     token_logprobs: list[float | None] = msgspec.field(default_factory=list)
     top_logprobs: list[dict[str, float] | None] = msgspec.field(default_factory=list)
     text_offset: list[int] = msgspec.field(default_factory=list)
 
-    def add(self, other: Logprobs) -> None:
-        """What follows."""
+    def add(self, other: CompletionLogprobs) -> None:
+        """Append `other`."""
         self.tokens += other.tokens
         self.token_logprobs += other.token_logprobs
         self.top_logprobs += other.top_logprobs
@@ -82,20 +88,20 @@ class Logprobs(msgspec.Struct):
 class CompletionChoice(msgspec.Struct):
     index: int
     text: str
-    logprobs: Logprobs | None = None
+    logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
 
     def add(self, other: CompletionChoice) -> None:
-        """What follows."""
+        """Append `other`."""
         self.text += other.text
         self.finish_reason = other.finish_reason or self.finish_reason
         if other.logprobs is not None:
-            self.logprobs = self.logprobs or Logprobs()
+            self.logprobs = self.logprobs or CompletionLogprobs()
             self.logprobs.add(other.logprobs)
 
 
 class Completion(msgspec.Struct):
-    """The plain answer, and one event of a streamed one."""
+    """The plain answer, and each event of a streamed one."""
 
     id: str
     created: int
@@ -108,60 +114,28 @@ class Completion(msgspec.Struct):
     luceasync: LuceasyncBody | UnsetType = UNSET
 
 
-DONE = b"data: [DONE]\n\n"
-MAX_PROMPTS = 64
-MAX_LOGPROBS = 20
-MAX_ECHOED_LOGPROBS = 5  # a prompt may have many tokens
-DEFAULT_MAX_TOKENS = 16
-
-Prompt = str | list[int]
-
-
-class CompletionBody(SamplingBody, kw_only=True):
-    """The fields that are read; null is the same as absent."""
-
-    prompt: str | list[int | str | list[int]]
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = None
-    ignore_eos: bool | None = None
-    logprobs: int | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-    best_of: int | None = None
-    cache_salt: str | None = None
-    prompt_cache_key: str | None = None
-    kvflash_pin: AskedPins | None = None
-    priority: int | None = None
-
-
 _decoder = msgspec.json.Decoder(CompletionBody)
 
 
 class Completions:
-    """See luceasync.server.family.Endpoint."""
-
     path = "/v1/completions"
-    form = Form(CompletionBody, streams=True)
+    body = BodySpec(CompletionBody, streams=True)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def parse(self, body: bytes, headers: Headers, caller: Caller) -> CompletionCall:
         card = self._engine.card
-        asked = decode(_decoder, body)
-        if asked.model is not None and not card.serves(asked.model):
-            raise unknown_model(asked.model, card)
-        _refuse_unserved(asked)
-        prompts = _prompts(asked)
-        num_all = len(prompts) * num_choices_of(asked)
-        if num_all > MAX_PROMPTS:  # no queue would ever take them
-            refuse("n", asked.n, f"at most {MAX_PROMPTS} choices of all prompts")
-        echoed = [self._text(prompt) if asked.echo else "" for prompt in prompts]
-        conversation = conversation_of(headers, asked.prompt_cache_key)
-        requests = [_request(asked, prompt, caller, conversation) for prompt in prompts]
-        return CompletionCall(asked, requests, echoed, card.name)
+        completion = decode(_decoder, body)
+        check_model(completion.model, card)
+        _refuse_unserved(completion)
+        prompts = _prompts(completion)
+        num_all = len(prompts) * num_choices_of(completion)
+        if num_all > MAX_PROMPTS:  # the queue would never have room for them
+            refuse("n", completion.n, f"at most {MAX_PROMPTS} choices of all prompts")
+        echoed = [self._text(prompt) if completion.echo else "" for prompt in prompts]
+        requests = [_request(completion, prompt, caller, headers) for prompt in prompts]
+        return CompletionCall(completion, requests, echoed, card.name)
 
     def _text(self, prompt: Prompt) -> str:
         if isinstance(prompt, str):
@@ -170,7 +144,7 @@ class Completions:
 
 
 class CompletionCall:
-    """See luceasync.server.family.Call. The plain answer always tells the usage."""
+    """A parsed request. The plain answer always has the usage."""
 
     def __init__(
         self, body: CompletionBody, requests: Sequence[Request], echoed: Sequence[str], model: str
@@ -178,24 +152,24 @@ class CompletionCall:
         self.requests = requests
         self.stream = bool(body.stream)
         options = body.stream_options or StreamOptions()
-        self._tells_usage = not self.stream or bool(options.include_usage)
-        self._tells_logprobs = body.logprobs is not None
+        self._includes_usage = not self.stream or bool(options.include_usage)
+        self._includes_logprobs = body.logprobs is not None
         self._echoed = echoed
         self._model = model
         self._id = f"cmpl-{random.getrandbits(128):032x}"
         self._created = int(time.time())
-        self._num_echoed: dict[int, int] = {}  # characters whose log-probabilities were told
+        self._num_echoed: dict[int, int] = {}  # characters of log-probabilities sent
 
     async def events(self, streams: Sequence[Stream]) -> AsyncGenerator[Completion, None]:
-        """A chunk for each delta; the last one tells of the work."""
+        """A chunk for each delta; the last one has the statistics."""
         num_choices = self.requests[0].num_choices
         finishes: list[dict[int, Finish]] = [{} for _ in streams]
-        is_begun: set[int] = set()
+        begun: set[int] = set()
         num_chars: dict[int, int] = {}
-        async for number, delta in merged(streams):
+        async for number, delta in merge_streams(streams):
             index = number * num_choices + delta.index
-            lead = "" if index in is_begun else self._echoed[number]
-            is_begun.add(index)
+            lead = "" if index in begun else self._echoed[number]
+            begun.add(index)
             text, offset = lead + delta.text, num_chars.get(index, len(lead))
             num_chars[index] = offset + len(delta.text)
             if delta.finish is not None:
@@ -203,7 +177,7 @@ class CompletionCall:
             if text or delta.logprobs or delta.prompt_logprobs or delta.finish is not None:
                 yield self._chunk([self._choice(index, text, offset, delta)])
         last = self._chunk([])
-        last.usage = usage_of_all(finishes) if self._tells_usage else UNSET
+        last.usage = usage_of_all(finishes) if self._includes_usage else UNSET
         of_all = dict(enumerate(f for each in finishes for f in each.values()))
         last.timings, last.luceasync = timings_of(of_all), luceasync_of(of_all)
         yield last
@@ -212,7 +186,7 @@ class CompletionCall:
         return encode_event(event)
 
     def end(self, failure: Failure | None) -> bytes:
-        """A stream that broke off has no [DONE]."""
+        """[DONE], or an error event without it."""
         return DONE if failure is None else encode_event(error_body(failure))
 
     async def fold(self, events: AsyncIterator[Completion]) -> Completion:
@@ -228,7 +202,7 @@ class CompletionCall:
     def _choice(self, index: int, text: str, offset: int, delta: Delta) -> CompletionChoice:
         reason = None if delta.finish is None else delta.finish.reason
         logprobs = None
-        if self._tells_logprobs:
+        if self._includes_logprobs:
             logprobs = _logprobs(delta.prompt_logprobs, self._num_echoed.get(index, 0))
             self._num_echoed[index] = self._num_echoed.get(index, 0) + sum(
                 len(one.token) for one in delta.prompt_logprobs
@@ -243,7 +217,7 @@ class CompletionCall:
 def _refuse_unserved(body: CompletionBody) -> None:
     refuse_unserved(body)
     if body.suffix:
-        refuse("suffix", body.suffix, "none (no text is put before another here)")
+        refuse("suffix", body.suffix, "none (the model only continues text)")
     if body.best_of is not None and body.best_of != (body.n or 1):
         refuse("best_of", body.best_of, "the same as 'n'")
     if body.echo and (body.logprobs or 0) > MAX_ECHOED_LOGPROBS:
@@ -251,51 +225,45 @@ def _refuse_unserved(body: CompletionBody) -> None:
 
 
 def _prompts(body: CompletionBody) -> list[Prompt]:
-    """A text, texts, ids, or lists of ids."""
-    given = body.prompt
-    if isinstance(given, str):
-        return [given]
-    ids = [each for each in given if isinstance(each, int)]
-    if ids and len(ids) == len(given):
+    """The field is a text, texts, token ids, or lists of token ids."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    ids = [each for each in prompt if isinstance(each, int)]
+    if ids and len(ids) == len(prompt):
         return [ids]
-    prompts = [each for each in given if not isinstance(each, int)]
-    if not given or ids or len({type(prompt) for prompt in prompts}) > 1:
-        refuse("prompt", given, "text, token ids, or a list of such, all of one kind")
+    prompts = [each for each in prompt if not isinstance(each, int)]
+    if not prompt or ids or len({type(each) for each in prompts}) > 1:
+        refuse("prompt", prompt, "text, token ids, or a list of either, all of one kind")
     at_most("prompt", prompts, MAX_PROMPTS, "prompts")
     return prompts
 
 
-def _request(body: CompletionBody, prompt: Prompt, caller: Caller, conversation: str) -> Request:
+def _request(body: CompletionBody, prompt: Prompt, caller: Caller, headers: Headers) -> Request:
     most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     top = None if body.logprobs is None else in_range("logprobs", body.logprobs, 0, MAX_LOGPROBS)
-    return Request(
-        TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(tuple(prompt)),
-        sampling=sampling_of(body),
-        max_tokens=in_range("max_tokens", most, 0 if body.echo else 1, 2**31 - 1),
-        min_tokens=min_tokens_of(body, most),
-        stop=stops_of(body),
-        ignore_eos=bool(body.ignore_eos),
-        num_choices=num_choices_of(body),
-        pins=pins_of(body.kvflash_pin),
+    return replace(
+        request_of(
+            body,
+            TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(tuple(prompt)),
+            in_range("max_tokens", most, 0 if body.echo else 1, MAX_INT),
+            caller,
+            headers,
+        ),
         top_logprobs=top,
         prompt_top_logprobs=top if body.echo else None,
-        constraint=constraint_of(body),
-        priority=priority_of(body.priority),
-        tenant=caller.tenant(body.cache_salt),
-        client=caller.client,
-        conversation=conversation,
     )
 
 
-def _logprobs(told: Iterable[TokenLogprob], offset: int) -> Logprobs:
-    """Those of tokens whose text begins at character `offset` of the choice's. The first token of a
-    prompt has none.
+def _logprobs(tokens: Iterable[TokenLogprob], offset: int) -> CompletionLogprobs:
+    """Log-probabilities of tokens from character `offset` of the choice's text on. The first token
+    of a prompt has none.
     """
-    logprobs = Logprobs()
-    for one in told:
+    logprobs = CompletionLogprobs()
+    for one in tokens:
         is_first = math.isnan(one.logprob)
         logprobs.tokens.append(one.token)
-        logprobs.token_logprobs.append(None if is_first else _finite(one))
+        logprobs.token_logprobs.append(None if is_first else json_logprob(one))
         logprobs.top_logprobs.append(None if is_first else _top(one))
         logprobs.text_offset.append(offset)
         offset += len(one.token)
@@ -303,9 +271,33 @@ def _logprobs(told: Iterable[TokenLogprob], offset: int) -> Logprobs:
 
 
 def _top(one: TokenLogprob) -> dict[str, float]:
-    """The most probable tokens, and the token itself: one more where it is none of them."""
-    return {top.token: _finite(top) for top in (one, *reversed(one.top))}
+    """The most probable tokens, plus the token itself if it is not among them."""
+    return {top.token: json_logprob(top) for top in (one, *reversed(one.top))}
 
 
-def _finite(one: TokenLogprob) -> float:
-    return max(one.logprob, LEAST_LOGPROB)
+async def merge_streams(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Delta], None]:
+    """Yield (index of a stream, its next delta) as deltas come, until all have ended. Raises what a
+    stream raises.
+    """
+    waiting = {_next(stream): number for number, stream in enumerate(streams)}
+    try:
+        while waiting:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                number = waiting.pop(task)
+                delta = task.result()
+                if delta is not None:
+                    waiting[_next(streams[number])] = number
+                    yield number, delta
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def _next(stream: Stream) -> asyncio.Task[Delta | None]:
+    return asyncio.ensure_future(_next_or_none(stream))
+
+
+async def _next_or_none(stream: Stream) -> Delta | None:
+    return await anext(aiter(stream), None)

@@ -1,6 +1,7 @@
-"""The shapes of a response, its items and its events.
+"""POST /v1/responses: the events of a response, and the response itself, which grows with them.
 
-Source: OpenAI's OpenAPI document, `Response` and `ResponseStreamEvent`. Owns field names.
+Source: OpenAI's OpenAPI document, `Response` and `ResponseStreamEvent`. Owns which piece begins,
+continues or ends which item.
 """
 
 from __future__ import annotations
@@ -15,11 +16,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.datastructures import Headers
 
-from luceasync.errors import RequestError
 from luceasync.request import (
     ArgumentsPiece,
     CallPiece,
-    Constraint,
     Delta,
     Engine,
     Finish,
@@ -27,27 +26,15 @@ from luceasync.request import (
     Piece,
     ReasoningPiece,
     Request,
-    Sampling,
     Stream,
     TextPiece,
 )
 from luceasync.server.answer_stats import LuceasyncBody, TimingsBody, luceasync_of, timings_of
 from luceasync.server.failures import Failure
-from luceasync.server.family import Form
-from luceasync.server.fields import (
-    conversation_of,
-    decode,
-    in_range,
-    in_range_or,
-    most_tokens,
-    pins_of,
-    refuse,
-)
+from luceasync.server.family import BodySpec
 from luceasync.server.http.auth import Caller
 from luceasync.server.http.responses import encode_event
-from luceasync.server.openai.common import unknown_model
-from luceasync.server.openai.responses_body import ResponsesBody, effort_of, prompt_of
-from luceasync.server.openai.sampling import TYPES, priority_of, schema_constraint
+from luceasync.server.openai.responses_body import ResponsesBody, parse_responses
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -59,7 +46,7 @@ class OutputText(msgspec.Struct):
 
 
 class SummaryText(msgspec.Struct):
-    """What the model thought, whole: nothing is summed up here."""
+    """The model's reasoning, in full: nothing is summarised here."""
 
     text: str = ""
     type: Literal["summary_text"] = "summary_text"
@@ -89,7 +76,7 @@ class CallItem(msgspec.Struct):
     type: Literal["function_call"] = "function_call"
 
 
-Item = MessageItem | ReasoningItem | CallItem
+OutputItem = MessageItem | ReasoningItem | CallItem
 
 
 class InputDetails(msgspec.Struct):
@@ -100,7 +87,7 @@ class OutputDetails(msgspec.Struct):
     reasoning_tokens: int
 
 
-class Usage(msgspec.Struct):
+class ResponsesUsage(msgspec.Struct):
     input_tokens: int
     input_tokens_details: InputDetails
     output_tokens: int
@@ -108,26 +95,26 @@ class Usage(msgspec.Struct):
     total_tokens: int
 
 
-class ErrorBody(msgspec.Struct):
+class ResponsesError(msgspec.Struct):
     code: str
     message: str
 
 
-class Incomplete(msgspec.Struct):
+class IncompleteDetails(msgspec.Struct):
     reason: Literal["max_output_tokens"]
 
 
-class Response(msgspec.Struct, kw_only=True):
-    """The plain answer, and what several events carry."""
+class ResponseObject(msgspec.Struct, kw_only=True):
+    """The plain answer, and part of several events."""
 
     id: str
     created_at: int
     model: str
     status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
-    output: list[Item] = msgspec.field(default_factory=list)
-    usage: Usage | None = None
-    error: ErrorBody | None = None
-    incomplete_details: Incomplete | None = None
+    output: list[OutputItem] = msgspec.field(default_factory=list)
+    usage: ResponsesUsage | None = None
+    error: ResponsesError | None = None
+    incomplete_details: IncompleteDetails | None = None
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, str]
@@ -144,17 +131,17 @@ class Response(msgspec.Struct, kw_only=True):
     luceasync: LuceasyncBody | UnsetType = UNSET
 
 
-class Event(msgspec.Struct, omit_defaults=True):
-    """One event; which fields it has follows from its type."""
+class ResponsesEvent(msgspec.Struct, omit_defaults=True):
+    """One event; its type determines which fields it has."""
 
     type: str
     sequence_number: int
-    response: Response | None = None
+    response: ResponseObject | None = None
     output_index: int | None = None
     item_id: str | None = None
     content_index: int | None = None
     summary_index: int | None = None
-    item: Item | None = None
+    item: OutputItem | None = None
     part: OutputText | SummaryText | None = None
     delta: str | None = None
     text: str | None = None
@@ -164,16 +151,16 @@ class Event(msgspec.Struct, omit_defaults=True):
 
 
 class ResponseEvents:
-    """Turns the deltas of one Stream into events, and keeps `response` as they tell it."""
+    """Turns the deltas of one Stream into events, and updates `response` along with them."""
 
-    def __init__(self, response: Response) -> None:
+    def __init__(self, response: ResponseObject) -> None:
         self.response = response
         self._num_events = 0
-        self._open: Item | None = None
+        self._open: OutputItem | None = None
         self._num_reasoning_tokens = 0
 
-    async def events(self, stream: Stream) -> AsyncGenerator[Event, None]:
-        """All of them. Raises what `stream` raises."""
+    async def events(self, stream: Stream) -> AsyncGenerator[ResponsesEvent, None]:
+        """All events of the response. Raises what `stream` raises."""
         has_begun = False
         async for delta in stream:
             if not has_begun:
@@ -183,32 +170,34 @@ class ResponseEvents:
             for event in self._events_of(delta):
                 yield event
 
-    def failed(self, failure: Failure) -> Event:
-        """The last event of a response that broke off."""
+    def failed(self, failure: Failure) -> ResponsesEvent:
+        """The last event of a response that failed midway."""
         self.response.status = "failed"
-        self.response.error = ErrorBody(failure.code or "server_error", failure.message)
+        self.response.error = ResponsesError(failure.code or "server_error", failure.message)
         return self._event("response.failed", response=self.response)
 
-    def _events_of(self, delta: Delta) -> Iterator[Event]:
+    def _events_of(self, delta: Delta) -> Iterator[ResponsesEvent]:
         if all(isinstance(piece, ReasoningPiece) for piece in delta.pieces) and (
             delta.pieces or isinstance(self._open, ReasoningItem)
         ):
             self._num_reasoning_tokens += len(delta.token_ids)
         for piece in delta.pieces:
-            yield from self._said(piece)
+            yield from self._events_of_piece(piece)
         if delta.finish is not None:
             is_cut = delta.finish.reason == "length"
             yield from self._close("incomplete" if is_cut else "completed")
-            yield self._ended(delta.finish)
+            yield self._end(delta.finish)
 
-    def _said(self, piece: Piece) -> Iterator[Event]:
+    def _events_of_piece(self, piece: Piece) -> Iterator[ResponsesEvent]:
         match piece:
             case TextPiece(text):
                 if not isinstance(self._open, MessageItem):
                     yield from self._begin(MessageItem(_new_id("msg")))
                     part = OutputText()
-                    yield self._at("response.content_part.added", content_index=0, part=part)
-                yield self._at(
+                    yield self._item_event(
+                        "response.content_part.added", content_index=0, part=part
+                    )
+                yield self._item_event(
                     "response.output_text.delta", content_index=0, delta=text, logprobs=()
                 )
                 self._message.text += text
@@ -216,13 +205,15 @@ class ResponseEvents:
                 if not isinstance(self._open, ReasoningItem):
                     yield from self._begin(ReasoningItem(_new_id("rs")))
                     added = "response.reasoning_summary_part.added"
-                    yield self._at(added, summary_index=0, part=SummaryText())
-                yield self._at("response.reasoning_summary_text.delta", summary_index=0, delta=text)
-                self._thought.text += text
+                    yield self._item_event(added, summary_index=0, part=SummaryText())
+                yield self._item_event(
+                    "response.reasoning_summary_text.delta", summary_index=0, delta=text
+                )
+                self._summary.text += text
             case CallPiece(_, call_id, name):
                 yield from self._begin(CallItem(_new_id("fc"), call_id, name))
             case ArgumentsPiece(_, text):
-                yield self._at("response.function_call_arguments.delta", delta=text)
+                yield self._item_event("response.function_call_arguments.delta", delta=text)
                 assert isinstance(self._open, CallItem), "arguments follow the beginning of a call"
                 self._open.arguments += text
 
@@ -234,65 +225,65 @@ class ResponseEvents:
         return self._open.content[0]
 
     @property
-    def _thought(self) -> SummaryText:
+    def _summary(self) -> SummaryText:
         assert isinstance(self._open, ReasoningItem)
         if not self._open.summary:
             self._open.summary.append(SummaryText())
         return self._open.summary[0]
 
-    def _begin(self, item: Item) -> Iterator[Event]:
+    def _begin(self, item: OutputItem) -> Iterator[ResponsesEvent]:
         yield from self._close("completed")
         self._open = item
         self.response.output.append(item)
-        yield self._placed("response.output_item.added", item=deepcopy(item))
+        yield self._output_event("response.output_item.added", item=deepcopy(item))
 
-    def _close(self, status: ItemStatus) -> Iterator[Event]:
+    def _close(self, status: ItemStatus) -> Iterator[ResponsesEvent]:
         item = self._open
         match item:
             case None:
                 return
             case MessageItem():
                 part = self._message
-                yield self._at(
+                yield self._item_event(
                     "response.output_text.done", content_index=0, text=part.text, logprobs=()
                 )
-                yield self._at("response.content_part.done", content_index=0, part=part)
+                yield self._item_event("response.content_part.done", content_index=0, part=part)
             case ReasoningItem():
-                thought = self._thought
+                summary = self._summary
                 done = "response.reasoning_summary_text.done"
-                yield self._at(done, summary_index=0, text=thought.text)
+                yield self._item_event(done, summary_index=0, text=summary.text)
                 done = "response.reasoning_summary_part.done"
-                yield self._at(done, summary_index=0, part=thought)
+                yield self._item_event(done, summary_index=0, part=summary)
             case CallItem(_, _, name, _, arguments):
                 done = "response.function_call_arguments.done"
-                yield self._at(done, name=name, arguments=arguments)
+                yield self._item_event(done, name=name, arguments=arguments)
         item.status = status
-        yield self._placed("response.output_item.done", item=item)
+        yield self._output_event("response.output_item.done", item=item)
         self._open = None
 
-    def _ended(self, finish: Finish) -> Event:
+    def _end(self, finish: Finish) -> ResponsesEvent:
         response, finishes = self.response, {0: finish}
         response.usage = _usage(finish, self._num_reasoning_tokens)
         response.timings, response.luceasync = timings_of(finishes), luceasync_of(finishes)
         if finish.reason == "length":
             response.status, response.incomplete_details = (
                 "incomplete",
-                Incomplete("max_output_tokens"),
+                IncompleteDetails("max_output_tokens"),
             )
         else:
             response.status = "completed"
         return self._event(f"response.{response.status}", response=response)
 
-    def _at(self, kind: str, **fields: Any) -> Event:
-        """An event of the open item."""
+    def _item_event(self, kind: str, **fields: Any) -> ResponsesEvent:
+        """An event with the id of the open item."""
         assert self._open is not None
-        return self._placed(kind, item_id=self._open.id, **fields)
+        return self._output_event(kind, item_id=self._open.id, **fields)
 
-    def _placed(self, kind: str, **fields: Any) -> Event:
+    def _output_event(self, kind: str, **fields: Any) -> ResponsesEvent:
         return self._event(kind, output_index=len(self.response.output) - 1, **fields)
 
-    def _event(self, kind: str, **fields: Any) -> Event:
-        event = Event(kind, self._num_events, **fields)
+    def _event(self, kind: str, **fields: Any) -> ResponsesEvent:
+        event = ResponsesEvent(kind, self._num_events, **fields)
         self._num_events += 1
         return event
 
@@ -301,9 +292,9 @@ def _new_id(kind: str) -> str:
     return f"{kind}_{random.getrandbits(128):032x}"
 
 
-def _usage(finish: Finish, num_reasoning_tokens: int) -> Usage:
+def _usage(finish: Finish, num_reasoning_tokens: int) -> ResponsesUsage:
     used = finish.usage
-    return Usage(
+    return ResponsesUsage(
         used.prompt_tokens,
         InputDetails(used.cached_tokens),
         used.completion_tokens,
@@ -312,54 +303,30 @@ def _usage(finish: Finish, num_reasoning_tokens: int) -> Usage:
     )
 
 
-# POST /v1/responses, as a body and an answer. Owns which of its parts does what when, and the
-# ranges of what is asked. Knows nothing of who drives it: see luceasync.server.family.
-
-
-_decoder = msgspec.json.Decoder(ResponsesBody)
-
-
 class Responses:
-    """See luceasync.server.family.Endpoint."""
-
     path = "/v1/responses"
-    form = Form(ResponsesBody, streams=True)
+    body = BodySpec(ResponsesBody, streams=True)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
     def parse(self, body: bytes, headers: Headers, caller: Caller) -> ResponseCall:
         card = self._engine.card
-        asked = decode(_decoder, body)
-        _refuse_unserved(asked, card)
-        request = Request(
-            prompt_of(asked),
-            sampling=_sampling(asked),
-            max_tokens=_max_tokens(asked),
-            pins=pins_of(asked.kvflash_pin),
-            constraint=_constraint(asked),
-            most_reasoning_tokens=most_tokens("reasoning.effort", effort_of(asked)),
-            priority=priority_of(asked.priority),
-            tenant=caller.tenant(None),
-            client=caller.client,
-            conversation=conversation_of(headers, asked.prompt_cache_key),
-        )
-        return ResponseCall(request, bool(asked.stream), _response(asked, request, card))
+        parsed, request = parse_responses(body, card, caller, headers)
+        return ResponseCall(request, bool(parsed.stream), _response(parsed, request, card))
 
 
 class ResponseCall:
-    """See luceasync.server.family.Call."""
-
-    def __init__(self, request: Request, stream: bool, response: Response) -> None:
+    def __init__(self, request: Request, stream: bool, response: ResponseObject) -> None:
         self.requests: Sequence[Request] = (request,)
         self.stream = stream
         self._events = ResponseEvents(response)
 
-    def events(self, streams: Sequence[Stream]) -> AsyncGenerator[Event, None]:
+    def events(self, streams: Sequence[Stream]) -> AsyncGenerator[ResponsesEvent, None]:
         [stream] = streams
         return self._events.events(stream)
 
-    def encode(self, event: Event) -> bytes:
+    def encode(self, event: ResponsesEvent) -> bytes:
         return encode_event(event, event.type)
 
     def end(self, failure: Failure | None) -> bytes:
@@ -367,58 +334,15 @@ class ResponseCall:
             return b""
         return self.encode(self._events.failed(failure))
 
-    async def fold(self, events: AsyncIterator[Event]) -> Response:
+    async def fold(self, events: AsyncIterator[ResponsesEvent]) -> ResponseObject:
         async for _ in events:
             pass
         return self._events.response
 
 
-def _refuse_unserved(body: ResponsesBody, card: ModelCard) -> None:
-    if body.model is not None and not card.serves(body.model):
-        raise unknown_model(body.model, card)
-    if body.previous_response_id is not None:
-        raise RequestError(
-            "'previous_response_id' is not served: no response is stored here. Send the whole "
-            "conversation as `input`; what was computed for it is found again.",
-            param="previous_response_id",
-        )
-    if bytes(body.conversation) not in (b"", b"null"):
-        raise RequestError("'conversation' is not served: leave it out.", param="conversation")
-    if body.background:
-        refuse("background", True, "false (nothing runs in the background here)")
-
-
-def _sampling(body: ResponsesBody) -> Sampling:
-    top_p = in_range_or(1.0, "top_p", body.top_p, 0.0, 1.0)
-    if top_p == 0:
-        refuse("top_p", top_p, "a number above 0, at most 1")
-    temperature = in_range_or(1.0, "temperature", body.temperature, 0.0, 2.0)
-    return Sampling(temperature=temperature, top_p=top_p)
-
-
-def _max_tokens(body: ResponsesBody) -> int | None:
-    most = body.max_output_tokens
-    return None if most is None else in_range("max_output_tokens", most, 1, 2**31 - 1)
-
-
-def _constraint(body: ResponsesBody) -> Constraint | None:
-    form = body.text.format if body.text is not None else None
-    match None if form is None else form.type:
-        case None | "text":
-            return None
-        case "json_object":
-            return Constraint("json_object", "", "text.format")
-        case "json_schema":
-            assert form is not None
-            where = "text.format.schema"
-            return schema_constraint(form.schema, where, strict=form.strict is True)
-        case other:
-            refuse("text.format.type", other, TYPES)
-
-
-def _response(body: ResponsesBody, request: Request, card: ModelCard) -> Response:
-    """What is known of it before anything was said."""
-    return Response(
+def _response(body: ResponsesBody, request: Request, card: ModelCard) -> ResponseObject:
+    """The response before the first piece of output."""
+    return ResponseObject(
         id=f"resp_{random.getrandbits(128):032x}",
         created_at=int(time.time()),
         model=card.name,

@@ -1,7 +1,4 @@
-"""Which routes OpenAI's API has here, and how it tells a failure.
-
-Owns the list. Knows nothing of what an endpoint does.
-"""
+"""The routes of OpenAI's API, its list of models, and the form of its errors."""
 
 from __future__ import annotations
 
@@ -12,22 +9,33 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from luceasync.request import Engine, ModelCard
-from luceasync.server.answering import require_ready
 from luceasync.server.failures import Failure
-from luceasync.server.family import Endpoint
+from luceasync.server.family import Endpoint, require_ready
+from luceasync.server.http.responses import json_response
 from luceasync.server.openai.chat_answer import ChatCompletions
-from luceasync.server.openai.common import ErrorBody, error_body, unknown_model
+from luceasync.server.openai.common import OpenAiError, check_model, error_body
 from luceasync.server.openai.completions import Completions
 from luceasync.server.openai.responses_answer import Responses
 from luceasync.server.openai.tokenizing import Detokenize, Tokenize, TokenizerPages
-from luceasync.server.status_pages import json_response
 
-# GET /v1/models: the one model that is served, under each of its names. Owns its shape. Knows
-# nothing of how it is served.
+
+class OpenAi:
+    def __init__(self, engine: Engine) -> None:
+        self.endpoints: Sequence[Endpoint] = (
+            ChatCompletions(engine),
+            Completions(engine),
+            Responses(engine),
+            Tokenize(engine),
+            Detokenize(engine),
+        )
+        self.pages: Sequence[Route] = [*ModelPages(engine).routes, *TokenizerPages(engine).routes]
+
+    def error(self, failure: Failure) -> OpenAiError:
+        return error_body(failure)
 
 
 class ModelPages:
-    """The list, and the model by a name of it."""
+    """GET /v1/models: the served model, under each of its names."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -49,8 +57,7 @@ class ModelPages:
     async def model(self, request: Request) -> Response:
         require_ready(self._engine)
         card, name = self._engine.card, request.path_params["model"]
-        if not card.serves(name):
-            raise unknown_model(name, card)
+        check_model(name, card)
         return json_response(_model(card, name))
 
 
@@ -68,20 +75,3 @@ def _model(card: ModelCard, name: str) -> dict[str, object]:
             "thinks": card.thinks,
         },
     }
-
-
-class OpenAi:
-    """See luceasync.server.family.Family."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.endpoints: Sequence[Endpoint] = (
-            ChatCompletions(engine),
-            Completions(engine),
-            Responses(engine),
-            Tokenize(engine),
-            Detokenize(engine),
-        )
-        self.pages: Sequence[Route] = [*ModelPages(engine).routes, *TokenizerPages(engine).routes]
-
-    def error(self, failure: Failure) -> ErrorBody:
-        return error_body(failure)

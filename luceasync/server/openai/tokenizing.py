@@ -1,6 +1,6 @@
-"""POST /tokenize and /detokenize, GET /tokenizer_info: what a prompt is to the model.
+"""POST /tokenize and /detokenize, GET /tokenizer_info.
 
-Their form is the one that evaluation harnesses know from other servers. Owns it, and nothing else.
+In the form that evaluation harnesses know from vLLM.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from starlette.routing import Route
 
 from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt, Engine, Request, TextPrompt
-from luceasync.server.answering import require_ready
-from luceasync.server.family import Form, Lookup
+from luceasync.server.family import BodySpec, LookupCall, require_ready
 from luceasync.server.fields import at_most, decode
 from luceasync.server.http.auth import Caller
-from luceasync.server.openai.chat_body import Message, messages_of
-from luceasync.server.status_pages import json_response
+from luceasync.server.http.responses import json_response
+from luceasync.server.openai.chat_body import ChatMessage, messages_of
 
 MAX_IDS = 1 << 20
 
 
 class TokenizeBody(msgspec.Struct):
-    """A `prompt`, or a chat; nothing is ever added to a prompt, whatever `add_special_tokens`."""
+    """A `prompt` or a chat. No special tokens are added to a prompt, whatever
+    `add_special_tokens` says.
+    """
 
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: list[ChatMessage] | None = None
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
@@ -41,14 +42,14 @@ class DetokenizeBody(msgspec.Struct):
     tokens: list[int]
 
 
-class Text(msgspec.Struct):
-    """What tokens say; part of a character is U+FFFD."""
+class DetokenizedText(msgspec.Struct):
+    """The text of tokens; an incomplete character is U+FFFD."""
 
     prompt: str
 
 
-class Tokens(msgspec.Struct, omit_defaults=True):
-    """`token_strs` where they were asked for; part of a character is U+FFFD."""
+class TokenizedPrompt(msgspec.Struct, omit_defaults=True):
+    """`token_strs` if asked for; an incomplete character is U+FFFD."""
 
     count: int
     max_model_len: int
@@ -61,50 +62,48 @@ _detokenize = msgspec.json.Decoder(DetokenizeBody)
 
 
 class Tokenize:
-    """See luceasync.server.family.Endpoint."""
+    """The endpoint; also for chats, which are rendered first."""
 
     path = "/tokenize"
-    form = Form(TokenizeBody)
+    body = BodySpec(TokenizeBody)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def parse(self, body: bytes, headers: Headers, caller: Caller) -> Lookup:
-        asked, engine = decode(_tokenize, body), self._engine
-        request = Request(_prompt(asked), tenant=caller.tenant(None))
+    def parse(self, body: bytes, headers: Headers, caller: Caller) -> LookupCall:
+        parsed, engine = decode(_tokenize, body), self._engine
+        request = Request(_prompt(parsed), tenant=caller.tenant(None))
 
-        async def look() -> Tokens:
+        async def look_up() -> TokenizedPrompt:
             ids = await engine.tokens(request)
-            told = Tokens(len(ids), engine.card.max_ctx_tokens, ids)
-            if asked.return_token_strs:
-                told.token_strs = await asyncio.to_thread(_each, engine, ids)
-            return told
+            answer = TokenizedPrompt(len(ids), engine.card.max_ctx_tokens, ids)
+            if parsed.return_token_strs:
+                answer.token_strs = await asyncio.to_thread(_each, engine, ids)
+            return answer
 
-        return Lookup(look)
+        return LookupCall(look_up)
 
 
 class Detokenize:
-    """See luceasync.server.family.Endpoint."""
-
     path = "/detokenize"
-    form = Form(DetokenizeBody)
+    body = BodySpec(DetokenizeBody)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def parse(self, body: bytes, headers: Headers, caller: Caller) -> Lookup:
-        asked = decode(_detokenize, body)
-        at_most("tokens", asked.tokens, MAX_IDS, "tokens")
+    def parse(self, body: bytes, headers: Headers, caller: Caller) -> LookupCall:
+        parsed = decode(_detokenize, body)
+        at_most("tokens", parsed.tokens, MAX_IDS, "tokens")
 
-        async def look() -> Text:
-            spelled = await asyncio.to_thread(self._engine.spelled, asked.tokens, "tokens")
-            return Text(spelled.decode(errors="replace"))
+        async def look_up() -> DetokenizedText:
+            spelled = await asyncio.to_thread(self._engine.spelled, parsed.tokens, "tokens")
+            return DetokenizedText(spelled.decode(errors="replace"))
 
-        return Lookup(look)
+        return LookupCall(look_up)
 
 
 class TokenizerPages:
-    """What of the tokenizer a client may need to know."""
+    """GET /tokenizer_info: special tokens and the chat template."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -125,7 +124,7 @@ def _each(engine: Engine, ids: Sequence[int]) -> list[str]:
 
 def _prompt(body: TokenizeBody) -> TextPrompt | ChatPrompt:
     if (body.prompt is None) == (body.messages is None):
-        raise RequestError("Either 'prompt' or 'messages' is expected.", param="prompt")
+        raise RequestError("Expected either 'prompt' or 'messages'.", param="prompt")
     if body.messages is None:
         return TextPrompt(body.prompt or "")
     kwargs = body.chat_template_kwargs or {}

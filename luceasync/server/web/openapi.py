@@ -1,7 +1,7 @@
-"""The OpenAPI document: the routes that there are, with the types of what they read.
+"""The OpenAPI document at /openapi.json, and a page of it without scripts at /docs.
 
-Source: OpenAPI 3.1. Bodies are the structs that the server itself reads; ranges that are checked
-elsewhere stand in `limits`. Knows no API family.
+Source: OpenAPI 3.1. Bodies are described by the structs that the server decodes; LIMITS has the
+ranges that are checked elsewhere. Knows no API family.
 """
 
 from __future__ import annotations
@@ -20,16 +20,159 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from luceasync import __version__
-from luceasync.server.family import Family, Form
-from luceasync.server.status_pages import json_response
+from luceasync.server.family import ApiFamily, BodySpec
+from luceasync.server.fields import MAX_INT
+from luceasync.server.http.responses import json_response
 from luceasync.server.web.page import HEADERS
 
-# Structs of bodies as schemas can describe them: what is taken as it came is anything. Owns
-# that translation. Knows no field by name.
+# The widest range that any API accepts, by field name. Keep in step with the checks.
+LIMITS: Mapping[str, Mapping[str, Any]] = {
+    "temperature": {"minimum": 0, "maximum": 2},
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "top_k": {"minimum": -1, "maximum": MAX_INT},
+    "min_p": {"minimum": 0, "maximum": 1},
+    "repetition_penalty": {"minimum": 0.01, "maximum": 100},
+    "frequency_penalty": {"minimum": -2, "maximum": 2},
+    "presence_penalty": {"minimum": -2, "maximum": 2},
+    "n": {"minimum": 1, "maximum": 16},
+    "max_tokens": {"minimum": 0, "maximum": MAX_INT},
+    "max_completion_tokens": {"minimum": 0, "maximum": MAX_INT},
+    "max_output_tokens": {"minimum": 1, "maximum": MAX_INT},
+    "min_tokens": {"minimum": 0, "maximum": MAX_INT},
+    "prompt_cache_key": {"maxLength": 64},
+    "priority": {"minimum": -1000, "maximum": 1000},
+    "seed": {"minimum": -(2**63), "maximum": 2**63 - 1},
+    "thinking_budget": {"minimum": 0, "maximum": MAX_INT},
+    "thinking_token_budget": {"minimum": 0, "maximum": MAX_INT},
+    "messages": {"minItems": 1, "maxItems": 8192},
+}
+ERRORS = {
+    "400": "Something in the request is wrong; the error names the field.",
+    "401": "An API key is missing or wrong.",
+    "403": "The host, the origin or the key is not allowed.",
+    "404": "There is no such route, model or object.",
+    "405": "The route does not take this method.",
+    "408": "The body did not arrive in time.",
+    "409": "The request was cancelled.",
+    "413": "The body is too large.",
+    "429": "Too many requests wait; Retry-After says when to come back.",
+    "500": "The generation failed.",
+    "503": "The model is not available; Retry-After says when to come back.",
+}
+REF = "#/components/schemas/{name}"
+ANYTHING: dict[str, Any] = {"schema": {}}
+OBJECT = {"schema": {"type": "object"}}
+
+HEAD = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><title>luceasync: API</title>'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    '<link rel="stylesheet" href="web/api.css"><main><h1>luceasync</h1>'
+    '<p>As a document: <a href="openapi.json">openapi.json</a></p>'
+)
+
+
+class OpenApiPages:
+    """The document and its page, built once."""
+
+    def __init__(self, families: Sequence[ApiFamily], pages: Iterable[Route]) -> None:
+        self._document = document(families, pages)
+        self._page = HEAD + "".join(_lines(self._document)) + "</main></html>"
+
+    @property
+    def routes(self) -> list[Route]:
+        return [Route("/openapi.json", self.as_json), Route("/docs", self.as_page)]
+
+    async def as_json(self, request: Request) -> Response:
+        return json_response(self._document)
+
+    async def as_page(self, request: Request) -> Response:
+        return HTMLResponse(self._page, headers=HEADERS)
+
+
+def document(families: Sequence[ApiFamily], pages: Iterable[Route]) -> dict[str, Any]:
+    """The document of all routes of `families`, and of the server's own `pages`."""
+    paths: dict[str, dict[str, Any]] = {}
+    bodies = {each.path: each.body for family in families for each in family.endpoints if each.body}
+    structs = [described(body.struct) for body in bodies.values()]
+    schemas, components = msgspec.json.schema_components(structs, ref_template=REF)
+    for (path, body), schema in zip(bodies.items(), schemas, strict=True):
+        paths[path] = {"post": _operation(path, body, schema)}
+    for family in families:
+        _add_pages(paths, family.pages)
+    _add_pages(paths, pages)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "luceasync", "version": __version__},
+        "paths": dict(sorted(paths.items())),
+        "components": {
+            "schemas": {
+                name: _with_limits(schema) if name.endswith("Body") else schema
+                for name, schema in components.items()
+            },
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+def _operation(path: str, body: BodySpec, schema: Mapping[str, Any]) -> dict[str, Any]:
+    content = {"application/json": OBJECT}
+    if body.streams:
+        content["text/event-stream"] = ANYTHING
+    return {
+        "operationId": _name("post", path),
+        "summary": _first_line(body.struct),
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": {"200": {"description": "The answer.", "content": content}, **_errors()},
+    }
+
+
+def _add_pages(paths: dict[str, dict[str, Any]], routes: Iterable[Route]) -> None:
+    for route in routes:
+        path = re.sub(r"{(\w+):path}", r"{\1}", route.path)
+        for method in sorted((route.methods or set()) - {"HEAD"}):
+            paths.setdefault(path, {})[method.lower()] = _page(path, method)
+
+
+def _page(path: str, method: str) -> dict[str, Any]:
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in re.findall(r"{(\w+)}", path)
+    ]
+    content = {"*/*": ANYTHING}
+    return {
+        "operationId": _name(method.lower(), path),
+        "parameters": parameters,
+        "responses": {"200": {"description": "The answer.", "content": content}, **_errors()},
+    }
+
+
+def _errors() -> dict[str, Any]:
+    content = {"application/json": OBJECT}
+    return {status: {"description": text, "content": content} for status, text in ERRORS.items()}
+
+
+def _name(method: str, path: str) -> str:
+    return "_".join([method, *re.findall(r"\w+", path)])
+
+
+def _first_line(kind: type) -> str:
+    return (kind.__doc__ or kind.__name__).strip().partition("\n")[0]
+
+
+def _with_limits(schema: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {
+        name: {**field, **LIMITS[name]} if name in LIMITS else field
+        for name, field in schema.get("properties", {}).items()
+    }
+    return {**schema, "properties": fields} if fields else dict(schema)
+
+
+# Raw fields have no schema, so structs that hold any are rebuilt with Any in their place.
 
 
 def described(kind: Any) -> Any:
-    """The same type, with Any in place of what has no schema."""
+    """`kind` with Any in place of msgspec.Raw, at any depth."""
     if kind is msgspec.Raw:
         return Any
     if not _has_raw(kind, set()):
@@ -52,9 +195,9 @@ def _struct(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
         elif not field.required and field.default is msgspec.NODEFAULT:
             default = (msgspec.field(default_factory=field.default_factory),)
         fields.append((field.name, described(field.type), *default))
-    told = {"__doc__": kind.__doc__}
+    namespace = {"__doc__": kind.__doc__}
     return msgspec.defstruct(
-        kind.__name__, fields, kw_only=True, namespace=told, module=kind.__module__
+        kind.__name__, fields, kw_only=True, namespace=namespace, module=kind.__module__
     )
 
 
@@ -69,164 +212,12 @@ def _has_raw(kind: Any, seen: set[Any]) -> bool:
     return any(_has_raw(each, seen) for each in get_args(kind))
 
 
-# Ranges of fields that are checked where they are read, for the document: by the field's name.
-# Owns what the document says of them: the widest range that any API takes. Whoever changes a
-# range there changes it here.
+# The page
 
 
-LIMITS: Mapping[str, Mapping[str, Any]] = {
-    "temperature": {"minimum": 0, "maximum": 2},
-    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
-    "top_k": {"minimum": -1, "maximum": 2**31 - 1},
-    "min_p": {"minimum": 0, "maximum": 1},
-    "repetition_penalty": {"minimum": 0.01, "maximum": 100},
-    "frequency_penalty": {"minimum": -2, "maximum": 2},
-    "presence_penalty": {"minimum": -2, "maximum": 2},
-    "n": {"minimum": 1, "maximum": 16},
-    "max_tokens": {"minimum": 0, "maximum": 2**31 - 1},
-    "max_completion_tokens": {"minimum": 0, "maximum": 2**31 - 1},
-    "max_output_tokens": {"minimum": 1, "maximum": 2**31 - 1},
-    "min_tokens": {"minimum": 0, "maximum": 2**31 - 1},
-    "prompt_cache_key": {"maxLength": 64},
-    "priority": {"minimum": -1000, "maximum": 1000},
-    "seed": {"minimum": -(2**63), "maximum": 2**63 - 1},
-    "thinking_budget": {"minimum": 0, "maximum": 2**31 - 1},
-    "thinking_token_budget": {"minimum": 0, "maximum": 2**31 - 1},
-    "messages": {"minItems": 1, "maxItems": 8192},
-}
-
-
-def limited(components: Mapping[str, Any]) -> dict[str, Any]:
-    """The schemas of bodies with the ranges of their fields."""
-    return {
-        name: _with_limits(schema) if name.endswith("Body") else schema
-        for name, schema in components.items()
-    }
-
-
-def _with_limits(schema: Mapping[str, Any]) -> dict[str, Any]:
-    fields = {
-        name: {**field, **LIMITS[name]} if name in LIMITS else field
-        for name, field in schema.get("properties", {}).items()
-    }
-    return {**schema, "properties": fields} if fields else dict(schema)
-
-
-REFUSALS = {
-    "400": "Something in the request is wrong; the error names the field.",
-    "401": "An API key is missing or wrong.",
-    "403": "The host, the origin or the key may not do this.",
-    "404": "There is no such route, model or thing.",
-    "405": "The route does not take this method.",
-    "408": "The body did not arrive in time.",
-    "409": "The request was cancelled.",
-    "413": "The body is too large.",
-    "429": "Too many requests wait; Retry-After says when to come back.",
-    "500": "The generation failed.",
-    "503": "The model is not there now; Retry-After says when to come back.",
-}
-REF = "#/components/schemas/{name}"
-STREAM: dict[str, Any] = {"schema": {}}
-ANYTHING: dict[str, Any] = {"schema": {}}
-OBJECT = {"type": "object"}
-
-
-def document(families: Sequence[Family], pages: Iterable[Route]) -> dict[str, Any]:
-    """Of these families, and of the server's own pages."""
-    paths: dict[str, dict[str, Any]] = {}
-    forms = {each.path: each.form for family in families for each in family.endpoints if each.form}
-    kinds = [described(form.body) for form in forms.values()]
-    schemas, components = msgspec.json.schema_components(kinds, ref_template=REF)
-    for (path, form), body in zip(forms.items(), schemas, strict=True):
-        paths[path] = {"post": _operation(path, form, body)}
-    for family in families:
-        _add_pages(paths, family.pages)
-    _add_pages(paths, pages)
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "luceasync", "version": __version__},
-        "paths": dict(sorted(paths.items())),
-        "components": {
-            "schemas": limited(components),
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
-        "security": [{}, {"key": []}],
-    }
-
-
-def _operation(path: str, form: Form, body: Mapping[str, Any]) -> dict[str, Any]:
-    said = {"application/json": {"schema": OBJECT}}
-    if form.streams:
-        said["text/event-stream"] = STREAM
-    return {
-        "operationId": _name("post", path),
-        "summary": _first_line(form.body),
-        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
-        "responses": {"200": {"description": "The answer.", "content": said}, **_refusals()},
-    }
-
-
-def _add_pages(paths: dict[str, dict[str, Any]], routes: Iterable[Route]) -> None:
-    for route in routes:
-        path = re.sub(r"{(\w+):path}", r"{\1}", route.path)
-        for method in sorted((route.methods or set()) - {"HEAD"}):
-            paths.setdefault(path, {})[method.lower()] = _page(path, method)
-
-
-def _page(path: str, method: str) -> dict[str, Any]:
-    parameters = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        for name in re.findall(r"{(\w+)}", path)
-    ]
-    return {
-        "operationId": _name(method.lower(), path),
-        "parameters": parameters,
-        "responses": {"200": {"description": "It.", "content": {"*/*": ANYTHING}}, **_refusals()},
-    }
-
-
-def _refusals() -> dict[str, Any]:
-    said = {"application/json": {"schema": OBJECT}}
-    return {status: {"description": words, "content": said} for status, words in REFUSALS.items()}
-
-
-def _name(method: str, path: str) -> str:
-    return "_".join([method, *re.findall(r"\w+", path)])
-
-
-def _first_line(kind: type) -> str:
-    return (kind.__doc__ or kind.__name__).strip().partition("\n")[0]
-
-
-HEAD = (
-    '<!doctype html><html lang="en"><meta charset="utf-8"><title>luceasync: API</title>'
-    '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    '<link rel="stylesheet" href="web/api.css"><main><h1>luceasync</h1>'
-    '<p>As a document: <a href="openapi.json">openapi.json</a></p>'
-)
-
-
-class OpenApi:
-    """The document and its page, made once."""
-
-    def __init__(self, families: Sequence[Family], pages: Iterable[Route]) -> None:
-        self._document = document(families, pages)
-        self._page = HEAD + "".join(_lines(self._document)) + "</main></html>"
-
-    @property
-    def routes(self) -> list[Route]:
-        return [Route("/openapi.json", self.told), Route("/docs", self.shown)]
-
-    async def told(self, request: Request) -> Response:
-        return json_response(self._document)
-
-    async def shown(self, request: Request) -> Response:
-        return HTMLResponse(self._page, headers=HEADERS)
-
-
-def _lines(told: Mapping[str, Any]) -> Iterator[str]:
-    schemas = told["components"]["schemas"]
-    for path, methods in told["paths"].items():
+def _lines(api: Mapping[str, Any]) -> Iterator[str]:
+    schemas = api["components"]["schemas"]
+    for path, methods in api["paths"].items():
         for method, operation in methods.items():
             yield f"<h2><code>{method.upper()} {escape(path)}</code></h2>"
             if "summary" in operation:

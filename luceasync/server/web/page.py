@@ -1,7 +1,6 @@
-"""The page at / and its files: a chat and a look at the server, for whoever opens it in a browser.
+"""Serves the web page at / and its files: a chat, and a view of the server's status.
 
-Owns which files there are and what a browser may do with them: everything is from this server, and
-nothing of it is read from elsewhere. Knows nothing of what the page does.
+Its policy lets a browser load from this server alone. Knows nothing of what the page does.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ HEADERS = {
 
 
 def wants_page(request: Request) -> bool:
-    """Whether a browser asks: programs do not say that they read HTML."""
+    """Whether a browser asks: programs do not accept HTML."""
     return "text/html" in request.headers.get("accept", "")
 
 
-class Page:
-    """The files, read once."""
+class WebPage:
+    """The page's files, read once."""
 
     def __init__(self) -> None:
         self._files = {
@@ -52,13 +51,13 @@ class Page:
 
     @property
     def routes(self) -> list[Route]:
-        """A route for each file but the page itself."""
+        """A route for each file except the page itself."""
         return [
             Route(f"/web/{name}", self._file, name=name) for name in self._files if name != INDEX
         ]
 
     def index(self, request: Request) -> Response:
-        """The page."""
+        """The page itself."""
         return self._answer(request, INDEX)
 
     async def _file(self, request: Request) -> Response:

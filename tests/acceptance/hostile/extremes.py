@@ -17,7 +17,7 @@ from luceasync.errors import RequestError
 from luceasync.request import ModelCard
 from luceasync.server.http.auth import Caller
 from luceasync.server.openai.chat_body import ChatBody, parse_chat
-from luceasync.server.openai.common import UnservedBody
+from luceasync.server.openai.request_body import UNSERVED_FIELDS
 
 # Literals, as JSON may or may not spell them.
 WRONG = ["null", "true", '"1"', "[]", "{}", "[null]", '""', "NaN", "Infinity", "-Infinity"]
@@ -62,7 +62,7 @@ def extremes() -> dict[str, list[str]]:
     """The literals of every field, but of `messages` and `model`, which another fuzz would need."""
     info = msgspec.inspect.type_info(ChatBody)
     assert isinstance(info, msgspec.inspect.StructType)
-    unserved = set(UnservedBody.__struct_fields__)
+    unserved = set(UNSERVED_FIELDS)
     return {
         field.name: [*WRONG, *of_type(field.name, field.type), *ENDS.get(field.name, ())]
         for field in info.fields

@@ -15,7 +15,7 @@ from luceasync.request import ChatPrompt, ModelCard, Request, Sampling
 from luceasync.server.failures import describe
 from luceasync.server.fields import MAX_VALUES
 from luceasync.server.http.auth import Caller
-from luceasync.server.openai.chat_body import ChatBody, ChatCall, parse_chat
+from luceasync.server.openai.chat_body import ChatBody, ParsedChat, parse_chat
 
 USER = {"role": "user", "content": "Hi"}
 TINY = ModelCard("tiny", 0, 4096, 1, "qwen3", aliases=("small",))
@@ -23,7 +23,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
 TRUSTED = Caller("key", may_salt=True)
 
 
-def parse(**fields: Any) -> ChatCall:
+def parse(**fields: Any) -> ParsedChat:
     return parse_chat(json.dumps({"messages": [USER]} | fields).encode(), TINY, TRUSTED)
 
 

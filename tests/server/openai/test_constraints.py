@@ -11,7 +11,7 @@ from luceasync.errors import RequestError
 from luceasync.request import Constraint, ModelCard, Request
 from luceasync.server.http.auth import Caller
 from luceasync.server.openai.chat_body import parse_chat
-from luceasync.server.openai.sampling import MAX_GRAMMAR_CHARS, MAX_SOURCE_BYTES
+from luceasync.server.openai.request_body import MAX_GRAMMAR_CHARS, MAX_SCHEMA_BYTES
 
 CARD = ModelCard("m", 0, 100, 1, "qwen3")
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
@@ -103,7 +103,7 @@ def test_what_is_no_schema(fields, kind, source):
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
         ({"response_format": {"type": "json_object"}, "grammar": "x"}, "grammar"),
         ({"guided_regex": "a" * (MAX_GRAMMAR_CHARS + 1)}, "guided_regex"),
-        ({"guided_json": {"enum": ["a" * MAX_SOURCE_BYTES]}}, "guided_json"),
+        ({"guided_json": {"enum": ["a" * MAX_SCHEMA_BYTES]}}, "guided_json"),
         ({"guided_choice": ["a"] * 1025}, "guided_choice"),
         ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag"),
         ({"tool_choice": "required"}, "tool_choice"),

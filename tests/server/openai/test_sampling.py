@@ -13,7 +13,7 @@ from luceasync.errors import RequestError
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import NO_TOKEN
 from luceasync.request import Sampling
-from luceasync.server.openai.sampling import SamplingBody, num_choices_of, sampling_of, stops_of
+from luceasync.server.openai.request_body import SamplingBody, num_choices_of, sampling_of, stops_of
 
 VOCAB = 100
 

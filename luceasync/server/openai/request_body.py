@@ -1,0 +1,323 @@
+"""The request fields that OpenAI's endpoints share, with their ranges and defaults.
+
+Includes the fields of vLLM, SGLang and llama.cpp that clients send too. Whether a constraint
+compiles is for the engine to say.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import msgspec
+from starlette.datastructures import Headers
+
+from luceasync.errors import RequestError
+from luceasync.request import Constraint, Prompt, Request, Sampling
+from luceasync.server.fields import (
+    MAX_INT,
+    GenerationBody,
+    at_most,
+    conversation_id_of,
+    in_range,
+    in_range_or,
+    pins_of,
+    refuse,
+    temperature_of,
+    top_p_of,
+)
+from luceasync.server.http.auth import Caller
+
+MAX_CHOICES = 16
+MAX_STOPS = 4
+MAX_STOP_CHARS = 256
+MAX_BIASES = 1024
+MAX_PRIORITY = 1000
+MAX_SCHEMA_BYTES = 256 << 10
+MAX_GRAMMAR_CHARS = 32 << 10  # of a regular expression or a grammar
+MAX_CHOICE_TEXTS = 1024
+FORMATS = "'text', 'json_object' or 'json_schema'"
+ABSENT = (b"", b"null")
+# Values that send a field without using it.
+UNUSED = frozenset(
+    {*ABSENT, b"false", b"0", b'""', b"[]", b"{}", b'"none"', b'"auto"', b'["text"]'}
+)
+
+
+class OpenAiBody(GenerationBody, kw_only=True):
+    """Fields of all endpoints that generate; null is the same as absent."""
+
+    priority: int | None = None
+    prompt_cache_key: str | None = None
+
+
+class UnservedBody(OpenAiBody, kw_only=True):
+    """Fields of other servers that would change the answer, kept undecoded.
+
+    They are refused if they are used: an answer without the constraint that was asked for is worse
+    than none. Fields that only affect speed are ignored, like all unknown fields.
+    """
+
+    # Tools, before there was `tools`.
+    functions: msgspec.Raw = msgspec.Raw()
+    function_call: msgspec.Raw = msgspec.Raw()
+    # Which tokens an answer may have, and where it ends.
+    bad_words: msgspec.Raw = msgspec.Raw()
+    allowed_token_ids: msgspec.Raw = msgspec.Raw()
+    stop_token_ids: msgspec.Raw = msgspec.Raw()
+    use_beam_search: msgspec.Raw = msgspec.Raw()
+    # How the prompt is made, and what else to report of it.
+    chat_template: msgspec.Raw = msgspec.Raw()
+    documents: msgspec.Raw = msgspec.Raw()
+    continue_final_message: msgspec.Raw = msgspec.Raw()
+    prompt_logprobs: msgspec.Raw = msgspec.Raw()
+    audio: msgspec.Raw = msgspec.Raw()
+    modalities: msgspec.Raw = msgspec.Raw()
+    web_search_options: msgspec.Raw = msgspec.Raw()
+
+
+UNSERVED_FIELDS = tuple(UnservedBody.__annotations__)
+
+
+def refuse_unserved(body: UnservedBody) -> None:
+    """Raise RequestError, which names the field, if one is used. Its value may be long and is not
+    repeated.
+    """
+    for name in UNSERVED_FIELDS:
+        if bytes(getattr(body, name)) not in UNUSED:
+            raise RequestError(f"'{name}' is not served here: leave it out.", param=name)
+
+
+class JsonSchema(msgspec.Struct):
+    """`schema` is kept undecoded; OpenAI allows it to be absent."""
+
+    name: str | None = None
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    strict: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    """`schema` beside the type "json_object" comes from llama.cpp."""
+
+    type: str
+    json_schema: JsonSchema | None = None
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+
+
+class StructuredOutputs(msgspec.Struct):
+    """vLLM's field of that name."""
+
+    json: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+
+
+class ConstraintBody(UnservedBody, kw_only=True):
+    """Fields that constrain the answer's text: OpenAI's, vLLM's, SGLang's and llama.cpp's."""
+
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: msgspec.Raw = msgspec.Raw()
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: msgspec.Raw = msgspec.Raw()
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingBody(ConstraintBody, kw_only=True):
+    """The fields that chat and text completions share."""
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+
+
+def request_of(
+    body: SamplingBody, prompt: Prompt, max_tokens: int | None, caller: Caller, headers: Headers
+) -> Request:
+    """The Request that follows from the shared fields. Raises RequestError."""
+    return Request(
+        prompt,
+        sampling=sampling_of(body),
+        max_tokens=max_tokens,
+        min_tokens=min_tokens_of(body, max_tokens),
+        stop=stops_of(body),
+        ignore_eos=bool(body.ignore_eos),
+        num_choices=num_choices_of(body),
+        pins=pins_of(body),
+        constraint=constraint_of(body),
+        priority=priority_of(body),
+        tenant=caller.tenant(body.cache_salt),
+        client=caller.client,
+        conversation=conversation_id_of(headers, body.prompt_cache_key),
+    )
+
+
+def sampling_of(body: SamplingBody) -> Sampling:
+    """How tokens are chosen. Absent fields have OpenAI's defaults: the temperature is 1."""
+    return Sampling(
+        temperature=temperature_of(body),
+        top_k=max(0, in_range_or(0, "top_k", body.top_k, -1, MAX_INT)),
+        top_p=top_p_of(body),
+        min_p=in_range_or(0.0, "min_p", body.min_p, 0.0, 1.0),
+        repetition_penalty=in_range_or(
+            1.0, "repetition_penalty", body.repetition_penalty, 0.01, 100.0
+        ),
+        frequency_penalty=in_range_or(0.0, "frequency_penalty", body.frequency_penalty, -2.0, 2.0),
+        presence_penalty=in_range_or(0.0, "presence_penalty", body.presence_penalty, -2.0, 2.0),
+        logit_bias=_logit_bias(body),
+        seed=None if body.seed is None else in_range("seed", body.seed, -(2**63), 2**63 - 1),
+    )
+
+
+def _logit_bias(body: SamplingBody) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    at_most("logit_bias", body.logit_bias or (), MAX_BIASES, "tokens")
+    for key, bias in (body.logit_bias or {}).items():
+        param = f"logit_bias.{key}"
+        if re.fullmatch(r"[0-9]{1,9}", key) is None:
+            refuse(param, key, "a token id, a whole number from 0")
+        biases[int(key)] = in_range(param, bias, -100.0, 100.0)
+    return biases
+
+
+def stops_of(body: SamplingBody) -> tuple[str, ...]:
+    """The stop strings. Raises RequestError."""
+    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    at_most("stop", stops, MAX_STOPS, "strings")
+    for stop in stops:
+        if not 0 < len(stop) <= MAX_STOP_CHARS:
+            refuse("stop", stop, f"a string of 1 to {MAX_STOP_CHARS} characters")
+    return tuple(stops)
+
+
+def min_tokens_of(body: SamplingBody, max_tokens: int | None) -> int:
+    """The number of tokens before which the answer may not end, as in vLLM."""
+    least = in_range_or(0, "min_tokens", body.min_tokens, 0, MAX_INT)
+    if max_tokens is not None and least > max_tokens:
+        refuse("min_tokens", least, f"at most {max_tokens}, the maximum of tokens")
+    return least
+
+
+def priority_of(body: OpenAiBody) -> int:
+    """The order among one client's requests, lowest first."""
+    return in_range_or(0, "priority", body.priority, -MAX_PRIORITY, MAX_PRIORITY)
+
+
+def num_choices_of(body: SamplingBody) -> int:
+    """How many answers each prompt gets."""
+    return in_range_or(1, "n", body.n, 1, MAX_CHOICES)
+
+
+def constraint_of(body: ConstraintBody) -> Constraint | None:
+    """The constraint on the answer's text, if any. Raises RequestError for two at once, and for a
+    malformed one.
+    """
+    found = [*_of_response_format(body.response_format), *_of_fields(body)]
+    found += _of_structured_outputs(body.structured_outputs)
+    if len(found) > 1:
+        first, second = found[0].param, found[1].param
+        message = f"'{first}' and '{second}' both constrain the answer: leave one out."
+        raise RequestError(message, param=second)
+    return found[0] if found else None
+
+
+def schema_constraint(schema: msgspec.Raw, param: str, *, strict: bool) -> Constraint:
+    """The constraint to a JSON schema, which some clients send as a string of JSON."""
+    source = bytes(schema)
+    if len(source) > MAX_SCHEMA_BYTES:
+        message = f"'{param}' has {len(source)} bytes; at most {MAX_SCHEMA_BYTES} are allowed."
+        raise RequestError(message, param=param)
+    if source.startswith(b'"'):
+        source = msgspec.json.decode(source, type=str).strip().encode()
+    if not source.startswith(b"{"):
+        raise RequestError(f"Invalid value for '{param}': expected a JSON schema.", param=param)
+    return Constraint("json_schema", source.decode(), param, strict)
+
+
+def _of_response_format(response_format: ResponseFormat | None) -> Iterator[Constraint]:
+    if response_format is None or response_format.type == "text":
+        return
+    if response_format.type == "json_schema":
+        where = "response_format.json_schema"
+        wrapped = response_format.json_schema or JsonSchema()
+        if bytes(wrapped.schema) in ABSENT:
+            raise RequestError(f"'{where}.schema' is missing.", param=f"{where}.schema")
+        yield schema_constraint(wrapped.schema, f"{where}.schema", strict=wrapped.strict is True)
+    elif response_format.type == "json_object" and bytes(response_format.schema) not in ABSENT:
+        yield schema_constraint(response_format.schema, "response_format.schema", strict=False)
+    elif response_format.type == "json_object":
+        yield Constraint("json_object", "", "response_format")
+    else:
+        refuse("response_format.type", response_format.type, FORMATS)
+
+
+def _of_fields(body: ConstraintBody) -> Iterator[Constraint]:
+    for param in ("guided_json", "json_schema"):
+        if bytes(schema := getattr(body, param)) not in (*ABSENT, b"{}", b'""', b"false", b"0"):
+            yield schema_constraint(schema, param, strict=True)
+    named = ("guided_regex", "guided_grammar", "guided_choice")
+    yield from _named(named, body.guided_regex, body.guided_grammar, body.guided_choice)
+    yield from _named(("regex", "grammar", ""), body.regex, body.grammar)
+    yield from _named(("", "ebnf", ""), None, body.ebnf)
+
+
+def _of_structured_outputs(outputs: StructuredOutputs | None) -> Iterator[Constraint]:
+    if outputs is None:
+        return
+    where = "structured_outputs"
+    if bytes(outputs.structural_tag) not in ABSENT:
+        message = f"'{where}.structural_tag' is not served here: leave it out."
+        raise RequestError(message, param=f"{where}.structural_tag")
+    if bytes(outputs.json) not in ABSENT:
+        yield schema_constraint(outputs.json, f"{where}.json", strict=True)
+    if outputs.json_object:
+        yield Constraint("json_object", "", f"{where}.json_object")
+    named = (f"{where}.regex", f"{where}.grammar", f"{where}.choice")
+    yield from _named(named, outputs.regex, outputs.grammar, outputs.choice)
+
+
+def _named(
+    params: tuple[str, str, str],
+    regex: str | None,
+    grammar: str | None,
+    choice: list[str] | None = None,
+) -> Iterator[Constraint]:
+    """The constraints that are present; `params` are the names of the three fields."""
+    if regex:
+        yield Constraint("regex", _bounded(params[0], regex), params[0])
+    if grammar:
+        yield Constraint("grammar", _bounded(params[1], grammar), params[1])
+    if choice:
+        at_most(params[2], choice, MAX_CHOICE_TEXTS, "texts")
+        yield Constraint("choice", _bounded(params[2], json.dumps(choice)), params[2])
+
+
+def _bounded(param: str, text: str) -> str:
+    if len(text) > MAX_GRAMMAR_CHARS:
+        message = f"'{param}' has {len(text)} characters; at most {MAX_GRAMMAR_CHARS} are allowed."
+        raise RequestError(message, param=param)
+    return text
