@@ -1,19 +1,21 @@
-"""luceasync, a local LLM server that prefills a prompt once. docs/architecture.md has the lives of
-a request, of an activation and of a node, and the words.
+"""luceasync, a local LLM server that prefills a prompt once. docs/architecture.md has the picture,
+the lives of a request, an activation and a node, and the glossary.
 
-cli        commands; builds the Config         server     HTTP; an API family each, as server/openai
-text       strings <-> token ids               engine     requests on lanes, one step at a time
-keeping    what is kept and taken up again     prefix     which prefix is kept where
-nodefiles  nodes as files                      hoststore  host memory that holds nodes
-dflash     drafts for the target to verify     pipeline   the model as a chain of groups
-models     families, kinds of layers, weights  kv         lanes: where their state lies
-kernels    Triton, beside torch twins          cuda       Numba kernels
-cyext      compiled loops                      ipc        processes that work together
-bench      how measurements are taken and told
+cli           commands; builds the Config          server        HTTP; one package per API family
+text          strings <-> token ids                grammar       what an answer may say, as masks
+engine        requests on lanes, step by step      prefix_cache  saves and restores lanes' prefixes
+prefix_tree   the index of prefixes (pure)         host_cache    nodes in host memory
+disk_cache    nodes as files                       speculation   drafters, proposals, acceptance
+pipeline      the model as a chain of stages       kv            pages and state of lanes
+models        families, mixers, formats, weights   kernels       Triton and CUDA C++
+ranking       candidates instead of logits         gguf          headers of GGUF files
+ipc           channels between processes           backend       the program at the other end
+bench         the measurements                     cuda, cyext   Numba kernels, Cython loops
 
-Imports run downwards: cli -> server, engine -> keeping -> text, prefix, nodefiles, hoststore,
-dflash -> pipeline -> models, hoststore -> kv -> kernels. request.py is what server and engine say
-to each other; config.py, options.py and parsers.py are the settings; errors.py is what goes wrong.
+Imports run downwards: cli -> server, engine -> prefix_cache -> text, prefix_tree, disk_cache,
+host_cache; speculation -> pipeline -> models, host_cache -> kv -> kernels. request.py and status.py
+are what server and engine say to each other; config.py, options.py and parsers.py are the settings;
+errors.py has the exceptions.
 """
 
 __version__ = "0.1.0"

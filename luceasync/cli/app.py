@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from luceasync import __version__
+from luceasync.cli.bench import bench_app
 from luceasync.cli.cache import cache_app
 from luceasync.cli.flags import with_config
 from luceasync.cli.output import one_line
@@ -32,6 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(cache_app)
+app.add_typer(bench_app)
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """The cache commands: list, inspect, verify and remove the prefixes on disk, without a model.
 
-Owns their flags, exit codes and output. Knows no file format.
+Owns their flags, exit codes and output. Imports the disk cache when a command runs, so that --help
+is fast. Knows no file format.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -20,10 +21,12 @@ from luceasync import parsers
 from luceasync.cli.flags import with_config
 from luceasync.cli.output import DAY_S, age_text, print_json, size_text
 from luceasync.config import Config
-from luceasync.disk_cache.codec import NodeHeader, NodePart
-from luceasync.disk_cache.listing import NodeMeta
-from luceasync.disk_cache.upkeep import NamespaceTotal, Upkeep, Verdict, prunable
 from luceasync.errors import ConfigError, SnapshotMismatch
+
+if TYPE_CHECKING:
+    from luceasync.disk_cache.codec import NodeHeader
+    from luceasync.disk_cache.listing import NodeMeta
+    from luceasync.disk_cache.upkeep import NamespaceTotal, Upkeep, Verdict
 
 cache_app = typer.Typer(
     name="cache", help="Inspect and clean up the prefix cache on disk.", no_args_is_help=True
@@ -98,6 +101,8 @@ def prune(
     namespace: Namespace = None,
 ) -> None:
     """Remove the least recently used nodes; never one that another node needs."""
+    from luceasync.disk_cache.upkeep import prunable
+
     if budget is None and older_than is None:
         raise ConfigError("cache prune: expected --budget BYTES or --older-than DAYS, or both")
     budget_bytes = None if budget is None else _bytes(budget)
@@ -131,6 +136,7 @@ def clear(
 @contextmanager
 def _opened(config: Config) -> Iterator[Upkeep]:
     """The cache directory. Turns an OSError into a ConfigError."""
+    from luceasync.disk_cache.upkeep import Upkeep
     from luceasync.models.mixers import END_KINDS
 
     root = config.cache.cache_dir
@@ -300,6 +306,8 @@ def _tensor_table(headers: Sequence[NodeHeader]) -> Table:
 
 
 def _node_table(nodes: Iterable[NodeMeta]) -> Table:
+    from luceasync.disk_cache.codec import NodePart
+
     table = _table("key", "parent", "tokens", "rows", "end", "state", "last used")
     for node in nodes:
         size, age = size_text(node.span_bytes), _age(node.last_used_s)

@@ -26,9 +26,9 @@ def run_plan(config: Config, as_json: bool, model: ModelFiles | None = None) -> 
     report, drafter = plan_with_drafter(config, model)
     cache = cache_summary(report, config.cache)
     if as_json:
-        told = summary(report) | {"drafter": _drafter_summary(report, drafter)}
-        told["prefix_cache"] = cache
-        print_json(told)
+        values = summary(report) | {"drafter": _drafter_summary(report, drafter)}
+        values["prefix_cache"] = cache
+        print_json(values)
         return
     console = Console(highlight=False)
     _print(report, console)

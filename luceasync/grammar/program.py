@@ -60,7 +60,7 @@ def compose(
         grammars["calls"] = {"lark_grammar": calls.lark}
     answer = " | ".join(f"@{name}" for name in grammars)
     assert answer, "an unconstrained answer needs no program"
-    for name, part in ({} if calls is None else calls.parts).items():
+    for name, part in ({} if calls is None else calls.schemas).items():
         grammars[name] = {"json_schema": formatted(part.schema, part.strict)}
         params[name] = part.param
     lines = [_STARTS.get(before, "start: answer"), f"answer: {answer}"]

@@ -36,16 +36,16 @@ class CallGrammar:
     """Rules, of which `start` matches a whole answer, and the schemas that they refer to."""
 
     rules: list[str] = field(default_factory=list)
-    parts: dict[str, ArgumentsSchema] = field(default_factory=dict)
+    schemas: dict[str, ArgumentsSchema] = field(default_factory=dict)
 
     @property
     def lark(self) -> str:
         return "\n".join(self.rules)
 
-    def json(self, part: ArgumentsSchema) -> str:
-        """An expression for a JSON value that matches `part`."""
-        name = f"json_{len(self.parts)}"
-        self.parts[name] = part
+    def json(self, schema: ArgumentsSchema) -> str:
+        """An expression for a JSON value that matches `schema`."""
+        name = f"json_{len(self.schemas)}"
+        self.schemas[name] = schema
         return f"@{name}"
 
     def rule(self, kind: str, body: str, attributes: str = "") -> str:
@@ -76,7 +76,7 @@ class ToolFunction:
         strict = function.get("strict") is True
         return cls(function["name"], parameters, strict, param)
 
-    def part(self, schema: Schema, *names: str) -> ArgumentsSchema:
+    def subschema(self, schema: Schema, *names: str) -> ArgumentsSchema:
         """`schema`, a part of the parameters, made self-contained with the definitions that it may
         refer to. `names`: its path in them.
         """
@@ -124,14 +124,14 @@ def _any(
 def json_in_tags(grammar: CallGrammar, function: ToolFunction) -> str:
     """<tool_call> {"name": "f", "arguments": {...}} </tool_call>, on three lines."""
     lead = f'<tool_call>\n{{"name": {_json(function.name)}, "arguments": '
-    arguments = grammar.json(function.part(function.parameters))
+    arguments = grammar.json(function.subschema(function.parameters))
     return f"{text(lead)} {arguments} {text(chr(125) + chr(10) + '</tool_call>')}"
 
 
 def bare_json(grammar: CallGrammar, function: ToolFunction) -> str:
     """{"name": "f", "parameters": {...}}."""
     lead = f'{{"name": {_json(function.name)}, "parameters": '
-    return f"{text(lead)} {grammar.json(function.part(function.parameters))} {text(chr(125))}"
+    return f"{text(lead)} {grammar.json(function.subschema(function.parameters))} {text(chr(125))}"
 
 
 def parameters_in_tags(grammar: CallGrammar, function: ToolFunction) -> str:
@@ -175,8 +175,8 @@ def _value(
     """A value followed by `end`: a string without quotes, anything else as JSON."""
     types = types_of(schema, function.parameters)
     if types and "string" not in types:
-        part = function.part(schema, "properties", name)
-        return f"{grammar.json(part)} {text(end)}"
+        own = function.subschema(schema, "properties", name)
+        return f"{grammar.json(own)} {text(end)}"
     if options := _options(schema):
         return f"({' | '.join(text(option) for option in options)}) {text(end)}"
     pattern = _pattern(schema) if types == {"string"} else "(?s:.*)"

@@ -129,14 +129,14 @@ class AnswerPieces:
         yield from _waiting(text.skip("\n"))
         while (end := text.text.find(THINK_END, text.place)) < 0:
             safe = text.text[text.place : self._num_safe((THINK_END,))]
-            said = safe if text.is_last else safe.rstrip()
-            if said:
-                yield ReasoningPiece(said)
-            text.place += len(said)
+            piece = safe if text.is_last else safe.rstrip()
+            if piece:
+                yield ReasoningPiece(piece)
+            text.place += len(piece)
             text.forget()
             yield from _waiting(text.more())
-        if said := text.text[text.place : end].rstrip("\n"):
-            yield ReasoningPiece(said)
+        if piece := text.text[text.place : end].rstrip("\n"):
+            yield ReasoningPiece(piece)
         text.place = end + len(THINK_END)
         yield from _waiting(text.skip("\n"))
 
@@ -147,13 +147,13 @@ class AnswerPieces:
             openings = self._openings
             found = first_of(text.text, openings, text.place)
             end = found[0] if found else self._num_safe(openings)
-            said = text.text[text.place : end]
+            piece = text.text[text.place : end]
             if openings and (found or not text.is_last):
-                said = said.rstrip()
-            if said:
-                yield TextPiece(said)
+                piece = piece.rstrip()
+            if piece:
+                yield TextPiece(piece)
                 self._has_text = True
-                text.place += len(said)
+                text.place += len(piece)
             if found and self._openings:  # the text may have ruled calls out
                 return _Opening(text.place, *found)
             if not found:

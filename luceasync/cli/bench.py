@@ -1,0 +1,413 @@
+"""The bench commands: measurements of this machine, beside its limits or another checkout.
+
+Owns their flags; imports what measures when a command runs. Sizes default to what a CPU can do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from luceasync.config import BUNDLED_MODEL_DIR
+from luceasync.errors import ConfigError
+
+if TYPE_CHECKING:
+    from luceasync.bench.model import BenchModel
+    from luceasync.bench.report import Report
+    from luceasync.bench.shapes import Shape
+
+bench_app = typer.Typer(
+    name="bench", help="Measure decode, prefill, restores, serving and more.", no_args_is_help=True
+)
+
+Dtype = Literal["bf16", "fp32"]
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON lines instead of tables.")]
+Device = Annotated[str, typer.Option(metavar="DEVICE", help="Such as cuda:0 or cpu:0.")]
+Devices = Annotated[
+    str, typer.Option(metavar="LIST", help="Devices that share the layers, such as cuda:0,cuda:1.")
+]
+Models = Annotated[
+    str,
+    typer.Option(
+        metavar="LIST",
+        help="Paths of models, or shapes with random weights: qwen3-0.6b, qwen3-4b, qwen3.5-4b, "
+        "qwen3.5-27b, small, small-hybrid; SHAPE:Q4_K_M is quantised.",
+    ),
+]
+ShapeName = Annotated[
+    str,
+    typer.Option(
+        "--shape",
+        metavar="NAME",
+        help="Random weights of this shape: qwen3-0.6b, qwen3-4b, qwen3.5-4b, qwen3.5-27b, small, "
+        "small-hybrid.",
+    ),
+]
+DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Of activations and plain weights.")]
+ServerDtype = Annotated[str, typer.Option("--dtype", help="As luceasync serve takes it.")]
+Rounds = Annotated[int, typer.Option(min=1, metavar="N", help="Samples of each variant.")]
+Lanes = Annotated[str, typer.Option(metavar="LIST", help="Numbers of lanes, such as 1,4.")]
+Contexts = Annotated[str, typer.Option(metavar="LIST", help="Tokens before, such as 1024,32768.")]
+Context = Annotated[int, typer.Option(min=64, metavar="TOKENS", help="Tokens of a lane.")]
+Tokens = Annotated[int, typer.Option(min=1, metavar="N", help="Tokens of the prompt.")]
+Steps = Annotated[int, typer.Option(min=1, metavar="N", help="Decode steps of a sample.")]
+Profile = Annotated[bool, typer.Option("--profile", help="List the kernels and their times.")]
+
+
+@bench_app.command()
+def decode(
+    models: Models = "small",
+    devices: Devices = "cpu:0",
+    contexts: Contexts = "1024",
+    lanes: Lanes = "1,4",
+    dtype: DtypeOption = "bf16",
+    steps: Steps = 32,
+    rounds: Rounds = 5,
+    peer: Annotated[
+        bool, typer.Option("--peer", help="Also transformers' generate, in the same process.")
+    ] = False,
+    profile: Profile = False,
+    as_json: Json = False,
+) -> None:
+    """Decode steps, beside what the memory bandwidth allows."""
+    from luceasync.bench.passes import bench_decode
+
+    names = devices.split(",")
+    bench_decode(
+        _open_report(names, as_json),
+        _models(models),
+        names,
+        contexts=_numbers("--contexts", contexts),
+        lanes=_numbers("--lanes", lanes),
+        dtype=dtype,
+        steps=steps,
+        rounds=rounds,
+        peer=peer,
+        profile=profile,
+    )
+
+
+@bench_app.command()
+def prefill(
+    models: Models = "small",
+    devices: Devices = "cpu:0",
+    prompts: Annotated[
+        str, typer.Option(metavar="LIST", help="Tokens of a prompt, such as 1024,8192.")
+    ] = "1024",
+    dtype: DtypeOption = "bf16",
+    rounds: Rounds = 3,
+    profile: Profile = False,
+    as_json: Json = False,
+) -> None:
+    """Prompts, beside the rate of a large matrix product."""
+    from luceasync.bench.passes import bench_prefill
+
+    names = devices.split(",")
+    bench_prefill(
+        _open_report(names, as_json),
+        _models(models),
+        names,
+        prompts=_numbers("--prompts", prompts),
+        dtype=dtype,
+        rounds=rounds,
+        profile=profile,
+    )
+
+
+@bench_app.command()
+def speculation(
+    only: Annotated[
+        str, typer.Option(metavar="LIST", help="Of verify,rounds,servers.")
+    ] = "verify,rounds",
+    shape: ShapeName = "small",
+    device: Device = "cpu:0",
+    contexts: Contexts = "1024",
+    lanes: Lanes = "1,4",
+    dtype: DtypeOption = "bf16",
+    rounds: Rounds = 20,
+    questions: Annotated[int, typer.Option(min=1, metavar="N", help="For servers.")] = 40,
+    clients: Annotated[int, typer.Option(min=1, metavar="N", help="For servers.")] = 1,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Of an answer, for servers.")] = 128,
+    ddtree: Annotated[bool, typer.Option("--ddtree", help="A server with trees, too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Verify passes and whole rounds beside decode steps; servers with and without the drafter."""
+    parts = _parts(only, ("verify", "rounds", "servers"))
+    from luceasync.bench.model import parse_model
+    from luceasync.bench.speculation import bench_rounds, bench_servers, bench_verify
+
+    found = _shape(shape)
+    report = _open_report([device], as_json)
+    at, counts = _numbers("--contexts", contexts), _numbers("--lanes", lanes)
+    common = {"contexts": at, "lanes": counts}
+    if "verify" in parts:
+        model = parse_model(shape)
+        bench_verify(report, model, device, **common, dtype=dtype, rounds=rounds)
+    if "rounds" in parts:
+        bench_rounds(report, shape, found, device, **common, dtype=dtype, rounds=rounds)
+    if "servers" in parts:
+        bench_servers(
+            report,
+            device,
+            dtype=dtype,
+            questions=questions,
+            clients=clients,
+            max_tokens=max_tokens,
+            has_trees=ddtree,
+        )
+
+
+@bench_app.command()
+def restore(
+    only: Annotated[
+        str, typer.Option(metavar="LIST", help="Of memory,disk,killed.")
+    ] = "memory,disk",
+    shape: ShapeName = "small",
+    device: Device = "cpu:0",
+    tokens: Tokens = 4096,
+    dtype: DtypeOption = "bf16",
+    steps: Steps = 150,
+    rounds: Rounds = 5,
+    delays: Annotated[
+        str, typer.Option(metavar="LIST", help="Seconds from an answer to the kill, for killed.")
+    ] = "0,0.5,3",
+    as_json: Json = False,
+) -> None:
+    """Kept prefixes: copies beside a stream, first tokens after a restart, what a kill loses."""
+    parts = _parts(only, ("memory", "disk", "killed"))
+    from luceasync.bench.killed import bench_killed
+    from luceasync.bench.restore import bench_memory, bench_restart
+
+    found = _shape(shape)
+    report = _open_report([device], as_json)
+    if "memory" in parts:
+        bench_memory(report, found, device, dtype=dtype, tokens=tokens, steps=steps, rounds=rounds)
+    if "disk" in parts:
+        bench_restart(report, found, device, dtype=dtype, tokens=tokens, rounds=rounds)
+    if "killed" in parts:
+        bench_killed(report, delays=[float(part) for part in delays.split(",")], rounds=rounds)
+
+
+@bench_app.command()
+def paging(
+    only: Annotated[str, typer.Option(metavar="LIST", help="Of decode,turns.")] = "decode,turns",
+    shape: ShapeName = "small",
+    device: Device = "cpu:0",
+    context: Context = 8192,
+    pool: Annotated[
+        int, typer.Option(min=128, metavar="TOKENS", help="Tokens of a lane that stay.")
+    ] = 1024,
+    lanes: Annotated[int, typer.Option(min=1, metavar="N", help="Lanes that decode.")] = 4,
+    dtype: DtypeOption = "bf16",
+    steps: Steps = 128,
+    rounds: Rounds = 3,
+    turns: Annotated[int, typer.Option(min=1, metavar="N", help="Turns of a conversation.")] = 3,
+    memory: Annotated[int, typer.Option(min=1, metavar="GIB", help="Of nodes, for turns.")] = 2,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="One more turn, by an engine that begins anew.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Lanes that hold a part of their context (KVFlash) beside lanes that hold all of it."""
+    parts = _parts(only, ("decode", "turns"))
+    from luceasync.bench.paging import PagingSetup, bench_decode, bench_turns
+
+    setup = PagingSetup(_shape(shape), device, dtype, context, pool, lanes)
+    report = _open_report([device], as_json)
+    if "decode" in parts:
+        bench_decode(report, setup, steps=steps, rounds=rounds)
+    if "turns" in parts:
+        bench_turns(report, setup, turns=turns, memory_bytes=memory << 30, restart=restart)
+
+
+@bench_app.command()
+def serve(
+    only: Annotated[
+        str, typer.Option(metavar="LIST", help="Of overhead,live,beside.")
+    ] = "overhead,live",
+    model: Annotated[
+        Path, typer.Option(metavar="PATH", help="Of the server, for beside.")
+    ] = BUNDLED_MODEL_DIR,
+    device: Device = "cpu:0",
+    dtype: ServerDtype = "auto",
+    streams: Annotated[str, typer.Option(metavar="LIST", help="Streams at once.")] = "1,16",
+    tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens of a stream.")] = 200,
+    rate: Annotated[float, typer.Option(min=0.1, help="Steps per second, for overhead.")] = 50.0,
+    turns: Annotated[int, typer.Option(min=1, metavar="N", help="For beside.")] = 6,
+    rounds: Rounds = 5,
+    against: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Another checkout, for beside.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What the server costs a token, its loop's lag, a stream beside another conversation."""
+    parts = _parts(only, ("overhead", "live", "beside"))
+    from luceasync.bench.serve import bench_live, bench_overhead
+    from luceasync.bench.serve_beside import bench_beside
+
+    counts = _numbers("--streams", streams)
+    report = _open_report([device], as_json)
+    if "overhead" in parts:
+        bench_overhead(report, streams=counts, tokens=tokens, rate=rate)
+    if "live" in parts:
+        bench_live(report, streams=max(counts), tokens=tokens)
+    if "beside" in parts:
+        bench_beside(
+            report,
+            model,
+            device,
+            dtype=dtype,
+            turns=turns,
+            tokens=min(tokens, 32),
+            rounds=rounds,
+            against=against,
+        )
+
+
+@bench_app.command()
+def kernels(
+    only: Annotated[
+        str, typer.Option(metavar="LIST", help="Of gemv,quant,attention,copies.")
+    ] = "gemv,quant,attention,copies",
+    rows: Annotated[str, typer.Option(metavar="LIST", help="Rows of a product.")] = "1,16",
+    contexts: Contexts = "1024,32768",
+    lanes: Lanes = "1,4",
+    tokens: Annotated[int, typer.Option(min=1, help="Of a node, for copies.")] = 2048,
+    rounds: Rounds = 10,
+    as_json: Json = False,
+) -> None:
+    """Kernels of a GPU beside its bandwidth; copies and hashes of nodes on the CPU."""
+    parts = _parts(only, ("gemv", "quant", "attention", "copies"))
+    needs_gpu = parts != ["copies"]
+    report = _open_report(["cuda:0"] if needs_gpu else ["cpu:0"], as_json)
+    from luceasync.bench.kernels import bench_attention, bench_copies, bench_gemv, bench_quant
+
+    counts = _numbers("--rows", rows)
+    if "gemv" in parts:
+        bench_gemv(report, rows=counts, rounds=rounds)
+    if "quant" in parts:
+        bench_quant(report, rows=counts, rounds=rounds)
+    if "attention" in parts:
+        at, num_lanes = _numbers("--contexts", contexts), _numbers("--lanes", lanes)
+        bench_attention(report, contexts=at, lanes=num_lanes, rounds=rounds)
+    if "copies" in parts:
+        bench_copies(report, tokens=tokens, rounds=rounds)
+
+
+@bench_app.command()
+def ipc(
+    only: Annotated[
+        str, typer.Option(metavar="LIST", help="Of hops,processes.")
+    ] = "hops,processes",
+    transport: Annotated[
+        Literal["shared", "stream"], typer.Option(help="Of payloads, for hops.")
+    ] = "shared",
+    hops: Annotated[int, typer.Option(min=1, metavar="N", help="Of a round.")] = 2000,
+    chunks: Annotated[int, typer.Option(min=1, metavar="N", help="Of a round.")] = 20,
+    shape: ShapeName = "small-hybrid",
+    devices: Devices = "cpu:0,cpu:1",
+    context: Context = 512,
+    prompt: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="To prefill.")] = 512,
+    lanes: Lanes = "1,4",
+    dtype: DtypeOption = "bf16",
+    steps: Steps = 16,
+    rounds: Rounds = 5,
+    as_json: Json = False,
+) -> None:
+    """Hops between two processes, and a model whose layers are in one process or in two."""
+    parts = _parts(only, ("hops", "processes"))
+    from luceasync.bench.ipc import bench_hops, bench_processes
+
+    names = devices.split(",")
+    report = _open_report(names, as_json)
+    if "hops" in parts:
+        bench_hops(report, transport=transport, hops=hops, chunks=chunks, rounds=rounds)
+    if "processes" in parts:
+        bench_processes(
+            report,
+            shape,
+            _shape(shape),
+            names,
+            dtype=dtype,
+            context=context,
+            prompt=prompt,
+            lanes=_numbers("--lanes", lanes),
+            steps=steps,
+            rounds=rounds,
+        )
+
+
+@bench_app.command()
+def against(
+    other: Annotated[Path, typer.Argument(metavar="DIR", help="Another checkout, at 8162231 on.")],
+    device: Device = "cpu:0",
+    models: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Of bundled, engine and shapes; default: by the device."),
+    ] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Default: as a server.")] = None,
+    context: Annotated[
+        int | None, typer.Option(metavar="TOKENS", help="Default: 512, on a GPU 4096.")
+    ] = None,
+    rounds: Rounds = 15,
+    lives: Annotated[int, typer.Option(min=1, metavar="N", help="Pairs of processes.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Passes and answers of this checkout beside another one's, in one run."""
+    from luceasync.bench.against import bench_against
+
+    bench_against(
+        _open_report([device], as_json),
+        other,
+        device,
+        models=models.split(",") if models else (),
+        dtype=dtype,
+        context=context,
+        rounds=rounds,
+        lives=lives,
+    )
+
+
+def _open_report(devices: Sequence[str], as_json: bool) -> Report:
+    from luceasync.bench.device import open_report
+
+    return open_report(devices, is_json=as_json)
+
+
+def _models(text: str) -> list[BenchModel]:
+    """Raises ConfigError."""
+    from luceasync.bench.model import parse_model
+
+    return [parse_model(name) for name in text.split(",")]
+
+
+def _shape(name: str) -> Shape:
+    """Raises ConfigError."""
+    from luceasync.bench.shapes import SHAPES, shape_of
+
+    try:
+        return shape_of(name)
+    except KeyError:
+        allowed = ", ".join((*SHAPES, "small", "small-hybrid"))
+        raise ConfigError(f"--shape {name}: unknown; allowed: {allowed}") from None
+
+
+def _numbers(flag: str, text: str) -> list[int]:
+    """Raises ConfigError."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{flag} {text}: expected integers with commas, such as 1,4") from None
+
+
+def _parts(only: str, allowed: Sequence[str]) -> list[str]:
+    """Raises ConfigError."""
+    parts = only.split(",")
+    for part in parts:
+        if part not in allowed:
+            raise ConfigError(f"--only {part}: unknown; allowed: {', '.join(allowed)}")
+    return parts
