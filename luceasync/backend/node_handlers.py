@@ -16,7 +16,7 @@ from torch import Tensor
 
 from luceasync.backend.dispatch import Answers, handles, result
 from luceasync.host_cache.arena import HostMemory
-from luceasync.host_cache.copy_stream import Ticket, together
+from luceasync.host_cache.copy_stream import Ticket, joined
 from luceasync.host_cache.nodes import Nodes, Span
 from luceasync.host_cache.shard_nodes import tensors_in
 from luceasync.ipc.memory import SealedMemory
@@ -56,7 +56,7 @@ class NodeHandlers:
         key, span = _key(command.node), Span(command.begin, command.end, command.with_state)
         self._set_offsets(command.regions)
         try:
-            copies = together([part.save(command.lane, key, span) for part in self._parts])
+            copies = joined([part.save(command.lane, key, span) for part in self._parts])
         except MemoryError:
             self._forget(key)
             yield wire.NodeRoom(is_there=False), ()
@@ -70,7 +70,7 @@ class NodeHandlers:
     ) -> Iterator[tuple[wire.NodeRoom, Sequence[Tensor]]]:
         keys = [self._known(node) for node in command.nodes]
         lane, num_tokens = command.lane, command.num_tokens
-        copies = together([part.restore(lane, keys, num_tokens) for part in self._parts])
+        copies = joined([part.restore(lane, keys, num_tokens) for part in self._parts])
         yield from self._answer_copies(copies, command.ticket)
 
     def _answer_copies(

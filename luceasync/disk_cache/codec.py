@@ -21,14 +21,10 @@ from luceasync.disk_cache import metadata as node_metadata
 from luceasync.disk_cache.metadata import NodeMetadata
 from luceasync.errors import CorruptNode, ForeignNode
 
-# What a node's files hold, in which order, and what of it belongs to the node's end alone. Owns
-# dtypes, sizes and the parts that tensor names stand for. Knows no header and no file.
-
-
 TOKENS = "tokens"
 TOKEN_DTYPE = "I32"
 
-# Of a layer's tensors those kinds that belong to a node's end; the model's layers say which.
+# The kinds of a layer's tensors that belong to a node's end; the model's layers say which.
 EndKinds = frozenset[str]
 
 ITEM_BYTES = {  # the dtypes of safetensors whose items are whole bytes
@@ -40,9 +36,9 @@ ITEM_BYTES = {  # the dtypes of safetensors whose items are whole bytes
 }
 
 
-class Part(StrEnum):
-    """What a tensor is needed for. All but the span belong to the node's end, and can be left out
-    where another node follows.
+class NodePart(StrEnum):
+    """What a tensor is needed for. All parts but the span belong to the node's end, and can be left
+    out where another node follows.
     """
 
     SPAN = "span"  # the tokens and what each of them left behind
@@ -53,16 +49,17 @@ class Part(StrEnum):
 
 
 class Half(StrEnum):
-    """A node is two files: one is written once and never again, the other comes and goes.
+    """A node is two files: that of the rows is written once, that of the end comes and goes.
 
-    That of the rows may hold the end too: so it was before ends had files of their own.
+    The file of the rows may hold the end too: it did before ends had files of their own.
     """
 
     ROWS = "rows"  # the tokens, and what each of them left behind: rows, features
     END = "end"  # what is true at the last token alone
 
 
-END_PARTS = frozenset((Part.STATE, Part.LOGITS, Part.LEDGER))  # what the file of an end holds
+# What the file of an end holds.
+END_PARTS = frozenset((NodePart.STATE, NodePart.LOGITS, NodePart.LEDGER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,31 +89,31 @@ class TensorSlot:
     xxh3_128: str
 
 
-def part_of(name: str, end_kinds: EndKinds) -> Part:
-    """What the tensor of that name belongs to; the span, where the name says nothing else."""
+def part_of(name: str, end_kinds: EndKinds) -> NodePart:
+    """The part to which a tensor belongs, by its name; the span if the name says nothing else."""
     if name == "snap_prefill_logits":
-        return Part.LOGITS
+        return NodePart.LOGITS
     if name == "kvflash_ledger":
-        return Part.LEDGER
+        return NodePart.LEDGER
     if name.startswith("dflash_feature_"):
-        return Part.FEATURES
+        return NodePart.FEATURES
     try:
         _, kind, _ = parse_name(name)
-    except ValueError:  # no tensor of a layer
-        return Part.SPAN
-    return Part.STATE if kind in end_kinds else Part.SPAN
+    except ValueError:  # not a layer's tensor
+        return NodePart.SPAN
+    return NodePart.STATE if kind in end_kinds else NodePart.SPAN
 
 
 def file_order(entries: Iterable[TensorEntry], end_kinds: EndKinds) -> list[TensorEntry]:
     """The entries in the order of a file: the tokens, the rest of the span, and the end.
 
-    safetensors allows no holes. Within the span and within the end, sizes fall by the power of two
-    that divides them, at most 64: where those of the span are multiples of 64, each tensor begins
-    at a multiple of its own, however many tokens there are.
+    safetensors allows no holes. Within the span and within the end, tensors are sorted by the
+    power of two that divides their size, at most 64, descending: where the sizes of the span are
+    multiples of 64, each tensor is aligned to its items, however many tokens there are.
     """
 
     def place(entry: TensorEntry) -> tuple[bool, bool, int]:
-        is_end = part_of(entry.name, end_kinds) is not Part.SPAN
+        is_end = part_of(entry.name, end_kinds) is not NodePart.SPAN
         return is_end, entry.name != TOKENS, -math.gcd(entry.num_bytes, 64)
 
     return sorted(entries, key=place)
@@ -124,10 +121,10 @@ def file_order(entries: Iterable[TensorEntry], end_kinds: EndKinds) -> list[Tens
 
 SCHEMA = "luceasync.node.2"
 END_SCHEMA = "luceasync.end.1"
-PAGE_BYTES = 4096  # what follows the tokens begins on a multiple: it may be read past the cache
+PAGE_BYTES = 4096  # what follows the tokens begins on a multiple, for direct reads
 LINE_BYTES = 64
 MAX_HEADER_BYTES = 4 << 20
-MAX_FILE_BYTES = 16 << 30  # more than memory has room for on the way; a sparse file claims anything
+MAX_FILE_BYTES = 16 << 30  # more than memory has room for; a sparse file claims anything
 LENGTH_BYTES = 8  # a safetensors file begins with its header's length, little-endian
 
 Buffer = bytes | bytearray | memoryview
@@ -138,7 +135,7 @@ FIELDS = node_metadata.FIELDS | {"schema", "xxh3_128", SEAL}
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class NodeHeader:
     """A checked header; `slots` in the order of the file and without holes."""
 
     metadata: NodeMetadata
@@ -147,30 +144,30 @@ class Header:
     file_bytes: int
     end_kinds: EndKinds
 
-    def part_of(self, name: str) -> Part:
-        """What the tensor of that name belongs to."""
+    def part_of(self, name: str) -> NodePart:
+        """The part to which the tensor of that name belongs."""
         return part_of(name, self.end_kinds)
 
     @property
-    def parts(self) -> frozenset[Part]:
-        """What the file holds."""
+    def parts(self) -> frozenset[NodePart]:
+        """The parts that the file holds."""
         return frozenset(self.part_of(slot.name) for slot in self.slots)
 
     @property
     def end_bytes(self) -> int:
         """Size of the tensors that belong to the node's end alone."""
-        return sum(s.end - s.begin for s in self.slots if self.part_of(s.name) is not Part.SPAN)
+        return sum(s.end - s.begin for s in self.slots if self.part_of(s.name) is not NodePart.SPAN)
 
     @property
     def tokens_slot(self) -> TensorSlot:
-        """Where the tokens are."""
+        """The slot of the tokens."""
         return next(slot for slot in self.slots if slot.name == TOKENS)
 
     def held(self, *, with_end: bool) -> tuple[TensorSlot, ...]:
         """The slots of the whole node, or of its span alone."""
         if with_end:
             return self.slots
-        return tuple(slot for slot in self.slots if self.part_of(slot.name) is Part.SPAN)
+        return tuple(slot for slot in self.slots if self.part_of(slot.name) is NodePart.SPAN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,14 +188,14 @@ class EncodedFile:
 
 
 def checksum(content: Buffer) -> str:
-    """xxh3_128 of the bytes, in hex. Threads may run meanwhile."""
+    """xxh3_128 of the bytes, in hex. Releases the GIL."""
     return xxhash.xxh3_128_hexdigest(content)
 
 
 def metadata_strings(
     entries: Sequence[TensorEntry], metadata: NodeMetadata, half: Half = Half.ROWS
 ) -> dict[str, str]:
-    """The safetensors metadata of a file; the last of them seals the others and the table."""
+    """The safetensors metadata of a file; the last entry seals the others and the table."""
     strings = {
         "schema": _schema(half),
         **node_metadata.to_strings(metadata),
@@ -213,10 +210,10 @@ def encode_header(
 ) -> bytes:
     """The bytes before the tensors, which follow in this order without holes.
 
-    What comes after the tokens, where they come first, begins on a page; an end begins on a line of
-    the processor's cache: beside a small state a page is much. Raises ValueError where a
-    tensor would not be aligned to its items; in `file_order`, with a span of multiples of 64 bytes
-    beside the tokens, none is.
+    In a file of rows, what follows the tokens begins on a page; a file of an end begins on a cache
+    line, since a page is much beside a small state. Raises ValueError if a tensor would not be
+    aligned to its items: never in `file_order`, with a span of multiples of 64 bytes beside the
+    tokens.
     """
     table: dict[str, object] = {"__metadata__": metadata_strings(entries, metadata, half)}
     lead_bytes = entries[0].num_bytes if entries[0].name == TOKENS else 0
@@ -260,7 +257,7 @@ def encode_file(
 
 
 def header_bytes_at_most(num_tensors: int) -> int:
-    """What `encode_header` gives for so many tensors of a node, and no more than a page beyond."""
+    """An upper bound of what `encode_header` gives for so many tensors, within a page."""
     return PAGE_BYTES + 1024 + 256 * num_tensors
 
 
@@ -286,13 +283,12 @@ def decode_header(
     key: str,
     end_kinds: EndKinds,
     half: Half = Half.ROWS,
-) -> Header:
+) -> NodeHeader:
     """The header of a file of `file_bytes` bytes, all of it checked.
 
-    `first_bytes`: at least the first `header_extent` bytes; `key` and `half`: what the
-    file is named after; `end_kinds`: see luceasync.disk_cache.codec.
-    Raises CorruptNode where it is damaged or another node's, ForeignNode where it is whole but of
-    another schema or namespace, or no node at all.
+    `first_bytes`: at least the first `header_extent` bytes; `key` and `half`: from the file's name.
+    Raises CorruptNode if it is damaged or another node's, ForeignNode if it is whole but of another
+    schema or namespace, or not a node.
     """
     extent = header_extent(first_bytes, file_bytes)
     if len(first_bytes) < extent:
@@ -311,7 +307,7 @@ def decode_header(
     _expect_no_holes(slots, extent, file_bytes)
     metadata = node_metadata.from_strings(strings)
     _expect_tokens(slots, metadata, half)
-    return Header(metadata, tuple(slots), extent, file_bytes, end_kinds)
+    return NodeHeader(metadata, tuple(slots), extent, file_bytes, end_kinds)
 
 
 def verify(slot: TensorSlot, content: Buffer) -> None:
@@ -330,7 +326,7 @@ def _parse_object(text: bytes, what: str) -> dict[str, object]:
     def distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            raise CorruptNode(f"{what}: a name is there twice")
+            raise CorruptNode(f"{what}: a name occurs twice")
         return found
 
     try:
@@ -343,7 +339,7 @@ def _parse_object(text: bytes, what: str) -> dict[str, object]:
 
 
 def _checked_strings(strings: object, table: dict[str, object], expected: str) -> dict[str, str]:
-    """The metadata of a file of the schema that is expected, unchanged since it was sealed."""
+    """The metadata, of the expected schema and unchanged since it was sealed."""
     if not isinstance(strings, dict) or not all(isinstance(s, str) for s in strings.values()):
         raise CorruptNode("metadata: expected strings")
     schema = strings.get("schema")
@@ -353,7 +349,7 @@ def _checked_strings(strings: object, table: dict[str, object], expected: str) -
         raise ForeignNode(f"schema {schema}: expected {expected}")
     columns = {name: _column(row) for name, row in table.items()}
     if _seal({name: s for name, s in strings.items() if name != SEAL}, columns) != strings[SEAL]:
-        raise CorruptNode(f"{SEAL}: expected that of the header, which is another")
+        raise CorruptNode(f"{SEAL}: does not match the header")
     if schema != expected:
         raise ForeignNode(f"schema {schema}: expected {expected}")
     if strings.keys() != FIELDS:
@@ -363,12 +359,12 @@ def _checked_strings(strings: object, table: dict[str, object], expected: str) -
 
 
 def _seal(strings: dict[str, str], table: Mapping[str, object]) -> str:
-    """Checksum of the header's meaning: it outlives another writer's order and padding."""
+    """Checksum of the header's meaning: it does not depend on a writer's order and padding."""
     return checksum(json.dumps([strings, table], sort_keys=True, separators=(",", ":")).encode())
 
 
 def _column(row: object) -> list[object]:
-    """What the seal covers of a tensor; nothing was ever sealed with that of a row that is none."""
+    """What the seal covers of a tensor; that of an invalid row was never sealed."""
     if not _is_row(row) or not _are_counts(row["shape"]):
         return []
     return [str(row.get("dtype")), row["shape"]]
@@ -418,7 +414,7 @@ def _expect_tokens(
     found = [(slot.dtype, slot.shape) for slot in slots if slot.name == TOKENS]
     if half is Half.END:
         if found:
-            raise CorruptNode(f"{TOKENS}: expected in the file of the rows alone")
+            raise CorruptNode(f"{TOKENS}: expected only in the file of the rows")
         return
     if found != [(TOKEN_DTYPE, (num_tokens,))]:
         raise CorruptNode(f"{TOKENS}: expected {TOKEN_DTYPE} [{num_tokens}]")

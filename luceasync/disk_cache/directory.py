@@ -18,7 +18,7 @@ from pathlib import Path
 
 from luceasync.disk_cache.codec import EndKinds, Half
 from luceasync.disk_cache.files import FileSystem
-from luceasync.disk_cache.listing import NOTHING, Listing, NodeMeta, look_into, namespaces
+from luceasync.disk_cache.listing import EMPTY_LISTING, Listing, NodeMeta, look_into, namespaces
 from luceasync.disk_cache.metadata import KEY
 from luceasync.disk_cache.names import NAMESPACE, TEMPORARY, file_name
 from luceasync.errors import ConfigError, CorruptNode
@@ -94,12 +94,14 @@ class NodeDirectory:
         for directory in namespaces(self._files, self._root):
             name = directory.name
             opening = self._end_kinds if name == self._namespace else None
-            seen = look_into(self._files, directory, known.get(name, NOTHING), opening=opening)
+            seen = look_into(
+                self._files, directory, known.get(name, EMPTY_LISTING), opening=opening
+            )
             faults = [fault for path in seen.temporaries for fault in self._collect(path, now_s)]
             lone = [end for key, end in seen.ends.items() if key not in seen.nodes]
             faults += [fault for end in lone for fault in self._collect_end(end.meta, now_s)]
             listings[name] = replace(seen, faults=(*seen.faults, *faults))
-        own = listings.get(self._namespace, NOTHING)
+        own = listings.get(self._namespace, EMPTY_LISTING)
         return listings, sum(map(self.set_aside, own.damaged))
 
     def remove(self, key: str, namespace: str | None = None) -> int:

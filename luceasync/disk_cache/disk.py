@@ -71,7 +71,7 @@ class HungReads:
 NUM_READERS = min(8, 2 * len(os.sched_getaffinity(0)))  # more would wait for each other
 
 
-class ReadNode(Protocol):
+class NodeReader(Protocol):
     """luceasync.disk_cache.reader.read_node, for the nodes of one namespace."""
 
     def __call__(self, path: Path, *, with_end: bool, is_given_up: object) -> NodeFile: ...
@@ -81,7 +81,7 @@ class NodeReads:
     """Reads nodes of one directory in threads of its own: no read waits for a disk that syncs."""
 
     def __init__(
-        self, directory: NodeDirectory, read: ReadNode, faults: Faults, timeout_s: float
+        self, directory: NodeDirectory, read: NodeReader, faults: Faults, timeout_s: float
     ) -> None:
         self._directory = directory
         self._read = read

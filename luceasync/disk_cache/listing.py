@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from luceasync.disk_cache.codec import EndKinds, Half, Part
+from luceasync.disk_cache.codec import EndKinds, Half, NodePart
 from luceasync.disk_cache.files import FileSystem
 from luceasync.disk_cache.metadata import NodeMetadata
 from luceasync.disk_cache.names import NAMESPACE, TEMPORARY, parse_file_name
@@ -36,7 +36,7 @@ class NodeMeta:
     last_used_s: float = field(compare=False)
     metadata: NodeMetadata | None = None
     tokens: array[int] = field(default_factory=lambda: NO_TOKENS)
-    parts: frozenset[Part] = frozenset()
+    parts: frozenset[NodePart] = frozenset()
     end_bytes: int = 0
     end_file_bytes: int = 0
 
@@ -57,7 +57,7 @@ class NodeMeta:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ListedFile:
     """A node's file, and by what one knows it again without opening it."""
 
     meta: NodeMeta
@@ -77,8 +77,8 @@ class Listing:
     looked at.
     """
 
-    nodes: Mapping[str, Found]
-    ends: Mapping[str, Found] = field(default_factory=dict)
+    nodes: Mapping[str, ListedFile]
+    ends: Mapping[str, ListedFile] = field(default_factory=dict)
     damaged: tuple[Path, ...] = ()
     temporaries: tuple[Path, ...] = ()
     faults: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class Listing:
         }
 
 
-NOTHING = Listing({})
+EMPTY_LISTING = Listing({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def namespaces(files: FileSystem, root: Path) -> list[Path]:
 
 
 def look_into(
-    files: FileSystem, directory: Path, known: Listing = NOTHING, *, opening: EndKinds | None
+    files: FileSystem, directory: Path, known: Listing = EMPTY_LISTING, *, opening: EndKinds | None
 ) -> Listing:
     """The nodes of one namespace; of files that are opened `opening` says which kinds of tensors
     belong to ends. None: by name, size and age alone.
@@ -129,13 +129,13 @@ def look_into(
     What is `known` and unchanged is not opened again, and what cannot be looked at now counts as it
     did then.
     """
-    found: dict[Half, dict[str, Found]] = {half: {} for half in Half}
+    found: dict[Half, dict[str, ListedFile]] = {half: {} for half in Half}
     before = {Half.ROWS: known.nodes, Half.END: known.ends}
     damaged, temporaries, faults = [], [], []
     try:
         entries = files.entries(directory)
     except FileNotFoundError:
-        return NOTHING
+        return EMPTY_LISTING
     except OSError as error:
         return Listing(known.nodes, known.ends, faults=(str(error),))
     for entry in entries:
@@ -196,10 +196,10 @@ def _look_at(
     files: FileSystem,
     path: Path,
     entry: os.DirEntry[str],
-    before: Found | None,
+    before: ListedFile | None,
     *,
     opening: EndKinds | None,
-) -> Found:
+) -> ListedFile:
     """The file; raises OSError, and CorruptNode for what is damaged or no regular file."""
     status = entry.stat(follow_symlinks=False)
     if before is not None and before.is_still(status):
@@ -216,7 +216,7 @@ def _look_at(
             else:
                 header, tokens = read_header(files, path, namespace, opening), NO_TOKENS
         except ForeignNode:
-            return Found(meta, status.st_ino, status.st_mtime_ns)
+            return ListedFile(meta, status.st_ino, status.st_mtime_ns)
         meta = replace(
             meta,
             metadata=header.metadata,
@@ -226,4 +226,4 @@ def _look_at(
         )
     elif not entry.is_file(follow_symlinks=False):
         raise CorruptNode(f"{path.name}: expected a regular file")
-    return Found(meta, status.st_ino, status.st_mtime_ns)
+    return ListedFile(meta, status.st_ino, status.st_mtime_ns)

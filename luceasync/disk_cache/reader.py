@@ -16,8 +16,8 @@ from luceasync.disk_cache.codec import (
     PAGE_BYTES,
     TOKENS,
     EndKinds,
-    Header,
-    Part,
+    NodeHeader,
+    NodePart,
     TensorSlot,
     decode_header,
     verify,
@@ -40,11 +40,11 @@ class NodeFile:
     `end_fault` says why.
     """
 
-    header: Header
+    header: NodeHeader
     tensors: Mapping[str, memoryview]
-    parts: frozenset[Part]
+    parts: frozenset[NodePart]
     num_bytes: int
-    end: Header | None = None
+    end: NodeHeader | None = None
     end_fault: CorruptNode | ForeignNode | None = None
 
     @property
@@ -58,7 +58,7 @@ class NodeFile:
         return array("i", bytes(self.tensors[TOKENS]))
 
 
-class GivenUp(Exception):
+class ReadCancelled(Exception):
     """Nobody waits for the node any more."""
 
 
@@ -81,7 +81,7 @@ def read_node(
     with files.open(path) as raw:
         head, header = _read_header(raw, path, namespace, end_kinds)
         slots = header.held(with_end=with_end)
-        ends = (i for i, slot in enumerate(slots) if header.part_of(slot.name) is not Part.SPAN)
+        ends = (i for i, slot in enumerate(slots) if header.part_of(slot.name) is not NodePart.SPAN)
         parted = next(ends, len(slots))
         tensors: dict[str, memoryview] = {}
         for run in filter(None, (slots[:parted], slots[parted:])):
@@ -121,7 +121,7 @@ def with_own_end(node: NodeFile, read: Callable[[], NodeFile]) -> NodeFile:
     )
 
 
-def read_header(files: FileSystem, path: Path, namespace: str, end_kinds: EndKinds) -> Header:
+def read_header(files: FileSystem, path: Path, namespace: str, end_kinds: EndKinds) -> NodeHeader:
     """The header, checked, and nothing else of the file. Raises as read_tokens."""
     with files.open(path) as raw:
         return _read_header(raw, path, namespace, end_kinds)[1]
@@ -129,7 +129,7 @@ def read_header(files: FileSystem, path: Path, namespace: str, end_kinds: EndKin
 
 def read_tokens(
     files: FileSystem, path: Path, namespace: str, end_kinds: EndKinds
-) -> tuple[Header, array[int]]:
+) -> tuple[NodeHeader, array[int]]:
     """The header and the token ids, both checked, and nothing else of the file. Raises CorruptNode,
     ForeignNode, OSError.
     """
@@ -152,7 +152,7 @@ def read_tokens(
 
 def _read_header(
     raw: FileIO, path: Path, namespace: str, end_kinds: EndKinds
-) -> tuple[bytes, Header]:
+) -> tuple[bytes, NodeHeader]:
     """The file's first bytes, and what they say."""
     named = parse_file_name(path.name)
     assert named is not None, path
@@ -197,7 +197,7 @@ def _fill(raw: FileIO, view: memoryview, is_given_up: Callable[[], bool]) -> int
     filled = 0
     while filled < len(view):
         if is_given_up():
-            raise GivenUp
+            raise ReadCancelled
         num_bytes = raw.readinto(view[filled : filled + PIECE_BYTES])
         if not num_bytes:
             break

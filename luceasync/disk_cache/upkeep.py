@@ -14,7 +14,7 @@ from heapq import heapify, heappop, heappush
 from pathlib import Path
 from typing import Literal
 
-from luceasync.disk_cache.codec import EndKinds, Half, Header
+from luceasync.disk_cache.codec import EndKinds, Half, NodeHeader
 from luceasync.disk_cache.directory import QUARANTINE, NodeDirectory
 from luceasync.disk_cache.files import FileSystem, allocate
 from luceasync.disk_cache.listing import Listing, NodeMeta, look_into, namespaces
@@ -31,7 +31,7 @@ State = Literal["whole", "damaged", "foreign", "unreadable", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
-class Total:
+class NamespaceTotal:
     """A namespace, and what its nodes amount to."""
 
     namespace: str
@@ -67,7 +67,7 @@ class Upkeep:
         """The names of the directories that may hold nodes."""
         return [path.name for path in namespaces(self._files, self.root)]
 
-    def totals(self) -> list[Total]:
+    def totals(self) -> list[NamespaceTotal]:
         """Each namespace that has nodes, from names and sizes alone; the last used first."""
         totals = []
         for namespace in self.namespaces():
@@ -75,7 +75,7 @@ class Upkeep:
             if nodes:
                 num_bytes = sum(node.num_bytes for node in nodes)
                 last_used_s = max(node.last_used_s for node in nodes)
-                totals.append(Total(namespace, len(nodes), num_bytes, last_used_s))
+                totals.append(NamespaceTotal(namespace, len(nodes), num_bytes, last_used_s))
         return sorted(totals, key=lambda total: -total.last_used_s)
 
     def nodes(self, namespace: str) -> list[NodeMeta]:
@@ -84,7 +84,7 @@ class Upkeep:
         """
         return self._look(namespace, opening=True)
 
-    def headers(self, namespace: str, key: str) -> list[Header]:
+    def headers(self, namespace: str, key: str) -> list[NodeHeader]:
         """Those of the node's files: of its rows, and of its end where that has one. Raises
         CorruptNode, ForeignNode and OSError.
         """

@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from luceasync.host_cache.copies import Arrival, HostRows, LaneCopies, PageRows
+from luceasync.host_cache.copies import HostRows, LaneCopies, PageRows, SaveTicket
 from luceasync.host_cache.copy_stream import Ticket
 from luceasync.kv.cache import LaneCache, TensorKey
 from luceasync.kv.pages import CHUNK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _HeldRows:
     """Tokens `[begin, end)` are the first rows of each of `tensors`."""
 
     begin: int
     end: int
     tensors: Mapping[TensorKey, Tensor]
-    arrival: Arrival | None
+    arrival: SaveTicket | None
 
     @property
     def has_arrived(self) -> bool:
@@ -39,7 +39,7 @@ class AbsentRows:
         self._cache = cache
         self._copies = copies
         self._has_rows = bool(cache.row_stacks)
-        self._held: dict[int, list[_Held]] = defaultdict(list)
+        self._held: dict[int, list[_HeldRows]] = defaultdict(list)
         self._to_order: set[int] = set()  # lanes whose next pass comes after moves of their pages
 
     def hold(
@@ -48,18 +48,18 @@ class AbsentRows:
         begin: int,
         end: int,
         tensors: Mapping[TensorKey, Tensor],
-        arrival: Arrival | None,
+        arrival: SaveTicket | None,
     ) -> None:
         """The first rows of these tensors are those of the lane's tokens `[begin, end)`. Others of
         the same tokens have the same numbers, and are let go.
         """
         held = self._held[lane]
         held[:] = [each for each in held if each.begin < begin or each.end > end]
-        held.append(_Held(begin, end, tensors, arrival))
+        held.append(_HeldRows(begin, end, tensors, arrival))
 
-    def of(self, lane: int, *, with_coming: bool) -> RowsOfLane:
+    def of(self, lane: int, *, with_coming: bool) -> LaneHostRows:
         """The same of one lane; `with_coming`: what has not arrived yet is of use too."""
-        return RowsOfLane(self, lane, with_coming)
+        return LaneHostRows(self, lane, with_coming)
 
     def held_until(self, lane: int, begin: int, end: int, *, with_coming: bool) -> int:
         """Up to which token those of `[begin, end)` lie in host memory, or will."""
@@ -147,8 +147,8 @@ class AbsentRows:
 
 
 @dataclass(frozen=True, slots=True)
-class RowsOfLane:
-    """See luceasync.host_cache.staging.InHost."""
+class LaneHostRows:
+    """See luceasync.host_cache.staging.HostRowSource."""
 
     absent: AbsentRows
     lane: int

@@ -20,11 +20,24 @@ import numpy as np
 import psutil
 import torch
 
-# Which parts of a range of bytes are free. Pure.
+HUGE_PAGE_BYTES = 2 << 20  # systems align a mapping of whole huge pages so that it can use them
+NODE_MEMORY_SHARE = 4  # by default, one part in so many of the free memory holds nodes
+ALIGNMENT_BYTES = 4096  # what direct file access asks for
+# A device copies host memory in pieces that cross no multiple of this: two ranges that were
+# registered apart cannot be copied as one, and small copies of others get in between.
+PIECE_BYTES = 8 << 20
+SLAB_BYTES = 8 * PIECE_BYTES  # a request that comes meanwhile waits for the driver: some 25 ms
+SPARE_BYTES = 4 << 30  # with so much free, more is added in a quiet moment only
+QUIET_POLL_S = 0.1
+WARM_SLAB_BYTES = 4 * PIECE_BYTES  # the first is waited for
+CLOSE_TIMEOUT_S = 30.0  # for one slab: a driver pins 3 GB a second
+PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device, not for the current one alone
+
+log = logging.getLogger(__name__)
 
 
 class Holes:
-    """Free parts of a range of bytes: sorted, and never two that touch."""
+    """The free parts of a range of bytes, sorted; adjacent ones are merged."""
 
     def __init__(self) -> None:
         self._begins: list[int] = []
@@ -39,7 +52,7 @@ class Holes:
         return sum(self._ends) - sum(self._begins)
 
     def take(self, num_bytes: int) -> int | None:
-        """Where the first hole of that size begins; it is no longer free. None if there is none."""
+        """Take bytes from the first hole that is large enough: where they begin, or None."""
         for i, (begin, end) in enumerate(self):
             if end - begin >= num_bytes:
                 self._begins[i] += num_bytes
@@ -49,7 +62,7 @@ class Holes:
         return None
 
     def give(self, begin: int, end: int) -> None:
-        """Make `[begin, end)` free, which was not."""
+        """Free `[begin, end)`, which was in use."""
         i = bisect_left(self._begins, begin)
         assert i == 0 or self._ends[i - 1] <= begin, f"{begin} is free already"
         assert i == len(self._begins) or end <= self._begins[i], f"{end} is free already"
@@ -65,37 +78,29 @@ class Holes:
             self._ends.insert(i, end)
 
 
-# Host memory that holds nodes: bytes that go back when the last view of them is gone. Owns what
-# memory is asked for, and how a system gives it. Knows no node, no tensor and no file.
-
-
-HUGE_PAGE_BYTES = 2 << 20  # systems place a mapping of whole ones so that it can have them
-
-
-SHARE = 4  # of the memory that is free one part holds nodes, where nobody names how much
-
-
 def node_bytes_of(asked_bytes: int | None) -> int:
     """How much memory holds nodes: what is asked for, else a part of what is free now."""
-    return psutil.virtual_memory().available // SHARE if asked_bytes is None else asked_bytes
+    if asked_bytes is not None:
+        return asked_bytes
+    return psutil.virtual_memory().available // NODE_MEMORY_SHARE
 
 
 class HostMemory(Protocol):
-    """Where nodes lie. Any thread may allocate."""
+    """Memory for nodes. Any thread may allocate."""
 
     def allocate(self, num_bytes: int) -> memoryview:
-        """Writable bytes of any content, more than 0, at a page's begin. They go back when no
-        memoryview, array or tensor over them is left. Raises MemoryError where there is no room.
+        """Writable bytes, more than 0, aligned to a page and of any content. They are freed when no
+        memoryview, array or tensor over them is left. Raises MemoryError.
         """
         ...
 
     def close(self) -> None:
-        """Give no more. What was given stays until its last view goes. May be called twice."""
+        """Allocate no more. Regions stay until their last view goes. Idempotent."""
         ...
 
 
 class PlainMemory:
-    """One mapping of the operating system for each region."""
+    """Memory in which each region is a mapping of its own."""
 
     def allocate(self, num_bytes: int) -> memoryview:
         """See HostMemory."""
@@ -106,7 +111,7 @@ class PlainMemory:
 
 
 def map_pages(num_bytes: int) -> mmap.mmap:
-    """Fresh memory, in huge pages where there are any. Raises MemoryError."""
+    """Fresh memory, in huge pages if available. Raises MemoryError."""
     whole_bytes = -(-num_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
     try:
         area = mmap.mmap(-1, whole_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -114,31 +119,17 @@ def map_pages(num_bytes: int) -> mmap.mmap:
     except OSError as error:
         raise MemoryError(f"no room for {num_bytes} bytes: {error.strerror}") from None
     except OverflowError:
-        raise MemoryError(f"no room for {num_bytes} bytes: no system counts so many") from None
+        raise MemoryError(f"no room for {num_bytes} bytes: more than can be addressed") from None
     with contextlib.suppress(OSError, AttributeError):
         area.madvise(mmap.MADV_HUGEPAGE)
     return area
-
-
-ALIGNMENT_BYTES = 4096  # what direct file access asks for
-# A device copies host memory in pieces that cross no multiple of this: two ranges that were
-# registered apart cannot be copied as one, and small copies of others get in between.
-PIECE_BYTES = 8 << 20
-SLAB_BYTES = 8 * PIECE_BYTES  # a request that comes meanwhile waits for the driver: some 25 ms
-SPARE_BYTES = 4 << 30  # free memory beside which more of it may wait for a quiet moment
-QUIET_POLL_S = 0.1
-WARM_SLAB_BYTES = 4 * PIECE_BYTES  # the first is waited for
-CLOSE_TIMEOUT_S = 30.0  # for one slab: a driver pins 3 GB a second
-PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device, not for the current one alone
-
-log = logging.getLogger(__name__)
 
 
 class PageLock(Protocol):
     """Keeps pages in place."""
 
     def lock(self, address: int, num_bytes: int) -> None:
-        """Raises MemoryError where the system refuses."""
+        """Raises MemoryError if the system refuses."""
         ...
 
     def unlock(self, address: int) -> None: ...
@@ -155,7 +146,7 @@ class DevicePageLock:
         with torch.cuda.device(self._device):
             result = int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, PORTABLE))
         if result:
-            raise MemoryError(f"the driver pins no {num_bytes >> 20} MiB more: error {result}")
+            raise MemoryError(f"the driver cannot pin {num_bytes >> 20} MiB more: error {result}")
 
     def unlock(self, address: int) -> None:
         """See PageLock."""
@@ -165,7 +156,7 @@ class DevicePageLock:
 
 
 class NoPageLock:
-    """For memory that no device copies: it is enough that its pages are there."""
+    """For memory that no device copies: its pages need only exist."""
 
     def lock(self, address: int, num_bytes: int) -> None:
         """See PageLock."""
@@ -175,11 +166,11 @@ class NoPageLock:
 
 
 class Arena:
-    """Memory whose pages are there and locked, given out from one range of addresses: what GPUs
-    copy from and to on their own.
+    """Memory in one range of addresses whose pages exist and are locked, so that GPUs copy from and
+    to it on their own.
 
-    The first slab is there at once; a thread adds the others, so that nobody waits for pages. A
-    region that is too large for what is there so far is refused, as one that finds no room is.
+    The first slab exists at once; a thread adds the others, so that allocations do not wait for
+    pages. A region that does not fit into the slabs so far is refused.
     """
 
     def __init__(
@@ -191,11 +182,11 @@ class Arena:
         spare_bytes: int = SPARE_BYTES,
         mapping: mmap.mmap | None = None,
     ) -> None:
-        """`slab_bytes`: a multiple of PIECE_BYTES. `quiet` is set while nobody minds that a driver
-        is busy: while it is not, slabs are added until `spare_bytes` are free, and again when half
-        of these are used or somebody finds no room. `mapping`: memory of `capacity_bytes` that was
-        made for others to map too, and outlives what they hold of it; regions lie in it at
-        `offset_of`. None: memory of our own. Raises MemoryError if nothing can be locked.
+        """`slab_bytes`: a multiple of PIECE_BYTES. `quiet` is set while the driver may be busy:
+        while it is not, slabs are added until `spare_bytes` are free, and again when half of them
+        are used or an allocation was refused. `mapping`: memory of `capacity_bytes` that other
+        processes map too, and that outlives what they hold of it; regions lie in it at `offset_of`.
+        None: memory of our own. Raises MemoryError if nothing can be locked.
         """
         assert slab_bytes % PIECE_BYTES == 0, f"{slab_bytes} is no multiple of {PIECE_BYTES}"
         self._quiet = quiet
@@ -214,10 +205,10 @@ class Arena:
         self._slabs = [(max(a, first), min(a + slab_bytes, last)) for a in borders]
         self._locked: list[int] = []
         self._holes = Holes()
-        # Views go away in any thread, also while this one holds the lock: they only leave a note.
+        # Views are freed in any thread, also while this one holds the lock: they are queued here.
         self._returned: deque[tuple[int, int]] = deque()
         self._lock = threading.Lock()
-        self._is_complete = threading.Event()  # no slab is added any more
+        self._is_complete = threading.Event()  # no more slabs are added
         self._is_closed = False
         self._num_refused = 0
         self._add(*self._slabs[0])
@@ -229,21 +220,21 @@ class Arena:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that are there and in nobody's use, in whatever pieces."""
+        """Bytes that exist and are not in use, in whatever pieces."""
         with self._lock:
             self._take_back()
             return self._holes.num_bytes
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that are in use. Any thread may ask."""
+        """Bytes that are in use. May be called from any thread."""
         with self._lock:
             self._take_back()
             there = sum(end - begin for begin, end in self._slabs[: len(self._locked)])
             return there - self._holes.num_bytes
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until all pages are there that can be; whether that came in time."""
+        """Wait until all pages exist; whether that happened in time."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -256,21 +247,21 @@ class Arena:
             address = None if self._is_closed else self._holes.take(room)
             self._num_refused += address is None
         if address is None:
-            raise MemoryError(f"no room for {num_bytes} bytes in the memory that is prepared")
+            raise MemoryError(f"no room for {num_bytes} bytes in prepared memory")
         region = np.frombuffer(self._area.data, np.uint8, num_bytes, address - self._origin)
         going = weakref.finalize(region, self._returned.append, (address, address + room))
         going.atexit = False
         return region.data
 
     def offset_of(self, region: memoryview) -> int:
-        """Where a region, or any view of one, begins in the memory: the same in every process."""
+        """The offset of a region, or of any view of one: the same in every process."""
         offset = int(np.frombuffer(region, np.uint8).ctypes.data) - self._origin
-        assert 0 <= offset < len(self._area), "the region is of other memory"
+        assert 0 <= offset < len(self._area), "the region is not from this memory"
         return offset
 
     def give_up_pages(self) -> None:
-        """Let the system have the pages of what is free, which are made anew when it is used, and
-        add no others.
+        """Return the pages of free memory to the system, which makes them anew on use, and add no
+        more slabs.
         """
         self._is_complete.set()
         with self._lock:
@@ -279,8 +270,8 @@ class Arena:
                 self._mapping.madvise(mmap.MADV_DONTNEED, begin - self._origin, end - begin)
 
     def close(self) -> None:
-        """See HostMemory. No copy may be under way any more. Raises TimeoutError where a slab is
-        not there within CLOSE_TIMEOUT_S; everything stays locked then.
+        """See HostMemory. No copy may be under way. Raises TimeoutError if the thread does not end
+        within CLOSE_TIMEOUT_S; everything stays locked then.
         """
         self._is_complete.set()
         with self._lock:
@@ -288,7 +279,7 @@ class Arena:
         if not self.wait(CLOSE_TIMEOUT_S):
             raise TimeoutError(
                 f"the system has not locked {self._slab_bytes >> 20} MiB of memory within "
-                f"{CLOSE_TIMEOUT_S:g} s: they are left to it"
+                f"{CLOSE_TIMEOUT_S:g} s: giving up"
             )
         while self._locked:
             self._pages.unlock(self._locked.pop())
@@ -310,7 +301,7 @@ class Arena:
                 return
 
     def _wait_for_quiet(self) -> None:
-        """Until nothing runs, half of the spare memory is used, or some is missed, in pieces."""
+        """Wait until nothing runs, half of the spare memory is used, or an allocation fails."""
         num_refused = self._num_refused
         while (
             self._quiet is not None
@@ -322,7 +313,7 @@ class Arena:
             pass
 
     def _add(self, begin: int, end: int) -> None:
-        """Lock a slab. Its pages are made first: what a driver does holds up its other callers."""
+        """Lock a slab. Its pages are made first: a driver that makes them blocks other callers."""
         self._area[begin - self._origin : end - self._origin : mmap.PAGESIZE] = 0
         self._pages.lock(begin, end - begin)
         self._locked.append(begin)
@@ -331,29 +322,29 @@ class Arena:
 
 
 class WarmMemory:
-    """Memory of which a part has its pages before anybody asks for it; the rest is as PlainMemory.
+    """Memory of which a part has its pages ahead of use; the rest is PlainMemory.
 
-    A first touch of memory costs more than a read from the page cache. What is free keeps its pages
-    as long as all of it stays within `capacity_bytes`.
+    The first touch of memory costs more than a read from the page cache. Free memory keeps its
+    pages as long as the total stays within `capacity_bytes`.
     """
 
     def __init__(self, warm_bytes: int, capacity_bytes: int) -> None:
-        """`warm_bytes`, more than 0, have their pages soon: a thread makes them."""
+        """A thread makes the pages of `warm_bytes`, more than 0."""
         assert 0 < warm_bytes <= capacity_bytes, f"{warm_bytes} of {capacity_bytes} bytes"
         self._capacity_bytes = capacity_bytes
-        # Whole huge pages, which leaves a little for what regions are padded by.
+        # Whole huge pages leave a little for the padding of regions.
         self._warm_bytes = -(-warm_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         self._arena = Arena(self._warm_bytes, NoPageLock(), WARM_SLAB_BYTES)
         self._plain = PlainMemory()
         self._plain_bytes = 0  # in use
-        self._returned: deque[int] = deque()  # views go away in any thread, at any moment
+        self._returned: deque[int] = deque()  # views are freed in any thread, at any moment
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"WarmMemory({self._arena}, {self._plain_bytes} bytes beside it)"
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the warm part has all its pages; whether that came in time."""
+        """Wait until the warm part has all its pages; whether that happened in time."""
         return self._arena.wait(timeout_s)
 
     def allocate(self, num_bytes: int) -> memoryview:
@@ -368,7 +359,7 @@ class WarmMemory:
             self._plain_bytes += num_bytes
             is_full = self._warm_bytes + self._plain_bytes > self._capacity_bytes
         weakref.finalize(region.obj, self._returned.append, num_bytes).atexit = False
-        if is_full:  # pages of nobody would come on top of what is allowed
+        if is_full:  # unused pages would exceed the capacity
             self._arena.give_up_pages()
         return region
 

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from luceasync.cyext.flatten import fill
-from luceasync.host_cache.copy_stream import Arrived, Before, Pair, Ticket
+from luceasync.host_cache.copy_stream import DoneTicket, Pair, StreamDependency, Ticket
 from luceasync.kv.cache import LaneCache, Shape, TensorKey, total_bytes
 
 # Where rows of a lane's tokens lie in host memory, and where they belong in the lane. Plain
 # data: whoever copies is given it. Knows no node's name and no stream.
 
 
-class Arrival(Ticket, Before, Protocol):
+class SaveTicket(Ticket, StreamDependency, Protocol):
     """A ticket of a save, which a device's later copies can be put behind."""
 
 
@@ -36,7 +36,7 @@ class HostRows:
     end: int
     first: int
     tensors: Mapping[TensorKey, Tensor]
-    arrival: Arrival | None
+    arrival: SaveTicket | None
 
     @property
     def num_rows(self) -> int:
@@ -93,7 +93,7 @@ class LaneCopies(Protocol):
         state_region: memoryview | None,
         end: int,
         rows_at: Sequence[int] | None = None,
-    ) -> Arrival:
+    ) -> SaveTicket:
         """Copy the rows at places `runs`, as LaneCache.row_blocks has them, and all recurrent
         state, `end` among the lanes' ends, where regions are given for them. `rows_at`: the row of
         the region at which each run begins, where they leave some out. The lane may change
@@ -106,7 +106,7 @@ class LaneCopies(Protocol):
         lane: int,
         pairs: Iterable[Pair],
         memory: object,
-        after: Sequence[Arrival],
+        after: Sequence[SaveTicket],
     ) -> Ticket:
         """Copy pairs of bytes of the lane and of host memory, which `memory` keeps alive, once the
         saves `after` have arrived. The iterable may be run through in another thread, later.
@@ -145,7 +145,7 @@ class LaneCopies(Protocol):
         ...
 
 
-class _Saved(Arrived):
+class _SavedTicket(DoneTicket):
     """Of a save by the CPU."""
 
     def precede(self, stream: torch.cuda.Stream) -> None:
@@ -166,7 +166,7 @@ class DirectCopies:
         state_region: memoryview | None,
         end: int,
         rows_at: Sequence[int] | None = None,
-    ) -> Arrival:
+    ) -> SaveTicket:
         """See LaneCopies."""
         if row_region is not None and rows_at is not None:
             shapes = shapes_in(self._cache, row_region)
@@ -180,19 +180,19 @@ class DirectCopies:
             states = [source.numpy() for source in self._cache.state_bytes(end).values()]
             ends = [*itertools.accumulate(state.nbytes for state in states)]
             fill(state_region, [0, *ends[:-1]], states)
-        return _Saved()
+        return _SavedTicket()
 
     def restore(
         self,
         lane: int,
         pairs: Iterable[Pair],
         memory: object,
-        after: Sequence[Arrival],
+        after: Sequence[SaveTicket],
     ) -> Ticket:
         """See LaneCopies."""
         for target, source in pairs:  # twice as fast as torch copies bytes
             fill(target.numpy(), [0], [source.numpy()])
-        return Arrived()
+        return DoneTicket()
 
     def page_in(self, lane: int, rows: Sequence[PageRows]) -> Ticket:
         """See LaneCopies."""
@@ -201,7 +201,7 @@ class DirectCopies:
                 each.host.arrival.wait()
         for target, source in pairs_of(self._cache.row_bytes(lane), rows):
             fill(target.numpy(), [0], [source.numpy()])
-        return Arrived()
+        return DoneTicket()
 
     def listed(self, lane: int) -> None:
         """Nothing is under way."""

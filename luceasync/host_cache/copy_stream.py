@@ -26,7 +26,7 @@ POLL_S = 2e-4  # how much later than a device somebody knows who waits for it
 Pair = tuple[Tensor, Tensor]  # target and source: uint8 [bytes], one of them in host memory
 
 
-class Before(Protocol):
+class StreamDependency(Protocol):
     """Something that a stream can wait for."""
 
     def precede(self, stream: torch.cuda.Stream) -> None:
@@ -34,13 +34,13 @@ class Before(Protocol):
         ...
 
 
-class Delivery:
+class CopyJob:
     """Copies that were asked for. They are queued a part at a time, then they arrive."""
 
     def __init__(
         self,
         number: int,
-        after: Sequence[Before],
+        after: Sequence[StreamDependency],
         pairs: Iterable[Pair],
         hurry: Callable[[int], None],
     ) -> None:
@@ -102,23 +102,23 @@ class CopyStream:
     def __init__(self, device: torch.device, name: str, num_batches: int) -> None:
         self._num_batches = num_batches
         self._stream = torch.cuda.Stream(device)
-        self._deliveries: SimpleQueue[Delivery | None] = SimpleQueue()
+        self._deliveries: SimpleQueue[CopyJob | None] = SimpleQueue()
         self._starting = threading.Lock()
         self._num_deliveries = 0
         self._num_hurried = 0  # deliveries up to this number are queued as fast as can be
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def put(self, after: Sequence[Before], pairs: Iterable[Pair]) -> Delivery:
+    def put(self, after: Sequence[StreamDependency], pairs: Iterable[Pair]) -> CopyJob:
         """Copy pair by pair, once `after` is over and all that was put before is queued. The
         iterable is run through in the thread; the caller keeps alive what it names.
         """
         self._num_deliveries += 1
-        delivery = Delivery(self._num_deliveries, after, pairs, self._hurry)
+        delivery = CopyJob(self._num_deliveries, after, pairs, self._hurry)
         self._deliveries.put(delivery)
         return delivery
 
-    def cancel(self, delivery: Delivery) -> bool:
+    def cancel(self, delivery: CopyJob) -> bool:
         """Copy no more of it than is queued; whether it had begun, so that it ends soon."""
         with self._starting:
             delivery.is_cancelled = True
@@ -156,7 +156,7 @@ class CopyStream:
             delivery.pairs, delivery.after = (), ()
             delivery.queued.set()
 
-    def _queue(self, delivery: Delivery, ahead: deque[torch.cuda.Event]) -> None:
+    def _queue(self, delivery: CopyJob, ahead: deque[torch.cuda.Event]) -> None:
         for before in delivery.after:
             before.precede(self._stream)
         for batch in batches(delivery.pairs):
@@ -252,7 +252,7 @@ class Ticket(Protocol):
         ...
 
 
-class Arrived:
+class DoneTicket:
     """Of copies that were made at once."""
 
     @property
@@ -268,7 +268,7 @@ class Arrived:
         call()
 
 
-class _Together:
+class _JoinedTicket:
     """Several tickets as one."""
 
     def __init__(self, tickets: Sequence[Ticket]) -> None:
@@ -297,9 +297,9 @@ class _Together:
             ticket.when_done(one_is_done)
 
 
-def together(tickets: Sequence[Ticket]) -> Ticket:
+def joined(tickets: Sequence[Ticket]) -> Ticket:
     """A ticket that is done when all of them are."""
-    return tickets[0] if len(tickets) == 1 else _Together(tickets) if tickets else Arrived()
+    return tickets[0] if len(tickets) == 1 else _JoinedTicket(tickets) if tickets else DoneTicket()
 
 
 # A thread that waits for copies of a device, so that nobody else has to ask for them. Sleeps
@@ -309,7 +309,7 @@ def together(tickets: Sequence[Ticket]) -> Ticket:
 log = logging.getLogger(__name__)
 
 
-class Awaited(Protocol):
+class Waitable(Protocol):
     """What the thread can wait for."""
 
     def sleep(self) -> None:
@@ -317,15 +317,15 @@ class Awaited(Protocol):
         ...
 
 
-class Arrivals:
+class CopyWaiter:
     """Waits for one after the other, in the order in which they were named."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._queue: SimpleQueue[tuple[Awaited, Callback] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Waitable, Callback] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def tell(self, awaited: Awaited, call: Callback) -> None:
+    def tell(self, awaited: Waitable, call: Callback) -> None:
         """Call when it is over, well or not. The thread starts when it is needed first."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -353,7 +353,7 @@ class Arrivals:
 # Tickets of what a GPU's streams have queued. Knows no lane and no node.
 
 
-class Now:
+class StreamPoint:
     """What a stream has queued so far."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
@@ -381,10 +381,10 @@ class Now:
         self.precede(stream)
 
 
-class Queued:
+class StreamTicket:
     """An Arrival of copies on a stream; `arrivals` waits for them where somebody wants to hear."""
 
-    def __init__(self, copies: Delivery | Now, arrivals: Arrivals) -> None:
+    def __init__(self, copies: CopyJob | StreamPoint, arrivals: CopyWaiter) -> None:
         self._copies = copies
         self._arrivals = arrivals
 

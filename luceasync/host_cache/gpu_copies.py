@@ -14,15 +14,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from luceasync.host_cache.copies import Arrival, PageRows, pairs_of, rows_in, shapes_in
+from luceasync.host_cache.copies import PageRows, SaveTicket, pairs_of, rows_in, shapes_in
 from luceasync.host_cache.copy_stream import (
-    Arrivals,
-    Before,
+    CopyJob,
     CopyStream,
-    Delivery,
-    Now,
+    CopyWaiter,
     Pair,
-    Queued,
+    StreamDependency,
+    StreamPoint,
+    StreamTicket,
     Ticket,
     copy_beside,
     wait_for,
@@ -39,7 +39,7 @@ Copy = Callable[[LaneCache, int, Sequence[PageRows]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Paging:
+class PageCopies:
     """What copies rows: `gather` into pages, `scatter` out of them. `rehearse` compiles both."""
 
     gather: Copy
@@ -47,7 +47,7 @@ class Paging:
     rehearse: Callable[[LaneCache], None] = lambda cache: None
 
 
-def torch_paging() -> Paging:
+def torch_page_copies() -> PageCopies:
     """A copy by the device for each run of rows: what any GPU does."""
 
     def gather(cache: LaneCache, lane: int, rows: Sequence[PageRows]) -> None:
@@ -56,19 +56,19 @@ def torch_paging() -> Paging:
     def scatter(cache: LaneCache, lane: int, rows: Sequence[PageRows]) -> None:
         copy_beside((host, here) for here, host in pairs_of(cache.row_bytes(lane), rows))
 
-    return Paging(gather, scatter)
+    return PageCopies(gather, scatter)
 
 
-def kernel_paging(
+def kernel_page_copies(
     device: torch.device, is_in_place: Callable[[Tensor], bool] = Tensor.is_pinned
-) -> Paging:
+) -> PageCopies:
     """One launch for all rows in memory that the device reads `is_in_place`; the others, as where
     the system registers none, one by one. Where Numba can compile for the device.
     """
     from luceasync.cuda.pager import PagerKernel
 
     kernel = PagerKernel(device)
-    beside = torch_paging()
+    beside = torch_page_copies()
 
     def gather(cache: LaneCache, lane: int, rows: Sequence[PageRows]) -> None:
         in_place, others = _parted(rows, is_in_place)
@@ -86,7 +86,7 @@ def kernel_paging(
         for run in (kernel.gather, kernel.scatter):
             run(stacks, parts, anywhere, [(0, 0, 0, 0)] if parts else [])  # of no row
 
-    return Paging(gather, scatter, rehearse)
+    return PageCopies(gather, scatter, rehearse)
 
 
 class PageStream:
@@ -97,13 +97,15 @@ class PageStream:
         self._copy = copy
         self._stream = torch.cuda.Stream(cache.tables.device)
 
-    def copy(self, lane: int, rows: Sequence[PageRows], after: Sequence[Before]) -> Now:
+    def copy(
+        self, lane: int, rows: Sequence[PageRows], after: Sequence[StreamDependency]
+    ) -> StreamPoint:
         """Copy rows once `after` is over; the caller keeps them until they have arrived."""
         for before in after:
             before.precede(self._stream)
         with torch.cuda.stream(self._stream):
             self._copy(self._cache, lane, rows)
-        return Now(self._stream)
+        return StreamPoint(self._stream)
 
     def close(self) -> None:
         """Wait for everything. May be called twice. Raises TimeoutError."""
@@ -164,7 +166,7 @@ SCATTERED_TOKENS = 512  # of a run of places: a layer of large models has half a
 SMALL_BYTES = 2 << 20  # what a device copies in the time in which it runs a few kernels
 
 
-class _Staged:
+class _StagedState:
     """A recurrent state on its way out: it changes in the lane with the next step."""
 
     def __init__(self, cache: LaneCache) -> None:
@@ -173,13 +175,13 @@ class _Staged:
         self.bytes = torch.empty(sum(num_bytes), dtype=torch.uint8, device=cache.tables.device)
         parts = zip(self.bytes.split(num_bytes), stacks, strict=True)
         self.stacks = [part.view(stack.dtype).view(stack.shape) for part, stack in parts]
-        self.taken: Delivery | None = None
+        self.taken: CopyJob | None = None
 
 
 class StreamCopies:
     """Copies by a GPU beside its computation: one stream takes out, another one puts in."""
 
-    def __init__(self, cache: LaneCache, num_staged: int, paging: Paging) -> None:
+    def __init__(self, cache: LaneCache, num_staged: int, paging: PageCopies) -> None:
         """`paging` copies pages: see luceasync.host_cache.gpu_copies."""
         self._cache = cache
         self._device = cache.tables.device
@@ -190,16 +192,16 @@ class StreamCopies:
         self._pages_in = PageStream(cache, paging.gather)
         self._pages_out = PageStream(cache, paging.scatter)
         has_state = any(stack.numel() for stack in cache.state_stacks)
-        self._staged = deque(_Staged(cache) for _ in range(num_staged if has_state else 0))
+        self._staged = deque(_StagedState(cache) for _ in range(num_staged if has_state else 0))
         # By lane: saves that read it; its restore; what reads or writes places of what it was
         # before, which its next pass comes after; what is paged in.
-        self._saves: dict[int, list[Delivery | Now]] = defaultdict(list)
-        self._restores: dict[int, Delivery] = {}
-        self._before_use: dict[int, list[Delivery | Now]] = defaultdict(list)
-        self._paged_in: dict[int, list[Now]] = defaultdict(list)
-        self._held: list[tuple[Delivery | Now, object]] = []
+        self._saves: dict[int, list[CopyJob | StreamPoint]] = defaultdict(list)
+        self._restores: dict[int, CopyJob] = {}
+        self._before_use: dict[int, list[CopyJob | StreamPoint]] = defaultdict(list)
+        self._paged_in: dict[int, list[StreamPoint]] = defaultdict(list)
+        self._held: list[tuple[CopyJob | StreamPoint, object]] = []
         # Apart, so that a restore that has arrived is not told after a save that goes on.
-        self._saved, self._restored = Arrivals("saved"), Arrivals("restored")
+        self._saved, self._restored = CopyWaiter("saved"), CopyWaiter("restored")
 
     @torch.inference_mode()
     def save(
@@ -210,11 +212,11 @@ class StreamCopies:
         state_region: memoryview | None,
         end: int,
         rows_at: Sequence[int] | None = None,
-    ) -> Arrival:
+    ) -> SaveTicket:
         """See LaneCopies. The state is first copied on the device, in the order of the passes."""
         with torch.cuda.device(self._device):
             copies = self._save(lane, runs, row_region, state_region, end, rows_at)
-        return Queued(copies, self._saved)
+        return StreamTicket(copies, self._saved)
 
     def _save(
         self,
@@ -224,12 +226,12 @@ class StreamCopies:
         state_region: memoryview | None,
         end: int,
         rows_at: Sequence[int] | None,
-    ) -> Delivery | Now:
+    ) -> CopyJob | StreamPoint:
         staged = None if state_region is None else self._stage(end)
         regions = [region for region in (row_region, state_region) if region is not None]
         if rows_at is None and sum(region.nbytes for region in regions) <= SMALL_BYTES:
             return self._save_now(lane, runs, row_region, state_region, staged)
-        begun = Now(self._computing)
+        begun = StreamPoint(self._computing)
         if row_region is not None and (rows_at is not None or _are_scattered(runs)):
             at = rows_at or [0, *itertools.accumulate(map(len, runs))][:-1]
             pages = rows_in(row_region, shapes_in(self._cache, row_region), runs, at)
@@ -253,24 +255,26 @@ class StreamCopies:
         lane: int,
         pairs: Iterable[Pair],
         memory: object,
-        after: Sequence[Arrival],
+        after: Sequence[SaveTicket],
     ) -> Ticket:
         """See LaneCopies."""
         saves = self._before_use[lane]
-        delivery = self._in.put([Now(self._computing), *saves, *after], pairs)
+        delivery = self._in.put([StreamPoint(self._computing), *saves, *after], pairs)
         self._restores[lane] = delivery
         self._hold(delivery, memory)
-        return Queued(delivery, self._restored)
+        return StreamTicket(delivery, self._restored)
 
     def page_in(self, lane: int, rows: Sequence[PageRows]) -> Ticket:
         """See LaneCopies."""
         with torch.cuda.device(self._device):
             saves = _on_their_way([*self._before_use[lane], *self._saves[lane]])
             arrivals = [each.host.arrival for each in rows if each.host.arrival is not None]
-            copies = self._pages_in.copy(lane, rows, [Now(self._computing), *saves, *arrivals])
+            copies = self._pages_in.copy(
+                lane, rows, [StreamPoint(self._computing), *saves, *arrivals]
+            )
         self._paged_in[lane].append(copies)
         self._hold(copies, list(rows))
-        return Queued(copies, self._restored)
+        return StreamTicket(copies, self._restored)
 
     def listed(self, lane: int) -> None:
         """See LaneCopies."""
@@ -285,7 +289,7 @@ class StreamCopies:
 
     def use(self, lanes: Sequence[int]) -> None:
         """See LaneCopies. Copies that are not all queued yet are queued now."""
-        self._let_go()
+        self._release()
         for lane in lanes:
             for copies in self._before_use.pop(lane, []):
                 copies.hurry_before(self._computing)
@@ -325,15 +329,15 @@ class StreamCopies:
         runs: Sequence[range],
         row_region: memoryview | None,
         state_region: memoryview | None,
-        staged: _Staged | None,
-    ) -> Now:
+        staged: _StagedState | None,
+    ) -> StreamPoint:
         """Copies between the passes: handing them to a thread would take longer."""
         pairs = [] if row_region is None else self._gathered(lane, runs, row_region)
         if staged is not None and state_region is not None:
             pairs.append((torch.frombuffer(state_region, dtype=torch.uint8), staged.bytes))
             staged.taken = None
         copy_beside(pairs)
-        arrival = Now(self._computing)
+        arrival = StreamPoint(self._computing)
         self._hold(arrival, [row_region, state_region])
         return arrival
 
@@ -351,7 +355,7 @@ class StreamCopies:
     def _computing(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream(self._device)
 
-    def _stage(self, end: int) -> _Staged:
+    def _stage(self, end: int) -> _StagedState:
         """Copy a state, `end` among those of lanes, to the place that is free first; the device
         waits for it.
         """
@@ -364,17 +368,17 @@ class StreamCopies:
             place.copy_(stack[:, end])
         return staged
 
-    def _hold(self, copies: Delivery | Now, memory: object) -> None:
+    def _hold(self, copies: CopyJob | StreamPoint, memory: object) -> None:
         """Keep host memory until it has been read or written."""
-        self._let_go()
+        self._release()
         self._held.append((copies, memory))
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Also without a further copy: where memory is full there will be none before."""
         self._held = [(copies, held) for copies, held in self._held if not copies.query()]
 
 
-def _on_their_way(copies: Sequence[Delivery | Now]) -> list[Delivery | Now]:
+def _on_their_way(copies: Sequence[CopyJob | StreamPoint]) -> list[CopyJob | StreamPoint]:
     return [each for each in copies if not each.query()]
 
 

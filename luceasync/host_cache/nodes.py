@@ -15,7 +15,7 @@ from torch import Tensor
 
 from luceasync.cyext.names import rename_table
 from luceasync.errors import SnapshotMismatch, StageFailed
-from luceasync.host_cache.copy_stream import Ticket, together
+from luceasync.host_cache.copy_stream import Ticket, joined
 from luceasync.kv.cache import Shape
 from luceasync.nodes import NodeKey
 
@@ -131,7 +131,7 @@ class NodesInParts:
     def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
         """See Nodes. Raises MemoryError, StageFailed; then nothing of the node is held."""
         try:
-            return together([part.save(lane, node, span) for part in self._parts])
+            return joined([part.save(lane, node, span) for part in self._parts])
         except (MemoryError, StageFailed):
             self.drop(node)
             raise
@@ -139,7 +139,7 @@ class NodesInParts:
     def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> Ticket:
         """See Nodes."""
         self._make_ready(lane, num_tokens, nodes)
-        return together([part.restore(lane, nodes, num_tokens) for part in self._parts])
+        return joined([part.restore(lane, nodes, num_tokens) for part in self._parts])
 
     def span(self, node: NodeKey) -> Span:
         """See Nodes."""
@@ -216,7 +216,7 @@ def check_tensors(expected: Mapping[str, Shape], tensors: Mapping[str, Tensor]) 
 C = TypeVar("C")
 
 
-class Chained(NamedTuple, Generic[C]):
+class ChainedNode(NamedTuple, Generic[C]):
     """One of a chain of nodes."""
 
     span: Span
@@ -241,7 +241,7 @@ class Contents(Protocol[C]):
         """
         ...
 
-    def restore(self, lane: int, chain: Sequence[Chained[C]], num_tokens: int) -> Ticket:
+    def restore(self, lane: int, chain: Sequence[ChainedNode[C]], num_tokens: int) -> Ticket:
         """Fill the lane, whose pages are placed, with the first `num_tokens` tokens of a chain."""
         ...
 
@@ -271,7 +271,7 @@ class Contents(Protocol[C]):
 
 
 @dataclass(slots=True)
-class _Node(Generic[C]):
+class _NamedNode(Generic[C]):
     span: Span
     content: C
 
@@ -281,7 +281,7 @@ class NodeStore(Generic[C]):
 
     def __init__(self, contents: Contents[C]) -> None:
         self._contents = contents
-        self._nodes: dict[NodeKey, _Node[C]] = {}
+        self._nodes: dict[NodeKey, _NamedNode[C]] = {}
 
     def __repr__(self) -> str:
         return f"NodeStore({len(self._nodes)} nodes in {self._contents!r})"
@@ -304,7 +304,9 @@ class NodeStore(Generic[C]):
 
     def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> Ticket:
         """See Nodes; the lane's pages must be placed."""
-        chain = [Chained(held.span, held.content) for held in (self._nodes[node] for node in nodes)]
+        chain = [
+            ChainedNode(held.span, held.content) for held in (self._nodes[node] for node in nodes)
+        ]
         begins = [0, *[span.end for span, _ in chain]]
         assert [span.begin for span, _ in chain] == begins[:-1], f"a chain is expected, got {nodes}"
         last = chain[-1].span
@@ -358,4 +360,4 @@ class NodeStore(Generic[C]):
 
     def _put(self, node: NodeKey, span: Span, content: C) -> None:
         self.drop(node)
-        self._nodes[node] = _Node(span, content)
+        self._nodes[node] = _NamedNode(span, content)

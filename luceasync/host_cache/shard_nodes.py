@@ -16,14 +16,14 @@ from torch import Tensor
 from luceasync.cyext.names import format_name
 from luceasync.host_cache.absent_rows import AbsentRows
 from luceasync.host_cache.arena import HostMemory
-from luceasync.host_cache.copies import Arrival, LaneCopies
-from luceasync.host_cache.copy_stream import Pair, Ticket, together
-from luceasync.host_cache.nodes import Chained, NodeSizes, Span
+from luceasync.host_cache.copies import LaneCopies, SaveTicket
+from luceasync.host_cache.copy_stream import Pair, Ticket, joined
+from luceasync.host_cache.nodes import ChainedNode, NodeSizes, Span
 from luceasync.kv.cache import LaneCache, Shape, TensorKey, total_bytes
 from luceasync.kv.state import Role, StateLayout
 
 
-class _Flat:
+class _RegionTensors:
     """Tensors one after the other in a region of memory; views of them are made when asked for, by
     their types, for good, or as uint8 [bytes].
     """
@@ -50,7 +50,7 @@ class _Flat:
         return dict(zip(self._shapes, parts, strict=True))
 
 
-class _Given:
+class _AdoptedTensors:
     """Tensors that lie where somebody else has put them."""
 
     def __init__(self, tensors: Mapping[TensorKey, Tensor]) -> None:
@@ -63,18 +63,18 @@ class _Given:
         return {key: tensor.view(-1).view(torch.uint8) for key, tensor in self._tensors.items()}
 
 
-NOTHING = _Given({})
+NO_TENSORS = _AdoptedTensors({})
 
 
 @dataclass(slots=True)
-class Kept:
+class ShardNode:
     """`rows`: keys and values of the span; `state`: the recurrent state at its end, if it is
     kept. `arrival` of what was saved: until then the tensors may not be read.
     """
 
-    rows: _Flat | _Given
-    state: _Flat | _Given
-    arrival: Arrival | None
+    rows: _RegionTensors | _AdoptedTensors
+    state: _RegionTensors | _AdoptedTensors
+    arrival: SaveTicket | None
 
 
 class ShardContents:
@@ -107,13 +107,13 @@ class ShardContents:
         return {self._name(key): shape for key, shape in shapes.items()}
 
     @torch.inference_mode()
-    def save(self, lane: int, span: Span) -> tuple[Kept, Ticket]:
+    def save(self, lane: int, span: Span) -> tuple[ShardNode, Ticket]:
         """See Contents. On a GPU the copies are queued: nobody waits here. Raises MemoryError."""
         rows, state = (
             self._memory.allocate(size) if size else None for size in self.sizes.of(span)
         )
         end = self._cache.end_after(lane, span.end) if span.with_state else lane
-        flat = _Flat(rows, self._cache.row_shapes(span.end - span.begin))
+        flat = _RegionTensors(rows, self._cache.row_shapes(span.end - span.begin))
         if self._cache.num_absent_tokens(lane):
             runs, rows_at = self._runs(lane, span)
             arrival = self._copies.save(lane, runs, rows, state, end, rows_at)
@@ -121,7 +121,7 @@ class ShardContents:
         else:
             runs = self._cache.runs(lane, span.begin, span.end)
             arrival = self._copies.save(lane, runs, rows, state, end)
-        return Kept(flat, _Flat(state, self._cache.state_shapes()), arrival), arrival
+        return ShardNode(flat, _RegionTensors(state, self._cache.state_shapes()), arrival), arrival
 
     def _runs(self, lane: int, span: Span) -> tuple[list[range], list[int]]:
         """Places of what is here of the span, and the row of the span at which each run begins."""
@@ -135,7 +135,9 @@ class ShardContents:
         return runs, rows_at
 
     @torch.inference_mode()
-    def restore(self, lane: int, chain: Sequence[Chained[Kept]], num_tokens: int) -> Ticket:
+    def restore(
+        self, lane: int, chain: Sequence[ChainedNode[ShardNode]], num_tokens: int
+    ) -> Ticket:
         """See Contents. On a GPU the copies are queued, and so is what uses the lane after them."""
         targets = self._cache.row_bytes(lane) | self._cache.state_bytes(lane)
         is_paged = self._cache.num_absent_tokens(lane) > 0
@@ -149,29 +151,29 @@ class ShardContents:
         memory = [state, *[rows for rows, _ in parts]]
         pairs = _pairs(targets, parts, state, self._row_bytes)
         ticket = self._copies.restore(lane, pairs, memory, arrivals)
-        return together([ticket, self.absent.fill(lane, num_tokens)]) if is_paged else ticket
+        return joined([ticket, self.absent.fill(lane, num_tokens)]) if is_paged else ticket
 
-    def export(self, span: Span, content: Kept) -> dict[str, Tensor]:
+    def export(self, span: Span, content: ShardNode) -> dict[str, Tensor]:
         """See Contents."""
         if content.arrival is not None:
             content.arrival.wait()
         tensors = content.rows.tensors() | content.state.tensors()
         return {self._name(key): tensor for key, tensor in tensors.items()}
 
-    def adopt(self, span: Span, tensors: Mapping[str, Tensor]) -> Kept:
+    def adopt(self, span: Span, tensors: Mapping[str, Tensor]) -> ShardNode:
         """See Contents; nothing is copied."""
         rows = {key: tensors[self._name(key)] for key in self._cache.row_shapes(0)}
         at_end = self._cache.state_shapes() if span.with_state else {}
         state = {key: tensors[self._name(key)] for key in at_end}
-        return Kept(_Given(rows), _Given(state), None)
+        return ShardNode(_AdoptedTensors(rows), _AdoptedTensors(state), None)
 
-    def drop(self, content: Kept, *, state_only: bool) -> None:
+    def drop(self, content: ShardNode, *, state_only: bool) -> None:
         """See Contents; its memory goes when nobody looks at it any more."""
-        content.state = NOTHING
+        content.state = NO_TENSORS
         if not state_only:
-            content.rows = NOTHING
+            content.rows = NO_TENSORS
 
-    def hold(self, lane: int, span: Span, content: Kept, end: int) -> None:
+    def hold(self, lane: int, span: Span, content: ShardNode, end: int) -> None:
         """See Nodes."""
         tensors = content.rows.tensors()
         self.absent.hold(lane, span.begin, end, tensors, content.arrival)
@@ -191,8 +193,8 @@ class ShardContents:
 
 def _pairs(
     targets: Mapping[TensorKey, Tensor],
-    parts: Sequence[tuple[_Flat | _Given, Sequence[range]]],
-    state: _Flat | _Given,
+    parts: Sequence[tuple[_RegionTensors | _AdoptedTensors, Sequence[range]]],
+    state: _RegionTensors | _AdoptedTensors,
     row_bytes: Mapping[TensorKey, int],
 ) -> Iterator[Pair]:
     """Bytes of the lane, `targets`, and what goes there: `state`, and of each node its rows, which
@@ -213,7 +215,7 @@ def _pairs(
 # lie in memory that was given for them. Owns the order of both. Knows no process.
 
 
-class NodeParts:
+class NodeLayout:
     """Of each shard of a group: what its layers keep of a span and at its end."""
 
     def __init__(

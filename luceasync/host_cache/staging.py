@@ -16,7 +16,7 @@ from torch import Tensor
 
 from luceasync.cyext.flatten import fill
 from luceasync.host_cache.copies import HostRows
-from luceasync.host_cache.copy_stream import Now, Pair, copy_beside, wait_for
+from luceasync.host_cache.copy_stream import Pair, StreamPoint, copy_beside, wait_for
 from luceasync.kv.cache import LaneCache, TensorKey
 from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
 
@@ -25,7 +25,7 @@ CPU_BLOCK_TOKENS = 1024
 Names = Sequence[str]  # of tensors of rows
 
 
-class InHost(Protocol):
+class HostRowSource(Protocol):
     """What host memory has of a lane's rows."""
 
     def rows(self, begin: int, end: int) -> Sequence[HostRows]:
@@ -40,7 +40,7 @@ class InHost(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class BlockSection:
     """Rows of a block from its row `at` on: at `places` of the lane, or `host`."""
 
     at: int
@@ -50,13 +50,13 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class RowBlock:
     """Tokens `[begin, end)` of a lane, and the sections that they are made up of, in order."""
 
     lane: int
     begin: int
     end: int
-    sections: tuple[Section, ...]
+    sections: tuple[BlockSection, ...]
 
     def chunks_in_pages(self) -> Iterator[int]:
         """Those of which it reads rows there."""
@@ -91,7 +91,7 @@ class Staging(Protocol):
         ...
 
     def rows(
-        self, blocks: Sequence[Block], layer: int, names: Names
+        self, blocks: Sequence[RowBlock], layer: int, names: Names
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
         """Where each block begins, and its rows [tokens, ...] of the model's layer, by name. It
         holds until the next one is asked for; of a device, for what is queued by then on the stream
@@ -99,7 +99,7 @@ class Staging(Protocol):
         """
         ...
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Keep no host memory that has been read."""
         ...
 
@@ -114,31 +114,31 @@ def blocks_of(
     num_tokens: int,
     block_tokens: int,
     short_tokens: int,
-    in_host: InHost,
-) -> list[Block]:
+    in_host: HostRowSource,
+) -> list[RowBlock]:
     """The lane's first `num_tokens` tokens in blocks, wherever they are; see Staging."""
     blocks = []
     for begin in range(0, num_tokens, block_tokens):
         end = min(begin + block_tokens, num_tokens)
-        sections: list[Section] = []
+        sections: list[BlockSection] = []
         spans = cache.spans(lane, begin, end)
         for first, last, is_in_pages in _read_from(spans, short_tokens, in_host):
             if is_in_pages:
                 row_index = cache.row_index(lane, first)
                 places = cache.places(lane, row_index, row_index + last - first)
-                sections.append(Section(first - begin, last - first, places, None))
+                sections.append(BlockSection(first - begin, last - first, places, None))
             else:
                 sections += [
-                    Section(rows.begin - begin, rows.num_rows, None, rows)
+                    BlockSection(rows.begin - begin, rows.num_rows, None, rows)
                     for rows in in_host.rows(first, last)
                 ]
         assert sum(section.num_rows for section in sections) == end - begin, f"{begin}: {sections}"
-        blocks.append(Block(lane, begin, end, tuple(sections)))
+        blocks.append(RowBlock(lane, begin, end, tuple(sections)))
     return blocks
 
 
 def _read_from(
-    spans: Sequence[tuple[int, int, bool]], short_tokens: int, in_host: InHost
+    spans: Sequence[tuple[int, int, bool]], short_tokens: int, in_host: HostRowSource
 ) -> list[tuple[int, int, bool]]:
     """`spans` (begin, end, whether they are here), in as few pieces as they are best read in, each
     from pages or from host memory.
@@ -168,7 +168,7 @@ class DirectStaging:
         self._rooms: dict[tuple[object, ...], Tensor] = {}
 
     def rows(
-        self, blocks: Sequence[Block], layer: int, names: Names
+        self, blocks: Sequence[RowBlock], layer: int, names: Names
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
         """See Staging."""
         for block in blocks:
@@ -178,14 +178,14 @@ class DirectStaging:
         """See Staging."""
         return self.block_tokens
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Nothing is held."""
 
     def close(self) -> None:
         """Nothing is under way."""
         self._rooms.clear()
 
-    def _tensor(self, block: Block, layer: int, name: str) -> Tensor:
+    def _tensor(self, block: RowBlock, layer: int, name: str) -> Tensor:
         stack = self._cache.rows_of(name, layer)[block.lane]
         for section in block.sections:
             if section.host is not None and section.host.arrival is not None:
@@ -209,7 +209,7 @@ class DirectStaging:
         return self._rooms[key]
 
 
-def section_rows(section: Section, stack: Tensor, key: tuple[str, int]) -> Tensor:
+def section_rows(section: BlockSection, stack: Tensor, key: tuple[str, int]) -> Tensor:
     """The section's rows [rows, ...]: in the lane's `stack` [places, ...], else in host memory."""
     if section.host is None:
         return stack[section.places]
@@ -250,10 +250,10 @@ class StreamStaging:
         self._place_bytes = staging_bytes(_layer_row_bytes(cache), block_tokens) // NUM_PLACES
         places = [_Place(self._place_bytes, self._device) for _ in range(NUM_PLACES)]
         self._places = cycle(places)
-        self._held: list[tuple[Now, Sequence[Block]]] = []  # host memory that is read
+        self._held: list[tuple[StreamPoint, Sequence[RowBlock]]] = []  # host memory that is read
 
     def rows(
-        self, blocks: Sequence[Block], layer: int, names: Names
+        self, blocks: Sequence[RowBlock], layer: int, names: Names
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
         """See Staging."""
         for block in blocks:
@@ -264,13 +264,13 @@ class StreamStaging:
             self._bring(place, block, [*zip(keys, stacks, tensors, strict=True)])
             yield block.begin, tensors
             place.is_free.record(self._computing)
-        self._held.append((Now(self._stream), blocks))
+        self._held.append((StreamPoint(self._stream), blocks))
 
     def tokens_that_fit(self, row_bytes: int) -> int:
         """See Staging."""
         return self._place_bytes // row_bytes // CHUNK_TOKENS * CHUNK_TOKENS
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """See Staging."""
         self._held = [(end, of) for end, of in self._held if not end.query()]
 
@@ -284,7 +284,7 @@ class StreamStaging:
         return torch.cuda.current_stream(self._device)
 
     def _bring(
-        self, place: _Place, block: Block, parts: Sequence[tuple[TensorKey, Tensor, Tensor]]
+        self, place: _Place, block: RowBlock, parts: Sequence[tuple[TensorKey, Tensor, Tensor]]
     ) -> None:
         """Copy the block to its place: `parts` are a tensor's name, the lane's rows, and where the
         block's go.

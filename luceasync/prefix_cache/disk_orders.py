@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from luceasync.disk_cache.codec import Half, Part
+from luceasync.disk_cache.codec import Half, NodePart
 from luceasync.nodes import MissReason, NodeKey
 
 
@@ -48,8 +48,8 @@ class FetchedNode:
     """
 
     tensors: Mapping[str, Tensor]
-    parts: frozenset[Part]
-    file_parts: frozenset[Part] | None
+    parts: frozenset[NodePart]
+    file_parts: frozenset[NodePart] | None
     num_bytes: int
     end_fault: MissReason | None = None
 

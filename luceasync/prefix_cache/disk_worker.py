@@ -18,7 +18,7 @@ from torch import Tensor
 
 from luceasync.disk_cache.codec import (
     EncodedFile,
-    Part,
+    NodePart,
     TensorEntry,
     checksum,
     encode_file,
@@ -276,8 +276,8 @@ def _node(meta: NodeMeta) -> Node | None:
         begin=meta.metadata.begin,
         tokens=meta.tokens,
         tiers=DISK,
-        state_tiers=DISK if Part.STATE in meta.parts else NOWHERE,
-        logits_tiers=DISK if Part.LOGITS in meta.parts else NOWHERE,
+        state_tiers=DISK if NodePart.STATE in meta.parts else NOWHERE,
+        logits_tiers=DISK if NodePart.LOGITS in meta.parts else NOWHERE,
         num_bytes=meta.span_bytes,
         state_bytes=meta.end_bytes,
         file_bytes=meta.num_bytes - meta.end_file_bytes,

@@ -19,7 +19,7 @@ from luceasync.nodes import MissReason, NodeKey
 from luceasync.prefix_cache.conversations import ConversationName, ConversationTurn
 from luceasync.prefix_cache.memory import NodeSize
 from luceasync.prefix_tree.node import Match, Node, Tier
-from luceasync.prefix_tree.policy import Cut, plan_cuts
+from luceasync.prefix_tree.policy import PrefillCut, plan_cuts
 from luceasync.request import Request, Restore
 from luceasync.text.prompt import RenderedPrompt
 
@@ -200,7 +200,7 @@ class Lease:
     places: tuple[int, ...] = ()
     num_shared: int = 0
     forks: tuple[int, ...] = ()
-    cuts: deque[Cut] = field(default_factory=deque)
+    cuts: deque[PrefillCut] = field(default_factory=deque)
     saved: list[NodeKey] = field(default_factory=list)  # the nodes that its own run has made
     awaited: set[NodeKey] = field(default_factory=set)
     fetched: set[NodeKey] = field(default_factory=set)  # nodes that have come from the disk
@@ -419,14 +419,14 @@ class Lease:
         """
         if fork is not None and fork > known_end:
             self.forks = _with(self.forks, fork)
-            ends = {cut.end: cut for cut in self.cuts} | {fork: Cut(fork, is_turn_end=True)}
+            ends = {cut.end: cut for cut in self.cuts} | {fork: PrefillCut(fork, is_turn_end=True)}
             self.cuts = deque(ends[end] for end in sorted(ends))
 
     def mark_within(self, begin: int, end: int) -> int | None:
         """Where the state is wanted within the chunk `[begin, end)`; most have no such place."""
         return next((place for place in self.places if begin < place < end), None)
 
-    def next_cut(self, end: int) -> Cut | None:
+    def next_cut(self, end: int) -> PrefillCut | None:
         """The next thing to save of a lane that holds `end` tokens; each is returned once."""
         return self.cuts.popleft() if self.cuts and self.cuts[0].end <= end else None
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from luceasync.errors import SnapshotMismatch
-from luceasync.host_cache.copy_stream import Arrived, Ticket
+from luceasync.host_cache.copy_stream import DoneTicket, Ticket
 from luceasync.host_cache.nodes import Nodes, Span
 from luceasync.kv.pages import num_chunks
 from luceasync.nodes import NodeKey
@@ -237,7 +237,7 @@ class MemoryNodes:
         except MemoryError:
             self._target.drop(node)
             raise
-        self._nodes[node] = _MemoryNode(span, Arrived(), at_end)
+        self._nodes[node] = _MemoryNode(span, DoneTicket(), at_end)
 
     def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
         """Forget the node, if it is held, or what belongs to its end alone."""

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from luceasync.disk_cache.codec import Part
+from luceasync.disk_cache.codec import NodePart
 from luceasync.disk_cache.outcomes import Miss
 from luceasync.errors import SnapshotMismatch
 from luceasync.host_cache.nodes import Span
@@ -92,7 +92,7 @@ class ReadIn:
             self._index.set_tiers(_held(node, DISK, fetched.file_parts))
         if not _gains(node, fetched.parts):
             return None  # a prefill has saved it meanwhile
-        with_state = Part.STATE in fetched.parts
+        with_state = NodePart.STATE in fetched.parts
         span = Span(node.begin, node.end, with_state=with_state)
         try:
             self._memory.adopt(key, span, node.tokens, fetched.tensors)
@@ -111,23 +111,20 @@ def nodes_of(match: Match) -> list[Node]:
     return [*match.nodes, *([] if match.part is None else [match.part])]
 
 
-def _held(node: Node, tiers: frozenset[Tier], parts: frozenset[Part]) -> Node:
+def _held(node: Node, tiers: frozenset[Tier], parts: frozenset[NodePart]) -> Node:
     """The node as `tiers` hold it, with these parts."""
     return replace(
         node,
         tiers=tiers,
-        state_tiers=tiers if Part.STATE in parts else NOWHERE,
-        logits_tiers=tiers if Part.LOGITS in parts else NOWHERE,
+        state_tiers=tiers if NodePart.STATE in parts else NOWHERE,
+        logits_tiers=tiers if NodePart.LOGITS in parts else NOWHERE,
     )
 
 
-def _gains(node: Node, parts: frozenset[Part]) -> bool:
+def _gains(node: Node, parts: frozenset[NodePart]) -> bool:
     """Whether memory holds more of the node if it takes these parts in place of what it has."""
     if "memory" not in node.tiers:
         return True
-    has = {
-        part
-        for part, tiers in ((Part.STATE, node.state_tiers), (Part.LOGITS, node.logits_tiers))
-        if "memory" in tiers
-    }
-    return has < parts & {Part.STATE, Part.LOGITS}
+    tiers = {NodePart.STATE: node.state_tiers, NodePart.LOGITS: node.logits_tiers}
+    has = {part for part, held in tiers.items() if "memory" in held}
+    return has < parts & tiers.keys()

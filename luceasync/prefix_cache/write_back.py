@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import NamedTuple
 
-from luceasync.disk_cache.codec import Half, Part
+from luceasync.disk_cache.codec import Half, NodePart
 from luceasync.nodes import NodeKey
 from luceasync.prefix_cache.disk_orders import DiskOrders, HalfNode, WriteReport
 from luceasync.prefix_cache.index import Limits, NodeIndex
@@ -20,7 +20,7 @@ from luceasync.prefix_cache.memory import MemoryNodes
 from luceasync.prefix_tree.node import NOWHERE, Node, Tier
 
 DISK: frozenset[Tier] = frozenset(("disk",))
-NO_PARTS: frozenset[Part] = frozenset()
+NO_PARTS: frozenset[NodePart] = frozenset()
 MAX_WRITING = 2  # files that the disk is given at a time; the others wait by key
 
 
@@ -39,7 +39,7 @@ class _FileWrite:
     """
 
     file: PendingFile
-    ends: frozenset[Part]
+    ends: frozenset[NodePart]
     num_bytes: int
     is_void: bool = False
 
@@ -190,10 +190,10 @@ class WriteBack:
         else:
             self._hold(replace(node, end_file_bytes=report.num_bytes), write.ends)
 
-    def _hold(self, node: Node, ends: frozenset[Part]) -> None:
+    def _hold(self, node: Node, ends: frozenset[NodePart]) -> None:
         """Let the index know that the disk has the node, and these parts of its end."""
-        state_tiers = DISK if Part.STATE in ends else NOWHERE
-        logits_tiers = DISK if Part.LOGITS in ends else NOWHERE
+        state_tiers = DISK if NodePart.STATE in ends else NOWHERE
+        logits_tiers = DISK if NodePart.LOGITS in ends else NOWHERE
         self._index.set_tiers(
             replace(node, tiers=DISK, state_tiers=state_tiers, logits_tiers=logits_tiers)
         )
@@ -251,9 +251,9 @@ class WriteBack:
         return "disk" in node.tiers or any(write.file == rows for write in self._under_way)
 
 
-def _ends(node: Node, tier: Tier) -> frozenset[Part]:
+def _ends(node: Node, tier: Tier) -> frozenset[NodePart]:
     """The parts of the node's end that the tier holds."""
-    tiers = {Part.STATE: node.state_tiers, Part.LOGITS: node.logits_tiers}
+    tiers = {NodePart.STATE: node.state_tiers, NodePart.LOGITS: node.logits_tiers}
     return frozenset(part for part, held in tiers.items() if tier in held)
 
 

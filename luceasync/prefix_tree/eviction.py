@@ -60,7 +60,7 @@ def victims(
     `claimed` are ends at which conversations go on: after all else come their states, and the nodes
     of their chains, least recently used first.
     """
-    order = _Order(
+    order = _EvictionOrder(
         {node.key: node for node in nodes}, tier, now_s, recurrent, half_life_s, min_age_s
     )
     order.protect(protected, protected_ends, claimed)
@@ -70,7 +70,7 @@ def victims(
 _Entry = tuple[int, float, float, NodeKey, bool]  # rank, two values, key, whether its end alone
 
 
-class _Order:
+class _EvictionOrder:
     """What may go, the worst first. Values change as others go, and then only rise: an entry is
     looked at again when its turn comes.
     """

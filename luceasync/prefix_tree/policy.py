@@ -17,7 +17,7 @@ NONE: frozenset[NodeKey] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class PrefillCut:
     """A node ends at position `end`; `is_turn_end`: it stands for a place where a turn ends, or
     where prompts part.
     """
@@ -35,7 +35,7 @@ def plan_cuts(
     stops: Sequence[int],
     min_tokens: int = 1,
     firm: int | None = None,
-) -> list[Cut]:
+) -> list[PrefillCut]:
     """Where nodes end while tokens `[begin, num_tokens)` are run: at turn boundaries, every
     `interval_tokens` after one, and at the end of the run.
 
@@ -58,7 +58,7 @@ def plan_cuts(
     for end in _spaced(begin, {*turn_ends, num_tokens}, min_tokens, firm):
         ends += [*_intervals(last, end, interval_tokens, stops), end]
         last = end
-    return [Cut(end, end in turn_ends) for end in _spaced(begin, ends, min_tokens, firm)]
+    return [PrefillCut(end, end in turn_ends) for end in _spaced(begin, ends, min_tokens, firm)]
 
 
 def _spaced(begin: int, ends: Collection[int], min_tokens: int, firm: int | None) -> list[int]:

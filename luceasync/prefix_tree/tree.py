@@ -33,7 +33,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class PromptNeed:
     """A prompt, and what its model can take up."""
 
     prompt: array[int]
@@ -184,7 +184,7 @@ class Tree:
         exact, the last token is left over: running it gives the logits. Tokens are compared, so no
         collision of keys can give a wrong prefix.
         """
-        need = Need(pack_tokens(tokens), recurrent, chunk_tokens)
+        need = PromptNeed(pack_tokens(tokens), recurrent, chunk_tokens)
         best, num_shared = self._search(need, tiers)
         if best.num_tokens == 0:
             return Match((), None, 0, False, num_shared, self._why_nothing(num_shared, recurrent))
@@ -247,7 +247,7 @@ class Tree:
             self._forget(node)
         return gone
 
-    def _search(self, need: Need, tiers: AbstractSet[Tier]) -> tuple[Candidate, int]:
+    def _search(self, need: PromptNeed, tiers: AbstractSet[Tier]) -> tuple[Candidate, int]:
         """The best candidate, and how many tokens any node shares with the prompt."""
         best, num_shared = Candidate(), 0
         walk: list[tuple[NodeKey | None, int, int]] = [(None, 0, 0)]

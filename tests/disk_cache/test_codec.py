@@ -49,7 +49,7 @@ TOKENS_ROW = {"dtype": "I32", "shape": [17], "data_offsets": [2, 70]}
 OURS = {"namespace": NAMESPACE, "key": KEY, "end_kinds": END_KINDS}
 
 
-def decode(content: bytes, **expected: str) -> codec.Header:
+def decode(content: bytes, **expected: str) -> codec.NodeHeader:
     return decode_header(
         content,
         len(content),

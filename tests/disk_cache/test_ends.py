@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.disk_cache.codec import Half, Part, decode_header, encode_file
+from luceasync.disk_cache.codec import Half, NodePart, decode_header, encode_file
 from luceasync.disk_cache.directory import LONE_END_AGE_S
 from luceasync.disk_cache.disk import DiskTier
 from luceasync.errors import CorruptNode, ForeignNode
@@ -52,7 +52,7 @@ async def test_both_files_are_read_as_one_node(tier: DiskTier, path: Path, end_p
     await put(tier, *Half)
     found = await tier.read(KEY)
     assert as_bytes(found) == contents_of()
-    assert found.parts == {Part.SPAN, Part.STATE, Part.FEATURES}
+    assert found.parts == {NodePart.SPAN, NodePart.STATE, NodePart.FEATURES}
     assert found.num_bytes == path.stat().st_size + end_path.stat().st_size
     assert found.end_fault is None
 
@@ -62,11 +62,11 @@ async def test_an_end_is_added_without_a_byte_of_the_rows(
 ) -> None:
     await put(tier, Half.ROWS)
     before, inode = tier.counters().bytes_written, path.stat().st_ino
-    assert (await tier.read(KEY)).parts == {Part.SPAN, Part.FEATURES}
+    assert (await tier.read(KEY)).parts == {NodePart.SPAN, NodePart.FEATURES}
     await put(tier, Half.END)
     assert tier.counters().bytes_written - before == end_path.stat().st_size
     assert path.stat().st_ino == inode
-    assert Part.STATE in (await tier.read(KEY)).parts
+    assert NodePart.STATE in (await tier.read(KEY)).parts
 
 
 async def test_without_the_end_its_file_is_not_looked_at(tier: DiskTier, end_path: Path) -> None:
@@ -81,7 +81,7 @@ async def test_a_file_that_holds_both_is_read_as_ever(tier: DiskTier, path: Path
     path.write_bytes(file_of(contents_of()))
     assert as_bytes(await tier.read(KEY)) == contents_of()
     (found,) = (await tier.scan()).nodes
-    assert (found.end_file_bytes, Part.STATE in found.parts) == (0, True)
+    assert (found.end_file_bytes, NodePart.STATE in found.parts) == (0, True)
 
 
 async def test_and_a_newer_end_beside_it_is_the_one_that_counts(tier: DiskTier, path: Path) -> None:
@@ -184,11 +184,11 @@ async def test_a_scan_counts_both_and_tells_when_an_end_comes_or_goes(
     (found,) = (await tier.scan()).added
     sizes = (path.stat().st_size, end_path.stat().st_size)
     assert (found.num_bytes, found.end_file_bytes) == (sum(sizes), sizes[1])
-    assert Part.STATE in found.parts
+    assert NodePart.STATE in found.parts
     assert (await tier.scan()).added == ()
     assert await tier.remove_end(KEY) == sizes[1]
     (found,) = (await tier.scan()).added
-    assert Part.STATE not in found.parts
+    assert NodePart.STATE not in found.parts
     assert path.exists()
 
 
@@ -216,5 +216,5 @@ async def test_another_process_finds_what_this_one_adds(tmp_path: Path, tier: Di
         await other.scan()
         await tier.remove_end(KEY)
         found = await other.read(KEY)
-        assert found.parts == {Part.SPAN, Part.FEATURES}
+        assert found.parts == {NodePart.SPAN, NodePart.FEATURES}
         assert (tmp_path / NAMESPACE / f"{KEY}.safetensors").exists()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from luceasync.disk_cache.codec import Part, TensorEntry, file_order, part_of
+from luceasync.disk_cache.codec import NodePart, TensorEntry, file_order, part_of
 from tests.disk_cache.node_files import END_KINDS
 
 NAMES = {
@@ -21,7 +21,7 @@ NAMES = {
 
 @pytest.mark.parametrize(("name", "part"), NAMES.items())
 def test_the_name_of_a_tensor_tells_its_part(name: str, part: str) -> None:
-    assert part_of(name, END_KINDS) is Part(part)
+    assert part_of(name, END_KINDS) is NodePart(part)
 
 
 def test_tokens_come_first_and_the_end_last() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.disk_cache.codec import Part
+from luceasync.disk_cache.codec import NodePart
 from luceasync.disk_cache.disk import DiskTier
 from luceasync.disk_cache.listing import NodeMeta, misplaced
 from luceasync.prefix_tree.node import pack_tokens
@@ -38,7 +38,7 @@ async def test_a_scan_tells_what_a_node_holds(tier: DiskTier, path: Path) -> Non
     await put(tier, KEY)
     (found,) = (await tier.scan()).nodes
     assert found.tokens == pack_tokens(contents_of()["tokens"])
-    assert found.parts == {Part.SPAN, Part.STATE, Part.FEATURES}
+    assert found.parts == {NodePart.SPAN, NodePart.STATE, NodePart.FEATURES}
     assert found.end_bytes == 3 * 5 * 4 + 2 * 4 * 4 * 4 + 13
     assert found.span_bytes + found.end_bytes == found.num_bytes == path.stat().st_size
 
@@ -62,7 +62,7 @@ async def test_a_node_that_holds_something_else_now_is_added_again(tier: DiskTie
     await put(tier, KEY, "ls1_delta.2", "ls0_conv.1")
     scan = await tier.scan()
     assert (scan.added, scan.removed) == (scan.nodes, ())
-    assert Part.STATE not in scan.added[0].parts
+    assert NodePart.STATE not in scan.added[0].parts
 
 
 async def test_what_is_known_is_not_opened_again(tmp_path: Path, path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from luceasync.disk_cache.codec import ITEM_BYTES, Part
+from luceasync.disk_cache.codec import ITEM_BYTES, NodePart
 from luceasync.disk_cache.files import HEAD_BYTES, FileSystem, allocate
-from luceasync.disk_cache.reader import Allocate, GivenUp, NodeFile, read_node, read_tokens
+from luceasync.disk_cache.reader import Allocate, NodeFile, ReadCancelled, read_node, read_tokens
 from luceasync.errors import CorruptNode
 from luceasync.prefix_tree.node import pack_tokens
 from tests.disk_cache.faulty_files import FaultyFiles
@@ -49,7 +49,7 @@ def test_a_node_says_what_was_read_of_it(path: Path, tier: object, with_end: boo
     found = read(path, with_end=with_end)
     names = SHAPES.keys() if with_end else SPAN
     assert {name: bytes(v) for name, v in found.tensors.items()} == {n: contents[n] for n in names}
-    assert found.parts == ({"span", "state", "features"} if with_end else {Part.SPAN})
+    assert found.parts == ({"span", "state", "features"} if with_end else {NodePart.SPAN})
     assert found.tokens == pack_tokens(contents["tokens"])
     assert (found.num_bytes == path.stat().st_size) == with_end
 
@@ -115,7 +115,7 @@ def test_damaged_tokens_are_seen_by_who_reads_them_alone(path: Path, tier, shape
 def test_a_read_ends_soon_after_it_was_given_up(path: Path, tier: object) -> None:
     path.write_bytes(file_of(contents_of(0, BIG_END), BIG_END))
     files = FaultyFiles(lambda: pytest.fail("went on"), before="readinto")
-    with pytest.raises(GivenUp):
+    with pytest.raises(ReadCancelled):
         read_node(
             files,
             path,

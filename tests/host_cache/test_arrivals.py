@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from luceasync.host_cache.copy_stream import Arrivals
+from luceasync.host_cache.copy_stream import CopyWaiter
 
 DEADLINE_S = 10.0
 
@@ -23,7 +23,7 @@ class Copies:
 
 
 def test_each_is_told_after_it_is_over_also_where_it_has_failed():
-    arrivals, told = Arrivals("test"), []
+    arrivals, told = CopyWaiter("test"), []
     copies = [Copies(), Copies(OSError("the device is gone")), Copies()]
     for i, one in enumerate(copies):
         arrivals.tell(one, lambda i=i: told.append(i))
@@ -35,7 +35,7 @@ def test_each_is_told_after_it_is_over_also_where_it_has_failed():
 
 
 def test_another_thread_tells():
-    arrivals, threads, copies = Arrivals("test"), [], Copies()
+    arrivals, threads, copies = CopyWaiter("test"), [], Copies()
     arrivals.tell(copies, lambda: threads.append(threading.current_thread().name))
     copies.is_over.set()
     arrivals.close()

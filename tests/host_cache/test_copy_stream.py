@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from luceasync.host_cache import copy_stream
 from luceasync.host_cache.arena import PIECE_BYTES
-from luceasync.host_cache.copy_stream import Delivery, batches, pieces, wait_for
+from luceasync.host_cache.copy_stream import CopyJob, batches, pieces, wait_for
 
 
 @given(st.integers(1, 4 * PIECE_BYTES), st.integers(0, 3 * PIECE_BYTES))
@@ -61,4 +61,4 @@ def test_a_device_that_never_ends_is_a_timeout_in_words(monkeypatch: pytest.Monk
 def test_copies_that_nobody_queues_are_a_timeout_in_words(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(copy_stream, "COPY_TIMEOUT_S", 0.01)
     with pytest.raises(TimeoutError, match=r"not begun and queued within 0\.01 s"):
-        Delivery(1, [], [], lambda number: None).synchronize()
+        CopyJob(1, [], [], lambda number: None).synchronize()

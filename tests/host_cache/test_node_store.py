@@ -12,7 +12,7 @@ from luceasync.errors import SnapshotMismatch
 from luceasync.host_cache.arena import HostMemory, PlainMemory
 from luceasync.host_cache.copies import DirectCopies
 from luceasync.host_cache.nodes import NodeStore, Span, check_tensors
-from luceasync.host_cache.shard_nodes import Kept, ShardContents
+from luceasync.host_cache.shard_nodes import ShardContents, ShardNode
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import PageMap
 from luceasync.models.mixers.attention import AttentionSpec
@@ -58,7 +58,7 @@ def make_cache(kinds=HYBRID, dtype: torch.dtype = torch.bfloat16, order=None) ->
     return cache
 
 
-def make_store(cache: LaneCache, memory: HostMemory | None = None) -> NodeStore[Kept]:
+def make_store(cache: LaneCache, memory: HostMemory | None = None) -> NodeStore[ShardNode]:
     return NodeStore(ShardContents(cache, 2, memory or PlainMemory(), DirectCopies(cache)))
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from luceasync.host_cache.copies import HostRows, PageRows
-from luceasync.host_cache.copy_stream import Arrived
+from luceasync.host_cache.copy_stream import DoneTicket
 from luceasync.kv.cache import LaneCache, total_bytes
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.delta import DeltaSpec
@@ -21,7 +21,7 @@ RUNS, ROWS_AT = [range(128, 192), range(3, 5), range(64, 128)], [0, 66, 70]
 DEVICES = ["cpu:0", pytest.param("cuda:0", marks=pytest.mark.gpu)]
 
 
-class Late(Arrived):
+class Late(DoneTicket):
     """A save that is waited for."""
 
     def __init__(self) -> None:

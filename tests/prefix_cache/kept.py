@@ -12,11 +12,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from luceasync.disk_cache.codec import END_PARTS, Half, Part, part_of
+from luceasync.disk_cache.codec import END_PARTS, Half, NodePart, part_of
 from luceasync.disk_cache.outcomes import Miss
 from luceasync.errors import SnapshotMismatch
 from luceasync.host_cache.arena import Holes
-from luceasync.host_cache.copy_stream import Arrived, Ticket
+from luceasync.host_cache.copy_stream import DoneTicket, Ticket
 from luceasync.host_cache.nodes import NodeSizes, Span
 from luceasync.kv.cache import Shape
 from luceasync.models.mixers import END_KINDS
@@ -134,7 +134,7 @@ class TokenTarget:
 
     def _ticket(self, verb: str) -> Ticket:
         if verb not in self.late:
-            return Arrived()
+            return DoneTicket()
         self._tickets.append(LateTicket())
         return self._tickets[-1]
 
@@ -257,7 +257,7 @@ class FakeDisk:
         tensors = {
             name: tensor
             for name, tensor in node.tensors.items()
-            if order.with_end or part_of(name, END_KINDS) is Part.SPAN
+            if order.with_end or part_of(name, END_KINDS) is NodePart.SPAN
         }
         return FetchedNode(tensors, _parts(tensors), _parts(node.tensors), num_bytes=1)
 
@@ -268,27 +268,27 @@ def _bytes_of(node: HalfNode) -> int:
     if node.half is Half.ROWS:
         return TOKEN_BYTES * num_tokens
     parts = _parts(node.tensors)
-    return STATE_BYTES * (Part.STATE in parts) + 4 * VOCAB_SIZE * (Part.LOGITS in parts)
+    return STATE_BYTES * (NodePart.STATE in parts) + 4 * VOCAB_SIZE * (NodePart.LOGITS in parts)
 
 
-def _parts(names: Iterable[str]) -> frozenset[Part]:
+def _parts(names: Iterable[str]) -> frozenset[NodePart]:
     return frozenset(part_of(name, END_KINDS) for name in names)
 
 
 def _found(node: HalfNode) -> Node:
     tokens = array("i", node.tensors["tokens"].tolist())
     parts = _parts(node.tensors)
-    logits_bytes = 4 * VOCAB_SIZE * (Part.LOGITS in parts)
+    logits_bytes = 4 * VOCAB_SIZE * (NodePart.LOGITS in parts)
     return Node(
         key=node.key,
         parent=node.parent,
         begin=node.begin,
         tokens=tokens,
         tiers=DISK,
-        state_tiers=DISK if Part.STATE in parts else NOWHERE,
-        logits_tiers=DISK if Part.LOGITS in parts else NOWHERE,
+        state_tiers=DISK if NodePart.STATE in parts else NOWHERE,
+        logits_tiers=DISK if NodePart.LOGITS in parts else NOWHERE,
         num_bytes=TOKEN_BYTES * len(tokens),
-        state_bytes=STATE_BYTES * (Part.STATE in parts) + logits_bytes,
+        state_bytes=STATE_BYTES * (NodePart.STATE in parts) + logits_bytes,
         is_turn_end=node.is_turn_end,
         is_generated=node.is_generated,
     )

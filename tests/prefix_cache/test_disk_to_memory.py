@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from luceasync.disk_cache.codec import Part, part_of
+from luceasync.disk_cache.codec import NodePart, part_of
 from luceasync.disk_cache.outcomes import Miss
 from luceasync.models.mixers import END_KINDS
 from luceasync.nodes import MissReason
@@ -14,8 +14,8 @@ from luceasync.prefix_cache.disk_orders import FetchedNode, ReadOrder
 from tests.prefix_cache.kept import STATE_BYTES, TOKEN_BYTES, Bench
 
 PROMPT = [1, 2, 3] * 40
-WHOLE = frozenset({Part.SPAN, Part.STATE, Part.LOGITS})
-SPAN = frozenset({Part.SPAN})
+WHOLE = frozenset({NodePart.SPAN, NodePart.STATE, NodePart.LOGITS})
+SPAN = frozenset({NodePart.SPAN})
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def last(bench: Bench) -> bytes:
     return max(bench.index, key=lambda n: n.end).key
 
 
-def come(bench: Bench, *parts: Part, file_parts=WHOLE) -> Miss | None:
+def come(bench: Bench, *parts: NodePart, file_parts=WHOLE) -> Miss | None:
     """The last node comes, with these parts of it."""
     tensors = bench.disk.files[last(bench)].tensors
     chosen = {name: t for name, t in tensors.items() if part_of(name, END_KINDS) in parts}
@@ -68,20 +68,20 @@ def test_what_a_prefill_has_kept_meanwhile_is_not_replaced_by_less(bench):
     lease.path, lease.path_end = [], 0
     bench.prefill(lease)
     bench.prefixes.save_sequence(lease, 0, len(PROMPT))
-    assert come(bench, Part.SPAN) is None
+    assert come(bench, NodePart.SPAN) is None
     assert bench.start(bench.lease(PROMPT), lane=1) == len(PROMPT)
 
 
 def test_a_file_that_has_lost_its_end_is_known_to_have_none(bench):
     """Another server has written it, which did not need the state."""
-    assert come(bench, Part.SPAN, file_parts=SPAN) is None
+    assert come(bench, NodePart.SPAN, file_parts=SPAN) is None
     assert bench.ends("disk") == {64: True, len(PROMPT): False}
     assert bench.serve(PROMPT) == 64
 
 
 def test_a_node_that_is_none_of_this_model_is_set_aside(bench):
     key = last(bench)
-    assert come(bench, Part.STATE).reason is MissReason.CORRUPT
+    assert come(bench, NodePart.STATE).reason is MissReason.CORRUPT
     assert bench.disk.quarantined == [key]
     assert bench.serve(PROMPT) == 64
 

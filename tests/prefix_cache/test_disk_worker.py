@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from luceasync.disk_cache.codec import END_PARTS, Half, Part, part_of
+from luceasync.disk_cache.codec import END_PARTS, Half, NodePart, part_of
 from luceasync.models.mixers import END_KINDS
 from luceasync.nodes import MissReason
 from luceasync.prefix_cache.disk_orders import HalfNode, ReadOrder, WriteReport
@@ -117,7 +117,7 @@ async def test_a_node_comes_back_as_it_was(tmp_path):
     assert (key, heard.writes) == (node.key, outcomes(node, True, True))
     assert found.tensors.keys() == node.tensors.keys()
     assert all(torch.equal(found.tensors[name], node.tensors[name]) for name in node.tensors)
-    assert found.parts == found.file_parts == {Part.SPAN, Part.STATE, Part.LOGITS}
+    assert found.parts == found.file_parts == {NodePart.SPAN, NodePart.STATE, NodePart.LOGITS}
 
 
 async def test_the_span_comes_alone(tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from luceasync.prefix_cache.lease import Lease
-from luceasync.prefix_tree.policy import Cut
+from luceasync.prefix_tree.policy import PrefillCut
 from tests.prompts import lease_of
 
 PACKAGE = Path(__file__).parents[2] / "luceasync"
@@ -62,7 +62,10 @@ def test_the_first_turn_is_kept_apart_however_short_the_question_is(recurrent: b
 
 def test_attention_is_kept_at_the_turns_end_itself():
     lease = planned(lease_of(range(1000), 500), recurrent=False)
-    assert list(lease.cuts) == [Cut(500, is_turn_end=True), Cut(1000, is_turn_end=False)]
+    assert list(lease.cuts) == [
+        PrefillCut(500, is_turn_end=True),
+        PrefillCut(1000, is_turn_end=False),
+    ]
     assert lease.splits == ()
 
 
@@ -77,7 +80,7 @@ def test_where_it_parts_from_another_prompt_a_chunk_ends_and_a_state_is_kept():
     lease.set_shared(700)
     planned(lease, recurrent=True)
     assert lease.splits == (640, 980) and lease.forks == (640,)
-    assert Cut(640, is_turn_end=True) in lease.cuts
+    assert PrefillCut(640, is_turn_end=True) in lease.cuts
 
 
 def test_attention_has_no_chunk_of_its_own_but_a_node_even_of_what_it_took_up():
@@ -93,7 +96,7 @@ def test_behind_its_tools_a_node_ends_whatever_was_run_before(recurrent: bool):
     lease = lease_of(range(2000), 980, tools_end=700)
     planned(lease, recurrent=recurrent, interval_tokens=4096)
     assert lease.splits == ((640, 980) if recurrent else ())
-    assert lease.forks == (640,) and Cut(640, is_turn_end=True) in lease.cuts
+    assert lease.forks == (640,) and PrefillCut(640, is_turn_end=True) in lease.cuts
 
 
 def test_tools_that_are_known_are_not_kept_again_but_chunks_stay_the_same():

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luceasync.prefix_tree.policy import Cut, plan_cuts, thin_states
+from luceasync.prefix_tree.policy import PrefillCut, plan_cuts, thin_states
 from luceasync.prefix_tree.tree import Tree
 from tests.prefix_tree.nodes import MEMORY, grow
 
@@ -17,26 +17,31 @@ def cuts(begin: int, num_tokens: int, boundaries: list[int], stops=range(10**6),
 
 
 def test_attention_is_cut_at_turn_ends_every_interval_and_at_the_end():
-    expected = [Cut(1000, True), Cut(3048, False), Cut(5096, False), Cut(5500, True)]
-    assert cuts(0, 6000, [1000, 5500]) == [*expected, Cut(6000, False)]
+    expected = [
+        PrefillCut(1000, True),
+        PrefillCut(3048, False),
+        PrefillCut(5096, False),
+        PrefillCut(5500, True),
+    ]
+    assert cuts(0, 6000, [1000, 5500]) == [*expected, PrefillCut(6000, False)]
 
 
 def test_recurrent_is_cut_at_the_chunk_end_before_a_turn_end():
     ends = cuts(0, 1000, [600, 990], stops=range(256, 1000, 256))
-    assert ends == [Cut(512, True), Cut(768, True), Cut(1000, False)]
+    assert ends == [PrefillCut(512, True), PrefillCut(768, True), PrefillCut(1000, False)]
 
 
 def test_a_turn_that_ends_with_the_run_is_cut_there():
-    assert cuts(0, 300, [300], stops=[256]) == [Cut(300, True)]
+    assert cuts(0, 300, [300], stops=[256]) == [PrefillCut(300, True)]
 
 
 def test_turns_within_one_chunk_give_one_cut():
     ends = cuts(0, 900, [270, 280, 290], stops=range(256, 900, 256))
-    assert ends == [Cut(256, True), Cut(900, False)]
+    assert ends == [PrefillCut(256, True), PrefillCut(900, False)]
 
 
 def test_a_turn_that_ends_before_the_first_stop_is_not_cut():
-    assert cuts(256, 900, [300], stops=range(512, 900, 512)) == [Cut(900, False)]
+    assert cuts(256, 900, [300], stops=range(512, 900, 512)) == [PrefillCut(900, False)]
 
 
 def test_chunks_longer_than_the_interval_are_cut_at_each_chunk_end():
@@ -52,7 +57,7 @@ def test_of_two_cuts_too_near_the_later_is_made():
 def test_a_firm_cut_is_made_however_near_others_are():
     ends = [cut.end for cut in cuts(0, 3000, [2850, 2900, 2990], min_tokens=128, firm=2990)]
     assert ends == [2048, 2850, 2990, 3000]  # 2850: for want of the firm one it would be made
-    assert cuts(2980, 3000, [2990], min_tokens=16, firm=2990)[0] == Cut(2990, True)
+    assert cuts(2980, 3000, [2990], min_tokens=16, firm=2990)[0] == PrefillCut(2990, True)
 
 
 def test_nothing_run_nothing_cut():
