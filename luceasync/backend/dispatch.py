@@ -28,13 +28,13 @@ PROGRESS_BYTES = 32 << 20  # of weights that were read, between two messages abo
 C = TypeVar("C", bound=Command)
 
 Answers = Iterable[tuple[Message, Sequence[Tensor]]]
-Handler = Callable[[Any, list[Tensor]], Answers]
-Method = Callable[[Any, C, list[Tensor]], Answers]
+Handler = Callable[[Any, list[Tensor]], Answers | None]
+Method = Callable[[Any, C, list[Tensor]], Answers | None]
 
 
 def handles(command: type[C]) -> Callable[[Method[C]], Method[C]]:
     """Mark the method that runs a command. It gets the command and the tensors that came with it,
-    and returns or yields the answers.
+    and returns or yields the answers, if there are any.
     """
 
     def mark(method: Method[C]) -> Method[C]:
@@ -89,7 +89,7 @@ class Dispatcher:
                 raise WireError(f"{type(command).__name__} came before a model was loaded")
             command.check(self.sizes)
             tensors = self.received(got, command.payload(self.sizes))
-            for message, returned in handler(command, tensors):
+            for message, returned in handler(command, tensors) or ():
                 self.answer(got, message, returned)
         except WireError as error:
             self._channel.close(str(error))

@@ -60,11 +60,10 @@ class DraftBackend:
         self._parent.close()
 
     @handles(wire.LoadDraft)
-    def load(self, command: wire.LoadDraft, tensors: list[Tensor]) -> Answers:
+    def load(self, command: wire.LoadDraft, tensors: list[Tensor]) -> None:
         del self._dispatcher.handlers[wire.LoadDraft]  # once
         [mask] = tensors
         self._dispatcher.load(lambda advance: self._load(command, mask, advance))
-        return ()
 
     def _load(self, command: wire.LoadDraft, mask: Tensor, advance: Callable[[int], None]) -> None:
         if command.has_one_thread:

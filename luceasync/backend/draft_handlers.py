@@ -128,7 +128,7 @@ class DraftHandlers:
         return [(wire.DraftRows(self._draft.num_unsettled), [hidden])]
 
     @handles(wire.AbsorbPaths)
-    def absorb(self, command: wire.AbsorbPaths, tensors: list[Tensor]) -> Answers:
+    def absorb(self, command: wire.AbsorbPaths, tensors: list[Tensor]) -> None:
         [kept] = tensors
         lanes, num_rows = command.lanes, command.num_rows
         taps = kept.new_zeros(len(kept), len(lanes), num_rows, self._sizes.hidden)
@@ -138,22 +138,19 @@ class DraftHandlers:
             taps[:, entry, : len(path)] = kept[:, begin : begin + len(path)]
             begin += len(path)
         self._draft.absorb([*taps], lanes, command.begins, paths, num_rows)
-        return ()
 
     @handles(wire.AbsorbChunk)
-    def absorb_chunk(self, command: wire.AbsorbChunk, tensors: list[Tensor]) -> Answers:
+    def absorb_chunk(self, command: wire.AbsorbChunk, tensors: list[Tensor]) -> None:
         [kept] = tensors
         num_tokens = command.num_tokens
         if whole := [n for n in self._short_rows if n >= num_tokens]:
             kept = F.pad(kept, (0, 0, 0, whole[0] - num_tokens))  # as the target's passes do
         taps = [tap[None] for tap in kept]
         self._draft.absorb_chunk(taps, command.lane, command.begin, num_tokens)
-        return ()
 
     @handles(wire.ResetDraftLane)
-    def reset(self, command: wire.ResetDraftLane, tensors: list[Tensor]) -> Answers:
+    def reset(self, command: wire.ResetDraftLane, tensors: list[Tensor]) -> None:
         self._draft.reset(command.lane, command.begin)
-        return ()
 
     @handles(wire.SaveRows)
     def save(self, command: wire.SaveRows, tensors: list[Tensor]) -> Answers:
@@ -193,19 +190,17 @@ class RowHandlers:
         return ROOM
 
     @handles(FillNode)
-    def fill(self, command: FillNode, tensors: list[Tensor]) -> Answers:
+    def fill(self, command: FillNode, tensors: list[Tensor]) -> None:
         [piece] = tensors
         piece_of([self._rows.node(command.node)], command).copy_(piece)
-        return ()
 
     @handles(ExportNode)
     def export(self, command: ExportNode, tensors: list[Tensor]) -> Answers:
         return result(piece_of([self._rows.node(command.node)], command))
 
     @handles(DropNode)
-    def drop(self, command: DropNode, tensors: list[Tensor]) -> Answers:
+    def drop(self, command: DropNode, tensors: list[Tensor]) -> None:
         self._rows.drop(command.node)
-        return ()
 
 
 def _bytes(rows: Tensor) -> Tensor:

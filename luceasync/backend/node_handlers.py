@@ -94,19 +94,17 @@ class NodeHandlers:
             os._exit(1)
 
     @handles(wire.HoldNode)
-    def hold(self, command: wire.HoldNode, tensors: list[Tensor]) -> Answers:
+    def hold(self, command: wire.HoldNode, tensors: list[Tensor]) -> None:
         key = self._known(command.node)
         for part in self._parts:
             part.hold(command.lane, key, command.end)
-        return ()
 
     @handles(wire.DropNode)
-    def drop(self, command: wire.DropNode, tensors: list[Tensor]) -> Answers:
+    def drop(self, command: wire.DropNode, tensors: list[Tensor]) -> None:
         for part in self._parts:
             part.drop(_key(command.node), state_only=command.state_only)
         if not command.state_only:
             self._nodes.discard(command.node)
-        return ()
 
     @handles(wire.AdoptNode)
     def adopt(self, command: wire.AdoptNode, tensors: list[Tensor]) -> Answers:
@@ -127,10 +125,9 @@ class NodeHandlers:
         return result(self._piece(command))
 
     @handles(wire.FillNode)
-    def fill(self, command: wire.FillNode, tensors: list[Tensor]) -> Answers:
+    def fill(self, command: wire.FillNode, tensors: list[Tensor]) -> None:
         [piece] = tensors
         self._piece(command).copy_(piece)
-        return ()
 
     def _piece(self, command: wire.ExportNode | wire.FillNode) -> Tensor:
         key = self._known(command.node)

@@ -42,19 +42,17 @@ class PassHandlers:
         self._rankings: list[Ranking] = []  # since the last pass
 
     @handles(wire.TreeParents)
-    def take_parents(self, command: wire.TreeParents, tensors: list[Tensor]) -> Answers:
+    def take_parents(self, command: wire.TreeParents, tensors: list[Tensor]) -> None:
         [self._parents] = tensors
-        return ()
 
     @handles(wire.PreparePass)
-    def prepare(self, command: wire.PreparePass, tensors: list[Tensor]) -> Answers:
+    def prepare(self, command: wire.PreparePass, tensors: list[Tensor]) -> None:
         run = command.run
         if run.kind != "prefill":
             self._prepare(run.kind, run.batch)
-        return ()
 
     @handles(wire.RunPass)
-    def run(self, command: wire.RunPass, tensors: list[Tensor]) -> Answers:
+    def run(self, command: wire.RunPass, tensors: list[Tensor]) -> Answers | None:
         [given] = tensors
         batch = self._batch = command.batch
         self._rankings = []
@@ -72,7 +70,7 @@ class PassHandlers:
             output = self._passes.verify(batch, given, parents)
         self._input_is_queued()
         if not command.answers:
-            return ()
+            return None
         # Devices may fill a chunk up to more rows; they are not sent.
         returned = [] if output is None else command.returns(self._sizes)
         return result(*[output[:, : shape[1]] for shape, _ in returned if output is not None])
@@ -130,9 +128,8 @@ class PassHandlers:
         return self._rankings[index]
 
     @handles(wire.CommitPaths)
-    def commit(self, command: wire.CommitPaths, tensors: list[Tensor]) -> Answers:
+    def commit(self, command: wire.CommitPaths, tensors: list[Tensor]) -> None:
         self._passes.commit(self._paths(command.lengths, tensors))
-        return ()
 
     @handles(wire.ReadTaps)
     def read_taps(
@@ -173,29 +170,26 @@ class PassHandlers:
         return result(proposal.tokens, *parents)
 
     @handles(wire.PlacePages)
-    def place(self, command: wire.PlacePages, tensors: list[Tensor]) -> Answers:
+    def place(self, command: wire.PlacePages, tensors: list[Tensor]) -> None:
         self._events += [
             PageEvent(lane, chunk, None if page < 0 else page)
             for lane, chunk, page in command.events
         ]
         if command.has_more:
-            return ()
+            return
         events, self._events = self._events, []
         try:
             self._passes.place(command.epoch, events)
         except PageEventsOutOfOrder as error:
             raise WireError(str(error)) from None
-        return ()
 
     @handles(wire.RecallPages)
-    def recall(self, command: wire.RecallPages, tensors: list[Tensor]) -> Answers:
+    def recall(self, command: wire.RecallPages, tensors: list[Tensor]) -> None:
         self._passes.recall(command.lane, command.places)
-        return ()
 
     @handles(wire.StartProbe)
-    def start_probe(self, command: wire.StartProbe, tensors: list[Tensor]) -> Answers:
+    def start_probe(self, command: wire.StartProbe, tensors: list[Tensor]) -> None:
         self._passes.start_probe(command.lane, command.num_tokens)
-        return ()
 
     @handles(wire.ReadAttentionMass)
     def attention_mass(self, command: wire.ReadAttentionMass, tensors: list[Tensor]) -> Answers:
@@ -203,6 +197,5 @@ class PassHandlers:
         return result(mass.of_chunks, torch.tensor([mass.seconds], dtype=torch.float64))
 
     @handles(wire.ResetLane)
-    def reset(self, command: wire.ResetLane, tensors: list[Tensor]) -> Answers:
+    def reset(self, command: wire.ResetLane, tensors: list[Tensor]) -> None:
         self._passes.reset(command.lane)
-        return ()

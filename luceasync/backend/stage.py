@@ -69,12 +69,11 @@ class StageBackend:
         return [(wire.Offers(tuple(replace(offer, name=name) for offer, name in renamed)), ())]
 
     @handles(wire.LoadStage)
-    def load(self, command: wire.LoadStage, tensors: list[Tensor]) -> Answers:
+    def load(self, command: wire.LoadStage, tensors: list[Tensor]) -> None:
         model = self._model
         if model is None or self._stage is not None:
             raise WireError("LoadStage came twice, or without a model directory")
         self._dispatcher.load(lambda advance: self._load(model, command, advance))
-        return ()
 
     def _load(
         self, model: ModelFiles, command: wire.LoadStage, advance: Callable[[int], None]
@@ -85,7 +84,7 @@ class StageBackend:
             torch.set_num_threads(1)
         names = [shard.device for shard in plan.here]
         self._parent.channel.register(pinned_by(names))
-        if plan.computes_beside:
+        if plan.runs_async:
             self._parent.channel.keep_awake()
         self._memory, set_offsets = self._node_memory(names, command.node_bytes)
         with model.weights.open() as source:

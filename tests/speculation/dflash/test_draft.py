@@ -11,6 +11,7 @@ from luceasync.kernels import draft_attention
 from luceasync.models.files import read_spec
 from luceasync.models.ops import TorchOps
 from luceasync.speculation.dflash import context
+from luceasync.speculation.dflash.context import reach_for
 from luceasync.speculation.dflash.draft import open_network
 from luceasync.speculation.dflash.draft_config import adjusted, read_draft_spec
 from luceasync.speculation.dflash.draft_ops import TorchDraftOps
@@ -259,3 +260,10 @@ def test_what_is_held_is_what_the_spec_counts_and_is_let_go(target, tmp_path):
     fast.close()
     fast.close()
     assert fast.num_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("position", "reach"), [(0, 256), (256, 256), (257, 384), (385, 512), (513, 768), (5000, 6144)]
+)
+def test_few_reaches_come_up(position, reach):
+    assert reach_for(position) == reach

@@ -129,7 +129,11 @@ def test_a_device_is_planned_once_for_both_of_its_processes(config, tmp_path):
 @pytest.mark.parametrize(
     ("script", "device", "words"),
     [
-        (None, None, "--draft-ipc-bin {path}: not an executable file; expected a luceasync-backend"),
+        (
+            None,
+            None,
+            "--draft-ipc-bin {path}: not an executable file; expected a luceasync-backend",
+        ),
         ("exit 3", None, "--draft-ipc-bin {path}: no answer: .* ended with status 3"),
         (BACKEND, "hip:7", "--draft-device hip:7: this torch build .* not hip \\({path}\\)"),
         (BACKEND, "hip:-1", "--draft-device hip:-1: "),

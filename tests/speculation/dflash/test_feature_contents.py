@@ -9,12 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from luceasync.errors import SnapshotMismatch
 from luceasync.host_cache.arena import SLAB_BYTES, Arena, HostMemory, PlainMemory
 from luceasync.host_cache.nodes import Span
 from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.platform import Platform, open_platform
 from luceasync.speculation.dflash.feature_contents import (
+    DATA,
+    META,
     DraftFeatures,
     FeatureRows,
     LocalFeatures,
@@ -144,3 +147,67 @@ def test_features_go_to_memory_that_was_pinned_in_two_parts():
     rows = exported(open_platform("cuda:0"), arena)
     assert rows.data_ptr() < np.frombuffer(held, np.uint8).ctypes.data + SLAB_BYTES
     arena.close()
+
+
+NODE_SPEC = FeatureSpec(taps=(1, 4), hidden_size=3)
+ROWS = torch.arange(24.0).view(4, 6)
+
+
+def tensors(**change: torch.Tensor) -> dict[str, torch.Tensor]:
+    return encode(NODE_SPEC, FeatureRows(6, ROWS)) | change
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_what_was_encoded_is_decoded(dtype) -> None:
+    found = decode(NODE_SPEC, encode(NODE_SPEC, FeatureRows(6, ROWS.to(dtype))), begin=2, end=10)
+    assert found.begin == 6
+    assert torch.equal(found.rows, ROWS.to(dtype))
+
+
+def test_the_form_in_the_file() -> None:
+    assert tensors()["dflash_feature_meta"].tolist() == [1, 6, 10, 3, 1, 4]
+    assert tensors()["dflash_feature_meta"].dtype == torch.int64
+    assert tensors()["dflash_feature_data"] is ROWS
+
+
+def test_a_node_may_have_none() -> None:
+    assert decode(NODE_SPEC, {"tokens": torch.zeros(4)}, begin=6, end=10) is None
+
+
+def meta(*fields: int) -> torch.Tensor:
+    return torch.tensor(fields)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({META: meta(2, 6, 10, 3, 1, 4)}, "schema 2, expected 1"),
+        ({META: meta(1, 6, 10, 3, 1, 5)}, r"layers \[1, 5\] of 3.* reads layers \[1, 4\] of 3"),
+        ({META: meta(1, 6, 10, 3, 4, 1)}, r"layers \[4, 1\]"),
+        ({META: meta(1, 6, 10, 2, 1, 4)}, "of 2 numbers"),
+        ({META: meta(1, 5, 10, 3, 1, 4)}, r"node of \[6, 10\)"),
+        ({META: meta(1, 6, 9, 3, 1, 4)}, r"features of positions \[6, 9\)"),
+        ({META: meta(1, 10, 10, 3, 1, 4)}, r"\[10, 10\)"),
+        ({META: meta(1, 7, 10, 3, 1, 4)}, r"float32 \(4, 6\), expected a float tensor \(3, 6\)"),
+        ({META: meta(1, 6, 10, 3)}, r"int64 \(4,\)"),
+        ({META: torch.zeros(6)}, r"float32 \(6,\)"),
+        ({META: torch.zeros(1, 6, dtype=torch.int64)}, r"int64 \(1, 6\)"),
+        ({DATA: ROWS.long()}, "int64"),
+        ({DATA: ROWS[:, :5]}, r"\(4, 5\)"),
+    ],
+)
+def test_others_are_refused_in_words(change, words) -> None:
+    with pytest.raises(SnapshotMismatch, match=words):
+        decode(NODE_SPEC, tensors(**change), begin=6, end=10)
+
+
+@pytest.mark.parametrize("name", [META, DATA])
+def test_the_two_tensors_go_together(name) -> None:
+    with pytest.raises(SnapshotMismatch, match=f"{name} came alone"):
+        decode(NODE_SPEC, {name: tensors()[name]}, begin=6, end=10)
+
+
+@pytest.mark.parametrize("rows", [ROWS[:0], ROWS[:, :5], ROWS.long(), ROWS[0]])
+def test_rows_that_are_not_of_the_spec_are_not_encoded(rows) -> None:
+    with pytest.raises(ValueError, match="is expected"):
+        encode(NODE_SPEC, FeatureRows(0, rows))

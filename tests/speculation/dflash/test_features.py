@@ -1,5 +1,10 @@
 """The ring holds the last rows of every lane, and says so when it is asked for others."""
 
+from __future__ import annotations
+
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +12,15 @@ from hypothesis import strategies as st
 
 from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.platform import open_platform
-from luceasync.speculation.dflash.features import FeatureRing, FeatureSpec
+from luceasync.speculation.dflash.features import (
+    FeatureRing,
+    FeatureSpec,
+    LaneSpans,
+    check_rows,
+    check_taps,
+    torch_scatter,
+)
+from tests.reference import feature_ring
 from tests.reference.feature_ring import Lane
 
 SPEC = FeatureSpec(taps=(1, 4), hidden_size=3)
@@ -180,3 +193,134 @@ def test_taps_of_the_host_come_to_a_ring_on_a_gpu_and_back() -> None:
     other = make_ring(platform=open_platform("cuda:0"), dtype=torch.float32)
     other.restore(0, 4, ring.rows(1, 4, 9).cpu())
     assert torch.equal(other.rows(0, 4, 9).cpu(), rows[4:9].bfloat16().float())
+
+
+@pytest.mark.parametrize(
+    ("taps", "words"),
+    [
+        (_taps(1, 4, 3, count=1), r"1 taps came; layers \[1, 4\] are expected"),
+        (_taps(1, 4, 2), r"\(1, 4, 2\); torch.float32 \(1, 4, 3\) is expected"),
+        ([*_taps(1, 4, 3, count=1), *_taps(1, 5, 3, count=1)], "tap 1 is"),
+        (_taps(1, 4, 3, dtype=torch.int32), "tap 0: torch.int32; one of bfloat16"),
+        (_taps(4, 3), "tap 0 is"),
+    ],
+)
+def test_taps_that_cannot_be_are_refused(taps, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        check_taps(SPEC, taps)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"begins": [-1]}, "lane 1 begins at position -1"),
+        ({"lanes": [3]}, "lane 3: 0 to 2 are there"),
+        ({"paths": [range(5)]}, "takes rows 0 to 4 of taps with 4"),
+        ({"paths": [[-1]]}, "takes rows -1 to -1"),
+        ({"paths": [range(2), range(2)]}, "1 lanes, 1 begins and 2 paths for 1 entries"),
+        (
+            {"num_entries": 2, "lanes": [1, 1], "begins": [0, 4], "paths": [[0], [0]]},
+            "each may come once",
+        ),
+    ],
+)
+def test_rows_that_cannot_be_are_refused(change, words) -> None:
+    arguments = {"num_entries": 1, "lanes": [1], "begins": [0], "paths": [[0]]} | change
+    with pytest.raises(ValueError, match=words):
+        check_rows(3, num_rows=4, **arguments)
+
+
+def test_padding_may_stand_anywhere() -> None:
+    check_rows(3, 2, 4, [-1, -1], [-5, 0], [range(9), ()])
+
+
+def test_a_lane_holds_the_last_positions_that_were_written():
+    spans = LaneSpans(2, 8)
+    spans.advance(1, 0, 5)
+    spans.advance(1, 5, 6)
+    assert spans.valid(1) == range(3, 11)
+    assert spans.valid(0) == range(0)
+    spans.reset(1)
+    assert spans.valid(1) == range(0)
+
+
+def test_a_gap_begins_anew():
+    spans = LaneSpans(1, 8)
+    spans.advance(0, 0, 5)
+    spans.advance(0, 7, 2)
+    assert spans.valid(0) == range(7, 9)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "expected"), [(0, 11, range(3, 11)), (6, 9, range(6, 9)), (0, 3, range(3, 3))]
+)
+def test_a_node_carries_what_reaches_its_end(begin: int, end: int, expected: range):
+    spans = LaneSpans(1, 8)
+    spans.advance(0, 0, 11)
+    assert spans.held(0, begin, end) == expected
+    assert not spans.held(0, begin, 12)
+
+
+@pytest.mark.parametrize(("num_lanes", "capacity"), [(0, 8), (1, 0)])
+def test_sizes_under_one_are_refused(num_lanes: int, capacity: int):
+    with pytest.raises(ValueError, match="at least 1 of each"):
+        LaneSpans(num_lanes, capacity)
+
+
+@pytest.mark.parametrize("lane", [-1, 2])
+def test_a_lane_that_is_not_there_is_refused(lane: int):
+    with pytest.raises(ValueError, match="0 to 1 are there"):
+        LaneSpans(2, 8).valid(lane)
+
+
+@st.composite
+def steps(draw):
+    """A scatter of up to three entries, in any lanes or none, with its store."""
+    capacity, rows = draw(st.integers(1, 5)), draw(st.integers(1, 9))
+    max_rows, hidden = draw(st.integers(1, 9)), draw(st.integers(1, 3))
+    lanes = draw(st.permutations([-1, 0, 2, -1, 1]))[: draw(st.integers(1, 4))]
+    counts = [draw(st.integers(0, max_rows)) for _ in lanes]
+    begins = [draw(st.integers(0, 1 << 40)) for _ in lanes]
+    paths = [[draw(st.integers(0, rows - 1)) for _ in range(max_rows)] for _ in lanes]
+    taps = [torch.randn(len(lanes), rows, hidden) for _ in range(draw(st.integers(1, 3)))]
+    indices = (torch.tensor(x, dtype=torch.int32) for x in (lanes, counts, paths))
+    lanes, counts, paths = indices
+    store = torch.full((3 * capacity + 1, len(taps) * hidden), 7.0)
+    return taps, lanes, torch.tensor(begins), counts, paths, store, capacity
+
+
+@pytest.mark.slow
+@given(steps(), st.sampled_from([torch.float32, torch.bfloat16]))
+@settings(max_examples=150, deadline=None)
+def test_every_row_comes_to_the_place_of_its_position(step, dtype) -> None:
+    *arguments, store, capacity = step
+    found, truth = store.to(dtype), store.to(dtype)
+    rows = torch_scatter(*arguments, found, capacity)
+    feature_ring.scatter(*arguments, truth, capacity)
+    assert torch.equal(found[:-1], truth[:-1])  # the last row is nobody's
+    _, lanes, begins, counts, _ = arguments
+    for entry, j in feature_ring.written(lanes, counts, capacity):
+        place = lanes[entry] * capacity + (begins[entry] + j) % capacity
+        assert torch.equal(rows[entry, j], found[place])
+
+
+def test_slots_past_the_count_may_hold_anything() -> None:
+    store = torch.zeros(5, 1)
+    one = torch.ones(1, dtype=torch.int32)
+    paths = torch.tensor([[0, -7, 1 << 30]], dtype=torch.int32)
+    torch_scatter([torch.ones(1, 1, 1)], one * 0, one.long() * 2, one, paths, store, 4)
+    assert store[:4].flatten().tolist() == [0, 0, 1, 0]
+
+
+@pytest.mark.slow
+def test_a_ring_on_the_cpu_loads_no_numba() -> None:
+    code = """
+import sys
+from luceasync.speculation.dflash.features import scatter_on
+from luceasync.pipeline.cpu_platform import CpuPlatform
+scatter_on(CpuPlatform())
+print("numba" in sys.modules)
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "False\n"
