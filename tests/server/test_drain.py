@@ -1,11 +1,15 @@
-"""Requests are let in until the end begins, and told to stop when it is due."""
+"""Requests are admitted until a shutdown begins, and stop when they must."""
 
 from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
 
 import pytest
 
 from luceasync.errors import Unavailable
-from luceasync.server.drain import Drain
+from luceasync.server.drain import Drain, race
 
 
 async def test_running_requests_are_counted_on_every_way_out():
@@ -37,3 +41,127 @@ async def test_expiry_is_raised_where_it_is_awaited():
     drain.expire()
     with pytest.raises(Unavailable):
         await drain.expired()
+
+
+async def forever(log: list[str]) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        log.append("cleaned up")
+
+
+async def fail() -> None:
+    raise KeyError("stop")
+
+
+async def one() -> int:
+    return 1
+
+
+async def test_the_works_result_cancels_the_watchers():
+    log: list[str] = []
+
+    async def work() -> int:
+        await asyncio.sleep(0)
+        return 1
+
+    assert await race(work(), forever(log), forever(log)) == 1
+    assert log == ["cleaned up", "cleaned up"]
+
+
+async def test_what_the_work_waits_for_wakes_the_work_alone():
+    async def who() -> asyncio.Task[None] | None:
+        return asyncio.current_task()
+
+    assert await race(who(), forever([])) is not asyncio.current_task()
+
+
+async def test_work_that_was_cancelled_from_inside_is_told_so():
+    async def work() -> None:
+        raise asyncio.CancelledError
+
+    log: list[str] = []
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(race(work(), forever(log)))
+    assert not log or log == ["cleaned up"]
+
+
+async def test_a_watcher_cancels_the_work_and_waits_for_its_cleanup():
+    log: list[str] = []
+    with pytest.raises(KeyError, match="stop"):
+        await race(forever(log), fail())
+    assert log == ["cleaned up"]
+
+
+async def test_the_works_failure_is_raised_as_it_is():
+    with pytest.raises(KeyError, match="stop"):
+        await race(fail(), forever([]))
+
+
+async def test_of_failures_at_the_same_moment_the_works_is_raised():
+    async def fail_too() -> None:
+        raise ValueError("beside")
+
+    with pytest.raises(KeyError, match="stop"):
+        await race(fail(), fail_too(), fail_too())
+
+
+async def test_of_watchers_that_fail_at_the_same_moment_one_is_raised():
+    log: list[str] = []
+    with pytest.raises(KeyError, match="stop"):
+        await race(forever(log), fail(), fail())
+    assert log == ["cleaned up"]
+
+
+async def test_a_failure_of_the_cleanup_is_raised_beside_its_cause():
+    async def bad_cleanup() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("cleanup")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await race(bad_cleanup(), fail())
+    assert {type(error) for error in caught.value.exceptions} == {KeyError, ValueError}
+
+
+async def test_cancelling_the_race_cancels_everything_in_it():
+    log: list[str] = []
+    task = asyncio.create_task(race(forever(log), forever(log)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert log == ["cleaned up", "cleaned up"]
+
+
+@pytest.mark.parametrize("watcher", [lambda: forever([]), fail], ids=["the work", "a watcher"])
+async def test_what_a_failed_race_worked_on_waits_for_no_collector(watcher):
+    class Body:
+        pass
+
+    def work_on(body: Body) -> None:
+        raise KeyError("stop")
+
+    async def work(seen: list[weakref.ref[Body]]) -> None:
+        body = Body()
+        seen.append(weakref.ref(body))
+        await asyncio.sleep(0.01)
+        await asyncio.to_thread(work_on, body)
+
+    async def outcome(seen: list[weakref.ref[Body]]) -> str:
+        try:
+            await race(work(seen), watcher())
+        except KeyError as error:
+            return str(error)
+        return "none"
+
+    seen: list[weakref.ref[Body]] = []
+    gc.disable()
+    try:
+        assert await outcome(seen) == "'stop'"
+        await asyncio.sleep(0)
+        assert seen and seen[0]() is None
+    finally:
+        gc.enable()

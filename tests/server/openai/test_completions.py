@@ -1,16 +1,20 @@
-"""Completions: prompts of every form go on, and each choice is told with its prompt's place."""
+"""Prompts of every form are continued, and each choice has the index of its prompt."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import aclosing
 from typing import Any
 
 import httpx
 import pytest
 
+from luceasync.errors import Unavailable
 from luceasync.request import TextPrompt, TokenLogprob, TokenPrompt
+from luceasync.server.openai.completions import merge_streams
 from tests.deltas import text_delta
-from tests.server.scripted import ScriptedEngine, answer
+from tests.server.scripted import ScriptedEngine, ScriptedStream, answer
 
 COMPLETIONS = "/v1/completions"
 BODY = {"prompt": "Once"}
@@ -128,3 +132,30 @@ async def test_tokens_of_a_prompt_and_back(in_memory):
     assert back.json() == {"prompt": "<1><2>"}
     assert neither.status_code == 400
     assert "chat_template" in info.json()
+
+
+async def test_a_stream_that_waits_holds_up_no_other() -> None:
+    gate = asyncio.Event()
+    slow = ScriptedStream([gate, text_delta(0, "slow")])
+    quick = ScriptedStream([text_delta(0, "a"), text_delta(0, "b")])
+    told = []
+    async for number, delta in merge_streams([slow, quick]):
+        told.append((number, delta.text))
+        if len(told) == 2:
+            gate.set()
+    assert told == [(1, "a"), (1, "b"), (0, "slow")]
+
+
+async def test_what_one_raises_is_raised() -> None:
+    streams = [ScriptedStream([Unavailable("gone")]), ScriptedStream([asyncio.Event()])]
+    with pytest.raises(Unavailable):
+        async for _ in merge_streams(streams):
+            pass
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_nothing_waits_once_nobody_listens() -> None:
+    streams = [ScriptedStream([text_delta(0, "a")]), ScriptedStream([asyncio.Event()])]
+    async with aclosing(merge_streams(streams)) as deltas:
+        await anext(deltas)
+    assert len(asyncio.all_tasks()) == 1

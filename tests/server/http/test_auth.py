@@ -1,4 +1,4 @@
-"""Callers share what was computed within their tenant, and a salt only ever makes it smaller."""
+"""Callers share what was computed within their tenant, and a salt only narrows it."""
 
 from __future__ import annotations
 

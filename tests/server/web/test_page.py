@@ -1,4 +1,4 @@
-"""Browsers get a page that nothing foreign gets into; programs get JSON."""
+"""Browsers get a page that loads from this server alone; programs get JSON."""
 
 from __future__ import annotations
 

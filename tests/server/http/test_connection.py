@@ -1,4 +1,4 @@
-"""A connection ends with its client, and no client's connection is another's trouble."""
+"""A connection ends with its client, and no client holds up another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from luceasync.config import ServerConfig
 from luceasync.server.app import create_app
 from luceasync.server.http import connection as connection_module
 from luceasync.server.http import listener as listener_module
-from luceasync.server.http.connection import Connection, Http11, LoopThrottle
+from luceasync.server.http.connection import Connection, Http11, LoopThrottle, in_origin_form
 from luceasync.server.http.connections import AcceptedConnection
 from tests.deltas import text_delta
 from tests.server import secure
@@ -304,3 +304,77 @@ def test_descriptors_are_left_for_the_rest_of_the_process(monkeypatch):
     monkeypatch.setattr(listener_module.resource, "setrlimit", lambda _, to: asked.append(to))
     assert listener_module.max_connections() == 4096 - listener_module.RESERVED_DESCRIPTORS
     assert asked == [(4096, 4096)]
+
+
+def request(target: bytes, *hosts: bytes) -> h11.Request:
+    headers = [(b"host", host) for host in hosts]
+    return h11.Request(method=b"GET", headers=[*headers, (b"x-a", b"1")], target=target)
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "host"),
+    [
+        (b"http://localhost:8000/v1/models?a=b", b"/v1/models?a=b", b"localhost:8000"),
+        (b"HTTPS://[::1]/", b"/", b"[::1]"),
+        (b"http://localhost", b"/", b"localhost"),
+        (b"http://localhost?a=/b", b"/?a=/b", b"localhost"),
+        (b"/http://other/x", b"/http://other/x", b"said"),
+        (b"/v1/models", b"/v1/models", b"said"),
+        (b"ftp://localhost/x", b"ftp://localhost/x", b"said"),
+        (b"http:///x", b"http:///x", b"said"),
+        (b"*", b"*", b"said"),
+    ],
+)
+def test_the_path_of_a_uri_is_wanted_of_its_host(target, path, host):
+    found = in_origin_form(request(target, b"said"))
+    assert found.target == path
+    assert sorted(found.headers) == [(b"host", host), (b"x-a", b"1")]
+    assert found.method == b"GET"
+
+
+@pytest.mark.parametrize(
+    ("uri", "host", "status"),
+    [
+        (b"http://localhost/health", b"localhost", b"200"),
+        (b"http://localhost/health", b"evil.example", b"200"),  # the Host is passed over
+        (b"http://evil.example/health", b"localhost", b"403"),
+        (b"http://localhost/nowhere", b"localhost", b"404"),
+    ],
+)
+async def test_a_server_takes_a_whole_uri_and_judges_its_host(on_port, uri, host, status):
+    async with on_port(ScriptedEngine()) as client, asyncio.timeout(DEADLINE_S):
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writer.write(b"GET %s HTTP/1.1\r\nhost: %s\r\n\r\n" % (uri, host))
+        assert (await reader.readuntil(b"\r\n")).split()[1] == status
+        writer.close()
+
+
+NUM = 20
+
+
+async def test_one_goes_on_at_each_turn_of_the_loop():
+    throttle, passed = LoopThrottle(), list[int]()
+
+    async def work(number: int) -> None:
+        await throttle.wait()
+        passed.append(number)
+
+    tasks = [asyncio.create_task(work(number)) for number in range(NUM)]
+    num_before = 0
+    while len(passed) < NUM:
+        await asyncio.sleep(0)
+        assert len(passed) <= num_before + 1
+        num_before = len(passed)
+    assert passed == list(range(NUM))
+    await asyncio.gather(*tasks)
+
+
+async def test_who_gives_up_holds_up_nobody():
+    throttle = LoopThrottle()
+    tasks = [asyncio.create_task(throttle.wait()) for _ in range(3)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()
+    tasks[1].cancel()
+    async with asyncio.timeout(10):
+        await tasks[2]
+        await throttle.wait()

@@ -1,4 +1,4 @@
-"""The document names every route with its methods, and says of bodies what the server reads."""
+"""The document names every route and method, and describes the bodies that are read."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_what_is_spoken():
         ("key.pem", "key.pem", "--tls-cert .*key.pem: holds none"),
         ("cert.pem", "cert.pem", "--tls-key .*cert.pem: holds none"),
         ("cert.pem", "encrypted-key.pem", "the key is encrypted"),
-        ("cert.pem", "other-key.pem", "the key is not that of the certificate"),
+        ("cert.pem", "other-key.pem", "the key does not belong to the certificate"),
     ],
 )
 def test_files_that_do_not_do(cert, key, words):
@@ -47,7 +47,7 @@ def test_files_that_do_not_do(cert, key, words):
 def test_a_certificate_that_is_cut_off(tmp_path):
     cut = tmp_path / "cut.pem"
     cut.write_text(CERT.read_text()[:200] + "\n-----END CERTIFICATE-----\n")
-    with pytest.raises(ConfigError, match="OpenSSL does not take them"):
+    with pytest.raises(ConfigError, match="OpenSSL does not accept them"):
         tls_context(ServerConfig(tls_cert=cut, tls_key=KEY))
 
 
@@ -66,7 +66,7 @@ def test_a_key_that_others_can_read_is_told(tmp_path, caplog):
     key.chmod(0o644)
     load_config({"tls-cert": str(CERT), "tls-key": str(key)}, {}, None)
     assert caplog.messages == [
-        f"{key} can be read by other users: chmod 600 it, it holds a private key"
+        f"{key} holds a private key and is readable by other users: chmod 600 it"
     ]
 
 

@@ -1,9 +1,14 @@
-"""The one model that is served is listed, and found by its name."""
+"""The list of models, and the form of errors."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
+import pytest
+
+from luceasync.server.failures import Failure
+from luceasync.server.openai.common import error_body
 from tests.server.scripted import ScriptedEngine
 
 
@@ -32,3 +37,28 @@ async def test_an_unknown_model_is_404_in_openais_words(in_memory):
     assert error["code"] == "model_not_found"
     assert error["message"].startswith("The model `org/other` does not exist")
     assert error["message"].endswith("This server serves `tiny`.")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (404, "not_found_error"),
+        (405, "invalid_request_error"),
+        (408, "invalid_request_error"),
+        (413, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (500, "server_error"),
+        (503, "server_error"),
+    ],
+)
+def test_the_type_follows_from_the_status(status, kind):
+    assert error_body(Failure(status, "no")).error.type == kind
+
+
+def test_absent_fields_are_null():
+    told = msgspec.to_builtins(error_body(Failure(400, "no", param="n")))
+    assert told == {
+        "error": {"message": "no", "type": "invalid_request_error", "param": "n", "code": None}
+    }

@@ -1,4 +1,4 @@
-"""Strangers: a page of another site neither uses the server nor reads what it says."""
+"""A page of another site can neither use the server nor read its answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Freed memory goes back after many connections of TLS, and where its size has changed much."""
+"""Memory is trimmed after many TLS connections, and when its size has changed much."""
 
 from __future__ import annotations
 

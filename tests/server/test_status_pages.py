@@ -1,9 +1,11 @@
-"""Whoever watches is told how things are, again and again, and holds up no shutdown."""
+"""Watchers get the status as events; nodes are listed and dropped with an admin key."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+
+import pytest
 
 from luceasync.config import ServerConfig
 from luceasync.server import status_pages
@@ -71,3 +73,34 @@ async def test_a_watcher_is_let_go_when_the_server_ends():
         status_pages.StatusEvents(ScriptedEngine(), drain).watch(receive, send), 5
     )
     assert sent[-1]["more_body"] is False
+
+
+ADMIN = {"authorization": "Bearer root"}
+CONFIG = ServerConfig(api_keys=("one",), admin_keys=("root",))
+
+
+async def test_nodes_are_listed_and_dropped(in_memory):
+    engine = ScriptedEngine()
+    async with in_memory(engine, CONFIG) as client:
+        listed = (await client.get("/admin/cache", headers=ADMIN)).json()
+        assert listed["num_nodes"] == 2 and listed["nodes"][0]["key"] == "ab" * 32
+        one = await client.delete("/admin/cache/" + "ab" * 32, headers=ADMIN)
+        assert one.json() == {"dropped": 1} and engine.kept == ["cd" * 32]
+        again = await client.delete("/admin/cache/" + "ab" * 32, headers=ADMIN)
+        assert again.status_code == 404
+        odd = await client.delete("/admin/cache/../x", headers=ADMIN)
+        assert odd.status_code == 404
+        assert (await client.delete("/admin/cache/xyz", headers=ADMIN)).status_code == 400
+        assert (await client.delete("/admin/cache", headers=ADMIN)).json() == {"dropped": 1}
+    assert engine.kept == []
+
+
+@pytest.mark.parametrize("config", [ServerConfig(), CONFIG])
+async def test_nobody_else_may(in_memory, config):
+    engine = ScriptedEngine()
+    async with in_memory(engine, config) as client:
+        for method in ("GET", "DELETE"):
+            headers = {"authorization": "Bearer one"}
+            refused = await client.request(method, "/admin/cache", headers=headers)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "no_admin_key")
+    assert len(engine.kept) == 2

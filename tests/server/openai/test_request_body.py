@@ -1,17 +1,155 @@
-"""Whatever a field is called that says what an answer has to be, the engine is told the same."""
+"""Request fields: their defaults, ranges and names, and those that are not served."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
 import pytest
+import torch
 
+from luceasync.engine.sampling.choose import choose
+from luceasync.engine.sampling.row import RowSampling, TokenCounts
 from luceasync.errors import RequestError
-from luceasync.request import Constraint, ModelCard, Request
+from luceasync.ranking.local import LocalLogits
+from luceasync.ranking.logits import NO_TOKEN
+from luceasync.request import Constraint, ModelCard, Request, Sampling
 from luceasync.server.http.auth import Caller
 from luceasync.server.openai.chat_body import parse_chat
-from luceasync.server.openai.request_body import MAX_GRAMMAR_CHARS, MAX_SCHEMA_BYTES
+from luceasync.server.openai.request_body import (
+    MAX_GRAMMAR_CHARS,
+    MAX_SCHEMA_BYTES,
+    UNSERVED_FIELDS,
+    SamplingBody,
+    num_choices_of,
+    sampling_of,
+    stops_of,
+)
+from tests.server.scripted import ScriptedEngine, answer
+
+VOCAB = 100
+
+
+def test_absent_fields_are_openais_defaults():
+    body = SamplingBody()
+    assert sampling_of(body) == Sampling(temperature=1.0)
+    assert (stops_of(body), num_choices_of(body)) == ((), 1)
+
+
+def test_every_field_arrives():
+    fields = {
+        "temperature": 0.5, "top_k": 40, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1,
+        "frequency_penalty": -2.0, "presence_penalty": 2.0, "seed": -7,
+    }  # fmt: skip
+    sampling = sampling_of(SamplingBody(**fields, logit_bias={"17": -100.0}))
+    assert sampling == Sampling(**fields, logit_bias={17: -100.0})
+
+
+def test_top_k_minus_one_is_off():
+    assert sampling_of(SamplingBody(top_k=-1)).top_k == 0
+
+
+@pytest.mark.parametrize(("stop", "stops"), [("a", ("a",)), (["a", "b"], ("a", "b"))])
+def test_one_stop_string_needs_no_list(stop, stops):
+    assert stops_of(SamplingBody(stop=stop)) == stops
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        SamplingBody(temperature=2.1),
+        SamplingBody(top_p=0.0),
+        SamplingBody(repetition_penalty=0.0),
+        SamplingBody(repetition_penalty=1e-40),
+        SamplingBody(repetition_penalty=100.1),
+        SamplingBody(seed=2**63),
+        SamplingBody(logit_bias={"x": 1.0}),
+        SamplingBody(logit_bias={"5": 101.0}),
+    ],
+)
+def test_a_value_out_of_range_is_refused(body):
+    with pytest.raises(RequestError, match="expected"):
+        sampling_of(body)
+
+
+RANGES = {
+    "temperature": (0.0, 5e-324, 2.0),
+    "top_k": (-1, 0, 1, 2**31 - 1),
+    "top_p": (5e-324, 1.0),
+    "min_p": (0.0, 5e-324, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+    "logit_bias": ({str(i): -100.0 for i in range(VOCAB)}, {"3": 100.0}),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(RANGES, 2)))
+def test_what_is_let_in_can_be_drawn(one, other):
+    """The ends of the ranges, in pairs, after many tokens."""
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(0)) * 1000.0
+    counts = TokenCounts(range(VOCAB // 2))
+    for _ in range(300):
+        counts.add(3)
+    for this, that in itertools.product(RANGES[one], RANGES[other]):
+        sampling = sampling_of(SamplingBody(**{one: this, other: that}))
+        [token] = choose(LocalLogits(logits), [RowSampling(sampling, 1, 2, counts)]).token_ids
+        assert token != NO_TOKEN, sampling
+
+
+ROUTES = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/completions": {"prompt": "Hi"},
+}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_it_is_asked_of_the_engine(in_memory, route):
+    engine = ScriptedEngine(answer("Hi"))
+    async with in_memory(engine) as client:
+        for given, expected in ((5, 5), (0, 0), (None, 0)):
+            body = {**ROUTES[route], "min_tokens": given, "max_tokens": 9}
+            assert (await client.post(route, json=body)).status_code == 200
+            assert engine.requests[-1].min_tokens == expected
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("wrong", [10, -1, 2**63, "5", [1], 1.5])
+async def test_more_than_may_come_and_what_is_no_number_is_a_400(in_memory, route, wrong):
+    engine = ScriptedEngine(answer("Hi"))
+    async with in_memory(engine) as client:
+        body = {**ROUTES[route], "min_tokens": wrong, "max_tokens": 9}
+        told = await client.post(route, json=body)
+    assert told.status_code == 400 and told.json()["error"]["param"] == "min_tokens"
+    assert not engine.requests
+
+
+CHAT = "/v1/chat/completions"
+BODY = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+@pytest.mark.parametrize("name", UNSERVED_FIELDS)
+@pytest.mark.parametrize("value", [{"type": "object"}, "x" * 5000, True, 1, ["a"]])
+async def test_a_field_that_is_used_is_a_400_that_names_it_and_not_its_value(
+    in_memory, name, value
+):
+    engine = ScriptedEngine()
+    async with in_memory(engine) as client:
+        response = await client.post(CHAT, json=BODY | {name: value})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == name
+    assert len(response.content) < 200
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("value", [None, False, 0, "", [], {}, ["text"]])
+async def test_fields_that_are_off_and_fields_that_nobody_knows_are_ignored(in_memory, value):
+    named = dict.fromkeys(UNSERVED_FIELDS, value) | {"function_call": "none"}
+    async with in_memory(ScriptedEngine()) as client:
+        response = await client.post(CHAT, json=BODY | named | {"parallel_tool_calls": True})
+    assert response.status_code == 200
+
 
 CARD = ModelCard("m", 0, 100, 1, "qwen3")
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}

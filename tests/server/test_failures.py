@@ -1,4 +1,4 @@
-"""A client learns what is wrong, not where files lie."""
+"""A client learns what is wrong, but not where files are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BodyMemory that wait take up so much memory together, and small ones always get through."""
+"""Bodies are bounded in memory all together, and small ones always get through."""
 
 from __future__ import annotations
 

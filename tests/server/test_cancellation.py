@@ -1,4 +1,4 @@
-"""A request that is being answered can be ended by its id, by whoever has its key."""
+"""A running request can be cancelled by its id, with the key that it came with."""
 
 from __future__ import annotations
 

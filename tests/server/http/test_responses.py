@@ -1,4 +1,4 @@
-"""Headers go out with the first bytes, and silence is filled."""
+"""The headers of an event stream go out with its first bytes, and silence is filled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What answers tell of restored prefixes and of speculation."""
+"""Answers report restored prefixes and speculation."""
 
 from __future__ import annotations
 

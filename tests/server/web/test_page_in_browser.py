@@ -1,4 +1,4 @@
-"""The page as somebody uses it, in a real browser: where one is installed."""
+"""The page in a real browser, if one is installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOLDER = Path(os.environ.get(VARIABLE) or "/nowhere")
 @pytest.mark.slow
 @pytest.mark.skipif(
     not (FOLDER / BROWSER.folder_name / "installed").exists() or shutil.which("node") is None,
-    reason=f"no Chromium: {VARIABLE} names no folder in which tests/acceptance/check_page.py has put one",
+    reason=f"no Chromium: {VARIABLE} names no folder with one from tests/acceptance/check_page.py",
 )
 def test_every_case_of_the_page_passes(tmp_path):
     with server(tmp_path / "run", "--template", "qwen3.5") as url:

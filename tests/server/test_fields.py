@@ -1,0 +1,203 @@
+"""Bodies are bounded before they are decoded; all APIs share some fields."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from starlette.datastructures import Headers
+
+from luceasync.errors import RequestError
+from luceasync.server import fields
+from luceasync.server.fields import (
+    MAX_CACHE_KEY_CHARS,
+    MAX_SESSION_CHARS,
+    conversation_id_of,
+    has_too_many_values,
+)
+from tests.server.scripted import ScriptedEngine, answer
+
+TEXTS = st.text(alphabet=',[{"\\a\N{SNOWMAN}', max_size=8)
+JSON = st.recursive(
+    st.none() | st.integers() | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+)
+
+
+def num_separators(value: Any) -> int:
+    """Commas between values, and brackets that open."""
+    if not isinstance(value, list | dict):
+        return 0
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + max(0, len(value) - 1) + sum(map(num_separators, inner))
+
+
+@given(JSON)
+def test_just_the_values_count(value):
+    body = json.dumps(value, ensure_ascii=False).encode()
+    num = num_separators(value)
+    assert not has_too_many_values(body, num)
+    # Strings without values around them may make it seem more, but never fewer.
+    assert num == 0 or has_too_many_values(body, num - 1)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(JSON, st.integers(2, 9))
+def test_it_does_not_matter_where_a_body_is_cut(monkeypatch, value, piece_bytes):
+    monkeypatch.setattr(fields, "SCAN_BYTES", piece_bytes)
+    test_just_the_values_count.hypothesis.inner_test(value)
+
+
+@pytest.mark.parametrize("text", [b"", b'"', b"\\", b'"\\', b"[" * 9, b'"' * 9, b'"\\"' * 9])
+def test_what_is_no_json_is_counted_too(text):
+    assert has_too_many_values(text, 3) in (False, True)
+
+
+def test_text_is_not_taken_for_values():
+    text = json.dumps({"content": ",[{" * 1000}).encode()
+    assert not has_too_many_values(text, 1)
+
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+ROUTES = {
+    "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/messages": {"messages": MESSAGES, "model": "tiny", "max_tokens": 5},
+}
+KEYED = [route for route in ROUTES if route != "/v1/messages"]
+
+
+@pytest.mark.parametrize("name", ["session-id", "X-Session-Id", "X-Claude-Code-Session-Id"])
+def test_a_session_is_the_name_and_comes_before_a_key_that_many_may_share(name):
+    assert conversation_id_of(Headers({name: "ses_1"}), "key") == "ses_1"
+
+
+def test_a_key_is_the_name_where_there_is_no_session():
+    assert conversation_id_of(Headers(), "k" * MAX_CACHE_KEY_CHARS) == "k" * MAX_CACHE_KEY_CHARS
+    assert conversation_id_of(Headers(), "") == conversation_id_of(Headers()) == ""
+
+
+@pytest.mark.parametrize("value", ["", "   ", "x" * (MAX_SESSION_CHARS + 1), "x" * 65536])
+def test_a_header_that_makes_no_sense_is_passed_over(value):
+    assert conversation_id_of(Headers({"x-session-id": value})) == ""
+    assert conversation_id_of(Headers({"session-id": value, "x-session-id": "a"})) == "a"
+
+
+def test_bytes_that_are_no_utf8_and_repeated_headers_are_names_as_well():
+    raw = [(b"session-id", b"\xff\x00\xfe"), (b"session-id", b"other")]
+    assert conversation_id_of(Headers(raw=raw)) == "\xff\x00\xfe"
+
+
+def test_a_key_that_is_too_long_is_refused_as_openai_does():
+    with pytest.raises(RequestError, match="maximum length 64") as caught:
+        conversation_id_of(Headers({"session-id": "s"}), "k" * (MAX_CACHE_KEY_CHARS + 1))
+    assert caught.value.param == "prompt_cache_key"
+    assert caught.value.code == "string_above_max_length"
+
+
+@pytest.mark.parametrize("route", ROUTES)
+async def test_every_route_tells_the_engine(in_memory, route):
+    engine = ScriptedEngine(answer("Hi"))
+    async with in_memory(engine) as client:
+        told = await client.post(route, json=ROUTES[route], headers={"x-session-id": "ses_1"})
+    assert told.status_code == 200, told.text
+    assert engine.requests[-1].conversation == "ses_1"
+
+
+@pytest.mark.parametrize("route", KEYED)
+async def test_a_key_of_the_body_is_told_too_and_a_wrong_one_is_a_400(in_memory, route):
+    engine = ScriptedEngine(answer("Hi"))
+    async with in_memory(engine) as client:
+        told = await client.post(route, json={**ROUTES[route], "prompt_cache_key": "k"})
+        assert told.status_code == 200 and engine.requests[-1].conversation == "k"
+        for wrong in ("k" * 65, 5, ["k"], {}):
+            body = {**ROUTES[route], "prompt_cache_key": wrong}
+            error = (await client.post(route, json=body)).json()["error"]
+            assert error["param"] == "prompt_cache_key" and len(str(error)) < 500
+        for absent in (None, ""):
+            body = {**ROUTES[route], "prompt_cache_key": absent}
+            assert (await client.post(route, json=body)).status_code == 200
+            assert engine.requests[-1].conversation == ""
+
+
+@pytest.mark.parametrize("header", [b"\xff\xfe\x00", b"a" * 10_000, b"\t", b"\xe2\x80\xae"])
+async def test_odd_headers_are_served(in_memory, header):
+    engine = ScriptedEngine(answer("Hi"))
+    async with in_memory(engine) as client:
+        headers = [(b"session-id", header), (b"session-id", b"b"), (b"x-session-id", header)]
+        told = await client.post(
+            "/v1/chat/completions", json={"messages": MESSAGES}, headers=headers
+        )
+    assert told.status_code == 200
+
+
+HI = [{"role": "user", "content": "Hi"}]
+APIS = {
+    "chat": ("/v1/chat/completions", {"messages": HI}),
+    "completions": ("/v1/completions", {"prompt": "Hi"}),
+    "responses": ("/v1/responses", {"input": "Hi"}),
+    "messages": ("/v1/messages", {"model": "tiny", "max_tokens": 10, "messages": HI}),
+}
+TOO_LARGE = "Invalid value for 'kvflash_pin': 640 tokens, in chunks of 64; 128 fit."
+
+every_api = pytest.mark.parametrize("api", APIS)
+
+
+def refusal(api: str, answer: dict[str, Any]) -> tuple[str, str | None]:
+    """The words, and the field that the API names beside them."""
+    if api == "messages":
+        assert answer.keys() >= {"type", "error"} and answer["type"] == "error"
+        assert answer["error"]["type"] == "invalid_request_error"
+        return answer["error"]["message"], None
+    error = answer["error"]
+    assert error["type"] == "invalid_request_error"
+    return error["message"], error["param"]
+
+
+@every_api
+@pytest.mark.parametrize(
+    ("asked", "pins"),
+    [(None, ()), ("system", "system"), ([[0, 64], [100, 228]], ((0, 64), (100, 228)))],
+)
+async def test_what_is_to_stay_reaches_the_engine(in_memory, api: str, asked: Any, pins: Any):
+    engine, (path, body) = ScriptedEngine(), APIS[api]
+    async with in_memory(engine) as client:
+        response = await client.post(path, json=body | {"kvflash_pin": asked})
+    assert response.status_code == 200, response.text
+    assert [request.pins for request in engine.requests] == [pins]
+
+
+@every_api
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ("all", "kvflash_pin"),
+        ([[5, 5]], "kvflash_pin[0]"),
+        ([[0, 4], [-1, 4]], "kvflash_pin[1]"),
+        ([[0, 1, 2]], "kvflash_pin[0]"),
+        (7, "kvflash_pin"),
+        ([[0, 1]] * 65, "kvflash_pin"),
+    ],
+)
+async def test_what_is_wrong_is_named(in_memory, api: str, asked: Any, param: str):
+    path, body = APIS[api]
+    async with in_memory(ScriptedEngine()) as client:
+        response = await client.post(path, json=body | {"kvflash_pin": asked})
+    assert response.status_code == 400
+    words, named = refusal(api, response.json())
+    assert f"'{param}'" in words and named in (param, None)
+
+
+@every_api
+async def test_what_does_not_fit_is_told_by_how_much_does(in_memory, api: str):
+    path, body = APIS[api]
+    engine = ScriptedEngine(opening=RequestError(TOO_LARGE, param="kvflash_pin"))
+    async with in_memory(engine) as client:
+        response = await client.post(path, json=body | {"kvflash_pin": [[0, 640]]})
+    assert response.status_code == 400
+    words, named = refusal(api, response.json())
+    assert words == TOO_LARGE and named in ("kvflash_pin", None)
