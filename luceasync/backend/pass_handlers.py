@@ -14,7 +14,7 @@ from luceasync.kv.pages import PageEvent
 from luceasync.pipeline.passes import Batch, Passes, StepKind
 from luceasync.pipeline.remote import wire
 from luceasync.pipeline.remote.tensors import StageSizes
-from luceasync.ranking.logits import Edits, Masks, Ranking, Wanted
+from luceasync.ranking.logits import Edits, Masks, Ranking, RankRequest
 
 
 class PassHandlers:
@@ -89,7 +89,7 @@ class PassHandlers:
                 arrays += [known.known, known.top_values, known.top_ids]
         return result(*map(torch.from_numpy, arrays))
 
-    def _wanted(self, command: wire.RankLogits, tensors: list[Tensor]) -> Wanted:
+    def _wanted(self, command: wire.RankLogits, tensors: list[Tensor]) -> RankRequest:
         """The tensors are those of RankLogits.payload, in its order."""
         given = iter(tensors)
         mass_at = tuple(next(given).tolist()) if command.num_masses else ()
@@ -105,7 +105,7 @@ class PassHandlers:
                 raise WireError(f"masks of rows {rows.min()} to {rows.max()}")
             masks = Masks(rows, words)
         num_ranked, num_top = command.num_ranked, command.num_top
-        return Wanted(edits, num_ranked, mass_at, num_top, masks, command.is_of_masked)
+        return RankRequest(edits, num_ranked, mass_at, num_top, masks, command.is_of_masked)
 
     @handles(wire.ReadRow)
     def read_row(self, command: wire.ReadRow, tensors: list[Tensor]) -> Answers:

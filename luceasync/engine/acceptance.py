@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from luceasync.engine.sampling.choose import Behind, Ranked, is_checked, nothing, rank
+from luceasync.engine.sampling.choose import MaskedRanking, RankedRows, is_checked, nothing, rank
 from luceasync.engine.sampling.row import RowLogprobs, RowSampling, has_penalties
 from luceasync.engine.sequence import Generation
 from luceasync.grammar.guide import Guide, Parents, Tokens
@@ -28,7 +28,7 @@ from luceasync.speculation.speculator import Decide, lines, matching_child, walk
 
 
 def permitted(
-    generations: Sequence[Generation], rows: Sequence[RowSampling], ranked: Ranked, logits: Logits
+    generations: Sequence[Generation], rows: Sequence[RowSampling], ranked: RankedRows, logits: Logits
 ) -> list[tuple[int, RowLogprobs | None]]:
     """The token of each of `rows`, those of `logits`, one that may come. Waits once more for the
     device where candidates do not tell it.
@@ -48,12 +48,12 @@ def permitted(
         else:
             chosen[i] = token, None
     if masked:
-        behind = Behind(logits, masked)
+        behind = MaskedRanking(logits, masked)
         chosen |= {i: (behind.choose(i, row.position), None) for i, row in masked.items()}
     return [chosen[i] for i in range(len(rows))]
 
 
-def _firm(guide: Guide, ranked: Ranked, index: int, position: int) -> int | None:
+def _firm(guide: Guide, ranked: RankedRows, index: int, position: int) -> int | None:
     """The token of row `index`, where it is the same whichever others may not come, and may come
     itself. It is asked for before any mask: a mask may leave one way to write what has to come, and
     `allows` takes every one.
@@ -62,7 +62,7 @@ def _firm(guide: Guide, ranked: Ranked, index: int, position: int) -> int | None
     return token if token != NO_TOKEN and guide.allows(token) else None
 
 
-def _at_hand(guide: Guide, ranked: Ranked, index: int, position: int) -> int | None:
+def _at_hand(guide: Guide, ranked: RankedRows, index: int, position: int) -> int | None:
     """That of a row whose token is not firm, where the answer stands; None where candidates do not
     tell it.
     """
@@ -79,7 +79,7 @@ def catch_up(generations: Sequence[Generation]) -> None:
             generation.guide.catch_up()
 
 
-class Checking:
+class RowChecker:
     """Of one entry of a proposal, row by row on the path that stands. From the first row on whose
     candidates do not tell what may come, all rows below have masks: the device is waited for once
     more, not again and again.
@@ -90,7 +90,7 @@ class Checking:
         guide: Guide,
         row: RowSampling,
         logits: Logits,
-        ranked: Ranked,
+        ranked: RankedRows,
         first: int,
         tokens: Tokens,
         parents: Parents,
@@ -104,7 +104,7 @@ class Checking:
         self._ranked = ranked
         self._first = first
         self._tokens, self._parents = tokens, parents
-        self._behind: Behind | None = None
+        self._behind: MaskedRanking | None = None
 
     def num_at_once(self, path: Sequence[int], said: Tokens) -> int:
         """How many of the tokens that the first rows of `path` say, which are firm, need not be
@@ -128,14 +128,14 @@ class Checking:
             self._guide.missed(token)
         return token
 
-    def _masked(self, row: int) -> Behind:
+    def _masked(self, row: int) -> MaskedRanking:
         """This row and those below it, with masks."""
         if self._behind is None or self._first + row not in self._behind:
             masks = self._guide.masks(self._tokens, self._parents, row)
             rows = {
                 self._first + below: replace(self._row, mask=mask) for below, mask in masks.items()
             }
-            self._behind = Behind(self._logits, rows)
+            self._behind = MaskedRanking(self._logits, rows)
         return self._behind
 
     def _has_below(self, row: int) -> bool:
@@ -228,20 +228,20 @@ class Acceptance:
         return rows
 
     def _walk(
-        self, index: int, logits: Logits, ranked: Ranked, entry: list[list[int]]
+        self, index: int, logits: Logits, ranked: RankedRows, entry: list[list[int]]
     ) -> list[int]:
         """The entry's path; every token on it goes to its generation."""
         generation = self._generations[index]
         tokens, parents = _columns(entry)
         first, guide = index * len(tokens), generation.guide
-        checking: Checking | None = None
+        checking: RowChecker | None = None
         known: dict[int, int] = {}  # by row, what is said in one go
         if self._are_checked[index]:
             path, said = self._said(index, ranked, tokens, parents)
             num_firm = num_known = said.index(NO_TOKEN) if NO_TOKEN in said else len(said)
             if guide is not None:
                 row = self._wanted[index]
-                checking = Checking(guide, row, logits, ranked, first, tokens, parents)
+                checking = RowChecker(guide, row, logits, ranked, first, tokens, parents)
                 num_known = checking.num_at_once(path, said[:num_firm])
             if num_known:
                 num_come = generation.extend(said[:num_known])
@@ -265,7 +265,7 @@ class Acceptance:
         return walk(tokens, parents, follow, self._decide)
 
     def _said(
-        self, index: int, ranked: Ranked, tokens: list[int], parents: list[int] | None
+        self, index: int, ranked: RankedRows, tokens: list[int], parents: list[int] | None
     ) -> tuple[list[int], list[int]]:
         """The entry's path, and what its rows say without a mask; where it is guided, what is firm.
         NO_TOKEN where nothing is known of what the row says.

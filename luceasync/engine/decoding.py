@@ -34,7 +34,7 @@ class Decoder(Protocol):
     def run_ahead(self) -> None: ...
 
 
-class Decoding(Protocol):
+class LaneDecoding(Protocol):
     """How lanes decode."""
 
     @property

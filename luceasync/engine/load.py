@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from luceasync.engine.decoding import Decoding, PlainDecoding, SpeculativeDecoding, choose_next
+from luceasync.engine.decoding import LaneDecoding, PlainDecoding, SpeculativeDecoding, choose_next
 from luceasync.engine.prepare import PreparedChoice
 from luceasync.engine.pump import Pump
 from luceasync.engine.sampling.choose import nothing
@@ -34,7 +34,7 @@ from luceasync.prefix_cache.memory import FeatureHolder, MemoryNodes, UnreadFeat
 from luceasync.prefix_cache.tenants import NO_TENANT
 from luceasync.ranking.local import LocalLogits
 from luceasync.request import Request, TokenPrompt
-from luceasync.speculation.choice import RoundPlan, Shape
+from luceasync.speculation.choice import RoundPlan, RoundShape
 from luceasync.speculation.dflash.feature_contents import DraftFeatures
 from luceasync.speculation.dflash.load import LoadedDraft, load_draft, start_draft
 from luceasync.speculation.dflash.placement import Drafter
@@ -55,7 +55,7 @@ LIMIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Rehearsal:
     """What is run: a prompt in chunks, then steps until there are `max_tokens` tokens."""
 
     prompt_ids: tuple[int, ...]
@@ -68,11 +68,11 @@ def part_for(
     chunk_tokens: int,
     max_ctx_tokens: int,
     vocab_size: int,
-    shapes: Sequence[Shape],
+    shapes: Sequence[RoundShape],
     *,
     runs_async: bool,
     num_turns: int = NUM_TURNS,
-) -> Part:
+) -> Rehearsal:
     """Where rounds have `shapes` `num_turns` of all kinds of steps, where there are none one plain
     step. Where there are kernels to compile (`runs_async`: see luceasync.engine.pump) the
     prompt is a whole chunk, elsewhere something to start from; half the context is left to decode.
@@ -81,10 +81,10 @@ def part_for(
     num_tokens = max(1, min(num_tokens, max_ctx_tokens // 2))
     prompt_ids = tuple(i % vocab_size for i in range(num_tokens))
     num_steps = num_turns * (len(shapes) + 1) if shapes else 1
-    return Part(prompt_ids, chunk_tokens, max_ctx_tokens - num_tokens, num_steps)
+    return Rehearsal(prompt_ids, chunk_tokens, max_ctx_tokens - num_tokens, num_steps)
 
 
-def in_turns(shapes: Sequence[Shape]) -> Callable[[Sequence[int]], RoundPlan]:
+def in_turns(shapes: Sequence[RoundShape]) -> Callable[[Sequence[int]], RoundPlan]:
     """The plans of steps that take turns: a round of each shape, a plain step, and again."""
     kinds = itertools.cycle((*shapes, None))
 
@@ -97,9 +97,9 @@ def in_turns(shapes: Sequence[Shape]) -> Callable[[Sequence[int]], RoundPlan]:
 
 def rehearse(
     target: Prefiller,
-    decoding: Decoding,
+    decoding: LaneDecoding,
     tokenizer: Tokenizer,
-    part: Part,
+    part: Rehearsal,
     *,
     limit_s: float = LIMIT_S,
 ) -> None:
@@ -125,7 +125,7 @@ def rehearse(
     target.reset(LANE)
 
 
-def _prepared(tokenizer: Tokenizer, part: Part) -> PreparedChoice:
+def _prepared(tokenizer: Tokenizer, part: Rehearsal) -> PreparedChoice:
     prompt = RenderedPrompt(
         Tenant(NO_TENANT, History(tokenizer)), None, array("i", part.prompt_ids), ()
     )
@@ -144,10 +144,10 @@ def _prepared(tokenizer: Tokenizer, part: Part) -> PreparedChoice:
 
 
 Progress = Callable[[int, int], None]
-DecodeWith = Callable[[LayerSplitBackend, LoadedDraft], Decoding]
+DecodeWith = Callable[[LayerSplitBackend, LoadedDraft], LaneDecoding]
 
 
-def speculate(backend: LayerSplitBackend, draft: LoadedDraft) -> Decoding:
+def speculate(backend: LayerSplitBackend, draft: LoadedDraft) -> LaneDecoding:
     """How lanes decode where there is a drafter."""
     return SpeculativeDecoding(backend, draft.speculator)
 
@@ -230,9 +230,9 @@ def _load(recipe: Recipe, orders: DiskOrders) -> LoadedEngine:
 class _Ways:
     """How lanes decode, how they do so when they rehearse, and what is kept of a drafter."""
 
-    decoding: Decoding
-    rehearsed: Decoding
-    shapes: tuple[Shape, ...]
+    decoding: LaneDecoding
+    rehearsed: LaneDecoding
+    shapes: tuple[RoundShape, ...]
     features: FeatureHolder  # of that drafter
     notice: Callable[[], None]  # of a drafter: see DraftPasses
     probe: Callable[[], None]

@@ -16,7 +16,7 @@ from typing import Literal
 from torch import Tensor
 
 from luceasync.engine.admission import Capacity
-from luceasync.engine.decoding import Decoding
+from luceasync.engine.decoding import LaneDecoding
 from luceasync.engine.lanes import LaneContents
 from luceasync.engine.prepare import PreparedChoice
 from luceasync.engine.sampling.choose import nothing
@@ -55,7 +55,7 @@ class Pump:
     def __init__(
         self,
         target: Prefiller,
-        decoding: Decoding,
+        decoding: LaneDecoding,
         prefixes: PrefixCache,
         *,
         num_lanes: int,

@@ -13,13 +13,13 @@ from typing import Protocol
 
 from torch import Tensor
 
-from luceasync.engine.decoding import Decoding, choose_next
-from luceasync.engine.sampling.choose import TIE_MARGIN, Ranked
+from luceasync.engine.decoding import LaneDecoding, choose_next
+from luceasync.engine.sampling.choose import TIE_MARGIN, RankedRows
 from luceasync.engine.sequence import Generation
 from luceasync.errors import LaneMemoryExhausted
 from luceasync.prefix_cache.lease import chunk_end
 from luceasync.ranking.local import LocalLogits
-from luceasync.ranking.logits import Logits, Wanted
+from luceasync.ranking.logits import Logits, RankRequest
 from luceasync.request import TokenLogprob
 
 SCORED_TOKENS = 128  # in one pass: 77 MB of logits with a vocabulary of 150,000
@@ -51,7 +51,7 @@ class Steps:
     def __init__(
         self,
         target: Prefiller,
-        decoding: Decoding,
+        decoding: LaneDecoding,
         *,
         chunk_tokens: int,
         synchronize: Callable[[], None],
@@ -148,8 +148,8 @@ def score(generation: Generation, begin: int, end: int, logits: Logits) -> None:
         tokenizer = generation.prepared.tokenizer
         text, spelled = tokenizer.token_text(prompt[0]), tokenizer.token_bytes(prompt[0])
         generation.scored(TokenLogprob(text, spelled, math.nan))
-    wanted = Wanted(num_ranked=NUM_KNOWN, num_top=top + TIE_MARGIN)
+    wanted = RankRequest(num_ranked=NUM_KNOWN, num_top=top + TIE_MARGIN)
     ranking = logits.rank(wanted)
-    ranked = Ranked((), logits.num_vocab, ranking, ranking.candidates())
+    ranked = RankedRows((), logits.num_vocab, ranking, ranking.candidates())
     for row, token in enumerate(prompt[begin + 1 : end + 1]):
         generation.scored(generation.named(token, ranked.logprobs(row, token, top)))

@@ -28,7 +28,7 @@ from luceasync.pipeline.static_inputs import (
     place_numbers,
 )
 from luceasync.pipeline.steps import EagerSteps
-from luceasync.ranking.local import Bodies, FoundBest
+from luceasync.ranking.local import RankingKernels, KnownBest
 from luceasync.ranking.logits import NO_TOKEN
 
 FEW_ROWS = 128  # of a short prefill chunk: the library has other kernels for few rows
@@ -196,7 +196,7 @@ class GraphedSteps:
         capture: Capture,
         plan: Plan,
         spec: ModelSpec,
-        bodies: Bodies,
+        bodies: RankingKernels,
         feed: Feed,
     ) -> None:
         """`bodies`, `feed`: those of the shard's device."""
@@ -279,7 +279,7 @@ class GraphedSteps:
         return step.captured.output
 
     @property
-    def best(self) -> FoundBest | None:
+    def best(self) -> KnownBest | None:
         return self._decodes.best
 
     def run_ahead(self, batch: Batch) -> None:

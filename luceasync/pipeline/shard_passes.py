@@ -23,7 +23,7 @@ from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.static_inputs import Feed, feed_best
 from luceasync.pipeline.steps import EagerSteps, ShardSteps
 from luceasync.pipeline.transfer import HostCopier, Transfer
-from luceasync.ranking.local import Bodies, FoundBest, LocalLogits
+from luceasync.ranking.local import RankingKernels, KnownBest, LocalLogits
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal, Proposer
 
@@ -43,16 +43,16 @@ def steps_of(shard: Shard, plan: Plan, spec: ModelSpec) -> ShardSteps:
     return shard.platform.passes(eager=eager, captured=captured)
 
 
-def bodies_for(platform: Platform) -> Bodies:
+def bodies_for(platform: Platform) -> RankingKernels:
     """What ranks tokens on the platform's device."""
-    return platform.pick(torch=Bodies, triton=_fused_bodies)
+    return platform.pick(torch=RankingKernels, triton=_fused_bodies)
 
 
-def _fused_bodies() -> Bodies:
+def _fused_bodies() -> RankingKernels:
     from luceasync.kernels.best_token import best_tokens
     from luceasync.kernels.highest_tokens import highest_tokens
 
-    return Bodies(best_tokens, highest_tokens, HostCopier())
+    return RankingKernels(best_tokens, highest_tokens, HostCopier())
 
 
 def _fused_feed() -> Feed:
@@ -73,7 +73,7 @@ class ShardPasses:
         self._epoch: int | None = None  # of the page map; a new stage accepts any first one
         self._verified: Batch | None = None
         self._logits: Tensor | None = None  # of the last pass that made any, [entries, ..., vocab]
-        self._best: FoundBest | None = None  # their best tokens, if the pass found them
+        self._best: KnownBest | None = None  # their best tokens, if the pass found them
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         with self._shard.on_device():

@@ -16,7 +16,7 @@ from luceasync.models.trees import chain
 from luceasync.pipeline.passes import Batch, PassInput, StepKind
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.transfer import as_rows
-from luceasync.ranking.local import FoundBest
+from luceasync.ranking.local import KnownBest
 
 
 class ShardSteps(Protocol):
@@ -28,7 +28,7 @@ class ShardSteps(Protocol):
     """
 
     @property
-    def best(self) -> FoundBest | None:
+    def best(self) -> KnownBest | None:
         """Best tokens of the last decode, if the step found them itself."""
         ...
 
@@ -58,7 +58,7 @@ class EagerSteps:
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self.best: FoundBest | None = None  # never found here: ranking looks for them
+        self.best: KnownBest | None = None  # never found here: ranking looks for them
         self._verified: Batch | None = None
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:

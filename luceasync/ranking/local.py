@@ -15,13 +15,13 @@ from torch import Tensor
 from luceasync.ranking.logits import (
     BEST,
     NO_TOKEN,
-    Block,
+    TopLogits,
     Candidates,
     Edits,
     Logprobs,
     Masks,
     Ranking,
-    Wanted,
+    RankRequest,
     WholeRow,
 )
 
@@ -120,7 +120,7 @@ def highest_tokens(
     return torch.cat([block.double() for block in blocks], dim=1)  # an id stays exact in it
 
 
-class Coming(Protocol):
+class HostCopy(Protocol):
     """Numbers that come to the host."""
 
     def fetch(self) -> np.ndarray:
@@ -129,7 +129,7 @@ class Coming(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class WhenRead:
+class LazyHostCopy:
     """They cross when they are read: a Coming for any device."""
 
     numbers: Tensor
@@ -140,14 +140,14 @@ class WhenRead:
 
 
 @dataclass(frozen=True, slots=True)
-class Bodies:
+class RankingKernels:
     """What finds tokens where the logits are. `send`: has numbers begin to come to the host, behind
     all that is queued; nobody waits.
     """
 
     best: BestTokens = best_tokens
     highest: HighestTokens = highest_tokens
-    send: Callable[[Tensor], Coming] = WhenRead
+    send: Callable[[Tensor], HostCopy] = LazyHostCopy
 
 
 # What a weight of 1 counts in a sum: int64 holds it for 2 million tokens, and what is cut off of
@@ -156,7 +156,7 @@ _ONE = 2.0**42
 _FLOAT32 = np.finfo(np.float32)
 
 
-class FoundBest(Protocol):
+class KnownBest(Protocol):
     """The best tokens of logits, which the pass that gave them has found as well."""
 
     def fetch(self) -> np.ndarray:
@@ -172,8 +172,8 @@ class LocalLogits:
     def __init__(
         self,
         logits: Tensor,
-        bodies: Bodies = Bodies(),
-        found: FoundBest | None = None,
+        bodies: RankingKernels = RankingKernels(),
+        found: KnownBest | None = None,
     ) -> None:
         """`logits`: `[..., vocab]`, any float dtype, any device. They are left as they are.
         `bodies`: for that device. `found`: what its best tokens are, if that is there already.
@@ -189,7 +189,7 @@ class LocalLogits:
     def whole(self) -> Tensor:
         return self._logits
 
-    def rank(self, wanted: Wanted, carry: Tensor | None = None) -> Ranking:
+    def rank(self, wanted: RankRequest, carry: Tensor | None = None) -> Ranking:
         """A row's candidates depend on nothing but that row. Log-probabilities are of the raw
         logits, in float32.
         """
@@ -199,7 +199,7 @@ class LocalLogits:
         return self._rank(wanted, carry)
 
     @torch.inference_mode()
-    def _rank(self, wanted: Wanted, carry: Tensor | None) -> Ranking:
+    def _rank(self, wanted: RankRequest, carry: Tensor | None) -> Ranking:
         raw = self._logits if self._logits.ndim == 2 else self._logits.flatten(0, -2)
         masks = wanted.masks
         if wanted.is_of_masked and masks is not None:
@@ -234,7 +234,7 @@ class _HighestAlone:
 class _Found(_HighestAlone):
     """Which is the highest, as the pass has found it; `carried` int64 `[rows, 0]`."""
 
-    found: FoundBest
+    found: KnownBest
     carried: np.ndarray
 
     def candidates(self) -> Candidates:
@@ -245,7 +245,7 @@ class _Found(_HighestAlone):
 class _Best(_HighestAlone):
     """Only which is the highest. `packed` int64 `[rows, n + 1]`: what is carried, then that."""
 
-    packed: Coming
+    packed: HostCopy
 
     def candidates(self) -> Candidates:
         host = self.packed.fetch()
@@ -260,7 +260,7 @@ class _Ranked:
 
     edited: Tensor
     logprobs: Tensor | None
-    packed: Coming
+    packed: HostCopy
     widths: tuple[int, ...]
 
     def candidates(self) -> Candidates:
@@ -268,7 +268,7 @@ class _Ranked:
         blocks = [host[:, begin:end] for begin, end in pairwise(ends)]
         carried, best, masses, values, ids, *rest = blocks
         logprobs = Logprobs(*rest) if rest else None
-        block = Block(values, ids, masses[:, 0], logprobs)
+        block = TopLogits(values, ids, masses[:, 0], logprobs)
         return Candidates(carried.astype(np.int64), best[:, 0].astype(np.int64), block)
 
     def whole_row(self, index: int) -> WholeRow:
@@ -284,7 +284,7 @@ class _Ranked:
 
 
 def _ranked(
-    raw: Tensor, edited: Tensor, wanted: Wanted, carry: Tensor | None, bodies: Bodies
+    raw: Tensor, edited: Tensor, wanted: RankRequest, carry: Tensor | None, bodies: RankingKernels
 ) -> _Ranked:
     """`edited` float32: all is queued on the device, to be copied once."""
     num_carried = 0 if carry is None else carry.shape[1]

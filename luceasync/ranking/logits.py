@@ -37,7 +37,7 @@ class Masks:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RankRequest:
     """What is wanted of rows of logits.
 
     `edits`: a later one replaces what an earlier one has done to the same logit. `masks`, None:
@@ -57,7 +57,7 @@ class Wanted:
     is_of_masked: bool = False
 
 
-BEST = Wanted()  # of each row, and nothing else
+BEST = RankRequest()  # of each row, and nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Logprobs:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class TopLogits:
     """The highest logits of each row, edited, and their ids: float64 `[rows, ranked]`, descending,
     equal ones in any order. `masses` `[rows]`: the sum of exp((logit - highest) / temperature) over
     the vocabulary, 0 where it was not wanted.
@@ -94,7 +94,7 @@ class Candidates:
 
     carried: np.ndarray
     best: np.ndarray
-    block: Block | None
+    block: TopLogits | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Logits(Protocol):
     @property
     def num_vocab(self) -> int: ...
 
-    def rank(self, wanted: Wanted, carry: Tensor | None = None) -> Ranking:
+    def rank(self, wanted: RankRequest, carry: Tensor | None = None) -> Ranking:
         """Queue what is wanted; nobody waits. `carry` integers `[rows, n]`, on the device of the
         logits, come to the host in the same copy.
         """

@@ -19,7 +19,7 @@ from luceasync.pipeline import stage
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
-from luceasync.ranking.logits import Wanted
+from luceasync.ranking.logits import RankRequest
 from tests.kernels.interpreted import InterpretedPlatform
 
 PROMPT = [5, 7, 11, 13, 17]
@@ -65,7 +65,7 @@ def greedy(backend: LayerSplitBackend, lanes, positions, tokens, num_steps: int)
     found = []
     for step in range(num_steps):
         logits = backend.decode(lanes, [position + step for position in positions], tokens)
-        ranking = logits.rank(Wanted())
+        ranking = logits.rank(RankRequest())
         if step != 1:
             backend.run_ahead()
         tokens = ranking.candidates().best.tolist()
@@ -86,7 +86,7 @@ def everything(backend: LayerSplitBackend) -> list[list[int]]:
     found += greedy(backend, [1, 0], [10, 13], [6, 8], 1)  # lanes the other way round
     rows = torch.tensor([[found[-1][1], 3, 4]])
     logits = backend.verify([0], [14], rows, torch.tensor([[ROOT, 0, 1]], dtype=torch.int32))
-    found.append(logits.rank(Wanted()).candidates().best.tolist())
+    found.append(logits.rank(RankRequest()).candidates().best.tolist())
     backend.commit([[0, 1]])
     found += greedy(backend, [0, 1], [16, 11], [5, found[-2][0]], 2)
     backend.reset(0)

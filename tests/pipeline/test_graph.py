@@ -19,7 +19,7 @@ from luceasync.pipeline.capture import Captured
 from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
-from luceasync.ranking.logits import NO_TOKEN, Wanted
+from luceasync.ranking.logits import NO_TOKEN, RankRequest
 from tests import tiny
 from tests.pipeline.heard import taps_of
 
@@ -95,7 +95,7 @@ def go_on(
     for step in range(num_steps):
         positions = [each.position for each in lanes.values()]
         logits = backend.decode([*lanes], positions, [each.tokens[-1] for each in lanes.values()])
-        ranking = logits.rank(Wanted())
+        ranking = logits.rank(RankRequest())
         if runs_ahead:
             backend.run_ahead()
         if step % 2:
@@ -187,7 +187,7 @@ def test_a_row_without_numbers_may_run_ahead_and_the_others_go_on(tiny_dir: Path
         for stack in shard.cache.row_stacks:
             stack[:, 0] = float("nan")
     logits = backend.decode([0, 1], [sick.position, well.position], [5, well.tokens[-1]])
-    ranking = logits.rank(Wanted())
+    ranking = logits.rank(RankRequest())
     backend.run_ahead()
     best = ranking.candidates().best.tolist()
     torch.cuda.synchronize()

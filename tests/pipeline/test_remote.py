@@ -25,7 +25,7 @@ from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.remote import connection, fleet
 from luceasync.pipeline.remote.discovery import choose_processes
 from luceasync.pipeline.remote.fleet import Fleet
-from luceasync.ranking.logits import Masks, Wanted
+from luceasync.ranking.logits import Masks, RankRequest
 from tests.pipeline.heard import HeardTaps
 from tests.processes import ARRANGEMENTS, BACKEND, placed
 from tests.test_stages import SPAN, life, turn
@@ -162,11 +162,11 @@ def test_no_answer_is_as_wide_as_the_vocabulary(open_in):
     backend = open_in("two", "shared")
     traffic = remote_stage(backend).traffic
     backend.prefill(0, 0, range(3, 10), project=False)
-    backend.decode([0], [7], [5]).rank(Wanted()).candidates()
+    backend.decode([0], [7], [5]).rank(RankRequest()).candidates()
     before = traffic.payload_bytes_received
-    backend.decode([0], [8], [5]).rank(Wanted()).candidates()
+    backend.decode([0], [8], [5]).rank(RankRequest()).candidates()
     assert traffic.payload_bytes_received == before  # the token stands in the packet
-    backend.decode([0], [9], [5]).rank(Wanted(num_ranked=4)).candidates()
+    backend.decode([0], [9], [5]).rank(RankRequest(num_ranked=4)).candidates()
     assert traffic.payload_bytes_received - before == 8 * (1 + 4 + 4 + 1)
 
 
@@ -175,10 +175,10 @@ def test_what_was_ranked_before_can_still_be_asked_for(open_in):
     backend = open_in("two", "shared")
     backend.prefill(0, 0, range(3, 10), project=False)
     logits = backend.decode([0], [7], [5])
-    ranking = logits.rank(Wanted(num_ranked=4, num_top=1))
+    ranking = logits.rank(RankRequest(num_ranked=4, num_top=1))
     values = ranking.candidates().block.values
     words = np.eye(1, -(-logits.num_vocab // 32), dtype=np.int32) << 1  # token 1 alone
-    masked = Wanted(num_ranked=2, masks=Masks(np.zeros(1, np.int64), words), is_of_masked=True)
+    masked = RankRequest(num_ranked=2, masks=Masks(np.zeros(1, np.int64), words), is_of_masked=True)
     again = logits.rank(masked)
     assert again.candidates().best.tolist() == [1]
     assert ranking.whole_row(0).values[:4].tolist() == values[0].tolist()

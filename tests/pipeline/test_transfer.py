@@ -11,8 +11,8 @@ import torch
 
 from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.transfer import PassParameters, HostCopier
-from luceasync.ranking.local import Bodies, LocalLogits
-from luceasync.ranking.logits import Wanted
+from luceasync.ranking.local import RankingKernels, LocalLogits
+from luceasync.ranking.logits import RankRequest
 
 CPU = torch.device("cpu")
 
@@ -26,9 +26,9 @@ def test_what_was_sent_stays_whatever_is_sent_after_it() -> None:
 
 
 def test_two_rankings_that_are_open_at_once_keep_what_they_found() -> None:
-    bodies, logits = Bodies(send=HostCopier()), torch.eye(3)
-    first = LocalLogits(logits, bodies).rank(Wanted(), torch.tensor([[7], [8], [9]]))
-    second = LocalLogits(logits.flip(0), bodies).rank(Wanted(num_ranked=1))
+    bodies, logits = RankingKernels(send=HostCopier()), torch.eye(3)
+    first = LocalLogits(logits, bodies).rank(RankRequest(), torch.tensor([[7], [8], [9]]))
+    second = LocalLogits(logits.flip(0), bodies).rank(RankRequest(num_ranked=1))
     assert second.candidates().best.tolist() == [2, 1, 0]
     found = first.candidates()
     assert found.best.tolist() == [0, 1, 2] and found.carried.tolist() == [[7], [8], [9]]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from luceasync.ranking.local import LocalLogits
-from luceasync.ranking.logits import NO_TOKEN, Edits, Masks, Wanted
+from luceasync.ranking.logits import NO_TOKEN, Edits, Masks, RankRequest
 
 VOCAB = 50
 
@@ -22,14 +22,14 @@ def logits_of(*shape: int) -> torch.Tensor:
 def test_without_more_that_is_wanted_only_the_highest_come():
     logits = logits_of(2, 3)
     logits[0, 1, 7] = math.nan
-    found = LocalLogits(logits).rank(Wanted()).candidates()
+    found = LocalLogits(logits).rank(RankRequest()).candidates()
     best = logits.argmax(-1).flatten().tolist()
     assert found.best.tolist() == [best[0], NO_TOKEN, *best[2:]]
     assert found.block is None and found.carried.shape == (6, 0)
 
 
 def test_no_answer_is_as_wide_as_the_vocabulary():
-    wanted = Wanted(num_ranked=5, mass_at=(0.0, 0.5), num_top=3)
+    wanted = RankRequest(num_ranked=5, mass_at=(0.0, 0.5), num_top=3)
     block = LocalLogits(logits_of(2)).rank(wanted).candidates().block
     assert block.values.shape == block.ids.shape == (2, 5) and block.masses.shape == (2,)
     assert block.logprobs.known.shape == (2, 6) and block.logprobs.top_ids.shape == (2, 3)
@@ -37,7 +37,7 @@ def test_no_answer_is_as_wide_as_the_vocabulary():
 
 def test_masses_are_of_the_rows_and_temperatures_that_were_named():
     logits = logits_of(2)
-    wanted = Wanted(num_ranked=1, mass_at=(0.0, 0.5))
+    wanted = RankRequest(num_ranked=1, mass_at=(0.0, 0.5))
     masses = LocalLogits(logits).rank(wanted).candidates().block.masses
     scaled = (logits[1] - logits[1].max()) / 0.5
     assert masses.tolist() == [0.0, pytest.approx(scaled.exp().sum().item())]
@@ -56,13 +56,13 @@ def test_a_mass_is_the_same_to_the_last_bit_beside_any_rows_and_in_any_order(spr
 
 
 def masses_of(logits: torch.Tensor) -> list[float]:
-    wanted = Wanted(num_ranked=1, mass_at=(1.0,) * len(logits))
+    wanted = RankRequest(num_ranked=1, mass_at=(1.0,) * len(logits))
     return LocalLogits(logits).rank(wanted).candidates().block.masses.tolist()
 
 
 def test_a_whole_row_is_ordered_by_value_and_then_by_id():
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0]])
-    ranking = LocalLogits(logits).rank(Wanted(num_ranked=1, num_top=1))
+    ranking = LocalLogits(logits).rank(RankRequest(num_ranked=1, num_top=1))
     assert ranking.whole_row(0).ids.tolist() == [1, 2, 3, 0]
     assert ranking.whole_row(0).values.tolist() == [3.0, 3.0, 2.0, 1.0]
     assert ranking.whole_logprobs(0).ids.tolist() == [1, 2, 3, 0]
@@ -73,7 +73,7 @@ def test_edits_change_the_order_but_neither_the_logits_nor_their_log_probabiliti
     logits = logits_of(1)
     before = logits.clone()
     bias = Edits(1, np.array([[0.0], [4.0], [100.0], [1.0], [0.0]]))
-    ranking = LocalLogits(logits).rank(Wanted((bias,), num_ranked=2, num_top=1))
+    ranking = LocalLogits(logits).rank(RankRequest((bias,), num_ranked=2, num_top=1))
     found = ranking.candidates()
     assert found.best.tolist() == [4] and torch.equal(logits, before)
     assert found.block.logprobs.known[0, 0] == before.log_softmax(-1)[0, 4].item()
@@ -92,7 +92,7 @@ class Found:
 
 def test_best_tokens_that_are_found_are_fetched_when_they_are_read() -> None:
     found = Found()
-    ranking = LocalLogits(logits_of(3), found=found).rank(Wanted())
+    ranking = LocalLogits(logits_of(3), found=found).rank(RankRequest())
     assert found.num_fetched == 0
     candidates = ranking.candidates()
     assert candidates.best.tolist() == [7, 8, 9] and candidates.carried.shape == (3, 0)
@@ -105,9 +105,9 @@ def test_best_tokens_that_are_found_serve_nobody_who_wants_more() -> None:
     words = np.zeros((1, (raw.shape[1] + 31) // 32), np.int32)
     words[0, 0] = 1 << 4
     masks = Masks(np.array([2]), words)
-    assert logits.rank(Wanted(num_ranked=1)).candidates().best.tolist() == best
-    assert logits.rank(Wanted((edits,))).candidates().best.tolist() == [best[0], 5, best[2]]
-    assert logits.rank(Wanted(masks=masks)).candidates().best.tolist() == [*best[:2], 4]
-    carried = logits.rank(Wanted(), torch.ones(3, 1, dtype=torch.int64)).candidates()
+    assert logits.rank(RankRequest(num_ranked=1)).candidates().best.tolist() == best
+    assert logits.rank(RankRequest((edits,))).candidates().best.tolist() == [best[0], 5, best[2]]
+    assert logits.rank(RankRequest(masks=masks)).candidates().best.tolist() == [*best[:2], 4]
+    carried = logits.rank(RankRequest(), torch.ones(3, 1, dtype=torch.int64)).candidates()
     assert carried.best.tolist() == best and carried.carried.tolist() == [[1]] * 3
     assert found.num_fetched == 0

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from luceasync.ranking.local import LocalLogits, apply_masks
-from luceasync.ranking.logits import NO_TOKEN, Edits, Masks, Wanted
+from luceasync.ranking.logits import NO_TOKEN, Edits, Masks, RankRequest
 
 
 def random_masks(num_rows: int, num_vocab: int, rows: list[int], seed: int = 0) -> Masks:
@@ -39,7 +39,7 @@ def test_a_mask_comes_after_the_edits_and_leaves_logprobs_alone():
     logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
     bias = Edits(1, np.array([[0.0], [3.0], [90.0], [1.0], [0.0]]))
     masks = Masks(np.array([0]), np.array([[0b0011]], np.int32))
-    wanted = Wanted((bias,), num_ranked=4, mass_at=(1.0,), num_top=4, masks=masks)
+    wanted = RankRequest((bias,), num_ranked=4, mass_at=(1.0,), num_top=4, masks=masks)
     found = LocalLogits(logits).rank(wanted).candidates()
     assert found.best.tolist() == [1]
     assert found.block.ids[0, :2].tolist() == [1, 0]
@@ -52,7 +52,7 @@ def test_a_row_that_may_get_nothing_has_no_token_and_disturbs_no_other():
     logits = torch.zeros(3, 40)
     logits[:, 7] = 1.0
     masks = Masks(np.array([1]), np.zeros((1, 2), np.int32))
-    assert LocalLogits(logits).rank(Wanted(masks=masks)).candidates().best.tolist() == [
+    assert LocalLogits(logits).rank(RankRequest(masks=masks)).candidates().best.tolist() == [
         7,
         NO_TOKEN,
         7,
@@ -62,6 +62,6 @@ def test_a_row_that_may_get_nothing_has_no_token_and_disturbs_no_other():
 def test_rows_that_have_a_mask_can_be_looked_at_alone():
     logits = torch.randn(5, 70, generator=torch.Generator().manual_seed(4))
     masks = random_masks(5, 70, [1, 4])
-    best = LocalLogits(logits).rank(Wanted(masks=masks)).candidates().best
-    alone = LocalLogits(logits).rank(Wanted(masks=masks, is_of_masked=True)).candidates().best
+    best = LocalLogits(logits).rank(RankRequest(masks=masks)).candidates().best
+    alone = LocalLogits(logits).rank(RankRequest(masks=masks, is_of_masked=True)).candidates().best
     assert alone.tolist() == best[[1, 4]].tolist()

@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from luceasync.engine.sampling.draw import certain, draw, draw_behind, firm, uniform, whole
+from luceasync.engine.sampling.draw import known_order, draw, draw_masked, firm, uniform, whole_order
 from luceasync.engine.sampling.row import RowLogprobs, RowSampling, edits_of, is_edited, is_greedy
 from luceasync.ranking.logits import (
     BEST,
     NO_TOKEN,
-    Block,
+    TopLogits,
     Candidates,
     Logits,
     Logprobs,
     Masks,
     Ranking,
-    Wanted,
+    RankRequest,
 )
 from luceasync.request import Sampling
 
@@ -37,7 +37,7 @@ MOST_RANKED = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenTokens:
     """One token id for each row, NO_TOKEN where the highest logit is no finite number;
     log-probabilities for the rows that asked and have a token, None for the others.
     """
@@ -56,11 +56,11 @@ def choose(
     *,
     num_candidates: int = NUM_CANDIDATES,
     meanwhile: Callable[[], None] = nothing,
-) -> Choice:
+) -> ChosenTokens:
     """Choose the next token of each row of `logits`; see `rank`."""
     ranked = rank(logits, rows, num_candidates=num_candidates, meanwhile=meanwhile)
     chosen = [ranked.choose(i, row.position) for i, row in enumerate(rows)]
-    return Choice([token for token, _ in chosen], [logprobs for _, logprobs in chosen])
+    return ChosenTokens([token for token, _ in chosen], [logprobs for _, logprobs in chosen])
 
 
 def rank(
@@ -70,7 +70,7 @@ def rank(
     carry: Tensor | None = None,
     num_candidates: int = NUM_CANDIDATES,
     meanwhile: Callable[[], None] = nothing,
-) -> Ranked:
+) -> RankedRows:
     """Make the rows of `logits` ready to be chosen from. `carry` int `[rows, n]`, on the same
     device, comes to the host in the same copy. `meanwhile` is called when all is queued and the
     host would wait for the device.
@@ -90,7 +90,7 @@ def rank(
     """
     ranking = logits.rank(wanted_of(rows, logits.num_vocab, num_candidates), carry)
     meanwhile()
-    return Ranked(rows, logits.num_vocab, ranking, ranking.candidates())
+    return RankedRows(rows, logits.num_vocab, ranking, ranking.candidates())
 
 
 def is_checked(row: RowSampling) -> bool:
@@ -100,13 +100,13 @@ def is_checked(row: RowSampling) -> bool:
     return row.top_logprobs is None and not is_edited(row.sampling)
 
 
-def wanted_of(rows: Sequence[RowSampling], num_vocab: int, num_candidates: int) -> Wanted:
+def wanted_of(rows: Sequence[RowSampling], num_vocab: int, num_candidates: int) -> RankRequest:
     """What these rows want of their logits."""
     edits = edits_of(rows) if any(is_edited(row.sampling) for row in rows) else ()
     masks = _masks(rows)
     if all(is_greedy(row.sampling) and row.top_logprobs is None for row in rows):
-        return Wanted(edits, masks=masks) if edits or masks else BEST
-    return Wanted(
+        return RankRequest(edits, masks=masks) if edits or masks else BEST
+    return RankRequest(
         edits,
         num_ranked=max(_num_ranked(row.sampling, num_candidates) for row in rows),
         mass_at=tuple(_mass_at(row.sampling, num_vocab, num_candidates) for row in rows),
@@ -140,7 +140,7 @@ def _mass_at(sampling: Sampling, num_vocab: int, num_candidates: int) -> float:
     return sampling.temperature if needs_it else 0.0
 
 
-class Ranked:
+class RankedRows:
     """Rows of which everything that a choice needs is on the host. A row costs its draw only when
     it is chosen.
     """
@@ -191,9 +191,9 @@ class Ranked:
         block, row = self._block, self._rows[index]
         if block is None or self.best[index] == NO_TOKEN or is_greedy(row.sampling):
             return None
-        order = certain(block.values[index], block.ids[index], self._num_vocab)
+        order = known_order(block.values[index], block.ids[index], self._num_vocab)
         u = uniform(row.seed, position)
-        return draw_behind(order, block.masses[index], row.sampling, u, mask)
+        return draw_masked(order, block.masses[index], row.sampling, u, mask)
 
     def logprobs(self, index: int, token: int, num_top: int) -> RowLogprobs:
         """That of `token` in row `index`, and the highest; the rows must have been asked for
@@ -202,27 +202,27 @@ class Ranked:
         assert self._block is not None and self._block.logprobs is not None, "none were wanted"
         return self._logprobs(self._block, self._block.logprobs, index, token, num_top)
 
-    def _firm(self, block: Block, index: int, sampling: Sampling, u: float) -> int | None:
+    def _firm(self, block: TopLogits, index: int, sampling: Sampling, u: float) -> int | None:
         values, ids, mass = block.values[index], block.ids[index], float(block.masses[index])
         return firm(values, ids, self._num_vocab, mass, sampling, u)
 
-    def _draw(self, block: Block, index: int, sampling: Sampling, u: float) -> int:
+    def _draw(self, block: TopLogits, index: int, sampling: Sampling, u: float) -> int:
         token = self._firm(block, index, sampling, u)
         if token is not None:
             return token
         values, ids, mass = block.values[index], block.ids[index], float(block.masses[index])
         for num_known in (NUM_FIRST, len(values)):  # the first ones decide most draws
-            order = certain(values[:num_known], ids[:num_known], self._num_vocab)
+            order = known_order(values[:num_known], ids[:num_known], self._num_vocab)
             token = draw(order.values, order.ids, order.num_all, mass, sampling, u)
             if token is not None:
                 return token
-        order = whole(self._ranking.whole_row(index))
+        order = whole_order(self._ranking.whole_row(index))
         token = draw(order.values, order.ids, order.num_all, mass, sampling, u)
         assert token is not None, "a whole ranking decides every draw"
         return token
 
     def _logprobs(
-        self, block: Block, logprobs: Logprobs, index: int, token: int, num_top: int
+        self, block: TopLogits, logprobs: Logprobs, index: int, token: int, num_top: int
     ) -> RowLogprobs:
         known_ids = np.concatenate([[self.best[index]], block.ids[index]])
         known = np.flatnonzero(known_ids == token)
@@ -233,14 +233,14 @@ class Ranked:
         num_top = min(num_top, self._num_vocab)
         values, ids = logprobs.top_values[index], logprobs.top_ids[index]
         by_id = np.lexsort((ids, -values))
-        order = certain(values[by_id], ids[by_id], self._num_vocab)
+        order = known_order(values[by_id], ids[by_id], self._num_vocab)
         if len(order.ids) < num_top:
-            order = whole(self._ranking.whole_logprobs(index))
+            order = whole_order(self._ranking.whole_logprobs(index))
         top = zip(order.ids[:num_top].tolist(), order.values[:num_top].tolist(), strict=True)
         return RowLogprobs(chosen, tuple(top))
 
 
-class Behind:
+class MaskedRanking:
     """Some rows of `logits`, ranked once more with their masks: one more wait for the device."""
 
     def __init__(
@@ -253,7 +253,7 @@ class Behind:
         assert wanted.masks is not None, "rows without masks"
         masks = Masks(np.array(numbers, np.int64), wanted.masks.words)
         ranking = logits.rank(replace(wanted, masks=masks, is_of_masked=True))
-        self._ranked = Ranked(chosen, logits.num_vocab, ranking, ranking.candidates())
+        self._ranked = RankedRows(chosen, logits.num_vocab, ranking, ranking.candidates())
         self._places = {number: place for place, number in enumerate(numbers)}
 
     def __contains__(self, number: int) -> bool:

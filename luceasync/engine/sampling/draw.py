@@ -178,7 +178,7 @@ def _fall(
 # A row's tokens in order, most probable first, as far as they are known. Pure, on the host.
 
 
-class Order(NamedTuple):
+class TokenOrder(NamedTuple):
     """A row's most probable tokens by logit: float64 and int64 `[ranked]`, of `num_all` that may
     come at all. Equal ones are in the order in which they were given.
     """
@@ -188,25 +188,25 @@ class Order(NamedTuple):
     num_all: int
 
 
-def certain(values: np.ndarray, ids: np.ndarray, num_vocab: int) -> Order:
+def known_order(values: np.ndarray, ids: np.ndarray, num_vocab: int) -> TokenOrder:
     """What is known from a top-k selection, whose last value may have equals left outside."""
     if values[-1] == -np.inf:  # behind a mask: whatever may come is before it
         return _possible(values, ids)
     if len(values) < num_vocab:
         num_certain = (-values).searchsorted(-values[-1])
         values, ids = values[:num_certain], ids[:num_certain]
-    return Order(values, ids.astype(np.int64), num_vocab)
+    return TokenOrder(values, ids.astype(np.int64), num_vocab)
 
 
-def whole(row: WholeRow) -> Order:
+def whole_order(row: WholeRow) -> TokenOrder:
     """All that may come."""
     return _possible(row.values, row.ids)
 
 
-def _possible(values: np.ndarray, ids: np.ndarray) -> Order:
+def _possible(values: np.ndarray, ids: np.ndarray) -> TokenOrder:
     """Of a ranking without an end that is not known, what may come."""
     num_all = int((-values).searchsorted(np.inf))
-    return Order(values[:num_all], ids[:num_all].astype(np.int64), num_all)
+    return TokenOrder(values[:num_all], ids[:num_all].astype(np.int64), num_all)
 
 
 # What a row's token is behind a mask, as far as candidates tell that were ranked without it.
@@ -216,8 +216,8 @@ def _possible(values: np.ndarray, ids: np.ndarray) -> Order:
 _MOST_EXPONENT = 700.0  # float64 knows no larger power
 
 
-def draw_behind(
-    order: Order, total: float, sampling: Sampling, u: float, mask: np.ndarray
+def draw_masked(
+    order: TokenOrder, total: float, sampling: Sampling, u: float, mask: np.ndarray
 ) -> int | None:
     """What `draw` gives of the tokens that `mask` lets through; None where that is not known.
 
@@ -252,7 +252,7 @@ def draw_behind(
 
 
 def _most_rest(
-    order: Order, highest: float, num_unseen: int, total: float, temperature: float
+    order: TokenOrder, highest: float, num_unseen: int, total: float, temperature: float
 ) -> float:
     """The most that `num_unseen` tokens outside `order` can weigh, where `highest` weighs 1: none
     has a higher logit than the last one inside, and with those inside they make up `total`, 0

@@ -23,7 +23,7 @@ from luceasync.pipeline.remote import wire
 from luceasync.pipeline.remote.connection import BackendConnection
 from luceasync.pipeline.remote.tensors import HOST, StageSizes, views
 from luceasync.pipeline.transfer import as_rows, on_host
-from luceasync.ranking.logits import Block, Candidates, Logits, Logprobs, Ranking, Wanted, WholeRow
+from luceasync.ranking.logits import TopLogits, Candidates, Logits, Logprobs, Ranking, RankRequest, WholeRow
 from luceasync.ranking.proposals import Proposal
 
 EVENTS_A_PACKET = 4096  # of pages
@@ -226,7 +226,7 @@ class RemoteLogits:
     def num_vocab(self) -> int:
         return self._sizes.num_vocab
 
-    def rank(self, wanted: Wanted, carry: Tensor | None = None) -> Ranking:
+    def rank(self, wanted: RankRequest, carry: Tensor | None = None) -> Ranking:
         """Send the command, and do not wait."""
         command = wire.RankLogits(
             num_entries=self._shape[0],
@@ -266,7 +266,7 @@ class _RemoteRanking:
         connection: BackendConnection,
         sizes: StageSizes,
         num_rows: int,
-        wanted: Wanted,
+        wanted: RankRequest,
         carry: Tensor | None,
         *,
         number: int,
@@ -290,7 +290,7 @@ class _RemoteRanking:
         tensors = self._connection.result(self._number, specs, call)
         best, values, ids, masses, *logprobs = (tensor.numpy() for tensor in tensors)
         known = Logprobs(*logprobs) if logprobs else None
-        return Candidates(self._carried(), best, Block(values, ids, masses, known))
+        return Candidates(self._carried(), best, TopLogits(values, ids, masses, known))
 
     def _best(self, call: CallKind) -> np.ndarray[Any, np.dtype[np.int64]]:
         answer, _ = self._connection.answer_with(self._number, wire.BestTokens, [], call)

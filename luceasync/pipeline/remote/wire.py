@@ -139,7 +139,7 @@ class PreparePass(Command, frozen=True):
 
 class RankLogits(Command, frozen=True):
     """Rank the logits of the last pass that left any, of its first entries; see
-    luceasync.ranking.logits.Wanted. Comes with float64: `num_masses` temperatures, then each table
+    luceasync.ranking.logits.RankRequest. Comes with float64: `num_masses` temperatures, then each table
     of `edits`, given as (rows, edits); then int64 rows and int32 words of `num_masked` masks.
     `is_of_masked`: rank these rows alone. Answered by Result, or by BestTokens if none is ranked.
     """
@@ -434,7 +434,7 @@ class Offers(Message, frozen=True):
     offers: tuple[Offer, ...]
 
 
-class Failure(Message, frozen=True):
+class CommandFailure(Message, frozen=True):
     """What was asked for cannot be had: the words for the user."""
 
     words: str
@@ -472,5 +472,5 @@ class NodeRoom(Message, frozen=True):
 
 
 ANSWERS: tuple[type[Message], ...] = (
-    *(Offers, Failure, LoadProgress, Result, BestTokens, Scalar, NodeRoom),
+    *(Offers, CommandFailure, LoadProgress, Result, BestTokens, Scalar, NodeRoom),
 )

@@ -20,13 +20,13 @@ from luceasync.config import (
     ModelConfig,
     PlacementConfig,
 )
-from luceasync.engine.decoding import Decoding, SpeculativeDecoding
+from luceasync.engine.decoding import LaneDecoding, SpeculativeDecoding
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.load import speculate
 from luceasync.engine.start import build_engine
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.request import ChatPrompt, Request, Sampling
-from luceasync.speculation.adapt import Shape
+from luceasync.speculation.choice import RoundShape
 from luceasync.speculation.dflash.load import LoadedDraft
 from tests.acceptance.lossless.cases import KINDS, Answer, Answers, Case, Kind, Target
 from tests.acceptance.lossless.rounds import ScriptedDecoding, forced
@@ -102,8 +102,8 @@ async def running(
         draft=draft if drafts else DraftConfig("none"),
     )
 
-    def decode_with(backend: LayerSplitBackend, draft: LoadedDraft) -> Decoding:
-        shape = Shape(target.block, case.budget)
+    def decode_with(backend: LayerSplitBackend, draft: LoadedDraft) -> LaneDecoding:
+        shape = RoundShape(target.block, case.budget)
         if target.is_scripted and plain is not None:
             return ScriptedDecoding(backend, draft, shape, plain_ids(case, plain), case.num_lanes)
         return SpeculativeDecoding(backend, draft.speculator, force=forced(shape))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from luceasync.engine.sampling.choose import Behind, Ranked, choose, rank
+from luceasync.engine.sampling.choose import MaskedRanking, RankedRows, choose, rank
 from luceasync.engine.sampling.row import RowSampling
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import NO_TOKEN
@@ -46,7 +46,7 @@ def random_bits(rng: np.random.Generator, vocab: int) -> np.ndarray:
     return rng.random((ROWS, -(-vocab // 32) * 32)) < rng.choice([0.02, 0.3, 0.9, 0.99])
 
 
-def what_told(ranked: Ranked, index: int, row: RowSampling, bits: np.ndarray, word: np.ndarray):
+def what_told(ranked: RankedRows, index: int, row: RowSampling, bits: np.ndarray, word: np.ndarray):
     """How the token becomes known, and which it is, if that is before the device is asked again."""
     firm = ranked.firm(index, row.position)
     if firm != NO_TOKEN:
@@ -69,7 +69,7 @@ def test_firm_tokens_and_candidates_say_what_a_mask_gives(num_candidates: int, s
         masked = {i: replace(row, mask=words[i]) for i, row in enumerate(rows)}
         truth = choose(logits, [*masked.values()], num_candidates=num_candidates).token_ids
         ranked = rank(logits, rows, num_candidates=num_candidates)
-        behind = Behind(logits, {i: masked[i] for i in range(0, ROWS, 3)}, num_candidates)
+        behind = MaskedRanking(logits, {i: masked[i] for i in range(0, ROWS, 3)}, num_candidates)
         for i, row in enumerate(rows):
             how, token = what_told(ranked, i, row, bits[i], words[i])
             assert how == "nothing" or token == truth[i], (how, row, vocab)

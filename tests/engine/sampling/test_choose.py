@@ -31,11 +31,11 @@ def random_logits(
     return torch.randn(rows, vocab, generator=generator) * spread
 
 
-def choose(logits: torch.Tensor, rows, **how) -> sampler.Choice:
+def choose(logits: torch.Tensor, rows, **how) -> sampler.ChosenTokens:
     return sampler.choose(LocalLogits(logits), rows, **how)
 
 
-def rank(logits: torch.Tensor, rows, **how) -> sampler.Ranked:
+def rank(logits: torch.Tensor, rows, **how) -> sampler.RankedRows:
     return sampler.rank(LocalLogits(logits), rows, **how)
 
 
