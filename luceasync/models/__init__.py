@@ -1,3 +1,3 @@
-"""Networks that know nothing of devices, splits or lanes' owners: spec, layers, one file per
-family, loader.
+"""Networks: specs, layers, families, formats and the loader. Know no device, split or owner of a
+lane.
 """

@@ -1,7 +1,7 @@
-"""A model directory as a person names it: whether it is one, else what was probably meant.
+"""Checks that a path is a model directory, and says what was probably meant if it is not.
 
-Owns the words for a path that is missing or a name of the hub, and a model's own name. Reads no
-config. Pure of torch, so that a typo is told at once.
+Owns the messages about missing paths and names of the hub, and a model's default name. Reads no
+config and imports no torch, so that a typo is reported at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_directory(path: Path, expected: str = EXPECTED) -> None:
 
 
 def _fault_of(path: Path) -> str:
-    """What keeps `path` from being a model directory; "" where nothing does."""
+    """Why `path` is not a model directory; "" if it is one."""
     try:
         mode = os.stat(path).st_mode
     except FileNotFoundError:
@@ -39,7 +39,7 @@ def _fault_of(path: Path) -> str:
         return f"cannot be opened ({getattr(error, 'strerror', None) or error})"
     if not stat.S_ISDIR(mode):
         if not stat.S_ISREG(mode):
-            return "is no regular file"
+            return "is not a regular file"
         return "is a GGUF file" if path.suffix.lower() == SUFFIX else "is a file"
     if (path / CONFIG).exists():
         return ""
@@ -55,17 +55,17 @@ def _fault_of_missing(path: Path) -> str:
     if HUB_NAME.fullmatch(str(path)):
         target = path.name
         return (
-            "does not exist here. Nothing is downloaded by itself: for the model of that name on "
-            f"the hub, run `hf download {path} --local-dir {target}` and serve {target}"
+            "does not exist here. Nothing is downloaded automatically: for the hub's model of that "
+            f"name, run `hf download {path} --local-dir {target}` and serve {target}"
         )
     return "does not exist"
 
 
 def model_name(path: Path) -> str:
-    """What the model at `path` is called where nobody has named it: as its directory, or as its
-    GGUF file without what tells parts and types of files.
+    """The model's default name: that of its directory, or of its GGUF file without part number and
+    suffix.
     """
     if path.is_dir():
         return path.resolve().name
-    part = PART.fullmatch(path.name)  # what a link leads to may have any name
+    part = PART.fullmatch(path.name)  # the link's own name: its target may have any
     return part["stem"] if part else path.stem if path.suffix.lower() == SUFFIX else path.name

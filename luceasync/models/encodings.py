@@ -1,6 +1,7 @@
-"""How a file stores the numbers of a tensor, and how they become a weight where they run.
+"""How a file stores a tensor's numbers, and how they become a weight on a device.
 
-Owns the protocols that formats and devices meet in, and plain numbers. Pure at its top.
+Owns the protocols between formats and devices, and the encoding of plain numbers. Imports no torch
+at its top.
 """
 
 from __future__ import annotations
@@ -20,46 +21,46 @@ if TYPE_CHECKING:
     from luceasync.models.ops import Ops
 
 Shape = tuple[int, ...]
-Select = Callable[["Tensor"], "Tensor"]  # takes rows of a stored matrix, or of what belongs to them
+Select = Callable[["Tensor"], "Tensor"]  # selects rows of a stored matrix or of its scales
 
 
 class Stack(Protocol):
-    """A matrix that is being read, part by part, to its final place."""
+    """A matrix that is being read part by part to its final place."""
 
     def fill(self, begin: int, stored: Any, select: Select) -> int:
-        """Put the rows that `select` takes of `stored`, which a format has read, at row `begin`.
-        Returns the bytes that were read for them.
+        """Write the rows that `select` takes of `stored`, which a format has read, from row `begin`
+        on. Returns the number of bytes read for them.
         """
         ...
 
     def weight(self) -> Weight:
-        """The whole of it, packed; nothing is filled afterwards."""
+        """The whole matrix, packed. Nothing may be filled afterwards."""
         ...
 
     def table(self) -> EmbeddingTable:
-        """The whole of it, rows as they are."""
+        """The whole matrix with plain rows."""
         ...
 
 
 class Encoding(Protocol):
-    """How a file stores the numbers of one tensor. Equal forms may share a Stack."""
+    """How a file stores the numbers of one tensor. Tensors of equal encoding may share a Stack."""
 
     def num_bytes(self, shape: Shape, precision: Precision) -> int:
-        """What a tensor of that shape takes on a device."""
+        """Bytes that a tensor of this shape takes on a device."""
         ...
 
     def words(self, shape: Shape, precision: Precision) -> str:
-        """What the type of its numbers is called, there."""
+        """The name of its number type on a device."""
         ...
 
     def stack(self, shape: Shape, place: WeightPlacement) -> Stack:
-        """Room for a matrix of that shape."""
+        """An empty matrix of this shape."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class WeightPlacement:
-    """Where weights are to be, in which dtype plain ones, and the operations that use them."""
+    """The device that weights go to, the dtype of plain ones, and the operations that use them."""
 
     ops: Ops
     device: torch.device
@@ -68,7 +69,7 @@ class WeightPlacement:
 
 @dataclass(frozen=True, slots=True)
 class DenseEncoding:
-    """Plain numbers. Matrices take the model's dtype; other tensors are float32 where they run."""
+    """Plain numbers. On a device matrices have the model's dtype, other tensors are float32."""
 
     def num_bytes(self, shape: Shape, precision: Precision) -> int:
         return prod(shape) * (precision.weight_bytes if len(shape) == 2 else 4)
@@ -81,7 +82,7 @@ class DenseEncoding:
 
 
 class _DenseStack:
-    """Filled part by part, so that beside it no more than one stored tensor is ever held."""
+    """Filled part by part, so that only one stored tensor is held beside it at any time."""
 
     def __init__(self, shape: Shape, place: WeightPlacement) -> None:
         import torch

@@ -1,4 +1,4 @@
-"""Both ends of a model: the embedding before its first layer, norm and head behind its last."""
+"""Both ends of a model: the embedding before its first layer, norm and head after its last."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from luceasync.models.weights import EmbeddingTable, Weight
 
 @dataclass(frozen=True, slots=True)
 class ModelEnds:
-    """What of the ends a shard has; a tied head is the embedding."""
+    """The ends that a shard has. A tied head is the embedding."""
 
     embedding: EmbeddingTable | None
     norm: Norm | None
     head: Weight | None
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """tokens: int64 [...] -> [..., hidden]. First shard only."""
+        """Look up int64 tokens [...] -> [..., hidden]. First shard only."""
         assert self.embedding is not None, "only the first shard embeds"
         return self.embedding.lookup(tokens)
 
     def project_rows(self, x: Tensor) -> Tensor:
-        """The head alone, without the final norm: [..., hidden] -> logits float32 [..., vocab].
-        Last shard only.
+        """Apply the head without the final norm: [..., hidden] -> logits float32 [..., vocab]. Last
+        shard only.
         """
         assert self.head is not None, "only the last shard projects"
         return self.head.linear_float(x)
 
     def project(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """[..., hidden] -> logits float32 [..., vocab], in `out` if it is given. Last shard
-        only.
+        """Apply norm and head: [..., hidden] -> logits float32 [..., vocab], in `out` if given.
+        Last shard only.
         """
         assert self.norm is not None and self.head is not None, "only the last shard projects"
         return self.head.linear_float(x, self.norm, out)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the weights; what is tied counts once."""
+        """Bytes of the weights; tied weights count once."""
         parts = {id(part): part for part in (self.embedding, self.head, self.norm) if part}
         return sum(part.num_bytes for part in parts.values())
 
 
 def read_ends(reader: TensorReader, *, is_first: bool, is_last: bool) -> ModelEnds:
-    """The ends of a shard, as most families name them. Raises ModelError."""
+    """Read a shard's ends under the names that most families use. Raises ModelError."""
     spec = reader.spec
     shape = (spec.vocab_size, spec.hidden_size)
     name = f"{spec.prefix}embed_tokens.weight"
@@ -57,6 +57,6 @@ def read_ends(reader: TensorReader, *, is_first: bool, is_last: bool) -> ModelEn
     norm = reader.norm(f"{spec.prefix}norm.weight", (spec.hidden_size,))
     if not spec.tied_embeddings:
         head: Weight = reader.stacked([TensorPart("lm_head.weight")], {"lm_head.weight": shape})
-    else:  # never packed, so that it gives the same bits where the embedding is elsewhere
+    else:  # never packed: the same bits, whether or not the embedding is on this shard
         head = embedding or reader.table(name, shape)
     return ModelEnds(embedding, norm, head)

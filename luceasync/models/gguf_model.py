@@ -81,7 +81,7 @@ def _stored(layout: GgufLayout, name: str, shape: Shape) -> GgufTensor:
         )
     is_there = rows == own[0] or (where.name.endswith("attn_qkv.weight") and rows > own[0])
     if tensor.shape[1:] != own[1:] or not is_there or where.begin + own[0] > rows:
-        raise ModelError(f"{where.name!r} has shape {tensor.shape}; {own} is expected")
+        raise ModelError(f"{where.name!r} has shape {tensor.shape}; expected {own}")
     stored = GgufTensor(path, tensor, where.begin, shape, where.orders)
     if isinstance(stored.encoding, QuantEncoding):
         _check_quantised(stored, stored.encoding)
@@ -92,11 +92,11 @@ def _check_quantised(stored: GgufTensor, encoding: QuantEncoding) -> None:
     """Whether it can be held as it is stored, and its columns be moved."""
     name, columns = stored.tensor.name, stored.orders.columns
     if len(stored.shape) != 2:
-        raise ModelError(f"{name!r} is stored as {encoding.name}; F32, F16 or BF16 is expected")
+        raise ModelError(f"{name!r} is stored as {encoding.name}; expected F32, F16 or BF16")
     if columns is not None and not _moves(columns, encoding):
         raise ModelError(
             f"{name!r} is stored as {encoding.name}: heads of {columns.shape[2]} columns cannot be "
-            f"brought in order; multiples of {max(BLOCK, encoding.group or 0)} are expected"
+            f"brought in order; expected multiples of {max(BLOCK, encoding.group or 0)}"
         )
 
 

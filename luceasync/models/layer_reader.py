@@ -1,4 +1,4 @@
-"""What a kind of layer reads its weights with. Pure at its top; knows no source and no file."""
+"""What kinds of layers read their weights with. Pure at its top; knows no source and no file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """Rows of the stored matrix `name`: what `select` gives, one in `divisor` of all."""
+    """Rows of the stored matrix `name`: those that `select` takes, one in `divisor` of all."""
 
     name: str
     select: Select = whole
@@ -39,24 +39,24 @@ class LayerReader(Protocol):
 
     @property
     def norm_eps(self) -> float:
-        """Of the model's RMS norms."""
+        """The epsilon of the model's RMS norms."""
         ...
 
     @property
     def norm_offset(self) -> float:
-        """What is added to stored weights of norms."""
+        """What is added to the stored weights of norms."""
         ...
 
     def matrix(self, *names: str) -> Weight:
-        """The matrices `names` stacked along their rows."""
+        """The named matrices, stacked along their rows."""
         ...
 
     def stacked(self, parts: Sequence[TensorPart]) -> Weight:
-        """Parts of matrices stacked along their rows."""
+        """Parts of matrices, stacked along their rows."""
         ...
 
     def vector(self, name: str, offset: float = 0.0) -> Tensor:
-        """A small tensor in float32, `offset` added."""
+        """A small tensor in float32, with `offset` added."""
         ...
 
     def norm(self, name: str) -> Norm:

@@ -1,6 +1,6 @@
-"""Weights of a model, one tensor at a time, brought to where they run: only what a shard needs.
+"""Reads a model's weights to where they run, one tensor at a time, and only what a shard needs.
 
-Checks every shape against the spec before a byte is read. Knows no kind of layer and no file.
+Knows no kind of layer and no file format.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class TensorSource(Protocol):
     """Where tensors come from: a file of some format, or random numbers for a benchmark."""
 
     def encoding(self, name: str) -> Encoding:
-        """How the tensor is stored. Raises ModelError where there is none."""
+        """How the tensor is stored. Raises ModelError if there is none of that name."""
         ...
 
     def read(self, name: str, shape: Shape) -> Any:
-        """The tensor `name`, as a Stack of its form takes it: a plain one as a Tensor on the CPU,
-        in the dtype it is stored in. Raises ModelError.
+        """The tensor `name` in the form that its encoding's Stack takes; a plain one as a CPU
+        tensor in its stored dtype. Checks its shape before it reads a byte. Raises ModelError.
         """
         ...
 
@@ -44,9 +44,9 @@ class TensorSource(Protocol):
 class RandomSource:
     """Random weights of the right shapes, for benchmarks of models that are not at hand.
 
-    Matrices are scaled so that activations keep their size; norms are near what real ones are. A
-    tensor's numbers follow from the seed, its name, its shape and the kind of `device`: they are
-    the same whoever reads it, in whatever order.
+    Matrices are scaled to keep the size of activations; norms are close to real ones. A tensor's
+    numbers depend only on the seed, its name, its shape and the kind of `device`, not on who reads
+    it when.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class RandomSource:
         seed: int = 0,
         encoding_of: Callable[[str], Encoding] = lambda name: DenseEncoding(),
     ) -> None:
-        """`encoding_of`: how each tensor would be stored, by its name; they are random too."""
+        """`encoding_of`: how to store each tensor, by its name."""
         self._encoding_of = encoding_of
         self._generator = torch.Generator(device)
         self._dtype = dtype
@@ -83,17 +83,17 @@ class RandomSource:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer; it holds its weights, the state that it reads and writes is handed in."""
+    """The weights of one decoder layer; its state is passed in."""
 
     mixer: MixerLayer
     feed_forward: FeedForwardLayer
 
     def forward(self, x: Tensor, state: State, rows: Rows) -> Tensor:
-        """x: [entries, rows, hidden], the residual stream; `state` moves on in place."""
+        """x: [entries, rows, hidden], the residual stream. `state` is updated in place."""
         return self.feed_forward.forward(self.mixer.forward(x, state, rows))
 
     def verify(self, x: Tensor, state: State, rows: Rows, trees: Trees, scratch: State) -> Tensor:
-        """As `forward`, for rows that form trees; see MixerLayer.verify."""
+        """`forward` for rows that form trees, see MixerLayer.verify."""
         return self.feed_forward.forward(self.mixer.verify(x, state, rows, trees, scratch))
 
     @property
@@ -103,7 +103,7 @@ class Layer:
 
 
 class TensorReader:
-    """Reads tensors to their final place. `advance` is told the bytes of every stored tensor once
+    """Reads tensors to their final place. `advance` is passed the stored bytes of each tensor once
     it has been read.
     """
 
@@ -121,17 +121,17 @@ class TensorReader:
 
     @property
     def ops(self) -> Ops:
-        """The operations of the device that the tensors go to."""
+        """The operations of the target device."""
         return self.place.ops
 
     def layer(self, layer: int) -> Layer:
         """Read decoder layer `layer`. Raises ModelError."""
-        reader, kinds = OneLayer(self, layer), self.spec.layers[layer]
+        reader, kinds = _TensorsOfLayer(self, layer), self.spec.layers[layer]
         return Layer(kinds.mixer.load(reader), kinds.feed_forward.load(reader))
 
     def stacked(self, parts: Sequence[TensorPart], shapes: dict[str, Shape]) -> Weight:
-        """Parts of matrices stacked along their rows, which `shapes` has by name. Neighbours that
-        are stored alike are one matrix, filled part by part.
+        """Parts of matrices stacked along their rows; `shapes` has the matrices' shapes by name.
+        Neighbours with the same encoding become one matrix, filled part by part.
         """
         segments = []
         for encoding, alike in groupby(parts, lambda part: self._source.encoding(part.name)):
@@ -140,7 +140,7 @@ class TensorReader:
             stack = encoding.stack((sum(num_rows), *shapes[parts[0].name][1:]), self.place)
             begin = 0
             for part, rows in zip(segment, num_rows, strict=True):
-                # What was read has no name here: it is gone before the next tensor is read.
+                # The tensor has no name here: it is freed before the next one is read.
                 num_bytes = stack.fill(
                     begin, self._source.read(part.name, shapes[part.name]), part.select
                 )
@@ -150,13 +150,13 @@ class TensorReader:
         return segments[0] if len(segments) == 1 else self.ops.stacked(segments)
 
     def table(self, name: str, shape: Shape) -> EmbeddingTable:
-        """A matrix whose rows are looked up one by one: as it is."""
+        """A matrix with plain rows, which can be looked up."""
         stack = self._source.encoding(name).stack(shape, self.place)
         self._advance(stack.fill(0, self._source.read(name, shape), whole))
         return stack.table()
 
     def vector(self, name: str, shape: Shape, offset: float = 0.0) -> Tensor:
-        """A small tensor in float32, `offset` added."""
+        """A small tensor in float32, with `offset` added."""
         tensor = self._source.read(name, shape)
         self._advance(tensor.nbytes)
         small: Tensor = tensor.float().to(self.place.device) + offset
@@ -168,8 +168,8 @@ class TensorReader:
         return Norm(self.ops, self.vector(name, shape, spec.norm_offset), spec.norm_eps)
 
 
-class OneLayer:
-    """See LayerReader."""
+class _TensorsOfLayer:
+    """LayerReader over a TensorReader."""
 
     def __init__(self, reader: TensorReader, layer: int) -> None:
         self._reader = reader

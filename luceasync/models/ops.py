@@ -1,7 +1,7 @@
-"""The operations that every kind of layer is made of, in torch, for any device.
+"""The operations that layers are made of, and their bodies in torch, for any device.
 
-The cuts are where a fused kernel pays: models.triton_ops has the same operations for GPUs, and
-these are their slow truth. Knows weights as tensors, no state and no kind of layer.
+They are cut where a fused kernel pays: models.triton_ops has them for GPUs, and these are the
+reference. Knows weights as tensors, no state and no kind of layer.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ T = TypeVar("T")
 
 
 class Ops(Protocol):
-    """What a device computes with."""
+    """The operations of a device. Methods that take a tensor as a weight take over its memory."""
 
     def pack(self, rows: Tensor) -> Weight:
-        """A matrix [out, dim], whose memory is given away, as the operations here want it."""
+        """A matrix [out, dim] in the layout that the operations want."""
         ...
 
     def table(self, rows: Tensor) -> EmbeddingTable:
-        """A matrix [out, dim], whose memory is given away and whose rows are looked up too."""
+        """A matrix [out, dim] whose rows can also be looked up."""
         ...
 
     def quantised(self, packed: Packed, dtype: torch.dtype) -> EmbeddingTable:
-        """A quantised matrix, whose memory is given away; `dtype`: of looked up rows."""
+        """A quantised matrix; looked-up rows have `dtype`."""
         ...
 
     def stacked(self, segments: Sequence[Weight]) -> Weight:
-        """Weights that are stored unlike, one below the other."""
+        """Weights of different encodings, stacked along their rows."""
         ...
 
     def gated(self, gate_up: Weight, down: Weight) -> SwiGLU:
-        """A network of two weights of these operations."""
+        """A gated feed-forward network of two of these weights."""
         ...
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """RMS norm over the last dimension, computed in float32, in x's dtype; weight float32."""
+        """RMS norm over the last dimension, computed in float32; x's dtype; weight float32."""
         ...
 
     def row_indices(self, positions: Tensor, lanes: Tensor, absent: Tensor) -> Tensor:
-        """How many of their lanes' rows before them are here: `positions` int32 [entries, rows]
-        less `absent` int32 [lanes + 1] of `lanes` int32 [entries], where NO_LANE is the last one.
+        """Row indices of `positions`, int32 [entries, rows]: each minus `absent`, int32 [lanes +
+        1], of its lane in `lanes`, int32 [entries]. NO_LANE is the last one.
         """
         ...
 
     def trees(self, parents: Tensor, reach: int) -> Trees:
-        """What rows see that form trees; see luceasync.models.trees.torch_trees."""
+        """What rows of trees see, see models.trees.torch_trees."""
         ...
 
     def pick(
@@ -72,7 +72,7 @@ class Ops(Protocol):
         triton_body: Callable[[], T],
         compiled_body: Callable[[], T],
     ) -> T:
-        """Of bodies with one meaning the one for this device."""
+        """Make the body for this device, of bodies with the same meaning."""
         ...
 
 
@@ -113,7 +113,7 @@ class TorchOps:
 
 
 class TorchTable:
-    """A Table of plain rows; what other bodies share."""
+    """A table of plain rows; base of other devices' tables."""
 
     def __init__(self, rows: Tensor) -> None:
         self.rows = rows  # [out, dim]
@@ -147,14 +147,14 @@ class TorchTable:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A RowNorm; weight float32 [dim], with the family's offset already added."""
+    """An InputNorm. weight: float32 [dim], with the family's offset added."""
 
     ops: Ops
     weight: Tensor
     eps: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [..., dim], in its dtype."""
+        """x: [..., dim]. Returns x's dtype."""
         return self.ops.norm(x, self.weight, self.eps)
 
     @property

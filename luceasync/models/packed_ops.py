@@ -1,9 +1,8 @@
-"""The operations of luceasync.models.ops on CPUs, over weights that oneDNN has laid out for itself.
+"""The operations of models.ops on CPUs, with weights in oneDNN's own layout.
 
-Plain rows cost oneDNN a quarter of its speed at few rows in bf16, and MKL two thirds in float32. A
-row's result is the same whatever rows are beside it, from two rows on. oneDNN compiles a product
-for each number of rows and keeps it: rows are filled up a little, so that numbers come again, and
-few products are kept.
+With plain rows oneDNN loses a quarter of its speed at few rows in bf16, and MKL two thirds in
+float32. A row's result does not depend on the rows beside it, from two rows on. oneDNN compiles and
+caches a product for each number of rows: numbers are rounded up, and few products are kept.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from luceasync.models.quant.packed import Packed
 from luceasync.models.quant.torch_weight import TorchQuantWeight
 from luceasync.models.weights import EmbeddingTable, InputNorm, Weight
 
-LEAST_ROWS = 4  # from so many on a row's float32 bits do not depend on how many there are
+MIN_ROWS = 4  # from so many on, a row's float32 bits do not depend on the number of rows
 ROWS_HINT = 4  # the layout suits a decode batch; prefill loses nothing by it
-# Half a MiB each, and under a millisecond to compile anew: what steps of decode use stays.
+# Each takes half a MiB, and under a millisecond to compile again. Enough for all decode steps.
 MAX_PRODUCTS = 128
-# Numbers of rows in an octave. A row that fills up costs what any row does, 0.6 ms in a model whose
-# products take 3 ms to compile anew, and more in larger ones.
+# Numbers of rows in an octave. A padding row costs what any row does, 0.6 ms in a model whose
+# products take 3 ms to compile, and more in larger ones.
 ROW_COUNTS = 32
-# oneDNN keeps what it compiled, torch what it described to oneDNN: a thousand each unless told.
-KEEPERS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+# oneDNN caches compiled products, torch their descriptions: 1,000 each by default.
+CACHE_VARIABLES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 T = TypeVar("T")
 
 
 class PackedOps(TorchOps):
-    """TorchOps with weights in oneDNN's own layout. A table stays as it is, so that a head that is
-    tied to it gives the same bits where the embedding is elsewhere.
+    """TorchOps with weights in oneDNN's layout. Tables stay plain, so that a tied head gives the
+    same bits whether or not the embedding is on its shard.
     """
 
     def pack(self, rows: Tensor) -> Weight:
@@ -75,7 +74,7 @@ class PackedOps(TorchOps):
 
 
 class PackedTable(TorchTable):
-    """A matrix that oneDNN multiplies with; only plain rows can be looked up."""
+    """A matrix that oneDNN multiplies with. Rows can be looked up only if they are plain."""
 
     @property
     def num_bytes(self) -> int:
@@ -92,15 +91,15 @@ class PackedTable(TorchTable):
 
 
 def product(x: Tensor, rows: Tensor) -> Tensor:
-    """x @ rows^T, float32 [n, dim] with [out, dim]: a row's result is the same alone and among
+    """x @ rows^T in float32, [n, dim] and [out, dim]. A row's result is the same alone and among
     others.
     """
     num_rows = len(x)
-    missing = max(_num_missing(num_rows), LEAST_ROWS - num_rows)
+    missing = max(_num_missing(num_rows), MIN_ROWS - num_rows)
     return _product(F.pad(x, (0, 0, 0, missing)), rows)[:num_rows]
 
 
-@functools.lru_cache(4096)  # asked for every product of every step
+@functools.lru_cache(4096)  # called for every product of every step
 def _num_missing(num_rows: int) -> int:
     return round_up_rows(num_rows, per_octave=ROW_COUNTS) - num_rows
 
@@ -110,11 +109,11 @@ def _product(x: Tensor, rows: Tensor) -> Tensor:
     return out
 
 
-def keep_few_products() -> None:
-    """Bound what oneDNN keeps, unless whoever started the process has; to be called before the
-    first product, at which both keepers read their variable.
+def limit_product_caches() -> None:
+    """Bound oneDNN's and torch's caches, unless the environment does. Call it before the first
+    product, when both read their variable.
     """
-    for name in KEEPERS:
+    for name in CACHE_VARIABLES:
         os.environ.setdefault(name, str(MAX_PRODUCTS))
 
 

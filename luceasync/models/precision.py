@@ -1,4 +1,4 @@
-"""In which numbers a model is held, computed and remembered. Pure: dtypes are words here."""
+"""Number types of a model's weights, activations and state. Pure: dtypes are strings here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ITEM_BYTES: dict[Dtype, int] = {"bf16": 2, "fp32": 4}
 @dataclass(frozen=True, slots=True)
 class Precision:
     """`weights`: of matrices that a file stores plainly; `compute`: of activations; `kv`: of keys
-    and values. Norms and the small tensors of recurrent layers are float32 whatever these are.
+    and values. Norms and small tensors of recurrent layers are always float32.
     """
 
     weights: Dtype
@@ -26,7 +26,7 @@ class Precision:
 
     @classmethod
     def of(cls, dtype: Dtype) -> Precision:
-        """One dtype for all."""
+        """The same dtype for all."""
         return cls(dtype, dtype, dtype)
 
     @property
@@ -35,11 +35,11 @@ class Precision:
         return ITEM_BYTES[self.weights]
 
     def item_bytes(self, role: Role) -> int:
-        """Bytes of one number of a state tensor in that role."""
+        """Bytes of one number of a state tensor in this role."""
         return ITEM_BYTES[self._dtype(role)]
 
     def torch_dtype(self, role: Role) -> torch.dtype:
-        """The dtype of a state tensor in that role."""
+        """Dtype of a state tensor in this role."""
         return torch_dtype(self._dtype(role))
 
     def _dtype(self, role: Role) -> Dtype:
@@ -48,7 +48,7 @@ class Precision:
 
 
 def torch_dtype(dtype: Dtype) -> torch.dtype:
-    """What torch calls it."""
+    """torch's dtype."""
     import torch
 
     return {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype]

@@ -1,6 +1,9 @@
-"""The newest rows of every lane, in rings, and what they say of chunks when they look at them.
+"""Rings of every lane's newest rows, and the attention mass of chunks that they compute.
 
-Owns the rings of one shard, and from which position on each is filled. Knows no kind of layer.
+Owns the rings of one shard and from which position on each is filled. Knows no kind of layer.
+
+    ring of 4 rows, lane at 6 tokens:   place     0  1  2  3
+                                        position  4  5  2  3
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from luceasync.models.precision import Precision
 
 
 class RecentRows:
-    """Static rings of layers with these mixers: [layers, lanes + 1, newest, ...] of each kind that
-    has one, with an extra lane for padding entries. `layers` are views, empty where there is none.
+    """Static rings of the layers whose mixers have one: [layers, lanes + 1, newest, ...] of each
+    kind, with an extra lane for padding entries. `layers` are views, empty without a ring.
     """
 
     def __init__(
@@ -42,34 +45,34 @@ class RecentRows:
         return sum(ring.nbytes for stack in self.stacked.values() for ring in stack)
 
     def filled(self, lane: int) -> range:
-        """Positions of the lane's rows that were run one after the other: the newest are here."""
+        """Positions run without a gap up to the lane's end. The ring holds the newest of them."""
         return self._filled[lane]
 
     def ran(self, lane: int, begin: int, end: int) -> None:
-        """Rows of positions `[begin, end)` were run and kept."""
+        """Rows of positions `[begin, end)` were run and written to the ring."""
         filled = self._filled[lane]
         goes_on = filled.start <= begin <= filled.stop and len(filled) > 0
         self._filled[lane] = range(filled.start if goes_on else begin, end)
 
     def reset(self, lane: int) -> None:
-        """The lane begins anew, or goes on from elsewhere."""
+        """The lane restarts, or continues from elsewhere."""
         self._filled[lane] = range(0)
 
     def close(self) -> None:
-        """Let the tensors go. May be called twice."""
+        """Free the tensors. May be called twice."""
         self.layers.clear()
         self.stacked.clear()
 
 
 class LayerProbe:
-    """One layer's newest rows of a lane that stands after `num_tokens` look at rows as they come
-    by.
+    """A probe of one layer: the newest rows of a lane with `num_tokens` tokens score blocks of rows
+    as they stream by.
     """
 
     def __init__(
         self, kind: RecentSpec, body: ProbeBody, filled: range, num_tokens: int, chunk_tokens: int
     ) -> None:
-        """`filled`: positions of the rows in the ring, of which the newest are there."""
+        """`filled`: positions run without a gap, see RecentRows.filled."""
         self._body = body
         self._filled = filled
         self._chunk_tokens = chunk_tokens
@@ -83,26 +86,26 @@ class LayerProbe:
         self._body.probe(recent, rows, begin, end, self._chunk_tokens, self._scores)
 
     def mass(self) -> Tensor:
-        """What each chunk weighs; float32 [chunks]. See `masses`."""
-        assert self._scores is not None, "nothing has come by"
+        """The attention mass of each chunk: float32 [chunks]."""
+        assert self._scores is not None, "no block was scored"
         positions = ring_positions(self._shape[1], self._filled.stop, self._scores.device)
         return attention_mass(self._scores, positions >= self._filled.start)
 
 
 def ring_positions(num_recent: int, num_tokens: int, device: torch.device) -> Tensor:
-    """The position that each place of a ring holds, int64 [newest], of a lane that stands after
-    `num_tokens`; negative: none yet.
+    """The position at each place of a ring, int64 [newest], for a lane with `num_tokens` tokens;
+    negative: none yet.
     """
     last = num_tokens - 1
     return last - (last - torch.arange(num_recent, device=device)) % num_recent
 
 
 def attention_mass(scores: Tensor, is_kept: Tensor) -> Tensor:
-    """What each chunk weighs: its share of what a query sees, the most that any of the newest gives
-    it, summed over heads.
+    """Attention mass of each chunk: the largest share that any of the newest queries gives it,
+    summed over heads.
 
-    scores: float32 [heads, newest, chunks] of all chunks; is_kept: bool [newest]. Returns float32
-    [chunks].
+    scores: float32 [heads, newest, chunks], log-sums over all chunks; is_kept: bool [newest].
+    Returns float32 [chunks].
     """
     shares = scores.softmax(-1)
     return shares.masked_fill_(~is_kept[:, None], 0.0).amax(1).sum(0)

@@ -1,7 +1,7 @@
-"""What a verify pass leaves behind until a path of it is committed, in static tensors.
+"""Scratch of a verify pass: what its rows leave until a path is committed, in static tensors.
 
-Owns the rows that kinds of layers ask for; its size knows rows and widths, never a whole recurrent
-state. Knows no lanes and no positions.
+Owns the rows that kinds of layers ask for. Its size follows from rows and widths, never from a
+whole recurrent state. Knows no lanes and no positions.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from luceasync.models.precision import Precision
 
 @dataclass(frozen=True, slots=True)
 class ShapedScratch:
-    """The scratch of one shape of pass, [(layers,) entries, rows, ...]: of each mixer that is here
-    all layers together, and layer by layer.
+    """Scratch viewed in the shape of one pass, [(layers,) entries, rows, ...]: stacked by mixer,
+    and layer by layer.
     """
 
     stacked: dict[Mixer, State]
@@ -28,7 +28,7 @@ class ShapedScratch:
 
 
 class VerifyScratch:
-    """Room for the rows of one verify pass of layers with these mixers, whatever its shape is."""
+    """Scratch for a verify pass of any shape over layers with these mixers."""
 
     def __init__(
         self,
@@ -39,8 +39,8 @@ class VerifyScratch:
         device: torch.device,
         with_recent: bool = False,
     ) -> None:
-        """`num_rows`: of all entries together; `with_recent`: also what becomes of them in the
-        rings of the newest rows, see luceasync.models.recent.
+        """`num_rows`: of all entries together. `with_recent`: also keep the rows for the rings of
+        newest rows, see luceasync.models.recent.
         """
         self._mixers = tuple(mixers)
         self._rows: dict[Mixer, list[Tensor]] = {
@@ -61,7 +61,7 @@ class VerifyScratch:
         return sum(rows.nbytes for stack in self._rows.values() for rows in stack)
 
     def shaped(self, num_entries: int, num_rows: int) -> ShapedScratch:
-        """Views for a pass of so many entries of so many rows each."""
+        """Views for a pass of `num_entries` entries of `num_rows` rows."""
         shape = num_entries, num_rows
         if shape not in self._shaped:
             self._shaped[shape] = self._shape(shape)
@@ -78,13 +78,13 @@ class VerifyScratch:
         return ShapedScratch(stacked, [next(layers[mixer]) for mixer in self._mixers])
 
     def close(self) -> None:
-        """Let the tensors go. May be called twice."""
+        """Free the tensors. May be called twice."""
         self._shaped.clear()
         self._rows.clear()
 
 
 def scratch_of(mixer: Mixer, *, with_recent: bool) -> tuple[StateTensor, ...]:
-    """What a row of a layer leaves while it is verified."""
+    """What a verified row of a layer leaves."""
     recent = (mixer.recent.scratch,) if with_recent and mixer.recent is not None else ()
     return (*mixer.scratch, *recent)
 

@@ -1,4 +1,4 @@
-"""What a model is: dimensions, and for each layer what mixes tokens and what follows it.
+"""What a model is: its dimensions, and for each layer a mixer and a feed-forward network.
 
 Pure: no torch, no weights, no devices. Names neither a family nor a kind of layer.
 """
@@ -24,10 +24,10 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Everything about a model except its weights and where they will live.
+    """Everything about a model except its weights and where they live.
 
-    `norm_offset` is what is added to the stored weight of the RMS norms over the residual stream
-    (Qwen3.5 stores w of 1 + w). `prefix` precedes tensor names.
+    `norm_offset` is added to the stored weights of RMS norms over the residual stream (Qwen3.5
+    stores w of 1 + w). `prefix` precedes tensor names.
     """
 
     family: str
@@ -47,34 +47,34 @@ class ModelSpec:
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
-        """What mixes tokens, layer by layer."""
+        """The mixer of each layer."""
         return tuple(layer.mixer for layer in self.layers)
 
     @property
     def has_end_state(self) -> bool:
-        """Whether some layer keeps what belongs to the newest token alone: then a sequence goes on
-        only from where that was saved.
+        """Whether some layer has state of the newest token alone. A sequence then continues only
+        from positions where that state was saved.
         """
         return any(mixer.end for mixer in self.mixers)
 
     @property
     def end_kinds(self) -> frozenset[str]:
-        """What snapshots call the tensors that belong to the newest token alone."""
+        """Snapshot names of tensors that belong to the newest token alone."""
         return frozenset(tensor.name for mixer in self.mixers for tensor in mixer.end)
 
     @property
     def reach(self) -> int:
-        """Of how many inputs a row's convolution sees the last one; 1 where there is none."""
+        """Inputs that the widest convolution sees, the row's own included; 1 without one."""
         windows = (t.leans_on for mixer in set(self.mixers) for t in mixer.end)
         return 1 + max((window for window in windows if window is not None), default=0)
 
     def layer_shapes(self, layer: int) -> dict[str, Shape]:
-        """Names below `layers.<layer>.` in the checkpoint and their shapes."""
+        """Shapes of a layer's tensors by their names below `layers.<layer>.`."""
         kinds, hidden = self.layers[layer], self.hidden_size
         return kinds.mixer.tensors(hidden) | kinds.feed_forward.tensors(hidden)
 
     def shapes(self) -> dict[str, Shape]:
-        """Of all tensors by their names in the checkpoint; a head that is tied is none."""
+        """Shapes of all tensors by their checkpoint names. A tied head has none."""
         table = (self.vocab_size, self.hidden_size)
         ends = {
             f"{self.prefix}embed_tokens.weight": table,

@@ -1,6 +1,6 @@
-"""Rows that form trees, as a verify pass runs them: who follows whom, and what each row sees.
+"""Rows that form trees in a verify pass: parents, and what each row sees.
 
-Knows tensors only: which rows are proposed and which are accepted is decided elsewhere.
+Knows tensors only; which rows are proposed or accepted is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ ROOT = -1  # the parent of row 0, which is the lane's committed end
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """The trees of a verify pass, one an entry, with the same number of rows each.
+    """The trees of a verify pass, one for each entry, all with the same number of rows.
 
-    `ancestors` bool [entries, rows, rows]: ancestor or self. `depths` int32 [entries, rows]: 0 for
-    row 0. `taps` int [entries, rows, reach]: for each row the places of the last `reach` inputs on
-    its path, oldest first, in the committed window of `reach - 1` inputs followed by the rows.
+    - `ancestors`: bool [entries, rows, rows], whether a row is the other's ancestor or itself.
+    - `depths`: int32 [entries, rows], 0 for row 0.
+    - `taps`: int [entries, rows, reach], for each row the places of the last `reach` inputs on its
+      path, oldest first, in the committed window of `reach - 1` inputs followed by the rows.
+
+        parents  -1 0 0 1        row 3 follows 1, which follows 0
+        reach 3: the window is [w0 w1 | r0 r1 r2 r3] at places 0 .. 5
+        taps     row 0: 0 1 2    row 1: 1 2 3    row 2: 1 2 4    row 3: 2 3 5
     """
 
     ancestors: Tensor
@@ -28,18 +33,18 @@ class Trees:
 
 
 def chain(num_entries: int, num_rows: int, device: torch.device) -> Tensor:
-    """Parents int32 [entries, rows] of rows that follow each other."""
+    """Parents of rows that follow one another: int32 [entries, rows]."""
     parents = torch.arange(ROOT, num_rows - 1, dtype=torch.int32, device=device)
     return parents.expand(num_entries, -1)
 
 
 def torch_trees(parents: Tensor, reach: int) -> Trees:
-    """parents: int32 [entries, rows], ROOT for row 0 and a row before its own for every other;
-    reach: the width of the widest convolution, 1 if there is none.
+    """Build Trees from parents, int32 [entries, rows]: ROOT for row 0, an earlier row for the
+    others. reach: inputs of the widest convolution, 1 without one.
     """
     num_entries, num_rows = parents.shape
     own = torch.arange(num_rows, device=parents.device)
-    # Ancestors of the second degree from those of the first, of the fourth from those, ...
+    # Doubling: each product of the relation with itself reaches twice as many generations.
     seen = ((parents[..., None] == own) | (own[:, None] == own)).float()
     for _ in range((num_rows - 1).bit_length()):
         seen = (seen @ seen).clamp_(max=1)

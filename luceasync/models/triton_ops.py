@@ -1,5 +1,5 @@
-"""The operations of luceasync.models.ops on GPUs: fused Triton kernels, and torch's matrix products
-where the rows are many. Knows which kernel serves which number of rows, and nothing else.
+"""The operations of models.ops on GPUs: fused Triton kernels, and the library's products for many
+rows. Chooses the kernel by the number of rows.
 """
 
 from __future__ import annotations
@@ -18,25 +18,27 @@ from luceasync.kernels import rows as row_kernels
 from luceasync.kernels import small_gemm
 from luceasync.kernels import trees as tree_kernels
 from luceasync.models.ops import TorchTable
-from luceasync.models.quant.gpu import TiledQuantWeight, TiledQuantStack, TiledQuantSwiGLU
+from luceasync.models.quant.gpu import TiledQuantStack, TiledQuantSwiGLU, TiledQuantWeight
 from luceasync.models.quant.packed import Packed
 from luceasync.models.quant.tiles import can_tile, tile
 from luceasync.models.quant.torch_weight import TorchQuantWeight
 from luceasync.models.trees import Trees
 from luceasync.models.weights import EmbeddingTable, InputNorm, StackedWeight, SwiGLU, Weight
 
-DECODE_ROWS = 8  # up to as many, the decode step's kernels are the fastest in any kind of pass
-SLICE_NUMBERS = 1 << 23  # of a quantised matrix that are float32 at once: the workspace has room
-SWIGLU_ROWS = 32  # up to as many, few_rows is faster than the library with two weights at once
+DECODE_ROWS = 8  # up to as many rows, the decode kernels are the fastest in any pass
+SLICE_NUMBERS = (
+    1 << 23
+)  # numbers of a quantised matrix that are float32 at once; fits the workspace
+SWIGLU_ROWS = 32  # up to as many rows, small_gemm beats the library with two weights at once
 
 T = TypeVar("T")
 
 
 class TritonOps:
-    """See luceasync.models.ops.Ops.
+    """Ops of GPUs. All can be captured as CUDA graphs.
 
-    Decode, one row for each entry, gives a row the same bits whatever the other rows are, up to
-    MAX_ROWS of them. All can be captured as a CUDA graph.
+    In decode, with one row for each entry, a row's bits do not depend on the other rows, up to
+    MAX_ROWS of them.
     """
 
     def pack(self, rows: Tensor) -> Weight:
@@ -46,7 +48,7 @@ class TritonOps:
         return TritonTable(rows)
 
     def quantised(self, packed: Packed, dtype: torch.dtype) -> EmbeddingTable:
-        # Kernels multiply codes in bfloat16: they would not be float32's equal.
+        # Kernels multiply codes in bfloat16, which would not equal float32.
         if dtype != torch.bfloat16 or not can_tile(packed.layout, *packed.shape):
             return TorchQuantWeight(packed, dtype, slice_numbers=SLICE_NUMBERS)
         num_bytes = packed.num_bytes
@@ -80,7 +82,7 @@ class TritonOps:
 
 
 class TritonTable(TorchTable):
-    """A matrix as it is, multiplied by the kernel that its number of rows wants."""
+    """A plain matrix, multiplied by the kernel that suits the number of rows."""
 
     def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         x = x if norm is None else norm(x)
@@ -93,7 +95,7 @@ class TritonTable(TorchTable):
         if fused := _fused(x, small_gemm.MAX_ROWS):
             added: Tensor = fused.linear(flat, self.rows, flat_residual)
             return added.view_as(residual)
-        flat_residual.addmm_(flat, self.rows.t())  # in place: else it would be copied first
+        flat_residual.addmm_(flat, self.rows.t())  # in place, which saves a copy
         return residual
 
     def swiglu(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
@@ -107,8 +109,8 @@ class TritonTable(TorchTable):
 
 
 def _fused(x: Tensor, max_rows: int) -> ModuleType | None:
-    """The kernels to multiply `x` with, [..., rows, dim]; None: the library's are faster, as they
-    are from `max_rows` on. Measured on an H200 with bfloat16 weights.
+    """The kernels for `x`, [..., rows, dim]; None if the library is faster, as it is from
+    `max_rows` on. Measured on an H200 with bfloat16 weights.
     """
     num_rows = x.numel() // x.shape[-1]
     if num_rows <= DECODE_ROWS or (num_rows <= decode_rows.MAX_ROWS and x.shape[-2] == 1):

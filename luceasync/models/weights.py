@@ -1,6 +1,6 @@
-"""What a layer multiplies rows with, whatever numbers it is held in.
+"""Weights: what layers multiply rows with, in any encoding.
 
-Owns the protocol, and weights of parts that are stored unlike. Pure at its top; names no format.
+Owns the protocols, and weights whose parts differ in encoding. Pure at its top; names no format.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class InputNorm(Protocol):
-    """An RMS norm of rows [..., dim] that are multiplied next; `weight`: float32 [dim]."""
+    """An RMS norm over rows [..., dim] that a weight multiplies next. `weight`: float32 [dim]."""
 
     @property
     def weight(self) -> Tensor: ...
@@ -26,44 +26,40 @@ class InputNorm(Protocol):
 
 
 class Weight(Protocol):
-    """A matrix [out, dim] on a device, in the form that the operations there want."""
+    """A matrix [out, dim] on a device, in the layout that its operations want."""
 
     @property
     def num_bytes(self) -> int: ...
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the numbers that it stands for: what `linear` is computed in."""
+        """The dtype that `linear` computes in."""
         ...
 
     def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
-        """x @ weight^T, of x as `norm` has it if one is given. x: [..., dim] -> [..., out]."""
+        """x @ weight^T: [..., dim] -> [..., out]. Applies `norm` to x first, if given."""
         ...
 
     def linear_float(
         self, x: Tensor, norm: InputNorm | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """`linear` in float32, in `out` if it is given: not rounded before where that costs
-        nothing.
-        """
+        """`linear` in float32, in `out` if given; not rounded before where that is free."""
         ...
 
     def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """residual + x @ weight^T; `residual` may be what is returned, overwritten."""
+        """residual + x @ weight^T. May overwrite and return `residual`."""
         ...
 
     def swiglu(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
-        """silu(gate) * up, where gate is the first half of `linear` and up the second. ->
-        [..., out / 2].
-        """
+        """silu(gate) * up, the halves of `linear` in this order: -> [..., out / 2]."""
         ...
 
 
 class EmbeddingTable(Weight, Protocol):
-    """A Weight whose rows are also looked up one by one: an embedding, perhaps the head too."""
+    """A Weight whose rows can also be looked up: an embedding, perhaps tied to the head."""
 
     def lookup(self, ids: Tensor) -> Tensor:
-        """Rows of int64 ids [...]: [..., dim]."""
+        """Rows of int64 ids: [...] -> [..., dim]."""
         ...
 
 
@@ -81,17 +77,17 @@ class SwiGLU:
         return self.gate_up.num_bytes + self.down.num_bytes
 
     def add_to(self, x: Tensor, norm: InputNorm) -> Tensor:
-        """x and what the network makes of it as `norm` has it: [..., dim]; x may be overwritten."""
+        """x + down(swiglu(gate_up(norm(x)))): [..., dim]. May overwrite x."""
         return self.down.linear_add(self.gate_up.swiglu(x, norm), x)
 
 
 def as_float(product: Tensor, out: Tensor | None) -> Tensor:
-    """`product` in float32, in `out` if it is given."""
+    """`product` in float32, in `out` if given."""
     return product.float() if out is None else out.copy_(product)
 
 
 class StackedWeight:
-    """Segments that are stored unlike, one below the other: a Weight."""
+    """A Weight of segments with different encodings, stacked along their rows."""
 
     def __init__(self, segments: Sequence[Weight]) -> None:
         self.segments = tuple(segments)

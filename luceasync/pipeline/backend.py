@@ -18,7 +18,7 @@ from luceasync.host_cache.arena import HostMemory, PlainMemory
 from luceasync.host_cache.nodes import Nodes, NodesInParts
 from luceasync.models.families import family_of
 from luceasync.models.files import ModelFiles
-from luceasync.models.inferring import inferring
+from luceasync.models.inference import inference_mode
 from luceasync.models.loader import TensorSource
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.spec import ModelSpec
@@ -117,7 +117,7 @@ class LayerSplitBackend:
         """Saved state of lanes by name."""
         return self.lanes.nodes
 
-    @inferring
+    @inference_mode
     def prefill(
         self,
         lane: int,
@@ -147,7 +147,7 @@ class LayerSplitBackend:
         """Logits of the first `num_tokens` rows of the last prefill. Requires scores=True."""
         return self._passes.logits(num_tokens)
 
-    @inferring
+    @inference_mode
     def decode(
         self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]
     ) -> Logits:
@@ -163,7 +163,7 @@ class LayerSplitBackend:
         self._passes.decode(batch, (*tokens, *[0] * missing))
         return self._passes.logits(len(lanes))
 
-    @inferring
+    @inference_mode
     def run_ahead(self) -> None:
         """Start the next decode step of the last decode's lanes before it is asked for, each with
         its best token; see Passes. Does nothing if pages would have to move first. Of the last
@@ -173,7 +173,7 @@ class LayerSplitBackend:
         if max(begins) < self.plan.max_ctx_tokens and self.lanes.have_room(lanes, begins):
             self._passes.run_ahead(Batch(lanes, begins, 1))
 
-    @inferring
+    @inference_mode
     def verify(
         self,
         lanes: Sequence[int],
@@ -201,7 +201,7 @@ class LayerSplitBackend:
         self._passes.verify(batch, given, parents)
         return self._passes.logits(len(lanes))
 
-    @inferring
+    @inference_mode
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Append each entry's path of the last `verify` to its lane: rows from row 0 on. An empty
         path keeps nothing and costs nothing.
@@ -214,7 +214,7 @@ class LayerSplitBackend:
                 self._make_room(lane, begin + len(path))
         self._passes.commit([*paths, *[()] * (len(batch.lanes) - len(paths))])
 
-    @inferring
+    @inference_mode
     def send_taps(
         self,
         ring: TapRing,
@@ -229,7 +229,7 @@ class LayerSplitBackend:
         """
         ring.absorb(self._taps_of(paths), lanes, begins, paths, num_rows)
 
-    @inferring
+    @inference_mode
     def send_chunk_taps(self, ring: TapRing, lane: int, begin: int, num_tokens: int) -> None:
         """Give `ring` the first `num_tokens` rows of the last prefill likewise."""
         first = max(0, num_tokens - ring.capacity_tokens)
@@ -243,15 +243,15 @@ class LayerSplitBackend:
         found = [rows[tap] for tap in self._taps]
         return [tap if len(tap) == num_entries else tap[:num_entries] for tap in found]
 
-    @inferring
+    @inference_mode
     def embed(self, tokens: Tensor) -> Tensor:
         return self._passes.embed(tokens)
 
-    @inferring
+    @inference_mode
     def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
         return self._passes.propose_from(rows, anchors, budget)
 
-    @inferring
+    @inference_mode
     def reset(self, lane: int) -> None:
         """Empty the lane."""
         self.lanes.reset(lane)

@@ -18,7 +18,7 @@ from luceasync.host_cache.copies import DirectCopies
 from luceasync.host_cache.staging import DirectStaging
 from luceasync.kv.cache import LaneCache
 from luceasync.models.ops import Ops, TorchOps
-from luceasync.models.packed_ops import PackedOps, can_pack, keep_few_products
+from luceasync.models.packed_ops import PackedOps, can_pack, limit_product_caches
 from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.offer import Offer, offer_of
 
@@ -31,7 +31,7 @@ class CpuPlatform:
     def __init__(self, name: str = "cpu:0") -> None:
         self.name = name
         self.device = torch.device("cpu")
-        keep_few_products()
+        limit_product_caches()
 
     def __repr__(self) -> str:
         return f"CpuPlatform({self.name!r})"

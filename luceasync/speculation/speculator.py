@@ -11,15 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from luceasync.models.inferring import inferring
+from luceasync.models.inference import inference_mode
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 from luceasync.request import Speculation
 from luceasync.speculation.choice import (
-    Outlook,
-    Record,
+    AcceptanceRecord,
+    LaneOutlook,
     RoundPlan,
-    Shape,
+    RoundShape,
     StepCosts,
     plan_step,
     without_context,
@@ -28,7 +28,7 @@ from luceasync.speculation.drafter import DraftPasses, Target
 from luceasync.status import SpeculationStatus
 
 
-class Accept(Protocol):
+class Acceptor(Protocol):
     """Who decides what stands; luceasync.engine.acceptance.Acceptance is one."""
 
     @property
@@ -64,7 +64,7 @@ class LaneTally:
     proposed: int = 0
     accepted: int = 0
 
-    def add(self, shape: Shape, num_accepted: int) -> None:
+    def add(self, shape: RoundShape, num_accepted: int) -> None:
         self.rounds += 1
         self.proposed += shape.num_rows - 1
         self.accepted += num_accepted
@@ -74,7 +74,7 @@ class LaneTally:
 
 
 @dataclass(slots=True)
-class Totals:
+class SpeculationTotals:
     """All rounds since the start, a tree's rows of one depth counting as one slot.
 
     By the host's clock, without waiting for a device: `draft_s` until the proposal is queued,
@@ -94,7 +94,7 @@ class Totals:
     def __post_init__(self) -> None:
         self.proposed, self.accepted = [0] * self.num_slots, [0] * self.num_slots
 
-    def add(self, shape: Shape, num_accepted: int) -> None:
+    def add(self, shape: RoundShape, num_accepted: int) -> None:
         self.rounds += 1
         for slot in range(shape.block - 1):
             self.proposed[slot] += 1
@@ -128,7 +128,7 @@ class Speculator:
         self,
         target: Target,
         passes: DraftPasses,
-        shapes: Sequence[Shape],
+        shapes: Sequence[RoundShape],
         num_lanes: int,
         costs: StepCosts | None = None,
     ) -> None:
@@ -136,10 +136,10 @@ class Speculator:
         self._target = target
         self.passes = passes
         self.shapes = tuple(shapes)
-        self._outlooks = [Outlook()] * num_lanes
+        self._outlooks = [LaneOutlook()] * num_lanes
         self._tallies = [LaneTally()] * num_lanes
-        self._common = Record()  # of all lanes so far: what a new one is expected to do
-        self._totals = Totals(shapes[0].block - 1)
+        self._common = AcceptanceRecord()  # of all lanes so far: what a new one is expected to do
+        self._totals = SpeculationTotals(shapes[0].block - 1)
         self._costs = costs or StepCosts()
         self._is_settled = True  # the last plain step
         self._foreseen: _Foreseen | None = None
@@ -161,15 +161,15 @@ class Speculator:
 
     # --- what a lane goes through ---------------------------------------------------------------
 
-    @inferring
+    @inference_mode
     def start(self, lane: int) -> None:
         """The lane is given to another choice, and is empty."""
         self._foreseen = None
-        self._outlooks[lane] = Outlook(self._common.as_prior())
+        self._outlooks[lane] = LaneOutlook(self._common.as_prior())
         self._tallies[lane] = LaneTally()
         self.passes.reset(lane)
 
-    @inferring
+    @inference_mode
     def restored(self, lane: int, end: int, *, with_features: bool) -> None:
         """The lane stands at `end` after a restored prefix. `with_features`: the drafter will be
         given some of it that reach its end, by whoever holds them.
@@ -179,7 +179,7 @@ class Speculator:
             self.passes.reset(lane, end)
             self._outlooks[lane] = self._without_context("restored without features")
 
-    @inferring
+    @inference_mode
     def prefilled(self, lane: int, begin: int, num_tokens: int) -> None:
         """The target has just prefilled `[begin, begin + num_tokens)` of the lane."""
         if (off_reason := self._off_reason()) is not None:
@@ -217,8 +217,8 @@ class Speculator:
             plan = self.plan(lanes, alone=alone)
             self._foreseen = _Foreseen(tuple(lanes), alone, plan)
 
-    @inferring
-    def round(self, anchors: Sequence[Anchor], plan: RoundPlan, accept: Accept) -> list[list[int]]:
+    @inference_mode
+    def round(self, anchors: Sequence[Anchor], plan: RoundPlan, accept: Acceptor) -> list[list[int]]:
         """One round for lanes that speculate as planned. Returns the rows that were committed for
         each: as many as tokens were emitted. Raises DraftFailed before anything has changed.
         """
@@ -242,7 +242,7 @@ class Speculator:
             self._costs.observe(len(lanes), shape, ended_at - started_at)
         return paths
 
-    @inferring
+    @inference_mode
     def decoded(self, anchors: Sequence[Anchor], plan: RoundPlan) -> None:
         """The target has just decoded these tokens in a plain step, as planned."""
         lanes, begins = [a.lane for a in anchors], [a.position for a in anchors]
@@ -263,10 +263,10 @@ class Speculator:
         self.passes.notice()
         return self.passes.off_reason
 
-    def _without_context(self, off_reason: str) -> Outlook:
+    def _without_context(self, off_reason: str) -> LaneOutlook:
         return without_context(self.shapes[0].block - 1, off_reason)
 
-    def _count(self, lanes: Sequence[int], shape: Shape, paths: Sequence[Sequence[int]]) -> None:
+    def _count(self, lanes: Sequence[int], shape: RoundShape, paths: Sequence[Sequence[int]]) -> None:
         for lane, path in zip(lanes, paths, strict=True):
             num_accepted = len(path) - 1
             self._outlooks[lane] = self._outlooks[lane].after_round(shape, num_accepted)

@@ -63,7 +63,7 @@ def test_a_file_is_no_directory(tmp_path):
 
 def test_what_is_no_regular_file_is_told(tmp_path):
     os.mkfifo(tmp_path / "pipe.gguf")
-    assert "is no regular file" in words_for(tmp_path / "pipe.gguf")
+    assert "is not a regular file" in words_for(tmp_path / "pipe.gguf")
     assert "no config.json; expected" in words_for(tmp_path)
 
 

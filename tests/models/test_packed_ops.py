@@ -11,7 +11,7 @@ import torch
 
 from luceasync.models import packed_ops
 from luceasync.models.ops import TorchOps
-from luceasync.models.packed_ops import KEEPERS, MAX_PRODUCTS, PackedOps, PackedTable, can_pack
+from luceasync.models.packed_ops import CACHE_VARIABLES, MAX_PRODUCTS, PackedOps, PackedTable, can_pack
 from tests.half_precision import needs_bf16
 
 pytestmark = pytest.mark.skipif(not can_pack(), reason="this build of torch has no oneDNN")
@@ -85,15 +85,15 @@ def test_few_compiled_products_are_kept():
     """The first of more is compiled again; oneDNN tells so, in a process of its own."""
     program = f"""if True:
         import torch
-        from luceasync.models.packed_ops import keep_few_products
+        from luceasync.models.packed_ops import limit_product_caches
 
-        keep_few_products()
+        limit_product_caches()
         rows = torch.ops.mkldnn._reorder_linear_weight(torch.ones(8, 8), 4)
         for num_rows in [*range(2, {MAX_PRODUCTS} + 12), 2]:
             x = torch.ones(num_rows, 8)
             torch.ops.mkldnn._linear_pointwise(x, rows, None, "none", [], "")
     """
-    environ = {name: value for name, value in os.environ.items() if name not in KEEPERS}
+    environ = {name: value for name, value in os.environ.items() if name not in CACHE_VARIABLES}
     ran = subprocess.run(
         [sys.executable, "-c", program],
         env={**environ, "ONEDNN_VERBOSE": "2"},

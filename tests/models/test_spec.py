@@ -111,7 +111,7 @@ def test_a_refused_field_comes_with_the_path_of_its_file(tmp_path: Path):
 @pytest.mark.parametrize("name", ["hidden_size", "num_hidden_layers", "num_attention_heads"])
 @pytest.mark.parametrize("model_type", BOTH)
 def test_sizes_are_positive_integers(model_type: str, name: str, value: object):
-    expected = f"{name} = {value!r}: a positive integer is expected"
+    expected = f"{name} = {value!r}: expected a positive integer"
     assert refusal(config_of(model_type, **{name: value})) == expected
 
 
@@ -231,7 +231,7 @@ def test_an_old_scaled_rope_counts_beside_a_new_plain_one():
 @pytest.mark.parametrize("value", ["abc", 0, -1.0, True, float("inf")])
 @pytest.mark.parametrize("name", ["rope_theta", "partial_rotary_factor"])
 def test_the_ropes_numbers_are_positive(name: str, value: object):
-    expected = f"{name} = {value!r}: a positive number is expected"
+    expected = f"{name} = {value!r}: expected a positive number"
     assert refusal(config_of("qwen3", **{name: value})) == expected
     assert refusal(config_of("qwen3", rope_parameters={name: value})) == expected
 
@@ -245,13 +245,13 @@ def test_an_even_part_of_the_head_is_rotated(factor: float):
 @pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
 @pytest.mark.parametrize("value", ["yarn", [1]])
 def test_the_rope_is_an_object(name: str, value: object):
-    expected = f"{name} = {value!r}: a JSON object is expected"
+    expected = f"{name} = {value!r}: expected a JSON object"
     assert refusal(config_of("qwen3", **{name: value})) == expected
 
 
 def test_the_wrappers_text_part_is_an_object():
     words = refusal({"model_type": "qwen3_5", "text_config": [1]})
-    assert words == "text_config = [1]: a JSON object is expected"
+    assert words == "text_config = [1]: expected a JSON object"
 
 
 @pytest.mark.parametrize("listed", [4, "full", {"a": 1}, [["full_attention"]] * 4])

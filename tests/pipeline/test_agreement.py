@@ -13,7 +13,7 @@ from luceasync import __version__
 from luceasync.errors import PeerMismatch
 from luceasync.ipc.channel import PROTOCOL, Statement, difference
 from luceasync.ipc.launcher import LocalLauncher, Program
-from luceasync.ipc.supervised import Supervised
+from luceasync.ipc.supervised import SupervisedProcess
 from luceasync.models.files import ModelFiles
 from luceasync.models.precision import Precision
 from luceasync.pipeline.remote import wire
@@ -64,7 +64,7 @@ def test_a_process_that_differs_refuses_with_both_values(tiny_dir: Path, tmp_pat
         statement = replace(statement, **{what: ours})
     program = Program(backend_program(tmp_path), "backend", (1 << 16, 1 << 16))
     launcher = LocalLauncher(program, on_line=lambda line: None)
-    process = Supervised(launcher, "a backend", ("cpu:0",), threading.Event())
+    process = SupervisedProcess(launcher, "a backend", ("cpu:0",), threading.Event())
     given = ["--model-dir", str(tiny_dir), "--dtype", FP32, "--layers", "0:2"]
     with pytest.raises(PeerMismatch, match=f"it refused us: {words}"):
         process.start(given, wire.ANSWERS, statement, 60.0)

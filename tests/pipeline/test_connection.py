@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luceasync.errors import StageFailed
-from luceasync.ipc.channel import Outgoing, Vitals
+from luceasync.ipc.channel import OutgoingPayload, ProcessVitals
 from luceasync.ipc.local import LocalChannel
 from luceasync.ipc.packets import Message
-from luceasync.ipc.supervised import CallDeadlines, CallKind, Life
+from luceasync.ipc.supervised import CallDeadlines, CallKind, ProcessLife
 from luceasync.pipeline.remote import wire
 from luceasync.pipeline.remote.connection import BackendConnection
 from luceasync.pipeline.remote.tensors import payload_bytes
@@ -31,7 +31,7 @@ ANSWERS: st.SearchStrategy[Message] = st.one_of(
     st.just(wire.Result()),
     st.builds(wire.NodeRoom, st.booleans(), st.booleans()),
     st.builds(wire.Scalar, st.floats()),
-    st.builds(wire.Failure, st.text(max_size=20)),
+    st.builds(wire.CommandFailure, st.text(max_size=20)),
     st.builds(wire.LoadProgress, st.integers(0, (1 << 62) - 1)),
 )
 SIZES = st.sampled_from([0, 1, EXPECTED_BYTES - 1, EXPECTED_BYTES, EXPECTED_BYTES + 1, 60_000])
@@ -43,7 +43,7 @@ class There:
     def __init__(self, channel: LocalChannel[Any]) -> None:
         self.channel = channel
         self.is_well = True
-        self.vitals = Vitals(None, 0)
+        self.vitals = ProcessVitals(None, 0)
 
     def is_alive(self) -> bool:
         return True
@@ -61,7 +61,7 @@ class There:
 def linked(transport: str) -> tuple[BackendConnection, Ends]:
     ends = make_ends(transport, messages=(*wire.COMMANDS, *wire.ANSWERS))
     return BackendConnection(
-        Life(There(ends.here), CallDeadlines()), None, partial(StageFailed, 3)
+        ProcessLife(There(ends.here), CallDeadlines()), None, partial(StageFailed, 3)
     ), ends
 
 
@@ -149,7 +149,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[Later]:
     """Of tensors that a device would still compute, in order."""
     begun: list[Later] = []
 
-    def put_soon(room: Outgoing, tensor: torch.Tensor) -> Later:
+    def put_soon(room: OutgoingPayload, tensor: torch.Tensor) -> Later:
         begun.append(Later())
         return begun[-1]
 

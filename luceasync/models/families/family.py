@@ -28,13 +28,13 @@ class ConfigFields:
         value = self.config.get(name)
         value = default if value is None else value
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ModelError(f"{name} = {value!r}: a positive integer is expected")
+            raise ModelError(f"{name} = {value!r}: expected a positive integer")
         return value
 
     def number(self, name: str, default: float) -> float:
         value = self.config.get(name, default)
         if not _is_positive_number(value):
-            raise ModelError(f"{name} = {value!r}: a positive number is expected")
+            raise ModelError(f"{name} = {value!r}: expected a positive number")
         return float(value)
 
     def mapping(self, name: str) -> Mapping[str, Any]:
@@ -42,7 +42,7 @@ class ConfigFields:
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            raise ModelError(f"{name} = {value!r}: a JSON object is expected")
+            raise ModelError(f"{name} = {value!r}: expected a JSON object")
         return value
 
     def must_be(self, name: str, expected: object) -> None:
@@ -55,7 +55,7 @@ class ConfigFields:
         value = self.config.get("eos_token_id")
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(type(i) is int for i in ids):
-            raise ModelError(f"eos_token_id = {value!r}: an integer or a list of them is expected")
+            raise ModelError(f"eos_token_id = {value!r}: expected an integer or a list of them")
         return frozenset(ids)
 
     def rope(self) -> Mapping[str, Any]:
@@ -71,7 +71,7 @@ class ConfigFields:
                 rope.setdefault(name, self.config[name])
         for name in ("rope_theta", "partial_rotary_factor"):
             if name in rope and not _is_positive_number(rope[name]):
-                raise ModelError(f"{name} = {rope[name]!r}: a positive number is expected")
+                raise ModelError(f"{name} = {rope[name]!r}: expected a positive number")
         return rope
 
 

@@ -89,7 +89,7 @@ def _full_layers(fields: ConfigFields) -> list[bool]:
     fits = isinstance(listed, list) and len(listed) == num_layers
     if not fits or not all(isinstance(name, str) and name in names for name in listed):
         raise ModelError(
-            f"layer_types = {listed!r}: {num_layers} entries of {sorted(names)} are expected"
+            f"layer_types = {listed!r}: expected {num_layers} entries of {sorted(names)}"
         )
     return [names[name] for name in listed]
 

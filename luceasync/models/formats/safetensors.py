@@ -59,7 +59,7 @@ def read_infos(path: Path) -> dict[str, TensorInfo]:
         ends = (int(entry["data_offsets"][1]) for entry in header.values())
         expected = 8 + num_bytes + max(ends, default=0)
         if there < expected:
-            raise ValueError(f"it is cut: {there} bytes are there, {expected} are expected")
+            raise ValueError(f"it is cut: expected {there} bytes are there, {expected}")
         return {
             name: TensorInfo(str(entry["dtype"]), tuple(map(int, entry["shape"])))
             for name, entry in header.items()

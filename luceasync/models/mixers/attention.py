@@ -1,6 +1,6 @@
-"""Grouped-query attention to every token before: its state, its weights, what runs it where.
+"""Grouped-query attention to all earlier tokens: its state, its weights, and its bodies.
 
-Its bodies, attention_torch and others, know its sizes alone. Imports no torch at its top.
+The bodies, attention_torch and others, know only its sizes. Imports no torch at its top.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from luceasync.models.trees import Trees
     from luceasync.models.weights import Weight
 
-RECENT_ROWS = 64  # queries of a lane that tell which chunks are looked at
-VERIFY_SPLITS = 32  # of a context among programs of kernels.tree_attention
+RECENT_ROWS = 64  # queries of a lane that probe its chunks
+VERIFY_SPLITS = 32  # parts of a context that programs of kernels.tree_attention share
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec(AttentionSizes):
-    """A Mixer."""
+    """The Mixer of attention."""
 
     @property
     def rows(self) -> tuple[StateTensor, ...]:
@@ -69,7 +69,7 @@ class AttentionSpec(AttentionSizes):
     def load(self, reader: LayerReader) -> AttentionLayer:
         query = TensorPart("self_attn.q_proj.weight")
         gates: list[TensorPart] = []
-        if self.gated:  # ours has the gates of all heads behind the values
+        if self.gated:  # stacked, the gates of all heads come after the values
             gates = [TensorPart(query.name, self._of_each_head(1), divisor=2)]
             query = TensorPart(query.name, self._of_each_head(0), divisor=2)
         keys_values = [TensorPart(f"self_attn.{name}_proj.weight") for name in "kv"]
@@ -105,7 +105,7 @@ class AttentionSpec(AttentionSizes):
         return CompiledAttention(self) if can_attend(self) else self.torch_body()
 
     def _of_each_head(self, which: int) -> Callable[[Tensor], Tensor]:
-        """Selects the query (0) or the gate (1) rows of every head."""
+        """A Select of every head's query rows (0) or gate rows (1)."""
 
         def select(stored: Tensor) -> Tensor:
             by_head: Tensor = stored.unflatten(0, (self.num_heads, 2, -1))
@@ -116,7 +116,7 @@ class AttentionSpec(AttentionSizes):
 
 @dataclass(frozen=True, slots=True)
 class RecentQueries:
-    """A Recent: queries, normed and rotated as keys meet them."""
+    """RecentSpec of attention: queries, normed and rotated as keys meet them."""
 
     num_heads: int
     head_dim: int
@@ -145,7 +145,7 @@ class RecentQueries:
 
 
 class AttentionBody(MixerBody, Protocol):
-    """What runs attention; luceasync.models.mixers.attention_torch says what each means."""
+    """A body of attention; attention_torch.TorchAttention documents the methods."""
 
     def attend(self, projected: Tensor, norms: HeadNorms, state: State, rows: Rows) -> Tensor: ...
 
@@ -162,7 +162,7 @@ class AttentionBody(MixerBody, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """A MixerLayer. projection: query, key, value (and gate) rows stacked, in this order."""
+    """Attention with its weights. projection: query, key, value (and gate) rows, in this order."""
 
     body: AttentionBody
     norm: Norm

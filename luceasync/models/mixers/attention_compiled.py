@@ -1,7 +1,7 @@
-"""Attention on CPUs by the kernel of luceasync.cyext.attention: keys and values are read where they
-lie, by decode steps and by prompts alike; a row's bits are the same in both.
+"""Attention on CPUs by luceasync.cyext.attention, which reads keys and values where they lie. A
+row's bits are the same in decode steps and prompts.
 
-Trees, and prompts that see what is not here, are torch's: see attention_torch.
+Trees, and prompts with absent rows before them, run in torch: see attention_torch.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from luceasync.models.mixers.attention_sizes import AttentionSizes, HeadNorms
 from luceasync.models.mixers.attention_torch import Rotation, TorchAttention
 from luceasync.models.pass_rows import Entry
 
-HEAD_STEP = 32  # numbers of a head that the kernel takes at once
+HEAD_STEP = 32  # numbers of a head that the kernel processes at once
 
 
 def can_attend(spec: AttentionSizes) -> bool:
-    """Whether this machine has the kernel, and it takes heads of that size."""
+    """Whether this machine has the kernel and it supports the head size."""
     return HAS_KERNEL and spec.head_dim % HEAD_STEP == 0 and spec.head_dim <= MAX_HEAD
 
 
 class CompiledAttention(TorchAttention):
-    """An AttentionBody. Sums are float32; what is seen is rounded once, in bf16 the shares too."""
+    """Attention by the compiled kernel. Sums are float32; the output is rounded once, and in bf16
+    the softmax weights too.
+    """
 
     def heads(
         self, projected: Tensor, norms: HeadNorms, turn: Rotation
@@ -52,7 +54,7 @@ class CompiledAttention(TorchAttention):
     def attend_entry(self, q: Tensor, keys: Tensor, values: Tensor, entry: Entry) -> Tensor:
         assert q.dtype == keys.dtype and keys.stride() == values.stride(), (q.dtype, keys.dtype)
         assert keys.stride()[1:] == (keys.shape[2], 1), keys.stride()
-        shape = q.shape  # asked once: each time it is made anew
+        shape = q.shape  # taken once: torch makes a new one each time
         rows, out = q.contiguous(), q.new_empty(shape)
         places = entry.read
         address, first = (0, places.start) if isinstance(places, slice) else (places.data_ptr(), 0)
@@ -73,5 +75,5 @@ class CompiledAttention(TorchAttention):
 
 
 def _address(weight: Tensor | None) -> int:
-    """0: there is none."""
+    """The data pointer, 0 for None."""
     return 0 if weight is None else weight.data_ptr()

@@ -1,4 +1,4 @@
-"""Sizes of attention, and the small weights that its bodies are handed.
+"""Sizes of attention, and the small weights that its bodies take.
 
 Imports no torch at its top.
 """
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSizes:
-    """`rotary_dim` of each head's `head_dim` are rotated. `gated`: the output is
-    multiplied by sigmoid(gate), and q_proj holds query and gate of each head side by side.
-    `has_head_norms`: each query and key head has an RMS norm.
+    """`rotary_dim` of each head's `head_dim` numbers are rotated. `gated`: the output is multiplied
+    by sigmoid(gate), and q_proj holds query and gate of each head side by side. `has_head_norms`:
+    each query and key head has an RMS norm.
     """
 
     num_heads: int
@@ -38,7 +38,7 @@ class AttentionSizes:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMS norms of query and key heads, float32 [head_dim] each; None: they have none."""
+    """RMS norms of query and key heads, float32 [head_dim] each; None if there are none."""
 
     query: Tensor | None
     key: Tensor | None

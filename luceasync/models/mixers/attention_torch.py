@@ -1,4 +1,4 @@
-"""Attention in torch, for any device; prefill of CPUs and GPUs, and the slow truth of the kernels.
+"""Attention in torch, for any device: the reference of the kernels, and prefill on CPUs.
 
 Knows keys and values as tensors, and rows by their places.
 """
@@ -16,16 +16,16 @@ from luceasync.models.pass_rows import Entry, PastBlocks, Paths, Rows, with_padd
 from luceasync.models.recent import ring_positions
 from luceasync.models.trees import Trees
 
-BLOCK_ROWS = 2048  # of keys and values in one product of a decode step
+BLOCK_ROWS = 2048  # keys or values in one product of a decode step
 
 Rotation = tuple[Tensor, Tensor]  # cos and sin, float32 [entries, rows, rotary_dim / 2]
-# Attention over one block: the output float32 [rows, heads, head_dim], and the log of the sum of
-# exponentials float32 [heads, rows], with which blocks are merged into one softmax.
+# Attention over one block: the output, float32 [rows, heads, head_dim], and the logarithm of the
+# sum of exponentials, float32 [heads, rows], with which blocks are merged into one softmax.
 BlockAttention = tuple[Tensor, Tensor]
 
 
 class TorchAttention:
-    """An AttentionBody as plain torch."""
+    """Attention as plain torch."""
 
     def __init__(self, spec: AttentionSizes) -> None:
         self._spec = spec
@@ -34,12 +34,12 @@ class TorchAttention:
         return rotation(self._spec, positions)
 
     def attend(self, projected: Tensor, norms: HeadNorms, state: State, rows: Rows) -> Tensor:
-        """Write the rows' keys and values, then let every row attend to positions up to its own.
+        """Write the rows' keys and values, then let each row attend to positions up to its own.
 
-        projected: [entries, rows, query_dim + 2 kv_dim (+ query_dim of gates)], in this order;
-        state: keys and values [lanes, places, kv_heads, head_dim], and, where they are kept, the
-        newest queries [lanes, RECENT_ROWS, heads, head_dim]; written in place.
-        Returns [entries, rows, query_dim], multiplied by sigmoid(gate) where the family is gated.
+        projected: [entries, rows, query_dim + 2 kv_dim (+ query_dim of gates)], in this order.
+        state: keys and values [lanes, places, kv_heads, head_dim], and the newest queries [lanes,
+        RECENT_ROWS, heads, head_dim] if they are kept; all updated in place.
+        Returns [entries, rows, query_dim], multiplied by sigmoid(gate) if the family is gated.
         """
         keys, values, *ring = state
         q, k, v, gates = self.heads(projected, norms, rows.prepared[self._spec])
@@ -62,9 +62,9 @@ class TorchAttention:
         return heads_of(projected, self._spec, norms, turn)
 
     def attend_entry(self, q: Tensor, keys: Tensor, values: Tensor, entry: Entry) -> Tensor:
-        """Attention of an entry's rows to its lane's keys and values up to each of them.
+        """Attention of an entry's rows to its lane's keys and values up to each row.
 
-        q: [rows, heads, head_dim]; keys, values: [places, kv_heads, head_dim], written already.
+        q: [rows, heads, head_dim]; keys, values: [places, kv_heads, head_dim], already written.
         Returns [rows, heads, head_dim].
         """
         k_seen, v_seen = keys[entry.read], values[entry.read]
@@ -81,8 +81,8 @@ class TorchAttention:
         trees: Trees,
         scratch: State,
     ) -> Tensor:
-        """As `attend`, but every row sees what is committed (its entry's `read`) and its ancestors,
-        and is written to the scratch.
+        """`attend` for trees: each row attends to the committed rows (its entry's `read`) and its
+        ancestors. Writes to the scratch only.
         """
         keys, values, *_ = state
         q, k, v, gates = self.heads(projected, norms, rows.prepared[self._spec])
@@ -99,7 +99,7 @@ class TorchAttention:
         return gated(with_padding(_stacked(out), q.shape[0]).flatten(2), gates)
 
     def commit(self, scratch: State, state: State, paths: Paths) -> None:
-        """Write the accepted rows of every layer to their places: [layers, lanes, places, ...]."""
+        """Write the accepted rows of all layers to their places: [layers, lanes, places, ...]."""
         (keys, values, *ring), (new_keys, new_values, *queries) = state, scratch
         for kept in paths.kept:
             for stack, rows in ((keys, new_keys), (values, new_values)):
@@ -110,13 +110,14 @@ class TorchAttention:
 
 
 def _stacked(of_entries: list[Tensor]) -> Tensor:
-    """[entries, ...]; a single one is not copied."""
+    """Stack to [entries, ...]; a single one is not copied."""
     return of_entries[0][None] if len(of_entries) == 1 else torch.stack(of_entries)
 
 
 def keep_recent(ring: Tensor, queries: Tensor, begin: int) -> None:
-    """Write the newest of `queries` [rows, ...], whose row_indices begin at `begin`, to a lane's ring
-    [RECENT_ROWS, ...]. Ranks and positions have the same place in it.
+    """Write the newest of `queries` [rows, ...], whose row indices begin at `begin`, to a lane's
+    ring [RECENT_ROWS, ...]. Row indices and positions have the same place in it: absent chunks are
+    a multiple of its size.
     """
     num_kept = min(len(queries), len(ring))
     first = begin + len(queries) - num_kept
@@ -128,7 +129,7 @@ def heads_of(
     projected: Tensor, spec: AttentionSizes, norms: HeadNorms, turn: Rotation
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Query, key and value heads [entries, rows, heads, head_dim], normed and rotated, and the
-    gates [entries, rows, query_dim] where the family has them.
+    gates [entries, rows, query_dim] if the family has them.
     """
     q, k, v, *gates = projected.split_with_sizes(attention_widths(spec), -1)
     q = rotate(heads_norm(q, spec.head_dim, norms.query, norms.eps), spec, turn)
@@ -137,18 +138,18 @@ def heads_of(
 
 
 def gated(out: Tensor, gates: Tensor | None) -> Tensor:
-    """[entries, rows, query_dim], multiplied by sigmoid(gates) where there are any."""
+    """`out` [entries, rows, query_dim] times sigmoid(gates), if there are any."""
     return out if gates is None else out * torch.sigmoid(gates)
 
 
 def rotation(spec: AttentionSizes, positions: Tensor) -> Rotation:
-    """RoPE (Su et al., 2021) at `positions`, int32 [entries, rows]."""
+    """Angles of RoPE (Su et al., 2021) at `positions`, int32 [entries, rows]."""
     angles = positions.float()[..., None] * frequencies(spec, positions.device)
     return angles.cos(), angles.sin()
 
 
 def frequencies(spec: AttentionSizes, device: torch.device) -> Tensor:
-    """How far each pair of dimensions turns from one position to the next: float32 [half]."""
+    """The angle by which each pair of dimensions turns per position: float32 [half]."""
     half = torch.arange(0, spec.rotary_dim, 2, dtype=torch.float32, device=device)
     return spec.rope_theta ** -(half / spec.rotary_dim)
 
@@ -169,9 +170,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Attention of rows to those places that `mask` [rows, span] allows; shapes as in
-    `attention`.
-    """
+    """Attention of rows to the places that `mask` [rows, span] allows; shapes as in `attention`."""
     num_rows, group = q.shape[0], q.shape[1] // k.shape[1]
     folded = q.unflatten(1, (-1, group)).permute(1, 2, 0, 3).flatten(1, 2)
     out = F.scaled_dot_product_attention(
@@ -188,9 +187,9 @@ def attend_one(q: Tensor, k: Tensor, v: Tensor, num_seen: int) -> Tensor:
     """Attention of one query row to the first `num_seen` rows of k and v; those behind them may
     hold anything finite. Shapes as in `attention`.
 
-    CPU libraries compile a product anew for every shape and keep it: rows come in blocks, and in
-    whole chunks of 64, so that there are few shapes however long a sequence grows. The products
-    are written so that neither K nor V is copied on its way.
+    CPU libraries compile and cache a product for every shape. So rows come in blocks and in whole
+    chunks of 64, which bounds the number of shapes however long a sequence grows. The products are
+    written so that neither K nor V is copied.
     """
     num_kv_heads, head_dim = k.shape[1:]
     folded = q.view(num_kv_heads, -1, head_dim) * head_dim**-0.5  # [kv_heads, group, head_dim]
@@ -215,12 +214,12 @@ def attend_tree(
     new: tuple[Tensor, Tensor],
     ancestors: Tensor,
 ) -> Tensor:
-    """Attention of a tree's rows to what is committed and to their ancestors.
+    """Attention of a tree's rows to the committed rows and to their ancestors.
 
     q: [rows, heads, head_dim]; committed: keys and values [span, kv_heads, head_dim], of which the
-    first `num_committed` count, and those behind them hold anything finite; new: keys and values
-    [rows, kv_heads, head_dim]; ancestors: bool [rows, rows]. Returns [rows, heads, head_dim].
-    Blocks and whole chunks as in `attend_one`, for the same reasons.
+    first `num_committed` count, and the others hold anything finite; new: keys and values [rows,
+    kv_heads, head_dim]; ancestors: bool [rows, rows]. Returns [rows, heads, head_dim]. Blocks and
+    whole chunks for the same reason as in `attend_one`.
     """
     keys, values = committed
     num_rows, num_kv_heads, head_dim = new[0].shape
@@ -244,10 +243,10 @@ def attend_tree(
 def attend_past(
     q: Tensor, past: PastBlocks, own: tuple[Tensor, Tensor], recent: Tensor | None
 ) -> Tensor:
-    """Attention of rows to all of `past`, and to themselves causally.
+    """Attention of rows to all of `past`, and causally to themselves.
 
-    q: [rows, heads, head_dim]; own: keys and values [rows, kv_heads, head_dim]; recent: the newest
-    queries of the lane, which look at all keys that come by. Returns [rows, heads, head_dim].
+    q: [rows, heads, head_dim]; own: keys and values [rows, kv_heads, head_dim]; recent: the lane's
+    newest queries, which probe the keys that stream by. Returns [rows, heads, head_dim].
     """
     merged: BlockAttention | None = None
     end = 0
@@ -265,8 +264,8 @@ def attend_past(
 
 
 def attend_block(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> BlockAttention:
-    """Attention of rows to a block, or to themselves. Shapes as in `attend_past`; k, v: [span,
-    kv_heads, head_dim]. Query heads that share a kv head are rows of one product.
+    """Attention of rows to a block, or causally to themselves. Shapes as in `attend_past`; k, v:
+    [span, kv_heads, head_dim]. Query heads that share a kv head are rows of one product.
     """
     num_rows, group = q.shape[0], q.shape[1] // k.shape[1]
     folded = q.unflatten(1, (-1, group)).permute(1, 2, 0, 3).flatten(1, 2)
@@ -285,26 +284,28 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> BlockAt
 
 
 def merge(one: BlockAttention, other: BlockAttention) -> BlockAttention:
-    """Both parts as one softmax."""
+    """Merge two blocks into one softmax (Milakov & Gimelshein, 2018; Dao, 2022): with
+    l = logaddexp(l1, l2), the output is o1 e^(l1 - l) + o2 e^(l2 - l).
+    """
     log_sum = torch.logaddexp(one[1], other[1])
     shares = [(part[1] - log_sum).exp().transpose(0, 1)[..., None] for part in (one, other)]
     return one[0] * shares[0] + other[0] * shares[1], log_sum
 
 
 def attention_widths(spec: AttentionSizes) -> list[int]:
-    """Widths of query, key, value (and gate) in the projection of attention."""
+    """Widths of query, key, value (and gate) in the stacked projection."""
     gates = [spec.query_dim] if spec.gated else []
     return [spec.query_dim, spec.kv_dim, spec.kv_dim, *gates]
 
 
 def heads_norm(x: Tensor, head_dim: int, weight: Tensor | None, eps: float) -> Tensor:
-    """RMS norm of each head, if there is one. [..., heads * head_dim] -> [..., heads, head_dim]."""
+    """RMS norm of each head, if any: [..., heads * head_dim] -> [..., heads, head_dim]."""
     heads: Tensor = x.unflatten(-1, (-1, head_dim))
     return heads if weight is None else rms_norm(heads, weight, eps)
 
 
 def rotate(x: Tensor, spec: AttentionSizes, turn: Rotation) -> Tensor:
-    """Rotary position embedding, halves paired (neox). x: [entries, rows, heads, head_dim]."""
+    """Apply rotary embedding, halves paired (NeoX). x: [entries, rows, heads, head_dim]."""
     half = spec.rotary_dim // 2
     first, second, rest = x.split_with_sizes((half, half, spec.head_dim - 2 * half), -1)
     first, second = first.float(), second.float()
@@ -321,7 +322,7 @@ def _sum(parts: list[Tensor]) -> Tensor:
 
 
 class TorchProbe:
-    """A LookBody as plain torch."""
+    """A probe as plain torch."""
 
     def probe(
         self,
@@ -332,8 +333,8 @@ class TorchProbe:
         chunk_tokens: int,
         scores: Tensor,
     ) -> None:
-        """See LookBody. recent: queries [newest, heads, head_dim]; rows: keys [tokens, kv_heads,
-        head_dim]. A query sees no key behind its own.
+        """See ProbeBody. recent: queries [newest, heads, head_dim]; rows: keys [tokens, kv_heads,
+        head_dim]. A query scores no key after its own.
         """
         num_recent, num_heads, head_dim = recent.shape
         group = num_heads // rows.shape[1]
@@ -342,7 +343,7 @@ class TorchProbe:
         products = folded @ rows.float().permute(1, 2, 0)
         products = products.view(num_heads, num_recent, -1)  # [heads, newest, tokens]
         end = begin + len(rows)
-        if end > num_tokens - num_recent + 1:  # all queries see what is before
+        if end > num_tokens - num_recent + 1:  # all queries may see keys before that
             tokens = torch.arange(begin, end, device=rows.device)
             hidden = tokens > ring_positions(num_recent, num_tokens, rows.device)[:, None]
             products.masked_fill_(hidden, -torch.inf)

@@ -1,7 +1,7 @@
-"""Attention on GPUs: fused kernels, a lane's one row in CUDA C++ where that runs and in Triton
-elsewhere, and torch's library where a prompt has many rows.
+"""Attention on GPUs: fused kernels, in CUDA C++ or Triton for a lane's single row, and torch's
+library for the many rows of a prompt.
 
-Everything can be captured as a CUDA graph but passes of many rows, and reads `rows` and `paths`
+Everything but passes of many rows can be captured as a CUDA graph, and reads `rows` and `paths`
 from the device alone.
 """
 
@@ -29,16 +29,21 @@ from luceasync.models.mixers.mixer import State
 from luceasync.models.pass_rows import NO_LANE, PastBlocks, Paths, Rows
 from luceasync.models.trees import Trees
 
-NO_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+# Not cuDNN: it first builds a plan for each new shape, 20 ms on an H200.
+LIBRARY_KERNELS = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 class TritonAttention:
-    """An AttentionBody; TorchAttention says what its operations mean."""
+    """Attention as fused kernels; TorchAttention documents the methods."""
 
     def __init__(self, spec: AttentionSizes) -> None:
         self._spec = spec
-        self._frequencies: Tensor | None = None  # where the first pass is, as are all others
-        self._arrivals: Tensor | None = None  # where CUDA C++ runs: of this body's launches alone
+        self._frequencies: Tensor | None = None  # on the device of the first pass, as of all
+        self._arrivals: Tensor | None = None  # counters of this body's CUDA C++ launches
 
     def prepare(self, positions: Tensor) -> Rotation:
         if self._frequencies is None:
@@ -84,13 +89,13 @@ class TritonAttention:
         state: State,
         rows: Rows,
     ) -> Tensor:
-        """A row of each lane. [entries, width of the projection] -> [entries, query_dim]"""
+        """Attend with one row of each lane: [entries, projection width] -> [entries, query_dim]."""
         spec = self._spec
         cos, sin = (angle[:, 0] for angle in rows.prepared[spec])
         keys, values, *ring = state
         attend = attention_kernels.attend
         if attention_cuda.can_attend(projected, keys, spec.num_heads, spec.rotary_dim):
-            if self._arrivals is None:  # a captured graph keeps it: it is made when warming up
+            if self._arrivals is None:  # made when warming up, before a graph is captured
                 self._arrivals = attention_cuda.new_arrivals(keys.device)
             attend = partial(attention_cuda.attend, arrivals=self._arrivals)
         return attend(
@@ -148,7 +153,7 @@ class TritonAttention:
 def attend_past(
     q: Tensor, past: PastBlocks, own: tuple[Tensor, Tensor], recent: Tensor | None
 ) -> Tensor:
-    """As attention_torch.attend_past."""
+    """attention_torch.attend_past in kernels."""
     total = torch.empty(q.shape, dtype=torch.float32, device=q.device)
     whole: tuple[Tensor, Tensor] | None = None
     end = 0
@@ -171,8 +176,8 @@ def attend_past(
 
 
 def _keep_recent(ring: Tensor, queries: Tensor, rows: Rows) -> None:
-    """The newest queries of each lane into its ring [lanes, newest, heads, head_dim]: as
-    attention_torch.keep_recent, where the device alone knows the row_indices.
+    """Write each lane's newest queries to its ring [lanes, newest, heads, head_dim], as
+    attention_torch.keep_recent does, with row indices that only the device knows.
     """
     kept = queries[:, -ring.shape[1] :]
     places = rows.row_indices[:, -ring.shape[1] :] % ring.shape[1]
@@ -180,7 +185,7 @@ def _keep_recent(ring: Tensor, queries: Tensor, rows: Rows) -> None:
 
 
 def _attend_entries(queries: Tensor, keys: Tensor, values: Tensor, rows: Rows) -> Tensor:
-    """queries: [entries, rows, heads, head_dim] of rows that are written; the same shape."""
+    """Attend with written rows: queries [entries, rows, heads, head_dim] -> the same shape."""
     outputs = [
         torch.zeros_like(queries[i])
         if entry.lane == NO_LANE
@@ -191,21 +196,18 @@ def _attend_entries(queries: Tensor, keys: Tensor, values: Tensor, rows: Rows) -
 
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """As attention_torch.attention, by the library's kernels for causal attention.
-
-    Not by cuDNN: for every shape that is new it first builds a plan, 20 ms on an H200.
-    """
+    """attention_torch.attention by the library's kernels for causal attention."""
     if q.shape[0] == 1:
         return attend_one(q, k, v, k.shape[0])
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     causal = causal_lower_right(q.shape[2], k.shape[2])
-    with sdpa_kernel(NO_PLANS):
+    with sdpa_kernel(LIBRARY_KERNELS):
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=causal, enable_gqa=True)
     return out[0].transpose(0, 1)
 
 
 class TritonProbe:
-    """A LookBody as a kernel."""
+    """A probe as a kernel."""
 
     def probe(
         self,

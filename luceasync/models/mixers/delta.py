@@ -1,7 +1,6 @@
-"""Gated DeltaNet (Yang, Kautz, Hatamizadeh, 2024): its state, its weights, and
-what runs it where.
+"""Gated DeltaNet (Yang, Kautz, Hatamizadeh, 2024): its state, its weights, and its bodies.
 
-Its bodies, delta_torch and delta_triton, know its sizes alone. Imports no torch at its top.
+The bodies, delta_torch and delta_triton, know only its sizes. Imports no torch at its top.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ if TYPE_CHECKING:
     from luceasync.models.weights import Weight
 
 
-END_KINDS = CONV, DELTA = "conv", "delta"  # what is kept of a lane's end, as snapshots name it
+END_KINDS = CONV, DELTA = "conv", "delta"  # snapshot names of the end state
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaSpec(DeltaSizes):
-    """A Mixer."""
+    """The Mixer of Gated DeltaNet."""
 
     @property
     def rows(self) -> tuple[StateTensor, ...]:
@@ -45,7 +44,7 @@ class DeltaSpec(DeltaSizes):
 
     @property
     def scratch(self) -> tuple[StateTensor, ...]:
-        """Inputs of the convolution, keys, updates u, and the log decay since the committed end."""
+        """Inputs of the convolution, keys, updates u, and log decay since the committed end."""
         return (
             StateTensor("inputs", (self.conv_channels,), "compute"),
             StateTensor("keys", (self.num_key_heads, self.key_dim), "float32"),
@@ -55,7 +54,7 @@ class DeltaSpec(DeltaSizes):
 
     @property
     def recent(self) -> None:
-        """All that it keeps is here: see Mixer."""
+        """None: it has no chunks that could be away."""
         return None
 
     @property
@@ -81,7 +80,7 @@ class DeltaSpec(DeltaSizes):
         }
 
     def load(self, reader: LayerReader) -> DeltaLayer:
-        """See Mixer. The norm inside is stored whole in every family."""
+        """Read one layer. The inner norm is stored as it is in every family, without offset."""
         stacked = [f"linear_attn.in_proj_{part}.weight" for part in ("qkv", "z", "b", "a")]
         decay = reader.vector("linear_attn.A_log")
         return DeltaLayer(
@@ -113,7 +112,7 @@ class DeltaSpec(DeltaSizes):
 
 
 class DeltaBody(MixerBody, Protocol):
-    """What runs Gated DeltaNet; luceasync.models.mixers.delta_torch says what each means."""
+    """A body of Gated DeltaNet; delta_torch.TorchDelta documents the methods."""
 
     def delta(
         self,
@@ -138,7 +137,7 @@ class DeltaBody(MixerBody, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeltaLayer:
-    """A MixerLayer. projection: query|key|value, z, b, a rows stacked, in this order."""
+    """Gated DeltaNet with its weights. projection: query|key|value, z, b, a rows, in this order."""
 
     body: DeltaBody
     norm: Norm

@@ -1,4 +1,4 @@
-"""Sizes of Gated DeltaNet, and the small weights that its bodies are handed.
+"""Sizes of Gated DeltaNet, and the small weights that its bodies take.
 
 Imports no torch at its top.
 """
@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DeltaSizes:
-    """Key heads are shared by groups of value heads; a causal convolution over
-    `conv_kernel` tokens stands before query, key and value. `stores_decay_rate`: files have
-    -exp(A_log) where others have A_log.
+    """Groups of value heads share a key head. A causal convolution over `conv_kernel` tokens comes
+    before query, key and value. `stores_decay_rate`: files store -exp(A_log) instead of A_log.
     """
 
     num_key_heads: int

@@ -1,4 +1,4 @@
-"""Gated DeltaNet in torch, for any device: the slow truth of the kernels in delta_triton.
+"""Gated DeltaNet in torch, for any device: the reference of the kernels in delta_triton.
 
 Knows states as tensors by lane, and no pages.
 """
@@ -17,16 +17,16 @@ from luceasync.models.trees import Trees
 
 
 class TorchDelta:
-    """A DeltaBody as plain torch."""
+    """Gated DeltaNet as plain torch."""
 
     def __init__(self, spec: DeltaSizes) -> None:
         self._spec = spec
-        # Of query|key|value, z, b and a in the projection.
+        # Widths of query|key|value, z, b and a in the projection.
         heads = spec.num_value_heads
         self._widths = (spec.conv_channels, spec.output_dim, heads, heads)
 
     def prepare(self, positions: Tensor) -> None:
-        """Nothing depends on where rows stand."""
+        """Nothing to do: it does not depend on positions."""
 
     def delta(
         self,
@@ -36,20 +36,20 @@ class TorchDelta:
         delta_state: Tensor,
         rows: Rows,
     ) -> Tensor:
-        """Causal convolution, gated delta rule and gated norm; both states move on in place.
+        """Run causal convolution, gated delta rule and gated norm; update both states in place.
 
         projected: [entries, rows, conv_channels + output_dim (z) + 2 value_heads (b, a)];
         conv_state: [lanes + 1, kernel - 1, channels], the newest inputs, oldest first;
-        delta_state: float32 [lanes + 1, value_heads, key_dim, value_dim]; the extra lane at the
-        end, which index NO_LANE means, takes what padding entries write elsewhere, and both states
-        as they are after `rows.mark` rows. Returns [entries, rows, output_dim]; zeros for padding.
+        delta_state: float32 [lanes + 1, value_heads, key_dim, value_dim]. The extra lane, index
+        NO_LANE, takes the writes of padding entries on other devices, and both states as they are
+        after `rows.mark` rows. Returns [entries, rows, output_dim], zeros for padding.
         """
         mixed, z, b, a = projected[: rows.num_lanes].split_with_sizes(self._widths, -1)
         lanes = _ends_of(rows)
         convolved_rows = convolve(mixed, parameters.conv, conv_state, lanes, rows.mark)
         q, k, v = delta_heads(convolved_rows, self._spec)
         g, beta = delta_gates(a, b, parameters)
-        state = delta_state[lanes]  # a view where lanes follow one another
+        state = delta_state[lanes]  # a view if lanes are consecutive
         if q.shape[1] == 1:
             out = delta_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], beta[:, 0], state)[:, None]
             if isinstance(lanes, Tensor):
@@ -71,7 +71,7 @@ class TorchDelta:
         trees: Trees,
         scratch: State,
     ) -> Tensor:
-        """As `delta`, but the states stay as they are and each row follows its parent."""
+        """`delta` for trees: each row follows its parent. Writes to the scratch only."""
         spec = self._spec
         mixed, z, b, a = projected.split_with_sizes(self._widths, -1)
         lanes = rows.lanes.long()
@@ -89,7 +89,7 @@ class TorchDelta:
         return gated_norm(out, z, parameters)
 
     def commit(self, scratch: State, state: State, paths: Paths) -> None:
-        """Move the states of every layer on along the accepted rows: [layers, lanes + 1, ...]."""
+        """Advance the states of all layers by the accepted rows: [layers, lanes + 1, ...]."""
         conv_state, delta_state = state
         repeats = self._spec.num_value_heads // self._spec.num_key_heads
         for kept in paths.kept:
@@ -105,7 +105,7 @@ class TorchDelta:
 
 
 def _ends_of(rows: Rows) -> slice | Tensor:
-    """Of which lanes the entries are: a slice where they follow one another, else int64."""
+    """The lanes of the entries: a slice if they are consecutive, else int64 indices."""
     num_lanes = rows.num_lanes
     lanes = [entry.lane for entry in rows.entries[:num_lanes]]
     if lanes == [*range(lanes[0], lanes[0] + num_lanes)]:
@@ -116,8 +116,8 @@ def _ends_of(rows: Rows) -> slice | Tensor:
 def convolve(
     x: Tensor, weight: Tensor, state: Tensor, lanes: slice | Tensor, mark: int | None = None
 ) -> Tensor:
-    """Depthwise causal convolution and SiLU, float32. x: [entries, rows, channels]. Of a single
-    entry the window after its first `mark` rows is left with NO_LANE.
+    """Depthwise causal convolution and SiLU in float32. x: [entries, rows, channels]. `mark`, of a
+    single entry: the window after so many rows is also written to NO_LANE.
     """
     window = torch.cat([state[lanes], x], 1)  # [entries, kernel - 1 + rows, channels]
     kernel = weight.shape[1]
@@ -128,9 +128,7 @@ def convolve(
 
 
 def convolved(window: Tensor, weight: Tensor, num_rows: int) -> Tensor:
-    """Sums over the kernel, float32 [entries, num_rows, channels], of a window of kernel - 1 rows
-    more.
-    """
+    """Convolve a window of `num_rows + kernel - 1` rows: float32 [entries, num_rows, channels]."""
     window = window.float()
     total = window[:, :num_rows] * weight[:, 0]
     for i in range(1, weight.shape[1]):
@@ -139,8 +137,8 @@ def convolved(window: Tensor, weight: Tensor, num_rows: int) -> Tensor:
 
 
 def delta_heads(mixed: Tensor, spec: DeltaSizes) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value heads, float32 [entries, rows, value_heads, dim] each, of what the
-    convolution gave; query and key L2-normalised and shared by groups of value heads.
+    """Split the convolution's output into query, key and value heads, float32 [entries, rows,
+    value_heads, dim] each. Query and key are L2-normalised and shared by groups of value heads.
     """
     both = 2 * spec.num_key_heads
     keys, values = mixed.split_with_sizes((both * spec.key_dim, spec.output_dim), -1)
@@ -157,6 +155,6 @@ def delta_gates(a: Tensor, b: Tensor, parameters: DeltaParameters) -> tuple[Tens
 
 
 def gated_norm(out: Tensor, z: Tensor, parameters: DeltaParameters) -> Tensor:
-    """RMS norm of each head, times silu(z); [entries, rows, output_dim] in z's dtype."""
+    """RMS norm of each head, times silu(z): [entries, rows, output_dim] in z's dtype."""
     out = F.rms_norm(out, parameters.norm.shape, parameters.norm, parameters.eps)
     return (out * F.silu(z.float().view_as(out))).flatten(2).to(z.dtype)

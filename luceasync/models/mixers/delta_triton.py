@@ -1,4 +1,4 @@
-"""Gated DeltaNet on GPUs, as fused Triton kernels. All can be captured as a CUDA graph."""
+"""Gated DeltaNet on GPUs: fused Triton kernels, all of which CUDA graphs can capture."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from luceasync.models.trees import Trees
 
 
 class TritonDelta:
-    """A DeltaBody; TorchDelta says what its operations mean."""
+    """Gated DeltaNet as fused kernels; TorchDelta documents the methods."""
 
     def __init__(self, spec: DeltaSizes) -> None:
         self._spec = spec
 
     def prepare(self, positions: Tensor) -> None:
-        """Nothing depends on where rows stand."""
+        """Nothing to do: it does not depend on positions."""
 
     def delta(
         self,
@@ -52,7 +52,7 @@ class TritonDelta:
         delta_state: Tensor,
         rows: Rows,
     ) -> Tensor:
-        """A chunk with a mark as two chunks; between them the states are taken."""
+        """Run a chunk with a mark as two chunks, copying the states in between."""
         (entry,), parts = rows.entries, projected.tensor_split([mark], 1)
         plain = replace(rows, mark=None)
         before = self.delta(parts[0], parameters, conv_state, delta_state, plain)

@@ -1,7 +1,7 @@
 """The gated delta rule (Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024), in float32.
 
-One token at a time, and chunk by chunk with the same result. Knows no weights, lanes or
-convolutions. Per head: S <- e^g S;  u = beta (v - S^T k);  S <- S + k u^T;  o = S^T q.
+Token by token, and chunk by chunk with the same result. Knows no weights, lanes or convolutions.
+Per head: S <- e^g S;  u = beta (v - S^T k);  S <- S + k u^T;  o = S^T q.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ CHUNK_ROWS = 64
 
 
 def delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """One token for each of several sequences; `state` moves on in place.
+    """Run one token of each sequence; `state` is updated in place.
 
     q, k: [batch, heads, key_dim]; v: [batch, heads, value_dim]; g, beta: [batch, heads];
     state: [batch, heads, key_dim, value_dim]; all float32, q and k normalised by the caller.
@@ -35,23 +35,23 @@ def delta_chunks(
     state: Tensor,
     mark: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Many tokens of each sequence: the WY form within chunks, the recurrence between them.
+    """Run many tokens of each sequence: the WY form within chunks, the recurrence between them.
 
     q, k: [batch, rows, heads, key_dim]; v: [batch, rows, heads, value_dim]; g, beta: [batch, rows,
     heads]; state: [batch, heads, key_dim, value_dim]. Returns [batch, rows, heads, value_dim], the
-    new state, and the state after the first `mark` rows, or after all. Rows that fill up the last
-    chunk have k = v = beta = g = 0 and leave the state as it is.
+    new state, and the state after the first `mark` rows, or after all. Rows that pad the last chunk
+    have k = v = beta = g = 0 and do not change the state.
     """
     num_rows = q.shape[1]
     mark = num_rows if mark is None else mark
     chunk = min(CHUNK_ROWS, num_rows)
     q, k, v = (_chunked(x, chunk) for x in (q, k, v))  # [batch, heads, chunks, chunk, dim]
     g, beta = (_chunked(x[..., None], chunk)[..., 0] for x in (g, beta))
-    # In float64: after a strong decay the small differences of large sums would lose their digits.
+    # In float64: after strong decay, small differences of large sums would lose their digits.
     summed = g.double().cumsum(-1)
     total = summed.float()
     future = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
-    # Masked before the exponential: towards the future the difference may be large and positive.
+    # Mask before the exponential: towards the future the difference may be large and positive.
     spans = (summed[..., :, None] - summed[..., None, :]).float()
     decay = spans.masked_fill(future, -torch.inf).exp()
 
@@ -84,13 +84,13 @@ def delta_chunks(
 def delta_tree(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, ancestors: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens that form trees, each rooted at its sequence's state, which stays as it is.
+    """Run tokens that form trees, each rooted at its sequence's state, which does not change.
 
     Shapes as in `delta_chunks`; ancestors: bool [batch, rows, rows], ancestor or self, rows in
     topological order. With G the sum of g along the path from the root, A the strict ancestors:
         u_t = beta_t (v_t - e^{G_t} S^T k_t - sum_{j in A} e^{G_t - G_j} (k_j . k_t) u_j)
         o_t = e^{G_t} S^T q_t + sum_{j in A or t} e^{G_t - G_j} (k_j . q_t) u_j
-    Per row and head that keeps key_dim + value_dim + 1 numbers instead of a state.
+    This keeps key_dim + value_dim + 1 numbers per row and head instead of a state.
     Returns o [batch, rows, heads, value_dim], and u [batch, heads, rows, value_dim] and G
     [batch, heads, rows] for `delta_path`.
     """
@@ -98,7 +98,7 @@ def delta_tree(
     g, beta = g.transpose(1, 2), beta.transpose(1, 2)[..., None]
     on_path = ancestors[:, None]
     total = (on_path.double() @ g.double()[..., None])[..., 0]
-    # Masked before the exponential: off the path the difference may be large and positive.
+    # Mask before the exponential: off the path the difference may be large and positive.
     spans = (total[..., :, None] - total[..., None, :]).masked_fill(~on_path, -torch.inf)
     decay, total = spans.float().exp(), total.float()
     from_root = total.exp()[..., None]
@@ -113,8 +113,7 @@ def delta_path(state: Tensor, k: Tensor, u: Tensor, total: Tensor) -> Tensor:
     """The state after the rows of one path of `delta_tree`.
 
     state: [..., heads, key_dim, value_dim]; k: [..., heads, rows, key_dim]; u: [..., heads, rows,
-    value_dim]; total: [..., heads, rows], the log decay since the state; the rows of the path in
-    order.
+    value_dim]; total: [..., heads, rows], the log decay since the state. Rows in path order.
     """
     to_end = (total[..., -1:] - total).float().exp()[..., None]
     kept = state * total[..., -1].float().exp()[..., None, None]
@@ -122,7 +121,7 @@ def delta_path(state: Tensor, k: Tensor, u: Tensor, total: Tensor) -> Tensor:
 
 
 def _chunked(x: Tensor, chunk: int) -> Tensor:
-    """[batch, rows, heads, dim] -> [batch, heads, chunks, chunk, dim], filled up with zeros."""
+    """[batch, rows, heads, dim] -> [batch, heads, chunks, chunk, dim], padded with zeros."""
     missing = -x.shape[1] % chunk
     x = F.pad(x, (0, 0, 0, 0, 0, missing)).transpose(1, 2)
     chunked: Tensor = x.unflatten(2, (-1, chunk))

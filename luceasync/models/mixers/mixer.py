@@ -1,14 +1,13 @@
-"""What a kind of layer that mixes tokens says of itself, and what runs it.
+"""What a kind of layer that mixes tokens declares, and the protocols of what runs it.
 
-Everything else follows from it: memory, plans, nodes and their names. Pure; names no kind.
+Memory, plans, nodes and their names follow from it. Pure; names no kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from luceasync.kv.state import StateTensor
+from luceasync.kv.state import StateLayout, StateTensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,100 +17,90 @@ if TYPE_CHECKING:
     from luceasync.models.trees import Trees
 
 Shape = tuple[int, ...]
-# What the layers of a kind keep, or leave until it is committed: of one layer, or all stacked.
+# State or scratch of a kind's layers: of one layer, or of all stacked.
 State = tuple["Tensor", ...]
 
 
-class Mixer(Hashable, Protocol):
-    """A kind of layer with its sizes. Layers whose mixers are equal share stacks of state."""
-
-    @property
-    def rows(self) -> tuple[StateTensor, ...]:
-        ...
-
-    @property
-    def end(self) -> tuple[StateTensor, ...]:
-        ...
+class Mixer(StateLayout, Protocol):
+    """A kind of layer with its sizes. Layers with equal mixers share stacked state."""
 
     @property
     def scratch(self) -> tuple[StateTensor, ...]:
-        """What a row that is verified leaves until a path is committed."""
+        """What a verified row leaves until a path is committed."""
         ...
 
     @property
     def recent(self) -> RecentSpec | None:
-        """What its newest rows are kept as where chunks may be away from a device: they tell which
-        ones are looked at. None where no chunk is.
-        """
+        """How its newest rows are kept to probe chunks that may be absent; None if it has none."""
         ...
 
     @property
     def width(self) -> int:
-        """Numbers of a row where its activations are widest."""
+        """The widest activation of a row, in numbers."""
         ...
 
     @property
     def verified_row_bytes(self) -> int:
-        """Bytes that a row takes besides while it is verified."""
+        """Bytes that a row takes while it is verified, besides scratch."""
         ...
 
     def tensors(self, hidden_size: int) -> dict[str, Shape]:
-        """Its tensors below `layers.<layer>.` in a checkpoint."""
+        """Shapes of its tensors by their names below `layers.<layer>.` in a checkpoint."""
         ...
 
     def load(self, reader: LayerReader) -> MixerLayer:
-        """One layer's weights, where they are to run. Raises ModelError."""
+        """Read one layer's weights to where they run. Raises ModelError."""
         ...
 
     def torch_body(self) -> MixerBody:
-        """What runs it on any device."""
+        """Make the body for any device."""
         ...
 
     def triton_body(self) -> MixerBody:
-        """What runs it on GPUs; the same as `torch_body` where there is nothing faster."""
+        """Make the body for GPUs, which is `torch_body` if there is nothing faster."""
         ...
 
     def compiled_body(self) -> MixerBody:
-        """What runs it on CPUs; the same as `torch_body` where there is nothing faster."""
+        """Make the body for CPUs, which is `torch_body` if there is nothing faster."""
         ...
 
 
 class RecentSpec(Protocol):
-    """The newest rows of a lane, by `position % number of rows`. They follow the layer's state, and
-    belong to no node.
+    """A ring of a lane's newest rows, at `position % number of rows`. It comes after the layer's
+    state and belongs to no node.
     """
 
     @property
     def ring(self) -> StateTensor:
-        """Of one lane, [number of rows, ...]."""
+        """The ring of one lane: [number of rows, ...]."""
         ...
 
     @property
     def scratch(self) -> StateTensor:
-        """Of a row that is verified; it follows Mixer.scratch."""
+        """What a verified row leaves; it comes after Mixer.scratch."""
         ...
 
     @property
     def probed_tensor(self) -> str:
-        """The name of the tensor of rows that they look at."""
+        """The name of the tensor whose rows are probed."""
         ...
 
     @property
     def num_heads(self) -> int:
-        """Each of them weighs chunks for itself."""
+        """Heads, each of which scores chunks."""
         ...
 
     def torch_body(self) -> ProbeBody:
-        """What looks on any device."""
+        """Make the body for any device."""
         ...
 
     def triton_body(self) -> ProbeBody:
-        """What looks on GPUs."""
+        """Make the body for GPUs."""
         ...
 
 
 class ProbeBody(Protocol):
-    """How much of what the newest rows see lies in each chunk."""
+    """Measures how much attention the newest rows pay to each chunk."""
 
     def probe(
         self,
@@ -122,33 +111,33 @@ class ProbeBody(Protocol):
         chunk_tokens: int,
         scores: Tensor,
     ) -> None:
-        """Add what `rows` [tokens, ...], whose tokens begin at `begin`, weigh for each of `recent`
-        [newest rows, ...] of a lane that stands after `num_tokens`: to the logs of what each chunk
-        weighs, `scores` float32 [heads, newest rows, chunks], -inf for nothing.
+        """Score `rows` [tokens, ...], whose tokens begin at `begin`, by each of `recent` [newest
+        rows, ...] of a lane with `num_tokens` tokens. Adds the logarithms of their weights to those
+        of their chunks in `scores`, float32 [heads, newest rows, chunks], -inf for nothing.
         """
         ...
 
 
 class MixerBody(Protocol):
-    """What is done for all layers of a kind at once. How a single one is run is between the kind's
-    own layers and bodies.
+    """What runs all layers of a kind. Running a single layer is between the kind's own layers and
+    bodies.
     """
 
     def prepare(self, positions: Tensor) -> Any:
-        """What every layer of the kind needs to know of a pass over rows at `positions`, int32
-        [entries, rows]; it is found in Rows.prepared.
+        """What all layers of the kind need for a pass over rows at `positions`, int32 [entries,
+        rows]; passed on as Rows.prepared.
         """
         ...
 
     def commit(self, scratch: State, state: State, paths: Paths) -> None:
-        """Make the accepted rows of every layer state: [layers, entries, rows, ...] each in
+        """Write the accepted rows of all layers to the state: [layers, entries, rows, ...] in
         `scratch`, [layers, lanes, ...] in `state`.
         """
         ...
 
 
 class MixerLayer(Protocol):
-    """One layer with its weights: norm, mixing, and what it adds to the residual stream."""
+    """One layer with its weights: norm, mixing, and addition to the residual stream."""
 
     @property
     def num_bytes(self) -> int:
@@ -156,13 +145,13 @@ class MixerLayer(Protocol):
         ...
 
     def forward(self, x: Tensor, state: State, rows: Rows) -> Tensor:
-        """x: [entries, rows, hidden], the residual stream; `state` moves on in place. What
-        belongs to the end is left with lane NO_LANE as it is after `rows.mark` rows.
+        """x: [entries, rows, hidden], the residual stream. Updates `state` in place, and copies the
+        end state after `rows.mark` rows to lane NO_LANE.
         """
         ...
 
     def verify(self, x: Tensor, state: State, rows: Rows, trees: Trees, scratch: State) -> Tensor:
-        """As `forward`, for rows that form trees; `state` stays as it is, and `scratch` takes what
+        """`forward` for rows that form trees. Leaves `state` unchanged and writes to `scratch` what
         a path of the rows would change.
         """
         ...

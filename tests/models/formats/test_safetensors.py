@@ -83,7 +83,7 @@ def test_a_cut_file_says_how_much_is_there(tmp_path: Path, num_bytes: int):
     path = write_weights(tmp_path) / SINGLE
     whole = path.read_bytes()
     path.write_bytes(whole[:-num_bytes])
-    words = f"it is cut: {len(whole) - num_bytes} bytes are there, {len(whole)} are expected"
+    words = f"it is cut: expected {len(whole) - num_bytes} bytes are there, {len(whole)}"
     with pytest.raises(ModelError, match=words):
         SafetensorsWeights(tmp_path, None).check(SHAPES)
 

@@ -62,7 +62,7 @@ class Fp4Scheme:
         if self.matrix_scale is not None:
             names["matrix"] = own = f"{module}.{self.matrix_scale}"
             if (given := require_tensor(infos, own, ("F32",)).shape) not in ONE:
-                raise ModelError(f"{own!r} has shape {given}; one number is expected")
+                raise ModelError(f"{own!r} has shape {given}; expected one number")
         if fault := self.encoding.fault_of(shape[1]):
             raise ModelError(f"{name!r}: {fault}")
         return QuantMatrix(self.encoding, shape, names, self._pack)

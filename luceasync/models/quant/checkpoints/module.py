@@ -82,7 +82,7 @@ def require_tensor(infos: TensorInfos, name: str, dtypes: tuple[str, ...]) -> Te
     if info is None:
         raise ModelError(f"the weights have no tensor {name!r}")
     if info.dtype not in dtypes:
-        raise ModelError(f"{name!r} is stored as {info.dtype}; {' or '.join(dtypes)} is expected")
+        raise ModelError(f"{name!r} is stored as {info.dtype}; expected {' or '.join(dtypes)}")
     return info
 
 
@@ -90,11 +90,11 @@ def require_matrix(infos: TensorInfos, name: str, dtypes: tuple[str, ...]) -> tu
     """The shape of such a tensor, which must have two dimensions. Raises ModelError."""
     shape = require_tensor(infos, name, dtypes).shape
     if len(shape) != 2:
-        raise ModelError(f"{name!r} has shape {shape}; two dimensions are expected")
+        raise ModelError(f"{name!r} has shape {shape}; expected two dimensions")
     return shape[0], shape[1]
 
 
 def check_shape(name: str, info: TensorInfo, expected: Shape) -> None:
     """Raises ModelError where they differ."""
     if info.shape != expected:
-        raise ModelError(f"{name!r} has shape {info.shape}; {expected} is expected")
+        raise ModelError(f"{name!r} has shape {info.shape}; expected {expected}")

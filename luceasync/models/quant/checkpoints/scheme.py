@@ -42,7 +42,7 @@ def scheme_at(model_dir: Path) -> Scheme | None:
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ModelError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(config, Mapping):
-        raise ModelError(f"{path}: a JSON object is expected, got {type(config).__name__}")
+        raise ModelError(f"{path}: expected a JSON object, got {type(config).__name__}")
     try:
         return scheme_of(config)
     except ModelError as error:
@@ -60,7 +60,7 @@ def scheme_of(config: Fields) -> Scheme | None:
     if not found:
         return None
     if not isinstance(found[0], Mapping):
-        raise ModelError(f"quantization_config = {found[0]!r}: a JSON object is expected")
+        raise ModelError(f"quantization_config = {found[0]!r}: expected a JSON object")
     own = _Own(found[0])
     method = own.fields.get("quant_method")
     makers = {
@@ -85,7 +85,7 @@ class _Own:
 
     def fault(self, field: str, value: object, expected: str) -> ModelError:
         told = repr(value)[:80]
-        return ModelError(f"{self.name}.{field} = {told} is not supported; {expected} is expected")
+        return ModelError(f"{self.name}.{field} = {told} is not supported; expected {expected}")
 
     def one_of(self, field: str, allowed: tuple[Any, ...], default: Any = None) -> Any:
         value = self.fields.get(field)

@@ -1,4 +1,4 @@
-"""Functions that compute without gradients, and call each other."""
+"""A cheap inference mode for functions that call each other."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def inferring(run: Callable[P, T]) -> Callable[P, T]:
-    """As torch.inference_mode(), which is not entered again by who is in it: that takes seven
+def inference_mode(run: Callable[P, T]) -> Callable[P, T]:
+    """Like torch.inference_mode(), but a no-op if already active: entering it again takes seven
     calls, while a device may wait for the host.
     """
 
     @functools.wraps(run)
-    def within(*args: P.args, **kwargs: P.kwargs) -> T:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
         if torch.is_inference_mode_enabled():
             return run(*args, **kwargs)
         with torch.inference_mode():
             return run(*args, **kwargs)
 
-    return within
+    return wrapper

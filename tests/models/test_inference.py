@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from luceasync.models.inferring import inferring
+from luceasync.models.inference import inference_mode
 
 
-@inferring
+@inference_mode
 def is_inference(x: torch.Tensor) -> bool:
     return (x + 1).is_inference()
 
 
-@inferring
+@inference_mode
 def outer(x: torch.Tensor) -> bool:
     return is_inference(x)
 
@@ -35,7 +35,7 @@ def test_who_is_inside_does_not_enter_again(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_failure_leaves_it_too() -> None:
-    @inferring
+    @inference_mode
     def fail() -> None:
         raise ValueError
 
