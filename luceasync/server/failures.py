@@ -44,7 +44,7 @@ class Failure:
 
 @singledispatch
 def describe(error: Exception) -> Failure:
-    """The failure that a client is told. Unexpected exceptions are not quoted: they may hold
+    """The failure to report to the client. Unexpected exceptions are not quoted: they may hold
     secrets.
     """
     return Failure(500, "The server had an error while processing the request.")

@@ -63,7 +63,7 @@ class ToolUseBlock(msgspec.Struct):
 AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
-class Answer(msgspec.Struct):
+class AnthropicAnswer(msgspec.Struct):
     """The plain answer, and the content of the first event."""
 
     id: str
@@ -79,7 +79,7 @@ class Answer(msgspec.Struct):
 
 
 class MessageStart(msgspec.Struct):
-    message: Answer
+    message: AnthropicAnswer
     type: Literal["message_start"] = "message_start"
 
 
@@ -169,7 +169,9 @@ class AnthropicEvents:
         async for delta in stream:
             if not has_begun:
                 has_begun = True
-                yield MessageStart(Answer(self._id, self._model, [], self._usage_at_start()))
+                yield MessageStart(
+                    AnthropicAnswer(self._id, self._model, [], self._usage_at_start())
+                )
                 yield PingEvent()
             for event in self._events_of(delta):
                 yield event
@@ -240,7 +242,7 @@ class AnthropicFold:
     """Folds the events of one answer into the plain answer."""
 
     def __init__(self) -> None:
-        self._answer: Answer | None = None
+        self._answer: AnthropicAnswer | None = None
         self._parts: list[str] = []
 
     def take(self, event: AnthropicEvent) -> None:
@@ -266,7 +268,7 @@ class AnthropicFold:
                 self.answer.timings, self.answer.luceasync = timings, luceasync
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> AnthropicAnswer:
         """The answer so far; complete after the last event."""
         assert self._answer is not None, "an answer begins with message_start"
         return self._answer

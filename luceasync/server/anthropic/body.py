@@ -91,18 +91,18 @@ class AnthropicTool(msgspec.Struct):
     cache_control: CacheControl | None = None
 
 
-class ToolChoice(msgspec.Struct):
+class AnthropicToolChoice(msgspec.Struct):
     type: str
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(msgspec.Struct):
+class ThinkingOptions(msgspec.Struct):
     type: str
     budget_tokens: int | None = None
 
 
-class OutputFormat(msgspec.Struct):
+class JsonOutputFormat(msgspec.Struct):
     """`schema` is kept undecoded."""
 
     type: str
@@ -111,7 +111,7 @@ class OutputFormat(msgspec.Struct):
 
 class OutputConfig(msgspec.Struct):
     effort: str | None = None
-    format: OutputFormat | None = None
+    format: JsonOutputFormat | None = None
 
 
 class CountBody(GenerationBody, kw_only=True):
@@ -123,8 +123,8 @@ class CountBody(GenerationBody, kw_only=True):
     model: str
     system: Content | None = None
     tools: list[AnthropicTool] | None = None
-    tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
+    tool_choice: AnthropicToolChoice | None = None
+    thinking: ThinkingOptions | None = None
 
 
 class MessagesBody(CountBody, kw_only=True):
@@ -132,7 +132,7 @@ class MessagesBody(CountBody, kw_only=True):
 
     max_tokens: int
     output_config: OutputConfig | None = None
-    output_format: OutputFormat | None = None
+    output_format: JsonOutputFormat | None = None
     stop_sequences: list[str] | None = None
     top_k: int | None = None
 
@@ -225,13 +225,13 @@ def prompt_of(body: CountBody) -> ChatPrompt:
     )
 
 
-def _max_calls(choice: ToolChoice | None) -> int | None:
+def _max_calls(choice: AnthropicToolChoice | None) -> int | None:
     is_one = choice is not None and (choice.type == "tool" or choice.disable_parallel_tool_use)
     return 1 if is_one else None
 
 
-def _must_call(choice: ToolChoice | None, names: Sequence[str]) -> tuple[str, ...]:
-    """The tools that the answer must call one of; empty: it need not call any."""
+def _must_call(choice: AnthropicToolChoice | None, names: Sequence[str]) -> tuple[str, ...]:
+    """The tools whose calls the answer must consist of; empty: the model chooses."""
     match None if choice is None else choice.type:
         case None | "auto" | "none":
             return ()
@@ -319,7 +319,9 @@ def _result(where: str, block: ContentBlock, names: Mapping[str, str]) -> Marked
 
 
 def _answer(where: str, content: Content, names: dict[str, str]) -> TemplateMessage:
-    texts, thoughts, calls = [], [], []
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
     for path, block in _blocks(f"{where}.content", content):
         match block.type:
             case "text":

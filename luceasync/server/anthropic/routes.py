@@ -18,7 +18,7 @@ from starlette.types import Scope
 
 from luceasync.request import Engine, ModelCard, Request, Stream
 from luceasync.server.anthropic.answer import (
-    Answer,
+    AnthropicAnswer,
     AnthropicError,
     AnthropicEvent,
     AnthropicEvents,
@@ -114,7 +114,7 @@ class MessageCall:
     def end(self, failure: Failure | None) -> bytes:
         return b"" if failure is None else encode_event(error_body(failure), "error")
 
-    async def fold(self, events: AsyncIterator[AnthropicEvent]) -> Answer:
+    async def fold(self, events: AsyncIterator[AnthropicEvent]) -> AnthropicAnswer:
         fold = AnthropicFold()
         async for event in events:
             fold.take(event)

@@ -1,1 +1,1 @@
-"""Connections, TLS, bodies, responses, and who may ask: HTTP/1.1 around the app."""
+"""HTTP/1.1 around the app: connections, TLS, bodies, responses, API keys and origins."""

@@ -1,6 +1,6 @@
 """Accepts connections, bounds their number, and decides which one to close first.
 
-Owns TLS handshakes too. Knows nothing of what is said on a connection.
+Owns TLS handshakes too. Knows nothing of HTTP.
 """
 
 from __future__ import annotations

@@ -274,7 +274,7 @@ def _refuse(param: str, expected: str) -> NoReturn:
 def must_call(
     choice: str | dict[str, Any] | None, tools: Sequence[Mapping[str, Any]]
 ) -> tuple[str, ...]:
-    """The names of the `tools` that the answer must call one of; empty: it need not call any.
+    """The names of the `tools` whose calls the answer must consist of; empty: the model chooses.
 
     Raises RequestError for an invalid choice, and for a tool that is not there.
     """

@@ -150,7 +150,7 @@ class ResponsesEvent(msgspec.Struct, omit_defaults=True):
     logprobs: tuple[()] | None = None
 
 
-class ResponseEvents:
+class ResponsesEvents:
     """Turns the deltas of one Stream into events, and updates `response` along with them."""
 
     def __init__(self, response: ResponseObject) -> None:
@@ -266,10 +266,8 @@ class ResponseEvents:
         response.usage = _usage(finish, self._num_reasoning_tokens)
         response.timings, response.luceasync = timings_of(finishes), luceasync_of(finishes)
         if finish.reason == "length":
-            response.status, response.incomplete_details = (
-                "incomplete",
-                IncompleteDetails("max_output_tokens"),
-            )
+            response.status = "incomplete"
+            response.incomplete_details = IncompleteDetails("max_output_tokens")
         else:
             response.status = "completed"
         return self._event(f"response.{response.status}", response=response)
@@ -310,17 +308,17 @@ class Responses:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def parse(self, body: bytes, headers: Headers, caller: Caller) -> ResponseCall:
+    def parse(self, body: bytes, headers: Headers, caller: Caller) -> ResponsesCall:
         card = self._engine.card
         parsed, request = parse_responses(body, card, caller, headers)
-        return ResponseCall(request, bool(parsed.stream), _response(parsed, request, card))
+        return ResponsesCall(request, bool(parsed.stream), _response(parsed, request, card))
 
 
-class ResponseCall:
+class ResponsesCall:
     def __init__(self, request: Request, stream: bool, response: ResponseObject) -> None:
         self.requests: Sequence[Request] = (request,)
         self.stream = stream
-        self._events = ResponseEvents(response)
+        self._events = ResponsesEvents(response)
 
     def events(self, streams: Sequence[Stream]) -> AsyncGenerator[ResponsesEvent, None]:
         [stream] = streams

@@ -85,7 +85,7 @@ class TextFormat(msgspec.Struct):
     strict: bool | None = None
 
 
-class Reasoning(msgspec.Struct):
+class ReasoningOptions(msgspec.Struct):
     effort: str | None = None
 
 
@@ -101,7 +101,7 @@ class ResponsesBody(OpenAiBody, kw_only=True):
     max_output_tokens: int | None = None
     metadata: dict[str, str] | None = None
     parallel_tool_calls: bool | None = None
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningOptions | None = None
     previous_response_id: str | None = None
     conversation: msgspec.Raw = msgspec.Raw()
     background: bool | None = None
