@@ -1,4 +1,4 @@
-"""Flags, variables and a TOML file set the same things, in that order of strength."""
+"""Flags, variables and a TOML file set the same settings, in that order of precedence."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def refusal(flags=None, environ=None, toml: Path | None = None) -> str:
     return str(caught.value)
 
 
-def test_nothing_given_is_the_default():
+def test_without_settings_the_defaults_hold():
     config = load_config({}, {"PATH": "/bin", "LUCEASYNC_EXTRAS": "cuda"}, None)
     assert config == Config()
     assert config.model.model_dir == BUNDLED_MODEL_DIR
 
 
-def test_the_test_knows_every_setting():
+def test_every_setting_is_tested():
     assert {option.name for option in OPTIONS} == TEXTS.keys() | {"api-key-file"}
 
 
@@ -124,7 +124,7 @@ def test_flags_win_over_variables_and_variables_over_toml(tmp_path):
         ("kvflash-pin-spans", "64"), ("kvflash-pin-spans", "64:64"), ("kvflash-pin-spans", "0:64,"),
     ],
 )  # fmt: skip
-def test_a_refusal_names_where_what_and_what_is_allowed(name, value, tmp_path):
+def test_a_refusal_names_origin_value_and_allowed_values(name, value, tmp_path):
     [option] = [option for option in OPTIONS if option.name == name]
     toml = write(tmp_path / "c.toml", f'[{option.section}]\n{option.key} = "{value}"\n')
     for words, where in (
@@ -152,7 +152,7 @@ def test_toml_values_of_another_type_are_refused(line, tmp_path):
         ("[engine\n", "is not TOML"),
     ],
 )
-def test_a_toml_file_is_understood_or_refused(text, named, tmp_path):
+def test_an_unknown_key_or_broken_toml_is_refused(text, named, tmp_path):
     assert named in refusal(toml=write(tmp_path / "c.toml", text))
 
 
@@ -174,7 +174,7 @@ def test_a_key_file_without_keys_is_refused(content, tmp_path):
     assert refusal({"api-key-file": str(path)}).startswith(f"--api-key-file: '{path}'")
 
 
-def test_a_key_file_that_others_can_read_is_used_with_a_warning(tmp_path, caplog):
+def test_a_key_file_readable_by_others_is_used_with_a_warning(tmp_path, caplog):
     path = write(tmp_path / "keys", "one\n")
     path.chmod(0o644)
     with caplog.at_level(logging.WARNING, "luceasync"):
@@ -189,7 +189,7 @@ def test_keys_are_never_shown(tmp_path):
     assert not any("sesame" in words for words in shown)
 
 
-def test_a_variable_that_sets_nothing_is_told_with_the_nearest_one_and_without_its_value(caplog):
+def test_an_unknown_variable_is_reported_with_the_nearest_name_and_without_its_value(caplog):
     assert load_config({}, {"LUCEASYNC_APIKEY": "sesame"}, None) == Config()
     [record] = caplog.records
     assert record.getMessage() == (
@@ -198,16 +198,16 @@ def test_a_variable_that_sets_nothing_is_told_with_the_nearest_one_and_without_i
     assert "sesame" not in caplog.text
 
 
-def test_variables_of_others_and_of_the_scripts_are_not_told(caplog):
+def test_other_variables_and_those_of_the_scripts_are_not_reported(caplog):
     load_config({}, {"PATH": "/", "LUCEASYNC_EXTRAS": "cuda", "LUCEASYNC_CONFIG": "c"}, None)
     assert not caplog.records
 
 
-def test_the_example_file_is_what_one_gets_without_it():
+def test_the_example_file_sets_the_defaults():
     assert load_config({}, {}, EXAMPLE) == Config()
 
 
-def test_the_example_file_has_every_setting_with_a_value_that_is_allowed(tmp_path):
+def test_the_example_file_has_every_setting_with_an_allowed_value(tmp_path):
     text = re.sub(r"^# (?=\w+ = )", "", EXAMPLE.read_text(), flags=re.MULTILINE)
     named = {(name, key) for name, table in tomllib.loads(text).items() for key in table}
     assert named == {(option.section, option.key) for option in OPTIONS}
@@ -227,7 +227,7 @@ def test_the_example_file_has_every_setting_with_a_value_that_is_allowed(tmp_pat
         ("kvflash-pin-spans", "0:64", "--kvflash"),
     ],
 )
-def test_what_means_nothing_alone_is_refused(name, value, needed):
+def test_a_setting_without_the_one_it_needs_is_refused(name, value, needed):
     assert refusal({name: value}) == f"--{name}: {value!r} is not allowed without {needed}"
 
 
@@ -242,7 +242,7 @@ def test_a_switch_is_true_or_false_in_toml_and_a_flag_turns_it_off(tmp_path):
     assert load_config({"ddtree": False}, {}, toml).draft == DraftConfig()
 
 
-def test_the_bundled_model_brings_its_drafter_and_others_bring_none():
+def test_only_the_bundled_model_has_a_default_drafter():
     assert Config().drafter_dir == BUNDLED_DRAFT_DIR
     assert load_config({"model-dir": "/m"}, {}, None).drafter_dir is None
     assert load_config({"model-dir": "/m", "draft": "/d"}, {}, None).drafter_dir == Path("/d")

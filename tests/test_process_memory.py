@@ -26,14 +26,14 @@ from luceasync.process_memory import (
 SUPPORT = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-def test_the_c_library_is_asked_to_let_go_of_all(monkeypatch):
+def test_malloc_trim_is_called(monkeypatch):
     kept: list[int] = []
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(malloc_trim=kept.append))
     trim_heap()
     assert kept == [0]
 
 
-def test_a_c_library_without_a_word_for_it_is_left_alone(monkeypatch):
+def test_a_c_library_without_malloc_trim_is_left_alone(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace())
     trim_heap()
     keep_large_blocks_apart()
@@ -68,7 +68,7 @@ print(resident_bytes() - before)
 """
 
 
-def test_large_blocks_leave_no_holes_between_small_ones_that_stay():
+def test_large_blocks_leave_no_holes_among_small_ones():
     program = HOLES.replace("SIZE", str(2 * LARGE_BLOCK_BYTES))
     done = subprocess.run(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, timeout=60
@@ -76,15 +76,15 @@ def test_large_blocks_leave_no_holes_between_small_ones_that_stay():
     assert int(done.stdout) < 2 * LARGE_BLOCK_BYTES
 
 
-def test_what_is_resident_is_told():
+def test_resident_bytes():
     before = resident_bytes()
-    with mmap.mmap(-1, 64 << 20) as block:  # new pages: the C library may have some left
+    with mmap.mmap(-1, 64 << 20) as block:  # new pages: the C library may have some free
         for page in range(0, len(block), mmap.PAGESIZE):
             block[page] = 1
         assert resident_bytes() - before > len(block) // 2
 
 
-def test_a_frozen_heap_is_left_out_of_collections():
+def test_a_frozen_heap_is_not_scanned():
     kept = [[]]
     freeze_heap()
     try:
@@ -95,7 +95,7 @@ def test_a_frozen_heap_is_left_out_of_collections():
 
 
 def large_bytes_at(address: int) -> int:
-    """Of the mapping that `address` lies in, as the system tells it."""
+    """Bytes in large pages of the mapping around `address`, according to the system."""
     is_inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         head, *rest = line.split()
@@ -116,14 +116,14 @@ def has_collapse() -> bool:
     return (int(major), int(minor.split("-")[0])) >= (6, 1)
 
 
-def test_numbers_stay_what_they_were():
+def test_collapsing_keeps_the_bytes():
     numbers = torch.arange(3 * LARGE_PAGE_BYTES // 8)
     into_large_pages(numbers.data_ptr(), numbers.nbytes)
     assert torch.equal(numbers, torch.arange(3 * LARGE_PAGE_BYTES // 8))
 
 
 @pytest.mark.skipif(not has_collapse(), reason="this system puts no pages together")
-def test_written_memory_lies_in_large_pages_afterwards():
+def test_written_memory_moves_into_large_pages():
     memory = mmap.mmap(-1, 8 * LARGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     tensor = torch.frombuffer(memory, dtype=torch.uint8).fill_(7)
     before = large_bytes_at(tensor.data_ptr())
@@ -135,7 +135,7 @@ def test_written_memory_lies_in_large_pages_afterwards():
     memory.close()
 
 
-def test_memory_that_is_not_there_is_passed_over():
+def test_unsuitable_memory_is_ignored():
     memory = mmap.mmap(-1, mmap.PAGESIZE)
     tensor = torch.frombuffer(memory, dtype=torch.uint8).fill_(1)
     into_large_pages(tensor.data_ptr(), 1)

@@ -1,5 +1,5 @@
-"""The commands as from a shell, each in a fork of one process that has run one: what that loaded
-nobody loads again, and what a command loads besides is its own.
+"""Runs commands as a shell would, each in a fork of one process that has already run one: what that
+process imported is not imported again, and any further import is the command's own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HEAVY = ("numpy", "starlette", "torch", "transformers")
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended; `loaded`: which of HEAVY it has imported."""
+    """The result of a command; `loaded`: which of HEAVY it imported."""
 
     returncode: int
     stdout: str
@@ -30,25 +30,25 @@ class Ended:
 
 
 class Commands:
-    """`luceasync`, ready to fork."""
+    """A `luceasync` process that forks for each command."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def run(self, *arguments: str, **environ: str) -> Ended:
-        """`luceasync ARGUMENTS` where nothing but `environ` is set."""
+        """Run `luceasync ARGUMENTS` with `environ` as its environment."""
         assert self._process.stdin and self._process.stdout
         with tempfile.TemporaryDirectory() as folder:
             order = {"arguments": arguments, "environ": environ, "folder": folder}
             print(json.dumps(order), file=self._process.stdin, flush=True)
             code = int(self._process.stdout.readline())
-            told = [Path(folder, name).read_text() for name in ("stdout", "stderr", "loaded")]
-        return Ended(code, told[0], told[1], json.loads(told[2] or "[]"))
+            outputs = [Path(folder, name).read_text() for name in ("stdout", "stderr", "loaded")]
+        return Ended(code, outputs[0], outputs[1], json.loads(outputs[2] or "[]"))
 
 
 @contextmanager
 def commands(*first: str) -> Iterator[Commands]:
-    """`first`: the arguments of what was run before, and refused. They end with the block."""
+    """`first`: the arguments of a command that is run beforehand and refused."""
     env = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
     command = [sys.executable, __file__, *first]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -69,12 +69,12 @@ def _fork_for_each() -> None:
             Path(order["folder"], "loaded").write_text(json.dumps(loaded))
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(code)  # quickly: what is to be seen has been written
+            os._exit(code)  # all output has been written
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 
 
 def _run(arguments: list[str]) -> int:
-    """Its exit status."""
+    """Run a command and return its exit status."""
     from luceasync.cli import app
 
     sys.argv = ["luceasync", *arguments]
@@ -86,7 +86,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _become(order: dict) -> None:
-    """The command that was ordered: its words, its environment, its files."""
+    """Take over the environment and the files of the ordered command."""
     folder = Path(order["folder"])
     os.environ.clear()
     os.environ.update({"PATH": "/usr/bin:/bin", **order["environ"]})

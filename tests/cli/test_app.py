@@ -1,4 +1,4 @@
-"""The commands from outside: what is quick, what is printed, how they end."""
+"""The commands from outside: imports, output and exit codes."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def test_help_imports_no_torch(luceasync, words):
 
 def test_version():
     command = [sys.executable, "-m", "luceasync", "--version"]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert told.stdout == f"luceasync {__version__}\n"
+    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert printed.stdout == f"luceasync {__version__}\n"
 
 
 def test_every_setting_of_the_server_is_a_flag_of_serve(luceasync):
@@ -53,7 +53,7 @@ def test_help_fits_80_columns_and_cuts_no_flag(luceasync, command):
     assert missing == []
 
 
-def test_help_has_a_panel_for_each_section_in_the_order_of_the_table(luceasync):
+def test_help_has_a_panel_for_each_section_in_order(luceasync):
     titles = re.findall("╭─ (.+?) ─", luceasync.run("serve", "--help", COLUMNS="80").stdout)
     assert titles == ["Arguments", "Options", *SECTIONS.values()]
 

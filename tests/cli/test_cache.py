@@ -1,4 +1,4 @@
-"""The cache commands on real node files: what is listed, found damaged, removed and left."""
+"""The cache commands on real node files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AGE_DAYS = {ROOT: 9, MIDDLE: 5, TIP: 4, BRANCH: 2}
 
 
 def put(cache: Path, namespace: str, key: str, **more: object) -> Path:
-    """A node of 17 tokens in its place in the tree ROOT - MIDDLE - TIP, ROOT - BRANCH."""
+    """Write a node of 17 tokens at its place in the tree ROOT - MIDDLE - TIP, ROOT - BRANCH."""
     begin = 17 * DEPTH[key]
     fields = {"parent": CHAIN[key], "begin": begin, "end": begin + 17, **more}
     path = cache / namespace / f"{key}.safetensors"
@@ -34,7 +34,7 @@ def put(cache: Path, namespace: str, key: str, **more: object) -> Path:
 
 
 def put_apart(cache: Path, namespace: str, key: str) -> Path:
-    """The same node, in two files; that of its end."""
+    """Write the same node as two files; returns the path of its end."""
     path = put(cache, namespace, key)
     used_s = path.stat().st_mtime
     fields = {"namespace": namespace, "key": key, "parent": CHAIN[key]}
@@ -78,7 +78,7 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_ls_tells_each_namespace_the_last_used_first(cache: Path) -> None:
+def test_ls_lists_namespaces_most_recently_used_first(cache: Path) -> None:
     lines = done(cache, "ls").splitlines()
     assert lines[0].split() == ["namespace", "nodes", "bytes", "last", "used"]
     assert lines[1].split()[:2] + lines[1].split()[-3:] == ["feed0123", "4", "2", "days", "ago"]
@@ -86,7 +86,7 @@ def test_ls_tells_each_namespace_the_last_used_first(cache: Path) -> None:
     assert lines[3].split()[:2] == ["total", "5"]
 
 
-def test_ls_of_a_namespace_tells_its_nodes_below_their_parents(cache: Path) -> None:
+def test_ls_of_a_namespace_lists_nodes_after_their_parents(cache: Path) -> None:
     lines = done(cache, "ls", "feed").splitlines()
     assert [line.split()[0] for line in lines[1:]] == [k[:12] for k in (ROOT, MIDDLE, TIP, BRANCH)]
     assert lines[3].split()[1:4] == [MIDDLE[:12], "[34,", "51)"]
@@ -94,21 +94,21 @@ def test_ls_of_a_namespace_tells_its_nodes_below_their_parents(cache: Path) -> N
     assert max(map(len, lines)) <= 80
 
 
-def test_ls_as_json_tells_what_a_program_wants(cache: Path) -> None:
-    told = json.loads(done(cache, "ls", "--json"))["namespaces"]
+def test_ls_as_json(cache: Path) -> None:
+    printed = json.loads(done(cache, "ls", "--json"))["namespaces"]
     sizes = [path.stat().st_size for path in (cache / "feed0123").iterdir()]
-    assert (told[0]["num_nodes"], told[0]["num_bytes"]) == (4, sum(sizes))
+    assert (printed[0]["num_nodes"], printed[0]["num_bytes"]) == (4, sum(sizes))
     tip = json.loads(done(cache, "ls", "feed0123", "--json"))["nodes"][2]
     assert (tip["key"], tip["parent"], tip["begin"], tip["end"]) == (TIP, MIDDLE, 34, 51)
     assert tip["parts"] == ["features", "span", "state"]
     assert tip["generated"] is True
 
 
-def test_an_end_in_a_file_of_its_own_belongs_to_its_node(cache: Path) -> None:
+def test_an_end_in_its_own_file_counts_with_its_node(cache: Path) -> None:
     end = put_apart(cache, "feed0123", TIP)
-    told = json.loads(done(cache, "ls", "--json"))["namespaces"]
+    printed = json.loads(done(cache, "ls", "--json"))["namespaces"]
     sizes = [path.stat().st_size for path in (cache / "feed0123").iterdir()]
-    assert (told[0]["num_nodes"], told[0]["num_bytes"]) == (4, sum(sizes))
+    assert (printed[0]["num_nodes"], printed[0]["num_bytes"]) == (4, sum(sizes))
     tip = json.loads(done(cache, "ls", "feed0123", "--json"))["nodes"][2]
     assert tip["parts"] == ["features", "span", "state"]
     assert tip["end_file_bytes"] == end.stat().st_size
@@ -123,7 +123,7 @@ def test_an_end_in_a_file_of_its_own_belongs_to_its_node(cache: Path) -> None:
     assert "5 nodes intact" in done(cache, "verify")
 
 
-def test_an_end_goes_with_its_node_and_alone_too(cache: Path) -> None:
+def test_an_end_is_removed_with_its_node_and_without(cache: Path) -> None:
     ends = [put_apart(cache, "feed0123", key) for key in (TIP, BRANCH)]
     done(cache, "prune", "--older-than", "3")
     assert (keys(cache), [end.exists() for end in ends]) == ({ROOT, BRANCH}, [False, True])
@@ -132,11 +132,11 @@ def test_an_end_goes_with_its_node_and_alone_too(cache: Path) -> None:
     assert not list(cache.glob("*/*.end"))
 
 
-def test_ls_of_an_empty_directory_tells_so(tmp_path: Path) -> None:
+def test_ls_of_an_empty_directory(tmp_path: Path) -> None:
     assert done(tmp_path, "ls").split() == "namespace nodes bytes last used total 0 0 B".split()
 
 
-def test_nodes_of_another_schema_are_listed_as_that(
+def test_nodes_of_another_schema_are_listed_as_such(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as older:
@@ -146,28 +146,28 @@ def test_nodes_of_another_schema_are_listed_as_that(
     assert "1 of another schema" in done(cache, "verify")
 
 
-def test_show_tells_what_a_node_holds_and_continues(cache: Path) -> None:
+def test_show_prints_contents_and_chain(cache: Path) -> None:
     text = done(cache, "show", "c")
     for words in (TIP, "[34, 51)", "[0, 17)", "ls1_delta.2", "2 x 4 x 4", "generated  yes"):
         assert words in text
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_show_as_json_tells_the_chain_and_every_tensor(cache: Path) -> None:
-    told = json.loads(done(cache, "show", TIP, "--json"))
-    assert [node["key"] for node in told["chain"]] == [ROOT, MIDDLE, TIP]
-    assert told["num_tokens"] == 17
-    shapes = {tensor["name"]: tensor["shape"] for tensor in told["tensors"]}
+def test_show_as_json_has_the_chain_and_every_tensor(cache: Path) -> None:
+    printed = json.loads(done(cache, "show", TIP, "--json"))
+    assert [node["key"] for node in printed["chain"]] == [ROOT, MIDDLE, TIP]
+    assert printed["num_tokens"] == 17
+    shapes = {tensor["name"]: tensor["shape"] for tensor in printed["tensors"]}
     assert shapes["tokens"] == [17]
-    assert (shapes["ls0_attn_k.0"], told["split"]) == ([17, 2, 16], [0, 2])
+    assert (shapes["ls0_attn_k.0"], printed["split"]) == ([17, 2, 16], [0, 2])
 
 
-def test_show_tells_of_a_broken_chain(cache: Path) -> None:
+def test_show_reports_a_broken_chain(cache: Path) -> None:
     (cache / "feed0123" / f"{MIDDLE}.safetensors").unlink()
     assert "no request can use it" in done(cache, "show", TIP)
 
 
-def test_what_is_not_there_is_one_line_and_exit_1(cache: Path) -> None:
+def test_a_missing_namespace_or_node_is_one_line_and_exit_1(cache: Path) -> None:
     for arguments in (["show", "99"], ["ls", "99"], ["clear", "--namespace", "99"]):
         result = run(cache, *arguments)
         assert (result.exit_code, result.stdout) == (1, "")
@@ -183,17 +183,17 @@ def test_show_of_a_damaged_node_is_exit_1(cache: Path) -> None:
     assert f"node feed0123/{TIP}" in result.stderr
 
 
-def test_a_key_of_two_nodes_is_refused_until_it_is_clear(cache: Path) -> None:
+def test_an_ambiguous_key_is_refused(cache: Path) -> None:
     with pytest.raises(ConfigError, match="KEY a: 2 nodes begin with it"):
         raise run(cache, "show", "a").exception
     assert ROOT in done(cache, "show", "a", "--namespace", "beef")
 
 
-def test_verify_of_sound_nodes_is_exit_0(cache: Path) -> None:
+def test_verify_of_intact_nodes_is_exit_0(cache: Path) -> None:
     assert done(cache, "verify").startswith("5 nodes intact, 0 damaged")
 
 
-def test_verify_sets_damaged_nodes_aside_and_exits_with_1(cache: Path) -> None:
+def test_verify_quarantines_damaged_nodes_and_exits_with_1(cache: Path) -> None:
     damage(cache / "feed0123" / f"{TIP}.safetensors")
     result = run(cache, "verify")
     assert result.exit_code == 1
@@ -204,14 +204,14 @@ def test_verify_sets_damaged_nodes_aside_and_exits_with_1(cache: Path) -> None:
     assert run(cache, "verify").exit_code == 0
 
 
-def test_prune_by_age_keeps_what_a_kept_node_needs(cache: Path) -> None:
+def test_prune_by_age_keeps_ancestors_of_kept_nodes(cache: Path) -> None:
     text = done(cache, "prune", "--older-than", "3", "--namespace", "feed")
     assert text.startswith("2 nodes removed")
     assert keys(cache) == {ROOT, BRANCH}
     assert keys(cache, "beef") == {ROOT}
 
 
-def test_prune_to_a_budget_takes_the_longest_unused_leaf_first(cache: Path) -> None:
+def test_prune_to_a_budget_removes_the_least_recently_used_leaf_first(cache: Path) -> None:
     size = (cache / "beef" / f"{ROOT}.safetensors").stat().st_size
     done(cache, "prune", "--budget", str(3 * size))
     assert (keys(cache), keys(cache, "beef")) == ({ROOT, MIDDLE, BRANCH}, set())
@@ -235,7 +235,7 @@ def test_a_bad_flag_is_one_line(cache: Path, arguments: list[str], words: str) -
     assert words in str(error.exception)
 
 
-def test_no_directory_at_all_is_refused_by_the_flag() -> None:
+def test_a_missing_directory_flag_is_refused() -> None:
     error = CliRunner().invoke(app, ["cache", "ls"]).exception
     assert str(error).startswith("--kv-cache-dir: not given")
 
@@ -259,7 +259,7 @@ def test_clear_asks_first(cache: Path, answer: str, code: int, left: int) -> Non
     assert len(keys(cache)) == left
 
 
-def test_clear_of_one_namespace_leaves_the_others_and_what_is_not_ours(cache: Path) -> None:
+def test_clear_of_one_namespace_leaves_others_and_foreign_files(cache: Path) -> None:
     (cache / "feed0123" / "README").touch()
     damage(cache / "feed0123" / f"{TIP}.safetensors")
     run(cache, "verify")

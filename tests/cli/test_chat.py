@@ -1,4 +1,4 @@
-"""The conversation: what is remembered, what commands do, what Ctrl-C stops."""
+"""A conversation in the terminal: history, commands and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def talk(monkeypatch):
     return run
 
 
-def test_reasoning_is_sent_back_and_no_pipe_gets_it(talk, capsys):
+def test_reasoning_is_sent_back_but_not_printed_to_a_pipe(talk, capsys):
     _, responder = talk("think", "b")
     assert "hm" not in capsys.readouterr().out
-    said = {"role": "assistant", "content": "<think>", "reasoning_content": "hm"}
-    assert responder.heard[1][1] == said
+    answer = {"role": "assistant", "content": "<think>", "reasoning_content": "hm"}
+    assert responder.heard[1][1] == answer
 
 
 def test_each_line_is_a_turn_and_earlier_ones_are_remembered(talk, capsys):
@@ -88,7 +88,7 @@ def test_quit_ends_and_help_helps(talk, capsys):
     assert "unknown command /nope" in out
 
 
-def test_a_failed_turn_is_told_and_forgotten(talk, capsys):
+def test_a_failed_turn_is_reported_and_forgotten(talk, capsys):
     answered, responder = talk("fail", "a")
     assert not answered
     assert capsys.readouterr().err == "error: gone\n"

@@ -1,4 +1,4 @@
-"""What is broken is said, and decides the exit code; the rest is still looked at."""
+"""Broken findings decide the exit code, and do not stop other checks."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_a_taken_port_is_broken():
     assert f"--port {port}" in finding.words
 
 
-def test_a_directory_without_a_model_is_broken_and_the_rest_still_checked(tmp_path):
+def test_a_directory_without_a_model_is_broken_and_other_checks_still_run(tmp_path):
     findings = find(replace(HEALTHY, model=ModelConfig(tmp_path)))
     broken = [subject for subject, finding in findings.items() if finding.state == "broken"]
     assert broken == ["model", "weights", "tokenizer", "chat template"]
     assert findings["port"].state == "ok"
 
 
-def test_weights_that_are_cut_are_broken_wherever_they_are_named(tmp_path):
+def test_truncated_weights_are_broken_in_both_findings(tmp_path):
     for path in HEALTHY.model.model_dir.iterdir():
         if path.suffix != ".safetensors":
             (tmp_path / path.name).symlink_to(path)
@@ -54,27 +54,27 @@ def test_weights_that_are_cut_are_broken_wherever_they_are_named(tmp_path):
     assert all("it is cut" in words for words in broken.values())
 
 
-def test_a_cache_directory_that_is_still_to_be_made_is_fine(tmp_path):
+def test_a_cache_directory_need_not_exist_yet(tmp_path):
     config = replace(HEALTHY, cache=CacheConfig(cache_dir=tmp_path / "a" / "b"))
     assert "broken" not in {finding.state for finding in find(config).values()}
     assert f"in {tmp_path}" in find(config)["cache"].words
     assert not (tmp_path / "a").exists()
 
 
-def test_a_file_is_no_cache_directory(tmp_path):
+def test_a_file_is_not_a_cache_directory(tmp_path):
     (tmp_path / "file").touch()
     finding = find(replace(HEALTHY, cache=CacheConfig(cache_dir=tmp_path / "file")))["cache"]
     assert (finding.state, str(tmp_path / "file") in finding.words) == ("broken", True)
 
 
 @pytest.mark.parametrize(("mode", "is_noted"), [(0o700, False), (0o750, True)])
-def test_a_cache_that_others_can_look_into_is_noted(tmp_path, mode, is_noted):
+def test_a_cache_accessible_to_others_is_noted(tmp_path, mode, is_noted):
     tmp_path.chmod(mode)
     findings = find(replace(HEALTHY, cache=CacheConfig(cache_dir=tmp_path)))
     assert ("cache mode" in findings) == is_noted
 
 
-def test_a_drafter_that_is_none_is_said(tmp_path):
+def test_a_missing_drafter_is_reported(tmp_path):
     config = replace(HEALTHY, draft=DraftConfig(draft_dir="none"))
     assert find(config)["drafter"].words.startswith("none")
     broken = find(replace(HEALTHY, draft=DraftConfig(draft_dir=tmp_path)))["model"]
@@ -98,7 +98,7 @@ def test_only_what_is_broken_fails(broken, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("name", ["triton", "numba-cuda"])
-def test_compilers_for_a_gpu_are_noted_where_they_are_missing(name, monkeypatch):
+def test_missing_gpu_compilers_are_noted(name, monkeypatch):
     def missing(asked: str) -> str:
         raise PackageNotFoundError(asked)
 
@@ -115,7 +115,7 @@ def test_compilers_for_a_gpu_are_noted_where_they_are_missing(name, monkeypatch)
         ("AMD Radeon RX 580", "gfx803", "note", "nor its kernels compiled for gfx803"),
     ],
 )
-def test_a_card_that_nobody_has_run_is_named(monkeypatch, product, kind, state, words):
+def test_an_untested_card_is_noted(monkeypatch, product, kind, state, words):
     gpu = gpu_platform.FoundGpu("cuda:0", product, kind, 8 << 30, 24 << 30)
     monkeypatch.setattr(gpu_platform, "found_gpus", lambda: [gpu])
     found = find(HEALTHY)["cuda:0"]

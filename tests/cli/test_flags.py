@@ -1,4 +1,4 @@
-"""A command gets the Config that its flags, the environment and the file make."""
+"""A command gets the Config made from its flags, the environment and the file."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def app() -> typer.Typer:
     return app
 
 
-def test_flags_and_the_commands_own_options_live_side_by_side(app):
+def test_a_command_may_have_flags_of_its_own(app):
     arguments = ["/m", "--parallel", "2", "--loud", "--api-key", "a", "--api-key", "b"]
     result = CliRunner().invoke(app, arguments)
     assert result.output == "/m 2 True\n8000 ('a', 'b') ()\n"
 
 
-def test_file_and_environment_set_what_the_command_does_not_show(app, tmp_path):
+def test_file_and_environment_set_options_without_a_flag(app, tmp_path):
     path = tmp_path / "c.toml"
     path.write_text("[server]\nport = 9\n[engine]\nparallel = 3\n")
     environ = {"LUCEASYNC_TARGET_DEVICES": "cpu", "LUCEASYNC_CONFIG": str(path)}

@@ -1,4 +1,4 @@
-"""The log never holds up whoever writes to it."""
+"""Logging never blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from luceasync.cli.serve import BackgroundLogHandler
 
 
 class Stuck(io.StringIO):
-    """A terminal that was stopped: `write` waits until it goes on."""
+    """A suspended terminal: `write` blocks until it resumes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ def record(words: str) -> logging.LogRecord:
     return logging.LogRecord("x", logging.INFO, __file__, 1, words, (), None)
 
 
-def test_lines_come_out_in_order_and_all_of_them_before_the_end():
+def test_lines_are_written_in_order_and_completely_before_close():
     out = io.StringIO()
     handler = BackgroundLogHandler(out)
     for i in range(100):
@@ -44,7 +44,7 @@ def test_lines_come_out_in_order_and_all_of_them_before_the_end():
     ]
 
 
-def test_a_stopped_terminal_holds_up_nobody_and_what_waits_is_bounded(monkeypatch):
+def test_a_suspended_terminal_does_not_block_and_the_queue_is_bounded(monkeypatch):
     monkeypatch.setattr(serve, "CLOSE_TIMEOUT_S", 0.0)
     out = Stuck()
     handler = BackgroundLogHandler(out, max_waiting=10)
@@ -57,7 +57,7 @@ def test_a_stopped_terminal_holds_up_nobody_and_what_waits_is_bounded(monkeypatc
 
 
 @pytest.mark.parametrize("num_lines", [1, 5])
-def test_a_reader_that_is_gone_does_no_harm(num_lines):
+def test_a_closed_pipe_does_no_harm(num_lines):
     handler = BackgroundLogHandler(Gone())
     for _ in range(num_lines):
         handler.emit(record("x"))

@@ -1,4 +1,4 @@
-"""Sizes and ages as a person reads them."""
+"""Sizes, ages and errors as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from luceasync.cli.output import age_text, one_line, size_text
         (2**50, "1024.0 TiB"),
     ],
 )
-def test_sizes_for_a_person(num_bytes, text):
+def test_size_text(num_bytes, text):
     assert size_text(num_bytes) == text
 
 
@@ -32,10 +32,10 @@ def test_sizes_for_a_person(num_bytes, text):
         (86400 * 900, "900 days ago"),
     ],
 )
-def test_ages_for_a_person(seconds, text):
+def test_age_text(seconds, text):
     assert age_text(seconds) == text
 
 
-def test_a_fault_is_one_line_and_commands_no_terminal():
+def test_an_error_is_one_line_without_control_characters():
     assert one_line("a\nb\x1b[31m\u2028 é 日本") == "a\\nb\\x1b[31m\\u2028 é 日本"
     assert one_line(ValueError("plain")) == "plain"

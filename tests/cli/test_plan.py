@@ -16,18 +16,18 @@ CONFIG = Config(
 )
 
 
-def test_json_tells_every_shard_in_bytes(capsys):
+def test_json_has_every_shard_in_bytes(capsys):
     run_plan(CONFIG, as_json=True)
-    told = json.loads(capsys.readouterr().out)
-    assert (told["parallel"], told["max_ctx_tokens"]) == (2, 256)
-    first, last = told["shards"]
-    assert (first["begin"], first["end"], last["end"]) == (0, last["begin"], told["num_layers"])
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["parallel"], printed["max_ctx_tokens"]) == (2, 256)
+    first, last = printed["shards"]
+    assert (first["begin"], first["end"], last["end"]) == (0, last["begin"], printed["num_layers"])
     lane_bytes = first["state_bytes_per_lane"] + first["verify_bytes_per_lane"]
     assert first["lane_bytes"] == 256 * first["lane_bytes_per_token"] + lane_bytes
     assert first["device_bytes"] < first["free_bytes"]
 
 
-def test_the_table_tells_it_to_a_person(capsys):
+def test_the_table_has_every_shard(capsys):
     run_plan(CONFIG, as_json=False)
     out = capsys.readouterr().out
     assert "2 lanes of 256 tokens" in out
@@ -43,21 +43,21 @@ def cached(tmp_path) -> Config:
 
 def test_the_prefix_cache_is_part_of_the_plan(cached, capsys):
     run_plan(cached, as_json=True)
-    told = json.loads(capsys.readouterr().out)
-    cache = told["prefix_cache"]
+    printed = json.loads(capsys.readouterr().out)
+    cache = printed["prefix_cache"]
     assert (cache["memory_bytes"], cache["disk_bytes"]) == (2**30, 2**32)
-    assert cache["bytes_per_token"] == sum(s["lane_bytes_per_token"] for s in told["shards"])
-    assert cache["state_bytes"] == sum(s["state_bytes_per_lane"] for s in told["shards"]) > 0
+    assert cache["bytes_per_token"] == sum(s["lane_bytes_per_token"] for s in printed["shards"])
+    assert cache["state_bytes"] == sum(s["state_bytes_per_lane"] for s in printed["shards"]) > 0
 
 
-def test_the_prefix_cache_is_told_to_a_person(cached, capsys):
+def test_the_prefix_cache_is_printed(cached, capsys):
     run_plan(cached, as_json=False)
     out = capsys.readouterr().out
     assert "prefix cache: 1.0 GiB of memory" in out
     assert "- 4.0 GiB in" in out
 
 
-def test_without_a_directory_nothing_is_said_of_a_disk(capsys):
+def test_without_a_directory_there_are_no_disk_bytes(capsys):
     run_plan(CONFIG, as_json=True)
     assert json.loads(capsys.readouterr().out)["prefix_cache"]["disk_bytes"] is None
 

@@ -1,4 +1,4 @@
-"""Both responders give the same answer, and fail in words."""
+"""Both responders give the same answers and errors."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def responder_of(request):
     return make
 
 
-async def said(responder: LocalResponder | RemoteResponder) -> str:
+async def text_of(responder: LocalResponder | RemoteResponder) -> str:
     return "".join([piece.text async for piece in responder.reply(HI)])
 
 
 async def test_the_text_arrives(responder_of):
     engine = ScriptedEngine()
-    assert await said(responder_of(engine)) == "Hello!"
+    assert await text_of(responder_of(engine)) == "Hello!"
     assert engine.streams[0].closed.is_set()
 
 
-async def test_reasoning_is_told_apart(responder_of):
+async def test_reasoning_is_separate(responder_of):
     script = [Delta(0, (ReasoningPiece("why"), TextPiece("so"))), Delta(0, finish=finish())]
     pieces = [piece async for piece in responder_of(ScriptedEngine(script)).reply(HI)]
     assert pieces == [ReasoningPiece("why"), TextPiece("so")]
@@ -48,7 +48,7 @@ async def test_reasoning_is_told_apart(responder_of):
 
 async def test_the_answer_options_are_passed_on(responder_of):
     engine = ScriptedEngine()
-    await said(responder_of(engine, AnswerOptions(max_tokens=7, temperature=0.25)))
+    await text_of(responder_of(engine, AnswerOptions(max_tokens=7, temperature=0.25)))
     request = engine.requests[0]
     assert (request.prompt.messages, request.max_tokens) == (HI, 7)
     assert request.sampling.temperature == 0.25
@@ -57,20 +57,20 @@ async def test_the_answer_options_are_passed_on(responder_of):
 @pytest.mark.parametrize(
     "step", [Unavailable("gone"), Delta(0, finish=finish("error", error="gone"))]
 )
-async def test_a_failure_on_the_way_is_raised_in_its_words(responder_of, step: Step):
+async def test_a_failure_during_an_answer_is_raised_with_its_message(responder_of, step: Step):
     with pytest.raises(LuceasyncError, match="gone"):
-        await said(responder_of(ScriptedEngine([*answer("a")[:-1], step])))
+        await text_of(responder_of(ScriptedEngine([*answer("a")[:-1], step])))
 
 
-async def test_a_refusal_is_raised_in_its_words(responder_of):
+async def test_a_refusal_is_raised_with_its_message(responder_of):
     with pytest.raises(LuceasyncError, match="busy"):
-        await said(responder_of(ScriptedEngine(opening=QueueFull(64, 1))))
+        await text_of(responder_of(ScriptedEngine(opening=QueueFull(64, 1))))
 
 
-async def test_a_server_that_is_not_there_is_named():
+async def test_an_unreachable_server_is_named():
     async with open_remote("http://127.0.0.1:1/v1", None, AnswerOptions()) as responder:
         with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
-            await said(responder)
+            await text_of(responder)
 
 
 async def test_the_key_is_sent_as_a_bearer_token():

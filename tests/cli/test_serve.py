@@ -1,4 +1,4 @@
-"""The serve command as it is typed, with the bundled model."""
+"""The serve command in a process, with the bundled model."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_signal_while_the_model_loads_ends_the_process(number, code):
             process.kill()
 
 
-def test_ready_says_what_is_served_and_why_the_context_is_what_it_is():
+def test_ready_lines_name_the_model_and_the_reasons_for_its_context():
     reason = "--max-ctx 5120: what fits beside the weights; 20480 with --parallel 1"
     card = ModelCard("tiny", 0, 5120, 1, "qwen3", aliases=("*", "small"), reasons=(reason,))
     assert ready_lines(card, 4) == [

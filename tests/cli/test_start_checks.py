@@ -1,4 +1,4 @@
-"""What is wrong with a start is told before torch is imported."""
+"""A start is refused before torch is imported."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_model_without_a_tokenizer(luceasync, command, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["serve", "chat"])
-def test_weight_files_that_the_index_names_and_nobody_has(luceasync, command, tmp_path):
+def test_weight_files_that_the_index_lists_but_are_missing(luceasync, command, tmp_path):
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_bytes((BUNDLED_MODEL_DIR / name).read_bytes())
     (tmp_path / "one.safetensors").touch()
@@ -60,7 +60,7 @@ def test_a_cache_directory_that_is_a_file(luceasync, command, tmp_path):
     refused(result, f"--kv-cache-dir {tmp_path / 'file'}: ")
 
 
-def test_a_certificate_that_is_not_there(luceasync):
+def test_a_missing_certificate(luceasync):
     result = luceasync.run("serve", "--tls-cert", "/none.pem", "--tls-key", "/none.pem")
     refused(result, "--tls-cert /none.pem: cannot be read")
 
@@ -88,4 +88,4 @@ def test_gguf_files_that_cannot_be_served(luceasync, command, tmp_path):
         luceasync.run(command, "--draft", str(first)), "a.gguf: is a GGUF file; expected a DFlash"
     )
     second.touch()
-    refused(luceasync.run(command, str(tmp_path)), "2 GGUF files are there (a.gguf, b.gguf)")
+    refused(luceasync.run(command, str(tmp_path)), "there are 2 GGUF files (a.gguf, b.gguf)")

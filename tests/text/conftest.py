@@ -35,9 +35,7 @@ def train_byte_level() -> tokenizers.Tokenizer:
 
 
 def train_pieces(decoder: Any, *, byte_fallback: bool) -> tokenizers.Tokenizer:
-    """A metaspace BPE whose characters come from ASCII alone; with bytes for all others, or
-    unknown.
-    """
+    """A metaspace BPE of ASCII characters; all others are bytes or unknown."""
     trained = tokenizers.Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     ascii_lines = [line.encode("ascii", "ignore").decode() for line in LINES]

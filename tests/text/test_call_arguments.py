@@ -1,4 +1,4 @@
-"""Arguments of calls come as text and reach templates as objects."""
+"""Arguments of tool calls arrive as text and reach templates as objects."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from luceasync.text.history import History
 from luceasync.text.template import Arguments, ChatTemplate, with_parsed_arguments
 
-TEXT = '{"path":"a b",  "line": 1.50}'  # no program would write it so
+TEXT = '{"path":"a b",  "line": 1.50}'  # spaced as no serialiser would
 ASKED = {"role": "user", "content": "Hi"}
 # As Qwen3.5's: arguments one by one, which text cannot give.
 BY_NAME = """\
@@ -50,14 +50,14 @@ def arguments_of(message) -> object:
     return message["tool_calls"][0]["function"]["arguments"]
 
 
-def test_a_template_gets_the_object_that_the_text_says():
+def test_a_template_gets_the_parsed_object():
     text = ChatTemplate(BY_NAME).render([ASKED, calling(TEXT)])
     assert text == ChatTemplate(BY_NAME).render([ASKED, calling({"path": "a b", "line": 1.5})])
     assert "<path>a b<line>1.5" in text
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '"a"', "7", "null", "[" * 100_000])
-def test_what_is_no_object_stays_text(text: str):
+def test_anything_but_an_object_stays_text(text: str):
     (message,) = with_parsed_arguments([calling(text)])
     assert arguments_of(message) == text
 
@@ -76,12 +76,12 @@ def test_a_message_without_such_text_is_passed_on(message):
 
 
 @pytest.mark.parametrize("source", WAYS_TO_WRITE.values(), ids=WAYS_TO_WRITE)
-def test_a_template_that_writes_text_gets_the_text(source: str):
+def test_a_template_that_writes_arguments_as_text_gets_the_original_text(source: str):
     text = ChatTemplate(source).render([ASKED, calling(TEXT)])
     assert f"\n{TEXT}\n" in text or f"|>{TEXT}\n" in text
 
 
-def test_which_is_json_where_a_client_sends_an_object():
+def test_an_object_from_a_client_is_written_as_json():
     text = ChatTemplate(AS_TEXT).render([ASKED, calling({"path": "\u00e4", "all": True})])
     assert '\n{"path": "\u00e4", "all": true}\n' in text
 
@@ -92,12 +92,12 @@ def test_a_whole_call_is_written_as_one_object():
     assert '{"name": "f", "arguments": {"path": "a b", "line": 1.5}}' in text
 
 
-def test_what_cannot_be_json_is_passed_on():
+def test_arguments_that_cannot_be_json_are_passed_on():
     call = calling({"path": object()})
     assert with_parsed_arguments([call])[0] is call
 
 
-def test_the_clients_messages_stay_as_they_are():
+def test_the_clients_messages_are_not_changed():
     messages = [ASKED, calling(TEXT)]
     before = copy.deepcopy(messages)
     ChatTemplate(BY_NAME).render(messages)

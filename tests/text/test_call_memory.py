@@ -1,4 +1,4 @@
-"""A call that a client has written anew is the model's own again; another one is left alone."""
+"""Arguments that a client serialised again are restored; changed ones are left alone."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ def arguments_of(messages: list[Any]) -> Any:
     return messages[0]["tool_calls"][0]["function"]["arguments"]
 
 
-def test_what_says_the_same_is_recalled_as_it_was_written() -> None:
+def test_equal_arguments_are_recalled_as_written() -> None:
     memory = CallMemory()
     memory.note("one", '{"a":  1}')
     given = message('{"a":1}')
     assert arguments_of(memory.recall([given])) == '{"a":  1}'
-    assert arguments_of([given]) == '{"a":1}'  # what was given is as it was
+    assert arguments_of([given]) == '{"a":1}'  # the input is unchanged
 
 
-def test_what_says_something_else_stays() -> None:
+def test_different_arguments_stay() -> None:
     memory = CallMemory()
     memory.note("one", '{"a":  1}')
     for given in ('{"a":2}', "no JSON", {"a": 1}, None, "[" * 100_000):
@@ -33,7 +33,7 @@ def test_what_says_something_else_stays() -> None:
     assert arguments_of(memory.recall([message('{"a":1}', "other")])) == '{"a":1}'
 
 
-def test_messages_of_any_shape_pass() -> None:
+def test_messages_of_any_shape_are_accepted() -> None:
     memory = CallMemory()
     memory.note("one", "{}")
     odd = [{"role": "user"}, {"tool_calls": "x"}, {"tool_calls": [5, {"id": 1, "function": []}]}]
@@ -56,7 +56,7 @@ class Given:
         return next(self._parts)
 
 
-def test_calls_of_an_answer_are_noted_when_they_are_whole() -> None:
+def test_calls_of_an_answer_are_recorded_once_complete() -> None:
     memory = CallMemory()
     first = (CallPiece(0, "one", "f"), ArgumentsPiece(0, '{"a":'))
     second = (ArgumentsPiece(0, "  1}"), CallPiece(1, "two", "f"), ArgumentsPiece(1, "{ }"))

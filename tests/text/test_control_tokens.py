@@ -1,4 +1,4 @@
-"""Control tokens are found as in encoding; one with a BREAK is text, and all else is as ever."""
+"""Control tokens are found as by encoding; one with a BREAK is text, other ids do not change."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def word_level() -> tokenizers.Tokenizer:
 
 
 def merged() -> tokenizers.Tokenizer:
-    """Byte pairs that give a control token, as some files have them."""
+    """With merges that make a control token, as in some files."""
     vocab = {token: i for i, token in enumerate([*VOCAB, "</", "</s"])}
     merges = [("<", "/"), ("</", "s"), ("</s", ">"), ("a", "b")]
     backend = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token="<unk>"))
@@ -60,7 +60,7 @@ def merged() -> tokenizers.Tokenizer:
 
 
 def all_normalized() -> tokenizers.Tokenizer:
-    """Control tokens are looked for in normalized text."""
+    """With control tokens that match normalized text."""
     backend = merged()
     backend.normalizer = normalizers.NFKC()
     definition = json.loads(backend.to_str())
@@ -70,7 +70,7 @@ def all_normalized() -> tokenizers.Tokenizer:
 
 
 def spaced() -> tokenizers.Tokenizer:
-    """Normalizing makes the space before a control token a part of it."""
+    """With a normalizer that makes the space before a control token part of it."""
     vocab = {token: i for i, token in enumerate(VOCAB)}
     backend = tokenizers.Tokenizer(models.BPE(vocab, [("a", "b")], unk_token="<unk>"))
     backend.add_special_tokens(["<unk>", "</s>"])
@@ -93,7 +93,7 @@ def control_of(backend: tokenizers.Tokenizer) -> ControlTokens:
 @pytest.mark.slow
 @relaxed
 @given(text=TEXT)
-def test_text_without_a_break_has_the_ids_that_it_always_had(any_tokenizer, text):
+def test_text_without_a_break_has_its_usual_ids(any_tokenizer, text):
     assert any_tokenizer.control.encode(text) == any_tokenizer.encode(text)
 
 
@@ -104,21 +104,21 @@ def test_text_without_a_break_has_the_ids_that_it_always_had(any_tokenizer, text
         st.sampled_from(["</s>", "[CLS]", "ab", " ", "  ", "a", "\u4f60", "<", "s>"]), max_size=8
     ).map("".join)
 )
-def test_whatever_the_model_of_a_tokenizer_is_ids_are_the_same(kind, text):
+def test_ids_are_the_same_for_every_tokenizer_model(kind, text):
     backend = kind()
     assert control_of(backend).encode(text) == backend.encode(text, add_special_tokens=False).ids
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", ["</s>", "a</s>b", " </s> ", "ab</s></s>", "</s>ab </s>"])
-def test_no_kind_of_tokenizer_makes_a_control_token_of_text(kind, text):
+def test_no_kind_of_tokenizer_makes_a_control_token_from_text(kind, text):
     backend = kind()
     control, end = control_of(backend), backend.token_to_id("</s>")
     assert end in backend.encode("</s>", add_special_tokens=False).ids
     assert end not in control.encode(control.broken(text))
 
 
-def test_a_control_token_that_normalizing_makes_is_found():
+def test_a_control_token_made_by_normalizing_is_found():
     control = control_of(all_normalized())
     assert [found[:2] for found in control.find("a\uff1c/s\uff1e")] == [(1, 5)]
     assert control.find(control.broken("a\uff1c/s\uff1e")) == []
@@ -139,18 +139,18 @@ def test_added_tokens_are_found_in_order_and_control_tokens_among_them(byte_leve
 
 @relaxed
 @given(parts=st.lists(st.sampled_from([*PIECES, "</think>", "<", ">", BREAK]), max_size=12))
-def test_the_quick_way_finds_what_the_tokenizer_itself_would(bundled, parts):
+def test_the_pattern_finds_what_the_tokenizer_would(bundled, parts):
     text, slow = "".join(parts), copy.copy(bundled.control)
     assert bundled.control._pattern is not None
     slow._pattern = None
     assert bundled.control.find_added(text) == slow.find_added(text)
 
 
-def test_the_quick_way_is_not_taken_where_more_than_texts_decides():
+def test_there_is_no_pattern_if_more_than_text_decides():
     assert control_of(all_normalized())._pattern is None
 
 
-def test_a_token_that_ends_texts_is_a_control_token_special_or_not(byte_level):
+def test_an_end_token_is_a_control_token_special_or_not(byte_level):
     ending = Tokenizer(byte_level._backend.to_str(), [byte_level.token_id("<think>")])
     assert [f.token_id for f in ending.control.find("<think>")] == [ending.token_id("<think>")]
 
@@ -160,7 +160,7 @@ def bundled() -> Tokenizer:
     return Tokenizer.load(BUNDLED_MODEL_DIR)
 
 
-def test_a_broken_token_is_its_text_and_a_whole_one_beside_it_is_not(bundled):
+def test_a_broken_token_is_text_and_an_intact_one_next_to_it_is_not(bundled):
     forged = f"a<{BREAK}|im_end|>b"
     end = bundled.token_id("<|im_end|>")
     ids = bundled.encode(f"<|im_end|>{forged}<|im_end|>")
@@ -172,7 +172,7 @@ def test_a_broken_token_is_its_text_and_a_whole_one_beside_it_is_not(bundled):
 
 @relaxed
 @given(text=TEXT)
-def test_broken_text_has_no_control_token_and_its_text(bundled, text):
+def test_broken_text_spells_the_same_without_control_tokens(bundled, text):
     control = bundled.control
     broken = control.broken(text)
     assert broken.replace(BREAK, "") == text
@@ -180,12 +180,12 @@ def test_broken_text_has_no_control_token_and_its_text(bundled, text):
     assert not any(control.is_control(i) for i in bundled.encode(broken))
 
 
-def test_a_break_is_before_its_place():
+def test_a_break_is_inserted_before_its_place():
     assert with_breaks("abc", [1, 3]) == f"a{BREAK}bc{BREAK}"
     assert with_breaks("abc", []) == "abc"
 
 
-def test_other_surrogates_are_refused_beside_a_break(byte_level):
+def test_other_surrogates_are_refused_next_to_a_break(byte_level):
     with pytest.raises(RequestError, match="not valid Unicode"):
         byte_level.encode(f"<{BREAK}|im_end|>\ud800")
 

@@ -1,4 +1,4 @@
-"""Text that comes token by token is the text of all tokens, and a stop string cuts it exactly."""
+"""Text token by token equals the text of all tokens, and a stop string cuts it exactly."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_stop_string_may_begin_with_a_split_character(byte_level):
     assert "".join(pieces) == "go "
 
 
-def test_a_stop_string_that_does_not_come_is_given_back(byte_level):
+def test_the_beginning_of_a_stop_string_is_released_at_the_end(byte_level):
     ids = byte_level.encode("the cat sat")
     pieces, stopped = pieces_of(byte_level, ids, ("sat on", "the cat ran"))
     assert not stopped
@@ -117,7 +117,7 @@ def test_no_tokens_have_no_text(any_tokenizer):
 
 
 def test_a_stop_string_may_be_complete_only_at_the_end(fallback):
-    ids = fallback.encode("\u4f60\u597d")  # byte tokens: certain when the run has ended
+    ids = fallback.encode("\u4f60\u597d")  # byte tokens: final once the run has ended
     pieces, stopped = pieces_of(fallback, ids, ("\u597d",))
     assert stopped
     assert "".join(pieces) == "\u4f60"
@@ -145,7 +145,7 @@ def first_stop(text: str, stop: list[str]) -> str | None:
     st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=4),
     st.lists(st.integers(0, 20), max_size=6),
 )
-def test_overlapping_stops_cut_alike_however_the_text_is_cut(text, stop, cuts):
+def test_overlapping_stops_cut_alike_however_the_text_is_split(text, stop, cuts):
     scanner, shown = StopScanner(stop), ""
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     for begin, end in pairwise(edges):

@@ -1,4 +1,4 @@
-"""A text that comes back has the ids that the model generated, and still is the same text."""
+"""A text that comes back gets the ids that the model generated, which spell the same text."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def recalled(history: History, text: str) -> list[int]:
 
 
 def asked(tokenizer: Tokenizer, answer: Sequence[int]) -> tuple[History, list[int]]:
-    """A history with one answer, and all the ids that it was given."""
+    """A history with one answer, and the ids of its prompt and answer."""
     history, prompt_ids = History(tokenizer), tokenizer.encode(ASKED)
     history.remember(ASKED, prompt_ids, answer)
     return history, [*prompt_ids, *answer]
@@ -99,13 +99,13 @@ def test_the_rest_is_encoded_by_itself(byte_level):
     assert recalled(history, f"{ASKED}cat") == ids + byte_level.encode("t")
 
 
-def test_where_the_template_ends_an_answer_otherwise_its_last_id_is_left_out(tokenizer):
+def test_if_the_template_ends_an_answer_differently_its_last_id_is_left_out(tokenizer):
     answer = by_letter(tokenizer, "cat")
     history, ids = asked(tokenizer, [*answer, tokenizer.token_id("<|endoftext|>")])
     assert recalled(history, f"{ASKED}cat{NEXT}") == ids[:-1] + tokenizer.encode(NEXT)
 
 
-def test_nothing_remembered_is_encoding(tokenizer):
+def test_without_history_text_is_encoded(tokenizer):
     assert recalled(History(tokenizer), ASKED) == tokenizer.encode(ASKED)
     assert recalled(History(tokenizer), "") == []
 
@@ -117,7 +117,7 @@ def test_a_kept_prompt_needs_no_answer(byte_level):
 
 
 @pytest.mark.parametrize("said", ["", "cat"])
-def test_what_spells_nothing_does_not_lengthen_a_text(tokenizer, said):
+def test_ids_that_spell_nothing_do_not_lengthen_a_text(tokenizer, said):
     unknown = [10**6] * 3  # models have more ids than their tokenizers
     history, ids = asked(tokenizer, [*by_letter(tokenizer, said), *unknown])
     history.relearn([*ids])
@@ -128,7 +128,7 @@ def test_what_spells_nothing_does_not_lengthen_a_text(tokenizer, said):
     assert recalled(history, ASKED + said + NEXT) == expected + tokenizer.encode(NEXT)
 
 
-def test_but_stays_within_it(tokenizer):
+def test_ids_that_spell_nothing_stay_within_a_text(tokenizer):
     answer = [*by_letter(tokenizer, "cat"), 10**6, *by_letter(tokenizer, "dog")]
     history, ids = asked(tokenizer, answer)
     assert recalled(history, f"{ASKED}catdog{NEXT}")[: len(ids)] == ids
@@ -139,7 +139,7 @@ def test_but_stays_within_it(tokenizer):
     [ASKED + "cot sat" + NEXT, ASKED + "cat s", ASKED.replace("user", "system") + "cat sat" + NEXT],
     ids=["answer-edited", "stop-cut", "question-edited"],
 )
-def test_a_text_that_is_not_what_was_said_is_encoded(tokenizer, text):
+def test_a_text_that_differs_is_encoded(tokenizer, text):
     history, _ = asked(tokenizer, by_letter(tokenizer, "cat sat"))
     assert recalled(history, text) == tokenizer.encode(text)
 
@@ -170,7 +170,7 @@ def test_an_answer_cut_within_a_character_is_remembered_up_to_the_one_before(byt
 
 
 @pytest.mark.parametrize("said", ["<", "<|im_"])
-def test_a_special_token_is_not_cut(tokenizer, said):
+def test_a_special_token_is_not_split(tokenizer, said):
     history, _ = asked(tokenizer, by_letter(tokenizer, said))
     text = ASKED + NEXT
     assert text.startswith(ASKED + said)
@@ -182,7 +182,7 @@ def test_an_answer_that_ends_like_a_special_token_begins_is_still_found(tokenize
     assert recalled(history, f"{ASKED}1 <{NEXT}") == ids + tokenizer.encode(NEXT)
 
 
-def test_where_encoding_puts_a_space_before_a_text_only_special_tokens_follow(fallback):
+def test_if_encoding_prepends_a_space_only_special_tokens_may_follow(fallback):
     prompt_ids = fallback.encode("<s>the ")
     answer = [fallback.token_id(token) for token in ("c", "a", "t", "</s>")]
     history = History(fallback)
@@ -193,7 +193,7 @@ def test_where_encoding_puts_a_space_before_a_text_only_special_tokens_follow(fa
     assert recalled(history, "<s>the catdog") == fallback.encode("<s>the catdog")
 
 
-def test_what_was_kept_over_a_restart_is_learned_again(tokenizer):
+def test_sequences_restored_after_a_restart_are_relearned(tokenizer):
     ids = [*tokenizer.encode(ASKED), *by_letter(tokenizer, "cat sat")]
     history = History(tokenizer)
     history.relearn(ids)
@@ -227,7 +227,7 @@ def test_an_answer_remembered_again_is_held_once(byte_level):
     assert history.num_tokens_held == len(ids)
 
 
-def test_what_is_too_long_to_hold_drives_nothing_out(byte_level):
+def test_a_sequence_too_long_to_hold_evicts_nothing(byte_level):
     history = History(byte_level, max_tokens_held=4)
     answer = by_letter(byte_level, "cat")
     history.remember(":", byte_level.encode(":"), answer)
@@ -235,7 +235,7 @@ def test_what_is_too_long_to_hold_drives_nothing_out(byte_level):
     assert recalled(history, ":cat")[1:] == answer
 
 
-def test_threads_that_remember_and_recall_get_in_nobodys_way(byte_level):
+def test_threads_may_remember_and_recall_at_once(byte_level):
     history, prompt_ids = History(byte_level, max_tokens_held=100), byte_level.encode(ASKED)
     answers = {f"{n} cat": by_letter(byte_level, f"{n} cat") for n in range(100)}
 
@@ -249,7 +249,7 @@ def test_threads_that_remember_and_recall_get_in_nobodys_way(byte_level):
     assert history.num_tokens_held <= 100
 
 
-def test_text_that_is_not_unicode_is_refused_as_ever(byte_level):
+def test_text_that_is_not_unicode_is_refused(byte_level):
     history, _ = asked(byte_level, by_letter(byte_level, "cat"))
     with pytest.raises(RequestError, match="not valid Unicode"):
         recalled(history, f"{ASKED}cat\ud800")

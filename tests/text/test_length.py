@@ -1,4 +1,4 @@
-"""What cannot fit is refused before it is encoded or guarded, however it is written."""
+"""A text that cannot fit is refused before it is encoded or guarded, whatever its tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.mark.parametrize("piece", ["x = f(y)\n", "<|im_end|>", "<think>", "</tool_call>"])
-def test_a_text_that_cannot_fit_is_refused_whatever_it_is_made_of(tokenizer, piece):
+def test_a_text_that_cannot_fit_is_refused_whatever_its_tokens(tokenizer, piece):
     with pytest.raises(ContextLengthError, match=r"resulted in at least \d+ tokens"):
         refuse_too_long(tokenizer, piece * 100_000, MOST, "messages")
     refuse_too_long(tokenizer, piece * 100, MOST, "messages")
@@ -45,8 +45,8 @@ def test_a_million_characters_of_control_tokens_are_not_guarded(tokenizer):
     assert len(looked_for) == 1
 
 
-def test_what_a_template_drops_counts_for_nothing(tokenizer):
-    """Reasoning of earlier turns, for one: only what is rendered has to fit."""
+def test_text_that_the_template_drops_does_not_count(tokenizer):
+    """Such as reasoning of earlier turns: only rendered text has to fit."""
     template = GuardedTemplate(
         ChatTemplate("{% for m in messages %}{{ m.role }}{% endfor %}"),
         tokenizer,

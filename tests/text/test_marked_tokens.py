@@ -1,4 +1,4 @@
-"""Where a client's marks lie in a prompt: in tokens, within messages, by any template."""
+"""A client's cache marks within messages, as numbers of tokens, with any template."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ASKED = {"role": "user", "content": "0 the cat\na cat"}
 
 
 def marked_texts(tokenizer, template, messages, *marks) -> list[str]:
-    """The texts up to the places that are found."""
+    """The text before each mark that is found."""
     text = template.render(messages)
     ids = tokenizer.encode(text)
     places = marked_tokens(CommonPrefix(tokenizer), text, ids, messages, marks, template.render)
@@ -23,14 +23,14 @@ def marked_texts(tokenizer, template, messages, *marks) -> list[str]:
 
 
 @pytest.mark.parametrize("template", [TRIMMING, QWEN3_5])
-def test_a_place_ends_with_what_is_marked(byte_level, template):
+def test_marked_tokens_end_with_the_marked_text(byte_level, template):
     [found] = marked_texts(byte_level, template, [SYSTEM, ASKED], (0, 15))
     assert found.endswith("static part\n\n")
     [found] = marked_texts(byte_level, template, [SYSTEM, ASKED], (1, 9))
     assert found.endswith("0 the cat")
 
 
-def test_ends_of_messages_and_places_outside_are_none(byte_level):
+def test_marks_at_the_ends_of_messages_are_left_out(byte_level):
     num_chars = len(ASKED["content"])
     for place in (0, num_chars, num_chars + 5):
         assert marked_texts(byte_level, TRIMMING, [SYSTEM, ASKED], (1, place)) == []
@@ -43,7 +43,7 @@ def test_the_last_marks_count_and_each_once(byte_level):
     assert len(marked_texts(byte_level, TRIMMING, [SYSTEM, ASKED], (1, 9), (1, 9))) == 1
 
 
-def test_a_template_that_refuses_other_words_has_no_place(byte_level):
+def test_a_template_that_refuses_other_words_gives_no_mark(byte_level):
     def refuse(messages):
         raise RequestError("no")
 
@@ -53,7 +53,7 @@ def test_a_template_that_refuses_other_words_has_no_place(byte_level):
     assert marked_tokens(prefix, text, ids, [SYSTEM, ASKED], [(1, 3)], refuse) == ()
 
 
-def test_a_message_without_text_has_no_place(byte_level):
+def test_a_message_without_text_gives_no_mark(byte_level):
     said = [SYSTEM, {"role": "assistant", "content": None}]
     ids = byte_level.encode("x")
     assert marked_tokens(CommonPrefix(byte_level), "x", ids, said, [(1, 3)], TRIMMING.render) == ()

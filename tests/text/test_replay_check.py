@@ -1,4 +1,4 @@
-"""Which answers a later prompt can hold as they were generated."""
+"""Which answers a later prompt can begin with as they were generated."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from luceasync.text.replay_check import ReplayCheck
 from luceasync.text.template import ChatTemplate
 
 TEMPLATES = Path(__file__).parents[2] / "tests/acceptance/turns"
-QWEN3_5 = ChatTemplate((TEMPLATES / "qwen3.5.jinja").read_text())  # opens reasoning itself
-QWEN3 = ChatTemplate((TEMPLATES / "qwen3.jinja").read_text())  # leaves that to the model
-WHOLE = ChatTemplate.load(BUNDLED_MODEL_DIR)  # leaves nothing out
+QWEN3_5 = ChatTemplate((TEMPLATES / "qwen3.5.jinja").read_text())  # the template opens reasoning
+QWEN3 = ChatTemplate((TEMPLATES / "qwen3.jinja").read_text())  # leaves it to the model
+WHOLE = ChatTemplate.load(BUNDLED_MODEL_DIR)  # drops nothing
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
 @pytest.fixture
 def returns(byte_level):
-    """What is known of answers to ASKED, where one "<think>" is a token."""
+    """The check for answers to ASKED, with "<think>" as one token."""
 
     def of(template: ChatTemplate, messages=ASKED, tools=None, **kwargs) -> ReplayCheck:
         text = template.render(messages, tools, **kwargs)
@@ -41,37 +41,39 @@ def said(byte_level) -> list[int]:
 
 
 @pytest.mark.parametrize("tools", [None, TOOLS])
-def test_a_template_that_leaves_nothing_out_gives_it_back(returns, said, thought, tools):
+def test_a_template_that_drops_nothing_replays_answers(returns, said, thought, tools):
     found = returns(WHOLE, tools=tools)
     assert found(said) and found(thought)
 
 
 @pytest.mark.parametrize("enable_thinking", [True, False])
-def test_where_reasoning_goes_once_a_user_has_spoken_it_does_not(returns, said, enable_thinking):
+def test_a_template_that_drops_reasoning_before_a_users_turn_does_not(
+    returns, said, enable_thinking
+):
     assert not returns(QWEN3_5, enable_thinking=enable_thinking)(said)
 
 
 @pytest.mark.parametrize("enable_thinking", [True, False])
-def test_but_before_the_result_of_a_tool_it_does(returns, said, enable_thinking):
+def test_it_does_replay_before_a_tool_result(returns, said, enable_thinking):
     assert returns(QWEN3_5, tools=TOOLS, enable_thinking=enable_thinking)(said)
 
 
-def test_where_the_model_opens_its_reasoning_it_is_told_by_what_it_wrote(returns, said, thought):
+def test_if_the_model_opens_its_reasoning_the_answer_decides(returns, said, thought):
     found = returns(QWEN3)
     assert found(said)
     assert not found(thought)
 
 
-def test_which_the_result_of_a_tool_leaves_as_it_was(returns, said, thought):
+def test_reasoning_opened_by_the_model_stays_before_a_tool_result(returns, said, thought):
     found = returns(QWEN3, tools=TOOLS)
     assert found(said) and found(thought)
 
 
-def test_told_not_to_think_no_answer_comes_back(returns, said):
+def test_with_reasoning_disabled_no_answer_is_replayed(returns, said):
     assert not returns(QWEN3, enable_thinking=False)(said)
 
 
-def test_each_is_tried_once_by_who_asks_first():
+def test_each_kind_is_tried_once():
     tried = []
     found = ReplayCheck(lambda: bool(tried.append("others")), lambda: bool(tried.append("it")), 9)
     assert tried == []
@@ -79,22 +81,22 @@ def test_each_is_tried_once_by_who_asks_first():
     assert not found([9, 5]) and not found([9]) and tried == ["others", "it"]
 
 
-def test_an_answer_without_tokens_is_no_reasoning(returns):
+def test_an_empty_answer_is_not_reasoning(returns):
     assert returns(QWEN3)([])
 
 
-def test_a_model_without_such_a_token_is_asked_about_plain_answers_alone(fallback, said):
+def test_without_an_opening_token_only_plain_answers_are_tried(fallback, said):
     text = QWEN3.render(ASKED)
     found = ReplayCheck.of(QWEN3, fallback, text, ASKED)
     assert found(said) and found([0])
 
 
-def test_an_answer_that_is_trimmed_to_nothing_does_not_return(returns, said):
+def test_an_answer_trimmed_to_nothing_is_not_replayed(returns, said):
     source = "{% for m in messages if m.role != 'assistant' %}{{ m.content }}{% endfor %}"
     assert not returns(ChatTemplate(source))(said)
 
 
-def test_where_every_trial_is_refused_it_may(returns, said, thought):
+def test_if_every_trial_is_refused_answers_may_be_replayed(returns, said, thought):
     source = "{% if messages | length > 2 %}{{ raise_exception('one turn') }}{% endif %}x"
     found = returns(ChatTemplate(source))
     assert found(said) and found(thought)

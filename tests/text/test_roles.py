@@ -1,4 +1,4 @@
-"""Messages come to a template in an order that it takes, and otherwise as they were sent."""
+"""Messages are reordered only as far as the template requires."""
 
 from __future__ import annotations
 
@@ -42,30 +42,30 @@ def test_a_template_that_takes_all_gets_all() -> None:
     assert Roles.of(template).fit(AGENT) == AGENT
 
 
-def test_a_late_system_message_is_a_users_where_it_must_be_first() -> None:
+def test_a_late_system_message_becomes_the_users() -> None:
     assert rendered(SYSTEM_FIRST, AGENT) == (
         "[system]a\n\nb[user]c[user]d[user]e[assistant]f[user]g"
     )
 
 
-def test_neighbours_become_one_where_roles_must_alternate() -> None:
+def test_neighbours_are_merged_if_roles_must_alternate() -> None:
     messages = [message("user", "c"), *AGENT[3:]]
     assert rendered(ALTERNATING, messages) == "[user]c\n\nd\n\ne[assistant]f[user]g"
 
 
-def test_templates_as_they_are() -> None:
+def test_orders_of_real_templates() -> None:
     for name in ("qwen3", "qwen3.5"):
         text = rendered((TEMPLATES / f"{name}.jinja").read_text(), AGENT)
         places = [text.find(f"\n{m['content']}") for m in AGENT]
         assert places == sorted(places) and places[0] >= 0, name
 
 
-def test_what_is_left_out_is_not_taken() -> None:
+def test_an_order_whose_text_is_dropped_counts_as_refused() -> None:
     source = (
         "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% endif %}{% endfor %}"
     )
     assert not Roles.of(ChatTemplate(source)).late_system
 
 
-def test_a_template_of_another_kind_gets_all() -> None:
+def test_an_unknown_kind_of_template_gets_all() -> None:
     assert Roles.of(ChatTemplate("{{ raise_exception('no') }}")) == Roles()

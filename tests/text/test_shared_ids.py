@@ -1,4 +1,4 @@
-"""What is worth keeping of messages: what every prompt that goes on from them begins with."""
+"""The ids with which every prompt that continues some messages begins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from luceasync.text.tokenizer import Tokenizer
 SYSTEM = {"role": "system", "content": "Answer briefly."}
 EXAMPLE = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
-# As some models have it: there is no system's turn, its text and the tools open the user's first.
+# Like some models: no system turn; its text and the tools open the first user turn.
 MERGED = """\
 {%- for m in messages if m.role != "system" -%}
 <|im_start|>{{ m.role }}
@@ -28,7 +28,7 @@ MERGED = """\
 {% endfor -%}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-# Refuses messages without a user's, and drops what was thought before the last of those.
+# Refuses messages without a user turn, and drops reasoning before the last one.
 STRICT = """\
 {%- set ns = namespace(last=none) -%}
 {%- for m in messages if m.role == "user" %}{% set ns.last = m %}{% endfor -%}
@@ -70,27 +70,27 @@ def test_tools_alone_are_shared(shared):
     assert '"name": "f"' in text and text.endswith("<|im_end|>\n")
 
 
-def test_a_template_that_wants_a_user_gets_one(shared):
+def test_a_template_that_requires_a_user_turn_gets_one(shared):
     template = ChatTemplate(STRICT)
     with pytest.raises(RequestError):
         template.render([SYSTEM])
     assert shared(template, [SYSTEM]) == "<|im_start|>system\nAnswer briefly.<|im_end|>\n"
 
 
-def test_what_later_prompts_leave_out_is_not_kept(shared):
+def test_text_that_later_prompts_drop_is_not_shared(shared):
     thought = EXAMPLE[1] | {"thought": "A greeting."}
     assert "greeting" in ChatTemplate(STRICT).render([EXAMPLE[0], thought])
     assert "greeting" not in shared(ChatTemplate(STRICT), [EXAMPLE[0], thought])
 
 
 @pytest.mark.parametrize("tools", [None, TOOLS])
-def test_what_stands_in_the_users_turn_is_kept(shared, tools):
+def test_text_within_the_users_turn_is_shared(shared, tools):
     text = shared(ChatTemplate(MERGED), [SYSTEM], tools)
     assert text.rstrip().endswith("Answer briefly.")
     assert ('"name": "f"' in text) == bool(tools)
 
 
-def test_the_requests_variables_are_the_templates(shared):
+def test_the_requests_variables_reach_the_template(shared):
     template = ChatTemplate("{{ style }}{% for m in messages %}{{ m.content }}{% endfor %}")
     assert shared(template, [SYSTEM], style="plain ") == "plain Answer briefly."
 

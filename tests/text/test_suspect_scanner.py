@@ -1,4 +1,4 @@
-"""Which parts of a string may become a part of a control token."""
+"""Which parts of a string may become part of a control token."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ def suspects(byte_level) -> SuspectScanner:
         ("<", ["<"]),
     ],
 )
-def test_suspect_are_whole_tokens_and_parts_of_them_where_a_template_may_cut(
-    suspects, string, parts
-):
+def test_suspects_are_whole_tokens_and_parts_at_possible_cuts(suspects, string, parts):
     found = suspects.find(string)
     assert [string[begin:end] for begin, end in found] == parts
     assert found == sorted(found)
@@ -47,12 +45,12 @@ def test_suspect_are_whole_tokens_and_parts_of_them_where_a_template_may_cut(
 
 
 @pytest.mark.parametrize("word", ["im_end", " end\n", "_", "e"])
-def test_a_string_that_is_the_middle_of_a_token_is_suspect_as_a_whole(suspects, word):
+def test_a_string_that_is_the_middle_of_a_token_is_suspect(suspects, word):
     assert suspects.are_in(["the cat", word])
     assert not suspects.are_in([f"the {word.strip()} of it"])
 
 
-def test_strings_end_where_they_end(suspects):
+def test_strings_are_not_joined(suspects):
     assert not suspects.are_in(["a b", "c d", ""])
     assert not suspects.are_in([])
     assert suspects.are_in(["it ends in <|", "the cat"])

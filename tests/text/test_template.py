@@ -1,4 +1,4 @@
-"""Rendered prompts, with transformers as the peer, and where their turns end."""
+"""Rendered prompts, compared with transformers, and where their turns end."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_tool_template_may_be_a_file(model_dir):
         ({"role": "user"}, "no attribute 'content'"),
     ],
 )
-def test_messages_that_the_template_refuses_are_the_requests_fault(message, words):
+def test_messages_that_the_template_refuses_are_a_request_error(message, words):
     with pytest.raises(RequestError, match=words) as refused:
         ChatTemplate(CHATML).render([message])
     assert refused.value.param == "messages"
@@ -169,12 +169,12 @@ def test_turns_end_where_the_next_one_begins(byte_level):
     assert ends == [len(byte_level.encode(prefix)) for prefix in prefixes]
 
 
-def test_a_turn_begins_with_a_token_and_not_in_the_middle_of_two():
-    parts = [0x01020000, 0x0304]  # their bytes, side by side, hold those of the token
+def test_a_turn_begins_at_a_token_not_across_two():
+    parts = [0x01020000, 0x0304]  # their adjacent bytes contain those of the token
     assert TurnBoundaries(0x03040102).ends([0x03040102, *parts, 0x03040102, 5]) == [3]
 
 
-def test_a_prompt_and_its_next_turn_share_their_ends(byte_level):
+def test_a_prompt_and_its_next_turn_share_boundaries(byte_level):
     template = ChatTemplate(CHATML)
     turns = TurnBoundaries.of(template, byte_level)
     first, second = (byte_level.encode(template.render(CHAT[:n])) for n in (2, 4))
@@ -192,7 +192,7 @@ def test_a_prompt_and_its_next_turn_share_their_ends(byte_level):
         "{{ raise_exception('two messages at least') }}",
     ],
 )
-def test_no_turns_are_guessed_where_no_special_token_opens_one(byte_level, source):
+def test_without_a_special_opening_token_there_are_no_boundaries(byte_level, source):
     turns = TurnBoundaries.of(ChatTemplate(source), byte_level)
     assert turns.start_id is None
     assert turns.ends(byte_level.encode("<|im_start|>x<|im_start|>y")) == []

@@ -1,4 +1,4 @@
-"""Ids, bytes and end tokens, with transformers as the peer."""
+"""Ids, bytes and end tokens, compared with transformers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_special_tokens_in_text_are_parsed_unless_told_otherwise(byte_level):
     assert byte_level.decode(plain) == "<|im_start|>"
 
 
-def test_nothing_is_added_cut_or_padded(model_dir):
+def test_nothing_is_added_truncated_or_padded(model_dir):
     content = json.loads((model_dir / "tokenizer.json").read_text())
     content["truncation"] = {
         "max_length": 2,
@@ -76,20 +76,20 @@ def test_nothing_is_added_cut_or_padded(model_dir):
     assert 0 not in tokenizer.encode("the cat sat")
 
 
-def test_the_bytes_of_tokens_make_up_the_text(byte_level):
+def test_the_bytes_of_tokens_spell_the_text(byte_level):
     for text in TEXTS:
         ids = byte_level.encode(text)
         assert b"".join(byte_level.token_bytes(i) for i in ids).decode() == text
         assert [byte_level.spell(ids).decode() for _ in range(2)] == [text, text]
 
 
-def test_the_bytes_of_pieces_and_byte_tokens_make_up_the_text(fallback):
+def test_the_bytes_of_pieces_and_byte_tokens_spell_the_text(fallback):
     ids = fallback.encode("the cat \u4f60\U0001f680")
     joined = b"".join(fallback.token_bytes(i) for i in ids)
     assert joined.decode() == " the cat \u4f60\U0001f680"
 
 
-def test_a_part_of_a_character_is_shown_replaced(byte_level):
+def test_an_incomplete_character_is_replaced(byte_level):
     first = byte_level.encode("\U0001f680")[0]
     assert b"\xf0" in byte_level.token_bytes(first)
     assert byte_level.token_text(first) == "\ufffd"
@@ -142,7 +142,7 @@ def test_a_missing_tokenizer_is_named(tmp_path):
         ),
     ],
 )
-def test_a_broken_file_is_refused_in_words(model_dir, name, content, words):
+def test_a_broken_file_is_refused_with_a_reason(model_dir, name, content, words):
     write(model_dir / name, content)
     with pytest.raises(ModelError, match=words):
         Tokenizer.load(model_dir)
@@ -168,7 +168,7 @@ def test_text_that_is_not_unicode_is_refused(byte_level):
 
 
 def test_long_texts_have_the_ids_of_transformers_too(model_dir):
-    """Long ones are encoded another way than short ones."""
+    """Long texts are encoded by another call than short ones."""
     peer = PreTrainedTokenizerFast(tokenizer_file=str(model_dir / "tokenizer.json"))
     for text in TEXTS:
         long = (text + " ") * 3000
@@ -177,16 +177,16 @@ def test_long_texts_have_the_ids_of_transformers_too(model_dir):
 
 
 @pytest.mark.parametrize("most", [0, 1, 50, 5000])
-def test_a_text_is_said_to_have_too_many_tokens_only_if_it_has(byte_level, most):
+def test_min_tokens_exceeds_the_limit_only_if_the_text_does(byte_level, most):
     for text in (*TEXTS, "the cat sat " * 3000, "x" * 20_000, "<|im_start|>" * 4000, " " * 9000):
         least = byte_level.min_tokens(text, most)
         assert least <= max(most, len(byte_level.encode(text)))
 
 
-def test_too_many_tokens_are_told_from_the_beginning_of_a_text(byte_level, monkeypatch):
+def test_min_tokens_encodes_only_the_beginning_of_a_long_text(byte_level, monkeypatch):
     seen: list[int] = []
     encode = byte_level.encode
     monkeypatch.setattr(byte_level, "encode", lambda text: seen.append(len(text)) or encode(text))
     assert byte_level.min_tokens("xyz " * 10**6, 100) > 100
     assert sum(seen) < 20_000
-    assert byte_level.min_tokens("xyz " * 10, 100) == 0  # too short to be looked at
+    assert byte_level.min_tokens("xyz " * 10, 100) == 0  # too short to be checked

@@ -1,4 +1,4 @@
-"""What prompts with the same tools share, whatever their system message says."""
+"""What prompts with the same tools and different system messages share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REFUSING = ChatTemplate("{{ raise_exception('no') if messages|length == 2 else t
 def shared_text(
     tokenizer, template: ChatTemplate, content: str, tools=TOOLS, *, rest=(ASKED,), role="system"
 ) -> str | None:
-    """What others share of the prompt with that system message."""
+    """The text that other prompts share with the one with that system message."""
     messages = [{"role": role, "content": content}, *rest]
     text = template.render(messages, tools)
     ids = tokenizer.encode(text)
@@ -27,13 +27,13 @@ def shared_text(
 
 
 @pytest.mark.parametrize("content", ["be brief", "0", "a", ""])
-def test_they_part_where_the_system_message_begins(byte_level, content):
+def test_prompts_diverge_where_the_system_message_begins(byte_level, content):
     shared = shared_text(byte_level, QWEN3_5, content)
     assert shared is not None and shared.rstrip().endswith('{"name": "read"}}]')
     assert shared == shared_text(byte_level, QWEN3_5, "another")
 
 
-def test_what_is_said_afterwards_matters_not(byte_level):
+def test_later_messages_do_not_matter(byte_level):
     rest = (ASKED, {"role": "assistant", "content": "the"}, ASKED)
     assert shared_text(byte_level, QWEN3_5, "be brief", rest=rest) == shared_text(
         byte_level, QWEN3_5, "be brief"
@@ -43,19 +43,19 @@ def test_what_is_said_afterwards_matters_not(byte_level):
 @pytest.mark.parametrize(
     ("tools", "role"), [(None, "system"), ([], "system"), (TOOLS, "assistant"), (TOOLS, "user")]
 )
-def test_without_a_tool_or_a_system_message_nobody_parts_there(byte_level, tools, role):
+def test_without_tools_or_a_system_message_there_is_no_end(byte_level, tools, role):
     assert shared_text(byte_level, QWEN3_5, "be brief", tools, role=role) is None
 
 
-def test_a_template_that_puts_tools_last_shares_nothing_of_them(byte_level):
+def test_a_template_that_puts_tools_last_shares_nothing(byte_level):
     assert shared_text(byte_level, TOOLS_LAST, "be brief") == ""
 
 
-def test_where_the_template_refuses_other_messages_nothing_is_known(byte_level):
+def test_if_the_template_refuses_other_messages_nothing_is_known(byte_level):
     assert shared_text(byte_level, REFUSING, "be brief", rest=(ASKED, ASKED)) is None
 
 
-def test_a_control_token_that_is_only_text_counts_as_it_is_spelled(byte_level):
+def test_a_control_token_that_is_only_text_counts_by_its_spelling(byte_level):
     control = next(t for t in byte_level.added_texts if BREAK in byte_level.control.broken(t))
     broken = byte_level.control.broken(control)
     tools = [{"type": "function", "function": {"name": broken}}]

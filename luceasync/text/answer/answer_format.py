@@ -39,7 +39,9 @@ EXAMPLE = (
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """`reasons`: text between <think> and </think> at the beginning of an answer is reasoning.
+    """How a model writes reasoning and tool calls.
+
+    `reasons`: text between <think> and </think> at the beginning of an answer is reasoning.
     `opens`: an answer opens it itself unless the prompt has. `calls`: the format of tool calls;
     None: none, or unknown.
     """

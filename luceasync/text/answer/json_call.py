@@ -23,6 +23,7 @@ _SPECIAL = re.compile(r'["{}\[\]]')
 _IN_STRING = re.compile(r'["\\]')
 _LITERAL = re.compile(r"[^\s,:{}\[\]\"]*")
 MAX_LITERAL_CHARS = 512  # no number is longer
+ARGUMENTS = ("arguments", "parameters")
 
 
 def value(text: GrowingText) -> Reading[tuple[Any, str]]:
@@ -113,9 +114,6 @@ def _parsed(written: str) -> tuple[Any, str]:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(constant)  # NaN and the like are not JSON
-
-
-ARGUMENTS = ("arguments", "parameters")
 
 
 def read_object(text: GrowingText, known: Sequence[str] | None = None) -> Reading[None]:

@@ -1,4 +1,4 @@
-"""A template shows how its model answers, and that is how answers are read."""
+"""The format of answers is detected from the template."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def tokenizer(tiny_dir: Path) -> Tokenizer:
 
 
 @pytest.mark.parametrize(("file", "name"), [("qwen3", "qwen-json"), ("qwen3.5", "qwen-xml")])
-def test_templates_as_they_are(file: str, name: str, tokenizer: Tokenizer) -> None:
+def test_formats_of_real_templates(file: str, name: str, tokenizer: Tokenizer) -> None:
     form = AnswerFormat.of(ChatTemplate((TEMPLATES / f"{file}.jinja").read_text()), tokenizer)
     assert form.calls is not None and form.calls.name == name
 
 
-def test_a_template_that_knows_no_tools_has_plain_answers(tokenizer: Tokenizer) -> None:
+def test_a_template_without_tools_has_plain_answers(tokenizer: Tokenizer) -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
     assert AnswerFormat.of(template, tokenizer).calls is None
 
@@ -56,7 +56,9 @@ def test_reasoning_may_be_opened_by_the_prompt() -> None:
     assert closed.make("b", is_last=True) == (TextPiece("b"),)
 
 
-def test_calls_are_looked_for_where_tools_are(template: ChatTemplate, tokenizer: Tokenizer) -> None:
+def test_calls_are_parsed_only_if_there_are_tools(
+    template: ChatTemplate, tokenizer: Tokenizer
+) -> None:
     form = AnswerFormat.of(template, tokenizer)
     said = "<tool_call>\n<function=f>\n</function>\n</tool_call>"
     with_tools = form.maker("", TOOLS, call_id=lambda: "id").make(said, is_last=True)

@@ -1,4 +1,4 @@
-"""A value without quotes has the type that the tool's schema gives it."""
+"""A value without quotes gets the type in the tool's schema."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def test_values(schema: Any, text: str, expected: Any) -> None:
     assert found == expected and type(found) is type(expected)
 
 
-def test_a_schema_that_names_itself_says_nothing() -> None:
+def test_a_circular_schema_allows_any_type() -> None:
     assert value({"$ref": "#/properties/a"}, "4") == "4"
 
 
-def test_schemas_that_name_each_other_many_times_are_looked_at_once() -> None:
+def test_schemas_with_many_references_are_visited_once() -> None:
     many = {"anyOf": [{"$ref": "#/properties/a"}, {"$ref": "#/properties/b"}] * 500}
     root = {"properties": {"a": many, "b": many, "c": {"anyOf": [many, {"type": "integer"}]}}}
     assert ToolSchemas({"f": root}).value("f", "c", "4") == 4

@@ -1,4 +1,4 @@
-"""Calls of tools are read as they were written, in whatever parts and however far they come."""
+"""Tool calls are parsed as written, however they are split, and wherever they are cut off."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def form(request: pytest.FixtureRequest) -> str:
     return name
 
 
-def test_every_format_is_tried(form: str) -> None:
+def test_every_format_has_examples(form: str) -> None:
     assert set(WRITERS) == set(FORMATS)
 
 
-def test_calls_are_what_was_written_in_every_split(form: str) -> None:
+def test_calls_are_parsed_alike_however_the_text_is_split(form: str) -> None:
     rng = random.Random(1)
     for _ in range(NUM_CALLS):
         call = a_call(rng)
@@ -37,7 +37,7 @@ def test_calls_are_what_was_written_in_every_split(form: str) -> None:
         assert read(form, text, cuts) == whole
 
 
-def test_json_is_told_as_the_model_wrote_it() -> None:
+def test_json_arguments_keep_the_models_spelling() -> None:
     text = '<tool_call>{"name": "run_it", "arguments": { "a" :1,"b":  [ 2 ] } }</tool_call>'
     assert read("qwen-json", text).calls == ((TOOL, '{ "a" :1,"b":  [ 2 ] }'),)
 
@@ -54,9 +54,9 @@ def test_several_calls_and_the_text_before(form: str) -> None:
 
 
 @pytest.mark.slow
-def test_broken_at_every_character_nothing_leaks(form: str) -> None:
-    """What is cut off is text as long as nothing of it was told, and no text afterwards. Split or
-    whole, the same is told.
+def test_a_call_cut_off_anywhere_leaks_no_tag(form: str) -> None:
+    """A call cut off before anything of it was emitted is text; afterwards nothing of it is. Split
+    text gives the same as whole text.
     """
     rng = random.Random(3)
     for _ in range(6):
@@ -74,7 +74,7 @@ def test_broken_at_every_character_nothing_leaks(form: str) -> None:
             assert json.dumps(call.arguments, ensure_ascii=False).startswith(arguments)
 
 
-def test_a_broken_call_is_text_and_the_next_one_a_call() -> None:
+def test_a_malformed_call_is_text_and_the_next_one_a_call() -> None:
     good = '<tool_call>\n{"name": "run_it", "arguments": {}}\n</tool_call>'
     for bad in (
         "<tool_call> not JSON </tool_call>",
@@ -91,7 +91,7 @@ def test_a_broken_call_is_text_and_the_next_one_a_call() -> None:
         assert (found.text, found.calls) == (bad, ((TOOL, "{}"),)), bad
 
 
-def test_what_models_forget_is_forgiven() -> None:
+def test_omissions_of_models_are_tolerated() -> None:
     cases = {
         "qwen-xml": [
             "<function=run_it>\n<parameter=num>\n5\n</parameter>\n</function>",
@@ -113,18 +113,18 @@ def test_what_models_forget_is_forgiven() -> None:
             )
 
 
-def test_a_line_end_within_a_string_is_told_as_json_wants_it() -> None:
+def test_a_line_end_within_a_string_is_escaped() -> None:
     text = '<tool_call>{"name": "run_it", "arguments": {"text": "a\nb"}}</tool_call>'
     assert read("qwen-json", text).calls == ((TOOL, '{"text": "a\\nb"}'),)
 
 
-def test_an_answer_in_json_is_no_call_of_a_tool_that_is_not_there() -> None:
+def test_an_answer_in_json_is_not_a_call_of_an_unknown_tool() -> None:
     text = '{"name": "Ada", "parameters": {}}'
     assert read("llama-json", text).text == text
     assert read("llama-json", "See: " + text.replace("Ada", TOOL)).calls == ()
 
 
-def test_calls_beyond_the_wanted_number_are_not_told() -> None:
+def test_calls_beyond_the_limit_are_dropped() -> None:
     call = '<tool_call>{"name": "run_it", "arguments": {}}</tool_call>'
     assert read("qwen-json", call + call, max_calls=1).calls == ((TOOL, "{}"),)
 
@@ -138,7 +138,7 @@ def test_calls_beyond_the_wanted_number_are_not_told() -> None:
         ('{"name": "f", "parameters": {}}', "llama-json"),
     ],
 )
-def test_a_template_shows_which_format_it_wants(rendered: str, name: str) -> None:
+def test_the_format_is_detected_from_a_rendered_example(rendered: str, name: str) -> None:
     found = format_of(rendered)
     assert found is not None and found.name == name
 

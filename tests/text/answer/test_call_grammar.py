@@ -1,4 +1,4 @@
-"""What the grammar of a format writes, its reader reads: calls of the tools, by their schemas."""
+"""The parser of a format parses what its grammar generates: calls that match the schemas."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def written(tokenizer: Tokenizer, grammar, rng: random.Random, most: int = 4000) -> str:
-    """A text that the grammar allows, in tokens at random."""
+    """A random text that the grammar allows."""
     end = min(tokenizer.eos_ids)
     compiler = Compiler(GrammarVocabulary(tokenizer, tiny.VOCAB_SIZE))
     guide = Guide(compiler._compile(compose(calls=grammar)), None, tiny.VOCAB_SIZE // 32)
@@ -102,7 +102,7 @@ def check(calls: list[tuple[str, Any]]) -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("max_calls", [1, None])
-def test_forced_calls_are_read_as_they_were_written(tokenizer, name, max_calls):
+def test_forced_calls_are_parsed_as_generated(tokenizer, name, max_calls):
     tools = TOOLS if "json" in name else TAGGED
     names = [tool["function"]["name"] for tool in tools]
     seen = set()
@@ -118,14 +118,14 @@ def test_forced_calls_are_read_as_they_were_written(tokenizer, name, max_calls):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_one_that_is_named_is_the_only_one(tokenizer, name):
+def test_only_named_tools_can_be_called(tokenizer, name):
     grammar = FORMATS[name].must_call(TAGGED, ["stop"], 1)
     calls, said = read(name, TAGGED, written(tokenizer, grammar, random.Random(0)))
     assert (calls, said) == ([("stop", {})], "")
 
 
 @pytest.mark.parametrize("name", ["qwen-json", "qwen-xml", "glm-xml"])
-def test_a_call_that_a_strict_tool_gets_in_the_middle_of_text_is_right(tokenizer, name):
+def test_a_call_of_a_strict_tool_within_text_is_valid(tokenizer, name):
     grammar = FORMATS[name].may_call(TAGGED, 1)
     compiler = Compiler(GrammarVocabulary(tokenizer, tiny.VOCAB_SIZE))
     guide = Guide(compiler._compile(compose(calls=grammar)), None, tiny.VOCAB_SIZE // 32)
@@ -144,7 +144,7 @@ def test_a_call_that_a_strict_tool_gets_in_the_middle_of_text_is_right(tokenizer
     check(calls)
 
 
-def test_nothing_is_asked_of_free_calls_where_no_tool_is_strict():
+def test_without_a_strict_tool_calls_are_unconstrained():
     loose = [{"type": "function", "function": {"name": "f"}}]
     assert FORMATS["qwen-json"].may_call(loose, None) is None
     assert FORMATS["llama-json"].may_call(TOOLS, None) is None

@@ -1,4 +1,4 @@
-"""Reasoning, text and calls are parted the same way, however the text is cut."""
+"""Reasoning, text and calls are separated alike, however the text is split."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 from luceasync.request import TextPiece
 from luceasync.text.answer.call_formats import FORMATS
-from luceasync.text.answer.pieces import AnswerPieces
-from tests.text.answer.written import SCHEMAS, Told, read, told
+from luceasync.text.answer.pieces import AnswerPieces, PlainText
+from tests.text.answer.written import SCHEMAS, AnswerContents, contents_of, read
 
 CALL = '<tool_call>\n{"name": "run_it", "arguments": {"num": 1}}\n</tool_call>'
 CALLS = (("run_it", '{"num": 1}'),)
@@ -16,25 +16,27 @@ CALLS = (("run_it", '{"num": 1}'),)
 @pytest.mark.parametrize(
     ("text", "is_reasoning", "expected"),
     [
-        ("<think>\nwhy\n</think>\n\nso", False, Told("so", "why", ())),
-        ("why\n</think>\n\nso", True, Told("so", "why", ())),
-        ("\n<think>why</think>so\n", False, Told("so\n", "why", ())),
-        ("</think>\n\nso", True, Told("so", "", ())),
-        ("why not", True, Told("", "why not", ())),
-        ("<think>why", False, Told("", "why", ())),
-        ("<thin", False, Told("<thin", "", ())),
-        ("a <think>b</think>", False, Told("a <think>b</think>", "", ())),
-        ("a </thi b </think> c", True, Told(" c", "a </thi b ", ())),
-        (f"why\n</think>\n\nlook\n\n{CALL}", True, Told("look", "why", CALLS)),
-        (f"<think>\nw\n</think>\n\n{CALL}", False, Told("", "w", CALLS)),
-        (f"<think>{CALL}</think>x", False, Told("x", CALL, ())),
-        (f"a\n{CALL}\nb", False, Told("ab", "", CALLS)),
-        ("a <tool b", False, Told("a <tool b", "", ())),
-        ("a \n\n", False, Told("a \n\n", "", ())),
-        ("", False, Told("", "", ())),
+        ("<think>\nwhy\n</think>\n\nso", False, AnswerContents("so", "why", ())),
+        ("why\n</think>\n\nso", True, AnswerContents("so", "why", ())),
+        ("\n<think>why</think>so\n", False, AnswerContents("so\n", "why", ())),
+        ("</think>\n\nso", True, AnswerContents("so", "", ())),
+        ("why not", True, AnswerContents("", "why not", ())),
+        ("<think>why", False, AnswerContents("", "why", ())),
+        ("<thin", False, AnswerContents("<thin", "", ())),
+        ("a <think>b</think>", False, AnswerContents("a <think>b</think>", "", ())),
+        ("a </thi b </think> c", True, AnswerContents(" c", "a </thi b ", ())),
+        (f"why\n</think>\n\nlook\n\n{CALL}", True, AnswerContents("look", "why", CALLS)),
+        (f"<think>\nw\n</think>\n\n{CALL}", False, AnswerContents("", "w", CALLS)),
+        (f"<think>{CALL}</think>x", False, AnswerContents("x", CALL, ())),
+        (f"a\n{CALL}\nb", False, AnswerContents("ab", "", CALLS)),
+        ("a <tool b", False, AnswerContents("a <tool b", "", ())),
+        ("a \n\n", False, AnswerContents("a \n\n", "", ())),
+        ("", False, AnswerContents("", "", ())),
     ],
 )
-def test_an_answer_is_parted(text: str, is_reasoning: bool, expected: Told) -> None:
+def test_an_answer_is_split_into_pieces(
+    text: str, is_reasoning: bool, expected: AnswerContents
+) -> None:
     assert read("qwen-json", text, is_reasoning=is_reasoning) == expected
     cuts = range(1, len(text))
     assert read("qwen-json", text, cuts, is_reasoning=is_reasoning) == expected
@@ -42,26 +44,26 @@ def test_an_answer_is_parted(text: str, is_reasoning: bool, expected: Told) -> N
         assert read("qwen-json", text, [cut], is_reasoning=is_reasoning) == expected
 
 
-def test_without_tools_text_is_told_at_once() -> None:
+def test_without_tools_text_is_emitted_at_once() -> None:
     maker = AnswerPieces(reasons=False)
     assert maker.make("a <tool_call>  ", is_last=False) == (TextPiece("a <tool_call>  "),)
     assert maker.make("", is_last=True) == ()
 
 
-def test_text_is_told_as_soon_as_it_can_belong_to_no_call() -> None:
+def test_text_is_emitted_once_it_cannot_belong_to_a_call() -> None:
     maker = AnswerPieces(reasons=False)
-    assert told(maker.make("ab", is_last=False)).text == "ab"
+    assert contents_of(maker.make("ab", is_last=False)).text == "ab"
 
 
-def test_an_argument_is_told_when_it_is_whole() -> None:
+def test_an_argument_is_emitted_once_it_is_complete() -> None:
     maker = AnswerPieces(calls=FORMATS["qwen-json"], schemas=SCHEMAS, call_id=lambda: "id")
     first = maker.make('<tool_call>{"name": "run_it", "arguments": {"a": "x', is_last=False)
-    assert told(first).calls == (("run_it", ""),)
+    assert contents_of(first).calls == (("run_it", ""),)
     second = maker.make('y", "b', is_last=False)
     assert "".join(piece.text for piece in second) == '{"a": "xy"'  # type: ignore[union-attr]
 
 
-def test_a_long_answer_is_not_kept() -> None:
+def test_a_long_answer_is_not_buffered() -> None:
     maker = AnswerPieces()
     for _ in range(1000):
         maker.make("some text ", is_last=False)
@@ -74,7 +76,7 @@ def test_a_long_answer_is_not_kept() -> None:
         ("qwen-json", "so <tool_call>", "so"),
         ("qwen-json", 'so\n<tool_call>\n{"name": "ru', "so"),
         ("qwen-json", "<tool_ca", ""),
-        ("qwen-json", "a <", "a <"),  # perhaps it was one of another kind
+        ("qwen-json", "a <", "a <"),  # may still become another tag
         ("qwen-json", "a <table", "a <table"),
         ("qwen-xml", "so <tool_call>\n<funct", "so"),
         ("qwen-xml", "so <function=ru", "so"),
@@ -83,16 +85,26 @@ def test_a_long_answer_is_not_kept() -> None:
         ("qwen-json", "<tool_call>nothing of the kind", "<tool_call>nothing of the kind"),
     ],
 )
-def test_of_a_call_that_was_cut_off_at_its_tag_nothing_is_told(name, text, left) -> None:
+def test_a_call_cut_off_within_its_tag_is_dropped(name, text, left) -> None:
     for cut in range(len(text) + 1):
         maker = AnswerPieces(calls=FORMATS[name], schemas=SCHEMAS)
         pieces = [
             *maker.make(text[:cut], is_last=False),
             *maker.make(text[cut:], is_last=True, is_cut=True),
         ]
-        assert told(tuple(pieces)).text == left and not told(tuple(pieces)).calls
+        assert contents_of(tuple(pieces)).text == left and not contents_of(tuple(pieces)).calls
 
 
-def test_a_model_that_ends_there_itself_has_said_it() -> None:
+def test_an_incomplete_tag_that_ends_an_answer_is_text() -> None:
     maker = AnswerPieces(calls=FORMATS["qwen-json"], schemas=SCHEMAS)
-    assert told(maker.make("so <tool_call>", is_last=True)).text == "so <tool_call>"
+    assert contents_of(maker.make("so <tool_call>", is_last=True)).text == "so <tool_call>"
+
+
+def test_plain_text_is_passed_on():
+    maker = PlainText()
+    pieces = [maker.make("<think>", is_last=False), maker.make(" so", is_last=True)]
+    assert pieces == [(TextPiece("<think>"),), (TextPiece(" so"),)]
+
+
+def test_empty_text_gives_no_piece():
+    assert PlainText().make("", is_last=False) == PlainText().make("", is_last=True) == ()

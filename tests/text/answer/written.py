@@ -1,4 +1,4 @@
-"""Calls as models of each family write them, and what a reader has to make of them."""
+"""Tool calls as each family of models writes them, and the expected result of parsing."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What the pieces of one answer say; `arguments` as they were told."""
+class AnswerContents:
+    """The contents of one answer's pieces."""
 
     text: str
     reasoning: str
     calls: tuple[tuple[str, str], ...]
 
 
-def told(pieces: Sequence[Piece]) -> Told:
+def contents_of(pieces: Sequence[Piece]) -> AnswerContents:
     calls: list[list[str]] = []
     for piece in pieces:
         match piece:
@@ -56,15 +56,15 @@ def told(pieces: Sequence[Piece]) -> Told:
             case ArgumentsPiece(index, text):
                 assert index == len(calls) - 1
                 calls[index][1] += text
-    return Told(
+    return AnswerContents(
         "".join(piece.text for piece in pieces if isinstance(piece, TextPiece)),
         "".join(piece.text for piece in pieces if isinstance(piece, ReasoningPiece)),
         tuple((name, arguments) for name, arguments in calls),
     )
 
 
-def read(form: str, text: str, cuts: Sequence[int] = (), **options: Any) -> Told:
-    """What a reader tells of `text` that comes in parts."""
+def read(form: str, text: str, cuts: Sequence[int] = (), **options: Any) -> AnswerContents:
+    """Parse `text`, which comes in parts."""
     maker = AnswerPieces(calls=FORMATS[form], schemas=SCHEMAS, call_id=lambda: "id", **options)
     pieces: list[Piece] = []
     begin = 0
@@ -72,11 +72,11 @@ def read(form: str, text: str, cuts: Sequence[int] = (), **options: Any) -> Told
         pieces += maker.make(text[begin:end], is_last=False)
         begin = end
     pieces += maker.make("", is_last=True)
-    return told(pieces)
+    return contents_of(pieces)
 
 
 def a_call(rng: random.Random) -> Call:
-    """Any values that the schema allows."""
+    """A call with any values that the schema allows."""
     makers: dict[str, Callable[[], Any]] = {
         "text": lambda: a_string(rng),
         "num": lambda: rng.randrange(-(10**12), 10**12),
