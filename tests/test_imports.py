@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "speculation": {"pipeline", "ranking", "models", "kv", "ipc", "host_cache", "cuda"}
     | {"kernels"},
     "bench": {"engine", "prefix_cache", "text", "disk_cache", "host_cache", "speculation"}
-    | {"pipeline", "models", "kv", "cyext", "ranking"},
+    | {"pipeline", "models", "kv", "cyext", "ranking", "kernels", "ipc", "server"},
     "prefix_tree": {"cyext"},
     "disk_cache": {"cyext"},
     "pipeline": {"models", "host_cache", "ranking", "kv", "ipc", "cuda.launch", "cyext.flatten"}
@@ -69,7 +69,7 @@ LIGHT = OPEN | {"server", "text", "cli.app", "pipeline.plan", "pipeline.shard_pl
 LIGHT |= {"pipeline.capacity", "pipeline.offer"}
 LIGHT |= {"prefix_tree", "disk_cache", "kv.state", "kv.pages", "kv.pager", "kv.residency"}
 LIGHT |= {"models.files", "models.directory"}
-LIGHT |= {"gguf", "models.gguf_model", "models.quant.form", "models.quant.ggml"}
+LIGHT |= {"gguf", "models.gguf_model", "models.quant.encoding", "models.quant.ggml"}
 LIGHT |= {"models.precision", "speculation.dflash.draft_config", "ipc"}
 LIGHT_ALONE = {"cli"}  # what these modules themselves import at their top
 

@@ -1,4 +1,4 @@
-"""What a device is, how its time is taken, and the physical limits that figures stand beside."""
+"""Devices of a measurement: the report's head, clocks, CUDA graphs, and physical limits."""
 
 from __future__ import annotations
 
@@ -8,34 +8,41 @@ from collections.abc import Sequence
 
 import torch
 
-from luceasync.bench.figures import median
-from luceasync.bench.rounds import Run
+from luceasync.bench.report import Clock, Report, Run, median
+from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.platform import open_platform
 
-COPY_BYTES = 4 << 30  # a copy that no cache of a GPU holds
-MATMUL_SIZE = 8192
+CPU_COPY_BYTES, GPU_COPY_BYTES = 1 << 28, 4 << 30  # more than any cache holds
+MATMUL_SIZE, CPU_MATMUL_SIZE = 8192, 1024
 
 
-def describe(devices: Sequence[str]) -> dict[str, object]:
-    """The machine in a line."""
+def open_report(devices: Sequence[str], *, is_json: bool = False) -> Report:
+    """A report headed by this machine. Raises PlacementError if a device is missing."""
+    find_devices(devices, "--device")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {
+    machine = {
         "devices": ",".join(devices),
         "cores": os.cpu_count(),
         "torch threads": torch.get_num_threads(),
         "GPUs": ", ".join(gpus) or "none",
         "torch": torch.__version__,
     }
+    return Report(machine, is_json=is_json)
+
+
+def is_gpu(device: str) -> bool:
+    """Whether the device has a queue of its own, which events and graphs belong to."""
+    return open_platform(device).device.index is not None
 
 
 def synchronize() -> None:
-    """Wait until the GPU has done what it was given, if there is one."""
+    """Wait for the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def at_rest(run: Run) -> float:
-    """A clock: seconds until the device has done all of one run."""
+    """A clock: seconds of one run until the device is idle again."""
     started = time.perf_counter()
     run()
     synchronize()
@@ -43,7 +50,7 @@ def at_rest(run: Run) -> float:
 
 
 def by_events(run: Run) -> float:
-    """A clock: seconds of one run by the GPU's own events, on its current stream."""
+    """A clock: seconds of one run between events of the GPU's current stream."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     begin.record()
@@ -53,9 +60,14 @@ def by_events(run: Run) -> float:
     return float(begin.elapsed_time(end)) / 1e3
 
 
+def clock_of(device: str) -> Clock:
+    """`by_events` on a GPU, else `at_rest`."""
+    return by_events if is_gpu(device) else at_rest
+
+
 def captured(run: Run) -> Run:
-    """What replays `run` as one CUDA graph: no launch is part of its time. Whatever `run` reads is
-    kept with it.
+    """Capture `run` as a CUDA graph and return its replay, whose time has no launches in it. The
+    replay keeps `run` and thereby the tensors that the graph reads.
     """
     run()
     graph = torch.cuda.CUDAGraph()
@@ -69,23 +81,35 @@ def captured(run: Run) -> Run:
 
 
 def num_copies(weight_bytes: int, chain_bytes: int = 400_000_000) -> int:
-    """How many weights a chain of products goes through, so that no cache holds them all."""
+    """How many weights a chain of products needs so that no cache holds them all."""
     return max(3, -(-chain_bytes // weight_bytes))
 
 
-def copy_bandwidth(device: str, num_bytes: int = COPY_BYTES) -> float:
-    """Bytes read and written per second by a plain copy of `num_bytes`, on the device."""
+def copy_bandwidth(device: str) -> float:
+    """Bytes read and written per second by a plain copy on the device."""
     place = open_platform(device).device
+    num_bytes = GPU_COPY_BYTES if is_gpu(device) else CPU_COPY_BYTES
     source = torch.ones(num_bytes, dtype=torch.uint8, device=place)
     target = torch.zeros_like(source)
     return 2 * num_bytes / _median_seconds(lambda: target.copy_(source), 10)
 
 
-def matmul_rate(device: str, size: int = MATMUL_SIZE) -> float:
-    """bf16 operations per second of a large square product, on the device."""
-    place = open_platform(device).device
-    a, b = (torch.randn(size, size, device=place, dtype=torch.bfloat16) for _ in range(2))
-    return 2 * size**3 / _median_seconds(lambda: a @ b, 20)
+def host_bandwidth(device: str, num_bytes: int = CPU_COPY_BYTES) -> float:
+    """Bytes per second of a plain copy from host memory, pinned for a GPU, to the device."""
+    host = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_gpu(device))
+    there = torch.empty(num_bytes, dtype=torch.uint8, device=open_platform(device).device)
+    copies = [clock_of(device)(lambda: there.copy_(host, non_blocking=True)) for _ in range(6)]
+    return num_bytes / min(copies[1:])
+
+
+def matmul_rate(device: str) -> float:
+    """Operations per second of a large square product in bf16, on a CPU in fp32."""
+    place, dtype = open_platform(device).device, torch.bfloat16
+    size, num_runs = MATMUL_SIZE, 20
+    if not is_gpu(device):
+        size, num_runs, dtype = CPU_MATMUL_SIZE, 5, torch.float32
+    a, b = (torch.randn(size, size, device=place, dtype=dtype) for _ in range(2))
+    return 2 * size**3 / _median_seconds(lambda: a @ b, num_runs)
 
 
 def _median_seconds(run: Run, num_runs: int) -> float:

@@ -1,30 +1,40 @@
-"""Models of random weights, and the passes over one that are measured."""
+"""Models that are measured, with random weights or their own, and passes over them."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from luceasync.bench.device import synchronize
-from luceasync.bench.mixes import FormOf
-from luceasync.bench.shapes import Shape
+from luceasync.bench.shapes import SHAPES, EncodingOf, Shape, encoding_of, shape_of
+from luceasync.errors import ConfigError
 from luceasync.host_cache.arena import HostMemory
-from luceasync.models.config import parse_spec
-from luceasync.models.forms import Dense
-from luceasync.models.loader import RandomSource
+from luceasync.models import formats
+from luceasync.models.encodings import DenseEncoding, Encoding
+from luceasync.models.encodings import Shape as TensorShape
+from luceasync.models.files import ModelFiles, parse_spec, read_spec
+from luceasync.models.loader import RandomSource, TensorSource
 from luceasync.models.precision import Dtype, Precision, torch_dtype
+from luceasync.models.quant.checkpoints.module import Scheme
+from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.capacity import AskedPool, Guest
-from luceasync.pipeline.devices import find_devices
+from luceasync.pipeline.capacity import DraftFootprint, PoolRequest
+from luceasync.pipeline.devices import default_device, find_devices
 from luceasync.pipeline.plan import Plan, make_plan
 from luceasync.pipeline.platform import open_platform
 from luceasync.process_memory import freeze_heap
 from luceasync.ranking.logits import BEST
 
+MARK = "random.json"  # the dtype of the weights, in a model's directory
 SPAN = 32  # positions
 DTYPES: tuple[Dtype, ...] = ("bf16", "fp32")
+DEFAULT_THREADS = torch.get_num_threads()
 
 
 def plan_for(
@@ -35,11 +45,10 @@ def plan_for(
     max_ctx_tokens: int,
     dtype: Dtype = "bf16",
     verify_rows: Sequence[int] = (),
-    guest: Guest | None = None,
-    pool: AskedPool | None = None,
-    form_of: FormOf = lambda name: Dense(),
+    drafter: DraftFootprint | None = None,
+    pool: PoolRequest | None = None,
 ) -> Plan:
-    """Layers in even shares on the devices. `form_of`: how each tensor would be stored."""
+    """A plan for plain weights, with layers in even shares on the devices."""
     return make_plan(
         parse_spec(dict(shape)),
         find_devices(devices),
@@ -49,9 +58,8 @@ def plan_for(
         max_ctx_tokens=max_ctx_tokens,
         prefill_chunk_tokens=None,
         verify_rows=verify_rows,
-        guest=guest,
+        drafter=drafter,
         pool=pool,
-        form_of=form_of,
     )
 
 
@@ -61,19 +69,89 @@ def load_random(
     *,
     taps: Sequence[int] = (),
     memory: HostMemory | None = None,
-    form_of: FormOf = lambda name: Dense(),
 ) -> LayerSplitBackend:
-    """A backend with random weights of the shape, as planned. As a server that is ready, it leaves
-    the heap out of collections, which steps would wait for.
-    """
-    gc.unfreeze()  # what an earlier model has left may go
-    place = open_platform(plan.shards[0].device).device
-    source = RandomSource(torch_dtype(plan.precision.weights), place, form_of=form_of)
-    backend = LayerSplitBackend.load(
-        parse_spec(dict(shape)), plan, source, taps=taps, memory=memory
+    """A backend with random weights of the shape, as planned."""
+    return _with_random_weights(
+        parse_spec(dict(shape)), plan, lambda name: DenseEncoding(), taps=taps, memory=memory
     )
-    freeze_heap()
+
+
+def _with_random_weights(
+    spec: ModelSpec,
+    plan: Plan,
+    encoding_of: EncodingOf,
+    *,
+    taps: Sequence[int] = (),
+    memory: HostMemory | None = None,
+) -> LayerSplitBackend:
+    gc.unfreeze()  # lets go of an earlier model
+    place = open_platform(plan.shards[0].device).device
+    source = RandomSource(torch_dtype(plan.precision.weights), place, encoding_of=encoding_of)
+    backend = LayerSplitBackend.load(spec, plan, source, taps=taps, memory=memory)
+    freeze_heap()  # as a server does once it is ready: collections pass over the model
     return backend
+
+
+@dataclass(frozen=True)
+class BenchModel:
+    """A model to measure: a `shape` with random weights, or what is at `path`."""
+
+    name: str
+    spec: ModelSpec
+    encoding_of: EncodingOf
+    shape: Shape | None = None
+    path: Path | None = None
+
+    def plan(
+        self,
+        devices: Sequence[str],
+        *,
+        parallel: int,
+        max_ctx_tokens: int,
+        dtype: Dtype = "bf16",
+        verify_rows: Sequence[int] = (),
+    ) -> Plan:
+        """Layers in even shares on the devices."""
+        return make_plan(
+            self.spec,
+            find_devices(devices),
+            precision=Precision.of(dtype),
+            weights=[1.0] * len(devices),
+            parallel=parallel,
+            max_ctx_tokens=max_ctx_tokens,
+            prefill_chunk_tokens=None,
+            verify_rows=verify_rows,
+            encoding_of=self.encoding_of,
+        )
+
+    def load(self, plan: Plan) -> LayerSplitBackend:
+        """A backend, as planned. CPU threads are set as an engine sets them."""
+        torch.set_num_threads(1 if plan.suits_one_thread else DEFAULT_THREADS)
+        if self.path is not None:
+            return LayerSplitBackend.open(ModelFiles(self.path), plan)
+        return _with_random_weights(self.spec, plan, self.encoding_of)
+
+
+def parse_model(text: str) -> BenchModel:
+    """The model that a flag names: a shape such as `qwen3-4b`, a shape in a mix such as
+    `qwen3-4b:Q4_K_M`, or a directory or GGUF file. Raises ConfigError.
+    """
+    if Path(text).exists():
+        path = Path(text)
+        encodings = formats.ModelFiles(path).weights.encoding
+        return BenchModel(text, read_spec(path), encodings, path=path)
+    name, _, mix = text.partition(":")
+    try:
+        shape = shape_of(name)
+        encodings = encoding_of(mix or "plain", shape["num_hidden_layers"])
+        encodings("layers.0.mlp.down_proj.weight")
+    except KeyError as error:
+        allowed = ", ".join((*SHAPES, "small", "small-hybrid"))
+        raise ConfigError(
+            f"--models {text}: {error} is unknown; allowed: {allowed}, each also with a mix such "
+            "as :Q4_K_M, or the path of a model"
+        ) from None
+    return BenchModel(text, parse_spec(dict(shape)), encodings, shape)
 
 
 def random_prompt(num_tokens: int, seed: int = 0) -> list[int]:
@@ -127,3 +205,53 @@ class Decoding:
         if goes_on:
             self._backend.run_ahead()
         self._tokens = ranking.candidates().best.tolist()
+
+
+class RandomFormat:
+    """The Format of a directory whose weights are made when they are read."""
+
+    def is_at(self, model_dir: Path) -> bool:
+        return (model_dir / MARK).exists()
+
+    def weights(self, model_dir: Path, scheme: Scheme | None) -> RandomWeights:
+        return RandomWeights(model_dir / MARK)
+
+
+class RandomWeights:
+    """The StoredWeights of a model whose numbers are random."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self._mark]
+
+    def encoding(self, name: str) -> Encoding:
+        return DenseEncoding()
+
+    def check(self, shapes: Mapping[str, TensorShape]) -> None:
+        """Do nothing: every tensor can be made."""
+
+    @contextmanager
+    def open(self) -> Iterator[TensorSource]:
+        dtype = json.loads(self._mark.read_text(encoding="utf-8"))
+        device = open_platform(default_device()).device
+        yield RandomSource(torch_dtype(dtype), device)
+
+
+RANDOM_FORMAT = RandomFormat()
+
+
+def write_model(model_dir: Path, shape: Shape, dtype: Dtype) -> None:
+    """Write a model of random weights, which are the same in every process that reads it.
+    `register_random_format` lets a process do so.
+    """
+    (model_dir / "config.json").write_text(json.dumps(dict(shape)), encoding="utf-8")
+    (model_dir / MARK).write_text(json.dumps(dtype), encoding="utf-8")
+
+
+def register_random_format() -> None:
+    """Let this process read models that `write_model` wrote."""
+    if RANDOM_FORMAT not in formats.FORMATS:
+        formats.FORMATS.insert(0, RANDOM_FORMAT)

@@ -1,23 +1,113 @@
-"""What was measured, as it comes: a Markdown table for people, a JSON line a row for programs."""
+"""How a measurement is taken and shown: variants in turns, medians and ratios, tables.
+
+Knows no devices and no models. Results go to the terminal as a Markdown table, or as JSON lines.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+Run = Callable[[], Any]
+Clock = Callable[[Run], float]  # seconds of one run
+
+
+# --- variants in turns ----------------------------------------------------------------------------
+
+
+def interleave(
+    variants: Mapping[str, Callable[[], T]], num_rounds: int, *, num_warmups: int = 1
+) -> dict[str, list[T]]:
+    """Run the variants in turns, so that other load on the machine affects all of them alike.
+
+    Returns what each variant returned, round by round, without the first `num_warmups` rounds.
+    Every other round runs backwards, so that a variant does not always follow the same one.
+    """
+    found: dict[str, list[T]] = {name: [] for name in variants}
+    for number in range(num_warmups + num_rounds):
+        names = list(variants) if number % 2 == 0 else list(variants)[::-1]
+        for name in names:
+            result = variants[name]()
+            if number >= num_warmups:
+                found[name].append(result)
+    return found
+
+
+def wall(run: Run) -> float:
+    """Seconds of one run by this process's clock."""
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started
+
+
+def measure(
+    variants: Mapping[str, Run], num_rounds: int, *, num_warmups: int = 1, clock: Clock = wall
+) -> dict[str, list[float]]:
+    """Seconds of each variant in each round, as `interleave` orders them."""
+    timed = {name: _timed(run, clock) for name, run in variants.items()}
+    return interleave(timed, num_rounds, num_warmups=num_warmups)
+
+
+def _timed(run: Run, clock: Clock) -> Callable[[], float]:
+    return lambda: clock(run)
+
+
+# --- statistics -----------------------------------------------------------------------------------
+
+
+def median(samples: Sequence[float]) -> float:
+    """The middle sample."""
+    return statistics.median(samples)
+
+
+def medians(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """The median of each variant."""
+    return {name: median(values) for name, values in samples.items()}
+
+
+def percentile(samples: Sequence[float], percent: float) -> float:
+    """The sample below which `percent` of 100 lie; 100 is the largest one."""
+    ordered = sorted(samples)
+    return ordered[int(percent / 100 * (len(ordered) - 1))]
+
+
+def spread(samples: Sequence[float]) -> float:
+    """Interquartile range over the median; 0 for a single sample."""
+    if len(samples) < 2:
+        return 0.0
+    first, middle, third = statistics.quantiles(samples, n=4, method="inclusive")
+    return (third - first) / middle
+
+
+def pair_ratios(samples: Sequence[float], base: Sequence[float]) -> list[float]:
+    """Each sample over that of the same round: what changes from round to round cancels out."""
+    return [one / other for one, other in zip(samples, base, strict=True)]
+
+
+def paired_ratio(samples: Sequence[float], base: Sequence[float]) -> float:
+    """Median of `pair_ratios`."""
+    return median(pair_ratios(samples, base))
+
+
+# --- tables ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A figure as a program reads it, in its unit, and as a person does."""
+    """A value for programs, in its unit, and its text for people."""
 
     value: float | str | None
     text: str
 
 
-def ms(seconds: float, digits: int = 1) -> Cell:
-    return figure(seconds * 1e3, "ms", digits)
+NOTHING = Cell(None, "")
 
 
 def figure(value: float, unit: str = "", digits: int = 2) -> Cell:
@@ -25,17 +115,24 @@ def figure(value: float, unit: str = "", digits: int = 2) -> Cell:
     return Cell(value, f"{value:.{digits}f} {unit}".rstrip())
 
 
+def ms(seconds: float, digits: int = 1) -> Cell:
+    """Seconds, shown in milliseconds."""
+    return figure(seconds * 1e3, "ms", digits)
+
+
+def us(seconds: float, digits: int = 1) -> Cell:
+    """Seconds, shown in microseconds."""
+    return figure(seconds * 1e6, "us", digits)
+
+
 def share(value: float) -> Cell:
-    """A part of 1, shown in percent."""
+    """A fraction of 1, shown in percent."""
     return Cell(value, f"{value:.0%}")
 
 
-NOTHING = Cell(None, "")
-
-
-class Table:
-    """Rows of cells; text and whole numbers may stand for themselves. Its head is printed with the
-    first row, each row when it is added.
+class BenchTable:
+    """Rows of cells; text and whole numbers stand for themselves. The head is printed with the
+    first row, each row as soon as it is added.
     """
 
     def __init__(self, report: Report, columns: Sequence[str], title: str) -> None:
@@ -43,41 +140,50 @@ class Table:
         self._report = report
         self._columns = tuple(columns)
         self._title = title
-        self._is_begun = False
+        self._has_head = False
 
     def add(self, *row: Cell | str | int) -> None:
-        """Show and keep a row."""
+        """Show a row."""
         cells = [cell if isinstance(cell, Cell) else Cell(cell, str(cell)) for cell in row]
-        if not self._is_begun:
-            self._is_begun = True
+        values = {c: cell.value for c, cell in zip(self._columns, cells, strict=True)}
+        if not self._has_head:
+            self._has_head = True
             self._report.say(f"\n{self._title}\n" if self._title else "")
             self._report.say(_line(self._columns) + "\n" + "|---" * len(self._columns) + "|")
         self._report.say(_line([cell.text for cell in cells]))
-        values = {c: cell.value for c, cell in zip(self._columns, cells, strict=True)}
         self._report.keep({"table": self._title, **values})
 
 
 class Report:
-    """All that one run says; `path`: where its JSON lines go, if anywhere."""
+    """The output of one run.
 
-    def __init__(self, machine: Mapping[str, object], path: Path | None = None) -> None:
-        """`machine`: what it was measured on, the first thing that is said."""
+    `path`: a file for JSON lines. `is_json`: print JSON lines instead of tables.
+    """
+
+    def __init__(
+        self, machine: Mapping[str, object], path: Path | None = None, *, is_json: bool = False
+    ) -> None:
+        """Begins with a line about the `machine`."""
         self._path = path
+        self._is_json = is_json
         if path is not None:
             path.write_text("", encoding="utf-8")
         self.say(", ".join(f"{name} {value}" for name, value in machine.items()))
         self.keep({"machine": dict(machine)})
 
-    def table(self, columns: Sequence[str], title: str = "") -> Table:
-        """A table to add rows to."""
-        return Table(self, columns, title)
+    def table(self, columns: Sequence[str], title: str = "") -> BenchTable:
+        """A table to add rows to. Column names are unique."""
+        return BenchTable(self, columns, title)
 
     def say(self, text: str) -> None:
-        """For people only."""
-        print(text, flush=True)
+        """Print text for people."""
+        if not self._is_json:
+            print(text, flush=True)
 
     def keep(self, fields: Mapping[str, object]) -> None:
-        """For programs only."""
+        """Write a JSON line for programs."""
+        if self._is_json:
+            print(json.dumps(fields), flush=True)
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(fields) + "\n")

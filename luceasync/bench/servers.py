@@ -1,7 +1,4 @@
-"""Whole servers in processes of their own, asked over HTTP, greedily.
-
-Owns the processes and connections. Knows no modes: which flags a server is given is for scripts.
-"""
+"""Servers in their own processes, and greedy requests to them over HTTP."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +31,8 @@ def read_questions() -> list[Messages]:
 
 @dataclass(frozen=True)
 class Asked:
-    """One answer: `seconds` from the request to its end, of which the server says `prompt_s` went
-    into reading the prompt and `decode_s` from the first token to the last.
+    """One answer. `seconds`: from the request to its end; `prompt_s` and `decode_s`: what the
+    server reports of prefill, and from the first token to the last.
     """
 
     text: str
@@ -48,18 +45,18 @@ class Asked:
 
 
 class Client:
-    """One connection to a server. Of the standard library, whose share of a request is small."""
+    """One connection, by the standard library, which adds little to a request's time."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=DEADLINE_S)
 
     def close(self) -> None:
-        """The connection ends."""
+        """Close the connection."""
         self._connection.close()
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The JSON that a POST gives. Raises HTTPException unless that is a 200."""
+        """POST and return the JSON of a 200. Raises HTTPException for any other status."""
         headers = {"content-type": "application/json"}
         self._connection.request("POST", path, json.dumps(body).encode(), headers)
         response = self._connection.getresponse()
@@ -70,8 +67,8 @@ class Client:
         return found
 
     def listen(self, path: str, body: dict[str, Any]) -> Iterator[tuple[float, dict[str, Any]]]:
-        """The events of a streamed answer, each with when it came. Who does not hear it to its end
-        closes the client. Raises HTTPException unless that is a 200.
+        """Events of a streamed answer and when each came. Close the client after an early stop.
+        Raises HTTPException for a status other than 200.
         """
         headers = {"content-type": "application/json"}
         content = json.dumps(body | {"stream": True}).encode()
@@ -85,12 +82,14 @@ class Client:
 
 
 @contextmanager
-def server(flags: Sequence[str], checkout: Path | None = None) -> Iterator[Client]:
-    """A server in a process of its own, ready; its code is that of another checkout, if one is
-    given.
+def server(
+    flags: Sequence[str], checkout: Path | None = None, *, env: Mapping[str, str] | None = None
+) -> Iterator[Client]:
+    """A server that is ready. `checkout`: another checkout, whose code it runs; `env`: variables to
+    add.
     """
     command = [sys.executable, "-m", "luceasync", "serve", "--port", "0", *flags]
-    env = dict(os.environ)
+    env = {**os.environ, **(env or {})}
     if checkout is not None:
         env["PYTHONPATH"] = os.pathsep.join([str(checkout), env.get("PYTHONPATH", "")]).rstrip(":")
     with subprocess.Popen(
@@ -123,7 +122,7 @@ def server(flags: Sequence[str], checkout: Path | None = None) -> Iterator[Clien
 
 
 def ask(client: Client, messages: Messages, max_tokens: int) -> Asked:
-    """One question, greedily."""
+    """Ask one question, greedily."""
     body = {"messages": messages, "temperature": 0, "max_tokens": max_tokens}
     started = time.perf_counter()
     answer = client.post("/v1/chat/completions", body)
@@ -140,7 +139,7 @@ def ask(client: Client, messages: Messages, max_tokens: int) -> Asked:
 
 
 def tau_of(answers: Sequence[Asked]) -> tuple[int, str]:
-    """Rounds, and tokens for each."""
+    """Number of rounds, and tokens per round."""
     rounds = sum(a.speculation.get("rounds", 0) for a in answers)
     accepted = sum(a.speculation.get("accepted", 0) for a in answers)
     return rounds, f"{(accepted + rounds) / rounds:.2f}" if rounds else ""

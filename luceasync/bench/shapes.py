@@ -1,10 +1,17 @@
-"""Well-known models as their configurations, and what a pass over one cannot avoid. Pure."""
+"""Configurations of well-known and small models, quantised mixes, and the least work of a pass.
+
+Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from luceasync.models.encodings import DenseEncoding, Encoding
+from luceasync.models.quant.ggml import ENCODINGS
+from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.plan import Plan
 
 Shape = Mapping[str, Any]  # a config.json
@@ -67,29 +74,116 @@ SHAPES: dict[str, Shape] = {
 }
 
 
-def step_bytes(shape: Shape, plan: Plan, num_lanes: int, context: int) -> int:
-    """Bytes that a decode step in 16 bits cannot avoid to read: every weight once (of an untied
-    embedding only rows) and the keys and values of every lane.
+# Small enough for a CPU to run prompts of 32K tokens.
+COMMON: dict[str, Any] = {
+    "vocab_size": 8192,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 65536,
+    "tie_word_embeddings": True,
+    "rms_norm_eps": 1e-6,
+}
+SMALL: dict[str, dict[str, Any]] = {
+    "qwen3": COMMON
+    | {
+        "model_type": "qwen3",
+        "num_hidden_layers": 4,
+        "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
+    },
+    "qwen3_5": COMMON
+    | {
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": 8,
+        "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 64,
+        "linear_value_head_dim": 64,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 8,
+        "rope_parameters": {
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25,
+            "rope_type": "default",
+        },
+    },
+}
+AGENTS = SMALL["qwen3_5"] | {  # a state for each row as large as that of qwen3.5-27b
+    "head_dim": 32,
+    "num_key_value_heads": 1,
+    "linear_num_value_heads": 12,
+}
+WIDE = SMALL["qwen3"] | {  # 1 MiB of keys and values for each token
+    "num_hidden_layers": 8,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 64,
+    "head_dim": 256,
+}
+
+EncodingOf = Callable[[str], Encoding]
+
+
+def encoding_of(mix: str, num_layers: int) -> EncodingOf:
+    """`mix`: "plain", a type such as "Q4_K" for every matrix, or "Q4_K_M"."""
+    if mix == "plain":
+        return lambda name: DenseEncoding()
+    if mix == "Q4_K_M":
+        return lambda name: (
+            ENCODINGS[_of_medium(name, num_layers)] if _is_matrix(name) else DenseEncoding()
+        )
+    return lambda name: ENCODINGS[mix] if _is_matrix(name) else DenseEncoding()
+
+
+def shape_of(name: str) -> Shape:
+    """The configuration of that name: one of SHAPES, or "small" and "small-hybrid". Raises
+    KeyError.
+    """
+    return {**SHAPES, "small": SMALL["qwen3"], "small-hybrid": SMALL["qwen3_5"]}[name]
+
+
+def _of_medium(name: str, num_layers: int) -> str:
+    """Q6_K for the head, and in half of the layers for values and what goes down; Q5_K where one
+    matrix has queries, keys and values.
+    """
+    if "embed_tokens" in name:
+        return "Q4_K"
+    if "lm_head" in name:
+        return "Q6_K"
+    if "in_proj_qkv" in name:
+        return "Q5_K"
+    layer = int(re.search(r"layers\.(\d+)\.", name)[1])  # type: ignore[index]
+    eighth = num_layers // 8
+    is_fine = layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2
+    return "Q6_K" if is_fine and ("v_proj" in name or "down_proj" in name) else "Q4_K"
+
+
+def _is_matrix(name: str) -> bool:
+    is_small = "norm" in name or "conv1d" in name or name.endswith(("A_log", "dt_bias"))
+    return not is_small
+
+
+def step_bytes(
+    spec: ModelSpec, plan: Plan, num_lanes: int, context: int, encoding_of: EncodingOf
+) -> int:
+    """Bytes that a decode step has to read or write: every weight once (of an embedding that is
+    not the head too only rows), keys and values of every lane, and recurrent states both ways.
     """
     weights = sum(shard.weight_bytes for shard in plan.shards)
-    if len(plan.shards) > 1 or not shape["tie_word_embeddings"]:
-        weights -= _embedding_parameters(shape) * 2
-    return weights + num_lanes * context * sum(shard.token_bytes for shard in plan.shards)
+    if len(plan.shards) > 1 or not spec.tied_embeddings:
+        name = f"{spec.prefix}embed_tokens.weight"
+        table = (spec.vocab_size, spec.hidden_size)
+        weights -= encoding_of(name).num_bytes(table, plan.precision)
+    rows = context * sum(shard.token_bytes for shard in plan.shards)
+    states = 2 * sum(shard.lane_state_bytes for shard in plan.shards)
+    return weights + num_lanes * (rows + states)
 
 
-def state_bytes(plan: Plan, num_lanes: int) -> int:
-    """Bytes of the recurrent states of the lanes, which a step reads and writes."""
-    return 2 * num_lanes * sum(shard.lane_state_bytes for shard in plan.shards)
-
-
-def prefill_flops(shape: Shape, num_parameters: int, num_tokens: int) -> float:
-    """Matrix products of every layer and causal attention; the head runs for one row only."""
-    tables = 1 if shape["tie_word_embeddings"] else 2
-    layers = num_parameters - tables * _embedding_parameters(shape)
-    num_attention = int(shape["num_hidden_layers"] // shape.get("full_attention_interval", 1))
-    query_dim = int(shape["num_attention_heads"] * shape["head_dim"])
-    return 2.0 * layers * num_tokens + num_attention * 2.0 * num_tokens**2 * query_dim
-
-
-def _embedding_parameters(shape: Shape) -> int:
-    return int(shape["vocab_size"]) * int(shape["hidden_size"])
+def prefill_flops(spec: ModelSpec, num_tokens: int) -> float:
+    """Operations of every layer's matrix products and of causal attention; the head runs for one
+    row only.
+    """
+    parameters = sum(map(spec.num_layer_parameters, range(spec.num_layers)))
+    query_dims = sum(m.recent.num_heads * m.rows[0].shape[-1] for m in spec.mixers if m.recent)
+    return 2.0 * parameters * num_tokens + 2.0 * num_tokens**2 * query_dims

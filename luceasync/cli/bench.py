@@ -199,7 +199,7 @@ def paging(
     device: Device = "cpu:0",
     context: Context = 8192,
     pool: Annotated[
-        int, typer.Option(min=128, metavar="TOKENS", help="Tokens of a lane that stay.")
+        int, typer.Option(min=448, metavar="TOKENS", help="Tokens of a lane that stay.")
     ] = 1024,
     lanes: Annotated[int, typer.Option(min=1, metavar="N", help="Lanes that decode.")] = 4,
     dtype: DtypeOption = "bf16",

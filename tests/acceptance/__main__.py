@@ -47,6 +47,11 @@ CHECKS = (
         short=("chat", "--models", "attention", "--templates", "qwen3", "--chunks", "256"),
     ),
     Check(
+        "check_sessions",
+        "long sessions run nothing again in a third of their memory",
+        short=("--steps", "5", "--kinds", "parts"),
+    ),
+    Check(
         "check_lossless",
         "speculation changes no token of a greedy answer",
         short=("--targets", "bundled", "--prompts", "4", "--others", "2"),

@@ -18,8 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from luceasync.bench.figures import percentile
-from luceasync.bench.report import Report, figure
+from luceasync.bench.report import Report, figure, percentile
 from tests.acceptance import command
 from tests.acceptance.chaos.backend import Wish
 from tests.acceptance.chaos.clients import CLOSED, WHOLE, Client, ask_all

@@ -17,8 +17,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from luceasync.bench.figures import percentile
-from luceasync.bench.report import Report, ms
+from luceasync.bench.report import Report, ms, percentile
 from tests.acceptance import command
 from tests.acceptance.chaos.clients import BROKEN, Client, wait_for
 from tests.acceptance.chaos.house import House

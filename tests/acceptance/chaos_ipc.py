@@ -19,13 +19,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from luceasync.bench.figures import percentile
-from luceasync.bench.report import Report, ms
+from luceasync.bench.report import Report, ms, percentile
 from luceasync.errors import ChannelClosed
 from luceasync.ipc.channel import Statement, be_greeted, greet
-from luceasync.ipc.launcher import LocalLauncher, LocalStarted, Program
+from luceasync.ipc.launcher import LocalLauncher, LocalProcess, Program
 from luceasync.ipc.packets import MAX_PACKET_BYTES, Message
-from luceasync.ipc.wiring import VARIABLE, come_home, open_rings
+from luceasync.ipc.wiring import VARIABLE, connect_to_parent, open_rings
 from tests.acceptance import command
 
 RING_BYTES = (1 << 20, 1 << 20)
@@ -50,7 +49,7 @@ class Mischief:
     """What the process is told to do, what is done to it, and what the channel must say."""
 
     mode: str
-    act: Callable[[LocalStarted], None]
+    act: Callable[[LocalProcess], None]
     words: tuple[str, ...]
     greets: bool = True
     after_s: float = 0.0  # it is done so long after the wait has begun
@@ -66,7 +65,7 @@ class Seen:
 def serve(mode: str) -> None:
     """The other end."""
     control = socket.socket(fileno=os.dup(json.loads(os.environ[VARIABLE])["control"]))
-    home = come_home((Ask,))
+    home = connect_to_parent((Ask,))
     version = Statement(version="0.0") if mode == "version" else Statement()
     be_greeted(home.channel, version, DEADLINE_S)
     while True:
@@ -83,7 +82,7 @@ def serve(mode: str) -> None:
     time.sleep(DEADLINE_S)
 
 
-def echo(started: LocalStarted) -> None:
+def echo(started: LocalProcess) -> None:
     """A right answer."""
     content = os.urandom(PAYLOAD_BYTES)
     room = started.channel.reserve(PAYLOAD_BYTES, DEADLINE_S)
@@ -94,22 +93,22 @@ def echo(started: LocalStarted) -> None:
     got.payload.free()
 
 
-def wait_for(started: LocalStarted) -> None:
+def wait_for(started: LocalProcess) -> None:
     """Tell it to begin, and wait for what never comes."""
     started.channel.call(Ask(), Tell, deadline_s=DEADLINE_S)
 
 
-def wait_for_one_that_is_killed(started: LocalStarted) -> None:
+def wait_for_one_that_is_killed(started: LocalProcess) -> None:
     threading.Timer(KILL_AFTER_S, os.kill, (started.child.pid, signal.SIGKILL)).start()
     wait_for(started)
 
 
-def wait_for_one_that_is_stopped(started: LocalStarted) -> None:
+def wait_for_one_that_is_stopped(started: LocalProcess) -> None:
     os.kill(started.child.pid, signal.SIGSTOP)
     started.channel.ping(HUNG_S)
 
 
-def write_on(started: LocalStarted) -> None:
+def write_on(started: LocalProcess) -> None:
     """More than the ring and the sockets hold; nobody reads."""
     started.channel.send(Ask(), deadline_s=DEADLINE_S)
     while True:
@@ -117,7 +116,7 @@ def write_on(started: LocalStarted) -> None:
         started.channel.send(Ask(), room, deadline_s=HUNG_S)
 
 
-def greet_it(started: LocalStarted) -> None:
+def greet_it(started: LocalProcess) -> None:
     greet(started.channel, Statement(), DEADLINE_S)
 
 
@@ -129,7 +128,7 @@ MISCHIEF = (
         after_s=KILL_AFTER_S,
     ),
     Mischief("stop", wait_for_one_that_is_stopped, ("silent for",)),
-    Mischief("half", wait_for, ("a packet of 2 bytes that is none",)),
+    Mischief("half", wait_for, ("a malformed packet of 2 bytes",)),
     Mischief("oversize", wait_for, ("bytes; at most",)),
     Mischief("version", greet_it, ("luceasync 0.0 here",), greets=False),
     Mischief("slow", write_on, ("waited 0.2 s",)),

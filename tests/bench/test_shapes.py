@@ -3,9 +3,9 @@
 import pytest
 
 from luceasync.bench.model import plan_for
-from luceasync.bench.shapes import SHAPES, prefill_flops, state_bytes, step_bytes
-from luceasync.bench.small import AGENTS, SMALL
-from luceasync.models.config import parse_spec
+from luceasync.bench.shapes import AGENTS, SHAPES, SMALL, prefill_flops, step_bytes
+from luceasync.models.encodings import DenseEncoding
+from luceasync.models.files import parse_spec
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -15,15 +15,25 @@ def test_every_shape_is_one_that_can_be_run(name: str) -> None:
     assert parameters / 1e9 == pytest.approx(sizes[name], rel=0.03)
 
 
+def bytes_of(shape, num_lanes: int, context: int) -> int:
+    plan = plan_for(shape, ["cpu:0"], parallel=2, max_ctx_tokens=256)
+    spec = parse_spec(dict(shape))
+    return step_bytes(spec, plan, num_lanes, context, lambda name: DenseEncoding())
+
+
 def test_a_step_reads_weights_once_and_the_rows_of_each_lane() -> None:
     shape = SMALL["qwen3"]
-    plan = plan_for(shape, ["cpu:0"], parallel=2, max_ctx_tokens=256)
     row = 2 * 2 * 2 * 64 * 4  # bytes x (key and value) x heads x head_dim x layers
     weights = 2 * parse_spec(dict(shape)).num_parameters
-    assert step_bytes(shape, plan, 1, 0) == pytest.approx(weights, rel=0.01)  # norms are float32
-    assert step_bytes(shape, plan, 2, 100) - step_bytes(shape, plan, 1, 0) == 200 * row
-    assert state_bytes(plan, 2) == 0
-    assert state_bytes(plan_for(SMALL["qwen3_5"], ["cpu:0"], parallel=2, max_ctx_tokens=256), 1)
+    assert bytes_of(shape, 1, 0) == pytest.approx(weights, rel=0.01)  # norms are float32
+    assert bytes_of(shape, 2, 100) - bytes_of(shape, 1, 0) == 200 * row
+
+
+def test_a_step_reads_and_writes_the_recurrent_states() -> None:
+    shape = SMALL["qwen3_5"]
+    plan = plan_for(shape, ["cpu:0"], parallel=2, max_ctx_tokens=256)
+    state = sum(shard.lane_state_bytes for shard in plan.shards)
+    assert bytes_of(shape, 2, 0) - bytes_of(shape, 1, 0) == 2 * state > 0
 
 
 def test_a_state_of_the_small_agents_is_as_many_rows_as_one_of_the_large_model() -> None:
@@ -37,17 +47,12 @@ def test_a_state_of_the_small_agents_is_as_many_rows_as_one_of_the_large_model()
 
 def test_of_an_untied_embedding_only_rows_are_read() -> None:
     tied, untied = ({**SMALL["qwen3"], "tie_word_embeddings": is_tied} for is_tied in (True, False))
-    sizes = [
-        step_bytes(shape, plan_for(shape, ["cpu:0"], parallel=1, max_ctx_tokens=64), 1, 0)
-        for shape in (tied, untied)
-    ]
-    assert sizes[0] == sizes[1]
+    assert bytes_of(tied, 1, 0) == bytes_of(untied, 1, 0)
 
 
 def test_prefill_computes_layers_for_every_token_and_attends_to_half_of_the_pairs() -> None:
-    shape = SMALL["qwen3_5"]
-    embedding = shape["vocab_size"] * shape["hidden_size"]
-    layers = 1_000_000
+    spec = parse_spec(dict(SMALL["qwen3_5"]))
+    layers = sum(map(spec.num_layer_parameters, range(spec.num_layers)))
     query_dim, num_attention = 2 * 64, 2  # one layer in four of eight
-    flops = prefill_flops(shape, layers + embedding, 10)
+    flops = prefill_flops(spec, 10)
     assert flops == 2 * layers * 10 + num_attention * 2 * 100 * query_dim

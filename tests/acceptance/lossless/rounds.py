@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from luceasync.engine.decoding import SpeculativeDecoding
 from luceasync.engine.sequence import Generation
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.speculation.choice import RoundPlan, Shape
+from luceasync.speculation.choice import RoundPlan, RoundShape
 from luceasync.speculation.dflash.load import LoadedDraft
 from luceasync.speculation.dflash.passes import LocalDraft
 from luceasync.speculation.speculator import Speculator
@@ -16,7 +16,7 @@ from luceasync.speculation.speculator import Speculator
 SHARE_WRONG = 0.15  # of a scripted draft's tokens
 
 
-def forced(shape: Shape) -> Callable[[Sequence[int]], RoundPlan]:
+def forced(shape: RoundShape) -> Callable[[Sequence[int]], RoundPlan]:
     """Rounds of `shape` for all lanes at every step."""
     return lambda lanes: RoundPlan(shape, tuple(lanes), False)
 
@@ -30,7 +30,7 @@ class ScriptedDecoding(SpeculativeDecoding):
         self,
         backend: LayerSplitBackend,
         draft: LoadedDraft,
-        shape: Shape,
+        shape: RoundShape,
         known: Mapping[int, tuple[int, ...]],
         num_lanes: int,
     ) -> None:

@@ -1,1 +1,0 @@
-"""A checkout's side of bench_against."""

@@ -1,1 +1,0 @@
-"""Lanes with pools, for benches."""

@@ -1,0 +1,128 @@
+"""Every bench command runs, on models that are small enough for a CPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from luceasync.cli.app import app
+from luceasync.errors import ConfigError, PlacementError
+
+ROOT = Path(__file__).parents[2]
+
+
+def rows_of(*words: str) -> list[dict[str, object]]:
+    """The rows of all tables that a command prints."""
+    ran = CliRunner().invoke(app, ["bench", *words, "--json"], catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+    lines = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert "machine" in lines[0]
+    return [line for line in lines if "table" in line]
+
+
+@pytest.mark.slow
+def test_decode_has_a_row_for_each_model_and_number_of_lanes() -> None:
+    rows = rows_of(
+        *("decode", "--models", "small,small-hybrid:Q8_0", "--dtype", "fp32"),
+        *("--contexts", "64", "--lanes", "1,2", "--steps", "2", "--rounds", "1"),
+    )
+    assert [(row["model"], row["lanes, context"]) for row in rows] == [
+        (model, f"{lanes} at 64") for model in ("small", "small-hybrid:Q8_0") for lanes in (1, 2)
+    ]
+    assert all(row["step"] > 0 and row["limit"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_prefill_has_a_row_for_each_length() -> None:
+    rows = rows_of("prefill", "--prompts", "64,128", "--dtype", "fp32", "--rounds", "1")
+    assert [row["tokens"] for row in rows] == [64, 128]
+    assert all(row["TFLOP/s"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_speculation_compares_verify_passes_and_rounds_with_steps() -> None:
+    sizes = ("--contexts", "64", "--lanes", "1", "--dtype", "fp32", "--rounds", "1")
+    verify, rounds = rows_of("speculation", "--shape", "small-hybrid", *sizes)
+    assert verify["chain of 16"] > 0 and verify["tree of 60"] > 0
+    assert rounds["block 16"] > 0 and rounds["block 16, tree 60"] > 0
+
+
+@pytest.mark.slow
+def test_restore_finds_the_prompt_again_in_memory_and_on_disk() -> None:
+    sizes = ("--tokens", "512", "--dtype", "fp32", "--steps", "4", "--rounds", "1")
+    rows = rows_of("restore", "--shape", "small-hybrid", *sizes)
+    assert next(row["stream"] for row in rows if "stream" in row) == "alone"
+    assert [row["files in"] for row in rows if "files in" in row] == ["page cache", "disk"]
+
+
+@pytest.mark.slow
+def test_paging_compares_pools_with_whole_contexts() -> None:
+    sizes = ("--context", "1024", "--pool", "448", "--lanes", "1", "--dtype", "fp32")
+    rows = rows_of("paging", *sizes, "--steps", "8", "--rounds", "1", "--turns", "1", "--restart")
+    [step] = [row for row in rows if "step" in row]
+    assert step["lru"] > 0 and step["qk"] > 0
+    turns = [(row["pages for"], row["turn"]) for row in rows if "turn" in row]
+    assert turns == [("all", "1"), ("448", "1"), ("all", "restart"), ("448", "restart")]
+    assert [row["restored"] > 0.8 for row in rows if row.get("turn") == "restart"] == [True, True]
+
+
+@pytest.mark.slow
+def test_serve_counts_every_token() -> None:
+    rows = rows_of("serve", "--streams", "1,2", "--tokens", "8", "--rate", "200")
+    assert [row["streams"] for row in rows] == [1, 1, 2, 2, 2]
+    assert rows[-1]["events/s"] > 0
+
+
+@pytest.mark.slow
+def test_kernels_copies_and_hashes_a_node() -> None:
+    rows = rows_of("kernels", "--only", "copies", "--tokens", "64", "--rounds", "1")
+    assert {"fill", "checksums alone"} <= {row["what"] for row in rows}
+
+
+@pytest.mark.gpu
+def test_kernels_measures_each_kind_on_a_gpu() -> None:
+    rows = rows_of("kernels", "--rows", "1", "--contexts", "64", "--lanes", "1", "--rounds", "1")
+    assert len({row["table"] for row in rows}) == 5
+
+
+@pytest.mark.slow
+def test_ipc_compares_one_process_with_two() -> None:
+    sizes = ("--context", "64", "--prompt", "64", "--lanes", "1", "--dtype", "fp32")
+    rows = rows_of("ipc", "--hops", "20", "--chunks", "2", "--steps", "2", "--rounds", "1", *sizes)
+    whats = [row["what"] for row in rows if "two processes" in row]
+    assert whats == ["decode, 1 lanes", "prefill, 64 tokens"]
+
+
+@pytest.mark.slow
+def test_a_checkout_says_the_same_as_itself() -> None:
+    sizes = ("--models", "small-hybrid", "--dtype", "fp32", "--context", "130", "--rounds", "1")
+    rows = rows_of("against", str(ROOT), *sizes)
+    assert {"decode, 1 lane", "save", "restore"} <= {row["case"] for row in rows}
+    assert {row["same answers"] for row in rows} == {"yes"}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("decode", "--models", "nope"), "--models nope"),
+        (("decode", "--lanes", "a"), "--lanes a"),
+        (("restore", "--shape", "nope"), "--shape nope"),
+        (("paging", "--only", "nope"), "--only nope"),
+    ],
+)
+def test_a_wrong_value_is_one_line_that_names_its_flag(
+    words: tuple[str, ...], expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected) as error:
+        CliRunner().invoke(app, ["bench", *words], catch_exceptions=False)
+    assert "\n" not in str(error.value)
+
+
+def test_a_device_that_is_missing_is_one_line() -> None:
+    with pytest.raises(PlacementError, match="hip") as error:
+        words = ["bench", "prefill", "--devices", "hip:7"]
+        CliRunner().invoke(app, words, catch_exceptions=False)
+    assert "\n" not in str(error.value)
