@@ -38,9 +38,9 @@ class LoadedEngine:
 
     pump: Pump
     close: Callable[[], None]
-    notice: Callable[[], None] = lambda: None  # raises a failure that is known
-    probe: Callable[[], None] = lambda: None  # asks all stages, and raises a failure
-    mend: Callable[[], None] = lambda: None  # brings failed stages back, however long that takes
+    raise_if_failed: Callable[[], None] = lambda: None  # raises a failure that is known
+    check_alive: Callable[[], None] = lambda: None  # asks all stages, and raises a failure
+    restart_failed: Callable[[], None] = lambda: None  # of stages; takes as long as it takes
 
 
 class Listener(Protocol):
@@ -220,7 +220,7 @@ class EngineThread:
                 pump.begin_again()
             while (command := self._next_command(pause_s := pump.pause_s)) is not _STOP:
                 if command is None:
-                    (loaded.probe if pause_s == IDLE_PAUSE_S else loaded.notice)()
+                    (loaded.check_alive if pause_s == IDLE_PAUSE_S else loaded.raise_if_failed)()
                 self._deliver(pump.step(self._deliver) if command is None else command(pump))
         except Exception as error:
             during = pump.doing if command is None else "command"
@@ -231,7 +231,7 @@ class EngineThread:
     def _has_mended(self, loaded: LoadedEngine) -> bool:
         """Bring failed stages back. False: told to end meanwhile."""
         try:
-            loaded.mend()
+            loaded.restart_failed()
         except Unavailable:
             if not self._stopping.is_set():
                 raise

@@ -1,6 +1,6 @@
-"""A GGUF file as the families have it: its spec, and what is stored for each tensor of it.
+"""The spec of a GGUF model, and the stored tensor for each tensor of the spec.
 
-Everything that can be wrong with a header is told here, before a number is read. Pure: no torch.
+Checks everything that can be wrong with a header, before any weight is read. Pure: no torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from luceasync.models.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """Rows [begin, begin + shape[0]) of a tensor in a file, which are `shape` for us."""
+    """Rows [begin, begin + shape[0]) of a tensor in a file; `shape` is that of the spec."""
 
     path: Path
     tensor: TensorEntry
@@ -34,7 +34,7 @@ class GgufTensor:
 
     @property
     def encoding(self) -> Encoding:
-        """How they are held here."""
+        """The encoding on a device."""
         encoding = ggml.ENCODINGS.get(self.tensor.type.name)
         if encoding is None:
             return DenseEncoding()
@@ -44,7 +44,7 @@ class GgufTensor:
 
 @dataclass(frozen=True, slots=True)
 class GgufContents:
-    """`stored`: by the names of the spec."""
+    """A model with its spec. `stored`: by the tensor names of the spec."""
 
     model: GgufModel
     spec: ModelSpec
@@ -52,7 +52,7 @@ class GgufContents:
 
 
 def read_gguf(model: GgufModel) -> GgufContents:
-    """What the headers of a model say. Raises ModelError naming the file."""
+    """Check the headers of a model against its spec. Raises ModelError naming the file."""
     layout = GgufLayout(model)
     try:
         check_tokenizer(model.metadata)
@@ -61,7 +61,7 @@ def read_gguf(model: GgufModel) -> GgufContents:
         used = {found.tensor.name for found in stored.values()}
         for name in sorted(model.tensors.keys() - used):
             if not layout.is_for_others(name):
-                raise ModelError(f"no layer would use the tensor {name!r}")
+                raise ModelError(f"no layer uses the tensor {name!r}")
     except ModelError as error:
         raise ModelError(f"{model.path}: {error}") from None
     return GgufContents(model, spec, stored)
@@ -89,14 +89,14 @@ def _stored(layout: GgufLayout, name: str, shape: Shape) -> GgufTensor:
 
 
 def _check_quantised(stored: GgufTensor, encoding: QuantEncoding) -> None:
-    """Whether it can be held as it is stored, and its columns be moved."""
+    """Check that the tensor may be quantised, and that its columns can be reordered."""
     name, columns = stored.tensor.name, stored.orders.columns
     if len(stored.shape) != 2:
         raise ModelError(f"{name!r} is stored as {encoding.name}; expected F32, F16 or BF16")
     if columns is not None and not _moves(columns, encoding):
         raise ModelError(
-            f"{name!r} is stored as {encoding.name}: heads of {columns.shape[2]} columns cannot be "
-            f"brought in order; expected multiples of {max(BLOCK, encoding.group or 0)}"
+            f"{name!r} is stored as {encoding.name}: cannot reorder heads of {columns.shape[2]} columns; "
+            f"expected multiples of {max(BLOCK, encoding.group or 0)}"
         )
 
 
@@ -106,5 +106,5 @@ def _moves(columns: AxisSwap, encoding: QuantEncoding) -> bool:
 
 
 def _squeezed(shape: Shape) -> Shape:
-    """Without inner dimensions of 1, which the file does not have."""
+    """Drop inner dimensions of 1, which a file does not have."""
     return (shape[0], *(size for size in shape[1:] if size > 1)) if len(shape) > 2 else shape

@@ -268,19 +268,19 @@ class LayerSplitBackend:
         """Wait until the last device has done all queued work."""
         self._stages[-1].synchronize()
 
-    def notice(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raise StageFailed if a stage is known to have failed, without asking it."""
         for stage in self._stages:
-            stage.notice()
+            stage.raise_if_failed()
 
-    def probe(self) -> None:
+    def check_alive(self) -> None:
         """Raise StageFailed if a stage does not respond. Call it while nothing runs."""
         for stage in self._stages:
-            stage.probe()
+            stage.check_alive()
 
-    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
+    def restart_failed(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
         """Restart failed stages; whether there were any. All lanes must then be reset."""
-        return sum(stage.mend(lost) for stage in self._stages) > 0  # no short circuit
+        return sum(stage.restart_failed(lost) for stage in self._stages) > 0  # no short circuit
 
     def close(self) -> None:
         """Free everything. May be called twice."""

@@ -49,17 +49,17 @@ class Stage(Protocol):
         """Holders of its layers' part of each node."""
         ...
 
-    def notice(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raise StageFailed if it is known to have failed, without asking it."""
         ...
 
-    def probe(self) -> None:
+    def check_alive(self) -> None:
         """Raise StageFailed if it does not respond. Waits for its answer; call it while nothing
         runs.
         """
         ...
 
-    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
+    def restart_failed(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
         """Restart it if it has failed, with its nodes; those that could not be brought back are
         passed to `lost`. Its lanes are empty then. Returns whether it was restarted. Waits as long
         as that takes. Raises StageFailed, ModelError, and Unavailable at shutdown.
@@ -130,13 +130,13 @@ class LocalStage:
     def nodes(self) -> Sequence[Nodes]:
         return [shard.nodes for shard in self._shards]
 
-    def notice(self) -> None:
+    def raise_if_failed(self) -> None:
         """Nothing to do: it lives as long as this process."""
 
-    def probe(self) -> None:
+    def check_alive(self) -> None:
         """Nothing to do: it lives as long as this process."""
 
-    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
+    def restart_failed(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
         """Nothing to do."""
         return False
 

@@ -50,14 +50,14 @@ class FakeStage:
     def synchronize(self) -> None:
         self._told.append((self.number, "synchronize", None))
 
-    def notice(self) -> None:
-        self._told.append((self.number, "notice", None))
+    def raise_if_failed(self) -> None:
+        self._told.append((self.number, "raise_if_failed", None))
 
-    def probe(self) -> None:
-        self._told.append((self.number, "probe", None))
+    def check_alive(self) -> None:
+        self._told.append((self.number, "check_alive", None))
 
-    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
-        self._told.append((self.number, "mend", None))
+    def restart_failed(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
+        self._told.append((self.number, "restart_failed", None))
         return False
 
     def close(self) -> None:

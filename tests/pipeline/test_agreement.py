@@ -30,7 +30,9 @@ def test_a_dtype_is_told_of_each_kind_of_number():
 
 
 def test_the_same_is_stated_of_the_same(tiny_dir: Path):
-    assert states_of(ModelFiles(tiny_dir), FP32, "0:2") == states_of(ModelFiles(tiny_dir), FP32, "0:2")
+    assert states_of(ModelFiles(tiny_dir), FP32, "0:2") == states_of(
+        ModelFiles(tiny_dir), FP32, "0:2"
+    )
     assert states_of(ModelFiles(tiny_dir), FP32, "0:2")["layers"] == "0:2 of 4"
 
 
@@ -68,5 +70,5 @@ def test_a_process_that_differs_refuses_with_both_values(tiny_dir: Path, tmp_pat
     given = ["--model-dir", str(tiny_dir), "--dtype", FP32, "--layers", "0:2"]
     with pytest.raises(PeerMismatch, match=f"it refused us: {words}"):
         process.start(given, wire.ANSWERS, statement, 60.0)
-    assert process.status.detail.startswith("a backend failed and will be started again now: ")
+    assert process.status.detail.startswith("a backend failed and will be restarted now: ")
     launcher.close()

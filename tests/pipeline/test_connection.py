@@ -117,7 +117,7 @@ def test_any_bytes_in_place_of_an_answer_are_a_failure(transport, content):
             connection.answer(number, wire.Result, KIND)
         assert not connection.is_open
         with pytest.raises(StageFailed):
-            connection.notice()
+            connection.raise_if_failed()
         connection.send_if_open(wire.ResetLane(0))  # nobody need hear
     finally:
         ends.close()

@@ -256,10 +256,10 @@ def test_neighbours_in_processes_are_passed_payloads_by_reference(open_in):
 def test_a_process_that_hangs_is_a_failed_group(open_in, monkeypatch):
     monkeypatch.setattr(connection, "PING_S", 0.3)
     backend = open_in("two")
-    backend.probe()
+    backend.check_alive()
     os.kill(pid_of(backend), signal.SIGSTOP)
     with pytest.raises(StageFailed, match=r"silent for 0\.3 s.*its process lives"):
-        backend.probe()
+        backend.check_alive()
 
 
 @pytest.mark.covered(0)
@@ -282,7 +282,7 @@ def test_a_process_that_dies_is_a_failed_group(open_in):
     with pytest.raises(StageFailed, match=r"stage 1 of the model failed: .*SIGKILL"):
         backend.prefill(0, 0, [3, 4, 5], project=True)
     with pytest.raises(StageFailed):
-        backend.probe()
+        backend.check_alive()
     with pytest.raises(StageFailed):
         backend.reset(0)
 
@@ -299,13 +299,13 @@ def test_a_group_is_brought_back_alone_with_what_lies_in_shared_memory(open_in, 
         backend.prefill(0, 0, [3, 4, 5], project=True)
     backend.nodes.drop("never was")  # what the process need not hear
     lost: list = []
-    assert backend.mend(lost.extend)
+    assert backend.restart_failed(lost.extend)
     assert first._connection._started.child.pid == other
     assert lost == ([] if transport == "shared" else ["n"])
     if transport == "shared":
         assert torch.equal(life(backend, "n"), restored)
     assert torch.equal(life(backend), told)
-    assert not backend.mend(lost.extend)
+    assert not backend.restart_failed(lost.extend)
     assert len(lost) == (transport == "stream")
 
 
@@ -317,7 +317,7 @@ def test_a_save_that_a_death_cuts_short_leaves_nothing(open_in):
     with pytest.raises(StageFailed):
         backend.nodes.save(1, "half", SPAN)
     lost: list = []
-    backend.mend(lost.extend)
+    backend.restart_failed(lost.extend)
     assert lost == []
     parts = [part for stage in backend._stages for part in stage.nodes]
     assert [set(part._nodes) for part in parts] == [{"n"}] * 3
@@ -331,14 +331,14 @@ def test_a_process_that_does_not_come_back_is_said_and_tried_again(open_in, tmp_
     program.write_text("#!/bin/sh\necho no driver >&2; exit 1\n")
     os.kill(pid_of(backend), signal.SIGKILL)
     with pytest.raises(StageFailed):
-        backend.probe()
+        backend.check_alive()
     for words in ("failure 2 in a row", "failure 3 in a row"):
         with pytest.raises(StageFailed, match="no driver"):
-            backend.mend(lambda nodes: None)
+            backend.restart_failed(lambda nodes: None)
         [status] = open_in.opened[-1].fleet.status.all
         assert "no driver" in status.detail and words in status.detail
     program.write_text(good)
-    backend.mend(lambda nodes: None)
+    backend.restart_failed(lambda nodes: None)
     [status] = open_in.opened[-1].fleet.status.all
     assert (status.detail, status.num_starts) == ("", 4)
     assert torch.equal(life(backend), life(open_in("one")))
@@ -359,7 +359,7 @@ def test_what_has_crossed_is_counted_over_all_lives(open_in):
         backend.prefill(0, 0, [3, 4, 5], project=True)
     [dead] = fleet.status.all
     assert dead.detail and dead.calls_total == before.calls_total
-    backend.mend(lambda nodes: None)
+    backend.restart_failed(lambda nodes: None)
     [after] = fleet.status.all
     assert after.calls_total > before.calls_total  # of nodes that it was told of
     assert after.sent_bytes_total > before.sent_bytes_total

@@ -136,5 +136,5 @@ def test_a_node_whose_copies_had_not_come_is_lost_with_the_process(both) -> None
     with pytest.raises(StageFailed):
         prompt(there, 1)
     lost: list[Any] = []
-    assert there.mend(lost.extend)
+    assert there.restart_failed(lost.extend)
     assert "late" in lost

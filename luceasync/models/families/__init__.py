@@ -1,10 +1,10 @@
-"""Model families, a file each, and the tables of them by the names that files have for them."""
+"""Model families, one per module, and the tables that find them by name."""
 
 from luceasync.models.families import llama, qwen3, qwen3_5
 from luceasync.models.families.family import Family
 from luceasync.models.spec import ModelSpec
 
-# By what config.json calls `model_type`.
+# By `model_type` of config.json.
 FAMILIES: dict[str, Family] = {
     "llama": llama.FAMILY,
     "qwen3": qwen3.FAMILY,
@@ -12,7 +12,7 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_text": qwen3_5.FAMILY,
 }
 
-# By what a GGUF file calls `general.architecture`.
+# By `general.architecture` of a GGUF file.
 GGUF_FAMILIES: dict[str, Family] = {
     "llama": llama.FAMILY,
     "qwen3": qwen3.FAMILY,
@@ -21,5 +21,5 @@ GGUF_FAMILIES: dict[str, Family] = {
 
 
 def family_of(spec: ModelSpec) -> Family:
-    """The family that has parsed the spec."""
+    """The family that parsed the spec."""
     return next(family for family in FAMILIES.values() if family.name == spec.family)

@@ -1,4 +1,4 @@
-"""What a model family contributes; everything else is the same for all of them. Pure at its top."""
+"""What a model family contributes; all else is common. Imports no torch at its top."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ if TYPE_CHECKING:
     from luceasync.models.loader import Layer, TensorReader
 
 
-# Typed access to the fields of a config.json. Pure; knows no family.
-
-
 class ConfigFields:
-    """Typed access to a config; a missing or misfitting field is a ModelError that names it."""
+    """Typed access to the fields of a config.json. A missing or invalid field is a ModelError that
+    names it.
+    """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
@@ -59,8 +58,8 @@ class ConfigFields:
         return frozenset(ids)
 
     def rope(self) -> Mapping[str, Any]:
-        """`rope_parameters` of today's configs, or the older fields of the top level. Where both
-        are there, transformers follows `rope_scaling`.
+        """`rope_parameters` of current configs, or the older top-level fields. If there are both,
+        `rope_scaling` wins, as in transformers.
         """
         rope = dict(self.mapping("rope_scaling") or self.mapping("rope_parameters"))
         rope_type = rope.get("rope_type", rope.get("type", "default"))
@@ -82,12 +81,12 @@ def _is_positive_number(value: object) -> bool:
 
 
 def read_layer(reader: TensorReader, layer: int) -> Layer:
-    """A decoder layer as its mixer and its feed-forward network load themselves."""
+    """Load a decoder layer: its mixer and its feed-forward network."""
     return reader.layer(layer)
 
 
 def read_ends(reader: TensorReader, *, is_first: bool, is_last: bool) -> ModelEnds:
-    """Embedding, final norm and head, as far as a shard has them."""
+    """Load embedding, final norm and head, as far as a shard has them."""
     from luceasync.models import ends
 
     return ends.read_ends(reader, is_first=is_first, is_last=is_last)
@@ -99,8 +98,8 @@ def cannot_compress(spec: ModelSpec, tokens: Sequence[int], keep_ratio: float) -
 
 
 def architecture(spec: ModelSpec) -> dict[str, Any]:
-    """Everything in the spec that a model's numbers depend on, as JSON has it: saved state is
-    shared where it agrees.
+    """All fields of the spec that a model's numbers depend on, as JSON. Models that agree in them,
+    and in their weights, share saved state.
     """
     agreed = {
         name: getattr(spec, name)
@@ -123,11 +122,11 @@ def _kinds(*halves: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One family.
+    """A model family.
 
-    `parse` reads a config and raises ModelError. `architecture` says in what saved state must
-    agree. `compress(spec, tokens, keep_ratio)` shortens a prompt before prefill and raises
-    Unsupported where the family cannot.
+    `parse` reads a config and raises ModelError. `architecture` lists what saved state must agree
+    in. `compress(spec, tokens, keep_ratio)` shortens a prompt before prefill, and raises
+    Unsupported if the family cannot.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Llama as its relatives have it: attention without head norms and SwiGLU in every layer."""
+"""Llama and its relatives: attention without head norms, and SwiGLU, in every layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3, dense: attention and SwiGLU in every layer."""
+"""Qwen3, dense: attention with head norms, and SwiGLU, in every layer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def parse(fields: ConfigFields) -> ModelSpec:
 
 
 def parse_dense(fields: ConfigFields, family: str, *, has_head_norms: bool) -> ModelSpec:
-    """The spec of a config whose layers are all alike, of `family`. Raises ModelError."""
+    """The spec of a `family` whose layers are all alike. Raises ModelError."""
     fields.must_be("hidden_act", "silu")
     fields.must_be("use_sliding_window", False)
     num_layers = fields.positive("num_hidden_layers")
@@ -43,8 +43,8 @@ def parse_dense(fields: ConfigFields, family: str, *, has_head_norms: bool) -> M
 
 
 def parse_attention(fields: ConfigFields, *, gated: bool, rotary_factor: float) -> AttentionSpec:
-    """The attention of a config, of which `rotary_factor` of each head is rotated unless it says
-    otherwise. Raises ModelError.
+    """The attention of a config. `rotary_factor`: the rotated part of each head, unless the config
+    says otherwise. Raises ModelError.
     """
     num_heads = fields.positive("num_attention_heads")
     num_kv_heads = fields.positive("num_key_value_heads", num_heads)
@@ -61,7 +61,7 @@ def parse_attention(fields: ConfigFields, *, gated: bool, rotary_factor: float) 
     if rotary_dim > head_dim or rotary_dim < 2 or rotary_dim % 2:
         raise ModelError(
             f"partial_rotary_factor = {factor:g} rotates {rotary_dim} of head_dim = {head_dim}; "
-            "an even number of them is expected"
+            "expected an even number of at least 2"
         )
     return AttentionSpec(
         num_heads=num_heads,
@@ -74,7 +74,7 @@ def parse_attention(fields: ConfigFields, *, gated: bool, rotary_factor: float) 
 
 
 def architecture(spec: ModelSpec) -> dict[str, Any]:
-    """As directories of kept prefixes have it since the first of them."""
+    """In the shape that namespaces of prefix caches have had from the start."""
     return ends_architecture(spec) | {
         "attention": attention_architecture(spec),
         "delta": None,
@@ -83,20 +83,20 @@ def architecture(spec: ModelSpec) -> dict[str, Any]:
 
 
 def attention_architecture(spec: ModelSpec) -> dict[str, Any]:
-    """The one attention of all layers; head norms are those of the family."""
+    """The sizes of the one attention of all layers. Head norms follow from the family."""
     sizes = asdict(only(spec, AttentionSpec))
     del sizes["has_head_norms"]
     return sizes
 
 
 def only(spec: ModelSpec, kind: type[T]) -> T:
-    """The one mixer of that kind, which all its layers share."""
+    """The mixer of `kind`, which is the same in all layers that have one."""
     [mixer] = {mixer for mixer in spec.mixers if isinstance(mixer, kind)}
     return mixer
 
 
 def ends_architecture(spec: ModelSpec) -> dict[str, Any]:
-    """What is not about one kind of layer."""
+    """All fields that are not about one kind of mixer."""
     feed_forward = spec.layers[0].feed_forward
     assert isinstance(feed_forward, DenseSpec)
     return {

@@ -1,4 +1,4 @@
-"""Qwen3.5, hybrid: Gated DeltaNet layers with gated attention between them; the text part."""
+"""Qwen3.5, hybrid: Gated DeltaNet layers with gated attention between them. Text only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def parse(fields: ConfigFields) -> ModelSpec:
 
 
 def parse_wrapped(fields: ConfigFields) -> ModelSpec:
-    """The spec of the text part of a model that also sees. Raises ModelError."""
+    """The spec of the text part of a vision model. Raises ModelError."""
     text = dict(fields.mapping("text_config"))
     text.setdefault("tie_word_embeddings", fields.config.get("tie_word_embeddings", False))
     text.setdefault("eos_token_id", fields.config.get("eos_token_id"))
@@ -33,8 +33,8 @@ def parse_wrapped(fields: ConfigFields) -> ModelSpec:
 
 
 def parse_gguf(fields: ConfigFields) -> ModelSpec:
-    """The spec of a GGUF file's config: its norms hold 1 + w, and of the decay the file has the
-    rate itself. Raises ModelError.
+    """The spec of a GGUF file, whose norms hold 1 + w, and which stores the decay rate itself
+    instead of its logarithm. Raises ModelError.
     """
     spec = _parse(fields, prefix="model.", stores_decay_rate=True)
     return replace(spec, norm_offset=0.0)
@@ -77,7 +77,7 @@ def _parse_delta(fields: ConfigFields) -> DeltaSpec:
 
 
 def _full_layers(fields: ConfigFields) -> list[bool]:
-    """For each layer whether it is one of attention."""
+    """For each layer, whether it is full attention."""
     num_layers = fields.positive("num_hidden_layers")
     names = {"full_attention": True, "linear_attention": False}
     interval = fields.positive("full_attention_interval", 4)
@@ -95,11 +95,11 @@ def _full_layers(fields: ConfigFields) -> list[bool]:
 
 
 def architecture(spec: ModelSpec) -> dict[str, Any]:
-    """As directories of kept prefixes have it since the first of them."""
+    """In the shape that namespaces of prefix caches have had from the start."""
     attention, delta = only(spec, AttentionSpec), only(spec, DeltaSpec)
     names = {attention: "attention", delta: "delta"}
     sizes = asdict(delta)
-    del sizes["stores_decay_rate"]  # of the files, which have a digest of their own
+    del sizes["stores_decay_rate"]  # follows from the files, which have a digest of their own
     return ends_architecture(spec) | {
         "attention": attention_architecture(spec),
         "delta": sizes,

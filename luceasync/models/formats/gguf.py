@@ -1,6 +1,6 @@
-"""GGUF files: one, all parts of one that is split, or a directory with one.
+"""Weights in GGUF files.
 
-Knows how numbers lie in the files, and turns rows and columns back into their order.
+Knows how numbers are stored, and undoes the converter's reordering of rows and columns.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from luceasync.models.quant.packed import Packed
 
-SLICE_BYTES = 1 << 23  # of a stored tensor that are brought into our encoding at once
+SLICE_BYTES = 1 << 23  # of a stored tensor that are converted at once
 
 
 class GgufWeights:
@@ -53,18 +53,16 @@ class GgufWeights:
 
 
 class GgufSource:
-    """A TensorSource. Files are unmapped once no tensor is left that lies in them."""
+    """A TensorSource. A file is unmapped once no tensor refers to it."""
 
     def __init__(self, contents: GgufContents, files: dict[Path, mmap]) -> None:
         self._contents = contents
         self._files = files
 
     def encoding(self, name: str) -> Encoding:
-        """See luceasync.models.loader.TensorSource."""
         return self._found(name).encoding
 
     def read(self, name: str, shape: Shape) -> Tensor | QuantBlocks:
-        """See luceasync.models.loader.TensorSource."""
         stored = self._found(name)
         if stored.shape != shape:
             raise ModelError(f"{stored.path}: {name!r} has shape {stored.shape}, expected {shape}")
@@ -80,7 +78,7 @@ class GgufSource:
         return stored
 
     def _rows(self, stored: GgufTensor) -> Tensor:
-        """Its bytes as they are stored, uint8 [rows, bytes of a row], not read yet."""
+        """A view of the stored bytes, uint8 [rows, bytes of a row]; nothing is read yet."""
         import torch
 
         tensor, num_rows = stored.tensor, stored.shape[0]
@@ -96,7 +94,7 @@ class GgufSource:
 
 @dataclass(frozen=True, slots=True)
 class QuantBlocks:
-    """A quantised tensor as it is stored; see luceasync.models.quant.stack.StoredQuantised."""
+    """A quantised tensor as it is stored: a StoredQuantised."""
 
     name: str
     encoding: QuantEncoding
@@ -104,7 +102,6 @@ class QuantBlocks:
     stored: GgufTensor
 
     def packed(self, select: Select) -> Iterator[Packed]:
-        """See Quantised."""
         from luceasync.models.quant.stack import with_columns_moved, with_smaller_supergroups
 
         orders, kind = self.stored.orders, self.stored.tensor.type
@@ -120,7 +117,7 @@ class QuantBlocks:
 
 
 def _plain(rows: Tensor, stored: GgufTensor) -> Tensor:
-    """Bytes as the numbers that they are."""
+    """The stored bytes as numbers."""
     import torch
 
     dtypes = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -141,7 +138,7 @@ def _in_order(tensor: Tensor, stored: GgufTensor) -> Tensor:
 
 
 def _moved(rows: Tensor, order: AxisSwap) -> Tensor:
-    """Rows in the order that they should have."""
+    """Undo the reordering of rows."""
     import torch
 
     stored = rows[order.begin :].unflatten(0, order.shape)
@@ -150,7 +147,7 @@ def _moved(rows: Tensor, order: AxisSwap) -> Tensor:
 
 
 def _mapped(path: Path) -> mmap:
-    """Copy on write: torch wants memory that it may write to."""
+    """Map the file copy-on-write: torch wants writable memory."""
     try:
         with path.open("rb") as file:
             return mmap(file.fileno(), 0, access=ACCESS_COPY)

@@ -1,6 +1,6 @@
-"""Safetensors files of a Hugging Face model directory: one, or those of an index.
+"""Weights in safetensors files of a Hugging Face directory: a single file, or those of an index.
 
-Knows names, shapes and dtypes of what is stored, and nothing of what it is for.
+Knows the names, shapes and dtypes of stored tensors, not what they are for.
 """
 
 from __future__ import annotations
@@ -32,11 +32,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-# What a safetensors file says that it holds, without opening it as one: that would load torch.
-
-
-MAX_HEADER_BYTES = 100_000_000  # as the library has it
-# What a header of anything can do: also lists within lists, and numbers that are none.
+MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+# What parsing an arbitrary header can raise: it may nest too deeply, or have huge numbers.
 _FAULTS = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError),
     *(RecursionError, OverflowError),
@@ -44,22 +41,24 @@ _FAULTS = (
 
 
 def read_infos(path: Path) -> dict[str, TensorInfo]:
-    """Dtypes and shapes of all tensors of the file. Raises ModelError, for a cut file too."""
+    """The dtype and shape of each tensor, by a parser of our own: the library would load torch.
+    Raises ModelError, also for a truncated file.
+    """
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for
-            raise ValueError("it is no regular file")
+        if path.exists() and not path.is_file():  # opening a pipe would block
+            raise ValueError("it is not a regular file")
         with path.open("rb") as file:
             begin = file.read(8)
             [num_bytes] = unpack("<Q", begin) if len(begin) == 8 else [MAX_HEADER_BYTES + 1]
             if num_bytes > MAX_HEADER_BYTES:
-                raise ValueError(f"its header would have {num_bytes} bytes")
+                raise ValueError(f"its header claims {num_bytes} bytes")
             header = json.loads(file.read(num_bytes))
             there = file.seek(0, SEEK_END)
         header.pop("__metadata__", None)
         ends = (int(entry["data_offsets"][1]) for entry in header.values())
         expected = 8 + num_bytes + max(ends, default=0)
         if there < expected:
-            raise ValueError(f"it is cut: expected {there} bytes are there, {expected}")
+            raise ValueError(f"truncated: it has {there} bytes, expected {expected}")
         return {
             name: TensorInfo(str(entry["dtype"]), tuple(map(int, entry["shape"])))
             for name, entry in header.items()
@@ -135,12 +134,12 @@ class SafetensorsWeights:
 
     @cached_property
     def _modules(self) -> QuantModules:
-        # Headers say nothing of plain numbers that a plan has to know: it needs no weights.
+        # Without a scheme a plan needs no header, so the weights may be missing.
         return QuantModules(self._scheme, self._infos if self._scheme else {}, self._model_dir)
 
 
 class QuantModules:
-    """What of a checkpoint is quantised."""
+    """The quantised matrices of a checkpoint."""
 
     def __init__(self, scheme: Scheme | None, infos: TensorInfos, model_dir: Path) -> None:
         self._scheme = scheme
@@ -148,7 +147,7 @@ class QuantModules:
         self._model_dir = model_dir
 
     def find(self, name: str) -> QuantMatrix | None:
-        """The quantised matrix that `name` would be; None: a plain tensor. Raises ModelError."""
+        """The quantised matrix `name`; None if it is a plain tensor. Raises ModelError."""
         if self._scheme is None or not name.endswith(WEIGHT):
             return None
         try:
@@ -158,7 +157,7 @@ class QuantModules:
 
 
 class Checkpoint:
-    """A TensorSource: the files of one directory. Use `open_checkpoint`."""
+    """A TensorSource: the open files of one directory."""
 
     def __init__(self, model_dir: Path, files: Mapping[str, Any], modules: QuantModules) -> None:
         self._model_dir = model_dir
@@ -167,16 +166,14 @@ class Checkpoint:
 
     @property
     def names(self) -> list[str]:
-        """Of all tensors that are stored."""
+        """The names of all stored tensors."""
         return list(self._files)
 
     def encoding(self, name: str) -> Encoding:
-        """See luceasync.models.loader.TensorSource."""
         found = self._modules.find(name)
         return DenseEncoding() if found is None else found.encoding
 
     def read(self, name: str, shape: Shape) -> Tensor | ModuleTensors:
-        """See luceasync.models.loader.TensorSource."""
         found = self._modules.find(name)
         if found is None:
             return self.plain(name, shape)
@@ -188,7 +185,7 @@ class Checkpoint:
         return ModuleTensors(name, found, tensors)
 
     def plain(self, name: str, shape: Shape) -> Tensor:
-        """A tensor that is stored as it is. Raises ModelError."""
+        """Read a tensor that is stored plainly. Raises ModelError."""
         file, info = self._files.get(name), None
         try:
             if file is not None:
@@ -202,11 +199,11 @@ class Checkpoint:
 
 
 def check_plain(model_dir: Path, name: str, info: TensorInfo | None, shape: Shape) -> None:
-    """Whether a tensor of plain numbers is there as it is wanted. Raises ModelError."""
+    """Raise ModelError unless a plain tensor exists with this shape."""
     if info is None:
         raise ModelError(f"{model_dir}: the weights have no tensor {name!r}")
     check_stored(model_dir, name, info.shape, shape)
-    if info.dtype not in STORED_DTYPES:  # quantized values, whose scales we would not apply
+    if info.dtype not in STORED_DTYPES:  # quantised numbers, whose scales would be ignored
         raise ModelError(
             f"{model_dir}: {name!r} is stored as {info.dtype}; "
             f"{', '.join(STORED_DTYPES)} are supported"
@@ -214,7 +211,7 @@ def check_plain(model_dir: Path, name: str, info: TensorInfo | None, shape: Shap
 
 
 def check_stored(model_dir: Path, name: str, found: Shape, shape: Shape) -> None:
-    """Raises ModelError where the shapes differ."""
+    """Raise ModelError unless the shapes agree."""
     if found != shape:
         raise ModelError(f"{model_dir}: {name!r} has shape {found}, expected {shape}")
 
@@ -231,7 +228,7 @@ def weight_files(model_dir: Path) -> list[Path]:
         single = model_dir / SINGLE
         if not single.exists():
             raise ModelError(
-                f"{model_dir}: neither model.safetensors nor model.safetensors.index.json is there"
+                f"{model_dir}: neither model.safetensors nor model.safetensors.index.json exists"
             )
         return [single]
     try:

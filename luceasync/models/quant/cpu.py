@@ -1,6 +1,6 @@
-"""Products with quantised matrices on CPUs, by the kernels of luceasync.cyext.grouped.
+"""Products with quantised matrices on CPUs, by the kernels of luceasync.cyext.quantised.
 
-Knows which layouts these take. TorchGrouped is their truth, and multiplies elsewhere.
+Knows which layouts these take; TorchQuantWeight is their reference, and takes the others.
 """
 
 from __future__ import annotations
@@ -8,33 +8,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from luceasync.cyext.grouped import KERNELS, TILE, Matrix
+from luceasync.cyext.quantised import KERNELS, TILE, Matrix
 from luceasync.models.quant.layout import QuantLayout
 from luceasync.models.quant.packed import DTYPES, Packed
 from luceasync.models.weights import InputNorm, StackedWeight, as_float
 from luceasync.process_memory import into_large_pages
 
-STEP = 32  # columns that a kernel takes at once
-GROUP_STEP = 16  # columns that share a scale there
+STEP = 32  # columns that a kernel processes at once
+GROUP_STEP = 16  # a kernel wants groups of a multiple of so many columns
 
 
 def best_kernel() -> str:
-    """The fastest instructions of this machine that there are kernels for; "": none."""
+    """The fastest kernel that this machine can run; "" if there is none."""
     return ("", *KERNELS)[-1]
 
 
 def can_multiply(layout: QuantLayout, num_columns: int) -> bool:
-    """Whether the kernels take rows of that layout and width."""
+    """Whether the kernels take rows of this layout and width."""
     return num_columns % STEP == 0 and (layout.group or num_columns) % GROUP_STEP == 0
 
 
 class CompiledQuantWeight:
-    """A Table of quantised rows, in tiles where they lay. Sums are float32, rounded once to the
-    dtype of the rows that are multiplied; a row's bits are the same whatever rows are beside it.
+    """An EmbeddingTable of quantised rows, rearranged as tiles in place. Sums are float32, rounded
+    once to the dtype of x. The bits of a row do not depend on other rows of x.
     """
 
     def __init__(self, packed: Packed, dtype: torch.dtype, kernel: str) -> None:
-        """The memory of `packed` is given away. `kernel`: one of luceasync.cyext.grouped."""
+        """Takes over the memory of `packed`. `kernel`: one of KERNELS of luceasync.cyext.quantised."""
         self._packed = packed.contiguous()
         self._num_rows, self._num_columns = self._packed.shape
         self._dtype = dtype
@@ -50,55 +50,51 @@ class CompiledQuantWeight:
 
     @property
     def dtype(self) -> torch.dtype:
-        """See Weight."""
         return self._dtype
 
     def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
-        """See Weight."""
         x = x if norm is None else norm(x)
         rows, out = self._rows(x), x.new_empty((*x.shape[:-1], self._num_rows))
-        self._matrix.multiply(*self._given(rows), out.data_ptr(), 0, self._kernel)
+        self._matrix.multiply(*self._operand(rows), out.data_ptr(), 0, self._kernel)
         return out
 
     def linear_float(
         self, x: Tensor, norm: InputNorm | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """See Weight."""
         return as_float(self.linear(x, norm), out)
 
     def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """See Weight; rounded once, after both are added."""
+        """residual + x @ weight^T, rounded once."""
         rows, out = self._rows(x), x.new_empty(residual.shape)
-        given, added = self._given(rows), residual.to(x.dtype).contiguous()
-        assert out.numel() == given[1] * self._num_rows, (x.shape, residual.shape)
-        self._matrix.multiply(*given, out.data_ptr(), added.data_ptr(), self._kernel)
+        operand, added = self._operand(rows), residual.to(x.dtype).contiguous()
+        assert out.numel() == operand[1] * self._num_rows, (x.shape, residual.shape)
+        self._matrix.multiply(*operand, out.data_ptr(), added.data_ptr(), self._kernel)
         return out
 
     def swiglu(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
-        """See Weight; rounded once."""
+        """silu(gate) * up, rounded once."""
         x = x if norm is None else norm(x)
         half, rest = divmod(self._num_rows, 2)
-        if rest or half % TILE:  # a tile would have rows of both
+        if rest or half % TILE:  # a tile would have rows of gate and up
             return StackedWeight([self]).swiglu(x)
         rows, out = self._rows(x), x.new_empty((*x.shape[:-1], half))
-        self._matrix.swiglu(*self._given(rows), out.data_ptr(), self._kernel)
+        self._matrix.swiglu(*self._operand(rows), out.data_ptr(), self._kernel)
         return out
 
     def lookup(self, ids: Tensor) -> Tensor:
-        """See Table."""
         flat = ids.reshape(-1).to(torch.int64).contiguous()
         out = torch.empty(flat.numel(), self._num_columns)
         self._matrix.numbers(flat.data_ptr(), flat.numel(), out.data_ptr())
         return out.to(self._dtype).view(*ids.shape, -1)
 
     def _rows(self, x: Tensor) -> Tensor:
-        """x in one piece. Few calls of torch: a decode step comes here for every matrix."""
+        """x as contiguous rows. Few torch calls: a decode step comes here for every matrix."""
         assert x.shape[-1] == self._num_columns, (x.shape, self._num_columns)
         assert x.dtype in (torch.float32, torch.bfloat16), x.dtype
         return x.contiguous()
 
-    def _given(self, rows: Tensor) -> tuple[int, int, bool]:
-        """How a product is told of them; who asks holds them while they are read."""
+    def _operand(self, rows: Tensor) -> tuple[int, int, bool]:
+        """(address, number of rows, whether bfloat16). The caller keeps `rows` alive."""
         count = rows.numel() // self._num_columns
         return rows.data_ptr(), count, rows.dtype is torch.bfloat16
 
@@ -124,7 +120,7 @@ def _codes(layout: QuantLayout) -> str:
 
 
 def _numbers(layout: QuantLayout) -> list[float]:
-    """What each code stands for, in float32 and in bfloat16 alike."""
+    """The value of each code, which is exact in float32 and in bfloat16."""
     if layout.table:
         return [float(number) for number in layout.table]
     if layout.bits < 8:

@@ -1,7 +1,4 @@
-"""Quantised weights as a form of a tensor: what they take, and how they are read to their place.
-
-Pure: no torch at its top.
-"""
+"""The Encoding of quantised weights. Imports no torch at its top."""
 
 from __future__ import annotations
 
@@ -18,18 +15,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class QuantEncoding(QuantLayout):
-    """A Form."""
+    """A quantised layout as an Encoding: its sizes, and where its tensors are read to."""
 
     def num_bytes(self, shape: Shape, precision: Precision) -> int:
-        """See Form."""
         return sum(part.num_bytes(shape[0]) for part in self.components(shape[1]))
 
     def words(self, shape: Shape, precision: Precision) -> str:
-        """See Form."""
         return self.name
 
     def stack(self, shape: Shape, place: WeightPlacement) -> QuantStack:
-        """See Form."""
         from luceasync.models.quant.stack import QuantStack
 
         return QuantStack(self, shape, place)

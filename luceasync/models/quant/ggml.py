@@ -1,7 +1,7 @@
-"""ggml's blocks as our one encoding: what each type is, and its bits where we have them.
+"""ggml's block types in our encoding, and moving their bits there.
 
-Nothing is rounded: luceasync.models.quant.packed.dequantise gives the float32 numbers that ggml
-gives. The blocks are those of ggml-quants.h. Pure at its top.
+Nothing is rounded: luceasync.models.quant.packed.dequantise returns the float32 numbers that ggml
+computes. The blocks are those of ggml-quants.h. Imports no torch at its top.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ ENCODINGS = {
 
 
 def pack(encoding: QuantEncoding, blocks: Tensor) -> Packed:
-    """uint8 [rows, blocks, bytes of a block], of the type that `encoding` is named after."""
+    """Convert blocks of the type that `encoding` is named after: uint8 [rows, blocks, block bytes]."""
     return _PACK[encoding.name](encoding, blocks)
 
 
 def _plain(encoding: QuantEncoding, blocks: Tensor) -> Packed:
-    """D (and what is added) before low halves in our order."""
+    """Types that store D (and M) followed by low halves in our order."""
     import torch
 
     from luceasync.models.quant.packed import Packed
@@ -53,7 +53,7 @@ def _plain(encoding: QuantEncoding, blocks: Tensor) -> Packed:
     scale_bytes = 1 if encoding.scale == "e8m0" else 2
     scales, rest = blocks[..., :scale_bytes], blocks[..., scale_bytes:]
     tensors = {"scales": scales.flatten(1) if encoding.scale == "e8m0" else _fp16(scales)}
-    if encoding.minimum == "own":  # it is added, and ours is taken away
+    if encoding.minimum == "own":  # ggml adds it, we subtract
         tensors["minimums"], rest = -_fp16(rest[..., :2]), rest[..., 2:]
     if encoding.bits == 5:
         tensors["planes"], rest = rest[..., :4].flatten(1)[:, None], rest[..., 4:]
@@ -111,7 +111,9 @@ def _q6_k(encoding: QuantEncoding, blocks: Tensor) -> Packed:
 
     from luceasync.models.quant.packed import Packed
 
-    halves = blocks[..., :128].unflatten(-1, (2, 2, 2, 16))  # of a block, of 64 columns, of 32
+    halves = blocks[..., :128].unflatten(
+        -1, (2, 2, 2, 16)
+    )  # halves of the block, of 64 columns, of 32 columns
     first, second = halves[..., 0, :], halves[..., 1, :]
     low, high = first & 15 | second << 4, first >> 4 | second & 0xF0
     codes = torch.stack([low, high], -3).flatten(1)
@@ -163,7 +165,7 @@ def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_64(codes: Tensor) -> Tensor:
-    """Low halves that lie 32 columns apart, in our order: 16 apart."""
+    """Reorder low halves: those in a byte are 32 columns apart, ours 16."""
     import torch
 
     halves = codes.unflatten(-1, (-1, 2, 16))
@@ -173,7 +175,7 @@ def _of_64(codes: Tensor) -> Tensor:
 
 
 def _twos(packed: Tensor) -> Tensor:
-    """Codes of 2 bits, which lie 32 columns apart in their bytes; uint8 [rows, columns]."""
+    """Unpack codes of 2 bits; those in a byte are 32 columns apart. uint8 [rows, columns]."""
     import torch
 
     by_half = packed.unflatten(-1, (2, 32))
@@ -181,7 +183,7 @@ def _twos(packed: Tensor) -> Tensor:
 
 
 def _bits(packed: Tensor) -> Tensor:
-    """Bits of 256 columns, which lie 32 apart in 32 bytes; uint8 [rows, columns]."""
+    """Unpack one bit of 256 columns; those in a byte are 32 columns apart. uint8 [rows, columns]."""
     import torch
 
     return torch.stack([packed >> shift & 1 for shift in range(8)], -2).flatten(1)

@@ -1,5 +1,5 @@
-"""Products with quantised matrices on GPUs: kernels that read codes where the rows are few, else
-slices of the matrix become plain numbers for the library.
+"""Products with quantised matrices on GPUs: few rows are multiplied by kernels that read codes; for
+many, slices of the matrix are dequantised for the library.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from luceasync.kernels.quant_decode import Coding
 from luceasync.kernels.quant_tiles import BLOCK_ROWS, TiledMatrix
 from luceasync.models.weights import InputNorm, StackedWeight, SwiGLU, as_float
 
-SLICE_BYTES = 128 << 20  # of a matrix that are plain numbers at once: the workspace has room
+SLICE_BYTES = 128 << 20  # dequantised at once: a plan counts them as workspace
 
 
 class TiledQuantWeight:
-    """A Table of quantised rows. Up to MAX_ROWS rows no weight is rounded; beyond, each is once, to
-    the dtype of the rows that are multiplied.
+    """An EmbeddingTable of quantised rows in tiles. With up to MAX_ROWS rows of x no weight is
+    rounded; with more, each is rounded once to the dtype of x.
     """
 
     def __init__(self, tiled: TiledMatrix, num_bytes: int, dtype: torch.dtype) -> None:
@@ -37,28 +37,26 @@ class TiledQuantWeight:
 
     @property
     def dtype(self) -> torch.dtype:
-        """See Weight."""
         return self._dtype
 
     @property
     def num_rows(self) -> int:
-        """Of the matrix: numbers of a result."""
+        """Rows of the matrix, which are the columns of a product."""
         num_rows: int = self._tiled.num_rows
         return num_rows
 
     @property
     def coding(self) -> Coding:
-        """Of its numbers."""
+        """How its numbers are coded."""
         coding: Coding = self._tiled.coding
         return coding
 
     @property
     def can_gate(self) -> bool:
-        """Whether programs find a gate and its number in whole blocks of rows."""
+        """Whether gates and ups are whole blocks of rows, so that one kernel multiplies both."""
         return self.num_rows % (2 * BLOCK_ROWS) == 0
 
     def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
-        """See Weight."""
         flat = x.reshape(-1, x.shape[-1])
         if quant_gemv_cuda.can_multiply(flat):
             out = quant_gemv_cuda.linear(flat, self._tiled, norm=norm)
@@ -71,7 +69,6 @@ class TiledQuantWeight:
     def linear_float(
         self, x: Tensor, norm: InputNorm | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """See Weight."""
         flat = x.reshape(-1, x.shape[-1])
         if not quant_gemv_cuda.can_multiply(flat):
             return as_float(self.linear(x, norm), out)
@@ -81,7 +78,6 @@ class TiledQuantWeight:
         return out
 
     def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """See Weight."""
         flat = x.reshape(-1, x.shape[-1])
         if len(flat) <= quant_gemv.MAX_ROWS:
             few = quant_gemv_cuda if quant_gemv_cuda.can_multiply(flat) else quant_gemv
@@ -91,7 +87,6 @@ class TiledQuantWeight:
         return residual.add_(self._many(flat).view_as(residual))
 
     def swiglu(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
-        """See Weight."""
         flat = x.reshape(-1, x.shape[-1])
         if not self.can_gate:
             out = row_kernels.swiglu(self.linear(flat, norm))
@@ -104,28 +99,27 @@ class TiledQuantWeight:
         return out.view(*x.shape[:-1], -1)
 
     def lookup(self, ids: Tensor) -> Tensor:
-        """See Table."""
         rows = quant_dequantize.lookup(self._tiled, ids.reshape(-1), self._dtype)
         return rows.view(*ids.shape, -1)
 
     def linear_into(self, x: Tensor | ArrangedRows, out: Tensor, *, beside: bool) -> None:
-        """`linear` of rows as `prepared` has them, into columns of a wider matrix. `beside`: as
-        grouped_cuda.linear has it.
+        """`linear` of rows made by `prepared`, into columns of a wider matrix. `beside`: see
+        quant_gemv_cuda.linear.
         """
         quant_gemv_cuda.linear(x, self._tiled, out=out, beside=beside)
 
     def swiglu_for(
         self, flat: Tensor, taker: TiledQuantWeight, norm: InputNorm | None
     ) -> Tensor | ArrangedRows:
-        """`swiglu` of few rows [rows, dim], as `taker` takes them in `add_few`."""
+        """`swiglu` of few rows [rows, dim], arranged for `taker.add_few`."""
         return quant_gemv_cuda.swiglu_for(flat, self._tiled, taker.coding, norm=norm)
 
     def add_few(self, x: Tensor | ArrangedRows, residual: Tensor) -> Tensor:
-        """`linear_add` of few rows, of any form: [rows, outputs]."""
+        """`linear_add` of few rows, arranged or not: [rows, outputs]."""
         return quant_gemv_cuda.linear(x, self._tiled, residual)
 
     def _many(self, flat: Tensor) -> Tensor:
-        """Products with slices of alike sizes: [rows, outputs]."""
+        """Multiply with slices of similar sizes: [rows, outputs]."""
         num_rows, num_columns = self._tiled.num_rows, self._tiled.num_columns
         num_slices = -(-num_rows * num_columns * flat.element_size() // SLICE_BYTES)
         step = -(-num_rows // (num_slices * 256)) * 256
@@ -137,20 +131,19 @@ class TiledQuantWeight:
             quant_dequantize.numbers(self._tiled, begin, end, numbers)
             if num_slices == 1:
                 return F.linear(flat, numbers)
-            # A product into columns of `out` is not what the library would do by itself.
+            # F.linear cannot write to columns of `out`.
             torch.mm(flat, numbers.t(), out=out[:, begin:end])
         return out
 
 
 class TiledQuantSwiGLU(SwiGLU):
-    """Of tiled weights; of few rows the first gives what the second one takes."""
+    """SwiGLU of tiled weights: for few rows, gate_up arranges its result for `down`."""
 
     def __init__(self, gate_up: TiledQuantWeight, down: TiledQuantWeight) -> None:
         super().__init__(gate_up, down)
         self._gate_up, self._down = gate_up, down
 
     def add_to(self, x: Tensor, norm: InputNorm) -> Tensor:
-        """See SwiGLU."""
         flat = x.reshape(-1, x.shape[-1])
         if not (self._gate_up.can_gate and quant_gemv_cuda.can_multiply(flat)):
             return super().add_to(x, norm)
@@ -159,7 +152,7 @@ class TiledQuantSwiGLU(SwiGLU):
 
 
 class TiledQuantStack(StackedWeight):
-    """Tiled segments; few rows are multiplied with each where its part of the result will be."""
+    """Tiled segments: each multiplies few rows straight into its part of the result."""
 
     def __init__(self, segments: Sequence[TiledQuantWeight]) -> None:
         super().__init__(segments)
@@ -168,7 +161,6 @@ class TiledQuantStack(StackedWeight):
         self._ranges = tuple(zip([0, *ends], ends, strict=False))
 
     def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
-        """See Weight."""
         flat = x.reshape(-1, x.shape[-1])
         if not quant_gemv_cuda.can_multiply(flat):
             return super().linear(x, norm)

@@ -1,4 +1,4 @@
-"""What quantised weights are made of, as shapes and bytes. Pure.
+"""The tensors of a quantised matrix, as shapes and bytes. Pure.
 
 The layout is a contract with the kernels that multiply from it: docs/quantised.md draws it.
 """
@@ -13,36 +13,34 @@ Shape = tuple[int, ...]
 Real = Literal["fp16", "bf16", "fp32", "e8m0"]  # of D and M
 Small = Literal["uint8", "int8", "e4m3"]  # of s
 Codes = Literal["uint", "int8", "e4m3"]
-# Where M is: nowhere; beside D; or it is D itself, and m a zero point.
+# M: there is none; it has its own tensor beside D; or it is D, and m is a zero point.
 Minimum = Literal["none", "own", "scale"]
 
 ITEM_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "e8m0": 1, "uint8": 1, "int8": 1, "e4m3": 1}
-BLOCK = 32  # columns whose low halves of codes lie together, in 16 bytes
+BLOCK = 32  # columns whose low code bits share 16 bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """One tensor of a quantised matrix: rows first, then `shape`, of `kind`; so many of its numbers
-    belong to `columns` columns.
-    """
+    """One tensor of a quantised matrix, [rows, *shape] of type `kind`."""
 
     name: str
     shape: Shape
     kind: str
 
     def num_bytes(self, num_rows: int) -> int:
-        """Of so many rows."""
+        """The size of `num_rows` rows."""
         return num_rows * prod(self.shape) * ITEM_BYTES[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
 class QuantLayout:
-    """Numbers w = (D s) c - (M m).
+    """How numbers w = (D s) c - (M m) are stored.
 
-    c is the stored code less `zero`, the entry of `table` that it numbers, an int8 or an e4m3
-    number. s and m belong to `group` columns, D and M to `supergroup`, a multiple of it; None: to
-    the whole row. Without `small` there are no s (they are 1); with `has_small_minimums` there are
-    m, uint8. `divides`: D is what s is divided by. `name`: what the source calls it.
+    c is the stored code minus `zero`, or the entry of `table` at that code, or an int8 or e4m3
+    number. s and m belong to `group` columns, D and M to `supergroup` columns, a multiple of it;
+    None: to the whole row. Without `small`, s is 1; with `has_small_minimums`, m is uint8.
+    `divides`: the scale is s / D. `name`: what the source calls this type.
     """
 
     name: str
@@ -59,7 +57,7 @@ class QuantLayout:
     divides: bool = False
 
     def components(self, num_columns: int) -> tuple[Component, ...]:
-        """The tensors of a matrix with so many columns, in the order of Packed's fields."""
+        """The tensors of a matrix with `num_columns` columns, in the order of the fields of Packed."""
         groups = (self.num_groups(num_columns),)
         supergroups = (-(-num_columns // (self.supergroup or num_columns)),)
         found = []
@@ -80,17 +78,17 @@ class QuantLayout:
         return tuple(found)
 
     def num_groups(self, num_columns: int) -> int:
-        """Of each row."""
+        """The number of groups in a row."""
         return -(-num_columns // (self.group or num_columns))
 
     def with_supergroups_within(self, num_columns: int) -> Self:
-        """The same numbers, where no super-group reaches over a multiple of so many columns."""
+        """The layout with super-groups that do not cross multiples of `num_columns` columns."""
         if self.supergroup is None:
             return self
         return replace(self, supergroup=gcd(self.supergroup, num_columns))
 
     def fault_of(self, num_columns: int) -> str:
-        """Why rows of so many columns cannot be held so; "" where they can."""
+        """Why rows of `num_columns` cannot have this layout; "" if they can."""
         if self.bits < 8 and num_columns % BLOCK:
-            return f"rows of a multiple of {BLOCK} numbers are expected, got {num_columns}"
+            return f"expected rows of a multiple of {BLOCK} numbers, got {num_columns}"
         return ""

@@ -1,5 +1,5 @@
-"""The tensors of a quantised matrix, and the float32 numbers that they stand for: the slow truth of
-everything that multiplies from them.
+"""The tensors of a quantised matrix, and their dequantisation to float32: the slow reference for
+every kernel that multiplies from them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Rows of a matrix in `layout`: as luceasync.models.quant.layout.QuantLayout.components has them.
+    """Rows of a matrix in `layout`, with the tensors that QuantLayout.components lists.
 
-    codes [rows, columns / 2] uint8, of each 32 columns 16 bytes: byte j has the low four bits of
-    column j, and above them those of column 16 + j; or [rows, columns] of 8 bits. planes [rows,
-    bits - 4, columns / 8]: bit i of byte j is the fifth (sixth) bit of column 8 j + i.
+    codes: uint8 [rows, columns / 2], 16 bytes for each 32 columns: byte j has the low four bits of
+    column j, and above them those of column 16 + j; codes of 8 bits are [rows, columns]. planes:
+    [rows, bits - 4, columns / 8]: bit i of byte j is the fifth (sixth) bit of column 8 j + i.
     """
 
     layout: QuantLayout
@@ -43,13 +43,13 @@ class Packed:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Those that there are, by their names."""
+        """The tensors that exist, by name."""
         named = ((field.name, getattr(self, field.name)) for field in fields(self)[1:])
         return {name: tensor for name, tensor in named if tensor is not None}
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """(rows, columns)."""
         num_rows, width = self.codes.shape
         return num_rows, width * (1 if self.layout.bits == 8 else 2)
 
@@ -58,18 +58,18 @@ class Packed:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def rows(self, begin: int, end: int) -> Packed:
-        """Rows [begin, end), not copied."""
+        """Rows [begin, end), as views."""
         return self._each(lambda tensor: tensor[begin:end])
 
     def select(self, ids: Tensor) -> Packed:
         """The rows of int64 ids [n]."""
-        # index_select knows no 8-bit floats: their bytes are taken.
+        # Indexing does not support 8-bit floats: take their bytes.
         return self._each(
             lambda t: t.view(torch.uint8)[ids].view(t.dtype) if t.itemsize == 1 else t[ids]
         )
 
     def contiguous(self) -> Packed:
-        """The same, copied only where tensors are views of others."""
+        """The same matrix, copied only as far as its tensors are not contiguous."""
         return self._each(lambda tensor: tensor.contiguous())
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Packed:
@@ -77,7 +77,7 @@ class Packed:
 
 
 def empty(layout: QuantLayout, num_rows: int, num_columns: int, device: torch.device) -> Packed:
-    """Room for a matrix."""
+    """An uninitialised matrix."""
     tensors = {
         part.name: torch.empty((num_rows, *part.shape), dtype=DTYPES[part.kind], device=device)
         for part in layout.components(num_columns)
@@ -86,8 +86,8 @@ def empty(layout: QuantLayout, num_rows: int, num_columns: int, device: torch.de
 
 
 def dequantise(packed: Packed, table: Tensor | None = None) -> Tensor:
-    """The numbers, float32 [rows, columns]: each product and the difference rounded once. `table`:
-    what `table_of` has made before; a CUDA graph cannot.
+    """The numbers in float32 [rows, columns]; each product and the difference is rounded once.
+    `table`: the result of `table_of`, which cannot be made within a CUDA graph.
     """
     layout, num_columns = packed.layout, packed.shape[1]
     codes = _codes(packed, table_of(packed) if table is None else table)
@@ -105,14 +105,14 @@ def dequantise(packed: Packed, table: Tensor | None = None) -> Tensor:
 
 
 def table_of(packed: Packed) -> Tensor | None:
-    """The numbers that codes stand for, float32 [16] where they are; None: codes are numbers."""
+    """The value of each code, float32 [16] on the codes' device; None if there is no table."""
     table = packed.layout.table
     return torch.tensor(table, dtype=torch.float32, device=packed.codes.device) if table else None
 
 
 def real(tensor: Tensor, layout: QuantLayout) -> Tensor:
-    """D or M in float32. An e8m0 number e is 2^(e - 128), half of what it is elsewhere: tables of
-    4-bit floats have their doubles, which are whole.
+    """D or M in float32. An e8m0 number e is 2^(e - 128), half its usual value, as the tables of
+    4-bit floats hold twice the numbers to keep them whole.
     """
     if layout.scale != "e8m0":
         return tensor.float()
@@ -139,7 +139,7 @@ def _codes(packed: Packed, table: Tensor | None) -> Tensor:
 
 
 def _of_groups(supers: Tensor, layout: QuantLayout, num_groups: int) -> Tensor:
-    """What belongs to super-groups, for each group."""
+    """Expand values of super-groups to their groups."""
     if layout.supergroup is None or layout.group is None:
         return supers.expand(-1, num_groups)
     return supers.repeat_interleave(layout.supergroup // layout.group, 1)[:, :num_groups]
@@ -164,14 +164,14 @@ def _minimums(packed: Packed, scales: Tensor, num_groups: int) -> Tensor | None:
 
 
 def pack_codes(codes: Tensor) -> Tensor:
-    """Low halves: uint8 [rows, columns] -> [rows, columns / 2]."""
+    """Pack the low four bits of codes: uint8 [rows, columns] -> [rows, columns / 2]."""
     halves = codes.unflatten(1, (-1, 2, HALF))
     packed: Tensor = (halves[:, :, 0] & 15 | halves[:, :, 1] << 4).flatten(1)
     return packed
 
 
 def pack_plane(bits: Tensor) -> Tensor:
-    """One bit of each column: uint8 [rows, columns] of 0 and 1 -> [rows, columns / 8]."""
+    """Pack one bit of each column: uint8 [rows, columns] of 0 and 1 -> [rows, columns / 8]."""
     eights = bits.unflatten(1, (-1, 8))
     packed: Tensor = eights[:, :, 0].clone()
     for i in range(1, 8):

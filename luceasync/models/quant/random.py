@@ -1,4 +1,4 @@
-"""Random quantised matrices, for benchmarks of models that are not at hand."""
+"""Random quantised matrices, for benchmarks without the weights of a model."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from luceasync.models.quant.layout import Component, QuantLayout
 from luceasync.models.quant.packed import DTYPES, Packed, empty
 
 SLICE_ROWS = 4096
-MEAN_SMALL = 32  # of s and m, which are from 16 to 48
+MEAN_SMALL = 32  # of s and m, which range from 16 to 48
 
 
 @dataclass(frozen=True, slots=True)
 class RandomModule:
-    """See luceasync.models.quant.stack.StoredQuantised. Numbers are about `columns` ** -0.5 large, so
-    that activations keep their size.
+    """A StoredQuantised of random numbers of about columns ** -0.5, so that activations keep their
+    size.
     """
 
     name: str
@@ -28,7 +28,7 @@ class RandomModule:
     generator: torch.Generator
 
     def packed(self, select: Select) -> Iterator[Packed]:
-        """See Quantised; `select` is asked for how many rows it takes, not for which."""
+        """Random rows, as many as `select` picks."""
         num_rows, num_columns = self.shape
         num_rows = len(select(torch.empty(num_rows, 1)))
         for begin in range(0, num_rows, SLICE_ROWS):
@@ -39,7 +39,7 @@ class RandomModule:
     def _numbers(self, part: Component, num_rows: int) -> Tensor:
         shape, device = (num_rows, *part.shape), self.generator.device
         if part.name in ("codes", "planes"):
-            high = 0x70 if part.kind == "e4m3" else 256  # none of them is no number
+            high = 0x70 if part.kind == "e4m3" else 256  # no NaN
             made = torch.randint(0, high, shape, generator=self.generator, device=device)
             return made.to(torch.uint8).view(DTYPES[part.kind])
         if part.name.startswith("small"):
@@ -54,7 +54,7 @@ class RandomModule:
         return torch.full(shape, value, dtype=DTYPES[part.kind], device=device)
 
     def _scale(self) -> tuple[float, float]:
-        """D, and the mean of a code."""
+        """(D, the mean of a code)."""
         layout = self.layout
         if layout.table:
             codes = torch.tensor(layout.table, dtype=torch.float32)
@@ -71,7 +71,7 @@ class RandomModule:
 
 
 def random_packed(layout: QuantLayout, shape: Shape, generator: torch.Generator) -> Packed:
-    """A whole matrix, on the generator's device."""
+    """A whole random matrix, on the generator's device."""
     room = empty(layout, shape[0], shape[1], generator.device)
     begin = 0
     for part in RandomModule(layout.name, layout, shape, generator).packed(lambda rows: rows):

@@ -1,4 +1,4 @@
-"""Quantised matrices on their way from a file to where they run, row slice by row slice."""
+"""Reading quantised matrices from a file to their device, row slice by row slice."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from luceasync.models.weights import EmbeddingTable, Weight
 
 
 class StoredQuantised(Protocol):
-    """What a format has read of one tensor that is stored quantised."""
+    """A quantised tensor as a format has read it."""
 
     @property
     def name(self) -> str:
-        """As the file calls it."""
+        """The name in the file."""
         ...
 
     def packed(self, select: Select) -> Iterator[Packed]:
-        """The rows that `select` takes, slice by slice."""
+        """The rows that `select` picks, slice by slice."""
         ...
 
 
 class QuantStack:
-    """See luceasync.models.encodings.Stack."""
+    """The Stack of quantised rows."""
 
     def __init__(self, layout: QuantLayout, shape: Shape, place: WeightPlacement) -> None:
         self._place = place
         self._rows = empty(layout, shape[0], shape[1], place.device)
 
     def fill(self, begin: int, stored: StoredQuantised, select: Select) -> int:
-        """See Stack. Raises ModelError for a scale that is no number."""
+        """Fill rows from `begin` on. Raises ModelError for a scale that is not finite."""
         num_bytes = 0
         for part in stored.packed(select):
             _check_scales(part, stored.name)
@@ -48,11 +48,9 @@ class QuantStack:
         return num_bytes
 
     def weight(self) -> Weight:
-        """See Stack."""
         return self._place.ops.quantised(self._rows, self._place.dtype)
 
     def table(self) -> EmbeddingTable:
-        """See Stack."""
         return self._place.ops.quantised(self._rows, self._place.dtype)
 
 
@@ -73,7 +71,7 @@ def _is_finite(tensor: Tensor, layout: QuantLayout) -> bool:
 
 
 def with_smaller_supergroups(packed: Packed, layout: QuantLayout) -> Packed:
-    """The same numbers in `layout`, whose super-groups are a whole part of what they were."""
+    """The same numbers in `layout`, whose super-groups divide the former ones."""
     before, after = packed.layout.supergroup, layout.supergroup
     if before == after or before is None or after is None:
         return packed
@@ -87,8 +85,8 @@ def with_smaller_supergroups(packed: Packed, layout: QuantLayout) -> Packed:
 
 
 def with_columns_moved(packed: Packed, shape: tuple[int, int, int]) -> Packed:
-    """Columns that are stored as `shape`, its first two axes swapped; the last one is whole groups
-    and super-groups, and blocks of codes.
+    """View the columns as `shape` and swap its first two axes. The last axis is whole groups,
+    super-groups and blocks of codes.
     """
 
     def moved(tensor: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
-"""Quantised matrices as the kernels of GPUs read them: the same bytes, in blocks of 16 rows and 64
-columns, so that what a lane of a tensor core multiplies is one load. Moves bits; knows no product.
+"""Quantised matrices as GPU kernels read them: the same bytes, in blocks of 16 rows and 64 columns,
+so that what a lane of a tensor core multiplies is one load. Moves bits only.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from luceasync.models.quant.ggml import FLOAT_4
 from luceasync.models.quant.layout import QuantLayout
 from luceasync.models.quant.packed import Packed
 
-SLICE_BYTES = 1 << 26  # of a tensor that are moved at once
+SLICE_BYTES = 1 << 26  # moved at once
 
 
 def can_tile(layout: QuantLayout, num_rows: int, num_columns: int) -> bool:
-    """Whether the matrix is whole blocks, and each of these whole groups or a part of one."""
+    """Whether the matrix is whole blocks, each of whole groups or within one group."""
     widths = (layout.group or BLOCK_COLUMNS, layout.supergroup or BLOCK_COLUMNS)
     fits = all(width in (16, 32) or width % BLOCK_COLUMNS == 0 for width in widths)
     fits = fits and (layout.bits in (4, 8) or num_columns % (2 * BLOCK_COLUMNS) == 0)
@@ -28,10 +28,10 @@ def can_tile(layout: QuantLayout, num_rows: int, num_columns: int) -> bool:
 
 
 def tile(packed: Packed) -> TiledMatrix:
-    """`packed`, moved in its own memory; beside it there is no more than SLICE_BYTES."""
+    """Rearrange `packed` in its own memory, with at most SLICE_BYTES of scratch."""
     layout, (num_rows, num_columns) = packed.layout, packed.shape
     assert can_tile(layout, num_rows, num_columns), (
-        f"{num_rows} x {num_columns} are no whole blocks"
+        f"{num_rows} x {num_columns} is not whole blocks"
     )
     coding = coding_of(layout)
     words = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -65,7 +65,7 @@ def tile(packed: Packed) -> TiledMatrix:
 
 
 def coding_of(layout: QuantLayout) -> Coding:
-    """What kernels are compiled for."""
+    """The coding of a tiled matrix: int8 codes are biased to uint8, a table is packed into words."""
     codes: Codes = "uint"
     table: tuple[int, ...] = ()
     if layout.table:
@@ -90,7 +90,7 @@ def coding_of(layout: QuantLayout) -> Coding:
 
 
 def _move(tensor: Tensor, moved: Callable[[Tensor], Tensor]) -> Tensor:
-    """Row blocks of `tensor` in place, as many at a time as fit a slice."""
+    """Rearrange row blocks of `tensor` in place, as many at a time as fit a slice."""
     step = max(1, SLICE_BYTES // (tensor[0].nbytes * BLOCK_ROWS)) * BLOCK_ROWS
     for begin in range(0, len(tensor), step):
         rows = tensor[begin : begin + step]
@@ -102,18 +102,18 @@ def _permuted(rows: Tensor, shape: Sequence[int], order: Sequence[int]) -> Tenso
     return rows.reshape(-1, *shape).permute(0, *(1 + axis for axis in order))
 
 
-# Rows of a block are [far, near]: 2 x 8; columns of 16 are [pair, eight, column]: 4 x 2 x 2,
-# so that the numbers of x that a lane multiplies lie together.
+# The 16 rows of a block are [far, near], 2 x 8; 16 columns are [eight, pair, column], 2 x 4 x 2,
+# and become [pair, eight, column], so that the numbers of x that a lane multiplies lie together.
 
 
 def _codes_of_4(rows: Tensor) -> Tensor:
-    """Of 64 columns the low halves are those of 16 t: t = 0 and 1, 2 and 3 share a byte."""
+    """Of 64 columns 16 t + i, the low halves of t = 0 and 1 share a byte, and those of t = 2 and 3."""
     blocks = rows.shape[1] * 2 // BLOCK_COLUMNS
     return _permuted(rows, (2, 8, blocks, 2, 4, 2, 2), (2, 1, 4, 5, 0, 6, 3))
 
 
 def _codes_of_8(rows: Tensor) -> Tensor:
-    """[word of t = 0 and 1, word of t = 2 and 3]."""
+    """As `_codes_of_4`, in two words: one of t = 0 and 1, one of t = 2 and 3."""
     blocks = rows.shape[1] // BLOCK_COLUMNS
     return _permuted(rows, (2, 8, blocks, 2, 2, 4, 2, 2), (2, 3, 1, 5, 6, 0, 7, 4))
 
@@ -130,7 +130,7 @@ def _of_lanes(tensor: Tensor, parts: int) -> Tensor:
 
 
 def _planes(planes: Tensor) -> Tensor:
-    """Words of the high bits that belong to a lane's codes."""
+    """Gather the high bits of a lane's codes into words."""
     num_planes = planes.shape[1]
 
     def moved(rows: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ def _planes(planes: Tensor) -> Tensor:
         count = bits_of.shape[-1]
         at = torch.arange(count, dtype=torch.int32, device=rows.device) * num_planes
         words = (bits_of << at).sum(-1).to(torch.int16)  # [row blocks, blocks, 8, 4, of a lane]
-        # Of two blocks what a lane wants of both lies together.
+        # What a lane needs of two neighbouring blocks lies together.
         pairs = words.reshape(len(words), blocks // 2, 2, 32, -1).transpose(2, 3)
         return pairs.contiguous().view(torch.uint8)
 

@@ -1,5 +1,5 @@
-"""Products with quantised matrices in torch, for any device: slices of rows become float32 numbers
-and are multiplied. The twin of faster kernels.
+"""Products with quantised matrices in torch, for any device: slices of rows are dequantised to
+float32 and multiplied. The reference for faster kernels.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from torch import Tensor
 from luceasync.models.quant.packed import Packed, dequantise, table_of
 from luceasync.models.weights import InputNorm, as_float
 
-SLICE_NUMBERS = 1 << 19  # of a matrix that are float32 at once: what a cache of 2 MiB holds
+SLICE_NUMBERS = 1 << 19  # dequantised at once: they fit a cache of 2 MiB
 Product = Callable[[Tensor, Tensor], Tensor]  # float32 [n, dim], [out, dim] -> [n, out]
 
 
 class TorchQuantWeight:
-    """A Table of quantised rows. Sums are float32, rounded once to the dtype of the rows that are
-    multiplied.
-    """
+    """An EmbeddingTable of quantised rows. Sums are float32, rounded once to the dtype of x."""
 
     def __init__(
         self,
@@ -41,11 +39,9 @@ class TorchQuantWeight:
 
     @property
     def dtype(self) -> torch.dtype:
-        """See Weight."""
         return self._dtype
 
     def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
-        """See Weight."""
         x = x if norm is None else norm(x)
         flat = x.reshape(-1, x.shape[-1]).float()
         num_rows, num_columns = self.packed.shape
@@ -60,19 +56,15 @@ class TorchQuantWeight:
     def linear_float(
         self, x: Tensor, norm: InputNorm | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """See Weight."""
         return as_float(self.linear(x, norm), out)
 
     def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
-        """See Weight."""
         return residual + self.linear(x)
 
     def swiglu(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
-        """See Weight."""
         gate, up = self.linear(x, norm).chunk(2, -1)
         return F.silu(gate) * up
 
     def lookup(self, ids: Tensor) -> Tensor:
-        """See Table."""
         rows = dequantise(self.packed.select(ids.reshape(-1)), self._table)
         return rows.to(self._dtype).view(*ids.shape, -1)

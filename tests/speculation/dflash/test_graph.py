@@ -10,7 +10,7 @@ from torch import Tensor
 
 from luceasync.pipeline.capture import Capture
 from luceasync.ranking.proposals import TreeProposer
-from luceasync.speculation.dflash.graph import NUM_EAGER_CALLS, Eagerly, Graphs
+from luceasync.speculation.dflash.graph import NUM_EAGER_CALLS, EagerRunner, GraphRunner
 
 NUM_LANES, VOCAB = 4, 300
 
@@ -34,7 +34,7 @@ def inputs(call: int, num_entries: int, device: torch.device) -> tuple[Tensor, T
 
 
 def test_eagerly_is_the_work_itself():
-    run = Eagerly()
+    run = EagerRunner()
     assert run("key", lambda a, b: a - b, torch.tensor(5), torch.tensor(3)) == 2
     assert run.num_unsettled == 0
 
@@ -52,7 +52,7 @@ class Again:
 
 
 def test_each_shape_is_captured_when_it_has_come_up_often_enough():
-    run, num_runs = Graphs(Again()), 0
+    run, num_runs = GraphRunner(Again()), 0
 
     def double(x: Tensor) -> Tensor:
         nonlocal num_runs
@@ -77,7 +77,7 @@ def test_each_shape_is_captured_when_it_has_come_up_often_enough():
 def test_a_graph_gives_and_writes_what_eager_operations_do():
     device = torch.device("cuda", 0)
     eager, captured = Memory(device), Memory(device)
-    run = Graphs(Capture(device))
+    run = GraphRunner(Capture(device))
     for call in range(3 * (NUM_EAGER_CALLS + 3)):
         given = inputs(call, 1 + call % 3, device)  # three shapes in turn
         expected, found = eager.work(*given), run("key", captured.work, *given)

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from luceasync.host_cache.arena import PlainMemory
-from luceasync.speculation.choice import Shape
-from luceasync.speculation.dflash.feature_contents import LocalFeatures, Part
+from luceasync.speculation.choice import RoundShape
+from luceasync.speculation.dflash.feature_contents import FeaturePart, LocalFeatures
 from luceasync.speculation.speculator import Speculator
 from tests.pipeline.heard import taps_of
 from tests.speculation.scripted import (
@@ -22,7 +22,7 @@ from tests.speculation.scripted import (
     speculator_of,
 )
 
-CHAIN = Shape(BLOCK)
+CHAIN = RoundShape(BLOCK)
 TOKENS = random_prompt(1, 90)
 
 
@@ -119,7 +119,7 @@ def test_restored_features_propose_what_computed_ones_do(backend, speculator):
     content = features.save(0, 0, len(TOKENS))
     speculator.start(3)
     speculator.restored(3, len(TOKENS), with_features=True)
-    features.restore(3, 0, [Part(content, 0, 40), Part(content, 40, len(TOKENS))])
+    features.restore(3, 0, [FeaturePart(content, 0, 40), FeaturePart(content, 40, len(TOKENS))])
     assert proposed(speculator, 3) == proposed(speculator, 0)
     assert speculator.speculation(3).off_reason is None
 
@@ -151,7 +151,7 @@ def test_warming_up_leaves_every_lane_as_it_was(backend, speculator):
     prefill(backend, speculator, 0, [])
     before, passes = proposed(speculator, 0), speculator.passes
     with torch.inference_mode():
-        passes.warm_up([CHAIN, Shape(4, 6)])
+        passes.warm_up([CHAIN, RoundShape(4, 6)])
     assert proposed(speculator, 0) == before
     assert passes.ring.valid(0) == range(len(TOKENS))
 

@@ -25,7 +25,7 @@ from luceasync.models.ops import TorchOps
 from luceasync.models.precision import Precision
 from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.offer import offer_of
-from luceasync.speculation.choice import Shape
+from luceasync.speculation.choice import RoundShape
 from luceasync.speculation.dflash.draft import open_network
 from luceasync.speculation.dflash.draft_config import adjusted, read_draft_spec
 from luceasync.speculation.dflash.features import FeatureRing, FeatureSpec
@@ -67,7 +67,7 @@ def test_another_device_and_a_tree_can_be_asked_for(config):
     asked = asking(config, device="cpu:0", ddtree=True, ddtree_budget=9, block=6)
     report, drafter = plan_with_drafter(asked)
     assert drafter.device.name == "cpu:0"
-    assert drafter.shapes == (Shape(6, 9), Shape(6), Shape(4), Shape(3), Shape(2))
+    assert drafter.shapes == (RoundShape(6, 9), RoundShape(6), RoundShape(4), RoundShape(3), RoundShape(2))
     assert report.plan.verify_rows == (2, 3, 4, 6, 10)
 
 

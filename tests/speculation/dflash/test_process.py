@@ -41,10 +41,10 @@ class Scripted:
             raise ModelError("no such drafter")
         return SimpleNamespace(connection=self)
 
-    def notice(self) -> None:
+    def raise_if_failed(self) -> None:
         """See BackendConnection."""
 
-    probe = notice
+    check_alive = raise_if_failed
 
 
 def opened(scripted: Scripted) -> DraftProcess:
@@ -60,7 +60,7 @@ def lose(loaded: Any) -> int:
 def back(process: DraftProcess) -> None:
     limit = time.monotonic() + 10
     while process.life is None:
-        process.notice()
+        process.raise_if_failed()
         time.sleep(0.001)
         assert time.monotonic() < limit
 
@@ -85,7 +85,7 @@ def test_one_that_is_lost_is_there_again_after_as_many_starts_as_it_takes():
     scripted.is_held.clear()
     assert process.run(lose, -1) == -1
     assert process.run(lambda life: 5, 0) == 0
-    process.notice()
+    process.raise_if_failed()
     assert process.life is None  # nobody has waited
     assert process.off_reason == "the drafter is gone: it has ended"
     scripted.is_held.set()
@@ -122,9 +122,9 @@ def test_the_end_does_not_wait_for_another_start():
 def test_one_that_is_known_to_be_gone_is_let_go_before_it_is_asked(monkeypatch):
     scripted = Scripted()
     process = opened(scripted)
-    monkeypatch.setattr(scripted, "notice", lambda: lose(None))
+    monkeypatch.setattr(scripted, "raise_if_failed", lambda: lose(None))
     scripted.is_held.clear()
-    process.notice()
+    process.raise_if_failed()
     assert process.off_reason is not None
     scripted.is_held.set()
     process.close()

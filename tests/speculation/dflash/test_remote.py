@@ -16,9 +16,9 @@ from luceasync.errors import DraftFailed
 from luceasync.models.files import ModelFiles
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.request import Sampling
-from luceasync.speculation.choice import Shape
+from luceasync.speculation.choice import RoundShape
 from luceasync.speculation.dflash import wire
-from luceasync.speculation.dflash.feature_contents import Part
+from luceasync.speculation.dflash.feature_contents import FeaturePart
 from luceasync.speculation.dflash.load import LoadedDraft, load_draft, start_draft
 from luceasync.speculation.dflash.placement import plan_with_drafter
 from luceasync.speculation.dflash.process import DraftProcessResources
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_backends")]
 TRANSPORTS = ["shared", "stream"]
 SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 65}  # of 64 rows
 TOKENS = random_prompt(1, 200)
-CHAIN, TREE = Shape(8), Shape(8, 12)
+CHAIN, TREE = RoundShape(8), RoundShape(8, 12)
 NODE_BYTES = 8 << 20
 
 
@@ -110,13 +110,13 @@ def both(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 
 
 @torch.inference_mode()
-def proposed(draft: LoadedDraft, lane: int, shape: Shape, end: int = len(TOKENS)) -> list:
+def proposed(draft: LoadedDraft, lane: int, shape: RoundShape, end: int = len(TOKENS)) -> list:
     proposal = draft.speculator.passes.propose([7], [lane], [end], shape)
     return [None if t is None else t.tolist() for t in (proposal.tokens, proposal.parents)]
 
 
 def agree(both: Both, lane: int, end: int = len(TOKENS)) -> None:
-    for shape in (CHAIN, TREE, Shape(4)):
+    for shape in (CHAIN, TREE, RoundShape(4)):
         assert proposed(both.there, lane, shape, end) == proposed(both.here, lane, shape, end)
 
 
@@ -183,7 +183,9 @@ def test_a_node_in_memory_moves_no_rows(both, transport):
     moved = traffic.payload_bytes_sent + traffic.payload_bytes_received
     first, second = features.save(0, 0, 120), features.save(0, 120, len(TOKENS))
     with torch.inference_mode():
-        features.restore(3, 0, [Part(first, 0, 120), Part(second, 0, len(TOKENS) - 120)])
+        features.restore(
+            3, 0, [FeaturePart(first, 0, 120), FeaturePart(second, 0, len(TOKENS) - 120)]
+        )
     assert traffic.payload_bytes_sent + traffic.payload_bytes_received == moved
     both.prefill(2, [])
     assert proposed(both.there, 3, TREE) == proposed(both.here, 2, TREE)
@@ -198,8 +200,8 @@ def test_rows_go_to_files_and_come_from_there(both, transport):
     rows = theirs.export(theirs.save(0, 10, len(TOKENS)))
     assert torch.equal(rows, ours.export(ours.save(0, 10, len(TOKENS))))
     content = theirs.adopt(rows.clone())
-    theirs.restore(3, 10, [Part(content, 0, len(rows))])
-    ours.restore(3, 10, [Part(ours.adopt(rows), 0, len(rows))])
+    theirs.restore(3, 10, [FeaturePart(content, 0, len(rows))])
+    ours.restore(3, 10, [FeaturePart(ours.adopt(rows), 0, len(rows))])
     agree(both, 3)
     theirs.drop(content)
 
@@ -220,7 +222,7 @@ def kill(both: Both, how: signal.Signals = signal.SIGKILL) -> None:
 def until_it_is_back(both: Both) -> None:
     limit = time.monotonic() + 60
     while both.there.speculator.passes.off_reason is not None:
-        both.there.speculator.passes.notice()
+        both.there.speculator.passes.raise_if_failed()
         time.sleep(0.05)
         assert time.monotonic() < limit
 
@@ -248,7 +250,7 @@ def test_one_that_was_killed_is_left_out_and_started_again(both, transport, may_
     # What both map is there still; what was its own is gone with it.
     assert features.is_there(kept) == (transport == "shared")
     if features.is_there(kept):
-        features.restore(3, 0, [Part(kept, 0, len(TOKENS))])
+        features.restore(3, 0, [FeaturePart(kept, 0, len(TOKENS))])
         both.prefill(2, [])
         assert proposed(both.there, 3, CHAIN) == proposed(both.here, 2, CHAIN)
     else:
@@ -286,7 +288,7 @@ def test_a_proposal_that_never_comes_is_given_up_at_its_deadline(both, monkeypat
 def test_one_that_dies_idle_is_noticed(both):
     both = both()
     kill(both)
-    both.there.speculator.passes.probe()
+    both.there.speculator.passes.check_alive()
     assert both.there.speculator.status.off_reason is not None
     until_it_is_back(both)
     assert both.there.speculator.status.off_reason is None
@@ -295,7 +297,7 @@ def test_one_that_dies_idle_is_noticed(both):
 def test_nothing_is_left_of_one_that_is_ended_while_it_starts(both):
     both = both("stream", **SLIDING)
     kill(both)
-    both.there.speculator.passes.probe()
+    both.there.speculator.passes.check_alive()
     both.there.close()
     assert both.process.life is None
     both.there.close()

@@ -1,3 +1,3 @@
-"""What `quantization_config` of a Hugging Face checkpoint says, and how its tensors become our one
-form. A file each way of storing; all pure at their tops.
+"""Quantised Hugging Face checkpoints: what `quantization_config` says, and how their tensors become
+our encoding. One module per kind of storage; none imports torch at its top.
 """

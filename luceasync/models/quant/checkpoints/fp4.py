@@ -1,5 +1,5 @@
-"""Weights that are e2m1 numbers of 4 bits: MXFP4 (OCP Microscaling 1.0), with a power of two for
-each 32 of them, and NVFP4, with e4m3 scales for 16 and one more for the matrix.
+"""4-bit floats (e2m1): MXFP4 (OCP Microscaling 1.0), with a power of two for each 32, and NVFP4,
+with an e4m3 scale for each 16 and one scale for the matrix.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ MXFP4 = QuantEncoding("MXFP4", 4, 32, 32, "e8m0", table=FLOAT_4)
 NVFP4 = QuantEncoding("NVFP4", 4, 16, None, "fp32", "e4m3", table=FLOAT_4)
 DIVIDED = QuantEncoding("NVFP4", 4, 16, None, "fp32", "e4m3", table=FLOAT_4, divides=True)
 
-PLAIN, CODES = "weight", "U8"  # a matrix by this name may be one of plain numbers
-ONE = ((), (1,), (1, 1))  # shapes of a number by itself
+PLAIN, CODES = "weight", "U8"  # a matrix of this name may be stored plainly
+ONE = ((), (1,), (1, 1))  # shapes of a single number
 
 
 @dataclass(frozen=True, slots=True)
 class Fp4Scheme:
-    """A Scheme. `weight`, `scale` and `matrix_scale`: what its tensors are called; of MXFP4 there
-    is no scale of the matrix.
+    """A Scheme. `weight`, `scale` and `matrix_scale` are the names of its tensors; MXFP4 has no
+    scale of the matrix.
     """
 
     encoding: QuantEncoding
@@ -48,7 +48,6 @@ class Fp4Scheme:
         return self.encoding.name
 
     def find(self, module: str, infos: TensorInfos) -> QuantMatrix | None:
-        """See Scheme."""
         name = f"{module}.{self.weight}"
         is_plain = self.weight == PLAIN and name in infos and infos[name].dtype != CODES
         if name not in infos or is_plain:
@@ -76,6 +75,6 @@ class Fp4Scheme:
         codes = pack_codes(torch.stack([pairs & 15, pairs >> 4], -1).flatten(-2))
         if "matrix" not in tensors:
             return Packed(encoding, codes, scales)
-        # The table has the doubles of the numbers.
+        # The table holds twice the numbers.
         matrix = tensors["matrix"].reshape(1, 1) * (2.0 if encoding.divides else 0.5)
         return Packed(encoding, codes, matrix.expand(len(codes), 1), small_scales=scales)

@@ -1,4 +1,4 @@
-"""Weights of 8 bits: e4m3 numbers with scales of blocks, rows or a whole matrix, and int8 rows."""
+"""8-bit weights: e4m3 numbers with scales of blocks, rows or a whole matrix, and int8 rows."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ SCALES = ("weight_scale_inv", "weight_scale")
 
 @dataclass(frozen=True, slots=True)
 class ByteScheme:
-    """A Scheme. `block`: rows and columns that share a scale, where scales are of blocks."""
+    """A Scheme. `block`: (rows, columns) that share a scale; None: scales are of rows or a matrix."""
 
     words: str
     block: tuple[int, int] | None = None
 
     def find(self, module: str, infos: TensorInfos) -> QuantMatrix | None:
-        """See Scheme."""
         weight = f"{module}.weight"
         info = infos.get(weight)
         codes = STORED.get(info.dtype) if info else None
@@ -49,7 +48,7 @@ class ByteScheme:
         return QuantMatrix(encoding, info.shape, {"codes": weight, "scales": scale}, self._pack)
 
     def _group(self, name: str, scales: TensorInfo, weight: TensorInfo) -> int | None:
-        """Columns that share a scale; None: all of a row."""
+        """Columns that share a scale; None: a whole row."""
         rows, columns = weight.shape
         if scales.shape in ((), (1,), (1, 1), (rows,), (rows, 1)):
             return None
@@ -59,8 +58,8 @@ class ByteScheme:
             if scales.shape == expected:
                 return self.block[1]
         raise ModelError(
-            f"{name!r} has shape {scales.shape} for a matrix of {weight.shape}; one scale, one for "
-            f"each row{f', or {expected}' if expected else ''} is expected"
+            f"{name!r} has shape {scales.shape} for a matrix of {weight.shape}; expected one scale, "
+            f"one for each row{f', or {expected}' if expected else ''}"
         )
 
     def _pack(self, encoding: QuantEncoding, tensors: Mapping[str, Tensor]) -> Packed:

@@ -1,5 +1,5 @@
-"""Weights of 4 or 8 bits in words of 32, with scales and zero points of groups: AWQ (Lin et al.,
-2023), GPTQ (Frantar et al., 2022), and compressed-tensors' pack-quantized.
+"""4- and 8-bit integers in 32-bit words, with scales and zero points of groups: AWQ (Lin et al.,
+2023), GPTQ (Frantar et al., 2022), and pack-quantized of compressed-tensors.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ if TYPE_CHECKING:
 
     from luceasync.models.quant.packed import Packed
 
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of the outputs in a word, lowest bits first
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of outputs in a word, lowest bits first
 Bits = Literal[4, 8]
 NO_GROUPS = -1
 
 
 @dataclass(frozen=True, slots=True)
 class AwqScheme:
-    """A Scheme: words along the outputs, transposed."""
+    """A Scheme: transposed, with words along the outputs."""
 
     group: int
     words: str = "AWQ"
 
     def find(self, module: str, infos: TensorInfos) -> QuantMatrix | None:
-        """See Scheme."""
         name = f"{module}.qweight"
         if name not in infos:
             return None
@@ -57,7 +56,7 @@ class AwqScheme:
 
 @dataclass(frozen=True, slots=True)
 class GptqScheme:
-    """A Scheme: words along the inputs, transposed. `added`: to the zero points that are stored."""
+    """A Scheme: transposed, with words along the inputs. `added`: to stored zero points."""
 
     group: int
     bits: Bits
@@ -65,7 +64,6 @@ class GptqScheme:
     words: str = "GPTQ"
 
     def find(self, module: str, infos: TensorInfos) -> QuantMatrix | None:
-        """See Scheme."""
         name = f"{module}.qweight"
         if name not in infos:
             return None
@@ -91,7 +89,7 @@ class GptqScheme:
 
 @dataclass(frozen=True, slots=True)
 class PackQuantizedScheme:
-    """A Scheme: words along the inputs; `is_symmetric`: without zero points."""
+    """A Scheme: words along the inputs. `is_symmetric`: there are no zero points."""
 
     group: int
     bits: Bits
@@ -99,7 +97,6 @@ class PackQuantizedScheme:
     words: str = "pack-quantized"
 
     def find(self, module: str, infos: TensorInfos) -> QuantMatrix | None:
-        """See Scheme."""
         name = f"{module}.weight_packed"
         if name not in infos:
             return None
@@ -139,7 +136,7 @@ def _transposed(
     shape: tuple[int, int],
     pack: Callable[[QuantEncoding, Mapping[str, Tensor]], Packed],
 ) -> QuantMatrix:
-    """Scales [groups, outputs] and words of zero points along the outputs."""
+    """A transposed matrix: scales [groups, outputs], and words of zero points along the outputs."""
     rows, columns = shape
     num_groups = -(-columns // (scheme.group if scheme.group > 0 else columns))
     scale, zero = f"{module}.scales", f"{module}.qzeros"
@@ -173,7 +170,7 @@ def _fitting(encoding: QuantEncoding, name: str, columns: int) -> QuantEncoding:
 
 
 def _numbers(words: Tensor, bits: int) -> Tensor:
-    """int32 [n, words] -> uint8 [n, words * 32 / bits], the lowest bits first."""
+    """Unpack int32 [n, words] -> uint8 [n, words * 32 / bits], lowest bits first."""
     import torch
 
     mask = (1 << bits) - 1
@@ -189,6 +186,6 @@ def _packed(encoding: QuantEncoding, codes: Tensor, scales: Tensor, zeros: Tenso
     codes = codes.contiguous()
     small = None if zeros is None else zeros.contiguous()
     held = codes if encoding.bits == 8 else pack_codes(codes)
-    if encoding.codes == "int8":  # they are stored 128 higher
+    if encoding.codes == "int8":  # stored with an offset of 128
         held = (held ^ 128).view(torch.int8)
     return Packed(encoding, held, scales.contiguous(), small_minimums=small)

@@ -1,4 +1,4 @@
-"""A module of a quantised checkpoint: what it is made of, and how it becomes our encoding. Pure."""
+"""A quantised module of a checkpoint: its tensors, and the protocol that finds and converts them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REALS: dict[str, Real] = {"F16": "fp16", "BF16": "bf16", "F32": "fp32"}
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """How safetensors holds a tensor: its dtype as they name it, and its shape."""
+    """A tensor in a safetensors header: its dtype, as the format names it, and its shape."""
 
     dtype: str
     shape: Shape
@@ -32,8 +32,8 @@ TensorInfos = Mapping[str, TensorInfo]
 
 @dataclass(frozen=True, slots=True)
 class QuantMatrix:
-    """A quantised matrix of `shape`, in `encoding`. `names`: of the stored tensors, by what `pack` is
-    given them as; it moves their bits.
+    """A quantised matrix of `shape` in `encoding`. `names` maps the argument names of `pack`, which
+    moves the bits, to those of the stored tensors.
     """
 
     encoding: QuantEncoding
@@ -43,16 +43,16 @@ class QuantMatrix:
 
 
 class Scheme(Protocol):
-    """One way in which checkpoints store matrices."""
+    """A way in which checkpoints store quantised matrices."""
 
     @property
     def words(self) -> str:
-        """What it is called."""
+        """Its name, for people."""
         ...
 
     def find(self, module: str, infos: TensorInfos) -> QuantMatrix | None:
-        """The matrix of `module` ("model.layers.0.mlp.up_proj"); None: it is stored plainly, or
-        not at all. Raises ModelError for one that is neither.
+        """Find the matrix of `module` ("model.layers.0.mlp.up_proj"); None if it is stored plainly
+        or not at all. Raises ModelError for an invalid one.
         """
         ...
 
@@ -66,7 +66,6 @@ class ModuleTensors:
     tensors: Mapping[str, Tensor]
 
     def packed(self, select: Select) -> Iterator[Packed]:
-        """See Quantised."""
         from luceasync.models.quant.packed import Packed
 
         try:
@@ -77,7 +76,7 @@ class ModuleTensors:
 
 
 def require_tensor(infos: TensorInfos, name: str, dtypes: tuple[str, ...]) -> TensorInfo:
-    """A tensor that must be there, in one of `dtypes`. Raises ModelError."""
+    """A tensor that must exist, in one of `dtypes`. Raises ModelError."""
     info = infos.get(name)
     if info is None:
         raise ModelError(f"the weights have no tensor {name!r}")
@@ -87,7 +86,7 @@ def require_tensor(infos: TensorInfos, name: str, dtypes: tuple[str, ...]) -> Te
 
 
 def require_matrix(infos: TensorInfos, name: str, dtypes: tuple[str, ...]) -> tuple[int, int]:
-    """The shape of such a tensor, which must have two dimensions. Raises ModelError."""
+    """The shape of such a tensor, which must be a matrix. Raises ModelError."""
     shape = require_tensor(infos, name, dtypes).shape
     if len(shape) != 2:
         raise ModelError(f"{name!r} has shape {shape}; expected two dimensions")
@@ -95,6 +94,6 @@ def require_matrix(infos: TensorInfos, name: str, dtypes: tuple[str, ...]) -> tu
 
 
 def check_shape(name: str, info: TensorInfo, expected: Shape) -> None:
-    """Raises ModelError where they differ."""
+    """Raise ModelError unless the shapes agree."""
     if info.shape != expected:
         raise ModelError(f"{name!r} has shape {info.shape}; expected {expected}")

@@ -1,4 +1,4 @@
-"""Which scheme a checkpoint's configuration names. Refuses, in words, what is not read here."""
+"""The Scheme that a checkpoint's config names. Refuses what is not supported."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Fields = Mapping[str, Any]
 
 
 def scheme_at(model_dir: Path) -> Scheme | None:
-    """What the directory's config.json says, or beside it modelopt's own file. Raises ModelError
-    naming the file.
+    """The scheme that config.json names, or the file of modelopt beside it; None: weights are
+    plain. Raises ModelError naming the file.
     """
     path = model_dir / "config.json"
     if not path.exists():
@@ -50,8 +50,8 @@ def scheme_at(model_dir: Path) -> Scheme | None:
 
 
 def scheme_of(config: Fields) -> Scheme | None:
-    """What a config.json says, itself or in its part for text; None: weights are plain. Raises
-    ModelError.
+    """The scheme that a config.json, or the text_config in it, names; None: weights are plain.
+    Raises ModelError.
     """
     text = config.get("text_config")
     places = [config, text] if isinstance(text, Mapping) else [config]
@@ -61,7 +61,7 @@ def scheme_of(config: Fields) -> Scheme | None:
         return None
     if not isinstance(found[0], Mapping):
         raise ModelError(f"quantization_config = {found[0]!r}: expected a JSON object")
-    own = _Own(found[0])
+    own = _QuantConfig(found[0])
     method = own.fields.get("quant_method")
     makers = {
         "awq": _awq,
@@ -76,8 +76,8 @@ def scheme_of(config: Fields) -> Scheme | None:
     return makers[method](own)
 
 
-class _Own:
-    """A quantization_config, or a part of one; a field that cannot be is a ModelError."""
+class _QuantConfig:
+    """A quantization_config, or a part of one. An invalid field is a ModelError."""
 
     def __init__(self, fields: Fields, name: str = "quantization_config") -> None:
         self.fields = fields
@@ -95,7 +95,7 @@ class _Own:
         return value
 
     def group(self, field: str = "group_size") -> int:
-        """Columns that share a scale; -1: all."""
+        """Columns that share a scale; -1: the whole row."""
         value = self.fields.get(field)
         if type(value) is not int or (value != -1 and (value < 16 or value % 16)):
             raise self.fault(field, value, "-1 or a multiple of 16")
@@ -109,31 +109,31 @@ class _Own:
             raise self.fault(field, value, "[rows, columns]")
         return value[0], value[1]
 
-    def part(self, field: str) -> _Own:
+    def part(self, field: str) -> _QuantConfig:
         value = self.fields.get(field)
         if not isinstance(value, Mapping):
             raise self.fault(field, value, "a JSON object")
-        return _Own(value, f"{self.name}.{field}")
+        return _QuantConfig(value, f"{self.name}.{field}")
 
 
 def _is_size(value: object) -> bool:
     return type(value) is int and value >= 16 and value % 16 == 0
 
 
-def _awq(own: _Own) -> Scheme:
+def _awq(own: _QuantConfig) -> Scheme:
     own.one_of("bits", (4,))
     own.one_of("version", ("gemm", "GEMM"), "gemm")
     own.one_of("zero_point", (True,), True)
     return AwqScheme(own.group())
 
 
-def _gptq(own: _Own) -> Scheme:
+def _gptq(own: _QuantConfig) -> Scheme:
     own.one_of("desc_act", (False,), False)
     stored = own.one_of("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
     return GptqScheme(own.group(), own.one_of("bits", (4, 8)), added=1 if stored == "gptq" else 0)
 
 
-def _modelopt(own: _Own) -> Scheme:
+def _modelopt(own: _QuantConfig) -> Scheme:
     inner = own.part("quantization") if "quantization" in own.fields else own
     algorithm = inner.one_of("quant_algo", ("NVFP4", "FP8"))
     if algorithm == "FP8":
@@ -141,7 +141,7 @@ def _modelopt(own: _Own) -> Scheme:
     return Fp4Scheme(NVFP4, "weight", matrix_scale="weight_scale_2")
 
 
-def _compressed_tensors(own: _Own) -> Scheme:
+def _compressed_tensors(own: _QuantConfig) -> Scheme:
     own.one_of("quantization_status", ("compressed",), "compressed")
     for unknown in ("transform_config", "sparsity_config"):
         value = own.fields.get(unknown)

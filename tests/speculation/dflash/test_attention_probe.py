@@ -9,7 +9,7 @@ import torch
 
 from luceasync.models.files import read_spec
 from luceasync.models.ops import TorchOps
-from luceasync.speculation.dflash.chunk_masses import masses_of
+from luceasync.speculation.dflash.attention_probe import chunk_attention
 from luceasync.speculation.dflash.draft import DraftNetwork, open_network
 from luceasync.speculation.dflash.draft_config import adjusted, read_draft_spec
 from luceasync.speculation.dflash.draft_ops import TorchDraftOps
@@ -75,7 +75,7 @@ def test_masses_are_those_of_the_full_layers(network: DraftNetwork):
     slow = Slow(network.spec, network.context)
     given = torch.tensor([network.spec.mask_token]), torch.tensor([1]), torch.tensor([NUM_TOKENS])
     network.run(slow, *given, network.spec.block)
-    found = masses_of(network, 1, NUM_TOKENS)
+    found = chunk_attention(network, 1, NUM_TOKENS)
     assert found.shape == slow.masses.shape and slow.masses.sum() > 0
     assert torch.allclose(found, slow.masses, atol=1e-5)
 
@@ -83,4 +83,4 @@ def test_masses_are_those_of_the_full_layers(network: DraftNetwork):
 @torch.inference_mode()
 def test_a_lane_without_context_gives_no_chunk_any(network: DraftNetwork):
     network.set_valid_from(0, 200)
-    assert not masses_of(network, 0, 200).any()
+    assert not chunk_attention(network, 0, 200).any()
