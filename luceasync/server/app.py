@@ -31,9 +31,9 @@ from luceasync.server.http.responses import json_response
 from luceasync.server.malloc_trim import trim_periodically
 from luceasync.server.metrics import Metrics
 from luceasync.server.openai.routes import OpenAi
+from luceasync.server.openapi import OpenApiPages
 from luceasync.server.request_log import LogRequests, note_of
 from luceasync.server.status_pages import CacheAdmin, StatusEvents, StatusPages
-from luceasync.server.web.openapi import OpenApiPages
 
 # The first family words the errors of all routes that belong to none. If two families share a
 # path, the later one is asked first: its route tells which requests are its own.

@@ -115,8 +115,9 @@ class OutputConfig(msgspec.Struct):
 
 
 class CountBody(GenerationBody, kw_only=True):
-    """The fields of `POST /v1/messages/count_tokens`; those that do not affect the prompt are
-    ignored.
+    """The fields of `POST /v1/messages/count_tokens`.
+
+    Those of an answer are checked like others, and ignored.
     """
 
     messages: list[AnthropicMessage]

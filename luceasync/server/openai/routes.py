@@ -1,22 +1,34 @@
-"""The routes of OpenAI's API, its list of models, and the form of its errors."""
+"""The routes of OpenAI's API, with those that generate nothing: models and the tokenizer.
+
+The tokenizer's routes have the form that evaluation harnesses know from vLLM.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from typing import Any
 
-from starlette.requests import Request
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from luceasync.request import Engine, ModelCard
+from luceasync.errors import RequestError
+from luceasync.request import ChatPrompt, Engine, ModelCard, Request, TextPrompt
 from luceasync.server.failures import Failure
-from luceasync.server.family import Endpoint, require_ready
+from luceasync.server.family import BodySpec, Endpoint, LookupCall, require_ready
+from luceasync.server.fields import at_most, decode
+from luceasync.server.http.auth import Caller
 from luceasync.server.http.responses import json_response
 from luceasync.server.openai.chat_answer import ChatCompletions
+from luceasync.server.openai.chat_body import ChatMessage, messages_of
 from luceasync.server.openai.common import OpenAiError, check_model, error_body
 from luceasync.server.openai.completions import Completions
 from luceasync.server.openai.responses_answer import Responses
-from luceasync.server.openai.tokenizing import Detokenize, Tokenize, TokenizerPages
+
+MAX_IDS = 1 << 20
 
 
 class OpenAi:
@@ -47,14 +59,14 @@ class ModelPages:
             Route("/v1/models/{model:path}", self.model),
         ]
 
-    async def models(self, request: Request) -> Response:
+    async def models(self, request: HttpRequest) -> Response:
         require_ready(self._engine)
         card = self._engine.card
         return json_response(
             {"object": "list", "data": [_model(card, name) for name in card.names]}
         )
 
-    async def model(self, request: Request) -> Response:
+    async def model(self, request: HttpRequest) -> Response:
         require_ready(self._engine)
         card, name = self._engine.card, request.path_params["model"]
         check_model(name, card)
@@ -75,3 +87,109 @@ def _model(card: ModelCard, name: str) -> dict[str, object]:
             "thinks": card.thinks,
         },
     }
+
+
+class TokenizeBody(msgspec.Struct):
+    """A `prompt` or a chat.
+
+    No special tokens are added to a prompt, whatever `add_special_tokens` says.
+    """
+
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct):
+    tokens: list[int]
+
+
+class DetokenizedText(msgspec.Struct):
+    """The text of tokens; an incomplete character is U+FFFD."""
+
+    prompt: str
+
+
+class TokenizedPrompt(msgspec.Struct, omit_defaults=True):
+    """`token_strs` if asked for; an incomplete character is U+FFFD."""
+
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    token_strs: list[str] | None = None
+
+
+_tokenize = msgspec.json.Decoder(TokenizeBody)
+_detokenize = msgspec.json.Decoder(DetokenizeBody)
+
+
+class Tokenize:
+    """The endpoint; also for chats, which are rendered first."""
+
+    path = "/tokenize"
+    body = BodySpec(TokenizeBody)
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def parse(self, body: bytes, headers: Headers, caller: Caller) -> LookupCall:
+        parsed, engine = decode(_tokenize, body), self._engine
+        request = Request(_prompt(parsed), tenant=caller.tenant(None))
+
+        async def look_up() -> TokenizedPrompt:
+            ids = await engine.tokens(request)
+            answer = TokenizedPrompt(len(ids), engine.card.max_ctx_tokens, ids)
+            if parsed.return_token_strs:
+                answer.token_strs = await asyncio.to_thread(_each, engine, ids)
+            return answer
+
+        return LookupCall(look_up)
+
+
+class Detokenize:
+    path = "/detokenize"
+    body = BodySpec(DetokenizeBody)
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def parse(self, body: bytes, headers: Headers, caller: Caller) -> LookupCall:
+        parsed = decode(_detokenize, body)
+        at_most("tokens", parsed.tokens, MAX_IDS, "tokens")
+
+        async def look_up() -> DetokenizedText:
+            spelled = await asyncio.to_thread(self._engine.spelled, parsed.tokens, "tokens")
+            return DetokenizedText(spelled.decode(errors="replace"))
+
+        return LookupCall(look_up)
+
+
+class TokenizerPages:
+    """GET /tokenizer_info: special tokens and the chat template."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def routes(self) -> list[Route]:
+        return [Route("/tokenizer_info", self.info)]
+
+    async def info(self, request: HttpRequest) -> Response:
+        require_ready(self._engine)
+        card = self._engine.card
+        return json_response(dict(card.special_tokens) | {"chat_template": card.chat_template})
+
+
+def _each(engine: Engine, ids: Sequence[int]) -> list[str]:
+    return [engine.spelled([i], "tokens").decode(errors="replace") for i in ids]
+
+
+def _prompt(body: TokenizeBody) -> TextPrompt | ChatPrompt:
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("Expected either 'prompt' or 'messages'.", param="prompt")
+    if body.messages is None:
+        return TextPrompt(body.prompt or "")
+    kwargs = body.chat_template_kwargs or {}
+    return ChatPrompt(messages_of(body.messages), body.tools or None, kwargs)

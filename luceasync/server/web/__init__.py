@@ -1,1 +1,1 @@
-"""The web page, and the API's description as OpenAPI and as a page."""
+"""The web page and its static files."""

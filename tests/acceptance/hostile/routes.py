@@ -15,7 +15,7 @@ import msgspec
 from luceasync.server.anthropic.body import CountBody, MessagesBody
 from luceasync.server.openai.completions import CompletionBody
 from luceasync.server.openai.responses_body import ResponsesBody
-from luceasync.server.openai.tokenizing import DetokenizeBody, TokenizeBody
+from luceasync.server.openai.routes import DetokenizeBody, TokenizeBody
 from tests.acceptance.hostile.extremes import LISTS, MOST_TOKENS, TEXT, WRONG, of_type
 
 DEEP = "[" * 200 + "]" * 200

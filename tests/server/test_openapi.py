@@ -8,7 +8,7 @@ import pytest
 
 from luceasync.config import ServerConfig
 from luceasync.server.app import create_app
-from luceasync.server.web.openapi import LIMITS
+from luceasync.server.openapi import LIMITS
 from tests.server.scripted import ScriptedEngine
 
 # Two APIs share it: the other one's form is told by a header.
