@@ -1,15 +1,15 @@
-// One answer of the server: what it is asked, and what comes back, event by event.
+// Requests to the server, and streamed answers.
 
 export class Refused extends Error {
   constructor(status, message) { super(message); this.status = status; }
 }
 
-// Asks, and calls `take(message, chunk)` for each event. `message` is the answer so far, as it is to
-// be sent back. Throws Refused, or AbortError where `signal` ends it.
+// Sends a chat request, and calls `take(message, chunk)` for each event. `message` is the answer so
+// far, in the form in which it is sent back. Throws Refused, or AbortError when `signal` aborts.
 export async function ask(body, key, signal, take) {
   const headers = { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
-  const wanted = { ...body, stream: true, stream_options: { include_usage: true } };
-  const response = await fetch("v1/chat/completions", { method: "POST", headers, body: JSON.stringify(wanted), signal });
+  const request = { ...body, stream: true, stream_options: { include_usage: true } };
+  const response = await fetch("v1/chat/completions", { method: "POST", headers, body: JSON.stringify(request), signal });
   if (!response.ok) throw await refused(response);
   const message = { role: "assistant", content: "" };
   for await (const data of events(response.body)) {
@@ -19,7 +19,7 @@ export async function ask(body, key, signal, take) {
     for (const choice of chunk.choices) add(message, choice.delta);
     take(message, chunk);
   }
-  throw new Refused(500, "The answer broke off.");
+  throw new Refused(500, "The answer was cut off.");
 }
 
 export async function get(path, key) {
@@ -50,16 +50,16 @@ async function refusal(response) {
   }
 }
 
-// The data of server-sent events; comments are left out.
+// Yields the data of server-sent events, without comments.
 export async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let held = "";
+  let buffer = "";
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
-    held += value;
-    const whole = held.split("\n\n");
-    held = whole.pop();
+    buffer += value;
+    const whole = buffer.split("\n\n");
+    buffer = whole.pop();
     for (const event of whole) {
       for (const line of event.split("\n")) if (line.startsWith("data: ")) yield line.slice(6);
     }

@@ -1,4 +1,4 @@
-// The page: what is typed, what is shown. Answers are in answer.js, what is kept in store.js.
+// The page: input and display. Answers come from answer.js, stored conversations from store.js.
 
 import { ask, get } from "./answer.js";
 import { button, make } from "./dom.js";
@@ -13,10 +13,10 @@ const store = new Store();
 const live = new Live(at("live"), () => store.key);
 let current = store.begin();
 let attached = []; // { name, text }
-let asking = null; // the AbortController of the answer under way
-let answered = current; // the conversation that it is of
+let asking = null; // the AbortController of the running answer
+let answered = current; // its conversation
 
-// --- what is shown ------------------------------------------------------------------------------
+// --- display -----------------------------------------------------------------------------------
 
 function show() {
   at("title").textContent = current.title || "New conversation";
@@ -73,18 +73,18 @@ function saidByModel(message) {
   return parts;
 }
 
-// Tokens a second, time to the first token, what was cached, tokens a round of speculation.
+// Time to the first token, tokens per second, cached tokens, tokens per round of speculation.
 function figures(message) {
   const { usage, timings, luceasync, firstMs } = message.told ?? {};
   const told = [];
   if (firstMs !== undefined) told.push(`first token after ${Math.round(firstMs)} ms`);
   if (timings?.predicted_per_second) told.push(`${timings.predicted_per_second.toFixed(1)} tokens/s`);
-  if (usage) told.push(`${usage.prompt_tokens} tokens asked, ${usage.prompt_tokens_details?.cached_tokens ?? 0} cached`);
-  if (usage) told.push(`${usage.completion_tokens} answered`);
+  if (usage) told.push(`${usage.prompt_tokens} prompt tokens, ${usage.prompt_tokens_details?.cached_tokens ?? 0} cached`);
+  if (usage) told.push(`${usage.completion_tokens} generated`);
   if (luceasync?.tier === "disk") told.push("from disk");
   if (luceasync?.speculation?.rounds) told.push(`tau ${luceasync.speculation.tau.toFixed(2)}`);
   if (message.stopped) told.push("stopped");
-  if (message.cut) told.push("cut off at the length that was asked for");
+  if (message.cut) told.push("cut off at the maximum length");
   return told.map((text) => make("span", { textContent: text }));
 }
 
@@ -99,7 +99,7 @@ function toEnd(always) {
   if (always || isNear) list.scrollTop = list.scrollHeight;
 }
 
-// --- what is done -------------------------------------------------------------------------------
+// --- actions -----------------------------------------------------------------------------------
 
 async function answer() {
   asking = new AbortController();
@@ -136,7 +136,7 @@ async function answer() {
   asking = null;
   busy(false);
   notice(store.save(conversation));
-  show(); // whichever conversation it is: its buttons come back
+  show(); // even if another conversation is open: its buttons come back
   at("question").focus();
 }
 
@@ -153,7 +153,7 @@ function bodyOf(conversation) {
   };
 }
 
-// An answer that failed before its first word is none.
+// False for an answer that failed before its first word.
 function hasSaid({ role, content, tool_calls }) {
   return role === "user" || Boolean(content || tool_calls?.length);
 }
@@ -177,7 +177,7 @@ function regenerate(place) {
 
 function edit(item, place) {
   const area = make("textarea", { value: current.messages[place].content, rows: 6 });
-  area.setAttribute("aria-label", "The question, to be edited");
+  area.setAttribute("aria-label", "Edit the question");
   const again = () => {
     current.messages.length = place;
     current.messages.push({ role: "user", content: area.value });
@@ -196,7 +196,7 @@ async function copy(text) {
     await navigator.clipboard.writeText(text);
     notice("");
   } catch {
-    notice("The browser does not let this page write to the clipboard.");
+    notice("The browser does not allow this page to write to the clipboard.");
   }
 }
 
@@ -207,7 +207,7 @@ async function attach(files) {
       if (!bytes) throw new Error("is larger than 1 MiB");
       attached.push({ name: file.name, text: new TextDecoder("utf-8", { fatal: true }).decode(bytes) });
     } catch (error) {
-      notice(`${file.name} was not attached: it ${bytes ? "is no text in UTF-8" : error.message}.`);
+      notice(`${file.name} was not attached: it ${bytes ? "is not UTF-8 text" : error.message}.`);
     }
   }
   showAttached();
@@ -232,7 +232,7 @@ function busy(is) {
   at("stop").hidden = !is;
 }
 
-// The live view stands where messages do; what is typed stays.
+// The live view replaces the messages; the input stays.
 function watchLive(is) {
   at("live").hidden = !is;
   at("messages").hidden = is;
@@ -249,7 +249,7 @@ function begin() {
   at("question").focus();
 }
 
-// --- the server, as it is now -------------------------------------------------------------------
+// --- the server's status ------------------------------------------------------------------------
 
 async function watch() {
   try {
@@ -263,13 +263,13 @@ async function watch() {
 function showServer(status) {
   const rows = [
     ["model", status.model],
-    ["lanes", `${status.num_running} of ${status.num_lanes} run`],
+    ["lanes", `${status.num_running} of ${status.num_lanes} running`],
     ["queue", status.num_queued],
     ["context", `${status.max_ctx_tokens} tokens`],
     ...Object.entries(status.cache?.num_bytes ?? {}).map(([tier, bytes]) => (
-      [`kept, ${tier}`, `${(bytes / 2 ** 20).toFixed(1)} MiB, ${status.cache.num_nodes[tier] ?? 0} nodes`]
+      [`cache, ${tier}`, `${(bytes / 2 ** 20).toFixed(1)} MiB, ${status.cache.num_nodes[tier] ?? 0} nodes`]
     )),
-    ...(status.speculation?.rounds_total ? [["tokens a round", status.speculation.tau.toFixed(2)]] : []),
+    ...(status.speculation?.rounds_total ? [["tokens per round", status.speculation.tau.toFixed(2)]] : []),
     ...(status.ready ? [] : [["not ready", status.detail]]),
   ];
   at("server").replaceChildren(...rows.flatMap(([name, value]) => (
@@ -277,9 +277,9 @@ function showServer(status) {
   )));
 }
 
-// --- small things -------------------------------------------------------------------------------
+// --- helpers ------------------------------------------------------------------------------------
 
-// Draws at most once a frame, however many tokens come.
+// Draws at most once per frame.
 function throttled(draw) {
   let isDue = false;
   return () => {

@@ -1,4 +1,4 @@
-// Elements made in a line.
+// Creates elements.
 
 export function make(name, fields, ...children) {
   const node = Object.assign(document.createElement(name), fields);

@@ -1,9 +1,9 @@
-// The live view: what the server's lanes, queue, kept prefixes and devices do, as it tells by events.
+// The live view: lanes, queue, cached prefixes and devices, from the server's status events.
 
 import { events, refused } from "./answer.js";
 import { make } from "./dom.js";
 
-const AGAIN_MS = 2000;
+const RECONNECT_MS = 2000;
 
 export class Live {
   constructor(place, keyOf) {
@@ -35,7 +35,7 @@ export class Live {
         const words = error.status ? error.message : "The server cannot be reached.";
         this.place.replaceChildren(make("p", { className: "wrong", textContent: words }));
       }
-      await new Promise((done) => setTimeout(done, AGAIN_MS));
+      await new Promise((done) => setTimeout(done, RECONNECT_MS));
     }
   }
 
@@ -46,11 +46,11 @@ export class Live {
       return;
     }
     this.place.replaceChildren(
-      part("Lanes", `${status.num_running} of ${status.num_lanes} run`, lanes(status, live)),
-      part("Queue", `${status.num_queued} wait`, list(live.waiting, (one) => (
-        `${one.prompt_tokens} tokens, for ${seconds(one.waiting_s)}`
-      ), "Nobody waits.")),
-      part("Kept prefixes", kept(status, live), tree(live.nodes)),
+      part("Lanes", `${status.num_running} of ${status.num_lanes} running`, lanes(status, live)),
+      part("Queue", `${status.num_queued} waiting`, list(live.waiting, (one) => (
+        `${one.prompt_tokens} tokens, waiting for ${seconds(one.waiting_s)}`
+      ), "Empty")),
+      part("Cached prefixes", cached(status, live), tree(live.nodes)),
       part("Speculation", "", figures(speculation(status))),
       part("Devices and processes", "", figures(devices(status, live))),
     );
@@ -81,23 +81,23 @@ function lane(place, told) {
   bar.setAttribute("aria-label", `Lane ${place}, ${told.phase}`);
   const words = [
     told.phase,
-    `${told.done_tokens} of ${told.prompt_tokens} tokens of the prompt, ${told.cached_tokens} cached`,
-    `${told.generated_tokens} answered`,
+    `${told.done_tokens} of ${told.prompt_tokens} prompt tokens, ${told.cached_tokens} cached`,
+    `${told.generated_tokens} generated`,
     ...(told.tau ? [`tau ${told.tau.toFixed(2)} in ${told.rounds} rounds`] : []),
-    ...(told.resident_tokens === null ? [] : [`${told.resident_tokens} tokens on devices, ${told.absent_tokens} away`]),
+    ...(told.resident_tokens === null ? [] : [`${told.resident_tokens} tokens on devices, ${told.absent_tokens} absent`]),
     seconds(told.running_s),
   ];
   item.append(bar, make("span", { textContent: words.join(" · ") }));
   return item;
 }
 
-function kept(status, live) {
+function cached(status, live) {
   const tiers = Object.entries(status.cache?.num_bytes ?? {});
   const sums = tiers.map(([tier, bytes]) => `${tier} ${size(bytes)}`);
   return [`${live.num_nodes} nodes`, ...sums].join(" · ");
 }
 
-// Nodes below those that they continue; one whose parent is not among them stands at the root.
+// Nodes below their parents; a node whose parent is not listed is a root.
 function tree(nodes) {
   const below = new Map();
   const known = new Set(nodes.map((node) => node.key));
@@ -108,7 +108,7 @@ function tree(nodes) {
   const branch = (key) => make("ul", {}, ...(below.get(key) ?? [])
     .sort((one, other) => one.begin - other.begin || other.hits - one.hits)
     .map((node) => make("li", {}, leaf(node), ...(below.has(node.key) ? [branch(node.key)] : []))));
-  if (!nodes.length) return make("p", { textContent: "Nothing is kept." });
+  if (!nodes.length) return make("p", { textContent: "Empty" });
   const root = branch(null);
   root.className = "tree";
   return root;
@@ -118,7 +118,7 @@ function leaf(node) {
   const tiers = Object.entries(node.num_bytes).map(([tier, bytes]) => (
     make("span", { className: `tier ${tier}`, textContent: `${tier} ${size(bytes)}` })
   ));
-  const words = `tokens ${node.begin} to ${node.end} · taken up ${node.hits} times · used ${seconds(node.idle_s)} ago`;
+  const words = `tokens ${node.begin} to ${node.end} · restored ${node.hits} times · used ${seconds(node.idle_s)} ago`;
   return make("div", {}, make("span", { textContent: words }), ...tiers);
 }
 
@@ -127,7 +127,7 @@ function speculation(status) {
   if (!told) return [["draft", "none"]];
   return [
     ["rounds", told.rounds_total],
-    ["tokens a round", told.tau.toFixed(2)],
+    ["tokens per round", told.tau.toFixed(2)],
     ["accepted", `${told.accepted_total} of ${told.proposed_total}`],
   ];
 }

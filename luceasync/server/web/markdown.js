@@ -1,4 +1,4 @@
-// Markdown to DOM nodes, as models write it: what is not markup stays text, and no HTML is ever read.
+// Renders Markdown as DOM nodes. Everything else stays text; HTML is never parsed.
 
 const FENCE = /^(\s*)(`{3,}|~{3,})\s*(\S*).*$/;
 const HEADING = /^(#{1,6})\s+(.*)$/;
@@ -7,7 +7,7 @@ const QUOTE = /^>\s?(.*)$/;
 const RULE = /^(-{3,}|\*{3,}|_{3,})\s*$/;
 const TABLE_LINE = /^\s*\|?[\s:|-]+\|[\s:|-]*$/;
 const INLINE = /(`+)([\s\S]*?[^`])\1(?!`)|\*\*(?=\S)([\s\S]*?\S)\*\*|\*(?=\S)([^*\n]*?\S)\*|~~(?=\S)([\s\S]*?\S)~~|\[([^\]\n]+)\]\(([^\s()]+)\)|(https?:\/\/[^\s<>()]+)/;
-const MAX_DEPTH = 8; // of lists and quotes in each other
+const MAX_DEPTH = 8; // of nested lists and quotes
 
 export function render(text) {
   const whole = document.createDocumentFragment();

@@ -1,36 +1,36 @@
-// Conversations and settings, kept in this browser alone, where it lets the page keep anything.
+// Conversations and settings, stored in this browser alone if it allows that.
 
-const CONVERSATION = "luceasync.conversation."; // and its id: tabs do not write over each other's
-const TOGETHER = "luceasync.conversations"; // where an earlier page kept all of them, the newest first
+const CONVERSATION = "luceasync.conversation."; // plus an id, so that tabs do not overwrite each other's
+const TOGETHER = "luceasync.conversations"; // where earlier versions stored all of them, newest first
 const SETTINGS = "luceasync.settings";
 const KEY = "luceasync.key";
 const DEFAULTS = { system: "", temperature: 0.7, maxTokens: "", thinking: true };
 
 export class Store {
   constructor() {
-    this.kept = allowed("localStorage");
-    this.ofTab = allowed("sessionStorage");
-    this.settings = { ...DEFAULTS, ...read(this.kept, SETTINGS) };
-    this.key = this.ofTab?.getItem(KEY) ?? ""; // gone with the tab
-    this.takeUp(read(this.kept, TOGETHER) ?? []);
+    this.local = allowed("localStorage");
+    this.session = allowed("sessionStorage");
+    this.settings = { ...DEFAULTS, ...read(this.local, SETTINGS) };
+    this.key = this.session?.getItem(KEY) ?? ""; // gone with the tab
+    this.migrate(read(this.local, TOGETHER) ?? []);
     this.conversations = this.read();
   }
 
-  // What an earlier page has kept; it stays where it was until all of it has a place of its own.
-  takeUp(conversations) {
+  // Conversations of an earlier version; the old entry stays until all of them are stored anew.
+  migrate(conversations) {
     const now = Date.now();
     try {
       conversations.forEach((each, age) => {
         const name = CONVERSATION + each.id;
-        if (!this.kept.getItem(name)) this.kept.setItem(name, JSON.stringify({ savedAt: now - age, ...each }));
+        if (!this.local.getItem(name)) this.local.setItem(name, JSON.stringify({ savedAt: now - age, ...each }));
       });
-      if (conversations.length) this.kept.removeItem(TOGETHER);
+      if (conversations.length) this.local.removeItem(TOGETHER);
     } catch {
-      // No room: they are tried again when the page is opened next.
+      // No room: tried again when the page is opened next.
     }
   }
 
-  // A conversation without messages is not kept.
+  // Conversations without messages are dropped.
   begin() {
     const conversation = { id: crypto.randomUUID?.() ?? String(Date.now()), title: "", messages: [] };
     this.conversations = [conversation, ...this.conversations.filter((each) => each.messages.length)];
@@ -39,43 +39,43 @@ export class Store {
 
   remove(conversation) {
     this.conversations = this.conversations.filter((each) => each !== conversation);
-    this.kept?.removeItem(CONVERSATION + conversation.id);
+    this.local?.removeItem(CONVERSATION + conversation.id);
   }
 
-  // Another tab has changed some; `open` are those that this one works on.
+  // Read what other tabs have stored; `open` are the conversations that this tab works on.
   refresh(...open) {
     const found = this.read().filter(({ id }) => !open.some((each) => each.id === id));
     this.conversations = [...this.conversations.filter((each) => open.includes(each)), ...found];
   }
 
-  // What the browser has no room for any more is told: nothing is dropped in silence.
+  // Returns a message for the user if the browser could not store it, else "".
   save(conversation) {
     try {
-      this.kept.setItem(SETTINGS, JSON.stringify(this.settings));
-      this.ofTab.setItem(KEY, this.key);
+      this.local.setItem(SETTINGS, JSON.stringify(this.settings));
+      this.session.setItem(KEY, this.key);
       if (conversation && this.conversations.includes(conversation)) { // it may have been removed
         conversation.savedAt = Date.now();
-        this.kept.setItem(CONVERSATION + conversation.id, JSON.stringify(conversation));
+        this.local.setItem(CONVERSATION + conversation.id, JSON.stringify(conversation));
       }
       return "";
     } catch {
-      return this.kept
-        ? "This browser has no room for more conversations: what is new is lost with this tab. Delete some."
-        : "This browser lets the page keep nothing: conversations are lost with this tab.";
+      return this.local
+        ? "The browser's storage is full: new messages are lost when this tab closes. Delete some conversations."
+        : "This browser does not let the page store anything: conversations are lost when this tab closes.";
     }
   }
 
-  // The newest first.
+  // Newest first.
   read() {
-    return Object.keys(this.kept ?? {})
+    return Object.keys(this.local ?? {})
       .filter((name) => name.startsWith(CONVERSATION))
-      .map((name) => read(this.kept, name))
+      .map((name) => read(this.local, name))
       .filter((each) => each?.messages?.length)
       .sort((one, other) => other.savedAt - one.savedAt);
   }
 }
 
-// One of the browser's stores; null where it refuses the page even a look.
+// One of the browser's storages; null if the page has no access.
 function allowed(name) {
   try {
     return window[name];

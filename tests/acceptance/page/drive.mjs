@@ -65,7 +65,7 @@ const cases = {
     await ask(page, say("It reads JSON", "And json.loads?"));
     await done(page);
     const told = await last(page).locator(".told").textContent();
-    const [, asked, cached] = told.match(/(\d+) tokens asked, (\d+) cached/).map(Number);
+    const [, asked, cached] = told.match(/(\d+) prompt tokens, (\d+) cached/).map(Number);
     assert(cached > 0 && cached <= asked, told);
   },
   async stops() {
@@ -93,13 +93,13 @@ const cases = {
     await page.keyboard.press("Alt+l");
     const lane = page.locator("#live .lanes li", { hasText: "decoding" }).first();
     await lane.waitFor(WAIT);
-    const answered = async () => Number((await lane.textContent()).match(/(\d+) answered/)[1]);
+    const answered = async () => Number((await lane.textContent()).match(/(\d+) generated/)[1]);
     const first = await answered();
     await page.waitForFunction((least) => {
-      const told = document.querySelector("#live .lanes")?.textContent.match(/(\d+) answered/);
+      const told = document.querySelector("#live .lanes")?.textContent.match(/(\d+) generated/);
       return told && Number(told[1]) > least;
     }, first, WAIT);
-    assert.match(await page.locator("#live").textContent(), /taken up \d+ times/);
+    assert.match(await page.locator("#live").textContent(), /restored \d+ times/);
     await audit(page, "live");
     await page.locator("#live .lanes", { hasNotText: "decoding" }).waitFor(WAIT);
     await page.keyboard.press("Alt+l");
@@ -179,7 +179,7 @@ const cases = {
     await ask(bare, say("kept nowhere", "Hello"));
     await done(bare);
     assert.match(await last(bare).textContent(), /kept nowhere/);
-    assert.match(await bare.locator("#notice").textContent(), /keep nothing/);
+    assert.match(await bare.locator("#notice").textContent(), /store anything/);
     await context.close();
   },
   async works_on_a_phone_in_the_dark_and_by_keyboard() {
