@@ -23,7 +23,8 @@ AT_HOME = (
     "models/families/",
     "gguf/layout.py",
     "kernels/",
-    "dflash/",
+    "speculation/dflash/",
+    "bench/serve_beside.py",
 )
 MODULES = {
     f"luceasync.models.{room}.{kind}"

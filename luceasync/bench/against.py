@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from luceasync.bench.device import is_gpu
 from luceasync.bench.report import Report, figure, interleave, median, ms, pair_ratios, spread
 from luceasync.bench.shapes import SHAPES, shape_of
 from luceasync.config import BUNDLED_MODEL_DIR
@@ -80,7 +81,7 @@ def bench_against(
     A process may be faster or slower for its whole life, so small models are measured in `lives`
     pairs of processes. With this checkout as the other one, the table shows the noise.
     """
-    is_cpu = device.partition(":")[0] == "cpu"
+    is_cpu = not is_gpu(device)
     for model in models or (CPU_MODELS if is_cpu else GPU_MODELS):
         kind = dtype or ("fp32" if is_cpu and model == "bundled" else "bf16")
         num_tokens = context or (CPU_CONTEXT if is_cpu else GPU_CONTEXT)

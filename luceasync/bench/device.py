@@ -41,6 +41,12 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
+def release_memory() -> None:
+    """Give the GPU's cached memory back, if there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def at_rest(run: Run) -> float:
     """A clock: seconds of one run until the device is idle again."""
     started = time.perf_counter()

@@ -9,7 +9,7 @@ import asyncio
 import shutil
 import string
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,16 +116,19 @@ class Answered:
 
 async def ask(
     engine: LocalEngine,
-    prompt: Prompt | Sequence[Mapping[str, Any]],
+    prompt: Prompt | Messages,
     max_tokens: int,
     sampling: Sampling | None = None,
 ) -> Answered:
     """One answer of `max_tokens` tokens; the end of sequence does not end it."""
     started, first_s, text, ids = time.perf_counter(), 0.0, "", list[int]()
-    if isinstance(prompt, list):
-        prompt = ChatPrompt([dict(message) for message in prompt])
     stream = await engine.open(
-        Request(prompt, sampling=sampling or Sampling(), max_tokens=max_tokens, ignore_eos=True)
+        Request(
+            _prompt_of(prompt),
+            sampling=sampling or Sampling(),
+            max_tokens=max_tokens,
+            ignore_eos=True,
+        )
     )
     async for delta in stream:
         if delta.token_ids and not first_s:
@@ -135,6 +138,10 @@ async def ask(
         if delta.finish is not None:
             return Answered(first_s, delta.finish, text, ids)
     raise AssertionError("a stream ends with a finish")
+
+
+def _prompt_of(prompt: Prompt | Messages) -> Prompt:
+    return ChatPrompt([*prompt]) if isinstance(prompt, list) else prompt
 
 
 async def wait_until_written(engine: LocalEngine) -> None:

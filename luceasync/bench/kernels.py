@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.bench.device import by_events, captured, copy_bandwidth, num_copies
+from luceasync.bench.device import by_events, captured, copy_bandwidth, num_copies, release_memory
 from luceasync.bench.report import Report, Run, figure, measure, medians, ms, share, us
 from luceasync.cyext.chunk_hash import ROOT, chain, span_key, tenant_key
 from luceasync.cyext.flatten import checksums, fill, fill_with_checksums, layout, views
@@ -60,8 +60,10 @@ class Product:
         """By the kernel that a model takes for so many rows."""
         kernels = gemv if len(x) == 1 else small_gemm
         if self.after == "swiglu":
-            return kernels.swiglu(x, weight)
-        return kernels.linear(x, weight, residual if self.after == "residual" else None)
+            swiglu: Tensor = kernels.swiglu(x, weight)
+            return swiglu
+        product: Tensor = kernels.linear(x, weight, residual if self.after == "residual" else None)
+        return product
 
 
 PRODUCTS = (
@@ -223,7 +225,7 @@ def bench_attention(
         limit_s = case.num_bytes(context, count) / bandwidth
         times = us(triton_s, 2), us(ours_s, 2), us(limit_s, 2)
         table.add(case.name, f"{count} at {context}", *times, share(limit_s / ours_s))
-        torch.cuda.empty_cache()
+        release_memory()
 
 
 def attend_all(
@@ -311,11 +313,11 @@ def node_tensors(num_tokens: int) -> dict[str, np.ndarray]:
     sizes: dict[str, int] = {}
     for layer in range(NUM_LAYERS):
         if layer % 4 == 3:
-            for kind in ("attn_k", "attn_v"):
+            for kind in ("keys", "values"):
                 sizes[format_name(0, kind, layer)] = num_tokens * ROW_BYTES
         else:
-            sizes[format_name(0, "conv", layer)] = CONV_BYTES
-            sizes[format_name(0, "delta", layer)] = STATE_BYTES
+            sizes[format_name(0, "window", layer)] = CONV_BYTES
+            sizes[format_name(0, "state", layer)] = STATE_BYTES
     rng = np.random.default_rng(0)
     return {name: rng.integers(0, 256, size, dtype=np.uint8) for name, size in sizes.items()}
 

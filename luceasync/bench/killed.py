@@ -29,8 +29,10 @@ from luceasync.bench.engines import (
 )
 from luceasync.bench.report import Report, figure, interleave, median
 from luceasync.bench.shapes import SMALL, Shape
+from luceasync.models.precision import Dtype
 
-DEVICE, DTYPE = "cpu:0", "fp32"
+DEVICE = "cpu:0"
+DTYPE: Dtype = "fp32"
 STEP_TOKENS = 160  # at most: an answer, and what a tool gives back
 SYSTEM_SENTENCES, RESULT_SENTENCES, NUM_ANSWER_TOKENS = 60, 7, 32
 NUM_SUB_STEPS = 4

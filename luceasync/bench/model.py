@@ -18,7 +18,7 @@ from luceasync.host_cache.arena import HostMemory
 from luceasync.models import formats
 from luceasync.models.encodings import DenseEncoding, Encoding
 from luceasync.models.encodings import Shape as TensorShape
-from luceasync.models.files import ModelFiles, parse_spec, read_spec
+from luceasync.models.files import ModelFiles, parse_spec
 from luceasync.models.loader import RandomSource, TensorSource
 from luceasync.models.precision import Dtype, Precision, torch_dtype
 from luceasync.models.quant.checkpoints.module import Scheme
@@ -138,8 +138,8 @@ def parse_model(text: str) -> BenchModel:
     """
     if Path(text).exists():
         path = Path(text)
-        encodings = formats.ModelFiles(path).weights.encoding
-        return BenchModel(text, read_spec(path), encodings, path=path)
+        files = ModelFiles(path)
+        return BenchModel(text, files.spec, files.weights.encoding, path=path)
     name, _, mix = text.partition(":")
     try:
         shape = shape_of(name)

@@ -117,7 +117,8 @@ def random_node(
         region = memory.allocate(total_bytes([(shape, dtype)]))
         tensors[name] = torch.frombuffer(region, dtype=torch.uint8).view(dtype).view(shape)
         source = (torch.randn(shape, device=platform.device) * 0.3).to(dtype)
-        copy_beside([tuple(x.view(-1).view(torch.uint8) for x in (tensors[name], source))])
+        target = tensors[name].view(-1).view(torch.uint8)
+        copy_beside([(target, source.view(-1).view(torch.uint8))])
         platform.synchronize()
     return tensors
 

@@ -90,10 +90,7 @@ def step_seconds(
 ) -> dict[int, float]:
     """Seconds of a step, by the number of lanes that decode; all take turns."""
     decodings = {str(count): Decoding(backend, count, context) for count in lanes}
-    runs: dict[str, Callable[[], object]] = {
-        name: (lambda decoding=decoding: decoding.steps(steps))
-        for name, decoding in decodings.items()
-    }
+    runs = {name: partial(decoding.steps, steps) for name, decoding in decodings.items()}
     return {int(name): s / steps for name, s in medians(measure(runs, rounds)).items()}
 
 
@@ -141,15 +138,17 @@ def peer_step_s(model: BenchModel, device: str, dtype: Dtype, context: int) -> f
     """Seconds of a decode step of transformers' generate, on random weights of the same shape or on
     the model's own.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
 
+    library: Any = transformers  # partly typed
     place = "cuda" if is_gpu(device) else "cpu"
     if model.shape is None:
-        peer = AutoModelForCausalLM.from_pretrained(model.path, dtype=torch_dtype(dtype)).to(place)
+        peer = library.AutoModelForCausalLM.from_pretrained(model.path, dtype=torch_dtype(dtype))
+        peer.to(place)
     else:
-        config = AutoConfig.for_model(**dict(model.shape))
+        config = library.AutoConfig.for_model(**dict(model.shape))
         with torch.device(place):
-            peer = AutoModelForCausalLM.from_config(config, dtype=torch_dtype(dtype))
+            peer = library.AutoModelForCausalLM.from_config(config, dtype=torch_dtype(dtype))
     peer.eval()
     prompt = torch.randint(10, 500, (1, context), device=place)
 
@@ -162,7 +161,7 @@ def peer_step_s(model: BenchModel, device: str, dtype: Dtype, context: int) -> f
             do_sample=False,
         )
 
-    seconds = [at_rest(lambda n=n: generate(n)) for n in (1, 1, 1 + NUM_PEER_TOKENS)]
+    seconds = [at_rest(partial(generate, count)) for count in (1, 1, 1 + NUM_PEER_TOKENS)]
     return (seconds[2] - seconds[1]) / NUM_PEER_TOKENS
 
 

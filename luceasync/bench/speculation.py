@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -53,8 +54,7 @@ from luceasync.pipeline.platform import open_platform
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import BEST
 from luceasync.request import Request, TokenPrompt
-from luceasync.speculation.choice import RoundPlan
-from luceasync.speculation.choice import RoundShape as RoundShape
+from luceasync.speculation.choice import RoundPlan, RoundShape
 from luceasync.speculation.dflash.draft import DraftNetwork, draft_ops_on
 from luceasync.speculation.dflash.draft_config import parse_draft_spec
 from luceasync.speculation.dflash.load import LoadedDraft, join
@@ -234,7 +234,8 @@ def bench_rounds(
     backend, draft = load_pair(shape, device, dtype, max(lanes), room)
     for context, count in itertools.product(contexts, lanes):
         choices = started(backend, draft.speculator, count, context)
-        runs = {DECODE: partial(step_s, backend, draft.speculator, choices)}
+        runs: dict[str, Callable[[], float]] = {}
+        runs[DECODE] = partial(step_s, backend, draft.speculator, choices)
         for of, round_shape in zip(names, ROUND_SHAPES, strict=True):
             runs[of] = round_run(draft.speculator, choices, round_shape)
         seconds = medians(interleave(runs, rounds, num_warmups=NUM_WARMUPS))
@@ -293,12 +294,14 @@ def started(
 ) -> list[Generation]:
     """Greedy choices, each with a random prompt that is prefilled on its lane."""
     choices = []
+    unused: Any = None  # tenant, tokenizer and counts, which greedy token ids do not need
+    text: Any = NoText()
     for lane in range(num_lanes):
         prompt = random_prompt(context, lane)
-        rendered = RenderedPrompt(None, None, array("i", prompt), ())
+        rendered = RenderedPrompt(unused, None, array("i", prompt), ())
         request = Request(TokenPrompt(tuple(prompt)))
         generation = Generation(
-            PreparedChoice(request, rendered, lane, 0, 2**30, frozenset(), 0, None, None, NoText())
+            PreparedChoice(request, rendered, lane, 0, 2**30, frozenset(), 0, unused, unused, text)
         )
         generation.lane = lane
         backend.reset(lane)
@@ -308,6 +311,7 @@ def started(
             part = prompt[first : first + chunk]
             logits = backend.prefill(lane, first, part, project=True)
             speculator.prefilled(lane, first, len(part))
+        assert logits is not None
         choose_next([generation], LocalLogits(logits[None]))
         choices.append(generation)
     return choices
