@@ -1,4 +1,4 @@
-"""Types of attention.pyx. Addresses are those of memory that the caller keeps."""
+"""Types of attention.pyx. Addresses point to memory that the caller keeps alive."""
 
 HAS_KERNEL: bool
 

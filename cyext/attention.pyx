@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Attention on CPUs: rows of one sequence to its keys and values, where they lie.
+"""Attention on CPUs: rows of one sequence over its keys and values in place.
 
-Addresses are the caller's, who keeps them valid. What is computed is in attention.h.
+The caller keeps all addresses valid. The maths is in attention.h.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uintptr_t
@@ -18,7 +18,7 @@ cdef extern from "attention.h" nogil:
     int can_attend()
     int attend_c "attend"(Attention* a)
 
-HAS_KERNEL = bool(can_attend())  # for this machine's instructions
+HAS_KERNEL = bool(can_attend())  # whether this machine has the instructions
 
 
 def attend(

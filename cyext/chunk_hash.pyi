@@ -1,6 +1,6 @@
-"""Types of chunk_hash.pyx. Tokens: any C-contiguous buffer of int32, as an array or a memoryview.
+"""Types of chunk_hash.pyx. Tokens are any C-contiguous buffer of int32.
 
-NumPy's arrays are buffers to a type checker from Python 3.12 on only: hence `object`.
+They are typed `object`: to type checkers, NumPy arrays are buffers only from Python 3.12 on.
 """
 
 HASH_BYTES: int

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Keyed, chained hashes of token ids: of full chunks, and of the span that a node adds.
+"""Keyed, chained blake3 hashes of token ids: of full chunks, and of the span that a node adds.
 
-Owns the messages that are hashed; the hash is blake3. Knows no tree, no file, no text.
+Owns the layout of the hashed messages. Knows no tree, no file, no text.
 """
 
 from cpython.buffer cimport PyBUF_FORMAT, PyBUF_ND, PyBuffer_Release, PyObject_GetBuffer
@@ -11,21 +11,21 @@ from libc.string cimport memcpy
 from blake3 import blake3
 
 HASH_BYTES = 32
-ROOT = bytes(HASH_BYTES)  # the parent of what has none
+ROOT = bytes(HASH_BYTES)  # the parent of a root
 
 cdef Py_ssize_t PARENT_BYTES = HASH_BYTES
 cdef Py_ssize_t SPAN_BYTES = 1 + HASH_BYTES + 8  # before the tokens: domain, parent, length
 
-# First byte of a span's message. Its size is 1 mod 4 and a chunk's is 0 mod 4, so that no message
-# is both, whatever the parent begins with.
+# First byte of a span's message. Its size is 1 mod 4 and a chunk's is 0 mod 4, so no message can be
+# both, whatever the parent begins with.
 cdef unsigned char SPAN_DOMAIN = 0x53
 
-# Names the use of the derived key, for all time: another string is another cache.
+# The context of key derivation. Never change it: another string is another cache.
 cdef str TENANT_CONTEXT = "luceasync 2026-11-21 tenant key of prefix snapshots"
 
 
 cdef int hold_tokens(Py_buffer* view, object tokens) except -1:
-    """Open `tokens` as int32s in a row; ValueError where they are anything else."""
+    """Open `tokens` as contiguous int32s; ValueError for anything else."""
     try:
         PyObject_GetBuffer(tokens, view, PyBUF_ND | PyBUF_FORMAT)
     except (BufferError, TypeError, ValueError) as error:
@@ -51,7 +51,7 @@ cdef int check_bytes(str word, bytes value) except -1:
 cdef void put_tokens(
     unsigned char* out, const int32_t* tokens, Py_ssize_t num_tokens
 ) noexcept nogil:
-    """Write tokens little-endian, whatever this machine's order is."""
+    """Write tokens little-endian on any machine."""
     cdef Py_ssize_t i
     cdef uint32_t bits
     for i in range(num_tokens):
@@ -65,7 +65,7 @@ cdef void put_tokens(
 def chain(
     tokens, bytes key not None, bytes parent not None, chunk_tokens: int
 ) -> list[bytes]:
-    """The hash of each full chunk: blake3, keyed, of the hash before it and its own tokens.
+    """The hash of each full chunk: keyed blake3 of the previous hash and the chunk's tokens.
 
     `tokens` is a C-contiguous int32 buffer; `parent` (32 bytes, ROOT where there is none) is the
     hash before the first. So equal hashes mean equal tokens from the root on, under one key.
@@ -81,7 +81,7 @@ def chain(
         raise ValueError(f"chunk_tokens {chunk_tokens}: expected 1 or more")
     hold_tokens(&view, tokens)
     try:
-        if view.shape[0] < chunk_tokens:  # also where it is beyond any C integer
+        if view.shape[0] < chunk_tokens:  # true for numbers beyond any C integer too
             return hashes
         size = chunk_tokens
         message = bytearray(PARENT_BYTES + 4 * size)
@@ -126,8 +126,8 @@ def span_key(tokens, bytes key not None, bytes parent not None) -> bytes:
 
 
 def tenant_key(bytes secret not None) -> bytes:
-    """The 32-byte hash key of whoever holds `secret`, an API key; b"" is the shared tenant.
+    """The 32-byte hash key of the client with the API key `secret`; b"" is the shared tenant.
 
-    Derived by blake3's key derivation: the secret cannot be found from it, nor from a hash.
+    blake3's key derivation: neither the key nor a hash reveals the secret.
     """
     return blake3(secret, derive_key_context=TENANT_CONTEXT).digest()

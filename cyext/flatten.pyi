@@ -1,6 +1,6 @@
-"""Types of flatten.pyx. Sources and targets: any C-contiguous buffer, written as `object`.
+"""Types of flatten.pyx. Sources and targets are any C-contiguous buffer.
 
-NumPy's arrays are buffers to a type checker from Python 3.12 on only. Lists may hold any of them.
+They are typed `object`: to type checkers, NumPy arrays are buffers only from Python 3.12 on.
 """
 
 from typing import Any

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Tensors in one aligned buffer: where they lie, copied in, checksummed, and back as views.
+"""Tensors in one aligned buffer: offsets, copies, checksums, and views of the result.
 
 Owns offsets and bounds. Knows bytes only: no dtype, no meaning of a name, no file.
 """
@@ -19,8 +19,8 @@ from sys import maxsize
 
 from xxhash import xxh3_128
 
-# Copied, then hashed while still in the cache. Larger groups take the GIL back less often, which
-# is what costs time while another thread computes in Python.
+# A group is copied, then hashed while still in the cache. Larger groups take the GIL back less often,
+# which is what costs time while another thread runs Python.
 cdef Py_ssize_t GROUP_BYTES = 8 << 20
 
 cdef extern from "stream_copy.h":
@@ -28,7 +28,7 @@ cdef extern from "stream_copy.h":
 
 
 cdef int hold(Py_buffer* view, object buffer, int flags, str word) except -1:
-    """Open `buffer` as contiguous bytes; ValueError where that cannot be."""
+    """Open `buffer` as contiguous bytes; ValueError if it is not."""
     try:
         return PyObject_GetBuffer(buffer, view, flags)
     except (BufferError, TypeError, ValueError) as error:
@@ -39,10 +39,10 @@ cdef int hold(Py_buffer* view, object buffer, int flags, str word) except -1:
 
 
 cdef class Transfer:
-    """Sources and their places in a target: held open and checked, so that a copy cannot fail."""
+    """Open buffers with checked places in a target, so that copying cannot fail."""
 
     cdef Py_ssize_t num_sources
-    cdef Py_buffer* sources  # one more than there are sources: the last is the target
+    cdef Py_buffer* sources  # the last one is the target
     cdef Py_buffer* target
     cdef Py_ssize_t* begins
 
@@ -65,12 +65,12 @@ cdef class Transfer:
         cdef Py_ssize_t i
         if self.sources != NULL:
             for i in range(self.num_sources + 1):
-                PyBuffer_Release(self.sources + i)  # does nothing where none was opened
+                PyBuffer_Release(self.sources + i)  # a no-op for one that was not opened
         PyMem_Free(self.sources)
         PyMem_Free(self.begins)
 
     cdef int place(self, Py_ssize_t i, object offset) except -1:
-        """Set where source i begins; those before it have their places."""
+        """Set where source i begins; the earlier ones are placed."""
         cdef Py_buffer* source = self.sources + i
         cdef char* begin = <char*>self.target.buf
         if not 0 <= offset <= self.target.len - source.len:
@@ -101,7 +101,7 @@ cdef class Transfer:
             stream_copy(target + self.begins[i], <char*>self.sources[i].buf, self.sources[i].len)
 
     cdef Py_ssize_t end_of_group(self, Py_ssize_t begin) noexcept nogil:
-        """Where the sources from `begin` on exceed a group; a large one is a group by itself."""
+        """The end of the group that starts at source `begin`; a large source is a group of its own."""
         cdef Py_ssize_t num_bytes = 0
         cdef Py_ssize_t end = begin
         while end < self.num_sources and self.sources[end].len <= GROUP_BYTES - num_bytes:
@@ -117,10 +117,10 @@ cdef str checksum(Py_buffer* view):
 
 
 def layout(list specs not None, alignment: int) -> tuple[list[int], int]:
-    """Where tensors of (name, bytes) begin, in this order, and how many bytes they take together.
+    """The offset of each (name, bytes), in this order, and the size of the whole.
 
     Each begins at the next multiple of `alignment`, a power of two; the end is not padded.
-    Raises ValueError for a name that is there twice, and for sizes that no buffer can have.
+    Raises ValueError for a duplicate name, and for sizes that no buffer can have.
     """
     if alignment < 1 or alignment & (alignment - 1):
         raise ValueError(f"alignment {alignment}: expected a power of two")
@@ -155,7 +155,7 @@ def fill(target, list offsets not None, list sources not None) -> None:
 
 
 def fill_with_checksums(target, list offsets not None, list sources not None) -> list[str]:
-    """As `fill`, and the xxh3_128 of each source in hex: hashed while it is still in the cache.
+    """As `fill`; return the xxh3_128 of each source in hex, computed while it is still in the cache.
 
     The sources must not change meanwhile.
     """

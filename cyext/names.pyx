@@ -12,7 +12,7 @@ cdef int KIND_LIMIT = 64
 
 
 cdef int parse_number(str text, Py_ssize_t begin, Py_ssize_t end):
-    """Value of the canonical decimal text[begin:end], or -1 where it is none below the limit."""
+    """The value of the canonical decimal text[begin:end]; -1 if it is not one below the limit."""
     cdef int value = 0
     cdef Py_ssize_t i
     cdef Py_UCS4 digit
@@ -27,7 +27,7 @@ cdef int parse_number(str text, Py_ssize_t begin, Py_ssize_t end):
 
 
 cdef bint is_kind(str text):
-    """Whether it is a small letter and then small letters, digits and underscores."""
+    """Whether it is a lowercase letter followed by lowercase letters, digits and underscores."""
     cdef Py_UCS4 letter
     if not 1 <= len(text) <= KIND_LIMIT or not u"a" <= text[0] <= u"z":
         return False
@@ -56,7 +56,7 @@ def parse_name(str name not None) -> tuple[int, str, int]:
 
 
 def format_name(shard: int, kind: str, layer: int) -> str:
-    """The name that parse_name takes apart into these. Raises ValueError for what it refuses."""
+    """The inverse of parse_name. Raises ValueError for what that refuses."""
     if not is_kind(kind):
         raise ValueError(f"tensor kind {kind!r}: expected small letters, digits and _")
     for word, number in (("shard", shard), ("layer", layer)):

@@ -24,34 +24,34 @@ cdef extern from *:
     double seconds() noexcept nogil
     void relax() noexcept nogil
 
-cdef double SOME_S = 1.0  # any limit above 0: one read, which the socket's timeout bounds
+cdef double SOME_S = 1.0  # any limit above 0 means one read, bounded by the socket's timeout
 cdef enum:
     NOTHING = -1
-    FAILED = -2  # errno says why
+    FAILED = -2  # see errno
     INTERRUPTED = -3
 
 
 cdef class Patience:
-    """Whether to spin before sleeping: yes while what is waited for comes within the spin.
+    """Decides whether to spin before sleeping: yes, as long as spins succeed.
 
-    Waking a sleeper takes longer than a hop. But a wait for what comes later burns a core for
-    nothing, and where cores are few it keeps the other end from working.
+    Waking a sleeper takes longer than a hop. But spinning for something that arrives later wastes a
+    core, and on a machine with few cores it keeps the other end from working.
     """
 
     cdef readonly double spin_s  # how long to spin now
     cdef double _max_s
     cdef bint _trusts_sleep
     cdef int _max_credit
-    cdef int _credit  # spins that may fail in a row before it rests
+    cdef int _credit  # spins that may fail in a row before spinning stops
     cdef int _probe_every
     cdef long _num_unpaid
 
     def __init__(self, double max_s, *, bint trusts_sleep, int max_credit, int probe_every):
-        """`trusts_sleep`: a wait that was slept for and was short shows that spinning pays again.
-        Where cores are busy it does not: the other end may have had this end's core meanwhile.
+        """`trusts_sleep`: a short sleep shows that spinning would pay again. On busy cores it does
+        not: the other end may have run on this end's core meanwhile.
 
-        A spin that pays gives credit for one that fails, up to `max_credit`. Without any, it is
-        tried once in `probe_every` waits.
+        A spin that succeeds earns credit for one that fails, up to `max_credit`. Without credit,
+        one wait in `probe_every` spins.
         """
         self.spin_s = self._max_s = max_s
         self._trusts_sleep = trusts_sleep
@@ -60,7 +60,7 @@ cdef class Patience:
         self._num_unpaid = 0
 
     cpdef void waited(self, double seconds) noexcept:
-        """Learn from a wait that has ended, whether it was spun or slept."""
+        """Record a finished wait, spun or slept."""
         if seconds <= self._max_s and (self.spin_s > 0 or self._trusts_sleep):
             self._credit = min(self._max_credit, self._credit + 1)
             self._num_unpaid = 0
@@ -73,9 +73,9 @@ cdef class Patience:
 
 
 cdef class Received:
-    """A message, the payload that came with it, its number, and which of ours it answers (0: none).
+    """A message with its payload, its number, and the number of the packet that it answers (0: none).
 
-    Whoever is given a payload frees it.
+    The receiver of a payload frees it.
     """
 
     cdef readonly object message
@@ -88,14 +88,14 @@ cdef class Received:
         self.number, self.answers = number, answers
 
     def __class_getitem__(cls, item):
-        return cls  # what messages they are is for the type checker
+        return cls  # the type of message matters to type checkers only
 
 
 cdef class PacketPort:
-    """One end of a socket, of which SO_RCVTIMEO bounds each sleep. `traffic` counts what crosses.
+    """One end of a socket whose SO_RCVTIMEO bounds each sleep. `traffic` counts what crosses.
 
-    `accept` makes payloads of what packets tell of them, and `take_ping` hears of messages that are
-    a `ping`; `pings` are those that wait for room for an answer.
+    `accept` makes a payload of its description in a packet. A message of class `ping` goes to
+    `take_ping`; `pings` are those whose answer still waits for room in the socket.
     """
 
     cdef readonly int fd
@@ -106,13 +106,13 @@ cdef class PacketPort:
     cdef object _ping
     cdef object _accept
     cdef object _hooks
-    cdef double _waited_s  # by the last read
+    cdef double _waited_s  # during the last read
     cdef object _whole
     cdef char* _buffer
     cdef Py_ssize_t _capacity
 
     def __init__(self, int fd, PacketCodec codec not None, Patience patience not None, ping, accept, hooks):
-        """`accept(begin, num_bytes, sequence, hooks)`: the payload that a packet tells of."""
+        """`accept(begin, num_bytes, sequence, hooks)` returns the payload that a packet describes."""
         self.fd = fd
         self.codec = codec
         self.traffic = Traffic()
@@ -124,10 +124,10 @@ cdef class PacketPort:
         self._capacity = codec._max_bytes
         cdef bytearray store = bytearray(self._capacity)
         self._buffer = PyByteArray_AS_STRING(store)
-        self._whole = memoryview(store)  # while there is a view of it, it stays where it is
+        self._whole = memoryview(store)  # an exported view keeps the bytearray in place
 
     cpdef send(self, message, uint64_t answers=0, payload=None):
-        """The number of the packet, or None: the socket is full. Raises OSError, ValueError."""
+        """Send a packet; return its number, or None if the socket is full. Raises OSError, ValueError."""
         cdef ssize_t sent = -1
         self.codec._pack(message, answers, payload)
         cdef bytearray out = self.codec._out
@@ -151,9 +151,9 @@ cdef class PacketPort:
         return number
 
     cpdef Received receive(self, double limit_s):
-        """What came next, or None where nothing but a ping comes while its patience lasts, a wait
-        that keeps its core, and then within the socket's timeout: neither, where the limit is 0.
-        Raises the codec's `wrong`, OSError.
+        """Return the next message, or None if only a ping or nothing arrives: first spin as long as
+        `patience` says, then sleep up to the socket's timeout. With limit_s = 0 do neither. Raises
+        the codec's `wrong`, OSError.
         """
         cdef Received got = self._receive(min(self.patience.spin_s, limit_s), limit_s > 0)
         if got is not None:
@@ -161,8 +161,8 @@ cdef class PacketPort:
         return got
 
     cpdef Received receive_late(self, bint sleeps):
-        """The same without spinning: the wait has begun before, and its patience hears of its end
-        from who waits.
+        """As `receive`, without spinning, for a wait that has begun already: the caller reports its
+        length to `patience`.
         """
         return self._receive(0, sleeps)
 
@@ -174,7 +174,7 @@ cdef class PacketPort:
         if found == 0:
             raise self.codec._wrong("it is gone")
         if found > self._capacity:
-            raise self.codec._wrong(f"a packet of {found} bytes; at most {self._capacity} may come")
+            raise self.codec._wrong(f"a packet of {found} bytes; the limit is {self._capacity}")
         message = self.codec._unpack(self._whole[:found], self._buffer, &header)
         self.traffic.packets_received += 1
         self.traffic.packet_bytes_received += found
@@ -192,11 +192,11 @@ cdef class PacketPort:
         return got
 
     def take_ping(self, number, has_payload):
-        """Answer it when there is room."""
+        """Answer a ping as soon as there is room."""
         raise NotImplementedError
 
     cdef Py_ssize_t _read(self, double spin_s, bint sleeps) except -4:
-        """Bytes of the packet that came, as `_recv` has them; below 0: none."""
+        """Read a packet; return its size as `_recv` does, below 0 if there was none."""
         if self._buffer == NULL:
             raise ValueError("a port without a socket")
         cdef Py_ssize_t found = self._recv(MSG_DONTWAIT)
@@ -223,7 +223,7 @@ cdef class PacketPort:
         return found
 
     cdef Py_ssize_t _recv(self, int flags) noexcept nogil:
-        """Bytes of a packet, more than there is room for where it was cut; 0 at the end."""
+        """Return the full size of a packet, even if it was truncated; 0 at end of file."""
         cdef Py_ssize_t found = recv(self.fd, self._buffer, self._capacity, flags | MSG_TRUNC)
         if found >= 0:
             return found

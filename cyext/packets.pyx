@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Packets of one session, as bytes and back, the SEQPACKET socket that they go through, and the way
-that most of them take through a channel.
+"""Packets of one session: encoding, the SEQPACKET socket that carries them, and the fast path through
+a channel.
 
-Owns their order, and the memory that one is read into. What takes no time keeps the GIL: who lets
-it go may wait for it, for milliseconds where another thread computes. Knows no message.
+Owns their order and the receive buffer. Short calls keep the GIL: once released, getting it back can
+take milliseconds while another thread computes. Knows no message type.
 """
 
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
@@ -12,7 +12,7 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint64_t
 from libc.string cimport memcmp, memcpy
 
-cdef Py_ssize_t MAX_SHOWN = 200  # characters of what a peer sent that stand in an error
+cdef Py_ssize_t MAX_SHOWN = 200  # characters of a peer's data that an error quotes
 
 cdef struct Header:
     uint64_t session
@@ -23,7 +23,7 @@ cdef struct Header:
     uint64_t sequence
 
 cdef enum:
-    MAX_KNOWN = 32  # bytes of a message that is remembered: most answers are the same few bytes
+    MAX_KNOWN = 32  # bytes; a short message is cached, since most answers are the same few bytes
 
 HEADER_BYTES = sizeof(Header)
 cdef Py_ssize_t HEADER = HEADER_BYTES
@@ -34,7 +34,7 @@ cdef class PacketCodec:
     """Packets of one session, in order: a header of six words, then the message."""
 
     cdef readonly object session
-    cdef readonly uint64_t next_number  # of the packet that is sent next
+    cdef readonly uint64_t next_number  # of the next packet to send
     cdef uint64_t _session
     cdef uint64_t _num_received
     cdef Py_ssize_t _max_bytes
@@ -44,14 +44,14 @@ cdef class PacketCodec:
     cdef object _wrong
     cdef tuple _unreadable
     cdef bytearray _out
-    cdef char _known[MAX_KNOWN]  # the bytes of the message that came last, if they are few
+    cdef char _known[MAX_KNOWN]  # the bytes of the cached message
     cdef Py_ssize_t _num_known
     cdef object _known_message
 
     def __init__(self, session, encode_into, decode, span, max_bytes, wrong, unreadable):
-        """`encode_into(message, bytearray, offset)`; `span(begin, num_bytes, sequence)` is what a
-        packet tells of a payload. `wrong` is raised, with words, for what may not come,
-        `unreadable` are what `decode` raises for it.
+        """`encode_into(message, bytearray, offset)` writes a message; `span(begin, num_bytes,
+        sequence)` describes a payload. `wrong` is the error for an invalid packet; `unreadable`
+        are the errors that `decode` raises for an invalid message.
         """
         self.session = session
         self._session = session
@@ -66,16 +66,14 @@ cdef class PacketCodec:
         self._out = bytearray(256)
 
     def encode(self, message, answers=0, payload=None):
-        """The next packet, which counts as sent. Raises ValueError for a message that no packet may
-        hold.
-        """
+        """Encode the next packet and count it as sent. Raises ValueError if it would be too large."""
         self._pack(message, answers, payload)
         self.next_number += 1
         return bytes(self._out)
 
     def decode(self, raw):
-        """(message, number, which of ours it answers or 0, payload or None) of the next packet of
-        this session. Raises `wrong` for all else.
+        """Decode the next packet of this session: (message, number, number of the packet that it
+        answers or 0, payload or None). Raises `wrong` for anything else.
         """
         cdef const unsigned char[:] whole = raw
         cdef Header header
@@ -86,12 +84,12 @@ cdef class PacketCodec:
         return message, header.number, header.answers, span
 
     cdef int _pack(self, message, uint64_t answers, payload) except -1:
-        """Leaves it in `_out`."""
+        """Write the packet to `_out`."""
         cdef Header header
         self._encode_into(message, self._out, HEADER)
         if PyByteArray_GET_SIZE(self._out) > self._max_bytes:
             name, num_bytes = type(message).__name__, len(self._out)
-            raise ValueError(f"{name} takes {num_bytes} bytes; a packet ends at {self._max_bytes}")
+            raise ValueError(f"{name} takes {num_bytes} bytes; a packet holds at most {self._max_bytes}")
         header.session, header.number, header.answers = self._session, self.next_number, answers
         header.begin = header.num_bytes = header.sequence = 0
         if payload is not None:
@@ -102,19 +100,19 @@ cdef class PacketCodec:
         return 0
 
     cdef _unpack(self, raw, const void* begin, Header* header):
-        """The message; the header is copied, and checked."""
+        """Check and copy the header; return the message."""
         cdef Py_ssize_t num_bytes = len(raw)
         if num_bytes > self._max_bytes:
-            raise self._wrong(f"a packet of {num_bytes} bytes; at most {self._max_bytes} may come")
+            raise self._wrong(f"a packet of {num_bytes} bytes; the limit is {self._max_bytes}")
         if num_bytes < HEADER:
-            raise self._wrong(f"a packet of {num_bytes} bytes that is none: truncated")
+            raise self._wrong(f"a malformed packet of {num_bytes} bytes: truncated")
         memcpy(header, begin, HEADER)
         if header.session != self._session:
-            words = f"a packet of session {header.session:x}, not of {self._session:x}"
+            words = f"a packet of session {header.session:x}; this is {self._session:x}"
             raise self._wrong(words)
         if header.number != self._num_received + 1:
             expected = self._num_received + 1
-            raise self._wrong(f"packet {header.number} came where {expected} was expected")
+            raise self._wrong(f"packet {header.number} arrived; {expected} was expected")
         if header.answers >= self.next_number:
             raise self._wrong(f"an answer to packet {header.answers}, which was never sent")
         message = self._message(raw, <const char*>begin + HEADER, num_bytes - HEADER)
@@ -122,7 +120,7 @@ cdef class PacketCodec:
         return message
 
     cdef _message(self, raw, const char* begin, Py_ssize_t num_bytes):
-        """The one that is in these bytes of `raw`; messages cannot be changed."""
+        """Decode the message in these bytes of `raw`. Messages are immutable, so one may be shared."""
         if num_bytes and num_bytes == self._num_known:
             if memcmp(begin, self._known, num_bytes) == 0:
                 return self._known_message
@@ -130,28 +128,28 @@ cdef class PacketCodec:
             message = self._decode(raw[HEADER:])
         except self._unreadable as error:
             words = str(error)[:MAX_SHOWN]
-            raise self._wrong(f"a packet of {len(raw)} bytes that is none: {words}") from None
+            raise self._wrong(f"a malformed packet of {len(raw)} bytes: {words}") from None
         if num_bytes <= MAX_KNOWN:
             memcpy(self._known, begin, num_bytes)
             self._num_known, self._known_message = num_bytes, message
         return message
 
     cdef int _check_payload(self, Header* header) except -1:
-        """Whether there is one. Raises `wrong` for one that cannot be."""
+        """Return whether there is a payload. Raises `wrong` for an impossible one."""
         if not (header.begin or header.num_bytes or header.sequence):
             return False
         if not header.num_bytes or not header.sequence or TOO_LARGE <= max(
             header.begin, header.num_bytes, header.sequence
         ):
             raise self._wrong(
-                f"a payload that is none: {header.num_bytes} bytes at {header.begin}, "
+                f"a malformed payload: {header.num_bytes} bytes at {header.begin}, "
                 f"number {header.sequence}"
             )
         return True
 
 
 cdef class Traffic:
-    """What has crossed a channel. Lent: payloads passed on by reference, whose bytes stayed."""
+    """What has crossed a channel. Lent payloads were passed on by reference: their bytes stayed."""
 
     cdef public uint64_t packets_sent
     cdef public uint64_t packets_received
@@ -163,12 +161,12 @@ cdef class Traffic:
 
     @property
     def num_bytes_sent(self):
-        """Of packets and payloads."""
+        """Bytes of packets and payloads."""
         return self.packet_bytes_sent + self.payload_bytes_sent
 
     @property
     def num_bytes_received(self):
-        """Of packets and payloads."""
+        """Bytes of packets and payloads."""
         return self.packet_bytes_received + self.payload_bytes_received
 
 

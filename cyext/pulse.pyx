@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Answers signs of life without the interpreter: whoever holds its lock for long is not dead.
+"""Answers heartbeats without the GIL, so that a process that holds it for long is not taken for dead.
 
 Pure C apart from the calls. Owns nothing; the descriptors are the caller's. Linux only.
 """
@@ -25,16 +25,16 @@ cdef extern from "<unistd.h>" nogil:
 
 cdef enum:
     MAX_BYTES = 64
-    CLOSE_RANGE = 436  # of every architecture; older headers have no name for it
+    CLOSE_RANGE = 436  # on every architecture; older headers do not define it
     UNSHARE = 2
 
 
 def keep_alone(int fd, int other):
-    """Give the thread that calls a table of descriptors of its own, with these two alone. Whether
-    the system could.
+    """Give the calling thread its own descriptor table with these two alone; return whether that
+    worked.
 
-    When the process is killed its threads end first, and this thread's descriptors are closed with
-    it; those of the process only when all its memory has been given back.
+    When a process is killed, its threads end first, and this table is closed with its thread; the
+    descriptors of the process are closed only after all its memory was returned.
     """
     cdef unsigned int low = min(fd, other), high = max(fd, other)
     if low == 0 or syscall(CLOSE_RANGE, 0, low - 1, UNSHARE) != 0:
@@ -46,9 +46,9 @@ def keep_alone(int fd, int other):
 
 
 def echo(int fd, int stop):
-    """Send every packet of the socket back, until the other end is gone or `stop` can be read.
+    """Send every packet of the socket back, until the other end is gone or `stop` is readable.
 
-    A packet for which there is no room is not answered.
+    A packet is dropped if the socket has no room for the answer.
     """
     cdef char buffer[MAX_BYTES]
     cdef ssize_t num_bytes

@@ -1,15 +1,16 @@
-"""Part of packets.pyx: the way that most messages take through a channel, at once or in one read.
+"""Part of packets.pyx: the fast path of a channel, for messages that are sent at once or come in one
+read.
 
-A wait between messages leaves a core's caches cold, and then each call of Python's costs
-microseconds: here they are few.
+A wait between messages leaves a core's caches cold, and then each Python call costs microseconds:
+there are few here.
 """
 
 from libc.math cimport round
 
 
 cdef class QuickChannel:
-    """What a channel does where the other end is quick. All else is asked of its subclass, which has
-    `send_on`, `reserve_later`, `next_message`, `answer_later`, `look`, `put_aside` and `fail`.
+    """The calls of a channel whose other end is quick. Everything else is left to the subclass, which
+    has `send_on`, `reserve_later`, `next_message`, `answer_later`, `look`, `put_aside` and `fail`.
     """
 
     cdef public object closed
@@ -23,8 +24,8 @@ cdef class QuickChannel:
     cdef tuple _ends
 
     def __init__(self, PacketPort packets not None, outbox, came, gone, ends):
-        """`came`: a deque of messages that nobody has asked for yet; `gone` is raised, with words,
-        by a channel that is closed, and `ends` are what closes it.
+        """`came`: a deque of messages that were received but not asked for yet. A closed channel
+        raises `gone`; `ends` are the errors that close it.
         """
         self.closed = None
         self.traffic = packets.traffic
@@ -35,10 +36,10 @@ cdef class QuickChannel:
         self._ends = ends
 
     def __class_getitem__(cls, item):
-        return cls  # what messages come is for the type checker
+        return cls  # the type of message matters to type checkers only
 
     def reserve(self, Py_ssize_t num_bytes, double deadline_s):
-        """Room for a payload."""
+        """Reserve room for a payload."""
         self._check_open()
         try:
             room = self._reserve(num_bytes)
@@ -47,11 +48,11 @@ cdef class QuickChannel:
             self.fail(str(error))
 
     def send(self, message, payload=None, *, uint64_t answers=0, double deadline_s):
-        """The number of the packet."""
+        """Send a packet; return its number."""
         return self._send(message, payload, answers, deadline_s)
 
     def receive(self, double deadline_s):
-        """The next message."""
+        """Wait for the next message."""
         self._check_open()
         if self._came:
             return self._came.popleft()
@@ -62,11 +63,11 @@ cdef class QuickChannel:
             self.fail(str(error))
 
     def answer(self, uint64_t number, kind, double deadline_s):
-        """The answer to packet `number`."""
+        """Wait for the answer to packet `number`."""
         return self._answer(number, kind, deadline_s)
 
     def call(self, message, kind, payload=None, *, double deadline_s):
-        """Send, and wait for the answer, both within the deadline."""
+        """Send a message and wait for its answer, both within the deadline."""
         cdef double begun = seconds()
         number = self._send(message, payload, 0, deadline_s)
         cdef double left_s = round((deadline_s - (seconds() - begun)) * 100) / 100
@@ -85,7 +86,7 @@ cdef class QuickChannel:
             if payload is not None:
                 span = self._commit(payload)
                 self.traffic.payload_bytes_sent += span.num_bytes
-                # Bytes first, as far as they go, so that one wake of the other end is enough.
+                # Bytes first, as far as there is room, so that the other end wakes once.
                 is_pushed = self._push()
             number = self._port.send(message, answers, span)
             if number is not None and is_pushed and not self._port.pings:
@@ -98,7 +99,7 @@ cdef class QuickChannel:
         cdef Received got
         self._check_open()
         try:
-            if not self._came:  # it mostly is what comes next
+            if not self._came:  # the answer usually comes next
                 got = self._port.receive(SOME_S)
                 if got is None:
                     self.look()

@@ -1,4 +1,4 @@
-"""Part of rings.pyx: which bytes are in use, in the order of their payloads."""
+"""Part of rings.pyx: the bytes in use, in the order of their payloads."""
 
 cdef struct Place:
     uint64_t sequence
@@ -8,7 +8,7 @@ cdef struct Place:
 
 
 cdef class Places:
-    """Places in the order in which they were given or came; a queue that grows."""
+    """A growing queue of places, in the order in which they were reserved or received."""
 
     cdef Place* places
     cdef Py_ssize_t first

@@ -2,8 +2,8 @@
 
 
 cdef class RingPayload:
-    """Bytes that came, until they are given back. `lent`: they lie in another ring of the memory,
-    and somebody else gives them back.
+    """A received payload, until it is freed. One that lies in another ring of the memory is freed by
+    that ring's reader.
     """
 
     cdef readonly Py_ssize_t num_bytes
@@ -16,14 +16,14 @@ cdef class RingPayload:
     cdef object _hooks
 
     cpdef view(self, Py_ssize_t num_bytes):
-        """The bytes where they lie, until free(). Closes the channel on another size."""
+        """A view of the bytes in place, valid until free(). Closes the channel if the size differs."""
         self._check(num_bytes)
         if self._view is None:
             self._view = self._reader.view[self._begin : self._begin + num_bytes]
         return self._view
 
     cpdef into(self, target):
-        """Copy all of them to memory of exactly that size, then free()."""
+        """Copy the bytes to memory of exactly that size, then free()."""
         cdef Py_buffer to
         PyObject_GetBuffer(target, &to, PyBUF_SIMPLE | PyBUF_WRITABLE)
         try:
@@ -38,8 +38,8 @@ cdef class RingPayload:
         self.free()
 
     cpdef free(self):
-        """The sender may reuse their place. Idempotent. Closes the channel if it has done so
-        already: what was read may have been anything.
+        """Let the sender reuse the bytes. Idempotent. Closes the channel if they were overwritten
+        already: then what was read is not the payload.
         """
         if self._is_freed:
             return
@@ -47,7 +47,7 @@ cdef class RingPayload:
         if self._view is not None:
             try:
                 self._view.release()
-            except BufferError:  # somebody made a tensor of it: the memory stays with that
+            except BufferError:  # a tensor was made of it, which keeps the memory
                 pass
             self._view = None
         if self._reader.is_closed:
@@ -60,28 +60,28 @@ cdef class RingPayload:
             self._reader._done(self._sequence)
 
     def lend(self, memory):
-        """What a packet tells of them to a process that maps `memory`, if they lie in it."""
+        """Describe the payload for a packet to a process that maps `memory`; None if it is not there."""
         if memory is not self._reader.memory:
             return None
         return self._reader._span(self._begin, self.num_bytes, self._sequence)
 
     cdef int _check(self, Py_ssize_t num_bytes) except -1:
-        assert not self._is_freed, "a payload that was freed"
+        assert not self._is_freed, "the payload was freed already"
         if self._reader.is_closed:
             self._hooks.fail("the channel of this payload is closed")
         if num_bytes != self.num_bytes:
             self._hooks.fail(
-                f"a payload of {self.num_bytes} bytes came, {num_bytes} were expected"
+                f"a payload of {self.num_bytes} bytes arrived; {num_bytes} were expected"
             )
         return 0
 
 
 cdef class RingReader(_Mapped):
-    """Payloads that came, each of which is given back when it has been read, in any order.
+    """The reading end: payloads that are freed in any order.
 
-    They may lie anywhere in `[lower, upper)`; only those of the ring itself are given back.
-    `memory` is whatever the other processes that map it are known by; `span(begin, num_bytes,
-    sequence)` makes what these are told of a payload.
+    They may lie anywhere in `[lower, upper)`; only those in the ring itself are reported as read.
+    `memory` identifies the mapping to other processes that share it; `span(begin, num_bytes,
+    sequence)` describes a payload to them.
     """
 
     cdef readonly object memory
@@ -104,13 +104,13 @@ cdef class RingReader(_Mapped):
     cpdef RingPayload accept(
         self, Py_ssize_t begin, Py_ssize_t num_bytes, uint64_t sequence, hooks
     ):
-        """The payload that a packet tells of. Raises `wrong` for one that cannot be. `hooks.fail`
-        closes the channel with words, and raises.
+        """Return the payload that a packet describes. Raises `wrong` for an impossible one.
+        `hooks.fail(reason)` closes the channel and raises.
         """
         cdef RingPayload payload
         cdef bint is_own
         if self.is_closed:
-            raise ValueError("a ring that was closed")
+            raise ValueError("the ring is closed")
         if begin < self._lower + ALIGN or begin > self._upper or num_bytes > self._upper - begin:
             where = f"[{self._lower}, {self._upper})"
             raise self._wrong(f"{told(begin, num_bytes, sequence)} outside of {where}")
@@ -131,7 +131,7 @@ cdef class RingReader(_Mapped):
         return payload
 
     cdef void _done(self, uint64_t sequence) noexcept:
-        """Say how far all have been read, with this one."""
+        """Mark a payload as read; publish up to which sequence all have been."""
         cdef Py_ssize_t i
         cdef uint64_t value = 0
         for i in range(self._held.count):

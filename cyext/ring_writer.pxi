@@ -11,9 +11,9 @@ cdef class Room:
 
 
 cdef class RingWriter(_Mapped):
-    """Gives out places at the ring's head; those that were read come free at its tail.
+    """The writing end: reserves at the head; payloads that were read become free at the tail.
 
-    `wrong` is raised, with words, for what the other end may not have written.
+    `wrong` is raised if the other end wrote an impossible value.
     """
 
     cdef Places _in_use
@@ -30,15 +30,15 @@ cdef class RingWriter(_Mapped):
         store_word(self._read_word, self._num_read)
 
     cpdef Room reserve(self, Py_ssize_t num_bytes):
-        """Room for a payload, or None until others have been read.
+        """Reserve room for a payload; None until others have been read.
 
-        Raises ValueError for one that never fits.
+        Raises ValueError for one that can never fit.
         """
         cdef uint64_t read
         cdef Py_ssize_t taken, begin
         cdef Room room
         if self.is_closed:
-            raise ValueError("a ring that was closed")
+            raise ValueError("the ring is closed")
         read = load_word(self._read_word)
         if read != self._num_read:
             self._free_until(read)
@@ -56,25 +56,25 @@ cdef class RingWriter(_Mapped):
         room.begin, room.num_bytes, room.sequence = begin + ALIGN, num_bytes, self._next
         room.view = self.view[room.begin : room.begin + num_bytes]
         self._next += 1
-        store_word(self._mark(room.begin), 0)  # who still reads what lay here sees that
+        store_word(self._mark(room.begin), 0)  # a late reader of the old payload notices
         return room
 
     cpdef commit(self, room):
-        """The room, as a packet tells of it: its bytes are final, its number stands before them."""
-        cdef Room own = <Room?>room  # TypeError for room of another channel
+        """Publish the payload under its sequence: its bytes are final."""
+        cdef Room own = <Room?>room  # TypeError for the room of another channel
         if self.is_closed:
-            raise ValueError("a ring that was closed")
+            raise ValueError("the ring is closed")
         store_word(self._mark(own.begin), own.sequence)
         return own
 
     cpdef bint push(self):
-        """What is committed lies where it is read: nothing is left to send."""
+        """Return True: a committed payload is where it is read, so nothing is left to send."""
         return True
 
     cdef Py_ssize_t _find(self, Py_ssize_t taken) noexcept:
         cdef Py_ssize_t tail
         if not self._in_use.count:
-            return self._begin  # the same bytes: caches hold them
+            return self._begin  # reuse the same bytes, which are in the caches
         tail = self._in_use.at(0).begin
         if self._head > tail:
             if self._head + taken <= self._end:
@@ -84,7 +84,7 @@ cdef class RingWriter(_Mapped):
 
     cdef int _free_until(self, uint64_t read) except -1:
         if not self._num_read < read < self._next:
-            raise self._wrong(f"it says that it has read payload {read}, which was not sent")
+            raise self._wrong(f"it claims to have read payload {read}, which was not sent")
         self._num_read = read
         while self._in_use.count and self._in_use.at(0).sequence <= read:
             self._in_use.pop()

@@ -1,4 +1,4 @@
-"""Types of rings.pyx. A memory is a memoryview of bytes, of which both ends map the same."""
+"""Types of rings.pyx. Both ends map the memory behind `view`."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""A ring of payloads in memory that two processes map: the end that writes it, and the one that reads.
+"""A ring of payloads in memory that two processes map: the end that writes and the end that reads.
 
-Owns the numbers that stand in the memory: before each payload its sequence, and how far all have
-been read. What is there is believed only where it agrees with what this end was told.
+Owns the numbers in that memory: the sequence before each payload, and how far the reader is. A value
+in the memory is trusted only if it agrees with what a packet said.
 """
 
 from cpython.buffer cimport (
@@ -29,15 +29,15 @@ cdef extern from *:
     void store_word(uint64_t* word, uint64_t value) noexcept nogil
     void settle_reads() noexcept nogil
 
-ALIGN_BYTES = 256  # of payloads, for devices; as much stands before each one, for its sequence
+ALIGN_BYTES = 256  # of payloads, for devices; each is preceded by as much, for its sequence
 cdef Py_ssize_t ALIGN = ALIGN_BYTES
-cdef Py_ssize_t LARGE = 256 << 10  # copied past the caches, while other threads run
+cdef Py_ssize_t LARGE = 256 << 10  # bytes from which on a copy bypasses the caches and releases the GIL
 
 include "ring_places.pxi"
 
 
 cdef class _Mapped:
-    """Memory that is held open until close()."""
+    """A buffer that is held until close()."""
 
     cdef readonly object view
     cdef readonly bint is_closed
@@ -52,7 +52,7 @@ cdef class _Mapped:
         self.is_closed = True
 
     cdef int _map(self, view, begin, end, word, wrong) except -1:
-        assert self.is_closed, "a ring is made once"
+        assert self.is_closed, "a ring is mapped once"
         PyObject_GetBuffer(view, &self._buffer, PyBUF_SIMPLE | PyBUF_WRITABLE)
         self.is_closed = False
         if not (0 <= begin <= end <= self._buffer.len and 0 <= word <= self._buffer.len - 8):
@@ -75,11 +75,11 @@ cdef class _Mapped:
             PyBuffer_Release(&self._buffer)
 
     cdef uint64_t* _mark(self, Py_ssize_t begin) noexcept nogil:
-        """Where the sequence of the payload at `begin` stands."""
+        """The address of the sequence of the payload at `begin`."""
         return <uint64_t*>(self._base + begin - ALIGN)
 
     def close(self):
-        """Let the memory go. Idempotent."""
+        """Release the memory. Idempotent."""
         self._release()
         self.view = None
 

@@ -1,4 +1,4 @@
-"""Types of rows.pyx. Addresses are those of memory that the caller keeps."""
+"""Types of rows.pyx. Addresses point to memory that the caller keeps alive."""
 
 STEP: int
 MAX_ROW: int

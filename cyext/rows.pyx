@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""What is done to rows between products, on CPUs: RMS norms, heads that are normed and rotated.
+"""Row operations between products on CPUs: RMS norms, and heads that are normed and rotated.
 
-Addresses are the caller's, who keeps them valid. What is computed is in rows.h.
+The caller keeps all addresses valid. The maths is in rows.h.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uintptr_t
@@ -22,7 +22,7 @@ cdef extern from "rows.h" nogil:
     void run_norm(Rows* p)
     void run_turn(Rows* p)
 
-STEP = 16  # a row's numbers are a multiple of it
+STEP = 16  # a row has a multiple of so many numbers
 MAX_ROW = ROW_PART
 MAX_HEAD = 1024
 

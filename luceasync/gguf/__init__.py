@@ -1,4 +1,4 @@
-"""GGUF files as far as their headers go: metadata, tensors and where they lie, names, tokenizer.
+"""Headers of GGUF files: metadata, tensor entries, names of tensors, tokenizer and chat template.
 
-Reads no number of a weight. Pure: the standard library and errors only.
+Reads no weights. Pure: the standard library and errors only.
 """

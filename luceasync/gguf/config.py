@@ -1,6 +1,6 @@
-"""A header's metadata as the config.json that the model was converted from, as far as it matters.
+"""The config.json of a model, as far as it is needed, from the metadata of a GGUF header.
 
-Refuses what would change a model's numbers and is not computed here.
+Refuses keys that would change the computation and are not supported.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from luceasync.gguf.model import GgufModel
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 MTP_LAYERS = "nextn_predict_layers"
-# Keys below the architecture's name that change what is computed, where they are not zero.
+# Keys below the architecture's name that change the computation unless they are zero.
 NOT_COMPUTED = (
     *("expert_count", "attention.sliding_window", "attention.scale", "attention.max_alibi_bias"),
     *("attention.clamp_kqv", "attn_logit_softcapping", "final_logit_softcapping", "logit_scale"),
@@ -26,7 +26,7 @@ Config = dict[str, Any]
 
 
 class ArchitectureKeys:
-    """The keys of a model below its architecture's name."""
+    """The metadata of a model below its architecture's name."""
 
     def __init__(self, model: GgufModel) -> None:
         self.model = model
@@ -35,36 +35,38 @@ class ArchitectureKeys:
         self.num_layers = self._num_layers()
 
     def name(self, key: str) -> str:
-        """In full."""
+        """The full name of a key."""
         return f"{self.prefix}.{key}"
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number, 0 or more."""
+        """An integer, 0 or more."""
         return self.metadata.integer(self.name(key), default)
 
     def layered(self, key: str, layers: Callable[[int], bool] = bool) -> int:
-        """A number that may be told layer by layer, the same for all that have one."""
+        """A positive integer that may be given layer by layer: the same for all layers that have
+        it.
+        """
         name = self.name(key)
         number = agreed(self.metadata, name, self.num_layers, layers)
         if number is None:
-            raise ModelError(f"{name} is 0 in all layers; another number is expected")
+            raise ModelError(f"{name} is 0 in all layers")
         return number
 
     def _num_layers(self) -> int:
-        """Without those that only draft. There is not one more than there are tensors."""
+        """The number of layers without those that only draft. It cannot exceed that of tensors."""
         blocks = self.integer("block_count")
         drafting = self.integer(MTP_LAYERS, 0)
         layers, tensors = blocks - drafting, len(self.model.tensors)
         if not 0 < layers <= tensors:
             raise ModelError(
                 f"{self.name('block_count')} = {blocks} with {self.name(MTP_LAYERS)} = {drafting}: "
-                f"1 to {tensors} layers are expected, as there are {tensors} tensors"
+                f"expected 1 to {tensors} layers, as there are {tensors} tensors"
             )
         return layers
 
 
 def common_config(keys: ArchitectureKeys) -> Config:
-    """What all architectures have. Raises ModelError."""
+    """The fields that all architectures have. Raises ModelError."""
     _refuse_what_is_not_computed(keys)
     metadata, name, model = keys.metadata, keys.name, keys.model
     head_dim = keys.integer("attention.key_length", 0)
@@ -72,13 +74,13 @@ def common_config(keys: ArchitectureKeys) -> Config:
     hidden = keys.integer("embedding_length")
     if not head_dim and hidden % num_heads:
         raise ModelError(
-            f"{name('embedding_length')} = {hidden} is no multiple of "
+            f"{name('embedding_length')} = {hidden} is not a multiple of "
             f"{name('attention.head_count')} = {num_heads}, and there is no key_length"
         )
     head_dim = head_dim or hidden // num_heads
     if (value_dim := keys.integer("attention.value_length", head_dim)) != head_dim:
         raise ModelError(
-            f"{name('attention.value_length')} = {value_dim}: {head_dim} is expected, as key_length"
+            f"{name('attention.value_length')} = {value_dim}: expected {head_dim}, as key_length"
         )
     rotated = keys.integer("rope.dimension_count", head_dim)
     num_kv = name("attention.head_count_kv")
@@ -102,7 +104,7 @@ def common_config(keys: ArchitectureKeys) -> Config:
 
 
 def _vocab_size(model: GgufModel) -> int:
-    """Rows of the embedding; there may be more than tokens."""
+    """The rows of the embedding, which may be more than there are tokens."""
     found = model.tensors.get(EMBEDDING)
     if found is None:
         raise ModelError(f"there is no tensor {EMBEDDING!r}")

@@ -1,6 +1,8 @@
-"""The header of one GGUF file: metadata, and where each tensor lies.
+"""The header of one GGUF file: its metadata, and where each tensor is.
 
-Owns the checks that need nothing but the file. Its format: ggml's docs/gguf.md, versions 2 and 3.
+Owns the checks that need nothing but the file. The format is that of ggml's docs/gguf.md, versions
+2 and 3. A header may claim anything: no read goes beyond its end, and nothing is allocated for what
+it only claims to have.
 """
 
 from __future__ import annotations
@@ -16,12 +18,8 @@ from struct import Struct, unpack_from
 from luceasync.errors import ModelError
 from luceasync.gguf.paths import MAGIC, FileIdentity, identity_of
 
-# Steps through the bytes of a header. Never goes beyond their end, and allocates nothing for
-# what a file only claims to have.
-
-
 U32, U64 = Struct("<I"), Struct("<Q")
-# Scalar types of metadata by their numbers; 8 is a string, 9 an array.
+# Scalar types of metadata by their number in a file.
 SCALARS = {
     0: Struct("<B"),
     1: Struct("<b"),
@@ -36,12 +34,14 @@ SCALARS = {
     12: Struct("<d"),
 }
 STRING, ARRAY = 8, 9
-NAME_BYTES = 1 << 10  # a key or a tensor's name; real ones have less than a hundred
-MAX_STRINGS = 1 << 23  # of all arrays: the largest vocabularies have half a million, merges and all
+NAME_BYTES = 1 << 10  # of a key or a tensor's name; real ones have less than a hundred
+MAX_STRINGS = (
+    1 << 23
+)  # in all arrays together: the largest vocabularies have half a million, with merges
 
 
 class Cursor:
-    """At `at` of the bytes of a file. All raise ModelError at what is not there."""
+    """A position in the bytes of a file. All methods raise ModelError at the end of the bytes."""
 
     def __init__(self, view: mmap | bytes) -> None:
         self.view = view
@@ -49,48 +49,46 @@ class Cursor:
         self._strings_left = MAX_STRINGS
 
     def take(self, num_bytes: int, what: str) -> int:
-        """Step over so many bytes; where they begin."""
-        begin, there = self.at, len(self.view) - self.at
-        if num_bytes > there:
-            raise ModelError(
-                f"cut in its header: {there} bytes are there for {what}, {num_bytes} are expected"
-            )
+        """Skip `num_bytes`; return where they begin. `what` names them in an error."""
+        begin, left = self.at, len(self.view) - self.at
+        if num_bytes > left:
+            raise ModelError(f"truncated header: {what} needs {num_bytes} bytes, {left} are left")
         self.at += num_bytes
         return begin
 
     def number(self, code: Struct, what: str) -> int:
-        """One whole number."""
+        """Read one integer."""
         value: int = code.unpack_from(self.view, self.take(code.size, what))[0]
         return value
 
     def count(self, least_bytes: int, what: str) -> int:
-        """How many entries follow, each of at least so many bytes."""
+        """Read how many entries follow, each of at least `least_bytes`."""
         value = self.number(U64, f"the number of {what}")
-        there = len(self.view) - self.at
-        if value * least_bytes > there:
+        left = len(self.view) - self.at
+        if value * least_bytes > left:
             raise ModelError(
-                f"cut in its header: {there} bytes are there for {value} {what}, "
-                f"at least {value * least_bytes} are expected"
+                f"truncated header: {value} {what} need at least {value * least_bytes} bytes, "
+                f"{left} are left"
             )
         return value
 
     def name(self, what: str) -> str:
-        """A short text that is used at once."""
+        """Read a short printable text."""
         length = self.number(U64, what)
         if length > NAME_BYTES:
-            raise ModelError(f"{what} has {length} bytes; at most {NAME_BYTES} are expected")
+            raise ModelError(f"{what} has {length} bytes; the limit is {NAME_BYTES}")
         begin = self.take(length, what)
         name = text_of(self.view[begin : begin + length], what)
         if not name.isprintable():
-            raise ModelError(f"{what} is {name!r}; printable characters are expected")
+            raise ModelError(f"{what} is {name!r}; expected printable characters")
         return name
 
     def skip_strings(self, num_strings: int, what: str) -> None:
-        """Step over so many strings."""
+        """Skip `num_strings` strings."""
         self._strings_left -= num_strings
         if self._strings_left < 0:
             raise ModelError(
-                f"{what} has {num_strings} strings; at most {MAX_STRINGS} are expected in all"
+                f"{what} has {num_strings} strings; the limit is {MAX_STRINGS} in all arrays"
             )
         view, at, unpack, last = self.view, self.at, U64.unpack_from, len(self.view) - U64.size
         for _ in range(num_strings):
@@ -101,24 +99,21 @@ class Cursor:
             if at <= len(view):
                 self.at = at
                 return
-        there = len(view) - self.at
+        left = len(view) - self.at
         raise ModelError(
-            f"cut in its header: {there} bytes are there for {num_strings} strings of {what}, "
-            "and they go on"
+            f"truncated header: {num_strings} strings of {what} need more than {left} bytes"
         )
 
 
 def text_of(content: bytes, what: str) -> str:
-    """UTF-8. Raises ModelError."""
+    """Decode UTF-8. Raises ModelError."""
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ModelError(f"{what} is not UTF-8 text: {error}") from None
 
 
-# The keys and values of a GGUF header: typed access, decoded when they are asked for.
-
-
+# Scalar types of metadata that can be read as an integer, and those that are reals.
 INTEGERS = {0, 1, 2, 3, 4, 5, 10, 11}
 REALS = {6, 12}
 WORD_CHARS = 80
@@ -127,7 +122,7 @@ WORDS = {STRING: "a string", ARRAY: "an array", 7: "a bool", 6: "a float", 12: "
 
 @dataclass(frozen=True, slots=True)
 class MetadataValue:
-    """Where a value lies. `num_items` None: no array, and `kind` is the value's own type."""
+    """Where a value is: a scalar of type `kind`, or an array of `num_items` of them."""
 
     kind: int
     begin: int
@@ -135,18 +130,18 @@ class MetadataValue:
 
 
 class Metadata:
-    """What a header says about a model. A key that is missing, or holds what it should not, is a
-    ModelError that names it.
+    """The keys and values of a header, decoded on access. A key that is missing or has another type
+    is a ModelError that names it.
     """
 
     def __init__(self, cursor: Cursor, num_keys: int) -> None:
-        """Step over so many keys. Raises ModelError."""
+        """Read `num_keys` keys and skip their values. Raises ModelError."""
         self._view = cursor.view
         self._values: dict[str, MetadataValue] = {}
         for i in range(num_keys):
             key = cursor.name(f"key {i}")
             if key in self._values:
-                raise ModelError(f"the key {key!r} is there twice")
+                raise ModelError(f"the key {key!r} appears twice")
             self._values[key] = _value(cursor, key)
 
     def __contains__(self, key: str) -> bool:
@@ -154,52 +149,52 @@ class Metadata:
 
     @property
     def keys(self) -> list[str]:
-        """All of them, in their order."""
+        """All keys, in file order."""
         return list(self._values)
 
     def text(self, key: str) -> str:
         """A string."""
         value = self._found(key)
         if value.num_items is not None or value.kind != STRING:
-            raise ModelError(f"{key} is {_words(value)}; a string is expected")
+            raise ModelError(f"{key} is {_words(value)}; expected a string")
         [content] = self._strings(value.begin, 1)
         return text_of(content, key)
 
     def word(self, key: str) -> str:
-        """A short string, such as can be told to a person."""
+        """A string that is short enough for an error message."""
         word = self.text(key)
         if len(word) > WORD_CHARS:
-            raise ModelError(f"{key} has {len(word)} characters; a word is expected")
+            raise ModelError(f"{key} has {len(word)} characters; expected at most {WORD_CHARS}")
         return word
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number, 0 or more."""
+        """An integer, 0 or more."""
         if default is not None and key not in self:
             return default
         number = self._scalar(key, INTEGERS, "an integer")
         if number < 0:
-            raise ModelError(f"{key} = {number:g}: 0 or more is expected")
+            raise ModelError(f"{key} = {number:g}: expected 0 or more")
         return int(number)
 
     def real(self, key: str, default: float | None = None) -> float:
-        """A number."""
+        """An integer or a real, as a float."""
         if default is not None and key not in self:
             return default
         return float(self._scalar(key, REALS | INTEGERS, "a number"))
 
     def flag(self, key: str, default: bool) -> bool:
-        """A truth value."""
+        """A bool."""
         return bool(self._scalar(key, {7}, "a bool")) if key in self else default
 
     def is_array(self, key: str) -> bool:
-        """Whether the value is a list of values."""
+        """Whether the value is an array."""
         return self._found(key).num_items is not None
 
     def integers(self, key: str) -> tuple[int, ...]:
-        """The whole numbers of an array."""
+        """The integers of an array."""
         value = self._found(key)
         if value.num_items is None or value.kind not in INTEGERS | {7}:
-            raise ModelError(f"{key} is {_words(value)}; an array of integers is expected")
+            raise ModelError(f"{key} is {_words(value)}; expected an array of integers")
         code = SCALARS[value.kind].format
         return unpack_from(f"<{value.num_items}{code[1:]}", self._view, value.begin)
 
@@ -217,7 +212,7 @@ class Metadata:
     def _entries(self, key: str) -> list[bytes]:
         value = self._found(key)
         if value.num_items is None or value.kind != STRING:
-            raise ModelError(f"{key} is {_words(value)}; an array of strings is expected")
+            raise ModelError(f"{key} is {_words(value)}; expected an array of strings")
         return self._strings(value.begin, value.num_items)
 
     def _found(self, key: str) -> MetadataValue:
@@ -229,7 +224,7 @@ class Metadata:
     def _scalar(self, key: str, kinds: set[int], expected: str) -> float:
         value = self._found(key)
         if value.num_items is not None or value.kind not in kinds:
-            raise ModelError(f"{key} is {_words(value)}; {expected} is expected")
+            raise ModelError(f"{key} is {_words(value)}; expected {expected}")
         number: float = SCALARS[value.kind].unpack_from(self._view, value.begin)[0]
         return number
 
@@ -243,7 +238,7 @@ class Metadata:
 
 
 def _value(cursor: Cursor, key: str) -> MetadataValue:
-    """Step over one value."""
+    """Skip one value; return where it is."""
     kind = cursor.number(U32, f"the type of {key}")
     if kind != ARRAY:
         begin = cursor.at
@@ -267,45 +262,44 @@ def _size(kind: int, key: str) -> int:
     code = SCALARS.get(kind)
     if code is None:
         what = "an array of arrays" if kind == ARRAY else f"of the unknown type {kind}"
-        raise ModelError(f"{key} is {what}; a number, a bool, a string or an array is expected")
+        raise ModelError(f"{key} is {what}; expected a number, a bool, a string or an array")
     return code.size
 
 
 def _words(value: MetadataValue) -> str:
     kind = WORDS.get(value.kind, "an integer")
-    return kind if value.num_items is None else f"an array whose entries are {kind} each"
+    return kind if value.num_items is None else f"an array, each entry {kind}"
 
 
 def agreed(
     metadata: Metadata, key: str, num_layers: int, fits: Callable[[int], bool] = bool
 ) -> int | None:
-    """A number that is one for all layers, or is told for each of them: then the one of those that
-    fit. None where none does. Raises ModelError where they differ.
+    """An integer that a file gives once or layer by layer. Of the latter, the common value of those
+    that `fits` accepts; None if there are none. Raises ModelError if they differ.
     """
     if not metadata.is_array(key):
         return metadata.integer(key)
     numbers = metadata.integers(key)
     if len(numbers) < num_layers:
-        raise ModelError(f"{key} has {len(numbers)} entries; one a layer, {num_layers} is expected")
+        raise ModelError(
+            f"{key} has {len(numbers)} entries; expected one for each of {num_layers} layers"
+        )
     found = {number for number in numbers[:num_layers] if fits(number)}
     if len(found) > 1:
-        raise ModelError(f"{key} = {sorted(found)}: the same in all layers is expected")
+        raise ModelError(f"{key} = {sorted(found)}: expected the same in all layers")
     return found.pop() if found else None
-
-
-# The types that ggml stores tensors in: what they are called, and bytes of their blocks.
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Each row of a tensor is blocks of `block_items` numbers in `block_bytes` bytes."""
+    """A ggml type: a row of a tensor is blocks of `block_items` numbers in `block_bytes` bytes."""
 
     name: str
     block_items: int
     block_bytes: int
 
     def num_bytes(self, shape: tuple[int, ...]) -> int:
-        """Of a tensor whose rows are whole blocks."""
+        """The size of a tensor whose rows are whole blocks."""
         return prod(shape) // self.block_items * self.block_bytes
 
 
@@ -313,7 +307,7 @@ def _types(*rows: tuple[int, str, int, int]) -> dict[int, TensorType]:
     return {number: TensorType(*row) for number, *row in rows}  # type: ignore[arg-type]
 
 
-# By the number that a header has for each; ggml.h, enum ggml_type.
+# By their number in a header: enum ggml_type in ggml.h.
 TENSOR_TYPES = _types(
     (0, "F32", 1, 4),
     (1, "F16", 1, 2),
@@ -351,22 +345,22 @@ TENSOR_TYPES = _types(
     (41, "Q1_0", 128, 18),
 )
 
-# What a model may be served from.
+# The types that a model can be served from.
 SUPPORTED: tuple[str, ...] = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 SUPPORTED += ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 
 
 VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4
-LEAST_KEY_BYTES = U64.size + U32.size + 1  # no name, and a value of one byte
+LEAST_KEY_BYTES = U64.size + U32.size + 1  # an empty name, and a value of one byte
 LEAST_TENSOR_BYTES = 2 * U64.size + 2 * U32.size + U64.size
 DEFAULT_ALIGNMENT = 32
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Rows first: a file has its dimensions the other way round. Bytes [begin, begin + num_bytes)
-    of the file.
+    """A tensor at bytes [begin, begin + num_bytes) of the file. Unlike in the file, `shape` has the
+    rows first.
     """
 
     name: str
@@ -381,7 +375,7 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What is known of one file. `identity`: of the file as it was read."""
+    """The header of one file, which had `identity` when it was read."""
 
     path: Path
     identity: FileIdentity | None
@@ -390,7 +384,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The header of the file at `path`. Raises ModelError naming it."""
+    """Read the header of the file at `path`. Raises ModelError naming it."""
     identity = identity_of(path)
     try:
         with path.open("rb") as file:
@@ -414,11 +408,11 @@ def _parse(path: Path, identity: FileIdentity | None, view: mmap | bytes) -> Hea
     for i in range(num_tensors):
         tensor = _tensor(cursor, i)
         if tensor.name in tensors:
-            raise ModelError(f"the tensor {tensor.name!r} is there twice")
+            raise ModelError(f"the tensor {tensor.name!r} appears twice")
         tensors[tensor.name] = tensor
     alignment = metadata.integer("general.alignment", DEFAULT_ALIGNMENT)
     if alignment < 8 or alignment & (alignment - 1) or alignment > 1 << 20:
-        raise ModelError(f"general.alignment = {alignment}: a power of two from 8 on is expected")
+        raise ModelError(f"general.alignment = {alignment}: expected a power of two, at least 8")
     begin = -(-cursor.at // alignment) * alignment
     placed = [TensorEntry(t.name, t.shape, t.type, begin + t.begin) for t in tensors.values()]
     _check_places(placed, begin, alignment, len(view))
@@ -428,22 +422,22 @@ def _parse(path: Path, identity: FileIdentity | None, view: mmap | bytes) -> Hea
 def _check_begin(cursor: Cursor) -> None:
     magic = cursor.view[: len(MAGIC)]
     if magic != MAGIC:
-        raise ModelError(f"not a GGUF file: it begins with {magic!r}; {MAGIC!r} is expected")
+        raise ModelError(f"not a GGUF file: it begins with {magic!r}; expected {MAGIC!r}")
     cursor.take(len(MAGIC), "its first word")
     version = cursor.number(U32, "its version")
     if version not in VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         if swapped in VERSIONS:
-            raise ModelError("its byte order is big-endian; little-endian is expected")
-        raise ModelError(f"GGUF version {version}; 2 or 3 is expected")
+            raise ModelError("its byte order is big-endian; expected little-endian")
+        raise ModelError(f"GGUF version {version}; expected 2 or 3")
 
 
 def _tensor(cursor: Cursor, number: int) -> TensorEntry:
-    """One entry of the list; `begin` still counts from where the numbers begin."""
+    """Read one entry; its `begin` still counts from the start of the data."""
     name = cursor.name(f"the name of tensor {number}")
     num_dimensions = cursor.number(U32, f"the dimensions of {name!r}")
     if not 1 <= num_dimensions <= MAX_DIMENSIONS:
-        raise ModelError(f"{name!r} has {num_dimensions} dimensions; 1 to 4 are expected")
+        raise ModelError(f"{name!r} has {num_dimensions} dimensions; expected 1 to 4")
     what = f"a dimension of {name!r}"
     shape = tuple(cursor.number(U64, what) for _ in range(num_dimensions))[::-1]
     number_of_type = cursor.number(U32, f"the type of {name!r}")
@@ -455,23 +449,23 @@ def _tensor(cursor: Cursor, number: int) -> TensorEntry:
         )
     if 0 in shape or shape[-1] % kind.block_items:
         raise ModelError(
-            f"{name!r} has shape {shape} in {kind.name}; rows of a multiple of "
-            f"{kind.block_items} are expected, and at least one"
+            f"{name!r} has shape {shape} in {kind.name}; expected at least one row, and rows of a "
+            f"multiple of {kind.block_items}"
         )
     return TensorEntry(name, shape, kind, begin)
 
 
 def _check_places(tensors: list[TensorEntry], begin: int, alignment: int, file_bytes: int) -> None:
-    """Every tensor lies in the file, aligned, and none in another."""
+    """Check that every tensor is in the file and aligned, and that none overlap."""
     for tensor in tensors:
         if (tensor.begin - begin) % alignment:
             raise ModelError(
                 f"{tensor.name!r} begins at {tensor.begin - begin}; "
-                f"a multiple of {alignment} is expected"
+                f"expected a multiple of {alignment}"
             )
         if tensor.begin + tensor.num_bytes > file_bytes:
             raise ModelError(
-                f"cut in its data: {file_bytes} bytes are there, {tensor.name!r} of shape "
+                f"truncated data: the file has {file_bytes} bytes, {tensor.name!r} of shape "
                 f"{tensor.shape} in {tensor.type.name} ends at {tensor.begin + tensor.num_bytes}"
             )
     for one, other in pairwise(sorted(tensors, key=lambda tensor: tensor.begin)):

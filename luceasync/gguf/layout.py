@@ -1,4 +1,4 @@
-"""Which tensor of a GGUF file, and which of its rows, a tensor of a checkpoint is."""
+"""Where in a GGUF file each tensor of a Hugging Face checkpoint is, and in which order."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from luceasync.errors import ModelError
 from luceasync.gguf.config import EMBEDDING, HEAD, ArchitectureKeys, Config, common_config
 from luceasync.gguf.model import GgufModel
 
-# Orders of rows and columns that a converter has changed, and how they are changed back.
-
 
 @dataclass(frozen=True, slots=True)
 class AxisSwap:
-    """From `begin` on, rows (or columns) are stored as `shape`, three numbers; two neighbouring
-    axes, `axis` and the one behind it, are to be swapped.
+    """How to undo a converter's reordering: from `begin` on, view the stored rows (or columns) as
+    `shape` and swap `axis` with the next one.
     """
 
     begin: int
@@ -27,7 +25,7 @@ class AxisSwap:
 
 @dataclass(frozen=True, slots=True)
 class AxisSwaps:
-    """Of the rows and the columns of one matrix; None: they are as they should be."""
+    """For the rows and the columns of one matrix; None: they are in order."""
 
     rows: AxisSwap | None = None
     columns: AxisSwap | None = None
@@ -36,26 +34,20 @@ class AxisSwaps:
 AS_STORED = AxisSwaps()
 
 
-# Llama: its keys, and the order that the converter gives rows of queries and keys.
-
-
 def llama_config(keys: ArchitectureKeys) -> Config:
     """The config of a Llama. Raises ModelError."""
     return common_config(keys)
 
 
 def llama_orders(config: dict[str, Any]) -> dict[str, AxisSwaps]:
-    """ggml turns neighbours of a head where others turn its halves: row i of the first half is
-    stored at 2 i, row i of the second one at 2 i + 1.
+    """ggml rotates neighbouring rows of a head, others rotate its halves: the converter stores row
+    i of the first half at 2 i, and row i of the second at 2 i + 1.
     """
     half, orders = config["head_dim"] // 2, {}
     for name, number in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
         rows = AxisSwap(0, (config[number], half, 2), 1)
         orders[f"self_attn.{name}_proj.weight"] = AxisSwaps(rows=rows)
     return orders
-
-
-# Qwen3 and Qwen3.5: their keys, and what the converter has done to the latter's linear layers.
 
 
 RECURRENT = "attention.recurrent_layers"
@@ -65,7 +57,7 @@ def qwen3_config(keys: ArchitectureKeys) -> Config:
     """The config of a dense Qwen3. Raises ModelError."""
     config = common_config(keys)
     if config.pop("partial_rotary_factor") != 1.0:
-        raise ModelError(f"{keys.name('rope.dimension_count')}: the whole head is expected")
+        raise ModelError(f"{keys.name('rope.dimension_count')}: expected the whole head")
     return config
 
 
@@ -89,7 +81,7 @@ def qwen35_config(keys: ArchitectureKeys) -> Config:
 
 
 def _layer_types(keys: ArchitectureKeys) -> Config:
-    """Told layer by layer, or by how many there are from one of attention to the next."""
+    """The kind of each layer: given layer by layer, or as the interval of attention layers."""
     name = keys.name(RECURRENT)
     if name not in keys.metadata:
         return {"full_attention_interval": keys.integer("full_attention_interval", 4)}
@@ -98,12 +90,12 @@ def _layer_types(keys: ArchitectureKeys) -> Config:
 
 
 def qwen35_orders(config: dict[str, Any]) -> dict[str, AxisSwaps]:
-    """Value heads are stored j * K + g and become g * r + j: of K key heads each has r. By names
-    below `layers.N.`; everything else is as it should be.
+    """The converter stores value heads by j * K + g, where head j of the r value heads of key head
+    g (of K) is wanted at g * r + j. By names below `layers.N.`; all other tensors are in order.
     """
     num_keys, num_values = config["linear_num_key_heads"], config["linear_num_value_heads"]
     if num_keys < 1 or num_values % num_keys or num_values == num_keys:
-        return {}  # in order already, or refused by whoever reads the config
+        return {}  # in order already, or refused by the family
     key_rows = 2 * num_keys * config["linear_key_head_dim"]
 
     def heads(begin: int, dim: int) -> AxisSwap:
@@ -142,17 +134,17 @@ DELTA = {
     "linear_attn.norm.weight": "ssm_norm.weight",
     "linear_attn.out_proj.weight": "ssm_out.weight",
 }
-ALIASES = {"ssm_dt.bias": "ssm_dt"}  # some files have the other name
+ALIASES = {"ssm_dt.bias": "ssm_dt"}  # some files use the other name
 FUSED = "attn_qkv.weight"  # query, key and value rows of an attention layer, in some files
 IN_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
 IN_BLOCK = re.compile(r"blk\.(\d+)\..+")
-OTHER_PARTS = ("v.", "mm.")  # of a model that also sees
+OTHER_PARTS = ("v.", "mm.")  # of a vision model
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What one `general.architecture` says in its own way: its config, its names, and rows and
-    columns in another order, by names below `layers.N.`.
+    """One `general.architecture`: how its config is read, its tensor names, and which rows and
+    columns are reordered. Both are by names below `layers.N.` of a checkpoint.
     """
 
     config: Callable[[ArchitectureKeys], Config]
@@ -179,7 +171,7 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorLocation:
-    """Rows `[begin, begin + rows of what is asked for)` of the tensor `name`."""
+    """Rows of the stored tensor `name` from `begin` on."""
 
     name: str
     begin: int = 0
@@ -187,7 +179,7 @@ class TensorLocation:
 
 
 class GgufLayout:
-    """Where the tensors of a model lie, by the names that a checkpoint below `model.` has."""
+    """Maps the tensor names of a checkpoint to those of a GGUF model."""
 
     def __init__(self, model: GgufModel) -> None:
         """Raises ModelError for a model that is not supported."""
@@ -208,7 +200,7 @@ class GgufLayout:
         self._orders = own.orders(self.config)
 
     def where(self, name: str) -> TensorLocation:
-        """Where the tensor `name` is, or would be."""
+        """Where the tensor `name` is stored, or would be."""
         below = name.removeprefix("model.")
         in_layer = IN_LAYER.fullmatch(below)
         if in_layer is None:
@@ -225,8 +217,8 @@ class GgufLayout:
         return TensorLocation(f"blk.{layer}.{other}" if other else stored, 0, orders)
 
     def is_for_others(self, name: str) -> bool:
-        """Whether the stored tensor `name` belongs to a part that is not served: to layers that
-        only draft, or to what sees.
+        """Whether the stored tensor `name` belongs to a part that is not served: draft layers or
+        the vision tower.
         """
         in_block = IN_BLOCK.fullmatch(name)
         return name.startswith(OTHER_PARTS) or (
@@ -234,7 +226,7 @@ class GgufLayout:
         )
 
     def _begins(self) -> dict[str, int]:
-        """In a fused matrix."""
+        """Where query, key and value rows begin in a fused matrix."""
         heads = (self.config["num_attention_heads"], self.config["num_key_value_heads"])
         query, kv = (number * self.config["head_dim"] for number in heads)
         begins = (0, query, query + kv)

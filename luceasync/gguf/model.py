@@ -1,4 +1,4 @@
-"""A model in GGUF: one file, or the parts of one that is split."""
+"""A GGUF model: one file, or all parts of a split one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ SPLIT_NUMBER, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.ten
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """`metadata` is the first part's. `tensors`: of all parts, each with the file that it is in."""
+    """The headers of all parts. `metadata` is that of the first part; `tensors` has those of all
+    parts, each with its file; `identities` has the files as they were when they were read.
+    """
 
     identities: dict[Path, FileIdentity | None]
     metadata: Metadata
@@ -31,17 +33,19 @@ class GgufModel:
         return self.paths[0]
 
     def has_changed(self) -> bool:
-        """Whether a file is not the one any more whose header was read."""
+        """Whether a file has changed since its header was read."""
         return any(identity_of(path) != known for path, known in self.identities.items())
 
     @property
     def architecture(self) -> str:
-        """As the file calls it. Raises ModelError."""
+        """The value of general.architecture. Raises ModelError."""
         return self.metadata.word("general.architecture")
 
 
 def read_model(path: Path) -> GgufModel:
-    """The headers of the file at `path` and of all its parts. Raises ModelError naming the file."""
+    """Read the headers of the file at `path` and of all its parts. Raises ModelError naming the
+    file.
+    """
     paths = parts_of(path)
     headers = []
     for number, part in enumerate(paths):
@@ -54,7 +58,7 @@ def read_model(path: Path) -> GgufModel:
     for header in headers:
         twice = tensors.keys() & header.tensors.keys()
         if twice:
-            raise ModelError(f"{header.path}: the tensor {min(twice)!r} is in another part too")
+            raise ModelError(f"{header.path}: the tensor {min(twice)!r} is in two parts")
         tensors |= {name: (header.path, tensor) for name, tensor in header.tensors.items()}
     metadata = headers[0].metadata
     try:
@@ -62,18 +66,18 @@ def read_model(path: Path) -> GgufModel:
     except ModelError as error:
         raise ModelError(f"{paths[0]}: {error}") from None
     if expected != len(tensors):
-        raise ModelError(f"{paths[0]}: its parts have {len(tensors)} tensors, not {expected}")
+        raise ModelError(f"{paths[0]}: its parts have {len(tensors)} tensors; expected {expected}")
     return GgufModel({header.path: header.identity for header in headers}, metadata, tensors)
 
 
 def _check_part(header: Header, number: int, count: int) -> None:
-    """Whether the header says what the file's name does."""
+    """Check that the header agrees with the file's name."""
     said = header.metadata.integer(SPLIT_COUNT, 1)
     if max(said, 1) != count:
         raise ModelError(
-            f"a file of {said} parts, and its name says {count}; parts are named "
+            f"a model of {said} parts, but the file name says {count}; parts are named "
             "NAME-00001-of-00002.gguf"
         )
     place = header.metadata.integer(SPLIT_NUMBER, 0)
     if place != number:
-        raise ModelError(f"{SPLIT_NUMBER} = {place}; {number} is expected in a file of this name")
+        raise ModelError(f"{SPLIT_NUMBER} = {place}; expected {number} by the file name")

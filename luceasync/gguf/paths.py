@@ -1,6 +1,6 @@
-"""Which GGUF files a path means: a file, all parts of one that is split, or those of a directory.
+"""Which GGUF files a path means: a file, all parts of a split one, or those in a directory.
 
-Reads names, and the first four bytes of a file that has another one.
+Reads directory entries, and the first four bytes of a file with another suffix.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FileIdentity = tuple[int, int, int]  # size, time of the last write, inode
 
 
 def identity_of(path: Path) -> FileIdentity | None:
-    """What changes whenever the content of a file does; None if there is no such file."""
+    """What changes with the content of a file; None if there is no such file."""
     try:
         status = path.stat()
     except OSError:
@@ -28,8 +28,8 @@ def identity_of(path: Path) -> FileIdentity | None:
 
 
 def gguf_at(path: Path) -> Path | None:
-    """The GGUF file that `path` is, or that is the weights of the directory `path`: the first part
-    of one that is split. None where it is none. Raises ModelError for a directory with several.
+    """The GGUF file that `path` is, or that has the weights of the directory `path`; the first part
+    of a split one. None if there is none. Raises ModelError for a directory with several.
     """
     try:
         if path.is_file():
@@ -38,14 +38,14 @@ def gguf_at(path: Path) -> Path | None:
             return None
         found = sorted(p for p in path.iterdir() if p.suffix.lower() == SUFFIX and p.is_file())
     except (OSError, ValueError):
-        return None  # whoever needs the path says what is wrong with it
+        return None  # the caller that needs the path reports what is wrong with it
     models: dict[str, Path] = {}
     for file in found:
         part = PART.fullmatch(file.name)
         models.setdefault(part["stem"] + part["count"] if part else file.name, file)
     if len(models) > 1:
         names = ", ".join(file.name for file in list(models.values())[:4])
-        raise ModelError(f"{path}: {len(models)} GGUF files are there ({names}); name one of them")
+        raise ModelError(f"{path}: there are {len(models)} GGUF files ({names}); name one of them")
     return next(iter(models.values()), None)
 
 
@@ -55,18 +55,18 @@ def _begins_as_gguf(path: Path) -> bool:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """All parts of the file that `path` is a part of, in their order; itself alone where its name
-    is none of a part. Raises ModelError where one is missing.
+    """All parts of the split file that `path` belongs to, in order; `path` alone if its name is not
+    that of a part. Raises ModelError if one is missing.
     """
     part = PART.fullmatch(path.name)
     if part is None:
         return [path]
     count = int(part["count"])
     if not 1 <= int(part["number"]) <= count:
-        raise ModelError(f"{path}: part {int(part['number'])} of {count} cannot be")
+        raise ModelError(f"{path}: part {int(part['number'])} of {count} is impossible")
     names = (f"{part['stem']}-{i:05}-of-{count:05}{path.suffix}" for i in range(1, count + 1))
     paths = []
-    for name in names:  # one by one: a name may claim many
+    for name in names:  # one at a time: a name may claim 99999
         paths.append(path.with_name(name))
         if not paths[-1].is_file():
             raise ModelError(f"{paths[-1]}: part {len(paths)} of {count} does not exist")

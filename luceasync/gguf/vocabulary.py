@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF header, as the text of a tokenizer.json, and its chat template."""
+"""The tokenizer of a GGUF header as the text of a tokenizer.json, and its chat templates."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from luceasync.errors import ModelError
 from luceasync.gguf.header import Metadata
 from luceasync.gguf.model import GgufModel
 
-# What the numbers of tokenizer.ggml.token_type mean.
+# Values of tokenizer.ggml.token_type.
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
 ADDED = (CONTROL, USER_DEFINED)
-# Only one end is stored: these are ends too, where they are control tokens.
+# A file names one end token. These end a text too, if they are control tokens.
 ENDS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>")
 TEMPLATE = "tokenizer.chat_template"
 
@@ -34,7 +34,7 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """What is done before merges: how text is split, and whether it is brought to NFC."""
+    """What happens before merges: how text is split, and whether it is normalised to NFC."""
 
     splits: tuple[dict[str, Any], ...]
     nfc: bool = False
@@ -46,7 +46,7 @@ def _split(pattern: str) -> dict[str, Any]:
     return {"type": "Split", "pattern": regex, "behavior": "Isolated", "invert": False}
 
 
-# By tokenizer.ggml.pre.
+# By the value of tokenizer.ggml.pre.
 PRES = {
     "qwen2": PreTokenizer((_split(QWEN2),), nfc=True),
     "qwen35": PreTokenizer((_split(QWEN35),), nfc=True),
@@ -59,14 +59,14 @@ PRES = {
 
 @dataclass(frozen=True, slots=True)
 class GgufVocabulary:
-    """`definition`: the text of a tokenizer.json; `eos_ids`: after these a text is over."""
+    """A tokenizer: `definition` is the text of a tokenizer.json; `eos_ids` end a text."""
 
     definition: str
     eos_ids: frozenset[int]
 
 
 def vocabulary_of(model: GgufModel) -> GgufVocabulary:
-    """Raises ModelError naming the file and the key."""
+    """The tokenizer of a model. Raises ModelError naming the file and the key."""
     try:
         return _vocabulary(model.metadata)
     except ModelError as error:
@@ -74,7 +74,7 @@ def vocabulary_of(model: GgufModel) -> GgufVocabulary:
 
 
 def templates_of(model: GgufModel) -> dict[str, str]:
-    """Chat templates by their names; the one without a name is "default"."""
+    """Chat templates by name; the unnamed one is "default"."""
     try:
         named = [key for key in model.metadata.keys if key.startswith(f"{TEMPLATE}.")]
         found = {key.removeprefix(f"{TEMPLATE}."): model.metadata.text(key) for key in named}
@@ -86,7 +86,7 @@ def templates_of(model: GgufModel) -> dict[str, str]:
 
 
 def special_tokens_of(model: GgufModel) -> dict[str, str]:
-    """Texts of bos_token and the like, as far as the file names them."""
+    """The texts of bos_token and the like, as far as the file names them."""
     keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     metadata = model.metadata
     try:
@@ -99,10 +99,10 @@ def special_tokens_of(model: GgufModel) -> dict[str, str]:
 
 
 def check_tokenizer(metadata: Metadata) -> PreTokenizer:
-    """How the file splits text. Raises ModelError where nobody here knows it."""
+    """How the file splits text. Raises ModelError if that is not supported."""
     model, pre = metadata.word("tokenizer.ggml.model"), metadata.word("tokenizer.ggml.pre")
     if model != "gpt2":
-        raise ModelError(f"tokenizer.ggml.model {model!r} is not supported; 'gpt2' is expected")
+        raise ModelError(f"tokenizer.ggml.model {model!r} is not supported; expected 'gpt2'")
     if pre not in PRES:
         raise ModelError(
             f"tokenizer.ggml.pre {pre!r} is not supported; supported: {', '.join(sorted(PRES))}"
@@ -121,7 +121,7 @@ def _vocabulary(metadata: Metadata) -> GgufVocabulary:
     added = [i for i, kind in enumerate(kinds) if kind in ADDED]
     ids = {token: i for i, token in enumerate(tokens) if kinds[i] != UNUSED}
     if len(ids) != len(kinds) - kinds.count(UNUSED):
-        raise ModelError("tokenizer.ggml.tokens has a token twice")
+        raise ModelError("tokenizer.ggml.tokens has a duplicate token")
     merges = [_merge(entry, ids) for entry in metadata.strings("tokenizer.ggml.merges")]
     definition = {
         "version": "1.0",
@@ -149,7 +149,7 @@ def _vocabulary(metadata: Metadata) -> GgufVocabulary:
 
 
 def _pretokenizers(pre: PreTokenizer) -> list[dict[str, Any]]:
-    """Its splits, and bytes behind them unless they make bytes themselves."""
+    """The splits of `pre`, followed by byte-level encoding unless one of them does that."""
     own = list(pre.splits)
     return own if any(split["type"] == "ByteLevel" for split in own) else [*own, BYTES]
 
@@ -158,7 +158,7 @@ def _merge(entry: str, ids: dict[str, int]) -> list[str]:
     left, _, right = entry.partition(" ")
     if left not in ids or right not in ids or left + right not in ids:
         raise ModelError(
-            f"tokenizer.ggml.merges has {entry[:80]!r}, which is no merge of two tokens"
+            f"tokenizer.ggml.merges has {entry[:80]!r}, which does not merge two tokens"
         )
     return [left, right]
 
@@ -171,6 +171,8 @@ def _added(token_id: int, content: str, kind: int) -> dict[str, Any]:
 def _eos_ids(metadata: Metadata, tokens: list[str], kinds: tuple[int, ...]) -> frozenset[int]:
     own = metadata.integer("tokenizer.ggml.eos_token_id")
     if own >= len(tokens):
-        raise ModelError(f"tokenizer.ggml.eos_token_id = {own}: there are {len(tokens)} tokens")
+        raise ModelError(
+            f"tokenizer.ggml.eos_token_id = {own}: there are only {len(tokens)} tokens"
+        )
     also = {i for i, token in enumerate(tokens) if token in ENDS and kinds[i] == CONTROL}
     return frozenset({own} | also)

@@ -1,6 +1,6 @@
 """Payloads as bytes through a second socket, for systems that share no memory.
 
-Owns the bytes that wait on either side, in rings of its own that a device may register.
+Owns the bytes that wait on either side, in rings that a device can register.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Callable
 
 from luceasync.errors import ChannelClosed
-from luceasync.ipc.channel import Outgoing, Payload
+from luceasync.ipc.channel import OutgoingPayload, Payload
 from luceasync.ipc.memory import Register
-from luceasync.ipc.packets import Span, WireError
-from luceasync.ipc.shared import Hooks, Place, RingLedger, Room, Watermark
+from luceasync.ipc.packets import PayloadSpan, WireError
+from luceasync.ipc.shared import ChannelHooks, RingLedger, RingPlace, RingRoom, Watermark
 
 
 class _Ring:
-    """Memory of this process alone, with a ledger."""
+    """A ring in private memory."""
 
     def __init__(self, num_bytes: int) -> None:
         self.ledger = RingLedger(num_bytes)
@@ -26,11 +26,11 @@ class _Ring:
         self._view = memoryview(self._map)
         self._undo: Callable[[], None] | None = None
 
-    def reserve(self, num_bytes: int) -> Room | None:
+    def reserve(self, num_bytes: int) -> RingRoom | None:
         place = self.ledger.reserve(num_bytes)
         if place is None:
             return None
-        return Room(place, self._view[place.begin : place.begin + num_bytes])
+        return RingRoom(place, self._view[place.begin : place.begin + num_bytes])
 
     def register(self, register: Register) -> None:
         if self._undo is None:
@@ -40,33 +40,33 @@ class _Ring:
         if self._undo is not None:
             self._undo()
             self._undo = None
-        self._view.release()  # the mapping goes with the last view of it
+        self._view.release()  # the mapping is freed with its last view
 
 
 class StreamOutbox:
-    """Bytes that go out, in the order of the packets that speak of them."""
+    """See PayloadOutbox. Bytes are sent in the order of their packets."""
 
     def __init__(self, sock: socket.socket, ring_bytes: int, first_sequence: int) -> None:
         self._sock = sock
         self._ring = _Ring(ring_bytes)
         self._next_sequence = first_sequence
-        self._queue: deque[tuple[Place, memoryview]] = deque()
+        self._queue: deque[tuple[RingPlace, memoryview]] = deque()
 
     @property
     def fd(self) -> int:
         return self._sock.fileno()
 
-    def reserve(self, num_bytes: int) -> Room | None:
+    def reserve(self, num_bytes: int) -> RingRoom | None:
         return self._ring.reserve(num_bytes)
 
-    def commit(self, room: Outgoing) -> Span:
-        assert isinstance(room, Room), "room of another channel"
+    def commit(self, room: OutgoingPayload) -> PayloadSpan:
+        assert isinstance(room, RingRoom), "room of another channel"
         self._queue.append((room.place, room.view))
-        span = Span(0, room.place.num_bytes, self._next_sequence)
+        span = PayloadSpan(0, room.place.num_bytes, self._next_sequence)
         self._next_sequence += 1
         return span
 
-    def refer(self, payload: Payload) -> Span | None:
+    def refer(self, payload: Payload) -> PayloadSpan | None:
         return None
 
     def push(self) -> bool:
@@ -93,7 +93,7 @@ class StreamOutbox:
 
 
 class StreamInbox:
-    """Bytes that come in. They stay in the socket until they, or those after them, are wanted."""
+    """See PayloadInbox. Bytes stay in the socket until they, or later ones, are wanted."""
 
     def __init__(self, sock: socket.socket, ring_bytes: int, first_sequence: int) -> None:
         self._sock = sock
@@ -101,14 +101,16 @@ class StreamInbox:
         self._watermark = Watermark()
         self._next_sequence = first_sequence
         self._due: deque[StreamPayload] = deque()  # whose bytes have not all come
-        self._is_full = False  # nothing more can be taken in until a payload is freed
+        self._is_full = False  # nothing can be received until a payload is freed
         self.is_closed = False
 
     @property
     def fd(self) -> int:
         return self._sock.fileno() if self._due and not self._is_full else -1
 
-    def accept(self, begin: int, num_bytes: int, sequence: int, hooks: Hooks) -> StreamPayload:
+    def accept(
+        self, begin: int, num_bytes: int, sequence: int, hooks: ChannelHooks
+    ) -> StreamPayload:
         if begin != 0:
             raise WireError(f"a payload at {begin}, where payloads come as bytes")
         if sequence != self._next_sequence:
@@ -126,7 +128,7 @@ class StreamInbox:
             self._due.popleft()
 
     def _pull(self, payload: StreamPayload) -> bool:
-        """Read on; whether all is there."""
+        """Receive more of a payload; whether it is complete."""
         if payload.target is None:
             room = self._ring.reserve(payload.num_bytes)
             self._is_full = room is None
@@ -148,8 +150,8 @@ class StreamInbox:
             payload.num_read += count
         return True
 
-    def load(self, payload: StreamPayload, target: memoryview | None, hooks: Hooks) -> None:
-        """Wait until its bytes are in the ring, or, if none has been read yet, in `target`."""
+    def load(self, payload: StreamPayload, target: memoryview | None, hooks: ChannelHooks) -> None:
+        """Wait until its bytes are in the ring, or in `target` if none has been received yet."""
         try:
             while payload in self._due:
                 first = self._due[0]
@@ -158,14 +160,14 @@ class StreamInbox:
                 if self._pull(first):
                     self._due.popleft()
                 elif first.target is None:
-                    raise WireError("more payloads than its ring holds, and none of them is freed")
+                    raise WireError("more payloads than its ring holds, none of which is freed")
                 else:
                     hooks.wait(self._sock.fileno())
         except (WireError, OSError) as error:
             hooks.fail(str(error))
 
-    def done(self, place: Place) -> None:
-        """Reuse a payload's place."""
+    def done(self, place: RingPlace) -> None:
+        """Free the place of a payload."""
         self._ring.ledger.free_until(self._watermark.done(place.sequence))
         self._is_full = False
 
@@ -180,12 +182,12 @@ class StreamInbox:
 
 
 class StreamPayload:
-    """Bytes in the socket, in the ring of the inbox, or on their way from one to the other."""
+    """A payload in the socket, in the ring of the inbox, or partly in both."""
 
-    def __init__(self, inbox: StreamInbox, num_bytes: int, hooks: Hooks) -> None:
+    def __init__(self, inbox: StreamInbox, num_bytes: int, hooks: ChannelHooks) -> None:
         self.num_bytes = num_bytes
         self.num_read = 0
-        self.place: Place | None = None  # in the ring, if it is there
+        self.place: RingPlace | None = None  # in the ring, if it is there
         self.target: memoryview | None = None
         self._inbox = inbox
         self._hooks = hooks
@@ -206,13 +208,15 @@ class StreamPayload:
             target[:] = self.target
         self.free()
 
-    def lend(self, memory: object) -> Span | None:
+    def lend(self, memory: object) -> PayloadSpan | None:
         return None
 
     def free(self) -> None:
         if self._is_freed or self._inbox.is_closed:
             return
-        self._inbox.load(self, None, self._hooks)  # else its bytes would be taken for the next's
+        self._inbox.load(
+            self, None, self._hooks
+        )  # its bytes must not be taken for the next payload's
         self._is_freed = True
         self.target = None
         if self.place is not None:
@@ -223,4 +227,6 @@ class StreamPayload:
         if self._inbox.is_closed:
             raise ChannelClosed("the channel of this payload is closed")
         if num_bytes != self.num_bytes:
-            self._hooks.fail(f"a payload of {self.num_bytes} bytes came, {num_bytes} were expected")
+            self._hooks.fail(
+                f"a payload of {self.num_bytes} bytes arrived; {num_bytes} were expected"
+            )

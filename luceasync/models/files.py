@@ -1,7 +1,7 @@
 """The files of one model: its config, its GGUF header and its weights, each header read once.
 
-Everything that a start asks of a model's files, it asks here. Pure: no torch, no numbers. What we
-cannot run exactly is refused, in words.
+A start asks this object for everything in a model's files. Refuses what cannot be run exactly.
+Pure: no torch, no weights.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from luceasync.models.spec import ModelSpec
 class ModelFiles:
     """The model at `path`: a Hugging Face directory, a GGUF file, or a directory with one.
 
-    A file is read when something of it is first asked for, and raises ModelError, naming the file
-    and the field, each time until it can be read.
+    A file is read on first use. One that is missing, broken or not supported is a ModelError that
+    names the file and the field.
     """
 
     def __init__(self, path: Path) -> None:
@@ -54,8 +54,8 @@ class ModelFiles:
         except (OSError, ValueError) as error:
             raise ModelError(f"{path}: cannot be read as JSON: {error}") from None
         if not isinstance(config, dict):
-            raise ModelError(f"{path}: a JSON object is expected, got {type(config).__name__}")
-        _ = self.scheme  # one that is not supported is refused before any field
+            raise ModelError(f"{path}: expected a JSON object, got {type(config).__name__}")
+        _ = self.scheme  # refuse an unsupported scheme before any other field
         try:
             return parse_spec(config)
         except ModelError as error:
@@ -68,14 +68,14 @@ class ModelFiles:
 
     @cached_property
     def weights(self) -> StoredWeights:
-        """The weights, which may be missing: then it raises ModelError once it is asked."""
+        """The weights. They may be missing: its methods then raise ModelError."""
         if (contents := self._gguf_contents) is not None:
             return GgufWeights(contents)
         return format_of(self.path).weights(self.path, self.scheme)
 
     @property
     def has_weights(self) -> bool:
-        """Whether there are any: a plan needs none."""
+        """Whether there are any; a plan needs none."""
         return self.gguf is not None or format_of(self.path).is_at(self.path)
 
     @cached_property

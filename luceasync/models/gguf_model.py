@@ -95,8 +95,8 @@ def _check_quantised(stored: GgufTensor, encoding: QuantEncoding) -> None:
         raise ModelError(f"{name!r} is stored as {encoding.name}; expected F32, F16 or BF16")
     if columns is not None and not _moves(columns, encoding):
         raise ModelError(
-            f"{name!r} is stored as {encoding.name}: cannot reorder heads of {columns.shape[2]} columns; "
-            f"expected multiples of {max(BLOCK, encoding.group or 0)}"
+            f"{name!r} is stored as {encoding.name}: cannot reorder heads of {columns.shape[2]} "
+            f"columns; expected multiples of {max(BLOCK, encoding.group or 0)}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Random blocks of ggml's types: any bits are valid ones where the scales are numbers."""
+"""Random blocks of ggml types: any bits are valid as long as the scales are numbers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from luceasync.gguf.header import TENSOR_TYPES
 
 TYPES = {kind.name: kind for kind in TENSOR_TYPES.values()}
-# Where a block has its fp16 scales.
+# Offsets of the fp16 scales in a block.
 SCALES_AT = {
     **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS"), (0,)),
     **dict.fromkeys(("Q4_1", "Q5_1", "Q4_K", "Q5_K"), (0, 2)),

@@ -1,8 +1,8 @@
-"""Mutated headers: each is a spec, or one line of what is wrong.
+"""Mutates headers: each must be a spec or a one-line error.
 
     python -m tests.gguf.mutate NUM_HEADERS SEED FOLDER
 
-Prints how many were refused, the longest time that one took, and the most memory of the process.
+Prints how many were refused, the longest time for one, and the peak memory of the process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""No header, whatever its bytes, crashes, hangs or fills memory."""
+"""No header crashes the reader, hangs it or fills memory."""
 
 from __future__ import annotations
 

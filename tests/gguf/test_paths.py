@@ -25,28 +25,28 @@ def write_parts(folder: Path, *, numbers=(0, 1, 2), counts=(3, 3, 3), total: int
     return folder / PARTS[0]
 
 
-def test_a_directory_with_one_means_that_one(tmp_path: Path):
+def test_a_directory_with_one_file_means_that_file(tmp_path: Path):
     assert gguf_at(tmp_path) is None
     path = tmp_path / "m.GGUF"
     path.touch()
     assert gguf_at(tmp_path) == path == gguf_at(path)
 
 
-def test_of_several_one_must_be_named(tmp_path: Path):
+def test_a_directory_with_several_models_is_refused(tmp_path: Path):
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).touch()
-    with pytest.raises(ModelError, match=r"2 GGUF files are there \(a.gguf, b.gguf\); name one"):
+    with pytest.raises(ModelError, match=r"there are 2 GGUF files \(a.gguf, b.gguf\); name one"):
         gguf_at(tmp_path)
 
 
-def test_where_safetensors_are_they_are_the_weights(tmp_path: Path):
+def test_safetensors_take_precedence(tmp_path: Path):
     for name in ("a.gguf", "model.safetensors"):
         (tmp_path / name).touch()
     assert gguf_at(tmp_path) is None
 
 
 @pytest.mark.parametrize("named", [*PARTS, "."])
-def test_whichever_part_is_named_all_are_read(tmp_path: Path, named: str):
+def test_any_part_stands_for_all(tmp_path: Path, named: str):
     write_parts(tmp_path)
     path = gguf_at(tmp_path / named)
     assert path is not None
@@ -66,29 +66,29 @@ def test_a_part_that_is_missing_is_named(tmp_path: Path):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"numbers": (0, 2, 1)}, "split.no = 2; 1 is expected"),
-        ({"counts": (3, 3, 4)}, "a file of 4 parts, and its name says 3"),
-        ({"total": 25}, "its parts have 24 tensors, not 25"),
+        ({"numbers": (0, 2, 1)}, "split.no = 2; expected 1"),
+        ({"counts": (3, 3, 4)}, "a model of 4 parts, but the file name says 3"),
+        ({"total": 25}, "its parts have 24 tensors; expected 25"),
     ],
 )
-def test_parts_that_do_not_belong_together(tmp_path: Path, wrong, words: str):
+def test_parts_that_disagree_are_refused(tmp_path: Path, wrong, words: str):
     with pytest.raises(ModelError, match=words):
         read_model(write_parts(tmp_path, **wrong))
 
 
-def test_a_part_by_itself_is_told(tmp_path: Path):
+def test_a_part_without_the_others_is_refused(tmp_path: Path):
     path = write_parts(tmp_path).rename(tmp_path / "m.gguf")
-    with pytest.raises(ModelError, match="a file of 3 parts, and its name says 1"):
+    with pytest.raises(ModelError, match="a model of 3 parts, but the file name says 1"):
         read_model(path)
 
 
-def test_a_tensor_in_two_parts(tmp_path: Path):
+def test_a_tensor_in_two_parts_is_refused(tmp_path: Path):
     path = write_parts(tmp_path)
     first = qwen3_tensors()
     keys = {"split.no": 2, "split.count": 3}
     share = {"token_embd.weight": first["token_embd.weight"]}
     save(tmp_path / PARTS[2], header(keys, share), share)
-    with pytest.raises(ModelError, match=r"'token_embd.weight' is in another part too"):
+    with pytest.raises(ModelError, match=r"'token_embd.weight' is in two parts"):
         read_model(path)
 
 

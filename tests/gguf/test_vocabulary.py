@@ -44,7 +44,7 @@ def test_ids_of_any_text_are_the_same(files: tuple[Path, Path]):
         assert ours.decode(ids) == theirs.decode(ids)
 
 
-def test_special_tokens_and_ends_are_known(files: tuple[Path, Path]):
+def test_special_tokens_and_end_tokens_are_the_same(files: tuple[Path, Path]):
     ours, theirs = (Tokenizer.load(path) for path in files)
     end, im_end = (ours.token_id(token) for token in ("<|endoftext|>", "<|im_end|>"))
     assert ours.eos_ids == {end, im_end}
@@ -52,7 +52,7 @@ def test_special_tokens_and_ends_are_known(files: tuple[Path, Path]):
     for token_id in range(theirs.vocab_size):
         assert ours.is_special(token_id) == theirs.is_special(token_id)
         assert ours.token_text(token_id) == theirs.token_text(token_id)
-    assert ours.vocab_size == theirs.vocab_size, "tokens that only fill up are none"
+    assert ours.vocab_size == theirs.vocab_size, "padding is not a token"
 
 
 def test_the_chat_template_is_the_files(files: tuple[Path, Path]):
@@ -65,13 +65,13 @@ def test_the_chat_template_is_the_files(files: tuple[Path, Path]):
     ("keys", "words"),
     [
         ({"tokenizer.ggml.token_type": [1, 1]}, "token_type has 2 entries for 8 tokens"),
-        ({"tokenizer.ggml.merges": ["a x"]}, "has 'a x', which is no merge of two tokens"),
-        ({"tokenizer.ggml.eos_token_id": 8}, "eos_token_id = 8: there are 8 tokens"),
-        ({"tokenizer.ggml.tokens": ["a"] * 8}, "tokenizer.ggml.tokens has a token twice"),
-        ({"tokenizer.ggml.tokens": 4}, "tokens is an integer; an array of strings is expected"),
+        ({"tokenizer.ggml.merges": ["a x"]}, "has 'a x', which does not merge two tokens"),
+        ({"tokenizer.ggml.eos_token_id": 8}, "eos_token_id = 8: there are only 8 tokens"),
+        ({"tokenizer.ggml.tokens": ["a"] * 8}, "tokenizer.ggml.tokens has a duplicate token"),
+        ({"tokenizer.ggml.tokens": 4}, "tokens is an integer; expected an array of strings"),
     ],
 )
-def test_a_tokenizer_that_cannot_be_is_told(tmp_path: Path, keys, words: str):
+def test_an_invalid_tokenizer_is_refused(tmp_path: Path, keys, words: str):
     tensors = qwen3_tensors()
     path = save(tmp_path / "m.gguf", header(qwen3_keys() | keys, tensors), tensors)
     with pytest.raises(ModelError, match=words):
@@ -100,7 +100,7 @@ def test_a_file_without_a_template_takes_the_one_beside_it(tmp_path: Path):
         ChatTemplate.load(bare)
 
 
-def test_a_named_template_is_that_for_tools(tmp_path: Path):
+def test_the_template_named_tool_use_is_that_for_tools(tmp_path: Path):
     tensors = qwen3_tensors()
     keys = qwen3_keys() | {"tokenizer.chat_template.tool_use": "with {{ tools | length }}"}
     path = save(tmp_path / "m.gguf", header(keys, tensors), tensors)

@@ -10,8 +10,17 @@ import time
 import pytest
 
 from luceasync.errors import ChannelClosed
-from luceasync.ipc.local import MAX_ASIDE
-from luceasync.ipc.packets import MAX_PACKET_BYTES, Ping, Pong, Span
+from luceasync.ipc.local import (
+    BRIEF_SPIN_S,
+    MAX_ASIDE,
+    MAX_CREDIT,
+    MAX_SPIN_S,
+    PROBE_EVERY,
+    SPARE_CORES,
+    Deadline,
+    WaitPolicy,
+)
+from luceasync.ipc.packets import MAX_PACKET_BYTES, PayloadSpan, Ping, Pong
 from tests.ipc.ends import (
     DEADLINE_S,
     SESSION,
@@ -89,10 +98,10 @@ def test_a_payload_of_another_size_than_computed_closes_the_channel(ends: Ends) 
     payload = ends.there.receive(DEADLINE_S).payload
     assert payload is not None
     target = bytearray(6)
-    with pytest.raises(ChannelClosed, match="5 bytes came, 6 were expected"):
+    with pytest.raises(ChannelClosed, match="5 bytes arrived; 6 were expected"):
         payload.into(memoryview(target))
     assert target == bytes(6)
-    with pytest.raises(ChannelClosed, match="5 bytes came, 6 were expected"):
+    with pytest.raises(ChannelClosed, match="5 bytes arrived; 6 were expected"):
         ends.there.receive(DEADLINE_S)
     with pytest.raises(ChannelClosed, match="it is gone"):
         ends.here.receive(DEADLINE_S)
@@ -207,10 +216,10 @@ def test_a_closed_channel_says_why_for_ever(ends: Ends) -> None:
     ("packet", "words"),
     [
         (b"\x91", "truncated"),
-        (packet(Say(), number=2), "packet 2 came where 1"),
+        (packet(Say(), number=2), "packet 2 arrived; 1 was expected"),
         (packet(Say())[:-2], "truncated"),
-        (bytes(MAX_PACKET_BYTES + 1), f"a packet of {MAX_PACKET_BYTES + 1} bytes; at most"),
-        (packet(Ping(), payload=Span(69_888, 10, SESSION)), "payload"),
+        (bytes(MAX_PACKET_BYTES + 1), f"a packet of {MAX_PACKET_BYTES + 1} bytes; the limit"),
+        (packet(Ping(), payload=PayloadSpan(69_888, 10, SESSION)), "payload"),
     ],
 )
 def test_a_packet_that_cannot_be_believed_closes_the_channel(
@@ -235,7 +244,7 @@ def test_pings_that_nobody_lets_us_answer_close_the_channel(ends: Ends) -> None:
         for number in range(1, 100_000):
             ends.control_there.send(packet(Ping(), number=number))
             ends.here.poll(0)
-    assert "more of them than can be answered" in str(ends.here.closed)
+    assert "more pings than can be answered" in str(ends.here.closed)
 
 
 def test_messages_that_nobody_asked_for_are_bounded(ends: Ends) -> None:
@@ -250,7 +259,7 @@ def test_messages_that_nobody_asked_for_are_bounded(ends: Ends) -> None:
 
     thread = threading.Thread(target=send_on)
     thread.start()
-    with pytest.raises(ChannelClosed, match=f"more than {MAX_ASIDE} messages that nobody asked"):
+    with pytest.raises(ChannelClosed, match=f"more than {MAX_ASIDE} messages that were not asked"):
         ends.here.call(Say(), Heard, deadline_s=DEADLINE_S)
     thread.join()
 
@@ -293,3 +302,73 @@ def test_no_descriptor_is_left() -> None:
         ends.close()
     assert os.listdir("/proc/self/fd") == before
     assert socket.socketpair  # the sockets were closed, and warned of nothing
+
+
+def test_short_waits_are_spun_for() -> None:
+    patience = WaitPolicy.from_step_to_step(SPARE_CORES)
+    for _ in range(3):
+        patience.waited(MAX_SPIN_S / 2)
+        assert patience.spin_s == MAX_SPIN_S
+
+
+def test_long_waits_are_slept_for_but_for_a_probe_now_and_then() -> None:
+    patience = WaitPolicy.from_step_to_step(SPARE_CORES)
+    spins = []
+    for _ in range(10 * PROBE_EVERY):
+        patience.waited(2 * MAX_SPIN_S)
+        spins.append(patience.spin_s)
+    assert sum(each > 0 for each in spins[MAX_CREDIT - 1 :]) == 10
+
+
+def test_one_that_comes_late_now_and_then_ends_no_spinning() -> None:
+    patience = WaitPolicy.brief(2)
+    for _ in range(10):
+        for _ in range(MAX_CREDIT - 1):
+            patience.waited(2 * BRIEF_SPIN_S)
+            assert patience.spin_s == BRIEF_SPIN_S
+        for _ in range(MAX_CREDIT - 1):
+            patience.waited(BRIEF_SPIN_S / 2)
+    for _ in range(MAX_CREDIT):
+        patience.waited(2 * BRIEF_SPIN_S)
+    assert patience.spin_s == 0
+
+
+def test_a_probe_that_pays_brings_spinning_back() -> None:
+    patience = WaitPolicy.from_step_to_step(SPARE_CORES)
+    for _ in range(MAX_CREDIT):
+        patience.waited(2 * MAX_SPIN_S)
+    assert patience.spin_s == 0
+    patience.waited(1e-6)
+    assert patience.spin_s == MAX_SPIN_S
+
+
+def test_few_cores_are_kept_for_short_answers_alone() -> None:
+    assert WaitPolicy.from_step_to_step(SPARE_CORES - 1).spin_s == BRIEF_SPIN_S
+    assert WaitPolicy.from_step_to_step(1).spin_s == WaitPolicy.brief(1).spin_s == 0
+
+
+def test_where_brief_spins_fail_short_waits_asleep_do_not_bring_them_back() -> None:
+    patience = WaitPolicy.brief(2)
+    patience.waited(BRIEF_SPIN_S / 2)
+    assert patience.spin_s == BRIEF_SPIN_S
+    spins = []
+    for _ in range(MAX_CREDIT):
+        patience.waited(2 * BRIEF_SPIN_S)
+    for _ in range(10 * PROBE_EVERY):
+        spins.append(patience.spin_s)
+        patience.waited(2 * BRIEF_SPIN_S if patience.spin_s else BRIEF_SPIN_S / 10)
+    assert sum(each > 0 for each in spins) == 10
+
+
+def test_a_deadline_passes() -> None:
+    assert Deadline(0).is_past
+    assert Deadline(0).left_ms() == 0
+    soon = Deadline(100)
+    assert not soon.is_past
+    assert 99_000 < soon.left_ms() <= 100_000
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_what_is_no_moment_is_no_deadline(seconds: float) -> None:
+    with pytest.raises(ValueError, match="a deadline in"):
+        Deadline(seconds)

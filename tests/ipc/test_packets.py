@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luceasync.ipc.packets import MAX_PACKET_BYTES, Codec, Message, Span, WireError
+from luceasync.ipc.packets import MAX_PACKET_BYTES, Codec, Message, PayloadSpan, WireError
 from tests.ipc.ends import SESSION, Heard, Say, packet
 
 
@@ -24,9 +24,9 @@ def coder() -> Codec:
 
 def test_what_is_sent_comes_back_the_same() -> None:
     sender, receiver = coder(), coder()
-    first = sender.encode(Say("one"), payload=Span(256, 10, 3))
-    assert first == packet(Say("one"), payload=Span(256, 10, 3))
-    assert receiver.decode(first) == (Say("one"), 1, 0, Span(256, 10, 3))
+    first = sender.encode(Say("one"), payload=PayloadSpan(256, 10, 3))
+    assert first == packet(Say("one"), payload=PayloadSpan(256, 10, 3))
+    assert receiver.decode(first) == (Say("one"), 1, 0, PayloadSpan(256, 10, 3))
     receiver.encode(Say())
     assert receiver.decode(sender.encode(Say("two"), 1)) == (Say("two"), 2, 1, None)
 
@@ -34,22 +34,22 @@ def test_what_is_sent_comes_back_the_same() -> None:
 @pytest.mark.parametrize(
     ("came", "words"),
     [
-        (packet(Say(), session=SESSION + 1), f"of session {SESSION + 1:x}, not of {SESSION:x}"),
-        (packet(Say(), number=2), "packet 2 came where 1 was expected"),
+        (packet(Say(), session=SESSION + 1), f"of session {SESSION + 1:x}; this is {SESSION:x}"),
+        (packet(Say(), number=2), "packet 2 arrived; 1 was expected"),
         (packet(Say(), answers=1), "an answer to packet 1, which was never sent"),
         (packet(Heard()), "'Heard'"),
         (packet(Say())[:-1], "truncated"),
         (packet(Say()) + b"\0", "trailing"),
         (b"", "truncated"),
         (packet(Say())[:40], "truncated"),
-        (packet(Say(), payload=Span(0, 0, 1)), "a payload that is none: 0 bytes"),
-        (packet(Say(), payload=Span(256, 5, 0)), "a payload that is none"),
-        (packet(Say(), payload=Span(-1, 5, 1)), "a payload that is none"),
-        (packet(Say(), payload=Span(1 << 62, 5, 1)), "a payload that is none"),
-        (packet(Say(), payload=Span(256, 1 << 62, 1)), "a payload that is none"),
+        (packet(Say(), payload=PayloadSpan(0, 0, 1)), "a malformed payload: 0 bytes"),
+        (packet(Say(), payload=PayloadSpan(256, 5, 0)), "a malformed payload"),
+        (packet(Say(), payload=PayloadSpan(-1, 5, 1)), "a malformed payload"),
+        (packet(Say(), payload=PayloadSpan(1 << 62, 5, 1)), "a malformed payload"),
+        (packet(Say(), payload=PayloadSpan(256, 1 << 62, 1)), "a malformed payload"),
         (packet(b"\x94\xa6Listed\xdd\xff\xff\xff\xff"), "truncated"),  # 4 billion numbers
         (packet(b"\x91" * (MAX_PACKET_BYTES - 48)), "Expected"),
-        (bytes(MAX_PACKET_BYTES + 1), f"at most {MAX_PACKET_BYTES}"),
+        (bytes(MAX_PACKET_BYTES + 1), f"the limit is {MAX_PACKET_BYTES}"),
     ],
 )
 def test_what_is_no_packet_of_ours_is_refused_in_words(came: bytes, words: str) -> None:
@@ -67,12 +67,12 @@ def test_a_message_is_what_its_bytes_say_whatever_came_before() -> None:
 def test_the_same_packet_is_not_taken_twice() -> None:
     receiver = coder()
     receiver.decode(packet(Say()))
-    with pytest.raises(WireError, match="packet 1 came where 2 was expected"):
+    with pytest.raises(WireError, match="packet 1 arrived; 2 was expected"):
         receiver.decode(packet(Say()))
 
 
 def test_a_message_that_no_packet_holds_is_not_sent() -> None:
-    with pytest.raises(ValueError, match=f"a packet ends at {MAX_PACKET_BYTES}"):
+    with pytest.raises(ValueError, match=f"a packet holds at most {MAX_PACKET_BYTES}"):
         coder().encode(Say("x" * MAX_PACKET_BYTES))
 
 
@@ -82,7 +82,7 @@ def test_what_a_peer_sent_is_not_all_repeated() -> None:
     assert len(str(caught.value)) < 300
 
 
-WHOLE = packet(Listed([1, 2, 3], b"abc", {"a": "b"}), payload=Span(256, 40_960, 1))
+WHOLE = packet(Listed([1, 2, 3], b"abc", {"a": "b"}), payload=PayloadSpan(256, 40_960, 1))
 
 
 @given(st.data())

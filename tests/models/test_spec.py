@@ -86,7 +86,7 @@ def test_a_missing_config_is_named(tmp_path: Path):
     [
         (b"{", "cannot be read as JSON"),
         (b"\xff\xfe", "cannot be read as JSON"),
-        (b"[]", "a JSON object is expected, got list"),
+        (b"[]", "expected a JSON object, got list"),
         (b'{"model_type": "mamba"}', "model_type 'mamba' is not supported; supported: "),
         (b"{}", "model_type None is not supported"),
     ],
@@ -164,7 +164,7 @@ def test_linear_key_heads_divide_the_value_heads():
 )
 def test_layer_types_of_wrong_length_or_name_are_refused(listed: list[str]):
     words = refusal(config_of("qwen3_5_text", layer_types=listed))
-    assert words.startswith(f"layer_types = {listed!r}: 4 entries")
+    assert words.startswith(f"layer_types = {listed!r}: expected 4 entries")
 
 
 @pytest.mark.parametrize("value", ["2", [1, "2"], 1.5, {"id": 2}])

@@ -113,7 +113,7 @@ def _q6_k(encoding: QuantEncoding, blocks: Tensor) -> Packed:
 
     halves = blocks[..., :128].unflatten(
         -1, (2, 2, 2, 16)
-    )  # halves of the block, of 64 columns, of 32 columns
+    )  # of a block, 64 columns, 32
     first, second = halves[..., 0, :], halves[..., 1, :]
     low, high = first & 15 | second << 4, first >> 4 | second & 0xF0
     codes = torch.stack([low, high], -3).flatten(1)

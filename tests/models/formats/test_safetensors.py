@@ -27,7 +27,7 @@ def test_each_file_of_the_index_is_there_once(tmp_path: Path):
 
 
 def test_a_directory_without_weights_says_what_is_looked_for(tmp_path: Path):
-    with pytest.raises(ModelError, match=r"neither model\.safetensors nor .*\.index\.json"):
+    with pytest.raises(ModelError, match=r"neither model\.safetensors nor .*\.index\.json exists"):
         weight_files(tmp_path)
 
 
@@ -83,7 +83,7 @@ def test_a_cut_file_says_how_much_is_there(tmp_path: Path, num_bytes: int):
     path = write_weights(tmp_path) / SINGLE
     whole = path.read_bytes()
     path.write_bytes(whole[:-num_bytes])
-    words = f"it is cut: expected {len(whole) - num_bytes} bytes are there, {len(whole)}"
+    words = f"truncated: it has {len(whole) - num_bytes} bytes, expected {len(whole)}"
     with pytest.raises(ModelError, match=words):
         SafetensorsWeights(tmp_path, None).check(SHAPES)
 
@@ -109,5 +109,5 @@ def test_a_header_of_anything_is_refused_in_words(tmp_path: Path, header: bytes)
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path):
     os.mkfifo(tmp_path / SINGLE)
-    with pytest.raises(ModelError, match="no regular file"):
+    with pytest.raises(ModelError, match="not a regular file"):
         SafetensorsWeights(tmp_path, None).check(SHAPES)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.cyext.grouped import KERNELS
+from luceasync.cyext.quantised import KERNELS
 from luceasync.models.ops import TorchOps
 from luceasync.models.packed_ops import PackedOps, can_pack
 from luceasync.models.quant.cpu import CompiledQuantWeight, can_multiply

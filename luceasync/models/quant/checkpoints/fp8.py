@@ -58,8 +58,8 @@ class ByteScheme:
             if scales.shape == expected:
                 return self.block[1]
         raise ModelError(
-            f"{name!r} has shape {scales.shape} for a matrix of {weight.shape}; expected one scale, "
-            f"one for each row{f', or {expected}' if expected else ''}"
+            f"{name!r} has shape {scales.shape} for a matrix of {weight.shape}; expected one "
+            f"scale, one for each row{f', or {expected}' if expected else ''}"
         )
 
     def _pack(self, encoding: QuantEncoding, tensors: Mapping[str, Tensor]) -> Packed:

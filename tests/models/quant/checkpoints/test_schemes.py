@@ -125,11 +125,11 @@ def test_the_configuration_of_a_wrapper_counts_and_so_does_that_of_its_part():
     [
         (
             {"quant_method": "bitsandbytes"},
-            "quant_method = 'bitsandbytes' is not supported; awq or",
+            "quant_method = 'bitsandbytes' is not supported; expected awq or",
         ),
         ({"quant_method": ["awq"]}, "quant_method = ['awq'] is not supported"),
         ("awq", "quantization_config = 'awq': expected a JSON object"),
-        ({"quant_method": "awq", "bits": 3, "group_size": 64}, ".bits = 3 is not supported; 4 is"),
+        ({"quant_method": "awq", "bits": 3, "group_size": 64}, ".bits = 3 is not supported; expected 4"),
         ({"quant_method": "awq", "bits": 4, "group_size": 7}, ".group_size = 7 is not supported"),
         (
             {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"},
@@ -175,7 +175,7 @@ def test_columns_in_another_order_are_refused():
             {"weight_scale": torch.ones(3, 2)},
             "shape (3, 2) for a matrix of (7, 50)",
         ),
-        ("awq", {"scales": torch.ones(3, 23, dtype=torch.float16)}, "(3, 24) is expected"),
+        ("awq", {"scales": torch.ones(3, 23, dtype=torch.float16)}, "expected (3, 24)"),
         ("awq", {"qzeros": torch.ones(3, 3)}, "is stored as F32; expected I32"),
         ("nvfp4", {"weight_global_scale": None}, "have no tensor"),
         ("nvfp4", {"weight_global_scale": torch.ones(3)}, "shape (3,); expected one number"),
@@ -185,7 +185,7 @@ def test_columns_in_another_order_are_refused():
             "has shape (9,); expected two dimensions",
         ),
         ("mxfp4", {"weight_packed": torch.ones(11, 48)}, "is stored as F32; expected U8"),
-        ("mxfp4", {"weight_scale": torch.ones(11, 2, dtype=torch.uint8)}, "(11, 3) is expected"),
+        ("mxfp4", {"weight_scale": torch.ones(11, 2, dtype=torch.uint8)}, "expected (11, 3)"),
         ("fp8 matrix", {"weight_scale": None}, "is stored as F8_E4M3, and has no scale"),
     ],
 )

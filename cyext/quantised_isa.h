@@ -1,4 +1,4 @@
-/* The instruction sets that grouped_floats.h is made for. */
+/* The instruction sets that quantised_floats.h is made for. */
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c,fma")
 #define NAME(name) avx512_##name
@@ -39,7 +39,7 @@ INLINE V avx512_scale(const Scales *at, int64_t lane, V *minimum, const int has_
     const __mmask16 mask = (__mmask16)((1u << at->lanes) - 1);
     return scale_of_16(at, reals_of_16(at, mask, has_minimum), mask, minimum, has_minimum);
 }
-#include "grouped_floats.h"
+#include "quantised_floats.h"
 #undef NAME
 #undef LANES
 #undef V
@@ -103,7 +103,7 @@ INLINE V avx2_scale(const Scales *at, int64_t lane, V *minimum, const int has_mi
     if (has_minimum) *minimum = _mm256_load_ps(minimums);
     return _mm256_load_ps(scales);
 }
-#include "grouped_floats.h"
+#include "quantised_floats.h"
 #undef NAME
 #undef LANES
 #undef V

@@ -1,14 +1,14 @@
 /* Products of bfloat16 rows with tiles, for AVX512-BF16. 16 columns of two tiles become 16 registers of
-   pairs of exact codes, which every row of x is multiplied with in turn: float32 sums of 16 columns,
-   then the scale. The order of sums is the same however many rows x has. */
+   exact code pairs, with which each row of x is multiplied in turn: float32 sums over 16 columns, then
+   the scale. The order of summation does not depend on the number of rows of x. */
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16,f16c,fma")
 
-enum { SPAN_STEPS = 8 }; /* whose scales are made at once, before the codes that they belong to are met */
+enum { SPAN_STEPS = 8 }; /* steps whose scales are computed together, ahead of their codes */
 
 typedef struct {
-    __m512i words[2];            /* by code, up to 64 of them */
-    __m512i low[4], high[4];     /* bytes by code, 256 of them */
+    __m512i words[2];            /* by code, up to 64 */
+    __m512i low[4], high[4];     /* bytes by code, 256 */
 } BfTables;
 
 INLINE BfTables bf16_tables(const Matrix *w) {

@@ -1,11 +1,10 @@
 #pragma once
-/* Quantised matrices as the kernels read them: rows in tiles of 16 whose numbers lie side by side.
+/* Quantised matrices as the kernels read them: tiles of 16 rows with interleaved numbers.
 
-   A tile takes the bytes that its rows took before, so that nothing grows; the last one may have
-   fewer rows (`lanes`). In a tile every tensor is [units][lanes], a unit being of codes and planes
-   32 bits of a row. Word p (0, 1) of them holds, from its low bits on, the columns p, p + 2, p + 4
-   ...: what a product of pairs of columns takes at once. luceasync.models.quant.packed has what
-   the numbers mean. */
+   A tile takes exactly the bytes of its rows; the last one may have fewer rows (`lanes`). In a tile
+   every tensor is [units][lanes]. A unit of codes or planes is 32 bits of a row, two 16-bit halves:
+   half p (0, 1) holds the columns p, p + 2, p + 4, ..., from its low bits on, which is what a product
+   of pairs of columns takes at once. luceasync.models.quant.packed says what the numbers mean. */
 #include "floats.h"
 #include <stdint.h>
 #include <stdlib.h>
@@ -13,16 +12,16 @@
 
 enum { TILE = 16, STEP = 32 };
 enum { FP16, BF16, FP32, E8M0 };                /* of D and M */
-enum { NO_SMALL, UINT8, INT8, E4M3 };           /* of s; of 8-bit codes all but the first */
-enum { NO_MINIMUM, OWN_MINIMUM, SCALE_MINIMUM }; /* M is nowhere; beside D; D itself */
+enum { NO_SMALL, UINT8, INT8, E4M3 };           /* of s; of 8-bit codes, all but the first */
+enum { NO_MINIMUM, OWN_MINIMUM, SCALE_MINIMUM }; /* there is no M; it has its own tensor; it is D */
 
 typedef struct {
     int64_t num_rows, num_columns, group, supergroup, num_groups, num_supergroups;
     int bits, scale, small, minimum, has_small_minimums, divides, codes_kind, has_table;
     float zero;
     uint8_t *codes, *planes, *scales, *small_scales, *minimums, *small_minimums;
-    float numbers[256];   /* that a code stands for */
-    uint16_t halves[256]; /* the same as bfloat16: they are exact */
+    float numbers[256];   /* value of each code */
+    uint16_t halves[256]; /* the same in bfloat16, which is exact */
 } Matrix;
 
 static inline int64_t lanes_of(const Matrix *w, int64_t row) {
@@ -65,7 +64,7 @@ static inline float small_of(const Matrix *w, uint8_t byte) {
     return w->small == UINT8 ? (float)byte : w->small == INT8 ? (float)(int8_t)byte : of_e4m3(byte);
 }
 
-/* What of a 64-bit number's bytes are nibbles: the low ones of its even bytes, side by side. */
+/* The low nibbles of the even bytes of v, side by side. */
 static inline uint32_t even_nibbles(uint64_t v) {
     v &= 0x000f000f000f000f;
     v = (v | v >> 12) & 0x000000ff000000ff;
@@ -80,7 +79,7 @@ static inline uint32_t even_bits(uint32_t v) {
     return (v | v >> 8) & 0xffff;
 }
 
-/* The units of one row's codes, from rows as they are stored. */
+/* The code units of one stored row. */
 static void code_units(const Matrix *w, const uint8_t *row, uint32_t *units) {
     if (w->bits == 8) {
         for (int64_t i = 0; i < w->num_columns / 4; i++, row += 4)
@@ -114,7 +113,7 @@ static void plane_units(const Matrix *w, const uint8_t *row, uint32_t *units) {
     }
 }
 
-/* [lanes][count] items of so many bytes become [count][lanes]. */
+/* Transpose items of `num_bytes` bytes: [lanes][count] -> [count][lanes]. */
 static void turn(uint8_t *items, uint8_t *scratch, int64_t lanes, int64_t count, int64_t num_bytes) {
     memcpy(scratch, items, (size_t)(lanes * count * num_bytes));
     for (int64_t lane = 0; lane < lanes; lane++)
@@ -122,7 +121,7 @@ static void turn(uint8_t *items, uint8_t *scratch, int64_t lanes, int64_t count,
             memcpy(items + (i * lanes + lane) * num_bytes, scratch + (lane * count + i) * num_bytes, (size_t)num_bytes);
 }
 
-/* Rows as they are stored become tiles, in place. 0: there was no memory for a tile beside them. */
+/* Rearrange stored rows as tiles, in place. Returns 0 if there is no memory for one more tile. */
 static int interleave(Matrix *w, int64_t begin, int64_t end) {
     int64_t code_bytes = w->num_columns * (w->bits == 8 ? 8 : 4) / 8;
     int64_t plane_bytes = w->planes ? w->num_columns * (w->bits - 4) / 8 : 0;
@@ -169,7 +168,7 @@ static inline uint32_t code_at(const Matrix *w, int64_t first, int64_t lanes, in
     return code;
 }
 
-/* One row's numbers as luceasync.models.quant.packed.dequantise has them, bit for bit. */
+/* The numbers of one row, bit for bit those of luceasync.models.quant.packed.dequantise. */
 static void row_numbers(const Matrix *w, int64_t row, float *to) {
     int64_t first = row / TILE * TILE, lanes = lanes_of(w, first), lane = row - first;
     for (int64_t g = 0; g < w->num_groups; g++) {

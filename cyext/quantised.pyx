@@ -1,14 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Products with quantised matrices on CPUs: codes are unpacked in registers, row tile by row tile.
+"""Products with quantised matrices on CPUs: codes are unpacked in registers, tile by tile of rows.
 
-Owns a matrix's description, not its memory: addresses are the caller's, who keeps them valid and
-gives what docs/quantised.md draws. The products are in grouped.h.
+Owns the description of a matrix, not its memory, which the caller keeps valid and which has the
+layout that docs/quantised.md draws. The products are in quantised.h.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uintptr_t
 from libc.string cimport memcpy
 
-cdef extern from "grouped.h" nogil:
+cdef extern from "quantised.h" nogil:
     enum: NO_KERNEL, AVX2, AVX512, AVX512_BF16
     ctypedef struct Description "Matrix":
         int64_t num_rows, num_columns, group, supergroup, num_groups, num_supergroups
@@ -40,13 +40,13 @@ BYTES = ("", "uint8", "int8", "e4m3")
 MINIMUMS = ("none", "own", "scale")
 TILE = 16
 NAMES = ("", "avx2", "avx512", "avx512_bf16")
-KERNELS = NAMES[1 : best_kernel() + 1]  # of this machine's instructions, the best ones last
+KERNELS = NAMES[1 : best_kernel() + 1]  # those that this machine can run, the best one last
 
 
 cdef class Matrix:
-    """Rows of quantised numbers, which `interleave` has put in tiles."""
+    """A quantised matrix; `interleave` brings its rows into tiles."""
 
-    cdef Description form
+    cdef Description matrix
 
     def __init__(
         self,
@@ -59,45 +59,46 @@ cdef class Matrix:
         bint divides,
         addresses: dict[str, int],
     ) -> None:
-        """`groups`: columns of a group and of a super-group. `kinds`: of D, of s ("" for none), of
-        minimums, and of codes of 8 bits ("" for fewer). `numbers`: what codes stand for.
+        """`groups`: columns of a group and of a super-group. `kinds`: the types of D, of s ("" for
+        none), of minimums, and of 8-bit codes ("" for fewer bits). `numbers`: the value of each
+        code.
         """
         cdef int i
-        self.form.num_rows, self.form.num_columns = shape
-        self.form.group, self.form.supergroup = groups
-        self.form.num_groups = -(-self.form.num_columns // self.form.group)
-        self.form.num_supergroups = -(-self.form.num_columns // self.form.supergroup)
-        self.form.bits = bits
-        self.form.scale = REALS.index(kinds[0])
-        self.form.small = BYTES.index(kinds[1])
-        self.form.minimum = MINIMUMS.index(kinds[2])
-        self.form.codes_kind = BYTES.index(kinds[3])
-        self.form.has_table, self.form.divides = has_table, divides
-        self.form.zero = -numbers[0]
+        self.matrix.num_rows, self.matrix.num_columns = shape
+        self.matrix.group, self.matrix.supergroup = groups
+        self.matrix.num_groups = -(-self.matrix.num_columns // self.matrix.group)
+        self.matrix.num_supergroups = -(-self.matrix.num_columns // self.matrix.supergroup)
+        self.matrix.bits = bits
+        self.matrix.scale = REALS.index(kinds[0])
+        self.matrix.small = BYTES.index(kinds[1])
+        self.matrix.minimum = MINIMUMS.index(kinds[2])
+        self.matrix.codes_kind = BYTES.index(kinds[3])
+        self.matrix.has_table, self.matrix.divides = has_table, divides
+        self.matrix.zero = -numbers[0]
         for i in range(256):
-            self.form.numbers[i] = numbers[i % len(numbers)]
-            self.form.halves[i] = to_bf16(self.form.numbers[i])
-        self.form.codes = <uint8_t*><uintptr_t>addresses["codes"]
-        self.form.scales = <uint8_t*><uintptr_t>addresses["scales"]
-        self.form.planes = <uint8_t*><uintptr_t>addresses.get("planes", 0)
-        self.form.small_scales = <uint8_t*><uintptr_t>addresses.get("small_scales", 0)
-        self.form.minimums = <uint8_t*><uintptr_t>addresses.get("minimums", 0)
-        self.form.small_minimums = <uint8_t*><uintptr_t>addresses.get("small_minimums", 0)
-        self.form.has_small_minimums = "small_minimums" in addresses
+            self.matrix.numbers[i] = numbers[i % len(numbers)]
+            self.matrix.halves[i] = to_bf16(self.matrix.numbers[i])
+        self.matrix.codes = <uint8_t*><uintptr_t>addresses["codes"]
+        self.matrix.scales = <uint8_t*><uintptr_t>addresses["scales"]
+        self.matrix.planes = <uint8_t*><uintptr_t>addresses.get("planes", 0)
+        self.matrix.small_scales = <uint8_t*><uintptr_t>addresses.get("small_scales", 0)
+        self.matrix.minimums = <uint8_t*><uintptr_t>addresses.get("minimums", 0)
+        self.matrix.small_minimums = <uint8_t*><uintptr_t>addresses.get("small_minimums", 0)
+        self.matrix.has_small_minimums = "small_minimums" in addresses
 
     def interleave(self) -> None:
-        """Rows as they are stored become tiles, in place; once."""
+        """Rearrange the stored rows as tiles, in place. Call it once."""
         cdef int is_done
         with nogil:
-            is_done = interleave(&self.form, 0, self.form.num_rows)
+            is_done = interleave(&self.matrix, 0, self.matrix.num_rows)
         if not is_done:
-            raise MemoryError("quantised rows: no memory for a tile of 16")
+            raise MemoryError("no memory to rearrange quantised rows as tiles")
 
     def multiply(
         self, uintptr_t x, int64_t num_rows, bint is_bf16, uintptr_t out, uintptr_t residual,
         str kernel not None,
     ) -> None:
-        """x [num_rows, columns] with the matrix, and residual [num_rows, rows] (0: none) to it."""
+        """x @ matrix^T (+ residual). x: [num_rows, columns]; residual: [num_rows, rows], 0 for none."""
         cdef Product given
         given.residual, given.is_swiglu = <const uint8_t*>residual, False
         self._run(&given, x, num_rows, is_bf16, out, kernel)
@@ -105,8 +106,8 @@ cdef class Matrix:
     def swiglu(
         self, uintptr_t x, int64_t num_rows, bint is_bf16, uintptr_t out, str kernel not None
     ) -> None:
-        """silu(gate) * up, where gate is the first half of the product and up the second; halves
-        are whole tiles.
+        """silu(gate) * up, where gate is the first half of the product and up the second. Each half
+        must be whole tiles.
         """
         cdef Product given
         given.residual, given.is_swiglu = NULL, True
@@ -114,7 +115,7 @@ cdef class Matrix:
 
     cdef _run(self, Product* given, uintptr_t x, int64_t num_rows, bint is_bf16, uintptr_t out, str kernel):
         cdef int is_done
-        given.w, given.x, given.out = &self.form, <const uint8_t*>x, <uint8_t*>out
+        given.w, given.x, given.out = &self.matrix, <const uint8_t*>x, <uint8_t*>out
         given.num_rows, given.is_bf16 = num_rows, is_bf16
         given.kernel = NAMES.index(kernel) if kernel in KERNELS else 0
         if not given.kernel:
@@ -127,12 +128,12 @@ cdef class Matrix:
             raise MemoryError(f"a product of {num_rows} rows: no memory to lay them out")
 
     def numbers(self, uintptr_t ids, int64_t num_ids, uintptr_t out) -> None:
-        """float32 [num_ids, columns] of these rows, int64; IndexError where there is no such."""
+        """Dequantise the rows of int64 ids to float32 [num_ids, columns]. Raises IndexError."""
         cdef int64_t* rows = <int64_t*>ids
         cdef int64_t i
         for i in range(num_ids):
-            if not 0 <= rows[i] < self.form.num_rows:
-                raise IndexError(f"row {rows[i]} of {self.form.num_rows}")
+            if not 0 <= rows[i] < self.matrix.num_rows:
+                raise IndexError(f"row {rows[i]} of {self.matrix.num_rows}")
         with nogil:
             for i in range(num_ids):
-                row_numbers(&self.form, rows[i], <float*>out + i * self.form.num_columns)
+                row_numbers(&self.matrix, rows[i], <float*>out + i * self.matrix.num_columns)

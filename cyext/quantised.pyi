@@ -1,11 +1,11 @@
-"""Types of grouped.pyx. Addresses are those of contiguous memory that the caller keeps."""
+"""Types of quantised.pyx. Addresses point to contiguous memory that the caller keeps alive."""
 
 REALS: tuple[str, ...]
 BYTES: tuple[str, ...]
 MINIMUMS: tuple[str, ...]
 TILE: int
 NAMES: tuple[str, ...]
-KERNELS: tuple[str, ...]  # of this machine's instructions, the best ones last
+KERNELS: tuple[str, ...]  # those that this machine can run, the best one last
 
 class Matrix:
     def __init__(

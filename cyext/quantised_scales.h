@@ -1,8 +1,8 @@
-/* Where a tile's scales and minimums are, as its columns go by. */
+/* A cursor over the scales and minimums of a tile, which moves on with its columns. */
 typedef struct {
     const Matrix *w;
     const uint8_t *scales, *small_scales, *minimums, *small_minimums; /* of the tile */
-    int64_t lanes, group, supergroup;                                 /* numbers of both */
+    int64_t lanes, group, supergroup;                                 /* current indices */
     int64_t group_left, supergroup_left;                              /* columns */
 } Scales;
 
@@ -63,7 +63,7 @@ INLINE Reals reals_of_16(const Scales *at, __mmask16 mask, const int has_minimum
     return found;
 }
 
-/* D s, and M m where there is one, of 16 rows. */
+/* D s of 16 rows, and M m if there is a minimum. */
 INLINE __m512 scale_of_16(const Scales *at, Reals reals, __mmask16 mask, __m512 *minimum, const int has_minimum) {
     if (has_minimum) {
         *minimum = reals.minimum;

@@ -1,6 +1,6 @@
 #pragma once
-/* Products with quantised matrices: rows of x laid out for the kernels, tiles among threads, and what
-   is done with the sums. Which instructions are used is chosen at run time. */
+/* Products with quantised matrices: laying out rows of x for the kernels, dividing tiles among
+   threads, and writing the sums. The instruction set is chosen at run time. */
 #if defined(__x86_64__) && defined(__GNUC__)
 #define HAS_KERNELS 1
 #include <immintrin.h>
@@ -8,23 +8,23 @@
 #define HAS_KERNELS 0
 #endif
 #include "floats.h"
-#include "grouped_form.h"
+#include "quantised_tiles.h"
 #include "threads.h"
 
 enum { NO_KERNEL, AVX2, AVX512, AVX512_BF16 };
-enum { MAX_ROWS = 128 }; /* of x that meet a tile while it is unpacked */
-enum { FEW_ROWS = 4 };   /* so few wait for the memory that tiles come from */
+enum { MAX_ROWS = 128 }; /* of x that are multiplied with a tile while it is unpacked */
+enum { FEW_ROWS = 4 };   /* up to so many, the product is bound by the memory bandwidth of tiles */
 
 typedef struct {
     const Matrix *w;
     const uint8_t *x, *residual; /* [rows][columns], [rows][out] or NULL */
-    uint8_t *out, *panels;       /* [rows][out]; x by steps of 32 columns, each [rows][32] */
-    float *sums;                 /* of 16 columns of x */
+    uint8_t *out, *panels;       /* [rows][out]; x in steps of 32 columns, each [rows][32] */
+    float *sums;                 /* of each 16 columns of x */
     int64_t num_rows, num_out;
     int is_bf16, kernel, is_swiglu;
 } Product;
 
-/* The sum of 16 numbers, in an order that vectors have too. */
+/* The sum of 16 numbers, in the order in which a vector register would add them. */
 INLINE float sum_of_16(const float *x) {
     float some[8];
     for (int i = 0; i < 8; i++) some[i] = x[i] + x[i + 8];
@@ -32,7 +32,7 @@ INLINE float sum_of_16(const float *x) {
     return (some[0] + some[2]) + (some[1] + some[3]);
 }
 
-/* Steps [begin, end) of x to where a kernel reads them: by blocks of MAX_ROWS rows. */
+/* Copy steps [begin, end) of x to where a kernel reads them, in blocks of MAX_ROWS rows. */
 INLINE void lay_out(const Product *p, int64_t begin, int64_t end) {
     const int64_t columns = p->w->num_columns, item = p->kernel == AVX512_BF16 ? 2 : 4;
     for (int64_t first = 0; first < p->num_rows; first += MAX_ROWS) {
@@ -52,7 +52,7 @@ INLINE void lay_out(const Product *p, int64_t begin, int64_t end) {
     }
 }
 
-/* 16 numbers of each row, or gates and what they let through, to where they belong. */
+/* Write 16 results of each row: sums, or silu(sums) * ups. */
 INLINE void put_out(const Product *p, int64_t row, int64_t rows, int64_t first, const float *sums, const float *ups,
                     const int is_whole) {
     const int64_t left = p->num_out - first, lanes = is_whole || left > TILE ? TILE : left;
@@ -79,14 +79,14 @@ INLINE void put_out(const Product *p, int64_t row, int64_t rows, int64_t first, 
 }
 
 #if HAS_KERNELS
-#include "grouped_scales.h"
-#include "grouped_bf16.h"
-#include "grouped_isa.h"
+#include "quantised_scales.h"
+#include "quantised_bf16.h"
+#include "quantised_isa.h"
 
 typedef void (*Multiply)(const Matrix *, const int64_t *, int, const void *, const float *, int64_t, float *const *);
 static const Multiply MULTIPLY[] = {NULL, avx2_multiply, avx512_multiply, bf16_multiply};
 
-/* What `count` tiles from row first[0] (and first[1]) on give of rows [row, row + rows) of x. */
+/* Multiply rows [row, row + rows) of x with `count` tiles, which begin at rows first[0] and first[1]. */
 INLINE void multiply(const Product *p, const int64_t *first, int count, int64_t row, int64_t rows, float *const *sums) {
     const int64_t columns = p->w->num_columns, item = p->kernel == AVX512_BF16 ? 2 : 4;
     for (int t = 0; t < count; t++) memset(sums[t], 0, (size_t)(rows * TILE) * 4);
@@ -98,7 +98,7 @@ INLINE void put_tile(const Product *p, int64_t row, int64_t rows, int64_t first,
     else put_out(p, row, rows, first, sums, ups, 0);
 }
 
-/* Of few rows: many tiles one after the other as they lie in memory, then what gates let through. */
+/* For few rows: tiles one after the other in memory order, gates before ups. */
 INLINE void tiles_in_turn(const Product *p, int64_t begin, int64_t end, float (*sums)[MAX_ROWS * TILE]) {
     const int64_t room = MAX_ROWS / FEW_ROWS, size = p->num_rows * TILE;
     for (int64_t first = begin; first < end; first += room) {
@@ -114,7 +114,7 @@ INLINE void tiles_in_turn(const Product *p, int64_t begin, int64_t end, float (*
     }
 }
 
-/* Tiles by twos: side by side, or a gate and what it lets through. */
+/* Tiles two at a time: neighbours, or a gate and its up. */
 INLINE void product_tiles(const Product *p, int64_t begin, int64_t end) {
     float sums[2][MAX_ROWS * TILE] __attribute__((aligned(64)));
     float *const out[2] = {sums[0], sums[1]};
@@ -148,7 +148,7 @@ static int best_kernel(void) {
     return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi") ? AVX512_BF16 : AVX512;
 }
 
-/* x @ w^T (+ residual), or silu(gate) * up of both halves of it. 0: there was no memory. */
+/* x @ w^T (+ residual), or silu(gate) * up of its two halves. Returns 0 if out of memory. */
 static int product(Product *p) {
     const int64_t columns = p->w->num_columns, steps = columns / STEP;
     size_t num_bytes = (size_t)(p->num_rows * columns * 4), sum_bytes = (size_t)(p->num_rows * columns / 4);
