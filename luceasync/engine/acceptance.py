@@ -1,7 +1,8 @@
-"""What several choices make of the rows that were verified for them in one pass.
+"""Which tokens of a verified proposal each choice accepts.
 
 Every row that is visited gets the token that plain decoding would have chosen there: the same
-edits, the same draw for its position. Owns nothing; knows no lanes, no draft and no clock.
+edits, the same draw for its position. Tokens of guided choices are checked once they are known, a
+round's all at once: most are allowed and need no mask. Knows no lanes and no draft.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from luceasync.ranking.logits import NO_TOKEN, Logits
 from luceasync.ranking.proposals import Proposal
 from luceasync.speculation.speculator import Decide, lines, matching_child, walk
 
-# Tokens of guided choices, looked at once they are known, all of a round's in one go: most may
-# come, and need no mask. Decides which tokens stand. Knows no lanes and no proposals but those
-# it is given.
+NO_NUMBERS = "the logits, with the penalties and biases of the request, are not finite numbers"
+ProposalRows = tuple[list[int], list[int] | None]  # tokens and parents of an entry's rows
 
 
 def permitted(
-    generations: Sequence[Generation], rows: Sequence[RowSampling], ranked: RankedRows, logits: Logits
+    generations: Sequence[Generation],
+    rows: Sequence[RowSampling],
+    ranked: RankedRows,
+    logits: Logits,
 ) -> list[tuple[int, RowLogprobs | None]]:
-    """The token of each of `rows`, those of `logits`, one that may come. Waits once more for the
-    device where candidates do not tell it.
+    """The token of each of `rows`, the rows of `logits`, that its guide allows. Waits for the
+    device once more if candidates do not decide.
     """
     chosen: dict[int, tuple[int, RowLogprobs | None]] = {}
     masked = {}
@@ -40,49 +43,46 @@ def permitted(
         if guide is None or not is_checked(row):
             chosen[i] = ranked.choose(i, row.position)
             continue
-        token = _firm(guide, ranked, i, row.position)
+        token = _unmasked(guide, ranked, i, row.position)
         if token is None:
-            token = _at_hand(guide, ranked, i, row.position)
+            token = _from_candidates(guide, ranked, i, row.position)
         if token is None:
             masked[i] = replace(row, mask=guide.mask())
         else:
             chosen[i] = token, None
     if masked:
-        behind = MaskedRanking(logits, masked)
-        chosen |= {i: (behind.choose(i, row.position), None) for i, row in masked.items()}
+        ranking = MaskedRanking(logits, masked)
+        chosen |= {i: (ranking.choose(i, row.position), None) for i, row in masked.items()}
     return [chosen[i] for i in range(len(rows))]
 
 
-def _firm(guide: Guide, ranked: RankedRows, index: int, position: int) -> int | None:
-    """The token of row `index`, where it is the same whichever others may not come, and may come
-    itself. It is asked for before any mask: a mask may leave one way to write what has to come, and
-    `allows` takes every one.
+def _unmasked(guide: Guide, ranked: RankedRows, index: int, position: int) -> int | None:
+    """The token of row `index` if it is unaffected by masking other tokens, and allowed. Tried
+    before any mask: a mask may leave one spelling of a forced text, and `allows` takes every one.
     """
-    token = ranked.firm(index, position)
+    token = ranked.unmasked(index, position)
     return token if token != NO_TOKEN and guide.allows(token) else None
 
 
-def _at_hand(guide: Guide, ranked: RankedRows, index: int, position: int) -> int | None:
-    """That of a row whose token is not firm, where the answer stands; None where candidates do not
-    tell it.
-    """
+def _from_candidates(guide: Guide, ranked: RankedRows, index: int, position: int) -> int | None:
+    """The token of a row under the mask of its guide; None if candidates do not decide."""
     mask = guide.mask()
     if mask is None:
         return ranked.choose(index, position)[0]
-    return ranked.behind(index, position, mask)
+    return ranked.masked(index, position, mask)
 
 
 def catch_up(generations: Sequence[Generation]) -> None:
-    """Let guides take up what has come, while devices work."""
+    """Enter the tokens that have come into the guides, while devices work."""
     for generation in generations:
         if generation.guide is not None:
             generation.guide.catch_up()
 
 
 class RowChecker:
-    """Of one entry of a proposal, row by row on the path that stands. From the first row on whose
-    candidates do not tell what may come, all rows below have masks: the device is waited for once
-    more, not again and again.
+    """Chooses the tokens of one guided entry of a proposal, row by row on its path. From the first
+    row whose candidates do not decide, all rows below are masked at once: the host waits for the
+    device once more, not at each row.
     """
 
     def __init__(
@@ -95,8 +95,8 @@ class RowChecker:
         tokens: Tokens,
         parents: Parents,
     ) -> None:
-        """`row`: how each is chosen; `first`: the entry's first row of `logits`, and of `ranked`,
-        which has no masks.
+        """`row`: how each token is chosen; `first`: the number of the entry's first row in `logits`
+        and in `ranked`, which has no masks.
         """
         self._guide = guide
         self._row = row
@@ -104,23 +104,23 @@ class RowChecker:
         self._ranked = ranked
         self._first = first
         self._tokens, self._parents = tokens, parents
-        self._behind: MaskedRanking | None = None
+        self._masked_rows: MaskedRanking | None = None
 
     def num_at_once(self, path: Sequence[int], said: Tokens) -> int:
-        """How many of the tokens that the first rows of `path` say, which are firm, need not be
-        asked for row by row: all, or those up to an end, if they may come; else none.
+        """How many tokens `said` by the first rows of `path`, which masks do not affect, need no
+        check row by row: all, or those up to an end, if they are allowed; else none.
         """
         is_missed = len(said) == len(path) and self._has_below(path[-1])
         return self._guide.foresee(said, is_missed=is_missed)
 
     def choose(self, row: int, position: int) -> int:
-        """The row's token, where the answer stands, of those that may come; NO_TOKEN if there is
+        """The token of the row at which the answer stands, under its guide; NO_TOKEN if there is
         none.
         """
         number = self._first + row
-        token = _firm(self._guide, self._ranked, number, position)
-        if token is None and (self._behind is None or number not in self._behind):
-            token = _at_hand(self._guide, self._ranked, number, position)
+        token = _unmasked(self._guide, self._ranked, number, position)
+        if token is None and (self._masked_rows is None or number not in self._masked_rows):
+            token = _from_candidates(self._guide, self._ranked, number, position)
         if token is None:
             token = self._masked(row).choose(number, position)
         proposed = self._proposed(row)
@@ -129,28 +129,24 @@ class RowChecker:
         return token
 
     def _masked(self, row: int) -> MaskedRanking:
-        """This row and those below it, with masks."""
-        if self._behind is None or self._first + row not in self._behind:
+        """This row and those below it, ranked under masks."""
+        if self._masked_rows is None or self._first + row not in self._masked_rows:
             masks = self._guide.masks(self._tokens, self._parents, row)
             rows = {
                 self._first + below: replace(self._row, mask=mask) for below, mask in masks.items()
             }
-            self._behind = MaskedRanking(self._logits, rows)
-        return self._behind
+            self._masked_rows = MaskedRanking(self._logits, rows)
+        return self._masked_rows
 
     def _has_below(self, row: int) -> bool:
         return row + 1 < len(self._tokens) if self._parents is None else row in self._parents
 
     def _proposed(self, row: int) -> list[int]:
-        """The tokens of the rows below."""
+        """The tokens of the rows right below."""
         if self._parents is None:
             return self._tokens[row + 1 : row + 2]
         pairs = zip(self._tokens, self._parents, strict=True)
         return [token for token, parent in pairs if parent == row]
-
-
-NO_NUMBERS = "the logits, with the penalties and biases of the request, are not finite numbers"
-Rows = tuple[list[int], list[int] | None]  # tokens and parents of an entry's rows
 
 
 class Acceptance:
@@ -166,18 +162,18 @@ class Acceptance:
         decide: Decide = matching_child,
         meanwhile: Callable[[], None] = nothing,
     ) -> None:
-        """See dflash.accept.walk for `decide`, engine.sampling.choose.rank for `meanwhile`."""
+        """`decide`: see speculator.walk; `meanwhile`: see engine.sampling.choose.rank."""
         self.arrived_at = 0.0
         self._generations = generations
         self._decide = decide
         self._meanwhile = meanwhile
-        self._known: list[Rows] | None = None  # the proposal, where the host knows it already
-        self._wanted = [g.next_row for g in generations]  # of row 0: the others are at later places
+        self._known: list[ProposalRows] | None = None  # the proposal, if the host knows it already
+        self._wanted = [g.next_row for g in generations]  # of row 0; others have later positions
         self._are_checked = [is_checked(row) for row in self._wanted]
 
-    def fit(self, proposal: Proposal, most_rows: int) -> Proposal:
-        """See speculator.Accept. The host waits for the draft where that is worth
-        while for a guided answer, or where masks have to know the proposal anyway.
+    def fit(self, proposal: Proposal, max_rows: int) -> Proposal:
+        """Fit the proposal to the guides; see speculator.Accept. The host waits for the draft if
+        that pays for a guided answer, or if masks need the proposal anyway.
         """
         fitting = [
             g.guide if g.guide is not None and (g.guide.is_fitting or not checked) else None
@@ -187,16 +183,16 @@ class Acceptance:
             return proposal
         given = _rows_of(proposal)
         self._known = [
-            rows if guide is None else guide.fit(*rows, most_rows)
+            rows if guide is None else guide.fit(*rows, max_rows)
             for guide, rows in zip(fitting, given, strict=True)
         ]
         return proposal if self._known == given else _proposal_of(self._known, proposal)
 
     def __call__(self, proposal: Proposal, logits: Logits) -> list[list[int]]:
-        """The path that stands for each entry. logits: of [entries, rows].
+        """The accepted path of each entry. logits: of [entries, rows].
 
-        The host waits for the device once; twice where a choice has penalties, since the edits of a
-        row then depend on the proposed tokens above it, and `fit` has not waited.
+        The host waits for the device once; twice if a choice has penalties and `fit` has not
+        waited, since the edits of a row then depend on the proposed tokens above it.
         """
         carry = _columns_of(proposal)
         rows = self._rows(proposal)
@@ -206,12 +202,12 @@ class Acceptance:
         return [self._walk(i, logits, ranked, entry) for i, entry in enumerate(carried)]
 
     def _while_verifying(self) -> None:
-        """All is queued: guides catch up with what has come, and others do what they have to."""
+        """Everything is queued: guides catch up, and `meanwhile` runs."""
         catch_up(self._generations)
         self._meanwhile()
 
     def _rows(self, proposal: Proposal) -> list[RowSampling]:
-        """How each row's token is chosen; its position is told when it is visited."""
+        """How each row's token is chosen, but for its position, which is known at its visit."""
         num_rows = proposal.tokens.shape[1]
         wanted = self._wanted
         pairs = zip(self._generations, self._are_checked, strict=True)
@@ -230,22 +226,22 @@ class Acceptance:
     def _walk(
         self, index: int, logits: Logits, ranked: RankedRows, entry: list[list[int]]
     ) -> list[int]:
-        """The entry's path; every token on it goes to its generation."""
+        """The entry's accepted path; its tokens are appended to the generation."""
         generation = self._generations[index]
         tokens, parents = _columns(entry)
         first, guide = index * len(tokens), generation.guide
         checking: RowChecker | None = None
-        known: dict[int, int] = {}  # by row, what is said in one go
+        known: dict[int, int] = {}  # by row, tokens that are appended in one go
         if self._are_checked[index]:
             path, said = self._said(index, ranked, tokens, parents)
-            num_firm = num_known = said.index(NO_TOKEN) if NO_TOKEN in said else len(said)
+            num_unmasked = num_known = said.index(NO_TOKEN) if NO_TOKEN in said else len(said)
             if guide is not None:
                 row = self._wanted[index]
                 checking = RowChecker(guide, row, logits, ranked, first, tokens, parents)
-                num_known = checking.num_at_once(path, said[:num_firm])
+                num_known = checking.num_at_once(path, said[:num_unmasked])
             if num_known:
                 num_come = generation.extend(said[:num_known])
-                if num_come < num_firm or num_come == len(path) or generation.has_ended:
+                if num_come < num_unmasked or num_come == len(path) or generation.has_ended:
                     return path[:num_come]
                 known = dict(zip(path, said[:num_known], strict=False))
 
@@ -267,8 +263,8 @@ class Acceptance:
     def _said(
         self, index: int, ranked: RankedRows, tokens: list[int], parents: list[int] | None
     ) -> tuple[list[int], list[int]]:
-        """The entry's path, and what its rows say without a mask; where it is guided, what is firm.
-        NO_TOKEN where nothing is known of what the row says.
+        """The entry's path by the tokens of its rows without a mask, and these tokens; NO_TOKEN
+        where a mask might change one.
         """
         generation = self._generations[index]
         first, position = index * len(tokens), generation.position + 1
@@ -277,14 +273,14 @@ class Acceptance:
         def follow(row: int) -> int:
             at = first + row, position + len(said)
             is_free = generation.guide is None
-            said.append(ranked.choose(*at)[0] if is_free else ranked.firm(*at))
+            said.append(ranked.choose(*at)[0] if is_free else ranked.unmasked(*at))
             return said[-1]
 
         return walk(tokens, parents, follow, self._decide), said
 
 
 def end_without_token(generation: Generation) -> None:
-    """No token could be chosen for it, in words."""
+    """End a generation for which no token could be chosen, with the reason."""
     guide = generation.guide
     if guide is not None and guide.failure is not None:
         generation.end("error", guide.failure, "request")
@@ -292,29 +288,29 @@ def end_without_token(generation: Generation) -> None:
         generation.end("error", NO_NUMBERS)
 
 
-def _columns(entry: Sequence[Sequence[int]]) -> Rows:
-    """Those of an entry's rows [rows, 1 or 2]."""
+def _columns(entry: Sequence[Sequence[int]]) -> ProposalRows:
+    """Split an entry's rows [rows, 1 or 2] into tokens and parents."""
     tokens = [row[0] for row in entry]
     return tokens, [row[1] for row in entry] if len(entry[0]) == 2 else None
 
 
 def _columns_of(proposal: Proposal) -> torch.Tensor:
-    """int64 [entries, rows, 1 or 2], on its device: what `_columns` tells apart."""
+    """Tokens and parents side by side, int64 [entries, rows, 1 or 2], on the device."""
     tokens = proposal.tokens[..., None].long()
     if proposal.parents is None:
         return tokens
     return torch.cat([tokens, proposal.parents[..., None].long()], -1)
 
 
-def _rows_of(proposal: Proposal) -> list[Rows]:
-    """Those of every entry; waits for the draft."""
+def _rows_of(proposal: Proposal) -> list[ProposalRows]:
+    """Tokens and parents of every entry; waits for the draft."""
     tokens = proposal.tokens.tolist()
     parents = [None] * len(tokens) if proposal.parents is None else proposal.parents.tolist()
     return list(zip(tokens, parents, strict=True))
 
 
-def _proposal_of(rows: Sequence[Rows], like: Proposal) -> Proposal:
-    """Those, where another one lies."""
+def _proposal_of(rows: Sequence[ProposalRows], like: Proposal) -> Proposal:
+    """A proposal of these rows on the device of `like`."""
     tokens = on_host([tokens for tokens, _ in rows], np.int64)
     parents = like.parents
     if parents is not None:

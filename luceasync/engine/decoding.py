@@ -1,6 +1,6 @@
 """One decode step for all lanes that decode: a token for each, or a round of speculation.
 
-Knows generations and their lanes; knows no queue, no prompts and nobody who listens.
+Knows generations and their lanes, but no queue and no prompts.
 """
 
 from __future__ import annotations
@@ -15,23 +15,12 @@ from luceasync.engine.sampling.choose import is_checked, nothing, rank
 from luceasync.engine.sampling.row import RowSampling, is_edited, is_greedy
 from luceasync.engine.sequence import Generation
 from luceasync.errors import DraftFailed
+from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.ranking.logits import NO_TOKEN, Logits
 from luceasync.request import Speculation
 from luceasync.speculation.choice import RoundPlan
 from luceasync.speculation.speculator import Anchor, Decide, Speculator, matching_child
 from luceasync.status import SpeculationStatus
-
-
-class Decoder(Protocol):
-    """What a step of a token asks of the target; luceasync.pipeline.backend.LayerSplitBackend is
-    one.
-    """
-
-    def decode(
-        self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]
-    ) -> Logits: ...
-
-    def run_ahead(self) -> None: ...
 
 
 class LaneDecoding(Protocol):
@@ -43,15 +32,15 @@ class LaneDecoding(Protocol):
         ...
 
     def speculation(self, lane: int) -> Speculation | None:
-        """What it did for the choice on the lane; None without a draft."""
+        """What speculation did for the choice on the lane; None without a draft."""
         ...
 
     def start(self, lane: int) -> None:
-        """The lane, which is empty, is given to another choice."""
+        """An empty lane is given to another choice."""
         ...
 
     def prefilled(self, lane: int, begin: int, num_tokens: int) -> None:
-        """The target has just prefilled `[begin, begin + num_tokens)` of the lane."""
+        """The target has just prefilled tokens `[begin, begin + num_tokens)` of the lane."""
         ...
 
     def step(
@@ -61,17 +50,17 @@ class LaneDecoding(Protocol):
         alone: bool,
         meanwhile: Callable[[], None],
     ) -> None:
-        """One step: each generation gets a token or more, or ends. Its lane then holds every token
-        but the last. `alone`: nothing else has work. `meanwhile` is called when all is queued on
-        the devices and the host would wait for them, once or more.
+        """Give each generation a token or more, or end it. Its lane then holds every token but the
+        last. `alone`: nothing else has work. `meanwhile` is called, once or more, when everything
+        is queued on the devices and the host would wait for them.
         """
         ...
 
 
 class PlainDecoding:
-    """A token a step."""
+    """One token a step."""
 
-    def __init__(self, target: Decoder) -> None:
+    def __init__(self, target: LayerSplitBackend) -> None:
         self._target = target
 
     @property
@@ -82,10 +71,10 @@ class PlainDecoding:
         return None
 
     def start(self, lane: int) -> None:
-        """Nothing is known of lanes."""
+        """No-op: keeps no state of lanes."""
 
     def prefilled(self, lane: int, begin: int, num_tokens: int) -> None:
-        """Nothing is to be done."""
+        """No-op."""
 
     def step(
         self,
@@ -98,7 +87,7 @@ class PlainDecoding:
         is_likely = alone and all(map(takes_best_twice, generations))
 
         def then() -> None:
-            if is_likely:  # the next step: its device begins it without waiting for the host
+            if is_likely:  # the next step: devices begin it without waiting for the host
                 self._target.run_ahead()
             meanwhile()
 
@@ -106,17 +95,17 @@ class PlainDecoding:
 
 
 class SpeculativeDecoding:
-    """Rounds of speculation for the lanes that they pay for, a token a step for the others."""
+    """Rounds of speculation for the lanes where they pay, a token a step for the others."""
 
     def __init__(
         self,
-        target: Decoder,
+        target: LayerSplitBackend,
         speculator: Speculator,
         decide: Decide = matching_child,
         force: Callable[[Sequence[int]], RoundPlan] | None = None,
     ) -> None:
-        """`decide`: see speculator.walk. `force`: the plan of each step for these
-        lanes, for measurements; None: what pays.
+        """`decide`: see speculator.walk. `force`: returns the plan of a step for these lanes, for
+        measurements; None: what pays.
         """
         self._target = target
         self._speculator = speculator
@@ -159,7 +148,7 @@ class SpeculativeDecoding:
             chosen, places = zip(*part, strict=True)
             try:
                 run(chosen, places, plan, then)
-            except DraftFailed:  # nothing has happened yet: these get a token as the others do
+            except DraftFailed:  # before anything has happened: these get a plain token
                 self._plain(chosen, places, plan, meanwhile)
 
     def _round(
@@ -186,9 +175,8 @@ class SpeculativeDecoding:
 
 
 def takes_best_twice(generation: Generation) -> bool:
-    """Whether it gets the best tokens of this step and of the next one, as they are, unless a stop
-    comes before. A stop costs the device a step that nobody wants: what it leaves is behind the
-    lane's end, where nobody looks.
+    """Whether it takes the best tokens of this step and the next, unless a stop comes before. After
+    a stop the device runs a step in vain: its row is behind the lane's end and never read.
     """
     prepared, request = generation.prepared, generation.prepared.request
     return (
@@ -201,7 +189,7 @@ def takes_best_twice(generation: Generation) -> bool:
 
 
 def anchors_of(generations: Sequence[Generation]) -> list[Anchor]:
-    """Where each stands; all of them decode."""
+    """The position and last token of each; all of them decode."""
     anchors = []
     for g in generations:
         assert g.lane is not None and g.last_token is not None
@@ -212,7 +200,7 @@ def anchors_of(generations: Sequence[Generation]) -> list[Anchor]:
 def choose_next(
     generations: Sequence[Generation], logits: Logits, meanwhile: Callable[[], None] = nothing
 ) -> None:
-    """Sample a token for each generation, a row of logits each, and append it; `meanwhile`: see
+    """Sample a token for each generation from its row of logits, and append it. `meanwhile`: see
     luceasync.engine.sampling.choose.rank.
     """
     rows = [_masked_row(g) for g in generations]
@@ -231,12 +219,12 @@ def choose_next(
 
 
 def _masked_row(generation: Generation) -> RowSampling:
-    """How the next token is to be chosen, of those that may come unless that is checked later."""
+    """How the next token is to be chosen; masked unless its guide checks the token later."""
     row, guide = generation.next_row, generation.guide
     return row if guide is None or is_checked(row) else replace(row, mask=guide.mask())
 
 
-def _run(target: Decoder, anchors: Sequence[Anchor]) -> Logits:
-    """Those after each."""
+def _run(target: LayerSplitBackend, anchors: Sequence[Anchor]) -> Logits:
+    """Run a decode pass; the logits after each anchor."""
     lanes, positions, tokens = zip(*((a.lane, a.position, a.token) for a in anchors), strict=True)
     return target.decode(lanes, positions, tokens)

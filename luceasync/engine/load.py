@@ -1,6 +1,7 @@
-"""What the engine thread loads: weights, a drafter, the prefix cache, and the pump over them.
+"""Loads what the engine thread runs: weights, a drafter, the prefix cache, and the pump over them.
 
-Owns the order in which they are made and freed. Nothing is chosen here: a Recipe says it all.
+Owns the order in which they are made and freed, and the rehearsal before the first request.
+Everything is chosen already: see Recipe.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from luceasync.engine.prepare import PreparedChoice
 from luceasync.engine.pump import Pump
 from luceasync.engine.sampling.choose import nothing
 from luceasync.engine.sequence import Generation
-from luceasync.engine.steps import Prefiller
 from luceasync.engine.thread import LoadedEngine
 from luceasync.errors import PlacementError
 from luceasync.host_cache.arena import HostMemory
@@ -44,111 +44,16 @@ from luceasync.text.history import History
 from luceasync.text.prompt import RenderedPrompt, Tenant
 from luceasync.text.tokenizer import Tokenizer
 
-# What an engine runs before it is ready, for nobody: a prompt, then steps of every kind.
-# Kernels are compiled and rounds of speculation are timed then, and not while somebody waits.
-# Has a lane for that long and leaves it empty; knows no queue and nothing of prefixes.
-
-
-LANE = 0
-NUM_TURNS = 5  # what was timed as often is believed for long; see dflash.tally.StepCosts.is_due
-LIMIT_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Rehearsal:
-    """What is run: a prompt in chunks, then steps until there are `max_tokens` tokens."""
-
-    prompt_ids: tuple[int, ...]
-    chunk_tokens: int
-    max_tokens: int
-    num_steps: int
-
-
-def part_for(
-    chunk_tokens: int,
-    max_ctx_tokens: int,
-    vocab_size: int,
-    shapes: Sequence[RoundShape],
-    *,
-    runs_async: bool,
-    num_turns: int = NUM_TURNS,
-) -> Rehearsal:
-    """Where rounds have `shapes` `num_turns` of all kinds of steps, where there are none one plain
-    step. Where there are kernels to compile (`runs_async`: see luceasync.engine.pump) the
-    prompt is a whole chunk, elsewhere something to start from; half the context is left to decode.
-    """
-    num_tokens = chunk_tokens if runs_async else 16
-    num_tokens = max(1, min(num_tokens, max_ctx_tokens // 2))
-    prompt_ids = tuple(i % vocab_size for i in range(num_tokens))
-    num_steps = num_turns * (len(shapes) + 1) if shapes else 1
-    return Rehearsal(prompt_ids, chunk_tokens, max_ctx_tokens - num_tokens, num_steps)
-
-
-def in_turns(shapes: Sequence[RoundShape]) -> Callable[[Sequence[int]], RoundPlan]:
-    """The plans of steps that take turns: a round of each shape, a plain step, and again."""
-    kinds = itertools.cycle((*shapes, None))
-
-    def plan(lanes: Sequence[int]) -> RoundPlan:
-        shape = next(kinds)
-        return RoundPlan(shape, () if shape is None else tuple(lanes), is_measured=True)
-
-    return plan
-
-
-def rehearse(
-    target: Prefiller,
-    decoding: LaneDecoding,
-    tokenizer: Tokenizer,
-    part: Rehearsal,
-    *,
-    limit_s: float = LIMIT_S,
-) -> None:
-    """Run the prompt, then as many of the steps, which are greedy, as begin within `limit_s`.
-    Raises what running them raises.
-    """
-    generation = Generation(_prepared(tokenizer, part))
-    target.reset(LANE)
-    decoding.start(LANE)
-    generation.start(LANE)
-    for begin in range(0, len(part.prompt_ids), part.chunk_tokens):
-        chunk = part.prompt_ids[begin : begin + part.chunk_tokens]
-        logits = target.prefill(LANE, begin, chunk, project=True)
-        decoding.prefilled(LANE, begin, len(chunk))
-    assert logits is not None, "a prompt has tokens"
-    choose_next([generation], LocalLogits(logits[None]))
-    end_at = time.monotonic() + limit_s
-    for _ in range(part.num_steps):
-        if generation.has_ended or time.monotonic() > end_at:
-            break
-        decoding.step([generation], alone=True, meanwhile=nothing)
-    decoding.start(LANE)
-    target.reset(LANE)
-
-
-def _prepared(tokenizer: Tokenizer, part: Rehearsal) -> PreparedChoice:
-    prompt = RenderedPrompt(
-        Tenant(NO_TENANT, History(tokenizer)), None, array("i", part.prompt_ids), ()
-    )
-    return PreparedChoice(
-        Request(TokenPrompt(part.prompt_ids)),
-        prompt,
-        stream_id=0,
-        index=0,
-        max_tokens=part.max_tokens,
-        stop_ids=frozenset(),
-        seed=0,
-        counts=None,
-        tokenizer=tokenizer,
-        detokenizer=Detokenizer(tokenizer),
-    )
-
+REHEARSAL_LANE = 0
+NUM_TURNS = 5  # of each kind of step: then its time is trusted for long, see StepCosts.is_due
+REHEARSAL_LIMIT_S = 2.0
 
 Progress = Callable[[int, int], None]
 DecodeWith = Callable[[LayerSplitBackend, LoadedDraft], LaneDecoding]
 
 
 def speculate(backend: LayerSplitBackend, draft: LoadedDraft) -> LaneDecoding:
-    """How lanes decode where there is a drafter."""
+    """How lanes decode with a drafter."""
     return SpeculativeDecoding(backend, draft.speculator)
 
 
@@ -160,7 +65,7 @@ class Recipe:
     plan: Plan
     tokenizer: Tokenizer
     drafter: Drafter | None
-    draft_process: DraftProcessResources | None  # of the drafter, where it has a process of its own
+    draft_process: DraftProcessResources | None  # None: the drafter runs in this process
     limits: Limits
     host: HostMemory
     open_remote: OpenRemote
@@ -170,27 +75,27 @@ class Recipe:
 
     @property
     def runs_async(self) -> bool:
-        """Whether all work is queued on devices, so that the host is free while they compute."""
+        """Whether all work is queued on devices, so that the host is free meanwhile."""
         drafter = self.drafter
         return self.plan.runs_async and (drafter is None or drafter.device.runs_async)
 
 
 def load(recipe: Recipe, orders: DiskOrders) -> LoadedEngine:
-    """Read the weights; runs in the engine thread. Raises ModelError, and PlacementError where a
-    device has less memory than it had when the plan was made.
+    """Load an engine, in its thread. Raises ModelError, and PlacementError if a device has less
+    memory than when the plan was made.
     """
     try:
         return _load(recipe, orders)
     except torch.OutOfMemoryError as error:
-        told = ". ".join(str(error).split(". ")[:3])  # then come torch's hints for programs
+        words = ". ".join(str(error).split(". ")[:3])  # torch's hints for programmers follow
         raise PlacementError(
-            f"a device ran out of memory while the model was loaded: {told}. "
+            f"a device ran out of memory while the model was loaded: {words}. "
             "Free some of it, or lower --max-ctx or --parallel"
         ) from error
 
 
 def _load(recipe: Recipe, orders: DiskOrders) -> LoadedEngine:
-    reading = _Reading(recipe)
+    progress = _WeightProgress(recipe)
     if recipe.plan.suits_one_thread:
         # Measured with the bundled model and 16 streams on 2 cores: almost three times the tokens.
         torch.set_num_threads(1)  # of this thread, which is the engine's
@@ -198,94 +103,82 @@ def _load(recipe: Recipe, orders: DiskOrders) -> LoadedEngine:
         backend = LayerSplitBackend.open(
             recipe.model,
             recipe.plan,
-            reading.advance,
+            progress.advance,
             memory=recipe.host,
             open_remote=recipe.open_remote,
             taps=recipe.drafter.spec.taps if recipe.drafter else (),
         )
         closing.callback(backend.close)
-        ways = _ways(recipe, backend, reading, closing)
-        reading.end()
-        _rehearse(recipe, backend, ways)
+        setup = _decoding_setup(recipe, backend, progress, closing)
+        progress.end()
+        _rehearse(recipe, backend, setup)
 
-        def notice() -> None:
-            backend.notice()
-            ways.notice()
+        def raise_if_failed() -> None:
+            backend.raise_if_failed()
+            setup.raise_if_failed()
 
-        def probe() -> None:
-            backend.probe()
-            ways.probe()
+        def check_alive() -> None:
+            backend.check_alive()
+            setup.check_alive()
 
-        pump = _pump(recipe, backend, ways, orders)
+        pump = _pump(recipe, backend, setup, orders)
 
-        def mend() -> None:
-            if backend.mend(pump.lanes.prefixes.lost):
+        def restart_failed() -> None:
+            if backend.restart_failed(pump.lanes.prefixes.lost):
                 pump.begin_again()
-                _rehearse(recipe, backend, ways, num_turns=1)
+                _rehearse(recipe, backend, setup, num_turns=1)
 
-        return LoadedEngine(pump, closing.pop_all().close, notice, probe, mend)
+        return LoadedEngine(
+            pump, closing.pop_all().close, raise_if_failed, check_alive, restart_failed
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class _Ways:
-    """How lanes decode, how they do so when they rehearse, and what is kept of a drafter."""
+class _DecodingSetup:
+    """How lanes decode, also in the rehearsal, and the features of a drafter."""
 
     decoding: LaneDecoding
     rehearsed: LaneDecoding
     shapes: tuple[RoundShape, ...]
-    features: FeatureHolder  # of that drafter
-    notice: Callable[[], None]  # of a drafter: see DraftPasses
-    probe: Callable[[], None]
+    features: FeatureHolder
+    raise_if_failed: Callable[[], None]  # of a drafter: see DraftPasses
+    check_alive: Callable[[], None]
 
 
-def _ways(
-    recipe: Recipe, backend: LayerSplitBackend, reading: _Reading, closing: ExitStack
-) -> _Ways:
+def _decoding_setup(
+    recipe: Recipe, backend: LayerSplitBackend, progress: _WeightProgress, closing: ExitStack
+) -> _DecodingSetup:
     if recipe.drafter is None:
         plain = PlainDecoding(backend)
-        return _Ways(plain, plain, (), UnreadFeatures(), nothing, nothing)
+        return _DecodingSetup(plain, plain, (), UnreadFeatures(), nothing, nothing)
     plan, draft_process = recipe.plan, recipe.draft_process
     if draft_process is None:
-        draft = load_draft(recipe.drafter, plan, backend, reading.advance, recipe.host)
+        draft = load_draft(recipe.drafter, plan, backend, progress.advance, recipe.host)
     else:
-        draft = start_draft(draft_process, recipe.drafter, plan, backend, reading.advance)
+        draft = start_draft(draft_process, recipe.drafter, plan, backend, progress.advance)
     closing.callback(draft.close)
     if plan.pool is not None and plan.pool.policy == "drafter":
         assert draft.looks is not None, "placement refuses a drafter that is elsewhere"
         backend.lanes.probe_with(draft.looks)
     speculator = draft.speculator
     forced = in_turns(speculator.shapes)
-    return _Ways(
+    return _DecodingSetup(
         recipe.decode_with(backend, draft),
         SpeculativeDecoding(backend, speculator.rehearsing(), force=forced),
         speculator.shapes,
         DraftFeatures(draft.features, speculator),
-        speculator.passes.notice,
-        speculator.passes.probe,
+        speculator.passes.raise_if_failed,
+        speculator.passes.check_alive,
     )
 
 
-def _rehearse(
-    recipe: Recipe, backend: LayerSplitBackend, ways: _Ways, num_turns: int = NUM_TURNS
-) -> None:
-    """Run steps of each kind before anybody waits for one."""
-    plan = recipe.plan
-    part = part_for(
-        plan.prefill_chunk_tokens,
-        plan.max_ctx_tokens,
-        recipe.model.spec.vocab_size,
-        ways.shapes,
-        runs_async=recipe.runs_async,
-        num_turns=num_turns,
-    )
-    rehearse(backend, ways.rehearsed, recipe.tokenizer, part)
-
-
-def _pump(recipe: Recipe, backend: LayerSplitBackend, ways: _Ways, orders: DiskOrders) -> Pump:
+def _pump(
+    recipe: Recipe, backend: LayerSplitBackend, setup: _DecodingSetup, orders: DiskOrders
+) -> Pump:
     spec, plan = recipe.model.spec, recipe.plan
     interval_tokens = min(recipe.limits.interval_tokens, plan.most_uncut_tokens)
     prefixes = PrefixCache(
-        MemoryNodes(backend.nodes, ways.features, spec.vocab_size, backend.lanes),
+        MemoryNodes(backend.nodes, setup.features, spec.vocab_size, backend.lanes),
         orders,
         replace(recipe.limits, interval_tokens=interval_tokens),
         recurrent=spec.has_end_state,
@@ -295,7 +188,7 @@ def _pump(recipe: Recipe, backend: LayerSplitBackend, ways: _Ways, orders: DiskO
     backend.lanes.keep_with(prefixes.try_save)
     return Pump(
         backend,
-        ways.decoding,
+        setup.decoding,
         prefixes,
         num_lanes=plan.parallel,
         chunk_tokens=plan.prefill_chunk_tokens,
@@ -306,8 +199,8 @@ def _pump(recipe: Recipe, backend: LayerSplitBackend, ways: _Ways, orders: DiskO
     )
 
 
-class _Reading:
-    """Tells how far the reading of weights has come."""
+class _WeightProgress:
+    """Reports the progress of reading weights."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._progress = recipe.progress or (lambda done, total: None)
@@ -318,10 +211,117 @@ class _Reading:
             self._total += recipe.drafter.spec.num_parameters * size
 
     def advance(self, num_bytes: int) -> None:
-        """So many bytes more are read."""
+        """Report `num_bytes` more."""
         self._done += num_bytes
         self._progress(min(self._done, self._total), self._total)
 
     def end(self) -> None:
-        """All are."""
+        """Report that all are read."""
         self._progress(self._total, self._total)
+
+
+def _rehearse(
+    recipe: Recipe, backend: LayerSplitBackend, setup: _DecodingSetup, num_turns: int = NUM_TURNS
+) -> None:
+    plan = recipe.plan
+    rehearsal = rehearsal_for(
+        plan.prefill_chunk_tokens,
+        plan.max_ctx_tokens,
+        recipe.model.spec.vocab_size,
+        setup.shapes,
+        runs_async=recipe.runs_async,
+        num_turns=num_turns,
+    )
+    rehearse(backend, setup.rehearsed, recipe.tokenizer, rehearsal)
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What an engine runs before it is ready: a prompt in chunks, then steps of every kind, up to
+    `max_tokens` tokens. Kernels are compiled and rounds of speculation timed before the first
+    request.
+    """
+
+    prompt_ids: tuple[int, ...]
+    chunk_tokens: int
+    max_tokens: int
+    num_steps: int
+
+
+def rehearsal_for(
+    chunk_tokens: int,
+    max_ctx_tokens: int,
+    vocab_size: int,
+    shapes: Sequence[RoundShape],
+    *,
+    runs_async: bool,
+    num_turns: int = NUM_TURNS,
+) -> Rehearsal:
+    """With `shapes` of rounds, `num_turns` of each kind of step; without, one plain step. If there
+    are kernels to compile (`runs_async`: see Pump) the prompt is a whole prefill chunk, otherwise
+    short. Half the context is left to decode.
+    """
+    num_tokens = chunk_tokens if runs_async else 16
+    num_tokens = max(1, min(num_tokens, max_ctx_tokens // 2))
+    prompt_ids = tuple(i % vocab_size for i in range(num_tokens))
+    num_steps = num_turns * (len(shapes) + 1) if shapes else 1
+    return Rehearsal(prompt_ids, chunk_tokens, max_ctx_tokens - num_tokens, num_steps)
+
+
+def in_turns(shapes: Sequence[RoundShape]) -> Callable[[Sequence[int]], RoundPlan]:
+    """The plans of steps: a round of each shape, a plain step, and again."""
+    kinds = itertools.cycle((*shapes, None))
+
+    def plan(lanes: Sequence[int]) -> RoundPlan:
+        shape = next(kinds)
+        return RoundPlan(shape, () if shape is None else tuple(lanes), is_measured=True)
+
+    return plan
+
+
+def rehearse(
+    target: LayerSplitBackend,
+    decoding: LaneDecoding,
+    tokenizer: Tokenizer,
+    rehearsal: Rehearsal,
+    *,
+    limit_s: float = REHEARSAL_LIMIT_S,
+) -> None:
+    """Run the prompt, then as many of the steps, which are greedy, as begin within `limit_s`.
+    Leaves the lane empty.
+    """
+    generation = Generation(_prepared(tokenizer, rehearsal))
+    target.reset(REHEARSAL_LANE)
+    decoding.start(REHEARSAL_LANE)
+    generation.start(REHEARSAL_LANE)
+    for begin in range(0, len(rehearsal.prompt_ids), rehearsal.chunk_tokens):
+        chunk = rehearsal.prompt_ids[begin : begin + rehearsal.chunk_tokens]
+        logits = target.prefill(REHEARSAL_LANE, begin, chunk, project=True)
+        decoding.prefilled(REHEARSAL_LANE, begin, len(chunk))
+    assert logits is not None, "a prompt has tokens"
+    choose_next([generation], LocalLogits(logits[None]))
+    end_at = time.monotonic() + limit_s
+    for _ in range(rehearsal.num_steps):
+        if generation.has_ended or time.monotonic() > end_at:
+            break
+        decoding.step([generation], alone=True, meanwhile=nothing)
+    decoding.start(REHEARSAL_LANE)
+    target.reset(REHEARSAL_LANE)
+
+
+def _prepared(tokenizer: Tokenizer, rehearsal: Rehearsal) -> PreparedChoice:
+    prompt = RenderedPrompt(
+        Tenant(NO_TENANT, History(tokenizer)), None, array("i", rehearsal.prompt_ids), ()
+    )
+    return PreparedChoice(
+        Request(TokenPrompt(rehearsal.prompt_ids)),
+        prompt,
+        stream_id=0,
+        index=0,
+        max_tokens=rehearsal.max_tokens,
+        stop_ids=frozenset(),
+        seed=0,
+        counts=None,
+        tokenizer=tokenizer,
+        detokenizer=Detokenizer(tokenizer),
+    )

@@ -22,9 +22,10 @@ from luceasync.engine.prepare import PreparedChoice
 from luceasync.engine.sampling.choose import nothing
 from luceasync.engine.scheduler import Scheduler, StepKind, next_prefill
 from luceasync.engine.sequence import Generation
-from luceasync.engine.steps import Prefiller, Steps, begin_answer
+from luceasync.engine.steps import Steps, begin_answer
 from luceasync.engine.streams import DeltaOutbox, Emitted
 from luceasync.errors import DisplacedFromQueue
+from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.paging import Paging
 from luceasync.prefix_cache.cache import PrefixCache
 from luceasync.request import ErrorKind, FinishReason
@@ -54,7 +55,7 @@ class Pump:
 
     def __init__(
         self,
-        target: Prefiller,
+        target: LayerSplitBackend,
         decoding: LaneDecoding,
         prefixes: PrefixCache,
         *,

@@ -43,7 +43,8 @@ def build_engine(
     """An engine for the configured model; everything that can be refused now is refused now.
 
     `progress(bytes_done, bytes_total)` is called from the engine thread while weights are read.
-    `model`: that of the config, if its headers were read already. `decode_with`: only a measurement has a reason to replace it. Raises ConfigError.
+    `model`: that of the config, if its headers were read already. `decode_with`: only a measurement
+    has a reason to replace it. Raises ConfigError.
     """
     model = model or ModelFiles(config.model.model_dir)
     spec = model.spec

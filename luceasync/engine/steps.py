@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from torch import Tensor
 
@@ -17,6 +16,7 @@ from luceasync.engine.decoding import LaneDecoding, choose_next
 from luceasync.engine.sampling.choose import TIE_MARGIN, RankedRows
 from luceasync.engine.sequence import Generation
 from luceasync.errors import LaneMemoryExhausted
+from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.prefix_cache.lease import chunk_end
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import Logits, RankRequest
@@ -26,31 +26,12 @@ SCORED_TOKENS = 128  # in one pass: 77 MB of logits with a vocabulary of 150,000
 NUM_KNOWN = 64  # best tokens of a row whose log-probabilities come with it; others are asked for
 
 
-class Prefiller(Protocol):
-    """What prefill asks of the target; luceasync.pipeline.backend.LayerSplitBackend is one."""
-
-    def prefill(
-        self,
-        lane: int,
-        begin: int,
-        tokens: Sequence[int],
-        *,
-        project: bool,
-        mark: int | None = None,
-        scores: bool = False,
-    ) -> Tensor | None: ...
-
-    def logits_after(self, num_tokens: int) -> Logits: ...
-
-    def reset(self, lane: int) -> None: ...
-
-
 class Steps:
     """Passes over the target. Each gives generations tokens, or ends them."""
 
     def __init__(
         self,
-        target: Prefiller,
+        target: LayerSplitBackend,
         decoding: LaneDecoding,
         *,
         chunk_tokens: int,

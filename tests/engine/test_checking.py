@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from luceasync.engine.acceptance import Checking
+from luceasync.engine.acceptance import RowChecker
 from luceasync.engine.sampling.choose import choose, rank
 from luceasync.engine.sampling.row import RowSampling
 from luceasync.ranking.local import LocalLogits
@@ -74,12 +74,12 @@ def checking_of(
     first: int = 0,
     sampling: Sampling = GREEDY,
     num_candidates: int = VOCAB,
-) -> Checking:
+) -> RowChecker:
     row = RowSampling(sampling, SEED, 0)
     num_rows = len(logits.whole())
     ranked = rank(logits, [row] * num_rows, num_candidates=num_candidates)
     logits.num_times = 0
-    return Checking(guide, row, logits, ranked, first, tokens, parents)  # type: ignore[arg-type]
+    return RowChecker(guide, row, logits, ranked, first, tokens, parents)  # type: ignore[arg-type]
 
 
 def walked(best: list[int], tokens: list[int], first: int = 0) -> tuple[list[int], OnlyEven, Asked]:

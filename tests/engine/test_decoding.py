@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
 from luceasync.engine.decoding import SpeculativeDecoding, anchors_of, takes_best_twice
-from luceasync.engine.sampling.choose import NUM_CANDIDATES, nothing, wanted_of
+from luceasync.engine.sampling.choose import NUM_CANDIDATES, nothing, rank_request_of
 from luceasync.engine.sequence import Generation
 from luceasync.grammar.guide import Guide
 from luceasync.ranking.logits import BEST
 from luceasync.request import Sampling
-from luceasync.speculation.choice import RoundPlan, Shape
+from luceasync.speculation.choice import RoundPlan, RoundShape
 from luceasync.text.tokenizer import Tokenizer
 from tests.pipeline.conftest import make_backend
 from tests.speculation.scripted import (
@@ -47,7 +46,7 @@ def prepared(tiny_dir):
 
 def only(speculating: Sequence[int]):
     """Plans in which of all lanes these speculate."""
-    return lambda lanes: RoundPlan(Shape(BLOCK), tuple(set(lanes) & set(speculating)), True)
+    return lambda lanes: RoundPlan(RoundShape(BLOCK), tuple(set(lanes) & set(speculating)), True)
 
 
 def decode_to_the_end(backend, prepared, draft, speculating: Sequence[int]) -> Lanes:
@@ -65,7 +64,7 @@ def decode_to_the_end(backend, prepared, draft, speculating: Sequence[int]) -> L
 @pytest.mark.covered(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("speculating", [(), (1,), (0, 2), (0, 1, 2)])
-def test_whoever_speculates_everybody_gets_the_plain_answer(backend, prepared, speculating):
+def test_every_lane_gets_the_plain_answer_whichever_speculate(backend, prepared, speculating):
     plain = plain_answers(backend, prepared())
     texts = [(*p.prompt.ids, *a.token_ids) for p, a in zip(prepared(), plain, strict=True)]
     draft = ScriptedDraft(dict(enumerate(texts)), lambda lane, position: position % 5 == 0)
@@ -82,31 +81,30 @@ def test_an_anchor_is_the_newest_token_at_its_position(backend, prepared):
         assert anchor.token == generation.last_token
 
 
-def decoding(prepared, num_generated: int = 1, **changes) -> Generation:
-    """One that has got so many tokens."""
-    generation = Generation(replace(prepared, **changes))
-    for _ in range(num_generated):
-        generation.append(3, None)
+def decoding(prepared) -> Generation:
+    """A generation with one token."""
+    generation = Generation(prepared)
+    generation.append(3, None)
     return generation
 
 
-def test_the_next_step_is_likely_of_whoever_gets_two_best_tokens(make_prepared):
+def test_the_next_step_is_likely_for_a_choice_that_takes_two_best_tokens(make_prepared):
     generation = decoding(make_prepared(0, [0], max_tokens=3))
     assert takes_best_twice(generation)
-    assert wanted_of([generation.next_row], 8, NUM_CANDIDATES) == BEST
+    assert rank_request_of([generation.next_row], 8, NUM_CANDIDATES) == BEST
     generation.append(4, None)
     assert not takes_best_twice(generation), "one token is left"
 
 
 @pytest.mark.parametrize(
-    "changes",
+    "fields",
     [
         {"sampling": Sampling(temperature=0.5)},
         {"sampling": Sampling(logit_bias={3: 1.0})},
         {"top_logprobs": 0},
         {"guide": Guide(None, None, 1)},
     ],
-    ids=lambda changes: next(iter(changes)),
+    ids=lambda fields: next(iter(fields)),
 )
-def test_a_token_that_only_the_host_can_choose_comes_before_the_next_step(make_prepared, changes):
-    assert not takes_best_twice(decoding(make_prepared(0, [0], max_tokens=9), **changes))
+def test_a_token_that_only_the_host_can_choose_comes_before_the_next_step(make_prepared, fields):
+    assert not takes_best_twice(decoding(make_prepared(0, [0], max_tokens=9, **fields)))

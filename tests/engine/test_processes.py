@@ -21,7 +21,7 @@ from luceasync.config import (
     ModelConfig,
 )
 from luceasync.engine.engine import LocalEngine
-from luceasync.engine.load import Part, rehearse
+from luceasync.engine.load import Rehearsal, rehearse
 from luceasync.engine.start import build_engine
 from luceasync.errors import Unavailable
 from tests import tiny
@@ -157,9 +157,9 @@ async def until(is_so: Callable[[], bool]) -> None:
 async def test_a_process_that_dies_fails_what_it_carried_and_is_started_again_alone(
     tiny_dir, tmp_path, monkeypatch, may_start, is_busy, transport
 ):
-    rehearsed: list[Part] = []
+    rehearsed: list[Rehearsal] = []
 
-    def counted(target, decoding, tokenizer, part: Part) -> None:
+    def counted(target, decoding, tokenizer, part: Rehearsal) -> None:
         rehearsed.append(part)
         rehearse(target, decoding, tokenizer, part)
 

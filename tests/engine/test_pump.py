@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from luceasync.engine.pump import IDLE_PAUSE_S, DELIVERY_PAUSE_S
+from luceasync.engine.pump import DELIVERY_PAUSE_S, IDLE_PAUSE_S
 from luceasync.host_cache.nodes import Span
 from luceasync.prefix_cache import cache as prefixes_module
 from luceasync.text.detokenizer import Detokenizer

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from luceasync.engine.decoding import PlainDecoding, SpeculativeDecoding
-from luceasync.engine.load import Part, in_turns, part_for, rehearse
-from luceasync.speculation.choice import FIRST_WAIT_STEPS, Shape, StepCosts
+from luceasync.engine.load import Rehearsal, in_turns, rehearsal_for, rehearse
+from luceasync.speculation.choice import FIRST_WAIT_STEPS, RoundShape, StepCosts
 from luceasync.status import SpeculationStatus
 from luceasync.text.tokenizer import Tokenizer
 from tests.speculation.conftest import make_backend  # noqa: F401
@@ -36,9 +36,9 @@ def speculator(backend, tiny_dir: Path, tmp_path: Path, costs: StepCosts):
     return random_speculator(backend, tiny_dir, tmp_path / "draft", costs)
 
 
-def small_part(**fields) -> Part:
+def small_part(**fields) -> Rehearsal:
     sizes = {"chunk_tokens": 32, "max_ctx_tokens": 256, "vocab_size": 512, "shapes": SHAPES}
-    return part_for(**{**sizes, "runs_async": True, **fields})
+    return rehearsal_for(**{**sizes, "runs_async": True, **fields})
 
 
 def rehearsed(backend, speculator, tokenizer: Tokenizer, **options) -> None:
@@ -86,7 +86,7 @@ def test_it_ends_with_the_steps_the_context_or_the_time(
     backend, tokenizer, num_steps, max_tokens, limit_s, expected
 ):
     decoding = Counting(backend)
-    part = Part((1, 2, 3, 4, 5), 2, max_tokens, num_steps)
+    part = Rehearsal((1, 2, 3, 4, 5), 2, max_tokens, num_steps)
     rehearse(backend, decoding, tokenizer, part, limit_s=limit_s)
     assert decoding.num_steps == expected
 
@@ -103,9 +103,9 @@ def test_logits_that_are_no_numbers_are_left_to_requests(backend, tokenizer, mon
 
 
 def test_steps_take_turns():
-    plan = in_turns([Shape(4), Shape(2)])
+    plan = in_turns([RoundShape(4), RoundShape(2)])
     told = [plan([3]) for _ in range(6)]
-    assert [p.shape for p in told] == [Shape(4), Shape(2), None] * 2
+    assert [p.shape for p in told] == [RoundShape(4), RoundShape(2), None] * 2
     assert [p.speculating for p in told] == [(3,), (3,), ()] * 2
     assert all(p.is_measured for p in told)
 

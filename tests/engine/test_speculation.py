@@ -15,7 +15,7 @@ from luceasync.engine.engine import LocalEngine
 from luceasync.engine.load import DecodeWith, speculate
 from luceasync.engine.start import build_engine
 from luceasync.request import ChatPrompt, Finish, Request, Sampling
-from luceasync.speculation.choice import TRIAL_ROUNDS, RoundPlan, Shape, StepCosts
+from luceasync.speculation.choice import TRIAL_ROUNDS, RoundPlan, RoundShape, StepCosts
 from luceasync.speculation.speculator import Speculator
 from tests import tiny
 
@@ -108,7 +108,7 @@ class Dear(StepCosts):
 
 async def test_a_drafter_that_is_never_right_is_given_up(tiny_dir, draft_dir):
     def decode_with(backend, draft):
-        speculator = Speculator(backend, draft.speculator.passes, [Shape(8)], 4, Dear())
+        speculator = Speculator(backend, draft.speculator.passes, [RoundShape(8)], 4, Dear())
         return SpeculativeDecoding(backend, speculator)
 
     async with started(tiny_dir, decode_with, draft_dir=draft_dir) as engine:
@@ -123,7 +123,7 @@ async def test_a_measurement_says_what_every_round_is(tiny_dir, draft_dir):
 
     def decode_with(backend, draft):
         def force(lanes):
-            return RoundPlan(Shape(8, 12), tuple(lanes), False)
+            return RoundPlan(RoundShape(8, 12), tuple(lanes), False)
 
         return SpeculativeDecoding(backend, draft.speculator, force=force)
 

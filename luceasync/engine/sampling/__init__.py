@@ -1,18 +1,15 @@
-"""How a row of logits becomes a token id: wishes, edits, ranking, draw.
+"""Turns a row of logits into a token id: edits, ranking, draw.
 
-A new sampling parameter is a field of luceasync.request.Sampling, read by luceasync.server from a
-body, and then, by what it does:
+A new sampling parameter is a field of luceasync.request.Sampling, which luceasync.server reads from
+a body. By what it does, it then goes to
 
-edits.py            changes logits before they are ranked (a bias, a penalty); row.is_edited says
-                    when
-filter_and_draw.py  leaves candidates out, or draws another way (top_p, min_p); choose._num_ranked
-                    says how many candidates it must see
-luceasync.grammar   says which tokens may come at all, as a mask of a row
-behind.py           draws behind such a mask what was ranked without it, where that is known
-row.py              needs more of a sequence than its counts of tokens: what one row brings along
-choose.py           the order of all of it: what is wanted of the logits, and what is chosen then
+row.py             if it changes logits before they are ranked (a bias, a penalty): `is_edited` says
+                   when, `edits_of` how; also if it needs more of a sequence than token counts
+draw.py            if it filters candidates or draws another way (top_p, min_p); choose._num_ranked
+                   says how many candidates it must see. Draws under a mask, too
+luceasync.grammar  if it says which tokens may come, as a mask of a row
+choose.py          has the order of all of it: what is requested of the logits, and what is chosen
 
-What is done beside the logits, wherever they lie, is in luceasync.ranking.
-
-tests/reference/sampler.py says the same in a few slow lines, and is held against it.
+luceasync.ranking has what is done beside the logits, wherever they are. tests/reference/sampler.py
+is the same in a few slow lines.
 """

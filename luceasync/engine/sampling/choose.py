@@ -1,6 +1,6 @@
-"""Ranked candidates to token ids: what a batch of rows wants of its logits, and a seeded draw.
+"""Chooses token ids: what a batch of rows requests of its logits, then a seeded draw for each.
 
-Owns what is asked of the logits and when. Knows nothing of lanes, of text, or of where logits lie.
+Knows nothing of lanes, of text, or of where the logits are.
 """
 
 from __future__ import annotations
@@ -11,35 +11,42 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from luceasync.engine.sampling.draw import known_order, draw, draw_masked, firm, uniform, whole_order
+from luceasync.engine.sampling.draw import (
+    draw,
+    draw_masked,
+    known_order,
+    uniform,
+    unmasked,
+    whole_order,
+)
 from luceasync.engine.sampling.row import RowLogprobs, RowSampling, edits_of, is_edited, is_greedy
 from luceasync.ranking.logits import (
     BEST,
     NO_TOKEN,
-    TopLogits,
     Candidates,
     Logits,
     Logprobs,
     Masks,
     Ranking,
     RankRequest,
+    TopLogits,
 )
 from luceasync.request import Sampling
 
-# Without top_k, this many candidates nearly always hold the mass that top_p keeps.
+# Without top_k, so many candidates nearly always hold the mass that top_p keeps.
 NUM_CANDIDATES = 1024
-# Of them a draw looks at so many before it looks at all.
+# A draw tries so many of them before it takes all.
 NUM_FIRST = 256
-# More candidates than top_k asks for: equal logits at its border (bf16 has many) need no full sort.
+# Candidates beyond top_k: equal logits at its border (bf16 has many) then need no full sort.
 TIE_MARGIN = 64
-# A row that asks for more than this is sorted whole, by itself: the others would pay for it too.
-MOST_RANKED = 4096
+# A row with a larger top_k is sorted whole, by itself: the others would pay for it too.
+MAX_RANKED = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenTokens:
-    """One token id for each row, NO_TOKEN where the highest logit is no finite number;
-    log-probabilities for the rows that asked and have a token, None for the others.
+    """A token id for each row, NO_TOKEN if the highest logit is not finite; log-probabilities for
+    the rows that asked for them and have a token, None for the others.
     """
 
     token_ids: list[int]
@@ -47,7 +54,7 @@ class ChosenTokens:
 
 
 def nothing() -> None:
-    """Nothing is to be done meanwhile."""
+    """No-op."""
 
 
 def choose(
@@ -71,37 +78,38 @@ def rank(
     num_candidates: int = NUM_CANDIDATES,
     meanwhile: Callable[[], None] = nothing,
 ) -> RankedRows:
-    """Make the rows of `logits` ready to be chosen from. `carry` int `[rows, n]`, on the same
-    device, comes to the host in the same copy. `meanwhile` is called when all is queued and the
-    host would wait for the device.
+    """Rank the rows of `logits`, to choose from them. `carry` int `[rows, n]`, on the same device,
+    comes to the host in the same copy. `meanwhile` is called when everything is queued and the host
+    would wait for the device.
 
     Order: logit_bias, then repetition (over prompt and generated tokens, Keskar et al. 2019, CTRL),
     frequency and presence penalties (over generated tokens, as OpenAI defines them); mask;
     temperature; top_k, top_p, min_p; inverse-CDF draw over the tokens sorted by probability, equal
-    ones by id.
-    This is the order of transformers; vLLM differs in that it applies min_p before top_k.
-    A temperature of nothing takes the highest logit after the penalties, the lowest id among
-    equals. A row whose highest logit, so edited, is not a finite number has no token.
-    Log-probabilities are of the raw logits, in float32.
+    ones by id. This is the order of transformers; vLLM differs in that it applies min_p before
+    top_k. Temperature 0 takes the highest logit after the penalties, the lowest id among equals. A
+    row whose highest edited logit is not finite has no token. Log-probabilities are of the raw
+    logits, in float32.
 
-    A row's tokens depend on nothing but that row. Only the best `num_candidates` (or top_k) come to
-    the host, in one copy; a row whose filters or draw reach further is fetched whole, with the same
+    A row's token depends on that row alone. Only the best `num_candidates` (or top_k) come to the
+    host, in one copy; a row whose filters or draw reach further is fetched whole, with the same
     result as if it always were.
     """
-    ranking = logits.rank(wanted_of(rows, logits.num_vocab, num_candidates), carry)
+    ranking = logits.rank(rank_request_of(rows, logits.num_vocab, num_candidates), carry)
     meanwhile()
     return RankedRows(rows, logits.num_vocab, ranking, ranking.candidates())
 
 
 def is_checked(row: RowSampling) -> bool:
-    """Whether the row's token is chosen of its logits as they came. Then masks can wait until it is
-    known that this one may not come: if it may, it is mostly the one behind its mask too.
+    """Whether the row's token is chosen from unedited logits. Masking then waits until the token is
+    known not to be allowed: if it is, masking would mostly not change it.
     """
     return row.top_logprobs is None and not is_edited(row.sampling)
 
 
-def wanted_of(rows: Sequence[RowSampling], num_vocab: int, num_candidates: int) -> RankRequest:
-    """What these rows want of their logits."""
+def rank_request_of(
+    rows: Sequence[RowSampling], num_vocab: int, num_candidates: int
+) -> RankRequest:
+    """What to request of the logits of these rows."""
     edits = edits_of(rows) if any(is_edited(row.sampling) for row in rows) else ()
     masks = _masks(rows)
     if all(is_greedy(row.sampling) and row.top_logprobs is None for row in rows):
@@ -118,7 +126,7 @@ def wanted_of(rows: Sequence[RowSampling], num_vocab: int, num_candidates: int) 
 
 
 def _masks(rows: Sequence[RowSampling]) -> Masks | None:
-    """Those of the rows that have one."""
+    """The masks of the rows that have one."""
     found = [(i, row.mask) for i, row in enumerate(rows) if row.mask is not None]
     if not found:
         return None
@@ -130,20 +138,18 @@ def _num_ranked(sampling: Sampling, num_candidates: int) -> int:
     if is_greedy(sampling):
         return 1
     num_wanted = sampling.top_k + TIE_MARGIN
-    return num_wanted if sampling.top_k and num_wanted <= MOST_RANKED else num_candidates
+    return num_wanted if sampling.top_k and num_wanted <= MAX_RANKED else num_candidates
 
 
 def _mass_at(sampling: Sampling, num_vocab: int, num_candidates: int) -> float:
-    """The temperature at which a draw has to know the mass of the whole vocabulary, or 0."""
+    """The temperature at which a draw needs the mass of the whole vocabulary; 0: it does not."""
     is_whole = not 0 < sampling.top_k < num_vocab
     needs_it = is_whole and not is_greedy(sampling) and num_candidates < num_vocab
     return sampling.temperature if needs_it else 0.0
 
 
 class RankedRows:
-    """Rows of which everything that a choice needs is on the host. A row costs its draw only when
-    it is chosen.
-    """
+    """Rows whose candidates are on the host. A row costs its draw only when it is chosen."""
 
     def __init__(
         self,
@@ -155,13 +161,13 @@ class RankedRows:
         self._rows = rows
         self._num_vocab = num_vocab
         self._ranking = ranking
-        self.best: list[int] = candidates.best.tolist()  # of every row, NO_TOKEN as in `choose`
+        self.best: list[int] = candidates.best.tolist()  # by row, NO_TOKEN as in `choose`
         self._block = candidates.block
-        self.carried = candidates.carried  # int64 [rows, n], what came to the host beside them
+        self.carried = candidates.carried  # int64 [rows, n], from `carry`
 
     def choose(self, index: int, position: int) -> tuple[int, RowLogprobs | None]:
-        """The token of row `index` at `position` of its sequence; NO_TOKEN where the highest logit
-        is no finite number. Log-probabilities if the row asked for them and has a token.
+        """The token of row `index` at `position` of its sequence; NO_TOKEN if the highest logit is
+        not finite. With log-probabilities if the row asked for them and has a token.
         """
         token = self.best[index]
         if self._block is None or token == NO_TOKEN:
@@ -173,20 +179,20 @@ class RankedRows:
             return token, None
         return token, self.logprobs(index, token, row.top_logprobs)
 
-    def firm(self, index: int, position: int) -> int:
-        """The token of row `index`, where it is the same whichever others may not come, so that
-        nothing but itself is to be looked at; NO_TOKEN where that is not known.
+    def unmasked(self, index: int, position: int) -> int:
+        """The token of row `index` if it is unaffected by masking other tokens, so that only itself
+        has to be checked; NO_TOKEN if that is not known.
         """
         token, row = self.best[index], self._rows[index]
         if self._block is None or token == NO_TOKEN or is_greedy(row.sampling):
             return token
         u = uniform(row.seed, position)
-        found = self._firm(self._block, index, row.sampling, u)
+        found = self._unmasked(self._block, index, row.sampling, u)
         return NO_TOKEN if found is None else found
 
-    def behind(self, index: int, position: int, mask: np.ndarray) -> int | None:
-        """The token of row `index` of those that `mask` lets through; None where the device has to
-        be asked. The row has no mask of its own.
+    def masked(self, index: int, position: int, mask: np.ndarray) -> int | None:
+        """The token of row `index` under `mask`; None if its candidates do not decide. The row has
+        no mask of its own.
         """
         block, row = self._block, self._rows[index]
         if block is None or self.best[index] == NO_TOKEN or is_greedy(row.sampling):
@@ -196,18 +202,18 @@ class RankedRows:
         return draw_masked(order, block.masses[index], row.sampling, u, mask)
 
     def logprobs(self, index: int, token: int, num_top: int) -> RowLogprobs:
-        """That of `token` in row `index`, and the highest; the rows must have been asked for
-        them.
+        """The log-probability of `token` in row `index`, and the highest ones. Requires rows that
+        were ranked with log-probabilities.
         """
         assert self._block is not None and self._block.logprobs is not None, "none were wanted"
         return self._logprobs(self._block, self._block.logprobs, index, token, num_top)
 
-    def _firm(self, block: TopLogits, index: int, sampling: Sampling, u: float) -> int | None:
+    def _unmasked(self, block: TopLogits, index: int, sampling: Sampling, u: float) -> int | None:
         values, ids, mass = block.values[index], block.ids[index], float(block.masses[index])
-        return firm(values, ids, self._num_vocab, mass, sampling, u)
+        return unmasked(values, ids, self._num_vocab, mass, sampling, u)
 
     def _draw(self, block: TopLogits, index: int, sampling: Sampling, u: float) -> int:
-        token = self._firm(block, index, sampling, u)
+        token = self._unmasked(block, index, sampling, u)
         if token is not None:
             return token
         values, ids, mass = block.values[index], block.ids[index], float(block.masses[index])
@@ -241,15 +247,15 @@ class RankedRows:
 
 
 class MaskedRanking:
-    """Some rows of `logits`, ranked once more with their masks: one more wait for the device."""
+    """Some rows of `logits`, ranked again under masks: one more wait for the device."""
 
     def __init__(
         self, logits: Logits, rows: Mapping[int, RowSampling], num_candidates: int = NUM_CANDIDATES
     ) -> None:
-        """`rows`: by number, each with a mask, none edited."""
+        """`rows`: by row number, each with a mask, none edited."""
         numbers = sorted(rows)
         chosen = [rows[number] for number in numbers]
-        wanted = wanted_of(chosen, logits.num_vocab, num_candidates)
+        wanted = rank_request_of(chosen, logits.num_vocab, num_candidates)
         assert wanted.masks is not None, "rows without masks"
         masks = Masks(np.array(numbers, np.int64), wanted.masks.words)
         ranking = logits.rank(replace(wanted, masks=masks, is_of_masked=True))

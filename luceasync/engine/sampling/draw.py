@@ -1,6 +1,6 @@
-"""Which candidates may be drawn, and which is: seeded, by a number for each position.
+"""Filters ranked candidates and draws one of them, by a seeded number for each position.
 
-Pure, on the host. Knows no tensors; which candidates there are is told to it.
+Pure, on the host; knows no tensors.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 from luceasync.ranking.logits import WholeRow
 from luceasync.request import Sampling
 
-# Of logits: a draw goes through steps of this size from the most probable tokens down, and through
-# ids within one. Rounding swaps neighbours in a ranking all the time, but hardly ever moves a token
-# to another step: the same draw then means the same token, whatever computed the logits.
+# Of logits: a draw walks steps of this size from the most probable tokens down, and ids within one.
+# Rounding often swaps neighbours in a ranking, but hardly ever moves a token to another step:
+# the same draw then gives the same token, whatever computed the logits.
 STEP = 0.25
-# By how much a sum of a whole vocabulary may be off that was made in float32, of itself.
+# Relative error of a sum over the whole vocabulary that was made in float32.
 MARGIN = 1e-5
-MOST_TEMPERATURE = 1e30  # float32 knows it too; beyond, such a sum may be anything
+MAX_TEMPERATURE = 1e30  # in the range of float32; beyond, such a sum may be anything
 _MASK_64 = 2**64 - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
@@ -49,7 +49,7 @@ def _mix(x: int) -> int:
 def draw(
     values: np.ndarray, ids: np.ndarray, num_vocab: int, total: float, sampling: Sampling, u: float
 ) -> int | None:
-    """The token that `u` in [0, 1) falls on, or None when these candidates do not decide it.
+    """The token that `u` in [0, 1) falls on; None if these candidates do not decide.
 
     `values` float64 `[n]`: the n highest logits of `num_vocab`, descending; `ids` `[n]`: of equal
     ones in any order. The highest is finite. `total`: the sum of exp((value - highest) /
@@ -72,8 +72,8 @@ def draw(
 def kept_by_mass(
     weights: np.ndarray, mass: np.ndarray, num_kept: int, total: float, sampling: Sampling
 ) -> int:
-    """How many of `num_kept` tokens top_p and min_p leave; `num_kept` itself where they leave more
-    than are known. `mass`: the sums of `weights`, which are of the known ones.
+    """How many of `num_kept` tokens top_p and min_p keep; `num_kept` if they keep more than are
+    known. `weights`: of the known ones; `mass`: their cumulative sums.
     """
     num_known = len(mass)
     if sampling.top_p < 1.0:
@@ -95,7 +95,7 @@ def draw_kept(
     sampling: Sampling,
     u: float,
 ) -> int | None:
-    """The token of those that filters leave; see `draw` and `kept_by_mass`."""
+    """Draw among the tokens that filters keep; see `draw` and `kept_by_mass`."""
     is_filtered = _is_filtered(sampling)
     if num_kept > len(mass) and is_filtered:
         return None
@@ -105,15 +105,15 @@ def draw_kept(
     return _fall(values[:num_kept], ids, weights, mass[:num_kept], target, num_kept)
 
 
-def firm(
+def unmasked(
     values: np.ndarray, ids: np.ndarray, num_vocab: int, total: float, sampling: Sampling, u: float
 ) -> int | None:
-    """The token that `draw` gives, where it gives the same whichever of the other tokens may not
-    come; None where it may not, and where that is not known. A fraction of the work.
+    """The token that `draw` gives if it is unaffected by masking other tokens; None if it is not,
+    or if that is not known. A fraction of the work.
 
-    `values`, `ids`: as in `draw`, but that equals of the last one may be missing. It is the token
-    on which the lowest `u` falls: its share begins at 0, and grows where others leave theirs. A
-    filter keeps it in any company if its logit is the highest, or if it keeps the whole step.
+    `values`, `ids`: as in `draw`, but equals of the last one may be missing. It is the token on
+    which the lowest `u` falls: its share begins at 0, and grows when others lose theirs. Filters
+    keep it whatever is masked if its logit is the highest, or if they keep its whole step.
     """
     highest = float(values[0])
     num_first = int(np.count_nonzero(values >= math.floor(highest / STEP) * STEP))
@@ -121,7 +121,7 @@ def firm(
     num_kept = min(sampling.top_k or num_vocab, num_vocab)
     is_kept = values[at] == highest or (num_first <= num_kept and not _is_filtered(sampling))
     weight = math.exp((values[at] - highest) / sampling.temperature)
-    is_known = num_first < len(values) and sampling.temperature < MOST_TEMPERATURE
+    is_known = num_first < len(values) and sampling.temperature < MAX_TEMPERATURE
     if not (is_known and is_kept and u < weight):
         return None
     if num_kept < num_vocab or total == 0.0:
@@ -132,12 +132,12 @@ def firm(
 
 
 def _is_filtered(sampling: Sampling) -> bool:
-    """Whether what is kept depends on weights."""
+    """Whether the number of kept tokens depends on weights."""
     return sampling.top_p < 1.0 or sampling.min_p > 0.0
 
 
 def _with_lowest_first(values: np.ndarray, ids: np.ndarray, num_kept: int) -> np.ndarray:
-    """`ids`, where those are in order whose equal values lie on both sides of what is kept."""
+    """`ids`, sorted among those with equal values on both sides of the border of what is kept."""
     begin, end = (
         int((-values).searchsorted(-values[num_kept], side=side)) for side in ("left", "right")
     )
@@ -152,9 +152,9 @@ def _fall(
     target: float,
     num_kept: int,
 ) -> int | None:
-    """The token at which the summed weights of the kept ones, in the order of STEP, pass `target`;
-    None where that is beyond the steps that are known whole. `mass`: the sums in order of value,
-    which are the same at the borders of steps.
+    """The token at which the cumulative weight of the kept ones, in the order of STEP, passes
+    `target`; None if that is beyond the steps that are known whole. `mass`: the sums in order of
+    value, which are equal at the borders of steps.
     """
     num_known = len(mass)
     at = int(mass.searchsorted(target, side="right"))
@@ -175,12 +175,9 @@ def _fall(
     return int(ids[begin + order[place]])
 
 
-# A row's tokens in order, most probable first, as far as they are known. Pure, on the host.
-
-
 class TokenOrder(NamedTuple):
-    """A row's most probable tokens by logit: float64 and int64 `[ranked]`, of `num_all` that may
-    come at all. Equal ones are in the order in which they were given.
+    """A row's most probable tokens by logit, float64 and int64 `[ranked]`, of `num_all` that may
+    come. Equal ones are in the order of the input.
     """
 
     values: np.ndarray
@@ -189,8 +186,8 @@ class TokenOrder(NamedTuple):
 
 
 def known_order(values: np.ndarray, ids: np.ndarray, num_vocab: int) -> TokenOrder:
-    """What is known from a top-k selection, whose last value may have equals left outside."""
-    if values[-1] == -np.inf:  # behind a mask: whatever may come is before it
+    """The order that a top-k selection proves: equals of its last value may be left outside."""
+    if values[-1] == -np.inf:  # under a mask: all tokens that may come are before it
         return _possible(values, ids)
     if len(values) < num_vocab:
         num_certain = (-values).searchsorted(-values[-1])
@@ -199,35 +196,31 @@ def known_order(values: np.ndarray, ids: np.ndarray, num_vocab: int) -> TokenOrd
 
 
 def whole_order(row: WholeRow) -> TokenOrder:
-    """All that may come."""
+    """The order of all tokens that may come."""
     return _possible(row.values, row.ids)
 
 
 def _possible(values: np.ndarray, ids: np.ndarray) -> TokenOrder:
-    """Of a ranking without an end that is not known, what may come."""
+    """The order of a complete ranking, up to the tokens that are masked."""
     num_all = int((-values).searchsorted(np.inf))
     return TokenOrder(values[:num_all], ids[:num_all].astype(np.int64), num_all)
 
 
-# What a row's token is behind a mask, as far as candidates tell that were ranked without it.
-# Pure, on the host. Knows no logits: where candidates do not decide, somebody asks for others.
-
-
-_MOST_EXPONENT = 700.0  # float64 knows no larger power
+_MAX_EXPONENT = 700.0  # exp of more overflows float64
 
 
 def draw_masked(
     order: TokenOrder, total: float, sampling: Sampling, u: float, mask: np.ndarray
 ) -> int | None:
-    """What `draw` gives of the tokens that `mask` lets through; None where that is not known.
+    """What `draw` gives of the tokens that `mask` allows, from candidates that were ranked without
+    it; None if these do not decide.
 
-    `order` and `total` are of the row as it came. The mass behind the mask is known but for what
-    the tokens have that are not in `order`: the draw stands if it is the same with all of that
-    and without any.
+    `order` and `total` are of the unmasked row. The mass under the mask is known but for that of
+    tokens outside `order`: the draw is decided if it is the same with all of that and without any.
     """
     may_come = _lets_through(mask, order.ids)
     values, ids = order.values[may_come], order.ids[may_come]
-    if not len(values) or sampling.temperature > MOST_TEMPERATURE:
+    if not len(values) or sampling.temperature > MAX_TEMPERATURE:
         return None
     num_all = order.num_all
     num_unseen = 0
@@ -254,21 +247,20 @@ def draw_masked(
 def _most_rest(
     order: TokenOrder, highest: float, num_unseen: int, total: float, temperature: float
 ) -> float:
-    """The most that `num_unseen` tokens outside `order` can weigh, where `highest` weighs 1: none
-    has a higher logit than the last one inside, and with those inside they make up `total`, 0
-    where that is not known.
+    """The most that `num_unseen` tokens outside `order` can weigh if `highest` weighs 1: none has a
+    higher logit than the last one inside, and all together weigh `total`, 0 if that is not known.
     """
     if not num_unseen:
         return 0.0
     rest = num_unseen * math.exp((order.values[-1] - highest) / temperature)
     exponent = float(order.values[0] - highest) / temperature
-    if total and exponent < _MOST_EXPONENT:
+    if total and exponent < _MAX_EXPONENT:
         known = np.exp((order.values - order.values[0]) / temperature).sum()
         rest = min(rest, (total * (1 + MARGIN) - known) * math.exp(exponent))
     return max(rest, 0.0)
 
 
 def _lets_through(mask: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """bool, of each of `ids`; see luceasync.ranking.logits.Masks."""
+    """bool, for each of `ids`; see luceasync.ranking.logits.Masks."""
     found: np.ndarray = (mask[ids >> 5] >> (ids & 31) & 1).astype(bool)
     return found

@@ -1,7 +1,7 @@
-"""One row of logits: how its token is to be chosen, and what is told of the choice.
+"""How the token of one row of logits is to be chosen: sampling, counts, bias and penalties.
 
-Owns the counts of the row's sequence. Knows no logits, and nothing of lanes, of text, or of why a
-row wants a token.
+Owns the token counts of the row's sequence. Pure, on the host; knows no logits, no lanes and no
+text.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from luceasync.errors import RequestError
 from luceasync.ranking.logits import Edits
 from luceasync.request import Sampling
 
-# Below it a temperature is none: sharper than any draw, and float32 cannot divide by it.
-LEAST_TEMPERATURE = 1e-5
+# Below it sampling is greedy: sharper than any draw, and float32 cannot divide by it.
+MIN_TEMPERATURE = 1e-5
 
 
 def is_greedy(sampling: Sampling) -> bool:
     """Whether the highest logit is taken and nothing is drawn."""
-    return sampling.temperature < LEAST_TEMPERATURE
+    return sampling.temperature < MIN_TEMPERATURE
 
 
 def has_penalties(sampling: Sampling) -> bool:
@@ -40,7 +40,7 @@ def is_edited(sampling: Sampling) -> bool:
 
 
 def check_logit_bias(sampling: Sampling, vocab_size: int) -> None:
-    """Raise RequestError for a biased token id outside `[0, vocab_size)`: a device cannot refuse
+    """Raise RequestError for a biased token id outside `[0, vocab_size)`: the device does not check
     it.
     """
     for token_id in sampling.logit_bias:
@@ -65,7 +65,7 @@ class TokenCounts:
 
     @property
     def ids(self) -> np.ndarray:
-        """int64 `[distinct]`, in no order that means anything."""
+        """int64 `[distinct]`, in arbitrary order."""
         return self._ids[: self._num_distinct]
 
     @property
@@ -74,7 +74,7 @@ class TokenCounts:
         return self._counts[: self._num_distinct]
 
     def slot(self, token_id: int) -> int | None:
-        """The index of `token_id` in `ids`; None when the sequence does not hold it."""
+        """The index of `token_id` in `ids`; None if the sequence does not hold it."""
         return self._slots.get(token_id)
 
     def count(self, token_id: int) -> int:
@@ -98,11 +98,10 @@ class TokenCounts:
 class RowSampling:
     """How the token of one row of logits is chosen.
 
-    `seed` is already drawn. `position` is the index of the wanted token in its sequence: each has
-    its own draw. `counts` may be None when `has_penalties` says no; `following`: tokens of a
-    proposal that stand above the row, which `counts` has not counted. `top_logprobs` as in Request.
-    `mask`: the tokens that may come, int32 `[words]` as in luceasync.ranking.logits.Masks; None:
-    all.
+    `seed` is drawn already. `position` is the index of the token in its sequence: each has its own
+    draw. `counts` may be None without penalties; `following`: tokens of a proposal above the row,
+    which are not counted yet. `top_logprobs` as in Request. `mask`: the tokens that may come, int32
+    `[words]` as in luceasync.ranking.logits.Masks; None: all.
     """
 
     sampling: Sampling
@@ -124,15 +123,11 @@ class RowLogprobs:
     top: tuple[tuple[int, float], ...]
 
 
-# What is to be done to logits before they are ranked: bias and penalties, as data. Pure, on the
-# host. Knows neither logits nor candidates; see luceasync.ranking for who applies it.
-
-
 def edits_of(rows: Sequence[RowSampling]) -> tuple[Edits, ...]:
-    """Bias and penalties of the rows, which are told what stands above them.
+    """Bias and penalties of the rows as data, which luceasync.ranking applies.
 
-    The rows of one proposal share all but a few edits. What they share is told once, for the first
-    of them, and what follows in each of them replaces it there.
+    The rows of one proposal share all but a few edits. The shared ones are listed once, for the
+    first row; those of the tokens that follow in each row replace them there.
     """
     shared: dict[int, list[np.ndarray]] = {}  # by number of rows
     own = []
@@ -140,7 +135,7 @@ def edits_of(rows: Sequence[RowSampling]) -> tuple[Edits, ...]:
         if is_edited(rows[first].sampling):
             shared.setdefault(num_rows, []).append(_edits(first, rows[first]))
             following = range(first, first + num_rows)
-            own += [_edits_behind(i, rows[i]) for i in following if rows[i].following]
+            own += [_edits_of_following(i, rows[i]) for i in following if rows[i].following]
     parts = [Edits(num_rows, np.concatenate(found, 1)) for num_rows, found in shared.items()]
     if own:
         parts.append(Edits(1, np.concatenate(own, 1)))
@@ -148,7 +143,7 @@ def edits_of(rows: Sequence[RowSampling]) -> tuple[Edits, ...]:
 
 
 def _siblings(rows: Sequence[RowSampling]) -> Iterator[tuple[int, int]]:
-    """Runs of rows that differ in nothing but what follows: the first, and how many they are."""
+    """Runs of rows that differ only in `following`: the first row, and how many."""
     first = 0
     for i in range(1, len(rows) + 1):
         if i == len(rows) or not _are_siblings(rows[first], rows[i]):
@@ -161,8 +156,8 @@ def _are_siblings(row: RowSampling, other: RowSampling) -> bool:
 
 
 def _edits(index: int, row: RowSampling) -> np.ndarray:
-    """float64 `[5, edits]`: row, token id, bias, repetition penalty, what frequency and presence
-    take away. Without what follows.
+    """float64 `[5, edits]`: row, token id, bias, repetition penalty, and the sum of frequency and
+    presence penalties. Without the tokens that follow.
     """
     sampling = row.sampling
     counts = row.counts if has_penalties(sampling) else TokenCounts(())
@@ -183,8 +178,8 @@ def _edits(index: int, row: RowSampling) -> np.ndarray:
     return edits
 
 
-def _edits_behind(index: int, row: RowSampling) -> np.ndarray:
-    """The same for the tokens that follow, as if they had been counted."""
+def _edits_of_following(index: int, row: RowSampling) -> np.ndarray:
+    """The same for the tokens that follow, as if they were counted."""
     sampling, counts = row.sampling, row.counts
     assert counts is not None, "tokens follow only where they are counted"
     edits = [

@@ -48,12 +48,12 @@ def random_bits(rng: np.random.Generator, vocab: int) -> np.ndarray:
 
 def what_told(ranked: RankedRows, index: int, row: RowSampling, bits: np.ndarray, word: np.ndarray):
     """How the token becomes known, and which it is, if that is before the device is asked again."""
-    firm = ranked.firm(index, row.position)
+    firm = ranked.unmasked(index, row.position)
     if firm != NO_TOKEN:
         assert firm == ranked.choose(index, row.position)[0]
         if bits[firm]:
             return "firm", firm
-    behind = ranked.behind(index, row.position, word)
+    behind = ranked.masked(index, row.position, word)
     return ("nothing", NO_TOKEN) if behind is None else ("candidates", behind)
 
 
@@ -73,7 +73,7 @@ def test_firm_tokens_and_candidates_say_what_a_mask_gives(num_candidates: int, s
         for i, row in enumerate(rows):
             how, token = what_told(ranked, i, row, bits[i], words[i])
             assert how == "nothing" or token == truth[i], (how, row, vocab)
-            assert ranked.behind(i, row.position, words[i]) in (None, truth[i]), (row, vocab)
+            assert ranked.masked(i, row.position, words[i]) in (None, truth[i]), (row, vocab)
             assert i not in behind or behind.choose(i, row.position) == truth[i], (row, vocab)
             told[how] += 1
     assert min(told[how] for how in ("firm", "candidates", "nothing")) > 20
@@ -87,7 +87,7 @@ def test_a_step_that_top_k_cuts_may_get_a_lower_id_behind_a_mask():
     masked = replace(row, position=low, mask=refused)
     assert choose(logits, [masked]).token_ids == [1]
     ranked = rank(logits, [row])
-    assert ranked.firm(0, low) == NO_TOKEN and ranked.behind(0, low, refused) == 1
+    assert ranked.unmasked(0, low) == NO_TOKEN and ranked.masked(0, low, refused) == 1
 
 
 def positions(row: RowSampling) -> list[RowSampling]:
@@ -102,11 +102,11 @@ def test_what_lets_few_through_is_decided_by_the_candidates_that_there_are():
     for i, ids in enumerate(logits.topk(8).indices.numpy()):
         mask = np.zeros(-(-5000 // 32), np.uint32)
         np.bitwise_or.at(mask, ids >> 5, np.uint32(1) << (ids & 31).astype(np.uint32))
-        assert ranked.behind(i, i, mask.view(np.int32)) in ids.tolist()
+        assert ranked.masked(i, i, mask.view(np.int32)) in ids.tolist()
 
 
 def test_nothing_is_said_behind_a_mask_that_no_candidate_passes():
     ranked = rank(
         LocalLogits(torch.arange(3000.0)[None]), [RowSampling(Sampling(temperature=1.0), 0, 0)]
     )
-    assert ranked.behind(0, 0, np.array([7] + [0] * 93, np.int32)) is None
+    assert ranked.masked(0, 0, np.array([7] + [0] * 93, np.int32)) is None

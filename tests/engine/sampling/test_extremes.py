@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luceasync.engine.sampling.choose import Choice
+from luceasync.engine.sampling.choose import ChosenTokens
 from luceasync.engine.sampling.choose import choose as choose_from
 from luceasync.engine.sampling.row import RowSampling, TokenCounts
 from luceasync.ranking.local import LocalLogits
@@ -40,7 +40,7 @@ SAMPLINGS = [
 BYSTANDER = RowSampling(Sampling(temperature=0.8, top_p=0.9), seed=4, position=9)
 
 
-def choose(logits: torch.Tensor, rows, **how) -> Choice:
+def choose(logits: torch.Tensor, rows, **how) -> ChosenTokens:
     return choose_from(LocalLogits(logits), rows, **how)
 
 
