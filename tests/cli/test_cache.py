@@ -224,7 +224,7 @@ def test_prune_to_a_budget_removes_the_least_recently_used_leaf_first(cache: Pat
     [
         (["prune"], "expected --budget BYTES or --older-than DAYS"),
         (["prune", "--budget", "much"], "--budget: 'much' is not allowed"),
-        (["ls", "--kv-cache-dir", "/none"], "--kv-cache-dir /none: expected a directory"),
+        (["ls", "--kv-cache-dir", "/none"], "--kv-cache-dir /none: expected an existing directory"),
     ],
 )
 def test_a_bad_flag_is_one_line(cache: Path, arguments: list[str], words: str) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+from typing import get_args
 
 import pytest
 
+from luceasync.config import ToolFormat
 from luceasync.text.answer.call_formats import FORMATS, format_of
 from tests.text.answer.written import TOOL, WRITERS, a_call, read
 
@@ -14,27 +16,31 @@ NUM_CALLS = 250  # of each family; more find nothing else
 
 
 @pytest.fixture(params=sorted(WRITERS))
-def form(request: pytest.FixtureRequest) -> str:
+def call_format(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
 
 
-def test_every_format_has_examples(form: str) -> None:
+def test_every_format_has_examples(call_format: str) -> None:
     assert set(WRITERS) == set(FORMATS)
 
 
-def test_calls_are_parsed_alike_however_the_text_is_split(form: str) -> None:
+def test_the_setting_offers_every_format() -> None:
+    assert set(get_args(ToolFormat)) == {"auto", *FORMATS, "none"}
+
+
+def test_calls_are_parsed_alike_however_the_text_is_split(call_format: str) -> None:
     rng = random.Random(1)
     for _ in range(NUM_CALLS):
         call = a_call(rng)
-        text = WRITERS[form](call)
-        whole = read(form, text)
+        text = WRITERS[call_format](call)
+        whole = read(call_format, text)
         assert whole.text == "" and [name for name, _ in whole.calls] == [TOOL], text
         assert json.loads(whole.calls[0][1]) == call.arguments, text
-        one_by_one = read(form, text, range(1, len(text)))
+        one_by_one = read(call_format, text, range(1, len(text)))
         assert one_by_one == whole
         cuts = sorted(rng.sample(range(len(text)), 3))
-        assert read(form, text, cuts) == whole
+        assert read(call_format, text, cuts) == whole
 
 
 def test_json_arguments_keep_the_models_spelling() -> None:
@@ -42,30 +48,34 @@ def test_json_arguments_keep_the_models_spelling() -> None:
     assert read("qwen-json", text).calls == ((TOOL, '{ "a" :1,"b":  [ 2 ] }'),)
 
 
-def test_several_calls_and_the_text_before(form: str) -> None:
+def test_several_calls_and_the_text_before(call_format: str) -> None:
     rng = random.Random(2)
     calls = [a_call(rng), a_call(rng)]
-    lead = "" if FORMATS[form].only_first else "I will look.\n\n"
-    text = lead + ("; " if form == "llama-json" else "\n").join(map(WRITERS[form], calls)) + "\n"
-    found = read(form, text)
+    lead = "" if FORMATS[call_format].only_first else "I will look.\n\n"
+    text = (
+        lead
+        + ("; " if call_format == "llama-json" else "\n").join(map(WRITERS[call_format], calls))
+        + "\n"
+    )
+    found = read(call_format, text)
     assert found.text == lead.strip()
     assert [json.loads(arguments) for _, arguments in found.calls] == [c.arguments for c in calls]
-    assert read(form, text, range(1, len(text))) == found
+    assert read(call_format, text, range(1, len(text))) == found
 
 
 @pytest.mark.slow
-def test_a_call_cut_off_anywhere_leaks_no_tag(form: str) -> None:
+def test_a_call_cut_off_anywhere_leaks_no_tag(call_format: str) -> None:
     """A call cut off before anything of it was emitted is text; afterwards nothing of it is. Split
     text gives the same as whole text.
     """
     rng = random.Random(3)
     for _ in range(6):
         call = a_call(rng)
-        text = WRITERS[form](call)
+        text = WRITERS[call_format](call)
         for end in range(len(text)):
             part = text[:end]
-            found = read(form, part)
-            assert found == read(form, part, range(1, end))
+            found = read(call_format, part)
+            assert found == read(call_format, part, range(1, end))
             if not found.calls:
                 assert found.text == part
                 continue
@@ -105,9 +115,9 @@ def test_omissions_of_models_are_tolerated() -> None:
             '<tool_call>{"id": 1, "name": "run_it", "arguments": {"num": 5}}',
         ],
     }
-    for form, texts in cases.items():
+    for call_format, texts in cases.items():
         for text in texts:
-            found = read(form, text)
+            found = read(call_format, text)
             assert found.text == "" and [json.loads(a) for _, a in found.calls] == [{"num": 5}], (
                 text
             )

@@ -63,9 +63,11 @@ def contents_of(pieces: Sequence[Piece]) -> AnswerContents:
     )
 
 
-def read(form: str, text: str, cuts: Sequence[int] = (), **options: Any) -> AnswerContents:
+def read(call_format: str, text: str, cuts: Sequence[int] = (), **options: Any) -> AnswerContents:
     """Parse `text`, which comes in parts."""
-    maker = AnswerPieces(calls=FORMATS[form], schemas=SCHEMAS, call_id=lambda: "id", **options)
+    maker = AnswerPieces(
+        calls=FORMATS[call_format], schemas=SCHEMAS, call_id=lambda: "id", **options
+    )
     pieces: list[Piece] = []
     begin = 0
     for end in [*cuts, len(text)]:
