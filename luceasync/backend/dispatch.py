@@ -18,7 +18,7 @@ from luceasync.ipc.channel import Channel, Payload, Received
 from luceasync.ipc.packets import Message, WireError
 from luceasync.pipeline.platform import Event
 from luceasync.pipeline.remote.tensors import Spec, lend, payload_bytes, put, specs_of, take
-from luceasync.pipeline.remote.wire import Command, Failure, LoadProgress, Result
+from luceasync.pipeline.remote.wire import Command, CommandFailure, LoadProgress, Result
 
 CALL_S = 300.0
 POLL_S = 60.0
@@ -145,11 +145,11 @@ class Dispatcher:
             load(progress.advance)
         except torch.OutOfMemoryError as error:
             words = ". ".join(str(error).split(". ")[:3])
-            self.say(Failure(f"a device of a backend ran out of memory: {words}"))
+            self.say(CommandFailure(f"a device of a backend ran out of memory: {words}"))
         except ChannelClosed:
             raise
         except LuceasyncError as error:
-            self.say(Failure(str(error)))
+            self.say(CommandFailure(str(error)))
         else:
             progress.tell()
             self.say(Result())

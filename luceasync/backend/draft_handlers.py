@@ -16,7 +16,7 @@ from luceasync.ipc.memory import SealedMemory
 from luceasync.ipc.packets import WireError
 from luceasync.pipeline.remote.tensors import Spec, tensor_bytes, views
 from luceasync.pipeline.remote.wire import DropNode, ExportNode, FillNode
-from luceasync.speculation.choice import Shape
+from luceasync.speculation.choice import RoundShape
 from luceasync.speculation.dflash import wire
 from luceasync.speculation.dflash.passes import LocalDraft
 
@@ -123,7 +123,7 @@ class DraftHandlers:
     @handles(wire.ProposeBlock)
     def propose(self, command: wire.ProposeBlock, tensors: list[Tensor]) -> Answers:
         [rows] = tensors
-        tokens, shape = self._embedding.replace(rows), Shape(command.block)
+        tokens, shape = self._embedding.replace(rows), RoundShape(command.block)
         hidden = self._draft.propose(tokens, command.lanes, command.begins, shape)
         return [(wire.DraftRows(self._draft.num_unsettled), [hidden])]
 

@@ -64,7 +64,7 @@ class StageBackend:
             real = [self._names.get(name, name) for name in command.names]
             offers = offers_of(real, command.flag)
         except LuceasyncError as error:
-            return [(wire.Failure(str(error)), ())]
+            return [(wire.CommandFailure(str(error)), ())]
         renamed = zip(offers, command.names, strict=True)
         return [(wire.Offers(tuple(replace(offer, name=name) for offer, name in renamed)), ())]
 

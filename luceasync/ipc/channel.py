@@ -1,7 +1,8 @@
-"""What two processes need of each other: a channel for messages, and somebody who starts the other.
+"""A channel between two processes, and what starts the process at its other end.
 
-Protocols alone. A body may reach another machine: no path, descriptor or device name in them means
-anything beyond its host, and who asks for room or for a payload is not told where it lies.
+Protocols, and the greeting: whether two processes belong together. A body may reach another
+machine: no path, descriptor or device name in a protocol means anything beyond its host, and a
+caller that asks for room or for a payload is not told where it lies.
 """
 
 from __future__ import annotations
@@ -14,31 +15,40 @@ from luceasync import __version__
 from luceasync.cyext.packets import Received, Traffic
 from luceasync.errors import PeerMismatch
 from luceasync.ipc.memory import Register
-from luceasync.ipc.packets import Hello, Message, Refused, Span, Welcome
+from luceasync.ipc.packets import Hello, Message, PayloadSpan, Refused, Welcome
 
-__all__ = ["Channel", "Launcher", "Outgoing", "Payload", "Received", "Started", "Traffic", "Vitals"]
+__all__ = [
+    "Channel",
+    "Launcher",
+    "OutgoingPayload",
+    "Payload",
+    "ProcessVitals",
+    "Received",
+    "StartedProcess",
+    "Traffic",
+]
 
 M = TypeVar("M")
 A = TypeVar("A", bound=Message)
 
 
-class Outgoing(Protocol):
-    """Room for a payload, of exactly the bytes that were asked for; fill it, then send it."""
+class OutgoingPayload(Protocol):
+    """Room for a payload of exactly the bytes that were asked for; fill it, then send it."""
 
     @property
     def view(self) -> memoryview: ...
 
 
 class Payload(Protocol):
-    """Bytes that came with a message, and lie in memory that the channel reuses.
+    """Bytes that came with a message, in memory that the channel reuses.
 
-    Sizes are what the receiver has computed itself. Another one closes the channel, and nothing is
-    allocated or written. All methods raise ChannelClosed.
+    Callers give the size that they have computed themselves. If it differs from the sender's, the
+    channel closes, and nothing is allocated or written. All methods raise ChannelClosed.
     """
 
     @property
     def num_bytes(self) -> int:
-        """What the sender says."""
+        """The size that the sender gave."""
 
     def view(self, num_bytes: int) -> memoryview:
         """The bytes where they lie, until free()."""
@@ -46,8 +56,8 @@ class Payload(Protocol):
     def into(self, target: memoryview) -> None:
         """Copy all of them to memory of exactly that size, then free()."""
 
-    def lend(self, memory: object) -> Span | None:
-        """What a packet tells of them to a process that maps `memory`, if they lie in it."""
+    def lend(self, memory: object) -> PayloadSpan | None:
+        """Where they lie, for a process that maps `memory` too; None: elsewhere."""
 
     def free(self) -> None:
         """The sender may reuse their place. Idempotent."""
@@ -56,8 +66,8 @@ class Payload(Protocol):
 class Channel(Protocol[M]):
     """Messages to and from one other process, in order, each with a payload or without.
 
-    Used by one thread. Every wait ends: at its deadline, or when the other end dies, the channel
-    closes and all raise ChannelClosed, now and later.
+    Used by one thread. Every wait has a deadline. At the deadline, or when the other end dies, the
+    channel closes, and all methods raise ChannelClosed from then on.
     """
 
     @property
@@ -68,14 +78,14 @@ class Channel(Protocol[M]):
         """Why it is closed, or None while it is not."""
 
     def register(self, register: Register) -> None:
-        """Let a device register the memory of payloads, until close()."""
+        """Have a device register the memory of payloads, until close()."""
 
     def keep_awake(self) -> None:
-        """Spin from one step to the next, as long as they follow each other and where cores are
-        spare: for who computes on devices, and leaves its cores to nobody. Others spin briefly.
+        """Spin from one step to the next while they follow each other, if cores are spare. For
+        processes that compute on devices; others spin briefly.
         """
 
-    def reserve(self, num_bytes: int, deadline_s: float) -> Outgoing:
+    def reserve(self, num_bytes: int, deadline_s: float) -> OutgoingPayload:
         """Room for a payload; waits while the other end still reads earlier ones.
 
         Raises ValueError for more than the channel ever holds. Send rooms in the order in which
@@ -85,7 +95,7 @@ class Channel(Protocol[M]):
     def send(
         self,
         message: Message,
-        payload: Outgoing | None = None,
+        payload: OutgoingPayload | None = None,
         *,
         answers: int = 0,
         deadline_s: float,
@@ -104,32 +114,31 @@ class Channel(Protocol[M]):
         """The next message."""
 
     def poll(self, timeout_s: float) -> bool:
-        """Whether a message is there, waiting up to `timeout_s`; this deadline closes nothing."""
+        """Whether a message is there, waiting up to `timeout_s`; a timeout does not close it."""
 
     def answer(self, number: int, kind: type[A], deadline_s: float) -> Received[A]:
-        """The answer to packet `number`; others that come before wait for receive().
-
-        One of another kind closes the channel.
+        """Wait for the answer to packet `number`; messages that come before it wait for receive().
+        An answer of another kind closes the channel.
         """
 
     def call(
         self,
         message: Message,
         kind: type[A],
-        payload: Outgoing | None = None,
+        payload: OutgoingPayload | None = None,
         *,
         deadline_s: float,
     ) -> Received[A]:
-        """Send, and wait for the answer, both within the deadline."""
+        """Send it, and wait for the answer, both within the deadline."""
 
     def ping(self, deadline_s: float) -> None:
-        """Ask the other end for a sign of life; it gives one whenever it waits for messages."""
+        """Ask the other end for a sign of life, which it gives whenever it waits for messages."""
 
     def close(self, words: str = "closed here") -> None:
         """Idempotent. The other end sees that this one is gone."""
 
 
-class Vitals(NamedTuple):
+class ProcessVitals(NamedTuple):
     """How long ago a process gave its last sign of life (None: never so far), and the memory that
     it has, pages shared with others included.
     """
@@ -138,9 +147,9 @@ class Vitals(NamedTuple):
     resident_bytes: int
 
 
-class Started(Protocol[M]):
-    """A process that was started, and the channel to it. It is ended when it gives no sign of life
-    for too long, whatever it is doing: its channel then closes as that of any one that dies.
+class StartedProcess(Protocol[M]):
+    """A process that was started, and the channel to it. A process that gives no sign of life for
+    too long is killed, whatever it is doing; its channel then closes as at any death.
     """
 
     @property
@@ -151,40 +160,37 @@ class Started(Protocol[M]):
         """Whether it lives and does not hang, as far as is known. Any thread may ask."""
 
     @property
-    def vitals(self) -> Vitals:
+    def vitals(self) -> ProcessVitals:
         """Any thread may ask."""
 
     def is_alive(self) -> bool: ...
 
     def expect(self, number: int, call: Callable[[bool], None]) -> None:
-        """Call once, in whatever thread: with True when the process tells, beside its channel, that
-        this is over, and with False when it has ended before. What is called must not wait.
+        """Call once, in any thread: with True when the process completes `number`, beside its
+        channel, and with False if it ends before. The call must not wait.
         """
 
     def last_words(self) -> str:
         """How it ended, if it has, and its last log lines."""
 
     def end(self, grace_s: float, deadline_s: float) -> None:
-        """Close the channel, give the process `grace_s` to end by itself, then kill it; afterwards
-        nothing of it is left. Idempotent. Raises LuceasyncError if the system does not let it go.
+        """Close the channel, give the process `grace_s` to end by itself, then kill and reap it.
+        Idempotent. Raises LuceasyncError if it does not end within `deadline_s`.
         """
 
 
 class Launcher(Protocol):
     """Starts the other end of a channel."""
 
-    def launch(self, arguments: Sequence[str], messages: Sequence[type[Message]]) -> Started[Any]:
-        """A new process given these arguments; `messages` are what it may say.
-
-        Raises ConfigError if there is nothing to start. Greet it before anything else.
+    def launch(
+        self, arguments: Sequence[str], messages: Sequence[type[Message]]
+    ) -> StartedProcess[Any]:
+        """Start a process with these arguments; `messages` are what it may say. Greet it before
+        anything else. Raises ConfigError if there is nothing to start.
         """
 
     def close(self) -> None:
-        """Give back what starting takes; whatever it started and still runs is ended."""
-
-
-# The first words of two processes: whether they belong together. Owns what must agree. Knows
-# what is stated as names and words only: a digest of weights, a dtype, layers.
+        """End what it started and still runs, and free what starting takes."""
 
 
 PROTOCOL = 4  # raise it with whatever changes the meaning of a message
@@ -192,7 +198,9 @@ PROTOCOL = 4  # raise it with whatever changes the meaning of a message
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What one end says of itself. `states`: what both must say alike, by name."""
+    """What one end states in the greeting. `states`: values that must be equal, by name: a digest
+    of weights, a dtype, layers.
+    """
 
     states: Mapping[str, str] = field(default_factory=dict)
     protocol: int = PROTOCOL
@@ -200,7 +208,7 @@ class Statement:
 
 
 def difference(ours: Statement, theirs: Statement) -> str | None:
-    """The first thing in which two ends differ, with both values; None where they agree."""
+    """The first difference between two ends, with both values; None if they agree."""
     if ours.protocol != theirs.protocol:
         return f"protocol {ours.protocol} here, {theirs.protocol} there"
     if ours.version != theirs.version:
@@ -213,8 +221,8 @@ def difference(ours: Statement, theirs: Statement) -> str | None:
 
 
 def greet(channel: Channel[Any], statement: Statement, deadline_s: float) -> None:
-    """Say hello to a process that was started. Raises PeerMismatch where either end does not agree
-    with the other, and ChannelClosed; the channel is closed then.
+    """Greet a process that was started. Raises PeerMismatch if either end refuses the other, and
+    ChannelClosed; the channel is closed then.
     """
     states = dict(statement.states)
     hello = Hello(statement.protocol, statement.version, states)

@@ -1,4 +1,4 @@
-"""A process that was started here: whether it lives, how it ended, and its certain end.
+"""A child process: whether it lives, how it ended, and its certain end.
 
 Owns the process until it is reaped, its pidfd, its log, and the watch over it. Knows no channel.
 """
@@ -17,13 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from luceasync.errors import LuceasyncError
-from luceasync.ipc.heartbeat import Completions, Watch, has_ended
+from luceasync.ipc.heartbeat import CompletionWaiters, ProcessWatch, has_ended
 from luceasync.ipc.local import Deadline
 from luceasync.ipc.supervised import Heartbeat
-
-# What a child writes to its standard error: read without rest, the last lines kept for errors.
-# Owns a thread and a pipe's reading end. A pipe that nobody reads would stop the child.
-
 
 NUM_LINES = 40
 MAX_LINE_BYTES = 4096  # a longer line is cut into several
@@ -31,10 +27,12 @@ READ_BYTES = 64 << 10
 
 
 class LogLines:
-    """The lines of one child."""
+    """The standard error of a child, read by a thread: a full pipe would block the child. The last
+    lines are kept for errors.
+    """
 
     def __init__(self, fd: int, on_line: Callable[[str], None]) -> None:
-        """Takes over the descriptor. `on_line` is called in the thread, with each line."""
+        """Takes over the descriptor; calls `on_line` with each line, in the thread."""
         self._fd = fd
         self._on_line = on_line
         self._lines: deque[str] = deque(maxlen=NUM_LINES)
@@ -46,7 +44,7 @@ class LogLines:
         self._thread.start()
 
     def last(self, settle_s: float = 0.0) -> list[str]:
-        """The last lines; waits up to `settle_s` for a child that has ended to have said all."""
+        """The last lines; waits up to `settle_s` for the rest of a child that has ended."""
         self._is_over.wait(settle_s)
         return list(self._lines)
 
@@ -95,25 +93,25 @@ class LogLines:
             self._on_line(text)
 
 
-SETTLE_S = 0.05  # for what it said last to come through the pipe
-GOING_S = 0.2  # its sockets close before it has ended
+SETTLE_S = 0.05  # for its last lines to come through the pipe
+ENDING_S = 0.2  # its sockets close before it has ended
 EXIT_CODE = 48  # where that stands in /proc/PID/stat, after the state
 
 
 class Child:
-    """One process. `pidfd` becomes readable when it ends. Any thread may call, but for watch()."""
+    """One process. `pidfd` becomes readable when it ends. Any thread may call, except watch()."""
 
     def __init__(self, process: subprocess.Popen[bytes], on_line: Callable[[str], None]) -> None:
-        """Takes over a process whose standard error is a pipe, also if this raises OSError."""
+        """Takes over a process whose standard error is a pipe, also if it raises OSError."""
         self.pid = process.pid
-        self.completions = Completions()
+        self.completions = CompletionWaiters()
         self._process = process
         self._ended: str | None = None
-        self._verdict = ""  # why it was ended before anybody wanted that
+        self._verdict = ""  # why the watch killed it
         self._lines: list[str] = []
-        self._watch: Watch | None = None
-        self._ending = threading.Lock()  # one ends it, others wait for that
-        self._reaping = threading.Lock()  # until then its pidfd and its log are there
+        self._watch: ProcessWatch | None = None
+        self._ending = threading.Lock()  # one thread ends it, others wait
+        self._reaping = threading.Lock()  # until then its pidfd and its log are open
         try:
             self.pidfd = os.pidfd_open(process.pid)
             assert process.stderr is not None
@@ -128,7 +126,7 @@ class Child:
 
     @property
     def is_over(self) -> bool:
-        """Whether end() has been done: nothing of it is left."""
+        """Whether end() is done: nothing of it is left."""
         return self._ended is not None
 
     def watch(
@@ -139,30 +137,29 @@ class Child:
         completions_socket: socket.socket,
         on_end: Callable[[], None],
     ) -> None:
-        """Ask it for signs of life through `sock`, and end it when it gives none; hear at
-        `tidings_socket` what is over. Both are this object's from now on. `on_end` is called in
-        another thread when it ends, or is ended here, or has closed its end of `channel_fd`, which
-        is used until then.
+        """Ask it for signs of life through `sock`, and kill it when it gives none; receive its
+        completions at `completions_socket`. Takes over both. `on_end` is called in another thread
+        when it ends, is killed, or closes its end of `channel_fd`, which is used until then.
         """
         beside = completions_socket, self.completions
-        self._watch = Watch(sock, channel_fd, self.pidfd, heartbeat, *beside, self._condemn, on_end)
+        self._watch = ProcessWatch(
+            sock, channel_fd, self.pidfd, heartbeat, *beside, self._condemn, on_end
+        )
 
     @property
     def age_s(self) -> float | None:
-        """Since its last sign of life; None: it has given none. Any thread may ask."""
+        """Seconds since its last sign of life; None: it has given none. Any thread may ask."""
         return None if self._watch is None else self._watch.age_s
 
     @property
     def is_known_to_end(self) -> bool:
-        """Whether it has ended or is being ended, as far as the watch knows. Any thread may ask."""
+        """Whether it has ended or is being killed, as far as is known. Any thread may ask."""
         has_ended = self._watch is not None and self._watch.has_ended.is_set()
         return has_ended or bool(self._verdict) or self.is_over
 
     @property
     def resident_bytes(self) -> int:
-        """Memory that it has, pages shared with others included; 0: it has ended. Any thread may
-        ask.
-        """
+        """Its memory, shared pages included; 0: it has ended. Any thread may ask."""
         try:
             fields = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()
         except OSError:
@@ -170,7 +167,7 @@ class Child:
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def is_alive(self) -> bool:
-        """Whether it has not ended; one that is stopped lives."""
+        """Whether it has not ended. A stopped process lives."""
         with self._reaping:
             return self._ended is None and not self._wait(0.0)
 
@@ -185,16 +182,15 @@ class Child:
         ending = "" if self._wait(0.0) else going(self.pid)
         if ending:
             return told(self._with_verdict(ending), self._log.last(SETTLE_S))
-        if not self._wait(GOING_S):
+        if not self._wait(ENDING_S):
             return told("its process lives", self._log.last())
         status = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
         assert status is not None
         return told(self._with_verdict(how(status)), self._log.last(SETTLE_S))
 
     def end(self, grace_s: float, deadline_s: float) -> None:
-        """Let it end by itself for `grace_s`, then kill it with all that it started, and reap it.
-
-        Idempotent. Raises LuceasyncError if it lives on after `deadline_s` more.
+        """Wait `grace_s` for it to end by itself, then kill it with all that it started, and reap
+        it. Idempotent. Raises LuceasyncError if it still lives after `deadline_s` more.
         """
         with self._ending:
             if self._ended is None:
@@ -202,7 +198,7 @@ class Child:
 
     def _end(self, grace_s: float, deadline_s: float) -> None:
         self._wait(grace_s)
-        self._kill_group()  # also what it leaves behind; its number is taken until it is reaped
+        self._kill_group()  # children that it leaves too; its pid is not reused before it is reaped
         if not self._wait(deadline_s):
             raise LuceasyncError(f"process {self.pid} lives on {deadline_s:g} s after SIGKILL")
         with self._reaping:
@@ -220,13 +216,13 @@ class Child:
         self._ended = self._with_verdict(how(status))
 
     def _wait(self, seconds: float) -> bool:
-        """Whether it has ended, waiting for that."""
+        """Wait for its end; whether it has ended."""
         waiting = select.poll()
         waiting.register(self.pidfd, select.POLLIN)
         return bool(waiting.poll(Deadline(seconds).left_ms()))
 
     def _condemn(self, words: str) -> None:
-        """In the thread of the watch: what waits for the process sees its end."""
+        """Kill it, from the thread of the watch: waiters then see its end."""
         self._verdict = words
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
@@ -241,27 +237,27 @@ class Child:
 
 
 def how(status: os.waitid_result) -> str:
-    """The end of a process in words."""
+    """How a process ended."""
     if status.si_code == os.CLD_EXITED:
         return f"its process ended with status {status.si_status}"
     return f"its process was ended by {signal.Signals(status.si_status).name}"
 
 
 def going(pid: int) -> str:
-    """The same, of one whose memory the system still takes back; empty where it is not known."""
+    """How a process ended whose memory the system still frees; empty if that is not known."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-    state, *fields = stat.rpartition(")")[2].split()  # proc(5): from the third field on
+    state, *fields = stat.rpartition(")")[2].split()  # proc(5), from the third field on
     code = int(fields[EXIT_CODE])
     if state in "Tt" or code == 0:
-        return ""  # it was stopped, or lives
+        return ""  # it is stopped, or lives
     if code & 0x7F:
         return f"its process was ended by {signal.Signals(code & 0x7F).name}"
     return f"its process ended with status {code >> 8}"
 
 
 def told(ending: str, lines: list[str]) -> str:
-    """With its last lines, each on one of its own."""
+    """How it ended, and its last lines."""
     return "\n  ".join((f"{ending}; its last lines:" if lines else ending, *lines))

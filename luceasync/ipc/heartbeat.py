@@ -1,7 +1,7 @@
-"""Signs of life between two processes, beside their channel: whatever one of them is doing.
+"""Signs of life between two processes, and completions, both beside their channel.
 
-Owns a socket at either end and a thread that asks. What is asked for is answered without the
-interpreter, so that who imports, compiles or computes is not taken for dead. Kills nobody.
+Owns a socket at either end and a thread that asks. A child answers without the interpreter, so that
+one that imports, compiles or computes is not taken for dead. Kills no process.
 """
 
 from __future__ import annotations
@@ -18,45 +18,36 @@ from contextlib import suppress
 from luceasync.cyext.pulse import echo, keep_alone
 from luceasync.ipc.supervised import Heartbeat
 
-# Threads that were told to end, and what is said where one does not. Owns the deadline. Knows
-# nothing of what they do.
-
-
 JOIN_S = 5.0
 
 log = logging.getLogger(__name__)
 
 
 def has_ended(thread: threading.Thread) -> bool:
-    """Whether the thread, which was told to end, does so within JOIN_S; else that is said, and what
-    it uses has to stay.
+    """Wait for a thread that was told to end. Returns False, and logs an error, if it does not end
+    within JOIN_S: what it uses must then be kept.
     """
     thread.join(JOIN_S)
     if thread.is_alive():
-        log.error("thread %r did not end within %g s; it is left behind", thread.name, JOIN_S)
+        log.error("thread %r did not end within %g s; it is left running", thread.name, JOIN_S)
     return not thread.is_alive()
 
 
-# What a process tells beside its channel, from any of its threads: numbers of what is over.
-# Owns a socket at the end that tells; at the other end who watches the process has it. Knows
-# not what the numbers mean.
-
-
 NUMBER_BYTES = 8
-MAX_EARLY = 4096  # told, and nobody has asked for them yet
+MAX_EARLY = 4096  # completed before they were waited for
 
 Call = Callable[[bool], None]
 
 
 class CompletionSender:
-    """The end that tells."""
+    """The child's end: completes numbers beside the channel, from any thread."""
 
     def __init__(self, sock: socket.socket) -> None:
         """Takes over the socket."""
         self._socket = sock
 
     def send(self, number: int) -> None:
-        """This is over. Any thread may tell. Raises OSError where nobody listens any more."""
+        """Complete a number. Any thread may call. Raises OSError if the parent is gone."""
         self._socket.send(number.to_bytes(NUMBER_BYTES, "little"), socket.MSG_NOSIGNAL)
 
     def close(self) -> None:
@@ -64,8 +55,8 @@ class CompletionSender:
         self._socket.close()
 
 
-class Completions:
-    """Who waits for which number. Any thread may ask; one hears."""
+class CompletionWaiters:
+    """The parent's end: calls that wait for numbers. Any thread may wait; one receives."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -74,8 +65,8 @@ class Completions:
         self._is_over = False
 
     def expect(self, number: int, call: Call) -> None:
-        """Call once: with True when the number is told, or now if it has been; with False when the
-        process has ended. What is called must not wait.
+        """Call once: with True when the number is completed, or now if it was; with False when the
+        process has ended. The call must not wait.
         """
         with self._lock:
             is_told = number in self._early
@@ -86,8 +77,8 @@ class Completions:
         call(is_told)
 
     def came(self, packet: bytes) -> bool:
-        """A number was told; False for what is none, or for more than anybody could have asked
-        for.
+        """Take a packet with a number. False if it is malformed, or too many numbers have come that
+        were not waited for.
         """
         number = int.from_bytes(packet, "little")
         with self._lock:
@@ -100,7 +91,7 @@ class Completions:
         return is_sound
 
     def end(self) -> None:
-        """Nothing more will be told. Idempotent."""
+        """The process has ended: nothing more will come. Idempotent."""
         with self._lock:
             self._is_over = True
             left, self._waiting = [*self._waiting.values()], {}
@@ -112,9 +103,9 @@ QUESTION = b"?"
 MAX_ANSWER_BYTES = 64
 
 
-class Answering:
-    """The end that is asked. Its thread alone has the socket: both end at once, and the other end
-    sees that before the process has given its memory back.
+class HeartbeatResponder:
+    """The child's end. Its thread alone has the socket, so that at a death the parent sees it close
+    before the system has freed the memory of the process.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -127,7 +118,7 @@ class Answering:
         self._thread.start()
         self._has_begun.wait()
         if self._is_alone:
-            sock.close()  # here; not what the thread has
+            sock.close()  # here; the thread keeps its own
 
     def _answer(self) -> None:
         fd, stop = self._socket.fileno(), self._stop
@@ -145,9 +136,9 @@ class Answering:
             self._stop = -1
 
 
-class Watch:
-    """The end that asks, until the process ends: `on_hang` is called once if it is silent for too
-    long, `on_end` once when it ends or nobody asks any more; both in the thread of this.
+class ProcessWatch:
+    """The parent's end: a thread that asks until the process ends. It calls `on_hang` once if the
+    process is silent for too long, and `on_end` once when that ends or the watch is closed.
     """
 
     def __init__(
@@ -157,15 +148,15 @@ class Watch:
         pidfd: int,
         heartbeat: Heartbeat,
         completions_socket: socket.socket,
-        completions: Completions,
+        completions: CompletionWaiters,
         on_hang: Callable[[str], None],
         on_end: Callable[[], None],
     ) -> None:
-        """Takes over both sockets. What comes through the second one is heard by `tidings`, until
-        the process has ended. The process is silent from its first sign of life on: until then
-        it may not have come to its first line. `channel_fd`: a socket whose other end is closed
-        with the process's other descriptors. Of these and the one here the system may close either
-        only after all memory has been given back, whichever thread is the last to end.
+        """Takes over both sockets; numbers that come through the second one go to `completions`.
+        Silence counts from the first sign of life on: until then the process may not have come to
+        its first line. `channel_fd`: a socket whose other end the process has too. The system
+        closes one of the two late, after it has freed all memory: which one depends on the thread
+        that ends last.
         """
         self._socket = sock
         self._channel_fd = channel_fd
@@ -184,7 +175,7 @@ class Watch:
 
     @property
     def age_s(self) -> float | None:
-        """Since the last sign of life; None before the first. Any thread may ask."""
+        """Seconds since the last sign of life; None before the first. Any thread may ask."""
         heard_s = self._heard_s
         return None if heard_s is None else time.monotonic() - heard_s
 
@@ -207,12 +198,12 @@ class Watch:
             self._on_end()
 
     def _is_gone_at_last(self) -> bool:
-        """Ask until it is gone; False: until nobody asks any more."""
+        """Ask until the process is gone; False: until the watch is closed."""
         waiting = select.poll()
         completions_fd = self._completions_socket.fileno()
         for fd in (self._pidfd, self._stop, self._socket.fileno(), completions_fd):
             waiting.register(fd, select.POLLIN)
-        waiting.register(self._channel_fd, 0)  # its end alone: what comes is not for us
+        waiting.register(self._channel_fd, 0)  # hang-ups alone: its messages are not for us
         interval_s = self._heartbeat.interval_s
         asked_s, is_asking = -interval_s, True
         while True:
@@ -230,32 +221,32 @@ class Watch:
                 return True
 
     def _ask(self, passed_s: float) -> bool:
-        """Count the silence, and ask again; False where it has been too long."""
+        """Count the silence, and ask again; False if it has been too long."""
         if self._heard_s is not None:
             self._silent_s = self._heartbeat.silent_s(self._silent_s, passed_s)
             if self._heartbeat.is_hung(self._silent_s):
                 self._on_hang(f"it gave no sign of life for {self._heartbeat.deadline_s:g} s")
                 return False
-        with suppress(OSError):  # full or gone: there is no answer, then
+        with suppress(OSError):  # full or gone: there will be no answer
             self._socket.send(QUESTION, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         return True
 
     def _receive_completion(self) -> bool:
-        """Whether there may be more to hear."""
+        """Whether more may come."""
         try:
             told = self._completions_socket.recv(MAX_ANSWER_BYTES, socket.MSG_DONTWAIT)
         except OSError:
             told = b""
         if told and not self._completions.came(told):
-            self._on_hang("it told of what nobody has asked for")
+            self._on_hang("it completed what was not waited for")
             return False
         return bool(told)
 
     def _hear(self) -> bool:
-        """Whether there may be more to hear; nobody but the process has the other end."""
+        """Whether more may come; the process alone has the other end."""
         try:
             answer = self._socket.recv(MAX_ANSWER_BYTES, socket.MSG_DONTWAIT)
-        except OSError:  # it has ended, and left our question unread
+        except OSError:  # it ended with our question unread
             answer = b""
         if answer:
             self._heard_s, self._silent_s = time.monotonic(), 0.0

@@ -1,6 +1,6 @@
-"""Starts a program of another Python environment on this machine, at the end of a channel.
+"""Starts a program of another Python environment on this machine, at the other end of a channel.
 
-Owns what it starts until that has been ended, and the thread that starts. Linux only.
+Owns the processes until they have ended, and the thread that starts them. Linux only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from luceasync.errors import ConfigError, Unavailable
-from luceasync.ipc.channel import Vitals
+from luceasync.ipc.channel import ProcessVitals
 from luceasync.ipc.child import Child
 from luceasync.ipc.local import LocalChannel
 from luceasync.ipc.memory import SealedMemory, require_linux
@@ -33,20 +33,20 @@ from luceasync.ipc.wiring import VARIABLE, Rings, Wiring, boxes
 log = logging.getLogger(__name__)
 
 LEASH = Path(__file__).with_name("leash.py")
-# What belongs to this process's environment and misleads another one's Python.
+# Variables of this process's environment that mislead the Python of another one.
 NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", VARIABLE)
-ALSO_SET = {"OMP_WAIT_POLICY": "passive"}  # threads that wait leave the cores to other groups
+ALSO_SET = {"OMP_WAIT_POLICY": "passive"}  # threads that wait leave the cores to other processes
 END_S = 10.0
-START_S = 60.0  # until the system has begun it: its file may lie on a slow disk
+START_S = 60.0  # until the program begins: its file may lie on a slow disk
 
 
 @dataclass(frozen=True)
 class Program:
-    """What is started, and what it is given.
+    """A program, and what its processes inherit.
 
-    `ring_bytes` are sizes of all rings, of which the child writes the one numbered `written` and
-    reads the one numbered `read`. `rings` has them in shared memory; None: payloads go as bytes.
-    `lent` is memory that it may map, by name.
+    `ring_bytes` are the sizes of all rings; the child writes ring `written` and reads ring `read`.
+    `rings` has them in shared memory; None: payloads go as bytes. `lent` is memory that the child
+    may map, by name.
     """
 
     executable: Path
@@ -60,13 +60,13 @@ class Program:
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
 
 
-class LocalStarted:
-    """A process of this machine and the channel to it."""
+class LocalProcess:
+    """A process of this machine, and the channel to it."""
 
     def __init__(
         self, child: Child, channel: LocalChannel[Any], starter: ThreadPoolExecutor
     ) -> None:
-        """`starter` has the thread with which the kernel would end the child."""
+        """`starter` keeps the thread alive with which the kernel would kill the child."""
         self.child = child
         self.channel = channel
         self._starter = starter
@@ -79,8 +79,8 @@ class LocalStarted:
         return not self.child.is_known_to_end
 
     @property
-    def vitals(self) -> Vitals:
-        return Vitals(self.child.age_s, self.child.resident_bytes)
+    def vitals(self) -> ProcessVitals:
+        return ProcessVitals(self.child.age_s, self.child.resident_bytes)
 
     def expect(self, number: int, call: Callable[[bool], None]) -> None:
         self.child.completions.expect(number, call)
@@ -94,34 +94,31 @@ class LocalStarted:
 
 
 class LocalLauncher:
-    """Starts one program, as often as it is asked to. Call it from one thread at a time."""
+    """Starts one program, any number of times. Call it from one thread at a time."""
 
     def __init__(
         self,
         program: Program,
         on_line: Callable[[str], None] | None = None,
     ) -> None:
-        """`on_line` gets each line of the processes' log, in another thread; else it is logged.
-
-        Raises ConfigError for what cannot be started.
+        """`on_line` is called with each line of the processes' logs, in another thread; without it
+        they are logged. Raises ConfigError for a program that cannot be started.
         """
         require_linux()
         path = program.executable
         if not (path.is_file() and os.access(path, os.X_OK)):
-            raise ConfigError(f"{program.name}: {path} is no executable file")
+            raise ConfigError(f"{program.name}: {path} is not an executable file")
         rings = program.rings
         assert rings is None or rings.ring_bytes == program.ring_bytes, "rings of other sizes"
         self._program = program
         self._on_line = on_line or (lambda line: log.info("%s: %s", program.name, line))
-        # The kernel ends a child with the thread that started it: this one lives until close().
+        # The kernel kills a child with the thread that started it: this one lives until close().
         self._starter = ThreadPoolExecutor(1, thread_name_prefix=f"starts {program.name}")
-        self._started: list[LocalStarted] = []
+        self._started: list[LocalProcess] = []
         self._is_closed = False
 
-    def launch(self, arguments: Sequence[str], messages: Sequence[type[Message]]) -> LocalStarted:
-        """A new process; see `luceasync.ipc.channel.Launcher`. Raises Unavailable if the system
-        starts none.
-        """
+    def launch(self, arguments: Sequence[str], messages: Sequence[type[Message]]) -> LocalProcess:
+        """See Launcher. Raises Unavailable if the system cannot start it."""
         assert not self._is_closed, "a launcher that was closed"
         self._started = [each for each in self._started if not each.child.is_over]
         try:
@@ -136,9 +133,9 @@ class LocalLauncher:
         self._is_closed = True
         while self._started:
             self._started.pop().end(0.0, END_S)
-        self._starter.shutdown(wait=False)  # its thread may hang in what it was to start
+        self._starter.shutdown(wait=False)  # its thread may hang while it starts one
 
-    def _launch(self, arguments: Sequence[str], messages: Sequence[type[Message]]) -> LocalStarted:
+    def _launch(self, arguments: Sequence[str], messages: Sequence[type[Message]]) -> LocalProcess:
         program = self._program
         with ExitStack() as ours, ExitStack() as theirs:
             control, control_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -169,34 +166,34 @@ class LocalLauncher:
                 rings=-1 if program.rings is None else program.rings.memory.fd,
                 lent={name: (each.fd, each.num_bytes) for name, each in program.lent.items()},
             )
-            # Before the child runs: it finds the words of its rings as they must be.
+            # Before the child runs, so that it finds the words of its rings initialised.
             outbox, inbox = boxes(wiring, program.rings, stream, is_child=False)
             ours.callback(outbox.close)
             ours.callback(inbox.close)
             process = self._started_within(START_S, arguments, wiring)
             child = Child(process, self._on_line)
-            # What waits at the channel sees an end before the system has closed the other side.
+            # Wakes a waiter at the channel before the system has closed the other side.
             wake = control.dup()
             on_end = partial(_shut, wake)
             child.watch(pulse, wake.fileno(), program.heartbeat, completions, on_end)
             codec = Codec(wiring.session, messages)
             channel = LocalChannel[Any](control, codec, outbox, inbox, program.name, child.pidfd)
-            ours.pop_all()  # they are the channel's now
-            return LocalStarted(child, channel, self._starter)
+            ours.pop_all()  # the channel owns them now
+            return LocalProcess(child, channel, self._starter)
 
     def _started_within(
         self, deadline_s: float, arguments: Sequence[str], wiring: Wiring
     ) -> subprocess.Popen[bytes]:
-        """Raises OSError; a program on a disk that hangs, for example, is not waited for."""
+        """Start it. Raises OSError, also if that takes too long: a disk may hang."""
         starting = self._starter.submit(self._start, arguments, wiring)
         try:
             return starting.result(deadline_s)
         except TimeoutError:
             starting.cancel()
-            raise TimeoutError(f"it was not begun within {deadline_s:g} s") from None
+            raise TimeoutError(f"it did not begin within {deadline_s:g} s") from None
 
     def _start(self, arguments: Sequence[str], wiring: Wiring) -> subprocess.Popen[bytes]:
-        """In the thread that lives as long as the children may."""
+        """Runs in the thread that lives as long as the children."""
         fds = [wiring.control, wiring.pulse, wiring.completions, wiring.stream, wiring.rings]
         fds += [fd for fd, _ in wiring.lent.values()]
         python = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid())]
@@ -212,7 +209,7 @@ class LocalLauncher:
 
 
 def _shut(sock: socket.socket) -> None:
-    """For all who have it; what has come can still be read."""
+    """Shut it down in all processes that have it; what has come can still be read."""
     with suppress(OSError):  # the other end has closed
         sock.shutdown(socket.SHUT_RDWR)
     sock.close()
@@ -221,6 +218,6 @@ def _shut(sock: socket.socket) -> None:
 def child_environment(
     own: Mapping[str, str], added: Mapping[str, str], wiring: Wiring
 ) -> dict[str, str]:
-    """The variables of a child in another Python environment; `added` wins over all but one."""
+    """The variables of a child in another Python environment; `added` replaces others."""
     kept = {name: value for name, value in own.items() if name not in NOT_INHERITED}
     return {**kept, **ALSO_SET, **added, VARIABLE: msgspec.json.encode(wiring).decode()}

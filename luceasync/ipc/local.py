@@ -1,6 +1,6 @@
 """A channel on one machine: a SEQPACKET socket for packets, and an outbox and inbox for payloads.
 
-Owns the sockets and every wait. Knows no process; its end is seen by `died_fd` and by the socket.
+Owns the sockets and all waits. Knows no process: `died_fd` and the socket show its end.
 """
 
 from __future__ import annotations
@@ -19,77 +19,71 @@ from typing import Any, NoReturn, TypeVar
 from luceasync.cyext import packets
 from luceasync.cyext.packets import PacketPort, QuickChannel
 from luceasync.errors import ChannelClosed
-from luceasync.ipc.channel import Outgoing, Payload, Received
+from luceasync.ipc.channel import OutgoingPayload, Payload, Received
 from luceasync.ipc.memory import Register
 from luceasync.ipc.packets import Codec, Message, Ping, Pong, WireError
-from luceasync.ipc.shared import Hooks, Inbox, Outbox, Told
+from luceasync.ipc.shared import ChannelHooks, PayloadInbox, PayloadOutbox, SpanFields
 
-# A SEQPACKET socket that sends and reads packets of one session, and answers its pings. Owns
-# the socket. Linux keeps each packet whole, or cuts it and says so.
-
-
-MAX_PINGS = 64  # that nobody has room for the answers to
-WAIT_US = 10_000  # by then a process that has ended is noticed, whoever holds its socket
+MAX_PINGS = 64  # whose answers the socket has no room for
+WAIT_US = 10_000  # a process that has ended is noticed by then, even if others have its socket
 
 
 class PacketSocket(PacketPort):
-    """One end. A read wakes faster than poll(2) and a read after it."""
+    """Sends and receives packets of one session, and answers pings. Linux keeps each packet whole,
+    or truncates it and says so. A blocking read wakes faster than poll(2) and a read after it.
+    """
 
     def __init__(
         self,
         sock: socket.socket,
         codec: Codec,
         patience: packets.Patience,
-        inbox: Inbox,
-        hooks: Hooks,
+        inbox: PayloadInbox,
+        hooks: ChannelHooks,
     ) -> None:
-        sock.setblocking(True)  # waits are bounded by the system, others by MSG_DONTWAIT
+        sock.setblocking(True)  # reads that wait have SO_RCVTIMEO, others MSG_DONTWAIT
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, WAIT_US))
         super().__init__(sock.fileno(), codec, patience, Ping, inbox.accept, hooks)
         self._sock = sock
         self.pings: deque[int] = deque()
 
     def take_ping(self, number: int, has_payload: bool) -> None:
-        """Answer one as soon as there is room. Raises WireError."""
+        """Answer a ping as soon as there is room. Raises WireError."""
         if has_payload or len(self.pings) >= MAX_PINGS:
-            raise WireError("a ping with a payload, or more of them than can be answered")
+            raise WireError("a ping with a payload, or more pings than can be answered")
         self.pings.append(number)
         self.answer_pings()
 
     def answer_pings(self) -> None:
-        """As far as the socket takes answers now."""
+        """Answer pings as far as the socket takes them now."""
         while self.pings and self.send(Pong(), self.pings[0]) is not None:
             self.pings.popleft()
 
     def close(self) -> None:
-        """Idempotent. The other end sees it, whoever else has the socket."""
-        with suppress(OSError):  # closed before, or there
+        """Idempotent. The other end sees it, even if other processes have the socket."""
+        with suppress(OSError):  # closed already, here or there
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
 
-# How long to wait, and how: deadlines, and spinning only where it has paid lately. Pure but for
-# the clock. Knows no channel.
-
-
-# Waking a sleeper takes 50 to 200 us, and a step of a model some milliseconds: where cores are
-# spare one of them spins from step to step. Of two busy cores, a spin of 20 us doubles a hop.
+# Waking a sleeper takes 50 to 200 us, and a step of a model some milliseconds: if cores are spare,
+# one of them spins from step to step. On two busy cores, a spin of 20 us doubles a hop.
 MAX_SPIN_S = 20e-3
 SPARE_CORES = 8
-# A core that rests takes longer to wake than a short answer takes to come, and an answer from one
-# that has rested takes its wake and cold caches: 60 to 130 us.
+# An idle core takes longer to wake than a short answer takes to come, and the answer of an idle
+# core comes after its wake, with cold caches: 60 to 130 us.
 BRIEF_SPIN_S = 200e-6
-MAX_CREDIT = 3  # spins in a row that may fail: one that comes late now and then ends nothing
-PROBE_EVERY = 64  # waits; where spinning does not pay, it is tried again so often
+MAX_CREDIT = 3  # spins in a row that may fail: a late answer now and then does not stop spinning
+PROBE_EVERY = 64  # waits; how often to retry spinning that did not pay
 
 
 class Deadline:
-    """A moment by which something must have happened."""
+    """A moment by which something must happen."""
 
     __slots__ = ("_begun", "seconds")
 
     def __init__(self, seconds: float) -> None:
-        """`seconds` from now; raises ValueError where that is no moment."""
+        """`seconds` from now. Raises ValueError unless that is a finite number, 0 or more."""
         if not 0 <= seconds < math.inf:
             raise ValueError(f"a deadline in {seconds} s")
         self.seconds = seconds
@@ -100,7 +94,7 @@ class Deadline:
         return time.monotonic() - self._begun
 
     def left_ms(self) -> int:
-        """As poll(2) wants it: rounded up, so that no wait of its is a spin."""
+        """For poll(2): rounded up, so that a wait is never a spin."""
         return math.ceil(max(0.0, self.seconds - self.since_s()) * 1e3)
 
     @property
@@ -109,16 +103,16 @@ class Deadline:
 
 
 class WaitPolicy(packets.Patience):
-    """Whether to spin before sleeping: see there. How long is a choice of who waits."""
+    """Whether to spin before sleeping, and for how long at most; see Patience."""
 
     @classmethod
     def brief(cls, num_cores: int | None = None) -> WaitPolicy:
-        """For everybody who has two cores. `num_cores`: that may be used; None: the system says."""
+        """Spin briefly, with two cores or more. `num_cores`: usable ones; None: ask the system."""
         return cls._of(BRIEF_SPIN_S if _count(num_cores) > 1 else 0.0, trusts_sleep=False)
 
     @classmethod
     def from_step_to_step(cls, num_cores: int | None = None) -> WaitPolicy:
-        """For who leaves its cores to nobody, where some are spare."""
+        """Spin through a step, if cores are spare: for processes that compute on devices."""
         if _count(num_cores) < SPARE_CORES:
             return cls.brief(num_cores)
         return cls._of(MAX_SPIN_S, trusts_sleep=True)
@@ -132,19 +126,17 @@ def _count(num_cores: int | None) -> int:
     return len(os.sched_getaffinity(0)) if num_cores is None else num_cores
 
 
-# Sleeping until descriptors of a channel can be used, or the process at its other end has
-# ended. Owns no descriptor. Knows no packet.
-
-
-PAYLOAD_WAIT_S = 10.0  # without a byte of a payload that has been told of
+PAYLOAD_WAIT_S = 10.0  # without a byte of a payload that was announced
 ENDED = "its process has ended"
 
 
 class Readiness:
-    """Of one channel."""
+    """Sleeps until descriptors of one channel are ready, or the process at its other end has
+    ended. Owns no descriptor.
+    """
 
     def __init__(self, packets_fd: int, died_fd: int) -> None:
-        """`died_fd`: what becomes readable when the process ends; below 0: nothing tells."""
+        """`died_fd` becomes readable when the process ends; below 0: there is none."""
         self._packets_fd = packets_fd
         self._died_fd = died_fd
         self._reading = select.poll()
@@ -153,13 +145,13 @@ class Readiness:
             self._reading.register(died_fd, select.POLLIN)
 
     def sleep(self, deadline: Deadline) -> None:
-        """Until a packet can be read; raises WireError where none ever will."""
+        """Sleep until a packet can be read. Raises WireError if none will come."""
         happened = self._reading.poll(deadline.left_ms())
         if len(happened) == 1 and happened[0][0] == self._died_fd:
             raise WireError(ENDED)
 
     def sleep_for_bytes(self, fd: int) -> None:
-        """Until bytes of a payload can be read; raises WireError where none come."""
+        """Sleep until bytes of a payload can be read. Raises WireError if none come."""
         wanted = {fd: select.POLLIN, self._died_fd: select.POLLIN}
         happened = _happened(wanted, int(PAYLOAD_WAIT_S * 1e3))
         if not happened:
@@ -168,8 +160,8 @@ class Readiness:
             raise WireError(ENDED)
 
     def sleep_to_write(self, fd: int, bytes_fd: int, limit_ms: int) -> set[int]:
-        """Until `fd` can be written; which of packets and `bytes_fd` can be read meanwhile. Raises
-        WireError where nothing can be read any more.
+        """Sleep until `fd` can be written, or packets or `bytes_fd` can be read. Returns the
+        descriptors that can be read. Raises WireError if the process has ended.
         """
         wanted = dict.fromkeys((self._packets_fd, bytes_fd, self._died_fd), select.POLLIN)
         wanted[fd] = wanted.get(fd, 0) | select.POLLOUT
@@ -181,7 +173,7 @@ class Readiness:
 
 
 def _happened(wanted: dict[int, int], limit_ms: int) -> dict[int, int]:
-    """Which of these events came first, by descriptor; those below 0 are none."""
+    """The first of these events, by descriptor; descriptors below 0 are left out."""
     waiting = select.poll()
     for fd, events in wanted.items():
         if fd >= 0:
@@ -193,33 +185,33 @@ M = TypeVar("M")
 A = TypeVar("A", bound=Message)
 T = TypeVar("T")
 
-MAX_ASIDE = 1024  # messages that nobody has asked for yet
-FULL_RING_MS = 1  # how often a full ring is looked at: nothing wakes who waits for it
-IDLE_S = 0.05  # without a message; from then on nothing is done until one comes
+MAX_ASIDE = 1024  # messages that were not asked for yet
+FULL_RING_MS = 1  # how often to check a full ring: nothing wakes a waiter for it
+IDLE_S = 0.05  # without a message, before it sleeps until one comes
 NOW = Deadline(0)
-ENDS = (WireError, OSError)  # of a channel
+FATAL = (WireError, OSError)  # errors that close a channel
 
 
 class LocalChannel(QuickChannel[M]):
-    """See `luceasync.ipc.channel.Channel`. Call it from one thread. What the other end is quick to
-    take or to answer is not done here, but compiled.
+    """See Channel. Call it from one thread. The base class is compiled, and does what need not
+    wait; this class has the slow paths.
     """
 
     def __init__(
         self,
         control: socket.socket,
         codec: Codec,
-        outbox: Outbox,
-        inbox: Inbox,
+        outbox: PayloadOutbox,
+        inbox: PayloadInbox,
         peer: str,
         died_fd: int = -1,
     ) -> None:
-        """Takes over the socket and both boxes. `peer`: the other end in errors; `died_fd`: what
+        """Takes over the socket and both boxes. `peer`: the other end's name in errors; `died_fd`
         becomes readable when its process ends.
         """
-        hooks = Hooks(self.fail, self._wait_for_bytes)
+        hooks = ChannelHooks(self.fail, self._wait_for_bytes)
         self._packets = PacketSocket(control, codec, WaitPolicy.brief(), inbox, hooks)
-        super().__init__(self._packets, outbox, deque(), ChannelClosed, ENDS)
+        super().__init__(self._packets, outbox, deque(), ChannelClosed, FATAL)
         self._outbox = outbox
         self._inbox = inbox
         self._peer = peer
@@ -243,7 +235,7 @@ class LocalChannel(QuickChannel[M]):
                 self.traffic.payload_bytes_lent += span.num_bytes
                 number = self._packets.send(message, answers, span)
                 return self.send_on(message, span, answers, deadline_s, number, True)
-        except ENDS as error:
+        except FATAL as error:
             self.fail(str(error))
         room = self.reserve(payload.num_bytes, deadline_s)
         room.view[:] = payload.view(payload.num_bytes)
@@ -254,7 +246,7 @@ class LocalChannel(QuickChannel[M]):
             raise ChannelClosed(self.closed)
         try:
             got = None if self._came else self._wait(Deadline(timeout_s))
-        except ENDS as error:
+        except FATAL as error:
             self.fail(str(error))
         if got is not None:
             self._came.append(got)
@@ -271,21 +263,21 @@ class LocalChannel(QuickChannel[M]):
             self._outbox.close()
             self._inbox.close()
 
-    def reserve_later(self, num_bytes: int, deadline_s: float) -> Outgoing:
-        """Room in a ring that is full."""
+    def reserve_later(self, num_bytes: int, deadline_s: float) -> OutgoingPayload:
+        """Wait for room in a full ring."""
         deadline = Deadline(deadline_s)
         return self._until(lambda: self._outbox.reserve(num_bytes), -1, deadline, "to read")
 
     def send_on(
         self,
         message: Message,
-        span: Told | None,
+        span: SpanFields | None,
         answers: int,
         deadline_s: float,
         number: int | None,
         is_pushed: bool,
     ) -> int:
-        """What a socket that is full did not take: the packet, if it has no number, and bytes."""
+        """Send what a full socket did not take: the packet, if it has no number, and bytes."""
         packets, push, deadline = self._packets, self._outbox.push, Deadline(deadline_s)
         if number is None:
             what = f"to take {type(message).__name__}"
@@ -299,7 +291,7 @@ class LocalChannel(QuickChannel[M]):
         return number
 
     def answer_later(self, number: int, kind: type[A], deadline_s: float) -> Received[A]:
-        """The answer to packet `number`, which has come before or is not the next message."""
+        """The answer to packet `number`, which has come already or is not the next message."""
         deadline = Deadline(deadline_s)
         got = self._already_came(number) if self._came else None
         while got is None:
@@ -314,11 +306,11 @@ class LocalChannel(QuickChannel[M]):
         return got
 
     def next_message(self, deadline_s: float) -> Received[Any]:
-        """The next one, which one read has not brought."""
+        """Wait for the next message, which one read did not bring."""
         return self._next(Deadline(deadline_s))
 
     def look(self) -> None:
-        """Raise WireError where nothing can come any more."""
+        """Raise WireError if nothing can come any more."""
         self._readiness.sleep(NOW)
 
     def _already_came(self, number: int) -> Received[Any] | None:
@@ -329,7 +321,7 @@ class LocalChannel(QuickChannel[M]):
         return None
 
     def _next(self, deadline: Deadline, kind: type[Message] | None = None) -> Received[Any]:
-        """The next message, which should be of this kind."""
+        """Wait for the next message; `kind` is named in the error."""
         got = self._wait(deadline)
         if got is None:
             what = "a message" if kind is None else kind.__name__
@@ -337,8 +329,8 @@ class LocalChannel(QuickChannel[M]):
         return got
 
     def _wait(self, deadline: Deadline) -> Received[Any] | None:
-        """The next message, or None at the deadline: spun for where that pays, then waited for in a
-        read, which wakes fastest, then slept for.
+        """The next message, or None at the deadline. Spins if that pays, then waits in a read,
+        which wakes fastest, then sleeps.
         """
         got = self._packets.receive(deadline.seconds)
         if got is not None:
@@ -353,7 +345,7 @@ class LocalChannel(QuickChannel[M]):
         return got
 
     def _until(self, attempt: Callable[[], T | None], fd: int, deadline: Deadline, what: str) -> T:
-        """What `attempt` gives at last. Meanwhile what the other end says is taken in: it may be
+        """Retry `attempt` until it returns something. Receives meanwhile: the other end may be
         waiting to be read itself.
         """
         while True:
@@ -372,20 +364,20 @@ class LocalChannel(QuickChannel[M]):
                 self._inbox.pull()
 
     def put_aside(self, got: Received[Any]) -> None:
-        """Until somebody asks for it."""
+        """Keep a message until it is asked for."""
         if len(self._came) >= MAX_ASIDE:
-            raise WireError(f"more than {MAX_ASIDE} messages that nobody asked for")
+            raise WireError(f"more than {MAX_ASIDE} messages that were not asked for")
         self._came.append(got)
 
     def _wait_for_bytes(self, fd: int) -> None:
-        """Until bytes of a payload can be read."""
+        """Sleep until bytes of a payload can be read."""
         try:
             self._readiness.sleep_for_bytes(fd)
         except WireError as error:
             self.fail(str(error))
 
     def fail(self, words: str) -> NoReturn:
-        """Close it, and say why."""
+        """Close it, and raise why."""
         self.close(words)
         assert self.closed is not None
         raise ChannelClosed(self.closed) from None

@@ -1,7 +1,7 @@
-"""Memory that several processes map: a memfd whose size nobody can change any more.
+"""Memory that several processes map: a memfd whose size is sealed.
 
 Owns the descriptor, the mapping, and what devices have registered of it. Linux only. Without the
-seal, a peer that shrinks the file would end its readers (SIGBUS).
+seal, a peer that shrinks the file would kill its readers (SIGBUS).
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from contextlib import suppress
 
 from luceasync.errors import ChannelClosed, ConfigError
 
-# Pins memory for a device; what it returns undoes that.
+# Pins memory for a device; call the result to unpin it.
 Register = Callable[[memoryview], Callable[[], None]]
 
 
 def require_linux() -> None:
-    """Raises ConfigError where there are no memfds, pidfds and sockets that keep packets whole."""
+    """Raise ConfigError on systems without memfds, pidfds and SEQPACKET sockets."""
     if sys.platform != "linux":
         raise ConfigError(
-            f"processes for groups and drafters need Linux (memfd, pidfd); this is {sys.platform}"
+            f"stages and drafters in other processes need Linux (memfd, pidfd), not {sys.platform}"
         )
 
 
 def seals() -> int:
-    """Those that a memory must have: its size stays, and so do its seals."""
+    """The seals that fix the size of a memory, and the seals themselves."""
     return fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
 class SealedMemory:
     """A mapped memfd. `view` is all of it; `fd` is what other processes inherit.
 
-    Use from any thread; close() once nobody works in it.
+    Use it from any thread; close it when it is no longer in use.
     """
 
     def __init__(self, fd: int, num_bytes: int, *, populate: bool) -> None:
-        """Maps the descriptor, which is this object's from now on, also if this raises."""
+        """Map the descriptor, which is owned from now on, also if this raises."""
         self.fd = fd
         self.num_bytes = num_bytes
         self._undo: Callable[[], None] | None = None
@@ -54,9 +54,8 @@ class SealedMemory:
 
     @classmethod
     def create(cls, name: str, num_bytes: int, *, populate: bool = True) -> SealedMemory:
-        """New memory of zeros. `populate`: allocate it now; first use of a page is slow.
-
-        Raises OSError where the system gives none.
+        """New memory of zeros. `populate`: allocate it now, since the first use of a page is slow.
+        Raises OSError if the system has none.
         """
         require_linux()
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -71,7 +70,7 @@ class SealedMemory:
     @classmethod
     def inherit(cls, fd: int, num_bytes: int, *, populate: bool = True) -> SealedMemory:
         """Memory that another process made. Raises ChannelClosed if it is not sealed, or of
-        another size than was told; the descriptor is closed then.
+        another size; the descriptor is closed then.
         """
         require_linux()
         try:
@@ -80,22 +79,22 @@ class SealedMemory:
             words = f"descriptor {fd}: {error.strerror}"
         if words:
             _close_quietly(fd)
-            raise ChannelClosed(f"the memory that was handed over is none to share: {words}")
+            raise ChannelClosed(f"the inherited memory cannot be shared: {words}")
         os.set_inheritable(fd, False)
         return cls(fd, num_bytes, populate=populate)
 
     @property
     def mapping(self) -> mmap.mmap:
-        """All of it, for whoever gives it out; until close()."""
+        """All of it, for an allocator; valid until close()."""
         return self._map
 
     def register(self, register: Register) -> None:
-        """Let a device register all of it, until close(); once: what is pinned is so for all."""
+        """Have a device register all of it, until close(). Pinning it once is enough for all."""
         if self._undo is None:
             self._undo = register(self.view)
 
     def close(self) -> None:
-        """Give it back; views that are still held keep the mapping until they go. Idempotent."""
+        """Free it; views that are still in use keep the mapping. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -103,20 +102,20 @@ class SealedMemory:
             self._undo()
         self.view.release()
         os.close(self.fd)
-        with suppress(BufferError):  # somebody's view; the mapping goes with the last one
+        with suppress(BufferError):  # a view is in use; the mapping goes with the last one
             self._map.close()
         del self._map
 
 
 def _unlike(fd: int, num_bytes: int) -> str:
-    """What is wrong with it, or nothing."""
+    """What is wrong with the memory; empty: nothing."""
     found = os.fstat(fd).st_size
     if found != num_bytes:
-        return f"it has {found} bytes, {num_bytes} were told"
+        return f"it has {found} bytes, {num_bytes} were expected"
     has = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     return "" if has & seals() == seals() else f"its seals are {has:#x}, not {seals():#x}"
 
 
 def _close_quietly(fd: int) -> None:
-    with suppress(OSError):  # it was none; that is what is being said
+    with suppress(OSError):  # it was no descriptor, which is the error being raised
         os.close(fd)

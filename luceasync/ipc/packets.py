@@ -1,8 +1,7 @@
-"""What goes over a channel: a header and one msgspec struct a packet, checked before anybody
-believes it.
+"""The packets of a channel: a header and one msgspec struct each, validated when they are decoded.
 
-Owns the bounds of a packet and what both ends say. Knows no socket, nor what messages mean: who
-uses a channel subclasses `Message`.
+Owns the bounds of a packet, and the messages of the channel itself. Knows no socket. Users of a
+channel subclass `Message`.
 """
 
 from __future__ import annotations
@@ -22,24 +21,24 @@ Positive = Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
 
 
 class WireError(Exception):
-    """Why a channel closes, in words: what came and may not come, or what did not come."""
+    """Why a channel closes: what came and is not allowed, or what did not come."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
-    """What one end tells the other. A subclass adds fields; its name is its tag on the wire."""
+    """A message to the other end. A subclass adds fields; its name is its tag on the wire."""
 
 
 class Ping(Message, frozen=True):
-    """Are you there? The channel itself answers it."""
+    """Asks for a sign of life. The channel itself answers it."""
 
 
 class Pong(Message, frozen=True):
-    """Yes."""
+    """The answer to Ping."""
 
 
 class Hello(Message, frozen=True):
-    """The first packet of who calls. Its shape, and that of a packet's header, is the same in every
-    protocol: else no end could say in words that the other one has another protocol.
+    """The first packet of the parent. Its shape, and that of a packet's header, must never change:
+    otherwise an end could not tell a peer of another protocol why it refuses it.
     """
 
     protocol: Natural
@@ -48,7 +47,7 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The answer of who agrees, with what it states itself."""
+    """The answer of a process that agrees, with what it states itself."""
 
     protocol: Natural
     version: str
@@ -56,14 +55,14 @@ class Welcome(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """The answer of who does not: what differs, with both values."""
+    """The answer of a process that does not agree: the difference, with both values."""
 
     words: str
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where a payload lies: bytes `[begin, begin + num_bytes)` of what both ends share (0: it comes
-    as bytes), and the number that stands beside it while it is the payload that is meant.
+class PayloadSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where a payload lies: bytes `[begin, begin + num_bytes)` of shared memory (`begin` 0: it
+    comes as bytes), and the sequence number that stands before it there while it is valid.
     """
 
     begin: Natural
@@ -75,8 +74,8 @@ OWN_MESSAGES = (Ping, Pong, Hello, Welcome, Refused)
 
 
 class Codec(PacketCodec):
-    """Packets of one session as bytes and back, in order. Each counts its sender's from 1, and
-    names the one of ours that it answers, or 0, and the payload that it comes with, if any.
+    """Encodes and decodes the packets of one session, in order. Each has its sender's count, from 1
+    on, the number of the packet that it answers, or 0, and the span of its payload, if any.
     """
 
     def __init__(self, session: int, messages: Sequence[type[Message]] = ()) -> None:
@@ -86,7 +85,7 @@ class Codec(PacketCodec):
             session,
             msgspec.msgpack.Encoder().encode_into,
             msgspec.msgpack.Decoder(union).decode,
-            Span,
+            PayloadSpan,
             MAX_PACKET_BYTES,
             WireError,
             UNREADABLE,

@@ -1,7 +1,7 @@
-"""A process that is to run all the time: started, and started again when it has failed.
+"""A process that must always run: started, and restarted when it has failed.
 
-Owns its course, and the counts of all its lives. Knows no message: what it is told after the
-greeting, and when it is of use, is for others to say.
+Owns when it may be restarted, how long calls may take, and the counts of all its lives. Knows no
+message: users say what it is told after the greeting, and when it is ready.
 """
 
 from __future__ import annotations
@@ -14,23 +14,20 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from luceasync.errors import ChannelClosed, Unavailable
-from luceasync.ipc.channel import Launcher, Started, Statement, greet
+from luceasync.ipc.channel import Launcher, StartedProcess, Statement, greet
 from luceasync.ipc.packets import Message
 from luceasync.status import ProcessStatus
 
-# How long a call may take: what such calls took before says so. Pure but for the counts. A
-# process that has died or hangs is noticed by its signs of life long before; a deadline is for
-# one that lives, and does not come to its end.
-
-
-FIRST_S = 300.0  # of calls whose like has not been seen: kernels may be compiled, graphs captured
-NUM_FIRST = 3  # calls that tell nothing of the next one yet
+# A deadline is for a process that lives and does not finish a call. One that has died or hangs is
+# noticed long before, by its signs of life.
+FIRST_S = 300.0  # of the first calls of a kind: kernels may be compiled, graphs captured
+NUM_FIRST = 3  # calls that say nothing of the next one yet
 LEAST_S = 30.0
-TIMES = 20.0  # as long as the slowest one so far
+TIMES = 20.0  # as long as the slowest call so far
 
 
 class CallKind(NamedTuple):
-    """What is asked of a process: the kind of work, and on how many rows."""
+    """A kind of work that a process does, and on how many rows."""
 
     verb: str
     num_rows: int = 1
@@ -38,39 +35,41 @@ class CallKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CallTimes:
-    """Calls of one kind and size: how many there were, and what the slowest of them took."""
+    """Calls of one kind and size: how many there were, and how long the slowest took."""
 
     num_calls: int = 0
     slowest_s: float = 0.0
 
     def after(self, seconds: float) -> CallTimes:
-        """With one more."""
+        """With one more call."""
         return CallTimes(self.num_calls + 1, max(self.slowest_s, seconds))
 
 
 def deadline_s(seen: CallTimes, least_s: float = LEAST_S) -> float:
-    """Of the next one of them. Generous: a loaded machine is slow, and contexts grow."""
+    """The deadline of the next call. Generous: a loaded machine is slow, and contexts grow."""
     if seen.num_calls < NUM_FIRST:
         return FIRST_S
     return min(FIRST_S, max(least_s, TIMES * seen.slowest_s))
 
 
 class CallDeadlines:
-    """The calls of one process's life. Numbers of rows count as alike up to the next power of 2."""
+    """Deadlines of the calls in one life of a process, from how long such calls took so far.
+    Numbers of rows up to the same power of 2 count as alike.
+    """
 
     def __init__(self, least_s: float = LEAST_S) -> None:
-        """`least_s`: shorter where a process that is given up too early costs little."""
+        """`least_s`: shorter if giving up a process too early costs little."""
         self._least_s = least_s
         self._seen: dict[tuple[str, int], CallTimes] = {}
         self.num_calls = 0
         self.seconds = 0.0
 
     def deadline_s(self, call: CallKind) -> float:
-        """Of the next such call."""
+        """The deadline of the next such call."""
         return deadline_s(self._seen.get(_kind(call), CallTimes()), self._least_s)
 
     def took(self, call: CallKind, seconds: float) -> None:
-        """It was answered after so long."""
+        """Count a call that was answered after so long."""
         kind = _kind(call)
         self._seen[kind] = self._seen.get(kind, CallTimes()).after(seconds)
         self.num_calls += 1
@@ -81,17 +80,11 @@ def _kind(call: CallKind) -> tuple[str, int]:
     return call.verb, max(0, call.num_rows - 1).bit_length()
 
 
-# What to do with a process that must run all the time: when it is hung, when to start it again.
-# Pure: moments are handed in as seconds of any clock that runs evenly. Whoever owns the process
-# acts on it, and says it to users in these words.
-
-
 @dataclass(frozen=True, slots=True)
 class Backoff:
     """How long to wait before the next start: not at all after a first failure, `second_s` after
-    another one, twice as long after every other, up to a limit.
-
-    One that ran for `steady_s` has shown that it can: its failure counts as the first.
+    the second, and twice as long after each further one, up to a limit. The failure of a process
+    that ran for `steady_s` counts as the first.
     """
 
     second_s: float = 1.0
@@ -99,7 +92,7 @@ class Backoff:
     steady_s: float = 10.0
 
     def delay_s(self, num_failures: int) -> float:
-        """After so many failures in a row."""
+        """The delay after so many failures in a row."""
         if num_failures < 2:
             return 0.0
         doublings = min(num_failures - 2, 64)
@@ -107,9 +100,9 @@ class Backoff:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """How the starts of one process have gone. `started_s`: it runs, or is being started, since
-    then; None while it is down. `reason` is why it failed last.
+class StartHistory:
+    """How the starts of one process went; pure, with times of any monotonic clock. `started_s`: it
+    runs, or is being started, since then; None while it is down. `reason`: of the last failure.
     """
 
     num_failures: int = 0
@@ -120,18 +113,18 @@ class Course:
     def may_start(self, now_s: float) -> bool:
         return self.started_s is None and now_s >= self.not_before_s
 
-    def started(self, now_s: float) -> Course:
-        """It has been started."""
+    def started(self, now_s: float) -> StartHistory:
+        """After a start."""
         return replace(self, started_s=now_s)
 
-    def failed(self, now_s: float, reason: str, backoff: Backoff) -> Course:
-        """It has died, or its start has failed."""
+    def failed(self, now_s: float, reason: str, backoff: Backoff) -> StartHistory:
+        """After a death, or a start that failed."""
         ran_s = 0.0 if self.started_s is None else now_s - self.started_s
         num_failures = 1 if ran_s >= backoff.steady_s else self.num_failures + 1
-        return Course(num_failures, now_s + backoff.delay_s(num_failures), None, reason)
+        return StartHistory(num_failures, now_s + backoff.delay_s(num_failures), None, reason)
 
     def retry_after_s(self, now_s: float, start_s: float) -> int:
-        """When a request may come again, in whole seconds; `start_s`: how long a start takes."""
+        """Whole seconds after which to retry a request; `start_s`: how long a start takes."""
         if self.started_s is not None:
             left_s = self.started_s + start_s - now_s
         else:
@@ -139,27 +132,28 @@ class Course:
         return max(1, math.ceil(left_s))
 
     def words(self, name: str, now_s: float) -> str:
-        """For logs, /ready and answers: what is the matter and what will be done."""
+        """For logs, /ready and answers: what is wrong, and what will be done."""
         if self.num_failures == 0:
             return f"{name} is being started" if self.started_s is not None else f"{name} is down"
         counted = "" if self.num_failures == 1 else f" (failure {self.num_failures} in a row)"
         if self.started_s is not None:
-            return f"{name} failed{counted} and is being started again: {self.reason}"
+            return f"{name} failed{counted} and is being restarted: {self.reason}"
         left_s = max(0, math.ceil(self.not_before_s - now_s))
         when = "now" if left_s == 0 else f"in {left_s} s"
-        return f"{name} failed{counted} and will be started again {when}: {self.reason}"
+        return f"{name} failed{counted} and will be restarted {when}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """How often a process is asked for a sign of life, and after how much silence it is hung."""
+    """How often to ask a process for a sign of life, and after how much silence it is hung."""
 
     interval_s: float = 1.0
     deadline_s: float = 5.0
 
     def silent_s(self, before_s: float, passed_s: float) -> float:
-        """How long it has been silent, where that was `before_s` when it was asked last. Who asked
-        so late has been stopped or starved itself, and the other one with it: that is no silence.
+        """How long it has been silent, if that was `before_s` when it was asked last. An interval
+        that was asked late does not count in full: this process was stopped or starved, and most
+        likely the other one too.
         """
         return before_s + min(passed_s, self.interval_s)
 
@@ -168,24 +162,24 @@ class Heartbeat:
 
 
 END_S = 10.0
-START_S = 10.0  # what a start is thought to take before the first one
+START_S = 10.0  # how long a start takes, before the first one
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class ProcessLife:
     """One process from its start to its end."""
 
-    started: Started[Any]
+    started: StartedProcess[Any]
     pace: CallDeadlines
 
     @property
     def is_well(self) -> bool:
-        """Whether it lives, as far as is known, and does what it is told. Any thread may ask."""
+        """Whether it lives and obeys, as far as is known. Any thread may ask."""
         return self.started.channel.closed is None and self.started.is_well
 
 
-class Supervised:
-    """One thread starts and fails it; any may look at it."""
+class SupervisedProcess:
+    """One thread starts it and reports failures; any thread may read its status."""
 
     def __init__(
         self,
@@ -196,23 +190,26 @@ class Supervised:
         backoff: Backoff | None = None,
         least_s: float = LEAST_S,
     ) -> None:
-        """`name`: for users. `stopping` is set when nobody waits for it any more. `least_s`: see
-        Pace.
+        """`name`: for users. `stopping` is set once a restart is no longer wanted. `least_s`: see
+        CallDeadlines.
         """
         self._least_s = least_s
         self._launcher = launcher
         self._name = name
         self._stopping = stopping
         self._backoff = backoff or Backoff()
-        self._course = Course()
-        # Counts of lives that are over, and the one that is not: they change at once.
-        self._lives: tuple[ProcessStatus, Life | None] = (ProcessStatus(name, tuple(devices)), None)
+        self._course = StartHistory()
+        # Counts of past lives, and the present one: replaced together, since any thread reads them.
+        self._lives: tuple[ProcessStatus, ProcessLife | None] = (
+            ProcessStatus(name, tuple(devices)),
+            None,
+        )
         self._is_of_use = False
         self._start_s = START_S
         self._num_starts = 0
 
     def wait(self) -> None:
-        """Until it may be started again. Raises Unavailable where nobody waits any more."""
+        """Wait until it may be restarted. Raises Unavailable if that is no longer wanted."""
         pause_s = max(0.0, self._course.not_before_s - time.monotonic())
         if self._stopping.wait(pause_s):
             raise Unavailable("The server is shutting down.")
@@ -223,16 +220,16 @@ class Supervised:
         messages: Sequence[type[Message]],
         statement: Statement,
         deadline_s: float,
-    ) -> Life:
-        """Another life, after the one before has been ended: it is greeted. Raises ChannelClosed,
-        with its last words, and what a launcher raises; it has failed then.
+    ) -> ProcessLife:
+        """End the present life, start another and greet it. Raises ChannelClosed, with the last
+        lines of the process, and what a launcher raises; it counts as failed then.
         """
         self.stop()
         self._course = self._course.started(time.monotonic())
         self._num_starts += 1
         try:
             started = self._launcher.launch(arguments, messages)
-            life = Life(started, CallDeadlines(self._least_s))
+            life = ProcessLife(started, CallDeadlines(self._least_s))
             self._lives = self._lives[0], life
             try:
                 greet(started.channel, statement, deadline_s)
@@ -245,19 +242,19 @@ class Supervised:
         return life
 
     def arrived(self) -> None:
-        """It is of use from now on."""
+        """Note that it is ready."""
         assert self._course.started_s is not None
         self._start_s = time.monotonic() - self._course.started_s
         self._is_of_use = True
 
     def failed(self, reason: str) -> None:
-        """It has died or is not to be believed, or its start has come to nothing. Twice is once."""
+        """Note that it died, cannot be trusted, or did not start. Idempotent until a start."""
         self._is_of_use = False
         if self._course.started_s is not None:
             self._course = self._course.failed(time.monotonic(), reason, self._backoff)
 
     def stop(self) -> None:
-        """End it, which is given no time: it holds nothing that is missed. Idempotent."""
+        """Kill it: it holds nothing that is missed. Idempotent."""
         past, life = self._lives
         self._is_of_use = False
         if life is not None:
@@ -273,7 +270,7 @@ class Supervised:
         away: dict[str, Any] = {}
         if not self._is_of_use:
             away = self._away(self._course)
-        elif not life.is_well:  # nobody has acted on that yet
+        elif not life.is_well:  # its owner has not noticed yet
             away = self._away(
                 self._course.failed(time.monotonic(), "it has ended, or hangs", self._backoff)
             )
@@ -286,15 +283,15 @@ class Supervised:
             resident_bytes=vitals.resident_bytes,
         )
 
-    def _away(self, course: Course) -> dict[str, Any]:
-        """What is the matter, and when it may be there again."""
+    def _away(self, course: StartHistory) -> dict[str, Any]:
+        """What is wrong, and when it may be back."""
         now_s = time.monotonic()
         later_s = course.retry_after_s(now_s, self._start_s)
         return {"detail": course.words(self._name, now_s), "retry_after_s": later_s}
 
 
-def _counted(past: ProcessStatus, life: Life) -> ProcessStatus:
-    """With what a life has counted so far."""
+def _counted(past: ProcessStatus, life: ProcessLife) -> ProcessStatus:
+    """With the counts of a life so far."""
     traffic, pace = life.started.channel.traffic, life.pace
     return replace(
         past,

@@ -1,4 +1,4 @@
-"""What the two ends of a local channel are made of, and how the started one is told of it.
+"""What both ends of a local channel are built from, and how a child inherits its own.
 
 Owns the names and numbers that a child inherits. Knows no process.
 """
@@ -14,11 +14,11 @@ from typing import Any
 import msgspec
 
 from luceasync.errors import ConfigError
-from luceasync.ipc.heartbeat import Answering, CompletionSender
+from luceasync.ipc.heartbeat import CompletionSender, HeartbeatResponder
 from luceasync.ipc.local import LocalChannel
 from luceasync.ipc.memory import SealedMemory, require_linux
 from luceasync.ipc.packets import Codec, Message, Natural, Positive
-from luceasync.ipc.shared import Inbox, Outbox, SharedInbox, SharedOutbox, lay_out
+from luceasync.ipc.shared import PayloadInbox, PayloadOutbox, SharedInbox, SharedOutbox, lay_out
 from luceasync.ipc.stream import StreamInbox, StreamOutbox
 
 VARIABLE = "LUCEASYNC_WIRING"
@@ -26,7 +26,7 @@ TRANSPORTS = ("auto", "shared", "stream")
 
 
 class Rings:
-    """A memory with rings in it, one for each end that writes."""
+    """Memory with a ring for each end that writes."""
 
     def __init__(self, memory: SealedMemory, ring_bytes: Sequence[int]) -> None:
         self.memory = memory
@@ -35,23 +35,22 @@ class Rings:
 
     @classmethod
     def create(cls, ring_bytes: Sequence[int]) -> Rings:
-        """New ones. Raises OSError where the system shares no memory."""
+        """New rings. Raises OSError if the system shares no memory."""
         return cls(SealedMemory.create("luceasync-rings", lay_out(ring_bytes)[0]), ring_bytes)
 
     @classmethod
     def inherit(cls, fd: int, ring_bytes: Sequence[int]) -> Rings:
-        """Those that another process made. Raises ChannelClosed where they are others."""
+        """Rings that another process made. Raises ChannelClosed if they are not as told."""
         return cls(SealedMemory.inherit(fd, lay_out(ring_bytes)[0]), ring_bytes)
 
     def close(self) -> None:
-        """After the channels over them. Idempotent."""
+        """Close them, after the channels over them. Idempotent."""
         self.memory.close()
 
 
 def open_rings(transport: str, ring_bytes: Sequence[int]) -> Rings | None:
-    """Rings for `--ipc-transport`, or None where payloads go as bytes.
-
-    Raises ConfigError where memory must be shared and cannot be.
+    """Rings for `--ipc-transport`; None if payloads go as bytes. Raises ConfigError if memory must
+    be shared and cannot be.
     """
     if transport not in TRANSPORTS:
         allowed = "|".join(TRANSPORTS)
@@ -71,12 +70,11 @@ def open_rings(transport: str, ring_bytes: Sequence[int]) -> Rings | None:
 
 
 class Wiring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a child is told: numbers of the descriptors it inherits, and what they are.
+    """The numbers of the descriptors that a child inherits, and what they are.
 
-    Signs of life are given at `pulse`, and what is over is told at `tidings`; -1: nobody asks.
-    `rings` is -1 where payloads go through
-    `stream`; `written` and `read` are the rings that the child writes and reads, `ring_bytes` the
-    sizes of all, or of those that it keeps for itself.
+    It gives signs of life at `pulse`, and completes tickets at `completions`; -1: it need not.
+    `rings` is -1 if payloads go through `stream`. `written` and `read` are the rings that the child
+    writes and reads, `ring_bytes` the sizes of all, or of those in its own memory.
     """
 
     session: Positive
@@ -93,12 +91,12 @@ class Wiring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def boxes(
     wiring: Wiring, rings: Rings | None, stream: socket.socket | None, *, is_child: bool
-) -> tuple[Outbox, Inbox]:
-    """Those of one end; the other end's are the same the other way round."""
+) -> tuple[PayloadOutbox, PayloadInbox]:
+    """The payload boxes of one end; those of the other end are the same, reversed."""
     written, read = wiring.written, wiring.read
     if not is_child:
         written, read = read, written
-    first = wiring.session  # no payload of another session has these numbers
+    first = wiring.session  # payloads of other sessions have other numbers
     if rings is not None:
         return (
             SharedOutbox(rings.memory, rings.regions[written], first),
@@ -114,14 +112,12 @@ def boxes(
 
 @dataclass(frozen=True)
 class ParentConnection:
-    """What a started process has of the one that started it: the channel to it, and memory that
-    it lent, by name.
-    """
+    """What a child has of its parent: the channel to it, and memory that it lent, by name."""
 
     channel: LocalChannel[Any]
     lent: Mapping[str, SealedMemory] = field(default_factory=dict)
     rings: Rings | None = None
-    answering: Answering | None = None
+    answering: HeartbeatResponder | None = None
     completions: CompletionSender | None = None
 
     def close(self) -> None:
@@ -140,10 +136,10 @@ class ParentConnection:
 def connect_to_parent(
     messages: Sequence[type[Message]], environ: MutableMapping[str, str] = os.environ
 ) -> ParentConnection:
-    """The end of the channel that this process has inherited; `messages` are what may come.
+    """Open this process's end of the channel to its parent; `messages` are what may come.
 
-    Takes the wiring out of the environment: it is this process's alone. Raises ConfigError where
-    there is none, and ChannelClosed for memory that is not what was told.
+    Removes the wiring from the environment: grandchildren must not use it. Raises ConfigError if
+    there is none, and ChannelClosed for memory that is not as told.
     """
     require_linux()
     told = environ.pop(VARIABLE, None)
@@ -153,7 +149,7 @@ def connect_to_parent(
         wiring = msgspec.json.decode(told, type=Wiring)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{VARIABLE}: {error}") from None
-    answering = None if wiring.pulse < 0 else Answering(_inherited(wiring.pulse))
+    answering = None if wiring.pulse < 0 else HeartbeatResponder(_inherited(wiring.pulse))
     completions = (
         None if wiring.completions < 0 else CompletionSender(_inherited(wiring.completions))
     )
@@ -172,7 +168,7 @@ def connect_to_parent(
 
 
 def _inherited(fd: int) -> socket.socket:
-    """A socket that what this process starts does not get."""
+    """An inherited socket, which children of this process do not inherit."""
     found = socket.socket(fileno=fd)
     found.set_inheritable(False)
     return found

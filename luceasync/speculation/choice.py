@@ -24,7 +24,7 @@ FIRST_WAIT_STEPS = 16  # until it is measured again: the first times may have be
 STALE_STEPS = 1000  # and at most so many, as costs grow with the context
 
 
-class Shape(NamedTuple):
+class RoundShape(NamedTuple):
     """A round's fixed sizes: the draft runs `block` rows, its known first token included, and
     `budget` rows of a tree are verified after the anchor; None: the chain.
     """
@@ -38,17 +38,17 @@ class Shape(NamedTuple):
         return self.block if self.budget is None else self.budget + 1
 
 
-def shapes_for(block: int, budget: int | None) -> tuple[Shape, ...]:
+def shapes_for(block: int, budget: int | None) -> tuple[RoundShape, ...]:
     """The few shapes that rounds have, largest first; each is captured once. A tree pays where the
     device would idle, so under load there are chains.
     """
     blocks = sorted({block, max(2, -(-block // 2)), min(4, block), 2}, reverse=True)
-    tree = () if budget is None else (Shape(block, budget),)
-    return (*tree, *(Shape(b) for b in blocks))
+    tree = () if budget is None else (RoundShape(block, budget),)
+    return (*tree, *(RoundShape(b) for b in blocks))
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class DepthRates:
     """How far paths get: of about `rounds[i]` rounds that proposed a row at depth i + 1, `hits[i]`
     accepted one. Older rounds weigh less.
     """
@@ -56,7 +56,7 @@ class Reach:
     hits: tuple[float, ...] = ()
     rounds: tuple[float, ...] = ()
 
-    def after(self, num_slots: int, num_accepted: int) -> Reach:
+    def after(self, num_slots: int, num_accepted: int) -> DepthRates:
         """With one more round, of `num_slots` depths, in it."""
         keep = 1 - 1 / WINDOW_ROUNDS
         missing = (0.0,) * (num_slots - len(self.hits))
@@ -64,7 +64,7 @@ class Reach:
         for i in range(num_slots):
             hits[i] = hits[i] * keep + (num_accepted > i)
             rounds[i] = rounds[i] * keep + 1
-        return Reach(tuple(hits), tuple(rounds))
+        return DepthRates(tuple(hits), tuple(rounds))
 
     def taus(self, num_slots: int) -> list[float]:
         """Tokens that a round of 0, 1, ... `num_slots` slots is expected to give, bonus included. A
@@ -77,27 +77,27 @@ class Reach:
                 shares.append(rate * (shares[-1] if shares else 1.0))
         return list(accumulate(shares[:num_slots], initial=1.0))
 
-    def as_prior(self) -> Reach:
+    def as_prior(self) -> DepthRates:
         """The same shares, as if they came of few rounds."""
         scales = [min(1.0, PRIOR_ROUNDS / r) for r in self.rounds]
         hits = tuple(h * s for h, s in zip(self.hits, scales, strict=True))
-        return Reach(hits, tuple(r * s for r, s in zip(self.rounds, scales, strict=True)))
+        return DepthRates(hits, tuple(r * s for r, s in zip(self.rounds, scales, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class AcceptanceRecord:
     """What rounds have shown, chains and trees apart."""
 
-    chain: Reach = Reach()
-    tree: Reach = Reach()
+    chain: DepthRates = DepthRates()
+    tree: DepthRates = DepthRates()
 
-    def after(self, shape: Shape, num_accepted: int) -> Record:
+    def after(self, shape: RoundShape, num_accepted: int) -> AcceptanceRecord:
         """With one more round in it."""
         if shape.budget is None:
-            return Record(self.chain.after(shape.block - 1, num_accepted), self.tree)
-        return Record(self.chain, self.tree.after(shape.block - 1, num_accepted))
+            return AcceptanceRecord(self.chain.after(shape.block - 1, num_accepted), self.tree)
+        return AcceptanceRecord(self.chain, self.tree.after(shape.block - 1, num_accepted))
 
-    def taus(self, shapes: Sequence[Shape]) -> list[float]:
+    def taus(self, shapes: Sequence[RoundShape]) -> list[float]:
         """Tokens that a round of each shape is expected to give, bonus included; one of trees, if
         there was none yet, what chains do.
         """
@@ -106,38 +106,40 @@ class Record:
         tree = self.tree.taus(num_slots) if self.tree.hits else chain
         return [(chain if s.budget is None else tree)[s.block - 1] for s in shapes]
 
-    def as_prior(self) -> Record:
-        return Record(self.chain.as_prior(), self.tree.as_prior())
+    def as_prior(self) -> AcceptanceRecord:
+        return AcceptanceRecord(self.chain.as_prior(), self.tree.as_prior())
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class LaneOutlook:
     """What a lane's text promises. For `num_trials` more rounds it speculates whatever that is;
     `num_plain` tokens were decoded since it was given up for `off_reason`.
     """
 
-    record: Record = Record()
+    record: AcceptanceRecord = AcceptanceRecord()
     num_trials: int = TRIAL_ROUNDS
     num_plain: int = 0
     off_reason: str | None = None
 
-    def after_round(self, shape: Shape, num_accepted: int) -> Outlook:
-        return Outlook(self.record.after(shape, num_accepted), max(0, self.num_trials - 1))
+    def after_round(self, shape: RoundShape, num_accepted: int) -> LaneOutlook:
+        return LaneOutlook(self.record.after(shape, num_accepted), max(0, self.num_trials - 1))
 
-    def after_plain(self, off_reason: str) -> Outlook:
+    def after_plain(self, off_reason: str) -> LaneOutlook:
         """After a token that was decoded plainly because speculation does not pay."""
         if self.num_plain + 1 >= RETRY_TOKENS:
-            return Outlook(self.record.as_prior())
+            return LaneOutlook(self.record.as_prior())
         off_reason = self.off_reason or off_reason
         return replace(self, num_plain=self.num_plain + 1, off_reason=off_reason)
 
 
-def without_context(num_slots: int, off_reason: str) -> Outlook:
+def without_context(num_slots: int, off_reason: str) -> LaneOutlook:
     """A lane of which the drafter has seen nothing: nothing is expected of it until it has decoded
     some tokens.
     """
-    nothing = Reach((0.0,) * num_slots, (PRIOR_ROUNDS,) * num_slots)
-    return Outlook(Record(nothing, nothing), 0, RETRY_TOKENS - REFILL_TOKENS, off_reason)
+    nothing = DepthRates((0.0,) * num_slots, (PRIOR_ROUNDS,) * num_slots)
+    return LaneOutlook(
+        AcceptanceRecord(nothing, nothing), 0, RETRY_TOKENS - REFILL_TOKENS, off_reason
+    )
 
 
 class StepCosts:
@@ -146,13 +148,13 @@ class StepCosts:
     """
 
     def __init__(self) -> None:
-        self._samples: dict[tuple[int, Shape | None], deque[float]] = {}
-        self._seconds: dict[Shape | None, dict[int, float]] = {}  # by number of lanes
-        self._num_seen: dict[tuple[int, Shape | None], int] = {}
-        self._measured_at: dict[tuple[int, Shape | None], int] = {}
+        self._samples: dict[tuple[int, RoundShape | None], deque[float]] = {}
+        self._seconds: dict[RoundShape | None, dict[int, float]] = {}  # by number of lanes
+        self._num_seen: dict[tuple[int, RoundShape | None], int] = {}
+        self._measured_at: dict[tuple[int, RoundShape | None], int] = {}
         self._num_steps = 0
 
-    def observe(self, num_lanes: int, shape: Shape | None, seconds: float) -> None:
+    def observe(self, num_lanes: int, shape: RoundShape | None, seconds: float) -> None:
         """Take note of a step that nothing else ran beside; `shape` None: a plain one."""
         key = (num_lanes, shape)
         self._num_steps += 1
@@ -163,7 +165,7 @@ class StepCosts:
             samples.append(seconds)
             self._seconds.setdefault(shape, {})[num_lanes] = sorted(samples)[len(samples) // 4]
 
-    def seconds(self, num_lanes: int, shape: Shape | None) -> float | None:
+    def seconds(self, num_lanes: int, shape: RoundShape | None) -> float | None:
         """Seconds of one step for `num_lanes` lanes; `shape` None: a plain step. The nearest number
         of lanes stands in for others, larger ones first. None if nothing comparable was measured.
         """
@@ -175,7 +177,7 @@ class StepCosts:
         nearest = min(known, key=lambda lanes: (abs(lanes - num_lanes), -lanes))
         return known[nearest]
 
-    def is_due(self, num_lanes: int, shape: Shape | None) -> bool:
+    def is_due(self, num_lanes: int, shape: RoundShape | None) -> bool:
         """Never measured often enough, or long ago; the oftener it was, the longer that takes."""
         num_more = self.num_seen(num_lanes, shape) - NUM_MEASURED
         if num_more < 0:
@@ -183,7 +185,7 @@ class StepCosts:
         wait_steps: int = min(STALE_STEPS, FIRST_WAIT_STEPS * 4 ** min(num_more, 5))
         return self._num_steps - self._measured_at[num_lanes, shape] > wait_steps
 
-    def num_seen(self, num_lanes: int, shape: Shape | None) -> int:
+    def num_seen(self, num_lanes: int, shape: RoundShape | None) -> int:
         """How often it was measured, the first time included."""
         return self._num_seen.get((num_lanes, shape), 0)
 
@@ -195,14 +197,18 @@ class RoundPlan:
     `is_measured`: its time says what such a step costs.
     """
 
-    shape: Shape | None
+    shape: RoundShape | None
     speculating: tuple[int, ...]
     is_measured: bool
     off_reasons: dict[int, str] = field(default_factory=dict)
 
 
 def plan_step(
-    outlooks: Sequence[Outlook], shapes: Sequence[Shape], costs: StepCosts, *, measure: bool
+    outlooks: Sequence[LaneOutlook],
+    shapes: Sequence[RoundShape],
+    costs: StepCosts,
+    *,
+    measure: bool,
 ) -> RoundPlan:
     """What gives the most tokens per second: a round for all lanes, one for those that it pays for
     beside a plain step for the rest, or a plain step for all, which no lane on trial takes.
@@ -223,7 +229,7 @@ def plan_step(
         _Offer.of(shape, of_lanes, outlooks, round_s / plain_s)
         for (shape, round_s), of_lanes in zip(known.items(), taus, strict=True)
     ]
-    best: tuple[Shape | None, tuple[int, ...]] = (None, ())
+    best: tuple[RoundShape | None, tuple[int, ...]] = (None, ())
     best_rate = 0.0 if any(o.num_trials for o in outlooks) else num_lanes / plain_s
     for offer in offers:
         for speculating in dict.fromkeys((everyone, offer.paying)):
@@ -240,14 +246,18 @@ class _Offer:
     the time; `paying`: lanes that have as many, and those on trial.
     """
 
-    shape: Shape
+    shape: RoundShape
     taus: Sequence[float]
     break_even: float
     paying: tuple[int, ...]
 
     @classmethod
     def of(
-        cls, shape: Shape, taus: Sequence[float], outlooks: Sequence[Outlook], break_even: float
+        cls,
+        shape: RoundShape,
+        taus: Sequence[float],
+        outlooks: Sequence[LaneOutlook],
+        break_even: float,
     ) -> _Offer:
         paying = [i for i, o in enumerate(outlooks) if o.num_trials or taus[i] > break_even]
         return cls(shape, taus, break_even, tuple(paying))

@@ -13,7 +13,7 @@ from torch import Tensor
 from luceasync.pipeline.passes import TapRing
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
-from luceasync.speculation.choice import Shape
+from luceasync.speculation.choice import RoundShape
 
 
 class Target(Protocol):
@@ -58,7 +58,7 @@ class DraftPasses(TapRing, Protocol):
         ...
 
     def propose(
-        self, tokens: Sequence[int], lanes: Sequence[int], begins: Sequence[int], shape: Shape
+        self, tokens: Sequence[int], lanes: Sequence[int], begins: Sequence[int], shape: RoundShape
     ) -> Proposal:
         """Rows to verify behind each lane's last token; valid until the next pass. Raises
         DraftFailed if the drafter is gone; all other methods then do nothing.
@@ -74,12 +74,12 @@ class DraftPasses(TapRing, Protocol):
         """Why nothing is proposed now; None: it is. Any thread may ask."""
         ...
 
-    def notice(self) -> None:
+    def raise_if_failed(self) -> None:
         """Let go of a drafter that is known to be gone, and take up one that has been restarted,
         which has nothing of what lanes did meanwhile.
         """
         ...
 
-    def probe(self) -> None:
+    def check_alive(self) -> None:
         """Find out whether it is still there. Call while nothing runs: an answer is waited for."""
         ...

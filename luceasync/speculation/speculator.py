@@ -218,7 +218,9 @@ class Speculator:
             self._foreseen = _Foreseen(tuple(lanes), alone, plan)
 
     @inference_mode
-    def round(self, anchors: Sequence[Anchor], plan: RoundPlan, accept: Acceptor) -> list[list[int]]:
+    def round(
+        self, anchors: Sequence[Anchor], plan: RoundPlan, accept: Acceptor
+    ) -> list[list[int]]:
         """One round for lanes that speculate as planned. Returns the rows that were committed for
         each: as many as tokens were emitted. Raises DraftFailed before anything has changed.
         """
@@ -260,13 +262,15 @@ class Speculator:
             self._costs.observe(num_lanes, None, seconds)
 
     def _off_reason(self) -> str | None:
-        self.passes.notice()
+        self.passes.raise_if_failed()
         return self.passes.off_reason
 
     def _without_context(self, off_reason: str) -> LaneOutlook:
         return without_context(self.shapes[0].block - 1, off_reason)
 
-    def _count(self, lanes: Sequence[int], shape: RoundShape, paths: Sequence[Sequence[int]]) -> None:
+    def _count(
+        self, lanes: Sequence[int], shape: RoundShape, paths: Sequence[Sequence[int]]
+    ) -> None:
         for lane, path in zip(lanes, paths, strict=True):
             num_accepted = len(path) - 1
             self._outlooks[lane] = self._outlooks[lane].after_round(shape, num_accepted)

@@ -86,7 +86,7 @@ def test_what_cannot_be_loaded_is_said():
     told.dispatcher.load(fail)
     told.dispatcher.load(lambda advance: advance(7))
     assert told.channel.answers == [
-        wire.Failure("no such tensor"),
+        wire.CommandFailure("no such tensor"),
         wire.LoadProgress(7),
         wire.Result(),
     ]

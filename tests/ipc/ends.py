@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from luceasync.ipc.local import LocalChannel
-from luceasync.ipc.packets import Codec, Message, Span
+from luceasync.ipc.packets import Codec, Message, PayloadSpan
 from luceasync.ipc.wiring import Rings, Wiring, boxes
 
 SESSION = 7_000
@@ -35,7 +35,7 @@ def packet(
     *,
     session: int = SESSION,
     answers: int = 0,
-    payload: Span | None = None,
+    payload: PayloadSpan | None = None,
 ) -> bytes:
     """What a sender of anything could send."""
     told = (0, 0, 0) if payload is None else msgspec.structs.astuple(payload)

@@ -11,10 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from luceasync.ipc.child import Child
+from luceasync.ipc.child import MAX_LINE_BYTES, NUM_LINES, Child, LogLines
 
 DEADLINE_S = 30.0
-pytestmark = pytest.mark.slow
 
 
 def start(code: str) -> Child:
@@ -23,6 +22,7 @@ def start(code: str) -> Child:
     return Child(process, lambda line: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -38,6 +38,7 @@ def test_its_end_is_told_before_and_after_it_is_reaped(code: str, words: str) ->
     assert child.is_over and not child.is_alive()
 
 
+@pytest.mark.slow
 def test_one_that_lives_says_that_it_does() -> None:
     child = start("import sys, time; print('here', file=sys.stderr); time.sleep(600)")
     deadline = time.monotonic() + DEADLINE_S
@@ -48,6 +49,7 @@ def test_one_that_lives_says_that_it_does() -> None:
     child.end(0, DEADLINE_S)
 
 
+@pytest.mark.slow
 def test_one_that_takes_no_signal_is_killed_when_its_grace_is_over() -> None:
     block = "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())"
     child = start(f"import signal, time; {block}; time.sleep(600)")
@@ -55,6 +57,7 @@ def test_one_that_takes_no_signal_is_killed_when_its_grace_is_over() -> None:
     assert child.last_words() == "its process was ended by SIGKILL"
 
 
+@pytest.mark.slow
 def test_threads_may_end_it_at_once_and_ask_meanwhile() -> None:
     before = os.listdir("/proc/self/fd")
     for _ in range(5):
@@ -76,6 +79,7 @@ def test_threads_may_end_it_at_once_and_ask_meanwhile() -> None:
     assert os.listdir("/proc/self/fd") == before
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_it() -> None:
     before = os.listdir("/proc/self/fd")
     child = start("pass")
@@ -84,6 +88,7 @@ def test_nothing_is_left_of_it() -> None:
     assert not os.path.exists(f"/proc/{child.pid}")
 
 
+@pytest.mark.slow
 def test_nothing_is_left_of_one_that_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(pid: int) -> int:
         raise OSError(24, "Too many open files")
@@ -93,3 +98,43 @@ def test_nothing_is_left_of_one_that_cannot_be_watched(monkeypatch: pytest.Monke
     with pytest.raises(OSError, match="Too many open files"):
         start("import time; time.sleep(600)")
     assert os.listdir("/proc/self/fd") == before
+
+
+def read(content: bytes) -> tuple[list[str], list[str]]:
+    """The last lines, and all that were told, of a log with this in it."""
+    reading, writing = os.pipe()
+    told: list[str] = []
+    lines = LogLines(reading, told.append)
+    os.write(writing, content)
+    os.close(writing)
+    last = lines.last(5.0)
+    lines.close()
+    lines.close()
+    return last, told
+
+
+def test_the_last_lines_are_kept_and_all_are_told() -> None:
+    last, told = read(b"".join(b"line %d\n" % number for number in range(100)))
+    assert told == [f"line {number}" for number in range(100)]
+    assert last == told[-NUM_LINES:]
+
+
+def test_a_line_without_an_end_is_one() -> None:
+    assert read(b"one\ntwo")[0] == ["one", "two"]
+    assert read(b"")[0] == []
+
+
+def test_a_log_without_lines_is_cut_into_some() -> None:
+    last, _ = read(b"x" * (3 * MAX_LINE_BYTES))
+    assert [len(line) for line in last] == [MAX_LINE_BYTES] * 3
+
+
+def test_bytes_that_are_no_text_are_kept_as_far_as_they_can_be() -> None:
+    assert read(b"caf\xe9\n")[0] == ["caf\ufffd"]
+
+
+def test_reading_ends_when_it_is_closed_though_the_log_goes_on() -> None:
+    reading, writing = os.pipe()
+    lines = LogLines(reading, lambda line: None)
+    lines.close()
+    os.close(writing)

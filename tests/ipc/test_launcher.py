@@ -18,7 +18,7 @@ import pytest
 from luceasync.errors import ChannelClosed, ConfigError, PeerMismatch, Unavailable
 from luceasync.ipc import launcher as launcher_module
 from luceasync.ipc.channel import Statement, greet
-from luceasync.ipc.launcher import LocalLauncher, LocalStarted, Program, child_environment
+from luceasync.ipc.launcher import LocalLauncher, LocalProcess, Program, child_environment
 from luceasync.ipc.memory import SealedMemory
 from luceasync.ipc.supervised import Heartbeat
 from luceasync.ipc.wiring import VARIABLE, Rings, Wiring, open_rings
@@ -31,7 +31,7 @@ CHILD = Path(__file__).with_name("echo_child.py")
 RING_BYTES = (1 << 20, 1 << 20)
 DEADLINE_S = 30.0
 
-Launch = Callable[..., LocalStarted]
+Launch = Callable[..., LocalProcess]
 
 
 @pytest.fixture(params=["shared", "stream"])
@@ -41,7 +41,7 @@ def launch(request: pytest.FixtureRequest) -> Iterator[Launch]:
     rings = open_rings(request.param, RING_BYTES)
     launchers = []
 
-    def start(mode: str = "echo", **more) -> LocalStarted:
+    def start(mode: str = "echo", **more) -> LocalProcess:
         program = Program(
             Path(sys.executable),
             "the child",
@@ -65,12 +65,12 @@ def descriptors() -> list[str]:
     return os.listdir("/proc/self/fd")
 
 
-def greeted(started: LocalStarted) -> LocalStarted:
+def greeted(started: LocalProcess) -> LocalProcess:
     greet(started.channel, Statement(), DEADLINE_S)
     return started
 
 
-def ask(started: LocalStarted, what: str) -> str:
+def ask(started: LocalProcess, what: str) -> str:
     return started.channel.call(Ask(what), Tell, deadline_s=DEADLINE_S).message.words
 
 
@@ -192,7 +192,7 @@ def test_what_it_started_itself_ends_with_it(launch: Launch) -> None:
 
 def test_there_must_be_something_to_start() -> None:
     for path in ("/etc/passwd", "/nowhere", "/"):
-        with pytest.raises(ConfigError, match=f"the child: {path} is no executable file"):
+        with pytest.raises(ConfigError, match=f"the child: {path} is not an executable file"):
             LocalLauncher(Program(Path(path), "the child", RING_BYTES))
 
 
@@ -292,6 +292,6 @@ def test_what_the_system_does_not_begin_is_not_waited_for(
     with monkeypatch.context() as patched:
         patched.setattr(launcher_module, "START_S", 0.01)
         patched.setattr(launcher_module.subprocess, "Popen", hang)
-        with pytest.raises(Unavailable, match=r"not begun within 0\.01 s"):
+        with pytest.raises(Unavailable, match=r"did not begin within 0\.01 s"):
             launch()
         hung.set()

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from luceasync.errors import ChannelClosed
-from luceasync.ipc.packets import Span
+from luceasync.ipc.packets import PayloadSpan
+from luceasync.ipc.shared import ALIGN_BYTES, RingLedger, RingPlace, Watermark, lay_out
 from tests.ipc.ends import DEADLINE_S, SESSION, SOON_S, Ends, Say, make_ends, packet, send_bytes
 
 THEIR_RING = range(4096 + (1 << 16), 4096 + (2 << 16))  # what the child writes
 
 
-def tell(ends: Ends, span: Span) -> None:
+def tell(ends: Ends, span: PayloadSpan) -> None:
     """The child's word of a payload."""
     ends.control_there.send(packet(Say(), payload=span))
 
@@ -19,17 +22,17 @@ def tell(ends: Ends, span: Span) -> None:
 @pytest.mark.parametrize(
     ("span", "words"),
     [
-        (Span(THEIR_RING.start + 256, 10, SESSION), f"where payload {SESSION + 1} lies"),
-        (Span(THEIR_RING.start, 10, SESSION), "outside of"),  # no room for its number
-        (Span(4096 + 256, 10, SESSION), "outside of"),  # this end's own ring
-        (Span(THEIR_RING.stop - 256, 257, SESSION), "outside of"),
-        (Span(THEIR_RING.start + 256, 1 << 61, SESSION), "outside of"),
-        (Span(1 << 61, 10, SESSION), "outside of"),
-        (Span(THEIR_RING.start + 257, 10, SESSION), "not at a multiple of 256"),
+        (PayloadSpan(THEIR_RING.start + 256, 10, SESSION), f"where payload {SESSION + 1} lies"),
+        (PayloadSpan(THEIR_RING.start, 10, SESSION), "outside of"),  # no room for its number
+        (PayloadSpan(4096 + 256, 10, SESSION), "outside of"),  # this end's own ring
+        (PayloadSpan(THEIR_RING.stop - 256, 257, SESSION), "outside of"),
+        (PayloadSpan(THEIR_RING.start + 256, 1 << 61, SESSION), "outside of"),
+        (PayloadSpan(1 << 61, 10, SESSION), "outside of"),
+        (PayloadSpan(THEIR_RING.start + 257, 10, SESSION), "not at a multiple of 256"),
     ],
 )
 def test_a_payload_that_is_not_there_closes_the_channel(
-    shared_ends: Ends, span: Span, words: str
+    shared_ends: Ends, span: PayloadSpan, words: str
 ) -> None:
     rings = shared_ends.rings_there
     assert rings is not None
@@ -62,7 +65,7 @@ def test_a_payload_that_is_written_while_it_is_read_is_noticed(shared_ends: Ends
 def test_a_reader_that_claims_more_than_was_sent_closes_the_channel(shared_ends: Ends) -> None:
     assert shared_ends.rings_there is not None
     shared_ends.rings_there.memory.view.cast("Q")[0] = SESSION + 5
-    with pytest.raises(ChannelClosed, match=f"has read payload {SESSION + 5}, which was not sent"):
+    with pytest.raises(ChannelClosed, match=f"have read payload {SESSION + 5}, which was not sent"):
         shared_ends.here.reserve(10, SOON_S)
 
 
@@ -120,3 +123,89 @@ def test_a_payload_of_another_memory_is_copied() -> None:
     got.payload.free()
     first.close()
     second.close()
+
+
+RING_BYTES = 20 * ALIGN_BYTES
+KEPT = 2 * ALIGN_BYTES  # of a payload of a few bytes, with what stands before it
+
+
+def taken(place: RingPlace) -> range:
+    """All bytes of the ring that belong to a place."""
+    end = place.begin + -(-place.num_bytes // ALIGN_BYTES) * ALIGN_BYTES
+    return range(place.begin - ALIGN_BYTES, end)
+
+
+@given(st.lists(st.one_of(st.integers(1, RING_BYTES - ALIGN_BYTES), st.just(None)), max_size=60))
+def test_places_in_use_lie_in_the_ring_and_apart(steps: list[int | None]) -> None:
+    """A number reserves so many bytes; None frees the oldest place."""
+    ledger, in_use = RingLedger(RING_BYTES, 5), []
+    for step in steps:
+        if step is None:
+            if in_use:
+                ledger.free_until(in_use.pop(0).sequence)
+            continue
+        place = ledger.reserve(step)
+        if place is None:
+            assert in_use, "an empty ring has room for all that fits"
+            continue
+        mine = taken(place)
+        assert mine.start >= 0 and mine.stop <= RING_BYTES and place.begin % ALIGN_BYTES == 0
+        for other in map(taken, in_use):
+            assert mine.stop <= other.start or other.stop <= mine.start
+        in_use.append(place)
+    assert [place.sequence for place in in_use] == sorted(place.sequence for place in in_use)
+
+
+def test_an_empty_ring_gives_the_bytes_that_it_gave_before() -> None:
+    ledger = RingLedger(RING_BYTES)
+    first = ledger.reserve(10)
+    assert first is not None
+    ledger.free_until(first.sequence)
+    second = ledger.reserve(10)
+    assert second is not None and second.begin == first.begin
+    assert second.sequence == first.sequence + 1
+
+
+def test_a_full_ring_waits_and_goes_on_when_the_oldest_is_freed() -> None:
+    ledger = RingLedger(3 * KEPT)
+    places = [ledger.reserve(10) for _ in range(3)]
+    assert ledger.reserve(10) is None
+    ledger.free_until(1)
+    again = ledger.reserve(10)
+    assert again is not None and places[0] is not None and again.begin == places[0].begin
+    assert ledger.reserve(10) is None
+
+
+def test_what_never_fits_is_an_error_and_no_wait() -> None:
+    ledger = RingLedger(RING_BYTES)
+    assert ledger.reserve(ledger.largest_bytes) is not None
+    with pytest.raises(ValueError, match="in a ring of"):
+        RingLedger(RING_BYTES).reserve(ledger.largest_bytes + 1)
+
+
+@given(st.permutations(range(8)))
+def test_a_watermark_is_below_all_that_is_still_read(order: list[int]) -> None:
+    mark, left = Watermark(10), set(range(10, 18))
+    assert all(mark.came(sequence) for sequence in range(10, 18))
+    for each in order:
+        left.discard(10 + each)
+        assert mark.done(10 + each) == min(left, default=18) - 1
+
+
+def test_a_payload_that_is_not_newer_is_told() -> None:
+    mark = Watermark()
+    assert mark.came(3)
+    assert not mark.came(3)
+    assert not mark.came(2)
+    assert mark.done(3) == 3  # 1 and 2 never came: they are freed with it
+
+
+def test_rings_of_a_memory_lie_apart() -> None:
+    num_bytes, regions = lay_out([5000, 4096, 1])
+    assert [(each.begin, each.end) for each in regions] == [
+        (4096, 12288),
+        (12288, 16384),
+        (16384, 20480),
+    ]
+    assert num_bytes == 20480
+    assert len({each.word // 64 for each in regions}) == 3

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from luceasync.errors import ChannelClosed
-from luceasync.ipc.packets import Span
+from luceasync.ipc.packets import PayloadSpan
 from tests.ipc.ends import (
     DEADLINE_S,
     RING_BYTES,
@@ -22,21 +22,21 @@ from tests.ipc.ends import (
 )
 
 
-def tell(ends: Ends, span: Span, number: int = 1) -> None:
+def tell(ends: Ends, span: PayloadSpan, number: int = 1) -> None:
     ends.control_there.send(packet(Say(), number, payload=span))
 
 
 @pytest.mark.parametrize(
     ("span", "words"),
     [
-        (Span(0, RING_BYTES[1], SESSION), "bytes; at most 65280 may come"),
-        (Span(0, 1 << 61, SESSION), "at most 65280 may come"),
-        (Span(0, 10, SESSION + 1), f"payload {SESSION + 1}; {SESSION} was expected"),
-        (Span(256, 10, SESSION), "at 256, where payloads come as bytes"),
+        (PayloadSpan(0, RING_BYTES[1], SESSION), "bytes; at most 65280 may come"),
+        (PayloadSpan(0, 1 << 61, SESSION), "at most 65280 may come"),
+        (PayloadSpan(0, 10, SESSION + 1), f"payload {SESSION + 1}; {SESSION} was expected"),
+        (PayloadSpan(256, 10, SESSION), "at 256, where payloads come as bytes"),
     ],
 )
 def test_a_payload_that_cannot_come_closes_the_channel(
-    stream_ends: Ends, span: Span, words: str
+    stream_ends: Ends, span: PayloadSpan, words: str
 ) -> None:
     tell(stream_ends, span)
     with pytest.raises(ChannelClosed, match=words):
@@ -45,7 +45,7 @@ def test_a_payload_that_cannot_come_closes_the_channel(
 
 def test_half_a_payload_closes_the_channel(stream_ends: Ends) -> None:
     assert stream_ends.stream_there is not None
-    tell(stream_ends, Span(0, 10, SESSION))
+    tell(stream_ends, PayloadSpan(0, 10, SESSION))
     stream_ends.stream_there.send(b"12345")
     payload = stream_ends.here.receive(DEADLINE_S).payload
     assert payload is not None
@@ -58,7 +58,7 @@ def test_bytes_that_never_come_are_not_waited_for(
     stream_ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("luceasync.ipc.local.PAYLOAD_WAIT_S", 0.05)
-    tell(stream_ends, Span(0, 10, SESSION))
+    tell(stream_ends, PayloadSpan(0, 10, SESSION))
     payload = stream_ends.here.receive(DEADLINE_S).payload
     assert payload is not None
     with pytest.raises(ChannelClosed, match=r"no byte of a payload for 0\.05 s"):
@@ -71,7 +71,7 @@ def test_payloads_that_are_kept_beyond_the_ring_are_an_error_and_no_hang(
     for _ in range(3):
         send_bytes(stream_ends.there, bytes(30_000))
     kept = [stream_ends.here.receive(DEADLINE_S).payload for _ in range(3)]
-    with pytest.raises(ChannelClosed, match="none of them is freed"):
+    with pytest.raises(ChannelClosed, match="none of which is freed"):
         for payload in kept:
             assert payload is not None
             payload.view(30_000)

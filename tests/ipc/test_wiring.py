@@ -34,7 +34,7 @@ def test_wiring_that_is_none_is_an_error_in_words(text: str) -> None:
 def test_rings_of_other_sizes_than_told_are_refused() -> None:
     rings = Rings.create((4096, 4096))
     environ, ours = told(rings=os.dup(rings.memory.fd))
-    with pytest.raises(ChannelClosed, match=r"12288 bytes, \d+ were told"):
+    with pytest.raises(ChannelClosed, match=r"12288 bytes, \d+ were expected"):
         connect_to_parent((), environ)
     rings.close()
     ours.close()

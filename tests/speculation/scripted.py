@@ -23,7 +23,7 @@ from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal, Proposer
 from luceasync.request import Delta, Sampling
-from luceasync.speculation.choice import RoundPlan, Shape, StepCosts
+from luceasync.speculation.choice import RoundPlan, RoundShape, StepCosts
 from luceasync.speculation.dflash.draft import open_network
 from luceasync.speculation.dflash.draft_config import read_draft_spec
 from luceasync.speculation.dflash.features import FeatureRing, FeatureSpec
@@ -36,7 +36,14 @@ from tests.engine.choices import make_choice
 
 TAPS = tuple(tiny.DRAFT["dflash_config"]["target_layer_ids"])
 BLOCK = tiny.DRAFT["block_size"]
-SHAPES = (Shape(BLOCK, 60), Shape(BLOCK, 22), Shape(BLOCK, 8), Shape(BLOCK), Shape(4), Shape(2))
+SHAPES = (
+    RoundShape(BLOCK, 60),
+    RoundShape(BLOCK, 22),
+    RoundShape(BLOCK, 8),
+    RoundShape(BLOCK),
+    RoundShape(4),
+    RoundShape(2),
+)
 VERIFY_ROWS = tuple(shape.num_rows for shape in SHAPES)
 MAX_CTX = 512
 CPU = torch.device("cpu")
@@ -188,7 +195,7 @@ def speculated_answers(
     backend: LayerSplitBackend,
     speculator: Speculator,
     prepared: Sequence[PreparedChoice],
-    shape: Shape,
+    shape: RoundShape,
 ) -> list[Answer]:
     lanes = Lanes(backend, prepared, speculator)
     while lanes.running:

@@ -10,16 +10,16 @@ from luceasync.speculation.choice import (
     RETRY_TOKENS,
     STALE_STEPS,
     TRIAL_ROUNDS,
-    Outlook,
-    Reach,
-    Record,
-    Shape,
+    AcceptanceRecord,
+    DepthRates,
+    LaneOutlook,
+    RoundShape,
     StepCosts,
     plan_step,
     shapes_for,
     without_context,
 )
-from luceasync.speculation.speculator import LaneTally, Totals
+from luceasync.speculation.speculator import LaneTally, SpeculationTotals
 
 SHAPES = shapes_for(16, None)
 
@@ -27,7 +27,7 @@ SHAPES = shapes_for(16, None)
 class Table:
     """Costs by shape, in plain steps of one lane; `per_lane` is what each further lane adds."""
 
-    def __init__(self, rounds: dict[Shape, float], per_lane: float = 0.0, due=()) -> None:
+    def __init__(self, rounds: dict[RoundShape, float], per_lane: float = 0.0, due=()) -> None:
         self.steps = {**rounds, None: 1.0}
         self.per_lane = per_lane
         self.due = set(due)
@@ -41,15 +41,15 @@ class Table:
         return shape in self.due
 
 
-IDLE = Table({Shape(16): 1.4, Shape(8): 1.3, Shape(4): 1.25, Shape(2): 1.2})
+IDLE = Table({RoundShape(16): 1.4, RoundShape(8): 1.3, RoundShape(4): 1.25, RoundShape(2): 1.2})
 
 
-def accepting(*num_accepted: int) -> Outlook:
+def accepting(*num_accepted: int) -> LaneOutlook:
     """A lane whose rounds had so many rows accepted, in turn."""
-    outlook = Outlook()
+    outlook = LaneOutlook()
     for _ in range(30):
         for n in num_accepted:
-            outlook = outlook.after_round(Shape(16), n)
+            outlook = outlook.after_round(RoundShape(16), n)
     return outlook
 
 
@@ -78,8 +78,8 @@ def test_rounds_have_few_shapes(block, budget, rows):
 # --- what rounds have shown -----------------------------------------------------------------------
 
 
-def reach_of(*rounds: tuple[int, int]) -> Reach:
-    reach = Reach()
+def reach_of(*rounds: tuple[int, int]) -> DepthRates:
+    reach = DepthRates()
     for num_slots, num_accepted in rounds:
         reach = reach.after(num_slots, num_accepted)
     return reach
@@ -113,11 +113,11 @@ def test_old_rounds_weigh_less():
 
 
 def test_trees_and_chains_are_known_apart():
-    record = Record()
+    record = AcceptanceRecord()
     for _ in range(10):
-        record = record.after(Shape(8), 2).after(Shape(8, 22), 5)
-    assert record.taus([Shape(8)])[0] == pytest.approx(3)
-    assert record.taus([Shape(8, 22)])[0] == pytest.approx(6)
+        record = record.after(RoundShape(8), 2).after(RoundShape(8, 22), 5)
+    assert record.taus([RoundShape(8)])[0] == pytest.approx(3)
+    assert record.taus([RoundShape(8, 22)])[0] == pytest.approx(6)
 
 
 # --- the block ------------------------------------------------------------------------------------
@@ -144,11 +144,11 @@ def test_the_block_follows_acceptance_and_load(num_accepted, per_lane, num_lanes
 
 def test_a_tree_is_taken_where_it_pays_and_chains_under_load():
     shapes = shapes_for(8, 22)
-    outlook = Outlook(num_trials=0)
+    outlook = LaneOutlook(num_trials=0)
     for _ in range(20):
-        outlook = outlook.after_round(Shape(8, 22), 5).after_round(Shape(8), 3)
-    rounds = {Shape(8, 22): 1.4, Shape(8): 1.3, Shape(4): 1.2, Shape(2): 1.1}
-    assert plan([outlook], Table(rounds), shapes).shape == Shape(8, 22)
+        outlook = outlook.after_round(RoundShape(8, 22), 5).after_round(RoundShape(8), 3)
+    rounds = {RoundShape(8, 22): 1.4, RoundShape(8): 1.3, RoundShape(4): 1.2, RoundShape(2): 1.1}
+    assert plan([outlook], Table(rounds), shapes).shape == RoundShape(8, 22)
     loaded = plan([outlook] * 8, Table(rounds, per_lane=0.05), shapes).shape
     assert loaded is not None and loaded.budget is None
 
@@ -163,15 +163,18 @@ def test_without_acceptance_lanes_decode_plainly_and_say_why():
 
 
 def test_a_lane_that_is_new_speculates_whatever_others_showed():
-    outlook = Outlook(accepting(0).record.as_prior())
+    outlook = LaneOutlook(accepting(0).record.as_prior())
     for _ in range(TRIAL_ROUNDS):
         assert plan([outlook], IDLE).speculating == (0,)
-        outlook = outlook.after_round(Shape(2), 0)
+        outlook = outlook.after_round(RoundShape(2), 0)
     assert plan([outlook], IDLE).speculating == ()
 
 
 def test_a_lane_off_is_left_out_where_every_row_costs():
-    costs = Table({Shape(16): 5.0, Shape(8): 3.0, Shape(4): 2.0, Shape(2): 1.5}, per_lane=0.3)
+    costs = Table(
+        {RoundShape(16): 5.0, RoundShape(8): 3.0, RoundShape(4): 2.0, RoundShape(2): 1.5},
+        per_lane=0.3,
+    )
     found = plan([accepting(15), accepting(0), accepting(15)], costs)
     assert found.speculating == (0, 2)
     assert list(found.off_reasons) == [1]
@@ -205,26 +208,26 @@ def test_a_lane_without_features_waits_until_it_has_some():
 
 
 def test_what_is_due_is_measured_first():
-    costs = Table(IDLE.steps, due=[Shape(4), None])
-    assert plan([accepting(15)], costs, measure=True).shape == Shape(4)
+    costs = Table(IDLE.steps, due=[RoundShape(4), None])
+    assert plan([accepting(15)], costs, measure=True).shape == RoundShape(4)
     costs.due = {None}
     found = plan([accepting(15)], costs, measure=True)
     assert (found.shape, found.speculating, found.off_reasons) == (None, (), {})
 
 
 def test_nothing_is_measured_beside_other_work():
-    found = plan([accepting(15)], Table(IDLE.steps, due=[Shape(4)]), measure=False)
-    assert found.shape == Shape(16) and not found.is_measured
+    found = plan([accepting(15)], Table(IDLE.steps, due=[RoundShape(4)]), measure=False)
+    assert found.shape == RoundShape(16) and not found.is_measured
 
 
 def test_before_anything_is_known_the_whole_block_is_tried():
-    assert plan([Outlook()] * 2, Table({})).shape == Shape(16)
+    assert plan([LaneOutlook()] * 2, Table({})).shape == RoundShape(16)
 
 
-CHAIN = Shape(4)
+CHAIN = RoundShape(4)
 
 
-def observed(*seconds: float, num_lanes: int = 1, shape: Shape | None = CHAIN) -> StepCosts:
+def observed(*seconds: float, num_lanes: int = 1, shape: RoundShape | None = CHAIN) -> StepCosts:
     costs = StepCosts()
     for s in seconds:
         costs.observe(num_lanes, shape, s)
@@ -234,16 +237,16 @@ def observed(*seconds: float, num_lanes: int = 1, shape: Shape | None = CHAIN) -
 def test_a_lane_counts_rounds_and_tokens():
     tally = LaneTally()
     tally.add(CHAIN, 3)
-    tally.add(Shape(4, 8), 1)
+    tally.add(RoundShape(4, 8), 1)
     told = tally.told("why")
     assert (told.rounds, told.proposed, told.accepted, told.off_reason) == (2, 11, 4, "why")
     assert told.tau == 3.0
 
 
 def test_slots_are_counted_by_depth():
-    totals = Totals(3)
+    totals = SpeculationTotals(3)
     totals.add(CHAIN, 2)
-    totals.add(Shape(2), 1)
+    totals.add(RoundShape(2), 1)
     told = totals.told()
     assert told.proposed_by_slot == (2, 1, 1)
     assert told.accepted_by_slot == (2, 1, 0)
@@ -270,7 +273,7 @@ def test_the_nearest_number_of_lanes_stands_in_and_no_other_shape():
     costs.observe(4, CHAIN, 3.0)
     costs.observe(4, CHAIN, 3.0)
     assert [costs.seconds(n, CHAIN) for n in (1, 2, 3, 8)] == [1.0, 1.0, 3.0, 3.0]
-    assert costs.seconds(2, Shape(2)) is None
+    assert costs.seconds(2, RoundShape(2)) is None
 
 
 def test_a_cost_is_due_until_it_was_measured_and_when_it_is_old():

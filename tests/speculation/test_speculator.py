@@ -9,8 +9,8 @@ import pytest
 
 from luceasync.ranking.local import LocalLogits
 from luceasync.request import Sampling
-from luceasync.speculation.choice import RoundPlan, Shape, StepCosts
-from luceasync.speculation.dflash.graph import Eagerly
+from luceasync.speculation.choice import RoundPlan, RoundShape, StepCosts
+from luceasync.speculation.dflash.graph import EagerRunner
 from luceasync.speculation.speculator import Speculator, lines, matching_child, walk
 from luceasync.text.tokenizer import Tokenizer
 from tests.speculation.scripted import (
@@ -26,8 +26,8 @@ from tests.speculation.scripted import (
     speculator_of,
 )
 
-CHAIN = Shape(BLOCK)
-TREES = [Shape(BLOCK, budget) for budget in (8, 22, 60)]
+CHAIN = RoundShape(BLOCK)
+TREES = [RoundShape(BLOCK, budget) for budget in (8, 22, 60)]
 SAMPLINGS = [
     Sampling(),
     Sampling(temperature=0.9),
@@ -194,7 +194,7 @@ def test_a_right_draft_is_accepted_whole_and_counted(open_backend, tokenizer):
     assert min(status.draft_s_total, status.verify_s_total, status.host_s_total) > 0
 
 
-class Settling(Eagerly):
+class Settling(EagerRunner):
     """As graphs are: the first passes take longer."""
 
     def __init__(self, num_first: int) -> None:
@@ -236,7 +236,7 @@ def test_nor_does_a_plain_step(open_backend, tokenizer):
 class Cheap(StepCosts):
     """Steps of one shape cost next to nothing; `due`: one that wants measuring."""
 
-    cheap, due = Shape(4), None
+    cheap, due = RoundShape(4), None
 
     def seconds(self, num_lanes, shape):
         return 0.01 if shape == self.cheap else 1.0
@@ -251,43 +251,43 @@ def foreseeing(open_backend) -> tuple[Speculator, Cheap]:
     costs = Cheap()
     speculator = speculator_of(open_backend(), ScriptedDraft({}), costs=costs)
     speculator.foresee([0, 1], speculator.plan([0, 1], alone=True), alone=True)
-    costs.cheap = Shape(2)
+    costs.cheap = RoundShape(2)
     return speculator, costs
 
 
 def test_what_was_foreseen_is_planned_once(foreseeing):
     speculator, _ = foreseeing
     plans = [speculator.plan([0, 1], alone=True).shape for _ in range(2)]
-    assert plans == [Shape(4), Shape(2)]
+    assert plans == [RoundShape(4), RoundShape(2)]
 
 
 @pytest.mark.parametrize(("lanes", "alone"), [([0], True), ([1, 2], True), ([0, 1], False)])
 def test_nothing_was_foreseen_for_others(foreseeing, lanes, alone):
     speculator, _ = foreseeing
-    assert speculator.plan(lanes, alone=alone).shape == Shape(2)
-    assert speculator.plan([0, 1], alone=True).shape == Shape(2)
+    assert speculator.plan(lanes, alone=alone).shape == RoundShape(2)
+    assert speculator.plan([0, 1], alone=True).shape == RoundShape(2)
 
 
 def test_a_lane_with_another_text_is_planned_anew(foreseeing):
     speculator, _ = foreseeing
     speculator.start(1)
-    assert speculator.plan([0, 1], alone=True).shape == Shape(2)
+    assert speculator.plan([0, 1], alone=True).shape == RoundShape(2)
 
 
 def test_so_is_one_that_was_restored(foreseeing):
     speculator, _ = foreseeing
     speculator.restored(1, 5, with_features=False)
-    assert speculator.plan([0, 1], alone=True).shape == Shape(2)
+    assert speculator.plan([0, 1], alone=True).shape == RoundShape(2)
 
 
 def test_nothing_is_foreseen_while_a_step_is_measured(foreseeing):
     speculator, costs = foreseeing
-    costs.cheap, costs.due = Shape(4), Shape(8)
+    costs.cheap, costs.due = RoundShape(4), RoundShape(8)
     under_way = speculator.plan([2], alone=True)
-    assert under_way.shape == Shape(8)
+    assert under_way.shape == RoundShape(8)
     speculator.foresee([2], under_way, alone=True)
     costs.due = None
-    assert speculator.plan([2], alone=True).shape == Shape(4)
+    assert speculator.plan([2], alone=True).shape == RoundShape(4)
 
 
 def test_each_round_shows_one_delta_at_most(open_backend, tokenizer):

@@ -16,9 +16,9 @@ from typing import Any, NoReturn, TypeVar
 from torch import Tensor
 
 from luceasync.errors import ChannelClosed, LuceasyncError
-from luceasync.ipc.channel import Outgoing, Payload, Received, Traffic
+from luceasync.ipc.channel import OutgoingPayload, Payload, Received, Traffic
 from luceasync.ipc.packets import Message
-from luceasync.ipc.supervised import CallKind, Life
+from luceasync.ipc.supervised import CallKind, ProcessLife
 from luceasync.pipeline.platform import Event
 from luceasync.pipeline.remote.tensors import Spec, payload_bytes, put, put_soon, specs_of, take
 from luceasync.pipeline.remote.wire import Command, Result
@@ -35,7 +35,7 @@ class _Unsent:
     """A command, and the payload that a device copies until `is_copied`."""
 
     command: Command
-    room: Outgoing | None = None
+    room: OutgoingPayload | None = None
     is_copied: Event | None = None
 
 
@@ -45,14 +45,16 @@ class BackendConnection:
     All methods raise `failure(words)` once the process is gone or not to be believed.
     """
 
-    def __init__(self, life: Life, sizes: Any, failure: Callable[[str], LuceasyncError]) -> None:
+    def __init__(
+        self, life: ProcessLife, sizes: Any, failure: Callable[[str], LuceasyncError]
+    ) -> None:
         """`sizes` are what commands compute payloads from: StageSizes or DraftSizes."""
         self._sizes = sizes
         self._failure = failure
         self._unsent: deque[_Unsent] = deque()
         self.continue_with(life)
 
-    def continue_with(self, life: Life) -> None:
+    def continue_with(self, life: ProcessLife) -> None:
         """Let another process take the place of one that has ended. It knows nothing of what was
         said so far.
         """
@@ -164,18 +166,18 @@ class BackendConnection:
 
     def expect(self, ticket: int, call: Callable[[bool], None]) -> None:
         """Call when the process completes the ticket, or has ended; see
-        luceasync.ipc.channel.Started.
+        luceasync.ipc.channel.StartedProcess.
         """
         self._started.expect(ticket, call)
 
     # --- the process ------------------------------------------------------------------------------
 
-    def notice(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raise if the process is known to be gone."""
         if not self.is_open:
             raise self.failure(self._channel.closed or "the process has ended")
 
-    def probe(self) -> None:
+    def check_alive(self) -> None:
         """Raise if the process, which has nothing to do, has ended or gives no sign of life."""
         with self._errors():
             self._send_unsent()

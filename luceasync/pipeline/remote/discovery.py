@@ -169,7 +169,7 @@ def describe_devices(
     match got.message:
         case wire.Offers(offers) if tuple(o.name for o in offers) == tuple(names):
             return offers
-        case wire.Failure(words) if got.answers == number:
+        case wire.CommandFailure(words) if got.answers == number:
             raise PlacementError(f"{words} ({path})")
         case other:
             raise PlacementError(f"{flag} {path}: it answered with {type(other).__name__}")

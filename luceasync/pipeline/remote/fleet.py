@@ -17,7 +17,7 @@ from pathlib import Path
 from luceasync.errors import StageFailed
 from luceasync.host_cache.arena import Arena
 from luceasync.host_cache.nodes import Nodes, NodeStore
-from luceasync.host_cache.shard_nodes import NodeParts
+from luceasync.host_cache.shard_nodes import NodeLayout
 from luceasync.ipc.channel import Traffic
 from luceasync.ipc.launcher import LocalLauncher, Program
 from luceasync.ipc.supervised import Heartbeat
@@ -90,13 +90,13 @@ class RemoteStage:
     def nodes(self) -> Sequence[Nodes]:
         return [self._nodes]
 
-    def notice(self) -> None:
-        self._connection.notice()
+    def raise_if_failed(self) -> None:
+        self._connection.raise_if_failed()
 
-    def probe(self) -> None:
-        self._connection.probe()
+    def check_alive(self) -> None:
+        self._connection.check_alive()
 
-    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
+    def restart_failed(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
         """See Stage. Nodes in shared memory stay where they are; the new process adopts them."""
         if self._connection.is_open:
             return False
@@ -115,7 +115,7 @@ class _StageProcess:
 
     process: BackendProcess
     sizes: StageSizes
-    parts: NodeParts
+    parts: NodeLayout
     node_bytes: int
     arena: Arena | None
 
@@ -166,7 +166,7 @@ class Fleet:
             taps,
             before=self._opened.get(number - 1),
             hands_on=number + 1 in self._stages,
-            runs_ahead=self._plan.computes_beside,
+            runs_ahead=self._plan.runs_async,
         )
         self._opened[number] = passes
         arena, parts = stage.arena, stage.parts
@@ -187,7 +187,7 @@ class Fleet:
         return connection
 
     def _stay_awake(self, connection: BackendConnection) -> None:
-        if self._plan.computes_beside:
+        if self._plan.runs_async:
             connection.life.started.channel.keep_awake()
 
     @property
@@ -251,13 +251,13 @@ class Fleet:
             failure=partial(StageFailed, number),
         )
 
-    def _parts(self, spec: ModelSpec, number: int) -> NodeParts:
+    def _parts(self, spec: ModelSpec, number: int) -> NodeLayout:
         shards = self._plan.shards
         own = {
             i: (shards[i].begin, spec.mixers[shards[i].begin : shards[i].end])
             for i in range(*self._plan.stages[number])
         }
-        return NodeParts(own, self._plan.precision.torch_dtype)
+        return NodeLayout(own, self._plan.precision.torch_dtype)
 
     def _process_of(self, number: int) -> int:
         return self._plan.devices[self._plan.stages[number][0]].process
@@ -272,7 +272,7 @@ class Fleet:
         return replace(self._plan, devices=devices, reasons=())
 
 
-def _node_share(parts: NodeParts, plan: Plan) -> float:
+def _node_share(parts: NodeLayout, plan: Plan) -> float:
     """A stage's share of a node's bytes at most: of its rows, or of the state at its end."""
     rows = sum(shard.token_bytes for shard in plan.shards)
     state = sum(shard.lane_state_bytes for shard in plan.shards)

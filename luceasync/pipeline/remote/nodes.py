@@ -17,9 +17,9 @@ from torch import Tensor
 
 from luceasync.errors import StageFailed
 from luceasync.host_cache.arena import Arena
-from luceasync.host_cache.copy_stream import COPY_TIMEOUT_S, Arrived, Callback, Ticket
-from luceasync.host_cache.nodes import Chained, NodeSizes, Span
-from luceasync.host_cache.shard_nodes import NodeParts, tensors_in
+from luceasync.host_cache.copy_stream import COPY_TIMEOUT_S, DoneTicket, Callback, Ticket
+from luceasync.host_cache.nodes import ChainedNode, NodeSizes, Span
+from luceasync.host_cache.shard_nodes import NodeLayout, tensors_in
 from luceasync.kv.cache import Shape
 from luceasync.pipeline.remote import wire
 from luceasync.pipeline.remote.connection import BackendConnection
@@ -81,7 +81,7 @@ class RemoteNode:
 
     number: int
     regions: list[NodeRegion]
-    saved: Ticket = field(default_factory=Arrived)
+    saved: Ticket = field(default_factory=DoneTicket)
 
 
 class _LaneRegions(NamedTuple):
@@ -122,7 +122,7 @@ class RemoteContents:
     """See Contents. Copies of the other process's devices go on beside this one."""
 
     def __init__(
-        self, connection: BackendConnection, parts: NodeParts, node_bytes: NodeBytes
+        self, connection: BackendConnection, parts: NodeLayout, node_bytes: NodeBytes
     ) -> None:
         self._connection = connection
         self._parts = parts
@@ -149,7 +149,9 @@ class RemoteContents:
         node.saved = self._start_copies(command, [node.regions, self._replaced.pop(lane, ())])
         return node, node.saved
 
-    def restore(self, lane: int, chain: Sequence[Chained[RemoteNode]], num_tokens: int) -> Ticket:
+    def restore(
+        self, lane: int, chain: Sequence[ChainedNode[RemoteNode]], num_tokens: int
+    ) -> Ticket:
         numbers = tuple(node.number for _, node in chain)
         command = wire.RestoreNodes(lane, numbers, num_tokens, self._next_ticket())
         return self._start_copies(command, [node.regions for _, node in chain])
@@ -218,7 +220,7 @@ class RemoteContents:
     def _start_copies(self, command: wire.SaveNode | wire.RestoreNodes, memory: object) -> Ticket:
         """Raises MemoryError if there is no room; nothing is copied then."""
         if self._ask_for_room(command).have_arrived:
-            return Arrived()
+            return DoneTicket()
         ticket = RemoteTicket(self._connection.failure, memory)
         self._connection.expect(command.ticket, ticket.complete)
         return ticket
@@ -234,7 +236,7 @@ class RemoteContents:
 class SharedBytes:
     """See NodeBytes: in memory that both processes map."""
 
-    def __init__(self, parts: NodeParts, arena: Arena) -> None:
+    def __init__(self, parts: NodeLayout, arena: Arena) -> None:
         self._parts = parts
         self._arena = arena
 

@@ -23,7 +23,15 @@ from luceasync.pipeline.remote import wire
 from luceasync.pipeline.remote.connection import BackendConnection
 from luceasync.pipeline.remote.tensors import HOST, StageSizes, views
 from luceasync.pipeline.transfer import as_rows, on_host
-from luceasync.ranking.logits import TopLogits, Candidates, Logits, Logprobs, Ranking, RankRequest, WholeRow
+from luceasync.ranking.logits import (
+    TopLogits,
+    Candidates,
+    Logits,
+    Logprobs,
+    Ranking,
+    RankRequest,
+    WholeRow,
+)
 from luceasync.ranking.proposals import Proposal
 
 EVENTS_A_PACKET = 4096  # of pages

@@ -19,12 +19,12 @@ from luceasync.host_cache.arena import Arena, NoPageLock
 from luceasync.ipc.channel import Launcher, Statement
 from luceasync.ipc.memory import SealedMemory
 from luceasync.ipc.packets import Message
-from luceasync.ipc.supervised import LEAST_S, Supervised
+from luceasync.ipc.supervised import LEAST_S, SupervisedProcess
 from luceasync.ipc.wiring import Rings, open_rings
 from luceasync.pipeline.devices import pinned_by
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote.connection import BackendConnection
-from luceasync.pipeline.remote.wire import NODES, Command, Failure, LoadProgress, Result
+from luceasync.pipeline.remote.wire import NODES, Command, CommandFailure, LoadProgress, Result
 from luceasync.status import ProcessStatus
 
 Advance = Callable[[int], None]
@@ -52,7 +52,7 @@ class ProcessSpec:
     least_s: float = LEAST_S
 
 
-class BackendProcess(Supervised):
+class BackendProcess(SupervisedProcess):
     """A process that loads layers or a drafter whenever it is started."""
 
     def __init__(
@@ -102,7 +102,7 @@ def _wait_for_load(connection: BackendConnection, advance: Advance) -> None:
         match connection.receive(SILENCE_S):
             case LoadProgress(num_bytes):
                 advance(num_bytes)
-            case Failure(words):
+            case CommandFailure(words):
                 raise ModelError(words)
             case Result():
                 return

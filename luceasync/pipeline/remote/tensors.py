@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from luceasync.cyext.flatten import fill
-from luceasync.ipc.channel import Outgoing, Payload
+from luceasync.ipc.channel import OutgoingPayload, Payload
 from luceasync.ipc.packets import WireError
 from luceasync.kv.pages import num_chunks
 from luceasync.models.precision import torch_dtype
@@ -62,7 +62,7 @@ def views(memory: memoryview, specs: Sequence[Spec]) -> list[Tensor]:
     return found
 
 
-def put(room: Outgoing, tensors: Sequence[Tensor]) -> None:
+def put(room: OutgoingPayload, tensors: Sequence[Tensor]) -> None:
     """Copy tensors of any device into a payload; complete on return."""
     for target, tensor in zip(views(room.view, specs_of(tensors)), tensors, strict=True):
         if tensor.nbytes < LARGE_BYTES or tensor.device != HOST or not tensor.is_contiguous():
@@ -72,7 +72,7 @@ def put(room: Outgoing, tensors: Sequence[Tensor]) -> None:
             fill(place, [0], [source])
 
 
-def put_soon(room: Outgoing, tensor: Tensor) -> Event | None:
+def put_soon(room: OutgoingPayload, tensor: Tensor) -> Event | None:
     """Queue a copy of one tensor into a payload. Returns the event of its completion, or None if it
     is complete. The payload's memory must be registered with the tensor's device.
     """

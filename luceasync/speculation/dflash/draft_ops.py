@@ -65,7 +65,7 @@ class _Rotation:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class DraftBlock:
     """Rows of one pass; `sights`: for each layer what its rows see, as `attend` wants it."""
 
     lanes: Tensor
@@ -91,17 +91,17 @@ class TorchDraftOps:
         """RMS norm of [..., dim], in the dtype of x; weight float32 [dim]."""
         return rms_norm(x, weight, eps)
 
-    def block(self, lanes: Tensor, begins: Tensor, num_rows: int, reach: int | None) -> Block:
+    def block(self, lanes: Tensor, begins: Tensor, num_rows: int, reach: int | None) -> DraftBlock:
         """What `attend` needs in every layer for rows at positions `[begins, begins + num_rows)` of
         `lanes`, [entries] each, none of which begins behind `reach`.
         """
         lanes = lanes.long()
         positions = begins[:, None] + torch.arange(num_rows, device=begins.device)
         rotation = _Rotation.at(positions, self._inverse)
-        return Block(lanes, rotation, self._sights(lanes, begins, num_rows, reach))
+        return DraftBlock(lanes, rotation, self._sights(lanes, begins, num_rows, reach))
 
     def attend(
-        self, layer: int, projected: Tensor, weights: DraftLayerWeights, block: Block
+        self, layer: int, projected: Tensor, weights: DraftLayerWeights, block: DraftBlock
     ) -> Tensor:
         """Norm and rotate heads; attention of the block's rows to the context and to each other.
 
@@ -112,7 +112,7 @@ class TorchDraftOps:
         return attend(q, keys, values, block.sights[layer]).flatten(2)
 
     def heads(
-        self, layer: int, projected: Tensor, weights: DraftLayerWeights, block: Block
+        self, layer: int, projected: Tensor, weights: DraftLayerWeights, block: DraftBlock
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [entries, rows, heads, head_dim], and keys and values [entries, rows + places,
         kv_heads, head_dim]: the block's own, then those of the context.

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 C = TypeVar("C")
 
 
-class Part(NamedTuple, Generic[C]):
+class FeaturePart(NamedTuple, Generic[C]):
     """Rows `[begin, end)` of a content."""
 
     content: C
@@ -48,7 +48,7 @@ class FeatureContents(Protocol[C]):
         """Copy the lane's rows of positions `[begin, end)`, which it holds. Raises MemoryError."""
         ...
 
-    def restore(self, lane: int, begin: int, parts: Sequence[Part[C]]) -> None:
+    def restore(self, lane: int, begin: int, parts: Sequence[FeaturePart[C]]) -> None:
         """The lane has these rows, one part after the other, of positions from `begin` on, and no
         others.
         """
@@ -106,7 +106,7 @@ class LocalFeatures:
         return host.view(rows.dtype).view(rows.shape)
 
     @torch.inference_mode()
-    def restore(self, lane: int, begin: int, parts: Sequence[Part[Tensor]]) -> None:
+    def restore(self, lane: int, begin: int, parts: Sequence[FeaturePart[Tensor]]) -> None:
         rows = [part.content[part.begin : part.end] for part in parts]
         self._lanes.restore(lane, begin, torch.cat(rows))
 
@@ -245,7 +245,7 @@ class DraftFeatures(Generic[C]):
         """Give the lane the features before its end: from the last node back, until one has none,
         or enough are there.
         """
-        parts: list[Part[C]] = []
+        parts: list[FeaturePart[C]] = []
         first = num_tokens
         for node in reversed(nodes):
             held = self._nodes.get(node)
@@ -253,7 +253,7 @@ class DraftFeatures(Generic[C]):
                 break
             if held.span.start >= first:  # beyond the part of the node that is restored
                 break
-            parts.append(Part(held.content, 0, first - held.span.start))
+            parts.append(FeaturePart(held.content, 0, first - held.span.start))
             first = held.span.start
             if first > held.begin or num_tokens - first >= self._contents.capacity_tokens:
                 break

@@ -41,7 +41,7 @@ class Runner(Protocol):
         ...
 
 
-class Eagerly:
+class EagerRunner:
     """Operation by operation."""
 
     num_unsettled = 0
@@ -59,7 +59,7 @@ class _Step:
     captured: Captured[Any]
 
 
-class Graphs:
+class GraphRunner:
     """Runs passes on one GPU as graphs. What a pass returns lies in memory that the next pass may
     write to.
     """

@@ -21,12 +21,12 @@ from luceasync.pipeline.offer import Offer
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.platform import Platform, open_platform
 from luceasync.pipeline.transfer import Transfer, choose_transfer
-from luceasync.speculation.choice import Shape
-from luceasync.speculation.dflash.chunk_masses import DraftLooks
+from luceasync.speculation.choice import RoundShape
+from luceasync.speculation.dflash.attention_probe import DraftAttentionProbe
 from luceasync.speculation.dflash.draft import DraftNetwork, draft_ops_on, open_network
 from luceasync.speculation.dflash.feature_contents import FeatureContents, LocalFeatures
 from luceasync.speculation.dflash.features import FeatureRing, FeatureSpec
-from luceasync.speculation.dflash.graph import NUM_WARM_UPS, Eagerly, Graphs, Runner
+from luceasync.speculation.dflash.graph import NUM_WARM_UPS, EagerRunner, GraphRunner, Runner
 from luceasync.speculation.dflash.passes import LocalDraft
 from luceasync.speculation.dflash.placement import Drafter, ring_capacity
 from luceasync.speculation.dflash.process import DraftProcess, DraftProcessResources
@@ -41,7 +41,7 @@ class LoadedDraft:
 
     speculator: Speculator
     features: FeatureContents[Any]  # of that drafter
-    looks: DraftLooks | None  # None: it is in another process
+    looks: DraftAttentionProbe | None  # None: it is in another process
     close: Callable[[], None]
 
 
@@ -100,7 +100,7 @@ def load_draft(
 def join(
     network: DraftNetwork,
     device: Offer,
-    shapes: Sequence[Shape],
+    shapes: Sequence[RoundShape],
     plan: Plan,
     backend: LayerSplitBackend,
     memory: HostMemory | None = None,
@@ -112,7 +112,7 @@ def join(
     with ExitStack() as closing:
         closing.callback(network.close)
         # A graph is of one device.
-        run = runner_on(platform) if plan.is_all_on(device) else Eagerly()
+        run = runner_on(platform) if plan.is_all_on(device) else EagerRunner()
         closing.callback(run.close)
         passes = LocalDraft(
             network,
@@ -126,7 +126,7 @@ def join(
         platform.warm_up(lambda: passes.warm_up(shapes), NUM_WARM_UPS)
         speculator = Speculator(backend, passes, shapes, plan.parallel)
         features = LocalFeatures(passes, memory or PlainMemory())
-        looks = DraftLooks(network, passes.ring)
+        looks = DraftAttentionProbe(network, passes.ring)
         return LoadedDraft(speculator, features, looks, closing.pop_all().close)
 
 
@@ -148,10 +148,10 @@ def runner_on(platform: Platform) -> Runner:
     """How passes of that one device are run."""
 
     def eager() -> Runner:
-        return Eagerly()
+        return EagerRunner()
 
     def captured(capture: Capture) -> Runner:
-        return Graphs(capture)
+        return GraphRunner(capture)
 
     return platform.passes(eager=eager, captured=captured)
 

@@ -18,17 +18,17 @@ from torch import Tensor
 
 from luceasync.models.pass_rows import round_up_rows
 from luceasync.pipeline.transfer import Transfer, direct, on_host
-from luceasync.speculation.choice import Shape
+from luceasync.speculation.choice import RoundShape
 from luceasync.speculation.dflash.context import reach_for
 from luceasync.speculation.dflash.features import FeatureRing, check_rows
-from luceasync.speculation.dflash.graph import Eagerly, Runner
+from luceasync.speculation.dflash.graph import EagerRunner, Runner
 
 LONG_ROWS = 128  # more than a short chunk of a prompt has
 
 P = TypeVar("P")
 
 
-class Draft(Protocol):
+class DraftModel(Protocol):
     """luceasync.speculation.dflash.draft.DraftNetwork, which says what each means."""
 
     device: torch.device
@@ -59,7 +59,7 @@ class LocalDraft(Generic[P]):
 
     def __init__(
         self,
-        draft: Draft,
+        draft: DraftModel,
         ring: FeatureRing,
         head: Callable[[Tensor, Tensor, int | None], P],
         transfer: Transfer = direct,
@@ -76,7 +76,7 @@ class LocalDraft(Generic[P]):
         self.ring = ring
         self._head = head
         self._transfer = transfer
-        self._run = run or Eagerly()
+        self._run = run or EagerRunner()
         self._reach_for = reach_for
         self._short_rows = sorted(short_rows)
 
@@ -91,7 +91,7 @@ class LocalDraft(Generic[P]):
         return self.ring.capacity_tokens
 
     def propose(
-        self, tokens: Sequence[int], lanes: Sequence[int], begins: Sequence[int], shape: Shape
+        self, tokens: Sequence[int], lanes: Sequence[int], begins: Sequence[int], shape: RoundShape
     ) -> P:
         """See DraftPasses; what the head gives is on its device."""
         reach = self._reach_for(max(begins))
@@ -140,7 +140,7 @@ class LocalDraft(Generic[P]):
             self.ring.restore(lane, begin, rows)
             self._write_context(lane, begin, rows)
 
-    def warm_up(self, shapes: Sequence[Shape]) -> None:
+    def warm_up(self, shapes: Sequence[RoundShape]) -> None:
         """Run every pass of one lane, with padding alone. Once it has been done often enough no
         request waits for kernels to be compiled or a graph to be captured: see NUM_WARM_UPS.
         """
@@ -208,10 +208,10 @@ class LocalDraft(Generic[P]):
         with self._on_device():
             self._write_context(lane, held.start, self.ring.rows(lane, held.start, held.stop))
 
-    def notice(self) -> None:
+    def raise_if_failed(self) -> None:
         """It was never away."""
 
-    def probe(self) -> None:
+    def check_alive(self) -> None:
         """It lives as long as this process."""
 
     def _here(self, index: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote.discovery import OWN_BIN, describe_devices, executable
 from luceasync.pipeline.report import PlanReport, devices_of, plan_report
 from luceasync.pipeline.shard_plan import check_devices
-from luceasync.speculation.choice import Shape, shapes_for
+from luceasync.speculation.choice import RoundShape, shapes_for
 from luceasync.speculation.dflash.draft_config import (
     DraftSpec,
     adjusted,
@@ -44,7 +44,7 @@ class Drafter:
     draft_dir: Path
     spec: DraftSpec
     device: Offer
-    shapes: tuple[Shape, ...]
+    shapes: tuple[RoundShape, ...]
     program: Path | None = None
 
     @property

@@ -186,18 +186,18 @@ class DraftProcess:
             self._lose(error)
             return otherwise
 
-    def notice(self) -> None:
+    def raise_if_failed(self) -> None:
         """Let go of a process that is known to be gone, and take up one that has been started."""
-        self.run(lambda life: life.connection.notice(), None)
+        self.run(lambda life: life.connection.raise_if_failed(), None)
         if self.life is None and self._fresh is not None:
             self.life, self._fresh = self._fresh, None
             self.off_reason = None
             log.warning("%s is back", NAME)
 
-    def probe(self) -> None:
+    def check_alive(self) -> None:
         """Ask for a sign of life."""
-        self.notice()
-        self.run(lambda life: life.connection.probe(), None)
+        self.raise_if_failed()
+        self.run(lambda life: life.connection.check_alive(), None)
 
     def close(self) -> None:
         """End it. Idempotent."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from luceasync.errors import DraftFailed
 from luceasync.pipeline.transfer import on_host
 from luceasync.ranking.proposals import Proposal
-from luceasync.speculation.choice import Shape
+from luceasync.speculation.choice import RoundShape
 from luceasync.speculation.dflash import wire
 from luceasync.speculation.dflash.features import FeatureSpec, check_rows, check_taps
 from luceasync.speculation.dflash.process import CHUNK_BYTES, CHUNK_ROWS, DraftLife, DraftProcess
@@ -49,14 +49,14 @@ class RemoteDraft:
     def off_reason(self) -> str | None:
         return self._process.off_reason
 
-    def notice(self) -> None:
-        self._process.notice()
+    def raise_if_failed(self) -> None:
+        self._process.raise_if_failed()
 
-    def probe(self) -> None:
-        self._process.probe()
+    def check_alive(self) -> None:
+        self._process.check_alive()
 
     def propose(
-        self, tokens: Sequence[int], lanes: Sequence[int], begins: Sequence[int], shape: Shape
+        self, tokens: Sequence[int], lanes: Sequence[int], begins: Sequence[int], shape: RoundShape
     ) -> Proposal:
         """See DraftPasses; the proposal is on the device of the target's head."""
         anchors = on_host(tokens, np.int64)

@@ -18,7 +18,7 @@ from luceasync.pipeline.remote.nodes import read_node, write_node
 from luceasync.pipeline.remote.tensors import views
 from luceasync.pipeline.remote.wire import Command, DropNode, NodeRoom, Result
 from luceasync.speculation.dflash import wire
-from luceasync.speculation.dflash.feature_contents import FeatureContents, Part
+from luceasync.speculation.dflash.feature_contents import FeatureContents, FeaturePart
 from luceasync.speculation.dflash.process import DraftLife, DraftProcess, DraftProcessResources
 
 
@@ -83,7 +83,7 @@ class SharedFeatures(_RemoteFeatures):
         )
         return rows._replace(is_filled=is_filled)
 
-    def restore(self, lane: int, begin: int, parts: Sequence[Part[SharedRows]]) -> None:
+    def restore(self, lane: int, begin: int, parts: Sequence[FeaturePart[SharedRows]]) -> None:
         self._restore(lane, begin, [(rows.place, first, end) for rows, first, end in parts])
 
     def is_there(self, content: SharedRows) -> bool:
@@ -126,7 +126,7 @@ class StreamedFeatures(_RemoteFeatures):
         owner = self._ask_for_room(wire.SaveRows(number, lane, begin, end))
         return StreamedRows(number, end - begin, owner)
 
-    def restore(self, lane: int, begin: int, parts: Sequence[Part[StreamedRows]]) -> None:
+    def restore(self, lane: int, begin: int, parts: Sequence[FeaturePart[StreamedRows]]) -> None:
         self._restore(lane, begin, [(rows.number, first, end) for rows, first, end in parts])
 
     def is_there(self, content: StreamedRows) -> bool:

@@ -14,7 +14,7 @@ from luceasync.models.precision import Dtype, torch_dtype
 from luceasync.pipeline.remote import wire
 from luceasync.pipeline.remote.tensors import Spec
 from luceasync.pipeline.remote.wire import Command
-from luceasync.speculation.choice import Shape
+from luceasync.speculation.choice import RoundShape
 from luceasync.speculation.dflash.draft_config import DraftSpec
 
 
@@ -67,7 +67,7 @@ class LoadDraft(Command, frozen=True):
     spec: DraftSpec
     device: str
     dtype: Dtype
-    shapes: tuple[Shape, ...]
+    shapes: tuple[RoundShape, ...]
     num_lanes: Positive
     max_ctx_tokens: Positive
     short_rows: tuple[Positive, ...]

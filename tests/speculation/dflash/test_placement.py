@@ -67,7 +67,13 @@ def test_another_device_and_a_tree_can_be_asked_for(config):
     asked = asking(config, device="cpu:0", ddtree=True, ddtree_budget=9, block=6)
     report, drafter = plan_with_drafter(asked)
     assert drafter.device.name == "cpu:0"
-    assert drafter.shapes == (RoundShape(6, 9), RoundShape(6), RoundShape(4), RoundShape(3), RoundShape(2))
+    assert drafter.shapes == (
+        RoundShape(6, 9),
+        RoundShape(6),
+        RoundShape(4),
+        RoundShape(3),
+        RoundShape(2),
+    )
     assert report.plan.verify_rows == (2, 3, 4, 6, 10)
 
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.ipc.heartbeat import Answering, Completions, Watch
+from luceasync.ipc import heartbeat
+from luceasync.ipc.child import LogLines
+from luceasync.ipc.heartbeat import (
+    MAX_EARLY,
+    NUMBER_BYTES,
+    CompletionWaiters,
+    HeartbeatResponder,
+    ProcessWatch,
+    has_ended,
+)
 from luceasync.ipc.supervised import Heartbeat
 
 DEADLINE_S = 30.0
@@ -37,11 +47,11 @@ class Watched:
         self.channel, channel_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         completions, completions_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         begin = (
-            "import socket, sys, time; from luceasync.ipc.heartbeat import Answering; "
-            f"answering = Answering(socket.socket(fileno={there.fileno()})); "
+            "import socket, sys, time; from luceasync.ipc.heartbeat import HeartbeatResponder; "
+            f"responder = HeartbeatResponder(socket.socket(fileno={there.fileno()})); "
             f"channel = socket.socket(fileno={channel_there.fileno()}); "
-            "from luceasync.ipc.heartbeat import Telling; "
-            f"telling = Telling(socket.socket(fileno={tidings_there.fileno()})); "
+            "from luceasync.ipc.heartbeat import CompletionSender; "
+            f"completions = CompletionSender(socket.socket(fileno={completions_there.fileno()})); "
         )
         self.process = subprocess.Popen(
             [sys.executable, "-c", begin + code],
@@ -51,11 +61,11 @@ class Watched:
         there.close()
         channel_there.close()
         completions_there.close()
-        self.completions = Completions()
+        self.completions = CompletionWaiters()
         self.pidfd = os.pidfd_open(self.process.pid)
         self.hung: list[str] = []
         self.ended: list[float] = []
-        self.watch = Watch(
+        self.watch = ProcessWatch(
             here,
             self.channel.fileno(),
             self.pidfd,
@@ -145,7 +155,7 @@ def test_who_answers_ends_with_either_end():
     before = os.listdir("/proc/self/fd")
     for is_theirs in (True, False):
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        answering = Answering(there)
+        answering = HeartbeatResponder(there)
         here.send(b"?")
         assert here.recv(8) == b"?"
         if is_theirs:
@@ -158,7 +168,7 @@ def test_who_answers_ends_with_either_end():
 
 @pytest.mark.slow
 def test_what_is_over_is_heard_and_so_is_an_end_before_it():
-    watched = Watched("telling.tell(7); time.sleep(0.2)")
+    watched = Watched("completions.send(7); time.sleep(0.2)")
     heard: list[tuple[int, bool]] = []
     for number in (7, 8):
         watched.completions.expect(number, lambda told, number=number: heard.append((number, told)))
@@ -169,7 +179,79 @@ def test_what_is_over_is_heard_and_so_is_an_end_before_it():
 
 @pytest.mark.slow
 def test_one_that_tells_what_is_no_number_is_ended():
-    watched = Watched("telling._socket.send(b'half'); time.sleep(600)")
+    watched = Watched("completions._socket.send(b'half'); time.sleep(600)")
     until(lambda: watched.hung)
-    assert watched.hung == ["it told of what nobody has asked for"]
+    assert watched.hung == ["it completed what was not waited for"]
     watched.close()
+
+
+def packet(number: int) -> bytes:
+    return number.to_bytes(NUMBER_BYTES, "little")
+
+
+def test_numbers_find_those_who_wait_for_them_in_any_order() -> None:
+    completions, heard = CompletionWaiters(), []
+    for number in (1, 2):
+        completions.expect(number, lambda told, number=number: heard.append((number, told)))
+    assert (
+        completions.came(packet(2)) and completions.came(packet(3)) and completions.came(packet(1))
+    )
+    completions.expect(3, lambda told: heard.append((3, told)))
+    assert heard == [(2, True), (1, True), (3, True)]
+
+
+def test_an_end_is_told_to_all_who_wait_then_or_later() -> None:
+    completions, heard = CompletionWaiters(), []
+    completions.came(packet(9))
+    completions.expect(1, heard.append)
+    completions.end()
+    completions.end()
+    completions.expect(2, heard.append)
+    completions.expect(9, heard.append)  # it was told before
+    assert heard == [False, False, True]
+
+
+def test_what_is_no_number_or_too_many_is_noticed() -> None:
+    assert not CompletionWaiters().came(b"1234")
+    completions = CompletionWaiters()
+    came = [completions.came(packet(number)) for number in range(MAX_EARLY + 1)]
+    assert came == [True] * MAX_EARLY + [False]
+
+
+def test_one_that_ends_is_waited_for() -> None:
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    assert has_ended(thread)
+
+
+def test_one_that_hangs_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(heartbeat, "JOIN_S", 0.01)
+    hung = threading.Event()
+    thread = threading.Thread(target=hung.wait, name="hangs", daemon=True)
+    thread.start()
+    assert not has_ended(thread)
+    assert "thread 'hangs' did not end within 0.01 s" in caplog.text
+    hung.set()
+    thread.join()
+
+
+def test_a_log_whose_reader_hangs_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is told of its lines writes to a pipe that nobody reads, for example."""
+    monkeypatch.setattr(heartbeat, "JOIN_S", 0.01)
+    hung, told, (reading, writing) = threading.Event(), threading.Event(), os.pipe()
+
+    def hang(line: str) -> None:
+        told.set()
+        hung.wait()
+
+    lines = LogLines(reading, hang)
+    os.write(writing, b"line\n")
+    told.wait(20.0)
+    lines.close()
+    os.fstat(reading)  # the thread has it still
+    hung.set()
+    lines._thread.join(20.0)
+    for fd in (reading, writing):
+        os.close(fd)

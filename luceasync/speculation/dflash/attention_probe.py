@@ -16,12 +16,12 @@ from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
 from luceasync.pipeline.passes import AttentionMass
 from luceasync.speculation.dflash.context import held_positions
 from luceasync.speculation.dflash.draft import DraftNetwork
-from luceasync.speculation.dflash.draft_ops import Block, TorchDraftOps, attend
+from luceasync.speculation.dflash.draft_ops import DraftBlock, TorchDraftOps, attend
 from luceasync.speculation.dflash.features import FeatureRing
 from luceasync.speculation.dflash.weights import DraftLayerWeights
 
 
-class DraftLooks:
+class DraftAttentionProbe:
     """Looks at lanes by a drafter, where it is and its context is. See
     luceasync.pipeline.passes.Passes.
     """
@@ -36,7 +36,7 @@ class DraftLooks:
         """See Passes. Chunks behind the last token whose features are here are left out."""
         begin, end = time.perf_counter(), min(self._ring.valid(lane).stop, num_tokens)
         with self._ring.platform.on_device():
-            found = masses_of(self._network, lane, end).cpu()
+            found = chunk_attention(self._network, lane, end).cpu()
         self._found[lane] = AttentionMass(found, time.perf_counter() - begin)
 
     def attention_mass(self, lane: int) -> AttentionMass:
@@ -44,7 +44,7 @@ class DraftLooks:
         return self._found.pop(lane)
 
 
-def masses_of(network: DraftNetwork, lane: int, num_tokens: int) -> Tensor:
+def chunk_attention(network: DraftNetwork, lane: int, num_tokens: int) -> Tensor:
     """Of each chunk of the lane's first `num_tokens` tokens the largest share of a row's attention
     that falls on it, summed over the heads of layers that see the whole context: float32 [chunks].
     """
@@ -65,7 +65,7 @@ class _LookingOps(TorchDraftOps):
         self.masses = torch.zeros(max(num_chunks(num_tokens), 1), device=network.device)
 
     def attend(
-        self, layer: int, projected: Tensor, weights: DraftLayerWeights, block: Block
+        self, layer: int, projected: Tensor, weights: DraftLayerWeights, block: DraftBlock
     ) -> Tensor:
         """See TorchDraftOps."""
         q, keys, values = self.heads(layer, projected, weights, block)
