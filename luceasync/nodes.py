@@ -1,4 +1,4 @@
-"""The key of a node and why one was missed. Shared by the index, files, memory and the pipeline."""
+"""The key of a node, and why one was missed. Shared by the index, files, memory and pipeline."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class MissReason(StrEnum):
 
     EMPTY = "empty"  # nothing has been saved
     NO_COMMON_PREFIX = "no_common_prefix"  # not even the first token is shared
-    NO_STATE = "no_state"  # tokens are shared, but no recurrent state within them is held
+    NO_STATE = "no_state"  # tokens are shared, but no recurrent state is held within them
     TOO_SHORT = "too_short"  # less than a chunk is shared
     PREFILL_IS_FASTER = "prefill_is_faster"  # the cost model says so
-    CORRUPT = "corrupt"  # a file that is damaged, or not what its name says
-    GONE = "gone"  # a file that another process has removed
-    IO_ERROR = "io_error"  # a passing fault, a slow disk too; the file is kept
-    RUN_WHOLE = "run_whole"  # somebody wants to see all of the prompt run
-    NO_MEMORY = "no_memory"  # no room to keep it, or to restore into
+    CORRUPT = "corrupt"  # a file is damaged, or not what its name says
+    GONE = "gone"  # another process has removed the file
+    IO_ERROR = "io_error"  # a passing fault or a slow disk; the file stays
+    RUN_WHOLE = "run_whole"  # log-probabilities of the whole prompt were asked for
+    NO_MEMORY = "no_memory"  # no room to hold it, or to read it into
 
     @property
     def is_passing(self) -> bool:
-        """Whether the node may be had another time."""
+        """Whether the node may be available later."""
         return self in (MissReason.IO_ERROR, MissReason.NO_MEMORY)

@@ -1,7 +1,7 @@
-"""The directory of node files and its upkeep. Its calls block.
+"""The directory of node files. Its calls block.
 
-Owns what is created, moved and removed: in `<root>/<namespace>` the files that nodes are named
-after, the temporary files beside them and the quarantine. Knows no deadline and no tensor.
+Owns what is created, moved and removed: in `<root>/<namespace>` the files of nodes, the temporary
+files beside them and the quarantine. Knows no deadline and no tensor.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ from pathlib import Path
 
 from luceasync.disk_cache.codec import EndKinds, Half
 from luceasync.disk_cache.files import FileSystem
-from luceasync.disk_cache.listing import EMPTY_LISTING, Listing, NodeMeta, look_into, namespaces
+from luceasync.disk_cache.listing import EMPTY_LISTING, Listing, NodeMeta, list_nodes, namespaces
 from luceasync.disk_cache.metadata import KEY
 from luceasync.disk_cache.names import NAMESPACE, TEMPORARY, file_name
 from luceasync.errors import ConfigError, CorruptNode
 
+FLAG = "--kv-cache-dir"
 QUARANTINE = "quarantine"
-NUM_QUARANTINED = 16  # what is set aside to be looked at must not fill the disk
+NUM_QUARANTINED = 16  # files for inspection, which must not fill the disk
 ORPHAN_AGE_S = 3600
 LONE_END_AGE_S = 60  # its rows may have been renamed while the directory was listed
 
 
 class BelowFloor(Exception):
-    """A write would leave the file system with less free space than must stay."""
+    """A write would leave less free space than must stay."""
 
 
 def make_private(directory: Path) -> None:
-    """Make what of the directory is missing, for its owner alone. Raises OSError."""
+    """Make the directory and its missing parents, for their owner alone. Raises OSError."""
     for part in (*reversed(directory.parents), directory):
         if not part.is_dir():
             part.mkdir(mode=0o700, exist_ok=True)
@@ -60,20 +61,20 @@ class NodeDirectory:
         self._end_kinds = end_kinds
 
     def path(self, key: str, namespace: str | None = None, half: Half = Half.ROWS) -> Path:
-        """Where half a node is, of another namespace if one is named."""
+        """The path of half a node, of another namespace if one is named."""
         assert KEY.fullmatch(key), key
         return self._root / (namespace or self._namespace) / file_name(key, half)
 
     def temporary(self, key: str) -> Path:
-        """A name that nobody else uses, from which a file is renamed to the node's."""
+        """A unique name, under which a file is written before it is renamed to the node's."""
         return self.path(key).with_name(f".{key}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
 
     def make(self) -> None:
-        """Make the directories that are missing, for their owner alone. Raises OSError."""
+        """Make missing directories, for their owner alone. Raises OSError."""
         make_private(self._root / self._namespace / QUARANTINE)
 
     def create(self, temporary: Path, num_bytes: int) -> FileIO:
-        """A new file for `num_bytes` bytes. Raises OSError, and BelowFloor for want of space."""
+        """A new file for `num_bytes` bytes. Raises OSError, and BelowFloor for lack of space."""
         self.make()
         free_bytes = self._files.free_bytes(temporary.parent)
         if free_bytes - num_bytes < self._min_free_bytes:
@@ -83,18 +84,17 @@ class NodeDirectory:
         return self._files.create(temporary)
 
     def scan(self, now_s: float, known: Mapping[str, Listing]) -> tuple[dict[str, Listing], int]:
-        """What lies in the directories, by namespace, and how many files were set aside.
+        """What lies in the directories, by namespace, and how many files were quarantined.
 
-        Only this namespace's files are opened, and none that is `known`. Temporary files that
-        nobody writes any more are removed, and ends without rows; damaged files are set aside,
-        unknown names left alone.
-        Raises OSError where not even the namespaces can be listed.
+        Only this namespace's files are opened, and none that is `known`. Abandoned temporary files
+        are removed, and ends without rows; damaged files are quarantined, unknown names left alone.
+        Raises OSError if not even the namespaces can be listed.
         """
         listings = {}
         for directory in namespaces(self._files, self._root):
             name = directory.name
             opening = self._end_kinds if name == self._namespace else None
-            seen = look_into(
+            seen = list_nodes(
                 self._files, directory, known.get(name, EMPTY_LISTING), opening=opening
             )
             faults = [fault for path in seen.temporaries for fault in self._collect(path, now_s)]
@@ -105,18 +105,19 @@ class NodeDirectory:
         return listings, sum(map(self.set_aside, own.damaged))
 
     def remove(self, key: str, namespace: str | None = None) -> int:
-        """Remove a node; the bytes that it took up, 0 where there is none. Raises OSError."""
-        # Who is killed in between leaves a node without its end, which is one that is whole.
+        """Remove a node; the bytes that it took, 0 if there is none. Raises OSError."""
+        # In this order: a process that is killed in between leaves a node without its end, which
+        # is valid.
         return self.remove_end(key, namespace) + self._remove(self.path(key, namespace))
 
     def remove_end(self, key: str, namespace: str | None = None) -> int:
-        """Remove the file of a node's end, and leave its rows; the bytes that it took up. Raises
+        """Remove the file of a node's end, and leave its rows; the bytes that it took. Raises
         OSError.
         """
         return self._remove(self.path(key, namespace, Half.END))
 
     def set_aside(self, path: Path) -> int:
-        """Move what is there to the quarantine and drop the oldest there; how many were moved."""
+        """Move a file to the quarantine, and drop the oldest ones there; how many were moved."""
         quarantine = path.parent / QUARANTINE
         try:
             quarantine.mkdir(mode=0o700, exist_ok=True)
@@ -124,7 +125,7 @@ class NodeDirectory:
         except OSError:  # another process was faster, or the disk cannot be written to
             return 0
         for entry in self._oldest_first(quarantine)[:-NUM_QUARANTINED]:
-            with contextlib.suppress(OSError):  # one more than wanted does no harm
+            with contextlib.suppress(OSError):  # one too many does no harm
                 self._files.remove(entry)
         return 1
 
@@ -136,7 +137,7 @@ class NodeDirectory:
         return num_bytes if self._files.remove(path) else 0
 
     def _oldest_first(self, quarantine: Path) -> list[Path]:
-        """What was set aside and can be removed: directories that were named as nodes cannot."""
+        """Quarantined files, oldest first; directories cannot be removed and are left out."""
         found = []
         with contextlib.suppress(OSError):
             for entry in self._files.entries(quarantine):
@@ -147,7 +148,7 @@ class NodeDirectory:
         return [Path(path) for _, path in sorted(found)]
 
     def _collect_end(self, end: NodeMeta, now_s: float) -> list[str]:
-        """Remove an end that no rows belong to; what went wrong."""
+        """Remove an end without rows; what went wrong."""
         try:
             rows = self.path(end.key, end.namespace)
             if now_s - end.last_used_s > LONE_END_AGE_S and not os.path.lexists(rows):
@@ -157,10 +158,10 @@ class NodeDirectory:
         return []
 
     def _collect(self, path: Path, now_s: float) -> list[str]:
-        """Remove a temporary file if nobody writes it any more; what went wrong.
+        """Remove a temporary file whose writer is gone; what went wrong.
 
-        The id may be of another container: there the lock still tells. A file that was created
-        just now may not be locked yet: there the id tells.
+        The process id in the name may be another container's: the lock tells. A file that was just
+        created may not be locked yet: the id tells.
         """
         match = TEMPORARY.fullmatch(path.name)
         assert match is not None, path
@@ -168,7 +169,7 @@ class NodeDirectory:
             is_old = now_s - path.lstat().st_mtime > ORPHAN_AGE_S
             if is_old or not (_is_alive(int(match[1])) or self._files.is_locked(path)):
                 self._files.remove(path)
-        except (FileNotFoundError, CorruptNode):  # it is gone, or was never a writer's
+        except (FileNotFoundError, CorruptNode):  # gone, or not a writer's file
             return []
         except OSError as error:
             return [str(error)]
@@ -185,25 +186,18 @@ def _is_alive(process_id: int) -> bool:
     return True
 
 
-# Whether a cache directory can be written to: looked at, or made. Owns the words of the
-# refusal. Knows nothing of what lies in it.
-
-
-FLAG = "--kv-cache-dir"
-
-
 def check_usable(root: Path) -> Path:
-    """`root`, or the nearest directory above it that is there; nothing is made. Raises ConfigError
-    unless it can be written to.
+    """`root`, or its nearest parent that exists; nothing is made. Raises ConfigError unless it is
+    writable.
     """
     nearest = next(path for path in (root, *root.resolve().parents) if path.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise ConfigError(f"{FLAG} {root}: {nearest} is no directory that can be written to")
+        raise ConfigError(f"{FLAG} {root}: {nearest} is not a writable directory")
     return nearest
 
 
 def make_usable(root: Path) -> None:
-    """Make `root`, for its owner alone. Raises ConfigError unless it can be written to."""
+    """Make `root`, for its owner alone. Raises ConfigError unless it is writable."""
     try:
         make_private(root)
         if not os.access(root, os.W_OK | os.X_OK):

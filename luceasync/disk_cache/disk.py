@@ -1,7 +1,7 @@
 """The disk tier: a file is written whole or not at all, and read as it was written or not at all.
 
 Owns the threads, deadlines and outcomes of file work. Knows no tree, no eviction and no tensor
-library; what lies where is the directory's.
+library; NodeDirectory knows what lies where.
 """
 
 from __future__ import annotations
@@ -35,16 +35,19 @@ from luceasync.disk_cache.reader import Allocate, NodeFile, read_node, with_own_
 from luceasync.errors import ConfigError, CorruptNode, ForeignNode
 from luceasync.nodes import MissReason
 
-# Reads for which nobody waits any more and which have not come back: while there are such, the
-# disk hangs, and nobody is to wait for another. Owns those calls. Knows no file; event loop
-# only.
+NUM_READERS = min(8, 2 * len(os.sched_getaffinity(0)))  # more would wait for each other
+CLOSE_TIMEOUT_S = 30.0
+
+T = TypeVar("T")
 
 
 class HungReads:
-    """True while one has not come back; they are the probe, so that no other is needed."""
+    """Abandoned reads that have not returned. True while there are any: then the disk hangs, and
+    no read is to be tried; they are the probe themselves. Event loop only.
+    """
 
     def __init__(self, came_back: Callable[[str], None]) -> None:
-        """`came_back` hears the fault of the first one that does, "" where it has none."""
+        """`came_back` is told the fault of the first one that returns, "" if it has none."""
         self._came_back = came_back
         self._calls: set[asyncio.Future[Any]] = set()
 
@@ -52,33 +55,26 @@ class HungReads:
         return bool(self._calls)
 
     def leave(self, call: asyncio.Future[Any]) -> None:
-        """Nobody waits for `call` any more."""
+        """Abandon `call`."""
         self._calls.add(call)
         call.add_done_callback(self._end)
 
     def _end(self, call: asyncio.Future[Any]) -> None:
         fault = None if call.cancelled() else call.exception()
         if call in self._calls:
-            # The disk answers: what else it still owes tells nothing new.
+            # The disk answers: the other calls tell nothing new.
             self._calls.clear()
             self._came_back(str(fault) if isinstance(fault, OSError) else "")
-
-
-# Nodes on their way from the disk: who waits for them, how long, and what came of it. Owns the
-# threads that read and the calls for which nobody waits any more. Knows no write.
-
-
-NUM_READERS = min(8, 2 * len(os.sched_getaffinity(0)))  # more would wait for each other
 
 
 class NodeReader(Protocol):
     """luceasync.disk_cache.reader.read_node, for the nodes of one namespace."""
 
-    def __call__(self, path: Path, *, with_end: bool, is_given_up: object) -> NodeFile: ...
+    def __call__(self, path: Path, *, with_end: bool, is_cancelled: object) -> NodeFile: ...
 
 
 class NodeReads:
-    """Reads nodes of one directory in threads of its own: no read waits for a disk that syncs."""
+    """Reads nodes of one directory in threads of its own: no read waits for a write's fsync."""
 
     def __init__(
         self, directory: NodeDirectory, read: NodeReader, faults: Faults, timeout_s: float
@@ -97,17 +93,17 @@ class NodeReads:
         await self._threads.close(timeout_s)
 
     async def read(self, key: str, with_end: bool, timeout_s: float | None) -> NodeFile | Miss:
-        """The node, or without its end only the span, checked to the last byte of that; or why not.
-        An end that is damaged alone is told with the rest. Raises nothing but cancellation.
+        """The node, or without its end only the span, checked to its last byte; or why not. An end
+        that is damaged alone is reported with the rest. Raises nothing but cancellation.
 
-        It is given up after `timeout_s`, where that is less than the tier's own patience, and at
-        once while one that was given up has not come back. Up to NUM_READERS are read at a time.
-        What is damaged, or no regular file, is moved to the quarantine; nothing else is touched.
+        The read is abandoned after `timeout_s`, if that is less than the tier's own timeout, and
+        not tried while an abandoned one has not returned. Up to NUM_READERS are read at a time. A
+        file that is damaged, or not regular, is moved to the quarantine; no other is touched.
         """
         patience_s = min(self._timeout_s, timeout_s or self._timeout_s)
         if self._hung:
             self.misses[MissReason.IO_ERROR] += 1
-            return Miss(MissReason.IO_ERROR, "the disk hangs: a read has not come back")
+            return Miss(MissReason.IO_ERROR, "the disk hangs: a read has not returned")
         try:
             async with asyncio.timeout(patience_s):
                 node = await self._read_or_set_aside(key, with_end)
@@ -127,8 +123,8 @@ class NodeReads:
 
     async def _read_or_set_aside(self, key: str, with_end: bool) -> NodeFile:
         path, end_path = (self._directory.path(key, half=half) for half in Half)
-        given_up = threading.Event()
-        read = partial(self._read, is_given_up=given_up.is_set)
+        cancelled = threading.Event()
+        read = partial(self._read, is_cancelled=cancelled.is_set)
 
         def read_both() -> NodeFile:
             node = read(path, with_end=with_end)
@@ -141,7 +137,7 @@ class NodeReads:
             await self._set_aside(path)
             raise
         finally:
-            given_up.set()
+            cancelled.set()
             if not call.done():
                 self._hung.leave(call)
         if isinstance(node.end_fault, CorruptNode):
@@ -152,18 +148,13 @@ class NodeReads:
         self.quarantined += await self._threads.submit(self._directory.set_aside, path)
 
 
-CLOSE_TIMEOUT_S = 30.0
-
-T = TypeVar("T")
-
-
 class DiskTier:
     """The node files of one namespace under `root`; entered with `async with`.
 
     Other processes may use the same directory. `max_pending_bytes` bounds what waits to be
-    written; less than `min_free_bytes` of free space is never left by a write. Nodes are read into
-    what `allocate(num_bytes)` gives, called from several threads; it may raise MemoryError.
-    `end_kinds`: see luceasync.disk_cache.codec.
+    written; a write never leaves less than `min_free_bytes` of free space. Nodes are read into
+    memory from `allocate(num_bytes)`, which is called from several threads and may raise
+    MemoryError. `end_kinds`: see luceasync.disk_cache.codec.
     """
 
     def __init__(
@@ -214,7 +205,7 @@ class DiskTier:
         return f"DiskTier({self._root / self._namespace}, {self._pending_bytes} bytes pending)"
 
     async def __aenter__(self) -> Self:
-        """Make the directories. Raises ConfigError where that cannot be done."""
+        """Make the directories. Raises ConfigError if that fails."""
         try:
             await self._threads.submit(self._directory.make)
         except OSError as error:
@@ -224,7 +215,7 @@ class DiskTier:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Wait until what was given up has left no temporary file, unless the disk hangs."""
+        """Wait until abandoned calls have removed their temporary files, unless the disk hangs."""
         await self._reads.close(CLOSE_TIMEOUT_S)
         await self._threads.close(CLOSE_TIMEOUT_S)
 
@@ -234,14 +225,14 @@ class DiskTier:
 
     @property
     def degraded(self) -> str:
-        """What goes wrong with the disk; empty again once work of each kind that had failed has
-        succeeded. Where the files lie is left out: it is told to whoever asks.
+        """What is wrong with the disk; empty once work of each kind that had failed has succeeded.
+        Paths are relative: clients may see it.
         """
         return str(self._faults).replace(f"{self._root}{os.sep}", "")
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of writes that have begun or wait to begin."""
+        """Bytes of writes that have begun or wait."""
         return self._pending_bytes
 
     def counters(self) -> DiskCounters:
@@ -258,9 +249,9 @@ class DiskTier:
         )
 
     async def write(self, file: EncodedFile) -> WriteResult:
-        """Put half a node under its key; what is there of that half is replaced.
+        """Write half a node under its key, in place of an older file.
 
-        The file appears whole or not at all. The disk's faults are outcomes.
+        The file appears whole or not at all. Faults of the disk are outcomes.
         """
         assert file.metadata.namespace == self._namespace, file.metadata.namespace
         num_bytes = file.num_bytes
@@ -283,13 +274,12 @@ class DiskTier:
     async def read(
         self, key: str, *, with_end: bool = True, timeout_s: float | None = None
     ) -> NodeFile | Miss:
-        """See NodeReads.read."""
         return await self._reads.read(key, with_end, timeout_s)
 
     async def scan(self) -> Scan:
-        """The nodes under `root`, those of other namespaces by their names, and what is new or gone
-        since the scan before, by whomever; see NodeDirectory.scan. A disk that cannot be looked at
-        now leaves all as it was.
+        """The nodes under `root`, those of other namespaces by name only, and what is new or gone
+        since the last scan, whichever process did it; see NodeDirectory.scan. If the disk cannot be
+        read now, nothing has changed.
         """
         async with self._scanning:
             before = self._listings
@@ -307,21 +297,21 @@ class DiskTier:
         return changes(before, self._listings)
 
     async def touch(self, keys: Sequence[str]) -> int:
-        """The nodes were used now, also for other processes; how many of them there are."""
+        """Mark nodes as used now, for other processes too; how many of them exist."""
         return await self._try(partial(_touch, [*map(self._directory.path, keys)]), 0)
 
     async def remove(self, key: str, namespace: str | None = None) -> int:
-        """Remove a node, of another namespace if it is named; the bytes that are free now, 0 where
+        """Remove a node, of another namespace if one is named; the bytes that were freed, 0 if
         there was none.
         """
         return await self._try(partial(self._directory.remove, key, namespace), 0)
 
     async def remove_end(self, key: str) -> int:
-        """Remove the file of a node's end, and leave that of its rows; see remove."""
+        """Remove the file of a node's end, but not that of its rows; see remove."""
         return await self._try(partial(self._directory.remove_end, key), 0)
 
     async def quarantine(self, key: str) -> None:
-        """Set a node aside that is whole, but not what its name says."""
+        """Quarantine a node that is whole, but not what its name says."""
         for path in (self._directory.path(key, half=half) for half in Half):
             self._quarantined += await self._try(partial(self._directory.set_aside, path), 0)
 
@@ -337,7 +327,7 @@ class DiskTier:
             return outcome_of(error), str(error) or f"expected within {self._write_timeout_s} s"
 
     async def _write_file(self, path: Path, num_bytes: int, buffers: list[Buffer]) -> str:
-        """Empty, or why the written file might not outlive a power cut."""
+        """Empty, or why the written file might not survive a power cut."""
         temporary = self._directory.temporary(path.stem)
         create = partial(self._directory.create, temporary, num_bytes)
         discard = partial(self._files.remove, temporary)  # nothing is left to remove once renamed

@@ -1,6 +1,6 @@
-"""The calls to the operating system by which node files are kept; all of them block.
+"""Calls to the operating system for node files, which block, and threads in which they run.
 
-Knows no event loop, no thread and no directory layout.
+Owns the threads, open files, and abandoned calls. Knows no node and no directory layout.
 """
 
 from __future__ import annotations
@@ -25,28 +25,33 @@ from luceasync.disk_cache.codec import Buffer, header_extent
 from luceasync.errors import CorruptNode
 
 HEAD_BYTES = 32 << 10  # holds the header of most nodes
-HUGE_PAGE_BYTES = 2 << 20  # systems place a mapping of whole ones so that it can have them
+HUGE_PAGE_BYTES = 2 << 20  # systems align a mapping of whole huge pages so that it can use them
+NUM_THREADS = 4
+PIECE_BYTES = 4 << 20  # a hop to a thread and back costs as much as half a MiB
+SMALL_BYTES = 1 << 20
+
+T = TypeVar("T")
 
 
 class FileSystem:
-    """What the disk tier asks of the operating system. Each call raises OSError."""
+    """What the disk tier needs of the operating system. Every call may raise OSError."""
 
     def create(self, path: Path) -> FileIO:
         """A new file for its owner alone, locked while it is open."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         raw = FileIO(os.open(path, flags, 0o600), "wb")
-        with contextlib.suppress(OSError):  # where there are no locks, the process id must do
+        with contextlib.suppress(OSError):  # without locks, the process id must do
             fcntl.flock(raw, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return raw
 
     def open(self, path: Path) -> FileIO:
-        """A regular file, to be read; CorruptNode for anything else in its place."""
+        """A regular file, to be read. Raises CorruptNode for anything else."""
         self._expect_regular(path, os.lstat(path).st_mode)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             fd = os.open(path, flags)
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO):  # it became a link or a socket just now
+            if error.errno in (errno.ELOOP, errno.ENXIO):  # it has just become a link or socket
                 raise CorruptNode(f"{path.name}: expected a regular file") from None
             raise
         try:
@@ -57,15 +62,15 @@ class FileSystem:
             raise
 
     def sync(self, raw: FileIO) -> None:
-        """The file's content is on the disk when this returns."""
+        """Flush the file's content to the disk."""
         os.fsync(raw.fileno())
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give the file its name, over whatever has it."""
+        """Rename the file, over an existing one."""
         os.replace(source, target)
 
     def sync_directory(self, path: Path) -> None:
-        """The names in the directory are on the disk when this returns."""
+        """Flush the names in the directory to the disk."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -73,7 +78,7 @@ class FileSystem:
             os.close(fd)
 
     def remove(self, path: Path) -> bool:
-        """Remove the file or link; whether it was there."""
+        """Remove the file or link; whether it existed."""
         try:
             os.unlink(path)
         except FileNotFoundError:
@@ -81,12 +86,12 @@ class FileSystem:
         return True
 
     def entries(self, path: Path) -> list[os.DirEntry[str]]:
-        """What the directory holds, by name."""
+        """The entries of the directory, sorted by name."""
         with os.scandir(path) as entries:
             return sorted(entries, key=lambda entry: entry.name)
 
     def free_bytes(self, path: Path) -> int:
-        """Bytes that we may still write to the file system of `path`."""
+        """Bytes that may still be written to the file system of `path`."""
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 
@@ -109,7 +114,7 @@ class FileSystem:
 def read_head(raw: FileIO) -> tuple[bytes, int]:
     """The first bytes of a node file, its whole header among them, and the size of the file.
 
-    Raises OSError, and CorruptNode where the header could not be as long as it says.
+    Raises OSError, and CorruptNode if the header cannot be as long as it says.
     """
     file_bytes = os.fstat(raw.fileno()).st_size
     head = raw.read(min(file_bytes, HEAD_BYTES)) or b""
@@ -122,7 +127,7 @@ def read_head(raw: FileIO) -> tuple[bytes, int]:
 
 
 def allocate(num_bytes: int) -> memoryview:
-    """Fresh page-aligned memory, in huge pages where there are any: faults cost more than reads.
+    """Fresh page-aligned memory, in huge pages if available: faults cost more than reads.
 
     Raises MemoryError.
     """
@@ -137,37 +142,25 @@ def allocate(num_bytes: int) -> memoryview:
     return memoryview(area)
 
 
-# Files that are written in pieces by threads, while the event loop goes on. Owns the threads,
-# open files, and what becomes of a call for which nobody waits any more. Knows no node and no
-# directory.
-
-
-NUM_THREADS = 4
-PIECE_BYTES = 4 << 20  # a hop to a thread and back costs as much as half a MiB
-SMALL_BYTES = 1 << 20
-
-T = TypeVar("T")
-
-
 class FileThreads:
-    """A few threads for calls that block, and the calls that were left to them."""
+    """A few threads for blocking calls, and the calls that were abandoned to them."""
 
     def __init__(self, num_threads: int = NUM_THREADS) -> None:
         self.executor = ThreadPoolExecutor(num_threads, thread_name_prefix="disk")
         self._left: set[asyncio.Task[None]] = set()
 
     def submit(self, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
-        """The function's result, from a thread."""
+        """Run the function in a thread."""
         return asyncio.get_running_loop().run_in_executor(self.executor, function, *args)
 
     def finish_later(self, call: asyncio.Future[object], function: Callable[[], None]) -> None:
-        """Run the function in a thread once `call`, for which nobody waits, has ended."""
+        """Run the function in a thread once the abandoned `call` has ended."""
         task = asyncio.create_task(self._finish(call, function))
         self._left.add(task)
         task.add_done_callback(self._left.discard)
 
     async def close(self, timeout_s: float) -> None:
-        """Wait for the calls that were left; after `timeout_s` they are left for good."""
+        """Wait for abandoned calls, at most `timeout_s`."""
         if self._left:
             await asyncio.wait(self._left, timeout=timeout_s)
         self.executor.shutdown(wait=False)
@@ -175,15 +168,15 @@ class FileThreads:
     async def _finish(self, call: asyncio.Future[object], function: Callable[[], None]) -> None:
         await asyncio.wait((call,))
         if not call.cancelled():
-            call.exception()  # seen: it concerns nobody any more
+            call.exception()  # retrieved, so that asyncio does not log it
         await self.submit(function)
 
 
 class ThreadedFile:
     """One file whose calls run in threads, one after the other.
 
-    A call that hangs can be left by cancellation; the file is closed when the call has ended,
-    never under it, and then discarded.
+    A call that hangs can be abandoned by cancellation; the file is closed when the call has ended,
+    never during it, and then discarded.
     """
 
     def __init__(
@@ -225,7 +218,7 @@ class ThreadedFile:
         return self._raw
 
     async def call(self, function: Callable[..., T], *args: object) -> T:
-        """The function's result; it runs in a thread."""
+        """Run the function in a thread."""
         return await self._step(self._threads.submit(function, *args))
 
     async def write(self, pieces: Iterator[Buffer]) -> None:
@@ -247,7 +240,7 @@ class ThreadedFile:
     def _release(self) -> None:
         close = None if self._raw is None else self._raw.close
         for last in (close, self._discard):
-            with contextlib.suppress(OSError):  # what had to be on the disk was synced before
+            with contextlib.suppress(OSError):  # what must be on the disk was synced before
                 if last is not None:
                     last()
 

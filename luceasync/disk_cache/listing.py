@@ -1,6 +1,6 @@
-"""What lies in a directory of nodes: the meaning of its names, and what is new since a look before.
+"""What lies in a directory of nodes, and what is new since it was listed before.
 
-Looks and changes nothing; its calls block. Knows no deadline and no event loop.
+Only reads; its calls block. Knows no deadline and no event loop.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ NO_TOKENS = array("i")
 class NodeMeta:
     """A node, or one of its files, as a scan found it.
 
-    Of a file that is another namespace's or schema's only names, size and age are known: it has no
-    `metadata`, tokens or parts. `end_bytes` is the size of what belongs to the node's end alone,
-    `end_file_bytes` that of the end's own file. Two that were used at different times are equal.
+    For a file of another namespace or schema, only name, size and age are known: it has no
+    `metadata`, tokens or parts. `end_bytes`: the size of what belongs to the node's end alone,
+    `end_file_bytes`: that of the end's own file. Equality ignores the time of use.
     """
 
     namespace: str
@@ -42,11 +42,11 @@ class NodeMeta:
 
     @property
     def span_bytes(self) -> int:
-        """Size of the rest: rows of keys and values, tokens, header."""
+        """Size of what does not belong to the end: rows, tokens, header."""
         return self.num_bytes - self.end_bytes
 
     def with_end(self, end: NodeMeta) -> NodeMeta:
-        """The node, of whose rows this is, with the file of its end."""
+        """The node of these rows, with the file of its end."""
         return replace(
             self,
             num_bytes=self.num_bytes + end.num_bytes,
@@ -58,23 +58,22 @@ class NodeMeta:
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """A node's file, and by what one knows it again without opening it."""
+    """A node's file, and what identifies its content without opening it."""
 
     meta: NodeMeta
     inode: int
     mtime_ns: int
 
     def is_still(self, status: os.stat_result) -> bool:
-        """Whether the file has not changed."""
+        """Whether the file is unchanged."""
         seen = (status.st_ino, status.st_size, status.st_mtime_ns)
         return seen == (self.inode, self.meta.num_bytes, self.mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """One look into a namespace's directory: the files of nodes and of their ends by key, those
-    that are damaged or no nodes, what processes are writing or left behind, and what could not be
-    looked at.
+    """The content of a namespace's directory: the files of nodes and of their ends by key, those
+    that are damaged or not nodes, temporary files, and the faults of files that could not be read.
     """
 
     nodes: Mapping[str, ListedFile]
@@ -85,7 +84,7 @@ class Listing:
 
     @property
     def whole(self) -> dict[str, NodeMeta]:
-        """The nodes by key, each with its end where that is there."""
+        """The nodes by key, each with its end if there is one."""
         return {
             key: found.meta.with_end(end.meta) if (end := self.ends.get(key)) else found.meta
             for key, found in self.nodes.items()
@@ -97,8 +96,8 @@ EMPTY_LISTING = Listing({})
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """All nodes; those that were not there at the scan before, or held something else; and those
-    that are gone since, as they were. `is_whole`: everything could be looked at.
+    """All nodes; those that are new or have changed since the last scan; and those that are gone
+    since, as they were. `is_whole`: everything could be read.
     """
 
     nodes: tuple[NodeMeta, ...]
@@ -108,7 +107,7 @@ class Scan:
 
 
 def namespaces(files: FileSystem, root: Path) -> list[Path]:
-    """The directories of namespaces. Raises OSError; a root that is not there has none."""
+    """The directories of namespaces; none if the root does not exist. Raises OSError."""
     try:
         entries = files.entries(root)
     except FileNotFoundError:
@@ -120,14 +119,14 @@ def namespaces(files: FileSystem, root: Path) -> list[Path]:
     ]
 
 
-def look_into(
+def list_nodes(
     files: FileSystem, directory: Path, known: Listing = EMPTY_LISTING, *, opening: EndKinds | None
 ) -> Listing:
-    """The nodes of one namespace; of files that are opened `opening` says which kinds of tensors
-    belong to ends. None: by name, size and age alone.
+    """The nodes of one namespace. `opening`: the kinds of tensors that belong to ends, for files
+    that are opened; None: list name, size and age alone.
 
-    What is `known` and unchanged is not opened again, and what cannot be looked at now counts as it
-    did then.
+    A `known` file that is unchanged is not opened again; one that cannot be read now counts as
+    before.
     """
     found: dict[Half, dict[str, ListedFile]] = {half: {} for half in Half}
     before = {Half.ROWS: known.nodes, Half.END: known.ends}
@@ -146,8 +145,8 @@ def look_into(
             key, half = named
             old = before[half].get(key)
             try:
-                found[half][key] = _look_at(files, path, entry, old, opening=opening)
-            except FileNotFoundError:  # another process has removed it just now
+                found[half][key] = _examine(files, path, entry, old, opening=opening)
+            except FileNotFoundError:  # another process has just removed it
                 continue
             except CorruptNode:
                 damaged.append(path)
@@ -161,7 +160,7 @@ def look_into(
 
 
 def changes(before: Mapping[str, Listing], after: Mapping[str, Listing]) -> Scan:
-    """What two looks at all namespaces, each by its name, say together."""
+    """The changes between two listings of all namespaces, by name."""
     old, new = _by_name(before), _by_name(after)
     return Scan(
         nodes=tuple(new.values()),
@@ -172,8 +171,8 @@ def changes(before: Mapping[str, Listing], after: Mapping[str, Listing]) -> Scan
 
 
 def misplaced(nodes: Iterable[NodeMeta]) -> set[str]:
-    """Keys of those that do not begin where the node ends that they continue. Without them nothing
-    leads round in a circle, whatever files say: each node ends before the next one begins.
+    """Keys of the nodes that do not begin where their parent ends. Without them there is no cycle
+    of parents, whatever files say: each node ends where the next one begins.
     """
     of_ours = [(meta.key, meta.metadata) for meta in nodes if meta.metadata is not None]
     ends = {key: metadata.end for key, metadata in of_ours}
@@ -192,7 +191,7 @@ def _by_name(listings: Mapping[str, Listing]) -> dict[tuple[str, str], NodeMeta]
     }
 
 
-def _look_at(
+def _examine(
     files: FileSystem,
     path: Path,
     entry: os.DirEntry[str],
@@ -200,7 +199,7 @@ def _look_at(
     *,
     opening: EndKinds | None,
 ) -> ListedFile:
-    """The file; raises OSError, and CorruptNode for what is damaged or no regular file."""
+    """The file. Raises OSError, and CorruptNode if it is damaged or not regular."""
     status = entry.stat(follow_symlinks=False)
     if before is not None and before.is_still(status):
         return before

@@ -1,6 +1,6 @@
-"""What a node says of itself, as the strings of a file's header.
+"""The metadata of a node, as the strings of a file's header.
 
-Owns the fields, and what each may be. Knows no tensor and no file.
+Owns the fields and their valid values. Knows no tensor and no file.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ FIELDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class NodeMetadata:
-    """What a node says of itself.
+    """The metadata of the node of tokens `[begin, end)`.
 
-    `key` and `parent` are lower-case hex, `parent` is empty under the root; tokens `[begin, end)`;
-    `split`: the first layer of each shard that saved it; `created_s`: seconds since 1970.
-    `generated`: the model wrote these tokens, so that history which comes back as text can be
-    matched to them; `turn_end`: a turn ends with the last one.
+    `key` and `parent` are lower-case hex, `parent` is empty under the root; `split`: the first
+    layer of each shard that saved it; `created_s`: seconds since 1970. `generated`: the model wrote
+    the tokens, so that history which comes back as text can be matched to them; `turn_end`: a turn
+    ends with the last one.
     """
 
     namespace: str
@@ -43,7 +43,7 @@ class NodeMetadata:
 
 
 def to_strings(metadata: NodeMetadata) -> dict[str, str]:
-    """One string for each of FIELDS."""
+    """A string for each of FIELDS."""
     return {
         "namespace": metadata.namespace,
         "key": metadata.key,
@@ -58,7 +58,7 @@ def to_strings(metadata: NodeMetadata) -> dict[str, str]:
 
 
 def from_strings(strings: Mapping[str, str]) -> NodeMetadata:
-    """What `to_strings` was given. Raises CorruptNode for strings that it never makes."""
+    """The inverse of `to_strings`. Raises CorruptNode for strings that it never makes."""
     begin, end = _number(strings, "begin"), _number(strings, "end")
     if not begin < end <= MAX_TOKENS:
         raise CorruptNode(f"tokens [{begin}, {end}): expected begin < end <= {MAX_TOKENS}")

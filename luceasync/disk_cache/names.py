@@ -1,6 +1,6 @@
-"""The names of what lies in a directory of nodes: which node, and which half of it.
+"""The names of files in a directory of nodes: which node, and which half of it.
 
-Owns their form. Pure; knows no content.
+Pure; knows no content.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ NAMESPACE = re.compile(r"[0-9A-Za-z_-]{1,128}")
 
 
 def file_name(key: str, half: Half) -> str:
-    """The name of the file that holds this half of the node."""
+    """The name of the file of this half of the node."""
     return f"{key}{SUFFIXES[half]}"
 
 
 def parse_file_name(name: str) -> tuple[str, Half] | None:
-    """Key and half of a node's file; None for a name that is none of ours."""
+    """Key and half of a node's file; None for a name that is not ours."""
     for half, suffix in SUFFIXES.items():
         key = name.removesuffix(suffix)
         if key != name and KEY.fullmatch(key):

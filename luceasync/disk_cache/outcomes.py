@@ -1,4 +1,4 @@
-"""What file work came to: the words for it. Pure values."""
+"""The outcomes of file work. Pure values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from luceasync.nodes import MissReason
 
 
 class WriteOutcome(StrEnum):
-    """What became of a write."""
+    """How a write ended."""
 
     WRITTEN = "written"
     BUSY = "busy"
@@ -25,14 +25,14 @@ class WriteOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A node that is not to be had; `detail` says what came and what was expected."""
+    """A node that cannot be had; `detail` says what was found and what was expected."""
 
     reason: MissReason
     detail: str
 
 
 def miss_of(error: CorruptNode | ForeignNode | MemoryError | OSError) -> Miss:
-    """What a file that could not be read comes to."""
+    """The miss for a file that could not be read."""
     if isinstance(error, FileNotFoundError):
         return Miss(MissReason.GONE, "no such file")
     if isinstance(error, MemoryError):
@@ -42,7 +42,7 @@ def miss_of(error: CorruptNode | ForeignNode | MemoryError | OSError) -> Miss:
 
 
 def outcome_of(error: OSError) -> WriteOutcome:
-    """What a file that could not be written comes to."""
+    """The outcome for a file that could not be written."""
     if isinstance(error, TimeoutError):
         return WriteOutcome.TIMEOUT
     is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -51,7 +51,7 @@ def outcome_of(error: OSError) -> WriteOutcome:
 
 @dataclass(frozen=True, slots=True)
 class WriteResult:
-    """What a write came to. Under any outcome but WRITTEN the node is not to be counted on.
+    """The result of a write. With any outcome but WRITTEN, the file must not be relied on.
 
     `detail` says what went wrong; with WRITTEN, that a power cut may still lose the file.
     """
@@ -74,15 +74,13 @@ class DiskCounters:
     quarantined: int
 
 
-# What is wrong with a disk, by the kind of work that fails: one that succeeds excuses no other.
-# Owns the words of the last faults. Pure.
-
-
 Work = Literal["read", "write", "scan", "upkeep"]
 
 
 class Faults:
-    """The faults of work that has not succeeded since."""
+    """The last fault of each kind of work that has not succeeded since: success of one kind clears
+    no other.
+    """
 
     def __init__(self) -> None:
         self._words: dict[Work, str] = {}
@@ -91,7 +89,7 @@ class Faults:
         return "; ".join(self._words.values())
 
     def tell(self, work: Work, fault: str = "") -> None:
-        """What became of the last work of a kind; empty: it succeeded."""
+        """Record how work of a kind ended; an empty fault: it succeeded."""
         self._words.pop(work, None)
         if fault:
             self._words[work] = fault

@@ -1,6 +1,6 @@
-"""A node's files, read and checked as far as they are wanted. Its calls block.
+"""Reads and checks a node's files, as far as they are needed. Its calls block.
 
-Owns where the bytes go, and that none is given out unchecked. Knows no deadline, no event loop and
+Owns where the bytes go, and that none is returned unchecked. Knows no deadline, no event loop and
 no other node.
 """
 
@@ -34,10 +34,9 @@ Allocate = Callable[[int], memoryview]
 @dataclass(frozen=True, slots=True)
 class NodeFile:
     """A node as it was written, or its span alone: bytes by tensor name. Those of the span lie in
-    one region of memory, those of the end in another, so that either goes by itself. `parts`: which
-    of its parts are among the tensors; `num_bytes`: how much of the files was read. `end`: the
-    header of the end's own file; None where there is none, or where it is of no use: then
-    `end_fault` says why.
+    one region of memory, those of the end in another, so that either can be freed alone. `parts`:
+    which parts are among the tensors; `num_bytes`: how much of the files was read. `end`: the
+    header of the end's own file; None if there is none, or it is of no use, as `end_fault` says.
     """
 
     header: NodeHeader
@@ -49,7 +48,7 @@ class NodeFile:
 
     @property
     def slots(self) -> tuple[TensorSlot, ...]:
-        """Of all tensors that the files hold; those of the end's own file last."""
+        """The slots of all tensors in the files; those of the end's own file last."""
         return self.header.slots + (() if self.end is None else self.end.slots)
 
     @property
@@ -59,7 +58,7 @@ class NodeFile:
 
 
 class ReadCancelled(Exception):
-    """Nobody waits for the node any more."""
+    """The read was abandoned."""
 
 
 def read_node(
@@ -70,13 +69,13 @@ def read_node(
     end_kinds: EndKinds,
     with_end: bool,
     allocate: Allocate,
-    is_given_up: Callable[[], bool],
+    is_cancelled: Callable[[], bool],
 ) -> NodeFile:
-    """What is in one of a node's files, checked; without the node's end, only as much of the file
-    as lies before it.
+    """The content of one of a node's files, checked; without the node's end, only as much of the
+    file as lies before it.
 
     `allocate(num_bytes)` gives the memory, for the span and for the end. Raises CorruptNode,
-    ForeignNode, OSError, MemoryError, and GivenUp soon after `is_given_up()`.
+    ForeignNode, OSError, MemoryError, and ReadCancelled soon after `is_cancelled()`.
     """
     with files.open(path) as raw:
         head, header = _read_header(raw, path, namespace, end_kinds)
@@ -87,14 +86,14 @@ def read_node(
         for run in filter(None, (slots[:parted], slots[parted:])):
             base = run[0].begin // PAGE_BYTES * PAGE_BYTES  # tensors are aligned as in the file
             content = allocate(max(1, run[-1].end - base))
-            tensors |= _read_run(raw, head, run, base, content, is_given_up)
+            tensors |= _read_run(raw, head, run, base, content, is_cancelled)
     return NodeFile(header, tensors, frozenset(map(header.part_of, tensors)), slots[-1].end)
 
 
 def with_own_end(node: NodeFile, read: Callable[[], NodeFile]) -> NodeFile:
-    """The node with what `read` gives of the file of its end, in place of what that of its rows
-    holds of it. What is wrong with that file is no fault of the rows. Raises OSError, MemoryError
-    and GivenUp.
+    """The node with its end from the end's own file, which `read` reads, in place of an end in the
+    file of its rows. A fault of that file is no fault of the rows. Raises OSError, MemoryError and
+    ReadCancelled.
     """
     try:
         end = read()
@@ -122,7 +121,7 @@ def with_own_end(node: NodeFile, read: Callable[[], NodeFile]) -> NodeFile:
 
 
 def read_header(files: FileSystem, path: Path, namespace: str, end_kinds: EndKinds) -> NodeHeader:
-    """The header, checked, and nothing else of the file. Raises as read_tokens."""
+    """The header, checked, and nothing else of the file. Raises like read_tokens."""
     with files.open(path) as raw:
         return _read_header(raw, path, namespace, end_kinds)[1]
 
@@ -153,7 +152,7 @@ def read_tokens(
 def _read_header(
     raw: FileIO, path: Path, namespace: str, end_kinds: EndKinds
 ) -> tuple[bytes, NodeHeader]:
-    """The file's first bytes, and what they say."""
+    """The file's first bytes, and its header."""
     named = parse_file_name(path.name)
     assert named is not None, path
     key, half = named
@@ -170,10 +169,10 @@ def _read_run(
     slots: Sequence[TensorSlot],
     base: int,
     content: memoryview,
-    is_given_up: Callable[[], bool],
+    is_cancelled: Callable[[], bool],
 ) -> dict[str, memoryview]:
-    """The slots, one after the other in the file, each checked. `content` begins where byte `base`
-    of the file goes; `head` are the file's first bytes.
+    """Read and check slots that follow each other in the file. `content` begins with byte `base` of
+    the file; `head`: the file's first bytes.
     """
     begin, end = slots[0].begin, slots[-1].end
     known = head[begin:end]
@@ -184,7 +183,7 @@ def _read_run(
     for slot in slots:
         if at < slot.end:
             stop = min(max(slot.end, at + PIECE_BYTES), end)
-            at += _fill(raw, content[at - base : stop - base], is_given_up)
+            at += _fill(raw, content[at - base : stop - base], is_cancelled)
         if at < slot.end:
             raise CorruptNode(f"{at} bytes: expected {end}")
         tensors[slot.name] = content[slot.begin - base : slot.end - base]
@@ -192,11 +191,11 @@ def _read_run(
     return tensors
 
 
-def _fill(raw: FileIO, view: memoryview, is_given_up: Callable[[], bool]) -> int:
-    """Fill the view as far as the file goes; the number of bytes. Raises OSError and GivenUp."""
+def _fill(raw: FileIO, view: memoryview, is_cancelled: Callable[[], bool]) -> int:
+    """Fill the view as far as the file goes; the number of bytes read. Raises OSError."""
     filled = 0
     while filled < len(view):
-        if is_given_up():
+        if is_cancelled():
             raise ReadCancelled
         num_bytes = raw.readinto(view[filled : filled + PIECE_BYTES])
         if not num_bytes:

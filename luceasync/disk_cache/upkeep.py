@@ -1,7 +1,6 @@
-"""A directory of nodes looked after without a model: what is there, whether it is whole, and its
-removal.
+"""Maintenance of a cache directory without a model: list, verify and remove nodes.
 
-Its calls block. Servers may run on the directory meanwhile: to them a file that is gone is a miss.
+Its calls block. Servers may use the directory meanwhile: a file that is gone is a miss to them.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Literal
 from luceasync.disk_cache.codec import EndKinds, Half, NodeHeader
 from luceasync.disk_cache.directory import QUARANTINE, NodeDirectory
 from luceasync.disk_cache.files import FileSystem, allocate
-from luceasync.disk_cache.listing import Listing, NodeMeta, look_into, namespaces
+from luceasync.disk_cache.listing import Listing, NodeMeta, list_nodes, namespaces
 from luceasync.disk_cache.reader import (
     NodeFile,
     read_header,
@@ -28,11 +27,13 @@ from luceasync.disk_cache.reader import (
 from luceasync.errors import ConfigError, CorruptNode, ForeignNode
 
 State = Literal["whole", "damaged", "foreign", "unreadable", "gone"]
+Name = tuple[str, str]  # namespace and key
+NOWHERE: Name = ("", "nowhere")  # in place of a parent that a node cannot continue
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceTotal:
-    """A namespace, and what its nodes amount to."""
+    """The number, size and last use of a namespace's nodes."""
 
     namespace: str
     num_nodes: int
@@ -42,7 +43,7 @@ class NamespaceTotal:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What reading every byte of a node came to; `detail` says what is wrong."""
+    """The result of reading every byte of a node; `detail` says what is wrong."""
 
     namespace: str
     key: str
@@ -51,14 +52,14 @@ class Verdict:
 
 
 class Upkeep:
-    """All namespaces under `root`. Its methods raise OSError where the disk fails as a whole."""
+    """All namespaces under `root`. Methods raise OSError if the disk fails as a whole."""
 
     def __init__(self, root: Path, end_kinds: EndKinds = frozenset()) -> None:
-        """`end_kinds`: see luceasync.disk_cache.codec; of any model. Raises ConfigError where there
-        is no such directory.
+        """`end_kinds`: see luceasync.disk_cache.codec; of any model. Raises ConfigError if the
+        directory does not exist.
         """
         if not root.is_dir():
-            raise ConfigError(f"--kv-cache-dir {root}: expected a directory that is there")
+            raise ConfigError(f"--kv-cache-dir {root}: expected an existing directory")
         self.root = root
         self._files = FileSystem()
         self._end_kinds = end_kinds
@@ -68,7 +69,7 @@ class Upkeep:
         return [path.name for path in namespaces(self._files, self.root)]
 
     def totals(self) -> list[NamespaceTotal]:
-        """Each namespace that has nodes, from names and sizes alone; the last used first."""
+        """Totals of each namespace that has nodes, by names and sizes alone; last used first."""
         totals = []
         for namespace in self.namespaces():
             nodes = self._look(namespace, opening=False)
@@ -79,13 +80,13 @@ class Upkeep:
         return sorted(totals, key=lambda total: -total.last_used_s)
 
     def nodes(self, namespace: str) -> list[NodeMeta]:
-        """The nodes whose headers and tokens are sound, and those of other schemas. Raises OSError
-        where one cannot be opened now: what continues it would seem to have no parent.
+        """The nodes with valid headers and tokens, and those of other schemas. Raises OSError if
+        one cannot be opened now: its children would seem to have no parent.
         """
         return self._look(namespace, opening=True)
 
     def headers(self, namespace: str, key: str) -> list[NodeHeader]:
-        """Those of the node's files: of its rows, and of its end where that has one. Raises
+        """The headers of the node's files: of its rows, and of its end if there is one. Raises
         CorruptNode, ForeignNode and OSError.
         """
         rows, end = (self._directory(namespace).path(key, half=half) for half in Half)
@@ -95,13 +96,13 @@ class Upkeep:
         return headers
 
     def keys(self, namespace: str) -> list[str]:
-        """What is named as nodes are, whatever it holds."""
-        listing = look_into(self._files, self.root / namespace, opening=None)
+        """The keys of all files that are named like nodes, whatever they hold."""
+        listing = list_nodes(self._files, self.root / namespace, opening=None)
         damaged = (path.stem for path in listing.damaged)
         return sorted({*listing.nodes, *listing.ends, *damaged})
 
     def verify(self, namespace: str, key: str) -> Verdict:
-        """Read every byte of the node's files; what is damaged is moved to the quarantine."""
+        """Read every byte of the node's files; damaged ones are moved to the quarantine."""
         directory = self._directory(namespace)
         path, end_path = (directory.path(key, half=half) for half in Half)
         try:
@@ -123,12 +124,12 @@ class Upkeep:
         return Verdict(namespace, key, "whole")
 
     def remove(self, namespace: str, key: str) -> int:
-        """Remove the node, its end too; the bytes that they took up."""
+        """Remove the node, its end too; the bytes that they took."""
         return self._directory(namespace).remove(key)
 
     def clear(self, namespace: str) -> tuple[int, int]:
-        """Remove all nodes of the namespace and what was set aside there; how many nodes there
-        were, and their bytes. Nothing else is removed.
+        """Remove all nodes of the namespace and its quarantine; the number of nodes and their
+        bytes. Nothing else is removed.
         """
         listing = self._listing(namespace, opening=False)
         keys = {*listing.nodes, *listing.ends}
@@ -139,7 +140,7 @@ class Upkeep:
                 if not entry.is_dir(follow_symlinks=False):
                     self._files.remove(quarantine / entry.name)
         for directory in (quarantine, quarantine.parent):
-            with contextlib.suppress(OSError):  # it holds what is not ours, or is being used
+            with contextlib.suppress(OSError):  # it holds other files, or is in use
                 directory.rmdir()
         return len(listing.nodes), num_bytes
 
@@ -151,7 +152,7 @@ class Upkeep:
             end_kinds=self._end_kinds,
             with_end=True,
             allocate=allocate,
-            is_given_up=lambda: False,
+            is_cancelled=lambda: False,
         )
 
     def _look(self, namespace: str, *, opening: bool) -> list[NodeMeta]:
@@ -159,7 +160,7 @@ class Upkeep:
 
     def _listing(self, namespace: str, *, opening: bool) -> Listing:
         kinds = self._end_kinds if opening else None
-        listing = look_into(self._files, self.root / namespace, opening=kinds)
+        listing = list_nodes(self._files, self.root / namespace, opening=kinds)
         if listing.faults:
             raise OSError(listing.faults[0])
         return listing
@@ -168,34 +169,26 @@ class Upkeep:
         return NodeDirectory(self._files, self.root, namespace, 0, self._end_kinds)
 
 
-# Which nodes go where no server decides: the longest unused first, and never one that another
-# needs. Pure; whoever asks removes the files.
-
-
-Name = tuple[str, str]  # namespace and key
-NOWHERE: Name = ("", "nowhere")  # in place of a parent that a node cannot continue
-
-
 def prunable(
     nodes: Iterable[NodeMeta], *, budget_bytes: int | None = None, unused_since_s: float = 0.0
 ) -> list[NodeMeta]:
-    """The nodes that go, in this order: those that were last used before `unused_since_s`, and as
-    many as it takes for the rest to fit `budget_bytes`.
+    """The nodes to remove where no server decides, in this order: those that were last used before
+    `unused_since_s`, and as many as it takes for the rest to fit `budget_bytes`. Pure.
 
-    A node goes only once all that continue it have gone. Those that have no chain to the root, and
-    so are of no use, are the first; files that continue each other in a circle are of these.
+    A node is removed only after all of its children. Those without a chain to the root, which are
+    of no use, come first, files that continue each other in a cycle among them.
     """
     by_name = {(node.namespace, node.key): node for node in nodes}
     parents = {name: _parent(node) for name, node in by_name.items()}
-    parents |= dict.fromkeys(_in_circles(parents), NOWHERE)
+    parents |= dict.fromkeys(_in_cycles(parents), NOWHERE)
     usable = _usable(by_name, parents)
-    num_needing = Counter(parents.values())
+    num_children = Counter(parents.values())
     held_bytes = sum(node.num_bytes for node in by_name.values())
 
     def entry(name: Name) -> tuple[bool, float, Name]:
         return name in usable, by_name[name].last_used_s, name
 
-    heap = [entry(name) for name in by_name if not num_needing[name]]
+    heap = [entry(name) for name in by_name if not num_children[name]]
     heapify(heap)
     gone: list[NodeMeta] = []
     while heap:
@@ -207,35 +200,35 @@ def prunable(
         gone.append(node)
         held_bytes -= node.num_bytes
         parent = parents[name]
-        num_needing[parent] -= 1
-        if parent in by_name and not num_needing[parent]:
+        num_children[parent] -= 1
+        if parent in by_name and not num_children[parent]:
             heappush(heap, entry(parent))
     return gone
 
 
 def _parent(node: NodeMeta) -> Name:
-    """The name of the node that this one continues; ("", "") for none."""
+    """The name of the node's parent; ("", "") for none."""
     parent = node.metadata.parent if node.metadata is not None else ""
     return (node.namespace, parent) if parent else ("", "")
 
 
-def _in_circles(parents: Mapping[Name, Name]) -> set[Name]:
-    """Those that lead back to themselves: what is left when all that nothing continues has gone."""
-    num_needing = Counter(parents.values())
+def _in_cycles(parents: Mapping[Name, Name]) -> set[Name]:
+    """Nodes on a parent cycle, or above one: what is left after removing leaves repeatedly."""
+    num_children = Counter(parents.values())
     left = set(parents)
-    ends = [name for name in parents if not num_needing[name]]
+    ends = [name for name in parents if not num_children[name]]
     while ends:
         name = ends.pop()
         left.discard(name)
         parent = parents[name]
-        num_needing[parent] -= 1
-        if parent in parents and not num_needing[parent]:
+        num_children[parent] -= 1
+        if parent in parents and not num_children[parent]:
             ends.append(parent)
     return left
 
 
 def _usable(nodes: Mapping[Name, NodeMeta], parents: Mapping[Name, Name]) -> set[Name]:
-    """Those whose chain goes back to the root, and those of which that is not known."""
+    """Nodes with a chain to the root, or whose chain is not known."""
     usable: set[Name] = {("", "")}
 
     def begin(name: Name) -> int:

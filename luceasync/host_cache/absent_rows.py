@@ -1,7 +1,6 @@
-"""What lanes hold in host memory alone: where it lies, and how it comes back to their pages.
+"""Rows that lanes have in host memory alone: where they lie, and how they come back to pages.
 
-Holds tensors, not names: what a node is called, or becomes, changes nothing here. Engine thread
-only.
+Holds tensors, not nodes: dropping a node changes nothing here. Engine thread only.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ class _HeldRows:
 
 
 class AbsentRows:
-    """Of each lane of a shard the rows that are read from host memory where no page has them."""
+    """The rows of each lane of a shard that are read from host memory while no page has them."""
 
     def __init__(self, cache: LaneCache, copies: LaneCopies) -> None:
         self._cache = cache
         self._copies = copies
         self._has_rows = bool(cache.row_stacks)
         self._held: dict[int, list[_HeldRows]] = defaultdict(list)
-        self._to_order: set[int] = set()  # lanes whose next pass comes after moves of their pages
+        self._to_order: set[int] = set()  # lanes whose next pass waits for copies of their pages
 
     def hold(
         self,
@@ -51,18 +50,18 @@ class AbsentRows:
         arrival: SaveTicket | None,
     ) -> None:
         """The first rows of these tensors are those of the lane's tokens `[begin, end)`. Others of
-        the same tokens have the same numbers, and are let go.
+        the same tokens have the same numbers, and are dropped.
         """
         held = self._held[lane]
         held[:] = [each for each in held if each.begin < begin or each.end > end]
         held.append(_HeldRows(begin, end, tensors, arrival))
 
     def of(self, lane: int, *, with_coming: bool) -> LaneHostRows:
-        """The same of one lane; `with_coming`: what has not arrived yet is of use too."""
+        """The rows of one lane; `with_coming`: those that have not arrived yet count too."""
         return LaneHostRows(self, lane, with_coming)
 
     def held_until(self, lane: int, begin: int, end: int, *, with_coming: bool) -> int:
-        """Up to which token those of `[begin, end)` lie in host memory, or will."""
+        """Up to which token the rows of `[begin, end)` lie in host memory, or will."""
         while begin < end:
             held = (each for each in self._held.get(lane, ()) if each.begin <= begin < each.end)
             ends = (each.end for each in held if with_coming or each.has_arrived)
@@ -73,7 +72,7 @@ class AbsentRows:
         return begin
 
     def rows(self, lane: int, begin: int, end: int) -> list[HostRows]:
-        """Where the lane's tokens `[begin, end)` lie, in order, in as few pieces as can be."""
+        """Where the lane's tokens `[begin, end)` lie, in order, in as few pieces as possible."""
         found: list[HostRows] = []
         while self._has_rows and begin < end:
             covering = [h for h in self._held[lane] if h.begin <= begin < h.end]
@@ -86,8 +85,8 @@ class AbsentRows:
         return found
 
     def copy(self, lane: int, first: int, targets: Mapping[TensorKey, Tensor]) -> None:
-        """Copy what is not here of the lane's tokens from `first` on to `targets`, [tokens, ...]
-        each, once it has arrived.
+        """Copy the rows that have no page, of the lane's tokens from `first` on, to `targets`,
+        [tokens, ...] each, once they have arrived.
         """
         num_tokens = max((len(target) for target in targets.values()), default=0)
         for begin, end, is_here in self._cache.spans(lane, first, first + num_tokens):
@@ -99,8 +98,8 @@ class AbsentRows:
                     target[part.begin - first : part.end - first].copy_(source)
 
     def recall(self, lane: int, places: Sequence[tuple[int, int]]) -> Ticket:
-        """Fill pages, which no table lists yet, with chunks: (chunk, page) each. Passes go on
-        meanwhile; those over the lane that come after `placed` see them.
+        """Fill pages that no table lists yet with chunks: (chunk, page) each. Passes go on
+        meanwhile; those over the lane after `placed` see them.
         """
         found = []
         for chunk, page in places:
@@ -110,7 +109,7 @@ class AbsentRows:
         return self._copies.page_in(lane, found)
 
     def fill(self, lane: int, num_tokens: int) -> Ticket:
-        """Fill all pages that are listed with the lane's first tokens; its passes come after."""
+        """Fill all listed pages with the lane's first tokens, before its next pass."""
         found = []
         for begin, end, is_here in self._cache.spans(lane, 0, num_tokens):
             for part in self.rows(lane, begin, end) if is_here else ():
@@ -123,21 +122,21 @@ class AbsentRows:
         return self._copies.page_in(lane, found)
 
     def placed(self, lane: int) -> None:
-        """Pages of the lane have been listed, or taken away: its next pass comes after what still
-        fills or reads them.
+        """Pages of the lane have been listed or removed: its next pass comes after the copies that
+        still fill or read them.
         """
         if lane in self._held:
             self._to_order.add(lane)
 
     def use(self, lanes: Sequence[int]) -> None:
-        """What is queued from here on may read and write the pages of these lanes."""
+        """Work queued from here on may read and write the pages of these lanes."""
         for lane in self._to_order.intersection(lanes):
             self._to_order.discard(lane)
             self._copies.freed(lane)
             self._copies.listed(lane)
 
     def reset(self, lane: int) -> None:
-        """Nothing is held for the lane any more."""
+        """Forget all rows of the lane."""
         self._held.pop(lane, None)
         self._to_order.discard(lane)
 
@@ -148,16 +147,14 @@ class AbsentRows:
 
 @dataclass(frozen=True, slots=True)
 class LaneHostRows:
-    """See luceasync.host_cache.staging.HostRowSource."""
+    """The rows of one lane, as staging reads them."""
 
     absent: AbsentRows
     lane: int
     with_coming: bool
 
     def rows(self, begin: int, end: int) -> list[HostRows]:
-        """See InHost."""
         return self.absent.rows(self.lane, begin, end)
 
     def held_until(self, begin: int, end: int) -> int:
-        """See InHost."""
         return self.absent.held_until(self.lane, begin, end, with_coming=self.with_coming)

@@ -103,7 +103,6 @@ class PlainMemory:
     """Memory in which each region is a mapping of its own."""
 
     def allocate(self, num_bytes: int) -> memoryview:
-        """See HostMemory."""
         return memoryview(map_pages(num_bytes))
 
     def close(self) -> None:
@@ -142,14 +141,12 @@ class DevicePageLock:
         self._device = device
 
     def lock(self, address: int, num_bytes: int) -> None:
-        """See PageLock."""
         with torch.cuda.device(self._device):
             result = int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, PORTABLE))
         if result:
             raise MemoryError(f"the driver cannot pin {num_bytes >> 20} MiB more: error {result}")
 
     def unlock(self, address: int) -> None:
-        """See PageLock."""
         with torch.cuda.device(self._device):
             result = int(torch.cuda.cudart().cudaHostUnregister(address))
         assert result == 0, f"cudaHostUnregister: error {result}"
@@ -159,10 +156,10 @@ class NoPageLock:
     """For memory that no device copies: its pages need only exist."""
 
     def lock(self, address: int, num_bytes: int) -> None:
-        """See PageLock."""
+        """Nothing to lock."""
 
     def unlock(self, address: int) -> None:
-        """See PageLock."""
+        """Nothing to unlock."""
 
 
 class Arena:
@@ -239,7 +236,6 @@ class Arena:
         return not self._thread.is_alive()
 
     def allocate(self, num_bytes: int) -> memoryview:
-        """See HostMemory."""
         assert num_bytes > 0, f"a region of {num_bytes} bytes"
         room = -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         with self._lock:
@@ -270,8 +266,8 @@ class Arena:
                 self._mapping.madvise(mmap.MADV_DONTNEED, begin - self._origin, end - begin)
 
     def close(self) -> None:
-        """See HostMemory. No copy may be under way. Raises TimeoutError if the thread does not end
-        within CLOSE_TIMEOUT_S; everything stays locked then.
+        """Allocate no more, and unlock the pages. No copy may be under way. Raises TimeoutError if
+        the thread does not end within CLOSE_TIMEOUT_S; everything stays locked then.
         """
         self._is_complete.set()
         with self._lock:
@@ -348,7 +344,6 @@ class WarmMemory:
         return self._arena.wait(timeout_s)
 
     def allocate(self, num_bytes: int) -> memoryview:
-        """See HostMemory."""
         try:
             return self._arena.allocate(num_bytes)
         except MemoryError:
@@ -364,5 +359,4 @@ class WarmMemory:
         return region
 
     def close(self) -> None:
-        """See HostMemory."""
         self._arena.close()

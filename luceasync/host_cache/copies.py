@@ -1,4 +1,4 @@
-"""Bytes between a lane and host memory: what is asked of any device, and the CPU's body.
+"""Copies of bytes between lanes and host memory: the protocol for any device, and the CPU's body.
 
 Knows no node: it is told which bytes go where. Engine thread only.
 """
@@ -17,19 +17,17 @@ from luceasync.cyext.flatten import fill
 from luceasync.host_cache.copy_stream import DoneTicket, Pair, StreamDependency, Ticket
 from luceasync.kv.cache import LaneCache, Shape, TensorKey, total_bytes
 
-# Where rows of a lane's tokens lie in host memory, and where they belong in the lane. Plain
-# data: whoever copies is given it. Knows no node's name and no stream.
-
 
 class SaveTicket(Ticket, StreamDependency, Protocol):
-    """A ticket of a save, which a device's later copies can be put behind."""
+    """The ticket of a save, after which later copies of a device can be ordered."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostRows:
     """Rows of a lane's tokens `[begin, end)` in host memory: rows `[first, first + end - begin)` of
-    each of `tensors` [rows of the node, ...], contiguous. `arrival`: of the save that still writes
-    them; None: they are there. The object keeps the memory alive: keep it until a copy is over.
+    each of `tensors` [rows of the node, ...], contiguous. `arrival`: the ticket of the save that
+    still writes them, None if they are there. The object keeps the memory alive: hold it until a
+    copy is over.
     """
 
     begin: int
@@ -45,15 +43,15 @@ class HostRows:
 
 @dataclass(frozen=True, slots=True)
 class PageRows:
-    """Rows `host` (all of its tokens) belong at places `[place, place + len)` of the lane."""
+    """The rows of `host` belong at places `[place, place + num_rows)` of the lane."""
 
     host: HostRows
     place: int
 
 
 def pairs_of(lane_bytes: Mapping[TensorKey, Tensor], rows: Sequence[PageRows]) -> Iterator[Pair]:
-    """The bytes of a lane, of which `lane_bytes` has those of each tensor, and of host memory that
-    belong together, tensor by tensor.
+    """The corresponding bytes of a lane and of host memory, tensor by tensor; `lane_bytes`: the
+    lane's bytes of each tensor.
     """
     for key, of_lane in lane_bytes.items():
         for each in rows:
@@ -68,7 +66,7 @@ def rows_in(
     region: memoryview, shapes: Mapping[TensorKey, Shape], runs: Sequence[range], at: Sequence[int]
 ) -> list[PageRows]:
     """A region that holds tensors of `shapes`, one after the other, as host rows: run i of a lane's
-    places belongs at row `at[i]` and those that follow.
+    places belongs to the rows from `at[i]` on.
     """
     sizes = [total_bytes([shape]) for shape in shapes.values()]
     parts = torch.frombuffer(region, dtype=torch.uint8).split(sizes)
@@ -95,9 +93,9 @@ class LaneCopies(Protocol):
         rows_at: Sequence[int] | None = None,
     ) -> SaveTicket:
         """Copy the rows at places `runs`, as LaneCache.row_blocks has them, and all recurrent
-        state, `end` among the lanes' ends, where regions are given for them. `rows_at`: the row of
-        the region at which each run begins, where they leave some out. The lane may change
-        afterwards, as far as `use`, `rewrite` and `freed` are told.
+        state, `end` among the lanes' ends, into the regions that are given. `rows_at`: the row of
+        the region at which each run begins, if they leave some out. The lane may change afterwards,
+        after a call of `use`, `rewrite` or `freed`.
         """
         ...
 
@@ -109,51 +107,51 @@ class LaneCopies(Protocol):
         after: Sequence[SaveTicket],
     ) -> Ticket:
         """Copy pairs of bytes of the lane and of host memory, which `memory` keeps alive, once the
-        saves `after` have arrived. The iterable may be run through in another thread, later.
+        saves `after` have arrived. The iterable may be consumed later, in another thread.
         """
         ...
 
     def page_in(self, lane: int, rows: Sequence[PageRows]) -> Ticket:
-        """Copy rows of host memory to places of the lane that nothing which is queued from here on
-        reads or writes, until `listed`. They are copied once they have arrived, and once what has
-        been queued so far, and saves of the lane, have read what is there.
+        """Copy rows of host memory to places of the lane that no work queued from here on reads or
+        writes, until `listed`. They are copied once they have arrived, and once the work queued so
+        far and saves of the lane have read what is there.
         """
         ...
 
     def listed(self, lane: int) -> None:
-        """What is queued from here on may read all that was paged in."""
+        """Work queued from here on may read all that was paged in."""
         ...
 
     def freed(self, lane: int) -> None:
-        """What is queued from here on may write places of the lane that a save still reads."""
+        """Work queued from here on may write places of the lane that a save still reads."""
         ...
 
     def use(self, lanes: Sequence[int]) -> None:
-        """What is queued from here on may read and write these lanes."""
+        """Work queued from here on may read and write these lanes."""
         ...
 
     def rewrite(self, lane: int) -> None:
-        """The lane's recurrent state is about to be forgotten: its next tokens begin at 0."""
+        """The lane's recurrent state is about to be overwritten: its next tokens begin at 0."""
         ...
 
     def rehearse(self) -> None:
-        """Compile what moves pages, where it is compiled."""
+        """Compile the kernels that move pages, if any."""
         ...
 
     def close(self) -> None:
-        """Wait for everything. May be called twice."""
+        """Wait for all copies. Idempotent."""
         ...
 
 
 class _SavedTicket(DoneTicket):
-    """Of a save by the CPU."""
+    """The ticket of a save by the CPU."""
 
     def precede(self, stream: torch.cuda.Stream) -> None:
-        """It is over."""
+        """It has arrived already."""
 
 
 class DirectCopies:
-    """Copies by the CPU, made when they are asked for; other threads run meanwhile."""
+    """Copies by the CPU, made at once; other threads run meanwhile."""
 
     def __init__(self, cache: LaneCache) -> None:
         self._cache = cache
@@ -167,7 +165,6 @@ class DirectCopies:
         end: int,
         rows_at: Sequence[int] | None = None,
     ) -> SaveTicket:
-        """See LaneCopies."""
         if row_region is not None and rows_at is not None:
             shapes = shapes_in(self._cache, row_region)
             pages = rows_in(row_region, shapes, runs, rows_at)
@@ -189,13 +186,11 @@ class DirectCopies:
         memory: object,
         after: Sequence[SaveTicket],
     ) -> Ticket:
-        """See LaneCopies."""
         for target, source in pairs:  # twice as fast as torch copies bytes
             fill(target.numpy(), [0], [source.numpy()])
         return DoneTicket()
 
     def page_in(self, lane: int, rows: Sequence[PageRows]) -> Ticket:
-        """See LaneCopies."""
         for each in rows:
             if each.host.arrival is not None:
                 each.host.arrival.wait()
@@ -223,5 +218,5 @@ class DirectCopies:
 
 
 def shapes_in(cache: LaneCache, region: memoryview) -> dict[TensorKey, Shape]:
-    """Of the tensors that fill a region of rows."""
+    """The shapes of the tensors that fill a region of rows."""
     return cache.row_shapes(region.nbytes // total_bytes(cache.row_shapes(1).values()))

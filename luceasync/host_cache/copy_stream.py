@@ -1,8 +1,8 @@
 """Copies between a GPU and host memory, one after the other, on a stream and a thread of their own.
 
 Owns how far the stream runs ahead. A GPU's copy engine stays with a stream as long as that has
-copies for it, and a token on its way to the host waits meanwhile: so what is queued is little, and
-the thread adds to it when it is over. Knows no lane and no node.
+copies for it, and a token on its way to the host waits meanwhile: so little is queued at a time,
+and the thread adds more when it is over. Knows no lane and no node.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from torch import Tensor
 from luceasync.host_cache.arena import PIECE_BYTES
 
 COPY_TIMEOUT_S = 60.0  # more than all host memory takes
-POLL_S = 2e-4  # how much later than a device somebody knows who waits for it
+POLL_S = 2e-4  # how late a wait for a device may end
 
 Pair = tuple[Tensor, Tensor]  # target and source: uint8 [bytes], one of them in host memory
 
 
 class StreamDependency(Protocol):
-    """Something that a stream can wait for."""
+    """Work that a stream can wait for."""
 
     def precede(self, stream: torch.cuda.Stream) -> None:
-        """What is queued on the stream from here on comes after it."""
+        """Work queued on the stream from here on comes after it."""
         ...
 
 
 class CopyJob:
-    """Copies that were asked for. They are queued a part at a time, then they arrive."""
+    """A list of copies, which are queued a part at a time, and then arrive."""
 
     def __init__(
         self,
@@ -44,9 +44,9 @@ class CopyJob:
         pairs: Iterable[Pair],
         hurry: Callable[[int], None],
     ) -> None:
-        """`hurry` its stream, up to a number of a delivery."""
+        """`number`: among the jobs of its stream; `hurry(number)` has these queued at once."""
         self._hurry = hurry
-        self.number = number  # of its stream
+        self.number = number
         self.after = after
         self.pairs = pairs
         self.queued = threading.Event()
@@ -55,28 +55,28 @@ class CopyJob:
         self.is_started = self.is_cancelled = False
 
     def query(self) -> bool:
-        """Whether they have arrived. Raises what went wrong with them."""
+        """Whether the copies have arrived. Raises what went wrong with them."""
         return self.queued.is_set() and self._end().query()
 
     def sleep(self) -> None:
-        """Wait asleep until they have arrived: for a thread that has all the time. Raises what went
-        wrong with them, and TimeoutError where they are not even queued.
+        """Block the thread until the copies have arrived, without polling. Raises what went wrong
+        with them, and TimeoutError if they are not even queued.
         """
         self._wait_until_queued()
         sleep_until(self._end())
 
     def synchronize(self) -> None:
-        """Wait until they have arrived. Raises what went wrong with them, and TimeoutError."""
+        """Wait until the copies have arrived. Raises what went wrong, and TimeoutError."""
         self._wait_until_queued()
         wait_for(self._end().query, "copies between a device and host memory")
 
     def precede(self, stream: torch.cuda.Stream) -> None:
-        """See Before. Waits until all of it is queued. Raises TimeoutError."""
+        """Order the stream after the copies; waits until all are queued. Raises TimeoutError."""
         self._wait_until_queued()
         stream.wait_event(self._end())
 
     def hurry_before(self, stream: torch.cuda.Stream) -> None:
-        """As `precede`, but all of it is queued as fast as can be."""
+        """As `precede`, but the copies are queued as fast as possible."""
         self._hurry(self.number)
         self.precede(stream)
 
@@ -95,38 +95,38 @@ class CopyJob:
 
 
 class CopyStream:
-    """One direction of copies. Up to `num_batches` are queued at a time: with one, the engine is
-    free for others in between; with two it is never idle.
+    """One direction of copies. Up to `num_batches` are queued at a time: with one, the copy engine
+    is free for other streams in between; with two it is never idle.
     """
 
     def __init__(self, device: torch.device, name: str, num_batches: int) -> None:
         self._num_batches = num_batches
         self._stream = torch.cuda.Stream(device)
-        self._deliveries: SimpleQueue[CopyJob | None] = SimpleQueue()
+        self._jobs: SimpleQueue[CopyJob | None] = SimpleQueue()
         self._starting = threading.Lock()
-        self._num_deliveries = 0
-        self._num_hurried = 0  # deliveries up to this number are queued as fast as can be
+        self._num_jobs = 0
+        self._num_hurried = 0  # jobs up to this number are queued as fast as possible
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def put(self, after: Sequence[StreamDependency], pairs: Iterable[Pair]) -> CopyJob:
-        """Copy pair by pair, once `after` is over and all that was put before is queued. The
-        iterable is run through in the thread; the caller keeps alive what it names.
+        """Copy pair by pair, once `after` is over and all earlier jobs are queued. The iterable is
+        consumed in the thread; the caller keeps alive what it refers to.
         """
-        self._num_deliveries += 1
-        delivery = CopyJob(self._num_deliveries, after, pairs, self._hurry)
-        self._deliveries.put(delivery)
-        return delivery
+        self._num_jobs += 1
+        job = CopyJob(self._num_jobs, after, pairs, self._hurry)
+        self._jobs.put(job)
+        return job
 
-    def cancel(self, delivery: CopyJob) -> bool:
-        """Copy no more of it than is queued; whether it had begun, so that it ends soon."""
+    def cancel(self, job: CopyJob) -> bool:
+        """Queue no more of the job; whether it had begun, so that it ends soon."""
         with self._starting:
-            delivery.is_cancelled = True
-            return delivery.is_started
+            job.is_cancelled = True
+            return job.is_started
 
     def close(self) -> None:
-        """Wait for everything. May be called twice. Raises TimeoutError."""
-        self._deliveries.put(None)
+        """Wait for all copies. Idempotent. Raises TimeoutError."""
+        self._jobs.put(None)
         self._thread.join(COPY_TIMEOUT_S)
         if self._thread.is_alive():
             raise TimeoutError(
@@ -136,35 +136,35 @@ class CopyStream:
         wait_for(self._stream.query, f"the last copies of thread {self._thread.name!r}")
 
     def _hurry(self, number: int) -> None:
-        """Queue all deliveries up to this one as fast as can be."""
+        """Queue all jobs up to this one as fast as possible."""
         self._num_hurried = max(self._num_hurried, number)
 
     @torch.inference_mode()
     def _run(self) -> None:
         ahead: deque[torch.cuda.Event] = deque()
-        while (delivery := self._deliveries.get()) is not None:
+        while (job := self._jobs.get()) is not None:
             with self._starting:
-                delivery.is_started = not delivery.is_cancelled
+                job.is_started = not job.is_cancelled
             try:
                 with torch.cuda.stream(self._stream):
-                    if delivery.is_started:
-                        self._queue(delivery, ahead)
-                    delivery.end = torch.cuda.Event(blocking=True)
-                    delivery.end.record(self._stream)
-            except Exception as error:  # raised again where somebody asks for the delivery
-                delivery.error = error
-            delivery.pairs, delivery.after = (), ()
-            delivery.queued.set()
+                    if job.is_started:
+                        self._queue(job, ahead)
+                    job.end = torch.cuda.Event(blocking=True)
+                    job.end.record(self._stream)
+            except Exception as error:  # raised again where the job is asked
+                job.error = error
+            job.pairs, job.after = (), ()
+            job.queued.set()
 
-    def _queue(self, delivery: CopyJob, ahead: deque[torch.cuda.Event]) -> None:
-        for before in delivery.after:
+    def _queue(self, job: CopyJob, ahead: deque[torch.cuda.Event]) -> None:
+        for before in job.after:
             before.precede(self._stream)
-        for batch in batches(delivery.pairs):
+        for batch in batches(job.pairs):
             while len(ahead) >= self._num_batches:
                 event = ahead.popleft()
-                if delivery.number > self._num_hurried:
-                    event.synchronize()  # who waits for the delivery has a deadline
-            if delivery.is_cancelled:
+                if job.number > self._num_hurried:
+                    event.synchronize()  # waits for the job have a deadline
+            if job.is_cancelled:
                 return
             _queue_all(batch)
             ahead.append(torch.cuda.Event(blocking=True))
@@ -172,8 +172,8 @@ class CopyStream:
 
 
 def copy_beside(pairs: Iterable[Pair]) -> None:
-    """Queue copies between a GPU and host memory on its current stream. Only so: a copy of memory
-    that was pinned in two parts fails.
+    """Queue copies between a GPU and host memory on its current stream. Use nothing else: one copy
+    of memory that was pinned in two parts fails.
     """
     for batch in batches(pairs):
         _queue_all(batch)
@@ -185,13 +185,13 @@ def _queue_all(pairs: Iterable[Pair]) -> None:
 
 
 def sleep_until(event: torch.cuda.Event) -> None:
-    """Wait asleep for an event that blocks, in a thread that has no device of its own yet."""
+    """Block for a blocking event, in a thread that has no current device yet."""
     with torch.cuda.device(event.device):
         event.synchronize()
 
 
 def wait_for(is_over: Callable[[], bool], what: str) -> None:
-    """Wait until a device says that it is over. Raises TimeoutError, which begins with `what`."""
+    """Wait until `is_over()`. Raises TimeoutError, whose message begins with `what`."""
     deadline = time.monotonic() + COPY_TIMEOUT_S
     while not is_over():
         if time.monotonic() > deadline:
@@ -200,8 +200,8 @@ def wait_for(is_over: Callable[[], bool], what: str) -> None:
 
 
 def batches(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
-    """The same bytes, in lists of PIECE_BYTES at most; no part crosses a multiple of PIECE_BYTES
-    in host memory.
+    """The same bytes, in lists of at most PIECE_BYTES; no pair crosses a multiple of PIECE_BYTES in
+    host memory.
     """
     batch: list[Pair] = []
     room = PIECE_BYTES
@@ -218,7 +218,11 @@ def batches(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
 
 
 def pieces(address: int, num_bytes: int) -> Iterator[tuple[int, int]]:
-    """Parts `[begin, end)` of host memory at `address` that cross no multiple of PIECE_BYTES."""
+    """Parts `[begin, end)` of host memory at `address` that cross no multiple of PIECE_BYTES.
+
+    address      multiple        multiple
+       |--piece 0--|----piece 1----|--piece 2--|
+    """
     begin = 0
     while begin < num_bytes:
         end = min(num_bytes, begin + PIECE_BYTES - (address + begin) % PIECE_BYTES)
@@ -226,15 +230,13 @@ def pieces(address: int, num_bytes: int) -> Iterator[tuple[int, int]]:
         begin = end
 
 
-# When copies that were asked for have arrived: nobody has to ask again and again. Knows no
-# device, no node and no thread; who makes copies says when they are over.
-
+# --- tickets: when copies have arrived ---------------------------------------------------------
 
 Callback = Callable[[], None]
 
 
 class Ticket(Protocol):
-    """Copies on their way. Any thread may ask."""
+    """Copies under way. May be used from any thread."""
 
     @property
     def is_done(self) -> bool:
@@ -242,29 +244,27 @@ class Ticket(Protocol):
         ...
 
     def wait(self) -> None:
-        """Wait until they have arrived. Raises what went wrong with them, and TimeoutError."""
+        """Wait until they have arrived. Raises what went wrong, and TimeoutError."""
         ...
 
     def when_done(self, call: Callback) -> None:
-        """Call once they have arrived or failed: now, where that is so already, else later from
-        another thread. What is called must not wait.
+        """Call once they have arrived or failed: now if they have, else later from another thread.
+        The callback must not block.
         """
         ...
 
 
 class DoneTicket:
-    """Of copies that were made at once."""
+    """The ticket of copies that were made at once."""
 
     @property
     def is_done(self) -> bool:
-        """See Ticket."""
         return True
 
     def wait(self) -> None:
-        """They are there."""
+        """They have arrived."""
 
     def when_done(self, call: Callback) -> None:
-        """See Ticket."""
         call()
 
 
@@ -302,23 +302,19 @@ def joined(tickets: Sequence[Ticket]) -> Ticket:
     return tickets[0] if len(tickets) == 1 else _JoinedTicket(tickets) if tickets else DoneTicket()
 
 
-# A thread that waits for copies of a device, so that nobody else has to ask for them. Sleeps
-# while they are under way. Knows no lane, no node and nobody who listens.
-
-
 log = logging.getLogger(__name__)
 
 
 class Waitable(Protocol):
-    """What the thread can wait for."""
+    """What CopyWaiter can wait for."""
 
     def sleep(self) -> None:
-        """Return when it is over. Raises what went wrong."""
+        """Block until it is over. Raises what went wrong."""
         ...
 
 
 class CopyWaiter:
-    """Waits for one after the other, in the order in which they were named."""
+    """A thread that waits for copies of a device, one after the other, so that no one polls."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -326,14 +322,14 @@ class CopyWaiter:
         self._thread: threading.Thread | None = None
 
     def tell(self, awaited: Waitable, call: Callback) -> None:
-        """Call when it is over, well or not. The thread starts when it is needed first."""
+        """Call when it is over, with an error or not. The thread starts with the first call."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
         self._queue.put((awaited, call))
 
     def close(self) -> None:
-        """End the thread once all is over that was named. May be called twice."""
+        """End the thread once everything is over. Idempotent."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._queue.put(None)
@@ -344,17 +340,14 @@ class CopyWaiter:
             awaited, call = item
             try:
                 awaited.sleep()
-            except Exception as error:  # raised again where somebody waits for the ticket
+            except Exception as error:  # raised again where the ticket is waited for
                 log.debug("copies of a device have failed: %s", error)
             call()
-            del item, awaited, call  # what they hold alive is not needed until the next comes
-
-
-# Tickets of what a GPU's streams have queued. Knows no lane and no node.
+            del item, awaited, call  # what they keep alive is not needed until the next comes
 
 
 class StreamPoint:
-    """What a stream has queued so far."""
+    """All that a stream has queued so far."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._event = torch.cuda.Event(blocking=True)
@@ -369,44 +362,39 @@ class StreamPoint:
         wait_for(self._event.query, "copies between a device and host memory")
 
     def sleep(self) -> None:
-        """Wait asleep until it is over: for a thread that has all the time."""
+        """Block the thread until it is over, without polling."""
         sleep_until(self._event)
 
     def precede(self, stream: torch.cuda.Stream) -> None:
-        """See Before."""
         stream.wait_event(self._event)
 
     def hurry_before(self, stream: torch.cuda.Stream) -> None:
-        """As `precede`: all of it is queued."""
+        """As `precede`: it is queued already."""
         self.precede(stream)
 
 
 class StreamTicket:
-    """An Arrival of copies on a stream; `arrivals` waits for them where somebody wants to hear."""
+    """A SaveTicket of copies on a stream; `waiter` waits for them once there is a callback."""
 
-    def __init__(self, copies: CopyJob | StreamPoint, arrivals: CopyWaiter) -> None:
+    def __init__(self, copies: CopyJob | StreamPoint, waiter: CopyWaiter) -> None:
         self._copies = copies
-        self._arrivals = arrivals
+        self._waiter = waiter
 
     @property
     def is_done(self) -> bool:
-        """See Ticket."""
         try:
             return self._copies.query()
-        except Exception:  # who waits for them is told what it was
+        except Exception:  # raised where the ticket is waited for
             return True
 
     def wait(self) -> None:
-        """See Ticket."""
         self._copies.synchronize()
 
     def when_done(self, call: Callback) -> None:
-        """See Ticket."""
         if self.is_done:
             call()
         else:
-            self._arrivals.tell(self._copies, call)
+            self._waiter.tell(self._copies, call)
 
     def precede(self, stream: torch.cuda.Stream) -> None:
-        """See Before."""
         self._copies.precede(stream)

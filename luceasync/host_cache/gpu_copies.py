@@ -1,7 +1,7 @@
 """Copies between a GPU's lanes and host memory, beside its computation.
 
-Owns the order of these copies and of what else happens to a lane, and keeps memory alive while they
-are under way. Knows no node. Engine thread only.
+Owns the order between these copies and other work on a lane, and keeps memory alive while they are
+under way. Knows no node. Engine thread only.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ from luceasync.host_cache.copy_stream import (
 )
 from luceasync.kv.cache import Block, LaneCache, TensorKey
 
-# Copies between a GPU's pages and host memory on a stream of their own, one launch a batch.
-# Owns in which words a kernel is told of rows. Knows no order of passes: it is told what comes
-# first.
-
+SCATTERED_TOKENS = 512  # of a run of places: a layer of large models has half a megabyte of keys
+SMALL_BYTES = 2 << 20  # what a device copies in the time in which it runs a few kernels
 
 # Copies rows of a lane of the cache, in one direction, on the current stream.
 Copy = Callable[[LaneCache, int, Sequence[PageRows]], None]
@@ -40,7 +38,7 @@ Copy = Callable[[LaneCache, int, Sequence[PageRows]], None]
 
 @dataclass(frozen=True, slots=True)
 class PageCopies:
-    """What copies rows: `gather` into pages, `scatter` out of them. `rehearse` compiles both."""
+    """How rows are copied: `gather` into pages, `scatter` out of them. `rehearse` compiles both."""
 
     gather: Copy
     scatter: Copy
@@ -48,7 +46,7 @@ class PageCopies:
 
 
 def torch_page_copies() -> PageCopies:
-    """A copy by the device for each run of rows: what any GPU does."""
+    """One copy for each run of rows, on any GPU."""
 
     def gather(cache: LaneCache, lane: int, rows: Sequence[PageRows]) -> None:
         copy_beside(pairs_of(cache.row_bytes(lane), rows))
@@ -62,8 +60,8 @@ def torch_page_copies() -> PageCopies:
 def kernel_page_copies(
     device: torch.device, is_in_place: Callable[[Tensor], bool] = Tensor.is_pinned
 ) -> PageCopies:
-    """One launch for all rows in memory that the device reads `is_in_place`; the others, as where
-    the system registers none, one by one. Where Numba can compile for the device.
+    """One launch for all rows in memory that the device can access directly, `is_in_place`; the
+    others, as on systems that register none, one by one. Needs Numba to compile for the device.
     """
     from luceasync.cuda.pager import PagerKernel
 
@@ -72,16 +70,16 @@ def kernel_page_copies(
 
     def gather(cache: LaneCache, lane: int, rows: Sequence[PageRows]) -> None:
         in_place, others = _parted(rows, is_in_place)
-        kernel.gather(*_told(cache, lane, in_place))
+        kernel.gather(*_kernel_arguments(cache, lane, in_place))
         beside.gather(cache, lane, others)
 
     def scatter(cache: LaneCache, lane: int, rows: Sequence[PageRows]) -> None:
         in_place, others = _parted(rows, is_in_place)
-        kernel.scatter(*_told(cache, lane, in_place))
+        kernel.scatter(*_kernel_arguments(cache, lane, in_place))
         beside.scatter(cache, lane, others)
 
     def rehearse(cache: LaneCache) -> None:
-        stacks, parts, _, _ = _told(cache, 0, [])
+        stacks, parts, _, _ = _kernel_arguments(cache, 0, [])
         anywhere = [[stacks[number].data_ptr() for number, _, _ in parts]]
         for run in (kernel.gather, kernel.scatter):
             run(stacks, parts, anywhere, [(0, 0, 0, 0)] if parts else [])  # of no row
@@ -90,7 +88,7 @@ def kernel_page_copies(
 
 
 class PageStream:
-    """One direction. Engine thread only."""
+    """One direction of page copies, on a stream of its own. Engine thread only."""
 
     def __init__(self, cache: LaneCache, copy: Copy) -> None:
         self._cache = cache
@@ -100,7 +98,7 @@ class PageStream:
     def copy(
         self, lane: int, rows: Sequence[PageRows], after: Sequence[StreamDependency]
     ) -> StreamPoint:
-        """Copy rows once `after` is over; the caller keeps them until they have arrived."""
+        """Copy rows once `after` is over; the caller holds them until they have arrived."""
         for before in after:
             before.precede(self._stream)
         with torch.cuda.stream(self._stream):
@@ -108,14 +106,14 @@ class PageStream:
         return StreamPoint(self._stream)
 
     def close(self) -> None:
-        """Wait for everything. May be called twice. Raises TimeoutError."""
+        """Wait for all copies. Idempotent. Raises TimeoutError."""
         wait_for(self._stream.query, "copies of pages")
 
 
 def _parted(
     rows: Sequence[PageRows], is_in_place: Callable[[Tensor], bool]
 ) -> tuple[list[PageRows], list[PageRows]]:
-    """Rows that a kernel can read and write in place, and the others."""
+    """The rows that a kernel can access in place, and the others."""
     tensors = {id(each.host.tensors): each.host.tensors for each in rows}
     pinned = {key: _all_in_place(of.values(), is_in_place) for key, of in tensors.items()}
     in_place = [each for each in rows if pinned[id(each.host.tensors)]]
@@ -123,12 +121,12 @@ def _parted(
 
 
 def _all_in_place(tensors: Iterable[Tensor], is_in_place: Callable[[Tensor], bool]) -> bool:
-    """Asks a driver once for all that lies in one piece of memory."""
+    """Whether all tensors are; a driver is asked once for each piece of memory."""
     storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
     return all(map(is_in_place, storages.values()))
 
 
-def _told(
+def _kernel_arguments(
     cache: LaneCache, lane: int, rows: Sequence[PageRows]
 ) -> tuple[
     list[Tensor],
@@ -136,7 +134,7 @@ def _told(
     list[list[int]],
     list[tuple[int, int, int, int]],
 ]:
-    """What luceasync.cuda.pager is told: stacks, parts, addresses, pieces."""
+    """The arguments of luceasync.cuda.pager: stacks, parts, addresses, pieces."""
     sources: dict[int, int] = {}
     keys, parts = _parts(cache, lane)
     addresses, pieces = [], []
@@ -151,7 +149,7 @@ def _told(
 
 
 def _parts(cache: LaneCache, lane: int) -> tuple[list[TensorKey], list[tuple[int, int, int]]]:
-    """Of each tensor of rows its stack, the byte in it at which the lane begins, a row's bytes."""
+    """For each tensor of rows: its stack, the byte where the lane begins, and a row's bytes."""
     keys, stacks = [*cache.row_shapes(0)], cache.row_stacks
     parts = []
     for number, stack in enumerate(stacks):
@@ -162,12 +160,8 @@ def _parts(cache: LaneCache, lane: int) -> tuple[list[TensorKey], list[tuple[int
     return keys, parts
 
 
-SCATTERED_TOKENS = 512  # of a run of places: a layer of large models has half a megabyte of keys
-SMALL_BYTES = 2 << 20  # what a device copies in the time in which it runs a few kernels
-
-
 class _StagedState:
-    """A recurrent state on its way out: it changes in the lane with the next step."""
+    """A recurrent state on its way to the host: the lane's changes with the next step."""
 
     def __init__(self, cache: LaneCache) -> None:
         stacks = [stack[:, 0] for stack in cache.state_stacks]
@@ -179,13 +173,14 @@ class _StagedState:
 
 
 class StreamCopies:
-    """Copies by a GPU beside its computation: one stream takes out, another one puts in."""
+    """Copies by a GPU beside its computation: one stream saves, another one restores."""
 
     def __init__(self, cache: LaneCache, num_staged: int, paging: PageCopies) -> None:
-        """`paging` copies pages: see luceasync.host_cache.gpu_copies."""
+        """`num_staged`: how many states may be on their way to the host."""
         self._cache = cache
         self._device = cache.tables.device
-        # Every token goes to the host by a copy; what a pass is given comes with its commands.
+        # Every token is copied to the host; the inputs of a pass come with its commands: so saves
+        # leave the copy engine free in between, and restores do not.
         self._out = CopyStream(self._device, "save", num_batches=1)
         self._in = CopyStream(self._device, "restore", num_batches=2)
         self._paging = paging
@@ -193,14 +188,14 @@ class StreamCopies:
         self._pages_out = PageStream(cache, paging.scatter)
         has_state = any(stack.numel() for stack in cache.state_stacks)
         self._staged = deque(_StagedState(cache) for _ in range(num_staged if has_state else 0))
-        # By lane: saves that read it; its restore; what reads or writes places of what it was
-        # before, which its next pass comes after; what is paged in.
+        # By lane: saves that read it; its restore; copies of what it held before, which its next
+        # pass comes after; what is paged in.
         self._saves: dict[int, list[CopyJob | StreamPoint]] = defaultdict(list)
         self._restores: dict[int, CopyJob] = {}
         self._before_use: dict[int, list[CopyJob | StreamPoint]] = defaultdict(list)
         self._paged_in: dict[int, list[StreamPoint]] = defaultdict(list)
         self._held: list[tuple[CopyJob | StreamPoint, object]] = []
-        # Apart, so that a restore that has arrived is not told after a save that goes on.
+        # Two threads, so that a restore that has arrived is not reported after a longer save.
         self._saved, self._restored = CopyWaiter("saved"), CopyWaiter("restored")
 
     @torch.inference_mode()
@@ -213,7 +208,7 @@ class StreamCopies:
         end: int,
         rows_at: Sequence[int] | None = None,
     ) -> SaveTicket:
-        """See LaneCopies. The state is first copied on the device, in the order of the passes."""
+        """See LaneCopies. The state is first copied on the device, in stream order with passes."""
         with torch.cuda.device(self._device):
             copies = self._save(lane, runs, row_region, state_region, end, rows_at)
         return StreamTicket(copies, self._saved)
@@ -240,15 +235,15 @@ class StreamCopies:
             self._saves[lane] = [*_on_their_way(self._saves[lane]), taken]
             if staged is None or state_region is None:
                 return taken
-            row_region, begun = None, taken  # the state arrives behind them
+            row_region, begun = None, taken  # the state arrives after them
         if staged is not None and state_region is not None:
             state = torch.frombuffer(state_region, dtype=torch.uint8)
             staged.taken = self._out.put([begun], [(state, staged.bytes)])
         rows = self._cache.row_blocks(lane, runs)
-        delivery = self._out.put([begun], [] if row_region is None else _into(row_region, rows))
-        self._saves[lane] = [*_on_their_way(self._saves[lane]), delivery]
-        self._hold(delivery, [row_region, state_region])
-        return delivery
+        job = self._out.put([begun], [] if row_region is None else _into(row_region, rows))
+        self._saves[lane] = [*_on_their_way(self._saves[lane]), job]
+        self._hold(job, [row_region, state_region])
+        return job
 
     def restore(
         self,
@@ -257,15 +252,13 @@ class StreamCopies:
         memory: object,
         after: Sequence[SaveTicket],
     ) -> Ticket:
-        """See LaneCopies."""
         saves = self._before_use[lane]
-        delivery = self._in.put([StreamPoint(self._computing), *saves, *after], pairs)
-        self._restores[lane] = delivery
-        self._hold(delivery, memory)
-        return StreamTicket(delivery, self._restored)
+        job = self._in.put([StreamPoint(self._computing), *saves, *after], pairs)
+        self._restores[lane] = job
+        self._hold(job, memory)
+        return StreamTicket(job, self._restored)
 
     def page_in(self, lane: int, rows: Sequence[PageRows]) -> Ticket:
-        """See LaneCopies."""
         with torch.cuda.device(self._device):
             saves = _on_their_way([*self._before_use[lane], *self._saves[lane]])
             arrivals = [each.host.arrival for each in rows if each.host.arrival is not None]
@@ -277,18 +270,16 @@ class StreamCopies:
         return StreamTicket(copies, self._restored)
 
     def listed(self, lane: int) -> None:
-        """See LaneCopies."""
         for copies in self._paged_in.pop(lane, []):
             copies.precede(self._computing)
 
     def freed(self, lane: int) -> None:
-        """See LaneCopies."""
         saves = self._saves[lane] = _on_their_way(self._saves[lane])
         for copies in saves:
             copies.hurry_before(self._computing)
 
     def use(self, lanes: Sequence[int]) -> None:
-        """See LaneCopies. Copies that are not all queued yet are queued now."""
+        """See LaneCopies. Copies of the lanes that are not all queued yet are hurried."""
         self._release()
         for lane in lanes:
             for copies in self._before_use.pop(lane, []):
@@ -300,7 +291,7 @@ class StreamCopies:
                     del self._restores[lane]
 
     def rewrite(self, lane: int) -> None:
-        """See LaneCopies. A restore that nobody wants any more is left where it is."""
+        """See LaneCopies. A restore that is under way is abandoned."""
         restore = self._restores.pop(lane, None)
         if restore is not None and self._in.cancel(restore):
             restore.precede(self._computing)
@@ -308,12 +299,10 @@ class StreamCopies:
         self._before_use[lane] = _on_their_way([*under_way, *self._paged_in.pop(lane, [])])
 
     def rehearse(self) -> None:
-        """See LaneCopies."""
         with torch.cuda.device(self._device):
             self._paging.rehearse(self._cache)
 
     def close(self) -> None:
-        """See LaneCopies."""
         self._out.close()
         self._in.close()
         self._pages_out.close()
@@ -331,7 +320,7 @@ class StreamCopies:
         state_region: memoryview | None,
         staged: _StagedState | None,
     ) -> StreamPoint:
-        """Copies between the passes: handing them to a thread would take longer."""
+        """Copy on the stream of the passes: handing little to a thread would take longer."""
         pairs = [] if row_region is None else self._gathered(lane, runs, row_region)
         if staged is not None and state_region is not None:
             pairs.append((torch.frombuffer(state_region, dtype=torch.uint8), staged.bytes))
@@ -342,7 +331,7 @@ class StreamCopies:
         return arrival
 
     def _gathered(self, lane: int, runs: Sequence[range], region: memoryview) -> list[Pair]:
-        """The rows of all layers in one piece: of little, a copy takes less than asking for it."""
+        """The rows of all layers in one piece: few bytes take less time than many calls."""
         sources = [
             torch.cat([stack[:, lane, run.start : run.stop] for run in runs], 1)
             for stack in self._cache.row_stacks
@@ -356,10 +345,10 @@ class StreamCopies:
         return torch.cuda.current_stream(self._device)
 
     def _stage(self, end: int) -> _StagedState:
-        """Copy a state, `end` among those of lanes, to the place that is free first; the device
+        """Copy a state, `end` among the lanes' ends, to the buffer that is free first; the device
         waits for it.
         """
-        assert self._staged, "a node with a state, of lanes that have none"
+        assert self._staged, "a node with a state, but lanes have none"
         staged = self._staged[0]
         self._staged.rotate(-1)
         if staged.taken is not None:
@@ -369,12 +358,12 @@ class StreamCopies:
         return staged
 
     def _hold(self, copies: CopyJob | StreamPoint, memory: object) -> None:
-        """Keep host memory until it has been read or written."""
+        """Keep host memory alive until it has been read or written."""
         self._release()
         self._held.append((copies, memory))
 
     def _release(self) -> None:
-        """Also without a further copy: where memory is full there will be none before."""
+        """Drop memory of copies that are over: if memory is full, no further copy would do it."""
         self._held = [(copies, held) for copies, held in self._held if not copies.query()]
 
 
@@ -383,7 +372,7 @@ def _on_their_way(copies: Sequence[CopyJob | StreamPoint]) -> list[CopyJob | Str
 
 
 def _are_scattered(runs: Sequence[range]) -> bool:
-    """Whether runs are so short that asking for a copy of each takes longer than it does."""
+    """Whether runs are so short that launching a copy of each takes longer than the copy."""
     return len(runs) > 1 and sum(map(len, runs)) < SCATTERED_TOKENS * len(runs)
 
 

@@ -1,6 +1,6 @@
-"""What a holder of nodes is, and the same for a model whose nodes lie in several of them.
+"""Holders of nodes: the protocol, nodes that lie in several holders, and nodes under their keys.
 
-A node is what a span of tokens left behind in a lane, under a name. Knows no tree, no file and not
+A node is what a span of tokens left behind in a lane, under a key. Knows no tree, no file and not
 where a holder's memory is.
 """
 
@@ -24,9 +24,7 @@ HOST = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens `[begin, end)` of a sequence; `with_state`: the recurrent state at `end` belongs to
-    it.
-    """
+    """Tokens `[begin, end)` of a sequence, and `with_state` the recurrent state at `end`."""
 
     begin: int
     end: int
@@ -35,23 +33,23 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class NodeSizes:
-    """Bytes of keys and values of each token, and of the recurrent state at a span's end."""
+    """Bytes of the keys and values of a token, and of the recurrent state at a span's end."""
 
     token_bytes: int
     state_bytes: int
 
     def of(self, span: Span) -> tuple[int, int]:
-        """Bytes of keys and values, and of recurrent state, that a save of the span takes."""
+        """Bytes of keys and values, and of recurrent state, that a node of the span takes."""
         num_tokens = span.end - span.begin
         return num_tokens * self.token_bytes, self.state_bytes * span.with_state
 
 
 class Nodes(Protocol):
-    """Who holds nodes. Synchronous, engine thread only; nobody asks where they are held."""
+    """Holds nodes, wherever its memory is. Synchronous; engine thread only."""
 
     @property
     def sizes(self) -> NodeSizes:
-        """What nodes take up; known before anything is saved."""
+        """What nodes take; known before anything is saved."""
         ...
 
     def shapes(self, span: Span) -> dict[str, Shape]:
@@ -59,51 +57,54 @@ class Nodes(Protocol):
         ...
 
     def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
-        """Keep what `span` left behind in the lane, as `node`. The recurrent state is that of now,
-        or the one that the last pass has set aside: `span.end` must be where the lane stands, or
-        that pass's mark, if it is wanted. The lane may go on at once; until
-        the ticket is done `export` waits. Raises MemoryError.
+        """Keep what `span` left behind in the lane, as `node`. The recurrent state is the current
+        one, or that which the last pass has set aside: with it, `span.end` must be where the lane
+        stands, or that pass's mark. The lane may go on at once; `export` waits for the ticket.
+        Raises MemoryError.
         """
         ...
 
     def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> Ticket:
-        """Make the lane stand after `num_tokens` tokens of a chain of nodes that begins at 0. They
-        lie in the last node; at its end, with its state, for a family that has recurrent layers.
-        What runs on the lane next runs after it; once the ticket is done it holds up no other lane.
+        """Make the lane stand after `num_tokens` tokens of a chain of nodes that begins at 0. The
+        last one ends in the last node; for a family with recurrent layers at its end, with its
+        state. The lane's next pass runs after the copies; once the ticket is done, they delay no
+        other lane.
         """
         ...
 
     def span(self, node: NodeKey) -> Span:
-        """That of a node that is held."""
+        """The span of a node that is held."""
         ...
 
     def hold(self, lane: int, node: NodeKey, end: int) -> None:
-        """What is not on its device of the lane's tokens, as far as they are the node's first ones
-        up to `end`, is read from there until `release`, whatever becomes of the node.
+        """Read the node's tokens up to `end` from there, as far as the lane has no page of them,
+        until `release`, whatever becomes of the node.
         """
         ...
 
     def release(self, lane: int) -> None:
-        """The lane was reset: nothing is held for it any more."""
+        """The lane was reset: hold nothing for it any more."""
         ...
 
     def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
-        """Forget a node, if it is here, or the recurrent state at its end."""
+        """Forget a node, if it is held, or the recurrent state at its end."""
         ...
 
     def export(self, node: NodeKey) -> dict[str, Tensor]:
-        """The node's tensors in host memory, by name, complete. They belong to the node and are
-        not to be changed.
+        """All tensors of the node in host memory, by name. They belong to the node and must not be
+        changed.
         """
         ...
 
     def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
-        """Own tensors of these `shapes`, in place of what `node` was. Nothing is copied."""
+        """Own tensors of these `shapes`, in place of what `node` was. Holders in this process copy
+        nothing.
+        """
         ...
 
 
 class NodesInParts:
-    """Nodes of a whole model, each of which lies in several holders: one for each shard."""
+    """Nodes of a whole model, each of which lies in several holders, one for each shard."""
 
     def __init__(
         self,
@@ -112,7 +113,7 @@ class NodesInParts:
         make_ready: Callable[[int, int, Sequence[NodeKey]], None],
     ) -> None:
         """`first_layers`: of each shard, by which tensors are named; `make_ready(lane, num_tokens,
-        nodes)` empties a lane and gives it room, before that of the nodes is put into it.
+        nodes)` empties a lane and gives it room, before nodes are restored into it.
         """
         self._parts = tuple(parts)
         self._first_layers = list(first_layers)
@@ -120,16 +121,14 @@ class NodesInParts:
 
     @property
     def sizes(self) -> NodeSizes:
-        """See Nodes."""
         sizes = [part.sizes for part in self._parts]
         return NodeSizes(sum(s.token_bytes for s in sizes), sum(s.state_bytes for s in sizes))
 
     def shapes(self, span: Span) -> dict[str, Shape]:
-        """See Nodes."""
         return {name: shape for part in self._parts for name, shape in part.shapes(span).items()}
 
     def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
-        """See Nodes. Raises MemoryError, StageFailed; then nothing of the node is held."""
+        """See Nodes. Raises MemoryError, StageFailed; nothing of the node is held then."""
         try:
             return joined([part.save(lane, node, span) for part in self._parts])
         except (MemoryError, StageFailed):
@@ -137,31 +136,25 @@ class NodesInParts:
             raise
 
     def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> Ticket:
-        """See Nodes."""
         self._make_ready(lane, num_tokens, nodes)
         return joined([part.restore(lane, nodes, num_tokens) for part in self._parts])
 
     def span(self, node: NodeKey) -> Span:
-        """See Nodes."""
         return self._parts[0].span(node)
 
     def hold(self, lane: int, node: NodeKey, end: int) -> None:
-        """See Nodes."""
         for part in self._parts:
             part.hold(lane, node, end)
 
     def release(self, lane: int) -> None:
-        """See Nodes."""
         for part in self._parts:
             part.release(lane)
 
     def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
-        """See Nodes."""
         for part in self._parts:
             part.drop(node, state_only=state_only)
 
     def export(self, node: NodeKey) -> dict[str, Tensor]:
-        """See Nodes."""
         return {name: tensor for part in self._parts for name, tensor in part.export(node).items()}
 
     def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
@@ -176,7 +169,7 @@ class NodesInParts:
         try:
             for part, share in zip(self._parts, shares, strict=True):
                 part.adopt(node, span, {name: named[name] for name in share})
-        except (MemoryError, StageFailed):  # some parts copy
+        except (MemoryError, StageFailed):  # some holders copy
             self.drop(node)
             raise
 
@@ -184,7 +177,7 @@ class NodesInParts:
 def renamed(tensors: Mapping[str, Tensor], first_layers: Sequence[int]) -> dict[str, Tensor]:
     """The tensors under the names of the split whose shards begin at these layers.
 
-    Nothing is copied. Raises SnapshotMismatch for names that are none, or one tensor twice.
+    Nothing is copied. Raises SnapshotMismatch for invalid names, or one tensor twice.
     """
     try:
         table = rename_table(list(tensors), list(first_layers))
@@ -194,7 +187,7 @@ def renamed(tensors: Mapping[str, Tensor], first_layers: Sequence[int]) -> dict[
 
 
 def check_tensors(expected: Mapping[str, Shape], tensors: Mapping[str, Tensor]) -> None:
-    """Raise SnapshotMismatch unless the tensors are exactly those that are expected."""
+    """Raise SnapshotMismatch unless the tensors are exactly the expected ones."""
     if tensors.keys() != expected.keys():
         odd = sorted(tensors.keys() ^ expected.keys())
         raise SnapshotMismatch(f"missing or unexpected tensors: {', '.join(odd[:4])}")
@@ -205,35 +198,28 @@ def check_tensors(expected: Mapping[str, Shape], tensors: Mapping[str, Tensor]) 
                 f"{name}: {found.dtype} {tuple(found.shape)}, expected {dtype} {shape}"
             )
         if found.device != HOST or not found.is_contiguous():
-            raise SnapshotMismatch(f"{name}: expected contiguous numbers in host memory")
-
-
-# Nodes under their names, and chains of them. Owns which nodes there are, and of which spans.
-# What they hold is a content, which is somebody else's: of a shard in this process or of a
-# group in another one. Knows no tree, no file and no memory.
+            raise SnapshotMismatch(f"{name}: expected contiguous tensors in host memory")
 
 
 C = TypeVar("C")
 
 
 class ChainedNode(NamedTuple, Generic[C]):
-    """One of a chain of nodes."""
+    """One node of a chain."""
 
     span: Span
     content: C
 
 
 class Contents(Protocol[C]):
-    """What nodes hold, without their names. All that raises has changed nothing."""
+    """What nodes hold, without their keys: of a shard in this process, or of a stage in another. A
+    call that raises has changed nothing.
+    """
 
     @property
-    def sizes(self) -> NodeSizes:
-        """See Nodes."""
-        ...
+    def sizes(self) -> NodeSizes: ...
 
-    def shapes(self, span: Span) -> dict[str, Shape]:
-        """See Nodes."""
-        ...
+    def shapes(self, span: Span) -> dict[str, Shape]: ...
 
     def save(self, lane: int, span: Span) -> tuple[C, Ticket]:
         """Copy what the span left behind in the lane, which may go on at once. Raises
@@ -246,27 +232,23 @@ class Contents(Protocol[C]):
         ...
 
     def export(self, span: Span, content: C) -> dict[str, Tensor]:
-        """Its tensors in host memory, by name, complete."""
+        """All of its tensors in host memory, by name."""
         ...
 
     def adopt(self, span: Span, tensors: Mapping[str, Tensor]) -> C:
-        """A content of these tensors. Raises MemoryError where they are copied."""
+        """A content of these tensors. Raises MemoryError if they are copied."""
         ...
 
     def drop(self, content: C, *, state_only: bool) -> None:
         """Forget it, or the state at its end."""
         ...
 
-    def hold(self, lane: int, span: Span, content: C, end: int) -> None:
-        """See Nodes."""
-        ...
+    def hold(self, lane: int, span: Span, content: C, end: int) -> None: ...
 
-    def release(self, lane: int) -> None:
-        """See Nodes."""
-        ...
+    def release(self, lane: int) -> None: ...
 
     def close(self) -> None:
-        """Wait for all that is under way. May be called twice."""
+        """Wait for all copies. Idempotent."""
         ...
 
 
@@ -277,7 +259,7 @@ class _NamedNode(Generic[C]):
 
 
 class NodeStore(Generic[C]):
-    """See Nodes. `contents` is owned from now on."""
+    """Nodes under their keys, over contents, which it owns."""
 
     def __init__(self, contents: Contents[C]) -> None:
         self._contents = contents
@@ -288,15 +270,13 @@ class NodeStore(Generic[C]):
 
     @property
     def sizes(self) -> NodeSizes:
-        """See Nodes."""
         return self._contents.sizes
 
     def shapes(self, span: Span) -> dict[str, Shape]:
-        """See Nodes."""
         return self._contents.shapes(span)
 
     def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
-        """See Nodes. Raises MemoryError; nothing has changed then."""
+        """See Nodes. If it raises, nothing has changed."""
         assert span.begin < span.end, f"no token in {span}"
         content, ticket = self._contents.save(lane, span)
         self._put(node, span, content)
@@ -308,7 +288,7 @@ class NodeStore(Generic[C]):
             ChainedNode(held.span, held.content) for held in (self._nodes[node] for node in nodes)
         ]
         begins = [0, *[span.end for span, _ in chain]]
-        assert [span.begin for span, _ in chain] == begins[:-1], f"a chain is expected, got {nodes}"
+        assert [span.begin for span, _ in chain] == begins[:-1], f"expected a chain, got {nodes}"
         last = chain[-1].span
         assert last.begin < num_tokens <= last.end, f"{num_tokens} tokens do not end in {last}"
         whole = num_tokens == last.end and last.with_state
@@ -316,29 +296,24 @@ class NodeStore(Generic[C]):
         return self._contents.restore(lane, chain, num_tokens)
 
     def span(self, node: NodeKey) -> Span:
-        """See Nodes."""
         return self._nodes[node].span
 
     def hold(self, lane: int, node: NodeKey, end: int) -> None:
-        """See Nodes."""
         held = self._nodes[node]
         self._contents.hold(lane, held.span, held.content, end)
 
     def release(self, lane: int) -> None:
-        """See Nodes."""
         self._contents.release(lane)
 
     def export(self, node: NodeKey) -> dict[str, Tensor]:
-        """See Nodes."""
         held = self._nodes[node]
         return self._contents.export(held.span, held.content)
 
     def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
-        """See Nodes. Raises MemoryError; nothing has changed then."""
+        """See Nodes. If it raises, nothing has changed."""
         self._put(node, span, self._contents.adopt(span, tensors))
 
     def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
-        """See Nodes."""
         held = self._nodes.get(node) if state_only else self._nodes.pop(node, None)
         if held is None:
             return
@@ -347,7 +322,7 @@ class NodeStore(Generic[C]):
             held.span = replace(held.span, with_state=False)
 
     def sift(self, keeps: Callable[[Span, C], bool]) -> list[NodeKey]:
-        """Forget the nodes whose content is gone, of which `keeps` says no; their names."""
+        """Forget the nodes that `keeps` rejects, because their content is lost; their keys."""
         gone = [key for key, held in self._nodes.items() if not keeps(held.span, held.content)]
         for key in gone:
             del self._nodes[key]

@@ -1,7 +1,7 @@
-"""What a span of tokens left behind in one shard, taken out of a lane and put into another.
+"""What a span of tokens left behind in one shard: saved from a lane, restored into another.
 
-Owns the tensors of saved nodes, in host memory, and their names. Knows no node's name, no other
-shard and no stream; a tensor is named by its absolute layer, so that any split can take it.
+Owns the tensors of saved nodes, in host memory, and their names. Knows no keys of nodes, no other
+shard and no stream; a tensor is named by its absolute layer, so that any split can adopt it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from luceasync.kv.state import Role, StateLayout
 
 
 class _RegionTensors:
-    """Tensors one after the other in a region of memory; views of them are made when asked for, by
-    their types, for good, or as uint8 [bytes].
-    """
+    """Tensors one after the other in a region of memory, as views, or as uint8 [bytes]."""
 
     def __init__(self, region: memoryview | None, shapes: Mapping[TensorKey, Shape]) -> None:
         self._region = region
@@ -34,7 +32,7 @@ class _RegionTensors:
         self._tensors: dict[TensorKey, Tensor] | None = None
 
     def tensors(self) -> dict[TensorKey, Tensor]:
-        if self._tensors is None:  # a paged lane that is restored holds hundreds of nodes' tensors
+        if self._tensors is None:  # made once: a paged lane that is restored holds hundreds
             shapes = self._shapes
             self._tensors = {
                 key: part.view(shapes[key][1]).view(shapes[key][0])
@@ -51,7 +49,7 @@ class _RegionTensors:
 
 
 class _AdoptedTensors:
-    """Tensors that lie where somebody else has put them."""
+    """Tensors that were adopted, wherever they lie."""
 
     def __init__(self, tensors: Mapping[TensorKey, Tensor]) -> None:
         self._tensors = dict(tensors)
@@ -68,8 +66,8 @@ NO_TENSORS = _AdoptedTensors({})
 
 @dataclass(slots=True)
 class ShardNode:
-    """`rows`: keys and values of the span; `state`: the recurrent state at its end, if it is
-    kept. `arrival` of what was saved: until then the tensors may not be read.
+    """`rows`: keys and values of the span; `state`: the recurrent state at its end, if there is
+    one. `arrival`: the ticket of the save; until it is done, the tensors must not be read.
     """
 
     rows: _RegionTensors | _AdoptedTensors
@@ -78,14 +76,15 @@ class ShardNode:
 
 
 class ShardContents:
-    """See Contents. What is saved lies flat in `memory`: a region for the span, one for the state
-    at its end, so that either goes by itself. Synchronous, engine thread only.
+    """The nodes of one shard, as Contents. What is saved lies flat in `memory`: a region for the
+    span and one for the state at its end, so that either can be freed alone. Synchronous; engine
+    thread only.
     """
 
     def __init__(
         self, cache: LaneCache, shard: int, memory: HostMemory, copies: LaneCopies
     ) -> None:
-        """`copies` is owned from now on."""
+        """Takes ownership of `copies`."""
         self.absent = AbsentRows(cache, copies)
         self._cache = cache
         self._shard = shard
@@ -101,14 +100,13 @@ class ShardContents:
         return f"shard {self._shard}"
 
     def shapes(self, span: Span) -> dict[str, Shape]:
-        """See Nodes."""
         shapes = self._cache.row_shapes(span.end - span.begin)
         shapes |= self._cache.state_shapes() if span.with_state else {}
         return {self._name(key): shape for key, shape in shapes.items()}
 
     @torch.inference_mode()
     def save(self, lane: int, span: Span) -> tuple[ShardNode, Ticket]:
-        """See Contents. On a GPU the copies are queued: nobody waits here. Raises MemoryError."""
+        """See Contents. On a GPU the copies are only queued."""
         rows, state = (
             self._memory.allocate(size) if size else None for size in self.sizes.of(span)
         )
@@ -124,7 +122,7 @@ class ShardContents:
         return ShardNode(flat, _RegionTensors(state, self._cache.state_shapes()), arrival), arrival
 
     def _runs(self, lane: int, span: Span) -> tuple[list[range], list[int]]:
-        """Places of what is here of the span, and the row of the span at which each run begins."""
+        """Places of the span's rows that have pages, and the row where each run begins."""
         runs: list[range] = []
         rows_at: list[int] = []
         for begin, end, is_here in self._cache.spans(lane, span.begin, span.end):
@@ -138,7 +136,7 @@ class ShardContents:
     def restore(
         self, lane: int, chain: Sequence[ChainedNode[ShardNode]], num_tokens: int
     ) -> Ticket:
-        """See Contents. On a GPU the copies are queued, and so is what uses the lane after them."""
+        """See Contents. On a GPU the copies are queued, and later work on the lane follows them."""
         targets = self._cache.row_bytes(lane) | self._cache.state_bytes(lane)
         is_paged = self._cache.num_absent_tokens(lane) > 0
         parts = [
@@ -154,36 +152,32 @@ class ShardContents:
         return joined([ticket, self.absent.fill(lane, num_tokens)]) if is_paged else ticket
 
     def export(self, span: Span, content: ShardNode) -> dict[str, Tensor]:
-        """See Contents."""
         if content.arrival is not None:
             content.arrival.wait()
         tensors = content.rows.tensors() | content.state.tensors()
         return {self._name(key): tensor for key, tensor in tensors.items()}
 
     def adopt(self, span: Span, tensors: Mapping[str, Tensor]) -> ShardNode:
-        """See Contents; nothing is copied."""
+        """See Contents. Nothing is copied."""
         rows = {key: tensors[self._name(key)] for key in self._cache.row_shapes(0)}
         at_end = self._cache.state_shapes() if span.with_state else {}
         state = {key: tensors[self._name(key)] for key in at_end}
         return ShardNode(_AdoptedTensors(rows), _AdoptedTensors(state), None)
 
     def drop(self, content: ShardNode, *, state_only: bool) -> None:
-        """See Contents; its memory goes when nobody looks at it any more."""
+        """See Contents. The memory is freed with the last view of it."""
         content.state = NO_TENSORS
         if not state_only:
             content.rows = NO_TENSORS
 
     def hold(self, lane: int, span: Span, content: ShardNode, end: int) -> None:
-        """See Nodes."""
         tensors = content.rows.tensors()
         self.absent.hold(lane, span.begin, end, tensors, content.arrival)
 
     def release(self, lane: int) -> None:
-        """See Nodes."""
         self.absent.reset(lane)
 
     def close(self) -> None:
-        """See Contents."""
         self._copies.close()
         self.absent.close()
 
@@ -197,8 +191,8 @@ def _pairs(
     state: _RegionTensors | _AdoptedTensors,
     row_bytes: Mapping[TensorKey, int],
 ) -> Iterator[Pair]:
-    """Bytes of the lane, `targets`, and what goes there: `state`, and of each node its rows, which
-    go to the places of `runs` as far as these reach.
+    """Bytes of the lane, `targets`, and their sources: the `state`, and for each node its rows,
+    which go to the places of `runs` as far as these reach.
     """
     for key, source in state.bytes().items():
         yield targets[key], source
@@ -211,19 +205,17 @@ def _pairs(
                 at = end
 
 
-# Which tensors a node of one group has, without the lanes that they come from; and where these
-# lie in memory that was given for them. Owns the order of both. Knows no process.
-
-
 class NodeLayout:
-    """Of each shard of a group: what its layers keep of a span and at its end."""
+    """The tensors of a node of one stage, and the regions in which they lie, in order: what the
+    layers of each shard keep of a span and at its end. Needs no lanes.
+    """
 
     def __init__(
         self,
         shards: Mapping[int, tuple[int, Sequence[StateLayout]]],
         dtype_of: Callable[[Role], torch.dtype],
     ) -> None:
-        """`shards`: by number, the first layer of each, and what its layers keep."""
+        """`shards`: by number, the first layer of each and what its layers keep."""
         self._caches = {
             shard: LaneCache(
                 keeps,
@@ -231,7 +223,7 @@ class NodeLayout:
                 num_lanes=1,
                 num_pages=1,
                 dtype_of=dtype_of,
-                device=torch.device("meta"),  # shapes alone: it takes no memory
+                device=torch.device("meta"),  # shapes alone, no memory
             )
             for shard, (first_layer, keeps) in shards.items()
         }
@@ -241,7 +233,7 @@ class NodeLayout:
         )
 
     def shapes(self, span: Span) -> dict[str, Shape]:
-        """See Nodes; in the order of `region_bytes`."""
+        """See Nodes. In the order of `region_bytes`."""
         found: dict[str, Shape] = {}
         for shard, cache in self._caches.items():
             kept = cache.row_shapes(span.end - span.begin)
@@ -250,7 +242,7 @@ class NodeLayout:
         return found
 
     def region_bytes(self, span: Span) -> list[tuple[int, bool]]:
-        """Of each region that shards ask for when they save the span, in order: its bytes, and
+        """For each region that shards allocate when they save the span, in order: its bytes, and
         whether it holds the state at the end.
         """
         found = []

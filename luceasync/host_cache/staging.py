@@ -1,7 +1,7 @@
 """Rows of a lane's first tokens, block by block, from pages and from host memory: how blocks are
-made up, what is asked of any device, and the CPU's body.
+composed, and how a CPU or a GPU gives each in one piece.
 
-Knows no mixer: whoever asks names the tensors. Engine thread only.
+Knows no mixer: the caller names the tensors. Engine thread only.
 """
 
 from __future__ import annotations
@@ -21,27 +21,30 @@ from luceasync.kv.cache import LaneCache, TensorKey
 from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
 
 CPU_BLOCK_TOKENS = 1024
+GPU_BLOCK_TOKENS = 16384  # merging blocks costs the less the longer they are
+SHORT_TOKENS = 1024  # of a layer of large models a bus carries so many while a host issues 3 copies
+NUM_PLACES = 2  # one is read while the next one is written
 
 Names = Sequence[str]  # of tensors of rows
 
 
 class HostRowSource(Protocol):
-    """What host memory has of a lane's rows."""
+    """The rows of a lane that host memory has."""
 
     def rows(self, begin: int, end: int) -> Sequence[HostRows]:
-        """Where those of tokens `[begin, end)`, which have no page, lie, in order."""
+        """Where the rows of tokens `[begin, end)`, which have no page, lie, in order."""
         ...
 
     def held_until(self, begin: int, end: int) -> int:
-        """Up to which token those of `[begin, end)`, which may have pages, are read there too if
-        that is of use; `begin`: none is.
+        """Up to which token the rows of `[begin, end)`, which may have pages, can be read there
+        too; `begin`: none can.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BlockSection:
-    """Rows of a block from its row `at` on: at `places` of the lane, or `host`."""
+    """Rows of a block from its row `at` on: at `places` of the lane, or in host memory."""
 
     at: int
     num_rows: int
@@ -51,7 +54,7 @@ class BlockSection:
 
 @dataclass(frozen=True, slots=True)
 class RowBlock:
-    """Tokens `[begin, end)` of a lane, and the sections that they are made up of, in order."""
+    """Tokens `[begin, end)` of a lane, and the sections that hold them, in order."""
 
     lane: int
     begin: int
@@ -59,7 +62,7 @@ class RowBlock:
     sections: tuple[BlockSection, ...]
 
     def chunks_in_pages(self) -> Iterator[int]:
-        """Those of which it reads rows there."""
+        """The chunks of which it reads rows from pages."""
         for section in self.sections:
             if section.host is None:
                 first = self.begin + section.at
@@ -67,44 +70,44 @@ class RowBlock:
 
 
 class Staging(Protocol):
-    """Blocks in order, each in one piece, on the device."""
+    """Gives blocks in order, each in one piece, on the device."""
 
     @property
     def block_tokens(self) -> int:
-        """A block begins at a multiple of it, and is as long where the tokens do not end."""
+        """Blocks begin at multiples of it; all but the last are that long."""
         ...
 
     @property
     def short_tokens(self) -> int:
-        """So few tokens are read from host memory too where that has them, pages or not: one piece
-        with absent ones beside them costs less than three.
+        """Runs of at most so many tokens are read from host memory, if it has them, although they
+        have pages: one piece with its absent neighbours costs less than three.
         """
         ...
 
     @property
     def is_in_place(self) -> bool:
-        """Whether rows are read where they are, so that to read them again costs no bus."""
+        """Whether rows are read where they are, so that reading them again costs no bus."""
         ...
 
     def tokens_that_fit(self, row_bytes: int) -> int:
-        """Of how many tokens a block may be, in whole chunks, where a row takes up so much."""
+        """How many tokens, in whole chunks, fit into a block if a row takes `row_bytes`."""
         ...
 
     def rows(
         self, blocks: Sequence[RowBlock], layer: int, names: Names
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-        """Where each block begins, and its rows [tokens, ...] of the model's layer, by name. It
-        holds until the next one is asked for; of a device, for what is queued by then on the stream
-        that is current.
+        """Where each block begins, and its rows [tokens, ...] of the model's layer, by name. A
+        block is valid until the next one is taken; on a GPU, for work that is queued by then on the
+        current stream.
         """
         ...
 
     def release(self) -> None:
-        """Keep no host memory that has been read."""
+        """Release host memory that has been read."""
         ...
 
     def close(self) -> None:
-        """Wait for everything. May be called twice."""
+        """Wait for all copies. Idempotent."""
         ...
 
 
@@ -116,7 +119,7 @@ def blocks_of(
     short_tokens: int,
     in_host: HostRowSource,
 ) -> list[RowBlock]:
-    """The lane's first `num_tokens` tokens in blocks, wherever they are; see Staging."""
+    """The lane's first `num_tokens` tokens as blocks, wherever they are; see Staging."""
     blocks = []
     for begin in range(0, num_tokens, block_tokens):
         end = min(begin + block_tokens, num_tokens)
@@ -140,8 +143,11 @@ def blocks_of(
 def _read_from(
     spans: Sequence[tuple[int, int, bool]], short_tokens: int, in_host: HostRowSource
 ) -> list[tuple[int, int, bool]]:
-    """`spans` (begin, end, whether they are here), in as few pieces as they are best read in, each
-    from pages or from host memory.
+    """The pieces (begin, end, whether from pages) in which `spans` (begin, end, whether they have
+    pages) are best read. A short span that host memory has too joins its absent neighbour:
+
+        spans   | absent | pages, short | absent |
+        pieces  |      from host memory          |
     """
     found: list[tuple[int, int, bool]] = []
     for begin, end, is_here in spans:
@@ -158,7 +164,7 @@ def _read_from(
 
 
 class DirectStaging:
-    """See Staging. Rows that lie in one piece are read where they are, in nodes too."""
+    """Staging on the CPU. Rows that lie in one piece are read where they are, in nodes too."""
 
     is_in_place = True
 
@@ -170,12 +176,10 @@ class DirectStaging:
     def rows(
         self, blocks: Sequence[RowBlock], layer: int, names: Names
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-        """See Staging."""
         for block in blocks:
             yield block.begin, tuple(self._tensor(block, layer, name) for name in names)
 
     def tokens_that_fit(self, row_bytes: int) -> int:
-        """See Staging."""
         return self.block_tokens
 
     def release(self) -> None:
@@ -201,7 +205,7 @@ class DirectStaging:
         return room[: block.end - block.begin]
 
     def _room(self, name: str, stack: Tensor) -> Tensor:
-        """A block's tensor: kinds whose rows are alike share it."""
+        """The buffer of a block's tensor, which kinds with equal rows share."""
         shape = (self.block_tokens, *stack.shape[1:])
         key = (name, shape, stack.dtype)
         if key not in self._rooms:
@@ -210,26 +214,15 @@ class DirectStaging:
 
 
 def section_rows(section: BlockSection, stack: Tensor, key: tuple[str, int]) -> Tensor:
-    """The section's rows [rows, ...]: in the lane's `stack` [places, ...], else in host memory."""
+    """The section's rows [rows, ...], from the lane's `stack` [places, ...] or host memory."""
     if section.host is None:
         return stack[section.places]
     first = section.host.first
     return section.host.tensors[key][first : first + section.num_rows]
 
 
-# Blocks of a lane's rows on a GPU: absent ones come by a stream of copies of their own, while
-# what came before is computed with. Owns a few places for blocks, and who may write them when.
-# Engine thread only.
-
-
-GPU_BLOCK_TOKENS = 16384  # merging blocks costs the less the longer they are
-# Of a layer of large models a bus carries so many while a host asks for three pieces.
-SHORT_TOKENS = 1024
-NUM_PLACES = 2  # one is read while the next one is written
-
-
 class _Place:
-    """Room for a block of one layer; `is_free` once what reads it is done."""
+    """Room for a block of one layer; `is_free` once its readers are done."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self.bytes = torch.empty(num_bytes, dtype=torch.uint8, device=device)
@@ -238,7 +231,9 @@ class _Place:
 
 
 class StreamStaging:
-    """See Staging."""
+    """Staging on a GPU. Absent rows come on a stream of their own, beside the computation with
+    earlier blocks; owns the places for blocks, and when each may be written.
+    """
 
     is_in_place = False
 
@@ -255,7 +250,6 @@ class StreamStaging:
     def rows(
         self, blocks: Sequence[RowBlock], layer: int, names: Names
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-        """See Staging."""
         for block in blocks:
             place = next(self._places)
             stacks = [self._cache.rows_of(name, layer)[block.lane] for name in names]
@@ -267,15 +261,12 @@ class StreamStaging:
         self._held.append((StreamPoint(self._stream), blocks))
 
     def tokens_that_fit(self, row_bytes: int) -> int:
-        """See Staging."""
         return self._place_bytes // row_bytes // CHUNK_TOKENS * CHUNK_TOKENS
 
     def release(self) -> None:
-        """See Staging."""
         self._held = [(end, of) for end, of in self._held if not end.query()]
 
     def close(self) -> None:
-        """See Staging."""
         wait_for(self._stream.query, "blocks of rows")
         self._held.clear()
 
@@ -286,8 +277,8 @@ class StreamStaging:
     def _bring(
         self, place: _Place, block: RowBlock, parts: Sequence[tuple[TensorKey, Tensor, Tensor]]
     ) -> None:
-        """Copy the block to its place: `parts` are a tensor's name, the lane's rows, and where the
-        block's go.
+        """Copy the block to its place; `parts`: a tensor's name, the lane's rows, and the target of
+        the block's.
         """
         self._computing.wait_event(place.is_free)  # another stream may have read it last
         self._stream.wait_event(place.is_free)
@@ -312,12 +303,12 @@ class StreamStaging:
 
 
 def staging_bytes(layer_row_bytes: int, block_tokens: int = GPU_BLOCK_TOKENS) -> int:
-    """Bytes on the device, where a token has so many in the layer that keeps the most."""
+    """Bytes on the device if a token takes `layer_row_bytes` in the largest layer."""
     return NUM_PLACES * block_tokens * layer_row_bytes
 
 
 def _layer_row_bytes(cache: LaneCache) -> int:
-    """Bytes of a token's rows in the layer that keeps the most."""
+    """Bytes of a token's rows in the largest layer."""
     return max(
         sum(stack[0, 0, 0].nbytes for stack in stacks[: len(kind.rows)])
         for kind, stacks in cache.stacked.items()
@@ -325,7 +316,7 @@ def _layer_row_bytes(cache: LaneCache) -> int:
 
 
 def _tensors(place: _Place, stacks: Sequence[Tensor], num_rows: int) -> tuple[Tensor, ...]:
-    """A block's tensors, [rows, ...] as those of `stacks` [places, ...], in its place."""
+    """A block's tensors [rows, ...] in its place, like those of `stacks` [places, ...]."""
     sizes = [num_rows * stack[0].nbytes for stack in stacks]
     parts = place.bytes[: sum(sizes)].split(sizes)
     return tuple(

@@ -23,7 +23,7 @@ from luceasync.prefix_tree.eviction import MIN_AGE_S, Eviction, victims
 from luceasync.prefix_tree.node import NOWHERE, TIERS, Node, Tier, node_key
 from luceasync.prefix_tree.policy import granted, thin_states
 from luceasync.prefix_tree.tree import Tree, parents_first
-from luceasync.status import CacheStatus, NodeLook
+from luceasync.status import CacheStatus, NodeStatus
 
 log = logging.getLogger(__name__)
 
@@ -405,14 +405,14 @@ class NodeIndex:
         return self._status
 
 
-def newest(nodes: Iterable[Node], most: int) -> tuple[NodeLook, ...]:
+def newest(nodes: Iterable[Node], most: int) -> tuple[NodeStatus, ...]:
     """What is shown to people of at most so many nodes, those that were used last."""
     now_s = time.time()
     return tuple(_described(node, now_s) for node in nlargest(most, nodes, key=_used_s))
 
 
-def _described(node: Node, now_s: float) -> NodeLook:
-    return NodeLook(
+def _described(node: Node, now_s: float) -> NodeStatus:
+    return NodeStatus(
         key=node.key.hex(),
         parent=None if node.parent is None else node.parent.hex(),
         begin=node.begin,

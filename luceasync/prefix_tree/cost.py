@@ -1,7 +1,4 @@
-"""Whether it is faster to restore a prefix or to run its tokens again, from measured rates.
-
-Pure: whoever moves the bytes tells how long they took.
-"""
+"""Whether restoring a prefix is faster than running its tokens again, by measured rates. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ RateName = Literal["disk_bytes_per_s", "bus_bytes_per_s", "prefill_tokens_per_s"
 Reason = Literal["restore_is_faster", "prefill_is_faster", "not_measured"]
 
 _WEIGHT = 0.25  # of the newest observation
-_RELIEF = 1.1  # by which a refused way is thought faster next time: it is measured again one day
+_RELIEF = 1.1  # by which a refused restore is assumed faster next time: so it is measured again
 _PATIENCE = 2.0  # times what running the tokens again takes
-_LEAST_PATIENCE_S = 0.5  # a disk that wakes up, or another process that writes a lot
+_LEAST_PATIENCE_S = 0.5  # a disk may wake up, or another process may write a lot
 _SLOW_PREFILL_TOKENS_PER_S = 200  # until it is measured: most machines are faster
-LEAST: dict[RateName, int] = {  # smaller amounts tell of fixed costs and hiccups, not of a rate
+LEAST: dict[RateName, int] = {  # smaller amounts show fixed costs and hiccups, not a rate
     "disk_bytes_per_s": 8 << 20,
     "bus_bytes_per_s": 8 << 20,
     "prefill_tokens_per_s": 64,
@@ -25,7 +22,7 @@ LEAST: dict[RateName, int] = {  # smaller amounts tell of fixed costs and hiccup
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What this machine has shown so far; None: not measured yet. `bus`: host memory to device."""
+    """The rates of this machine; None: not measured yet. `bus`: host memory to device."""
 
     disk_bytes_per_s: float | None = None
     bus_bytes_per_s: float | None = None
@@ -34,8 +31,8 @@ class Rates:
     def observed(self, rate: RateName, amount: int, elapsed_s: float) -> Rates:
         """The rates after `amount` bytes or tokens took `elapsed_s`.
 
-        The average is one of seconds per unit, for seconds are what is predicted. An amount below
-        LEAST, or a time of nothing, says nothing.
+        Seconds per unit are averaged, since seconds are predicted. An amount below LEAST, or no
+        time at all, is ignored.
         """
         if amount < LEAST[rate] or elapsed_s <= 0:
             return self
@@ -46,8 +43,8 @@ class Rates:
         return replace(self, **{rate: 1 / unit_s})
 
     def after_refusal(self) -> Rates:
-        """The rates after a restore was refused. Nothing was measured; a disk that was slow once
-        must not be thought slow for ever.
+        """The rates after a restore was refused. Nothing was measured, but a disk that was slow
+        once must not count as slow forever.
         """
 
         def relieved(rate: float | None) -> float | None:
@@ -62,7 +59,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`restore` or run the tokens again, and the two times that were compared; None: not known."""
+    """`restore`, or run the tokens again; and the two times compared, None if not known."""
 
     restore: bool
     reason: Reason
@@ -71,8 +68,8 @@ class Decision:
 
 
 def patience_s(num_tokens: int, rates: Rates) -> float:
-    """How long to wait for what would save `num_tokens` tokens: after that long a disk hangs, or
-    is so slow that it would have been better not to ask it.
+    """How long to wait for a read that would save `num_tokens` tokens: a disk that takes longer
+    hangs, or is slower than running them.
     """
     prefill_s = num_tokens / (rates.prefill_tokens_per_s or _SLOW_PREFILL_TOKENS_PER_S)
     return max(_LEAST_PATIENCE_S, _PATIENCE * prefill_s)
@@ -82,8 +79,8 @@ def restore_or_prefill(
     num_tokens: int, *, memory_bytes: int, disk_bytes: int, rates: Rates
 ) -> Decision:
     """Decide about a prefix of `num_tokens` tokens, which is held in `memory_bytes` of memory and
-    `disk_bytes` of files. Both cross the bus. A restore that cannot be timed yet is done: it is
-    measured by that.
+    `disk_bytes` of files. Both cross the bus. A restore whose time is not known yet is done, and so
+    measured.
     """
     restore_s = _total_s(
         (disk_bytes, rates.disk_bytes_per_s),
@@ -98,7 +95,7 @@ def restore_or_prefill(
 
 
 def _total_s(*steps: tuple[int, float | None]) -> float | None:
-    """The time of (amount, rate) one after the other, or None if one that matters is not known."""
+    """The total time of the (amount, rate) steps, None if a rate that matters is not known."""
     total_s = 0.0
     for amount, rate in steps:
         if amount == 0:

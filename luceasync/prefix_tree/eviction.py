@@ -1,6 +1,6 @@
-"""Which nodes go when room is needed, and which recurrent states before them.
+"""Which nodes are evicted when room is needed, and which recurrent states before them.
 
-Pure choices over nodes; whoever asks acts on the answer. Times come in as arguments.
+Pure choices over nodes; the caller acts on them. Times are arguments.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from luceasync.prefix_tree.policy import with_ancestors
 
 HALF_LIFE_S = 6 * 3600.0
 MIN_AGE_S = 60.0
-FEW_TOKENS = 64  # that are run again in no time: a leaf of no more is worth no more than a state
+FEW_TOKENS = 64  # that are soon run again: a leaf that saves fewer is worth no more than a state
 NONE: frozenset[NodeKey] = frozenset()
-LAST = 3  # the rank of what is claimed
+LAST = 3  # the rank of claimed nodes
 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """Whose ends to drop, then which nodes to drop, in this order, what that frees, and what is
-    missing all the same because the rest is protected.
+    """The nodes whose ends to drop, then the nodes to drop, in this order; the bytes that this
+    frees, and those that are still missing because the rest is protected.
     """
 
     ends: tuple[NodeKey, ...]
@@ -47,18 +47,19 @@ def victims(
     half_life_s: float = HALF_LIFE_S,
     min_age_s: float = MIN_AGE_S,
 ) -> Eviction:
-    """What of least value frees `over_bytes` of `tier`; `nodes` are all that there are.
+    """The least valuable nodes and states that free `over_bytes` of `tier`; `nodes`: all nodes.
 
-    Leaves go, and a parent only once nothing needs it. The chains of `protected` keys stay, and so
-    does what was saved less than `min_age_s` ago.
+    Leaves are evicted, and a parent only once nothing needs it. Chains of `protected` keys stay,
+    and so do nodes that were saved less than `min_age_s` ago.
 
-    `protected_ends` None: nodes go as a whole. Else recurrent states may go without their rows, of
-    protected chains too, but for those of these keys. States on the way to one node alone go first,
-    least recently used: who goes on from the tip needs none of them. Those where branches part, or
-    where something ends that must stay, go last, but before anything new is refused.
+    With `protected_ends` None, nodes are evicted as a whole. Else recurrent states may be evicted
+    without their rows, of protected chains too, except those of these keys. States on the way to a
+    single node go first, least recently used: continuing from the tip needs none of them. Those
+    where branches part, or where a protected chain ends, go last, but before anything new is
+    refused.
 
-    `claimed` are ends at which conversations go on: after all else come their states, and the nodes
-    of their chains, least recently used first.
+    `claimed`: ends at which conversations go on. Their states, and the nodes of their chains, go
+    after all others, least recently used first.
     """
     order = _EvictionOrder(
         {node.key: node for node in nodes}, tier, now_s, recurrent, half_life_s, min_age_s
@@ -67,12 +68,12 @@ def victims(
     return order.until_freed(over_bytes)
 
 
-_Entry = tuple[int, float, float, NodeKey, bool]  # rank, two values, key, whether its end alone
+_Entry = tuple[int, float, float, NodeKey, bool]  # rank, two values, key, whether the end alone
 
 
 class _EvictionOrder:
-    """What may go, the worst first. Values change as others go, and then only rise: an entry is
-    looked at again when its turn comes.
+    """What may be evicted, the least valuable first. Values change as others are evicted, and only
+    rise: an entry is evaluated again when its turn comes.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class _EvictionOrder:
         self._recurrent = recurrent
         self._half_life_s = half_life_s
         self._min_age_s = min_age_s
-        self._crown = _Crown(by_key, tier)
+        self._children = _ChildCounts(by_key, tier)
         self._kept: set[NodeKey] = set()
         self._kept_ends: AbstractSet[NodeKey] | None = None
         self._claimed: set[NodeKey] = set()
@@ -107,7 +108,7 @@ class _EvictionOrder:
         self._claimed, self._claimed_ends = with_ancestors(claimed, self._by_key), claimed
 
     def until_freed(self, over_bytes: int) -> Eviction:
-        """What goes until so much is free."""
+        """Evict until `over_bytes` are free."""
         heap = [entry for node in self._by_key.values() for entry in self._entries(node)]
         heapify(heap)
         ends: list[NodeKey] = []
@@ -126,7 +127,7 @@ class _EvictionOrder:
                 freed_bytes += self._drop_end(node)
                 continue
             freed_bytes += node.bytes_in(self._tier)
-            parent = self._crown.drop(node)
+            parent = self._children.drop(node)
             for entry in () if parent is None else self._entries(parent):
                 heappush(heap, entry)
         missing_bytes = max(0, over_bytes - freed_bytes)
@@ -136,8 +137,8 @@ class _EvictionOrder:
         return [entry for entry in (self._entry(node), self._end_entry(node)) if entry is not None]
 
     def _entry(self, node: Node) -> _Entry | None:
-        """The place of the whole node; None where it stays."""
-        if not self._crown.is_leaf(node) or node.key in self._kept or self._is_young(node):
+        """The entry of the whole node; None if it stays."""
+        if not self._children.is_leaf(node) or node.key in self._kept or self._is_young(node):
             return None
         saved = _saved_tokens(node, self._by_key, self._tier) if self._recurrent else 0
         if node.key in self._claimed:
@@ -155,34 +156,34 @@ class _EvictionOrder:
         return 1, value, node.last_used_s, node.key, False
 
     def _end_entry(self, node: Node) -> _Entry | None:
-        """The place of what belongs to its end; None where there is none, where it stays, and where
-        it goes with the node.
+        """The entry of what belongs to its end; None if there is none, it stays, or it goes with
+        the node.
         """
         if self._kept_ends is None or node.key in self._kept_ends:
             return None
-        if self._tier not in node.state_tiers or self._crown.is_gone(node):
+        if self._tier not in node.state_tiers or self._children.is_gone(node):
             return None
         if self._is_young(node) or not node.end_bytes_in(self._tier):  # one file holds both
             return None
-        if self._crown.is_leaf(node) and node.key not in self._kept:
+        if self._children.is_leaf(node) and node.key not in self._kept:
             return None
         saved = _saved_tokens(node, self._by_key, self._tier)
         if node.key in self._claimed_ends:
             return LAST, node.last_used_s, saved, node.key, True
-        if self._tier == "disk" and self._crown.is_before_tip(node):
-            # Where the answer is opened: the next turn begins there, unless it goes on from the
-            # tip. It is worth what a tip is; memory has what opens the answer as a branch there.
+        if self._tier == "disk" and self._children.is_before_tip(node):
+            # At the opening of the answer: the next turn begins there unless it continues the
+            # tip, so it is worth as much as a tip. In memory the opening is a branch there.
             recency = 0.5 ** (max(0.0, self._now_s - node.last_used_s) / self._half_life_s)
             value = saved * recency * (node.hits + 1) / node.end_bytes_in(self._tier)
             return 1, value, node.last_used_s, node.key, True
-        rank = 0 if self._crown.num_below(node) == 1 else 2
+        rank = 0 if self._children.num_below(node) == 1 else 2
         return rank, node.last_used_s, saved, node.key, True
 
     def _is_young(self, node: Node) -> bool:
         return abs(self._now_s - node.saved_at_s) < self._min_age_s
 
     def _drop_end(self, node: Node) -> int:
-        """Count its end as dropped; the bytes of it."""
+        """Count the node's end as dropped; its bytes."""
         gone = frozenset((self._tier,))
         left = replace(
             node, state_tiers=node.state_tiers - gone, logits_tiers=node.logits_tiers - gone
@@ -200,15 +201,15 @@ def value_per_byte(
     recurrent: bool,
     half_life_s: float = HALF_LIFE_S,
 ) -> float:
-    """Tokens that the node saves, by how often and how lately it was used, for each byte."""
+    """Tokens that the node saves per byte, weighted by how often and how recently it was used."""
     saved = _saved_tokens(node, by_key, tier) if recurrent else len(node.tokens)
     recency: float = 0.5 ** (max(0.0, now_s - node.last_used_s) / half_life_s)
     return saved * recency * (node.hits + 1) / max(1, node.bytes_in(tier))
 
 
 def _saved_tokens(node: Node, by_key: dict[NodeKey, Node], tier: Tier) -> int:
-    """Tokens that a recurrent model would run again without the state that `tier` holds of the
-    node: none if it holds none, else those since the state before it.
+    """Tokens that a recurrent model would run again without the state in `tier`: 0 if there is
+    none, else those since the state before it.
     """
     if tier not in node.state_tiers:
         return 0
@@ -218,8 +219,8 @@ def _saved_tokens(node: Node, by_key: dict[NodeKey, Node], tier: Tier) -> int:
     return node.end - (0 if before is None else before.end)
 
 
-class _Crown:
-    """How many nodes still need their parent in one tier, while leaves are dropped from it."""
+class _ChildCounts:
+    """How many children still need each node in one tier, while leaves are dropped from it."""
 
     def __init__(self, by_key: dict[NodeKey, Node], tier: Tier) -> None:
         self._by_key = by_key
@@ -234,8 +235,8 @@ class _Crown:
         )
 
     def is_leaf(self, node: Node) -> bool:
-        """Whether the tier holds the node and nothing that continues it needs it there. A node that
-        no other tier holds is needed by all that continue it, wherever they are.
+        """Whether the tier holds the node and no child needs it there. A node that no other tier
+        holds is needed by all of its children, wherever they are.
         """
         is_last = len(node.tiers) == 1
         below = self._below if is_last else self._below_here
@@ -246,15 +247,15 @@ class _Crown:
         return node.key in self._gone
 
     def num_below(self, node: Node) -> int:
-        """How many nodes continue it in the tier."""
+        """How many children the node has in the tier."""
         return self._below_here[node.key]
 
     def is_before_tip(self, node: Node) -> bool:
-        """Whether one leaf, and nothing else, continues it in the tier."""
+        """Whether its only child in the tier is a leaf."""
         return self._before_leaves[node.key] == self._below_here[node.key] == 1
 
     def drop(self, node: Node) -> Node | None:
-        """Count the node as dropped; its parent."""
+        """Count the node as dropped; returns its parent."""
         self._gone.add(node.key)
         self._below_here[node.parent] -= 1
         self._before_leaves[node.parent] -= 1

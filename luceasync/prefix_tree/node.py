@@ -1,6 +1,7 @@
-"""What a node of the prefix tree says about itself, and what a match of a prompt says.
+"""A node of the prefix tree, its key, and a match of a prompt.
 
-Pure values: the tensors of a node are held elsewhere, under its key.
+Pure values: the tensors of a node are held elsewhere, under its key. Keys are keyed hashes over the
+token ids from the root on, so that no tenant can hit, or guess, what another has saved.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from luceasync.nodes import MissReason, NodeKey
 Tier = Literal["memory", "disk"]
 TIERS: frozenset[Tier] = frozenset(("memory", "disk"))
 NOWHERE: frozenset[Tier] = frozenset()
+KEY_BYTES = 32
 
 
 def pack_tokens(tokens: Iterable[int]) -> array[int]:
-    """Token ids as int32, which compare at the speed of memory. `bytes` are taken for int32 that
-    are packed already. Raises OverflowError for an id that does not fit.
+    """Token ids as int32, which compare at memory speed. `bytes` are taken as packed int32. Raises
+    OverflowError for an id that does not fit.
     """
     return array("i", tokens)
 
 
 def common_prefix(a: array[int], b: array[int]) -> int:
-    """How many tokens `a` and `b` share from the start."""
+    """The length of the common prefix of `a` and `b`."""
     begin, end = 0, min(len(a), len(b))
     if a[:end] == b[:end]:
         return end
@@ -42,13 +44,13 @@ def common_prefix(a: array[int], b: array[int]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """What `tokens`, from position `begin` on, add to the node `parent` (None: to nothing).
+    """What `tokens`, from position `begin` on, add to the node `parent` (None: to the root).
 
     `tiers` hold its K/V rows, `num_bytes`; of those, `state_tiers` hold the recurrent state at
-    `end` and `logits_tiers` the logits after its last token. `state_bytes` is the size of all that
-    belongs to `end` alone: state and logits. `file_bytes` and `end_file_bytes` are the sizes of
-    the files of its rows and of its end, where they are known; 0 of the end if the rows' file holds
-    that too. `is_generated`: the model wrote the tokens. Times are seconds of one clock.
+    `end` and `logits_tiers` the logits after its last token. `state_bytes`: the size of all that
+    belongs to `end` alone, state and logits. `file_bytes`, `end_file_bytes`: the sizes of the files
+    of its rows and of its end, if known; 0 for the end if the rows' file holds that too.
+    `is_generated`: the model wrote the tokens. Times are seconds of one clock.
     """
 
     key: NodeKey
@@ -84,14 +86,14 @@ class Node:
         return bool(self.logits_tiers)
 
     def bytes_in(self, tier: Tier) -> int:
-        """What the node takes up in `tier`."""
+        """Bytes that the node takes in `tier`."""
         if tier not in self.tiers:
             return 0
         is_file = tier == "disk" and self.file_bytes is not None
         return (self.file_bytes or 0 if is_file else self.num_bytes) + self.end_bytes_in(tier)
 
     def end_bytes_in(self, tier: Tier) -> int:
-        """How much less that would be without what belongs to `end` alone."""
+        """Bytes in `tier` of what belongs to `end` alone."""
         if tier not in self.state_tiers | self.logits_tiers:
             return 0
         is_file = tier == "disk" and self.end_file_bytes is not None
@@ -100,12 +102,12 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest usable prefix of a prompt: `nodes` as a whole, root first, then tokens of `part`
-    up to position `num_tokens`.
+    """The longest usable prefix of a prompt: whole `nodes`, root first, then tokens of `part` up to
+    position `num_tokens`.
 
     `exact`: the logits of the prompt's last token are held, nothing has to be run.
-    `num_shared_tokens` >= `num_tokens` counts what the tree has in common with the prompt, usable
-    or not. `miss_reason` is None where anything is usable.
+    `num_shared_tokens` >= `num_tokens`: the tokens that the tree shares with the prompt, usable or
+    not. `miss_reason`: None if anything is usable.
     """
 
     nodes: tuple[Node, ...]
@@ -116,8 +118,8 @@ class Match:
     miss_reason: MissReason | None
 
     def read_bytes(self, tier: Tier) -> int:
-        """What a restore reads from `tier`: memory first, disk for what is not there. The state is
-        read of the last whole node only, and not where a part follows it.
+        """Bytes that a restore reads from `tier`: from memory first, from the disk what is not
+        there. Only the state of the last whole node is read, and not if a part follows it.
         """
         total = sum(n.num_bytes for n in self.nodes if source(n.tiers) == tier)
         if self.part is not None:
@@ -131,15 +133,8 @@ class Match:
 
 
 def source(tiers: frozenset[Tier]) -> Tier:
-    """The tier to read from, where several hold the same."""
+    """The tier to read from if several hold the same."""
     return "memory" if "memory" in tiers else "disk"
-
-
-# Names of nodes: keyed hashes over the token ids from the root on, so that no tenant can hit,
-# or guess, what another has kept.
-
-
-KEY_BYTES = 32
 
 
 def tenant_key(name: str) -> bytes:
@@ -149,6 +144,6 @@ def tenant_key(name: str) -> bytes:
 
 def node_key(tokens: array[int], tenant: bytes, parent: NodeKey | None) -> NodeKey:
     """The 32-byte key of the node that adds `tokens`, one or more int32, to the node `parent`
-    (None: to nothing), for the tenant with the hash key `tenant`.
+    (None: to the root), for the tenant with the hash key `tenant`.
     """
     return NodeKey(span_key(tokens, tenant, parent or ROOT))

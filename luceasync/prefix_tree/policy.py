@@ -1,6 +1,6 @@
-"""Where nodes are cut, and which of them keep their recurrent state as a path grows.
+"""Where nodes are cut, which keep their recurrent state as a path grows, and which go last.
 
-Pure choices over nodes; whoever asks acts on the answer. Times come in as arguments.
+Pure choices over nodes; the caller acts on them. Times are arguments.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ NONE: frozenset[NodeKey] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class PrefillCut:
-    """A node ends at position `end`; `is_turn_end`: it stands for a place where a turn ends, or
-    where prompts part.
-    """
+    """A node ends at position `end`; `is_turn_end`: a turn ends there, or prompts part."""
 
     end: int
     is_turn_end: bool
@@ -39,11 +37,11 @@ def plan_cuts(
     """Where nodes end while tokens `[begin, num_tokens)` are run: at turn boundaries, every
     `interval_tokens` after one, and at the end of the run.
 
-    A cut takes what is there and changes no number of the run, so it can only lie in `stops`, the
-    positions where the state can be saved, ascending: the chunk ends of a prefill for a recurrent
-    family, every position (a `range`) for attention, whose rows stay; `num_tokens` is one anyway.
-    What is wanted elsewhere is cut at the last stop before it. Of two cuts nearer than `min_tokens`
-    the later one is made; `firm`, a boundary that is a stop, is cut however near others are.
+    A cut changes no number of the run, so it can only lie in `stops`, the positions where the state
+    can be saved, ascending: the chunk ends of a prefill for a recurrent family, every position (a
+    `range`) for attention, whose rows stay; `num_tokens` is always one. A cut that is wanted
+    elsewhere is made at the last stop before. Of two cuts nearer than `min_tokens` the later one is
+    made; `firm`, a boundary that is a stop, is cut however near others are.
     """
     assert interval_tokens >= 1 and min_tokens >= 1
     if num_tokens <= begin:
@@ -62,8 +60,8 @@ def plan_cuts(
 
 
 def _spaced(begin: int, ends: Collection[int], min_tokens: int, firm: int | None) -> list[int]:
-    """Those of `ends` after `begin` that leave `min_tokens` to each other, ascending; the last one
-    in any case. So is `firm`, which takes no room from others.
+    """The `ends` after `begin` with `min_tokens` between them, ascending. The last one is always
+    among them, and so is `firm`, without displacing others.
     """
     kept: list[int] = []
     for end in sorted(ends, reverse=True):
@@ -74,7 +72,7 @@ def _spaced(begin: int, ends: Collection[int], min_tokens: int, firm: int | None
 
 
 def _intervals(begin: int, end: int, interval_tokens: int, stops: Sequence[int]) -> list[int]:
-    """Stops in (begin, end), each the last one within the interval or, failing that, the next."""
+    """Stops in (begin, end): each the last within the interval or, if there is none, the next."""
     found = []
     while begin + interval_tokens < end:
         stop = _last_stop(stops, begin + interval_tokens)
@@ -89,20 +87,25 @@ def _intervals(begin: int, end: int, interval_tokens: int, stops: Sequence[int])
 
 
 def _last_stop(stops: Sequence[int], position: int) -> int:
-    """The last of `stops` up to `position`; 0 where there is none."""
+    """The last of `stops` up to `position`; 0 if there is none."""
     after = bisect_right(stops, position)
     return stops[after - 1] if after else 0
 
 
 def thin_states(path: Sequence[Node], keep: AbstractSet[NodeKey] = NONE) -> list[NodeKey]:
-    """Keys of those nodes of `path`, a chain from the root, whose recurrent state should go.
+    """Keys of the nodes of `path`, a chain from the root, whose recurrent state should be dropped.
 
     Turn ends, the newest state and the keys in `keep` stay. Of the others the i-th, counted from 1,
     stays while it is less than 2 * (the largest power of two that divides i) from the last of them:
-    one for each power. Whoever parts from the path d of them before the last one runs fewer than
-    2 * (d + 1) again. Turn ends do not count, for they come closely after long beginnings: those
-    that end otherwise shall find what they share. It does not matter how often the path was thinned
-    while it grew.
+    one for each power. A prompt that parts from the path d of them before the last one runs fewer
+    than 2 * (d + 1) again. Turn ends do not count, since they come closely after long beginnings,
+    and prompts that part before them should find what they share. The result does not depend on how
+    often the path was thinned while it grew.
+
+        i            1  2  3  4  5  6  7  8  9  10  11      the last is 11
+        power        1  2  1  4  1  2  1  8  1   2   1
+        11 - i      10  9  8  7  6  5  4  3  2   1   0      stays if less than 2 * power
+        stays                 x           x      x   x
     """
     newest = next((node.key for node in reversed(path) if node.has_state), None)
     within = [node for node in path if not node.is_turn_end]
@@ -116,15 +119,11 @@ def thin_states(path: Sequence[Node], keep: AbstractSet[NodeKey] = NONE) -> list
     ]
 
 
-# Which paths of the tree go last when room is needed, because a conversation goes on there.
-# Pure: whose they are, and for how long they count, is for others to say.
-
-
 def granted(
     claims: Iterable[Sequence[NodeKey]], by_key: Mapping[NodeKey, Node], tier: Tier, most_bytes: int
 ) -> frozenset[NodeKey]:
-    """The ends of those `claims`, the newest first, whose paths take half of `most_bytes` together
-    at most; of the newest in any case. So others always have the rest.
+    """The ends of those `claims`, the newest first, whose paths together take at most half of
+    `most_bytes`; of the newest in any case. They are evicted last, and others always have the rest.
     """
     ends: set[NodeKey] = set()
     counted: set[NodeKey] = set()
@@ -142,7 +141,7 @@ def granted(
 
 
 def with_ancestors(keys: Iterable[NodeKey], by_key: Mapping[NodeKey, Node]) -> set[NodeKey]:
-    """These nodes, and all that they continue."""
+    """These nodes and their ancestors."""
     above: set[NodeKey] = set()
     for key in keys:
         at: NodeKey | None = key

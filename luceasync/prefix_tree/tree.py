@@ -1,7 +1,7 @@
 """The index of what has been saved, and the longest prefix of a prompt that it can give.
 
-Owns the nodes of one namespace and tenant, and is the only one that changes them; one thread calls
-it. Knows no tensors, files or clocks.
+Owns the nodes of one namespace and tenant, which nothing else changes. Used from one thread. Knows
+no tensors, files or clocks.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 from luceasync.nodes import MissReason, NodeKey
 from luceasync.prefix_tree.node import TIERS, Match, Node, Tier, common_prefix, pack_tokens
 
-# What a prompt could take up: chains of whole nodes, and perhaps a part of one more. Pure
-# values; which nodes there are is for the tree to know.
-
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Whole nodes up to the key `last`, then `part`; `in_memory` of the tokens need no disk."""
+    """A chain that a prompt could restore: whole nodes up to the key `last`, then `part`;
+    `in_memory` of its tokens need no disk.
+    """
 
     num_tokens: int = 0
     in_memory: int = 0
@@ -34,14 +33,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class PromptNeed:
-    """A prompt, and what its model can take up."""
+    """A prompt, and what its model can restore."""
 
     prompt: array[int]
     recurrent: bool
     chunk_tokens: int
 
     def whole(self, node: Node, in_memory: int, tiers: AbstractSet[Tier]) -> Candidate:
-        """The chain that ends with `node`, if the model can go on from there."""
+        """The chain that ends with `node`, if the model can continue from there."""
         if self.recurrent and not node.state_tiers & tiers:
             return Candidate()
         if node.end == len(self.prompt) and not node.logits_tiers & tiers:
@@ -49,7 +48,7 @@ class PromptNeed:
         return Candidate(node.end, in_memory, node.key)
 
     def part(self, node: Node, shared_end: int, in_memory: int) -> Candidate:
-        """The chain before `node`, and its tokens up to a multiple of the chunk."""
+        """The chain before `node`, and its own tokens up to a multiple of the chunk."""
         end = min(shared_end, len(self.prompt) - 1) // self.chunk_tokens * self.chunk_tokens
         if self.recurrent or end <= node.begin:
             return Candidate()
@@ -57,14 +56,10 @@ class PromptNeed:
         return Candidate(end, held, node.parent, node.key)
 
 
-# The nodes that continue one parent, found by their tokens. Knows keys and tokens alone; the
-# tree owns the nodes.
-
-
 class Siblings:
-    """The nodes that continue one parent, sorted by their tokens: the one that shares most with a
-    prompt then stands beside the place where the prompt would stand. Finding it takes a few
-    comparisons, however many prompts start with the same words.
+    """The children of one node, sorted by their tokens: the one that shares most with a prompt is
+    next to where the prompt would be inserted, and found by a few comparisons, however many prompts
+    start with the same words.
     """
 
     __slots__ = ("_spans", "keys", "longest")
@@ -75,7 +70,7 @@ class Siblings:
         self.longest = 0
 
     def add(self, span: array[int], key: NodeKey) -> None:
-        """Raises ValueError where the tokens are here under another key."""
+        """Raises ValueError if the tokens are here under another key."""
         index = bisect_left(self._spans, span)
         if index < len(self._spans) and self._spans[index] == span:
             raise ValueError(f"node {key.hex()}: {self.keys[index].hex()} has the same tokens")
@@ -90,7 +85,7 @@ class Siblings:
             self.longest = max(map(len, self._spans), default=0)
 
     def whole(self, rest: array[int]) -> list[NodeKey]:
-        """Those of which every token is in `rest`, longest first."""
+        """Keys of the children that are prefixes of `rest`, longest first."""
         keys = []
         while rest:
             index = bisect_right(self._spans, rest) - 1
@@ -100,13 +95,13 @@ class Siblings:
             if shared == len(self._spans[index]):
                 keys.append(self.keys[index])
                 shared -= 1
-            rest = rest[:shared]  # a whole one that is still to be found is no longer than this
+            rest = rest[:shared]  # any other prefix of `rest` is no longer than this
         return keys
 
     def longest_part(
         self, rest: array[int], is_usable: Callable[[NodeKey], bool]
     ) -> tuple[NodeKey | None, int]:
-        """The usable one that shares most tokens with `rest`, and how many; (None, 0) for none."""
+        """The usable child that shares most tokens with `rest`, and how many; or (None, 0)."""
         index = bisect_right(self._spans, rest)
         best: tuple[NodeKey | None, int] = (None, 0)
         for side in (range(index - 1, -1, -1), range(index, len(self.keys))):
@@ -118,8 +113,8 @@ class Siblings:
 
 
 class Tree:
-    """Nodes by key. A node is never split: branches that part inside one are siblings which share
-    a beginning, and the match takes the better one.
+    """Nodes by key. A node is never split: branches that part inside one are siblings that share a
+    beginning, and the match takes the better one.
     """
 
     def __init__(self) -> None:
@@ -127,7 +122,7 @@ class Tree:
         self._children: dict[NodeKey | None, Siblings] = {}
         self._num_bytes: dict[Tier, int] = dict.fromkeys(TIERS, 0)
         self._num_nodes: dict[Tier, int] = dict.fromkeys(TIERS, 0)
-        self.num_changes = 0  # a match stands as long as this does
+        self.num_changes = 0  # a match is valid as long as this is unchanged
 
     def __repr__(self) -> str:
         leaves = sum(key not in self._children for key in self._nodes)
@@ -150,7 +145,7 @@ class Tree:
         return self._nodes[key]
 
     def num_bytes(self, tier: Tier) -> int:
-        """What all nodes take up in `tier`."""
+        """Bytes that all nodes take in `tier`."""
         return self._num_bytes[tier]
 
     def num_nodes(self, tier: Tier) -> int:
@@ -158,7 +153,7 @@ class Tree:
         return self._num_nodes[tier]
 
     def chain(self, key: NodeKey | None) -> tuple[Node, ...]:
-        """The nodes from the root to `key`, it included."""
+        """The nodes from the root to `key`, inclusive."""
         nodes = []
         while key is not None:
             nodes.append(self._nodes[key])
@@ -166,7 +161,7 @@ class Tree:
         return tuple(reversed(nodes))
 
     def children(self, key: NodeKey | None) -> list[Node]:
-        """The nodes that continue `key` (None: those that begin at the first token)."""
+        """The children of `key`; of the root for None."""
         return [self._nodes[child] for child in self._keys_below(key)]
 
     def match(
@@ -179,10 +174,10 @@ class Tree:
     ) -> Match:
         """The longest prefix of `tokens` that nodes in `tiers` can give.
 
-        Attention alone can use whole nodes and, of the next one, the tokens up to a multiple of
-        `chunk_tokens`. A recurrent model can only go on where a state is held. Unless the match is
-        exact, the last token is left over: running it gives the logits. Tokens are compared, so no
-        collision of keys can give a wrong prefix.
+        Attention can use whole nodes and, of one more, the tokens up to a multiple of
+        `chunk_tokens`. A recurrent model can only continue where a state is held. Unless the match
+        is exact, the last token is left over: running it gives the logits. Tokens are compared, so
+        no collision of keys can give a wrong prefix.
         """
         need = PromptNeed(pack_tokens(tokens), recurrent, chunk_tokens)
         best, num_shared = self._search(need, tiers)
@@ -194,8 +189,8 @@ class Tree:
         return Match(nodes, part, best.num_tokens, exact, num_shared, None)
 
     def insert(self, node: Node) -> Node:
-        """Take in a node whose parent is here. A key that is here already gains tiers, hits and a
-        later last use. Returns the node as it is now.
+        """Add a node whose parent is here, or add tiers, hits and a later last use to the node with
+        the same key. Returns the node as it is now.
 
         Raises ValueError for a node that is inconsistent in itself, with its parent, or with the
         node that has its key or its tokens; the tree is unchanged then.
@@ -219,7 +214,7 @@ class Tree:
             self._put(replace(node, hits=node.hits + 1, last_used_s=used_s))
 
     def drop_state(self, key: NodeKey, tier: Tier) -> Node:
-        """Forget what `tier` holds for the end of the node: the state, and the logits with it."""
+        """Forget what `tier` holds for the end of the node: the state and the logits."""
         node = self._nodes[key]
         gone = frozenset((tier,))
         return self._put(
@@ -229,11 +224,11 @@ class Tree:
         )
 
     def remove(self, key: NodeKey, tier: Tier) -> list[Node]:
-        """Forget that `tier` holds the node. Once no tier does, the node goes, and with it all that
-        continues it, in any tier: no prompt could reach that again.
+        """Forget that `tier` holds the node. Once no tier does, the node is removed, and with it
+        all of its descendants, in any tier: no prompt could reach them again.
 
-        Returns the nodes that are gone, as they were: what other tiers hold of them is to be
-        freed.
+        Returns the nodes that were removed, as they were: the caller frees what other tiers hold of
+        them.
         """
         node = self._nodes[key]
         if node.tiers - {tier}:
@@ -248,7 +243,7 @@ class Tree:
         return gone
 
     def _search(self, need: PromptNeed, tiers: AbstractSet[Tier]) -> tuple[Candidate, int]:
-        """The best candidate, and how many tokens any node shares with the prompt."""
+        """The best candidate, and the most tokens that a path shares with the prompt."""
         best, num_shared = Candidate(), 0
         walk: list[tuple[NodeKey | None, int, int]] = [(None, 0, 0)]
         while walk:
@@ -317,7 +312,7 @@ class Tree:
 
 
 def parents_first(nodes: Iterable[Node]) -> tuple[list[Node], list[Node]]:
-    """The nodes in an order in which a tree can take them in, and those that have no chain to the
+    """The nodes in an order in which a tree can insert them, and those without a chain to the
     root.
     """
     rooted, orphans = [], []
@@ -332,7 +327,7 @@ def parents_first(nodes: Iterable[Node]) -> tuple[list[Node], list[Node]]:
 
 
 def _check(node: Node) -> None:
-    """Raise ValueError for a node that contradicts itself."""
+    """Raise ValueError for a node that is inconsistent in itself."""
     name = f"node {node.key.hex()}"
     if (node.parent is None) != (node.begin == 0) or node.begin < 0 or not node.tokens:
         raise ValueError(
@@ -347,7 +342,7 @@ def _check(node: Node) -> None:
 
 
 def _merged(known: Node, node: Node) -> Node:
-    """`known`, now held in the tiers of `node` too. Raises ValueError where their tokens differ."""
+    """`known`, with the tiers of `node` added. Raises ValueError if their tokens differ."""
     if (known.parent, known.begin, known.tokens) != (node.parent, node.begin, node.tokens):
         raise ValueError(
             f"node {node.key.hex()}: {node.begin} to {node.end} are not the tokens that have this "

@@ -190,7 +190,7 @@ def test_weights_of_some_model_are_foreign() -> None:
         ('{"a":{"dtype":1,"dtype":2}}', "twice"),
         ('{"__metadata__":{"schema":1}}', "expected strings"),
         ('{"__metadata__":{"schema":"luceasync.node.2"}}', "expected header_xxh3_128"),
-        ('{"__metadata__":{"header_xxh3_128":"0"}}', "expected that of the header"),
+        ('{"__metadata__":{"header_xxh3_128":"0"}}', "does not match the header"),
     ],
 )
 def test_a_header_that_is_none_is_damage(text: str, words: str) -> None:

@@ -154,7 +154,7 @@ async def test_while_a_read_hangs_nobody_waits_for_another_one(
         first = await tier.read(KEY, timeout_s=0.01)
         assert first.detail.endswith("not read within 0.01 s")
         for _ in range(100):  # more than there are threads: none of them is asked
-            assert (await tier.read(KEY)).detail == "the disk hangs: a read has not come back"
+            assert (await tier.read(KEY)).detail == "the disk hangs: a read has not returned"
         assert tier.degraded == first.detail
         until.set()
         async with asyncio.timeout(10):

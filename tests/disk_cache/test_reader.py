@@ -38,7 +38,7 @@ def read(
         end_kinds=END_KINDS,
         with_end=with_end,
         allocate=allocate,
-        is_given_up=never,
+        is_cancelled=never,
     )
 
 
@@ -123,5 +123,5 @@ def test_a_read_ends_soon_after_it_was_given_up(path: Path, tier: object) -> Non
             end_kinds=END_KINDS,
             with_end=True,
             allocate=allocate,
-            is_given_up=lambda: True,
+            is_cancelled=lambda: True,
         )

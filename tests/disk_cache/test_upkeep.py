@@ -64,5 +64,5 @@ def test_a_node_removed_meanwhile_is_gone(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="expected a directory that is there"):
+    with pytest.raises(ConfigError, match="expected an existing directory"):
         Upkeep(tmp_path / "none")
