@@ -1,6 +1,6 @@
-"""What the server and the engine say to each other: Request in, Deltas out, a Finish at the end.
+"""What server and engine exchange: a Request in, Deltas out, a Finish at the end.
 
-Owns the words only. Knows nothing of HTTP, of token tensors or of who is listening.
+Values and protocols only. Knows nothing of HTTP or of tensors.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
-from luceasync.status import EngineLook, EngineStatus
-
-# What an answer's text has to be, in the words of whoever asks. Knows no grammar and no tokens.
+from luceasync.status import EngineDetails, EngineStatus
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What an answer's text has to be. `source` says it: the JSON of a schema (for "json_object"
-    it is none: any object will do), a regular expression of all of the text, a JSON list of texts,
-    or a grammar in the notation of Lark or GBNF. `param` names the field that has it, in refusals.
-    `strict`: a word of a schema that cannot be enforced is refused; otherwise it says nothing.
+    """What the text of an answer must match. `source` is the JSON of a schema (empty for
+    "json_object": any object), a regular expression for the whole text, a JSON list of texts, or a
+    grammar in Lark or GBNF. `param` names its field, for errors. `strict`: keywords of a schema
+    that cannot be enforced are refused; otherwise they are ignored.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
@@ -28,21 +26,18 @@ class Constraint:
     strict: bool = True
 
 
-# The served model as it is told to people and clients. Knows nothing of how it is served.
-
-
 ANY_NAME = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What `/v1/models` tells about the served model. `created` is a Unix time in seconds.
+    """The served model, as `/v1/models` shows it. `created` is a Unix time in seconds.
 
-    `aliases` are other names of it; ANY_NAME among them is every name. `reasons`: why lanes and
-    context are as they are, a line for each size that the user left open. `special_tokens` by the
-    names that tokenizer_config.json gives them; `chat_template`: the source of its template.
-    `tool_format`: how it writes calls of tools, "": in no way that is known; `thinks`: reasoning is
-    told apart from its answers.
+    `aliases` are its other names; ANY_NAME among them stands for every name. `reasons`: why lanes
+    and context have their sizes, a line for each that the user left open. `special_tokens` by their
+    names in tokenizer_config.json; `chat_template`: the source of its template. `tool_format`: how
+    it writes tool calls, "" if that is unknown; `thinks`: its reasoning is separated from its
+    answers.
     """
 
     name: str
@@ -59,16 +54,12 @@ class ModelCard:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its own name and the others, without ANY_NAME."""
+        """Its own name and its aliases, without ANY_NAME."""
         return (self.name, *(alias for alias in self.aliases if alias != ANY_NAME))
 
     def serves(self, name: str) -> bool:
-        """Whether somebody who asks for `name` means this model."""
+        """Whether a client that asks for `name` means this model."""
         return ANY_NAME in self.aliases or name in self.names
-
-
-# What a model says in an answer, by type: its text, its reasoning, its calls of tools. Owns the
-# words only: luceasync.text makes pieces, API families show them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +71,14 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningPiece:
-    """A part of what the model thought before it answered, never empty."""
+    """A part of the model's reasoning, never empty."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """A call of the tool `name` begins, the answer's `index`th; its arguments follow."""
+    """The start of tool call number `index` of the answer; its arguments follow."""
 
     index: int
     id: str
@@ -96,8 +87,8 @@ class CallPiece:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsPiece:
-    """A part of the arguments of call `index`, never empty; all of them together are a JSON object,
-    unless the answer ended before they did.
+    """A part of the arguments of call `index`, never empty. Together they are a JSON object, unless
+    the answer ended early.
     """
 
     index: int
@@ -132,11 +123,11 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """What the chat template is given; `param` names a prompt of this kind in refusals. An answer
-    has `max_calls` calls of tools at most; None: any number. `must_call`: it is nothing but calls
-    of tools with these names; none: the model chooses. `marks`: messages, and after how many
-    characters of their contents the client says that what is computed is worth keeping.
-    `schema_places`: where the body has the schema of each tool's arguments, for refusals.
+    """Input of the chat template. `param` names a prompt of this kind in errors. An answer has at
+    most `max_calls` tool calls; None: any number. `must_call`: it consists of calls of these tools;
+    empty: the model chooses. `marks`: the client's cache marks, each a message and a number of
+    characters of its content. `schema_places`: where the body has the schema of each tool's
+    arguments, for errors.
     """
 
     param: ClassVar[str] = "messages"
@@ -151,7 +142,7 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Text that is tokenized as it stands; "<|im_end|>" and the like are the tokens they name."""
+    """Text, tokenized verbatim; "<|im_end|>" and the like become the tokens that they name."""
 
     param: ClassVar[str] = "prompt"
     text: str
@@ -159,7 +150,7 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Token ids, taken as they are."""
+    """Token ids, used verbatim."""
 
     param: ClassVar[str] = "prompt"
     ids: tuple[int, ...]
@@ -172,18 +163,17 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 class Request:
     """One request, checked by the server and not yet rendered.
 
-    `max_tokens` None means until the context is full; no end comes before `min_tokens`, unless a
-    constraint wants it. `num_choices` answers are generated for the
-    one prompt. `top_logprobs` None: no log-probabilities; 0: those of the chosen tokens only;
-    `prompt_top_logprobs`: the same of the prompt's own, all of which is run then. What
-    was computed for a `tenant` (an API key, or a salt that the server trusts; "" is shared) is
-    never seen by another. `client`: who asks; lanes and places are shared between clients.
-    `priority`: of what one client asks, the lowest has its turn first.
-    `keep_prefix`: somebody asked for the prompt to be kept, whether or not an answer follows.
-    `pins`: spans of its tokens, or its system message, that stay on the devices. `constraint`: what
-    is said after reasoning; beside tools, an answer may be calls of them instead.
-    `most_reasoning_tokens`: after so many it is closed; None: it ends by itself.
-    `conversation`: what the client calls the one that it belongs to; "": nothing is known.
+    `max_tokens` None: until the context is full. The answer does not end before `min_tokens`,
+    unless a constraint ends it. `num_choices` answers are generated for the one prompt.
+    `top_logprobs` None: no log-probabilities; 0: of the chosen tokens only; `prompt_top_logprobs`:
+    the same for the prompt's own tokens, all of which are run then. What was computed for a
+    `tenant` (an API key, or a salt that the server trusts; "" is shared) is never used for another.
+    `client`: lanes and places in the queue are shared between clients; `priority`: of the requests
+    of one client the lowest comes first. `keep_prefix`: cache the prompt, whether or not an answer
+    follows. `pins`: spans of its tokens, or its system message, that stay on the devices.
+    `constraint`: of the text after reasoning; with tools, an answer may be calls of them instead.
+    `most_reasoning_tokens`: after so many, reasoning is closed; None: no limit. `conversation`: the
+    client's name for it; "": none.
     """
 
     prompt: Prompt
@@ -207,8 +197,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token's text, bytes and natural-log probability, with the most probable others of its
-    place.
+    """A token's text, bytes and natural-log probability, with the most probable tokens at its
+    position.
     """
 
     token: str
@@ -219,7 +209,7 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of one choice. `cached_tokens` of the prompt were not prefilled again."""
+    """Token counts of one choice. `cached_tokens` of the prompt were restored, not prefilled."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -228,7 +218,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where the time of one choice went, in seconds. `decode_s` starts after the first token."""
+    """How long the phases of one choice took, in seconds. `decode_s` starts after the first token."""
 
     queued_s: float
     prefill_s: float
@@ -239,11 +229,11 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """What was taken up instead of being prefilled: `prefix_tokens` of the prompt, the furthest
-    from `tier`, in `restore_s` seconds; `tier` None: nothing was.
+    """What was restored instead of prefilled: `prefix_tokens` of the prompt, the last of them from
+    `tier`, in `restore_s` seconds. `tier` None: nothing.
 
-    `decision` says why it was restored or run again, `miss_reason` why no more could be restored;
-    the words are those of luceasync.prefix_tree.
+    `decision` says why it was restored or prefilled, `miss_reason` why no more could be restored,
+    in the words of luceasync.prefix_tree and luceasync.nodes.
     """
 
     tier: Literal["memory", "disk"] | None = None
@@ -255,8 +245,8 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """What speculation did for one choice: `accepted` of `proposed` draft tokens in `rounds` verify
-    steps. `off_reason`: why it was given up or never began.
+    """Speculation for one choice: `accepted` of `proposed` draft tokens in `rounds` verify steps.
+    `off_reason`: why it was switched off or never began.
     """
 
     rounds: int = 0
@@ -266,7 +256,7 @@ class Speculation:
 
     @property
     def tau(self) -> float:
-        """Tokens per verify step, bonus included; 0 before the first."""
+        """Tokens per verify step, including the bonus token; 0 before the first step."""
         return (self.accepted + self.rounds) / self.rounds if self.rounds else 0.0
 
     @property
@@ -277,8 +267,8 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """What of a choice's context was on the devices at its end, in tokens of whole chunks, and what
-    has moved for it: chunks that left and came back, and looks that said which.
+    """Which part of a choice's context was on the devices at its end, in tokens of whole chunks,
+    and how many chunks were recalled and evicted for it, by how many probes (`looks`).
     """
 
     resident_tokens: int = 0
@@ -290,12 +280,12 @@ class Residence:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Why a choice ended. `error` holds the words when `reason` is "error"; `error_kind` "request":
-    sent again it would end alike; "unavailable": not the request's fault, it may be sent again;
-    "gave_way": the place was for a client that holds fewer; "kv_host_memory": host memory had no
-    room for its context. `retry_after_s`: when to come back. `speculation` None: the server has no
-    draft; `residence` None: all of a context stays on the devices. `stop`: the stop string that
-    ended it.
+    """Why and how a choice ended. `error` is the message if `reason` is "error". `error_kind`:
+    "request": sent again, it would end the same; "unavailable": it may be sent again; "gave_way":
+    its place went to a client that holds fewer; "kv_host_memory": host memory had no room for its
+    context; "failed": a bug of ours. `retry_after_s`: when to come back. `speculation` None: the
+    server has no draft; `residence` None: all of a context stays on the devices. `stop`: the stop
+    string that ended it.
     """
 
     reason: FinishReason
@@ -312,12 +302,11 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What choice `index` has said since its last delta and is safe to show, in order, and the
-    tokens that it came from.
+    """New output of choice `index`, in order, and the tokens that it came from.
 
-    There may be no piece (a split UTF-8 character or a possible stop string is held back). `finish`
-    is set on the last delta of a choice, which may carry pieces too. `prompt_logprobs`: of the
-    prompt's next tokens, where they were asked for; the very first has none, NaN.
+    There may be no piece while a split UTF-8 character or a possible stop string is held back.
+    `finish` is set on the last delta of a choice, which may carry pieces too. `prompt_logprobs`: of
+    the prompt's next tokens, if requested; the first token of all has none: NaN.
     """
 
     index: int
@@ -329,21 +318,21 @@ class Delta:
 
     @property
     def text(self) -> str:
-        """The answer's text in it."""
+        """The answer's text in this delta."""
         return "".join([piece.text for piece in self.pieces if isinstance(piece, TextPiece)])
 
     @property
     def words(self) -> str:
-        """All of it that is to be read: reasoning and text."""
+        """Reasoning and text in this delta."""
         read = TextPiece | ReasoningPiece
         return "".join([piece.text for piece in self.pieces if isinstance(piece, read)])
 
 
 class Stream(Protocol):
-    """The answer to one admitted request: an async iterator of the deltas of all its choices.
+    """The answer to one accepted request: an async iterator of the deltas of all its choices.
 
-    It ends after the last choice has finished. `aclose` frees the lanes at the engine's next step,
-    wherever the request is, and may be called at any time, twice too.
+    It ends after the last choice has finished. `aclose` frees the lanes at the engine's next step;
+    it may be called at any time, and more than once.
     """
 
     @property
@@ -357,7 +346,7 @@ class Stream(Protocol):
 
 
 class Engine(Protocol):
-    """What the server asks of an engine. All coroutines run on the server's event loop."""
+    """An engine as the server uses it. All coroutines run on the server's event loop."""
 
     @property
     def card(self) -> ModelCard: ...
@@ -365,28 +354,28 @@ class Engine(Protocol):
     def status(self) -> EngineStatus: ...
 
     async def open(self, request: Request) -> Stream:
-        """Render, tokenize and admit `request`.
+        """Render, tokenize and queue `request`.
 
-        Raises RequestError (what no retry mends), QueueFull, or Unavailable.
+        Raises RequestError, which a retry does not help, QueueFull, or Unavailable.
         """
         ...
 
     async def tokens(self, request: Request) -> tuple[int, ...]:
-        """The ids of the request's prompt; nothing is run. Raises as `open` does."""
+        """The token ids of the request's prompt, without running it. Raises as `open` does."""
         ...
 
-    async def look(self) -> EngineLook:
-        """What is on its lanes and what it keeps, between two steps. Raises Unavailable."""
+    async def details(self) -> EngineDetails:
+        """Lanes, queue and cached nodes, between two steps. Raises Unavailable."""
         ...
 
-    async def drop_kept(self, keys: Sequence[str] | None) -> int:
-        """Let go of kept nodes, those of these keys or all that nobody needs; how many are gone.
+    async def drop_nodes(self, keys: Sequence[str] | None) -> int:
+        """Drop cached nodes, those of these keys or all that no request needs; returns how many.
         Raises Unavailable.
         """
         ...
 
-    def spelled(self, ids: Sequence[int], param: str) -> bytes:
-        """What `ids` stand for, special tokens too. Raises RequestError, which names `param`, for
-        an id that is none.
+    def token_bytes(self, ids: Sequence[int], param: str) -> bytes:
+        """The bytes of `ids`, special tokens included. Raises RequestError, which names `param`,
+        for an id outside the vocabulary.
         """
         ...

@@ -1,6 +1,6 @@
-"""A look at an engine from outside: what it holds, what it has done, how well it is.
+"""Status of an engine: its health, its totals, its lanes, its cache, its processes.
 
-Owns the words only; luceasync.request is where they are asked for.
+Values only; luceasync.request.Engine returns them.
 """
 
 from __future__ import annotations
@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# A closer look at an engine: what is on each lane, who waits, what of prompts is kept. Owns the
-# words only; luceasync.request is where it is asked for. No text and no token is told.
-
 
 @dataclass(frozen=True, slots=True)
-class LaneLook:
-    """What runs on a lane: `phase` is restoring, prefilling, decoding or unread; the lane holds
-    `done_tokens` of the prompt, of which `cached_tokens` were not run. Seconds since it began.
-    `tau` None: there is no draft; tokens on the devices and away from them None: all are there.
+class LaneStatus:
+    """A choice on a lane. `phase` is restoring, prefilling, decoding or unread; the lane holds
+    `done_tokens` of the prompt, of which `cached_tokens` were not run; `running_s`: since its
+    start. `tau` None: there is no draft. `resident_tokens`, `absent_tokens` None: all are on the
+    devices.
     """
 
     lane: int
@@ -34,17 +32,17 @@ class LaneLook:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingLook:
-    """One that waits for a lane."""
+class WaitingStatus:
+    """A choice that waits for a lane."""
 
     prompt_tokens: int
     waiting_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class NodeLook:
-    """A kept node, tokens `[begin, end)` behind those of `parent`: bytes by tier, in how many
-    requests it was taken up, and seconds since it last was. Keys are as files are named.
+class NodeStatus:
+    """A cached node, tokens `[begin, end)` after those of `parent`: bytes by tier, how many
+    requests restored it (`hits`), and seconds since the last. Keys are the names of files.
     """
 
     key: str
@@ -58,28 +56,24 @@ class NodeLook:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLook:
-    """All of it; of `nodes` those that were used last, and how many there are."""
+class EngineDetails:
+    """Lanes, queue and cache without any text or token. `nodes`: those used last, of `num_nodes`."""
 
-    lanes: tuple[LaneLook, ...] = ()
-    waiting: tuple[WaitingLook, ...] = ()
-    nodes: tuple[NodeLook, ...] = ()
+    lanes: tuple[LaneStatus, ...] = ()
+    waiting: tuple[WaitingStatus, ...] = ()
+    nodes: tuple[NodeStatus, ...] = ()
     num_nodes: int = 0
     device_bytes: Mapping[str, int] | None = None
 
 
-# How processes are that an engine works with besides its own: what users are told of them. Owns
-# the words only. Knows nothing of how they are started or what is said to them.
-
-
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """A process of the engine's besides this one, such as a group of the model's layers.
+    """A process of the engine besides this one, such as a stage of the model.
 
-    `detail` is empty where it does its work, else it says what is the matter, and `retry_after_s`
-    when it may be there again. Calls, seconds of waiting for their answers and bytes are totals of
-    all its lives, of which it has had `num_starts`. `heartbeat_age_s`: since its last sign of life.
-    `is_waited_for`: requests wait while it is away.
+    `detail` is empty while it works; otherwise it says what has failed, and `retry_after_s` when it
+    may be back. Calls, seconds of waiting for their answers and bytes are totals over all its
+    `num_starts`. `heartbeat_age_s`: since its last heartbeat. `is_waited_for`: requests wait while
+    it is away.
     """
 
     name: str
@@ -99,13 +93,13 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True)
 class BackendProcesses:
-    """All of them."""
+    """All processes of the engine besides its own."""
 
     all: tuple[ProcessStatus, ...] = ()
 
     @property
     def away(self) -> ProcessStatus | None:
-        """The first one that does not do its work, and that requests wait for."""
+        """The first one that has failed and that requests wait for."""
         for each in self.all:
             if each.detail and each.is_waited_for:
                 return each
@@ -117,12 +111,12 @@ NO_PROCESSES = BackendProcesses()
 
 @dataclass(frozen=True, slots=True)
 class CacheStatus:
-    """The prefix cache: bytes and nodes by tier, and what became of requests since the start.
+    """The prefix cache: bytes and nodes by tier, and totals since the start.
 
     `restored_total` counts requests by tier, `missed_total` by reason, `restored_tokens_total`
     tokens by tier; `saved_total` nodes by tier, `evicted_total` likewise. `num_unwritten` nodes
-    are still on their way to the disk. `degraded` is not empty while a fault of the disk keeps
-    nodes from being written or read.
+    are still to be written to the disk. `degraded` is not empty while a fault of the disk prevents
+    reads or writes.
     """
 
     num_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -142,8 +136,8 @@ class CacheStatus:
 @dataclass(frozen=True, slots=True)
 class SpeculationStatus:
     """Speculation since the start: `accepted_by_slot[i]` of `proposed_by_slot[i]` tokens in slot i
-    of the draft's block were accepted; seconds by part of a round. `off_reason`: why there is none
-    now, for anybody.
+    of the draft's block were accepted; seconds by part of a round. `off_reason`: why it is off for
+    all requests.
     """
 
     rounds_total: int = 0
@@ -157,8 +151,8 @@ class SpeculationStatus:
 
 @dataclass(frozen=True, slots=True)
 class ResidenceStatus:
-    """What of all lanes is on the devices, in tokens of whole chunks, and the bytes of host memory
-    that lanes take for themselves; what has moved since the start.
+    """Which part of all lanes is on the devices, in tokens of whole chunks; bytes of host memory
+    that lanes take for what no node holds; chunks moved and probes since the start.
     """
 
     resident_tokens: int = 0
@@ -171,10 +165,10 @@ class ResidenceStatus:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """A look at the engine from outside; counts are of this moment, totals since the start, of
-    tokens and steps since it was made anew. `cache`, `speculation`, `residence` None: there is
-    none. `has_failed`: it is not there, and is being made anew; whoever is refused may come back in
-    `retry_after_s`. `processes`: others that it works with.
+    """Counts of this moment and totals since the start; those of tokens and steps since the engine
+    was last loaded. `cache`, `speculation`, `residence` None: there is none. `has_failed`: it is
+    being loaded again, and refused clients may come back in `retry_after_s`. `processes`: besides
+    this one.
     """
 
     ready: bool

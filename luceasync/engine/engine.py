@@ -1,7 +1,7 @@
 """The engine as the server sees it: requests in, streams out, all work in one thread of its own.
 
-Puts the parts together and owns their life. Prompts are for Preparing, how many there may be for
-Admission, streams for Answers, the disk for CacheDirectory, every step for the pump in the thread.
+Puts the parts together and owns their life: ChoicePreparation, Admission, OpenAnswers,
+CacheDirectory, and the pump in its thread.
 """
 
 from __future__ import annotations
@@ -37,28 +37,36 @@ from luceasync.status import (
     NO_PROCESSES,
     BackendProcesses,
     CacheStatus,
-    EngineLook,
+    EngineDetails,
     EngineStatus,
-    LaneLook,
-    WaitingLook,
+    LaneStatus,
+    WaitingStatus,
 )
 from luceasync.text.history import History
 
-# Whether requests can be taken, and the words where they cannot. Owns what is still awaited,
-# the last fault, and what keeps requests out for now. Knows neither the model nor the cache
-# directory; event loop only.
+log = logging.getLogger(__name__)
 
+Found = TypeVar("Found")
 
+FLUSH_DEADLINE_S = 30.0
+INSPECT_DEADLINE_S = 10.0
+SWITCH_INTERVAL_S = 5e-4  # the default of 5 ms lets the thread's Python hold up the event loop
+MAX_AWAY_S = 60  # requests do not wait for a process that is away for longer
+MODEL, DIRECTORY = "model", "cache directory"  # both are needed before requests are accepted
 MAX_LOADING_S = 60  # that clients are told to come back in
+MAX_NODES = 256  # in EngineDetails
+MAX_WAITING = 64
 
 
 class Availability:
-    """Not ready until every part is there, nor after a fault, nor from `interrupt` to `resume`."""
+    """Whether requests are accepted, and why not: not before every part is there, not after a
+    fault, and not between `interrupt` and `resume`. Event loop only.
+    """
 
     def __init__(self, parts: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._begun_s = clock()
-        self._back_s: float | None = None  # when what is interrupted may go on
+        self._back_s: float | None = None  # when an interruption may be over
         self._awaited = set(parts)
         self._arrivals: dict[str, asyncio.Future[None]] = {}
         self._fault = ""
@@ -70,19 +78,19 @@ class Availability:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether what was there has failed and is not back."""
+        """Whether the engine has failed and is not back."""
         return bool(self._interruption)
 
     @property
     def detail(self) -> str:
-        """Why not, or "ready"."""
+        """Why requests are not accepted, or "ready"."""
         awaited = "loading the model" if self._awaited else "ready"
         return self._fault or self._interruption or awaited
 
     @property
     def retry_after_s(self) -> int:
-        """In how many seconds whoever is refused may come back: what is left of what was said at an
-        interruption; of a first load, whose time nobody knows, as long as it takes by now.
+        """In how many seconds a refused client may come back: the rest of an interruption; while
+        the model is first loaded, whose end is unknown, as long as that has taken by now.
         """
         now_s = self._clock()
         if self._back_s is not None:
@@ -97,12 +105,12 @@ class Availability:
         self._arrivals = {part: loop.create_future() for part in self._awaited}
 
     async def wait(self) -> None:
-        """Until every part is there. Raises what kept one of them away, at once."""
+        """Wait until every part is there. Raises the failure of one of them at once."""
         assert self._arrivals, "`begin` comes first"
         await asyncio.gather(*map(asyncio.shield, self._arrivals.values()))
 
     def has_come(self, part: str) -> bool:
-        """Whether it is known what became of the part."""
+        """Whether the part is there, or has failed."""
         return self._arrivals[part].done()
 
     def arrived(self, part: str) -> None:
@@ -111,43 +119,35 @@ class Availability:
         self._awaited.discard(part)
 
     def lost(self, part: str, error: BaseException) -> None:
-        """The part will never be there."""
+        """The part has failed for good."""
         self._fault = str(error)
         self._arrivals[part].set_exception(error)
 
     def interrupt(self, words: str, back_in_s: int) -> None:
-        """No request is taken for now; it may be otherwise in so many seconds."""
+        """Accept no requests for now; they may come back in `back_in_s` seconds."""
         self._interruption, self._back_s = words, self._clock() + back_in_s
 
     def resume(self) -> None:
-        """What was interrupted goes on."""
+        """Accept requests again."""
         self._interruption, self._back_s = "", None
 
     def stop(self, words: str) -> None:
-        """No request is taken any more."""
+        """Accept no requests any more."""
         self._fault = words
 
 
 def unavailable(detail: str, retry_after_s: int) -> Unavailable:
-    """What a request is told that cannot be taken."""
+    """The error of a request that is not accepted."""
     return Unavailable(f"The model is not available: {detail}.", retry_after_s)
 
 
-# What a look at a pump shows: its lanes, its queue, the prefixes that are kept. Engine thread
-# only. Owns nothing and changes nothing but what it was asked to let go of.
-
-
-MAX_NODES = 256
-MAX_WAITING = 64
-
-
-def look_at(pump: Pump, num_nodes: int = MAX_NODES) -> EngineLook:
-    """How things are now; of nodes those that were used last."""
+def details_of(pump: Pump, num_nodes: int = MAX_NODES) -> EngineDetails:
+    """Lanes, queue and the nodes used last. Engine thread only."""
     now_s, nodes = time.monotonic(), list(pump.lanes.prefixes.index)
-    return EngineLook(
-        lanes=tuple(_lane(pump, generation, now_s) for generation in pump.scheduler.running),
+    return EngineDetails(
+        lanes=tuple(_lane_status(pump, generation, now_s) for generation in pump.scheduler.running),
         waiting=tuple(
-            WaitingLook(len(g.prepared.prompt.ids), now_s - g.submitted_at)
+            WaitingStatus(len(g.prepared.prompt.ids), now_s - g.submitted_at)
             for g in pump.scheduler.waiting[:MAX_WAITING]
         ),
         nodes=newest(nodes, num_nodes),
@@ -155,14 +155,13 @@ def look_at(pump: Pump, num_nodes: int = MAX_NODES) -> EngineLook:
     )
 
 
-def _lane(pump: Pump, generation: Generation, now_s: float) -> LaneLook:
-    lane = generation.lane
-    assert lane is not None, "it runs"
+def _lane_status(pump: Pump, generation: Generation, now_s: float) -> LaneStatus:
+    lane = generation.on_lane
     speculation, residence = (
         pump.steps.decoding.speculation(lane),
         pump.lanes.paging.residence(lane),
     )
-    return LaneLook(
+    return LaneStatus(
         lane=lane,
         phase=_phase(generation),
         prompt_tokens=len(generation.prepared.prompt.ids),
@@ -187,29 +186,18 @@ def _phase(generation: Generation) -> str:
 
 
 def drop_nodes(pump: Pump, keys: Collection[str] | None) -> int:
-    """Let go of the nodes of these keys, or of all, in every tier, and of what continues them; how
-    many are gone. What a request needs stays.
+    """Drop the nodes of these keys, or all, in every tier, and their descendants; returns how many.
+    Nodes that a request needs stay. Engine thread only.
     """
     before = sum(1 for _ in pump.lanes.prefixes.index)
     pump.lanes.prefixes.clear({bytes.fromhex(key) for key in keys} if keys is not None else None)
     return before - sum(1 for _ in pump.lanes.prefixes.index)
 
 
-log = logging.getLogger(__name__)
-
-Found = TypeVar("Found")
-
-FLUSH_DEADLINE_S = 30.0
-LOOK_DEADLINE_S = 10.0
-SWITCH_INTERVAL_S = 5e-4  # the default of 5 ms lets the thread's Python hold up the event loop
-MAX_AWAY_S = 60  # a process that is away for longer is not waited for by requests that come now
-MODEL, DIRECTORY = "model", "cache directory"  # what has to be there before requests are taken
-
-
 class LocalEngine:
     """An engine in this process. `async with` starts its thread and ends it.
 
-    `load(orders)` makes the model in the engine thread; until it is done `open` raises Unavailable.
+    `load(orders)` is called in that thread; until it returns, `open` raises Unavailable.
     """
 
     def __init__(
@@ -224,7 +212,9 @@ class LocalEngine:
         processes: Callable[[], BackendProcesses] = lambda: NO_PROCESSES,
         device_bytes: Mapping[str, int] | None = None,
     ) -> None:
-        """`stopping`, `release`: see EngineThread. `processes`: others that the model is in."""
+        """`stopping`, `release`: see EngineThread. `processes`: of stages and drafter, besides this
+        one.
+        """
         self._device_bytes = device_bytes
         self._language = language
         self._load = load
@@ -251,10 +241,10 @@ class LocalEngine:
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         orders: DiskOrders = NoDisk()
         if self._cabinet is not None:
-            self._directory = CacheDirectory(self._cabinet, self._tenants, self._tell)
+            self._directory = CacheDirectory(self._cabinet, self._tenants, self._deliver_outcome)
             orders = self._directory.orders
         self._thread = EngineThread(
-            lambda: self._make(orders), self, stopping=self._stopping, release=self._release
+            lambda: self._load_engine(orders), self, stopping=self._stopping, release=self._release
         )
         self._thread.start()
         self._disk_task = asyncio.create_task(self._keep_disk())
@@ -271,28 +261,30 @@ class LocalEngine:
         await self._thread.join()
         await self._preparing.close()
 
-    def _make(self, orders: DiskOrders) -> LoadedEngine:
-        """A life of the engine; called in its thread."""
+    def _load_engine(self, orders: DiskOrders) -> LoadedEngine:
+        """Load an engine, the first or another one; called in its thread."""
         if self._directory is not None:
             self._directory.begin_life()
         return self._load(orders)
 
     async def load(self) -> None:
-        """Wait until the model is loaded and the cache directory is known. Raises what one of them
-        raised, at once.
+        """Wait until the model is loaded and the cache directory scanned. Raises the failure of one
+        of them at once.
         """
         await self._availability.wait()
 
     async def flush(self) -> None:
-        """Wait until the disk has all that it is to have of what has ended. Raises TimeoutError."""
+        """Wait until the disk has everything that it is to have of ended requests. Raises
+        TimeoutError.
+        """
         assert self._thread is not None
-        for _ in range(3):  # an outcome may be followed by another order
+        for _ in range(3):  # the result of an order may lead to another one
             await self._thread.call(lambda pump: pump.save_all(), FLUSH_DEADLINE_S)
             if self._directory is not None:
                 await self._directory.drain(FLUSH_DEADLINE_S)
 
     async def _end_all(self) -> None:
-        """End what runs, and let what is worth it reach the disk."""
+        """Cancel all requests, and write to the disk what is worth it."""
         assert self._thread is not None
         try:
             await self._thread.call(
@@ -304,7 +296,7 @@ class LocalEngine:
             log.error("the engine did not end its work within %.0f s", FLUSH_DEADLINE_S)
 
     async def _keep_disk(self) -> None:
-        """The task of the cache directory, for as long as the engine lives."""
+        """Serve the cache directory for as long as the engine lives."""
         if self._directory is None:
             self._availability.arrived(DIRECTORY)
             return
@@ -346,12 +338,11 @@ class LocalEngine:
         return status if self._directory is None else self._directory.described(status)
 
     async def open(self, request: Request) -> LocalStream:
-        """See luceasync.request.Engine."""
         self._check_open(request)
         self._answers.remember()
         stream_id = next(self._stream_ids)
         choices = await self._preparing.choices(request, stream_id)
-        self._check_open(request)  # others may have come in between
+        self._check_open(request)  # others may have entered meanwhile
         stream = self._answers.open(
             stream_id,
             choices[0].prompt,
@@ -367,31 +358,27 @@ class LocalEngine:
         return stream
 
     async def tokens(self, request: Request) -> tuple[int, ...]:
-        """See luceasync.request.Engine."""
         self._check_open(request)
         self._answers.remember()
         return tuple((await self._preparing.rendered(request)).ids)
 
-    async def look(self) -> EngineLook:
-        """See luceasync.request.Engine."""
-        return replace(await self._asked(look_at), device_bytes=self._device_bytes)
+    async def details(self) -> EngineDetails:
+        return replace(await self._ask(details_of), device_bytes=self._device_bytes)
 
-    async def drop_kept(self, keys: Sequence[str] | None) -> int:
-        """See luceasync.request.Engine."""
-        return await self._asked(lambda pump: drop_nodes(pump, keys))
+    async def drop_nodes(self, keys: Sequence[str] | None) -> int:
+        return await self._ask(lambda pump: drop_nodes(pump, keys))
 
-    async def _asked(self, ask: Callable[[Pump], Found]) -> Found:
-        """What `ask` finds between two steps. Raises Unavailable."""
+    async def _ask(self, ask: Callable[[Pump], Found]) -> Found:
+        """Run `ask` between two steps and return its result. Raises Unavailable."""
         found: list[Found] = []
         if self._thread is not None and self._pump is not None:
             with suppress(TimeoutError):
-                await self._thread.call(lambda pump: found.append(ask(pump)), LOOK_DEADLINE_S)
+                await self._thread.call(lambda pump: found.append(ask(pump)), INSPECT_DEADLINE_S)
         if not found:
             raise unavailable(self._availability.detail, self._availability.retry_after_s)
         return found[0]
 
-    def spelled(self, ids: Sequence[int], param: str) -> bytes:
-        """See luceasync.request.Engine."""
+    def token_bytes(self, ids: Sequence[int], param: str) -> bytes:
         check_ids(ids, self._language.vocab_size, param)
         return b"".join(map(self._language.tokenizer.token_bytes, ids))
 
@@ -416,29 +403,29 @@ class LocalEngine:
         assert self._thread is not None
         self._thread.post(lambda pump: pump.set_unread(stream_id, is_unread=is_unread))
 
-    def _tell(self, outcome: Callable[[PrefixCache], None]) -> None:
-        """An outcome of the disk for the engine's thread."""
+    def _deliver_outcome(self, outcome: Callable[[PrefixCache], None]) -> None:
+        """Hand the result of a disk order to the engine's thread."""
         assert self._thread is not None
         self._thread.post(lambda pump: outcome(pump.lanes.prefixes))
 
-    # --- from the engine's thread: see luceasync.engine.thread.Listener ------------------------
+    # --- called by the engine's thread, as its Listener ----------------------------------------
 
     def deliver(self, emitted: Sequence[Emitted]) -> None:
-        """Hand deltas to their streams."""
+        """Hand deltas to their streams, and count the choices that have ended."""
         ended = self._answers.deliver(emitted)
         for client, _ in ended:
             self._admission.leave(client)
         if ended:
-            asyncio.get_running_loop().call_soon(self._ends_are_told)
+            asyncio.get_running_loop().call_soon(self._ends_delivered)
 
-    def _ends_are_told(self) -> None:
-        """Their readers had their turn: nobody waits any more while the rest is done."""
+    def _ends_delivered(self) -> None:
+        """The readers of ended answers had their turn: no client waits while lanes are saved."""
         assert self._thread is not None
         self._thread.post(lambda pump: pump.lanes.delivered())
         self._answers.remember()
 
     def loaded(self, pump: Pump | None, error: BaseException | None) -> None:
-        """The model is there, or again, or it will never be."""
+        """The model is loaded, for the first time or again; with an error it never will be."""
         self._pump = pump
         if error is not None:
             self._availability.lost(MODEL, error)
@@ -451,6 +438,6 @@ class LocalEngine:
             self._availability.arrived(MODEL)
 
     def failed(self, detail: str, back_in_s: int) -> None:
-        """The engine has failed; it is made anew."""
+        """The engine has failed and is loaded again."""
         self._pump = None
         self._availability.interrupt(detail, back_in_s)

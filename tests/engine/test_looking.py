@@ -16,7 +16,7 @@ async def test_lanes_are_seen_while_they_run_and_nodes_afterwards(tiny_dir, tmp_
         async for delta in stream:
             if len(delta.token_ids):
                 break
-        look = await engine.look()
+        look = await engine.details()
         [lane], [waiting] = look.lanes, look.waiting
         assert (lane.phase, lane.prompt_tokens) == ("decoding", stream.num_prompt_tokens)
         assert 0 < lane.generated_tokens < lane.max_tokens
@@ -25,7 +25,7 @@ async def test_lanes_are_seen_while_they_run_and_nodes_afterwards(tiny_dir, tmp_
         await stream.aclose()
         await waits.aclose()
         await written(engine)
-        look = await engine.look()
+        look = await engine.details()
         assert not look.lanes and not look.waiting
         assert look.num_nodes == len(look.nodes) > 0
         assert {tier for node in look.nodes for tier in node.num_bytes} == {"memory", "disk"}
@@ -39,12 +39,12 @@ async def test_what_is_dropped_is_run_again_also_after_a_restart(tiny_dir, tmp_p
         await written(engine)
         assert (await ask(engine, LONG, 4)).num_cached > 0
         await written(engine)
-        assert await engine.drop_kept(None) > 0
-        assert (await engine.look()).nodes == ()
+        assert await engine.drop_nodes(None) > 0
+        assert (await engine.details()).nodes == ()
         again = await ask(engine, LONG, 4)
         assert (again.num_cached, again.ids) == (0, first.ids)
         await written(engine)
-        await engine.drop_kept(None)
+        await engine.drop_nodes(None)
         await written(engine)
         assert not list((tmp_path / "cache").rglob("*.node"))
     async with running(tiny_dir, tmp_path / "cache") as engine:
@@ -55,9 +55,9 @@ async def test_one_node_goes_with_what_continues_it_and_what_runs_keeps_its_own(
     async with running(tiny_dir, tmp_path / "cache") as engine:
         await ask(engine, LONG, 4)
         await written(engine)  # what is on its way there stays
-        nodes = (await engine.look()).nodes
+        nodes = (await engine.details()).nodes
         root = next(node for node in nodes if node.parent is None)
-        assert await engine.drop_kept([root.key]) == len(nodes)
+        assert await engine.drop_nodes([root.key]) == len(nodes)
         await ask(engine, LONG, 4)
         stream = await engine.open(
             Request(ChatPrompt(user(LONG)), max_tokens=1500, ignore_eos=True)
@@ -65,7 +65,7 @@ async def test_one_node_goes_with_what_continues_it_and_what_runs_keeps_its_own(
         async for delta in stream:
             if len(delta.token_ids):
                 break
-        kept = (await engine.look()).num_nodes
-        await engine.drop_kept(None)
-        assert 0 < (await engine.look()).num_nodes <= kept
+        kept = (await engine.details()).num_nodes
+        await engine.drop_nodes(None)
+        assert 0 < (await engine.details()).num_nodes <= kept
         await stream.aclose()

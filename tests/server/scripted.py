@@ -21,13 +21,13 @@ from luceasync.request import (
 from luceasync.status import (
     NO_PROCESSES,
     CacheStatus,
-    EngineLook,
+    EngineDetails,
     EngineStatus,
-    LaneLook,
-    NodeLook,
+    LaneStatus,
+    NodeStatus,
     ResidenceStatus,
     SpeculationStatus,
-    WaitingLook,
+    WaitingStatus,
 )
 from tests.deltas import text_delta
 
@@ -129,17 +129,19 @@ class ScriptedEngine:
         self.requests.append(request)
         return tuple(range(10))
 
-    async def look(self) -> EngineLook:
-        lanes = (LaneLook(0, "decoding", 10, 10, 4, 3, 100, 0.5, 3.5, 2),)
-        nodes = [NodeLook(key, None, 0, 64, {"memory": 4096}, True, 2, 1.5) for key in self.kept]
-        return EngineLook(lanes, (WaitingLook(7, 0.1),), tuple(nodes), len(nodes), {"cpu": 1 << 20})
+    async def details(self) -> EngineDetails:
+        lanes = (LaneStatus(0, "decoding", 10, 10, 4, 3, 100, 0.5, 3.5, 2),)
+        nodes = [NodeStatus(key, None, 0, 64, {"memory": 4096}, True, 2, 1.5) for key in self.kept]
+        return EngineDetails(
+            lanes, (WaitingStatus(7, 0.1),), tuple(nodes), len(nodes), {"cpu": 1 << 20}
+        )
 
-    async def drop_kept(self, keys: Sequence[str] | None) -> int:
+    async def drop_nodes(self, keys: Sequence[str] | None) -> int:
         gone = [key for key in self.kept if keys is None or key in keys]
         self.kept = [key for key in self.kept if key not in gone]
         return len(gone)
 
-    def spelled(self, ids: Sequence[int], param: str) -> bytes:
+    def token_bytes(self, ids: Sequence[int], param: str) -> bytes:
         return b"".join(b"<%d>" % each for each in ids)
 
     async def _wait_in_queue(self, gate: asyncio.Event) -> None:

@@ -140,7 +140,7 @@ class Completions:
     def _text(self, prompt: Prompt) -> str:
         if isinstance(prompt, str):
             return prompt
-        return self._engine.spelled(prompt, "prompt").decode(errors="replace")
+        return self._engine.token_bytes(prompt, "prompt").decode(errors="replace")
 
 
 class CompletionCall:

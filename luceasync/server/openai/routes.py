@@ -183,7 +183,7 @@ class TokenizerPages:
 
 
 def _each(engine: Engine, ids: Sequence[int]) -> list[str]:
-    return [engine.spelled([i], "tokens").decode(errors="replace") for i in ids]
+    return [engine.token_bytes([i], "tokens").decode(errors="replace") for i in ids]
 
 
 def _prompt(body: TokenizeBody) -> TextPrompt | ChatPrompt:
