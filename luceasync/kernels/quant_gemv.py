@@ -123,7 +123,8 @@ def padded(num_rows: int, has_small_tiles: bool) -> int:
 
 def tile(coding: Coding, num_outputs: int, padded_rows: int, *, paired: bool) -> QuantTile:
     """The tile for a weight of `num_outputs` rows (twice that if paired): the fastest of a sweep
-    over shapes of 4B and 27B models on an H200 (scripts/tune_quantised.py), rounded to a rule.
+    over shapes of 4B and 27B models on an H200 (scripts/tune_quantised.py at 8162231), rounded to
+    a rule.
     """
     shape = 0 if paired else 1 if num_outputs >= WIDE else 3 if num_outputs <= SMALL else 2
     if padded_rows > 16:

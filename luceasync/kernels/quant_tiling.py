@@ -50,8 +50,8 @@ class QuantWork:
 def share(work: QuantWork, most_bytes: int, *, has_clusters: bool = False) -> QuantSplit:
     """How a product is divided on a device whose programs may have `most_bytes` of shared memory,
     and may have clusters: the fastest in whole steps of 4B and 27B models on an H200
-    (scripts/tune_quantised.py), rounded to a rule. Up to 8 rows `warps`, and with them a row's
-    bits, do not depend on `x_rows`.
+    (scripts/tune_quantised.py at 8162231), rounded to a rule. Up to 8 rows `warps`, and with them a
+    row's bits, do not depend on `x_rows`.
     """
     wanted = _many_rows(work, has_clusters) if work.x_rows > 8 else _few_rows(work)
     return next(each for each in _smaller(wanted) if shared_of(work, each) <= most_bytes)
