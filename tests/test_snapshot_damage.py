@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.disk_cache.codec import Half, decode_header
-from luceasync.disk_cache.names import SUFFIXES
+from luceasync.disk_cache.codec import SUFFIXES, Half, decode_header
 from luceasync.models.mixers import END_KINDS
 from tests import tiny
 from tests.engines import Answer, ask, running, written

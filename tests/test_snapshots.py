@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from luceasync.disk_cache.codec import header_extent
-from luceasync.disk_cache.names import SUFFIXES
+from luceasync.disk_cache.codec import SUFFIXES, header_extent
 from luceasync.engine.engine import LocalEngine
 from luceasync.host_cache.nodes import Span
 from luceasync.request import Sampling

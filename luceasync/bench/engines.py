@@ -27,7 +27,7 @@ from luceasync.config import (
     ModelConfig,
     PlacementConfig,
 )
-from luceasync.disk_cache.names import parse_file_name
+from luceasync.disk_cache.codec import parse_file_name
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.models.precision import Dtype

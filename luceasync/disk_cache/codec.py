@@ -1,7 +1,7 @@
-"""A node's safetensors files: headers are written and checked here, tensors are sealed.
+"""A node's safetensors files: their names, layout, headers and checksums.
 
-Owns the layout of a file and its checksums. Knows no directory, no tensor library, and not what
-a tensor's name means.
+Writes and checks headers. Knows no directory, no tensor library, and not what a tensor's name means
+beyond the part to which it belongs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import xxhash
 
 from luceasync.cyext.names import parse_name
 from luceasync.disk_cache import metadata as node_metadata
-from luceasync.disk_cache.metadata import NodeMetadata
+from luceasync.disk_cache.metadata import KEY, NodeMetadata
 from luceasync.errors import CorruptNode, ForeignNode
 
 TOKENS = "tokens"
@@ -87,6 +87,25 @@ class TensorSlot:
     begin: int
     end: int
     xxh3_128: str
+
+
+SUFFIXES = {Half.ROWS: ".safetensors", Half.END: ".end"}
+TEMPORARY = re.compile(r"\.[0-9a-f]+\.([0-9]{1,9})\.[0-9a-f]+\.tmp")
+NAMESPACE = re.compile(r"[0-9A-Za-z_-]{1,128}")
+
+
+def file_name(key: str, half: Half) -> str:
+    """The name of the file of this half of the node."""
+    return f"{key}{SUFFIXES[half]}"
+
+
+def parse_file_name(name: str) -> tuple[str, Half] | None:
+    """Key and half of a node's file; None for a name that is not ours."""
+    for half, suffix in SUFFIXES.items():
+        key = name.removesuffix(suffix)
+        if key != name and KEY.fullmatch(key):
+            return key, half
+    return None
 
 
 def part_of(name: str, end_kinds: EndKinds) -> NodePart:

@@ -16,11 +16,10 @@ from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 
-from luceasync.disk_cache.codec import EndKinds, Half
+from luceasync.disk_cache.codec import NAMESPACE, TEMPORARY, EndKinds, Half, file_name
 from luceasync.disk_cache.files import FileSystem
 from luceasync.disk_cache.listing import EMPTY_LISTING, Listing, NodeMeta, list_nodes, namespaces
 from luceasync.disk_cache.metadata import KEY
-from luceasync.disk_cache.names import NAMESPACE, TEMPORARY, file_name
 from luceasync.errors import ConfigError, CorruptNode
 
 FLAG = "--kv-cache-dir"

@@ -11,10 +11,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from luceasync.disk_cache.codec import EndKinds, Half, NodePart
+from luceasync.disk_cache.codec import (
+    NAMESPACE,
+    TEMPORARY,
+    EndKinds,
+    Half,
+    NodePart,
+    parse_file_name,
+)
 from luceasync.disk_cache.files import FileSystem
 from luceasync.disk_cache.metadata import NodeMetadata
-from luceasync.disk_cache.names import NAMESPACE, TEMPORARY, parse_file_name
 from luceasync.disk_cache.reader import read_header, read_tokens
 from luceasync.errors import CorruptNode, ForeignNode
 

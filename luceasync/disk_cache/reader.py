@@ -20,10 +20,10 @@ from luceasync.disk_cache.codec import (
     NodePart,
     TensorSlot,
     decode_header,
+    parse_file_name,
     verify,
 )
 from luceasync.disk_cache.files import FileSystem, read_head
-from luceasync.disk_cache.names import parse_file_name
 from luceasync.errors import CorruptNode, ForeignNode
 
 PIECE_BYTES = 4 << 20  # read in one call: large beside the call, small beside the cache

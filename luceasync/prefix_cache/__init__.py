@@ -1,5 +1,5 @@
-"""What is kept of prompts and answers, and taken up again. Knows no queue and runs no model.
+"""What is saved of prompts and answers, and restored. Knows no queue and runs no model.
 
-prefixes is the door; restore_decision says what is taken up, from where; lane_to_memory,
-memory_to_disk and disk_to_memory move nodes; node_index and memory_nodes hold them.
+`cache` is the door, and decides what is restored and from where; `save_lane`, `write_back` and
+`read_in` move nodes; `index` and `memory` hold them; `leases` says which must stay.
 """

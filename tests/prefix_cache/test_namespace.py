@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from luceasync.config import BUNDLED_MODEL_DIR
-from luceasync.disk_cache.names import NAMESPACE
+from luceasync.disk_cache.codec import NAMESPACE
 from luceasync.errors import ModelError
 from luceasync.models.files import ModelFiles, read_spec
 from luceasync.models.precision import Precision
