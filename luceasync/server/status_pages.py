@@ -26,7 +26,13 @@ from luceasync.server.http.body import wait_for_disconnect
 from luceasync.server.http.responses import EventStream, encode_event, json_response
 from luceasync.server.metrics import CONTENT_TYPE, Metrics
 from luceasync.server.web.page import WebPage, wants_page
-from luceasync.status import CacheStatus, EngineDetails, EngineStatus, ProcessStatus, SpeculationStatus
+from luceasync.status import (
+    CacheStatus,
+    EngineDetails,
+    EngineStatus,
+    ProcessStatus,
+    SpeculationStatus,
+)
 
 CACHE_KEY = re.compile(r"[0-9a-f]{64}")
 EVENTS_INTERVAL_S = 0.5
@@ -164,7 +170,7 @@ class StatusEvents:
     async def _status(self) -> dict[str, object]:
         fields = status_fields(self._engine)
         try:
-            return fields | {"live": look_fields(await self._engine.details())}
+            return fields | {"live": detail_fields(await self._engine.details())}
         except LuceasyncError:  # not loaded yet, or failed: the status says so
             return fields | {"live": None}
 
@@ -190,7 +196,7 @@ class CacheAdmin:
         self._check(request)
         if request.method == "DELETE":
             return json_response({"dropped": await self._engine.drop_nodes(None)})
-        fields = look_fields(await self._engine.details())
+        fields = detail_fields(await self._engine.details())
         return json_response({"num_nodes": fields["num_nodes"], "nodes": fields["nodes"]})
 
     async def drop_node(self, request: Request) -> Response:
@@ -241,9 +247,9 @@ def status_fields(engine: Engine) -> dict[str, object]:
     }
 
 
-def look_fields(look: EngineDetails) -> Any:
+def detail_fields(details: EngineDetails) -> Any:
     """Lanes, queue and nodes as JSON fields."""
-    return msgspec.to_builtins(look)
+    return msgspec.to_builtins(details)
 
 
 def _process(process: ProcessStatus) -> dict[str, object]:

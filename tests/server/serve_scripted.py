@@ -23,8 +23,8 @@ from tests.server.scripted import ScriptedEngine, answer
 
 async def main(options: dict[str, float]) -> None:
     """`load_s` (negative: loading fails), `answer_s`: seconds; `answer_bytes`;
-    `graceful_timeout_s`; `verbose`: the log is shown; `hang_s`: how long a thread goes on that
-    nobody can end; `end_s`: how long the server waits for it.
+    `graceful_timeout_s`; `verbose`: show the log; `hang_s`: how long a thread hangs that cannot be
+    ended; `end_s`: how long the server waits for it.
     """
     serve_module.EXIT_S = options.get("end_s", serve_module.EXIT_S)
     if options.get("verbose"):

@@ -25,12 +25,12 @@ async def told(in_memory, *finishes) -> dict:
     return response.json()["luceasync"]
 
 
-async def test_an_engine_without_cache_or_draft_says_so(in_memory):
+async def test_an_engine_without_cache_or_draft(in_memory):
     assert await told(in_memory, finish()) == NOTHING
 
 
 @pytest.mark.parametrize("tier", ["memory", "disk"])
-async def test_what_was_restored_is_told_with_its_tier(in_memory, tier):
+async def test_a_restored_prefix_is_reported_with_its_tier(in_memory, tier):
     restore = Restore(tier, 64, 0.0123456, "restored: faster", "diverges")
     assert await told(in_memory, finish(restore=restore)) == {
         "restore": True, "tier": tier, "disk_hit": tier == "disk", "prefix_tokens": 64,
@@ -38,7 +38,7 @@ async def test_what_was_restored_is_told_with_its_tier(in_memory, tier):
     }  # fmt: skip
 
 
-async def test_of_several_choices_the_first_tells_what_was_restored(in_memory):
+async def test_of_several_choices_the_first_reports_the_restored_prefix(in_memory):
     restores = Restore("disk", 64), Restore("memory", 128)
     account = await told(in_memory, *(finish(restore=restore) for restore in restores))
     assert (account["tier"], account["prefix_tokens"]) == ("disk", 64)
@@ -60,8 +60,8 @@ async def test_speculation_that_ran_to_the_end_has_no_reason(in_memory):
     }  # fmt: skip
 
 
-def test_cached_tokens_are_those_that_choice_0_found():
-    """The others take up what it has computed; whoever ends first is told first."""
+def test_cached_tokens_are_those_of_choice_0():
+    """The other choices restore what it has computed, and may finish before it."""
     later = replace(finish(), usage=Usage(10, 5, cached_tokens=10))
     usage = usage_of({1: later, 0: finish()})
     assert usage.prompt_tokens_details.cached_tokens == 4

@@ -58,7 +58,7 @@ async def test_a_failure_before_the_first_byte_has_its_status(in_memory, script,
         Unavailable("out of memory"),
     ],
 )
-async def test_a_failure_after_it_is_the_last_event(in_memory, failure):
+async def test_a_failure_after_the_first_byte_is_the_last_event(in_memory, failure):
     engine = ScriptedEngine([text_delta(0, "a", (1,)), failure])
     async with in_memory(engine) as client:
         last = await last_event(client)
@@ -133,7 +133,7 @@ async def test_a_client_that_leaves_the_queue_is_forgotten(on_port, body):
     assert engine.streams == []
 
 
-async def test_a_large_body_is_read_beside_the_loop_and_one_at_a_time(in_memory, monkeypatch):
+async def test_large_bodies_are_parsed_in_threads_one_at_a_time(in_memory, monkeypatch):
     real, threads, at_once = chat_answer.parse_chat, [], []
     reading = threading.Semaphore(1)
 
@@ -183,28 +183,28 @@ async def test_a_choice_that_failed_is_an_exception(reason, error, kind, words):
         await read([text_delta(0, "a", (1,)), Delta(0, finish=finish(reason, error=error))])
 
 
-async def test_a_choice_whose_group_failed_may_be_asked_for_again():
+async def test_a_choice_whose_stage_failed_is_unavailable():
     lost = replace(finish("error", error="group 1 failed"), error_kind="unavailable")
     with pytest.raises(Unavailable, match="group 1 failed"):
         await read([text_delta(0, "a", (1,)), Delta(0, finish=lost)])
 
 
-async def test_a_choice_that_gave_its_place_to_another_client_says_when_to_come_back():
+async def test_a_choice_displaced_by_another_client_has_retry_after():
     gone = replace(finish("error", error="busy"), error_kind="gave_way", retry_after_s=7)
     with pytest.raises(DisplacedFromQueue, match="Retry after 7 s") as caught:
         await read([Delta(0, finish=gone)])
     assert caught.value.retry_after_s == 7
 
 
-async def test_a_choice_whose_grammar_cannot_be_followed_is_the_requests_fault():
-    """Clients that ask again after a 500 would get it again."""
+async def test_a_choice_whose_grammar_cannot_be_followed_is_a_400():
+    """Clients retry a 500, and would get it again."""
     lost = replace(finish("error", error="too many items"), error_kind="request")
     with pytest.raises(RequestError, match="too many items") as caught:
         await read([text_delta(0, "a", (1,)), Delta(0, finish=lost)])
     assert caught.value.status == 400 and caught.value.code == "cannot_be_followed"
 
 
-async def test_a_choice_without_an_end_is_a_failure():
+async def test_a_choice_without_a_finish_is_a_failure():
     with pytest.raises(GenerationFailed, match="before every choice"):
         await read(answer("a"), num_choices=2)
 

@@ -36,7 +36,7 @@ async def test_head_of_the_root_is_200(in_memory):
         assert (await client.head("/")).status_code == 200
 
 
-async def test_an_engine_that_has_failed_is_not_healthy_and_says_when_to_ask_again(in_memory):
+async def test_a_failed_engine_is_unhealthy_and_sends_retry_after(in_memory):
     engine = ScriptedEngine()
     engine.failure = "the engine failed: OSError: '/srv/models/tiny/model.safetensors' is gone"
     async with in_memory(engine) as client:
@@ -52,7 +52,7 @@ async def test_an_engine_that_has_failed_is_not_healthy_and_says_when_to_ask_aga
     assert {"luceasync_failed 1.0", "luceasync_engine_restarts_total 2.0"} <= set(lines)
 
 
-async def test_while_a_process_is_away_ready_names_it_and_requests_wait(in_memory):
+async def test_while_a_process_restarts_health_and_ready_name_it(in_memory):
     engine = ScriptedEngine()
     words = "stage 1 of the model failed and will be started again in 3 s: ended by SIGKILL"
     engine.processes = BackendProcesses(
@@ -70,7 +70,7 @@ async def test_while_a_process_is_away_ready_names_it_and_requests_wait(in_memor
     assert {r.headers["retry-after"] for r in (health, ready)} == {"5"}
 
 
-async def test_while_the_model_loads_the_server_lives_but_is_not_ready(in_memory):
+async def test_while_the_model_loads_the_server_is_healthy_but_not_ready(in_memory):
     engine = ScriptedEngine()
     engine.loading = True
     async with in_memory(engine) as client:

@@ -24,7 +24,7 @@ async def begun(engine: ScriptedEngine) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_is_ended_and_its_lane_is_free(in_memory, stream):
+async def test_cancelling_ends_the_answer_and_frees_its_lane(in_memory, stream):
     engine = endless()
     async with in_memory(engine) as client:
         asking = asyncio.create_task(
@@ -43,7 +43,7 @@ async def test_an_answer_is_ended_and_its_lane_is_free(in_memory, stream):
         assert (answer.status_code, answer.json()["error"]["code"]) == (409, "cancelled")
 
 
-async def test_nobody_else_ends_it(in_memory):
+async def test_another_key_cannot_cancel_it(in_memory):
     engine = endless()
     config = ServerConfig(api_keys=("one", "other"))
     async with in_memory(engine, config) as client:
@@ -59,7 +59,7 @@ async def test_nobody_else_ends_it(in_memory):
         assert (await asyncio.wait_for(asking, 5)).status_code == 409
 
 
-async def test_what_has_ended_cannot_be_ended(in_memory):
+async def test_a_finished_request_cannot_be_cancelled(in_memory):
     async with in_memory(ScriptedEngine()) as client:
         await client.post("/v1/chat/completions", json=BODY, headers=ID)
         told = await client.post("/cancel/mine-1")

@@ -21,7 +21,7 @@ async def test_running_requests_are_counted_on_every_way_out():
     assert drain.num_running == 0
 
 
-async def test_nothing_is_admitted_once_it_is_closing():
+async def test_nothing_is_admitted_while_closing():
     drain = Drain()
     drain.begin()
     with pytest.raises(Unavailable, match="shutting down"), drain.admit():
@@ -58,7 +58,7 @@ async def one() -> int:
     return 1
 
 
-async def test_the_works_result_cancels_the_watchers():
+async def test_the_result_of_the_work_cancels_the_watchers():
     log: list[str] = []
 
     async def work() -> int:
@@ -69,14 +69,14 @@ async def test_the_works_result_cancels_the_watchers():
     assert log == ["cleaned up", "cleaned up"]
 
 
-async def test_what_the_work_waits_for_wakes_the_work_alone():
-    async def who() -> asyncio.Task[None] | None:
+async def test_the_work_has_a_task_of_its_own():
+    async def current() -> asyncio.Task[None] | None:
         return asyncio.current_task()
 
-    assert await race(who(), forever([])) is not asyncio.current_task()
+    assert await race(current(), forever([])) is not asyncio.current_task()
 
 
-async def test_work_that_was_cancelled_from_inside_is_told_so():
+async def test_work_that_cancels_itself_raises_cancelled_error():
     async def work() -> None:
         raise asyncio.CancelledError
 
@@ -93,12 +93,12 @@ async def test_a_watcher_cancels_the_work_and_waits_for_its_cleanup():
     assert log == ["cleaned up"]
 
 
-async def test_the_works_failure_is_raised_as_it_is():
+async def test_the_exception_of_the_work_is_raised_without_a_group():
     with pytest.raises(KeyError, match="stop"):
         await race(fail(), forever([]))
 
 
-async def test_of_failures_at_the_same_moment_the_works_is_raised():
+async def test_of_simultaneous_failures_that_of_the_work_is_raised():
     async def fail_too() -> None:
         raise ValueError("beside")
 
@@ -106,14 +106,14 @@ async def test_of_failures_at_the_same_moment_the_works_is_raised():
         await race(fail(), fail_too(), fail_too())
 
 
-async def test_of_watchers_that_fail_at_the_same_moment_one_is_raised():
+async def test_of_watchers_that_fail_simultaneously_one_is_raised():
     log: list[str] = []
     with pytest.raises(KeyError, match="stop"):
         await race(forever(log), fail(), fail())
     assert log == ["cleaned up"]
 
 
-async def test_a_failure_of_the_cleanup_is_raised_beside_its_cause():
+async def test_a_failed_cleanup_is_raised_together_with_its_cause():
     async def bad_cleanup() -> None:
         try:
             await asyncio.Event().wait()
@@ -137,7 +137,7 @@ async def test_cancelling_the_race_cancels_everything_in_it():
 
 
 @pytest.mark.parametrize("watcher", [lambda: forever([]), fail], ids=["the work", "a watcher"])
-async def test_what_a_failed_race_worked_on_waits_for_no_collector(watcher):
+async def test_a_failed_race_leaves_no_reference_cycle(watcher):
     class Body:
         pass
 

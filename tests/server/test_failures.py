@@ -27,7 +27,7 @@ from tests.server.scripted import ScriptedEngine
         ("see http://a/b, 3 tokens/s and a/b", "see http://a/b, 3 tokens/s and a/b"),
     ],
 )  # fmt: skip
-def test_of_an_absolute_path_the_last_name_is_told(words, told):
+def test_an_absolute_path_is_reduced_to_its_last_name(words, told):
     assert redact_paths(words) == told
 
 
@@ -35,13 +35,13 @@ SECRET = "[Errno 5] I/O error: '/home/me/cache/ab.safetensors'"
 
 
 class FailedEngine(ScriptedEngine):
-    """It is not ready, and says where."""
+    """Not ready, with a path in its detail."""
 
     def status(self):
         return replace(super().status(), ready=False, detail=f"failed: {SECRET}")
 
 
-async def test_no_page_and_no_refusal_tells_a_path(in_memory):
+async def test_no_page_and_no_error_contains_a_path(in_memory):
     degraded = ScriptedEngine()
     degraded.cache = CacheStatus(degraded=SECRET)
     answers = []

@@ -1,5 +1,5 @@
-"""An API family is a class: its routes, bodies, events and errors are served with nothing else
-touched.
+"""An API family is a class: its routes, bodies, events and errors are served without changes
+elsewhere.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ async def test_its_other_routes_are_served_beside_those_of_openai(toy_client):
     ("opening", "status"),
     [(QueueFull(3, 1), 429), (Unavailable("gone"), 503), (ZeroDivisionError("a secret"), 500)],
 )
-async def test_what_fails_on_its_routes_is_told_in_its_words(toy_client, opening, status):
+async def test_failures_on_its_routes_have_its_form(toy_client, opening, status):
     async with toy_client(ScriptedEngine(opening=opening)) as client:
         for headers in ({}, {"x-live": "yes"}):
             response = await tell(client, "one", **headers)
@@ -143,14 +143,14 @@ async def test_a_refused_body_a_wrong_method_and_a_missing_key_too(toy_client):
     assert told.status_code == 200
 
 
-async def test_a_failure_on_the_way_ends_the_stream_in_its_words(toy_client):
+async def test_a_failure_midway_ends_the_stream_in_its_form(toy_client):
     script = [text_delta(0, "a", (1,)), Unavailable("gone")]
     async with toy_client(ScriptedEngine(script)) as client:
         response = await tell(client, "one", **{"x-live": "yes"})
     assert response.text == "event: word\ndata: 0 a\n\nevent: end\ndata: oops 503\n\n"
 
 
-async def test_where_a_later_request_is_refused_the_earlier_ones_are_closed(toy_client):
+async def test_if_a_later_request_is_refused_the_earlier_streams_are_closed(toy_client):
     engine = ScriptedEngine()
     first_open = engine.open
 
@@ -165,6 +165,6 @@ async def test_where_a_later_request_is_refused_the_earlier_ones_are_closed(toy_
     assert [stream.closed.is_set() for stream in engine.streams] == [True]
 
 
-def test_an_app_needs_no_family_of_ours():
+def test_an_app_works_without_the_builtin_families():
     app = create_app(ScriptedEngine(), ServerConfig(), families=(Toy,))
     assert [route.path for route in app.routes if "v1" in route.path] == []

@@ -28,7 +28,7 @@ JSON = st.recursive(
 
 
 def num_separators(value: Any) -> int:
-    """Commas between values, and brackets that open."""
+    """Commas between values, and opening brackets."""
     if not isinstance(value, list | dict):
         return 0
     inner = value.values() if isinstance(value, dict) else value
@@ -36,7 +36,7 @@ def num_separators(value: Any) -> int:
 
 
 @given(JSON)
-def test_just_the_values_count(value):
+def test_only_separators_outside_strings_count(value):
     body = json.dumps(value, ensure_ascii=False).encode()
     num = num_separators(value)
     assert not has_too_many_values(body, num)
@@ -46,17 +46,17 @@ def test_just_the_values_count(value):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(JSON, st.integers(2, 9))
-def test_it_does_not_matter_where_a_body_is_cut(monkeypatch, value, piece_bytes):
+def test_the_count_does_not_depend_on_the_pieces(monkeypatch, value, piece_bytes):
     monkeypatch.setattr(fields, "SCAN_BYTES", piece_bytes)
-    test_just_the_values_count.hypothesis.inner_test(value)
+    test_only_separators_outside_strings_count.hypothesis.inner_test(value)
 
 
 @pytest.mark.parametrize("text", [b"", b'"', b"\\", b'"\\', b"[" * 9, b'"' * 9, b'"\\"' * 9])
-def test_what_is_no_json_is_counted_too(text):
+def test_invalid_json_can_be_counted(text):
     assert has_too_many_values(text, 3) in (False, True)
 
 
-def test_text_is_not_taken_for_values():
+def test_separators_in_strings_do_not_count():
     text = json.dumps({"content": ",[{" * 1000}).encode()
     assert not has_too_many_values(text, 1)
 
@@ -72,27 +72,27 @@ KEYED = [route for route in ROUTES if route != "/v1/messages"]
 
 
 @pytest.mark.parametrize("name", ["session-id", "X-Session-Id", "X-Claude-Code-Session-Id"])
-def test_a_session_is_the_name_and_comes_before_a_key_that_many_may_share(name):
+def test_a_session_header_wins_over_the_cache_key(name):
     assert conversation_id_of(Headers({name: "ses_1"}), "key") == "ses_1"
 
 
-def test_a_key_is_the_name_where_there_is_no_session():
+def test_the_cache_key_is_used_without_a_session_header():
     assert conversation_id_of(Headers(), "k" * MAX_CACHE_KEY_CHARS) == "k" * MAX_CACHE_KEY_CHARS
     assert conversation_id_of(Headers(), "") == conversation_id_of(Headers()) == ""
 
 
 @pytest.mark.parametrize("value", ["", "   ", "x" * (MAX_SESSION_CHARS + 1), "x" * 65536])
-def test_a_header_that_makes_no_sense_is_passed_over(value):
+def test_an_unusable_header_is_ignored(value):
     assert conversation_id_of(Headers({"x-session-id": value})) == ""
     assert conversation_id_of(Headers({"session-id": value, "x-session-id": "a"})) == "a"
 
 
-def test_bytes_that_are_no_utf8_and_repeated_headers_are_names_as_well():
+def test_headers_may_be_repeated_and_hold_any_bytes():
     raw = [(b"session-id", b"\xff\x00\xfe"), (b"session-id", b"other")]
     assert conversation_id_of(Headers(raw=raw)) == "\xff\x00\xfe"
 
 
-def test_a_key_that_is_too_long_is_refused_as_openai_does():
+def test_a_cache_key_that_is_too_long_is_refused():
     with pytest.raises(RequestError, match="maximum length 64") as caught:
         conversation_id_of(Headers({"session-id": "s"}), "k" * (MAX_CACHE_KEY_CHARS + 1))
     assert caught.value.param == "prompt_cache_key"
@@ -100,7 +100,7 @@ def test_a_key_that_is_too_long_is_refused_as_openai_does():
 
 
 @pytest.mark.parametrize("route", ROUTES)
-async def test_every_route_tells_the_engine(in_memory, route):
+async def test_every_route_passes_the_session_to_the_engine(in_memory, route):
     engine = ScriptedEngine(answer("Hi"))
     async with in_memory(engine) as client:
         told = await client.post(route, json=ROUTES[route], headers={"x-session-id": "ses_1"})
@@ -109,7 +109,7 @@ async def test_every_route_tells_the_engine(in_memory, route):
 
 
 @pytest.mark.parametrize("route", KEYED)
-async def test_a_key_of_the_body_is_told_too_and_a_wrong_one_is_a_400(in_memory, route):
+async def test_the_cache_key_reaches_the_engine_and_a_wrong_one_is_a_400(in_memory, route):
     engine = ScriptedEngine(answer("Hi"))
     async with in_memory(engine) as client:
         told = await client.post(route, json={**ROUTES[route], "prompt_cache_key": "k"})
@@ -125,7 +125,7 @@ async def test_a_key_of_the_body_is_told_too_and_a_wrong_one_is_a_400(in_memory,
 
 
 @pytest.mark.parametrize("header", [b"\xff\xfe\x00", b"a" * 10_000, b"\t", b"\xe2\x80\xae"])
-async def test_odd_headers_are_served(in_memory, header):
+async def test_odd_session_headers_are_accepted(in_memory, header):
     engine = ScriptedEngine(answer("Hi"))
     async with in_memory(engine) as client:
         headers = [(b"session-id", header), (b"session-id", b"b"), (b"x-session-id", header)]
@@ -148,7 +148,7 @@ every_api = pytest.mark.parametrize("api", APIS)
 
 
 def refusal(api: str, answer: dict[str, Any]) -> tuple[str, str | None]:
-    """The words, and the field that the API names beside them."""
+    """The message, and the field that the API names beside it."""
     if api == "messages":
         assert answer.keys() >= {"type", "error"} and answer["type"] == "error"
         assert answer["error"]["type"] == "invalid_request_error"
@@ -163,7 +163,7 @@ def refusal(api: str, answer: dict[str, Any]) -> tuple[str, str | None]:
     ("asked", "pins"),
     [(None, ()), ("system", "system"), ([[0, 64], [100, 228]], ((0, 64), (100, 228)))],
 )
-async def test_what_is_to_stay_reaches_the_engine(in_memory, api: str, asked: Any, pins: Any):
+async def test_pins_reach_the_engine(in_memory, api: str, asked: Any, pins: Any):
     engine, (path, body) = ScriptedEngine(), APIS[api]
     async with in_memory(engine) as client:
         response = await client.post(path, json=body | {"kvflash_pin": asked})
@@ -183,7 +183,7 @@ async def test_what_is_to_stay_reaches_the_engine(in_memory, api: str, asked: An
         ([[0, 1]] * 65, "kvflash_pin"),
     ],
 )
-async def test_what_is_wrong_is_named(in_memory, api: str, asked: Any, param: str):
+async def test_a_wrong_field_is_named(in_memory, api: str, asked: Any, param: str):
     path, body = APIS[api]
     async with in_memory(ScriptedEngine()) as client:
         response = await client.post(path, json=body | {"kvflash_pin": asked})
@@ -193,7 +193,7 @@ async def test_what_is_wrong_is_named(in_memory, api: str, asked: Any, param: st
 
 
 @every_api
-async def test_what_does_not_fit_is_told_by_how_much_does(in_memory, api: str):
+async def test_pins_that_do_not_fit_are_refused(in_memory, api: str):
     path, body = APIS[api]
     engine = ScriptedEngine(opening=RequestError(TOO_LARGE, param="kvflash_pin"))
     async with in_memory(engine) as client:

@@ -11,7 +11,7 @@ from tests.server.scripted import ScriptedEngine
 from tests.server.secure import SECURE, connect
 
 
-async def test_memory_is_given_back_after_many_connections_of_tls(on_port, monkeypatch):
+async def test_memory_is_trimmed_after_many_tls_connections(on_port, monkeypatch):
     loop, given_back = asyncio.get_running_loop(), asyncio.Event()
     monkeypatch.setattr(malloc_trim, "TRIM_DELAY_S", 0.0)
     monkeypatch.setattr(connections, "NUM_CLOSED_PER_TRIM", 3)
@@ -25,7 +25,7 @@ async def test_memory_is_given_back_after_many_connections_of_tls(on_port, monke
             await given_back.wait()
 
 
-def test_memory_that_has_changed_much_since_it_was_given_back_may_have_holes():
+def test_a_change_is_large_relative_to_the_last_trim():
     change = ResidentChange()
     assert change.is_large(10 * CHANGED_BYTES)
     change.trimmed(5 * CHANGED_BYTES)
@@ -35,7 +35,7 @@ def test_memory_that_has_changed_much_since_it_was_given_back_may_have_holes():
     assert change.is_large(4 * CHANGED_BYTES)
 
 
-async def test_a_server_that_has_changed_gives_memory_back(on_port, monkeypatch):
+async def test_a_server_whose_size_has_changed_trims(on_port, monkeypatch):
     loop, given_back, changed = asyncio.get_running_loop(), asyncio.Event(), [CHANGED_BYTES]
     monkeypatch.setattr(malloc_trim, "CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr(malloc_trim, "resident_bytes", lambda: changed.pop(0) if changed else 0)

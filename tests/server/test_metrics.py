@@ -34,7 +34,7 @@ async def test_tokens_are_timed_from_the_first_on(in_memory):
     assert "luceasync_inter_token_seconds_count 2.0" in lines
 
 
-async def test_the_engines_counters_are_read_when_asked(in_memory):
+async def test_the_engines_counters_are_read_on_each_scrape(in_memory):
     async with in_memory(ScriptedEngine()) as client:
         lines = (await client.get("/metrics")).text.splitlines()
     for line in (
@@ -73,12 +73,12 @@ async def lines_of(in_memory, engine: ScriptedEngine) -> list[str]:
         return (await client.get("/metrics")).text.splitlines()
 
 
-async def test_an_engine_without_cache_or_draft_tells_of_neither(in_memory):
+async def test_an_engine_without_cache_or_draft_has_no_metrics_of_either(in_memory):
     lines = await lines_of(in_memory, ScriptedEngine())
     assert not [line for line in lines if "cache" in line or "speculation" in line]
 
 
-async def test_the_cache_is_told_by_tier_and_reason(in_memory):
+async def test_cache_metrics_by_tier_and_reason(in_memory):
     engine = ScriptedEngine()
     engine.cache = CACHE
     lines = await lines_of(in_memory, engine)
@@ -93,7 +93,7 @@ async def test_the_cache_is_told_by_tier_and_reason(in_memory):
         assert f"luceasync_prefix_cache_{line}" in lines
 
 
-async def test_a_fault_of_the_disk_is_told_by_health_and_metrics(in_memory):
+async def test_a_disk_error_shows_in_health_and_metrics(in_memory):
     engine = ScriptedEngine()
     engine.cache = CacheStatus(degraded="the disk is full")
     async with in_memory(engine) as client:
@@ -104,14 +104,14 @@ async def test_a_fault_of_the_disk_is_told_by_health_and_metrics(in_memory):
     assert "luceasync_prefix_cache_degraded 1.0" in await lines_of(in_memory, engine)
 
 
-async def test_a_sound_cache_is_healthy(in_memory):
+async def test_a_working_cache_is_healthy(in_memory):
     engine = ScriptedEngine()
     engine.cache = CACHE
     async with in_memory(engine) as client:
         assert (await client.get("/health")).json() == {"status": "ok", "detail": "ready"}
 
 
-async def test_speculation_is_told_by_slot_and_part(in_memory):
+async def test_speculation_metrics_by_slot_and_part(in_memory):
     engine = ScriptedEngine()
     engine.speculation = SpeculationStatus(4, (4, 4, 3), (3, 2, 1), 0.5, 1.5, 0.25)
     lines = await lines_of(in_memory, engine)
@@ -123,7 +123,7 @@ async def test_speculation_is_told_by_slot_and_part(in_memory):
         assert f"luceasync_speculation_{line}" in lines
 
 
-async def test_a_drafter_that_is_gone_is_told_by_health_and_metrics(in_memory):
+async def test_a_drafter_that_is_gone_shows_in_health_and_metrics(in_memory):
     engine = ScriptedEngine()
     engine.cache = CACHE
     engine.speculation = SpeculationStatus(off_reason="the drafter is gone: /bin/x has ended")
@@ -135,7 +135,7 @@ async def test_a_drafter_that_is_gone_is_told_by_health_and_metrics(in_memory):
     assert "luceasync_speculation_off 1.0" in await lines_of(in_memory, engine)
 
 
-async def test_other_processes_are_told_by_name_and_devices(in_memory):
+async def test_process_metrics_by_name_and_devices(in_memory):
     engine = ScriptedEngine()
     counts = {"num_starts": 2, "calls_total": 3, "call_s_total": 0.5, "sent_bytes_total": 4}
     counts |= {"received_bytes_total": 5, "resident_bytes": 6, "node_bytes": 7}
@@ -153,11 +153,11 @@ async def test_other_processes_are_told_by_name_and_devices(in_memory):
     assert not [line for line in lines if "heartbeat" in line and "group 2" in line]
 
 
-async def test_an_engine_of_one_process_tells_of_no_other(in_memory):
+async def test_an_engine_of_one_process_has_no_process_metrics(in_memory):
     assert "luceasync_process_up" not in "".join(await lines_of(in_memory, ScriptedEngine()))
 
 
-async def test_what_of_lanes_is_on_the_devices_is_told(in_memory):
+async def test_residence_metrics(in_memory):
     engine = ScriptedEngine()
     assert not [line for line in await lines_of(in_memory, engine) if "kvflash" in line]
     engine.residence = ResidenceStatus(512, 1024, 4096, 3, 9, 2)

@@ -11,8 +11,8 @@ from luceasync.server.app import create_app
 from luceasync.server.openapi import LIMITS
 from tests.server.scripted import ScriptedEngine
 
-# Two APIs share it: the other one's form is told by a header.
-UNTOLD = {"/openapi.json", "/docs"}
+# Routes of the document itself.
+UNDOCUMENTED = {"/openapi.json", "/docs"}
 
 
 async def document(in_memory) -> dict:
@@ -25,12 +25,12 @@ async def test_every_route_is_there_with_its_methods(in_memory):
     app = create_app(ScriptedEngine(), ServerConfig())
     for route in app.routes:
         path = re.sub(r"{(\w+):path}", r"{\1}", route.path)
-        if path not in UNTOLD:
+        if path not in UNDOCUMENTED:
             methods = {method.lower() for method in route.methods - {"HEAD"}}
             assert methods == told["paths"][path].keys(), path
 
 
-async def test_a_body_says_its_fields_what_must_be_there_and_in_which_range(in_memory):
+async def test_a_body_has_its_fields_required_ones_and_ranges(in_memory):
     told = await document(in_memory)
     post = told["paths"]["/v1/chat/completions"]["post"]
     reference = post["requestBody"]["content"]["application/json"]["schema"]["$ref"]
@@ -49,14 +49,14 @@ async def test_a_body_says_its_fields_what_must_be_there_and_in_which_range(in_m
         if bound in limit and name != "max_output_tokens"
     ],
 )
-async def test_what_is_beyond_a_range_is_refused(in_memory, field, value):
+async def test_a_value_outside_of_a_documented_range_is_refused(in_memory, field, value):
     async with in_memory(ScriptedEngine()) as client:
         body = {"messages": [{"role": "user", "content": "hi"}], field: value}
         answer = await client.post("/v1/chat/completions", json=body)
     assert answer.status_code == 400, answer.text
 
 
-async def test_the_page_shows_it_and_asks_nobody_else(in_memory):
+async def test_the_page_shows_it_and_loads_nothing_from_elsewhere(in_memory):
     async with in_memory(ScriptedEngine()) as client:
         shown = await client.get("/docs")
     assert "POST /v1/chat/completions" in shown.text and "<script" not in shown.text

@@ -1,4 +1,4 @@
-"""A request leaves one line, and its answer the id by which that line is found."""
+"""A request leaves one line in the log; the id in its answer finds that line."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ LOG = LogRequests.__module__
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture):
-    """Of the requests so far."""
+    """The lines of the requests so far."""
     caplog.set_level(logging.INFO, LOG)
     return lambda: [record.getMessage() for record in caplog.records if record.name == LOG]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_line_says_what_an_answer_cost(in_memory, lines, stream):
+async def test_a_line_has_the_figures_of_an_answer(in_memory, lines, stream):
     script = answer("Hel", "lo")[:-1]
     script += [text_delta(0, "!", (3,), finish=finish(speculation=Speculation(2, 30, 4)))]
     async with in_memory(ScriptedEngine(script)) as client:
@@ -54,7 +54,7 @@ async def test_a_refusal_leaves_a_line_and_an_id_too(in_memory, lines):
     assert all(answer.headers["x-request-id"] for answer in answers)
 
 
-async def test_what_nobody_foresaw_is_a_500_with_an_id_and_is_counted(in_memory, lines):
+async def test_an_unexpected_error_is_a_500_with_an_id_and_is_counted(in_memory, lines):
     async with in_memory(ScriptedEngine(opening=ZeroDivisionError("a secret"))) as client:
         response = await client.post(CHAT, json=BODY)
         metrics = (await client.get("/metrics")).text
@@ -83,7 +83,7 @@ async def test_any_other_id_is_replaced(in_memory, lines, sent):
     assert made[0] != made[1]
 
 
-async def test_pages_that_programs_watch_are_told_at_debug_only(in_memory, lines, caplog):
+async def test_polled_pages_are_logged_at_debug_only(in_memory, lines, caplog):
     async with in_memory(ScriptedEngine()) as client:
         await client.get("/health")
         assert lines() == []
@@ -92,7 +92,7 @@ async def test_pages_that_programs_watch_are_told_at_debug_only(in_memory, lines
     assert [line[:14] for line in lines()] == ["GET /ready 200"]
 
 
-async def test_a_client_that_leaves_is_told(on_port, lines):
+async def test_a_client_that_leaves_is_logged(on_port, lines):
     gate = asyncio.Event()
     async with on_port(ScriptedEngine([text_delta(0, "x", (1,)), gate])) as client:
         async with client.stream("POST", CHAT, json=BODY | {"stream": True}) as response:
@@ -103,7 +103,7 @@ async def test_a_client_that_leaves_is_told(on_port, lines):
     assert " the client left id=" in lines()[0]
 
 
-async def test_an_answer_that_broke_off_is_told(in_memory, lines):
+async def test_an_answer_that_broke_off_is_logged(in_memory, lines):
     script = [text_delta(0, "x", (1,)), ZeroDivisionError()]
     async with in_memory(ScriptedEngine(script)) as client:
         await client.post(CHAT, json=BODY | {"stream": True})

@@ -24,7 +24,7 @@ BODY = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
 class Server:
-    """The process and what it printed first: its URL."""
+    """The process, and the URL that it printed first."""
 
     def __init__(self, options: dict[str, float]) -> None:
         self.process = subprocess.Popen(
@@ -131,7 +131,7 @@ def test_a_client_that_never_reads_cannot_keep_the_process(start):
         assert server.end()[:2] == (0, "stuck True")
 
 
-def test_an_end_says_how_long_answers_may_go_on_and_how_to_end_them_now(start):
+def test_a_shutdown_logs_its_deadline_and_how_to_shorten_it(start):
     server = start(graceful_timeout_s=7, answer_s=0.5, verbose=1)
     with httpx.stream(
         "POST", f"{server.url}/v1/chat/completions", json=BODY | {"stream": True}
@@ -192,7 +192,7 @@ def test_a_failed_load_ends_the_server_with_its_error(start):
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Ask again until it is so, or fail."""
+    """Poll until `condition` is true, or fail."""
     for _ in range(DEADLINE_S * 50):
         if condition():
             return
@@ -219,7 +219,7 @@ def test_a_thread_that_hangs_does_not_keep_the_process():
 
 
 @pytest.mark.slow
-def test_a_process_that_ends_by_itself_is_not_waited_for():
+def test_a_process_that_ends_by_itself_ends_at_once():
     code = "from luceasync.server.serve import exit_process_after; exit_process_after(3600)"
     done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
     assert done.returncode == 0

@@ -42,7 +42,7 @@ async def _first(stream, count):
             return
 
 
-async def test_no_more_watch_than_may(on_port, monkeypatch):
+async def test_watchers_are_bounded(on_port, monkeypatch):
     monkeypatch.setattr(status_pages, "MAX_WATCHERS", 1)
     async with (
         on_port(ScriptedEngine()) as client,
@@ -52,12 +52,12 @@ async def test_no_more_watch_than_may(on_port, monkeypatch):
         assert (await client.get("/status/events")).status_code == 429
 
 
-async def test_a_key_is_asked_for(in_memory):
+async def test_watching_needs_an_api_key(in_memory):
     async with in_memory(ScriptedEngine(), ServerConfig(api_keys=("one",))) as client:
         assert (await client.get("/status/events")).status_code == 401
 
 
-async def test_a_watcher_is_let_go_when_the_server_ends():
+async def test_a_shutdown_ends_the_stream_of_a_watcher():
     from luceasync.server.drain import Drain
 
     drain, sent = Drain(), []
@@ -96,7 +96,7 @@ async def test_nodes_are_listed_and_dropped(in_memory):
 
 
 @pytest.mark.parametrize("config", [ServerConfig(), CONFIG])
-async def test_nobody_else_may(in_memory, config):
+async def test_other_keys_are_refused(in_memory, config):
     engine = ScriptedEngine()
     async with in_memory(engine, config) as client:
         for method in ("GET", "DELETE"):

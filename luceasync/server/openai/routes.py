@@ -160,8 +160,8 @@ class Detokenize:
         at_most("tokens", parsed.tokens, MAX_IDS, "tokens")
 
         async def look_up() -> DetokenizedText:
-            spelled = await asyncio.to_thread(self._engine.spelled, parsed.tokens, "tokens")
-            return DetokenizedText(spelled.decode(errors="replace"))
+            text = await asyncio.to_thread(self._engine.token_bytes, parsed.tokens, "tokens")
+            return DetokenizedText(text.decode(errors="replace"))
 
         return LookupCall(look_up)
 

@@ -36,7 +36,7 @@ def test_text_is_the_same_as_a_string_and_as_a_block_with_any_mark() -> None:
     assert prompt([HI], system="S").messages == [{"role": "system", "content": "S"}, HI]
 
 
-def test_a_header_of_bills_is_not_said() -> None:
+def test_a_billing_header_is_left_out() -> None:
     billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.197.99d;"}
     other = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.197.d87;"}
     text = {"type": "text", "text": "S"}
@@ -89,12 +89,12 @@ def test_calls_and_their_results() -> None:
     ]
 
 
-def test_results_alone_are_no_users_message() -> None:
+def test_results_alone_make_no_user_message() -> None:
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}
     assert prompt([result]).messages == [{"role": "tool", "tool_call_id": "t", "content": ""}]
 
 
-def test_tools_of_the_client_are_given_and_others_left_out() -> None:
+def test_the_clients_tools_are_kept_and_others_left_out() -> None:
     own = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
     theirs = {"type": "web_search_20250305", "name": "web_search"}
     function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
@@ -103,7 +103,7 @@ def test_tools_of_the_client_are_given_and_others_left_out() -> None:
     assert prompt([HI], tools=[theirs]).tools is None
 
 
-def test_one_call_at_most_where_parallel_ones_are_off() -> None:
+def test_one_call_at_most_without_parallel_calls() -> None:
     choice = {"type": "auto", "disable_parallel_tool_use": True}
     assert prompt([HI], tool_choice=choice).max_calls == 1
     assert prompt([HI]).max_calls is None
@@ -135,11 +135,11 @@ def test_thinking_is_off_unless_it_is_asked_for(thinking: Any, expected: bool) -
         ([HI] * 9000, {}, "messages"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(messages: list[Any], fields: dict[str, Any], param: str) -> None:
+def test_a_wrong_field_is_named(messages: list[Any], fields: dict[str, Any], param: str) -> None:
     assert refused(messages, **fields) == param
 
 
-def test_where_schemas_stand_is_told_past_tools_that_are_left_out() -> None:
+def test_schema_places_count_tools_that_are_left_out() -> None:
     tools = [
         {"type": "web_search_20250305", "name": "web_search"},
         {"name": "f", "input_schema": {"type": "object"}},
@@ -155,7 +155,7 @@ def text(words: str, **fields: Any) -> dict[str, Any]:
 BILLING = text("x-anthropic-billing-header: cc_version=1;")
 
 
-def test_places_are_characters_of_what_is_said():
+def test_marks_are_characters_of_the_joined_text():
     said = prompt(
         [{"role": "user", "content": [text("Läuse"), text("and", **MARK), text("fleas")]}],
         system=[BILLING, text("static", **MARK), text("of today", **MARK)],
@@ -165,20 +165,20 @@ def test_places_are_characters_of_what_is_said():
     assert said.marks == ((0, len("static")), (1, len("Läuse\nand")))
 
 
-def test_in_what_a_tool_says_too():
+def test_tool_results_have_marks_too():
     result = {"type": "tool_result", "tool_use_id": "a", "content": [text("x", **MARK), text("y")]}
     said = prompt([HI, {"role": "user", "content": [result, text("go")]}])
     assert said.marks == ((1, 1),) and said.messages[1]["content"] == "x\ny"
 
 
-def test_a_mark_that_wanders_changes_nothing_that_is_said():
+def test_moving_a_mark_changes_no_text():
     plain = prompt([HI], system=[text("a"), text("b")])
     for marked in ([text("a", **MARK), text("b")], [text("a"), text("b", **MARK)]):
         said = prompt([HI], system=marked)
         assert (said.messages, said.tools) == (plain.messages, plain.tools)
 
 
-def test_on_every_block_they_are_too_many_as_anthropic_has_it():
+def test_more_than_four_marks_are_refused():
     blocks = [text("a", **MARK) for _ in range(5)]
     message = {"role": "user", "content": blocks}
     assert prompt([{"role": "user", "content": blocks[:4]}]).marks
@@ -196,11 +196,11 @@ def test_on_every_block_they_are_too_many_as_anthropic_has_it():
         ({"type": "x" * 9999}, "type"),
     ],
 )
-def test_a_mark_that_is_none_is_refused_where_it_stands(mark, field):
+def test_an_invalid_mark_is_refused_with_its_path(mark, field):
     where = f"system[0].cache_control.{field}"
     assert refused([HI], system=[text("a", cache_control=mark)]) == where
 
 
 @pytest.mark.parametrize("mark", [None, {"type": "ephemeral", "ttl": "1h", "scope": "global"}])
-def test_what_clients_send_beside_it_is_no_fault(mark):
+def test_unknown_fields_of_a_mark_are_ignored(mark):
     assert prompt([HI], system=[text("a", cache_control=mark)])

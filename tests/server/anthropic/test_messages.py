@@ -1,4 +1,4 @@
-"""Anthropic's messages: their events, the plain answer, and failures in their own words."""
+"""Anthropic's messages: events, the plain answer, and failures in their form."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ async def test_the_plain_answer_says_what_the_stream_says(in_memory):
     ("reason", "stop", "told"),
     [("stop", None, "end_turn"), ("length", None, "max_tokens"), ("stop", "END", "stop_sequence")],
 )
-async def test_why_it_ended(in_memory, reason: str, stop: str | None, told: str):
+async def test_the_stop_reason(in_memory, reason: str, stop: str | None, told: str):
     script = [*answer("a")[:-1], Delta(0, finish=finish(reason, stop=stop))]
     async with in_memory(ScriptedEngine(script)) as client:
         plain = (await client.post(MESSAGES, json=BODY)).json()
     assert (plain["stop_reason"], plain["stop_sequence"]) == (told, stop)
 
 
-async def test_what_is_asked_reaches_the_engine(in_memory):
+async def test_the_fields_reach_the_engine(in_memory):
     engine = ScriptedEngine()
     fields = {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "stop_sequences": ["a", "b"]}
     async with in_memory(engine) as client:
@@ -96,7 +96,7 @@ async def test_what_is_asked_reaches_the_engine(in_memory):
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 3, 0.9)
 
 
-async def test_tokens_are_counted_and_nothing_runs(in_memory):
+async def test_tokens_are_counted_without_generating(in_memory):
     engine = ScriptedEngine()
     async with in_memory(engine) as client:
         counted = await client.post("/v1/messages/count_tokens", json=BODY)
@@ -108,16 +108,14 @@ async def test_tokens_are_counted_and_nothing_runs(in_memory):
     ("error", "status", "kind"),
     [(QueueFull(1, 1), 429, "rate_limit_error"), (Unavailable("gone"), 503, "overloaded_error")],
 )
-async def test_failures_are_in_anthropics_words(
-    in_memory, error: Exception, status: int, kind: str
-):
+async def test_failures_have_anthropics_form(in_memory, error: Exception, status: int, kind: str):
     async with in_memory(ScriptedEngine(opening=error)) as client:
         response = await client.post(MESSAGES, json=BODY)
     assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
     assert response.json()["type"] == "error"
 
 
-async def test_a_failure_on_the_way_is_the_last_event(in_memory):
+async def test_a_failure_midway_is_the_last_event(in_memory):
     script = [*answer("a")[:-1], Unavailable("gone")]
     async with in_memory(ScriptedEngine(script)) as client:
         events = events_of(await client.post(MESSAGES, json=STREAM))
@@ -144,14 +142,14 @@ async def test_a_failure_on_the_way_is_the_last_event(in_memory):
         ({"messages": "Hi"}, "messages"),
     ],
 )
-async def test_what_is_wrong_is_named(in_memory, change: dict[str, Any], param: str):
+async def test_a_wrong_field_is_named(in_memory, change: dict[str, Any], param: str):
     async with in_memory(ScriptedEngine()) as client:
         response = await client.post(MESSAGES, json=BODY | change)
     assert response.status_code in (400, 404)
     assert param in response.json()["error"]["message"]
 
 
-async def test_the_model_list_has_anthropics_shape_for_its_clients(in_memory):
+async def test_the_model_list_has_anthropics_form_for_its_clients(in_memory):
     async with in_memory(ScriptedEngine()) as client:
         theirs = await client.get("/v1/models", headers={"anthropic-version": "2023-06-01"})
         others = await client.get("/v1/models")

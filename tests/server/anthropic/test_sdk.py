@@ -19,7 +19,7 @@ ASKED = {"model": "tiny", "max_tokens": 10, "messages": [{"role": "user", "conte
 
 @pytest.fixture(scope="module")
 def anthropic() -> ModuleType:
-    """To import it takes seconds, in each process that would only collect these tests."""
+    """Imported late: it takes seconds, also in processes that only collect these tests."""
     import anthropic
 
     return anthropic
@@ -72,7 +72,7 @@ async def test_the_models(connect):
     assert [model.id for model in models] == ["tiny"]
 
 
-async def test_errors_are_of_their_classes(connect, anthropic):
+async def test_errors_have_anthropics_classes(connect, anthropic):
     async with connect(ScriptedEngine(), api_key="two") as client:
         with pytest.raises(anthropic.AuthenticationError):
             await client.messages.create(**ASKED)

@@ -23,11 +23,11 @@ def test_callers_share_only_with_equal_keys_and_equal_salts():
     assert len(tenants) == len(callers)
 
 
-def test_without_keys_all_share():
+def test_without_keys_all_callers_share_one_tenant():
     assert Caller().tenant(None) == ""
 
 
-def test_a_salt_that_is_not_trusted_is_refused_with_the_flag():
+def test_an_untrusted_salt_is_refused_and_the_error_names_the_flag():
     with pytest.raises(RequestError, match="--trust-cache-salt") as caught:
         Caller("key").tenant("salt")
     assert caught.value.param == "cache_salt"
@@ -44,21 +44,21 @@ def test_a_key_is_never_shown():
         ({"x-api-key": "two"}, "two"),
     ],
 )
-async def test_the_key_that_let_a_request_in_is_its_tenant(in_memory, headers, key):
+async def test_the_accepted_key_is_the_tenant(in_memory, headers, key):
     engine, config = ScriptedEngine(), ServerConfig(api_keys=("one", "sch\u00fcssel", "two"))
     async with in_memory(engine, config) as client:
         await client.post(CHAT, json=BODY, headers=headers)
     assert engine.requests[0].tenant == key
 
 
-async def test_a_header_sent_to_a_server_without_keys_is_no_tenant(in_memory):
+async def test_a_server_without_keys_ignores_the_header(in_memory):
     engine = ScriptedEngine()
     async with in_memory(engine) as client:
         await client.post(CHAT, json=BODY, headers={"Authorization": "Bearer mine"})
     assert engine.requests[0].tenant == ""
 
 
-async def test_salts_are_taken_where_the_server_trusts_them_and_refused_elsewhere(in_memory):
+async def test_salts_are_accepted_only_if_trusted(in_memory):
     engine = ScriptedEngine()
     async with in_memory(engine, trust_cache_salt=True) as client:
         await client.post(CHAT, json=BODY | {"cache_salt": "a"})
@@ -78,7 +78,7 @@ async def test_salts_are_taken_where_the_server_trusts_them_and_refused_elsewher
         ("", ""),
     ],
 )
-def test_a_client_without_a_key_is_what_one_host_has_for_itself(address, network):
+def test_a_client_without_a_key_is_its_network(address, network):
     assert network_of(address) == network
     assert Caller(address=address).client == network
 
@@ -87,7 +87,7 @@ def test_a_client_with_a_key_is_its_key():
     assert Caller("key", address="192.0.2.7").client == "key"
 
 
-async def test_the_client_is_the_connections_and_no_header_is_believed(in_memory):
+async def test_the_client_is_the_peer_address_whatever_headers_say(in_memory):
     engine = ScriptedEngine()
     headers = {"x-forwarded-for": "198.51.100.1", "forwarded": "for=198.51.100.1"}
     async with in_memory(engine) as client:

@@ -14,7 +14,7 @@ from tests.server.scripted import ScriptedEngine
 ROOM = 1 << 20
 
 
-def test_bodies_have_room_together():
+def test_bodies_share_one_limit():
     bodies = BodyMemory(ROOM)
     with bodies.reserve() as one, bodies.reserve() as other:
         one.grow(SMALL_BYTES + ROOM - 10)
@@ -25,13 +25,13 @@ def test_bodies_have_room_together():
         next_one.grow(SMALL_BYTES + ROOM)
 
 
-def test_a_body_alone_has_room_whatever_its_size():
+def test_a_body_alone_always_fits():
     with BodyMemory(ROOM).reserve() as held:
         held.grow(SMALL_BYTES + 2 * ROOM)
         held.grow(ROOM)
 
 
-def test_small_bodies_always_have_room():
+def test_small_bodies_always_fit():
     bodies = BodyMemory(ROOM)
     with bodies.reserve() as large:
         large.grow(SMALL_BYTES + ROOM)
@@ -39,7 +39,7 @@ def test_small_bodies_always_have_room():
             bodies.reserve().grow(SMALL_BYTES)
 
 
-def test_what_was_let_go_of_is_free_once():
+def test_released_memory_is_returned_once():
     bodies = BodyMemory(ROOM)
     with bodies.reserve() as held:
         held.grow(SMALL_BYTES + ROOM)
@@ -51,7 +51,7 @@ def test_what_was_let_go_of_is_free_once():
 
 
 @pytest.mark.slow
-async def test_memory_of_a_large_body_is_given_back(monkeypatch):
+async def test_a_large_body_is_followed_by_a_trim(monkeypatch):
     given_back = asyncio.Event()
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(
@@ -65,8 +65,8 @@ async def test_memory_of_a_large_body_is_given_back(monkeypatch):
         await given_back.wait()
 
 
-async def test_a_body_beside_too_many_is_refused_and_may_come_again(in_memory, monkeypatch):
-    """The first waits for the engine, so the second has no room; then it has."""
+async def test_a_body_that_does_not_fit_is_refused_and_may_be_sent_again(in_memory, monkeypatch):
+    """While the first waits for the engine, the second does not fit."""
     monkeypatch.setattr(BodyMemory.__init__, "__defaults__", (ROOM,))
     opening = asyncio.Event()
     engine = ScriptedEngine(opening=opening)
@@ -82,7 +82,7 @@ async def test_a_body_beside_too_many_is_refused_and_may_come_again(in_memory, m
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
 
 
-async def test_memory_is_given_back_once_for_all_who_let_go_of_much(monkeypatch):
+async def test_many_large_bodies_are_followed_by_one_trim(monkeypatch):
     given: list[int] = []
     monkeypatch.setattr(malloc_trim, "TRIM_DELAY_S", 0.01)
     monkeypatch.setattr(malloc_trim, "trim_heap", lambda: given.append(1))

@@ -46,7 +46,7 @@ async def connect(client) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
 
 
 async def has_ended(reader: asyncio.StreamReader) -> bool:
-    """Whether the server has closed the connection, without a word."""
+    """Whether the server has closed the connection without sending anything."""
     try:
         return await asyncio.wait_for(reader.read(), DEADLINE_S) == b""
     except ConnectionError:
@@ -73,7 +73,7 @@ async def test_a_closed_connection_frees_its_descriptor(on_port, said):
 
 
 @pytest.mark.parametrize("ahead", [b"", b"G", HEALTH * 3, b"x" * 70_000])
-async def test_a_client_that_leaves_is_noticed_whatever_it_has_sent_ahead(
+async def test_a_client_that_leaves_is_noticed_whatever_it_has_pipelined(
     on_port, ahead, monkeypatch
 ):
     monkeypatch.setattr(connection_module, "AHEAD_TIMEOUT_S", 0.2)
@@ -89,7 +89,7 @@ async def test_a_client_that_leaves_is_noticed_whatever_it_has_sent_ahead(
             await engine.streams[0].closed.wait()
 
 
-async def test_requests_that_were_sent_ahead_are_answered_in_order(on_port):
+async def test_pipelined_requests_are_answered_in_order(on_port):
     async with on_port(ScriptedEngine()) as client:
         reader, writer = await connect(client)
         writer.write(CHAT + HEALTH)
@@ -116,7 +116,7 @@ async def read_answer(
                 return response, body
 
 
-async def test_an_answer_in_chunks_ends_where_the_next_one_begins(on_port):
+async def test_a_chunked_answer_ends_where_the_next_one_begins(on_port):
     async with on_port(ScriptedEngine([text_delta(0, "a\r\n0\r\n\r\n"), *answer("é")])) as client:
         reader, writer = await connect(client)
         judge = h11.Connection(h11.CLIENT)
@@ -133,7 +133,7 @@ async def test_an_answer_in_chunks_ends_where_the_next_one_begins(on_port):
         writer.close()
 
 
-async def test_a_client_of_http_1_0_is_sent_no_chunks(on_port):
+async def test_an_http_1_0_client_gets_no_chunks(on_port):
     async with on_port(ScriptedEngine()) as client:
         reader, writer = await connect(client)
         writer.write(CHAT.replace(b"HTTP/1.1", b"HTTP/1.0"))
@@ -155,7 +155,7 @@ async def test_a_client_that_does_not_read_loses_its_answer(on_port, monkeypatch
         writer.close()
 
 
-async def test_what_many_send_to_a_client_that_is_behind_keeps_its_order():
+async def test_concurrent_writes_to_a_slow_client_keep_their_order():
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=ours)
     read, write = await asyncio.open_connection(sock=theirs)
@@ -166,7 +166,7 @@ async def test_what_many_send_to_a_client_that_is_behind_keeps_its_order():
     numbers = iter(range(len(pieces)))
 
     async def send() -> None:
-        for number in numbers:  # whose piece is gone sends the next one, behind those that wait
+        for number in numbers:  # a sender whose piece is sent queues up with the next one
             await connection.protocol_send(RawData(pieces[number]))
 
     sending = asyncio.gather(*(send() for _ in range(4)))
@@ -181,7 +181,7 @@ async def test_what_many_send_to_a_client_that_is_behind_keeps_its_order():
             each.transport.abort()
 
 
-async def test_http_2_without_tls_is_not_spoken(on_port):
+async def test_http_2_without_tls_is_a_505(on_port):
     async with on_port(ScriptedEngine()) as client:
         reader, writer = await connect(client)
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
@@ -190,14 +190,14 @@ async def test_http_2_without_tls_is_not_spoken(on_port):
         writer.close()
 
 
-async def test_an_offer_of_http_2_is_passed_over(on_port):
+async def test_an_offer_to_upgrade_to_http_2_is_ignored(on_port):
     async with on_port(ScriptedEngine()) as client:
         offer = {"connection": "upgrade, http2-settings", "upgrade": "h2c", "http2-settings": ""}
         response = await client.get("/health", headers=offer)
         assert (response.status_code, response.http_version) == (200, "HTTP/1.1")
 
 
-async def test_where_there_are_too_many_the_oldest_idle_one_ends(on_port, monkeypatch):
+async def test_above_the_limit_the_oldest_idle_connection_is_closed(on_port, monkeypatch):
     monkeypatch.setattr("luceasync.server.http.listener.max_connections", lambda: 2)
     engine = ScriptedEngine([text_delta(0, "Hel"), asyncio.Event()])
     async with on_port(engine) as client:
@@ -215,9 +215,7 @@ async def test_where_there_are_too_many_the_oldest_idle_one_ends(on_port, monkey
             writer.close()
 
 
-async def test_who_asks_now_and_then_keeps_its_connection_beside_many_that_do_not(
-    on_port, monkeypatch
-):
+async def test_an_active_client_keeps_its_connection_beside_many_silent_ones(on_port, monkeypatch):
     monkeypatch.setattr("luceasync.server.http.listener.max_connections", lambda: 4)
     async with on_port(ScriptedEngine()) as client:
         asker, asked_once = await connect(client), await connect(client)
@@ -239,8 +237,8 @@ async def test_who_asks_now_and_then_keeps_its_connection_beside_many_that_do_no
 
 
 @pytest.mark.parametrize("num_missing", [0, 100], ids=["whole", "without its end"])
-async def test_who_sends_no_more_is_not_waited_for(on_port, num_missing):
-    """A request and the end come together: what has begun hears of the end."""
+async def test_a_half_closed_connection_ends(on_port, num_missing):
+    """The request and the EOF arrive together: its handler must be told of the EOF."""
     head, body = CHAT.split(b"\r\n\r\n")
     length = b"content-length: %d" % (len(BODY) + num_missing)
     head = head.replace(b"content-length: %d" % len(BODY), length)
@@ -272,7 +270,7 @@ async def until_nothing_is_left(others: list[object], *, collect: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "TLS"])
-async def test_nothing_is_left_of_connections_that_ended(on_port, is_encrypted):
+async def test_closed_connections_leave_no_objects(on_port, is_encrypted):
     gc.collect()
     others = of_connections()  # a test that failed may hold some
     config = secure.SECURE if is_encrypted else ServerConfig()
@@ -298,7 +296,7 @@ async def test_nothing_is_left_of_connections_that_ended(on_port, is_encrypted):
         gc.enable()
 
 
-def test_descriptors_are_left_for_the_rest_of_the_process(monkeypatch):
+def test_descriptors_are_reserved_for_the_rest_of_the_process(monkeypatch):
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(listener_module.resource, "getrlimit", lambda _: (1024, 4096))
     monkeypatch.setattr(listener_module.resource, "setrlimit", lambda _, to: asked.append(to))
@@ -325,7 +323,7 @@ def request(target: bytes, *hosts: bytes) -> h11.Request:
         (b"*", b"*", b"said"),
     ],
 )
-def test_the_path_of_a_uri_is_wanted_of_its_host(target, path, host):
+def test_an_absolute_target_becomes_a_path_and_a_host(target, path, host):
     found = in_origin_form(request(target, b"said"))
     assert found.target == path
     assert sorted(found.headers) == [(b"host", host), (b"x-a", b"1")]
@@ -341,7 +339,7 @@ def test_the_path_of_a_uri_is_wanted_of_its_host(target, path, host):
         (b"http://localhost/nowhere", b"localhost", b"404"),
     ],
 )
-async def test_a_server_takes_a_whole_uri_and_judges_its_host(on_port, uri, host, status):
+async def test_a_server_accepts_an_absolute_uri_and_checks_its_host(on_port, uri, host, status):
     async with on_port(ScriptedEngine()) as client, asyncio.timeout(DEADLINE_S):
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
         writer.write(b"GET %s HTTP/1.1\r\nhost: %s\r\n\r\n" % (uri, host))
@@ -352,7 +350,7 @@ async def test_a_server_takes_a_whole_uri_and_judges_its_host(on_port, uri, host
 NUM = 20
 
 
-async def test_one_goes_on_at_each_turn_of_the_loop():
+async def test_one_waiter_proceeds_per_iteration_of_the_loop():
     throttle, passed = LoopThrottle(), list[int]()
 
     async def work(number: int) -> None:
@@ -369,7 +367,7 @@ async def test_one_goes_on_at_each_turn_of_the_loop():
     await asyncio.gather(*tasks)
 
 
-async def test_who_gives_up_holds_up_nobody():
+async def test_a_cancelled_waiter_does_not_block_others():
     throttle = LoopThrottle()
     tasks = [asyncio.create_task(throttle.wait()) for _ in range(3)]
     await asyncio.sleep(0)

@@ -22,7 +22,7 @@ PREFLIGHT = {
 
 
 def is_refused(response: httpx.Response, code: str) -> bool:
-    """Whether it is a 403 in the family's shape that says `code`, and no page may read it."""
+    """Whether it is a 403 with `code` in the family's form that no page may read."""
     assert "access-control-allow-origin" not in response.headers
     if response.status_code != 403:
         return False
@@ -72,12 +72,12 @@ async def test_hosts_that_a_flag_names_are_served_and_no_others(
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.1"])
-async def test_elsewhere_any_host_is_served_unless_some_are_named(in_memory, address):
+async def test_off_loopback_any_host_is_served(in_memory, address):
     async with in_memory(ScriptedEngine(), ServerConfig(host=address)) as client:
         assert (await client.get("/health", headers={"Host": "box.lan"})).status_code == 200
 
 
-async def test_the_name_that_the_server_listens_on_is_its_own(in_memory, monkeypatch):
+async def test_the_name_that_the_server_listens_on_is_served(in_memory, monkeypatch):
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     async with in_memory(ScriptedEngine(), ServerConfig(host="Box")) as client:
@@ -85,7 +85,7 @@ async def test_the_name_that_the_server_listens_on_is_its_own(in_memory, monkeyp
         assert is_refused(await client.get("/health", headers={"Host": "evil"}), "unknown_host")
 
 
-def test_what_an_address_resolves_to_tells_loopback():
+def test_loopback_is_told_by_what_a_host_resolves_to():
     local = {host: listens_on_loopback(host) for host in ("localhost", "127.1", "::1", "0.0.0.0")}
     assert local == {"localhost": True, "127.1": True, "::1": True, "0.0.0.0": False}
 
@@ -105,7 +105,7 @@ async def test_a_page_of_another_origin_starts_nothing(in_memory, origin, conten
     assert engine.requests == []
 
 
-async def test_nothing_is_read_and_no_preflight_is_answered_for_another_origin(in_memory):
+async def test_another_origin_reads_nothing_and_gets_no_preflight_answer(in_memory):
     config = ServerConfig(allow_origins=(OUR_PAGE,), api_keys=("one",))
     for allowed in (ServerConfig(), config, ServerConfig(host="0.0.0.0")):
         async with in_memory(ScriptedEngine(), allowed) as client:
@@ -116,14 +116,14 @@ async def test_nothing_is_read_and_no_preflight_is_answered_for_another_origin(i
             assert is_refused(asked, "foreign_origin")
 
 
-async def test_a_page_of_the_server_itself_is_no_stranger(in_memory):
+async def test_the_servers_own_pages_are_allowed(in_memory):
     async with in_memory(ScriptedEngine()) as client:
         headers = {"Host": "localhost:8000", "Origin": "http://localhost:8000"}
         assert (await client.post(CHAT, json=BODY, headers=headers)).status_code == 200
 
 
 @pytest.mark.parametrize("content_type", [None, "application/x-www-form-urlencoded", "text/plain"])
-async def test_programs_send_no_origin_and_any_content_type(in_memory, content_type):
+async def test_requests_without_an_origin_may_have_any_content_type(in_memory, content_type):
     headers = {} if content_type is None else {"Content-Type": content_type}
     async with in_memory(ScriptedEngine()) as client:
         response = await client.post(
@@ -154,7 +154,7 @@ async def test_pages_of_allowed_origins_read_answers_and_refusals(in_memory, all
     assert "Retry-After" in answered.headers["access-control-expose-headers"]
 
 
-async def test_pages_of_allowed_origins_read_what_nobody_foresaw_too(in_memory):
+async def test_pages_of_allowed_origins_read_unexpected_errors_too(in_memory):
     config = ServerConfig(allow_origins=(OUR_PAGE,))
     async with in_memory(ScriptedEngine(opening=ZeroDivisionError("a secret")), config) as client:
         failed = await client.post(CHAT, json=BODY, headers={"Origin": OUR_PAGE})
@@ -171,14 +171,14 @@ async def test_an_allowed_origin_lets_no_foreign_host_in(in_memory):
     assert is_refused(response, "unknown_host")
 
 
-async def test_a_refusal_does_not_grow_with_what_it_refuses(in_memory):
+async def test_the_size_of_a_refusal_is_bounded(in_memory):
     long = "e" * 10_000
     async with in_memory(ScriptedEngine()) as client:
         for headers in ({"Host": long}, {"Origin": f"https://{long}"}):
             assert len((await client.get("/health", headers=headers)).content) < 500
 
 
-async def test_on_the_wire_strangers_are_refused_and_counted(on_port):
+async def test_refusals_are_sent_and_counted_on_a_real_connection(on_port):
     async with on_port(ScriptedEngine()) as client:
         rebound = await client.get("/v1/models", headers={"Host": "evil.example"})
         page = await client.post(CHAT, json=BODY, headers={"Origin": PAGE})

@@ -9,7 +9,7 @@ from luceasync.server.http.responses import KEEP_ALIVE, EventStream, encode_even
 
 
 class Wire:
-    """What was sent; `seen` is set by every message."""
+    """Records what was sent; every message sets `seen`."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -29,7 +29,7 @@ def test_an_event_is_one_line_whatever_the_text():
     assert encode_event({"text": "a\nb\r\u2028"}).count(b"\n") == 2
 
 
-async def test_nothing_is_promised_before_the_first_bytes():
+async def test_nothing_is_sent_before_the_first_bytes():
     wire = Wire()
     events = EventStream(wire.send)
     assert (events.started, wire.messages) == (False, [])
@@ -50,7 +50,7 @@ async def test_two_writers_start_the_response_once_and_first():
     assert [message["more_body"] for message in wire.messages[1:]] == [True, True, True, False]
 
 
-async def test_who_is_cancelled_while_others_write_holds_up_nobody():
+async def test_a_cancelled_writer_does_not_block_others():
     wire = Wire()
     events = EventStream(wire.send)
     first, second, third = (asyncio.create_task(events.write(b"x")) for _ in range(3))

@@ -1,4 +1,4 @@
-"""A certificate that does not do is told in one line, and one that does is shown to all alike."""
+"""An unusable certificate is refused in one line; a usable one is served to all TLS clients."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tests.server.scripted import ScriptedEngine
 from tests.server.secure import CERT, DEADLINE_S, FILES, KEY, SECURE, trusting
 
 
-def test_without_files_there_is_no_tls():
+def test_without_a_certificate_there_is_no_tls():
     assert tls_context(ServerConfig()) is None
 
 
-def test_what_is_spoken():
+def test_tls_1_2_is_the_minimum():
     context = tls_context(SECURE)
     assert context is not None
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
@@ -39,12 +39,12 @@ def test_what_is_spoken():
         ("cert.pem", "other-key.pem", "the key does not belong to the certificate"),
     ],
 )
-def test_files_that_do_not_do(cert, key, words):
+def test_unusable_files_are_refused(cert, key, words):
     with pytest.raises(ConfigError, match=words.replace("(", r"\(").replace(")", r"\)")):
         tls_context(ServerConfig(tls_cert=FILES / cert, tls_key=FILES / key))
 
 
-def test_a_certificate_that_is_cut_off(tmp_path):
+def test_a_truncated_certificate_is_refused(tmp_path):
     cut = tmp_path / "cut.pem"
     cut.write_text(CERT.read_text()[:200] + "\n-----END CERTIFICATE-----\n")
     with pytest.raises(ConfigError, match="OpenSSL does not accept them"):
@@ -57,7 +57,7 @@ def test_one_without_the_other_is_refused(given, missing):
         load_config({given: str(CERT)}, {}, None)
 
 
-def test_a_key_that_others_can_read_is_told(tmp_path, caplog):
+def test_a_key_that_others_can_read_is_logged(tmp_path, caplog):
     key = tmp_path / "key.pem"
     key.write_bytes(KEY.read_bytes())
     key.chmod(0o600)
@@ -94,7 +94,7 @@ async def test_http_1_1_alone_is_offered(on_port, offered):
         writer.close()
 
 
-async def test_the_chat_of_a_terminal_trusts_what_it_is_told_to(on_port, monkeypatch):
+async def test_the_terminal_chat_trusts_ssl_cert_file(on_port, monkeypatch):
     async with on_port(ScriptedEngine(), SECURE) as client:
         messages = [{"role": "user", "content": "Hi"}]
         async with open_remote(str(client.base_url), None, AnswerOptions()) as voice:
@@ -106,7 +106,7 @@ async def test_the_chat_of_a_terminal_trusts_what_it_is_told_to(on_port, monkeyp
             assert "".join(said) == "Hello!"
 
 
-async def test_a_client_without_tls_is_let_go_of(on_port):
+async def test_a_client_without_tls_is_disconnected(on_port):
     async with on_port(ScriptedEngine(), SECURE) as client:
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
         writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
@@ -123,7 +123,7 @@ async def test_a_handshake_that_never_ends_has_a_deadline(on_port, monkeypatch):
         writer.close()
 
 
-async def test_handshakes_that_never_end_are_bounded_and_cost_nobody(on_port, monkeypatch):
+async def test_handshakes_that_never_end_are_bounded_and_hold_up_no_client(on_port, monkeypatch):
     monkeypatch.setattr(connections_module, "MAX_HANDSHAKES", 4)
     async with on_port(ScriptedEngine(), SECURE) as client:
         assert (await client.get("/health")).status_code == 200  # its connection stays open

@@ -1,4 +1,4 @@
-"""Chat answers: their events, their failures, and what a client that leaves sets free."""
+"""Chat answers: their events and the plain form."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ USAGE = {"stream_options": {"include_usage": True}}
 
 
 def events_of(response: httpx.Response) -> list[Any]:
-    """The data of each event; "[DONE]" stays a word."""
+    """The data of each event; "[DONE]" stays text."""
     lines = [line for line in response.text.split("\n\n") if line.startswith("data: ")]
     texts = [line.removeprefix("data: ") for line in lines]
     return [text if text == "[DONE]" else json.loads(text) for text in texts]
@@ -64,7 +64,7 @@ async def test_usage_comes_last_without_choices_and_is_null_before(in_memory):
     assert "timings" in last
 
 
-async def test_continuous_usage_counts_along(in_memory):
+async def test_continuous_usage(in_memory):
     options = {"include_usage": True, "continuous_usage_stats": True}
     async with in_memory(ScriptedEngine(answer("a", "b"))) as client:
         *chunks, _, _ = await ask(client, STREAM | {"stream_options": options})
@@ -127,7 +127,7 @@ async def test_held_back_text_sends_no_event(in_memory):
         assert len(await ask(client, STREAM)) == 4
 
 
-async def test_logprobs_have_openais_shape(in_memory):
+async def test_logprobs_have_openais_form(in_memory):
     top = (TokenLogprob("a", b"a", -0.5), TokenLogprob("\ufffd", b"\xc3", float("-inf")))
     script = [text_delta(0, "a", (1,), (TokenLogprob("a", b"a", -0.5, top),)), *answer()]
     async with in_memory(ScriptedEngine(script)) as client:
@@ -147,7 +147,7 @@ async def test_each_piece_is_a_chunk_and_the_first_has_the_logprobs(in_memory):
     assert [len((choice["logprobs"] or {}).get("content", ())) for choice in choices] == [2, 0]
 
 
-async def test_logprobs_without_text_are_told_with_none(in_memory):
+async def test_logprobs_without_text_come_with_empty_content(in_memory):
     script = [Delta(0, (), (1,), (TokenLogprob("a", b"a", -0.5),)), *answer()]
     async with in_memory(ScriptedEngine(script)) as client:
         _, told, *_ = await ask(client, STREAM | {"logprobs": True})
@@ -164,7 +164,7 @@ CALLING = [
 ]
 
 
-async def test_reasoning_and_calls_have_fields_of_their_own(in_memory):
+async def test_reasoning_and_calls_have_their_own_fields(in_memory):
     async with in_memory(ScriptedEngine(CALLING)) as client:
         *chunks, _ = await ask(client, STREAM)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks][1:-1]
@@ -203,7 +203,7 @@ async def test_an_answer_of_calls_alone_has_no_content(in_memory):
     assert choice["finish_reason"] == "length"  # its arguments were cut off
 
 
-async def test_one_call_at_most_is_asked_for(in_memory):
+async def test_parallel_calls_can_be_disabled(in_memory):
     engine = ScriptedEngine()
     async with in_memory(engine) as client:
         await client.post(CHAT, json=BODY | {"parallel_tool_calls": False})

@@ -114,7 +114,7 @@ def test_text_parts_are_joined():
     ]
 
 
-def test_every_role_is_taken_and_developer_means_system():
+def test_every_role_is_accepted_and_developer_means_system():
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     messages = [
         {"role": "developer", "content": "Be brief"},
@@ -131,7 +131,7 @@ def test_every_role_is_taken_and_developer_means_system():
     assert parse(messages=messages).request.prompt.messages == expected
 
 
-def test_tool_choice_none_takes_the_tools_away():
+def test_tool_choice_none_removes_the_tools():
     tools = [{"type": "function", "function": {"name": "f"}}]
     assert parse(tools=tools, tool_choice="none").request.prompt.tools is None
     assert parse(tools=tools, tool_choice="auto").request.prompt.tools == tools
@@ -204,7 +204,7 @@ def test_another_model_is_not_found():
     assert parse(model="tiny").request == parse(model="small").request == parse().request
 
 
-def test_a_star_among_the_names_is_every_name():
+def test_a_star_among_the_aliases_matches_every_name():
     card = replace(TINY, aliases=("*", "small"))
     body = json.dumps({"messages": [USER], "model": "gpt-4o"}).encode()
     assert parse_chat(body, card, TRUSTED) == parse()
@@ -268,7 +268,7 @@ def test_any_bytes_are_a_request_or_a_refusal(body):
         ("stop", 256, lambda n: "a" * n),
     ],
 )
-def test_a_field_has_a_largest_size(field, most, make):
+def test_fields_are_bounded(field, most, make):
     parse(**{field: make(most)})
     assert refusal(**{field: make(most + 1)}).param == field
 
@@ -276,7 +276,7 @@ def test_a_field_has_a_largest_size(field, most, make):
 @pytest.mark.parametrize(
     ("name", "most"), [("content", 8192), ("tool_calls", 1024)], ids=["parts", "calls"]
 )
-def test_a_message_has_a_largest_size(name, most):
+def test_messages_are_bounded(name, most):
     def said(num: int) -> dict[str, Any]:
         item = {"type": "text", "text": "a"} if name == "content" else {"function": {"name": "a"}}
         return {"role": "assistant", name: [item] * num}
@@ -285,7 +285,7 @@ def test_a_message_has_a_largest_size(name, most):
     assert refusal(messages=[said(most + 1)]).param == f"messages[0].{name}"
 
 
-def test_a_body_of_more_values_than_are_allowed_is_refused_before_it_is_decoded():
+def test_a_body_with_too_many_values_is_refused_before_decoding():
     body = b'{"messages": [' + b"{}," * MAX_VALUES
     with pytest.raises(RequestError, match="too many values; at most 131072"):
         parse_chat(body, TINY, TRUSTED)
@@ -310,7 +310,7 @@ LONG = "x" * 100_000
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_a_refusal_repeats_no_more_than_the_beginning_of_a_wrong_value(fields):
+def test_a_refusal_repeats_only_the_beginning_of_a_wrong_value(fields):
     failure = describe(refusal(**fields))
     assert len(failure.message) + len(failure.param or "") < 1000
 
@@ -362,7 +362,7 @@ def test_a_malformed_tool_is_named(tool, param):
         function(parameters={"$ref": "#/$defs/a", "$defs": {"a": {}}}),
     ],
 )
-def test_what_openai_takes_is_taken(tool):
+def test_valid_tools_are_accepted(tool):
     check_tools([tool])
 
 

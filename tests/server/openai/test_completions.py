@@ -56,7 +56,7 @@ async def test_the_plain_answer_says_what_the_stream_says(in_memory):
         ([[1], [2, 3]], [TokenPrompt((1,)), TokenPrompt((2, 3))]),
     ],
 )
-async def test_prompts_of_every_form(in_memory, prompt: Any, expected: list[Any]):
+async def test_prompts_may_be_texts_or_token_ids(in_memory, prompt: Any, expected: list[Any]):
     engine = ScriptedEngine()
     told = await plain(in_memory, {"prompt": prompt}, engine)
     assert [request.prompt for request in engine.requests] == expected
@@ -86,7 +86,7 @@ async def test_logprobs_are_lists_of_the_same_length(in_memory):
     }  # fmt: skip
 
 
-async def test_sixteen_tokens_unless_more_are_asked_for(in_memory):
+async def test_sixteen_tokens_by_default(in_memory):
     engine = ScriptedEngine()
     await plain(in_memory, {}, engine)
     await plain(in_memory, {"max_tokens": 3}, engine)
@@ -108,14 +108,14 @@ async def test_sixteen_tokens_unless_more_are_asked_for(in_memory):
         ({"echo": True, "logprobs": 6}, "logprobs"),
     ],
 )
-async def test_what_is_wrong_is_named(in_memory, change: dict[str, Any], param: str):
+async def test_a_wrong_field_is_named(in_memory, change: dict[str, Any], param: str):
     async with in_memory(ScriptedEngine()) as client:
         response = await client.post(COMPLETIONS, json=BODY | change)
     assert response.status_code in (400, 404)
     assert (response.json()["error"]["param"] or "").startswith(param)
 
 
-async def test_tokens_of_a_prompt_and_back(in_memory):
+async def test_tokenize_and_detokenize(in_memory):
     engine = ScriptedEngine()
     async with in_memory(engine) as client:
         told = (
@@ -134,7 +134,7 @@ async def test_tokens_of_a_prompt_and_back(in_memory):
     assert "chat_template" in info.json()
 
 
-async def test_a_stream_that_waits_holds_up_no_other() -> None:
+async def test_a_waiting_stream_does_not_block_others() -> None:
     gate = asyncio.Event()
     slow = ScriptedStream([gate, text_delta(0, "slow")])
     quick = ScriptedStream([text_delta(0, "a"), text_delta(0, "b")])
@@ -146,7 +146,7 @@ async def test_a_stream_that_waits_holds_up_no_other() -> None:
     assert told == [(1, "a"), (1, "b"), (0, "slow")]
 
 
-async def test_what_one_raises_is_raised() -> None:
+async def test_the_exception_of_a_stream_is_raised() -> None:
     streams = [ScriptedStream([Unavailable("gone")]), ScriptedStream([asyncio.Event()])]
     with pytest.raises(Unavailable):
         async for _ in merge_streams(streams):
@@ -154,7 +154,7 @@ async def test_what_one_raises_is_raised() -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_nothing_waits_once_nobody_listens() -> None:
+async def test_closing_the_merged_stream_leaves_no_task() -> None:
     streams = [ScriptedStream([text_delta(0, "a")]), ScriptedStream([asyncio.Event()])]
     async with aclosing(merge_streams(streams)) as deltas:
         await anext(deltas)

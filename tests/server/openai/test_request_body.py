@@ -51,7 +51,7 @@ def test_top_k_minus_one_is_off():
 
 
 @pytest.mark.parametrize(("stop", "stops"), [("a", ("a",)), (["a", "b"], ("a", "b"))])
-def test_one_stop_string_needs_no_list(stop, stops):
+def test_a_single_stop_string_needs_no_list(stop, stops):
     assert stops_of(SamplingBody(stop=stop)) == stops
 
 
@@ -86,8 +86,8 @@ RANGES = {
 
 
 @pytest.mark.parametrize(("one", "other"), list(itertools.combinations(RANGES, 2)))
-def test_what_is_let_in_can_be_drawn(one, other):
-    """The ends of the ranges, in pairs, after many tokens."""
+def test_all_allowed_parameters_can_be_sampled(one, other):
+    """Pairs of parameters at the ends of their ranges, after many tokens."""
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(0)) * 1000.0
     counts = TokenCounts(range(VOCAB // 2))
     for _ in range(300):
@@ -105,7 +105,7 @@ ROUTES = {
 
 
 @pytest.mark.parametrize("route", ROUTES)
-async def test_it_is_asked_of_the_engine(in_memory, route):
+async def test_min_tokens_reach_the_engine(in_memory, route):
     engine = ScriptedEngine(answer("Hi"))
     async with in_memory(engine) as client:
         for given, expected in ((5, 5), (0, 0), (None, 0)):
@@ -116,7 +116,7 @@ async def test_it_is_asked_of_the_engine(in_memory, route):
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("wrong", [10, -1, 2**63, "5", [1], 1.5])
-async def test_more_than_may_come_and_what_is_no_number_is_a_400(in_memory, route, wrong):
+async def test_invalid_min_tokens_are_a_400(in_memory, route, wrong):
     engine = ScriptedEngine(answer("Hi"))
     async with in_memory(engine) as client:
         body = {**ROUTES[route], "min_tokens": wrong, "max_tokens": 9}
@@ -131,9 +131,7 @@ BODY = {"messages": [{"role": "user", "content": "Hi"}]}
 
 @pytest.mark.parametrize("name", UNSERVED_FIELDS)
 @pytest.mark.parametrize("value", [{"type": "object"}, "x" * 5000, True, 1, ["a"]])
-async def test_a_field_that_is_used_is_a_400_that_names_it_and_not_its_value(
-    in_memory, name, value
-):
+async def test_an_unserved_field_is_a_400_that_names_it_without_its_value(in_memory, name, value):
     engine = ScriptedEngine()
     async with in_memory(engine) as client:
         response = await client.post(CHAT, json=BODY | {name: value})
@@ -144,7 +142,7 @@ async def test_a_field_that_is_used_is_a_400_that_names_it_and_not_its_value(
 
 
 @pytest.mark.parametrize("value", [None, False, 0, "", [], {}, ["text"]])
-async def test_fields_that_are_off_and_fields_that_nobody_knows_are_ignored(in_memory, value):
+async def test_unused_and_unknown_fields_are_ignored(in_memory, value):
     named = dict.fromkeys(UNSERVED_FIELDS, value) | {"function_call": "none"}
     async with in_memory(ScriptedEngine()) as client:
         response = await client.post(CHAT, json=BODY | named | {"parallel_tool_calls": True})
@@ -167,7 +165,7 @@ def constraint(**fields: Any) -> Constraint | None:
     return request(**fields).constraint
 
 
-def test_an_answer_is_free_where_nothing_is_asked():
+def test_an_answer_is_unconstrained_by_default():
     assert constraint() is None
     assert constraint(response_format={"type": "text"}) is None
     assert constraint(response_format=None, guided_json=None, grammar="", guided_choice=[]) is None
@@ -202,7 +200,7 @@ def test_an_answer_is_free_where_nothing_is_asked():
         ({"structured_outputs": {"json": SCHEMA}}, "structured_outputs.json", True),
     ],
 )
-def test_a_schema_goes_as_it_was_sent(fields, param, strict):
+def test_a_schema_is_passed_on_as_it_was_sent(fields, param, strict):
     found = constraint(**fields)
     assert (found.kind, found.param, found.strict) == ("json_schema", param, strict)
     assert json.loads(found.source) == SCHEMA
@@ -225,7 +223,7 @@ def test_a_schema_goes_as_it_was_sent(fields, param, strict):
         ({"structured_outputs": {"choice": ["a", "b"]}}, "choice", '["a", "b"]'),
     ],
 )
-def test_what_is_no_schema(fields, kind, source):
+def test_other_constraints(fields, kind, source):
     found = constraint(**fields)
     assert (found.kind, found.source) == (kind, source)
     assert found.param.split(".")[0] in fields
@@ -254,14 +252,14 @@ def test_what_is_no_schema(fields, kind, source):
         ({"thinking_budget": -1}, "thinking_budget"),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_name(fields, param):
+def test_an_invalid_constraint_is_refused_by_its_name(fields, param):
     with pytest.raises(RequestError) as caught:
         request(**fields)
     assert caught.value.param == param
     assert len(str(caught.value)) < 500
 
 
-def test_calls_are_forced_of_all_tools_or_of_one():
+def test_calls_of_all_tools_or_of_one_can_be_forced():
     free = request(tools=TOOLS, tool_choice="auto").prompt
     assert (free.must_call, free.max_calls) == ((), None)
     any_one = request(tools=TOOLS, tool_choice="required").prompt
@@ -284,7 +282,7 @@ def test_calls_are_forced_of_all_tools_or_of_one():
         ({"reasoning_effort": "none"}, 0),
     ],
 )
-def test_how_long_it_may_think(fields, most):
+def test_the_reasoning_budget(fields, most):
     asked = request(**fields)
     assert asked.most_reasoning_tokens == most
     told = asked.prompt.template_kwargs

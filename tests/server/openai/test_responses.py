@@ -1,4 +1,4 @@
-"""Responses: OpenAI's own client reads every event, and the plain answer says the same."""
+"""OpenAI's own client reads every event of a response; the plain answer has the same content."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def events_of(response: httpx.Response) -> list[Any]:
     return events
 
 
-async def test_every_item_is_added_told_and_done(in_memory):
+async def test_every_item_is_added_streamed_and_done(in_memory):
     async with in_memory(ScriptedEngine(CALLING)) as client:
         events = events_of(await client.post(RESPONSES, json=BODY | {"stream": True}))
     told = [event["type"].removeprefix("response.") for event in events]
@@ -103,7 +103,7 @@ async def test_an_answer_that_is_too_long_is_incomplete(in_memory):
     assert plain["output"][0]["status"] == "incomplete"
 
 
-async def test_a_failure_on_the_way_is_an_event(in_memory):
+async def test_a_failure_midway_is_an_event(in_memory):
     script = [*answer("a")[:-1], Unavailable("gone")]
     async with in_memory(ScriptedEngine(script)) as client:
         events = events_of(await client.post(RESPONSES, json=BODY | {"stream": True}))
@@ -128,7 +128,7 @@ async def test_a_failure_on_the_way_is_an_event(in_memory):
         ({"input": 5}, "input"),
     ],
 )
-async def test_what_is_wrong_is_named(in_memory, change: dict[str, Any], param: str):
+async def test_a_wrong_field_is_named(in_memory, change: dict[str, Any], param: str):
     async with in_memory(ScriptedEngine()) as client:
         response = await client.post(RESPONSES, json=BODY | change)
     assert response.status_code in (400, 404)
@@ -139,7 +139,7 @@ def text(said: str) -> dict[str, str]:
     return {"type": "input_text", "text": said}
 
 
-async def test_what_a_coding_agent_sends_is_taken(in_memory):
+async def test_a_coding_agents_request_is_accepted(in_memory):
     engine = ScriptedEngine()
     body = BODY | {
         "input": [

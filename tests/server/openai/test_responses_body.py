@@ -23,7 +23,7 @@ def test_a_string_and_a_message_of_any_form_are_the_same() -> None:
     assert prompt("Hi").messages == prompt([HI]).messages == prompt([SAID]).messages == [SAID]
 
 
-def test_developers_and_instructions_are_the_system() -> None:
+def test_developer_messages_and_instructions_are_system_messages() -> None:
     developer = {"type": "message", "role": "developer", "content": "D"}
     said = prompt([developer, developer, HI], instructions="I").messages
     assert [(m["role"], m["content"]) for m in said] == [
@@ -31,7 +31,7 @@ def test_developers_and_instructions_are_the_system() -> None:
     ]  # fmt: skip
 
 
-def test_a_turn_of_the_models_is_one_message() -> None:
+def test_a_turn_of_the_model_is_one_message() -> None:
     thought = {
         "type": "reasoning", "id": "r", "content": None, "encrypted_content": None,
         "summary": [{"type": "summary_text", "text": "why"}],
@@ -73,7 +73,7 @@ def test_a_turn_of_the_models_is_one_message() -> None:
     ]  # fmt: skip
 
 
-def test_functions_are_given_and_other_tools_left_out() -> None:
+def test_functions_are_kept_and_other_tools_left_out() -> None:
     function = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
     others = [{"type": "namespace", "name": "n", "tools": [function]}, {"type": "web_search"}]
     assert prompt("Hi", tools=[function, *others]).tools == [
@@ -97,13 +97,13 @@ def test_functions_are_given_and_other_tools_left_out() -> None:
         ([{"type": "function_call_output", "output": "x"}], "input[0].call_id"),
     ],
 )
-def test_what_is_wrong_is_named(given: Any, param: str) -> None:
+def test_a_wrong_field_is_named(given: Any, param: str) -> None:
     with pytest.raises(RequestError) as caught:
         prompt(given)
     assert caught.value.param == param
 
 
-def test_arguments_that_are_no_object_are_refused() -> None:
+def test_a_schema_of_arguments_must_allow_an_object() -> None:
     tool = {"type": "function", "name": "f", "parameters": {"type": "string"}}
     with pytest.raises(RequestError) as caught:
         prompt("Hi", tools=[tool])

@@ -29,7 +29,7 @@ async def test_every_name_of_it_is_listed(in_memory):
         assert (await client.get("/v1/models/anything")).json()["id"] == "anything"
 
 
-async def test_an_unknown_model_is_404_in_openais_words(in_memory):
+async def test_an_unknown_model_is_a_404_worded_like_openais(in_memory):
     async with in_memory(ScriptedEngine()) as client:
         response = await client.get("/v1/models/org/other")
     assert response.status_code == 404

@@ -15,7 +15,7 @@ FILES = [path for path in WEB.iterdir() if path.suffix in page.TYPES]
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 
-async def test_a_browser_gets_the_page_and_a_program_a_line(in_memory):
+async def test_a_browser_gets_the_page_and_a_program_json(in_memory):
     async with in_memory(ScriptedEngine()) as client:
         shown = await client.get("/", headers=BROWSER)
         told = await client.get("/")
@@ -26,7 +26,7 @@ async def test_a_browser_gets_the_page_and_a_program_a_line(in_memory):
     assert told.json()["name"] == "luceasync" and looked.status_code == 200
 
 
-async def test_every_file_that_the_page_names_is_there_and_nothing_else_is_asked_for(in_memory):
+async def test_the_page_uses_exactly_the_files_that_exist(in_memory):
     named = set()
     for path in FILES:
         text = path.read_text()
@@ -46,7 +46,7 @@ async def test_every_file_that_the_page_names_is_there_and_nothing_else_is_asked
         assert (await client.get("/web/nothing.js")).status_code == 404
 
 
-async def test_the_page_is_open_and_what_it_asks_for_is_not(in_memory):
+async def test_the_page_needs_no_key_but_the_status_does(in_memory):
     async with in_memory(ScriptedEngine(), ServerConfig(api_keys=("one",))) as client:
         assert (await client.get("/", headers=BROWSER)).status_code == 200
         assert (await client.get("/web/app.js")).status_code == 200
@@ -60,7 +60,7 @@ def test_no_script_writes_html() -> None:
         )
 
 
-async def test_the_status_tells_what_is_held_and_no_path(in_memory):
+async def test_the_status_contains_no_path(in_memory):
     engine = ScriptedEngine()
     engine.cache = CacheStatus(num_bytes={"memory": 5}, degraded="/home/x is full")
     engine.speculation = SpeculationStatus(10, (10, 10), (8, 2))
