@@ -1,7 +1,7 @@
-"""The cache directory as the engine has it: opened, looked through and worked on by one task.
+"""The engine's cache directory: opened, scanned and served by one task, and the sizes of its cache.
 
 Owns the disk tier while it is open and the worker that carries out orders for it. Knows no
-requests; what is written and read is decided in luceasync.prefix_cache.
+requests; luceasync.prefix_cache decides what is written and read.
 """
 
 from __future__ import annotations
@@ -25,29 +25,31 @@ from luceasync.prefix_cache.index import Limits
 from luceasync.prefix_cache.tenants import Tenants
 from luceasync.status import CacheStatus
 
-MIN_FREE_BYTES = 1 << 30  # of the disk, that stay free
+MIN_FREE_BYTES = 1 << 30  # of the disk, left free
+TRANSIT_BYTES = 1 << 30  # of memory, for nodes on their way to and from the disk
+WARM_SHARE = 4  # one part in so many of the cache's memory gets its pages before it is needed
 
 
 @dataclass(frozen=True, slots=True)
-class Cabinet:
-    """A cache directory: how to open it, and the first layer of each shard, by which tensors are
-    named in it. Opening raises ConfigError where the directory cannot be used.
+class CacheDirectorySpec:
+    """How to open a cache directory, and the first layer of each shard, by which tensors are named
+    in it. Opening raises ConfigError if the directory cannot be used.
     """
 
     open: Callable[[], AbstractAsyncContextManager[DiskTier]]
     split: tuple[int, ...]
 
 
-def cabinet_of(
+def directory_spec_of(
     cache_dir: Path,
     split: tuple[int, ...],
     end_kinds: frozenset[str],
     find_namespace: Callable[[], str],
     allocate: Callable[[int], memoryview],
-) -> Cabinet:
-    """The cabinet of `cache_dir`, which is made if need be. `find_namespace` may take long, for it
-    hashes weights; `allocate` gives the memory for what is read. `end_kinds`: of the model's
-    tensors those that belong to a node's end.
+) -> CacheDirectorySpec:
+    """The spec of `cache_dir`, which is made if need be. `find_namespace` may take long: it hashes
+    weights. `allocate` gives the memory for nodes that are read. `end_kinds`: the kinds of tensors
+    that belong to a node's end.
     """
 
     @asynccontextmanager
@@ -59,70 +61,62 @@ def cabinet_of(
         ) as disk:
             yield disk
 
-    return Cabinet(open_disk, split)
+    return CacheDirectorySpec(open_disk, split)
 
 
 class CacheDirectory:
-    """Made on the event loop, and used there. `orders` alone is for the engine's thread."""
+    """Used on the event loop, but for `orders`, which belongs to the engine's thread."""
 
     def __init__(
         self,
-        cabinet: Cabinet,
+        directory_spec: CacheDirectorySpec,
         tenants: Tenants,
         tell: Callable[[Callable[[PrefixCache], None]], None],
     ) -> None:
-        """`tenants` learn what files hold; `tell` brings outcomes to the engine's thread."""
-        self._cabinet = cabinet
+        """`tenants` learn the sequences of the nodes found; `tell` hands results of orders to the
+        engine's thread.
+        """
+        self._directory_spec = directory_spec
         self._tenants = tenants
-        self.orders = DiskWorker(cabinet.split, tell)
+        self.orders = DiskWorker(directory_spec.split, tell)
         self._disk: DiskTier | None = None
 
     async def serve(self, opened: Callable[[], None]) -> None:
-        """Open it and call `opened` once it is known what it holds, then work until cancelled.
-        Raises ConfigError.
+        """Open it, call `opened` once it is scanned, then carry out orders until cancelled. Raises
+        ConfigError.
         """
-        async with self._cabinet.open() as disk:
+        async with self._directory_spec.open() as disk:
             self._tenants.add_nodes(await self.orders.scan(disk))
-            await asyncio.to_thread(self._tenants.get, "")  # so that its first prompt is fast
+            await asyncio.to_thread(self._tenants.get, "")  # the first prompt is faster then
             self._disk = disk
             opened()
             await self.orders.serve(disk)
 
     def begin_life(self) -> None:
-        """A new index takes the place of the old one; called in the engine's thread, before the
-        first order of it.
-        """
+        """Start over with a new index. Called in the engine's thread, before its first order."""
         self.orders.begin_epoch()
 
     def tell_again(self) -> None:
-        """Tell the new index all that the disk holds, once the disk is open."""
+        """Tell the new index all that the disk holds, once it is open."""
         self.orders.scan_again()
 
     async def drain(self, timeout_s: float) -> None:
-        """Wait until every order is done, but not longer than `timeout_s`."""
+        """Wait until every order is done, at most `timeout_s`."""
         await self.orders.drain(timeout_s)
 
     def described(self, status: CacheStatus) -> CacheStatus:
-        """The status, with what the disk says of itself once it is open."""
+        """The status, completed with that of the disk once it is open."""
         return status if self._disk is None else self.orders.described(status, self._disk)
 
 
-# Sizes of the prefix cache that follow from this machine where its flags leave them open. Looks
-# at memory and disk; changes nothing.
-
-
-TRANSIT_BYTES = 1 << 30  # of memory, for nodes on their way to and from the disk
-WARM_SHARE = 4  # of the prefix cache's memory one part has its pages before it is needed
-
-
 def limits_of(config: CacheConfig, held_bytes: int, least_bytes: int = 0) -> Limits:
-    """The limits, where nodes of `held_bytes` lie on the disk. `least_bytes`: what memory was found
-    to have room for, and lanes need.
+    """The limits of the cache; those that flags leave open follow from this machine. `held_bytes`:
+    of nodes on the disk; `least_bytes`: of memory that lanes need, which was found to have room.
     """
     memory_bytes = max(node_bytes_of(config.memory_bytes), least_bytes)
     disk_bytes = config.budget_bytes
     if disk_bytes is None and config.cache_dir is not None:
-        # With what is there already: else every start would want less than the one before it.
+        # Includes what is there already, or each start would take less than the one before.
         disk_bytes = (_free_bytes(config.cache_dir) + held_bytes) // 2
     return Limits(
         memory_bytes=memory_bytes,
@@ -134,14 +128,12 @@ def limits_of(config: CacheConfig, held_bytes: int, least_bytes: int = 0) -> Lim
 
 
 def warm_bytes_of(limits: Limits, held_bytes: int) -> int:
-    """How much memory is prepared for what lies on the disk and may be read soon."""
+    """How much memory to prepare for nodes that may be read from the disk soon."""
     return min(held_bytes, limits.memory_bytes // WARM_SHARE)
 
 
 def held_bytes_of(directory: Path | None) -> int:
-    """Of the nodes on the disk, whatever model they are of; none where it cannot be looked at
-    now.
-    """
+    """Bytes of the nodes of all models in the directory; 0 if it cannot be read now."""
     if directory is None:
         return 0
     try:
@@ -151,6 +143,6 @@ def held_bytes_of(directory: Path | None) -> int:
 
 
 def _free_bytes(directory: Path) -> int:
-    """Of the file system that the directory is, or will be, on."""
+    """Free bytes of the file system that the directory is, or will be, on."""
     existing = next(path for path in (directory, *directory.resolve().parents) if path.exists())
     return shutil.disk_usage(existing).free

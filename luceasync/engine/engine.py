@@ -20,7 +20,7 @@ from typing import Self, TypeVar
 
 from luceasync.config import EngineConfig
 from luceasync.engine.admission import Admission
-from luceasync.engine.cache_directory import Cabinet, CacheDirectory
+from luceasync.engine.cache_directory import CacheDirectory, CacheDirectorySpec
 from luceasync.engine.prepare import ChoicePreparation
 from luceasync.engine.prompts import Language, check_ids
 from luceasync.engine.pump import Pump
@@ -205,7 +205,7 @@ class LocalEngine:
         language: Language,
         load: Callable[[DiskOrders], LoadedEngine],
         config: EngineConfig,
-        cabinet: Cabinet | None = None,
+        directory_spec: CacheDirectorySpec | None = None,
         *,
         stopping: threading.Event | None = None,
         release: Callable[[], None] = lambda: None,
@@ -218,7 +218,7 @@ class LocalEngine:
         self._device_bytes = device_bytes
         self._language = language
         self._load = load
-        self._cabinet = cabinet
+        self._directory_spec = directory_spec
         self._stopping = stopping or threading.Event()
         self._release = release
         self._processes = processes
@@ -240,8 +240,10 @@ class LocalEngine:
         self._availability.begin()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         orders: DiskOrders = NoDisk()
-        if self._cabinet is not None:
-            self._directory = CacheDirectory(self._cabinet, self._tenants, self._deliver_outcome)
+        if self._directory_spec is not None:
+            self._directory = CacheDirectory(
+                self._directory_spec, self._tenants, self._deliver_outcome
+            )
             orders = self._directory.orders
         self._thread = EngineThread(
             lambda: self._load_engine(orders), self, stopping=self._stopping, release=self._release

@@ -158,8 +158,8 @@ def _decoding_setup(
         draft = start_draft(draft_process, recipe.drafter, plan, backend, progress.advance)
     closing.callback(draft.close)
     if plan.pool is not None and plan.pool.policy == "drafter":
-        assert draft.looks is not None, "placement refuses a drafter that is elsewhere"
-        backend.lanes.probe_with(draft.looks)
+        assert draft.attention_probe is not None, "placement refuses a drafter that is elsewhere"
+        backend.lanes.probe_with(draft.attention_probe)
     speculator = draft.speculator
     forced = in_turns(speculator.shapes)
     return _DecodingSetup(
@@ -167,7 +167,7 @@ def _decoding_setup(
         SpeculativeDecoding(backend, speculator.rehearsing(), force=forced),
         speculator.shapes,
         DraftFeatures(draft.features, speculator),
-        speculator.passes.raise_if_failed,
+        speculator.passes.refresh,
         speculator.passes.check_alive,
     )
 

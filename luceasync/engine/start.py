@@ -1,18 +1,26 @@
-"""From a Config to an engine: what can be refused is refused now, weights are read in the engine
-thread.
+"""Builds an engine from a Config. Refuses now what can be refused now; weights are read in the
+engine thread.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 
 from luceasync.config import Config
-from luceasync.engine.cache_directory import cabinet_of, held_bytes_of, limits_of, warm_bytes_of
+from luceasync.engine.cache_directory import (
+    CacheDirectorySpec,
+    directory_spec_of,
+    held_bytes_of,
+    limits_of,
+    warm_bytes_of,
+)
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.load import DecodeWith, Progress, Recipe, load, speculate
 from luceasync.engine.prompts import Language, PinLimit
 from luceasync.errors import Unavailable
+from luceasync.host_cache.arena import HostMemory
 from luceasync.models.directory import model_name
 from luceasync.models.files import ModelFiles
 from luceasync.pipeline.capacity import num_pinnable
@@ -40,14 +48,13 @@ def build_engine(
     model: ModelFiles | None = None,
     decode_with: DecodeWith = speculate,
 ) -> LocalEngine:
-    """An engine for the configured model; everything that can be refused now is refused now.
+    """Build an engine for the configured model. Raises ConfigError.
 
     `progress(bytes_done, bytes_total)` is called from the engine thread while weights are read.
-    `model`: that of the config, if its headers were read already. `decode_with`: only a measurement
-    has a reason to replace it. Raises ConfigError.
+    `model`: that of the config, if its headers were read already. `decode_with`: only measurements
+    replace it.
     """
     model = model or ModelFiles(config.model.model_dir)
-    spec = model.spec
     report, drafter = plan_with_drafter(config, model)
     plan = report.plan
     language = language_of(config, model, plan)
@@ -76,7 +83,7 @@ def build_engine(
         host,
         fleet.open_group,
         quiet,
-        _until(stopping, progress),
+        _stoppable(stopping, progress),
         decode_with,
     )
 
@@ -92,20 +99,11 @@ def build_engine(
             return found
         return BackendProcesses((*found.all, draft_process.status))
 
-    cabinet = None
-    if (cache_dir := config.cache.cache_dir) is not None:
-        cabinet = cabinet_of(
-            cache_dir,
-            tuple(shard.begin for shard in plan.shards),
-            spec.end_kinds,
-            lambda: namespace_of(model.weights.paths, spec, plan.precision, cache_dir),
-            host.allocate,
-        )
     return LocalEngine(
         language,
         lambda orders: load(recipe, orders),
         config.engine,
-        cabinet,
+        _directory_spec_of(config.cache.cache_dir, model, plan, host),
         stopping=stopping,
         release=release,
         processes=processes,
@@ -113,8 +111,23 @@ def build_engine(
     )
 
 
+def _directory_spec_of(
+    cache_dir: Path | None, model: ModelFiles, plan: Plan, host: HostMemory
+) -> CacheDirectorySpec | None:
+    """The model's part of the cache directory; None if there is none."""
+    if cache_dir is None:
+        return None
+    return directory_spec_of(
+        cache_dir,
+        tuple(shard.begin for shard in plan.shards),
+        model.spec.end_kinds,
+        lambda: namespace_of(model.weights.paths, model.spec, plan.precision, cache_dir),
+        host.allocate,
+    )
+
+
 def _device_bytes(plan: Plan) -> dict[str, int]:
-    """Of the target's weights and lanes, by device."""
+    """Bytes of the target's weights and lanes, by device."""
     found: dict[str, int] = {}
     for shard in plan.shards:
         own = shard.weight_bytes + plan.parallel * plan.lane_bytes(shard)
@@ -125,15 +138,15 @@ def _device_bytes(plan: Plan) -> dict[str, int]:
 def _draft_process_of(
     drafter: Drafter | None, plan: Plan, config: Config, node_bytes: int
 ) -> DraftProcessResources | None:
-    """What the process of a drafter gets; None: it has none."""
+    """The resources of a drafter's process; None if it has none."""
     if drafter is None or drafter.program is None:
         return None
     transport = config.placement.ipc_transport
     return DraftProcessResources(drafter, drafter.program, plan, transport, node_bytes)
 
 
-def _until(stopping: threading.Event, progress: Progress | None) -> Progress:
-    """`progress`, which raises Unavailable once nobody waits for the weights any more."""
+def _stoppable(stopping: threading.Event, progress: Progress | None) -> Progress:
+    """`progress`, which raises Unavailable once the server is shutting down."""
 
     def advance(done: int, total: int) -> None:
         if stopping.is_set():
@@ -145,8 +158,8 @@ def _until(stopping: threading.Event, progress: Progress | None) -> Progress:
 
 
 def language_of(config: Config, model: ModelFiles, plan: Plan) -> Language:
-    """The text side of the configured model, whose messages forge no turns unless somebody wants
-    that. Raises ModelError.
+    """The text side of the configured model. Messages cannot forge turns unless special tokens are
+    trusted. Raises ModelError.
     """
     spec = model.spec
     named = [name for name in config.model.names if name != ANY_NAME]

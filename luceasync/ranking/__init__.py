@@ -1,6 +1,5 @@
-"""Logits stay where they are; what comes of them are candidates.
+"""Ranks logits where they are, so that only candidates come to the host.
 
-Owns the half of sampling that is done beside the logits: edits, ranking, mass, log-probabilities.
-What is wanted comes as plain data, what is found goes as plain data. Knows no request, no lane and
-no shard.
+Owns the half of sampling that is done beside the logits: edits, masks, ranking, mass and
+log-probabilities. Requests and results are plain data. Knows no request, no lane and no shard.
 """

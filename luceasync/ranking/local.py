@@ -1,4 +1,6 @@
-"""Logits on a device of this process: edited, ranked and packed there, in one copy to the host."""
+"""Logits on a device of this process: edited, masked, ranked and packed there, for one copy to the
+host.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +17,27 @@ from torch import Tensor
 from luceasync.ranking.logits import (
     BEST,
     NO_TOKEN,
-    TopLogits,
     Candidates,
     Edits,
     Logprobs,
     Masks,
     Ranking,
     RankRequest,
+    TopLogits,
     WholeRow,
 )
 
-# Bias and penalties on the device, for a batch of rows at once. Owns no logits.
+# Of a mask.
+_WORD_BITS = 32
+# By the value of a byte, its bits as eight bytes of 0 or 1, lowest bit first.
+_BYTES = np.arange(256, dtype=np.uint8)[:, None]
+_SPREAD = np.unpackbits(_BYTES, axis=1, bitorder="little").view(np.int64)[:, 0]
+assert sys.byteorder == "little", "the bytes of a mask's words are in the order of its tokens"
 
 
 def apply_edits(logits: Tensor, parts: Sequence[Edits]) -> Tensor:
-    """`parts` applied to float32 `logits` `[rows, vocab]`, one after the other; a copy, or `logits`
-    when they edit nothing.
+    """Apply bias and penalties to float32 `logits` `[rows, vocab]`, one part after the other.
+    Returns a copy, or `logits` if nothing is edited.
     """
     if not any(part.table.shape[1] for part in parts):
         return logits
@@ -52,18 +59,8 @@ def apply_edits(logits: Tensor, parts: Sequence[Edits]) -> Tensor:
     return result
 
 
-# Which tokens may come, applied on the device: a bit for each, as they cross. Owns no logits.
-
-
-_WORD_BITS = 32
-# By the value of a byte, its bits as eight bytes of 0 or 1, lowest bit first.
-_BYTES = np.arange(256, dtype=np.uint8)[:, None]
-_SPREAD = np.unpackbits(_BYTES, axis=1, bitorder="little").view(np.int64)[:, 0]
-assert sys.byteorder == "little", "the bytes of a mask's words stand in the order of its tokens"
-
-
 def apply_masks(logits: Tensor, masks: Masks) -> Tensor:
-    """float32 `logits` `[rows, vocab]` with -inf for what may not come; a copy."""
+    """A copy of float32 `logits` `[rows, vocab]` with -inf for tokens that may not come."""
     num_rows, num_vocab = logits.shape
     assert masks.words.shape[1] * _WORD_BITS >= num_vocab, "a mask of fewer tokens than logits"
     # Pageable memory is staged before the call returns: asynchronous, and safe.
@@ -78,15 +75,15 @@ def apply_masks(logits: Tensor, masks: Masks) -> Tensor:
 
 
 def _refused(words: Tensor) -> Tensor:
-    """int32 [rows, words] -> bool [rows, words * 32], lowest bit first: where none is set. By a
-    table: on a CPU a tenth of the time and of the memory that shifting each word 32 times takes.
+    """int32 [rows, words] -> bool [rows, words * 32], lowest bit first: True for each bit that is
+    not set. A table takes a tenth of the time and memory of shifting each word 32 times on a CPU.
     """
     spread = torch.from_numpy(_SPREAD).to(words.device, non_blocking=True)
     return spread[words.bitwise_not().view(torch.uint8).int()].view(torch.bool)
 
 
-# Of float rows `[rows, vocab]` the lowest id of the highest logit, NO_TOKEN where that is no finite
-# number: int64 `[rows, n + 1]`, behind what is carried, int64 `[rows, n]`.
+# The lowest id of the highest logit of float rows `[rows, vocab]`, NO_TOKEN if that is not finite:
+# int64 `[rows, n + 1]`, after the carried columns, int64 `[rows, n]`.
 BestTokens = Callable[[Tensor, Tensor | None, int], Tensor]
 
 
@@ -98,10 +95,11 @@ def best_tokens(rows: Tensor, carry: Tensor | None, no_token: int) -> Tensor:
     return ids if carry is None else torch.cat([carry, ids], 1)
 
 
-# Of float rows `[rows, vocab]` as many of the highest logits as are asked for, or all, in float64
-# `[rows, n + 2 + 2 * ranked]`: behind what is carried, int64 `[rows, n]`, the best token as above,
-# the mass at a temperature for each row, 0 where it is 0 (see Block; float32 numbers, or none for
-# no row), then values, descending, and their ids, equal ones in any order.
+# The highest logits of float rows `[rows, vocab]`, as many as are requested or all, in float64
+# `[rows, n + 2 + 2 * ranked]`: after the carried columns, int64 `[rows, n]`, the best token as
+# above, the mass at the temperature of each row, 0 where that is 0 (see TopLogits; temperatures are
+# float32 numbers, or empty for no row), then values, descending, and their ids, equal ones in any
+# order.
 HighestTokens = Callable[[Tensor, Tensor | None, int, Sequence[float], int], Tensor]
 
 
@@ -121,28 +119,27 @@ def highest_tokens(
 
 
 class HostCopy(Protocol):
-    """Numbers that come to the host."""
+    """A copy to the host in progress."""
 
     def fetch(self) -> np.ndarray:
-        """They, waited for; of no other shape than where they were."""
+        """Block until it is ready; returns an array of the same shape."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LazyHostCopy:
-    """They cross when they are read: a Coming for any device."""
+    """A HostCopy for any device, made when it is fetched."""
 
     numbers: Tensor
 
     def fetch(self) -> np.ndarray:
-        """See Coming."""
         return self.numbers.cpu().numpy()
 
 
 @dataclass(frozen=True, slots=True)
 class RankingKernels:
-    """What finds tokens where the logits are. `send`: has numbers begin to come to the host, behind
-    all that is queued; nobody waits.
+    """The functions that rank logits on a device. `send` begins a copy to the host, after
+    everything that is queued, without waiting.
     """
 
     best: BestTokens = best_tokens
@@ -150,36 +147,36 @@ class RankingKernels:
     send: Callable[[Tensor], HostCopy] = LazyHostCopy
 
 
-# What a weight of 1 counts in a sum: int64 holds it for 2 million tokens, and what is cut off of
-# 2**18 tokens is less than float32 is off in the weights.
+# A weight of 1 in a sum of integers: int64 has room for 2 million tokens, and what 2**18 tokens
+# lose by rounding is less than the error of float32 weights.
 _ONE = 2.0**42
 _FLOAT32 = np.finfo(np.float32)
 
 
 class KnownBest(Protocol):
-    """The best tokens of logits, which the pass that gave them has found as well."""
+    """The best tokens of logits, found by the pass that computed them."""
 
     def fetch(self) -> np.ndarray:
-        """int64 `[rows]` as BestTokens finds them, and after these of rows that nobody asks for;
-        waits for the device. Whoever reads them there again hears that the host knows them.
+        """Wait for int64 `[rows]` as BestTokens finds them; rows that were not requested may
+        follow. The pass learns that the host knows them.
         """
         ...
 
 
 class LocalLogits:
-    """See Logits."""
+    """Logits on a device of this process; see luceasync.ranking.logits.Logits."""
 
     def __init__(
         self,
         logits: Tensor,
-        bodies: RankingKernels = RankingKernels(),
+        kernels: RankingKernels = RankingKernels(),
         found: KnownBest | None = None,
     ) -> None:
-        """`logits`: `[..., vocab]`, any float dtype, any device. They are left as they are.
-        `bodies`: for that device. `found`: what its best tokens are, if that is there already.
+        """`logits`: `[..., vocab]`, any float dtype, any device; they are not changed. `kernels`:
+        for that device. `found`: the best tokens, if the pass has found them already.
         """
         self._logits = logits
-        self._bodies = bodies
+        self._kernels = kernels
         self._found = found
 
     @property
@@ -190,12 +187,12 @@ class LocalLogits:
         return self._logits
 
     def rank(self, wanted: RankRequest, carry: Tensor | None = None) -> Ranking:
-        """A row's candidates depend on nothing but that row. Log-probabilities are of the raw
+        """See Logits. A row's candidates depend on that row alone. Log-probabilities are of the raw
         logits, in float32.
         """
         found = self._found
         if found is not None and carry is None and wanted == BEST:
-            return _Found(found, np.empty((len(self._logits), 0), np.int64))
+            return _BestOfPass(found, np.empty((len(self._logits), 0), np.int64))
         return self._rank(wanted, carry)
 
     @torch.inference_mode()
@@ -211,28 +208,28 @@ class LocalLogits:
         if masks is not None:
             edited = apply_masks(edited.float(), masks)
         if wanted.num_ranked:
-            return _ranked(raw, edited.float(), wanted, carry, self._bodies)
-        return _Best(self._bodies.send(self._bodies.best(edited, carry, NO_TOKEN)))
+            return _ranked(raw, edited.float(), wanted, carry, self._kernels)
+        return _BestRanking(self._kernels.send(self._kernels.best(edited, carry, NO_TOKEN)))
 
 
-class _HighestAlone:
-    """What a ranking of nothing else does not know."""
+class _BestOnly:
+    """A ranking of the highest logit only."""
 
     __slots__ = ()
 
     def whole_row(self, index: int) -> WholeRow:
-        raise AssertionError("nothing was to be ranked")
+        raise AssertionError("no logits were requested")
 
     def whole_logprobs(self, index: int) -> WholeRow:
-        raise AssertionError("no log-probabilities were wanted")
+        raise AssertionError("no log-probabilities were requested")
 
     def logprob(self, index: int, token_id: int) -> float:
-        raise AssertionError("no log-probabilities were wanted")
+        raise AssertionError("no log-probabilities were requested")
 
 
 @dataclass(frozen=True, slots=True)
-class _Found(_HighestAlone):
-    """Which is the highest, as the pass has found it; `carried` int64 `[rows, 0]`."""
+class _BestOfPass(_BestOnly):
+    """The highest logits as the pass has found them; `carried` int64 `[rows, 0]`."""
 
     found: KnownBest
     carried: np.ndarray
@@ -242,8 +239,8 @@ class _Found(_HighestAlone):
 
 
 @dataclass(frozen=True, slots=True)
-class _Best(_HighestAlone):
-    """Only which is the highest. `packed` int64 `[rows, n + 1]`: what is carried, then that."""
+class _BestRanking(_BestOnly):
+    """The highest logits. `packed` int64 `[rows, n + 1]`: the carried columns, then their ids."""
 
     packed: HostCopy
 
@@ -253,8 +250,8 @@ class _Best(_HighestAlone):
 
 
 @dataclass(frozen=True, slots=True)
-class _Ranked:
-    """`edited` and `logprobs` float32 `[rows, vocab]`, `logprobs` None where nobody wants them.
+class _TopRanking:
+    """`edited` and `logprobs` float32 `[rows, vocab]`, `logprobs` None if they were not requested.
     `packed`: float64 `[rows, n]`, blocks of `widths` columns side by side.
     """
 
@@ -275,42 +272,42 @@ class _Ranked:
         return _sorted(self.edited[index])
 
     def whole_logprobs(self, index: int) -> WholeRow:
-        assert self.logprobs is not None, "no log-probabilities were wanted"
+        assert self.logprobs is not None, "no log-probabilities were requested"
         return _sorted(self.logprobs[index])
 
     def logprob(self, index: int, token_id: int) -> float:
-        assert self.logprobs is not None, "no log-probabilities were wanted"
+        assert self.logprobs is not None, "no log-probabilities were requested"
         return float(self.logprobs[index, token_id].item())
 
 
 def _ranked(
-    raw: Tensor, edited: Tensor, wanted: RankRequest, carry: Tensor | None, bodies: RankingKernels
-) -> _Ranked:
-    """`edited` float32: all is queued on the device, to be copied once."""
+    raw: Tensor, edited: Tensor, wanted: RankRequest, carry: Tensor | None, kernels: RankingKernels
+) -> _TopRanking:
+    """Queue the ranking of float32 `edited` on the device, for one copy."""
     num_carried = 0 if carry is None else carry.shape[1]
     num_ranked = min(edited.shape[1], wanted.num_ranked)
-    packed = bodies.highest(edited, carry, num_ranked, _told(wanted.mass_at), NO_TOKEN)
+    packed = kernels.highest(edited, carry, num_ranked, _clamped(wanted.mass_at), NO_TOKEN)
     widths = [num_carried, 1, 1, num_ranked, num_ranked]
     if wanted.num_top is None:
-        return _Ranked(edited, None, bodies.send(packed), tuple(widths))
+        return _TopRanking(edited, None, kernels.send(packed), tuple(widths))
     logprobs = raw.float().log_softmax(-1)
     best, _, _, ids = packed[:, num_carried:].split(widths[1:], 1)
     known = logprobs.gather(1, torch.cat([best, ids], 1).long().clamp_(min=0))
     blocks = [known, *logprobs.topk(min(raw.shape[1], wanted.num_top))]
     packed = torch.cat([packed, *(block.double() for block in blocks)], dim=1)
     widths.extend(block.shape[1] for block in blocks)
-    return _Ranked(edited, logprobs, bodies.send(packed), tuple(widths))
+    return _TopRanking(edited, logprobs, kernels.send(packed), tuple(widths))
 
 
-def _told(mass_at: Sequence[float]) -> list[float]:
-    """Temperatures that float32 can divide by; 0 stays."""
+def _clamped(mass_at: Sequence[float]) -> list[float]:
+    """Temperatures, clamped to what float32 can divide by; 0 stays 0."""
     least, most = (float(limit) for limit in (_FLOAT32.tiny, _FLOAT32.max))
     return [min(max(one, least), most) if one else 0.0 for one in map(float, mass_at)]
 
 
 def _masses(edited: Tensor, values: Tensor, mass_at: Sequence[float]) -> Tensor:
-    """float64 `[rows, 1]`; weights are added as integers, so that neither the order nor how many
-    rows there are can change a sum.
+    """float64 `[rows, 1]`. Weights are added as integers, so that neither their order nor the
+    number of rows changes a sum.
     """
     device = edited.device
     masses = torch.zeros(len(edited), 1, dtype=torch.float64, device=device)

@@ -1,6 +1,6 @@
-"""What is wanted of rows of logits, and what is found there: plain data, on the host.
+"""What is requested of rows of logits, and what is found: plain data, on the host.
 
-Whoever holds the logits, in whatever process, answers as Logits does; nobody asks who that is.
+`Logits` may be held by any process; callers do not ask which.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """What is done to single logits before they are ranked: float64 `[5, edits]`, of each the row,
-    the token id, the bias, the repetition penalty, and what frequency and presence take away. Each
-    is of `num_rows` rows, from the one that it names on.
+    """Changes of single logits before they are ranked: float64 `[5, edits]`, of each the row, the
+    token id, the bias, the repetition penalty, and the sum of frequency and presence penalties.
+    Each applies to `num_rows` rows from its row on.
     """
 
     num_rows: int
@@ -27,9 +27,8 @@ class Edits:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Which tokens rows may get, told for some rows: int64 `rows` `[masked]`, rising, and int32
-    `words` `[masked, (vocab + 31) // 32]`, in which bit `t % 32` of word `t // 32` is set where
-    token t may come.
+    """Which tokens some rows may get: int64 `rows` `[masked]`, rising, and int32 `words` `[masked,
+    (vocab + 31) // 32]`, in which bit `t % 32` of word `t // 32` is set if token t may come.
     """
 
     rows: np.ndarray
@@ -38,15 +37,14 @@ class Masks:
 
 @dataclass(frozen=True, slots=True)
 class RankRequest:
-    """What is wanted of rows of logits.
+    """What is requested of rows of logits.
 
-    `edits`: a later one replaces what an earlier one has done to the same logit. `masks`, None:
-    every token may come; after the edits, what may not come is nothing. `num_ranked`: how
-    many of the highest logits, 0 where no more is wanted than which is the highest. `mass_at`: of
-    each row the temperature at which its whole mass is wanted, 0 where it is not; empty where it is
-    of none. `num_top`: how many of the highest log-probabilities, None where none are wanted.
-    `is_of_masked`: only rows that have a mask are looked at, and what is found is theirs, in order;
-    there are no edits then.
+    `edits`: a later one replaces an earlier one of the same logit. `masks` are applied after the
+    edits; None: every token may come. `num_ranked`: how many of the highest logits; 0: only which
+    is the highest. `mass_at`: by row, the temperature at which its whole mass is requested, 0 for
+    none; empty: of no row. `num_top`: how many of the highest log-probabilities; None: no
+    log-probabilities. `is_of_masked`: only rows that have a mask are ranked, in order; there are no
+    edits then.
     """
 
     edits: tuple[Edits, ...] = ()
@@ -57,14 +55,13 @@ class RankRequest:
     is_of_masked: bool = False
 
 
-BEST = RankRequest()  # of each row, and nothing else
+BEST = RankRequest()  # only which logit of each row is the highest
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Natural-log probabilities by the logits as they came, float64: `known` `[rows, 1 + ranked]`
-    of the best token and the ranked ones, and the highest, `top_values` and `top_ids` `[rows,
-    top]`.
+    """Natural-log probabilities of the unedited logits, float64: `known` `[rows, 1 + ranked]` of
+    the best token and the ranked ones; the highest, `top_values` and `top_ids` `[rows, top]`.
     """
 
     known: np.ndarray
@@ -76,7 +73,7 @@ class Logprobs:
 class TopLogits:
     """The highest logits of each row, edited, and their ids: float64 `[rows, ranked]`, descending,
     equal ones in any order. `masses` `[rows]`: the sum of exp((logit - highest) / temperature) over
-    the vocabulary, 0 where it was not wanted.
+    the vocabulary, 0 if it was not requested.
     """
 
     values: np.ndarray
@@ -87,9 +84,8 @@ class TopLogits:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """`carried` int64 `[rows, n]`: what came to the host beside them. `best`: int64 `[rows]`, the
-    lowest id of the highest logit, edited; NO_TOKEN where that is no finite number. `block` None
-    where nothing is ranked.
+    """`carried` int64 `[rows, n]`: the `carry` of `Logits.rank`. `best`: int64 `[rows]`, the lowest
+    id of the highest edited logit; NO_TOKEN if that is not finite. `block` None: nothing is ranked.
     """
 
     carried: np.ndarray
@@ -106,37 +102,37 @@ class WholeRow:
 
 
 class Ranking(Protocol):
-    """Rows that are being ranked; valid until the next pass."""
+    """A ranking in progress; valid until the next pass."""
 
     def candidates(self) -> Candidates:
-        """What was wanted; waits for the device."""
+        """The result; waits for the device."""
         ...
 
     def whole_row(self, index: int) -> WholeRow:
-        """Row `index`, edited, where its candidates do not decide."""
+        """All of row `index`, edited, if its candidates do not decide."""
         ...
 
     def whole_logprobs(self, index: int) -> WholeRow:
-        """The same of its log-probabilities, where they were wanted."""
+        """All log-probabilities of row `index`, if they were requested."""
         ...
 
     def logprob(self, index: int, token_id: int) -> float:
-        """One of them."""
+        """The log-probability of `token_id` in row `index`."""
         ...
 
 
 class Logits(Protocol):
-    """Rows of logits where the last layer is; valid until the next pass."""
+    """Rows of logits, where the last layer is; valid until the next pass."""
 
     @property
     def num_vocab(self) -> int: ...
 
     def rank(self, wanted: RankRequest, carry: Tensor | None = None) -> Ranking:
-        """Queue what is wanted; nobody waits. `carry` integers `[rows, n]`, on the device of the
-        logits, come to the host in the same copy.
+        """Queue a ranking without waiting for it. `carry` integers `[rows, n]`, on the device of
+        the logits, come to the host in the same copy.
         """
         ...
 
     def whole(self) -> Tensor:
-        """All of them, float [..., vocab], on whatever device: to measure and to compare."""
+        """All logits, float [..., vocab], on any device. For measurements and comparisons."""
         ...

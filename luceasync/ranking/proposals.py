@@ -1,7 +1,7 @@
-"""Proposals: the rows that one verify pass is to check, from the head's logits for a draft's rows.
+"""Makes proposals, the rows that a verify pass checks, from the head's logits of a draft's rows.
 
-All of it is tensors of fixed shape on the device: nothing here waits for it. Knows no lanes, and
-not which rows will be accepted.
+Tensors of fixed shape on the device; never waits for it. Knows no lanes, and not which rows will be
+accepted.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from luceasync.models.trees import ROOT
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Tokens to verify, row 0 the lane's last one. `tokens` int64 [entries, rows]; `parents` int32
-    [entries, rows] names each row's parent, an earlier row, ROOT for row 0; None: every row follows
-    the one before it.
+    """Tokens to verify; row 0 is the lane's last one. `tokens` int64 [entries, rows]; `parents`
+    int32 [entries, rows]: each row's parent, an earlier row, ROOT for row 0; None: every row
+    follows the one before it.
     """
 
     tokens: Tensor
@@ -26,7 +26,7 @@ class Proposal:
 
 
 def propose_chain(anchors: Tensor, logits: Tensor) -> Proposal:
-    """The most probable token of each slot, one after the other.
+    """A chain of the most probable token of each slot.
 
     anchors: int64 [entries]; logits: [entries, slots, vocab], slot 0 right after the anchor.
     """
@@ -97,7 +97,7 @@ class TreeProposer:
 
 
 class Proposer:
-    """Proposals of every shape; keeps what the trees of each budget need."""
+    """Makes proposals of every shape; caches the TreeProposer of each budget."""
 
     def __init__(self) -> None:
         self._trees: dict[int, TreeProposer] = {}

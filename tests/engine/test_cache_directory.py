@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from luceasync.disk_cache.disk import DiskTier
-from luceasync.engine.cache_directory import Cabinet, CacheDirectory
+from luceasync.engine.cache_directory import CacheDirectorySpec, CacheDirectory
 from luceasync.errors import ConfigError
 from luceasync.prefix_cache.tenants import Tenants
 from luceasync.status import CacheStatus
@@ -23,7 +23,7 @@ class History:
 
 
 def make(opening) -> CacheDirectory:
-    return CacheDirectory(Cabinet(opening, (0,)), Tenants(History), lambda outcome: None)
+    return CacheDirectory(CacheDirectorySpec(opening, (0,)), Tenants(History), lambda outcome: None)
 
 
 async def test_it_tells_when_it_is_open_and_what_the_disk_says_from_then_on(tmp_path: Path):

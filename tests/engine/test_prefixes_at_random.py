@@ -31,7 +31,7 @@ from luceasync.prefix_tree.cost import Rates
 from luceasync.prefix_tree.node import tenant_key
 from tests.engine.choices import make_choice
 from tests.engine.pumps import letters
-from tests.prefix_cache.kept import CHUNK, FAULT, GONE, Bench, FakeDisk, following
+from tests.prefix_cache.token_target import CHUNK, FAULT, GONE, Bench, FakeDisk, following
 
 NUM_LANES = 3
 TENANTS = [tenant_key("one"), tenant_key("two")]
