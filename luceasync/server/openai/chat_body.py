@@ -30,6 +30,9 @@ from luceasync.server.openai.common import check_model
 from luceasync.server.openai.request_body import (
     SamplingBody,
     StreamOptions,
+    ToolChoice,
+    max_calls,
+    must_call,
     refuse_unserved,
     request_of,
 )
@@ -40,7 +43,6 @@ MAX_MESSAGES = 8192
 MAX_PARTS = 8192  # of one message's content
 MAX_TOOLS = 1024
 MAX_TOOL_CALLS = 1024  # of one message
-TOOL_CHOICES = "'none', 'auto', 'required', or one of the tools: {'type': 'function', ...}"
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -74,7 +76,7 @@ class ChatBody(SamplingBody, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
@@ -269,31 +271,3 @@ def check_calls(where: str, calls: Sequence[Mapping[str, Any]]) -> None:
 def _refuse(param: str, expected: str) -> NoReturn:
     """Refuse without repeating the value, which may be long."""
     raise RequestError(f"Invalid value for '{param}': expected {expected}.", param=param)
-
-
-def must_call(
-    choice: str | dict[str, Any] | None, tools: Sequence[Mapping[str, Any]]
-) -> tuple[str, ...]:
-    """The names of the `tools` whose calls the answer must consist of; empty: the model chooses.
-
-    Raises RequestError for an invalid choice, and for a tool that is not there.
-    """
-    if choice in (None, "none", "auto"):
-        return ()
-    names = tuple(tool["function"]["name"] for tool in tools)
-    if choice == "required":
-        return names or refuse("tool_choice", choice, "'tools' beside it")
-    if not isinstance(choice, dict) or choice.get("type") != "function":
-        refuse("tool_choice", choice, TOOL_CHOICES)
-    function = choice.get("function", choice)  # the Responses API puts the name beside the type
-    name = function.get("name") if isinstance(function, dict) else None
-    if name not in names:
-        refuse("tool_choice", choice, "the name of one of 'tools'")
-    return (str(name),)
-
-
-def max_calls(choice: str | dict[str, Any] | None, parallel: bool | None) -> int | None:
-    """The most calls that an answer may have: one if a tool is named or calls may not be parallel;
-    None: any number.
-    """
-    return 1 if parallel is False or isinstance(choice, dict) else None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers
@@ -37,12 +38,16 @@ MAX_PRIORITY = 1000
 MAX_SCHEMA_BYTES = 256 << 10
 MAX_GRAMMAR_CHARS = 32 << 10  # of a regular expression or a grammar
 MAX_CHOICE_TEXTS = 1024
+TOOL_CHOICES = "'none', 'auto', 'required', or one of the tools: {'type': 'function', ...}"
 FORMATS = "'text', 'json_object' or 'json_schema'"
 ABSENT = (b"", b"null")
 # Values that send a field without using it.
 UNUSED = frozenset(
     {*ABSENT, b"false", b"0", b'""', b"[]", b"{}", b'"none"', b'"auto"', b'["text"]'}
 )
+
+
+ToolChoice = str | dict[str, Any]
 
 
 class OpenAiBody(GenerationBody, kw_only=True):
@@ -230,6 +235,32 @@ def priority_of(body: OpenAiBody) -> int:
 def num_choices_of(body: SamplingBody) -> int:
     """How many answers each prompt gets."""
     return in_range_or(1, "n", body.n, 1, MAX_CHOICES)
+
+
+def must_call(choice: ToolChoice | None, tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The names of the `tools` whose calls the answer must consist of; empty: the model chooses.
+
+    Raises RequestError for an invalid choice, and for a tool that is not there.
+    """
+    if choice in (None, "none", "auto"):
+        return ()
+    names = tuple(tool["function"]["name"] for tool in tools)
+    if choice == "required":
+        return names or refuse("tool_choice", choice, "'tools' beside it")
+    if not isinstance(choice, dict) or choice.get("type") != "function":
+        refuse("tool_choice", choice, TOOL_CHOICES)
+    function = choice.get("function", choice)  # the Responses API puts the name beside the type
+    name = function.get("name") if isinstance(function, dict) else None
+    if name not in names:
+        refuse("tool_choice", choice, "the name of one of 'tools'")
+    return (str(name),)
+
+
+def max_calls(choice: ToolChoice | None, parallel: bool | None) -> int | None:
+    """The most calls that an answer may have: one if a tool is named or calls may not be parallel;
+    None: any number.
+    """
+    return 1 if parallel is False or isinstance(choice, dict) else None
 
 
 def constraint_of(body: ConstraintBody) -> Constraint | None:

@@ -31,11 +31,13 @@ from luceasync.server.fields import (
     top_p_of,
 )
 from luceasync.server.http.auth import Caller
-from luceasync.server.openai.chat_body import max_calls, must_call
 from luceasync.server.openai.common import check_model
 from luceasync.server.openai.request_body import (
     FORMATS,
     OpenAiBody,
+    ToolChoice,
+    max_calls,
+    must_call,
     priority_of,
     schema_constraint,
 )
@@ -106,7 +108,7 @@ class ResponsesBody(OpenAiBody, kw_only=True):
     conversation: msgspec.Raw = msgspec.Raw()
     background: bool | None = None
     text: TextOptions | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tool_choice: ToolChoice | None = None
     tools: list[ResponsesTool] | None = None
 
 
