@@ -129,8 +129,8 @@ def score(generation: Generation, begin: int, end: int, logits: Logits) -> None:
         tokenizer = generation.prepared.tokenizer
         text, spelled = tokenizer.token_text(prompt[0]), tokenizer.token_bytes(prompt[0])
         generation.scored(TokenLogprob(text, spelled, math.nan))
-    wanted = RankRequest(num_ranked=NUM_KNOWN, num_top=top + TIE_MARGIN)
-    ranking = logits.rank(wanted)
+    request = RankRequest(num_ranked=NUM_KNOWN, num_top=top + TIE_MARGIN)
+    ranking = logits.rank(request)
     ranked = RankedRows((), logits.num_vocab, ranking, ranking.candidates())
     for row, token in enumerate(prompt[begin + 1 : end + 1]):
         generation.scored(generation.named(token, ranked.logprobs(row, token, top)))

@@ -186,29 +186,29 @@ class LocalLogits:
     def whole(self) -> Tensor:
         return self._logits
 
-    def rank(self, wanted: RankRequest, carry: Tensor | None = None) -> Ranking:
+    def rank(self, request: RankRequest, carry: Tensor | None = None) -> Ranking:
         """See Logits. A row's candidates depend on that row alone. Log-probabilities are of the raw
         logits, in float32.
         """
         found = self._found
-        if found is not None and carry is None and wanted == BEST:
+        if found is not None and carry is None and request == BEST:
             return _BestOfPass(found, np.empty((len(self._logits), 0), np.int64))
-        return self._rank(wanted, carry)
+        return self._rank(request, carry)
 
     @torch.inference_mode()
-    def _rank(self, wanted: RankRequest, carry: Tensor | None) -> Ranking:
+    def _rank(self, request: RankRequest, carry: Tensor | None) -> Ranking:
         raw = self._logits if self._logits.ndim == 2 else self._logits.flatten(0, -2)
-        masks = wanted.masks
-        if wanted.is_of_masked and masks is not None:
-            assert not wanted.edits, "edits name rows by their place among all"
+        masks = request.masks
+        if request.is_of_masked and masks is not None:
+            assert not request.edits, "edits name rows by their place among all"
             rows = torch.from_numpy(masks.rows).to(raw.device, non_blocking=True)
             raw, carry = raw[rows], None if carry is None else carry[rows]
             masks = Masks(np.arange(len(masks.rows)), masks.words)
-        edited = apply_edits(raw.float(), wanted.edits) if wanted.edits else raw
+        edited = apply_edits(raw.float(), request.edits) if request.edits else raw
         if masks is not None:
             edited = apply_masks(edited.float(), masks)
-        if wanted.num_ranked:
-            return _ranked(raw, edited.float(), wanted, carry, self._kernels)
+        if request.num_ranked:
+            return _ranked(raw, edited.float(), request, carry, self._kernels)
         return _BestRanking(self._kernels.send(self._kernels.best(edited, carry, NO_TOKEN)))
 
 
@@ -281,19 +281,19 @@ class _TopRanking:
 
 
 def _ranked(
-    raw: Tensor, edited: Tensor, wanted: RankRequest, carry: Tensor | None, kernels: RankingKernels
+    raw: Tensor, edited: Tensor, request: RankRequest, carry: Tensor | None, kernels: RankingKernels
 ) -> _TopRanking:
     """Queue the ranking of float32 `edited` on the device, for one copy."""
     num_carried = 0 if carry is None else carry.shape[1]
-    num_ranked = min(edited.shape[1], wanted.num_ranked)
-    packed = kernels.highest(edited, carry, num_ranked, _clamped(wanted.mass_at), NO_TOKEN)
+    num_ranked = min(edited.shape[1], request.num_ranked)
+    packed = kernels.highest(edited, carry, num_ranked, _clamped(request.mass_at), NO_TOKEN)
     widths = [num_carried, 1, 1, num_ranked, num_ranked]
-    if wanted.num_top is None:
+    if request.num_top is None:
         return _TopRanking(edited, None, kernels.send(packed), tuple(widths))
     logprobs = raw.float().log_softmax(-1)
     best, _, _, ids = packed[:, num_carried:].split(widths[1:], 1)
     known = logprobs.gather(1, torch.cat([best, ids], 1).long().clamp_(min=0))
-    blocks = [known, *logprobs.topk(min(raw.shape[1], wanted.num_top))]
+    blocks = [known, *logprobs.topk(min(raw.shape[1], request.num_top))]
     packed = torch.cat([packed, *(block.double() for block in blocks)], dim=1)
     widths.extend(block.shape[1] for block in blocks)
     return _TopRanking(edited, logprobs, kernels.send(packed), tuple(widths))
@@ -318,8 +318,8 @@ def _masses(edited: Tensor, values: Tensor, mass_at: Sequence[float]) -> Tensor:
     if len(rows) < len(edited):
         at = torch.from_numpy(np.array(rows)).to(device, non_blocking=True)
         edited, values = edited[at], values[at]
-    told = torch.tensor([[mass_at[i]] for i in rows], dtype=torch.float32)
-    temperatures = told.to(device, non_blocking=True)
+    here = torch.tensor([[mass_at[i]] for i in rows], dtype=torch.float32)
+    temperatures = here.to(device, non_blocking=True)
     scaled = (edited - values[:, :1]).div_(temperatures).exp_()  # [rows, vocab], the highest 1
     sums = scaled.mul_(_ONE).long().sum(-1, keepdim=True).double().div_(_ONE)
     return sums if at is None else masses.index_copy_(0, at, sums)

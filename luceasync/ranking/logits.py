@@ -127,7 +127,7 @@ class Logits(Protocol):
     @property
     def num_vocab(self) -> int: ...
 
-    def rank(self, wanted: RankRequest, carry: Tensor | None = None) -> Ranking:
+    def rank(self, request: RankRequest, carry: Tensor | None = None) -> Ranking:
         """Queue a ranking without waiting for it. `carry` integers `[rows, n]`, on the device of
         the logits, come to the host in the same copy.
         """

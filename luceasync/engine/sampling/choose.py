@@ -205,7 +205,7 @@ class RankedRows:
         """The log-probability of `token` in row `index`, and the highest ones. Requires rows that
         were ranked with log-probabilities.
         """
-        assert self._block is not None and self._block.logprobs is not None, "none were wanted"
+        assert self._block is not None and self._block.logprobs is not None, "none were requested"
         return self._logprobs(self._block, self._block.logprobs, index, token, num_top)
 
     def _unmasked(self, block: TopLogits, index: int, sampling: Sampling, u: float) -> int | None:
@@ -255,10 +255,10 @@ class MaskedRanking:
         """`rows`: by row number, each with a mask, none edited."""
         numbers = sorted(rows)
         chosen = [rows[number] for number in numbers]
-        wanted = rank_request_of(chosen, logits.num_vocab, num_candidates)
-        assert wanted.masks is not None, "rows without masks"
-        masks = Masks(np.array(numbers, np.int64), wanted.masks.words)
-        ranking = logits.rank(replace(wanted, masks=masks, is_of_masked=True))
+        request = rank_request_of(chosen, logits.num_vocab, num_candidates)
+        assert request.masks is not None, "rows without masks"
+        masks = Masks(np.array(numbers, np.int64), request.masks.words)
+        ranking = logits.rank(replace(request, masks=masks, is_of_masked=True))
         self._ranked = RankedRows(chosen, logits.num_vocab, ranking, ranking.candidates())
         self._places = {number: place for place, number in enumerate(numbers)}
 
