@@ -1,7 +1,7 @@
-"""Have prompts computed and kept before anybody asks them: by a server, or into its directory.
+"""Have prompts computed and kept ahead of time: by a running server, or into its cache directory.
 
-Owns the flags, the two ways and the exit codes. Asking is idempotent, so that a run which was
-interrupted is simply done again.
+Owns the flags, both ways and the exit codes. Keeping is idempotent, so an interrupted run is simply
+repeated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from warm.door import Counters, Door, Outcome, Verify, open_directory, open_server, warm
+from warm.client import Counters, Outcome, Verify, WarmClient, open_directory, open_server, warm
 from warm.entries import Entry, Form, Role, parse_kwargs, read_entries, read_tools, with_common
 
 from luceasync.cli.flags import with_config
@@ -37,7 +37,7 @@ from luceasync.errors import ConfigError, LuceasyncError
 from luceasync.options import CONFIG_VARIABLE, load_config
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
-DEFAULT_PARALLEL = 2  # of a server: one prompt is computed while the other is restored
+DEFAULT_PARALLEL = 2  # for a server: one prompt is computed while another is restored
 WRITE_TIMEOUT_S = 600.0  # until what is under way has reached the disk
 
 Files = Annotated[
@@ -65,35 +65,35 @@ Key = Annotated[
     typer.Option(
         envvar="LUCEASYNC_API_KEY",
         show_envvar=False,
-        help="Key of those who will ask: what is kept under one is not found under another.",
+        help="Key of the later requests: each key has prefixes of its own.",
     ),
 ]
-Salt = Annotated[str | None, typer.Option(help="The cache_salt that they will send.")]
+Salt = Annotated[str | None, typer.Option(help="The cache_salt of the later requests.")]
 Parallel = Annotated[int | None, typer.Option(min=1, max=1024, help="Prompts at a time.")]
 VerifyOption = Annotated[
-    Verify, typer.Option(help="Ask once more, as a client goes on, and see what is found.")
+    Verify, typer.Option(help="Send a request that continues the prompt and check what it finds.")
 ]
 Patience = Annotated[
     float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a busy server.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
 
-HELP = """Have prompts computed before anybody asks them, so that nobody waits for their prefill.
+HELP = """Have prompts computed ahead of time, so that no client waits for their prefill.
 
 Either by a running server (--url), or in this process, into a directory that servers use \
-(--kv-cache-dir, with the server's own flags of model and placement). Run again it goes on where \
-it was: what is there already is not computed again.
+(--kv-cache-dir, with the server's own flags of model and placement). Run it again to \
+continue: what is cached already is not computed again.
 """
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Errand:
-    """What to have kept, and through which door."""
+class Job:
+    """The entries, and the client that has them kept."""
 
     entries: list[Entry]
-    door: AbstractAsyncContextManager[Door]
+    server: AbstractAsyncContextManager[WarmClient]
     parallel: int
     verify: Verify
     min_tokens: int = 0
@@ -117,7 +117,7 @@ def warm_cache(
     as_json_: Json = False,
 ) -> None:
     if api_key is not None and "," in api_key:
-        raise ConfigError("--api-key: several keys; expected one, each has prefixes of its own")
+        raise ConfigError("--api-key: several keys; expected one: each has prefixes of its own")
     entries = with_common(
         [entry for source in file for entry in read_entries(source, form, role)],
         [] if tools is None else read_tools(tools),
@@ -125,56 +125,56 @@ def warm_cache(
     )
     if url is None:
         config = _for_directory(config, parallel)
-        door = open_directory(config, api_key, cache_salt)
+        server = open_directory(config, api_key, cache_salt)
         num_lanes, min_tokens = config.engine.parallel or 1, config.cache.min_tokens
-        errand = Errand(entries, door, num_lanes, verify, min_tokens)
+        job = Job(entries, server, num_lanes, verify, min_tokens)
     else:
         _refuse_flags(config)
-        door = open_server(url, api_key, cache_salt, patience)
-        errand = Errand(entries, door, parallel or DEFAULT_PARALLEL, verify)
-    raise typer.Exit(run(errand, as_json_))
+        server = open_server(url, api_key, cache_salt, patience)
+        job = Job(entries, server, parallel or DEFAULT_PARALLEL, verify)
+    raise typer.Exit(run(job, as_json_))
 
 
-def run(errand: Errand, is_json: bool) -> int:
-    """Do it and tell of it; the exit code. Raises ConfigError."""
+def run(job: Job, is_json: bool) -> int:
+    """Keep all entries and print the report; returns the exit code. Raises ConfigError."""
     console = Console(stderr=True, highlight=False)
     outcomes: list[Outcome] = []
     try:
-        report = asyncio.run(_run(errand, console, outcomes))
+        report = asyncio.run(_run(job, console, outcomes))
     except KeyboardInterrupt:
         console.print(
-            f"Interrupted: {len(outcomes)} of {len(errand.entries)} prefixes are done; "
-            "the same command goes on from there."
+            f"Interrupted: {len(outcomes)} of {len(job.entries)} prefixes are done; "
+            "repeat the command to continue."
         )
         return EXIT_INTERRUPTED
     print(as_json(report) if is_json else as_text(report))
     return 0 if report.is_good else EXIT_FAILED
 
 
-async def _run(errand: Errand, console: Console, outcomes: list[Outcome]) -> Report:
-    async with errand.door as door:
-        before, started_s = await door.counters(), time.perf_counter()
-        with Bar(console, len(errand.entries)) as bar:
+async def _run(job: Job, console: Console, outcomes: list[Outcome]) -> Report:
+    async with job.server as server:
+        before, started_s = await server.counters(), time.perf_counter()
+        with Bar(console, len(job.entries)) as bar:
 
             def tell(outcome: Outcome) -> None:
                 outcomes.append(outcome)
                 bar.advance(outcome)
 
             await warm(
-                errand.entries,
-                door,
+                job.entries,
+                server,
                 tell,
-                parallel=errand.parallel,
-                verify=errand.verify,
-                min_tokens=errand.min_tokens,
+                parallel=job.parallel,
+                verify=job.verify,
+                min_tokens=job.min_tokens,
             )
-            after = await door.written(WRITE_TIMEOUT_S)
+            after = await server.written(WRITE_TIMEOUT_S)
         elapsed_s = time.perf_counter() - started_s
-        return Report(outcomes, after.since(before), await door.fault(), elapsed_s)
+        return Report(outcomes, after.since(before), await server.fault(), elapsed_s)
 
 
 def _for_directory(config: Config, parallel: int | None) -> Config:
-    """What an engine needs that serves nobody. Raises ConfigError."""
+    """The configuration of an engine that serves no clients. Raises ConfigError."""
     if config.cache.cache_dir is None:
         raise ConfigError("expected --url of a running server, or --kv-cache-dir to write into")
     num_lanes = parallel or config.engine.parallel or 1
@@ -182,7 +182,7 @@ def _for_directory(config: Config, parallel: int | None) -> Config:
 
 
 def _refuse_flags(config: Config) -> None:
-    """Raise ConfigError where flags were given that only an engine in this process would honour."""
+    """Raise ConfigError if flags are set that only an engine in this process would honour."""
     path = os.environ.get(CONFIG_VARIABLE)
     if config != load_config({}, os.environ, Path(path) if path else None):
         raise ConfigError(
@@ -193,8 +193,8 @@ def _refuse_flags(config: Config) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All outcomes. `counters`: what the server added meanwhile, for others too; `degraded`: what
-    keeps it from writing, empty if nothing does.
+    """All outcomes. `counters`: what the server added meanwhile, for other clients too; `degraded`:
+    the fault that keeps it from writing, if any.
     """
 
     outcomes: Sequence[Outcome]
@@ -208,11 +208,11 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        """Whether all that was asked for is kept."""
+        """Whether everything is kept."""
         return not (self.failed or self.degraded or self.counters.unwritten_nodes)
 
     def summary(self) -> dict[str, Any]:
-        """The sums, in plain words and numbers."""
+        """The totals, as plain names and numbers."""
         num_prefilled = sum(outcome.num_prefilled for outcome in self.outcomes)
         return {
             "prefixes": len(self.outcomes),
@@ -231,7 +231,7 @@ class Report:
 
 
 class Bar:
-    """A bar on a terminal; a line on stderr for each entry that is done, anywhere."""
+    """A progress bar on a terminal, and a line on stderr for each finished entry."""
 
     def __init__(self, console: Console, num_entries: int) -> None:
         self._progress = Progress(
@@ -257,14 +257,14 @@ class Bar:
         self._progress.stop()
 
     def advance(self, outcome: Outcome) -> None:
-        """One more is done."""
+        """Count a finished entry."""
         self._num_tokens += outcome.num_tokens
         self._progress.update(self._task, advance=1, tokens=self._num_tokens)
         self._console.print(line_of(outcome), markup=False, soft_wrap=True)
 
 
 def line_of(outcome: Outcome) -> str:
-    """What became of an entry, in one line."""
+    """One line about an entry's outcome."""
     origin = outcome.entry.origin
     if outcome.error:
         return f"{origin}: FAILED: {outcome.error}"
@@ -277,7 +277,7 @@ def line_of(outcome: Outcome) -> str:
 
 
 def as_json(report: Report) -> str:
-    """The sums, and every entry."""
+    """The totals and every entry."""
     entries = [
         {
             "origin": outcome.entry.origin,
@@ -293,7 +293,7 @@ def as_json(report: Report) -> str:
 
 
 def as_text(report: Report) -> str:
-    """The sums for a person, and the errors once more: a long run has scrolled them away."""
+    """The totals, and all errors again, since a long run has scrolled them away."""
     sums = report.summary()
     lines = [
         f"{sums['prefixes']} prefixes: {sums['kept']} kept, {sums['already_there']} were there "
@@ -315,7 +315,7 @@ def as_text(report: Report) -> str:
 
 
 def main() -> None:
-    """The entry point. What cannot be honoured is one line on stderr and exit code 2."""
+    """The entry point. A configuration error is one line on stderr and exit code 2."""
     try:
         app()
     except LuceasyncError as error:

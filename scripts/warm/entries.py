@@ -1,7 +1,7 @@
-"""What is to be kept, read from files: plain text, JSON, or JSONL with one entry a line.
+"""Prompts to keep, read from files: plain text, JSON, or JSONL with an entry per line.
 
-Owns their forms and the words for what is wrong with one. Whether a model can be asked so is the
-server's to say.
+Owns the formats and their error messages. Whether a model accepts an entry is for the server to
+say.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Role = Literal["system", "user"]
 
 STDIN = "-"
 FORMS: Mapping[str, Form] = {".json": "json", ".jsonl": "jsonl"}
-# Whoever has a log of requests can give it as it is: other fields of a request do not matter here.
+# A log of requests can be passed as it is: other fields of a request are ignored.
 EXPECTED = 'expected a list of messages, or an object with "messages" or "tools"'
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Fields of a chat request, and where they were written: a file, or one of its lines."""
+    """Fields of a chat request. `origin`: the file, or the line of it, that they come from."""
 
     origin: str
     messages: list[dict[str, Any]]
@@ -35,17 +35,17 @@ class Entry:
 
     @property
     def is_answered(self) -> bool:
-        """Whether an answer comes after the messages, and not a user's turn."""
+        """Whether an answer comes next, not another user message."""
         return bool(self.messages) and self.messages[-1].get("role") in ("user", "tool")
 
     def body(self) -> dict[str, Any]:
-        """What of a request's body these fields make."""
+        """These fields as part of a request body."""
         optional = {"tools": self.tools, "chat_template_kwargs": self.template_kwargs}
         return {"messages": self.messages, **{name: x for name, x in optional.items() if x}}
 
 
 def read_entries(source: str, form: Form = "auto", role: Role = "system") -> list[Entry]:
-    """The entries of a file, or of stdin for "-". A text is one message of `role`.
+    """The entries of a file, or of stdin for "-". A text file is one message of `role`.
 
     Raises ConfigError, one line that names the file and the line.
     """
@@ -69,7 +69,9 @@ def with_common(
     tools: Sequence[dict[str, Any]],
     template_kwargs: Mapping[str, Any],
 ) -> list[Entry]:
-    """The entries, with `tools` for those that bring none, and variables that their own add to."""
+    """The entries with `tools` where they have none, and with `template_kwargs` that their own
+    override.
+    """
     return [
         replace(
             entry,
@@ -81,13 +83,13 @@ def with_common(
 
 
 def read_tools(path: Path) -> list[dict[str, Any]]:
-    """A JSON list of tools. Raises ConfigError."""
+    """Read a JSON list of tools. Raises ConfigError."""
     name = f"--tools {path}"
     return _objects(name, "tools", _parse(name, _read(str(path), "--tools")))
 
 
 def parse_kwargs(text: str) -> dict[str, Any]:
-    """Variables for the chat template, a JSON object. Raises ConfigError."""
+    """Parse variables of the chat template, a JSON object. Raises ConfigError."""
     value = _parse("--template-kwargs", text)
     if not isinstance(value, dict):
         raise ConfigError(f"--template-kwargs: {text!r} is not allowed; allowed: a JSON object")

@@ -129,7 +129,7 @@ MISCHIEF = (
     ),
     Mischief("stop", wait_for_one_that_is_stopped, ("silent for",)),
     Mischief("half", wait_for, ("a malformed packet of 2 bytes",)),
-    Mischief("oversize", wait_for, ("bytes; at most",)),
+    Mischief("oversize", wait_for, ("bytes; the limit is",)),
     Mischief("version", greet_it, ("luceasync 0.0 here",), greets=False),
     Mischief("slow", write_on, ("waited 0.2 s",)),
 )

@@ -1,4 +1,4 @@
-"""Makes `demo`, the package beside the training script, importable."""
+"""Makes `warm_cache` and the folder `warm` importable, as they are for the script."""
 
 import sys
 from pathlib import Path

@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 from typer.testing import CliRunner
-from warm.door import Counters, Door, Refused, keep, open_directory, warm
+from warm.client import Counters, Refused, WarmClient, keep, open_directory, warm
 from warm.entries import Entry
-from warm_cache import EXIT_INTERRUPTED, Errand, app, run
+from warm_cache import EXIT_INTERRUPTED, Job, app, run
 
 from luceasync.config import CacheConfig, Config, EngineConfig, ModelConfig, ServerConfig
 from luceasync.errors import ConfigError, QueueFull, RequestError, Unavailable
@@ -44,10 +44,10 @@ class BusyEngine(ScriptedEngine):
 
 
 @asynccontextmanager
-async def door_of(engine: ScriptedEngine, *, patience_s: float = 60.0):
+async def client_of(engine: ScriptedEngine, *, patience_s: float = 60.0):
     transport = httpx.ASGITransport(create_app(engine, ServerConfig()), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        yield Door(client, cache_salt=None, patience_s=patience_s)
+        yield WarmClient(client, cache_salt=None, patience_s=patience_s)
 
 
 @pytest.fixture
@@ -61,9 +61,9 @@ def config(tiny_dir, tmp_path) -> Config:
 
 async def outcomes_of(config: Config, *entries: Entry, **options):
     outcomes = []
-    async with open_directory(config, options.pop("api_key", None), None) as door:
-        await warm(entries, door, outcomes.append, parallel=2, **options)
-        counters = await door.written(10.0)
+    async with open_directory(config, options.pop("api_key", None), None) as server:
+        await warm(entries, server, outcomes.append, parallel=2, **options)
+        counters = await server.written(10.0)
     return sorted(outcomes, key=lambda outcome: outcome.entry.origin), counters
 
 
@@ -111,21 +111,21 @@ async def test_a_prompt_that_does_not_fit_fails_alone(config):
 @pytest.mark.parametrize("refusal", [QueueFull(3, 0), Unavailable("loading the model")])
 async def test_a_busy_server_is_asked_again(refusal):
     engine = BusyEngine(refusal, refusal)
-    async with door_of(engine) as door:
-        told = await door.keep(RULES)
+    async with client_of(engine) as server:
+        told = await server.keep(RULES)
     assert (told.num_tokens, told.num_cached, len(engine.requests)) == (10, 4, 3)
 
 
 async def test_patience_ends(config):
-    async with door_of(BusyEngine(QueueFull(3, 5)), patience_s=1.0) as door:
+    async with client_of(BusyEngine(QueueFull(3, 5)), patience_s=1.0) as server:
         with pytest.raises(Refused, match="status 429"):
-            await door.keep(RULES)
+            await server.keep(RULES)
 
 
 async def test_what_no_retry_mends_is_not_asked_again():
     engine = BusyEngine(RequestError("messages: no", param="messages"))
-    async with door_of(engine) as door:
-        outcome = await keep(RULES, door, is_verified=True)
+    async with client_of(engine) as server:
+        outcome = await keep(RULES, server, is_verified=True)
     assert (outcome.error, len(engine.requests)) == ("status 400: messages: no", 1)
 
 
@@ -134,22 +134,24 @@ async def test_the_counters_are_read_from_the_metrics():
     engine.cache = CacheStatus(
         written_bytes_total=7, evicted_total={"memory": 5, "disk": 3}, num_unwritten=2, degraded="x"
     )
-    async with door_of(engine) as door:
-        assert await door.counters() == Counters(7, 3, 2)
-        assert await door.fault() == "x"
+    async with client_of(engine) as server:
+        assert await server.counters() == Counters(7, 3, 2)
+        assert await server.fault() == "x"
 
 
 async def test_a_prefix_that_the_next_request_does_not_find_is_an_error():
-    async with door_of(ScriptedEngine()) as door:  # whatever is asked, 4 of 10 tokens are cached
-        outcome = await keep(RULES, door, is_verified=True)
+    async with client_of(
+        ScriptedEngine()
+    ) as server:  # whatever is asked, 4 of 10 tokens are cached
+        outcome = await keep(RULES, server, is_verified=True)
     assert "found 4 of 10 tokens" in outcome.error
 
 
 async def test_at_most_so_many_are_asked_at_a_time():
     engine, gate, outcomes = ScriptedEngine(), asyncio.Event(), []
     engine.opening = gate
-    async with door_of(engine) as door, asyncio.TaskGroup() as tasks:
-        running = warm([RULES] * 5, door, outcomes.append, parallel=2, verify="none")
+    async with client_of(engine) as server, asyncio.TaskGroup() as tasks:
+        running = warm([RULES] * 5, server, outcomes.append, parallel=2, verify="none")
         tasks.create_task(running)
         await engine.opened.wait()
         for _ in range(100):
@@ -174,8 +176,8 @@ def test_an_interrupt_is_told_in_a_line(capsys, interruptible):
                 signal.raise_signal(signal.SIGINT)
             return await super().open(request)
 
-    errand = Errand([RULES] * 3, door_of(Interrupted()), 1, "none")
-    assert run(errand, is_json=False) == EXIT_INTERRUPTED
+    job = Job([RULES] * 3, client_of(Interrupted()), 1, "none")
+    assert run(job, is_json=False) == EXIT_INTERRUPTED
     assert "1 of 3 prefixes are done" in capsys.readouterr().err
 
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from warm.door import Counters, Outcome
+from warm.client import Counters, Outcome
 from warm.entries import Entry
 from warm_cache import Report, as_json, as_text
 

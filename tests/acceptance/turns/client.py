@@ -20,7 +20,7 @@ from luceasync.text.history import History
 from luceasync.text.replay_check import ReplayCheck
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
-from scripts.warm.door import Door, keep
+from scripts.warm.client import WarmClient, keep
 from scripts.warm.entries import Entry
 from tests.acceptance.turns.servers import End, Servers
 
@@ -141,8 +141,8 @@ class Client:
         messages = [{"role": "system", "content": system}]
         entry = Entry("a flow", messages)
 
-        async def through(door: Door) -> None:
-            outcome = await keep(entry, door, is_verified=False)
+        async def through(server: WarmClient) -> None:
+            outcome = await keep(entry, server, is_verified=False)
             assert not outcome.error, outcome.error
 
         if not await self._servers.warm(through, through_server=through_server):

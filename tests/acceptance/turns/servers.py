@@ -19,7 +19,7 @@ from luceasync.config import Config, ServerConfig
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.server.app import create_app
-from scripts.warm.door import Door, open_directory
+from scripts.warm.client import WarmClient, open_directory
 
 End = Literal["settled", "at once", "in order"]
 
@@ -79,7 +79,7 @@ class Servers:
             self._end = "in order"
 
     async def warm(
-        self, through: Callable[[Door], Awaitable[None]], *, through_server: bool
+        self, through: Callable[[WarmClient], Awaitable[None]], *, through_server: bool
     ) -> bool:
         """Have something kept by a server that is asked over HTTP, or into its directory while none
         runs; whether there is where to keep it.
@@ -88,16 +88,16 @@ class Servers:
             if not self.has_directory:
                 return False
             await self._stop()
-            async with open_directory(self._config, None, None) as door:
-                await through(door)
-                self.num_written_bytes += (await door.written(60.0)).written_bytes
+            async with open_directory(self._config, None, None) as server:
+                await through(server)
+                self.num_written_bytes += (await server.written(60.0)).written_bytes
             return True
         if not self.keeps:
             return False
         app = create_app(await self.next(), ServerConfig())
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            await through(Door(client, cache_salt=None, patience_s=0.0))
+            await through(WarmClient(client, cache_salt=None, patience_s=0.0))
         return True
 
     async def close(self) -> None:
