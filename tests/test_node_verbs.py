@@ -1,4 +1,4 @@
-"""A node is saved, restored, exported, adopted and dropped: one verb for each act, on every level."""
+"""A node is saved, restored, exported, adopted and dropped: the same verbs on every level."""
 
 from __future__ import annotations
 

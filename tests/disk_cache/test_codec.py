@@ -16,11 +16,13 @@ from safetensors.numpy import save_file
 from luceasync.disk_cache import codec
 from luceasync.disk_cache.codec import (
     ITEM_BYTES,
+    NodePart,
     TensorEntry,
     decode_header,
     encode_header,
     file_order,
     header_bytes_at_most,
+    part_of,
 )
 from luceasync.errors import CorruptNode, ForeignNode
 from tests.disk_cache.node_files import (
@@ -310,3 +312,29 @@ def test_a_header_is_no_larger_than_was_counted_on(num_tensors: int) -> None:
     shapes = {f"ls63_conv_state.{i}": ("BF16", (1 << 20, 128, 256)) for i in range(num_tensors)}
     entries = [TensorEntry(name, *shape, "f" * 32) for name, shape in shapes.items()]
     assert len(encode_header(entries, METADATA)) <= header_bytes_at_most(num_tensors)
+
+
+PARTS_BY_NAME = {
+    "tokens": "span",
+    "ls0_attn_k.3": "span",
+    "ls12_attn_v.63": "span",
+    "ls0_conv.x": "span",
+    "ls0_conv.0": "state",
+    "ls1_delta.62": "state",
+    "snap_prefill_logits": "logits",
+    "kvflash_ledger": "ledger",
+    "dflash_feature_meta": "features",
+    "dflash_feature_data": "features",
+}
+
+
+@pytest.mark.parametrize(("name", "part"), PARTS_BY_NAME.items())
+def test_the_name_of_a_tensor_tells_its_part(name: str, part: str) -> None:
+    assert part_of(name, END_KINDS) is NodePart(part)
+
+
+def test_tokens_come_first_and_the_end_last() -> None:
+    sizes = {"ls0_delta.0": 64, "ls0_attn_k.1": 2, "snap_prefill_logits": 128, "tokens": 1, "x": 64}
+    entries = [TensorEntry(name, "U8", (size,), "") for name, size in sizes.items()]
+    names = [entry.name for entry in file_order(entries, END_KINDS)]
+    assert names == ["tokens", "x", "ls0_attn_k.1", "ls0_delta.0", "snap_prefill_logits"]

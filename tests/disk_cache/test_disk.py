@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luceasync.disk_cache.codec import encode_file
-from luceasync.disk_cache.disk import NUM_READERS, DiskTier
+from luceasync.disk_cache.disk import NUM_READERS, DiskTier, HungReads
 from luceasync.disk_cache.outcomes import Miss, WriteOutcome
 from luceasync.disk_cache.reader import NodeFile
 from luceasync.errors import ConfigError, CorruptNode
@@ -345,3 +345,24 @@ async def test_counters_say_what_was_done(tier: DiskTier, path: Path) -> None:
     assert (counters.reads, counters.hits, counters.bytes_read) == (3, 1, size)
     assert counters.misses == {"gone": 1, "corrupt": 1}
     assert counters.quarantined == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"), [(None, ""), (OSError("EIO"), "EIO"), (ValueError("given up"), "")]
+)
+async def test_the_first_that_comes_back_ends_it(fault, words):
+    heard: list[str] = []
+    hung = HungReads(heard.append)
+    calls: list[asyncio.Future] = [asyncio.get_running_loop().create_future() for _ in range(2)]
+    for call in calls:
+        hung.leave(call)
+    assert hung and heard == []
+    if fault is None:
+        calls[1].set_result(None)
+    else:
+        calls[1].set_exception(fault)
+    await asyncio.sleep(0)
+    assert not hung and heard == [words]
+    calls[0].set_exception(OSError("late"))
+    await asyncio.sleep(0)
+    assert heard == [words]

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
+import threading
+from io import FileIO
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from luceasync.disk_cache.files import FileSystem, allocate
+from luceasync.disk_cache.files import (
+    PIECE_BYTES,
+    SMALL_BYTES,
+    FileSystem,
+    FileThreads,
+    ThreadedFile,
+    allocate,
+    pieces,
+)
+from tests.disk_cache.faulty_files import hanging
 
 
 def test_memory_is_zero_writable_and_begins_on_a_page() -> None:
@@ -25,3 +39,60 @@ def test_what_a_directory_holds_is_told_by_name(tmp_path: Path) -> None:
     for name in "bca":
         (tmp_path / name).touch()
     assert [entry.name for entry in FileSystem().entries(tmp_path)] == ["a", "b", "c"]
+
+
+SIZES = [0, 1, SMALL_BYTES - 1, SMALL_BYTES, PIECE_BYTES, PIECE_BYTES + 1]
+
+
+@pytest.mark.slow
+@given(st.lists(st.sampled_from(SIZES), max_size=6))
+def test_pieces_are_the_buffers_bytes_in_order(sizes: list[int]) -> None:
+    buffers = [bytes([i + 1]) * size for i, size in enumerate(sizes)]
+    found = list(pieces(buffers))
+    assert b"".join(found) == b"".join(buffers)
+    assert max(map(len, found), default=0) <= PIECE_BYTES
+
+
+def test_small_buffers_are_joined_and_large_ones_not_copied() -> None:
+    small, large = b"s" * 4096, bytearray(2 * PIECE_BYTES)
+    joined, *views = pieces([small] * 8 + [large])
+    assert joined == small * 8
+    assert [view.obj is large for view in views] == [True, True]
+
+
+async def test_a_file_is_not_closed_under_a_call(tmp_path: Path, until: threading.Event) -> None:
+    threads, reached = FileThreads(), threading.Event()
+    raw = FileIO(tmp_path / "file", "wb")
+
+    async def hang() -> None:
+        async with ThreadedFile(threads, lambda: raw) as file:
+            await file.call(lambda: (reached.set(), until.wait()))
+
+    hanging = asyncio.create_task(hang())
+    await asyncio.to_thread(reached.wait)
+    hanging.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await hanging
+    assert not raw.closed
+    until.set()
+    await threads.close(60)
+    assert raw.closed
+
+
+async def test_a_disk_that_never_answers_does_not_hold_up_closing(until: threading.Event) -> None:
+    threads = FileThreads()
+    opening = ThreadedFile(threads, hanging(until))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01), opening:
+            pass
+    await threads.close(0.01)
+    assert not until.is_set()
+
+
+async def test_what_follows_a_file_happens_though_it_could_not_be_opened(tmp_path: Path) -> None:
+    threads, discarded = FileThreads(), threading.Event()
+    with pytest.raises(FileNotFoundError):
+        async with ThreadedFile(threads, lambda: FileIO(tmp_path / "no", "rb"), discarded.set):
+            pass
+    assert discarded.is_set()
+    await threads.close(60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import signal
@@ -9,14 +10,24 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from luceasync.host_cache.arena import ALIGNMENT_BYTES, PIECE_BYTES, Arena, WarmMemory
+from luceasync.host_cache.arena import (
+    ALIGNMENT_BYTES,
+    PIECE_BYTES,
+    Arena,
+    Holes,
+    PlainMemory,
+    WarmMemory,
+)
 
 CAPACITY_BYTES = 2 * PIECE_BYTES + PIECE_BYTES // 2
 
@@ -312,3 +323,60 @@ def test_threads_never_hold_the_same_bytes(arena: Arena):
     for thread in threads:
         thread.join()
     assert wrong == [] and arena.free_bytes == CAPACITY_BYTES
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_holes_are_what_was_given_and_not_taken(data: st.DataObject):
+    holes, free, taken = Holes(), set(), []
+    holes.give(0, 40)
+    free.update(range(40))
+    for _ in range(data.draw(st.integers(1, 25))):
+        if taken and data.draw(st.booleans()):
+            begin, end = taken.pop(data.draw(st.integers(0, len(taken) - 1)))
+            holes.give(begin, end)
+            free.update(range(begin, end))
+        else:
+            size = data.draw(st.integers(1, 12))
+            begin = holes.take(size)
+            fits = [a for a in range(40) if free.issuperset(range(a, a + size))]
+            assert begin == (min(fits) if fits else None)
+            if begin is not None:
+                taken.append((begin, begin + size))
+                free.difference_update(range(begin, begin + size))
+        found = list(holes)
+        assert {i for begin, end in found for i in range(begin, end)} == free
+        assert all(a[1] < b[0] for a, b in itertools.pairwise(found))
+        assert holes.num_bytes == len(free)
+
+
+@pytest.mark.parametrize("twice", [(2, 6), (5, 12), (0, 3)])
+def test_what_is_free_already_is_not_given(twice: tuple[int, int]):
+    holes = Holes()
+    holes.give(2, 8)
+    with pytest.raises(AssertionError, match="free already"):
+        holes.give(*twice)
+
+
+@pytest.mark.parametrize("num_bytes", [1, 4095, 4097, 5 << 20])
+def test_plain_memory_is_a_page_aligned_region_of_that_size(num_bytes: int):
+    region = PlainMemory().allocate(num_bytes)
+    assert region.nbytes == num_bytes and not region.readonly and region.format == "B"
+    assert address_of(region) % ALIGNMENT_BYTES == 0
+
+
+def test_plain_memory_goes_back_with_its_last_view():
+    region = PlainMemory().allocate(1 << 20)
+    mapping = weakref.ref(region.obj)
+    tensor = torch.frombuffer(region, dtype=torch.uint8)[100:200]
+    del region
+    assert mapping() is not None
+    del tensor
+    assert mapping() is None
+
+
+@pytest.mark.parametrize("num_bytes", [1 << 60, 1 << 63])
+def test_more_than_the_machine_has_is_a_memory_error(num_bytes: int):
+    with pytest.raises(MemoryError, match="no room for"):
+        PlainMemory().allocate(num_bytes)

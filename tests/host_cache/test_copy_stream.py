@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import pytest
 import torch
@@ -11,7 +12,16 @@ from hypothesis import strategies as st
 
 from luceasync.host_cache import copy_stream
 from luceasync.host_cache.arena import PIECE_BYTES
-from luceasync.host_cache.copy_stream import CopyJob, batches, pieces, wait_for
+from luceasync.host_cache.copy_stream import (
+    CopyJob,
+    CopyWaiter,
+    DoneTicket,
+    batches,
+    joined,
+    pieces,
+    wait_for,
+)
+from tests.host_cache.late import LateTicket
 
 
 @given(st.integers(1, 4 * PIECE_BYTES), st.integers(0, 3 * PIECE_BYTES))
@@ -62,3 +72,73 @@ def test_copies_that_nobody_queues_are_a_timeout_in_words(monkeypatch: pytest.Mo
     monkeypatch.setattr(copy_stream, "COPY_TIMEOUT_S", 0.01)
     with pytest.raises(TimeoutError, match=r"not begun and queued within 0\.01 s"):
         CopyJob(1, [], [], lambda number: None).synchronize()
+
+
+DEADLINE_S = 10.0
+
+
+class Copies:
+    """Over when a test says so."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.is_over = threading.Event()
+        self._error = error
+
+    def sleep(self) -> None:
+        assert self.is_over.wait(DEADLINE_S)
+        if self._error is not None:
+            raise self._error
+
+
+def test_each_is_told_after_it_is_over_also_where_it_has_failed():
+    arrivals, told = CopyWaiter("test"), []
+    copies = [Copies(), Copies(OSError("the device is gone")), Copies()]
+    for i, one in enumerate(copies):
+        arrivals.tell(one, lambda i=i: told.append(i))
+    assert told == []
+    for one in copies:
+        one.is_over.set()
+    arrivals.close()
+    assert told == [0, 1, 2]
+
+
+def test_another_thread_tells():
+    arrivals, threads, copies = CopyWaiter("test"), [], Copies()
+    arrivals.tell(copies, lambda: threads.append(threading.current_thread().name))
+    copies.is_over.set()
+    arrivals.close()
+    arrivals.close()
+    assert threads == ["test"]
+
+
+def test_what_has_arrived_is_told_at_once():
+    told: list[int] = []
+    ticket = DoneTicket()
+    ticket.when_done(lambda: told.append(1))
+    ticket.wait()
+    assert ticket.is_done and told == [1]
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
+def test_several_are_told_once_when_the_last_has_arrived(order):
+    tickets, told = [LateTicket() for _ in range(3)], []
+    both = joined([*tickets, DoneTicket()])
+    both.when_done(lambda: told.append(1))
+    for i in order:
+        assert not both.is_done and not told
+        tickets[i].arrive()
+    assert both.is_done and told == [1]
+
+
+def test_an_error_of_one_is_raised_where_somebody_waits_for_all():
+    good, bad = LateTicket(), LateTicket()
+    both = joined([good, bad])
+    good.arrive()
+    bad.arrive(OSError("the device is gone"))
+    assert both.is_done
+    with pytest.raises(OSError, match="the device is gone"):
+        both.wait()
+
+
+def test_of_nothing_nobody_has_to_wait():
+    assert joined([]).is_done

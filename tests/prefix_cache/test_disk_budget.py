@@ -16,7 +16,7 @@ from luceasync.disk_cache.disk import DiskTier
 from luceasync.disk_cache.files import FileSystem
 from luceasync.prefix_cache.disk_worker import DiskWorker
 from tests.disk_cache.tiers import tier_of
-from tests.prefix_cache.kept import Bench, TokenTarget
+from tests.prefix_cache.token_target import Bench, TokenTarget
 
 STATE_ITEMS = 8192
 STATE_FILE_BYTES = 8 * STATE_ITEMS + 2 * PAGE_BYTES

@@ -5,10 +5,27 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import hypothesis.strategies as st
 import pytest
+from hypothesis import given
 
-from luceasync.prefix_cache.lease import Lease
+from luceasync.prefix_cache.lease import (
+    MIN_LAST_TOKENS,
+    MIN_STATE_TOKENS,
+    Lease,
+    chunk_end,
+    chunk_ends,
+    fork_behind_tools,
+    fork_of,
+    marked_places,
+    min_state_tokens,
+    opener_of,
+    split_points,
+)
+from luceasync.prefix_cache.memory import NodeSize
 from luceasync.prefix_tree.policy import PrefillCut
+from tests.prefix_cache.test_cache import PROMPT, restarted, served, state_ends
+from tests.prefix_cache.token_target import Bench
 from tests.prompts import lease_of
 
 PACKAGE = Path(__file__).parents[2] / "luceasync"
@@ -141,3 +158,265 @@ def test_a_lease_has_one_owner():
 @pytest.mark.parametrize("line", ["lease.path = []", "lease.awaited.discard(k)", "g.lease.x += 1"])
 def test_who_writes_into_a_lease_is_found(line: str):
     assert len(writes_to_leases(line)) == 1
+
+
+@pytest.mark.parametrize(
+    ("begin", "num_tokens", "end"),
+    [
+        (0, 1, 1),
+        (0, 64, 64),
+        (0, 65, 64),
+        (64, 65, 65),
+        (10, 200, 64),
+        (63, 200, 64),
+        (64, 200, 128),
+    ],
+)
+def test_chunks_end_at_multiples(begin: int, num_tokens: int, end: int):
+    assert chunk_end(begin, num_tokens, 64) == end
+
+
+@given(st.integers(1, 2000), st.integers(1, 8).map(lambda n: 64 * n), st.data())
+def test_cuts_do_not_depend_on_where_prefill_began(num_tokens: int, chunk: int, data):
+    begin = data.draw(st.integers(0, num_tokens - 1))
+    cuts = []
+    while begin < num_tokens:
+        begin = chunk_end(begin, num_tokens, chunk)
+        cuts.append(begin)
+    assert cuts[-1] == num_tokens
+    assert all(cut % chunk == 0 for cut in cuts[:-1])
+
+
+def test_chunks_end_at_multiples_whatever_was_taken_up():
+    assert chunk_ends(0, 1000, 256) == [256, 512, 768, 1000]
+    assert chunk_ends(300, 1000, 256) == [512, 768, 1000]
+
+
+def test_a_turn_ends_a_chunk_and_the_next_multiple_stays():
+    assert chunk_ends(0, 600, 256, splits=(100,)) == [100, 256, 512, 600]
+
+
+def test_turns_that_follow_each_other_closely_are_run_in_one():
+    assert split_points([100, 120, 400], 1000, 512) == (100, 400)
+
+
+@pytest.mark.parametrize("opener", [996, 940])
+def test_what_opens_the_answer_is_run_with_what_is_before_it(opener: int):
+    assert split_points([opener], 1000, 512) == ()
+    assert split_points([100, 800, opener], 1000, 512) == (100, 800)
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "num_tokens", "opener"),
+    [
+        ([100, 996], 1000, 996),
+        ([100], 1000, None),  # the prompt ends within a turn
+        ([100, 1000], 1000, None),  # nothing opens an answer
+        ([60], 66, None),  # too little before it
+        ([], 1000, None),
+    ],
+)
+def test_the_answer_is_opened_after_the_last_turn(boundaries, num_tokens, opener):
+    assert opener_of(boundaries, num_tokens) == opener
+
+
+def test_no_other_turn_is_a_chunk_that_ends_with_the_prompt():
+    assert MIN_LAST_TOKENS > 4
+    assert split_points([996, 1000], 1000, 512) == ()
+
+
+@given(st.integers(0, 900), st.integers(1, 900), st.lists(st.integers(1, 900), max_size=5))
+def test_from_a_chunks_end_on_the_chunks_are_those_of_a_run_from_the_start(begin, more, turns):
+    num_tokens = begin + more
+    splits = split_points(sorted(turns), num_tokens, 128)
+    whole = chunk_ends(0, num_tokens, 128, splits)
+    start = max([0, *(end for end in whole if end <= begin)])
+    assert chunk_ends(start, num_tokens, 128, splits) == [end for end in whole if end > start]
+    assert chunk_end(num_tokens - 1, num_tokens, 128, splits) == num_tokens
+
+
+def test_the_place_is_the_last_multiple_of_64_that_both_share():
+    assert fork_of(5000, 5100, 4096, [], 256) == 4992
+
+
+@pytest.mark.parametrize(
+    ("num_shared", "known_end", "turns"),
+    [
+        (5100, 4096, []),  # all of the prompt was seen: nothing parts
+        (5000, 4800, []),  # a state is near: it is known up to there
+        (5000, 0, [4900, 5060]),  # a turn ends near
+        (5000, 0, [4995]),  # or between the place and where they part
+        (200, 0, []),  # little is shared at all
+        (0, 4096, []),  # what it goes on from has been forgotten since
+    ],
+)
+def test_no_state_where_it_saves_little(num_shared, known_end, turns):
+    assert fork_of(num_shared, 5100, known_end, turns, 256) is None
+
+
+def test_a_turns_end_behind_the_place_does_not_serve_who_parts_there():
+    assert fork_of(5000, 5100, 4096, [5010], 256) == 4992
+
+
+def test_a_large_state_must_save_more():
+    assert min_state_tokens(NodeSize(1024, 0)) == MIN_STATE_TOKENS
+    assert min_state_tokens(NodeSize(1024, 1024 * 8 * 400)) == 400
+
+
+@pytest.mark.parametrize(
+    ("tools_end", "fork"), [(None, None), (0, None), (299, None), (330, 320), (1000, None)]
+)
+def test_behind_tools_that_are_long_enough_there_is_a_fork(tools_end, fork):
+    assert fork_behind_tools(tools_end, 900, 300) == fork
+
+
+@given(st.integers(0, 900), st.integers(1, 900), st.integers(0, 900), st.lists(st.integers(1, 900)))
+def test_it_lies_within_what_is_shared_and_run(num_shared, num_tokens, known_end, turns):
+    fork = fork_of(num_shared, num_tokens, known_end, turns, 64)
+    if fork is not None:
+        assert known_end + 64 <= fork <= num_shared < num_tokens
+        assert num_shared - fork < 64 and not any(fork - 64 < turn <= fork for turn in turns)
+
+
+# --- what comes of it ----------------------------------------------------------------------------
+
+
+def parting(last: int, num_shared: int = 900) -> list[int]:
+    """A first turn that parts from others of its kind after `num_shared` tokens."""
+    return [*(PROMPT * 3)[:num_shared], *[last] * 100, *[7] * 40]
+
+
+def test_where_two_prompts_part_within_a_turn_the_third_goes_on():
+    bench = Bench()
+    assert [bench.serve(parting(last), 1000) for last in (0, 5, 6)] == [0, 0, 896]
+
+
+def test_what_prompts_share_that_part_within_a_turn_is_written_twice_not_by_each_of_them():
+    bench, new_tokens = Bench(recurrent=False), []
+    for last in (0, 5, 6, 8):
+        before = {node.key for node in bench.index}
+        bench.serve(parting(last), 1000)
+        new = [len(node.tokens) for node in bench.index if node.key not in before]
+        new_tokens.append(sum(new))
+    bench.disk.deliver_all(bench.prefixes)
+    assert new_tokens == [1040, 1040, 144, 144]
+
+
+def test_it_does_so_after_a_restart_too():
+    bench = Bench()
+    for last in (0, 5):
+        bench.serve(parting(last), 1000)
+    bench.disk.deliver_all(bench.prefixes)
+    assert restarted(bench).serve(parting(6), 1000) == 896
+
+
+def test_a_restart_between_them_hides_no_fork():
+    bench = served(Bench())
+    bench.serve(parting(0), 1000)
+    bench.disk.deliver_all(bench.prefixes)
+    after = restarted(bench)
+    assert [after.serve(parting(last), 1000) for last in (5, 6)] == [300, 896]
+
+
+def test_of_prompts_that_part_and_come_at_once_the_third_waits_for_the_second():
+    bench = Bench()
+    first, second, third = (bench.lease(parting(last), 1000) for last in (0, 5, 6))
+    assert bench.prefixes.prepare(first, [])
+    bench.prefixes.restore(first, 0)
+    assert bench.prefixes.prepare(second, [first])  # of what the first keeps nothing serves
+    bench.prefixes.restore(second, 1)
+    assert not bench.prefixes.prepare(third, [first, second])
+    bench.prefill(second, 1)
+    assert bench.start(third, 2) == 896
+
+
+def test_prompts_that_share_little_leave_no_state_for_it():
+    bench = Bench()
+    for last in (0, 5):
+        bench.serve(parting(last, num_shared=63), 163)
+    assert bench.ends("memory") == {163: True, 203: True}
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_the_second_prompt_with_the_same_tools_goes_on_behind_them(recurrent: bool):
+    bench = Bench(recurrent=recurrent)
+    first, second = ([*PROMPT[:200], *[last] * 100] for last in (0, 5))
+    bench.serve(first, 280, tools_end=200)
+    bench.disk.deliver_all(bench.prefixes)
+    assert 192 in (state_ends(bench) if recurrent else bench.ends("disk"))
+    assert restarted(bench).serve(second, 280, tools_end=200) == 192
+    assert bench.serve(second, 280, tools_end=200) == 192
+
+
+def test_the_state_of_a_fork_stays_while_the_conversation_behind_it_grows():
+    bench = Bench(interval_tokens=320, disk_bytes=None)
+    bench.serve(parting(0), 1000)
+    bench.serve([*parting(5), *PROMPT * 4], 1000)
+    assert bench.ends("memory")[896]
+
+
+CHUNK_ENDS = (512, 1024, 1536, 1600)
+
+
+def places(*marks: int, begin: int = 0, opener: int | None = None, turns=(), min_tokens=64):
+    return marked_places(
+        marks, begin, CHUNK_ENDS, opener=opener, turns=turns, min_tokens=min_tokens
+    )
+
+
+@pytest.mark.parametrize(
+    ("marks", "expected"),
+    [
+        ((300,), (256,)),
+        ((512,), (512,)),  # between two chunks
+        ((530,), (512,)),
+        ((300, 400), (384,)),  # one in a chunk
+        ((300, 700), (256, 640)),
+        ((30,), ()),  # saves nothing
+        ((1600, 9999), ()),  # the prompt's end is kept anyway
+    ],
+)
+def test_a_place_is_shortly_before_its_mark(marks, expected):
+    assert places(*marks) == expected
+
+
+def test_what_is_there_already_is_not_kept_again():
+    assert places(300, begin=300) == () and places(700, begin=640) == ()
+    assert places(300, turns=[250]) == ()
+    assert places(300, turns=[350]) == (256,)
+
+
+def test_a_chunk_has_one_place_and_the_opener_comes_first():
+    assert places(300, opener=500) == ()
+    assert places(530, opener=700) == (512,)
+
+
+@given(
+    marks=st.lists(st.integers(-5, 1700), max_size=6),
+    begin=st.integers(0, 1500),
+    opener=st.none() | st.integers(64, 1600),
+    turns=st.lists(st.integers(1, 1599), max_size=3),
+)
+def test_places_lie_in_chunks_of_their_own_and_before_marks(marks, begin, opener, turns):
+    ends = [end for end in CHUNK_ENDS if end > begin]
+    found = marked_places(marks, begin, ends, opener=opener, turns=turns, min_tokens=64)
+    within = [place for place in found if place not in ends]
+    for place in found:
+        assert begin + 64 <= place < 1600 and any(place <= mark < place + 64 for mark in marks)
+    chunks = [sum(end <= place for end in ends) for place in within]
+    assert len(set(chunks)) == len(chunks)
+    if opener is not None:
+        assert sum(end <= opener for end in ends) not in chunks
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_marks_move_no_end_of_a_chunk(recurrent: bool):
+    leases = [lease_of(range(2000), 980, 1990, marks=marks) for marks in ((), (300, 700, 1500))]
+    for lease in leases:
+        lease.plan_prefill(
+            0, recurrent=recurrent, chunk_tokens=512, interval_tokens=4096, min_fork_tokens=64
+        )
+    plain, marked = leases
+    assert marked.splits == plain.splits
+    more = {256, 640, 1472} if recurrent else set()
+    assert {cut.end for cut in marked.cuts} - {cut.end for cut in plain.cuts} == more

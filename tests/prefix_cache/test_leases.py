@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from luceasync.host_cache.nodes import NodeSizes
-from tests.prefix_cache.kept import STATE_BYTES, TOKEN_BYTES, Bench
+from tests.prefix_cache.token_target import STATE_BYTES, TOKEN_BYTES, Bench
 
 PROMPT = [1, 2, 3, 4] * 75
 

@@ -17,7 +17,7 @@ from luceasync.prefix_cache.memory import (
     NodeSize,
     UnreadFeatures,
 )
-from tests.prefix_cache.kept import STATE_BYTES, TOKEN_BYTES, VOCAB_SIZE, TokenTarget
+from tests.prefix_cache.token_target import STATE_BYTES, TOKEN_BYTES, VOCAB_SIZE, TokenTarget
 from tests.whole_lanes import PagelessLanes
 
 TOKEN_IDS = array("i", [3, 1, 4, 1, 5])

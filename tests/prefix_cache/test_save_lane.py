@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from luceasync.host_cache.arena import Holes
-from tests.prefix_cache.kept import Bench
+from tests.prefix_cache.token_target import Bench
 
 PROMPT = [1, 2, 3, 4] * 75
 

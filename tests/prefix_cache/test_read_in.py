@@ -11,7 +11,7 @@ from luceasync.disk_cache.outcomes import Miss
 from luceasync.models.mixers import END_KINDS
 from luceasync.nodes import MissReason
 from luceasync.prefix_cache.disk_orders import FetchedNode, ReadOrder
-from tests.prefix_cache.kept import STATE_BYTES, TOKEN_BYTES, Bench
+from tests.prefix_cache.token_target import STATE_BYTES, TOKEN_BYTES, Bench
 
 PROMPT = [1, 2, 3] * 40
 WHOLE = frozenset({NodePart.SPAN, NodePart.STATE, NodePart.LOGITS})

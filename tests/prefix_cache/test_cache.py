@@ -8,7 +8,7 @@ import torch
 from luceasync.disk_cache.outcomes import Miss
 from luceasync.host_cache.nodes import NodeSizes
 from luceasync.prefix_tree.node import tenant_key
-from tests.prefix_cache.kept import FAULT, GONE, TOKEN_BYTES, Bench
+from tests.prefix_cache.token_target import FAULT, GONE, TOKEN_BYTES, Bench
 
 PROMPT = [1, 2, 3, 4] * 75
 

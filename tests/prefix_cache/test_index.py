@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import time
+from array import array
 from dataclasses import replace
 
 import pytest
 
+from luceasync.kv.pages import CHUNK_TOKENS
+from luceasync.nodes import NodeKey
 from luceasync.prefix_cache import index as module
-from luceasync.prefix_cache.index import ORPHAN_AGE_S, Limits, NodeIndex, Retention
+from luceasync.prefix_cache.index import (
+    ORPHAN_AGE_S,
+    EvictionMisses,
+    Limits,
+    NodeIndex,
+    OwnerlessFiles,
+    Retention,
+)
 from luceasync.prefix_tree.node import Node, node_key, pack_tokens, tenant_key
-from tests.prefix_cache.kept import DISK, MEMORY
+from tests.prefix_cache.token_target import DISK, MEMORY
 
 TENANT, OTHER = tenant_key("one"), tenant_key("two")
 
@@ -192,9 +202,58 @@ def test_old_files_without_a_parent_are_collected(held, body, monkeypatch):
     monkeypatch.setattr(module.time, "time", lambda: 2 * ORPHAN_AGE_S)
     lost = node([2], node([1]), saved_at_s=1.0)
     fresh = node([3], node([1]), saved_at_s=1.5 * ORPHAN_AGE_S)
-    held.files_changed(
-        [lost, fresh], [], is_whole=False
-    )  # what they continue may only be unreadable now
+    held.files_changed([lost, fresh], [], is_whole=False)  # their parents may be unreadable now
     assert body.removed == []
     held.files_changed([], [])
     assert body.removed == [lost.key]
+
+
+NODE = NodeKey(b"n" * 32)
+TOKENS = array("i", range(3 * CHUNK_TOKENS))
+
+
+def test_who_goes_on_alike_is_told():
+    misses = EvictionMisses()
+    misses.add((TENANT, NODE), TOKENS)
+    assert misses.matches((TENANT, NODE), TOKENS[: CHUNK_TOKENS + 1])
+    assert not misses.matches((TENANT, NODE), TOKENS[1:])
+    assert not misses.matches((TENANT, NODE), TOKENS[: CHUNK_TOKENS - 1])
+    assert not misses.matches((TENANT, None), TOKENS)
+    assert not misses.matches((OTHER, NODE), TOKENS)
+
+
+def test_only_the_newest_places_are_known():
+    misses = EvictionMisses(max_entries=2)
+    for tenant in (TENANT, OTHER, TENANT, b"x" * 32):
+        misses.add((tenant, None), TOKENS)
+    assert len(misses) == 2
+    assert misses.matches((TENANT, None), TOKENS)
+    assert not misses.matches((OTHER, None), TOKENS)
+
+
+def test_bytes_are_those_of_the_nodes_that_are_here():
+    ownerless, first, second = OwnerlessFiles(), node([1]), node([2])
+    for one in (first, second, replace(first, num_bytes=200)):
+        ownerless.add(one)
+    assert (len(ownerless), ownerless.num_bytes) == (2, 210 + 110)
+    for key in (second.key, second.key, b"another"):
+        ownerless.discard(key)
+    assert (list(ownerless), ownerless.num_bytes) == ([replace(first, num_bytes=200)], 210)
+
+
+def test_an_end_goes_without_its_rows():
+    ownerless, file = OwnerlessFiles(), replace(node([1]), state_tiers=DISK, state_bytes=50)
+    ownerless.add(replace(file, tiers=DISK))
+    ownerless.drop_end(file.key)
+    assert ownerless.num_bytes == file.num_bytes
+    assert not next(iter(ownerless)).state_tiers
+
+
+def test_an_orphan_is_old_and_its_parent_nowhere():
+    ownerless, root = OwnerlessFiles(), node([1], saved_at_s=5.0)
+    lost = node([2], node([9]), saved_at_s=5.0)
+    kept = [root, node([3], root, saved_at_s=5.0), node([4], node([8]), saved_at_s=50.0)]
+    for one in (lost, *kept):
+        ownerless.add(one)
+    assert ownerless.orphans(set(), 10.0) == [lost.key]
+    assert ownerless.orphans({lost.parent}, 10.0) == []

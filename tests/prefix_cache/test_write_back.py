@@ -7,7 +7,7 @@ import pytest
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.prefix_cache.tenants import NO_TENANT
 from luceasync.prefix_cache.write_back import MAX_WRITING
-from tests.prefix_cache.kept import FAULT, GONE, Bench
+from tests.prefix_cache.token_target import FAULT, GONE, Bench
 
 PROMPT = [1] * 300
 DISK_IS_FULL = GONE
