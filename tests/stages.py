@@ -32,5 +32,5 @@ def in_stages(num_stages: int) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "named_devices", enough)
-        patch.setattr(plan, "group_shards", lambda shards: even_stages(len(shards), num_stages))
+        patch.setattr(plan, "stages_of", lambda shards: even_stages(len(shards), num_stages))
         yield

@@ -54,7 +54,7 @@ def planned(model_dir: Path, num_stages: int, num_shards: int) -> Plan:
 
 
 @pytest.fixture
-def open_groups() -> Iterator:
+def open_stages() -> Iterator:
     opened = []
 
     def open_backend(model_dir: Path, num_stages: int, num_shards: int = 3) -> LayerSplitBackend:
@@ -113,34 +113,34 @@ def turn(backend: LayerSplitBackend, *, mark: int | None = MARK) -> Tensor:
     return torch.cat(seen)
 
 
-def test_the_state_within_a_chunk_is_that_between_two(tiny_dir: Path, open_groups):
-    backend = open_groups(tiny_dir, 1, 1)
+def test_the_state_within_a_chunk_is_that_between_two(tiny_dir: Path, open_stages):
+    backend = open_stages(tiny_dir, 1, 1)
     torch.testing.assert_close(turn(backend), turn(backend, mark=None), rtol=1e-5, atol=1e-5)
 
 
-def test_the_state_within_a_chunk_is_that_of_one_group(
-    tiny_dir: Path, open_groups, num_stages: int
+def test_the_state_within_a_chunk_is_that_of_one_stage(
+    tiny_dir: Path, open_stages, num_stages: int
 ):
-    assert torch.equal(turn(open_groups(tiny_dir, num_stages)), turn(open_groups(tiny_dir, 1)))
+    assert torch.equal(turn(open_stages(tiny_dir, num_stages)), turn(open_stages(tiny_dir, 1)))
 
 
-def test_the_numbers_are_those_of_one_group(tiny_dir: Path, open_groups, num_stages: int):
-    backend = open_groups(tiny_dir, num_stages)
-    assert torch.equal(life(backend), life(open_groups(tiny_dir, 1)))
+def test_the_numbers_are_those_of_one_stage(tiny_dir: Path, open_stages, num_stages: int):
+    backend = open_stages(tiny_dir, num_stages)
+    assert torch.equal(life(backend), life(open_stages(tiny_dir, 1)))
     assert backend.num_shards == (3, 0)
     ends = even_stages(3, num_stages)
     assert [stage.num_shards for stage in backend._stages] == [(e - b, 0) for b, e in ends]
 
 
-def test_a_tied_head_may_be_in_another_group_than_the_embedding(
-    family: str, tmp_path: Path, open_groups
+def test_a_tied_head_may_be_in_another_stage_than_the_embedding(
+    family: str, tmp_path: Path, open_stages
 ):
     folder = tiny.save(tiny.build(family, tied=True), tmp_path)
-    assert torch.equal(life(open_groups(folder, 2, 2)), life(open_groups(folder, 1, 1)))
+    assert torch.equal(life(open_stages(folder, 2, 2)), life(open_stages(folder, 1, 1)))
 
 
-def test_nodes_go_between_one_group_and_several(tiny_dir: Path, open_groups, num_stages: int):
-    one, several = open_groups(tiny_dir, 1, 1), open_groups(tiny_dir, num_stages)
+def test_nodes_go_between_one_stage_and_several(tiny_dir: Path, open_stages, num_stages: int):
+    one, several = open_stages(tiny_dir, 1, 1), open_stages(tiny_dir, num_stages)
     life(one)
     life(several)
     for source, target in ((one, several), (several, one)):
@@ -163,7 +163,7 @@ class NotingSource:
         return self._source.read(name, shape)
 
 
-def test_a_group_reads_its_own_shards_only(tiny_dir: Path):
+def test_a_stage_reads_its_own_shards_only(tiny_dir: Path):
     spec, plan = read_spec(tiny_dir), planned(tiny_dir, 3, 3)
     read: list[set[str]] = []
     for number in range(3):
@@ -177,7 +177,7 @@ def test_a_group_reads_its_own_shards_only(tiny_dir: Path):
     assert read[0].isdisjoint(read[1]) and read[2].isdisjoint(read[0] | read[1])
 
 
-def test_groups_are_even_and_none_is_empty():
+def test_stages_are_even_and_none_is_empty():
     assert even_stages(5, 2) == ((0, 2), (2, 5))
     assert even_stages(2, 3) == ((0, 1), (1, 2))
 

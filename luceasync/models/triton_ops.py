@@ -67,7 +67,7 @@ class TritonOps:
         return row_kernels.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
 
     def row_indices(self, positions: Tensor, lanes: Tensor, absent: Tensor) -> Tensor:
-        return position_kernels.ranks(positions, lanes, absent)
+        return position_kernels.row_indices(positions, lanes, absent)
 
     def trees(self, parents: Tensor, reach: int) -> Trees:
         return Trees(*tree_kernels.trees(parents, reach))

@@ -1,4 +1,4 @@
-"""Where rows lie: a slice while pages are in order, exact places otherwise."""
+"""Places of rows: a slice while pages are in order, else exact indices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NUM_LANES, NUM_PAGES = 3, 4
 
 @dataclass(frozen=True)
 class Kept:
-    """What a kind of layer keeps."""
+    """The state of a kind of layer."""
 
     rows: tuple[StateTensor, ...] = ()
     end: tuple[StateTensor, ...] = ()
@@ -144,7 +144,7 @@ def test_a_lane_that_is_reset_has_nothing_of_what_it_had():
 
 
 def test_the_table_stays_one_tensor():
-    """Captured graphs hold its address."""
+    """Captured graphs hold the table's address."""
     cache = make_cache()
     address = cache.tables.data_ptr()
     cache.place([PageEvent(0, 0, 1)])

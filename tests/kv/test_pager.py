@@ -1,4 +1,4 @@
-"""What a pager says of lanes: what must be saved, what moves, what may be kept."""
+"""A pager's plans: what must be saved, what moves, and what equals full attention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def pager(**fields: Any) -> KvFlashPager:
 
 
 def grow(lanes: KvFlashPager, lane: int, num_tokens: int) -> list[tuple[int, int]]:
-    """Chunk by chunk; the spans that had to be saved."""
+    """Grow a lane chunk by chunk; returns the spans that had to be saved."""
     saved = []
     for end in range(64, num_tokens + 1, 64):
         growth = lanes.plan_growth(lane, end)
@@ -58,7 +58,7 @@ def test_what_a_node_holds_is_no_lanes_own_any_more():
     lanes.mark_saved(0, 0, 64)
     lanes.mark_saved(0, 64, 192)
     lanes.mark_in_node(0, 0, 128)
-    assert lanes.num_own_tokens == 128  # in one piece, of which the node has not all
+    assert lanes.num_own_tokens == 128  # one span, which the node holds in part
     lanes.mark_in_node(0, 128, 300)
     assert lanes.num_own_tokens == 128
     lanes.mark_in_node(0, 0, 300)
@@ -75,7 +75,7 @@ def test_a_node_that_leaves_a_gap_holds_nothing_of_use():
 def test_nothing_has_changed_until_it_is_done():
     lanes = pager()
     grow(lanes, 0, NUM_PAGES * 64)
-    for _ in range(2):  # as when the first one could not be saved
+    for _ in range(2):  # as if the first could not be saved
         assert lanes.plan_growth(0, NUM_PAGES * 64 + 1).unsaved == (0, 128)
     assert lanes.num_absent(0) == 0 and lanes.num_own_tokens == 0
 

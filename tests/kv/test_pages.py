@@ -1,4 +1,4 @@
-"""Every chunk gets a page of its own, in the order that was asked for, and gives it back."""
+"""Each chunk gets its own page, in the given order, and returns it."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def test_its_repr_tells_the_pages_in_use():
 
 @given(steps=st.lists(st.integers(0, 512), max_size=20), order=st.permutations(range(8)))
 def test_the_events_of_any_growth_are_the_map(steps: list[int], order: list[int]):
-    pages, told = PageMap(1, 8, order), {}
+    pages, seen = PageMap(1, 8, order), {}
     for num_tokens in steps:
         for event in pages.extend(0, num_tokens):
-            assert told.setdefault(event.chunk, event.page) == event.page
+            assert seen.setdefault(event.chunk, event.page) == event.page
     assert pages.pages(0) == tuple(order[: num_chunks(max(steps, default=0))])
-    assert told == dict(enumerate(pages.pages(0)))
+    assert seen == dict(enumerate(pages.pages(0)))

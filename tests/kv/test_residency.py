@@ -1,4 +1,4 @@
-"""The map of one lane, beside a model that is a plain list of what is where."""
+"""The map of one lane, compared with a plain list of chunks and pages."""
 
 from __future__ import annotations
 

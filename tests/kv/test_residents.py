@@ -1,4 +1,4 @@
-"""Ranks, places and what is missing, beside a list of a lane's rows."""
+"""Row indices, places and absent tokens, compared with a list of a lane's rows."""
 
 from __future__ import annotations
 

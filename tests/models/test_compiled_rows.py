@@ -1,4 +1,4 @@
-"""Compiled norms and heads are torch's, and a row's bits are its own."""
+"""Compiled norms and heads equal torch's; a row's bits do not depend on other rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A path that is no model directory is refused in words that say what to do."""
+"""A path that is not a model directory is refused with advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who computes without gradients says so once."""
+"""Nested calls enter inference mode once."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_what_is_made_inside_has_no_gradients_and_outside_nothing_has_changed() 
     assert outer(x) and is_inference(x) and not (x + 1).is_inference()
 
 
-def test_who_is_inside_does_not_enter_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_inner_call_does_not_enter_again(monkeypatch: pytest.MonkeyPatch) -> None:
     entered, enter = [], torch.inference_mode.__enter__
 
     def heard(self: torch.inference_mode) -> None:

@@ -1,4 +1,4 @@
-"""Weights are checked, read once, only where they are needed, in the dtype that was asked for."""
+"""Weights are checked, then read once, where they are needed, in the requested dtype."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class NotingSource:
-    """Reads like the source inside, and notes the names."""
+    """Reads from the source inside, and records the names."""
 
     def __init__(self, inner: TensorSource) -> None:
         self.inner, self.names = inner, set[str]()
@@ -132,7 +132,7 @@ def test_a_missing_tensor_is_named(two_files: Path):
 
 
 @pytest.mark.parametrize("shape", [(3, 2), (6,), (2, 3, 1), ()])
-def test_a_wrong_shape_is_told_with_what_was_expected(two_files: Path, shape: Shape):
+def test_a_wrong_shape_is_refused_with_the_expected_one(two_files: Path, shape: Shape):
     with open_checkpoint(two_files) as checkpoint, pytest.raises(ModelError) as caught:
         checkpoint.read("a", shape)
     assert f"'a' has shape (2, 3), expected {shape}" in str(caught.value)
@@ -189,10 +189,10 @@ def wanted_bytes(model_dir: Path, layers: range, ends: tuple[str, ...]) -> dict[
         (2, range(3, 4), ("model.norm.", "lm_head.")),
     ],
 )
-def test_only_the_tensors_of_the_range_are_read_and_each_byte_told_once(
+def test_only_the_tensors_of_the_range_are_read_and_each_byte_is_reported_once(
     tiny_dir: Path, index, layers, ends
 ):
-    told: list[int] = []
+    read: list[int] = []
     plan = plan_of(tiny_dir)
     with open_checkpoint(tiny_dir) as checkpoint:
         source = NotingSource(checkpoint)
@@ -202,25 +202,25 @@ def test_only_the_tensors_of_the_range_are_read_and_each_byte_told_once(
             plan.shards[index],
             CpuPlatform(),
             source,
-            told.append,
+            read.append,
             memory=PlainMemory(),
         )
     shard.close()
     wanted = wanted_bytes(tiny_dir, layers, ends)
     assert source.names == set(wanted)
-    assert sum(told) == sum(wanted.values())
+    assert sum(read) == sum(wanted.values())
 
 
 def test_progress_counts_the_bytes_that_are_stored_not_those_made_of_them(tmp_path: Path):
     tensors = {"m": torch.ones(3, 5).double(), "v": torch.ones(7).bfloat16()}
     save_file(tensors, tmp_path / "model.safetensors")
-    told: list[int] = []
+    read: list[int] = []
     with open_checkpoint(tmp_path) as checkpoint:
         place = WeightPlacement(TorchOps(), CPU, torch.float32)
-        reader = TensorReader(checkpoint, None, place, told.append)
+        reader = TensorReader(checkpoint, None, place, read.append)
         reader.stacked([TensorPart("m")], {"m": (3, 5)})
         reader.vector("v", (7,))
-    assert told == [3 * 5 * 8, 7 * 2]
+    assert read == [3 * 5 * 8, 7 * 2]
 
 
 # --- random weights -----------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def test_random_weights_follow_from_the_seed():
 
 
 def test_random_weights_are_the_same_in_whatever_order_they_are_read():
-    """So that the shards of a model may be read by several processes."""
+    """So several processes may read the shards of a model."""
     names = ["a", "b", "c"]
     forwards, backwards = RandomSource(torch.float32, CPU), RandomSource(torch.float32, CPU)
     first = {name: forwards.read(name, (4, 6)) for name in names}

@@ -1,4 +1,4 @@
-"""The operations against float64."""
+"""The operations compared with float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packed weights give the products of plain ones, and a row does not feel the rows beside it."""
+"""Packed weights give the products of plain ones; a row does not depend on others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ import torch
 
 from luceasync.models import packed_ops
 from luceasync.models.ops import TorchOps
-from luceasync.models.packed_ops import CACHE_VARIABLES, MAX_PRODUCTS, PackedOps, PackedTable, can_pack
+from luceasync.models.packed_ops import (
+    CACHE_VARIABLES,
+    MAX_PRODUCTS,
+    PackedOps,
+    PackedTable,
+    can_pack,
+)
 from tests.half_precision import needs_bf16
 
 pytestmark = pytest.mark.skipif(not can_pack(), reason="this build of torch has no oneDNN")
@@ -82,7 +88,7 @@ def test_in_bf16_that_holds_for_a_single_row_too():
 
 @pytest.mark.slow
 def test_few_compiled_products_are_kept():
-    """The first of more is compiled again; oneDNN tells so, in a process of its own."""
+    """Beyond the limit the first product is compiled again, says oneDNN's log."""
     program = f"""if True:
         import torch
         from luceasync.models.packed_ops import limit_product_caches

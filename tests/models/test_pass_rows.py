@@ -1,4 +1,4 @@
-"""Rows are filled up to few numbers of them, and by little."""
+"""Numbers of rows are rounded up to few values, and by little."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ MakeBackend = Callable[..., LayerSplitBackend]
 
 @pytest.fixture
 def make_backend() -> Iterator[MakeBackend]:
-    """Load a backend in float32 on logical CPU devices, or on those named; closed after it."""
+    """Loads backends in float32 on CPU devices, or on those named; closes them after the test."""
     backends = []
 
     def make(

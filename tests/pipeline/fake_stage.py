@@ -1,6 +1,6 @@
-"""A stage that computes nothing: it writes down what it is told, and gives what a test can foresee.
+"""A stage that computes nothing: it records its calls, and returns what a test can predict.
 
-Its activation is what it is given, times ten, plus its number: 3 through stages 0 and 1 is 301.
+Its activation is its input times ten plus its number: 3 through stages 0 and 1 is 301.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 from tests.host_cache.late import LateTicket
 
-Told = list[tuple]  # of all stages, in order: (stage, verb, what matters of the arguments)
+Calls = list[tuple]  # of all stages, in order: (stage, method, the arguments that matter)
 
 
 class FakeStage:
@@ -31,33 +31,33 @@ class FakeStage:
     none of which arrives by itself.
     """
 
-    def __init__(self, plan: Plan, number: int, told: Told) -> None:
+    def __init__(self, plan: Plan, number: int, calls: Calls) -> None:
         self.number = number
         self.shards = range(*plan.stages[number])
         self.layers = range(plan.shards[self.shards[0]].begin, plan.shards[self.shards[-1]].end)
         self.is_first, self.is_last = number == 0, number == len(plan.stages) - 1
         self.fails: dict[str, Exception] = {}
         self.tickets: list[LateTicket] = []
-        self.passes = FakePasses(self, told)
-        self.nodes = [FakeNodes(self, plan, shard, told) for shard in self.shards]
+        self.passes = FakePasses(self, calls)
+        self.nodes = [FakeNodes(self, plan, shard, calls) for shard in self.shards]
         self.is_closed = False
-        self._told = told
+        self._calls = calls
 
     @property
     def num_shards(self) -> tuple[int, int]:
         return 0, len(self.shards)
 
     def synchronize(self) -> None:
-        self._told.append((self.number, "synchronize", None))
+        self._calls.append((self.number, "synchronize", None))
 
     def raise_if_failed(self) -> None:
-        self._told.append((self.number, "raise_if_failed", None))
+        self._calls.append((self.number, "raise_if_failed", None))
 
     def check_alive(self) -> None:
-        self._told.append((self.number, "check_alive", None))
+        self._calls.append((self.number, "check_alive", None))
 
     def restart_failed(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
-        self._told.append((self.number, "restart_failed", None))
+        self._calls.append((self.number, "restart_failed", None))
         return False
 
     def close(self) -> None:
@@ -65,11 +65,11 @@ class FakeStage:
 
 
 class FakePasses:
-    """See luceasync.pipeline.passes.Passes."""
+    """Passes that record their calls."""
 
-    def __init__(self, stage: FakeStage, told: Told) -> None:
+    def __init__(self, stage: FakeStage, calls: Calls) -> None:
         self._group = stage
-        self._told = told
+        self._calls = calls
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         x = self._run("prefill", batch, given)
@@ -118,7 +118,7 @@ class FakePasses:
         self._hear("recall", len(places))
 
     def start_probe(self, lane: int, num_tokens: int) -> None:
-        self._hear("look", num_tokens)
+        self._hear("start_probe", num_tokens)
 
     def attention_mass(self, lane: int) -> AttentionMass:
         return AttentionMass(torch.zeros(1), 0.0)
@@ -132,22 +132,22 @@ class FakePasses:
         return x * 10 + self._group.number
 
     def _hear(self, verb: str, what: object) -> None:
-        self._told.append((self._group.number, verb, what))
+        self._calls.append((self._group.number, verb, what))
         if verb in self._group.fails:
             raise self._group.fails[verb]
 
 
 class FakeNodes:
-    """See luceasync.host_cache.nodes.Nodes. A tensor for each layer, a number for each token."""
+    """Nodes with a tensor for each layer and a number for each token."""
 
     sizes = NodeSizes(token_bytes=4, state_bytes=0)
 
-    def __init__(self, stage: FakeStage, plan: Plan, shard: int, told: Told) -> None:
+    def __init__(self, stage: FakeStage, plan: Plan, shard: int, calls: Calls) -> None:
         self.held: dict[str, dict[str, Tensor]] = {}
         self._group = stage
         self._layers = range(plan.shards[shard].begin, plan.shards[shard].end)
         self._shard = shard
-        self._told = told
+        self._calls = calls
 
     def shapes(self, span: Span) -> dict[str, Shape]:
         shape = ((span.end - span.begin, 1, 1), torch.float32)
@@ -170,7 +170,7 @@ class FakeNodes:
         self._hear("hold", node)
 
     def release(self, lane: int) -> None:
-        """Nothing is held."""
+        """Nothing to free."""
 
     def drop(self, node: str, *, state_only: bool = False) -> None:
         self._hear("drop", node)
@@ -189,6 +189,6 @@ class FakeNodes:
         return self._group.tickets[-1]
 
     def _hear(self, verb: str, what: object) -> None:
-        self._told.append((self._group.number, verb, what))
+        self._calls.append((self._group.number, verb, what))
         if verb in self._group.fails:
             raise self._group.fails[verb]

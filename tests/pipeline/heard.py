@@ -1,4 +1,4 @@
-"""What a backend gives a ring."""
+"""A ring that records the taps it is given."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from luceasync.pipeline.backend import LayerSplitBackend
 
 
 class HeardTaps:
-    """A ring that keeps nothing but what it was given last; see TapRing."""
+    """A TapRing that keeps only what it was given last."""
 
     def __init__(self, capacity_tokens: int = 1 << 20) -> None:
         self.capacity_tokens = capacity_tokens
@@ -31,7 +31,7 @@ class HeardTaps:
 
 
 def taps_of(backend: LayerSplitBackend, paths: Sequence[Sequence[int]] = ()) -> list[Tensor]:
-    """The rows of the last pass; of stages in other processes those of `paths` alone."""
+    """Taps of the last pass; stages in other processes send rows of `paths` only."""
     heard = HeardTaps()
     backend.send_taps(heard, [], [], paths, 0)
     return heard.taps

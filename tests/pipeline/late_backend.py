@@ -1,5 +1,5 @@
-"""A luceasync-backend on CPUs whose copies between lanes and nodes take their time, as a GPU's do:
-they arrive in another thread, and what is saved lies in its place only then.
+"""A luceasync-backend on CPUs whose copies between lanes and nodes are late, as on a GPU: they are
+made in another thread, and saved data is in place only then.
 
     python -m tests.pipeline.late_backend ARGUMENT...
 """
@@ -47,7 +47,7 @@ class Late:
 
 
 def be_late() -> None:
-    """From now on."""
+    """Make copies late from now on."""
     from luceasync.host_cache.copies import DirectCopies
 
     save, restore = DirectCopies.save, DirectCopies.restore

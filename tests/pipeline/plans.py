@@ -16,7 +16,7 @@ MIB = 2**20
 
 
 def plan_of(free_mib: float | list[float] = 8192, backend: str = "cpu", **asked: Any) -> Plan:
-    """A plan for `make_spec()`; what is not asked is None."""
+    """A plan for `make_spec()`; arguments default to None."""
     sizes = free_mib if isinstance(free_mib, list) else [free_mib]
     devices = [offer_of(f"{backend}:{i}", int(mib * MIB)) for i, mib in enumerate(sizes)]
     keys = ("weights", "parallel", "max_ctx_tokens", "prefill_chunk_tokens")

@@ -1,5 +1,5 @@
-"""A GPU's way through a model on the CPU, quickly: captured passes that are run again, with torch's
-bodies. These want rows told for the host, and are told what the captured pass reads.
+"""A GPU's path through a model, quickly on the CPU: captured passes are run again with torch's
+bodies, which need the host's entries: these are derived from what the captured pass reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Platform(CpuPlatform):
-    """Captures, as a GPU's platform does, and has plain bodies."""
+    """A platform that captures passes as a GPU's does, but has torch's bodies."""
 
     @cached_property
     def ops(self) -> Ops:
@@ -36,7 +36,7 @@ class Platform(CpuPlatform):
 
 
 class HostShard(Shard):
-    """Tells the host what only a device is told. Where there is no lane nothing is run."""
+    """Derives the host's entries from the device's tensors. Runs nothing if there is no lane."""
 
     def forward(self, x: Tensor, rows: Rows, past: PastRows | None = None) -> Tensor:
         return super().forward(x, rows, past) if rows.num_lanes else x
@@ -80,7 +80,7 @@ class HostShard(Shard):
 
 @contextmanager
 def recaptured() -> Iterator[list[object]]:
-    """Groups that are loaded inside it capture their passes; what is run again is listed."""
+    """Make stages loaded inside the context capture their passes; yields the list of replays."""
     replayed: list[object] = []
     replay = Rerun.replay
 

@@ -23,7 +23,7 @@ def make_spec(num_layers: int = 8, max_positions: int = 32768) -> ModelSpec:
 
 
 def make_hybrid_spec(**fields: int) -> ModelSpec:
-    """8 layers, 6 of them Gated DeltaNet, and a context that no memory holds."""
+    """8 layers, 6 of them Gated DeltaNet, and a context larger than any memory."""
     sizes = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "head_dim": 64}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 8}
     return parse_spec(

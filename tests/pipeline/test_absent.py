@@ -1,4 +1,4 @@
-"""A lane attends to those of its chunks that are here, at the positions that they have."""
+"""A lane attends to its resident chunks alone, at their own positions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def prompt() -> list[int]:
 
 
 def without_chunks(backend: LayerSplitBackend) -> LayerSplitBackend:
-    """The prompt on lane 1, and then chunks of it taken away; what held them holds no number."""
+    """The prompt on lane 1, with some chunks removed and their pages filled with NaN."""
     backend.prefill(1, 0, prompt(), project=True)
     pages = backend.lanes._pages.pages(1)
     for stage in backend._stages:
@@ -35,7 +35,7 @@ def without_chunks(backend: LayerSplitBackend) -> LayerSplitBackend:
 
 
 def decoded(backend: LayerSplitBackend, num_tokens: int = 30) -> Tensor:
-    """Logits of tokens that cross into another chunk, each the best of the one before."""
+    """Logits of greedy steps that cross into another chunk."""
     token, logits = 5, []
     for position in range(NUM_PROMPT, NUM_PROMPT + num_tokens):
         logits.append(backend.decode([1], [position], [token]).whole()[0].clone())
@@ -44,7 +44,7 @@ def decoded(backend: LayerSplitBackend, num_tokens: int = 30) -> Tensor:
 
 
 def verified(backend: LayerSplitBackend, num_rounds: int = 5) -> Tensor:
-    """Logits of the same tokens, by rounds that are accepted whole."""
+    """Logits of the same tokens, by rounds that accept all."""
     token, logits = 5, []
     for begin in range(NUM_PROMPT, NUM_PROMPT + 6 * num_rounds, 6):
         rows = [token]
@@ -93,7 +93,7 @@ def test_a_verify_pass_sees_what_a_decode_step_sees(make_backend, tiny_dir: Path
 
 @pytest.mark.gpu
 def test_captured_passes_see_what_the_cpu_sees(make_backend, tiny_dir: Path):
-    """The graphs are captured while all chunks are here."""
+    """The graphs are captured while all chunks are resident."""
     expected = decoded(without_chunks(make_backend(tiny_dir)))
     backend = make_backend(tiny_dir, devices=["cuda:0"], verify_rows=[6], page_order=ORDERS[1])
     assert (decoded(without_chunks(backend)).cpu() - expected).abs().max() < 1e-3

@@ -1,4 +1,4 @@
-"""Devices are those that are there, named once and in full."""
+"""Devices must exist; their names are completed, and may occur once."""
 
 from __future__ import annotations
 

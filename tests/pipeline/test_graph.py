@@ -74,7 +74,7 @@ def test_greedy_tokens_are_those_of_the_cpu(tiny_dir: Path, devices: list[str]):
 
 @dataclass
 class Seated:
-    """What a lane holds, which decodes greedily: the last of its tokens comes next."""
+    """A lane that decodes greedily: its last token is the next input."""
 
     position: int
     tokens: list[int]
@@ -89,7 +89,7 @@ def seat(backend: LayerSplitBackend, lane: int, whose: int) -> Seated:
 def go_on(
     backend: LayerSplitBackend, lanes: dict[int, Seated], num_steps: int, runs_ahead: bool = False
 ) -> None:
-    """Steps as the engine takes them: the best tokens come to the host, and nothing else.
+    """Steps as the engine takes them: only the best tokens come to the host.
     `runs_ahead`: the next step is said to be likely, and now and then has ended by then.
     """
     for step in range(num_steps):
@@ -121,7 +121,7 @@ def test_tokens_that_a_step_leaves_for_the_next_one_are_those_of_the_cpu(
 
 
 def go_astray(backend: LayerSplitBackend, runs_ahead: bool) -> list[list[int]]:
-    """Greedy steps, and between them whatever makes what a step has left the wrong thing."""
+    """Greedy steps, and between them everything that invalidates what a step has left."""
     lanes = {lane: seat(backend, lane, lane) for lane in (0, 1, 3)}
     go_on(backend, lanes, 4, runs_ahead)
     go_on(backend, {0: lanes[0]}, 3, runs_ahead)  # a step of another size
@@ -139,7 +139,7 @@ def go_astray(backend: LayerSplitBackend, runs_ahead: bool) -> list[list[int]]:
         go_on(backend, lanes, 2, runs_ahead)
     lanes[1].tokens[-1] = 12  # another token than the best one
     go_on(backend, lanes, 2, runs_ahead)
-    lanes[0].position -= 1  # a position again
+    lanes[0].position -= 1  # the same position again
     go_on(backend, lanes, 2, runs_ahead)
     for each in lanes.values():
         each.position -= 1

@@ -1,6 +1,4 @@
-"""What a lane saved goes into any lane of any split, and the numbers go on as if nothing
-happened.
-"""
+"""Saved state is restored to any lane of any split, and continues with the same numbers."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ class LittleMemory:
         return PlainMemory().allocate(num_bytes)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to free."""
 
 
 def prompt() -> list[int]:
@@ -48,7 +46,7 @@ def prompt() -> list[int]:
 
 
 def prefill_and_save(backend: LayerSplitBackend, lane: int) -> None:
-    """Run the prompt and keep it as the chain of nodes, each saved when the lane stands at its
+    """Run the prompt and save it as a chain of nodes, each when the lane is at its
     end.
     """
     backend.reset(lane)

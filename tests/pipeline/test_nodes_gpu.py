@@ -1,4 +1,4 @@
-"""On a GPU: copies beside the computation give the bits of copies that everybody waits for."""
+"""On a GPU: asynchronous copies give the same bits as synchronous ones."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def decode(backend: LayerSplitBackend, lane: int, begin: int, num_steps: int = 8
 
 
 def lane_tensors(backend: LayerSplitBackend, lane: int, num_tokens: int) -> dict[str, Tensor]:
-    """The lane's tensors, copied while everybody waits."""
+    """The lane's tensors, copied synchronously."""
     torch.cuda.synchronize()
     cache = backend._stages[0]._shards[0].cache
     found = {}
@@ -114,7 +114,7 @@ def test_nodes_lie_in_pinned_memory(backend: LayerSplitBackend):
 def test_saves_beside_decoding_have_the_bits_of_the_moment(backend: LayerSplitBackend):
     prefill(backend, 0, 1)
     expected, nodes, tickets = [], [], []
-    for i in range(4):  # more than there are staging places
+    for i in range(4):  # more than staging has room for
         expected.append(lane_tensors(backend, 0, NUM_TOKENS + i))
         tickets.append(backend.nodes.save(0, f"moment{i}", Span(0, NUM_TOKENS + i, True)))
         nodes.append(f"moment{i}")
@@ -172,7 +172,7 @@ def test_a_restore_is_before_what_runs_on_the_lane_and_beside_what_does_not(
     prefill(backend, 2, 6)
     backend.nodes.restore(2, ["r"], NUM_TOKENS)
     assert torch.equal(decode(backend, 1, 100), other)
-    assert torch.equal(decode(backend, 2, NUM_TOKENS), own)  # nobody has waited for the restore
+    assert torch.equal(decode(backend, 2, NUM_TOKENS), own)  # the restore was not waited for
     backend.nodes.drop("r")
 
 
@@ -212,10 +212,10 @@ def test_who_waits_for_copies_is_told_by_another_thread(
         lambda: backend.nodes.save(0, "n", Span(0, num_tokens, True)),
         lambda: backend.nodes.restore(1, ["n"], num_tokens),
     ):
-        told = threading.Event()
+        done = threading.Event()
         ticket = copy()
-        ticket.when_done(told.set)
-        assert told.wait(60)
+        ticket.when_done(done.set)
+        assert done.wait(60)
         assert ticket.is_done
         ticket.wait()
     backend.nodes.drop("n")
@@ -228,7 +228,7 @@ def test_what_is_dropped_gives_its_memory_back(backend: LayerSplitBackend, arena
         backend.nodes.save(0, "n", Span(0, NUM_TOKENS, True))
         backend.nodes.export("n")  # waits for it
     backend.nodes.drop("n")
-    backend.nodes.save(0, "small", Span(0, 1, False))  # lets go of what has arrived
+    backend.nodes.save(0, "small", Span(0, 1, False))  # frees what has arrived
     backend.nodes.drop("small")
     assert free_bytes - arena.free_bytes <= 2**20
 

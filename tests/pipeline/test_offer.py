@@ -1,4 +1,4 @@
-"""What a device offers is data: a plan needs nothing else, wherever the data came from."""
+"""An offer is plain data, and all that a plan needs, wherever it came from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def offers(*names: str) -> list[Offer]:
 
 
 def sent(offer: Offer) -> Offer:
-    """As another process gets it."""
+    """As another process receives it."""
     return msgspec.json.decode(msgspec.json.encode(offer), type=Offer)
 
 
@@ -32,7 +32,7 @@ def test_an_offer_can_be_sent(backend: str):
 
 @pytest.mark.parametrize("names", [["cpu:0", "cpu:1"], ["cuda:0", "cpu:0"], ["hip:0", "cuda:3"]])
 def test_a_plan_is_made_of_what_was_sent(names: list[str]):
-    """Also of devices that this machine has not."""
+    """Devices need not exist on this machine."""
     asked = {
         "precision": Precision.of("bf16"),
         "weights": None,
@@ -100,7 +100,7 @@ def test_bf16_is_the_default_where_every_device_has_it(names, gpu_ok, cpu_ok, ex
 
 
 def test_what_is_planned_follows_the_offer_and_not_the_name():
-    """A device that nobody has heard of is planned by what it says."""
+    """An unknown kind of device is planned by its offer."""
     odd = dataclasses.replace(
         offer_of("cpu:0", GIB), name="tpu:0", short_rows=(32,), num_staged_states=3
     )

@@ -1,4 +1,4 @@
-"""Lanes of which a part is in host memory: rounds, moves, and what is held."""
+"""Lanes with absent chunks: rounds, moves, and the host memory that they hold."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.errors import PageEventsOutOfOrder, LaneMemoryExhausted, StageFailed
+from luceasync.errors import LaneMemoryExhausted, PageEventsOutOfOrder, StageFailed
 from luceasync.host_cache.arena import PlainMemory
 from luceasync.host_cache.nodes import Span
 from luceasync.pipeline.backend import LayerSplitBackend
@@ -32,7 +32,7 @@ def prefilled(backend: LayerSplitBackend, lane: int, tokens: list[int]) -> None:
 def decoded(
     backend: LayerSplitBackend, lanes: list[int], num_tokens: int, begin: int = NUM_PROMPT
 ) -> Tensor:
-    """Logits [tokens, lanes, vocab], each token the best of the one before."""
+    """Logits of greedy steps: [tokens, lanes, vocab]."""
     tokens, found = [5] * len(lanes), []
     for position in range(begin, begin + num_tokens):
         logits = backend.decode(lanes, [position] * len(lanes), tokens).whole().clone()
@@ -78,12 +78,12 @@ def test_rounds_say_what_plain_steps_say(make_backend, tiny_dir: Path, num_shard
 
 
 def test_evicted_chunks_come_back_as_they_were(make_backend, tiny_dir: Path):
-    """Every chunk of a lane, moved out and in again, says what a lane that was never moved says."""
+    """A lane whose chunks are all moved out and in gives what an unmoved lane gives."""
     found = []
     for is_moved in (False, True):
         backend = make_backend(tiny_dir, **SIZES)
         prefilled(backend, 1, prompt())
-        decoded(backend, [1], 1)  # what the prompt's look has found is moved
+        decoded(backend, [1], 1)  # chunks move by the prompt's probe
         wanted = resident(backend, 1)
         if is_moved:
             pager, num_chunks = backend.lanes._pager, NUM_PROMPT // 64 + 1
@@ -99,7 +99,7 @@ def test_evicted_chunks_come_back_as_they_were(make_backend, tiny_dir: Path):
 
 
 def poison(backend: LayerSplitBackend, lane: int) -> None:
-    """What no chunk has holds no number."""
+    """Fill pages without a chunk with NaN."""
     used = set(backend.lanes._pager.pages(lane))
     for stage in backend._stages:
         for shard in stage._shards:
@@ -157,7 +157,7 @@ def test_a_node_takes_the_place_of_what_was_held_for_the_lane_alone(make_backend
 
 
 class Counted(PlainMemory):
-    """Counts the regions that somebody looks at."""
+    """Counts the regions that are referenced."""
 
     def __init__(self) -> None:
         self._regions: list = []
@@ -185,9 +185,9 @@ def test_a_group_refuses_changes_out_of_turn(make_backend, tiny_dir: Path):
 
 @pytest.mark.parametrize("has_room", [True, False])
 @torch.inference_mode()
-def test_a_look_reads_pages_of_the_newest_chunk_alone(make_backend, tiny_dir: Path, has_room):
-    """What no node holds is saved first, for it may leave while a look is late; else it is read
-    where it is.
+def test_a_probe_reads_pages_of_the_newest_chunk_alone(make_backend, tiny_dir: Path, has_room):
+    """Rows outside all nodes are saved first, since they may leave while the probe runs; without
+    room they are read from their pages.
     """
     backend = make_backend(tiny_dir, **SIZES)
     prefilled(backend, 1, prompt())
@@ -216,5 +216,5 @@ def test_a_lane_is_left_though_a_group_is_gone(make_backend, tiny_dir: Path, mon
         backend.reset(1)
     backend.lanes.vacate(1)
     monkeypatch.undo()
-    backend.reset(1)  # as all lanes are when the stage is there again
+    backend.reset(1)  # as for all lanes when a stage was restarted
     assert resident(backend, 1) == []

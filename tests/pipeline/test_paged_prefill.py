@@ -1,4 +1,4 @@
-"""A chunk of a prompt sees all that came before it, whatever of that is on the device."""
+"""A prefill chunk attends to all earlier tokens, resident or not."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_pool_of_the_whole_context_keeps_the_bits(make_backend, tiny_dir: Path
 
 
 def poison_free_pages(backend: LayerSplitBackend) -> None:
-    """No page that holds no chunk of the lane holds a number."""
+    """Fill pages without a chunk of the lane with NaN."""
     for shard in (shard for stage in backend._stages for shard in stage._shards):
         used = set(shard.cache._residents[1].pages)
         for page in set(range(backend.plan.num_pages)) - used:
@@ -105,7 +105,7 @@ def test_what_comes_by_in_the_last_pass_says_what_a_look_does(
     whole = make_backend(tiny_dir, **sizes, pool_tokens=NUM_PROMPT)
     for stage in backend._stages:
         for shard in stage._shards:
-            shard.past._staging.is_in_place = False  # as where rows are copied to be read
+            shard.past._staging.is_in_place = False  # as if rows had to be copied first
     prefilled(backend, prompt(1300))
     prefilled(whole, prompt(1300))
     passed = looked(backend, 1300)
@@ -120,7 +120,7 @@ def test_what_comes_by_in_the_last_pass_says_what_a_look_does(
 
 
 def test_a_look_is_of_the_moment_at_which_it_was_begun(make_backend, tiny_dir: Path):
-    """It goes on behind the steps that follow, a layer each."""
+    """It continues behind the following steps, a layer each."""
     sizes = {"max_ctx_tokens": NUM_PROMPT, "chunk_tokens": CHUNK, "pool_tokens": POOL}
     plain = make_backend(tiny_dir, **sizes)
     prefilled(plain, prompt(1300))
@@ -136,11 +136,11 @@ def test_a_look_is_of_the_moment_at_which_it_was_begun(make_backend, tiny_dir: P
 @pytest.mark.parametrize("device", ["cpu:0", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 @torch.inference_mode()
 def test_a_look_sees_a_chunk_that_leaves_meanwhile(make_backend, tiny_dir: Path, device: str):
-    """Whose page is then written, though the look is late."""
+    """The page is then written while the probe still runs."""
     sizes = {"max_ctx_tokens": NUM_PROMPT, "chunk_tokens": CHUNK, "pool_tokens": POOL}
     backend = make_backend(tiny_dir, **sizes, devices=[device])
     prefilled(backend, prompt(1300))
-    looked(backend, 1300)  # what came by in the last pass
+    looked(backend, 1300)  # by the probe inside the last pass
     expected = looked(backend, 1300)
     [stage] = backend._stages
     [shard] = stage._shards
@@ -157,7 +157,9 @@ def test_a_look_sees_a_chunk_that_leaves_meanwhile(make_backend, tiny_dir: Path,
     pages = dict(zip(residents._chunks, residents._pages, strict=True))
     assert in_pages - set(pages), "one of them has left"
     shard.use([1])
-    for page in (page for chunk, page in pages.items() if chunk > 20):  # nobody looks at those
+    for page in (
+        page for chunk, page in pages.items() if chunk > 20
+    ):  # the probe does not read those
         for stack in shard.cache.row_stacks:
             stack[:, 1, page * 64 : page * 64 + 64] = torch.nan
     assert stage.passes.attention_mass(1).of_chunks.equal(expected)
@@ -165,27 +167,27 @@ def test_a_look_sees_a_chunk_that_leaves_meanwhile(make_backend, tiny_dir: Path,
 
 @pytest.mark.gpu
 def test_a_gpu_sees_what_the_cpu_sees(make_backend, tiny_dir: Path):
-    """Absent chunks come by another stream, and the look runs on a third one."""
+    """Absent chunks are copied on another stream, and the probe runs on a third one."""
     sizes = {"max_ctx_tokens": NUM_PROMPT, "chunk_tokens": CHUNK}
-    found, masses = [], []
+    found, found_mass = [], []
     for place in ({}, {"pool_tokens": POOL, "devices": ["cuda:0"]}):
         backend = make_backend(tiny_dir, **sizes, **place)
         found.append(prefilled(backend, prompt(1300)).cpu())
-    masses = [looked(backend, 1300) for _ in range(2)]
+    found_mass = [looked(backend, 1300) for _ in range(2)]
     assert (found[0] - found[1]).abs().max() < 1e-3
-    assert (masses[0] - masses[1]).abs().max() < 1e-3
-    assert (masses[0] > 0).all()
+    assert (found_mass[0] - found_mass[1]).abs().max() < 1e-3
+    assert (found_mass[0] > 0).all()
 
 
 @pytest.mark.gpu
 def test_what_a_look_reads_is_nobody_elses_until_it_has_read_it(make_backend, tiny_dir: Path):
-    """Whoever lets it go, while its stream is held up and others ask for memory."""
+    """Even if it is freed while its stream is held up and memory is allocated."""
     sizes = {"max_ctx_tokens": NUM_PROMPT, "chunk_tokens": CHUNK, "pool_tokens": POOL}
     backend = make_backend(
         tiny_dir, **sizes, devices=["cuda:0"], page_order=[5, 2, 0, 7, 1, 6, 3, 4]
     )
     prefilled(backend, prompt(1300))
-    looked(backend, 1300)  # what came by in the last pass
+    looked(backend, 1300)  # by the probe inside the last pass
     expected = looked(backend, 1300)
     [stage] = backend._stages
     [shard] = stage._shards

@@ -109,7 +109,7 @@ def test_a_reset_lane_remembers_nothing(tiny_dir: Path, make_backend):
 
 
 def test_the_vision_wrappers_checkpoint_gives_the_same(tmp_path: Path, make_backend):
-    """model.language_model.* names, a nested config and vision weights that nobody asked for."""
+    """model.language_model.* names, a nested config and vision weights that are not used."""
     import json
 
     from safetensors.torch import load_file, save_file

@@ -1,4 +1,4 @@
-"""A plan is what was asked, to the byte; what cannot be is refused in one line."""
+"""A plan is what was asked, to the byte; refusals are one line."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def of_processes(*processes: int) -> tuple[Offer, ...]:
         ((0, 1, 0), ((0, 1), (1, 2), (2, 3))),
     ],
 )
-def test_neighbours_of_one_process_are_a_group(processes, stages):
+def test_neighbours_of_one_process_are_a_stage(processes, stages):
     assert stages_of(processes) == stages
 
 
@@ -145,9 +145,9 @@ def test_a_device_of_the_same_name_in_another_process_is_another_one():
 
 
 def test_a_drafter_of_another_device_takes_nothing_of_ours():
-    """One of the same name is the same card, whichever process runs on it."""
+    """Devices of the same name are the same card, whatever their processes."""
     [own] = plan_of(1024).devices
     others = [replace(own, name="hip:0", process=1), replace(own, process=1), own]
-    guests = [None, *(DraftFootprint(device, 256 * MIB, 0, 0) for device in others)]
-    sizes = [plan_of(1024, drafter=each, parallel=4).max_ctx_tokens for each in guests]
+    footprints = [None, *(DraftFootprint(device, 256 * MIB, 0, 0) for device in others)]
+    sizes = [plan_of(1024, drafter=each, parallel=4).max_ctx_tokens for each in footprints]
     assert sizes[0] == sizes[1] > sizes[2] == sizes[3]

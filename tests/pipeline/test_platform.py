@@ -1,4 +1,4 @@
-"""Every platform does what the protocol says; what a device has not, its platform does without."""
+"""Every platform follows the protocol, and does without what its device lacks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from luceasync.pipeline.platform import Platform, open_platform
 GPU = pytest.param("cuda:0", marks=pytest.mark.gpu)
 
 
-def told(platform: Platform, **bodies: str) -> str:
-    """Which of the bodies the platform picks; the others are not even made."""
+def picked_body(platform: Platform, **bodies: str) -> str:
+    """The body that the platform picks; the others are not even made."""
     made: list[str] = []
 
     def maker(name: str):
@@ -55,7 +55,7 @@ def test_a_gpu_that_this_process_has_not_is_not_opened(name: str, monkeypatch):
 def test_each_picks_what_it_runs_best(platform: Platform, has_numba, picked, monkeypatch):
     monkeypatch.setattr("luceasync.pipeline.gpu_platform.can_launch", lambda: has_numba)
     bodies = ({"torch": ""}, {"torch": "", "triton": ""}, {"torch": "", "numba": ""})
-    assert tuple(told(platform, **each) for each in bodies) == picked
+    assert tuple(picked_body(platform, **each) for each in bodies) == picked
 
 
 def test_on_a_cpu_passes_are_eager_and_nothing_is_compiled_before():

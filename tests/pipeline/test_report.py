@@ -1,4 +1,4 @@
-"""What `luceasync plan` tells is what would be built."""
+"""`luceasync plan` shows what would be built."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_a_plan_is_what_the_config_asks(config: Config):
 
 def test_each_shard_is_told_beside_its_device(config: Config):
     report = plan_report(config)
-    for told, shard in zip(report.shards, report.plan.shards, strict=True):
-        assert told.shard is shard
-        assert told.lane_bytes == report.plan.lane_bytes(shard)
-        assert told.device_bytes == report.plan.device_bytes(shard) < told.free_bytes
+    for shown, shard in zip(report.shards, report.plan.shards, strict=True):
+        assert shown.shard is shard
+        assert shown.lane_bytes == report.plan.lane_bytes(shard)
+        assert shown.device_bytes == report.plan.device_bytes(shard) < shown.free_bytes
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

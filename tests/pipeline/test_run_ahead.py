@@ -1,5 +1,5 @@
-"""Decode steps that begin before they are asked for: they give what steps give that wait for the
-host, whatever comes instead; captured passes on a CPU.
+"""Decode steps that run ahead give what steps give that wait for the host, whatever comes instead;
+captured passes on a CPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Load = Callable[..., LayerSplitBackend]
 
 @pytest.fixture
 def replayed() -> Iterator[list[object]]:
-    """Every run of a captured pass of backends that are loaded in the test."""
+    """All replays of backends loaded in the test."""
     with recaptured() as found:
         yield found
 
@@ -66,7 +66,7 @@ def load(tiny_dir: Path) -> Iterator[Load]:
 
 @dataclass
 class Walk:
-    """Greedy lanes, and whatever may come between their steps; `runs_ahead`: the next step is said
+    """Greedy lanes, and what may come between their steps; `runs_ahead`: the next step is started
     to be likely, whatever then comes. `seen`: all that comes of it.
     """
 
@@ -78,14 +78,14 @@ class Walk:
     num_nodes: int = 0
 
     def begin(self, lane: int, num_tokens: int, seed: int) -> None:
-        """Give the lane to a prompt."""
+        """Prefill a prompt on the lane."""
         self.backend.reset(lane)
         logits = self.backend.prefill(lane, 0, prompt(num_tokens, seed), project=True)
         self.positions[lane], self.tokens[lane] = num_tokens, int(logits.argmax())
         self.seen.append(self.tokens[lane])
 
     def step(self, lanes: list[int], *, is_likely: bool = True) -> None:
-        """A token for each. Where nothing is likely to follow the logits are looked at."""
+        """A token for each lane. Reads the logits where no step is likely to follow."""
         positions = [self.positions[lane] for lane in lanes]
         logits = self.backend.decode(lanes, positions, [self.tokens[lane] for lane in lanes])
         ranking = logits.rank(BEST)
@@ -99,7 +99,7 @@ class Walk:
         self.seen.append(best)
 
     def round(self, lanes: list[int]) -> None:
-        """Two rows of a proposal are kept."""
+        """Keep two rows of a proposal."""
         rows = torch.tensor([[self.tokens[lane], 7, 8] for lane in lanes])
         self.backend.verify(lanes, [self.positions[lane] for lane in lanes], rows)
         self.backend.commit([[0, 1]] * len(lanes))
@@ -108,7 +108,7 @@ class Walk:
             self.tokens[lane] = 11
 
     def move(self, lane: int, other: int) -> None:
-        """Save what the lane holds, and restore it into another one."""
+        """Save the lane and restore it to another one."""
         end, self.num_nodes = self.positions[lane], self.num_nodes + 1
         node = f"n{self.num_nodes}"
         with_state = self.backend.nodes.sizes.state_bytes > 0
@@ -117,7 +117,7 @@ class Walk:
         self.positions[other], self.tokens[other] = end, self.tokens[lane]
 
     def at_random(self, seed: int, num_turns: int) -> None:
-        """As dice fall."""
+        """At random."""
         dice = random.Random(seed)
         for lane in range(NUM_LANES):
             self.begin(lane, dice.randint(1, 70), lane)
@@ -165,7 +165,7 @@ def test_each_step_runs_once_and_before_it_is_asked_for_unless_it_changes_a_stat
     assert len(replayed) == 5
 
 
-def told(walk: Walk) -> None:
+def other_token(walk: Walk) -> None:
     walk.tokens[0] += 1
 
 
@@ -190,7 +190,7 @@ def left(walk: Walk) -> None:
 
 
 @pytest.mark.parametrize(
-    "comes", [told, again, begun, read, verified, left], ids=lambda comes: comes.__name__
+    "comes", [other_token, again, begun, read, verified, left], ids=lambda comes: comes.__name__
 )
 def test_what_has_run_ahead_is_forgotten_when_something_else_comes(
     replayed, load: Load, comes: Callable[[Walk], None]
@@ -214,7 +214,7 @@ def test_a_lane_that_stands_there_with_that_token_but_holds_another_text_is_run(
     walk.begin(0, 5, seed=0)
     walk.step([0])
     others.tokens[1] = walk.tokens[0]
-    others.move(1, 0)  # nothing is prefilled
+    others.move(1, 0)  # without a prefill
     others.step([0], is_likely=False)
     others.step([1], is_likely=False)
     assert others.seen[-1] == others.seen[-2]
@@ -255,7 +255,7 @@ def test_best_tokens_of_a_step_outlast_the_step_that_runs_ahead(replayed, load: 
     for position in range(5, 8):
         ranking = walk.backend.decode([0], [position], [token]).rank(BEST)
         walk.backend.run_ahead()
-        walk.backend.run_ahead()  # said twice it is one step
+        walk.backend.run_ahead()  # twice: still one step
         found.append(ranking.candidates().best.tolist())
         [token] = found[-1]
     assert found == expected

@@ -1,4 +1,4 @@
-"""A split changes where layers run and nothing else: the same bits, the same bytes, no remains."""
+"""A split changes where layers run and nothing else: the same bits, the same bytes, no leaks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def prompt(seed: int, num_tokens: int) -> list[int]:
 
 
 def run(backend: LayerSplitBackend, chunk: int = 64) -> Tensor:
-    """Logits of a small life: three prompts in chunks, then decode steps of all lanes."""
+    """Logits of three prompts in chunks, then of decode steps of all lanes."""
     seen = []
     lanes = {0: prompt(0, 130), 1: prompt(1, 5), 3: prompt(3, 70)}
     lanes = {lane: ids for lane, ids in lanes.items() if lane < backend.plan.parallel}
@@ -102,7 +102,7 @@ def test_tied_embeddings_are_held_by_both_ends(family: str, tmp_path: Path, make
 
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_loading_holds_one_stored_tensor_beside_the_model(deep_dir: Path, num_shards: int):
-    """A source that counts which of the tensors that it gave away are still alive."""
+    """A source that counts the tensors it returned that are still alive."""
     alive: list[weakref.ref] = []
     most = 0
 
@@ -133,7 +133,7 @@ def test_loading_holds_one_stored_tensor_beside_the_model(deep_dir: Path, num_sh
 @pytest.mark.slow
 def test_twenty_lives_leave_nothing_behind(deep_dir: Path):
     shards: list[weakref.ref] = []
-    spec, plan = read_spec(deep_dir), _plan(deep_dir, 3)
+    plan = _plan(deep_dir, 3)
     for _ in range(20):
         backend = LayerSplitBackend.open(ModelFiles(deep_dir), plan)
         shards.extend(weakref.ref(shard) for shard in backend._stages[0]._shards)
@@ -200,6 +200,6 @@ def test_peer_access_is_taken_where_it_is_there(monkeypatch):
 def test_peer_access_that_is_not_there_is_staged_or_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda a, b: False)
     assert choose_transfer("auto", _gpus(0, 1)) is staged
-    assert choose_transfer("on", _gpus(0, 0)) is direct  # nothing to cross
+    assert choose_transfer("on", _gpus(0, 0)) is direct  # no copy between GPUs
     with pytest.raises(PlacementError, match=r"--peer-access on: cuda:0 cannot reach cuda:1"):
         choose_transfer("on", _gpus(0, 1))

@@ -1,6 +1,4 @@
-"""A tap gives the residual stream after its layer, of every row of a pass, wherever the layer
-is.
-"""
+"""A tap is the residual stream after its layer, for each row of a pass, on any shard."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ def prompt(num_tokens: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def peer_rows(family: str) -> list[Tensor]:
-    """What the peer says comes out of each tapped layer, of a prompt of 40 tokens."""
+    """transformers' output of each tapped layer, for a prompt of 40 tokens."""
     model, found = tiny.build(family), {}
     for tap in TAPS:
         layer = model.model.layers[tap]

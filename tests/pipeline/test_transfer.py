@@ -1,4 +1,4 @@
-"""What crosses to the host is all there when it is read, and what is told when a pass begins."""
+"""Copies to the host are complete when read; parameters are taken when a pass begins."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from luceasync.pipeline.capture import Capture
-from luceasync.pipeline.transfer import PassParameters, HostCopier
-from luceasync.ranking.local import RankingKernels, LocalLogits
+from luceasync.pipeline.transfer import HostCopier, PassParameters
+from luceasync.ranking.local import LocalLogits, RankingKernels
 from luceasync.ranking.logits import RankRequest
 
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ def test_what_is_told_is_there_when_it_is_taken() -> None:
 
 @dataclass
 class Moment:
-    """In place of an event: what happens to it, in order."""
+    """Stands in for an event and records the calls."""
 
     heard: list[str] = field(default_factory=list)
 
@@ -90,7 +90,10 @@ def test_what_is_sent_is_what_the_device_was_told_to_leave_before(num_rows: int)
 
 @pytest.mark.gpu
 def test_captured_passes_take_what_each_was_told_however_late_they_run() -> None:
-    parameters, found = PassParameters([0, 0], torch.device("cuda", 0)), torch.zeros(40, 2, device="cuda")
+    parameters, found = (
+        PassParameters([0, 0], torch.device("cuda", 0)),
+        torch.zeros(40, 2, device="cuda"),
+    )
     capture = Capture(parameters.values.device)
     at = torch.zeros(1, dtype=torch.int64, device="cuda")
 
@@ -110,7 +113,7 @@ def test_captured_passes_take_what_each_was_told_however_late_they_run() -> None
 
 
 def busy() -> torch.Tensor:
-    """What takes a GPU some time, and is queued at once."""
+    """Work that takes a GPU some time, queued at once."""
     large = torch.ones(4096, 4096, device="cuda")
     for _ in range(20):
         large = large @ large

@@ -1,6 +1,4 @@
-"""Verification sees what decoding would see and writes nothing; a committed path is as if
-decoded.
-"""
+"""Verify passes see what decoding would see and write nothing; a committed path equals decoding."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ def random_tokens(num_rows: int, seed: int) -> list[int]:
 
 
 def expected_rows(backend, parents: tuple[int, ...], tokens: list[int]) -> Tensor:
-    """The slow truth: each row's path, prefilled from the start on another lane."""
+    """The reference: each row's path, prefilled from the start on another lane."""
     rows = []
     for row in range(len(parents)):
         path = [tokens[r] for r in path_to(parents, row)]

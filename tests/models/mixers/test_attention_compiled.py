@@ -1,4 +1,4 @@
-"""Compiled attention is torch's; a row has its bits alone, in a prompt, wherever its keys lie."""
+"""Compiled attention equals torch's; a row's bits are the same alone, in a prompt, in any pages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_it_is_attention_of_float64(
     q = torch.randn(num_rows, heads, head_dim).to(dtype)
     keys, values = (torch.randn(end + 40, kv_heads, head_dim).to(dtype) for _ in range(2))
     exact = attention(q.double(), keys[:end].double(), values[:end].double())
-    keys[end:], values[end:] = torch.nan, torch.nan  # nobody reads them
+    keys[end:], values[end:] = torch.nan, torch.nan  # not read
     found = attend(q, keys, values, slice(0, end + 40), begin)
     assert (found.double() - exact).norm() < TOLERANCE[dtype] * exact.norm()
 

@@ -1,4 +1,4 @@
-"""Attention against loops in float64, and what it may touch."""
+"""Attention compared with loops in float64, and the places it may touch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gated DeltaNet over lanes: rows in portions, and what they may touch."""
+"""Gated DeltaNet over lanes: rows in pieces, and the states they may touch."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_delta_moves_only_the_lanes_of_its_entries(rows: int):
 
 def test_in_which_order_lanes_take_a_step_changes_no_bit():
     rising, falling, projected = make_delta_state(), make_delta_state(), delta_projected(2, 1)
-    out = run_delta(projected, rising, [1, 2])  # neighbours are moved on where they lie
+    out = run_delta(projected, rising, [1, 2])  # consecutive lanes are updated in place
     assert torch.equal(run_delta(projected.flip(0), falling, [2, 1]).flip(0), out)
     for a, b, before in zip(rising, falling, make_delta_state(), strict=True):
         assert torch.equal(a, b)

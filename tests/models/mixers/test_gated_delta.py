@@ -1,4 +1,4 @@
-"""Chunks, steps and every cut between them give what the recurrence gives in float64."""
+"""Chunks and steps, cut anywhere, equal the recurrence in float64."""
 
 from __future__ import annotations
 

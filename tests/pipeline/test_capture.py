@@ -1,4 +1,4 @@
-"""Passes that were compiled ahead, by a run without launches, give what they give without it."""
+"""Passes give the same results whether or not their kernels were compiled ahead."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run in the interpreter here"),
 ]
 PROMPT, MARK = [5, 9, 2, 7, 3], 3
-SHORT_ROWS = (8,)  # to which it is filled up
+SHORT_ROWS = (8,)  # the size that it is padded to
 
 
 class Again:
-    """Stands for a Capture: to replay is to run once more, into the same output."""
+    """Stands in for Capture: a replay runs the function again, into the same output."""
 
     device = torch.device("cpu")
 
@@ -60,14 +60,14 @@ class Again:
 
 @pytest.fixture(scope="module")
 def tiny_dir(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two layers, of each kind one: the interpreter takes long."""
+    """One layer of each kind: the interpreter is slow."""
     model = tiny.build(family, 2, kinds=["linear_attention", "full_attention"])
     return tiny.save(model, tmp_path_factory.mktemp("two_layers"))
 
 
 @pytest.fixture
 def unwritten_is_nan() -> Iterator[None]:
-    """What no kernel has written is no number: kernels that are not launched leave just that."""
+    """New memory holds NaN, which kernels that are not launched leave there."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -92,7 +92,7 @@ def opened(
 
 
 def logits(model_dir: Path) -> torch.Tensor:
-    """Of a short prompt."""
+    """A short prompt."""
     with closing(opened(model_dir)) as backend:
         found = backend.prefill(0, 0, PROMPT, project=True)
         assert found is not None
@@ -100,7 +100,7 @@ def logits(model_dir: Path) -> torch.Tensor:
 
 
 def from_within(model_dir: Path) -> torch.Tensor:
-    """Of a short prompt, and of its last tokens from a state that was taken within it."""
+    """A short prompt, and its last tokens from a state saved within it."""
     with closing(opened(model_dir)) as backend:
         found = [backend.prefill(0, 0, PROMPT, project=True, mark=MARK).clone()]
         backend.nodes.save(0, "n", Span(0, MARK, with_state=True))
@@ -120,12 +120,12 @@ def test_what_sees_an_absent_past_is_compiled_ahead_too(tiny_dir, monkeypatch):
     ahead: set[str] = set()
     launched = Kernel.__getitem__
 
-    def told(self: Kernel, grid: tuple[int, ...]):
+    def launch(self: Kernel, grid: tuple[int, ...]):
         if kernel._ahead.get():
             ahead.add(self._jit.fn.__name__)
         return launched(self, grid)
 
-    monkeypatch.setattr(Kernel, "__getitem__", told)
+    monkeypatch.setattr(Kernel, "__getitem__", launch)
     monkeypatch.setattr(CpuPlatform, "ops", property(lambda self: TritonOps()))
     monkeypatch.setattr(CpuPlatform, "passes", lambda self, *, eager, captured: captured(Again()))
     pool = PoolRequest(448, Pool("qk", 64), 2**30)
