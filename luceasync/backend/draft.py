@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from luceasync.backend.dispatch import Answers, Dispatcher, handlers_of, handles
+from luceasync.backend.dispatch import Dispatcher, handlers_of, handles
 from luceasync.backend.draft_handlers import (
     DraftHandlers,
     LentRows,

@@ -1,6 +1,6 @@
 """How far to speculate: which rows the next pass verifies, and for which lanes.
 
-Pure: looks at what was measured and what was accepted, touches nothing. Knows no tensors.
+Pure: decides from measured costs and accepted rows. Knows no tensors.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from itertools import accumulate
 from operator import truediv
 from typing import NamedTuple
 
-TRIAL_ROUNDS = 8  # what a lane is given before it is judged by its own text
-RETRY_TOKENS = 256  # decoded plainly before a lane that was given up is tried again
-REFILL_TOKENS = 64  # the same for one that had no features to start from
-PRIOR_ROUNDS = 4.0  # how much a lane believes of what others saw, or itself long ago
-WINDOW_ROUNDS = 24.0  # what happened longer ago hardly counts
+TRIAL_ROUNDS = 8  # of a lane, before its own text decides
+RETRY_TOKENS = 256  # decoded plainly before speculation is retried on a lane
+REFILL_TOKENS = 64  # the same for a lane that started without features
+PRIOR_ROUNDS = 4.0  # the weight of what other lanes saw, or this one long ago
+WINDOW_ROUNDS = 24.0  # older rounds hardly count
 
 NUM_SAMPLES = 8  # of each kind of step
-NUM_MEASURED = 3  # the first is dropped: it may have compiled or captured something
-FIRST_WAIT_STEPS = 16  # until it is measured again: the first times may have been bad ones
-STALE_STEPS = 1000  # and at most so many, as costs grow with the context
+NUM_MEASURED = 3  # the first is dropped: kernels may have been compiled or graphs captured
+FIRST_WAIT_STEPS = 16  # until it is measured again: the first times may have been outliers
+STALE_STEPS = 1000  # at most until then, as costs grow with the context
 
 
 class RoundShape(NamedTuple):
-    """A round's fixed sizes: the draft runs `block` rows, its known first token included, and
-    `budget` rows of a tree are verified after the anchor; None: the chain.
+    """A round's fixed sizes: the draft runs `block` rows, its known first token included; `budget`
+    rows of a tree are verified after the anchor, None: the chain.
     """
 
     block: int
@@ -39,8 +39,8 @@ class RoundShape(NamedTuple):
 
 
 def shapes_for(block: int, budget: int | None) -> tuple[RoundShape, ...]:
-    """The few shapes that rounds have, largest first; each is captured once. A tree pays where the
-    device would idle, so under load there are chains.
+    """The few shapes of rounds, largest first; each is captured once. Chains are for load: a tree
+    pays only while the device would idle.
     """
     blocks = sorted({block, max(2, -(-block // 2)), min(4, block), 2}, reverse=True)
     tree = () if budget is None else (RoundShape(block, budget),)
@@ -49,15 +49,15 @@ def shapes_for(block: int, budget: int | None) -> tuple[RoundShape, ...]:
 
 @dataclass(frozen=True, slots=True)
 class DepthRates:
-    """How far paths get: of about `rounds[i]` rounds that proposed a row at depth i + 1, `hits[i]`
-    accepted one. Older rounds weigh less.
+    """How often rows of each depth are accepted: of about `rounds[i]` rounds that proposed a row
+    at depth i + 1, `hits[i]` accepted one. Older rounds weigh less.
     """
 
     hits: tuple[float, ...] = ()
     rounds: tuple[float, ...] = ()
 
     def after(self, num_slots: int, num_accepted: int) -> DepthRates:
-        """With one more round, of `num_slots` depths, in it."""
+        """With one more round of `num_slots` depths."""
         keep = 1 - 1 / WINDOW_ROUNDS
         missing = (0.0,) * (num_slots - len(self.hits))
         hits, rounds = list(self.hits + missing), list(self.rounds + missing)
@@ -67,8 +67,8 @@ class DepthRates:
         return DepthRates(tuple(hits), tuple(rounds))
 
     def taus(self, num_slots: int) -> list[float]:
-        """Tokens that a round of 0, 1, ... `num_slots` slots is expected to give, bonus included. A
-        depth that no round has tried is hoped to fall off no faster than those before it.
+        """The expected tokens of a round of 0, 1, ... `num_slots` slots, bonus included. Depths
+        that were not tried are extrapolated: they fall off as fast as those before.
         """
         shares = list(accumulate(map(truediv, self.hits, self.rounds), min))
         if len(shares) < num_slots:
@@ -78,7 +78,7 @@ class DepthRates:
         return list(accumulate(shares[:num_slots], initial=1.0))
 
     def as_prior(self) -> DepthRates:
-        """The same shares, as if they came of few rounds."""
+        """The same rates, with the weight of few rounds."""
         scales = [min(1.0, PRIOR_ROUNDS / r) for r in self.rounds]
         hits = tuple(h * s for h, s in zip(self.hits, scales, strict=True))
         return DepthRates(hits, tuple(r * s for r, s in zip(self.rounds, scales, strict=True)))
@@ -86,20 +86,20 @@ class DepthRates:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceRecord:
-    """What rounds have shown, chains and trees apart."""
+    """What rounds have accepted, chains and trees apart."""
 
     chain: DepthRates = DepthRates()
     tree: DepthRates = DepthRates()
 
     def after(self, shape: RoundShape, num_accepted: int) -> AcceptanceRecord:
-        """With one more round in it."""
+        """With one more round."""
         if shape.budget is None:
             return AcceptanceRecord(self.chain.after(shape.block - 1, num_accepted), self.tree)
         return AcceptanceRecord(self.chain, self.tree.after(shape.block - 1, num_accepted))
 
     def taus(self, shapes: Sequence[RoundShape]) -> list[float]:
-        """Tokens that a round of each shape is expected to give, bonus included; one of trees, if
-        there was none yet, what chains do.
+        """The expected tokens of a round of each shape, bonus included. Before the first tree,
+        trees are expected to do what chains do.
         """
         num_slots = max(shape.block for shape in shapes) - 1
         chain = self.chain.taus(num_slots)
@@ -112,8 +112,8 @@ class AcceptanceRecord:
 
 @dataclass(frozen=True, slots=True)
 class LaneOutlook:
-    """What a lane's text promises. For `num_trials` more rounds it speculates whatever that is;
-    `num_plain` tokens were decoded since it was given up for `off_reason`.
+    """What to expect of a lane's text. It speculates for `num_trials` more rounds in any case;
+    `num_plain` tokens were decoded since speculation was turned off for `off_reason`.
     """
 
     record: AcceptanceRecord = AcceptanceRecord()
@@ -125,7 +125,7 @@ class LaneOutlook:
         return LaneOutlook(self.record.after(shape, num_accepted), max(0, self.num_trials - 1))
 
     def after_plain(self, off_reason: str) -> LaneOutlook:
-        """After a token that was decoded plainly because speculation does not pay."""
+        """After a token that was decoded plainly, since speculation does not pay."""
         if self.num_plain + 1 >= RETRY_TOKENS:
             return LaneOutlook(self.record.as_prior())
         off_reason = self.off_reason or off_reason
@@ -133,8 +133,8 @@ class LaneOutlook:
 
 
 def without_context(num_slots: int, off_reason: str) -> LaneOutlook:
-    """A lane of which the drafter has seen nothing: nothing is expected of it until it has decoded
-    some tokens.
+    """The outlook of a lane that the drafter has seen nothing of: none, until it has decoded some
+    tokens.
     """
     nothing = DepthRates((0.0,) * num_slots, (PRIOR_ROUNDS,) * num_slots)
     return LaneOutlook(
@@ -143,8 +143,8 @@ def without_context(num_slots: int, off_reason: str) -> LaneOutlook:
 
 
 class StepCosts:
-    """Seconds of steps, by number of lanes and shape: a quarter of the latest were shorter, since a
-    step may be held up and is never done too early.
+    """Seconds of steps, by number of lanes and shape: the lower quartile of the latest, since a
+    step may be delayed and is never early.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class StepCosts:
         self._num_steps = 0
 
     def observe(self, num_lanes: int, shape: RoundShape | None, seconds: float) -> None:
-        """Take note of a step that nothing else ran beside; `shape` None: a plain one."""
+        """Count a step that nothing else ran beside; `shape` None: a plain one."""
         key = (num_lanes, shape)
         self._num_steps += 1
         self._measured_at[key] = self._num_steps
@@ -178,7 +178,7 @@ class StepCosts:
         return known[nearest]
 
     def is_due(self, num_lanes: int, shape: RoundShape | None) -> bool:
-        """Never measured often enough, or long ago; the oftener it was, the longer that takes."""
+        """Whether to measure it: too rarely so far, or long ago. The interval grows each time."""
         num_more = self.num_seen(num_lanes, shape) - NUM_MEASURED
         if num_more < 0:
             return True
@@ -192,9 +192,9 @@ class StepCosts:
 
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
-    """The next step: a round of `shape` for the lanes `speculating` (indices), a plain step for the
-    others. `off_reasons`, by index: why, where it is because speculation does not pay.
-    `is_measured`: its time says what such a step costs.
+    """The next step: a round of `shape` for the lanes `speculating` (indices), and a plain step for
+    the others. `off_reasons`, by index: why speculation does not pay. `is_measured`: measure its
+    time.
     """
 
     shape: RoundShape | None
@@ -210,8 +210,8 @@ def plan_step(
     *,
     measure: bool,
 ) -> RoundPlan:
-    """What gives the most tokens per second: a round for all lanes, one for those that it pays for
-    beside a plain step for the rest, or a plain step for all, which no lane on trial takes.
+    """The step with the most tokens per second: a round for all lanes, a round for those that it
+    pays for and a plain step for the rest, or a plain step for all, unless a lane is on trial.
 
     `measure`: a cost that is due is measured first.
     """
@@ -242,8 +242,8 @@ def plan_step(
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """What rounds of one shape promise each lane: `taus` tokens. `break_even`: how many make up for
-    the time; `paying`: lanes that have as many, and those on trial.
+    """The expected tokens of a round of one shape for each lane, `taus`. `break_even`: tokens that
+    pay for its time; `paying`: lanes that reach them, and those on trial.
     """
 
     shape: RoundShape
@@ -273,6 +273,6 @@ class _Offer:
 
 
 def _why_off(lane: int, offers: Sequence[_Offer]) -> str:
-    """In words, for the shape that comes closest to paying."""
+    """Why a lane does not speculate, by the shape that comes closest to paying."""
     best = max(offers, key=lambda offer: offer.taus[lane] / offer.break_even)
     return f"{best.taus[lane]:.2f} tokens a round, {best.break_even:.2f} would pay for it"

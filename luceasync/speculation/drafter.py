@@ -74,7 +74,7 @@ class DraftPasses(TapRing, Protocol):
         """Why nothing is proposed now; None: it is. Any thread may ask."""
         ...
 
-    def raise_if_failed(self) -> None:
+    def refresh(self) -> None:
         """Let go of a drafter that is known to be gone, and take up one that has been restarted,
         which has nothing of what lanes did meanwhile.
         """

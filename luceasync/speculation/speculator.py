@@ -1,7 +1,7 @@
 """Speculative decoding on one page: propose, verify, accept, commit, absorb.
 
-Owns what each lane's text has shown of speculation. Knows no requests and no text: what a verified
-row says is decided by whoever accepts.
+Owns what each lane's text has shown of speculation. Knows no requests and no text: an Acceptor
+decides which verified rows stand.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from luceasync.status import SpeculationStatus
 
 
 class Acceptor(Protocol):
-    """Who decides what stands; luceasync.engine.acceptance.Acceptance is one."""
+    """Decides which verified rows stand; luceasync.engine.acceptance.Acceptance is one."""
 
     @property
     def arrived_at(self) -> float:
-        """When the verified rows were on the host, by time.perf_counter."""
+        """When the verified rows arrived on the host, by time.perf_counter."""
         ...
 
     def fit(self, proposal: Proposal, most_rows: int) -> Proposal:
-        """The proposal as it is to be verified, of the same shape: whoever knows tokens that must
-        come may put them in the place of others. No path gets more than `most_rows` rows.
+        """The proposal to verify, of the same shape: tokens that are known to come may replace
+        proposed ones. No path gets more than `most_rows` rows.
         """
         ...
 
     def __call__(self, proposal: Proposal, logits: Logits) -> list[list[int]]:
-        """For each entry the rows to commit, row 0 first. logits: of [entries, rows]."""
+        """The rows to commit for each entry, row 0 first. logits: of [entries, rows]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """Where a lane stands: `token`, its last one, at `position`, has not been run."""
+    """The last token of a lane, which has not been run."""
 
     lane: int
     position: int
@@ -58,7 +58,7 @@ class Anchor:
 
 @dataclass(slots=True)
 class LaneTally:
-    """One choice's speculation."""
+    """Counts of one choice's speculation."""
 
     rounds: int = 0
     proposed: int = 0
@@ -114,7 +114,7 @@ class SpeculationTotals:
 
 @dataclass(frozen=True, slots=True)
 class _Foreseen:
-    """What `plan` is to say if it is asked for these lanes next."""
+    """The plan to return if `plan` is called for these lanes next."""
 
     lanes: tuple[int, ...]
     alone: bool
@@ -132,38 +132,38 @@ class Speculator:
         num_lanes: int,
         costs: StepCosts | None = None,
     ) -> None:
-        """`shapes`: those that rounds may have, largest first. `costs` None: as they come up."""
+        """`shapes`: of rounds, largest first. `costs` None: they are measured as they come up."""
         self._target = target
         self.passes = passes
         self.shapes = tuple(shapes)
         self._outlooks = [LaneOutlook()] * num_lanes
         self._tallies = [LaneTally()] * num_lanes
-        self._common = AcceptanceRecord()  # of all lanes so far: what a new one is expected to do
+        self._common = AcceptanceRecord()  # of all lanes so far: the prior of a new one
         self._totals = SpeculationTotals(shapes[0].block - 1)
         self._costs = costs or StepCosts()
         self._is_settled = True  # the last plain step
         self._foreseen: _Foreseen | None = None
 
     def rehearsing(self) -> Speculator:
-        """Another one for the same lanes while this one has none: what steps cost it learns for
-        both, what texts show it keeps to itself.
+        """Another speculator for the same lanes, while this one has none: it shares what steps
+        cost, and not what texts have shown.
         """
         return Speculator(self._target, self.passes, self.shapes, len(self._outlooks), self._costs)
 
     @property
     def status(self) -> SpeculationStatus:
-        """Totals since the start; the seconds are those of Totals."""
+        """Totals since the start; for the seconds see SpeculationTotals."""
         return replace(self._totals.told(), off_reason=self.passes.off_reason)
 
     def speculation(self, lane: int) -> Speculation:
-        """What it did for the choice on `lane`, and why it rests if it does."""
+        """What speculation did for the choice on `lane`, and why it is off if it is."""
         return self._tallies[lane].told(self._outlooks[lane].off_reason)
 
-    # --- what a lane goes through ---------------------------------------------------------------
+    # --- lanes ---------------------------------------------------------------
 
     @inference_mode
     def start(self, lane: int) -> None:
-        """The lane is given to another choice, and is empty."""
+        """Begin another choice on the lane, which is empty."""
         self._foreseen = None
         self._outlooks[lane] = LaneOutlook(self._common.as_prior())
         self._tallies[lane] = LaneTally()
@@ -171,8 +171,8 @@ class Speculator:
 
     @inference_mode
     def restored(self, lane: int, end: int, *, with_features: bool) -> None:
-        """The lane stands at `end` after a restored prefix. `with_features`: the drafter will be
-        given some of it that reach its end, by whoever holds them.
+        """Note that the lane ends at `end` after a restored prefix. `with_features`: the drafter
+        will be given features that reach this end.
         """
         self._foreseen = None
         if not with_features:
@@ -181,7 +181,7 @@ class Speculator:
 
     @inference_mode
     def prefilled(self, lane: int, begin: int, num_tokens: int) -> None:
-        """The target has just prefilled `[begin, begin + num_tokens)` of the lane."""
+        """Absorb positions `[begin, begin + num_tokens)`, which the target has just prefilled."""
         if (off_reason := self._off_reason()) is not None:
             self._outlooks[lane] = self._without_context(off_reason)
             return
@@ -190,8 +190,8 @@ class Speculator:
     # --- steps ----------------------------------------------------------------------------------
 
     def plan(self, lanes: Sequence[int], *, alone: bool) -> RoundPlan:
-        """The next step for decoding `lanes`, named instead of counted in it. `alone`: nothing else
-        runs beside it, so its time can be measured.
+        """The next step for decoding `lanes`, which it names by number. `alone`: nothing else runs
+        beside it, so that its time can be measured.
         """
         foreseen, self._foreseen = self._foreseen, None
         if (off_reason := self._off_reason()) is not None:
@@ -209,9 +209,8 @@ class Speculator:
         )
 
     def foresee(self, lanes: Sequence[int], under_way: RoundPlan, *, alone: bool) -> None:
-        """Plan the step after the one that is under way, while a device works on that: for the same
-        lanes, and from what is known by now. One round more hardly changes what pays, unless it is
-        the one that measures it.
+        """Plan the step after the one under way, for the same lanes, while a device works on that.
+        One round more hardly changes what pays, unless it is the one that measures it.
         """
         if not self._costs.is_due(len(lanes), under_way.shape):
             plan = self.plan(lanes, alone=alone)
@@ -221,8 +220,8 @@ class Speculator:
     def round(
         self, anchors: Sequence[Anchor], plan: RoundPlan, accept: Acceptor
     ) -> list[list[int]]:
-        """One round for lanes that speculate as planned. Returns the rows that were committed for
-        each: as many as tokens were emitted. Raises DraftFailed before anything has changed.
+        """Run one round for lanes that speculate as planned. Returns the rows committed for each
+        lane, as many as tokens were emitted. Raises DraftFailed before anything has changed.
         """
         shape = plan.shape
         assert shape is not None, "a round has a shape"
@@ -246,7 +245,7 @@ class Speculator:
 
     @inference_mode
     def decoded(self, anchors: Sequence[Anchor], plan: RoundPlan) -> None:
-        """The target has just decoded these tokens in a plain step, as planned."""
+        """Absorb tokens that the target has just decoded in a plain step, as planned."""
         lanes, begins = [a.lane for a in anchors], [a.position for a in anchors]
         num_unsettled = self.passes.num_unsettled
         if self.passes.off_reason is None:
@@ -257,12 +256,12 @@ class Speculator:
                 self._outlooks[lane] = self._outlooks[lane].after_plain(plan.off_reasons[lane])
 
     def timed(self, num_lanes: int, plan: RoundPlan, seconds: float) -> None:
-        """What that step took, until its tokens were chosen."""
+        """Note how long that step took, until its tokens were chosen."""
         if plan.is_measured and self._is_settled:
             self._costs.observe(num_lanes, None, seconds)
 
     def _off_reason(self) -> str | None:
-        self.passes.raise_if_failed()
+        self.passes.refresh()
         return self.passes.off_reason
 
     def _without_context(self, off_reason: str) -> LaneOutlook:
@@ -279,17 +278,14 @@ class Speculator:
             self._totals.add(shape, num_accepted)
 
 
-# Which rows of a verified proposal stand: the walk from the anchor down its tree. Pure and on
-# the host. Knows neither how a token is chosen nor what becomes of it.
-
-
+# Which rows of a verified proposal stand: a walk from the anchor down its tree, on the host. Pure.
 Follow = Callable[[int], int | None]
 
 
 def matching_child(
     tokens: Sequence[int], parents: Sequence[int] | None, path: Sequence[int], token: int
 ) -> int | None:
-    """The row below the last one of `path` that proposes `token`; None where there is none.
+    """The child of the last row of `path` that proposes `token`, or None.
 
     `parents` None: every row follows the one before it.
     """
@@ -312,9 +308,8 @@ def walk(
     """The accepted rows, row 0 first: as many as tokens were emitted, since the last of these has
     not been run, whether or not a row proposed it.
 
-    `follow(row)` chooses and emits the token after a row, once for every row of the path; None ends
-    the text there. `decide` says which row, if any, stands for that token; only a measurement of
-    time has a reason to replace it.
+    `follow(row)` chooses and emits the token after a row, once for each row of the path; None ends
+    the text. `decide` finds the row, if any, that proposes this token; only benchmarks replace it.
     """
     path = [0]
     while True:
@@ -326,7 +321,7 @@ def walk(
 
 
 def lines(parents: Sequence[int] | None, num_rows: int) -> list[list[int]]:
-    """For every row the rows from the anchor's child down to itself; none for row 0."""
+    """For each row, the rows from the anchor's child down to itself; none for row 0."""
     above = range(-1, num_rows - 1) if parents is None else parents
     found: list[list[int]] = [[]]
     for row in range(1, num_rows):

@@ -1,9 +1,9 @@
-"""A process at the other end of a channel that dies, hangs or lies, in every way, many times.
+"""A process at the other end of a channel dies, hangs or lies, in every way, many times.
 
     python -m tests.acceptance.chaos_ipc [--rounds 200] [--json PATH]
 
 Each round starts a process, lets it answer with a payload, and then lets it misbehave. The channel
-must close with words, in time, and nothing may be left: no process, descriptor or mapping.
+must close with a clear error, in time, and no process, descriptor or mapping may be left.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CHILD = "--child"
 
 
 class Ask(Message, frozen=True):
-    """Send this payload back."""
+    """A request to send this payload back."""
 
 
 class Tell(Message, frozen=True):
@@ -46,7 +46,7 @@ class Tell(Message, frozen=True):
 
 @dataclass(frozen=True)
 class Mischief:
-    """What the process is told to do, what is done to it, and what the channel must say."""
+    """What the process is told to do, what is done to it, and the expected error of the channel."""
 
     mode: str
     act: Callable[[LocalProcess], None]
@@ -57,13 +57,13 @@ class Mischief:
 
 @dataclass
 class Seen:
-    """Rounds of one kind, and how long after the deed the channel closed."""
+    """Rounds of one kind, and how long the channel took to close."""
 
     noticed_s: list[float] = field(default_factory=list)
 
 
 def serve(mode: str) -> None:
-    """The other end."""
+    """Run the other end."""
     control = socket.socket(fileno=os.dup(json.loads(os.environ[VARIABLE])["control"]))
     home = connect_to_parent((Ask,))
     version = Statement(version="0.0") if mode == "version" else Statement()
@@ -83,7 +83,7 @@ def serve(mode: str) -> None:
 
 
 def echo(started: LocalProcess) -> None:
-    """A right answer."""
+    """Answer rightly."""
     content = os.urandom(PAYLOAD_BYTES)
     room = started.channel.reserve(PAYLOAD_BYTES, DEADLINE_S)
     room.view[:] = content
@@ -94,7 +94,7 @@ def echo(started: LocalProcess) -> None:
 
 
 def wait_for(started: LocalProcess) -> None:
-    """Tell it to begin, and wait for what never comes."""
+    """Tell the process to begin, and wait for an answer that never comes."""
     started.channel.call(Ask(), Tell, deadline_s=DEADLINE_S)
 
 
@@ -109,7 +109,7 @@ def wait_for_one_that_is_stopped(started: LocalProcess) -> None:
 
 
 def write_on(started: LocalProcess) -> None:
-    """More than the ring and the sockets hold; nobody reads."""
+    """Write more than the ring and the sockets hold; the other end does not read."""
     started.channel.send(Ask(), deadline_s=DEADLINE_S)
     while True:
         room = started.channel.reserve(PAYLOAD_BYTES, HUNG_S)
@@ -136,7 +136,7 @@ MISCHIEF = (
 
 
 def one_round(launcher: LocalLauncher, mischief: Mischief) -> float:
-    """Seconds until the channel closed."""
+    """Run a round; returns the seconds until the channel closed."""
     started = launcher.launch([__file__, CHILD, mischief.mode], (Tell,))
     if mischief.greets:
         greet_it(started)
@@ -155,7 +155,7 @@ def one_round(launcher: LocalLauncher, mischief: Mischief) -> float:
 
 
 def left() -> dict[str, object]:
-    """What this process has."""
+    """Resources of this process."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
     maps = Path("/proc/self/maps").read_text(encoding="utf-8")
     return {
@@ -167,7 +167,7 @@ def left() -> dict[str, object]:
 
 
 def run(report: Report, num_rounds: int) -> None:
-    """All rounds, then what is left. Ends the process with a line where something is."""
+    """Run all rounds and check what is left. Exits with a message if something is."""
     before = left()
     seen: dict[tuple[str, str], Seen] = {}
     environment = {"PYTHONPATH": str(Path(__file__).parents[2])}

@@ -24,7 +24,7 @@ def luceasync() -> Iterator[Commands]:
     [
         (["/none"], "/none: does not exist"),
         (["--draft", "/none"], "/none: does not exist"),
-        (["--draft", "none", "--draft-block", "4"], "--draft-block 4: there is no drafter"),
+        (["--draft", "none", "--draft-block", "4"], "--draft-block 4: it needs a drafter"),
         (["--target-devices", "abacus"], "'abacus' is not a device"),
         (["--draft-device", "abacus"], "'abacus' is not a device"),
         (["--target-device", "cpu", "--target-layer-split", "1,2"], "2 weights for 1 devices"),

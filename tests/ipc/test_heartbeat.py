@@ -138,7 +138,7 @@ def test_the_thread_that_answers_alone_has_its_socket():
     tasks = Path(f"/proc/{watched.process.pid}/task")
     counts = sorted(len(list((task / "fd").iterdir())) for task in tasks.iterdir())
     assert counts[0] == 2  # the socket, and what ends the thread
-    until(lambda: num_sockets(watched.process.pid) == 2)  # channel, tidings; the other is let go
+    until(lambda: num_sockets(watched.process.pid) == 2)  # the heartbeat socket is closed
     watched.close()
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from luceasync.errors import StageFailed
 from luceasync.host_cache.arena import Arena
-from luceasync.host_cache.copy_stream import COPY_TIMEOUT_S, DoneTicket, Callback, Ticket
+from luceasync.host_cache.copy_stream import COPY_TIMEOUT_S, Callback, DoneTicket, Ticket
 from luceasync.host_cache.nodes import ChainedNode, NodeSizes, Span
 from luceasync.host_cache.shard_nodes import NodeLayout, tensors_in
 from luceasync.kv.cache import Shape

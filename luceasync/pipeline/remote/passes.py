@@ -24,12 +24,12 @@ from luceasync.pipeline.remote.connection import BackendConnection
 from luceasync.pipeline.remote.tensors import HOST, StageSizes, views
 from luceasync.pipeline.transfer import as_rows, on_host
 from luceasync.ranking.logits import (
-    TopLogits,
     Candidates,
     Logits,
     Logprobs,
     Ranking,
     RankRequest,
+    TopLogits,
     WholeRow,
 )
 from luceasync.ranking.proposals import Proposal

@@ -139,8 +139,8 @@ class PreparePass(Command, frozen=True):
 
 class RankLogits(Command, frozen=True):
     """Rank the logits of the last pass that left any, of its first entries; see
-    luceasync.ranking.logits.RankRequest. Comes with float64: `num_masses` temperatures, then each table
-    of `edits`, given as (rows, edits); then int64 rows and int32 words of `num_masked` masks.
+    luceasync.ranking.logits.RankRequest. Comes with float64: `num_masses` temperatures, then each
+    table of `edits`, given as (rows, edits); then int64 rows and int32 words of `num_masked` masks.
     `is_of_masked`: rank these rows alone. Answered by Result, or by BestTokens if none is ranked.
     """
 

@@ -1,7 +1,7 @@
-"""Where a drafter's context lives: keys and values of each lane, in rings of fixed size.
+"""A drafter's context: keys and values of each lane, in rings of fixed size.
 
-Owns the places and the masks: position p lies at place p % capacity, and which position a place
-holds follows from where the lane stands. Knows no weights. Everything is read from device tensors.
+Owns the places and the masks: position p is at place p % capacity, and which position a place holds
+follows from the lane's end. Knows no weights. Reads nothing but device tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MIN_REACH = 256  # places
 @dataclass(frozen=True, slots=True)
 class ContextRows:
     """Rows to write: `positions` int64 [entries, rows]; `kept` bool likewise; `ends` int64
-    [entries], where the lanes stand after them; `lanes` int64 [entries].
+    [entries], the ends of the lanes after them; `lanes` int64 [entries].
     """
 
     lanes: Tensor
@@ -29,23 +29,23 @@ class ContextRows:
 
     @classmethod
     def of(cls, lanes: Tensor, begins: Tensor, counts: Tensor, num_rows: int) -> ContextRows:
-        """Rows `[begins, begins + counts)` of `num_rows` that are at hand."""
+        """Rows `[begins, begins + counts)`; the others of `num_rows` are not kept."""
         row = torch.arange(num_rows, device=begins.device)
         kept = row < counts[:, None]
         return cls(lanes.long(), begins[:, None] + row, kept, begins + counts)
 
 
 def places(rows: ContextRows, capacity: int) -> Tensor:
-    """int64 [entries, rows]: where rows go. What is not kept, or would be overwritten by a later
-    row of the same write, goes to the place behind the ring, which nobody reads.
+    """int64 [entries, rows]: where rows go. Rows that are not kept, or would be overwritten by
+    later rows of the same write, go to the place behind the ring, which is never read.
     """
     stays = rows.kept & (rows.positions >= (rows.ends - capacity)[:, None])
     return torch.where(stays, rows.positions % capacity, capacity)
 
 
 def reach_for(position: int) -> int:
-    """How many places to read for a block that begins at `position`, so that few numbers come up:
-    two in each octave.
+    """How many places to read for a block that begins at `position`: rounded up to one of two sizes
+    in each octave, so that few shapes come up.
     """
     reach = MIN_REACH
     while reach < position:
@@ -55,7 +55,7 @@ def reach_for(position: int) -> int:
 
 def held_positions(begins: Tensor, capacity: int, num_places: int) -> Tensor:
     """int64 [entries, num_places]: the newest position before `begins` that a place can hold;
-    negative where there is none yet.
+    negative if there is none yet.
     """
     last = begins[:, None] - 1
     place = torch.arange(num_places, device=begins.device)
@@ -65,10 +65,11 @@ def held_positions(begins: Tensor, capacity: int, num_places: int) -> Tensor:
 def visible(
     layer: DraftLayerSpec, held: Tensor, floors: Tensor, begins: Tensor, num_rows: int
 ) -> Tensor:
-    """bool [entries, num_rows, num_rows + places]: what each row of a block sees, the block first.
+    """bool [entries, num_rows, num_rows + places]: what each row of a block attends to, the block
+    first.
 
-    `held` as `held_positions` gives it; `floors` int64 [entries]: context below them is not there,
-    or not to be seen. Row r stands at position begins + r.
+    `held` of `held_positions`; `floors` int64 [entries]: context below them does not exist, or is
+    hidden. Row r is at position begins + r.
     """
     row = torch.arange(num_rows, device=begins.device)
     context = (held >= floors[:, None])[:, None].expand(-1, num_rows, -1)
@@ -77,7 +78,7 @@ def visible(
     if layer.is_causal:
         block = apart >= 0
     if layer.window is not None:
-        oldest = begins[:, None] + row - layer.window  # the newest position out of sight
+        oldest = begins[:, None] + row - layer.window  # the newest position outside of the window
         context = context & (held[:, None] > oldest[:, :, None])
         block = block & (apart.abs() < layer.window)
     return torch.cat([block.expand(begins.shape[0], -1, -1), context], 2)
@@ -86,10 +87,12 @@ def visible(
 class ContextRing:
     """Keys and values of those layers whose rings are equally large.
 
-    `keys`, `values`: [layers, lanes + 1, block + capacity + 1, kv_heads, head_dim]: first the rows
-    of the block that is being proposed, so that they and the context are read in one go, then the
-    ring. The extra lane, which index -1 means, and the extra place take what is to be dropped.
-    `layers` are those of the model, `index` the same on the device.
+    `keys`, `values`: [layers, lanes + 1, block + capacity + 1, kv_heads, head_dim]: the rows of the
+    block that is being proposed, so that they and the context are read at once, then the ring. The
+    extra lane, index -1, and the extra place take what is dropped. `layers` are those of the model,
+    `index` the same on the device.
+
+        [ block | ring: place p % capacity | spare ]
     """
 
     def __init__(
@@ -112,7 +115,7 @@ class ContextRing:
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
     def write(self, keys: Tensor, values: Tensor, rows: ContextRows) -> None:
-        """keys, values: [model's layers, entries, rows, kv_heads, head_dim]; ours are kept."""
+        """keys, values: [model's layers, entries, rows, kv_heads, head_dim]."""
         ring = self._block + places(rows, self.capacity)
         where = (slice(None), rows.lanes[:, None], ring)
         self.keys[where] = keys.index_select(0, self.index)
@@ -121,8 +124,8 @@ class ContextRing:
     def read(
         self, layer: int, lanes: Tensor, keys: Tensor, values: Tensor, num_places: int
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values of the model's `layer`: those given, of a block [entries, rows, kv_heads,
-        head_dim], and behind them those of the first `num_places` places.
+        """Keys and values of the model's `layer`: the given ones of a block, [entries, rows,
+        kv_heads, head_dim], then those of the first `num_places` places.
         """
         index, num_rows = self.layers.index(layer), keys.shape[1]
         begin = self._block - num_rows
@@ -147,9 +150,9 @@ class ContextRing:
 
 
 class DraftContext:
-    """All rings of a drafter, and from where on its lanes have context.
+    """All rings of a drafter, and where the context of its lanes begins.
 
-    `valid_from` int64 [lanes + 1]: positions below it were never written; the last is lane -1's.
+    `valid_from` int64 [lanes + 1]: positions below it were never written; the last is of lane -1.
     """
 
     def __init__(
@@ -161,8 +164,8 @@ class DraftContext:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """A ring for each size that the layers want: full layers keep the context, sliding ones
-        their window.
+        """A ring for each size that layers need: full layers keep the context, sliding ones their
+        window.
         """
         layers_of: dict[int, list[int]] = {}
         for layer in range(spec.num_layers):
@@ -176,11 +179,11 @@ class DraftContext:
         self.valid_from = torch.zeros(num_lanes + 1, dtype=torch.int64, device=device)
 
     def ring_of(self, layer: int) -> ContextRing:
-        """Where the model's `layer` has its keys and values."""
+        """The ring with the keys and values of the model's `layer`."""
         return next(ring for ring in self.rings if layer in ring.layers)
 
     def close(self) -> None:
-        """Let the rings go."""
+        """Free the rings."""
         self.rings.clear()
 
     @property

@@ -1,7 +1,7 @@
 """The DFlash draft network on preallocated tensors: context in, a block of hidden rows out.
 
-Owns the drafter's weights and its keys and values of every lane. Knows no target: the embedding is
-handed in, and whoever calls projects what `propose` gives with the target's head. Chen et al.,
+Owns the drafter's weights, and its keys and values of all lanes. Knows no target: the embedding is
+handed in, and the caller projects what `propose` returns with the target's head. Chen et al.,
 "DFlash: Block Diffusion for Flash Speculative Decoding", 2026.
 """
 
@@ -26,7 +26,7 @@ ChooseOps = Callable[[DraftSpec, DraftContext], DraftOps]
 
 
 def draft_ops_on(platform: Platform) -> ChooseOps:
-    """Who works on the context there."""
+    """The operations on the context for a platform."""
 
     def fused() -> ChooseOps:
         from luceasync.speculation.dflash.triton_draft_ops import TritonDraftOps
@@ -41,7 +41,7 @@ class DraftNetwork:
 
     `write_context` and `propose` read nothing but tensors on the device and have fixed shapes for
     fixed numbers of entries and rows, so they can be captured as CUDA graphs. An entry of lane -1
-    only fills a batch up. Not thread-safe; run under `torch.inference_mode`.
+    is padding. Not thread-safe; run under `torch.inference_mode`.
     """
 
     def __init__(
@@ -54,8 +54,8 @@ class DraftNetwork:
         max_ctx_tokens: int,
         choose: ChooseOps = TorchDraftOps,
     ) -> None:
-        """`embed` is the target's embedding, and gives rows on the device of the weights; `choose`:
-        who works on the context.
+        """`embed` is the target's embedding, and returns rows on the device of the weights;
+        `choose` makes the operations on the context.
         """
         self.spec = spec
         self.device = weights.fc.device
@@ -74,28 +74,28 @@ class DraftNetwork:
         self._masks = torch.full((1, spec.block - 1), spec.mask_token, device=self.device)
 
     def reach_for(self, position: int) -> int | None:
-        """See `propose`: the reach of passes whose entries begin at `position` at most; None if
-        those for all positions are the same.
+        """The `reach` of `propose` for entries that begin at `position` at most; None if passes for
+        all positions are the same.
         """
         return self._draft_ops.reach_for(position)
 
     def set_valid_from(self, lane: int, position: int) -> None:
-        """Context of `lane` below `position` was never written: 0 for a fresh lane, the lane's end
-        after a restore without features.
+        """Note that context of `lane` below `position` was never written: 0 for a fresh lane, the
+        lane's end after a restore without features.
         """
         self.context.valid_from[lane] = position
 
     def write_context(
         self, features: Tensor, lanes: Tensor, begins: Tensor, counts: Tensor
     ) -> None:
-        """Take up tokens that the target has committed.
+        """Add tokens that the target has committed to the context.
 
         `features` [entries, rows, taps * hidden], any float dtype: the outputs of the tapped layers
         at positions `[begins, begins + rows)`; only the first `counts` rows of an entry are kept.
         `lanes`, `begins`, `counts` int32 or int64, all [entries], on the drafter's device. An entry
         may bring more rows than a ring holds. No lane twice in one call.
         """
-        weights = self._held
+        weights = self._loaded
         fused = F.linear(features.to(self.dtype), weights.fc)
         projected = weights.context_kv.linear(fused, weights.hidden_norm)
         self._draft_ops.write_context(projected, weights.key_norms, lanes, begins, counts)
@@ -113,11 +113,11 @@ class DraftNetwork:
         final norm: row j predicts the token at begins + 1 + j.
 
         `anchors` int64 [entries]: each lane's newest token, at position `begins`, for which no
-        context has been written yet; `lanes`, `begins` int32 or int64. `reach` is the caller's
-        promise that no entry begins behind it: then no more places are read.
+        context has been written yet; `lanes`, `begins` int32 or int64. No entry may begin behind
+        `reach`: no more places are read.
         """
         x = self.run(self._draft_ops, anchors, lanes, begins, block, reach)
-        return self._draft_ops.norm(x[:, 1:], self._held.norm, self.spec.norm_eps)
+        return self._draft_ops.norm(x[:, 1:], self._loaded.norm, self.spec.norm_eps)
 
     def run(
         self,
@@ -131,34 +131,34 @@ class DraftNetwork:
         """The rows of blocks after the last layer, [entries, block, hidden]; see `propose`."""
         rows = ops.block(lanes, begins, block, reach)
         x = self._block_rows(anchors, block)
-        for layer, weights in enumerate(self._held.layers):
+        for layer, weights in enumerate(self._loaded.layers):
             projected = weights.projection.linear(x, weights.norm)
             mixed = ops.attend(layer, projected, weights, rows)
             x = weights.feed_forward.forward(weights.output.linear_add(mixed, x))
         return x
 
     def _block_rows(self, anchors: Tensor, block: int) -> Tensor:
-        """Embeddings [entries, block, hidden]: the anchor's, then the mask's."""
+        """Embeddings [entries, block, hidden]: of the anchor, then of the mask token."""
         masks = self._masks[:, : block - 1].expand(len(anchors), -1)
         x = self._embed(torch.cat([anchors[:, None], masks], 1)).to(self.dtype)
-        mask = self._held.mask_embedding
+        mask = self._loaded.mask_embedding
         if mask is None:
             return x
         return torch.cat([x[:, :1], mask.expand(x.shape[0], block - 1, -1)], 1)
 
     @property
-    def _held(self) -> DraftWeights:
+    def _loaded(self) -> DraftWeights:
         assert self._weights is not None, "the network is closed"
         return self._weights
 
     def close(self) -> None:
-        """Let weights and context go. May be called twice."""
+        """Free weights and context. Idempotent."""
         self.context.close()
         self._weights = None
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of weights and context that are held."""
+        """Bytes of weights and context."""
         return self.context.num_bytes + (self._weights.num_bytes if self._weights else 0)
 
 

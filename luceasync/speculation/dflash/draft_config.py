@@ -1,7 +1,7 @@
 """A drafter's config.json, read and checked against its target.
 
-Pure: no torch, no weights, no devices. A drafter that does not fit its target is refused here, in
-words: a wrong pair would not fail, it would only propose badly.
+Pure: no torch, no weights, no devices. A drafter that does not fit its target is refused here: a
+wrong pair would not fail, it would only propose badly.
 """
 
 from __future__ import annotations
@@ -20,17 +20,15 @@ from luceasync.models.directory import CONFIG, check_directory
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.spec import ModelSpec, Shape
 
-# What a DFlash drafter is. Pure: no torch, no weights, no devices.
-
-
+DEFAULT_BLOCK = 16
 RING_STEP = 64  # capacities are multiples of it
-MASK_EMBEDDING = "mask_embedding"  # a tensor that may stand for the mask token's embedding
+MASK_EMBEDDING = "mask_embedding"  # a tensor that may replace the mask token's embedding
 
 
 @dataclass(frozen=True, slots=True)
 class DraftLayerSpec:
-    """What a row of the block sees: `window` None is all context, else positions less than
-    `window` away; `is_causal` hides the rows of the block behind it.
+    """What a row of the block attends to: all context, or positions less than `window` away;
+    `is_causal` hides later rows of the block.
     """
 
     window: int | None
@@ -76,20 +74,20 @@ class DraftSpec:
         return -(-max(rows, 1) // RING_STEP) * RING_STEP
 
     def weight_bytes(self, element_bytes: int) -> int:
-        """Bytes of the weights as the network holds them: norms in float32, those of heads once for
-        each head, and the key and value projections of all layers once more, stacked.
+        """Bytes of the weights in the network: norms in float32, head norms repeated for each head,
+        and a second, stacked copy of the key and value projections of all layers.
         """
         attention = self.attention
         once = [shape for name, shape in self.shapes.items() if name != MASK_EMBEDDING]
         num_bytes = sum(prod(shape) * (element_bytes if len(shape) == 2 else 4) for shape in once)
-        # q_norm and k_norm are in `once` already; the keys of the context have k_norm of their own.
+        # q_norm and k_norm are in `once` already; keys of the context have a k_norm of their own.
         num_norms = (attention.num_heads - 1) + (attention.num_kv_heads - 1) + 1
         stacked = 2 * attention.kv_dim * self.hidden_size * element_bytes
         return num_bytes + self.num_layers * (num_norms * attention.head_dim * 4 + stacked)
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """Public names of all tensors and their shapes; only `mask_embedding` may be absent."""
+        """Published names of all tensors and their shapes; only `mask_embedding` is optional."""
         hidden = self.hidden_size
         layers = {
             f"layers.{layer}.{name}": shape
@@ -126,8 +124,8 @@ def _layer_shapes(spec: DraftSpec) -> dict[str, Shape]:
 
 
 def default_taps(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
-    """Target layers from the second to the last but two, evenly: as many as the drafter has layers
-    (the published drafters' rule).
+    """Evenly spaced target layers from the second to the last but two, as many as the drafter has
+    layers: the rule of the published drafters.
     """
     if num_layers == 1:
         return (num_target_layers // 2,)
@@ -142,8 +140,8 @@ def adjusted(
     swa_window_tokens: int | None = None,
     ctx_max_tokens: int | None = None,
 ) -> DraftSpec:
-    """The drafter as the user wants it; None leaves what it was trained with. Raises ConfigError
-    naming the flag.
+    """The drafter with the user's options; None leaves what it was trained with. Raises
+    ConfigError, naming the flag.
     """
     if block is not None:
         if not 2 <= block <= spec.trained_block:
@@ -166,9 +164,6 @@ def adjusted(
     return spec
 
 
-DEFAULT_BLOCK = 16
-
-
 def read_draft_spec(draft_dir: Path, target: ModelSpec) -> DraftSpec:
     """The spec of the drafter in `draft_dir`, for `target`. Raises ModelError naming the file and
     the field.
@@ -188,7 +183,7 @@ def read_draft_spec(draft_dir: Path, target: ModelSpec) -> DraftSpec:
 
 
 def refuse_without_drafter(asked: DraftConfig) -> None:
-    """Raise ConfigError for an option that only means something with a drafter."""
+    """Raise ConfigError for an option that needs a drafter."""
     given = {
         "--draft-device": asked.device,
         "--draft-ipc-bin": asked.ipc_bin,
@@ -200,15 +195,15 @@ def refuse_without_drafter(asked: DraftConfig) -> None:
     for flag, value in given.items():
         if value is not None:
             raise ConfigError(
-                f"{flag} {value}: there is no drafter; --draft DIR is expected with it"
+                f"{flag} {value}: it needs a drafter; --draft DIR is expected with it"
             )
 
 
 def parse_draft_spec(config: Mapping[str, Any], target: ModelSpec) -> DraftSpec:
     """The spec that a parsed config.json describes, checked against `target`. Raises ModelError.
 
-    `block_size`, `mask_token_id`, `target_layer_ids` stand at the top or inside `dflash_config`; so
-    does `ctx_max_tokens` (ours): of a drafter that has never seen longer texts.
+    `block_size`, `mask_token_id`, `target_layer_ids` are at the top or inside `dflash_config`; so
+    is our own `ctx_max_tokens`, of a drafter that was not trained on longer texts.
     """
     inner = config.get("dflash_config") or {}
     if not isinstance(inner, Mapping):
@@ -279,8 +274,8 @@ def _mask_token(config: Mapping[str, Any], target: ModelSpec) -> int:
 
 
 def _layers(config: Mapping[str, Any], num_layers: int) -> tuple[DraftLayerSpec, ...]:
-    """Without `is_causal` (or `causal`), full layers are bidirectional in the block and sliding
-    ones causal, as every engine has it.
+    """By default, full layers are bidirectional in the block and sliding ones causal, as in all
+    engines; `is_causal` (or `causal`) sets both.
     """
     first_sliding = (
         (config.get("max_window_layers") or 0) if config.get("use_sliding_window") else None
@@ -307,7 +302,7 @@ def _layers(config: Mapping[str, Any], num_layers: int) -> tuple[DraftLayerSpec,
 
 
 def _attention(config: Mapping[str, Any]) -> AttentionSpec:
-    """Plain rotary positions over whole heads, whatever the target does."""
+    """Attention with plain RoPE over whole heads, whatever the target has."""
     num_heads = _positive(config, "num_attention_heads")
     num_kv_heads = _positive(config, "num_key_value_heads", num_heads)
     head_dim = _positive(config, "head_dim", _positive(config, "hidden_size") // num_heads)

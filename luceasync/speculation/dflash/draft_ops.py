@@ -1,4 +1,4 @@
-"""What a draft network does with its context, in torch, for any device: the slow truth of the fused
+"""What a draft network does with its context, in torch, for any device: the reference for the fused
 kernels in triton_draft_ops, which GPUs run.
 
 Knows a drafter's rings and heads; neither its matrices nor its target.
@@ -26,7 +26,7 @@ from luceasync.speculation.dflash.weights import DraftLayerWeights
 
 
 class DraftOps(Protocol):
-    """The operations of TorchDraftOps, which says what each means."""
+    """Operations on the context; TorchDraftOps says what each means."""
 
     def reach_for(self, position: int) -> int | None: ...
 
@@ -54,27 +54,27 @@ class _Rotation:
 
     @classmethod
     def at(cls, positions: Tensor, inverse: Tensor) -> _Rotation:
-        """Of absolute positions int64 [entries, rows]; `inverse` as `inverse_frequencies` gives."""
+        """For absolute positions int64 [entries, rows]; `inverse` of `inverse_frequencies`."""
         angles = positions.float()[..., None, None] * inverse
         cos, sin = angles.cos(), angles.sin()
         return cls(torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1))
 
-    def turn(self, x: Tensor) -> Tensor:
+    def apply(self, x: Tensor) -> Tensor:
         """x: float32 [..., entries, rows, heads, head_dim]; halves are paired."""
         return torch.addcmul(x * self.cos, x.roll(x.shape[-1] // 2, -1), self.sin)
 
 
 @dataclass(frozen=True, slots=True)
 class DraftBlock:
-    """Rows of one pass; `sights`: for each layer what its rows see, as `attend` wants it."""
+    """The rows of one pass; `masks`: the attention mask of each layer, see `attend`."""
 
     lanes: Tensor
     rotation: _Rotation
-    sights: list[Tensor]
+    masks: list[Tensor]
 
 
 class TorchDraftOps:
-    """The operations as plain torch. An entry of lane -1 only fills a batch up."""
+    """The operations as plain torch. An entry of lane -1 is padding."""
 
     def __init__(self, spec: DraftSpec, context: DraftContext) -> None:
         self._spec = spec
@@ -82,8 +82,8 @@ class TorchDraftOps:
         self._inverse = inverse_frequencies(spec, context.valid_from.device)
 
     def reach_for(self, position: int) -> int | None:
-        """How many places a pass must read for a block that begins at `position`: a part of its
-        shape; None if passes for all positions are the same.
+        """How many places a pass must read for a block that begins at `position`, which is part of
+        its shape; None if passes for all positions are the same.
         """
         return reach_for(position)
 
@@ -92,13 +92,13 @@ class TorchDraftOps:
         return rms_norm(x, weight, eps)
 
     def block(self, lanes: Tensor, begins: Tensor, num_rows: int, reach: int | None) -> DraftBlock:
-        """What `attend` needs in every layer for rows at positions `[begins, begins + num_rows)` of
-        `lanes`, [entries] each, none of which begins behind `reach`.
+        """What `attend` needs in all layers, for rows at positions `[begins, begins + num_rows)` of
+        `lanes`, [entries] each. No entry begins behind `reach`.
         """
         lanes = lanes.long()
         positions = begins[:, None] + torch.arange(num_rows, device=begins.device)
         rotation = _Rotation.at(positions, self._inverse)
-        return DraftBlock(lanes, rotation, self._sights(lanes, begins, num_rows, reach))
+        return DraftBlock(lanes, rotation, self._masks(lanes, begins, num_rows, reach))
 
     def attend(
         self, layer: int, projected: Tensor, weights: DraftLayerWeights, block: DraftBlock
@@ -109,7 +109,7 @@ class TorchDraftOps:
         query_dim].
         """
         q, keys, values = self.heads(layer, projected, weights, block)
-        return attend(q, keys, values, block.sights[layer]).flatten(2)
+        return attend(q, keys, values, block.masks[layer]).flatten(2)
 
     def heads(
         self, layer: int, projected: Tensor, weights: DraftLayerWeights, block: DraftBlock
@@ -117,13 +117,13 @@ class TorchDraftOps:
         """Queries [entries, rows, heads, head_dim], and keys and values [entries, rows + places,
         kv_heads, head_dim]: the block's own, then those of the context.
         """
-        spec, sight = self._spec.attention, block.sights[layer]
+        spec, mask = self._spec.attention, block.masks[layer]
         heads = projected.unflatten(-1, (-1, spec.head_dim))
-        turning, v = heads.split([spec.num_heads + spec.num_kv_heads, spec.num_kv_heads], 2)
-        turning = F.rms_norm(turning.float(), turning.shape[-1:], None, weights.norm.eps)
-        turning = block.rotation.turn(turning * weights.head_norms).to(projected.dtype)
-        q, k = turning.split([spec.num_heads, spec.num_kv_heads], 2)
-        num_places = sight.shape[-1] - projected.shape[1]
+        rotated, v = heads.split([spec.num_heads + spec.num_kv_heads, spec.num_kv_heads], 2)
+        rotated = F.rms_norm(rotated.float(), rotated.shape[-1:], None, weights.norm.eps)
+        rotated = block.rotation.apply(rotated * weights.head_norms).to(projected.dtype)
+        q, k = rotated.split([spec.num_heads, spec.num_kv_heads], 2)
+        num_places = mask.shape[-1] - projected.shape[1]
         keys, values = self._context.ring_of(layer).read(layer, block.lanes, k, v, num_places)
         return q, keys, values
 
@@ -143,53 +143,55 @@ class TorchDraftOps:
         keys, values = projected.unflatten(-1, heads).permute(3, 2, 0, 1, 4, 5)
         keys = F.rms_norm(keys.float(), keys.shape[-1:], None, spec.norm_eps)
         keys = keys * key_norms[:, None, None, None]
-        keys = _Rotation.at(rows.positions, self._inverse).turn(keys).to(projected.dtype)
+        keys = _Rotation.at(rows.positions, self._inverse).apply(keys).to(projected.dtype)
         for ring in self._context.rings:
             ring.write(keys, values, rows)
 
-    def _sights(
+    def _masks(
         self, lanes: Tensor, begins: Tensor, num_rows: int, reach: int | None
     ) -> list[Tensor]:
-        """Layers that see alike share one tensor."""
+        """Layers with the same mask share one tensor."""
         spec = self._spec
         floors = self._context.valid_from[lanes]
         if spec.ctx_max_tokens is not None:
             floors = torch.maximum(floors, begins - spec.ctx_max_tokens)
         floors = floors.clamp(min=0)
-        stage = spec.attention.num_heads // spec.attention.num_kv_heads
+        group = spec.attention.num_heads // spec.attention.num_kv_heads
         made: dict[tuple[DraftLayerSpec, int], Tensor] = {}
-        sights = []
+        masks = []
         for layer, sees in enumerate(spec.layers):
             capacity = self._context.ring_of(layer).capacity
             if (sees, capacity) not in made:
                 num_places = capacity if reach is None else min(capacity, reach)
                 held = held_positions(begins, capacity, num_places)
-                sight = visible(sees, held, floors, begins, num_rows)
-                made[sees, capacity] = sight.repeat(1, stage, 1)[:, None]
-            sights.append(made[sees, capacity])
-        return sights
+                mask = visible(sees, held, floors, begins, num_rows)
+                made[sees, capacity] = mask.repeat(1, group, 1)[:, None]
+            masks.append(made[sees, capacity])
+        return masks
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, sight: Tensor) -> Tensor:
-    """Attention with a mask, query heads that share a key head folded into rows of one product.
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Attention with a mask. Query heads that share a key head are folded into rows of one product.
 
-    q: [entries, rows, heads, head_dim]; k, v: [entries, span, kv_heads, head_dim]; sight: bool
-    [entries, 1, stage * rows, span], the rows' once for each head of a stage. Returns the shape of
-    q.
+    q: [entries, rows, heads, head_dim]; k, v: [entries, span, kv_heads, head_dim]; mask: bool
+    [entries, 1, group * rows, span], the rows' mask repeated for each head of a group. Returns
+    the shape of q.
     """
-    stage = q.shape[2] // k.shape[2]
-    folded = q.unflatten(2, (-1, stage)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    group = q.shape[2] // k.shape[2]  # query heads of a key head
+    folded = q.unflatten(2, (-1, group)).permute(0, 2, 3, 1, 4).flatten(2, 3)
     out = F.scaled_dot_product_attention(
-        folded,  # [entries, kv_heads, stage * rows, head_dim]
+        folded,  # [entries, kv_heads, group * rows, head_dim]
         k.transpose(1, 2),
         v.transpose(1, 2),
-        attn_mask=sight,
+        attn_mask=mask,
     )
-    rows: Tensor = out.unflatten(2, (stage, q.shape[1])).permute(0, 3, 1, 2, 4)
+    rows: Tensor = out.unflatten(2, (group, q.shape[1])).permute(0, 3, 1, 2, 4)
     return rows.flatten(2, 3)
 
 
 def inverse_frequencies(spec: DraftSpec, device: torch.device) -> Tensor:
-    """float32 [head_dim / 2]: by how much RoPE (Su et al., 2021) turns each pair at position 1."""
+    """The angles by which RoPE (Su et al., 2021) turns each pair at position 1: float32
+    [head_dim / 2].
+    """
     half = torch.arange(0, spec.attention.head_dim, 2, device=device)
     return spec.attention.rope_theta ** -(half.float() / spec.attention.head_dim)

@@ -1,6 +1,6 @@
-"""Rows of features that lanes have left behind: what nodes hold of them, without their names.
+"""Features of nodes: rows that lanes left behind, where they lie, and their tensors in a snapshot.
 
-Owns where they lie. Knows no tree, and not which of them a prefix needs.
+Knows no tree. A node without features is no error: the drafter then proposes from less context.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from luceasync.host_cache.arena import HostMemory
 from luceasync.host_cache.copy_stream import copy_beside
 from luceasync.host_cache.nodes import Span
 from luceasync.nodes import NodeKey
-from luceasync.speculation.dflash.features import FLOATS, FeatureRing, FeatureSpec
+from luceasync.speculation.dflash.features import FLOATS, FeatureSpec
+from luceasync.speculation.dflash.passes import LocalDraft
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class FeaturePart(NamedTuple, Generic[C]):
 
 
 class FeatureContents(Protocol[C]):
-    """Rows outside of lanes, wherever drafter and memory are. Engine thread only."""
+    """What nodes hold of a drafter, wherever drafter and memory are. Engine thread only."""
 
     spec: FeatureSpec
     capacity_tokens: int  # of a lane
@@ -49,22 +50,22 @@ class FeatureContents(Protocol[C]):
         ...
 
     def restore(self, lane: int, begin: int, parts: Sequence[FeaturePart[C]]) -> None:
-        """The lane has these rows, one part after the other, of positions from `begin` on, and no
+        """Give the lane these rows, one part after the other, of positions from `begin` on, and no
         others.
         """
         ...
 
     def is_there(self, content: C) -> bool:
-        """Whether it can still be had: a process that has ended may have taken it along."""
+        """Whether it still exists: it may have been lost with a process."""
         ...
 
     def export(self, content: C) -> Tensor | None:
-        """The rows, [tokens, taps * hidden] on the host, not to be changed; None: they are gone."""
+        """The rows, [tokens, taps * hidden] on the host, not to be changed; None: they are lost."""
         ...
 
     def adopt(self, rows: Tensor) -> C:
         """A content of rows on the host, [tokens, taps * hidden] of a dtype of FLOATS. Raises
-        MemoryError where they are copied.
+        MemoryError if they must be copied.
         """
         ...
 
@@ -73,23 +74,14 @@ class FeatureContents(Protocol[C]):
         ...
 
 
-class Lanes(Protocol):
-    """Whose rows they are; luceasync.speculation.dflash.passes.LocalDraft is one."""
-
-    @property
-    def ring(self) -> FeatureRing: ...
-
-    def restore(self, lane: int, begin: int, rows: Tensor) -> None: ...
-
-
 class LocalFeatures:
     """See FeatureContents: of a drafter in this process, in memory for nodes."""
 
-    def __init__(self, lanes: Lanes, memory: HostMemory) -> None:
-        ring = lanes.ring
+    def __init__(self, draft: LocalDraft[Any], memory: HostMemory) -> None:
+        ring = draft.ring
         self.spec, self.capacity_tokens = ring.spec, ring.capacity_tokens
         self.row_bytes = ring.spec.width * ring.store.element_size()
-        self._lanes = lanes
+        self._draft = draft
         self._ring = ring
         self._memory = memory
 
@@ -108,7 +100,7 @@ class LocalFeatures:
     @torch.inference_mode()
     def restore(self, lane: int, begin: int, parts: Sequence[FeaturePart[Tensor]]) -> None:
         rows = [part.content[part.begin : part.end] for part in parts]
-        self._lanes.restore(lane, begin, torch.cat(rows))
+        self._draft.restore(lane, begin, torch.cat(rows))
 
     def is_there(self, content: Tensor) -> bool:
         return True
@@ -120,13 +112,11 @@ class LocalFeatures:
         return rows
 
     def drop(self, content: Tensor) -> None:
-        """Its memory goes back when the last view of it is gone."""
+        """Do nothing: the memory is freed with the last view of it."""
 
 
-# Features in a snapshot: two tensors that say themselves what they are, checked before use.
-# Knows the ring's rows, not the ring: what one ring exported another of any capacity takes up.
-
-
+# The tensors of a snapshot describe themselves, and are checked before use. What one ring exported,
+# a ring of any other capacity can restore.
 META = "dflash_feature_meta"
 DATA = "dflash_feature_data"
 SCHEMA = 1
@@ -158,10 +148,10 @@ def encode(spec: FeatureSpec, features: FeatureRows) -> dict[str, Tensor]:
 def decode(
     spec: FeatureSpec, tensors: Mapping[str, Tensor], *, begin: int, end: int
 ) -> FeatureRows | None:
-    """The features among the tensors of a node of tokens `[begin, end)`; None where it has none.
+    """The features among the tensors of a node of tokens `[begin, end)`; None: it has none.
 
-    Raises SnapshotMismatch for features of another drafter or another span, or tensors that do
-    not agree with each other: such a node is to be treated as one without features.
+    Raises SnapshotMismatch for features of another drafter or another span, or tensors that
+    contradict each other. Treat such a node as one without features.
     """
     present = tensors.keys() & {META, DATA}
     if not present:
@@ -184,7 +174,7 @@ def decode(
 
 
 def _checked_span(spec: FeatureSpec, meta: Tensor) -> tuple[int, int]:
-    """begin and end of what `meta` describes; it must be of this schema and this drafter."""
+    """The span that `meta` describes. Raises SnapshotMismatch for another schema or drafter."""
     if meta.dtype != torch.int64 or meta.ndim != 1 or len(meta) <= NUM_FIELDS:
         raise SnapshotMismatch(
             f"{META}: {meta.dtype} {tuple(meta.shape)}, "
@@ -202,7 +192,7 @@ def _checked_span(spec: FeatureSpec, meta: Tensor) -> tuple[int, int]:
 
 
 class RestoredFeatures(Protocol):
-    """Hears which features a lane was given; luceasync.speculation.speculator.Speculator does."""
+    """Is told which features a lane was given; see Speculator."""
 
     def restored(self, lane: int, end: int, *, with_features: bool) -> None: ...
 
@@ -216,7 +206,7 @@ class _NodeFeatures(NamedTuple, Generic[C]):
 
 
 class DraftFeatures(Generic[C]):
-    """The features of nodes, by key: the draft's holder beside those of the target."""
+    """The features of nodes, by key: a holder beside those of the target's shards."""
 
     def __init__(self, contents: FeatureContents[C], speculator: RestoredFeatures) -> None:
         self._contents = contents
@@ -233,7 +223,7 @@ class DraftFeatures(Generic[C]):
         return min(num_tokens, self._contents.capacity_tokens) * self._contents.row_bytes
 
     def save(self, lane: int, node: NodeKey, span: Span) -> None:
-        """Keep what the lane still has of the span's features. Raises MemoryError."""
+        """Save what the lane still has of the span's features. Raises MemoryError."""
         rows = self._contents.held(lane, span.begin, span.end)
         features = None
         if rows:
@@ -262,9 +252,7 @@ class DraftFeatures(Generic[C]):
             self._contents.restore(lane, first, parts[::-1])
 
     def export(self, node: NodeKey) -> dict[str, Tensor]:
-        """The node's features in host memory, by name; empty where none are held, or they are
-        lost.
-        """
+        """The node's features in host memory, by name; empty if it has none, or they are lost."""
         held = self._nodes.get(node)
         rows = None if held is None else self._contents.export(held.content)
         if held is None or rows is None:
@@ -272,8 +260,8 @@ class DraftFeatures(Generic[C]):
         return encode(self._contents.spec, FeatureRows(held.span.start, rows))
 
     def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
-        """Hold what `export` gave, or nothing where the features are another drafter's. Raises
-        MemoryError where they are copied.
+        """Take what `export` returned; nothing if the features are another drafter's. Raises
+        MemoryError if they must be copied.
         """
         found = None
         try:
@@ -287,7 +275,7 @@ class DraftFeatures(Generic[C]):
         self._put(node, features)
 
     def drop(self, node: NodeKey) -> None:
-        """Forget the node's features, if any are held."""
+        """Forget the node's features, if it has any."""
         self._put(node, None)
 
     def _put(self, node: NodeKey, features: _NodeFeatures[C] | None) -> None:

@@ -14,17 +14,13 @@ from torch import Tensor
 
 from luceasync.pipeline.platform import Platform
 
-# What a row of features is, and what may be written into a ring of them. Pure checks, in words.
-# Knows neither where the rows lie nor who keeps them.
-
-
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
-    """What one row holds: the residual stream after each of the target's layers `taps`, side by
-    side. Raises ValueError for taps or a hidden size that cannot be.
+    """A row of features: the residual stream after each of the target's layers `taps`, side by
+    side. Raises ValueError for invalid taps or an invalid hidden size.
     """
 
     taps: tuple[int, ...]
@@ -32,7 +28,7 @@ class FeatureSpec:
 
     def __post_init__(self) -> None:
         if not self.taps or min(self.taps) < 0 or len(set(self.taps)) != len(self.taps):
-            raise ValueError(f"taps {list(self.taps)}: different layers, 0 or more, are expected")
+            raise ValueError(f"taps {list(self.taps)}: distinct layers, 0 or more, are expected")
         if self.hidden_size < 1:
             raise ValueError(f"hidden size {self.hidden_size}: a positive number is expected")
 
@@ -93,8 +89,8 @@ def check_rows(
     begins: Sequence[int],
     paths: Sequence[Sequence[int]],
 ) -> None:
-    """Raise ValueError unless every lane but padding is there and comes once, and its path takes
-    rows of the taps, [num_entries, num_rows] of them, to positions of 0 or more.
+    """Raise ValueError unless each lane but padding exists and comes once, and its path takes rows
+    that the taps, [num_entries, num_rows], have, to positions of 0 or more.
     """
     if not len(lanes) == len(begins) == len(paths) == num_entries:
         raise ValueError(
@@ -116,17 +112,14 @@ def check_rows(
             )
 
 
-# Tap rows into the ring of features: one kernel on CUDA, its torch twin elsewhere. Both write
-# the same bits (of a NaN: a NaN), wait for nobody, and may be captured in a graph. They trust
-# what they are given; luceasync.speculation.dflash.features checks it.
-
-
-# (taps, lanes, begins, counts, paths, store, capacity_tokens) -> rows, as torch_scatter has them
+# Writes tap rows into the ring: one kernel on CUDA, its torch twin elsewhere. Both write the same
+# bits (for a NaN: a NaN), wait for nothing, and may be captured in a graph. Callers check.
+# (taps, lanes, begins, counts, paths, store, capacity_tokens) -> rows, as torch_scatter does
 Scatter = Callable[[Sequence[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor, int], Tensor]
 
 
 def scatter_on(platform: Platform) -> Scatter:
-    """The kernel where Numba can compile for the platform, else torch."""
+    """The kernel if Numba can compile for the platform, else torch."""
 
     def kernel() -> Scatter:
         from luceasync.cuda.feature_ring import FeatureKernel
@@ -151,14 +144,14 @@ def torch_scatter(
     [entries], counts int32 [entries], paths int32 [entries, max_rows], of which `counts[e]` count;
     store [num_lanes * capacity + 1, taps * hidden]: position p of lane n lies in row n * capacity +
     p % capacity. Of more rows than `capacity_tokens` only the last are written. Returns the rows
-    that were written, [entries, max_rows, taps * hidden] of the store's dtype; the others are
-    anything.
+    that were written, [entries, max_rows, taps * hidden] of the store's dtype; other rows are
+    undefined.
     """
     j = torch.arange(paths.shape[1], device=store.device)
     counts = counts[:, None]
     keep = (lanes[:, None] >= 0) & (j < counts) & (j >= counts - capacity_tokens)
     place = lanes[:, None] * capacity_tokens + (begins[:, None] + j) % capacity_tokens
-    # Shapes must not depend on values, so what is not kept is written too: to the row of nobody.
+    # Shapes must not depend on values: rows that are not kept are written too, to the spare row.
     place = torch.where(keep, place, store.shape[0] - 1).flatten()
     row = torch.where(keep, paths, 0).long()
     entry = torch.arange(row.shape[0], device=store.device)[:, None]
@@ -169,12 +162,10 @@ def torch_scatter(
     return torch.cat(rows, -1)
 
 
-# Which positions of each lane a ring of features holds. Pure: no rows, no torch. The process
-# that has the ring keeps one, and so does one that speaks to it.
-
-
 class LaneSpans:
-    """Of each lane positions without a gap, of which the last `capacity_tokens` count."""
+    """Which positions of each lane a ring holds: the last `capacity_tokens` of a range without a
+    gap. The process that has the ring keeps one, and so does the process that speaks to it.
+    """
 
     def __init__(self, num_lanes: int, capacity_tokens: int) -> None:
         """Raises ValueError for sizes under 1."""
@@ -184,26 +175,25 @@ class LaneSpans:
             )
         self.num_lanes = num_lanes
         self.capacity_tokens = capacity_tokens
-        self._spans = [range(0)] * num_lanes  # written without a gap, also what is overwritten now
+        self._spans = [range(0)] * num_lanes  # written without a gap, overwritten since or not
 
     def valid(self, lane: int) -> range:
-        """Positions whose rows the lane holds. Raises ValueError for a lane that is not there."""
+        """Positions whose rows the lane holds. Raises ValueError for an unknown lane."""
         self.check_lane(lane)
         span = self._spans[lane]
         return range(max(span.start, span.stop - self.capacity_tokens), span.stop)
 
     def held(self, lane: int, begin: int, end: int) -> range:
-        """The positions of `[begin, end)` that the lane holds: what a node of this span can
-        carry. Empty unless they reach `end`, since the draft needs a context without a gap.
+        """The positions of `[begin, end)` that the lane holds, which a node of this span can keep.
+        Empty unless they reach `end`, since the draft needs a context without a gap.
         """
         valid = self.valid(lane)
         first = max(begin, valid.start)
         return range(first, end) if first < end <= valid.stop else range(end, end)
 
     def advance(self, lane: int, begin: int, num_tokens: int) -> None:
-        """Take note that rows of positions `[begin, begin + num_tokens)` were written.
-
-        A `begin` that is not the lane's end starts its range anew. Raises ValueError.
+        """Note that rows of positions `[begin, begin + num_tokens)` were written. A `begin` that is
+        not the lane's end starts a new range. Raises ValueError.
         """
         self.check_lane(lane)
         if begin < 0 or num_tokens < 0:
@@ -217,7 +207,7 @@ class LaneSpans:
         self._spans[lane] = range(0)
 
     def check_lane(self, lane: int) -> None:
-        """Raise ValueError unless the lane is there."""
+        """Raise ValueError unless the lane exists."""
         if not 0 <= lane < self.num_lanes:
             raise ValueError(f"lane {lane}: 0 to {self.num_lanes - 1} are there")
 
@@ -226,7 +216,7 @@ class FeatureRing:
     """Features of the last `capacity_tokens` positions of each lane, contiguous up to its end.
 
     `store` [num_lanes * capacity + 1, taps * hidden] is static: its address never changes, so that
-    CUDA graphs may hold it; the last row belongs to nobody. `dtype` is one of FLOATS.
+    CUDA graphs may use it; the last row is spare. `dtype` is one of FLOATS.
     """
 
     def __init__(
@@ -238,7 +228,7 @@ class FeatureRing:
         dtype: torch.dtype,
         platform: Platform,
     ) -> None:
-        """Raises ValueError for sizes under 1 or a dtype that no row can have."""
+        """Raises ValueError for sizes under 1 or a dtype that is not one of FLOATS."""
         self._spans = LaneSpans(num_lanes, capacity_tokens)
         check_dtype("the ring", dtype)
         self.spec = spec
@@ -265,11 +255,9 @@ class FeatureRing:
         return self.store[:-1].view(self.num_lanes, self.capacity_tokens, self.spec.width)
 
     def valid(self, lane: int) -> range:
-        """See LaneSpans."""
         return self._spans.valid(lane)
 
     def held(self, lane: int, begin: int, end: int) -> range:
-        """See LaneSpans."""
         return self._spans.held(lane, begin, end)
 
     def scatter(
@@ -281,10 +269,10 @@ class FeatureRing:
         ring's device. Entry e is lane `lanes[e]` (negative: padding, skipped); its position
         `begins[e] + j` takes row `paths[e, j]`, for the first `counts[e]` of a path. `lanes` int32
         [entries], `begins` int64 [entries], `counts` int32 [entries], `paths` int32 [entries,
-        max_rows]. The caller answers for their values, see `check_rows`, and says afterwards what
-        was written with `advance`. Returns the rows that were written, [entries, max_rows, taps *
-        hidden] of the ring's dtype; the others are anything. Raises ValueError for shapes, dtypes
-        and devices that do not fit.
+        max_rows]. The caller checks their values with `check_rows`, and notes what was written with
+        `advance`. Returns the rows that were written, [entries, max_rows, taps *
+        hidden] of the ring's dtype; other rows are undefined. Raises ValueError for wrong shapes,
+        dtypes and devices.
         """
         check_taps(self.spec, taps)
         num_entries = taps[0].shape[0]
@@ -302,20 +290,19 @@ class FeatureRing:
         return self._scatter(taps, lanes, begins, counts, paths, self.store, self.capacity_tokens)
 
     def advance(self, lane: int, begin: int, num_tokens: int) -> None:
-        """See LaneSpans."""
         self._spans.advance(lane, begin, num_tokens)
 
     def rows(self, lane: int, begin: int, end: int) -> Tensor:
         """Rows of positions `[begin, end)`, [end - begin, taps * hidden] on the ring's device: a
-        view unless they wrap around. Raises ValueError for positions that are not held.
+        view unless they wrap around. Raises ValueError for positions that the lane does not hold.
         """
         pieces = self._pieces(lane, begin, end)
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def restore(self, lane: int, begin: int, rows: Tensor) -> None:
-        """Write rows of positions from `begin` on, as `rows` gave them, of this ring or one of
-        another capacity. `rows`: [tokens, taps * hidden] of a dtype of FLOATS, on any device.
-        A `begin` that is not the lane's end starts its range anew. Raises ValueError.
+        """Write rows of positions from `begin` on, which `rows` of this ring, or of one of another
+        capacity, returned: [tokens, taps * hidden] of a dtype of FLOATS, on any device. A `begin`
+        that is not the lane's end starts a new range. Raises ValueError.
         """
         self._spans.check_lane(lane)
         check_dtype("rows", rows.dtype)

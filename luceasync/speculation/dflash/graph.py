@@ -1,8 +1,8 @@
-"""How the draft's passes are run: operation by operation, or as CUDA graphs that are captured when
-a shape has come up often enough.
+"""Runs the draft's passes: operation by operation, or as CUDA graphs, captured once a shape has
+come up often enough.
 
-Knows nothing of what a pass does, only that it reads its inputs and fixed memory, waits for nobody,
-and may be repeated: what it writes the second time is what it wrote the first time.
+A pass reads its inputs and fixed memory, waits for nothing, and may be repeated: it writes the same
+the second time.
 """
 
 from __future__ import annotations
@@ -17,19 +17,16 @@ from torch import Tensor
 
 from luceasync.pipeline.capture import Capture, Captured
 
-NUM_EAGER_CALLS = 2  # kernels are compiled meanwhile, and a shape that hardly comes costs nothing
-
-NUM_WARM_UPS = (
-    NUM_EAGER_CALLS  # after one to compile: then a pass is run as it will be from then on
-)
+NUM_EAGER_CALLS = 2  # kernels are compiled meanwhile, and a rare shape is not captured
+NUM_WARM_UPS = NUM_EAGER_CALLS  # after one to compile: then a pass is run as it will be
 
 Pass = Callable[..., Any]
 
 
 class Runner(Protocol):
-    """Runs `work(*inputs)`; `key` and the inputs' shapes say which pass it is. `work` brings inputs
-    that may lie on the host to its device. `num_unsettled`: passes so far whose time says nothing
-    of later ones, since kernels were compiled or a graph was captured.
+    """Runs `work(*inputs)`; `key` and the inputs' shapes identify the pass. `work` copies inputs
+    that are on the host to its device. `num_unsettled`: passes so far whose time says nothing of
+    later ones, since kernels were compiled or a graph was captured.
     """
 
     num_unsettled: int
@@ -37,12 +34,12 @@ class Runner(Protocol):
     def __call__(self, key: Hashable, work: Pass, *inputs: Tensor) -> Any: ...
 
     def close(self) -> None:
-        """Let go what was captured."""
+        """Free what was captured."""
         ...
 
 
 class EagerRunner:
-    """Operation by operation."""
+    """Runs passes operation by operation."""
 
     num_unsettled = 0
 
@@ -50,7 +47,7 @@ class EagerRunner:
         return work(*inputs)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +57,7 @@ class _Step:
 
 
 class GraphRunner:
-    """Runs passes on one GPU as graphs. What a pass returns lies in memory that the next pass may
-    write to.
-    """
+    """Runs passes on one GPU as graphs. The next pass may overwrite what a pass returned."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
@@ -84,7 +79,7 @@ class GraphRunner:
         return step.captured.output
 
     def close(self) -> None:
-        """Let the graphs go."""
+        """Free the graphs."""
         self._steps.clear()
 
     def _step_of(self, work: Pass, inputs: tuple[Tensor, ...]) -> _Step:
@@ -93,7 +88,7 @@ class GraphRunner:
 
 
 def _copy(static: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-    """What lies on the device already in one launch."""
+    """Copy inputs; those that are on the device already, in one launch."""
     pairs = list(zip(static, given, strict=True))
     for to, x in pairs:
         if x.device != to.device:

@@ -1,4 +1,4 @@
-"""From a planned drafter to a speculator: the network, its ring of features, and the target's ends.
+"""Loads a planned drafter, in this process or another one, and joins it with a target.
 
 Runs in the engine thread; knows no engine.
 """
@@ -37,11 +37,11 @@ from luceasync.speculation.speculator import Speculator
 
 @dataclass(frozen=True, slots=True)
 class LoadedDraft:
-    """What was loaded; `close` lets the weights go."""
+    """A loaded drafter; `close` frees the weights."""
 
     speculator: Speculator
-    features: FeatureContents[Any]  # of that drafter
-    looks: DraftAttentionProbe | None  # None: it is in another process
+    features: FeatureContents[Any]
+    attention_probe: DraftAttentionProbe | None  # None: the drafter is in another process
     close: Callable[[], None]
 
 
@@ -72,8 +72,8 @@ def load_draft(
     advance: Callable[[int], None] = lambda num_bytes: None,
     memory: HostMemory | None = None,
 ) -> LoadedDraft:
-    """The drafter in this process beside a loaded target, whose taps are the drafter's; `advance`
-    hears the bytes of each tensor, `memory` is for features of nodes. Raises ModelError.
+    """Load the drafter in this process, for a loaded target with its taps; `advance` hears the
+    bytes of each tensor, `memory` is for features of nodes. Raises ModelError.
     """
     platform = open_platform(drafter.device.name)
     transfer = _transfer_to(platform, plan)
@@ -105,9 +105,7 @@ def join(
     backend: LayerSplitBackend,
     memory: HostMemory | None = None,
 ) -> LoadedDraft:
-    """A network on `device`, which is owned from now on, and a target with its taps, made to
-    speculate.
-    """
+    """Join a network on `device`, which is owned from now on, with a target that has its taps."""
     platform = open_platform(device.name)
     with ExitStack() as closing:
         closing.callback(network.close)
@@ -126,8 +124,8 @@ def join(
         platform.warm_up(lambda: passes.warm_up(shapes), NUM_WARM_UPS)
         speculator = Speculator(backend, passes, shapes, plan.parallel)
         features = LocalFeatures(passes, memory or PlainMemory())
-        looks = DraftAttentionProbe(network, passes.ring)
-        return LoadedDraft(speculator, features, looks, closing.pop_all().close)
+        probe = DraftAttentionProbe(network, passes.ring)
+        return LoadedDraft(speculator, features, probe, closing.pop_all().close)
 
 
 def ring_of(
@@ -145,7 +143,7 @@ def ring_of(
 
 
 def runner_on(platform: Platform) -> Runner:
-    """How passes of that one device are run."""
+    """How to run passes of one device."""
 
     def eager() -> Runner:
         return EagerRunner()
@@ -157,7 +155,7 @@ def runner_on(platform: Platform) -> Runner:
 
 
 def _transfer_to(platform: Platform, plan: Plan) -> Transfer:
-    """How tensors come from the target's devices of this process to the draft's, and back."""
+    """Copies between the target's devices of this process and the draft's."""
     names = [platform.name, *(shard.device for shard in plan.here), platform.name]
     devices = [open_platform(name).device for name in names]
     return choose_transfer(plan.peer_access, devices)

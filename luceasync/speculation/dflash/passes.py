@@ -1,7 +1,7 @@
-"""What the draft's device does in a round: one pass that proposes, one that takes up what was kept.
+"""What the draft's device does in a round: one pass that proposes, one that absorbs what was kept.
 
-Tensors of fixed shape in, tensors out; nothing waits for a device or looks at a value. Everything
-that the host knows comes as one small tensor.
+Tensors of fixed shape in, tensors out; nothing waits for a device or reads a value. Everything that
+the host knows comes as one small tensor.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from luceasync.speculation.dflash.context import reach_for
 from luceasync.speculation.dflash.features import FeatureRing, check_rows
 from luceasync.speculation.dflash.graph import EagerRunner, Runner
 
-LONG_ROWS = 128  # more than a short chunk of a prompt has
+LONG_ROWS = 128  # more than a short prefill chunk has
 
 P = TypeVar("P")
 
 
 class DraftModel(Protocol):
-    """luceasync.speculation.dflash.draft.DraftNetwork, which says what each means."""
+    """The draft model; see luceasync.speculation.dflash.draft.DraftNetwork."""
 
     device: torch.device
 
@@ -51,8 +51,8 @@ class DraftModel(Protocol):
 
 
 class LocalDraft(Generic[P]):
-    """The draft with its ring of features, in this process, and the target's head. See DraftPasses
-    of luceasync.speculation.speculator. Engine thread only.
+    """See luceasync.speculation.drafter.DraftPasses: a draft and its ring of features in this
+    process. Engine thread only.
     """
 
     off_reason = None  # it lives as long as this process
@@ -67,10 +67,10 @@ class LocalDraft(Generic[P]):
         reach_for: Callable[[int], int | None] = reach_for,
         short_rows: Sequence[int] = (),
     ) -> None:
-        """`run`: how passes are run, None: operation by operation. `reach_for`: the draft's own;
-        see draft_ops.TorchDraftOps. `short_rows`: sizes to which fewer rows of
-        a prompt are filled up: those of the target's passes over short chunks, whose rows are
-        taken up as a round's are.
+        """`head` turns hidden rows into proposals, as the target's `propose_from` does. `run`: how
+        passes are run, None: operation by operation. `reach_for`: see draft_ops.TorchDraftOps.
+        `short_rows`: sizes to which short prefill chunks are padded, as the target's passes are;
+        their rows are absorbed as a round's are.
         """
         self._draft = draft
         self.ring = ring
@@ -82,18 +82,16 @@ class LocalDraft(Generic[P]):
 
     @property
     def num_unsettled(self) -> int:
-        """See luceasync.speculation.dflash.graph.Runner."""
         return self._run.num_unsettled
 
     @property
     def capacity_tokens(self) -> int:
-        """See TapRing."""
         return self.ring.capacity_tokens
 
     def propose(
         self, tokens: Sequence[int], lanes: Sequence[int], begins: Sequence[int], shape: RoundShape
     ) -> P:
-        """See DraftPasses; what the head gives is on its device."""
+        """See DraftPasses. The proposal is on the device of the head."""
         reach = self._reach_for(max(begins))
 
         def work(index: Tensor) -> P:
@@ -114,7 +112,6 @@ class LocalDraft(Generic[P]):
         paths: Sequence[Sequence[int]],
         num_rows: int,
     ) -> None:
-        """See TapRing."""
         self._check(taps, lanes, begins, paths)
         counts = [len(path) for path in paths]
         padded = [[*path, *[0] * (num_rows - len(path))] for path in paths]
@@ -126,12 +123,11 @@ class LocalDraft(Generic[P]):
             self.ring.advance(lane, begin, count)
 
     def absorb_chunk(self, taps: Sequence[Tensor], lane: int, begin: int, num_tokens: int) -> None:
-        """See TapRing."""
         num_rows = taps[0].shape[1]
         if num_rows in self._short_rows and all(tap.shape[1] == num_rows for tap in taps):
             self.absorb(taps, [lane], [begin], [range(num_tokens)], num_rows)
             return
-        taps = [tap[:, :num_tokens] for tap in taps]  # some shards fill chunks up, others do not
+        taps = [tap[:, :num_tokens] for tap in taps]  # some shards pad chunks, others do not
         ends = range(num_tokens)[:: max(num_tokens - 1, 1)]
         self._check(taps, [lane], [begin], [ends])
         with self._on_device():
@@ -141,8 +137,8 @@ class LocalDraft(Generic[P]):
             self._write_context(lane, begin, rows)
 
     def warm_up(self, shapes: Sequence[RoundShape]) -> None:
-        """Run every pass of one lane, with padding alone. Once it has been done often enough no
-        request waits for kernels to be compiled or a graph to be captured: see NUM_WARM_UPS.
+        """Run every pass of one lane, with padding alone. After NUM_WARM_UPS times no request waits
+        for kernels to be compiled or a graph to be captured.
         """
         spec = self.ring.spec
         for shape in shapes:
@@ -154,7 +150,7 @@ class LocalDraft(Generic[P]):
             index = on_host([-1, *[0] * (2 + num_kept)], np.int32)
             with self._on_device():
                 self._run("absorb", self._write, index, *[tap] * len(spec.taps))
-        with self._on_device():  # what is restored, and long chunks of a prompt
+        with self._on_device():  # restored features, and long prefill chunks
             for num_rows in (*self._short_rows, LONG_ROWS):
                 self._write_context(-1, 0, self.ring.store.new_zeros(num_rows, spec.width))
 
@@ -165,15 +161,15 @@ class LocalDraft(Generic[P]):
         begins: Sequence[int],
         paths: Sequence[Sequence[int]],
     ) -> None:
-        """Raise ValueError for rows that cannot be; let lanes begin anew that do not go on."""
-        num_entries, num_rows = taps[0].shape[:2]  # the ring looks at the rest of them
+        """Raise ValueError for invalid rows; restart lanes that do not go on at their end."""
+        num_entries, num_rows = taps[0].shape[:2]  # the ring checks the other taps
         check_rows(self.ring.num_lanes, num_entries, num_rows, lanes, begins, paths)
         for lane, begin in zip(lanes, begins, strict=True):
             if self.ring.valid(lane).stop != begin:
                 self._draft.set_valid_from(lane, begin)
 
     def _write(self, index: Tensor, *taps: Tensor) -> None:
-        """index: int32 [(3 + rows) * entries]: lanes, begins, counts, and the paths' rows."""
+        """index: int32 [(3 + rows) * entries]: lanes, begins, counts, and the rows of the paths."""
         num_entries = len(taps[0])
         index = self._here(index)
         lanes, begins, counts = index[: 3 * num_entries].view(3, -1)
@@ -183,12 +179,12 @@ class LocalDraft(Generic[P]):
         self._draft.write_context(features, lanes, begins, counts)
 
     def _write_context(self, lane: int, begin: int, rows: Tensor) -> None:
-        """rows: [tokens, taps * hidden], which stand at positions from `begin` on."""
+        """rows: [tokens, taps * hidden], of positions from `begin` on."""
         num_tokens = len(rows)
         index = self._here(on_host([[lane], [begin], [num_tokens]], np.int64))
         sizes = (n for n in self._short_rows if n >= num_tokens)
         num_rows = next(sizes, round_up_rows(num_tokens, per_octave=4))
-        if num_rows > num_tokens:  # so that there are few sizes that kernels are compiled for
+        if num_rows > num_tokens:  # so that kernels are compiled for few sizes
             rows = F.pad(rows, (0, 0, 0, num_rows - num_tokens))
         self._draft.write_context(rows[None], *index)
 
@@ -198,8 +194,8 @@ class LocalDraft(Generic[P]):
         self._draft.set_valid_from(lane, begin)
 
     def restore(self, lane: int, begin: int, rows: Tensor) -> None:
-        """The lane has these features, [tokens, taps * hidden], of positions from `begin` on, and
-        no others. Raises ValueError for rows that are none of this drafter's.
+        """Give the lane these features, [tokens, taps * hidden], of positions from `begin` on, and
+        no others. Raises ValueError for rows of another drafter.
         """
         self.ring.reset(lane)
         self.ring.restore(lane, begin, rows)
@@ -208,15 +204,15 @@ class LocalDraft(Generic[P]):
         with self._on_device():
             self._write_context(lane, held.start, self.ring.rows(lane, held.start, held.stop))
 
-    def raise_if_failed(self) -> None:
-        """It was never away."""
+    def refresh(self) -> None:
+        """Do nothing: it lives as long as this process."""
 
     def check_alive(self) -> None:
-        """It lives as long as this process."""
+        """Do nothing: it lives as long as this process."""
 
     def _here(self, index: Tensor) -> Tensor:
         return index.to(self._draft.device, non_blocking=True)
 
     def _on_device(self) -> AbstractContextManager[object]:
-        """Inside it kernels are launched on the draft's device."""
+        """Launch kernels on the draft's device inside it."""
         return self.ring.platform.on_device()

@@ -1,6 +1,6 @@
-"""Which drafter a config asks for, where it goes, and what it needs there.
+"""Which drafter a config asks for, where it runs, and what memory it needs there.
 
-Owns the refusal of draft options that cannot be honoured. Loads nothing.
+Refuses draft options that cannot be honoured. Loads nothing.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ DRAFTERS = -1  # the process of a drafter, beside those of the target
 
 @dataclass(frozen=True, slots=True)
 class Drafter:
-    """A drafter that is to be loaded: what it is, the device it goes to, the shapes of its rounds,
-    largest first; and what runs it, None: this process.
+    """A drafter to load: its spec, its device, the shapes of its rounds, largest first, and the
+    program that runs it; None: this process.
     """
 
     draft_dir: Path
@@ -49,18 +49,18 @@ class Drafter:
 
     @property
     def verify_rows(self) -> tuple[int, ...]:
-        """The numbers of rows that its proposals have."""
+        """The numbers of rows of its proposals."""
         return tuple(shape.num_rows for shape in self.shapes)
 
     def footprint(self, target: ModelSpec, precision: Precision) -> DraftFootprint:
-        """Its bytes beside the target, as plan and ring and network allocate them."""
+        """Its bytes beside the target, as network and ring allocate them."""
         return footprint_of(self.spec, self.device, target, precision.weight_bytes)
 
 
 def drafter_of(
     config: Config, target: ModelSpec, target_devices: Sequence[Offer]
 ) -> Drafter | None:
-    """The drafter that the config asks for; None: the model decodes plainly. Raises ConfigError."""
+    """The drafter of the config; None: the model decodes plainly. Raises ConfigError."""
     asked, draft_dir = config.draft, config.drafter_dir
     if draft_dir is None:
         refuse_without_drafter(asked)
@@ -81,7 +81,7 @@ def drafter_of(
 
 
 def _device_here(asked: str | None, target_devices: Sequence[Offer]) -> Offer:
-    """The device of this process; without a name, that of the target's last layers here."""
+    """The named device of this process; by default that of the target's last layers here."""
     here = [device for device in target_devices if device.is_here]
     if asked is None and here:
         return here[-1]
@@ -96,8 +96,8 @@ def _device_here(asked: str | None, target_devices: Sequence[Offer]) -> Offer:
 
 
 def device_of(program: Path, asked: str | None, target_devices: Sequence[Offer]) -> Offer:
-    """The device of a process that `program` runs; without a name, that of the target's last layers
-    there too.
+    """The named device of a process that `program` runs; by default that of the target's last
+    layers.
     """
     names = [target_devices[-1].name] if asked is None else check_devices([asked], DEVICE)
     [found] = describe_devices(program, names, BIN, DEVICE)
@@ -128,23 +128,25 @@ def plan_with_drafter(
 
 
 def _check_policy(config: Config, drafter: Drafter | None) -> None:
-    """Refuse to have a drafter choose what stays that does not see all of it."""
+    """Refuse a drafter that cannot choose resident chunks, since it does not see all of them."""
     if config.kvflash.policy != "drafter":
         return
     if drafter is not None and drafter.program is not None:
-        raise PlacementError(f"--kvflash-policy drafter: not with {BIN}, which runs it elsewhere")
+        raise PlacementError(
+            f"--kvflash-policy drafter: not with {BIN}, which runs the drafter in another process"
+        )
     spec = None if drafter is None else drafter.spec
     layers = range(spec.num_layers) if spec else ()
     if spec is None or all(_limit(spec, layer, 1) is not None for layer in layers):
         found = "there is no drafter" if drafter is None else f"{drafter.draft_dir} has none"
         raise PlacementError(
-            "--kvflash-policy drafter: a drafter with a layer that looks back on the whole context "
-            f"is expected, {found}"
+            "--kvflash-policy drafter: a drafter with a layer that sees the whole context is "
+            f"expected, {found}"
         )
 
 
 def _beside(plan: Plan, drafter: Drafter) -> Drafter:
-    """The drafter, which looks back on no more than stays of a lane, unless it says what does."""
+    """The drafter, limited to the resident part of a lane, unless it has another limit."""
     pool, spec = plan.pool, drafter.spec
     if pool is None or pool.policy == "drafter" or spec.ctx_max_tokens is not None:
         return drafter
@@ -155,8 +157,8 @@ def _beside(plan: Plan, drafter: Drafter) -> Drafter:
 def footprint_of(
     spec: DraftSpec, device: Offer, target: ModelSpec, element_bytes: int
 ) -> DraftFootprint:
-    """Weights; the context's keys and values and the ring of features, which grow with a lane's
-    context where a layer sees all of it.
+    """Weights, and the context's keys and values and the ring of features, which grow with a lane's
+    context if a layer sees all of it.
     """
     kv_bytes = 2 * spec.attention.kv_dim * element_bytes  # of one layer and token
     token_bytes = lane_bytes = 0
@@ -178,11 +180,11 @@ def footprint_of(
 
 
 def ring_capacity(spec: DraftSpec, max_ctx_tokens: int) -> int:
-    """Tokens of which a lane keeps features: as many as any layer looks back on."""
+    """Tokens of a lane whose features are kept: as many as any layer sees."""
     return max(spec.capacity(layer, max_ctx_tokens) for layer in range(spec.num_layers))
 
 
 def _limit(spec: DraftSpec, layer: int, max_positions: int) -> int | None:
-    """Tokens that a layer looks back on at most; None: the whole context."""
+    """Tokens that a layer sees at most; None: the whole context."""
     bounded = spec.layers[layer].window is not None or spec.ctx_max_tokens is not None
     return spec.capacity(layer, max_positions) if bounded else None

@@ -186,7 +186,7 @@ class DraftProcess:
             self._lose(error)
             return otherwise
 
-    def raise_if_failed(self) -> None:
+    def refresh(self) -> None:
         """Let go of a process that is known to be gone, and take up one that has been started."""
         self.run(lambda life: life.connection.raise_if_failed(), None)
         if self.life is None and self._fresh is not None:
@@ -196,7 +196,7 @@ class DraftProcess:
 
     def check_alive(self) -> None:
         """Ask for a sign of life."""
-        self.raise_if_failed()
+        self.refresh()
         self.run(lambda life: life.connection.check_alive(), None)
 
     def close(self) -> None:

@@ -49,8 +49,8 @@ class RemoteDraft:
     def off_reason(self) -> str | None:
         return self._process.off_reason
 
-    def raise_if_failed(self) -> None:
-        self._process.raise_if_failed()
+    def refresh(self) -> None:
+        self._process.refresh()
 
     def check_alive(self) -> None:
         self._process.check_alive()

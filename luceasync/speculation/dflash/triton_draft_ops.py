@@ -1,4 +1,7 @@
-"""The operations of luceasync.speculation.dflash.draft_ops on GPUs, as fused kernels."""
+"""The operations of luceasync.speculation.dflash.draft_ops on GPUs, as fused kernels.
+
+Imports Triton, so it is imported only where a platform has chosen it.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ from luceasync.speculation.dflash.weights import DraftLayerWeights
 
 
 class TritonDraftOps:
-    """The operations of TorchDraftOps, which says what each means. All can be captured as a CUDA
-    graph, and the rings are read where they lie: one graph serves every length of context.
+    """See TorchDraftOps. All operations can be captured in a CUDA graph, and read the rings where
+    they lie: one graph serves all lengths of context.
     """
 
     def __init__(self, spec: DraftSpec, context: DraftContext) -> None:
@@ -29,6 +32,7 @@ class TritonDraftOps:
         self._capacities = torch.tensor(capacities, dtype=torch.int32, device=device)
 
     def reach_for(self, position: int) -> int | None:
+        """None: a pass reads as many places as the lanes have."""
         return None
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -52,7 +56,7 @@ class TritonDraftOps:
             values,
             block,
             block.spans[self._context.rings.index(ring)],
-            self._sight(self._spec.layers[layer]),
+            self._window(self._spec.layers[layer]),
             num_heads=num_heads,
         )
 
@@ -64,7 +68,7 @@ class TritonDraftOps:
         for ring in self._context.rings:
             write_context(projected, norms, ring.index, *ring.places, rows, counts)
 
-    def _sight(self, layer: DraftLayerSpec) -> DraftWindow:
+    def _window(self, layer: DraftLayerSpec) -> DraftWindow:
         window = NO_LIMIT if layer.window is None else layer.window
         num_ctx_tokens = self._spec.ctx_max_tokens
         return DraftWindow(

@@ -1,7 +1,7 @@
-"""A drafter's weights: the names that checkpoints give them, and the form that the network wants.
+"""A drafter's weights: their names in checkpoints, and their layout in the network.
 
-Reads safetensors only. A tensor that the network would not use is refused: it belongs to a relative
-of DFlash, and without it the drafter would propose badly, in silence.
+Reads safetensors only. A tensor that the network would not use is refused: it belongs to a variant
+of DFlash, which without it would silently propose badly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from luceasync.models.weights import Weight
 from luceasync.speculation.dflash.draft_config import MASK_EMBEDDING, DraftSpec
 
 ALIASES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
-# Some checkpoints repeat what is the target's.
+# Some checkpoints repeat weights of the target.
 TARGETS_OWN = ("embed_tokens.weight", "lm_head.weight")
 
 
@@ -54,7 +54,7 @@ class DraftWeights:
     fc [hidden, taps * hidden]; context_kv [layers * 2 * kv_dim, hidden], the key and value rows of
     layer 0, then those of layer 1, ...: context becomes the rows of all layers in one product;
     key_norms [layers, head_dim]. `mask_embedding` [hidden] or None: the target's row of the mask
-    token. All but fc and mask_embedding are packed by the operations they were read for.
+    token. All but fc and mask_embedding are packed for the operations that use them.
     """
 
     fc: Tensor
@@ -74,35 +74,33 @@ class DraftWeights:
 
 @contextmanager
 def open_draft(draft_dir: Path) -> Iterator[DraftSource]:
-    """The weight files of `draft_dir`, by public names. Raises ModelError."""
+    """The weight files of `draft_dir`, by published names. Raises ModelError."""
     with open_checkpoint(draft_dir) as checkpoint:
-        stored = {_public_name(name): name for name in checkpoint.names}
+        stored = {_published_name(name): name for name in checkpoint.names}
         yield DraftSource(draft_dir, checkpoint, stored)
 
 
 class DraftSource:
-    """A TensorSource that knows the names by which drafters are published."""
+    """See TensorSource; translates the names by which drafters are published."""
 
     def __init__(self, draft_dir: Path, checkpoint: Checkpoint, stored: Mapping[str, str]) -> None:
         self._draft_dir = draft_dir
         self._checkpoint = checkpoint
-        self._stored = stored  # public name -> name in the file
+        self._stored = stored  # published name -> name in the file
 
     def encoding(self, name: str) -> Encoding:
-        """See luceasync.models.loader.TensorSource."""
         return DenseEncoding()
 
     def read(self, name: str, shape: Shape) -> Tensor:
-        """See luceasync.models.loader.TensorSource."""
         return self._checkpoint.plain(self._stored.get(name, name), shape)
 
     def check(self, spec: DraftSpec) -> None:
-        """Raises ModelError for a tensor that the network of `spec` would not use."""
+        """Raise ModelError for a tensor that the network of `spec` would not use."""
         unknown = sorted(set(self._stored) - spec.shapes.keys() - set(TARGETS_OWN))
         if unknown:
             raise ModelError(
-                f"{self._draft_dir}: {unknown[0]!r} and {len(unknown) - 1} other tensors belong to "
-                "no DFlash drafter such as config.json describes"
+                f"{self._draft_dir}: {unknown[0]!r} and {len(unknown) - 1} other tensors are not "
+                "part of the DFlash drafter that config.json describes"
             )
 
     @property
@@ -120,7 +118,7 @@ def read_weights(
     has_mask_embedding: bool = False,
     advance: Callable[[int], None] = lambda num_bytes: None,
 ) -> DraftWeights:
-    """Read every tensor to `device`; `advance` hears the bytes of each. Raises ModelError."""
+    """Read all tensors to `device`; `advance` hears the bytes of each. Raises ModelError."""
     reader = _Reader(spec, source, dtype, device, advance)
     projections = [
         f"layers.{layer}.self_attn.{name}_proj.weight"
@@ -164,7 +162,7 @@ def _read_layer(spec: DraftSpec, reader: _Reader, ops: Ops, layer: int) -> Draft
 
 
 class _Reader:
-    """Reads tensors of the spec's shapes to their final place."""
+    """Reads tensors of the spec's shapes to their device."""
 
     def __init__(
         self,
@@ -194,6 +192,6 @@ class _Reader:
         return tensor
 
 
-def _public_name(name: str) -> str:
+def _published_name(name: str) -> str:
     name = name.removeprefix("model.")
     return ALIASES.get(name, name)

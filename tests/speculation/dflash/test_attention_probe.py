@@ -58,7 +58,7 @@ class Slow(TorchDraftOps):
         if layer:
             for head in range(q.shape[2]):
                 of_head = keys[0, :, head // (q.shape[2] // keys.shape[2])]
-                seen = block.sights[layer][0, 0, : q.shape[1]]
+                seen = block.masks[layer][0, 0, : q.shape[1]]
                 most = torch.zeros_like(self.masses)
                 for row in range(q.shape[1]):
                     scores = of_head @ q[0, row, head] / q.shape[-1] ** 0.5

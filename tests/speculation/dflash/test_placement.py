@@ -86,11 +86,11 @@ def test_without_a_drafter_nothing_is_planned_for_one(config):
 @pytest.mark.parametrize(
     ("option", "words"),
     [
-        ({"block": 4}, "--draft-block 4: there is no drafter"),
-        ({"device": "cpu"}, "--draft-device cpu: there is no drafter"),
-        ({"ddtree": True}, "--ddtree on: there is no drafter"),
-        ({"ctx_max_tokens": 64}, "--draft-ctx-max 64: there is no drafter"),
-        ({"ipc_bin": Path("/x")}, "--draft-ipc-bin /x: there is no drafter"),
+        ({"block": 4}, "--draft-block 4: it needs a drafter"),
+        ({"device": "cpu"}, "--draft-device cpu: it needs a drafter"),
+        ({"ddtree": True}, "--ddtree on: it needs a drafter"),
+        ({"ctx_max_tokens": 64}, "--draft-ctx-max 64: it needs a drafter"),
+        ({"ipc_bin": Path("/x")}, "--draft-ipc-bin /x: it needs a drafter"),
     ],
 )
 def test_options_of_a_drafter_that_is_not_there_are_refused(config, option, words):

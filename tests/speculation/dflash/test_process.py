@@ -60,7 +60,7 @@ def lose(loaded: Any) -> int:
 def back(process: DraftProcess) -> None:
     limit = time.monotonic() + 10
     while process.life is None:
-        process.raise_if_failed()
+        process.refresh()
         time.sleep(0.001)
         assert time.monotonic() < limit
 
@@ -85,7 +85,7 @@ def test_one_that_is_lost_is_there_again_after_as_many_starts_as_it_takes():
     scripted.is_held.clear()
     assert process.run(lose, -1) == -1
     assert process.run(lambda life: 5, 0) == 0
-    process.raise_if_failed()
+    process.refresh()
     assert process.life is None  # nobody has waited
     assert process.off_reason == "the drafter is gone: it has ended"
     scripted.is_held.set()
@@ -124,7 +124,7 @@ def test_one_that_is_known_to_be_gone_is_let_go_before_it_is_asked(monkeypatch):
     process = opened(scripted)
     monkeypatch.setattr(scripted, "raise_if_failed", lambda: lose(None))
     scripted.is_held.clear()
-    process.raise_if_failed()
+    process.refresh()
     assert process.off_reason is not None
     scripted.is_held.set()
     process.close()

@@ -222,7 +222,7 @@ def kill(both: Both, how: signal.Signals = signal.SIGKILL) -> None:
 def until_it_is_back(both: Both) -> None:
     limit = time.monotonic() + 60
     while both.there.speculator.passes.off_reason is not None:
-        both.there.speculator.passes.raise_if_failed()
+        both.there.speculator.passes.refresh()
         time.sleep(0.05)
         assert time.monotonic() < limit
 
