@@ -1,4 +1,4 @@
-"""Places are counted, and who finds none is told when to come back."""
+"""Places are counted, and a refused client is told when to come back."""
 
 from __future__ import annotations
 
@@ -50,29 +50,29 @@ def busy(clock: Clock, seconds: float) -> Admission:
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.01, 1), (1.0, 1), (7.0, 7), (500.0, 60)])
-def test_who_finds_no_place_comes_back_when_one_more_has_ended(seconds, expected):
+def test_a_refused_client_comes_back_when_one_more_choice_has_ended(seconds, expected):
     assert wait_s(busy(Clock(), seconds)) == expected
 
 
-def test_the_more_places_are_wanted_and_the_more_others_want_them_the_later():
+def test_clients_come_back_later_the_more_places_they_and_others_want():
     admission = busy(Clock(), 7.0)
     assert wait_s(admission, 2) == 14
-    assert wait_s(admission) == 21  # two places are for whoever came before
+    assert wait_s(admission) == 21  # two places are for the client before
     admission.leave()
     admission.enter(1)
     assert wait_s(admission) <= 7
 
 
-def test_what_has_gone_on_for_long_may_go_on_for_as_long():
+def test_the_longer_no_choice_ends_the_later_clients_come_back():
     clock = Clock()
     admission = Admission(2, 1, clock)
     admission.enter(3)
     assert wait_s(admission) == 1
     clock.now_s += 20.0
-    assert wait_s(admission) == 40  # the second who asks
+    assert wait_s(admission) == 40  # the second refusal
 
 
-def test_times_in_which_nobody_waited_tell_nothing():
+def test_times_without_a_full_engine_are_not_measured():
     clock = Clock()
     admission = busy(clock, 2.0)
     for _ in range(3):
@@ -82,7 +82,7 @@ def test_times_in_which_nobody_waited_tell_nothing():
     assert wait_s(admission) <= 2
 
 
-def test_a_clock_that_went_back_gives_bounds_all_the_same():
+def test_a_clock_that_went_back_keeps_the_wait_within_bounds():
     clock = Clock()
     admission = busy(clock, 2.0)
     clock.now_s = -1e9

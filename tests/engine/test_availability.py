@@ -17,7 +17,7 @@ async def test_it_is_ready_when_every_part_is_there():
     await availability.wait()
 
 
-async def test_a_part_that_is_lost_is_told_at_once_and_for_good():
+async def test_a_lost_part_raises_at_once_and_for_good():
     availability = Availability(("model", "disk"))
     availability.begin()
     availability.lost("model", OSError("no weights"))

@@ -1,4 +1,4 @@
-"""A cache directory is open once it is known what it holds, and works until it is cancelled."""
+"""A cache directory is served once it is scanned, until cancelled; its sizes fit the machine."""
 
 from __future__ import annotations
 
@@ -7,17 +7,25 @@ from pathlib import Path
 
 import pytest
 
+from luceasync.config import CacheConfig
 from luceasync.disk_cache.disk import DiskTier
-from luceasync.engine.cache_directory import CacheDirectorySpec, CacheDirectory
+from luceasync.engine.cache_directory import (
+    CacheDirectory,
+    CacheDirectorySpec,
+    held_bytes_of,
+    limits_of,
+    warm_bytes_of,
+)
 from luceasync.errors import ConfigError
 from luceasync.prefix_cache.tenants import Tenants
 from luceasync.status import CacheStatus
+from tests.disk_cache.node_files import KEY, NAMESPACE, contents_of, file_of
 
 DEADLINE_S = 10.0
 
 
 class History:
-    """Of a tenant who has said nothing."""
+    """Of a tenant without answers."""
 
     num_tokens_held = 0
 
@@ -26,7 +34,7 @@ def make(opening) -> CacheDirectory:
     return CacheDirectory(CacheDirectorySpec(opening, (0,)), Tenants(History), lambda outcome: None)
 
 
-async def test_it_tells_when_it_is_open_and_what_the_disk_says_from_then_on(tmp_path: Path):
+async def test_it_reports_when_it_is_open_and_the_status_of_the_disk_then(tmp_path: Path):
     directory = make(lambda: DiskTier(tmp_path, "test", frozenset()))
     status = CacheStatus(written_bytes_total=-1)
     assert directory.described(status) is status
@@ -41,7 +49,7 @@ async def test_it_tells_when_it_is_open_and_what_the_disk_says_from_then_on(tmp_
         await task
 
 
-async def test_one_that_cannot_be_opened_is_never_told_to_be_open():
+async def test_a_directory_that_cannot_be_opened_is_never_reported_open():
     def opening():
         raise ConfigError("--kv-cache-dir: no")
 
@@ -49,3 +57,46 @@ async def test_one_that_cannot_be_opened_is_never_told_to_be_open():
     with pytest.raises(ConfigError, match="--kv-cache-dir"):
         await make(opening).serve(lambda: opened.append(True))
     assert opened == []
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+def disk_bytes(directory: Path) -> int | None:
+    config = CacheConfig(memory_bytes=0, cache_dir=directory)
+    return limits_of(config, held_bytes_of(directory)).disk_bytes
+
+
+def keep_a_node(directory: Path) -> int:
+    """Its bytes."""
+    path = directory / NAMESPACE / f"{KEY}.safetensors"
+    path.parent.mkdir()
+    path.write_bytes(file_of(contents_of()))
+    return path.stat().st_size
+
+
+def test_the_share_of_the_disk_does_not_shrink_by_what_is_stored(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr("luceasync.engine.cache_directory._free_bytes", lambda directory: 10_000)
+    assert disk_bytes(tmp_path / "new") == disk_bytes(tmp_path) == 5_000
+    num_bytes = keep_a_node(tmp_path)
+    assert disk_bytes(tmp_path) == 5_000 + num_bytes // 2
+
+
+def test_a_file_in_place_of_the_directory_is_refused_later(tmp_path: Path):
+    (tmp_path / "file").touch()
+    assert disk_bytes(tmp_path / "file") > 0  # it is refused where it is opened
+
+
+def test_memory_is_prepared_for_what_the_disk_holds_and_within_a_share_of_the_budget(
+    tmp_path: Path,
+):
+    def warm_bytes(memory_bytes: int, directory: Path | None) -> int:
+        held_bytes = held_bytes_of(directory)
+        config = CacheConfig(memory_bytes=memory_bytes, cache_dir=directory)
+        return warm_bytes_of(limits_of(config, held_bytes), held_bytes)
+
+    assert warm_bytes(1 << 30, tmp_path) == warm_bytes(1 << 30, None) == 0
+    num_bytes = keep_a_node(tmp_path)
+    assert warm_bytes(1 << 30, tmp_path) == num_bytes
+    assert warm_bytes(4000, tmp_path) == 1000
+    assert warm_bytes(0, tmp_path) == 0

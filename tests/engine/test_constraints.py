@@ -283,7 +283,7 @@ async def test_calls_are_forced_after_reasoning(thinking_dir):
     assert (call.name, reason) == ("person", "stop") and is_person(arguments)
 
 
-async def test_no_call_can_be_forced_where_nobody_knows_how_they_are_written(tiny_dir):
+async def test_no_call_can_be_forced_without_a_known_format(tiny_dir):
     tool = {"type": "function", "function": {"name": "f"}}
     prompt = ChatPrompt([{"role": "user", "content": "x"}], tools=[tool], must_call=("f",))
     async with started(tiny_dir) as engine:

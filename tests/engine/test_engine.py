@@ -98,7 +98,7 @@ async def test_an_answer_ends_where_the_context_ends(start_engine):
     assert finish.usage.prompt_tokens + finish.usage.completion_tokens == 64
 
 
-async def test_choices_are_told_apart_and_seeded_apart(start_engine):
+async def test_choices_have_their_own_index_and_seed(start_engine):
     request = ask(num_choices=3, sampling=Sampling(temperature=1.0, seed=5))
     async with start_engine(parallel=2) as engine:
         texts = ["", "", ""]
@@ -199,9 +199,7 @@ async def test_weights_that_cannot_be_read_are_said_so(tiny_dir, tmp_path):
         assert not engine.status().ready
 
 
-async def test_a_directory_that_cannot_be_used_is_told_before_the_model_is_there(
-    tiny_dir, tmp_path, caplog
-):
+async def test_an_unusable_directory_raises_before_the_model_is_loaded(tiny_dir, tmp_path, caplog):
     from luceasync.config import CacheConfig, Config, ModelConfig
     from luceasync.engine.start import build_engine
 

@@ -1,4 +1,4 @@
-"""System prompts that differ in their last line: who comes third runs the rest of them alone."""
+"""System prompts that differ in their last line: the third prefills only the rest."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def num_shared(model_dir: Path) -> int:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-async def test_who_parts_where_two_have_parted_goes_on_from_there(
+async def test_a_prompt_that_diverges_where_two_did_goes_on_from_there(
     serve: Open, tiny_dir: Path, restarts: bool
 ):
     async with serve(memory_bytes=0) as cold:

@@ -102,7 +102,7 @@ async def test_three_turns_restore_what_the_turns_before_have_computed(tiny_dir:
         status = engine.status().residence
         assert status is not None and status.evicted_total > 0
         assert (status.looks_total > 0) == (policy == "qk")
-        assert status.own_bytes == 0 and status.absent_tokens == 0  # nobody is in a lane
+        assert status.own_bytes == 0 and status.absent_tokens == 0  # lanes are empty
 
 
 @pytest.mark.slow
@@ -225,7 +225,7 @@ async def test_what_cannot_be_is_refused_at_the_start(tiny_dir: Path, fields, wo
             pass
 
 
-async def test_a_request_pins_tokens_and_is_told_what_fits(tiny_dir: Path):
+async def test_a_request_pins_tokens_and_an_error_says_how_many_fit(tiny_dir: Path):
     async with running(tiny_dir, pool_tokens=POOL, policy="lru") as engine:
         prompt = tokens(1200)
         _, finish = await said(engine, prompt, 3, pins=((100, 120),))

@@ -1,4 +1,4 @@
-"""Whatever comes, and in whatever order: answers are right, budgets hold, nobody waits for ever.
+"""Whatever comes, and in whatever order: answers are right, budgets hold, no request waits forever.
 
 Requests come, go on and leave, files come late, fail, vanish or are changed by others, memory is
 refused. What a request is answered is what a model without any cache says.
@@ -214,7 +214,7 @@ class Server(RuleBasedStateMachine):
             self.hear(self.pump.step())
             if self.disk.jobs:
                 self.disk.deliver(self.prefixes)
-        assert not self.asked, f"somebody waits for ever: {self.pump}"
+        assert not self.asked, f"a request waits forever: {self.pump}"
         self.others_bytes = 0
         for tier, most in (("memory", "memory_bytes"), ("disk", "disk_bytes")):
             is_within = self.bench.index.num_bytes(tier) <= self.limits[most]

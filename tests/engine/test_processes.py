@@ -183,7 +183,7 @@ async def test_a_process_that_dies_fails_what_it_carried_and_is_started_again_al
             assert "SIGKILL; its last lines" in finish.error
         await until(lambda: engine.status().processes.away is not None)
         status = engine.status()
-        assert status.ready  # who comes now waits
+        assert status.ready  # requests wait now
         away = status.processes.away
         assert (away.name, away.devices) == ("group 2 of the model", ("cuda:0",))
         may_start.set()
@@ -201,7 +201,9 @@ async def test_a_process_that_dies_fails_what_it_carried_and_is_started_again_al
 
 @pytest.mark.covered(0)
 @pytest.mark.parametrize("pool_tokens", [None, 448], ids=["all here", "pool"])
-async def test_who_waits_when_a_process_dies_is_served_afterwards(tiny_dir, tmp_path, pool_tokens):
+async def test_requests_waiting_when_a_process_dies_are_served_afterwards(
+    tiny_dir, tmp_path, pool_tokens
+):
     texts = [f"question {i}" for i in range(7)]  # four of them have a lane
     there = running(tiny_dir, tmp_path / "several", "two", pool_tokens=pool_tokens)
     async with there as engine:

@@ -38,21 +38,21 @@ def test_each_step_feeds_the_last_token_at_its_position(make_prepared):
     assert target.calls[2:] == [("decode", (0,), (2,)), ("decode", (0,), (3,))]
 
 
-def test_what_a_step_gave_is_told_while_the_device_works_on_the_next(make_prepared):
+def test_tokens_of_a_step_are_delivered_while_the_device_works_on_the_next(make_prepared):
     target = CountingTarget()
     pump = make_pump(target, runs_async=True)
     pump.submit([make_prepared(0, [0, 1], max_tokens=4)])
-    told: list[tuple] = []
+    delivered: list[tuple] = []
 
     def tell(emitted: list) -> None:
-        told.extend((target.calls[-1], delta.token_ids) for _, delta in emitted)
+        delivered.extend((target.calls[-1], delta.token_ids) for _, delta in emitted)
 
     returned = [[delta.token_ids for _, delta in pump.step(tell)] for _ in range(4)]
-    assert returned == [[(2,)], [], [], [(5,)]]  # the first token and the last one wait for nobody
-    assert told == [(("decode", (0,), (3,)), (3,)), (("decode", (0,), (4,)), (4,))]
+    assert returned == [[(2,)], [], [], [(5,)]]  # the first and the last token are not held back
+    assert delivered == [(("decode", (0,), (3,)), (3,)), (("decode", (0,), (4,)), (4,))]
 
 
-def test_a_step_that_is_likely_to_follow_is_told_to_the_target(make_prepared):
+def test_the_target_runs_ahead_if_a_step_is_likely_to_follow(make_prepared):
     target = CountingTarget()
     pump = make_pump(target)
     pump.submit([make_prepared(0, [0], max_tokens=4), make_prepared(1, [0, 1], max_tokens=6)])
@@ -63,7 +63,7 @@ def test_a_step_that_is_likely_to_follow_is_told_to_the_target(make_prepared):
     assert target.run_ahead_after == [*together[:-1], *alone[:-1]]
 
 
-def test_no_step_is_likely_to_follow_while_a_prompt_is_read(make_prepared):
+def test_the_target_does_not_run_ahead_while_a_prompt_is_prefilled(make_prepared):
     target = CountingTarget()
     pump = make_pump(target)
     pump.submit([make_prepared(0, [0], max_tokens=9)])
@@ -76,7 +76,7 @@ def test_no_step_is_likely_to_follow_while_a_prompt_is_read(make_prepared):
     assert target.run_ahead_after
 
 
-def test_nothing_is_held_back_from_who_cannot_be_told_later(make_prepared):
+def test_nothing_is_held_back_without_a_later_delivery(make_prepared):
     pump = make_pump(CountingTarget(), runs_async=True)
     pump.submit([make_prepared(0, [0, 1], max_tokens=4)])
     assert [[d.token_ids for _, d in pump.step()] for _ in range(4)] == [
@@ -87,24 +87,24 @@ def test_nothing_is_held_back_from_who_cannot_be_told_later(make_prepared):
     ]
 
 
-def test_what_is_held_back_is_told_before_a_prefill(make_prepared):
+def test_held_back_tokens_are_delivered_before_a_prefill(make_prepared):
     target = CountingTarget()
     pump = make_pump(target, runs_async=True)
     pump.submit([make_prepared(0, [0, 1], max_tokens=50)])
-    told: list = []
-    pump.step(told.extend)
-    assert pump.step(told.extend) == told == []
+    emitted: list = []
+    pump.step(emitted.extend)
+    assert pump.step(emitted.extend) == emitted == []
     pump.submit([make_prepared(1, [0] * 100, max_tokens=50)])
-    assert [delta.token_ids for _, delta in pump.step(told.extend)] == [(3,)]
+    assert [delta.token_ids for _, delta in pump.step(emitted.extend)] == [(3,)]
     assert target.calls[-1] == ("reset", 1)
 
 
-def test_what_is_held_back_is_told_when_the_choice_is_cancelled(make_prepared):
+def test_held_back_tokens_are_delivered_when_the_choice_is_cancelled(make_prepared):
     pump = make_pump(CountingTarget(), runs_async=True)
     pump.submit([make_prepared(0, [0, 1], max_tokens=50)])
-    told: list = []
-    pump.step(told.extend)
-    assert pump.step(told.extend) == told == []
+    emitted: list = []
+    pump.step(emitted.extend)
+    assert pump.step(emitted.extend) == emitted == []
     held, end = (delta for _, delta in pump.cancel(0))
     assert held.token_ids == (3,) and end.finish.reason == "cancelled"
 
@@ -117,20 +117,22 @@ class NoSpeller(Detokenizer):
 
 
 @pytest.mark.parametrize("runs_async", [False, True])
-def test_tokens_without_a_text_keep_nobody_from_being_told(make_prepared, runs_async):
+def test_a_failing_detokenizer_does_not_stop_other_deliveries(make_prepared, runs_async):
     pump = make_pump(CountingTarget(), num_lanes=3, runs_async=runs_async)
     pump.submit([make_prepared(0, [0, 1], max_tokens=50)])
-    told = pump.step()
+    emitted = pump.step()
     spellers = [replace(make_prepared(i, [3]), detokenizer=NoSpeller(letters())) for i in (1, 2)]
     pump.submit(spellers)
     with pytest.raises(ZeroDivisionError):
         for _ in range(10):
-            told += pump.step(told.extend)
+            emitted += pump.step(emitted.extend)
     ended = [(stream, d.finish.reason) for stream, d in pump.fail_all("broken") if d.finish]
     assert sorted(ended) == [(0, "error"), (1, "error"), (2, "error")]
 
 
-def test_a_prompt_is_kept_while_the_device_computes_or_after_its_token_was_told(make_prepared):
+def test_a_prompt_is_saved_while_the_device_computes_or_after_the_delivery(
+    make_prepared,
+):
     for beside, kinds in ((True, ["reset", "prefill", "save"]), (False, ["reset", "prefill"])):
         target = CountingTarget()
         pump = make_pump(target, memory_bytes=2**20, runs_async=beside)
@@ -291,7 +293,7 @@ def test_what_gave_no_numbers_is_not_taken_up_again(make_prepared):
     assert restored == [("restore", 0, 100)]  # by the third, of the second
 
 
-def test_a_choice_whose_lane_cannot_be_prepared_is_told_too(make_prepared):
+def test_a_choice_whose_lane_cannot_be_prepared_ends_too(make_prepared):
     class Broken(CountingTarget):
         def reset(self, lane: int) -> None:
             raise RuntimeError("no lane")
@@ -303,22 +305,22 @@ def test_a_choice_whose_lane_cannot_be_prepared_is_told_too(make_prepared):
     assert [(stream, d.finish.reason) for stream, d in pump.fail_all("broken")] == [(5, "error")]
 
 
-def test_a_failure_to_keep_what_a_step_left_tells_everybody_once(make_prepared):
+def test_a_failed_save_ends_every_choice_once(make_prepared):
     class Full(CountingTarget):
         def save(self, lane: int, node: str, span: Span) -> None:
             raise ZeroDivisionError("the device is gone")
 
     pump = make_pump(Full(), memory_bytes=10_000)
     pump.submit([make_prepared(0, [0], max_tokens=1), make_prepared(1, [3], max_tokens=9)])
-    told = pump.step()
+    emitted = pump.step()
     with pytest.raises(ZeroDivisionError):
         pump.step()
-    told += pump.fail_all("the device is gone")
-    assert [(s, d.finish.reason) for s, d in told if d.finish] == [(0, "length"), (1, "error")]
+    emitted += pump.fail_all("the device is gone")
+    assert [(s, d.finish.reason) for s, d in emitted if d.finish] == [(0, "length"), (1, "error")]
     assert pump.is_idle
 
 
-def test_what_came_up_before_a_failure_is_told(make_prepared):
+def test_deltas_made_before_a_failure_are_delivered(make_prepared):
     target = CountingTarget()
     pump = make_pump(target, memory_bytes=10_000)
     pump.submit([make_prepared(0, [0], max_tokens=1)])
@@ -328,11 +330,11 @@ def test_what_came_up_before_a_failure_is_told(make_prepared):
     target.restores[1].arrive(ZeroDivisionError("the device is gone"))
     with pytest.raises(ZeroDivisionError):
         pump.step()  # the first one's answer is there, the other's copies have failed
-    told = [(stream, delta.finish.reason) for stream, delta in pump.fail_all("broken")]
-    assert told == [(1, "length"), (2, "error")]
+    emitted = [(stream, delta.finish.reason) for stream, delta in pump.fail_all("broken")]
+    assert emitted == [(1, "length"), (2, "error")]
 
 
-def test_a_prompt_that_is_taken_up_whole_outlives_its_node(make_prepared):
+def test_a_prompt_that_is_restored_whole_outlives_its_node(make_prepared):
     target = CountingTarget()
     pump = make_pump(target, memory_bytes=10_000)
     pump.submit([make_prepared(0, [0], max_tokens=1)])
@@ -360,7 +362,7 @@ def test_a_restore_that_has_not_arrived_is_not_asked_for_and_wakes_the_pump(make
     assert [stream for stream, delta in run(pump) if delta.finish] == [1]
 
 
-def test_who_is_new_or_gets_a_lane_is_not_kept_waiting_by_a_restore(make_prepared):
+def test_a_restore_does_not_delay_other_choices(make_prepared):
     target = CountingTarget()
     pump = make_pump(target, num_lanes=1, memory_bytes=10_000)
     pump.submit([make_prepared(0, [0] * 100, max_tokens=1)])

@@ -43,18 +43,18 @@ FAULT = Fault("broken", "unavailable", "decode")
 
 
 def fail_and_recover(pump: Pump, fault: Fault = FAULT) -> list:
-    """All that is told until a step has raised, and by the recovery from it."""
-    told: list = []
+    """Everything delivered until a step raises, and by the recovery."""
+    emitted: list = []
     with pytest.raises(ZeroDivisionError):
         for _ in range(100):
-            told += pump.step()
-    told += pump.recover(replace(fault, during=pump.doing))
+            emitted += pump.step()
+    emitted += pump.recover(replace(fault, during=pump.doing))
     pump.begin_again()
-    return told
+    return emitted
 
 
 @pytest.mark.parametrize(("kind", "number"), [("prefill", 2), ("decode", 1), ("decode", 2)])
-def test_a_failed_pass_ends_what_ran_and_who_waits_is_served(make_prepared, kind, number):
+def test_a_failed_pass_ends_what_ran_and_waiting_choices_are_served(make_prepared, kind, number):
     asked = [([0] * 100, 3), ([3] * 70, 4), ([5] * 65, 2)]
     prepared = [make_prepared(i, ids, n) for i, (ids, n) in enumerate(asked)]
     target = FailsOnce(kind, number)
@@ -71,7 +71,7 @@ def test_a_failed_pass_ends_what_ran_and_who_waits_is_served(make_prepared, kind
     assert all(stream == 2 for stream, _ in served)
 
 
-def test_what_a_failed_pass_left_is_not_taken_up_again(make_prepared):
+def test_what_a_failed_pass_left_is_not_restored(make_prepared):
     target = FailsOnce("decode")
     pump = make_pump(target, memory_bytes=2**20)
     pump.submit([make_prepared(0, [0] * 100, max_tokens=3)])
@@ -81,7 +81,7 @@ def test_what_a_failed_pass_left_is_not_taken_up_again(make_prepared):
     assert (last.finish.reason, last.finish.usage.cached_tokens) == ("length", 0)
 
 
-def test_what_ran_is_told_before_any_lane_is_touched(make_prepared):
+def test_ends_of_a_failure_are_returned_before_any_lane_is_touched(make_prepared):
     target = FailsOnce("decode")
     pump = make_pump(target)
     pump.submit([make_prepared(0, [0])])
@@ -109,27 +109,27 @@ def test_a_choice_that_cannot_get_its_lane_ends_alone(make_prepared):
 
 
 @pytest.mark.parametrize(("during", "ended"), [("command", [0, 1]), ("decode", [0])])
-def test_after_a_failed_command_nobody_waits_for_what_it_was_to_bring(make_prepared, during, ended):
+def test_after_a_failed_command_no_choice_waits_for_its_result(make_prepared, during, ended):
     pump = make_pump(CountingTarget(), num_lanes=1)
     pump.submit([make_prepared(stream, [0]) for stream in range(3)])
     pump.step()
     pump.scheduler.waiting[0].lease.awaited = {b"a node of the disk"}
-    told = pump.recover(Fault("broken", "failed", during))
+    emitted = pump.recover(Fault("broken", "failed", during))
     pump.begin_again()
-    assert sorted(s for s, d in told if d.finish) == ended
+    assert sorted(s for s, d in emitted if d.finish) == ended
 
 
-def test_choices_that_could_not_be_submitted_are_told_too(make_prepared, monkeypatch):
+def test_choices_that_could_not_be_submitted_end_too(make_prepared, monkeypatch):
     pump = make_pump(CountingTarget())
     monkeypatch.setattr(pump.lanes.prefixes, "admit", lambda lease: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         pump.submit([make_prepared(0, [0]), make_prepared(1, [0])])
-    told = pump.recover(Fault("broken", "failed", "command"))
-    assert [(s, d.finish.reason) for s, d in told] == [(0, "error"), (1, "error")]
+    emitted = pump.recover(Fault("broken", "failed", "command"))
+    assert [(s, d.finish.reason) for s, d in emitted] == [(0, "error"), (1, "error")]
     assert pump.num_waiting == 0
 
 
-def test_ends_that_a_failed_recovery_could_not_tell_are_told_by_the_next(make_prepared):
+def test_ends_lost_by_a_failed_recovery_are_returned_by_the_next(make_prepared):
     pump = make_pump(FailsOnce("decode"))
     pump.submit([make_prepared(0, [0])])
     with pytest.raises(ZeroDivisionError):
@@ -141,7 +141,7 @@ def test_ends_that_a_failed_recovery_could_not_tell_are_told_by_the_next(make_pr
     assert [(s, d.finish.reason) for s, d in pump.recover(FAULT)] == [(0, "error")]
 
 
-def test_ends_that_a_failed_command_had_made_are_told_by_the_recovery(make_prepared):
+def test_ends_made_by_a_failed_command_are_returned_by_the_recovery(make_prepared):
     class Full(CountingTarget):
         def save(self, lane: int, node: str, span: Span) -> Ticket:
             raise ZeroDivisionError("the device is gone")
@@ -152,8 +152,8 @@ def test_ends_that_a_failed_command_had_made_are_told_by_the_recovery(make_prepa
     pump.step()
     with pytest.raises(ZeroDivisionError):
         pump.cancel(0)  # of the first chunk nothing was kept yet
-    told = pump.recover(Fault("broken", "failed", "command"))
-    assert sorted((d.index, d.finish.reason) for _, d in told if d.finish) == [
+    emitted = pump.recover(Fault("broken", "failed", "command"))
+    assert sorted((d.index, d.finish.reason) for _, d in emitted if d.finish) == [
         (0, "cancelled"),
         (1, "cancelled"),
     ]

@@ -1,4 +1,4 @@
-"""A real engine after a failed pass: who ran is told, who comes next gets the tokens of before."""
+"""A real engine after a failed pass: running requests end, later ones get the same tokens."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_what_a_failed_answer_computed_is_not_taken_up(tiny_dir):
 
 
 @pytest.mark.slow
-async def test_an_engine_that_cannot_decode_tells_everybody_and_is_made_anew(
+async def test_an_engine_that_cannot_decode_ends_all_requests_and_is_loaded_again(
     tiny_dir, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(engine_thread, "FIRST_PAUSE_S", 0.2)

@@ -189,7 +189,7 @@ async def test_one_that_is_killed_in_an_answer_costs_no_request(
 
 
 @pytest.mark.covered(0)
-async def test_one_that_is_gone_is_told_and_no_answer_waits_for_it(tiny_dir, draft_dir, tmp_path):
+async def test_a_dead_drafter_is_reported_and_no_answer_waits_for_it(tiny_dir, draft_dir, tmp_path):
     folder = tmp_path / "there"
     async with running(tiny_dir, folder, draft_dir=draft_dir) as engine:
         first = await ask(engine, LONG, num_tokens=40)

@@ -28,7 +28,7 @@ def of(client: str, request: Request) -> Request:
 
 
 async def until_behind(engine: LocalEngine, num_idle: int) -> None:
-    """Until nothing is decoded any more: whoever runs is not read."""
+    """Step until nothing is decoded any more: running choices are unread."""
     async with asyncio.timeout(DEADLINE_S):
         last, num_same = -1, 0
         while num_same < num_idle:
@@ -142,7 +142,7 @@ async def test_an_answer_that_was_not_read_goes_on_when_it_is(start_engine, monk
 
 @pytest.mark.slow
 @pytest.mark.covered(0)
-async def test_who_holds_most_is_told_to_come_back_when_another_comes(start_engine):
+async def test_the_client_that_holds_most_is_evicted_when_another_comes(start_engine):
     async with start_engine(parallel=1, max_queue=2) as engine:
         streams = [await engine.open(of("a", ask(max_tokens=300))) for _ in range(3)]
         modest = await engine.open(of("b", ask(max_tokens=3)))
@@ -156,7 +156,7 @@ async def test_who_holds_most_is_told_to_come_back_when_another_comes(start_engi
             await stream.aclose()
 
 
-def test_a_lane_that_changes_hands_is_kept_and_taken_up_again(make_prepared):
+def test_a_preempted_answer_is_saved_and_restored(make_prepared):
     target = CountingTarget()
     pump = make_pump(target, num_lanes=1, memory_bytes=2**20)
     pump.submit([make_prepared(0, [0, 1], max_tokens=400, client="a")])
@@ -165,23 +165,23 @@ def test_a_lane_that_changes_hands_is_kept_and_taken_up_again(make_prepared):
     pump.set_unread(0, is_unread=True)
     assert pump.is_idle
     pump.submit([make_prepared(1, [5], max_tokens=2, client="b")])
-    told = []
+    emitted = []
     while not pump.is_idle:
-        told += pump.step()
-    assert [d.finish.reason for stream, d in told if stream == 1 and d.finish] == ["length"]
+        emitted += pump.step()
+    assert [d.finish.reason for stream, d in emitted if stream == 1 and d.finish] == ["length"]
     assert pump.num_waiting == 1
     pump.set_unread(0, is_unread=False)
     del target.calls[:]
-    told = []
+    emitted = []
     while not pump.is_idle:
-        told += pump.step()
-    ids = [i for stream, d in told for i in d.token_ids]
+        emitted += pump.step()
+    ids = [i for stream, d in emitted for i in d.token_ids]
     assert len(ids) == 200 and ids == [(202 + i) % 8 for i in range(200)]
     kinds = [call for call in target.calls if call[0] in ("restore", "prefill")]
     assert kinds == [("restore", 0, 201), ("prefill", 0, 201, 1)]
 
 
-def test_the_room_is_looked_at_when_a_request_comes(make_prepared):
+def test_capacity_is_checked_when_a_request_comes(make_prepared):
     pump = make_pump(CountingTarget(), num_lanes=1)
     capacity = Capacity(2, 7)
     assert pump.submit([make_prepared(0, [0], client="a")], capacity) == []
@@ -191,7 +191,7 @@ def test_the_room_is_looked_at_when_a_request_comes(make_prepared):
     assert (stream, delta.finish.error_kind, delta.finish.retry_after_s) == (1, "gave_way", 7)
 
 
-def test_an_answer_that_lost_its_lane_goes_on_before_prompts_that_nobody_reads_yet(make_prepared):
+def test_an_answer_that_lost_its_lane_goes_on_before_new_prompts(make_prepared):
     target = CountingTarget()
     pump = make_pump(target, num_lanes=2)
     pump.submit([make_prepared(0, [0], max_tokens=400, client="a")])
@@ -212,7 +212,7 @@ def test_an_answer_that_lost_its_lane_goes_on_before_prompts_that_nobody_reads_y
     assert 64 < sum(num for _, _, num in prefills[:2]) <= 128
 
 
-def test_where_nothing_is_kept_nobody_waits_for_a_prompt_like_its_own(make_prepared):
+def test_without_a_cache_no_prompt_waits_for_another_like_it(make_prepared):
     target = CountingTarget()
     pump = make_pump(target, num_lanes=2, memory_bytes=0)
     prompt = [0, 1] * 200

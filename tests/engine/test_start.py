@@ -1,4 +1,4 @@
-"""What is put together before weights are read."""
+"""What is built before weights are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is compiled is bounded, and what is not says where and why."""
+"""Compiling is bounded, and an error says where and why."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def compiled(compiler: Compiler, kind: str, source: Any, *, strict: bool =
     return await compiler.matcher(lambda: compose(Constraint(kind, source, "field", strict)))
 
 
-async def test_what_is_compiled_is_kept_and_known_to_every_thread(compiler):
+async def test_compiled_programs_are_cached_for_every_thread(compiler):
     asked = compose(Constraint("regex", "[a-c]+", "field"))
     assert compiler.cached(asked) is None
     made = await compiler.matcher(lambda: asked)
@@ -75,14 +75,14 @@ async def test_a_refusal_says_where(compiler, kind, source, param, words):
     assert words in str(caught.value) and len(str(caught.value)) < 500
 
 
-async def test_what_cannot_be_enforced_says_nothing_unless_it_must(compiler):
+async def test_keywords_that_cannot_be_enforced_are_ignored_unless_strict(compiler):
     schema = {"type": "object", "properties": {"a": {"type": "integer", "not": {"const": 5}}}}
     with pytest.raises(RequestError, match="not"):
         await compiled(compiler, "json_schema", schema)
     assert (await compiled(compiler, "json_schema", schema, strict=False)).failure is None
 
 
-async def test_what_never_ends_is_killed_and_others_go_on(vocabulary):
+async def test_a_program_that_never_ends_is_killed_and_others_compile(vocabulary):
     compiler = Compiler(vocabulary, GrammarProver(limit_s=1.0))
     with pytest.raises(RequestError, match="takes more than 1 s"):
         await compiled(compiler, "json_schema", {"type": "integer", "multipleOf": 99999989})
@@ -116,7 +116,7 @@ async def test_the_same_is_compiled_once(compiler, monkeypatch):
     assert await compiled(compiler, "regex", "a+") is first
 
 
-async def test_no_more_wait_than_may(compiler):
+async def test_the_number_of_waiting_programs_is_bounded(compiler):
     asked = [compiled(compiler, "regex", f"a{{{i}}}") for i in range(1, MAX_WAITING + 5)]
     ends = await asyncio.gather(*asked, return_exceptions=True)
     refused = [end for end in ends if isinstance(end, Exception)]

@@ -1,4 +1,4 @@
-"""What a guide says of every row of a proposal is what it says once the row's tokens have come."""
+"""A guide masks each row of a proposal as if the row's tokens had come."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_masks_of_a_tree_are_those_of_its_paths(guide, new_matcher, tokenizer, s
         reached = after(new_matcher, come)
         for token in line:
             if token not in allowed(reached.mask()):
-                assert row not in found  # nobody comes here
+                assert row not in found  # unreachable
                 break
             reached.consume(token)
         else:

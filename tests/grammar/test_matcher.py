@@ -1,4 +1,4 @@
-"""What may come in one go is what may come token by token."""
+"""Tokens allowed in one go are those allowed one by one; what a drafter lacks is counted."""
 
 from __future__ import annotations
 

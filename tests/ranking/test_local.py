@@ -1,4 +1,4 @@
-"""What is found beside the logits is plain data, and says what the logits say."""
+"""Logits are edited, masked and ranked where they are; what comes to the host agrees with them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from luceasync.ranking.local import LocalLogits
+from luceasync.ranking.local import LocalLogits, apply_edits, apply_masks
 from luceasync.ranking.logits import NO_TOKEN, Edits, Masks, RankRequest
 
 VOCAB = 50
@@ -19,7 +19,7 @@ def logits_of(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, VOCAB, generator=torch.Generator().manual_seed(0))
 
 
-def test_without_more_that_is_wanted_only_the_highest_come():
+def test_without_more_requested_only_the_highest_come():
     logits = logits_of(2, 3)
     logits[0, 1, 7] = math.nan
     found = LocalLogits(logits).rank(RankRequest()).candidates()
@@ -98,7 +98,7 @@ def test_best_tokens_that_are_found_are_fetched_when_they_are_read() -> None:
     assert candidates.best.tolist() == [7, 8, 9] and candidates.carried.shape == (3, 0)
 
 
-def test_best_tokens_that_are_found_serve_nobody_who_wants_more() -> None:
+def test_best_tokens_of_the_pass_serve_only_requests_for_these() -> None:
     found, raw = Found(), logits_of(3)
     logits, best = LocalLogits(raw, found=found), raw.argmax(-1).tolist()
     edits = Edits(1, np.array([[1], [5], [1e9], [1], [0]], np.float64))
@@ -111,3 +111,88 @@ def test_best_tokens_that_are_found_serve_nobody_who_wants_more() -> None:
     carried = logits.rank(RankRequest(), torch.ones(3, 1, dtype=torch.int64)).candidates()
     assert carried.best.tolist() == best and carried.carried.tolist() == [[1]] * 3
     assert found.num_fetched == 0
+
+
+# --- edits ----------------------------------------------------------------------------------------
+
+
+def edit(row: int, token: int, bias=0.0, repetition=1.0, shift=0.0) -> np.ndarray:
+    return np.array([[row], [token], [bias], [repetition], [shift]])
+
+
+def test_bias_comes_before_repetition_and_repetition_before_the_shift():
+    logits = torch.tensor([[1.0, -1.0]])
+    parts = [Edits(1, np.hstack([edit(0, 0, 2.0, 2.0, 0.25), edit(0, 1, -1.0, 2.0, 0.25)]))]
+    assert apply_edits(logits, parts).tolist() == [[1.25, -4.25]]
+    assert logits.tolist() == [[1.0, -1.0]]
+
+
+def test_a_part_is_of_several_rows_and_a_later_one_replaces_it_in_one():
+    parts = [Edits(3, edit(1, 0, 5.0)), Edits(1, edit(2, 0, 7.0))]
+    assert apply_edits(torch.zeros(4, 2), parts)[:, 0].tolist() == [0.0, 5.0, 7.0, 5.0]
+
+
+@pytest.mark.parametrize("parts", [(), (Edits(2, np.zeros((5, 0))),)])
+def test_logits_that_nothing_edits_are_not_copied(parts):
+    logits = torch.zeros(2, 2)
+    assert apply_edits(logits, parts) is logits
+
+
+# --- masks ----------------------------------------------------------------------------------------
+
+
+def random_masks(num_rows: int, num_vocab: int, rows: list[int], seed: int = 0) -> Masks:
+    rng = np.random.default_rng(seed)
+    words = rng.integers(-(2**31), 2**31, (len(rows), -(-num_vocab // 32)), dtype=np.int64)
+    return Masks(np.array(rows, np.int64), words.astype(np.int32))
+
+
+def slowly(logits: torch.Tensor, masks: Masks) -> torch.Tensor:
+    """One bit after the other."""
+    masked = logits.clone()
+    for row, words in zip(masks.rows.tolist(), masks.words.tolist(), strict=True):
+        for token in range(logits.shape[1]):
+            if not words[token // 32] >> (token % 32) & 1:
+                masked[row, token] = -torch.inf
+    return masked
+
+
+@pytest.mark.parametrize("num_vocab", [1, 31, 32, 33, 50, 512])
+@pytest.mark.parametrize("rows", [[0], [1, 3], [0, 1, 2, 3]])
+def test_each_bit_is_a_token(num_vocab, rows):
+    logits = torch.randn(4, num_vocab, generator=torch.Generator().manual_seed(1))
+    before, masks = logits.clone(), random_masks(4, num_vocab, rows)
+    assert torch.equal(apply_masks(logits, masks), slowly(logits, masks))
+    assert torch.equal(logits, before)
+
+
+def test_a_mask_comes_after_the_edits_and_leaves_logprobs_alone():
+    logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    bias = Edits(1, np.array([[0.0], [3.0], [90.0], [1.0], [0.0]]))
+    masks = Masks(np.array([0]), np.array([[0b0011]], np.int32))
+    wanted = RankRequest((bias,), num_ranked=4, mass_at=(1.0,), num_top=4, masks=masks)
+    found = LocalLogits(logits).rank(wanted).candidates()
+    assert found.best.tolist() == [1]
+    assert found.block.ids[0, :2].tolist() == [1, 0]
+    assert found.block.values[0].tolist() == [2.0, 1.0, -np.inf, -np.inf]
+    assert found.block.masses[0] == pytest.approx(1 + np.exp(-1.0))
+    assert found.block.logprobs.top_ids[0].tolist() == [3, 2, 1, 0]
+
+
+def test_a_row_that_may_get_nothing_has_no_token_and_disturbs_no_other():
+    logits = torch.zeros(3, 40)
+    logits[:, 7] = 1.0
+    masks = Masks(np.array([1]), np.zeros((1, 2), np.int32))
+    assert LocalLogits(logits).rank(RankRequest(masks=masks)).candidates().best.tolist() == [
+        7,
+        NO_TOKEN,
+        7,
+    ]
+
+
+def test_rows_that_have_a_mask_can_be_looked_at_alone():
+    logits = torch.randn(5, 70, generator=torch.Generator().manual_seed(4))
+    masks = random_masks(5, 70, [1, 4])
+    best = LocalLogits(logits).rank(RankRequest(masks=masks)).candidates().best
+    alone = LocalLogits(logits).rank(RankRequest(masks=masks, is_of_masked=True)).candidates().best
+    assert alone.tolist() == best[[1, 4]].tolist()

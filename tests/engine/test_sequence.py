@@ -1,4 +1,4 @@
-"""A choice from its first token to its finish: what is shown, held back, counted and timed."""
+"""A choice from its first token to its end: what is shown, held back, counted and timed."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_an_end_from_outside_shows_what_was_held_back(tokenizer: Tokenizer, reas
     assert (delta.finish.reason, delta.finish.error) == (reason, "words")
 
 
-def test_a_maker_of_pieces_that_has_failed_cannot_keep_the_end_from_being_told(tokenizer):
+def test_a_failed_piece_maker_does_not_prevent_the_end(tokenizer):
     class Broken:
         def make(self, text: str, *, is_last: bool, is_cut: bool = False):
             raise ZeroDivisionError("no pieces")

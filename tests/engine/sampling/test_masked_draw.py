@@ -1,4 +1,4 @@
-"""What is said of a row without its mask is what its mask gives, or nothing is said."""
+"""A draw from unmasked candidates is that of the masked row, or undecided."""
 
 from __future__ import annotations
 

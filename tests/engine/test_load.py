@@ -1,4 +1,4 @@
-"""What runs before a server is ready: steps of all kinds are timed, and nothing is left of it."""
+"""A rehearsal times steps of all kinds before the first request, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from luceasync.engine.decoding import PlainDecoding, SpeculativeDecoding
 from luceasync.engine.load import Rehearsal, in_turns, rehearsal_for, rehearse
+from luceasync.errors import PlacementError
 from luceasync.speculation.choice import FIRST_WAIT_STEPS, RoundShape, StepCosts
 from luceasync.status import SpeculationStatus
 from luceasync.text.tokenizer import Tokenizer
@@ -46,7 +47,7 @@ def rehearsed(backend, speculator, tokenizer: Tokenizer, **options) -> None:
     rehearse(backend, decoding, tokenizer, small_part(), **options)
 
 
-def test_what_steps_cost_is_known_and_believed(backend, speculator, costs, tokenizer):
+def test_the_cost_of_steps_is_measured_and_trusted(backend, speculator, costs, tokenizer):
     rehearsed(backend, speculator, tokenizer, limit_s=60.0)
     for shape in (*SHAPES, None):
         assert costs.seconds(1, shape) is not None
@@ -55,7 +56,7 @@ def test_what_steps_cost_is_known_and_believed(backend, speculator, costs, token
         assert not costs.is_due(1, shape)
 
 
-def test_what_its_text_shows_is_not_believed(backend, speculator, tokenizer):
+def test_what_its_text_shows_is_not_trusted(backend, speculator, tokenizer):
     rehearsed(backend, speculator, tokenizer)
     nothing = (0,) * (BLOCK - 1)
     assert speculator.status == SpeculationStatus(0, nothing, nothing, 0.0, 0.0, 0.0)
@@ -128,3 +129,27 @@ def test_tokens_are_the_models():
 
 def test_one_plain_step_where_nothing_is_to_be_timed():
     assert small_part(shapes=()).num_steps == 1
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+TOLD = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 7.63 GiB of "
+    "which 1.21 GiB is free. Of the allocated memory 6.1 GiB is allocated by PyTorch. See the docs."
+)
+
+
+async def test_running_out_of_device_memory_is_an_error_of_one_line(
+    start_engine, tiny_dir: Path, monkeypatch
+):
+    def too_much(*args: object) -> None:
+        raise torch.OutOfMemoryError(TOLD)
+
+    monkeypatch.setattr("luceasync.engine.load.rehearse", too_much)
+    with pytest.raises(
+        PlacementError, match=r"1.21 GiB is free. Free some of it, or lower"
+    ) as told:
+        async with start_engine():
+            pass
+    assert "\n" not in str(told.value) and "PyTorch" not in str(told.value)

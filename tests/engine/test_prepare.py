@@ -1,4 +1,4 @@
-"""The choices of a request: their limits, ends and seeds."""
+"""The choices of a request: limits, stop tokens and seeds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_an_answer_has_the_room_that_the_prompt_leaves(language, asked, given):
     assert choice.max_tokens == given
 
 
-def test_choices_are_told_apart_and_seeded_apart_and_the_first_keeps_the_seed(language):
+def test_choices_have_their_own_index_and_seed_and_the_first_keeps_the_seed(language):
     prepared = choices(language, num_choices=3, sampling=Sampling(temperature=1.0, seed=11))
     assert [(c.stream_id, c.index) for c in prepared] == [(7, 0), (7, 1), (7, 2)]
     assert prepared[0].seed == 11

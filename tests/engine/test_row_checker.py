@@ -88,7 +88,7 @@ def walked(best: list[int], tokens: list[int], first: int = 0) -> tuple[list[int
     return [checking.choose(row, row) for row in range(len(best))], guide, logits
 
 
-def test_what_may_come_needs_no_mask_and_nobody_waits():
+def test_an_allowed_token_needs_no_mask_and_no_wait():
     found, guide, logits = walked([4, 6, 8], [0, 4, 6])
     assert found == [4, 6, 8]
     assert guide.num_masked == [] and logits.num_times == 0
@@ -140,7 +140,7 @@ def test_a_round_of_which_one_may_not_come_is_asked_row_by_row():
     assert num_known == 0 and guide.foreseen == [4, 7, 8]
 
 
-def test_a_guide_is_told_of_a_token_that_no_row_proposed():
+def test_a_guide_learns_of_a_token_that_no_row_proposed():
     assert at_once([4, 6, 8], [0, 4, 12])[1].is_missed
     assert not at_once([4, 6, 8], [0, 4, 6])[1].is_missed  # below the last row is nothing
     assert not at_once([4, 6, 8], [0, 4, 6], [-1, 0, 0])[1].is_missed
