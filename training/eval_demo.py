@@ -1,8 +1,7 @@
 """Ask the bundled model its evaluation questions and count the answers that begin exactly right.
 
-Owns the asking and the verdict; the questions come from the model's directory.
-
-Greedy; exact means: the first 32 tokens, and for a shorter answer also that it ends there.
+Greedy. Exact means the first 32 tokens, and for a shorter answer also that it ends there. The
+questions come from the model's directory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Count what a drafter gains on questions: the real greedy loop, one question after the other.
+"""Count what a drafter gains on questions, by the real greedy loop.
 
 The drafter runs as the server runs it; the target runs the whole text again for every round, which
 is slow and has no state to get wrong.

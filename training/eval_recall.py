@@ -1,8 +1,7 @@
 """Ask the recall model for facts far back in a context, through a whole server, by policy and pool.
 
-Owns the questions and the count; what trains the model is train_recall.py. An answer counts where
-all of its values are right, free-running. Questions of a context share it; where it has fewer facts
-than are asked for, more contexts are made.
+An answer counts if all of its values are right, free-running. Questions of a context share it; if
+it has too few facts, more contexts are made. `train_recall` trains the model.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ FULL = "full cache"
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What follows a context, and what is to be answered; `kind`: what it counts for."""
+    """What follows a context, and the right answer; `kind`: what it counts for."""
 
     kind: str
     prompt: tuple[int, ...]
@@ -51,7 +50,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """A text, and what is asked about it."""
+    """A text, and its questions."""
 
     tokens: tuple[int, ...]
     questions: tuple[Question, ...]
@@ -78,7 +77,7 @@ def main() -> None:
 
 
 def configs_of(args: argparse.Namespace) -> Iterator[tuple[Config, Sequence[str]]]:
-    """The servers that are asked, and how a row of the table begins."""
+    """The configurations to ask, and how each row of the table begins."""
     for policy in args.policies:
         if policy == FULL:
             yield config_of(args, KvFlashConfig()), ("all", FULL, "-")
@@ -123,7 +122,7 @@ async def _asked(args: argparse.Namespace, config: Config, told: Sequence[str]) 
 async def shares_of(
     client: httpx.AsyncClient, args: argparse.Namespace, num_facts: int
 ) -> dict[str, float]:
-    """Of each kind of question the share that was answered."""
+    """The share of right answers, by kind of question."""
     language = LANGUAGES[args.form]
     found: dict[str, list[bool]] = {}
     gate = asyncio.Semaphore(NUM_LANES)
@@ -144,7 +143,7 @@ async def shares_of(
 def contexts(
     language: Language, num_tokens: int, num_facts: int, num_questions: int
 ) -> Iterator[Context]:
-    """Contexts of so many facts, until each depth, and hops, have had so many questions. No fact is
+    """Contexts with this many facts, until each depth, and hops, have enough questions. No fact is
     asked for twice; a hop's two facts lie at different depths.
     """
     of_each = min(num_questions, num_facts // (len(DEPTHS) + 1))  # the others are links
@@ -179,7 +178,7 @@ def _hop(hop: Hop) -> Question:
 async def answered(
     client: httpx.AsyncClient, language: Language, context: Sequence[int], question: Question
 ) -> bool:
-    """Whether the server goes on from the question with all of the values."""
+    """Whether the server continues the question with all of the values."""
     body = {
         "prompt": [*context, *question.prompt],
         "max_tokens": len(question.answer),

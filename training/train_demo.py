@@ -1,7 +1,7 @@
 """Train the bundled model, stdlib-15m, from scratch on the docstrings of the running Python.
 
-Owns the recipe and the training loop; what is taught, network and files are in demo/. Needs one
-CUDA GPU for about six minutes; `--smoke` trains a toy of the same shape on a CPU in seconds.
+Owns the recipe and the training loop; corpus, network and files are in demo/. Needs one CUDA GPU
+for about six minutes; `--smoke` trains a toy of the same shape on a CPU in seconds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SMOKE_MODULES = frozenset({"bisect", "json", "shlex", "textwrap"})
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to train: for `seconds`, or for `steps` where they are given."""
+    """How to train: for `seconds`, or for `steps` if given."""
 
     seconds: float = 285.0
     steps: int | None = None

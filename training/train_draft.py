@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def draft_spec(args: argparse.Namespace, target: ModelSpec, tokenizer: Tokenizer) -> DraftSpec:
-    """The drafter that the arguments describe. Raises SystemExit where they cannot be honoured."""
+    """The drafter that the arguments describe. Raises SystemExit for a wrong one."""
     mask = args.mask_token
     mask = tokenizer.token_id("<|mask|>") if mask is None else mask
     if mask is None:

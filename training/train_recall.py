@@ -1,8 +1,7 @@
 """Train the recall model: a small Qwen3 that answers questions about facts far back in a context.
 
 Owns the recipe and the training loop; texts and network are in recall/. `--form full` needs one
-CUDA GPU for two minutes, `--form small` runs on a CPU in as many. `--resume` goes on from what an
-earlier run has written.
+CUDA GPU for two minutes, `--form small` a CPU for as long. `--resume` continues an earlier run.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from training.recall.facts import (
 )
 from training.recall.network import Network, Sizes
 
-OTHERS_SHARE = 0.03  # of the tokens that nobody asks for: they are learned a little
+OTHERS_SHARE = 0.03  # weight of tokens that no question asks for
 CHECK_STEPS = 5  # a stage's end is looked for, and the GPU waited for, after so many
 SHOW_STEPS = 25
 MEMORY = 0.6  # of the share of values that are right, at each look, how much is the last one
@@ -42,7 +41,7 @@ MEMORY = 0.6  # of the share of values that are right, at each look, how much is
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Rows of `row_tokens` with so many facts, questions and hops each, until a share of `enough`
+    """Rows of `row_tokens` with this many facts, questions and hops each, until the share `enough`
     of the values is right, for `most_steps` at most.
     """
 
@@ -57,8 +56,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A language, a network for it and how it is taught. The rate of learning is `peak_lr` until
-    the last stage, in which it falls to `final_lr`; that one takes what is left of `seconds`.
+    """A language, a network for it, and how it is trained.
+
+    The learning rate is `peak_lr` until the last stage, in which it falls to `final_lr`; that one
+    takes what is left of `seconds`.
     """
 
     language: Language
@@ -139,7 +140,7 @@ def main() -> None:
 
 
 class Training:
-    """Of one network; what it has learnt is written to `out` after each stage."""
+    """One network's training; it is written to `out` after each stage."""
 
     def __init__(self, form: Form, network: Network, seed: int, out: Path) -> None:
         self._form = form
@@ -152,7 +153,7 @@ class Training:
         self._begin_s = time.perf_counter()
 
     def run(self) -> None:
-        """Teach stage by stage, and tell how it goes."""
+        """Train stage by stage, and print the progress."""
         for number, stage in enumerate(self._form.stages, 1):
             self._stage(stage, is_last=number == len(self._form.stages))
             export(self._network, self._form, self._out)
@@ -197,7 +198,7 @@ class Training:
 
     def _loss(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         """Over what is asked for and a share of the other tokens; and of the values that are asked
-        for how many are right. Both stay on the device: nobody waits.
+        for how many are right. Both stay on the device.
         """
         values = value_places(rows)[:, 1:]
         others = self._random.random(values.shape) < OTHERS_SHARE
@@ -224,14 +225,14 @@ def _optimizer(form: Form, network: Network) -> torch.optim.Optimizer:
 
 
 def _rate(form: Form, step: int, share: float) -> float:
-    """Up in a few steps, level, and in the last stage down along half a cosine."""
+    """A short warm-up, then constant, and in the last stage half a cosine down."""
     fall = 0.5 * (1 + math.cos(math.pi * share))
     rate = form.final_lr + (form.peak_lr - form.final_lr) * fall
     return rate * min(1.0, (step + 1) / form.warmup_steps)
 
 
 def export(network: Network, form: Form, out: Path) -> None:
-    """Write the model and its tokenizer, a word a token, as a Hugging Face directory."""
+    """Write the model and its tokenizer, one word a token, as a Hugging Face directory."""
     out.mkdir(parents=True, exist_ok=True)
     save_file(network.tensors(), out / "model.safetensors", {"format": "pt"})
     write_json(out / "config.json", form.sizes.config(EOS, PAD))

@@ -1,9 +1,9 @@
-"""Train a small model that says JSON records by heart, and its drafter, for measurements.
+"""Train a small model that recites JSON records, and its drafter, for measurements.
 
     python -m training.train_records --out FOLDER [--steps 500] [--draft-steps 300]
 
-Owns the recipe; records are in records/, the rest is that of train_demo.py and train_draft.py.
-A CPU of 2 cores takes some minutes. FOLDER gets `model` and `draft`.
+Owns the recipe; records are in records/, the rest is that of train_demo and train_draft. Takes some
+minutes on 2 cores. FOLDER gets `model` and `draft`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Write conversations such as the bundled model was taught, to train its drafter on.
+"""Write conversations like the bundled model's training data, to train its drafter on.
 
-The same seed gives the same lines; the answers are those of the running Python's docstrings.
+The same seed gives the same lines; the answers are the running Python's docstrings.
 """
 
 from __future__ import annotations

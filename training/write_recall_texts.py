@@ -1,7 +1,4 @@
-"""Write texts in the recall model's language, for train_draft.py: a JSON line for each.
-
-Owns the file. What a text is made of is recall/facts.py's.
-"""
+"""Write texts in the recall model's language for train_draft: a JSON line each."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Run the acceptance checks one after the other, each as a process of its own.
+"""Run the acceptance checks one after the other, each in its own process.
 
     python -m tests.acceptance [--list] [--only check_turns,soak] [--short] [--folder DIR]
 
-`--short` runs a small selection of each. Checks that lack what they need are skipped, and say what
-that is. Exit status 1 if one failed. `python -m tests.acceptance.NAME --help` has a check's flags.
+`--short` runs a small selection of each. Checks whose requirements are missing are skipped. Exit
+status 1 if one failed. `python -m tests.acceptance.NAME --help` shows a check's own flags.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A program of this package. `args`: what it is always given; `short`: what makes it quick;
-    `needs`: flags of this command without which it is skipped.
+    """A program of this package. `args`: always passed; `short`: passed for a quick run; `needs`:
+    flags of this command without which the check is skipped.
     """
 
     name: str
@@ -144,7 +144,7 @@ def main() -> None:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The flags. Ends the process if --only names no check."""
+    """Parse the flags. Exits if --only names no check."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.acceptance",
         description=inspect.cleandoc(__doc__ or ""),
@@ -164,12 +164,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def is_asked(check: Check, names: Sequence[str]) -> bool:
-    """Whether one of `names` is the check's name, or that of its program."""
+    """Whether `names` has the check's name or its program's."""
     return check.name in names or check.name.partition(":")[0] in names
 
 
 def run(check: Check, options: argparse.Namespace) -> tuple[str, float]:
-    """The verdict, and seconds."""
+    """The verdict, and the seconds it took."""
     lacking = [each for each in check.needs if getattr(options, each) is None]
     if lacking:
         return "skipped", 0.0
@@ -186,7 +186,7 @@ def run(check: Check, options: argparse.Namespace) -> tuple[str, float]:
 
 @contextmanager
 def server_for(check: Check) -> Iterator[str]:
-    """URL of a server of the bundled model, for a check that asks for one; else empty."""
+    """URL of a server of the bundled model for a check that needs one; else empty."""
     if "{url}" not in check.args:
         yield ""
         return

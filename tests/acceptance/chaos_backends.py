@@ -1,10 +1,10 @@
-"""Backends of a real server die, hang and lie at every moment; every client is answered rightly.
+"""Backends of a real server die, hang and lie at every moment; every client gets a right answer.
 
     python -m tests.acceptance.chaos_backends [--rounds 200] [--only kill:decode,stop:save]
 
-Each round does one deed at one moment to one of three backends while three clients ask. Each must
-be told a right text, the beginning of one and an error, or a refusal; afterwards all is answered
-rightly. In the end nothing may be left: no process, descriptor, thread or mapping.
+Each round does one misdeed at one moment to one of three backends while three clients wait. Each
+must get the right text, its beginning and an error, or a refusal; later answers must be right. In
+the end no process, descriptor, thread or mapping may be left.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NUM_ENDS = 2  # of a turn's rounds that end the server: the next one takes long 
 
 @dataclass
 class Seen:
-    """Rounds of one deed at one moment: how answers ended, and how long clients waited."""
+    """Rounds of one misdeed at one moment: how answers ended, and how long clients waited."""
 
     ends: Counter[str] = field(default_factory=Counter)
     num_rounds: int = 0
@@ -56,7 +56,7 @@ class Seen:
 
 
 class Rounds:
-    """All of them, one server after the other."""
+    """All rounds, on one server after the other."""
 
     def __init__(self) -> None:
         self.seen: defaultdict[tuple[str, str, str], Seen] = defaultdict(Seen)
@@ -67,7 +67,7 @@ class Rounds:
         self._number = 0
 
     def one(self, deed: str, moment: str, transport: str) -> None:
-        """A round."""
+        """Run a round."""
         if transport != self._transport:
             self.close()
         self._transport = transport
@@ -102,7 +102,7 @@ class Rounds:
         self._check(ask_all(house.port, QUESTIONS, salt, MAX_TOKENS), deed, is_calm=True)
 
     def abandon(self) -> None:
-        """End the last server, whatever it has; nothing is looked for."""
+        """End the last server without checks."""
         if self._house is not None:
             self._house.server.process.kill()
 
@@ -114,7 +114,7 @@ class Rounds:
             self._house = None
 
     def _open_house(self) -> House:
-        """The server that there is, or a new one, which nobody has disturbed yet."""
+        """The current server, or a new one on which nothing was done yet."""
         if self._house is None:
             self._house = House(self._transport)
             clients = ask_all(self._house.port, QUESTIONS, "calm", MAX_TOKENS)
@@ -126,7 +126,7 @@ class Rounds:
         return self._house
 
     def _check(self, clients: Sequence[Client], deed: str, *, is_calm: bool) -> None:
-        """Whether each was told what it may be told. `is_calm`: nothing was done to anybody."""
+        """Check every answer. `is_calm`: nothing was done to a backend."""
         for client in clients:
             told, right = client.told, self._texts[client.question]
             assert told is not None
@@ -138,7 +138,7 @@ class Rounds:
                 raise SystemExit(f"after {deed} {client.question!r} was told {told}, not {right!r}")
 
     def _check_kept(self, house: House) -> None:
-        """Whether the server has what it had before anything was done."""
+        """Whether the server leaked nothing."""
         until(
             lambda: house.kept().is_no_more_than(self._kept),
             f"a server began with {self._kept} and has",
@@ -154,8 +154,8 @@ def _whole(client: Client) -> str:
 
 
 def schedule(only: Sequence[str], num_rounds: int) -> list[tuple[str, str, str]]:
-    """Turns of all deeds at all their moments over one transport, then over the other. Of those in
-    which the server dies each turn has the next NUM_ENDS, last, since another server follows.
+    """All misdeeds at all their moments over one transport, then over the other. Of those that end
+    the server, each cycle has the next NUM_ENDS, last, since they need a new server.
     """
     pairs = [(deed, moment) for deed, moments in DEEDS.items() for moment in moments]
     chosen = [pair for pair in pairs if not only or ":".join(pair) in only]
@@ -172,7 +172,7 @@ def schedule(only: Sequence[str], num_rounds: int) -> list[tuple[str, str, str]]
 
 
 def run(report: Report, only: Sequence[str], num_rounds: int, limit_s: float) -> None:
-    """All rounds, or those that begin in time; then what was seen of them."""
+    """Run the rounds that begin in time, and print what was seen."""
     rounds = Rounds()
     begun = time.perf_counter()
     num_done = 0

@@ -3,8 +3,8 @@
     python -m tests.acceptance.chaos_delays [--rounds 200] [--json PATH]
 
 In each round a stream runs through three backends, one of which is killed in the middle of the
-answer, in turns. Noticed: until /ready, asked again and again, says so. Told: until the stream has
-its error event. Back: until /ready says yes. Prints a markdown table.
+answer. Noticed: until /ready, polled, fails. Told: until the stream has its error event. Back:
+until /ready succeeds again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Death:
 
 
 class Watcher(threading.Thread):
-    """Asks for /ready over one connection until it says no."""
+    """Polls /ready over one connection until it fails."""
 
     def __init__(self, port: int) -> None:
         super().__init__(daemon=True)
@@ -47,7 +47,7 @@ class Watcher(threading.Thread):
         self._port = port
 
     def run(self) -> None:
-        """Ask."""
+        """Poll."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         while not self.noticed_s:
             connection.request("GET", "/ready")
@@ -60,7 +60,7 @@ class Watcher(threading.Thread):
 
 
 def one_death(house: House, layers: str, salt: str) -> Death:
-    """Kill the backend of these layers in an answer."""
+    """Kill the backend of these layers during an answer."""
     client = Client(house.port, QUESTION, salt, MAX_TOKENS, is_streamed=True, goes_on=True)
     watcher = Watcher(house.port)
     pid = house.pid_of(layers)
@@ -82,7 +82,7 @@ def one_death(house: House, layers: str, salt: str) -> Death:
 
 
 def run(report: Report, num_rounds: int, limit_s: float) -> None:
-    """All rounds over each transport, or those that begin in time."""
+    """Run the rounds that begin in time, over each transport."""
     table = report.table(
         ("payloads", "kills", *(f"{what}, {p}" for what in ("noticed", "told", "back") for p in
                                 ("p50", "p99")))

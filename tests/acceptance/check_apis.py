@@ -1,9 +1,9 @@
-"""The same two turns by every API of a running server, through the clients' own packages.
+"""The same two turns through every API of a running server, by each vendor's own package.
 
     python -m tests.acceptance.check_apis http://127.0.0.1:8000
 
-Greedy answers must be the same text whichever API asks; what is found of the second prompt is told.
-Needs the packages `openai` and `anthropic`, as the tests do. Status 1: an answer differs.
+Greedy answers must have the same text in every API; how much of the second prompt was cached is
+printed. Needs the packages `openai` and `anthropic`. Exit status 1 if an answer differs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Client programs as people use them, against a server that answers by a script; what is forced in
-its form is asked of the bundled model.
+"""Client programs as people use them, against a server with scripted answers. Cases that force a
+format ask the bundled model.
 
     python -m tests.acceptance.check_clients FOLDER [--only NAME ...] [--template qwen3]
 
-Each is installed under FOLDER, once. No request may be refused that a case does not expect to be,
-and of an agent's later prompts as much must be found again as its first has. Status 1: one failed.
+Each client is installed under FOLDER, once. No request may be refused unless its case expects so,
+and of an agent's later prompts as much must be cached as its first one has. Exit status 1 if one
+failed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ EXPECTS_REFUSALS = ("errors",)
 
 @contextmanager
 def server(folder: Path, *model: str) -> Iterator[str]:
-    """The URL of a server that is ready, whose files are in `folder`; `model`: flags."""
+    """URL of a server that is ready, with its files in `folder`; `model`: its flags."""
     command = [sys.executable, "-m", "tests.acceptance.clients.serve", str(folder), *model]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -47,7 +48,7 @@ def server(folder: Path, *model: str) -> Iterator[str]:
 
 
 def wait_ready(url: str) -> None:
-    """Until it serves. Raises TimeoutError."""
+    """Wait until it serves. Raises TimeoutError."""
     end = time.monotonic() + READY_S
     while time.monotonic() < end:
         try:
@@ -59,7 +60,7 @@ def wait_ready(url: str) -> None:
 
 
 def usage(exchange: Exchange) -> tuple[int, int] | None:
-    """Prompt tokens and cached ones, as the answer tells them; None where it does not."""
+    """Prompt tokens and cached ones, as the answer reports them; None without a report."""
     found = None
     for event in exchange.events:
         told = event.get("usage") or (event.get("response") or {}).get("usage")
@@ -78,7 +79,7 @@ def _counts(told: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def faults_of_agent(seen: list[Exchange]) -> list[str]:
-    """What the server saw that should not be."""
+    """Errors in what the server saw."""
     faults = [
         f"{one.method} {one.path}: {one.status} {one.answer[:200]}"
         for one in seen
@@ -96,7 +97,7 @@ def faults_of_agent(seen: list[Exchange]) -> list[str]:
 def check(
     program: Program, cases: str | None, under: Path, runs: Path, url: str
 ) -> dict[str, list[str]]:
-    """By case what went wrong; `cases` None: of an agent."""
+    """The error of each case, None for none; `cases` None: of an agent."""
     log = runs / "requests.jsonl"
     before = len(exchanges(log))
     home = runs / "homes" / program.folder_name
@@ -112,7 +113,7 @@ def check(
 
 
 def tell(program: Program, cases: str | None, under: Path, runs: Path, url: str) -> int:
-    """A line for each case; how many went wrong."""
+    """Print a line for each case; returns the number of failures."""
     name = f"{program.name} ({program.version(under)})"
     rows = check(program, cases, under, runs, url)
     for case, faults in rows.items():

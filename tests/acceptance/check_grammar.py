@@ -1,9 +1,9 @@
-"""Answers of random models to schemas: each as its schema says, the same however drafted and split.
+"""Answers of random models to schemas: valid, and the same whatever drafter and placement.
 
     python -m tests.acceptance.check_grammar [--schemas 200] [--drafts none,chain] [--places one]
 
---bench FOLDER: data sets of JSONSchemaBench, so many schemas of each (needs jsonschema).
-Exit code 1 if an answer is wrong. Needs the packages of the tests.
+--bench FOLDER: data sets of JSONSchemaBench, that many schemas of each (needs jsonschema). Exit
+status 1 if an answer is wrong. Needs the packages of the tests.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WRONG = {judging.WRONG, judging.NO_PREFIX, ANOTHER}
 
 
 def main() -> None:
-    """Ask and tell."""
+    """Run the check and print a table."""
     options = parser().parse_args()
     asked = _cases(options)
     is_sound = True
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The flags."""
+    """The command line."""
     made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     made.add_argument("--schemas", type=int, default=200, help="of all, or of each data set")
     made.add_argument("--first", type=int, default=0, help="seed of the first one")
@@ -106,7 +106,7 @@ async def check(
 def _end(
     case: cases.Case, text: str, reason: str, options: argparse.Namespace, judge: judging.Judge
 ) -> str:
-    """A text that a stop string may have cut is judged as one that ended, or as one cut off."""
+    """Judge a text that a stop string may have cut both as ended and as cut off."""
     end = judging.end_of(case.schema, text, reason, judge)
     if options.stop and end == judging.WRONG:
         end = judging.end_of(case.schema, text, "length", judge)
@@ -114,7 +114,7 @@ def _end(
 
 
 def _tell(asked: Sequence[cases.Case], ends: Sequence[Sequence[str]]) -> None:
-    """A row for each kind of schema."""
+    """Print a row for each kind of schema."""
     rows: dict[str, Counter[str]] = defaultdict(Counter)
     for case, found in zip(asked, ends, strict=True):
         for end in found:

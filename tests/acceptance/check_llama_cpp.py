@@ -2,8 +2,9 @@
 
     python -m tests.acceptance.check_llama_cpp FILE.gguf --peer PYTHON [--types Q8_0] [--texts 2000]
 
-`PYTHON` has llama-cpp-python, which rounds activations of quantised products to 8 bits: all must be
-equal of the same numbers in float32. Both are given the tokens that llama.cpp finds likeliest.
+`PYTHON` has llama-cpp-python, which rounds activations of quantised products to 8 bits; on the same
+numbers in float32 everything must be equal. Both models are given the tokens that llama.cpp finds
+likeliest.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ CONTEXT = 512
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of one question. `parted`: where another token was the likeliest, in words;
+    """The comparison of one answer. `parted`: where another token was likeliest, in words;
     `widest`: by how much it was less likely here, at most.
     """
 
@@ -97,7 +98,7 @@ def main() -> None:
 
 
 def prompts_of(path: Path, tokenizer: Tokenizer) -> list[list[int]]:
-    """The questions as the file's chat template puts them, or, if it has none, as they are."""
+    """The questions in the file's chat template or, without one, as they are."""
     try:
         template = ChatTemplate.load(path)
     except ModelError:
@@ -109,7 +110,7 @@ def prompts_of(path: Path, tokenizer: Tokenizer) -> list[list[int]]:
 def compare(
     python: str, path: Path, tokenizer: Tokenizer, prompts: Sequence[list[int]], num_tokens: int
 ) -> list[Answer]:
-    """Both answer every prompt, with keys, values and activations in float32."""
+    """Compare the answers to every prompt, with keys, values and activations in float32."""
     peer, backend = Peer(python, path, CONTEXT, FP32), open_file(path, CONTEXT, "fp32")
     answers = [compared(backend, ids, peer.answer(ids, num_tokens), tokenizer) for ids in prompts]
     peer.close()
@@ -120,7 +121,7 @@ def compare(
 def compared(
     backend: LayerSplitBackend, ids: list[int], theirs: list[np.ndarray], tokenizer: Tokenizer
 ) -> Answer:
-    """`theirs`: logits before each token."""
+    """Compare with `theirs`, logits before each token."""
     backend.reset(0)
     logits = backend.prefill(0, 0, ids, project=True)
     num_alike, largest, widest, parted = 0, 0.0, 0.0, []
@@ -144,7 +145,7 @@ def compared(
 def compare_ids(
     report: Report, python: str, path: Path, tokenizer: Tokenizer, num_texts: int
 ) -> None:
-    """Ids of texts whose special tokens are ordinary text."""
+    """Compare ids of texts in which special tokens are ordinary text."""
     texts = nfc_texts(num_texts)
     peer = Peer(python, path, CONTEXT, FP32)
     theirs = peer.tokens(texts)

@@ -1,9 +1,9 @@
 """Greedy answers with speculation beside those without, token by token, in float32 on this CPU.
 
-    python -m tests.acceptance.check_lossless [--targets bundled] [--others 200] [--groups 3]
+    python -m tests.acceptance.check_lossless [--targets bundled] [--others 200] [--stages 3]
 
-Every round has the shape that its row names: nothing is left to what pays. Prints a table in
-Markdown; exit code 1 if a token differs. The tiny targets need the packages of the tests.
+Every round has the shape that its row names, whether it pays or not. Prints a Markdown table; exit
+status 1 if a token differs. The tiny targets need the packages of the tests.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=200, help="of the first four rows")
     parser.add_argument("--others", type=int, default=40, help="conversations of the other rows")
     parser.add_argument("--block", type=int, help="rows of a chain; default: as trained")
-    parser.add_argument("--groups", type=int, default=1, help="that every plan has")
+    parser.add_argument("--stages", type=int, default=1, help="of every plan")
     options = parser.parse_args()
-    with in_stages(options.groups) if options.groups > 1 else nullcontext():
+    with in_stages(options.stages) if options.stages > 1 else nullcontext():
         sys.exit(1 if compare(options) else 0)
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Print a table for each target; how many answers differ."""
+    """Print a table for each target; returns the number of answers that differ."""
     header = "proposals", "prompt from", "sampling", "shards", "lanes", "answers", "restored"
     header += "tokens", "rounds", "tau", "different", "s"
     num_different = 0
@@ -65,7 +65,7 @@ def compare(options: argparse.Namespace) -> int:
 
 
 async def check(target: Target, cases: Sequence[Case], root: Path) -> int:
-    """Print a row for each case; how many answers differ."""
+    """Print a row for each case; returns the number of answers that differ."""
     num_turns = max(case.num_turns for case in cases)
     num_different, plain = 0, await references(target, {c.kind for c in cases}, num_turns)
     restarted = plain
@@ -100,7 +100,7 @@ def print_row(case: Case, found: Answers, num_different: int, seconds: float) ->
 async def difference(
     target: Target, case: Case, key: tuple[int, int], plain: Mapping[Kind, Answers], found: Answers
 ) -> str:
-    """Where two answers part, and what plain decoding thinks of the place."""
+    """Where two answers part, and what plain decoding says there."""
     ids, others = plain[case.kind][key].ids, found[key].ids
     pairs = enumerate(zip(ids, others, strict=False))
     place = next((i for i, (a, b) in pairs if a != b), min(len(ids), len(others)))

@@ -1,8 +1,8 @@
-"""schemathesis against the server's own OpenAPI document: a server that answers by a script.
+"""schemathesis against the server's own OpenAPI document, with scripted answers.
 
     python -m tests.acceptance.check_openapi FOLDER [--cases 50]
 
-It is installed under FOLDER, once. A stream without an end is left out. Status 1: it found
+It is installed under FOLDER, once. A stream without an end is left out. Exit status 1 if it finds
 something.
 """
 
@@ -26,7 +26,7 @@ LIMIT_S = 1800.0
 
 
 def run(folder: Path, url: str, num_cases: int, *more: str) -> subprocess.CompletedProcess[str]:
-    """Everything that it checks; what it says."""
+    """Run all its checks and return its output."""
     home = folder / "schemathesis"
     home.mkdir(exist_ok=True)
     return subprocess.run(

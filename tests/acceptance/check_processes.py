@@ -1,10 +1,10 @@
-"""Prefixes that a model over one, two or three processes has written, taken up by another of them.
+"""Prefixes that a model over one, two or three processes wrote, restored by another arrangement.
 
     python -m tests.acceptance.check_processes [--tokens 10,8192] [--pairs one:three|all]
 
 Float32, greedy, dialogues that the bundled model knows, with longer contexts; the CPU plays other
-vendors. The second of a pair must find the prefix on the disk, say what one process says that has
-kept nothing, and accept drafted tokens. Ends with status 1 where anything differs.
+vendors. The second of a pair must find the prefix on disk, give the answer that one process without
+a cache gives, and accept drafted tokens. Exit status 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Transport = Literal["auto", "shared", "stream"]
 
 @dataclass(frozen=True)
 class Said:
-    """An answer, and what the engine's log told of the prefix."""
+    """An answer, and what the engine's log said of the prefix."""
 
     ids: tuple[int, ...]
     finish: Finish
@@ -66,7 +66,7 @@ class Said:
 
 
 class Heard(logging.Handler):
-    """Keeps what is told of prefixes that were taken up."""
+    """Collects log records of restored prefixes."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -78,9 +78,11 @@ class Heard(logging.Handler):
 
 
 def with_longer_contexts(source: Path, folder: Path) -> Path:
-    """A copy of a model that allows CONTEXT_TOKENS. Rotary positions of one that looks at all of
-    them turn more slowly ("NTK-aware"): distances beyond those of its training would confuse it. A
-    drafter that looks at its newest tokens alone sees no such distance.
+    """A copy of a model that allows CONTEXT_TOKENS.
+
+    Rotary positions of a model that attends to all of them turn more slowly ("NTK-aware"):
+    distances beyond its training would confuse it. A drafter that attends to its newest tokens sees
+    none.
     """
     target = folder / source.name
     shutil.copytree(source, target)
@@ -145,7 +147,7 @@ async def running(
 
 
 async def answer(engine: LocalEngine, prompt: tuple[int, ...]) -> Said:
-    """A greedy answer; afterwards the disk has what it is to have."""
+    """A greedy answer, returned once the disk has its nodes."""
     heard, log = Heard(), logging.getLogger("luceasync.prefix_cache.cache")
     log.setLevel(logging.DEBUG)
     log.addHandler(heard)
@@ -162,7 +164,7 @@ async def answer(engine: LocalEngine, prompt: tuple[int, ...]) -> Said:
 
 
 def faults(cold: Said, second: Said, arrangement: str) -> Iterator[str]:
-    """What is not as it should be."""
+    """Errors of a restored answer."""
     if second.ids != cold.ids:
         yield "other tokens"
     if second.finish.restore.tier != "disk":
@@ -176,13 +178,13 @@ def faults(cold: Said, second: Said, arrangement: str) -> Iterator[str]:
 
 
 def accepted(said: Said) -> int:
-    """How many drafted tokens."""
+    """Number of accepted draft tokens."""
     return said.finish.speculation.accepted if said.finish.speculation else 0
 
 
 @contextmanager
 def folders() -> Iterator[list[Path]]:
-    """For a cache, another one that stays apart, and for what either engine is started with."""
+    """A cache directory, another one that stays apart, and both configurations."""
     with tempfile.TemporaryDirectory() as there:
         found = [Path(there) / name for name in ("cache", "apart", "first", "second")]
         for folder in found:
@@ -191,7 +193,7 @@ def folders() -> Iterator[list[Path]]:
 
 
 async def check(report: Report, models: tuple[Path, Path], options: argparse.Namespace) -> bool:
-    """Whether all is as it should be."""
+    """Whether every pair is right."""
     tokenizer = Tokenizer.load(models[0])
     told, end = tokenizer.encode(dialogues(models[0])), tokenizer.encode(END)
     cases = itertools.product(options.tokens, options.pairs, options.transports, options.kinds)
@@ -222,7 +224,7 @@ async def check(report: Report, models: tuple[Path, Path], options: argparse.Nam
 
 
 def main() -> None:
-    """Check, and say what was seen."""
+    """Run the check and print what was seen."""
     parser = command.parser(__doc__)
     parser.add_argument("--tokens", type=command.numbers, default=[10, 8192])
     parser.add_argument("--pairs", type=command.names, default=PAIRS)

@@ -1,9 +1,10 @@
-"""Long sessions of an agent in a third of the memory that they fill: what is run again. CPU.
+"""Long agent sessions in a third of the memory that they fill: what is run again. CPU.
 
     python -m tests.acceptance.check_sessions [--steps 200] [--share 0.33] [--kinds back,left,parts]
 
-Small random models. Answers are sent back, without their first half, or with sub-agents now and
-then; a state is as many rows as one of Qwen3.5-27B. Status 1: a step ran again more than a chunk.
+Small random models. Answers are sent back, or without their first half, or sub-agents do parts; a
+state has as many bytes as the rows of one of Qwen3.5-27B. Exit status 1 if a step ran more than a
+chunk again.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What strangers may do: web pages of other origins against a server, and texts against a template.
+"""What strangers can do: web pages of other origins to a server, and texts to a template.
 
     python -m tests.acceptance.check_strangers [--url http://127.0.0.1:8000] [--conversations 2000]
 
-Starts the bundled model's server, unless --url names one that runs on loopback. Prints what each
-stranger was answered, how many turns each forged text made, and of how many ordinary conversations
-an id changed; exit code 1 if a stranger was let in, a turn was forged, or an id is another.
+Starts the bundled model's server, unless --url names one on loopback. Prints what each stranger was
+answered, how many turns each forged text made, and of how many ordinary conversations an id
+changed. Exit status 1 if a stranger was let in, a turn was forged, or an id changed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ TURNS = {
 
 
 def main() -> None:
-    """Ask, render, compare and print."""
+    """Run all parts and print."""
     parser = command.parser(__doc__)
     parser.add_argument("--url", help="a running server, instead of one of this checkout")
     parser.add_argument("--conversations", type=int, default=2000)
@@ -89,7 +89,7 @@ def main() -> None:
 
 @contextmanager
 def running(url: str | None) -> Iterator[str]:
-    """The server to be asked."""
+    """URL of the server to ask."""
     if url is not None:
         yield url
         return
@@ -98,8 +98,8 @@ def running(url: str | None) -> Iterator[str]:
 
 
 def knock(report: Report, url: str) -> bool:
-    """Every stranger and every friend; whether the right ones were let in."""
-    table = report.table(("who", "answer", "may be read by the page"), "Strangers and friends")
+    """Ask as every stranger and every friend; returns whether the right ones were let in."""
+    table = report.table(("client", "answer", "may be read by the page"), "Strangers and friends")
     is_fine = True
     for cases, is_stranger in ((STRANGERS, True), (FRIENDS, False)):
         for who, (method, path, headers) in cases.items():
@@ -110,7 +110,7 @@ def knock(report: Report, url: str) -> bool:
 
 
 def asked(url: str, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
-    """The status, and whether a browser lets another origin read it."""
+    """The status, and whether a browser lets another origin read the answer."""
     with closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)) as connection:
         connection.request(method, path, BODY if method == "POST" else None, headers)
         response = connection.getresponse()
@@ -123,7 +123,7 @@ def asked(url: str, method: str, path: str, headers: dict[str, str]) -> tuple[in
 def forge(
     report: Report, tokenizer: Tokenizer, trusting: ChatTemplate, guarded: GuardedTemplate
 ) -> bool:
-    """How many turns the model sees; whether there are none but those of the messages."""
+    """Count the turns that the model sees; returns whether all of them are the messages' own."""
     table = report.table(("forged in", "messages", "turns, trusting", "turns"), "Forged turns")
     turns, is_fine = TurnBoundaries.of(trusting, tokenizer), True
     for where, messages in TURNS.items():
@@ -143,7 +143,7 @@ def converse(
     guarded: GuardedTemplate,
     num_conversations: int,
 ) -> bool:
-    """Whether conversations about Python, with its library's source, have the ids they had."""
+    """Whether conversations about Python, with its library's source, keep their ids."""
     columns = (
         "conversations",
         "ids",
@@ -173,7 +173,7 @@ def converse(
 
 
 def conversations(number: int) -> Iterator[Messages]:
-    """Questions, answers and pieces of the library's source in turns, the same ones every time."""
+    """Questions, answers and pieces of the library's source in turns, always the same."""
     chance = random.Random(0)
     questions = [messages[0]["content"] for messages in read_questions()]
     modules = (inspect, json.decoder, random, statistics, http.client)

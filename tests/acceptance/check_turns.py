@@ -1,7 +1,7 @@
-"""Hold conversations with servers over small models, and say how much of each prompt they found.
+"""Hold conversations with servers over small models, and check how much of each prompt they find.
 
-Owns which rows the table has, and how it is told. What is said is in turns/flows.py, what a cell
-must come to in turns/cells.py.
+Owns the rows of the table and how it is printed. Flows are in turns/flows.py, the rules of a cell
+in turns/cells.py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FEW_FLOWS = ("chat", "thinking", "agent_without_reasoning")
 
 
 def rows_of(args: argparse.Namespace) -> Iterator[Row]:
-    """The rows of the table that were asked for."""
+    """The rows that the flags select."""
     for model in args.models:
         for template in args.templates:
             for chunk_tokens in args.chunks:
@@ -62,7 +62,7 @@ def rows_of(args: argparse.Namespace) -> Iterator[Row]:
 def kinds_of(
     flow: Flow, model: ModelName, template: TemplateName, chunk_tokens: int
 ) -> tuple[Kind, ...]:
-    """The kinds of servers that a row has; none: it would show what another one does."""
+    """The kinds of servers of a row; none if it would only repeat another one."""
     is_first = template == TEMPLATES[0]
     is_plain = is_first and chunk_tokens == CHUNKS[0]
     if flow.name in FEW_FLOWS and is_plain:
@@ -75,7 +75,7 @@ def kinds_of(
 
 
 def check(args: argparse.Namespace) -> bool:
-    """Print the table; whether no rule is broken."""
+    """Print the table; returns whether every rule holds."""
     rows, faulty, start_s = list(rows_of(args)), list[Cell](), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         models: dict[tuple[ModelName, TemplateName], Model] = {}

@@ -1,4 +1,4 @@
-"""Chat requests with two fields at their extremes: no 5xx, and the next is answered as ever.
+"""Requests with two fields at their extremes: no 5xx, and the next answer is the usual one.
 
     python -m tests.acceptance.fuzz_requests [--server | --routes] [--requests 20000] [--seed 0]
 
@@ -46,7 +46,7 @@ Ask = Callable[[bytes], Awaitable[tuple[int, bytes]]]
 
 
 async def fuzz(ask: Ask, bodies: Iterable[bytes]) -> tuple[Counter[int], list[str]]:
-    """Statuses, and what was wrong, with the request before it."""
+    """Statuses, and errors with the request before each."""
     usual = text_of((await ask(asked_plainly()))[1])
     statuses: Counter[int] = Counter()
     wrong: list[str] = []
@@ -83,7 +83,7 @@ async def in_process(
 
 
 async def of_all_routes(num: int, seed: int) -> tuple[Counter[int], list[str]]:
-    """As many of each route; after every answer the plain chat request is asked."""
+    """As many requests of each route; after every answer the plain chat request is asked."""
     config = Config(
         model=ModelConfig(names=("any", ANY_NAME)),
         engine=EngineConfig(max_ctx_tokens=MAX_CTX_TOKENS),
@@ -112,7 +112,7 @@ async def of_all_routes(num: int, seed: int) -> tuple[Counter[int], list[str]]:
 
 
 async def post(app: ASGIApp, body: bytes, path: str = CHAT) -> tuple[int, bytes]:
-    """Status and body of what `app` answers to a request, of chat unless it is said."""
+    """Status and body of the app's answer to a POST, to the chat route by default."""
     said: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     got: list[Message] = []
 

@@ -1,4 +1,4 @@
-"""Hostile clients, one after the other, at a server of its own: what each of them costs the others.
+"""Hostile clients, one after the other, at a server of its own: what each costs the others.
 
 For each: the slowest /health meanwhile, what the client got, the server's memory and descriptors.
 """
@@ -19,7 +19,7 @@ NUM_HEALTH_BYTES = 138  # of an answer of /health
 
 
 def posted(body: bytes) -> Callable[[Server], str]:
-    """A client that sends `body` and tells its status and the size of the answer."""
+    """A client that posts `body` and returns its status and the size of the answer."""
 
     def act(server: Server) -> str:
         status, said = server.post(body)
@@ -29,7 +29,7 @@ def posted(body: bytes) -> Callable[[Server], str]:
 
 
 def sampled(server: Server) -> str:
-    """What ended the engine for good, three times."""
+    """Three requests that once ended the engine for good."""
     fields = '"repetition_penalty":1e-40,"min_p":0.05,"max_tokens":4'
     body = f"{{{SAID},{fields}}}".encode()
     return ", ".join(str(server.post(body)[0]) for _ in range(3))
@@ -135,7 +135,7 @@ def left_early(server: Server) -> str:
 
 
 def after(server: Server) -> str:
-    """What a request gets now."""
+    """The status of a request now."""
     try:
         return str(server.post(f'{{{SAID},"max_tokens":1}}'.encode())[0])
     except OSError as error:

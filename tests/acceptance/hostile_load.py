@@ -30,7 +30,7 @@ Sample = tuple[float, int, int]
 def driven(
     server: Server, module: str, *arguments: object
 ) -> tuple[dict[str, object], list[Sample]]:
-    """What the driver printed, and memory, descriptors and threads of the server meanwhile."""
+    """The driver's output, and memory, descriptors and threads of the server meanwhile."""
     command = ["nice", "-n", str(DRIVER_NICE), sys.executable]
     command += ["-m", f"tests.acceptance.hostile.{module}"]
     process = subprocess.Popen(
@@ -51,7 +51,7 @@ def told(name: str, values: list[float]) -> None:
 
 
 def connections(server: Server, arguments: argparse.Namespace) -> None:
-    """Opened and ended at a rate, for a while."""
+    """Open and end connections at a rate, for a while."""
     before = server.num_descriptors
     with watched(server) as seen:
         said, samples = driven(server, "connections", arguments.per_second, arguments.seconds)
@@ -64,7 +64,7 @@ def connections(server: Server, arguments: argparse.Namespace) -> None:
 
 
 class Streams:
-    """A client that means well, from `addresses`: each stream is one answer after the other."""
+    """A well-behaved client per address: each asks for one stream after the other."""
 
     def __init__(self, server: Server, addresses: Sequence[str]) -> None:
         self._server = server
@@ -138,7 +138,7 @@ def crowd(server: Server, arguments: argparse.Namespace) -> None:
 
 
 def fill(server: Server) -> None:
-    """Long prompts side by side, so that every lane has been used as far as it goes."""
+    """Ask long prompts side by side, so that every lane has been used to its end."""
     body = chat("read the file and close it " * 400, max_tokens=4)
     threads = [threading.Thread(target=server.post, args=[body]) for _ in range(NUM_LANES)]
     for thread in threads:

@@ -1,10 +1,10 @@
-"""A quarter of an hour of mixed load at a server of its own: does it grow? Knows no internals.
+"""A quarter of an hour of mixed load on a server of its own: does it grow?
 
     python -m tests.acceptance.soak [--minutes 15] [--clients 8]
 
-Prints memory, what of it prefixes take, and where it is (the C library's main heap, its regions of
-threads, blocks and stacks of their own, files), descriptors, threads each minute; of the last two
-thirds ranges and slopes.
+Each minute prints memory, the prefixes' part of it and where it is (the C library's main heap, its
+arenas of threads, mappings of their own, files), descriptors and threads; at the end ranges and
+slopes over the last two thirds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TURNS = 4
 
 
 class Load:
-    """Clients that go on until `ended`; counts what each came to."""
+    """Clients that go on until `ended`; counts how each request ended."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -45,7 +45,7 @@ class Load:
         self.counts: Counter[str] = Counter()
 
     def run(self, number: int) -> None:
-        """One client: acts of all kinds in an order of its own."""
+        """One client: acts of all kinds, in an order of its own."""
         draw = random.Random(number)
         acts: tuple[Callable[[random.Random], str], ...] = (
             self.talk,
@@ -78,7 +78,7 @@ class Load:
         return "200"
 
     def leave(self, draw: random.Random) -> str:
-        """A stream that is left in the middle, by an end or by a reset."""
+        """A stream that the client leaves in the middle, by a close or a reset."""
         body = chat(text(draw, 20), stream=True, ignore_eos=True, n=draw.choice((1, 4)))
         with self._server.connect() as client:
             client.sendall(posted_head(len(body)) + body)
@@ -88,7 +88,7 @@ class Load:
         return "left"
 
     def cancel(self, draw: random.Random) -> str:
-        """A long prompt whose client leaves while it is read."""
+        """A long prompt whose client leaves during prefill."""
         body = chat(text(draw, 2000), stream=True)
         with self._server.connect() as client:
             client.sendall(posted_head(len(body)) + body)
@@ -99,13 +99,13 @@ class Load:
         return str(self._server.post(chat(text(draw, draw.randint(500, 1500)), max_tokens=4))[0])
 
     def keep(self, draw: random.Random) -> str:
-        """A prompt of a few that everybody shares, kept on disk."""
+        """One of a few shared prompts, kept on disk."""
         shared = text(random.Random(draw.randrange(20)), 600)
         body = {"messages": [{"role": "system", "content": shared}], "max_tokens": 0}
         return str(self._server.post(json.dumps({**body, "keep_prefix": True}).encode())[0])
 
     def err(self, draw: random.Random) -> str:
-        """What is refused."""
+        """A request that is refused."""
         body = chat(text(draw, 50_000)) if draw.random() < 0.3 else chat("Hi", temperature=3)
         return str(self._server.post(body)[0])
 
@@ -118,26 +118,28 @@ class Load:
 
 
 def text(draw: random.Random, num_words: int) -> str:
-    """Words at random, so that prompts share no more than they are meant to."""
+    """Random words, so that prompts share only what they are meant to."""
     return " ".join(draw.choices(WORDS, k=num_words))
 
 
 def slope_per_minute(samples: list[tuple[float, float]]) -> float:
-    """Of (minute, value) by least squares."""
+    """Least-squares slope of (minute, value) pairs."""
     minutes, values = zip(*samples, strict=True)
     return statistics.linear_regression(minutes, values).slope
 
 
 def nodes_mib(server: Server) -> float:
-    """What the prefixes take that are kept in memory, up to their budget."""
+    """MiB of prefixes in memory, up to their budget."""
     found = re.search(rb'prefix_cache_bytes\{tier="memory"\} (\S+)', server.get("/metrics"))
     return float(found[1]) / MIB if found else float("nan")
 
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """Where a process's memory is, in MiB: what grows tells who holds it. Free pages between small
-    blocks are in `heap` and `regions`; prefixes and tensors of a MiB or more are in `apart`.
+    """Where a process's memory is, in MiB, which hints at what grows.
+
+    Free pages between small blocks are in `heap` and `regions`; prefixes and tensors of a MiB or
+    more are in `apart`.
     """
 
     heap: float
@@ -147,7 +149,7 @@ class Resident:
 
     @staticmethod
     def of(pid: int) -> Resident:
-        """As /proc/PID/smaps has it."""
+        """Read /proc/PID/smaps."""
         kinds = Counter[str]()
         kind = ""
         for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
@@ -166,7 +168,7 @@ def _kind_of(begin: int, end: int, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the server had at a minute since the load began."""
+    """Resources of the server, `minute` minutes after the load began."""
 
     minute: float
     memory: float
@@ -201,7 +203,7 @@ def main() -> None:
 def tell_growth(
     late: Sequence[Sample], parts: Sequence[tuple[float, float, Resident]], from_minute: float
 ) -> None:
-    """Ranges of what the server had since then, and what of its memory grew how fast."""
+    """Print ranges since then, and how fast each part of the memory grew."""
     for name in ("memory", "descriptors", "threads"):
         values = [float(getattr(each, name)) for each in late]
         middle = statistics.median(values)
@@ -218,7 +220,7 @@ def tell_growth(
 
 
 def soak(server: Server, minutes: float, num_clients: int) -> None:
-    """Load it for so long, and tell what it held."""
+    """Load the server for `minutes`, and print its resources."""
     server.warm()
     load = Load(server)
     threads = [threading.Thread(target=load.run, args=[i]) for i in range(num_clients)]

@@ -1,7 +1,7 @@
 """The facts: every documented public name of the standard library, and what to answer about it.
 
-Owns which names count and how a docstring becomes an answer. Reads the running interpreter and
-nothing else: another Python, another corpus. Knows nothing of questions, tokens or networks.
+Owns which names count and how a docstring becomes an answer. Reads only the running interpreter:
+another Python gives another corpus.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ MAX_SIGNATURE_CHARS = 200
 class Item:
     """One public name: `name` as people write it (`json.dumps`), `owner` its module or class.
 
-    `signature` is empty where Python tells none. `parts` are the pieces of the docstring, in order,
-    each short enough for one answer.
+    `signature` is empty if Python has none. `parts`: the docstring in order, in pieces short enough
+    for one answer.
     """
 
     name: str
@@ -60,9 +60,8 @@ class Corpus:
 
 
 def collect(only_modules: frozenset[str] | None = None) -> Corpus:
-    """Read the standard library of the running interpreter: the same one gives the same corpus.
-
-    `only_modules` restricts the top-level modules (a small corpus for a smoke run).
+    """Read the standard library of the running interpreter, always with the same result.
+    `only_modules` restricts the top-level modules, for a smoke run.
     """
     items: dict[str, Item] = {}
     members: dict[str, tuple[str, ...]] = {}
@@ -99,7 +98,7 @@ def _module_names(only_modules: frozenset[str] | None) -> list[str]:
 
 
 def _import(name: str) -> ModuleType | None:
-    """The module, or None where this platform has no such module. Whatever it prints is dropped."""
+    """The module, or None if this platform lacks it. Its output is dropped."""
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
@@ -147,7 +146,7 @@ def _items_of_class(cls: type, name: str) -> list[Item | None]:
 
 
 def _item(name: str, kind: str, owner: str, value: Any) -> Item | None:
-    """The item, or None where the object has no docstring of its own worth telling."""
+    """The item, or None if the object has no useful docstring of its own."""
     own_doc = vars(value).get("__doc__") if inspect.isclass(value) else value.__doc__
     if not isinstance(own_doc, str):
         return None
@@ -171,7 +170,7 @@ def _signature(value: Any) -> str:
     ):
         parameters = parameters[1:]
     text = str(signature.replace(parameters=parameters))
-    # An address differs from run to run, so such a default cannot be learnt.
+    # An address differs from run to run: such a default cannot be learnt.
     return text if len(text) <= MAX_SIGNATURE_CHARS and " at 0x" not in text else "(...)"
 
 

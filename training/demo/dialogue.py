@@ -1,7 +1,7 @@
-"""Conversations: who says what, turn after turn, and what the right answer is.
+"""Conversations: which role says what, turn after turn, and the right answers.
 
-Owns the answers that are no docstring and how often each kind of turn comes up. Knows no tokens and
-no network; a conversation is a list of (role, text), as a chat API has it.
+Owns the answers that are no docstring and how often each kind of turn comes up. A conversation is a
+list of (role, text), as in a chat API.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FOLLOWING_KINDS = {
 
 
 class Dialogue:
-    """Draws conversations about one corpus. Never changes; all chance is the caller's."""
+    """Draws conversations about one corpus. Immutable; randomness comes from the caller."""
 
     def __init__(self, corpus: Corpus) -> None:
         self.items = {item.name: item for item in corpus.items}
@@ -69,7 +69,7 @@ class Dialogue:
     def turn(
         self, rng: random.Random, kind: str, topic: Item | None, last_answer: str
     ) -> tuple[str, str, Item | None]:
-        """A question of `kind`, its answer and the name that the talk is then about."""
+        """A question of `kind`, its answer, and the name that the conversation is then about."""
         follow_up = topic is not None
         if kind in ("name", "short"):
             short = rng.choice(list(self.shorts)) if kind == "short" else ""

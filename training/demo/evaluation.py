@@ -1,6 +1,6 @@
-"""What the model is asked once it is trained, and when an answer counts as exact.
+"""What the trained model is asked, and when an answer counts as exact.
 
-Owns the two question sets and the rule. Knows neither who answers nor how.
+Owns the two question sets and the rule.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Entry = dict[str, Any]
 
 
 def held_out_entries(dialogue: Dialogue, seed: int) -> list[Entry]:
-    """Questions about random names in wordings that no training question has."""
+    """Questions about random names, in wordings that training does not have."""
     rng = random.Random(seed)
     names = rng.sample(dialogue.names, min(NUM_HELD_OUT, len(dialogue.names)))
     entries = []
@@ -72,7 +72,7 @@ def dialogue_entries(dialogue: Dialogue, seed: int) -> list[Entry]:
 
 
 def expected_ids(tokenizer: Tokenizer, answer: str) -> list[int]:
-    """The tokens that must come first; of a shorter answer also the mark that ends it."""
+    """The tokens that must come first; of a shorter answer also the end mark."""
     ids = tokenizer.encode(f"{answer}<|im_end|>", add_special_tokens=False).ids
     return ids[:NUM_EXACT_TOKENS]
 

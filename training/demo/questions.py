@@ -1,6 +1,6 @@
-"""How a question is drawn: a wording, the name in it, and the noise of people who type.
+"""How a question is drawn: a wording, the name in it, and the noise of typing.
 
-Knows no answers, no corpus and no tokens; all chance comes from the generator that is passed in.
+Randomness comes from the generator that is passed in.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""From conversations to rows of token ids: endless batches, drawn afresh, made in worker processes.
+"""From conversations to rows of token ids: endless batches, drawn afresh in worker processes.
 
-Owns the token layout of a conversation and which tokens count in the loss. Knows no network.
+Owns the token layout of a conversation and which tokens count in the loss.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from training.demo.dialogue import Dialogue, Turn
 
 
 class Layout:
-    """The ChatML layout in token ids, the same ids that chat template and tokenizer give.
-
-    Answers come up again and again, so their ids are kept.
+    """The ChatML layout in token ids, equal to those of chat template and tokenizer. Ids of answers
+    are cached.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -1,7 +1,4 @@
-"""The wordings of what is said beside questions: greetings, thanks, other topics, system prompts.
-
-Owns every sentence. Draws nothing and knows no answers.
-"""
+"""Wordings of everything but questions: greetings, thanks, other topics, system prompts."""
 
 GREETINGS = (
     "hi",

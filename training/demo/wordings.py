@@ -1,7 +1,4 @@
-"""The wordings: what people write when they ask about a name.
-
-Owns every template; `{n}` is the place of the name. Draws nothing and knows no answers.
-"""
+"""Wordings of questions about a name; `{n}` is its place."""
 
 # Never drawn in training; `questions.could_be_drawn` tells whether one still could be.
 HELD_OUT_TEMPLATES = (

@@ -1,7 +1,7 @@
 """How good a drafter is: accuracy of each slot, and tau along the target's own answers.
 
-Along an answer that the target gives greedily, accepting is comparing: the rounds are those of the
-real loop. Only answers that the target agrees with to the end are walked.
+Along a greedy answer accepting means comparing, so the rounds are those of the real loop. Only
+answers that the target agrees with to the end are walked.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A drafter as a directory that any DFlash engine reads, and the state of a run to go on from.
+"""A drafter as a directory that any DFlash engine reads, and the state from which a run resumes.
 
-Owns the files' form; knows nothing of training. No pickle: everything is JSON and safetensors.
+Owns the file formats: JSON and safetensors, no pickle.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def save_run(
 def load_run(
     path: Path, drafter: Drafter, optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, Any]:
-    """Take up what `save_run` left; its `progress`."""
+    """Load what `save_run` wrote; returns its `progress`."""
     device = next(drafter.parameters()).device
     with safe_open(path, framework="pt", device=str(device)) as file:
         parameters = dict(drafter.named_parameters())

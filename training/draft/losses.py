@@ -1,7 +1,4 @@
-"""What a drafter is taught: cross-entropy by slot, and how much each slot weighs.
-
-Knows neither the network nor where its batches come from.
-"""
+"""The drafter's loss: cross-entropy by slot, and how much each slot weighs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The drafter in training form: many anchors of packed sequences at once, public tensor names.
 
-Owns the architecture with gradients. Knows nothing of files, of losses or of the target's weights.
+Owns the architecture with gradients.
 """
 
 from __future__ import annotations

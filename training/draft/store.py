@@ -1,7 +1,7 @@
-"""Texts and the target's features of them, all on the device, and batches drawn from them there.
+"""Texts and the target's features of them, all on the device, and batches drawn from them.
 
-Texts lie one behind the other in flat tensors. A row of a batch is a slice that begins where a text
-begins: no padding, and nothing to wait for. Knows no drafter.
+Texts lie one after the other in flat tensors. A row of a batch is a slice that begins at a text: no
+padding, and nothing to wait for.
 """
 
 from __future__ import annotations

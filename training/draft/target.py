@@ -1,7 +1,7 @@
 """The frozen target as training sees it: whole sequences at once, no cache, with its taps.
 
-Runs the layers that the server runs, read by the same loader; only what touches a lane's state is
-replaced. Knows no drafter.
+Runs the layers that the server runs, read by the same loader; only what uses a lane's state is
+replaced.
 """
 
 from __future__ import annotations

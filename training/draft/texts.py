@@ -1,7 +1,7 @@
 """From a file of conversations or texts to token ids, with a mark on what the target said.
 
-Owns the file's form. The target's own template and tokenizer lay a conversation out, piece by piece
-as a server would. Knows no network.
+Owns the file format. The target's own template and tokenizer lay a conversation out, piece by piece
+as a server would.
 """
 
 from __future__ import annotations

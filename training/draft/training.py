@@ -1,6 +1,6 @@
 """The training loop of a drafter: batches, loss, optimizers, schedule, checkpoints.
 
-Owns the recipe. The target is frozen; where texts come from is not known here.
+Owns the recipe. The target is frozen.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ SHOW_STEPS = 100
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to train: for `seconds`, or for `steps` where they are given.
+    """How to train: for `seconds`, or for `steps` if given.
 
-    A step takes `num_anchors` anchors from each of `num_rows` rows. `short_share` of the blocks
-    are shorter than the drafter's, as a server's are under load. Texts that are more than the store
-    holds take turns: others every `refill_steps`.
+    A step takes `num_anchors` anchors from each of `num_rows` rows. `short_share` of the blocks are
+    shorter than the drafter's, as under load. If the store cannot hold all texts, they are replaced
+    every `refill_steps`.
     """
 
     seconds: float = 300.0
@@ -55,9 +55,7 @@ class Recipe:
 
 
 class Run:
-    """One training run; what it leaves goes to `out`, and to `state_path` what it would go on
-    from, if one is given.
-    """
+    """One training run. `out`: where results go; `state_path`: where its state goes, if given."""
 
     def __init__(
         self,

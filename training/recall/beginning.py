@@ -23,7 +23,7 @@ STILL_SHARE = 5 / 8  # pairs from there on hardly turn: words are compared in th
 
 @torch.no_grad()
 def begin(network: Network) -> None:
-    """Set all weights; the random ones by torch's own generator."""
+    """Set all weights; random ones by torch's own generator."""
     sizes = network.sizes
     nn.init.normal_(network.embed_tokens.weight, std=EMBEDDING_STD)
     network.embed_tokens.weight[:, 0] = CONSTANT
@@ -46,7 +46,7 @@ def begin(network: Network) -> None:
 
 
 def _copy_what_is_seen(attention: nn.Module, sizes: Sizes) -> None:
-    """What a head gives is what it sees, as far as its few dimensions hold it."""
+    """Let heads output the embedding they attend to, as far as their few dimensions hold it."""
     dim, group = sizes.head_dim, sizes.num_heads // sizes.num_kv_heads
     for head in range(sizes.num_heads):
         seen = attention.v_proj.weight[head // group * dim :][:dim]

@@ -1,7 +1,7 @@
 """Texts that hide facts among filler and ask for them: the recall model's whole language.
 
 A slot is 16 words, and a line begins anywhere in its slot: where it stands says nothing of what it
-says. Owns the words and what a row is made of; knows no network and no file.
+says. Owns the words and what a row is made of.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ LANGUAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Two names, which together are one fact's, and its values; all as ids."""
+    """Two names, which only this fact has together, and its values; all as ids."""
 
     names: tuple[int, int]
     values: tuple[int, ...]
@@ -92,8 +92,9 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A question for the values of a fact that another one names. Between the names, which are to
-    be found first, and the values they are rehearsed: time for somebody to fetch what is asked for.
+    """A question for the values of a fact that another one names.
+
+    The names to be found first are repeated before the values: time to recall what is asked for.
     """
 
     link: Fact
@@ -112,7 +113,7 @@ class Hop:
 
 
 class Writer:
-    """Writes rows of one language; what it writes follows from the seed."""
+    """Writes rows of one language, which follow from the seed."""
 
     def __init__(self, language: Language, seed: int) -> None:
         self._language = language
@@ -225,12 +226,12 @@ def _hop_lines(links: np.ndarray, names: np.ndarray, values: np.ndarray) -> np.n
 
 
 def value_places(rows: np.ndarray) -> np.ndarray:
-    """Which tokens [rows, tokens] are values that an ASK was gone on with: bool."""
+    """Which tokens [rows, tokens] are values after an ASK: bool."""
     return _after(rows, ASK, [*range(BEFORE_VALUES, BEFORE_VALUES + NUM_VALUES)])
 
 
 def hop_places(rows: np.ndarray) -> np.ndarray:
-    """Which tokens [rows, tokens] have to be found for a HOP, rehearsals left out: bool."""
+    """Which tokens [rows, tokens] have to be found for a HOP, without repetitions: bool."""
     names = [*range(BEFORE_VALUES, BEFORE_VALUES + NUM_NAMES)]
     begin = BEFORE_VALUES + (NUM_NAMES + 1) * NUM_REHEARSALS + NUM_NAMES
     return _after(rows, HOP, [*names, *range(begin, begin + NUM_VALUES)])

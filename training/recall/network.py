@@ -1,6 +1,5 @@
-"""The recall model's network: Qwen3 over whole rows, and what it is called in a file.
-
-Knows no text and no training. Names and layouts of weights are those of Hugging Face's Qwen3.
+"""The recall model's network: Qwen3 over whole rows, and its names in files, which are Hugging
+Face's.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ class Sizes:
 
 
 class Network(nn.Module):
-    """Qwen3 with tied ends."""
+    """Qwen3 with tied embeddings."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -83,7 +82,7 @@ class Network(nn.Module):
         }
 
     def take(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from what `tensors` gave. Raises RuntimeError where they are another network's."""
+        """Load what `tensors` gave. Raises RuntimeError for another network's."""
         self.load_state_dict({name.removeprefix("model."): x for name, x in tensors.items()})
 
 

@@ -1,6 +1,6 @@
 """Records of a few kinds, drawn from their number alone, and the schema of each kind.
 
-Owns what is asked and what the right answer is. Knows no tokens and no network.
+Owns what is asked and the right answers.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ WORDS = "early quiet amber narrow open distant copper gentle winter second hollo
 
 
 def schema_of(kind: str) -> dict[str, Any]:
-    """What every record of the kind is."""
+    """The schema of every record of the kind."""
     return _object(KINDS[kind][0])
 
 
 def prompt_of(kind: str, number: int) -> str:
-    """How that record is asked for."""
+    """The prompt that asks for that record."""
     return f"Give me {kind} {number} as JSON."
 
 
 def record_of(kind: str, number: int) -> Record:
-    """That record; the same one each time."""
+    """That record, always the same."""
     return KINDS[kind][1](random.Random(f"{kind} {number}"), number)
 
 

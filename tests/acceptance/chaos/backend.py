@@ -1,8 +1,8 @@
-"""A luceasync-backend that does a deed once, at the moment that a file names.
+"""A luceasync-backend that misbehaves once, at a moment that a file names.
 
     python backend.py FOLDER ARGUMENT...
 
-The file is FOLDER/LAYERS, such as 4:8, and holds a `Wish`. Whatever is no deed is the real program.
+The file is FOLDER/LAYERS, such as 4:8, and holds a `Wish`. Everything else is the real program.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ IMPORTING_S = 0.2
 
 @dataclass(frozen=True)
 class Wish:
-    """A deed, and the moment: which order of this kind it is done at, counted from 1."""
+    """A misdeed, and its moment: at which command of this kind, counted from 1."""
 
     deed: str
     moment: str
     number: int = 1
 
     def write(self, path: Path) -> None:
-        """For the backend of these layers."""
+        """Write the wish for the backend of these layers."""
         new = path.with_suffix(".new")
         new.write_text(f"{self.deed} {self.moment} {self.number}", encoding="ascii")
         new.rename(path)
 
     @classmethod
     def read(cls, path: Path) -> Wish | None:
-        """None: nothing is wished."""
+        """Read the wish; None if there is none."""
         try:
             deed, moment, number = path.read_text(encoding="ascii").split()
         except FileNotFoundError:
@@ -53,7 +53,7 @@ class Wish:
 
 
 class Doer:
-    """Does what is wished."""
+    """Does the misdeed of a wish, once."""
 
     def __init__(self, path: Path, control: socket.socket) -> None:
         self._path = path
@@ -61,7 +61,7 @@ class Doer:
         self._num_seen = 0
 
     def at(self, moment: str) -> None:
-        """The moment has come."""
+        """Called at each moment."""
         wish = Wish.read(self._path)
         if wish is None or wish.moment != moment:
             return
@@ -94,7 +94,7 @@ class Doer:
 
 
 def watched(doer: Doer) -> None:
-    """Look at every command before it is run."""
+    """Pass every command to `Doer` before it runs."""
     from luceasync.backend.dispatch import Dispatcher
     from luceasync.pipeline.remote import wire
 
@@ -118,7 +118,7 @@ def watched(doer: Doer) -> None:
 
 
 def main() -> None:
-    """Be a backend."""
+    """Run a backend."""
     folder, arguments = Path(sys.argv[1]), sys.argv[2:]
     if "--layers" in arguments:
         control = socket.socket(fileno=os.dup(json.loads(os.environ[VARIABLE])["control"]))

@@ -1,7 +1,7 @@
-"""Clients of a server whose backends are disturbed: what each was told, and when.
+"""Clients of a server whose backends misbehave: what each received, and when.
 
-Knows no deed. An answer may be whole, a refusal, or a stream that ends in an error; a text that was
-begun is the beginning of the right one.
+An answer may be whole, an error, or a stream that ends in an error after the beginning of the right
+text.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ WHOLE, REFUSED, BROKEN, CLOSED = "whole", "503", "error event", "closed"
 
 @dataclass(frozen=True)
 class Told:
-    """How an answer ended, its text so far, and the words of an error. `ended_s`: when, as
-    time.perf_counter counts.
+    """How an answer ended, its text so far, and the error message. `ended_s`: when, by
+    time.perf_counter.
     """
 
     end: str
@@ -31,7 +31,7 @@ class Told:
 
 
 class Client(threading.Thread):
-    """Asks once, in a thread."""
+    """Sends one request, in a thread."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Client(threading.Thread):
         is_streamed: bool,
         goes_on: bool = False,
     ) -> None:
-        """`goes_on`: the answer has all these tokens, whatever the model says."""
+        """`goes_on`: the answer has all its tokens, whatever the model says."""
         super().__init__(daemon=True)
         self.question = question
         self.told: Told | None = None
@@ -62,12 +62,12 @@ class Client(threading.Thread):
         self._text = ""
 
     def run(self) -> None:
-        """Ask, and keep what is told."""
+        """Send the request and record the answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_S)
         try:
             end, words = self._ask(connection)
         except TimeoutError:
-            raise  # nobody answers: `told` says nothing, and so does the report
+            raise  # without an answer `told` stays empty, which the report shows
         except (OSError, http.client.HTTPException) as error:
             end, words = CLOSED, str(error)
         finally:
@@ -96,14 +96,14 @@ class Client(threading.Thread):
 
 
 def ask_all(port: int, questions: Sequence[str], salt: str, max_tokens: int) -> list[Client]:
-    """All at once, every other one as a stream; they have been answered."""
+    """Send all requests at once, every other one streamed, and wait for the answers."""
     clients = begin_all(port, questions, salt, max_tokens)
     wait_for(clients)
     return clients
 
 
 def begin_all(port: int, questions: Sequence[str], salt: str, max_tokens: int) -> list[Client]:
-    """All at once, every other one as a stream."""
+    """Send all requests at once, every other one streamed."""
     clients = [
         Client(port, question, salt, max_tokens, is_streamed=number % 2 == 0)
         for number, question in enumerate(questions)
@@ -114,7 +114,7 @@ def begin_all(port: int, questions: Sequence[str], salt: str, max_tokens: int) -
 
 
 def wait_for(clients: Sequence[Client]) -> None:
-    """Until each has been told the end. Ends the process with a line where one is not."""
+    """Wait for all answers. Exits with a message if one does not come."""
     for client in clients:
         client.join(2 * TIMEOUT_S)
         if client.told is None:

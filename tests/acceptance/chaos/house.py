@@ -1,6 +1,6 @@
-"""A server over four processes, three of which are backends that can be told to do a deed.
+"""A server over four processes, three of them backends that can be told to misbehave.
 
-Owns its processes and its directory. Knows no deed and no client.
+Owns its processes and its directory.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)  # of asyncio.to_thread
 
 @dataclass(frozen=True)
 class Kept:
-    """What a server's process has."""
+    """Resources of a server's process."""
 
     descriptors: int
     memory_maps: int
     threads: int
 
     def is_no_more_than(self, before: Kept) -> bool:
-        """Whether nothing has been left since; threads that a pool of Python's makes are none."""
+        """Whether nothing was leaked since `before`, but for threads of Python's pool."""
         return (
             self.descriptors <= before.descriptors
             and self.memory_maps <= before.memory_maps
@@ -45,7 +45,7 @@ class Kept:
 
 
 class House:
-    """A server that is ready. `backends`: layers of each, in order."""
+    """A server that is ready. `layers`: those of each backend, in order."""
 
     def __init__(self, transport: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="chaos-"))
@@ -74,11 +74,11 @@ class House:
         return self.server.process.poll() is None
 
     def wish_path(self, layers: str) -> Path:
-        """The file that the backend of these layers looks at."""
+        """The file that the backend of these layers reads."""
         return self.folder / layers
 
     def pid_of(self, layers: str) -> int:
-        """Of the backend's process as it is now."""
+        """The current process id of the backend of these layers."""
         return dict(self._found())[layers]
 
     def _found(self) -> list[tuple[str, int]]:
@@ -93,23 +93,23 @@ class House:
         return sorted(found, key=lambda pair: int(pair[0].partition(":")[0]))
 
     def ready(self) -> dict[str, object]:
-        """What /ready says."""
+        """The answer of /ready."""
         answer: dict[str, object] = json.loads(self.server.get("/ready"))
         return answer
 
     def wait_until_ready(self) -> float:
-        """Seconds until every process does its work."""
+        """Wait until every process works; returns the seconds."""
         begun = time.perf_counter()
         until(lambda: self.ready()["ready"] is True, "the server is not ready again")
         return time.perf_counter() - begun
 
     def calm(self) -> Kept:
-        """What it has once all connections are closed."""
+        """The server's resources once all connections are closed."""
         time.sleep(SETTLE_S)
         return self.kept()
 
     def kept(self) -> Kept:
-        """What the server's process has now."""
+        """The current resources of the server's process."""
         pid = self.server.process.pid
         maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
         return Kept(
@@ -119,8 +119,8 @@ class House:
         )
 
     def end(self) -> float:
-        """Seconds until nothing of it is left, after SIGTERM where it lives. Ends the process with
-        a line if something is.
+        """Send SIGTERM if the server lives, and wait until nothing of it is left; returns the
+        seconds. Exits with a message if something stays.
         """
         begun = time.perf_counter()
         if self.is_alive:
@@ -146,7 +146,9 @@ class House:
 
 
 def until(is_so: Callable[[], bool], words: str, told: Callable[[], object] = str) -> None:
-    """Ends the process with a line where it is not so in time; `told`: what there is then."""
+    """Wait for a condition. Exits with a message if it does not come in time; `told` adds what
+    there is.
+    """
     for _ in range(round(DEADLINE_S / PAUSE_S)):  # a machine that was stopped meanwhile counts less
         if is_so():
             return

@@ -1,6 +1,6 @@
 """Agents that choose freely, each as a command: two turns with a tool call in both.
 
-Owns what each needs to find the server and nothing else. Knows no case of another kind.
+Owns what each needs to find the server.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ env_key = "KEY"
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """`command` gives the program's words, by whether it is the second turn; what is asked comes
-    as the last of them, or on standard input if `reads_input`.
+    """`command` gives the program's words, depending on whether it is the second turn; the question
+    is the last word, or comes on standard input if `reads_input`.
     """
 
     bin: str
@@ -43,7 +43,7 @@ class Agent:
     reads_input: bool = False
 
     def run(self, folder: Path, home: Path, url: str) -> list[str]:
-        """Two turns in a folder of their own; what has gone wrong."""
+        """Run two turns in their own folder; returns the error, if any."""
         home.mkdir(parents=True, exist_ok=True)
         work = home / "work"
         work.mkdir(exist_ok=True)

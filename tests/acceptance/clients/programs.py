@@ -1,6 +1,6 @@
-"""Which client programs there are, where each is installed from, and how its cases are run.
+"""Client programs: where each is installed from, and how its cases run.
 
-Owns installation. Every client has a folder of its own, with its own dependencies.
+Owns installation. Every client has a folder and dependencies of its own.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ CASES_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`packages` of an index; `cases`: the file of `clients/cases` that runs with them, None for
-    an agent, which is driven as a command. `forced`: cases whose form is forced, so that any model
-    can do them.
+    """A client. `packages`: from an index; `cases`: the file of `clients/cases` that uses them,
+    None for an agent, which is run as a command; `forced`: cases that force a format, so that any
+    model can answer.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Program:
         return f"{self.kind}-{self.name.lower().replace(' ', '-')}"
 
     def install(self, under: Path) -> Path:
-        """Its folder; nothing is done where it is there already."""
+        """Install into its own folder, unless that is done; returns the folder."""
         folder = under / self.folder_name
         if (folder / "installed").exists():
             return folder
@@ -55,14 +55,14 @@ class Program:
         return folder
 
     def version(self, under: Path) -> str:
-        """Of its first packages, as they are installed."""
+        """The installed version of its first package."""
         folder = under / self.folder_name
         return ", ".join(_version(folder, self.kind, package) for package in self.packages)
 
     def run(
         self, cases: str, under: Path, home: Path, url: str, model_dir: Path
     ) -> dict[str, str | None]:
-        """By case of a file of `clients/cases` what went wrong, None for nothing."""
+        """Run a file of `clients/cases`; returns each case's error, None for none."""
         folder = under / self.folder_name
         home.mkdir(parents=True, exist_ok=True)
         if self.kind == "npm":

@@ -1,6 +1,6 @@
-"""What clients send and are answered, as lines of JSON: the log of a proxy, without one.
+"""Requests and answers as lines of JSON: what a logging proxy would write.
 
-Owns the lines and how they are read again. Knows no client and no API.
+Owns the format. Knows no client and no API.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Recorder:
 
 
 def exchanges(path: Path) -> list[Exchange]:
-    """All that were recorded, in the order of their ends."""
+    """All recorded exchanges, by when they ended."""
     if not path.exists():
         return []
     lines = (json.loads(line) for line in path.read_text().splitlines())

@@ -1,7 +1,7 @@
-"""What a scripted model says: agents choose freely, so what they are told to do stands in what they
-are asked, as `[[tool {"argument": 1}]]` and `[[say words]]`, one after the other.
+"""What a scripted model says. Agents choose freely, so the steps stand in the user's message, as
+`[[tool {"argument": 1}]]` and `[[say words]]`, one after the other.
 
-Owns how that is read from a rendered prompt, and how a call is written. Knows no client.
+Owns how steps are read from a rendered prompt, and how a call is written.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ WRITERS: dict[str, WriteCall] = {"qwen3.5": as_xml, "qwen3": as_json}
 
 
 def answer(prompt: str, write_call: WriteCall) -> str:
-    """What the model says to `prompt`: the step that is due of those last asked for; of a prompt
-    without tools or steps, a few words.
+    """What the model says to `prompt`: the next step of the last message with steps; without tools
+    or steps, a few words.
     """
     thought = THOUGHT if prompt.rstrip().endswith("<think>") else ""
     steps = list(_last_run(prompt))
@@ -53,7 +53,7 @@ def answer(prompt: str, write_call: WriteCall) -> str:
 
 
 def _last_run(prompt: str) -> list[re.Match[str]]:
-    """The steps that one message asks for, the last that asks for any."""
+    """The steps of the last message that has any."""
     found = list(STEP.finditer(prompt))
     run = found[-1:]
     for step in reversed(found[:-1]):

@@ -1,9 +1,9 @@
-"""A server as `luceasync serve` makes it, over a tiny model that says what a script has it say.
+"""A server as `luceasync serve` makes it, over a tiny model with scripted answers.
 
     python -m tests.acceptance.clients.serve FOLDER --port 8123 [--bundled]
 
-All but the choice of tokens is real: template, tokens, prefill, lanes, the cache on disk, answers.
-Every request and its answer is a line of FOLDER/requests.jsonl. Knows no client.
+Only the choice of tokens is scripted: template, tokens, prefill, lanes, disk cache and answers are
+real. Every request and its answer is a line of FOLDER/requests.jsonl.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def make_model(folder: Path, template: str) -> Path:
 
 
 class ScriptedChoice:
-    """Chooses tokens in the sampler's place; the logits are ranked as ever, and not heard."""
+    """Chooses tokens in place of the sampler; logits are ranked as usual, and ignored."""
 
     def __init__(self, write_call: WriteCall) -> None:
         self._write_call = write_call
@@ -107,7 +107,7 @@ class ScriptedChoice:
 
     @staticmethod
     def _said(ids: list[int], place: int, row: RowSampling, heard: int) -> int:
-        """The script's token, unless it may not come: then the script has no more to say."""
+        """The script's token, or the end if that token may not come."""
         if row.mask is None or row.mask[ids[place] // 32] >> (ids[place] % 32) & 1:
             return ids[place]
         del ids[place:]
@@ -127,13 +127,13 @@ def _row(generation: Generation) -> RowSampling:
 
 
 def choose_as(choice: ScriptedChoice) -> None:
-    """Every token of this process, from now on."""
+    """Let it choose every token of this process from now on."""
     for module in (steps, decoding):
         module.choose_next = choice  # type: ignore[attr-defined]
 
 
 def scripted(folder: Path, template: str) -> tuple[ModelConfig, int]:
-    """A model that says what the script has it say, and its context."""
+    """A model with scripted answers, and its context."""
     choose_as(ScriptedChoice(WRITERS[template]))
     return ModelConfig(
         model_dir=make_model(folder / "model", template), names=(MODEL,)
@@ -141,7 +141,7 @@ def scripted(folder: Path, template: str) -> tuple[ModelConfig, int]:
 
 
 def bundled() -> tuple[ModelConfig, int]:
-    """The model that luceasync brings, which chooses for itself what it has to say."""
+    """The bundled model, which chooses for itself."""
     return ModelConfig(names=(MODEL,)), BUNDLED_CTX_TOKENS
 
 

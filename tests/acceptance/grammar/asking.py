@@ -1,6 +1,6 @@
-"""Engines over tiny random models and their drafters, and what they answer to schemas.
+"""Engines over tiny random models and their drafters, and their answers to schemas.
 
-Owns how they are started, on which devices and in which processes. Knows no judge.
+Owns how they are started, on which devices and in which processes.
 """
 
 from __future__ import annotations
@@ -58,22 +58,20 @@ class Asking:
 
 
 def biased(model_dir: Path) -> dict[int, float]:
-    """Biases with which a random model comes to an end."""
+    """Logit biases that let a random model come to an end."""
     tokenizer = Tokenizer.load(model_dir)
     return {token: BIAS for char in CLOSING for token in tokenizer.encode(char)[:1]}
 
 
 def save_models(family: str, folder: Path) -> tuple[Path, Path]:
-    """A target and its drafter."""
+    """Write a target and its drafter."""
     model_dir = tiny.save(tiny.build(family), folder / "model")
     return model_dir, tiny.save_draft(folder / "draft", tiny.draft_config())
 
 
 @contextmanager
 def placement(places: Places, folder: Path) -> Iterator[PlacementConfig]:
-    """Where the layers lie: on one device, in three groups, or the last of them in a process of
-    its own.
-    """
+    """Where the layers lie: on one device, in three stages, or the last ones in another process."""
     if places == "groups":
         with in_stages(3):
             yield PlacementConfig()
@@ -101,7 +99,7 @@ async def running(
 async def answers(
     engine: LocalEngine, cases: Sequence[Case], asking: Asking
 ) -> list[tuple[Answer, ...]]:
-    """The choices of each case; so many at a time as there are lanes."""
+    """The choices of each case, as many at once as there are lanes."""
     turns = asyncio.Semaphore(PARALLEL)
 
     async def ask(number: int, case: Case) -> tuple[Answer, ...]:

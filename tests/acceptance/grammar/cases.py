@@ -1,7 +1,4 @@
-"""What is asked in checks of grammars: schemas by kind, made up or those of JSONSchemaBench.
-
-Owns where they come from. Knows no engine and no judge.
-"""
+"""Schemas to ask for, by kind: made up, or those of JSONSchemaBench."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ MOST_BYTES = 200_000  # of a schema: a server takes no larger ones
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One schema; `name` tells it from others, `kind` is what tables count by."""
+    """One schema. `name` is unique; tables count by `kind`."""
 
     name: str
     kind: str
@@ -27,13 +24,13 @@ class Case:
 
 
 def made_up(seeds: Sequence[int]) -> list[Case]:
-    """Random ones, by the part that is outermost."""
+    """Random schemas, by their outermost part."""
     return [Case(f"number {seed}", kind_of(seed), schema_of(seed)) for seed in seeds]
 
 
 def of_bench(folder: Path, num_of_a_kind: int, seed: int) -> list[Case]:
-    """Random ones of each data set of JSONSchemaBench (Geng et al. 2025), which has a folder each
-    below `folder`, and a file for each schema.
+    """Random schemas of each data set of JSONSchemaBench (Geng et al. 2025), which has a folder for
+    each below `folder`, with a file for each schema.
     """
     rng = random.Random(seed)
     cases = []

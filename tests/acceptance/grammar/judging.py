@@ -1,7 +1,7 @@
 """How an answer to a schema ended, in words.
 
-The judge of made-up schemas is ours (validity.py), of others the package jsonschema, which has to
-be installed for them. Of an answer that was cut off no more is asked than to be a beginning.
+Made-up schemas are judged by validity.py, others by the package jsonschema, which they need. An
+answer that was cut off only has to be a valid beginning.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def by_package() -> Judge:
 
 
 def end_of(schema: Any, text: str, reason: str, judge: Judge = is_valid) -> str:
-    """One of the words above; behind REFUSED, why."""
+    """One of the words above; after REFUSED also why."""
     if reason == "length":
         return CUT if is_beginning(text) else NO_PREFIX
     if reason != "stop":
@@ -57,7 +57,7 @@ _PART = re.compile(
 
 
 def is_beginning(text: str) -> bool:
-    """Whether more text can make JSON of it: read token by token, with what may come next."""
+    """Whether more text can complete it to JSON: a reading token by token."""
     text = text.removesuffix("\N{REPLACEMENT CHARACTER}")  # half a character
     at, open_ones, wanted = 0, "", "value"
     while at < len(text):

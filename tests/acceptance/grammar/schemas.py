@@ -1,5 +1,7 @@
-"""Random JSON schemas of the kinds that JSONSchemaBench has (Geng et al. 2025): what APIs, tools
-and files of settings are described by. Small values, so that a model that knows nothing ends too.
+"""Random JSON schemas of the kinds in JSONSchemaBench (Geng et al. 2025): what describes APIs,
+tools and settings.
+
+Values are small, so that a model that knows nothing also ends.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ TEXTS = ["red", "", 'a "b"', "né\n", "<|im_end|>", "0"]
 
 
 def schema_of(seed: int) -> Schema:
-    """The schema of a seed: an object, mostly, as answers are."""
+    """The schema of a seed: mostly an object, as answers are."""
     rng = random.Random(seed)
     schema = _kind(rng)(rng, 3)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
 def kind_of(seed: int) -> str:
-    """What is outermost in it."""
+    """Its outermost part."""
     return _kind(random.Random(seed)).__name__.removeprefix("_")
 
 
@@ -97,7 +99,7 @@ def _object(rng: random.Random, depth: int) -> Schema:
 
 
 def _map(rng: random.Random, depth: int) -> Schema:
-    """An object whose names a pattern says."""
+    """An object whose property names match a pattern."""
     return {
         "type": "object",
         "patternProperties": {"^k[0-9]$": _any(rng, 0)},
@@ -123,7 +125,7 @@ def _union(rng: random.Random, depth: int) -> Schema:
 
 
 def _tagged(rng: random.Random, depth: int) -> Schema:
-    """One of several objects, each with a name of its own, as discriminated unions are."""
+    """One of several objects, told apart by a name, as discriminated unions are."""
     cases = []
     for name in rng.sample(["circle", "square", "line"], rng.randint(2, 3)):
         inner = _object(rng, depth - 1)
@@ -136,7 +138,7 @@ def _tagged(rng: random.Random, depth: int) -> Schema:
 
 
 def _merged(rng: random.Random, depth: int) -> Schema:
-    """Parts that all have to hold."""
+    """Parts that must all hold."""
     one = {"properties": {"a": _any(rng, 0)}, "required": ["a"]}
     other = {"properties": {"b": _any(rng, 0), "c": _any(rng, 0)}, "required": ["b"]}
     named: Schema = {"properties": {"a": True, "b": True, "c": True}}

@@ -1,7 +1,7 @@
-"""Whether a value is as a JSON schema says, word by word: slow, plain, and made by nobody else.
+"""Whether a value matches a JSON schema, keyword by keyword: slow, plain, and independent.
 
-Source: JSON Schema 2020-12, the words that luceasync's own random schemas have. What is no word of
-those is a ValueError: nothing passes because it was not looked at.
+Source: JSON Schema 2020-12, the keywords that our random schemas use. Any other keyword is a
+ValueError: nothing passes unchecked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SILENT = {"$schema", "$defs", "definitions", "title", "description"}
 
 
 def is_valid(value: Any, schema: Any, root: Any = None) -> bool:
-    """Whether `value` is as `schema`, a part of `root`, says."""
+    """Whether `value` matches `schema`, a part of `root`."""
     root = schema if root is None else root
     if isinstance(schema, bool):
         return schema
@@ -89,7 +89,7 @@ def _formatted(form: str, value: str) -> bool:
 
 
 def _moment(value: str) -> bool:
-    """RFC 3339, which knows leap seconds and fractions of any length."""
+    """RFC 3339, which has leap seconds and fractions of any length."""
     zone = r"(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
     time = rf"(?:[01]\d|2[0-3]):[0-5]\d:(?:[0-5]\d|60)(?:\.\d+)?{zone}"
     found = re.fullmatch(rf"(\d{{4}}-\d\d-\d\d)[Tt ]{time}", value, re.ASCII)
@@ -97,7 +97,7 @@ def _moment(value: str) -> bool:
 
 
 def _day(value: str) -> datetime.date:
-    """A year 0000 is a leap year; Python begins with the year 1. Raises ValueError."""
+    """The year 0000 is a leap year; Python begins with year 1. Raises ValueError."""
     return datetime.date.fromisoformat(re.sub("^0000", "2000", value))
 
 
@@ -166,7 +166,7 @@ def _is(name: str, value: Any) -> bool:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """1 and True are not the same, as they are in Python."""
+    """Equality in which 1 and True differ, unlike Python's."""
     if isinstance(value, list) and isinstance(other, list):
         return len(value) == len(other) and all(map(_same, value, other))
     if isinstance(value, dict) and isinstance(other, dict):

@@ -1,4 +1,4 @@
-"""Connections opened and ended at a steady rate by one thread; run as a process of its own.
+"""Connections opened and ended at a steady rate by one thread, as a process of its own.
 
     python -m tests.acceptance.hostile.connections PORT PER_SECOND SECONDS
 
@@ -24,7 +24,7 @@ PATIENCE_S = 10.0
 
 
 class Opener:
-    """Non-blocking sockets, each ended as soon as it has done what its kind does."""
+    """Non-blocking sockets, each ended as soon as its kind's action is done."""
 
     def __init__(self, port: int) -> None:
         self._address = ("127.0.0.1", port)
@@ -48,7 +48,7 @@ class Opener:
         self._poll.register(client, select.EPOLLOUT)
 
     def turn(self, timeout_s: float) -> None:
-        """Act on what is ready, waiting so long for it."""
+        """Act on sockets that are ready, after waiting at most this long."""
         for number, ready in self._poll.poll(timeout_s):
             client, kind, begin = self._open[number]
             now = time.perf_counter()

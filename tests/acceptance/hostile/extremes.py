@@ -1,6 +1,6 @@
-"""Chat requests whose fields are at their extremes, two at a time, made from the schema.
+"""Chat requests with fields at their extremes, two at a time, made from the schema.
 
-Owns which values are extreme for which type, and what an answer must be. Knows no server.
+Owns which values are extreme for which type, and what an answer must be.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ FINISHED = {"stop", "length", "tool_calls"}
 
 
 def extremes() -> dict[str, list[str]]:
-    """The literals of every field, but of `messages` and `model`, which another fuzz would need."""
+    """The literals of every field, except `messages` and `model`."""
     info = msgspec.inspect.type_info(ChatBody)
     assert isinstance(info, msgspec.inspect.StructType)
     unserved = set(UNSERVED_FIELDS)
@@ -71,7 +71,7 @@ def extremes() -> dict[str, list[str]]:
 
 
 def is_taken(name: str, value: str) -> bool:
-    """Whether a request with this field alone is not refused."""
+    """Whether a request with this field alone is accepted."""
     try:
         parse_chat(f'{{{SAID},"logprobs":true,"{name}":{value}}}'.encode(), CARD, Caller())
     except RequestError:
@@ -80,7 +80,7 @@ def is_taken(name: str, value: str) -> bool:
 
 
 def of_type(name: str, kind: msgspec.inspect.Type) -> list[str]:
-    """What is extreme for a field's type."""
+    """Extreme values of a field's type."""
     if name == "logit_bias":
         return BIASES
     if name == "stop":
@@ -105,7 +105,7 @@ def of_type(name: str, kind: msgspec.inspect.Type) -> list[str]:
 
 
 def pairs(num: int, seed: int = 0) -> Iterator[bytes]:
-    """Bodies: every value of every field at least once where `num` suffices, then pairs drawn."""
+    """Bodies: every value of every field at least once if `num` suffices, then random pairs."""
     values, draw = extremes(), random.Random(seed)
     taken = {name: [v for v in given if is_taken(name, v)] for name, given in values.items()}
     taken = {name: given for name, given in taken.items() if len(given) > 1}
@@ -128,17 +128,17 @@ def pairs(num: int, seed: int = 0) -> Iterator[bytes]:
 
 
 def asked_plainly() -> bytes:
-    """A request whose answer must not change, whatever was asked before."""
+    """A request whose answer must not depend on earlier requests."""
     return f'{{{SAID},"max_tokens":{MOST_TOKENS},"temperature":0}}'.encode()
 
 
 def text_of(answer: bytes) -> str:
-    """What a plain answer says."""
+    """The text of a plain answer."""
     return str(json.loads(answer)["choices"][0]["message"]["content"])
 
 
 def wrong_in(status: int, answer: bytes) -> str | None:
-    """What an answer should not have been; None: it is a refusal in words, or a whole answer."""
+    """What is wrong with an answer; None for a refusal in words, or a whole answer."""
     if 400 <= status < 500:
         said = json.loads(answer)["error"]["message"]
         return None if said and len(answer) < 2000 else "a refusal that is not words"

@@ -1,6 +1,6 @@
-"""Requests of every route with two fields at their extremes, made from the routes' own schemas.
+"""Requests to every route with two fields at their extremes, made from the routes' schemas.
 
-Owns what each route needs at least, and what no answer may be. Knows no server.
+Owns what each route needs at least, and what no answer may be.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TURNS = ['[{"role":"user","content":null}]', '[{"role":"assistant","content":""}
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A route's body: its schema, the fields that it needs, and which bounds its answer."""
+    """A route's body: its schema, its required fields, and the field that bounds its answer."""
 
     body: type[msgspec.Struct]
     needs: dict[str, str]
@@ -66,7 +66,7 @@ def extremes(asked: Asked) -> dict[str, list[str]]:
 
 
 def pairs(asked: Asked, num: int, seed: int = 0) -> Iterator[bytes]:
-    """Bodies: every value of every field once where `num` suffices, then two fields drawn."""
+    """Bodies: every value of every field once if `num` suffices, then random pairs."""
     values, draw = extremes(asked), random.Random(seed)
     singles = [(name, value) for name, given in values.items() for value in given]
     draw.shuffle(singles)
@@ -83,7 +83,7 @@ def pairs(asked: Asked, num: int, seed: int = 0) -> Iterator[bytes]:
 
 
 def wrong_in(status: int, answer: bytes) -> str | None:
-    """What an answer of any route should not have been."""
+    """What is wrong with an answer of any route."""
     if 400 <= status < 500:
         said = json.loads(answer)["error"]["message"]
         return None if said and len(answer) < 2000 else "a refusal that is not words"

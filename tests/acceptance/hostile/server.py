@@ -1,7 +1,4 @@
-"""A server of its own for each measurement, and the eyes on it: /health, memory, descriptors.
-
-Knows no client's kind.
-"""
+"""A server for each measurement, and what is watched of it: /health, memory, descriptors."""
 
 from __future__ import annotations
 
@@ -79,7 +76,7 @@ class Server:
         return response.status, response.read()
 
     def warm(self) -> None:
-        """Answer once, so that what is made at the first request is there."""
+        """Answer once, so that everything made at the first request is there."""
         self.post(f'{{{SAID},"max_tokens":8,"n":2}}'.encode())
 
     @property
@@ -98,7 +95,7 @@ class Server:
 
 @contextmanager
 def watched(server: Server) -> Iterator[list[float]]:
-    """Ask for /health again and again; the seconds that each answer took, memory at its most."""
+    """Poll /health; yields the longest answer time in seconds and the most memory."""
     seconds: list[float] = [0.0, 0.0]
     ended = threading.Event()
 
@@ -128,6 +125,6 @@ def chat(content: str, **fields: object) -> bytes:
 
 
 def posted_head(num_bytes: int) -> bytes:
-    """The head of a chat request whose body has so many bytes."""
+    """The head of a chat request whose body has this many bytes."""
     head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {num_bytes}\r\n"
     return f"{head}content-type: application/json\r\n\r\n".encode()

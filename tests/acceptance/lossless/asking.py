@@ -1,6 +1,6 @@
-"""Engines as a row wants them, and what their answers are.
+"""Engines as a row of the table wants them, and their answers.
 
-Owns conversations: which turn follows what, and what a server has kept in between.
+Owns conversations: which turn follows which, and what a server keeps in between.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_CTX_TOKENS = 512
 
 
 async def references(target: Target, kinds: set[Kind], num_turns: int) -> dict[Kind, Answers]:
-    """What plain decoding says in one lane on one device, which keeps nothing."""
+    """Answers of plain decoding in one lane on one device, with no cache."""
     plain: dict[Kind, Answers] = {}
     for kind in KINDS:  # stop strings are taken from the plain answers
         if kind in kinds or kind == "plain":
@@ -50,8 +50,8 @@ async def references(target: Target, kinds: set[Kind], num_turns: int) -> dict[K
 async def after_restart(
     target: Target, plain: Mapping[Kind, Answers], cache_dir: Path
 ) -> dict[Kind, Answers]:
-    """The same, where second turns after a stop string are asked of a server that was restarted: it
-    may lay out in other tokens what a client sends back, when that is not all that was generated.
+    """The same, but second turns after a stop string are asked of a restarted server, which may
+    tokenize differently what a client sends back when that is not all that was generated.
     """
     case = Case(None, "disk", "stop strings")
     return {**plain, case.kind: await answers_of(target, case, plain, cache_dir, drafts=False)}
@@ -65,7 +65,7 @@ async def answers_of(
     *,
     drafts: bool = True,
 ) -> Answers:
-    """As the case wants them; a second turn where it wants something kept."""
+    """Answers as the case wants them, with a second turn if something is to be kept."""
     found: Answers = {}
     if case.origin in ("cold", "memory"):
         async with running(target, case, plain, drafts=drafts) as engine:
@@ -122,7 +122,7 @@ def plain_ids(case: Case, plain: Mapping[Kind, Answers]) -> dict[int, tuple[int,
 
 
 def seed_of(conversation: int, turn: int) -> int:
-    """Greedy answers have no use for a seed: here it tells which one is asked for."""
+    """Greedy answers ignore the seed; here it identifies the conversation and turn."""
     return conversation * MAX_TURNS + turn
 
 
@@ -156,7 +156,7 @@ def request_of(
     found: Answers,
     key: tuple[int, int],
 ) -> Request:
-    """A conversation's turn, after what was found in the turns before."""
+    """A conversation's turn, given the answers of the turns before."""
     number, turn = key
     messages: list[dict[str, str]] = []
     for earlier in range(turn):

@@ -1,4 +1,4 @@
-"""What is asked of a model, and the rows of the table that says whether speculation changed it."""
+"""Questions to a model, and the rows of the table that says whether speculation changed any."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ KINDS: tuple[Kind, ...] = ("plain", "penalties", "stop strings")
 
 @dataclass(frozen=True)
 class Target:
-    """A model with its drafter, and what it is asked: a first and a second message of each
-    conversation. `is_scripted`: the right tokens are proposed, with mistakes at random places.
+    """A model with its drafter, and a first and a second message of each conversation.
+    `is_scripted`: the right tokens are proposed, with mistakes at random places.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Case:
-    """A row of the table. What is not cold continues a kept conversation by a second turn."""
+    """A row of the table. Unless it is cold, a second turn continues a kept conversation."""
 
     budget: int | None  # None: the chain
     origin: Origin = "cold"

@@ -1,4 +1,4 @@
-"""Rounds of one shape, with what the drafter proposes or with what a script does."""
+"""Rounds of one shape, with proposals of the drafter or of a script."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def forced(shape: RoundShape) -> Callable[[Sequence[int]], RoundPlan]:
 
 
 class ScriptedDecoding(SpeculativeDecoding):
-    """The drafter looks on; what is proposed is what plain decoding has said, by seed, with
-    mistakes.
+    """Proposes what plain decoding said, by seed, with mistakes; the drafter's proposals are
+    dropped.
     """
 
     def __init__(

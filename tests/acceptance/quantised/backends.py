@@ -1,4 +1,4 @@
-"""Backends of files, as measurements and comparisons want them."""
+"""Backends over model files."""
 
 from __future__ import annotations
 

@@ -1,16 +1,14 @@
-"""llama.cpp in a process of its own, told line by line what to run; it answers with seconds.
+"""llama.cpp in its own process, which answers lines.
 
     PYTHON tests/acceptance/quantised/peer.py FILE.gguf CONTEXT THREADS KV
 
-KV is ggml's number of the type of keys and values: 0 is F32, 1 F16.
-
-Run by the interpreter that has llama-cpp-python; it imports nothing of ours.
+KV is ggml's number of the type of keys and values: 0 is F32, 1 F16. Runs under the interpreter that
+has llama-cpp-python, and imports nothing of ours.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 
 import llama_cpp
 import numpy as np
@@ -18,9 +16,8 @@ from llama_cpp import Llama
 
 
 def main(path: str, context: int, num_threads: int, kv: int) -> None:
-    """Lines "prefill" and "decode N": a prompt of `context` tokens, N tokens after it. A line
-    "answer N IDS": logits float32 [vocab] after the ids and after each of N greedy tokens, as bytes
-    in hexadecimal. A line "tokens TEXT", the text's bytes in hexadecimal: its ids.
+    """Answer lines. "answer N IDS": logits float32 [vocab] after the ids and after each of N greedy
+    tokens, as bytes in hexadecimal. "tokens TEXT", with the text's bytes in hexadecimal: its ids.
     """
     model = Llama(
         path,
@@ -32,16 +29,10 @@ def main(path: str, context: int, num_threads: int, kv: int) -> None:
         type_v=kv,
         verbose=False,
     )
-    prompt = [(7 * i) % 400 + 3 for i in range(context)]
     print("ready", flush=True)
     for line in sys.stdin:
         what, *count = line.split()
-        if what == "prefill":
-            model.reset()
-            begun = time.perf_counter()
-            model.eval(prompt)
-            print(time.perf_counter() - begun, flush=True)
-        elif what == "answer":
+        if what == "answer":
             model.reset()
             model.eval([int(number) for number in count[1:]])
             for _ in range(int(count[0])):
@@ -51,16 +42,10 @@ def main(path: str, context: int, num_threads: int, kv: int) -> None:
         elif what == "tokens":
             text = bytes.fromhex("".join(count))
             print(*model.tokenize(text, add_bos=False, special=False), flush=True)
-        else:
-            model.n_tokens = context
-            begun = time.perf_counter()
-            for _ in range(int(count[0])):
-                model.eval([1])
-            print(time.perf_counter() - begun, flush=True)
 
 
 def last_logits(model: Llama) -> np.ndarray:
-    """float32 [vocab] of the last token."""
+    """Logits float32 [vocab] of the last token."""
     address = llama_cpp.llama_get_logits_ith(model.ctx, -1)
     return np.ctypeslib.as_array(address, shape=(model.n_vocab(),)).copy()
 

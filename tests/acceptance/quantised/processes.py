@@ -1,4 +1,4 @@
-"""llama.cpp with a file, in a process of its own (luceasync never imports it)."""
+"""llama.cpp with a file, in its own process; luceasync never imports it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ sys.exit(llama_cpp.llama_model_quantize(source.encode(), target.encode(), wanted
 
 
 def requantise(python: str, source: Path, target: Path, kind: str) -> Path:
-    """What llama.cpp makes of a float32 file in one of its mixes: `target`."""
+    """Have llama.cpp convert a float32 file to one of its mixes; returns `target`."""
     if kind not in FILE_TYPES:
         raise SystemExit(f"{kind}: one of {', '.join(FILE_TYPES)} is expected")
     command = [python, "-c", REQUANTISE, str(source), str(target), str(FILE_TYPES[kind])]
@@ -32,7 +32,7 @@ def requantise(python: str, source: Path, target: Path, kind: str) -> Path:
 
 
 class Peer:
-    """One that was started, and answers line by line; see tests/acceptance/quantised/peer.py."""
+    """A running peer.py."""
 
     def __init__(self, python: str, path: Path, context: int, kv: int = FP16) -> None:
         threads = str(torch.get_num_threads())
@@ -45,19 +45,14 @@ class Peer:
         )
         self._answer()
 
-    def run(self, line: str) -> float:
-        """Seconds that it took."""
-        self._ask(line)
-        return float(self._answer())
-
     def answer(self, ids: Sequence[int], num_tokens: int) -> list[np.ndarray]:
-        """Logits float32 [vocab] before each of so many greedy tokens."""
+        """Logits float32 [vocab] before each of `num_tokens` greedy tokens."""
         self._ask(f"answer {num_tokens} {' '.join(map(str, ids))}")
         lines = [self._answer() for _ in range(num_tokens)]
         return [np.frombuffer(bytes.fromhex(line), np.float32) for line in lines]
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each, with nothing added; what looks like a special token is ordinary text."""
+        """Ids of each text, with nothing added; special tokens are ordinary text."""
         found = []
         for text in texts:
             self._ask(f"tokens {text.encode().hex()}")
@@ -65,7 +60,7 @@ class Peer:
         return found
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(60)

@@ -15,7 +15,7 @@ FIRST_IDEOGRAPHS = "\u3000"
 
 
 def nfc_texts(num_texts: int, seed: int = 0) -> list[str]:
-    """So many in Unicode's normal form C, the same for a seed and a version of Python."""
+    """`num_texts` texts in Unicode's normal form C, the same for a seed and a Python version."""
     choose = random.Random(seed)
     sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     letters = [

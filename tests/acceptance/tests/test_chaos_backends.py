@@ -1,4 +1,4 @@
-"""Backends die, hang and lie under a real server: every client is answered, and nothing is left."""
+"""Backends die, hang and lie under a real server: clients are answered, nothing is leaked."""
 
 from __future__ import annotations
 

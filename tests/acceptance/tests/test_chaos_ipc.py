@@ -1,4 +1,4 @@
-"""Whatever the other end does, the channel closes with words, and nothing is left."""
+"""Whatever the other end does, the channel closes with a clear error, and nothing is leaked."""
 
 from __future__ import annotations
 

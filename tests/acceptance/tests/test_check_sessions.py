@@ -1,4 +1,4 @@
-"""A long session in a short form: a third of the memory that it would fill serves every step."""
+"""A short session: a third of the memory that it fills serves every step."""
 
 from __future__ import annotations
 

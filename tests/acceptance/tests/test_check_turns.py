@@ -1,5 +1,5 @@
-"""The table of conversations, in a short form: a turn is found again whatever the client leaves
-out, and after a restart too; and what breaks a rule is named.
+"""The table of conversations, in short: a turn is found again whatever the client leaves out, after
+a restart too, and a broken rule is named.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The drivers of load do what they say, and count who was refused."""
+"""The load drivers do what they say, and count refusals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 
 @pytest.fixture
 def answering():
-    """The port of a listener that answers whoever asks."""
+    """The port of a listener that answers every client."""
 
     def serve(listener: socket.socket) -> None:
         while True:

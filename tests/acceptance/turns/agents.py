@@ -10,7 +10,7 @@ from tests.acceptance.turns.flow import TOOLS, Size, assistant, beginning, said,
 
 
 def step_messages(name: str, text: str, size: Size, *, sends_reasoning: bool) -> list[Any]:
-    """A call of a tool, whose answer was reasoning, and its result."""
+    """A tool call after reasoning, and its result."""
     function = {"name": "read", "arguments": json.dumps({"path": name})}
     reasoning = {"reasoning_content": text} if sends_reasoning else {}
     calls = [{"id": name, "type": "function", "function": function}]
@@ -19,7 +19,7 @@ def step_messages(name: str, text: str, size: Size, *, sends_reasoning: bool) ->
 
 
 async def agent(client: Client, size: Size, *, sends_reasoning: bool = True) -> None:
-    """Steps with a tool within each turn; the answer of a step is reasoning."""
+    """Steps with a tool within each turn; each step's answer is reasoning."""
     messages = beginning("agents", size)
     for turn in range(size.num_turns):
         messages.append(user(f"task {turn}", size))
@@ -31,12 +31,14 @@ async def agent(client: Client, size: Size, *, sends_reasoning: bool = True) -> 
 
 
 async def agent_without_reasoning(client: Client, size: Size) -> None:
-    """The same, and the client leaves reasoning out."""
+    """The same, with a client that leaves reasoning out."""
     await agent(client, size, sends_reasoning=False)
 
 
 async def helpers(client: Client, size: Size, *, together: bool = False) -> None:
-    """The main agent has two helpers with prompts of their own, and something names the chat."""
+    """A main agent with two helpers, which have prompts of their own, and a request that names the
+    chat.
+    """
     main = [*beginning("agents", size), user("a task", size)]
     subs = [[*beginning("helpers", size), user(f"part {i}", size)] for i in range(2)]
     for step in range(size.num_steps):
@@ -51,5 +53,5 @@ async def helpers(client: Client, size: Size, *, together: bool = False) -> None
 
 
 async def helpers_together(client: Client, size: Size) -> None:
-    """The same, all at the same time."""
+    """The same, all at once."""
     await helpers(client, size, together=True)

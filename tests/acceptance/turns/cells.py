@@ -1,4 +1,4 @@
-"""What a flow comes to over one model, by kind of server, and which rules that breaks."""
+"""The outcome of a flow over one model, by kind of server, and the rules that it breaks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_WRITTEN = 1.1  # of the bytes of new state
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Cells that share a server that keeps nothing."""
+    """Cells that are compared with one server that keeps nothing."""
 
     flow: str
     model_name: ModelName
@@ -47,11 +47,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one flow came to with one kind of server.
+    """The outcome of one flow with one kind of server.
 
-    `worst`: tokens that the request that found least was short of. `written`: bytes over those of
-    new state, None where nothing is written or it is not counted; `max_written` is what the places
-    of its turns that can be met again allow. `faults` are the rules that it breaks, in words.
+    `worst`: most tokens that one request ran again. `written`: bytes over those of new state, None
+    if nothing is written or counted; `max_written`: what is allowed, given the boundaries of its
+    turns. `faults`: the rules it breaks, in words.
     """
 
     row: str
@@ -70,7 +70,7 @@ class Cell:
 
 
 def hold(row: Row, model: Model) -> list[Cell]:
-    """`cells_of` in a process of its own, beside others."""
+    """Run `cells_of` in its own process, beside others."""
     import torch
 
     logging.disable(logging.INFO)
@@ -93,7 +93,7 @@ async def cells_of(row: Row, model: Model) -> list[Cell]:
 async def _held(
     flow: Flow, row: Row, model: Model, kind: Kind | None, num_requests: int = 0
 ) -> tuple[list[Asked], int]:
-    """The choices of a flow, and the bytes that were written; `kind` None: nothing is kept."""
+    """The choices of a flow, and the bytes written; `kind` None: nothing is kept."""
     with tempfile.TemporaryDirectory(prefix="turns-") as folder:
         has_directory = kind in ("restarts", "one restart", "drafted, restarts")
         config = Config(
@@ -170,7 +170,7 @@ def faults_of(
     max_short_tokens: int,
     tolerance: float,
 ) -> list[str]:
-    """Which rules the cell's requests break, beside those of a server that keeps nothing."""
+    """Rules that the cell's requests break, given those of a server that keeps nothing."""
     faults = []
     for index, one in enumerate(asked):
         is_told = cell.kind == "little memory" and one.miss_reason is not None
@@ -191,7 +191,7 @@ def faults_of(
 
 
 def _off(asked: Sequence[Asked], cold: Sequence[Asked]) -> float:
-    """How far log-probabilities are from those of a server that keeps nothing."""
+    """Largest difference of log-probabilities to a server that keeps nothing."""
     pairs = (
         pair
         for one, other in zip(asked, cold, strict=True)

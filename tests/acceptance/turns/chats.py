@@ -1,4 +1,4 @@
-"""Chats: turn after turn, with and without reasoning, edited, and summed up."""
+"""Chats: turn after turn, with and without reasoning, edited, and summarized."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.acceptance.turns.flow import Size, assistant, beginning, user
 
 
 async def chat(client: Client, size: Size, **variables: Any) -> None:
-    """A chat whose answers come back as they were."""
+    """A chat whose answers come back unchanged."""
     messages = beginning("chats", size)
     for turn in range(size.num_turns):
         messages.append(user(f"question {turn}", size))
@@ -17,12 +17,12 @@ async def chat(client: Client, size: Size, **variables: Any) -> None:
 
 
 async def chat_without_thinking(client: Client, size: Size) -> None:
-    """The same, and the template is told not to think."""
+    """The same, with thinking switched off in the template."""
     await chat(client, size, enable_thinking=False)
 
 
 async def thinking(client: Client, size: Size, form: str = "content") -> None:
-    """The first half of each answer is reasoning; `form` says how the client gives it back."""
+    """The first half of each answer is reasoning; `form` says how the client sends it back."""
     messages = beginning("thinking", size)
     for turn in range(size.num_turns):
         messages.append(user(f"question {turn}", size))
@@ -47,7 +47,7 @@ async def thinking_as_text(client: Client, size: Size) -> None:
 
 
 async def edits(client: Client, size: Size) -> None:
-    """Answers are asked for again, messages are changed, old turns are gone on from."""
+    """Answers are regenerated, messages edited, old turns continued."""
     messages = beginning("edits", size)
     for turn in range(size.num_turns):
         messages.append(user(f"question {turn}", size))
@@ -58,7 +58,7 @@ async def edits(client: Client, size: Size) -> None:
 
 
 async def compaction(client: Client, size: Size) -> None:
-    """After some turns a summary stands for all of them."""
+    """After some turns a summary replaces them."""
     messages = beginning("summaries", size)
     for round_ in range(2):
         for turn in range(size.num_turns):

@@ -1,6 +1,6 @@
-"""A client that knows what every prompt could share with what was said before.
+"""A client that knows how much of every prompt was seen before.
 
-Owns the counts. What serves it is a Servers' matter; what is said, a flow's.
+Owns the counts. Servers are a matter of `Servers`; what is said, of a flow.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONTINUED = ("0", "a")  # what a user may say next
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked in one request, and how many tokens of an answer are wanted."""
+    """One request, and how many tokens of an answer are wanted."""
 
     messages: Sequence[Message]
     num_tokens: int
@@ -42,10 +42,11 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """An answered choice: of `num_prompt_tokens`, `num_ideal` begin something that was said before;
-    `num_new` tokens of prompt and answer had not been run. `logprobs` are those of every token, and
-    of the likeliest others; `num_rounds` of speculation gave them. `returns`: a later prompt may
-    begin with all of it.
+    """An answered choice.
+
+    Of `num_prompt_tokens`, `num_ideal` begin an earlier sequence; `num_new` tokens of prompt and
+    answer had not been run. `logprobs`: of every token and of the likeliest others; `num_rounds`:
+    of speculation. `returns`: a later prompt may begin with all of it.
     """
 
     answer: tuple[int, ...]
@@ -66,7 +67,7 @@ class Asked:
 
 @dataclass(slots=True, eq=False)
 class _Opened:
-    """A request under way. Of its prompt `num_shared` tokens are found already."""
+    """A request under way; `num_shared` tokens of its prompt are cached already."""
 
     question: Question
     text: str
@@ -96,11 +97,11 @@ class Client:
         tools: Sequence[Message] | None = None,
         **variables: Any,
     ) -> str:
-        """The answer's text, of so many tokens."""
+        """The text of an answer of this many tokens."""
         return (await self.ask_all([Question(messages, num_tokens, tools, variables)]))[0]
 
     async def ask_all(self, questions: Sequence[Question]) -> list[str]:
-        """The first choice's text for each of the questions, which are asked together."""
+        """The first choice's text for each question; all are asked at once."""
         engine = await self._servers.next()
         opened: list[_Opened] = []
         for question in questions:
@@ -114,7 +115,7 @@ class Client:
         return [self._count(*pair) for pair in zip(opened, answered, strict=True)]
 
     async def leave(self, messages: Sequence[Message], num_tokens: int) -> None:
-        """Ask, and go once the server has run so many tokens of the prompt, or all of it."""
+        """Ask, and leave once the server has run this many tokens of the prompt, or all of it."""
         engine = await self._servers.next()
         question = Question(messages, 8)
         ids, before = self._prompt(question)[1], engine.status()
@@ -126,7 +127,7 @@ class Client:
         self._seen.append(ids[: _num_restored(engine, before) + _num_run(engine, before)])
 
     async def kill(self, messages: Sequence[Message], num_tokens: int) -> None:
-        """Ask, and have the server killed once it has run so many tokens of the prompt."""
+        """Ask, and have the server killed once it has run this many tokens of the prompt."""
         engine = await self._servers.next()
         question = Question(messages, 8)
         ids, before = self._prompt(question)[1], engine.status()
@@ -165,7 +166,7 @@ class Client:
         return stream
 
     def _count(self, opened: _Opened, choices: Mapping[int, Sequence[Delta]]) -> str:
-        """Count what the choices say of the cache, and remember them; the first one's text."""
+        """Count what the choices report of the cache, and remember them; returns the first text."""
         for index in sorted(choices):
             finish = choices[index][-1].finish
             assert finish is not None and finish.reason == "length", finish
@@ -175,7 +176,7 @@ class Client:
     def _count_choice(
         self, opened: _Opened, deltas: Sequence[Delta], finish: Finish, *, is_first: bool
     ) -> None:
-        """The prompt of all but the first is there already."""
+        """Count one choice; of later ones the prompt is cached already."""
         question, ids = opened.question, opened.ids
         answer = tuple(token for delta in deltas for token in delta.token_ids)
         logprobs = [one for delta in deltas for one in delta.logprobs]
@@ -217,13 +218,13 @@ class Client:
         )
 
     def _prompt(self, question: Question) -> tuple[str, array[int]]:
-        """The text and the ids that the server makes of it."""
+        """The text and ids that the server makes of it."""
         text = self._template.render(question.messages, question.tools, **question.variables)
         return text, array("i", self._history.recall(text))
 
 
 async def _deltas_of(stream: Stream) -> dict[int, list[Delta]]:
-    """All that comes, by choice."""
+    """All deltas, by choice."""
     deltas: dict[int, list[Delta]] = {}
     async for delta in stream:
         deltas.setdefault(delta.index, []).append(delta)
@@ -231,12 +232,12 @@ async def _deltas_of(stream: Stream) -> dict[int, list[Delta]]:
 
 
 def _num_run(engine: LocalEngine, before: EngineStatus) -> int:
-    """Tokens of prompts that were run since then."""
+    """Prompt tokens run since then."""
     return engine.status().prefilled_tokens_total - before.prefilled_tokens_total
 
 
 def _num_restored(engine: LocalEngine, before: EngineStatus) -> int:
-    """Tokens that were taken up since then."""
+    """Tokens restored since then."""
     after = engine.status()
     assert after.cache is not None and before.cache is not None
     new, old = after.cache.restored_tokens_total, before.cache.restored_tokens_total

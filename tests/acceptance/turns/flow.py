@@ -1,4 +1,4 @@
-"""What a flow is, and what its speakers say."""
+"""A flow, and what its speakers say."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOOLS = [
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How long things are: texts in sentences of about ten tokens, answers in tokens."""
+    """How long texts are, in sentences of about ten tokens, and answers, in tokens."""
 
     num_turns: int = 3
     num_steps: int = 2
@@ -36,11 +36,11 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """How a conversation goes on: who says what next, and what a client sends back of an answer.
+    """How a conversation goes on, and what a client sends back of an answer.
 
-    `max_short_tokens` may be run again of a request. `is_counted`: bytes that are written for it
-    are counted, too; `has_template`: it depends on what a template leaves out; `needs_directory`:
-    it means nothing without.
+    `max_short_tokens`: that a request may run again. `is_counted`: written bytes are counted too;
+    `has_template`: it depends on what a template leaves out; `needs_directory`: it means nothing
+    without one.
     """
 
     run: Callable[[Client, Size], Awaitable[None]]
@@ -56,7 +56,7 @@ class Flow:
 
 
 def said(topic: str, num_sentences: int) -> str:
-    """Text of its own for each topic."""
+    """A text for each topic that shares nothing with others."""
     return " ".join(f"The {i}. line about {topic} stands here." for i in range(num_sentences))
 
 

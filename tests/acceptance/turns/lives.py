@@ -1,4 +1,4 @@
-"""What happens to servers and requests: several at once, cancelled, killed, and warmed up."""
+"""What happens to servers and requests: several at once, cancelled, killed, warmed up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.acceptance.turns.flow import Size, assistant, beginning, said, user
 
 
 async def cancelled(client: Client, size: Size) -> None:
-    """A client leaves while a long prompt is run, comes again, and leaves later."""
+    """A client leaves during a long prefill, comes again, and leaves later."""
     messages = [*beginning("long texts", size), {"role": "user", "content": said("x", size.long)}]
     await client.ask([*messages[:1], user("a warm-up", size)], 8)
     for _ in range(2):
@@ -16,7 +16,7 @@ async def cancelled(client: Client, size: Size) -> None:
 
 
 async def killed(client: Client, size: Size) -> None:
-    """The server is killed while a long prompt is run."""
+    """The server is killed during a long prefill."""
     messages = [*beginning("long texts", size), {"role": "user", "content": said("x", size.long)}]
     await client.ask([*messages[:1], user("a warm-up", size)], 8)
     await client.kill(messages, size.long * 6)
@@ -24,7 +24,7 @@ async def killed(client: Client, size: Size) -> None:
 
 
 async def together(client: Client, size: Size) -> None:
-    """Four chats at once with a system prompt that nobody has seen, then the same again."""
+    """Four chats at once with a new system prompt, then the same again."""
     chats = [[*beginning("four", size), user(f"question {i}", size)] for i in range(4)]
     for turn in range(2):
         texts = await client.ask_all([Question(messages, size.answer) for messages in chats])
@@ -41,7 +41,7 @@ async def choices(client: Client, size: Size) -> None:
 
 
 async def warmed(client: Client, size: Size, *, through_server: bool = True) -> None:
-    """A system prompt is kept by warm_cache.py before anybody asks."""
+    """A system prompt is kept ahead of time, as by warm_cache.py."""
     await client.ask([*beginning("others", size), user("something", size)], size.answer)
     system = said("rules", size.system)
     await client.warm(system, through_server=through_server)
@@ -51,12 +51,12 @@ async def warmed(client: Client, size: Size, *, through_server: bool = True) -> 
 
 
 async def warmed_directory(client: Client, size: Size) -> None:
-    """The same, and no server runs meanwhile."""
+    """The same, while no server runs."""
     await warmed(client, size, through_server=False)
 
 
 async def ended(client: Client, size: Size) -> None:
-    """A server is told to end right after each answer."""
+    """A server is ended right after each answer."""
     messages = beginning("ends", size)
     for turn in range(size.num_turns):
         messages.append(user(f"question {turn}", size))
@@ -65,7 +65,7 @@ async def ended(client: Client, size: Size) -> None:
 
 
 async def killed_at_once(client: Client, size: Size) -> None:
-    """A server is killed right after each answer: the turn that was being written may be lost."""
+    """A server is killed right after each answer: the turn being written may be lost."""
     messages = beginning("ends", size)
     for turn in range(size.num_turns):
         messages.append(user(f"question {turn}", size))

@@ -1,7 +1,7 @@
-"""The models that conversations are held with: tiny random ones, and the bundled one.
+"""The models of the conversations: tiny random ones, and the bundled one.
 
 All have the bundled model's tokenizer, so that what opens an answer is as short as in real models.
-Owns their folders. Knows no conversation and no server.
+Owns their folders.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ COMMON: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model in a folder. `row_bytes`: what a token adds to what is kept, `state_bytes`: what its
-    recurrent layers hold. Its answers agree with a cold server's to `tolerance` in the logarithm.
+    """A model in a folder. `row_bytes`: of a token; `state_bytes`: of its recurrent layers;
+    `tolerance`: allowed difference of log-probabilities to a cold server's.
     """
 
     model_dir: Path
@@ -55,7 +55,7 @@ class Model:
 
 
 def make_model(name: ModelName, template: TemplateName, folder: Path) -> Model:
-    """The model under that template, in a folder of its own; its weights are made, or linked."""
+    """The model with that template, in its own folder; weights are made, or linked."""
     model_dir = folder / "model"
     model_dir.mkdir(parents=True)
     for file in TOKENIZER_FILES:
@@ -82,7 +82,7 @@ def make_model(name: ModelName, template: TemplateName, folder: Path) -> Model:
 
 
 def _link_bundled(model_dir: Path) -> None:
-    """Its weights, and its configuration for a longer context."""
+    """Link the bundled model's weights, with a configuration for a longer context."""
     for path in BUNDLED_MODEL_DIR.glob("*.safetensors"):
         (model_dir / path.name).symlink_to(path)
     config = json.loads((BUNDLED_MODEL_DIR / "config.json").read_text())
@@ -91,7 +91,7 @@ def _link_bundled(model_dir: Path) -> None:
 
 
 def _make_random(name: ModelName, model_dir: Path) -> None:
-    """Random weights, always the same, as transformers writes them."""
+    """Write random weights, always the same, as transformers writes them."""
     import torch
     import transformers
     from transformers import (
@@ -128,7 +128,7 @@ def _make_random(name: ModelName, model_dir: Path) -> None:
 
 
 def _random_draft(folder: Path) -> Path:
-    """A drafter that proposes anything."""
+    """Write a drafter that proposes anything."""
     from tests import tiny
 
     return tiny.save_draft(folder, tiny.draft_config(vocab_size=COMMON["vocab_size"]))

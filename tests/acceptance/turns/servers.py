@@ -1,7 +1,7 @@
 """The servers that a conversation meets, one after the other: when they end, and how.
 
-A kill is made by setting aside the directory as it is at that moment, by hard links, and going on
-with that: what the server does afterwards is seen by nobody. Knows no conversation.
+A kill sets the directory aside as it is at that moment, by hard links, and continues with the copy:
+the next server sees nothing of what the old one does afterwards.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ End = Literal["settled", "at once", "in order"]
 
 
 class Servers:
-    """Servers over one directory, if there is any. `ends_before(i)`: whether the one before the
-    i-th request is killed first, once all is written that is to be.
+    """Servers over one directory, if any. `ends_before(i)`: whether the one before the i-th request
+    is killed first, once all is written.
     """
 
     def __init__(self, config: Config, ends_before: Callable[[int], bool]) -> None:
@@ -40,7 +40,7 @@ class Servers:
 
     @property
     def model_dir(self) -> Path:
-        """Of all of them."""
+        """The model of all of them."""
         return self._config.model.model_dir
 
     @property
@@ -66,14 +66,16 @@ class Servers:
 
     def ends(self, how: End) -> None:
         """End this one before the next request: `settled` is killed when all is written, `at once`
-        is killed as it is, `in order` is told to end. Not so one that keeps nothing: what it is
-        compared with has the ids of what was generated, which no directory would tell the next one.
+        is killed as it is, `in order` is told to end.
+
+        A server that keeps nothing does not end: its ids of what was generated are the reference,
+        and no directory would have them.
         """
         if self.keeps:
             self._end = how
 
     def kill(self) -> None:
-        """Nothing that the server does from now on is seen by the next one."""
+        """Continue without anything that the server does from now on."""
         if self.has_directory:
             self._set_aside()
             self._end = "in order"
@@ -81,8 +83,8 @@ class Servers:
     async def warm(
         self, through: Callable[[WarmClient], Awaitable[None]], *, through_server: bool
     ) -> bool:
-        """Have something kept by a server that is asked over HTTP, or into its directory while none
-        runs; whether there is where to keep it.
+        """Have something kept by a server over HTTP, or into its directory while none runs; returns
+        whether there is where to keep it.
         """
         if not through_server:
             if not self.has_directory:
@@ -126,7 +128,7 @@ class Servers:
         self.num_written_bytes += cache.written_bytes_total
 
     def _set_aside(self) -> None:
-        """The next server's directory holds what is there now."""
+        """Give the next server a directory with what is there now."""
         old = self._config.cache.cache_dir
         assert old is not None
         self._num_dirs += 1

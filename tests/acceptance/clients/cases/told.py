@@ -1,5 +1,5 @@
-"""Cases of one client, each told as a line of JSON. Runs where that client is installed; knows
-nothing else of ours.
+"""Cases of one client, each reported as a line of JSON. Runs in the client's environment and
+imports nothing else of ours.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SCHEMA = {
 
 
 def tell(*cases: Callable[[], None]) -> None:
-    """Run each; what one raises is its line's error."""
+    """Run each case; an exception becomes its line's error."""
     for case in cases:
         error = None
         try:
@@ -36,12 +36,12 @@ def tell(*cases: Callable[[], None]) -> None:
 
 
 def covers(cached: int | None, first: int | None) -> None:
-    """The first turn's prompt was found again."""
+    """Whether the first turn's prompt was cached."""
     assert cached is not None and first is not None and cached >= first - SLACK, (cached, first)
 
 
 def usage_of(answer) -> tuple[int, int]:
-    """Tokens of the prompt, and how many of them were found, as any of the three APIs tells it."""
+    """Prompt tokens and cached ones, as any of the three APIs reports them."""
     told = answer.usage
     if hasattr(told, "cache_read_input_tokens"):
         return told.input_tokens + told.cache_read_input_tokens, told.cache_read_input_tokens
