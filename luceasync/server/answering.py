@@ -96,15 +96,15 @@ class Answering:
         call = await self._parse(body, Headers(scope=scope), caller)
         del body  # the call has what is left of it
         # Hypercorn does not cancel a handler whose client has left, so receive() is watched.
-        enders = (wait_for_disconnect(receive), context.drain.expired(), cancellation.wait())
+        watchers = (wait_for_disconnect(receive), context.drain.expired(), cancellation.wait())
         if not call.stream:
-            response = await race(self._plain_answer(call, note, reservation), *enders)
+            response = await race(self._plain_answer(call, note, reservation), *watchers)
             await response(scope, receive, send)
             return
         events = EventStream(send)
         keep_alive = events.keep_alive(context.config.keep_alive_s)
         try:
-            await race(self._stream_answer(call, events, note, reservation), keep_alive, *enders)
+            await race(self._stream_answer(call, events, note, reservation), keep_alive, *watchers)
         except ClientDisconnect:
             raise
         except Exception as error:

@@ -66,7 +66,7 @@ class Drain:
 
 
 async def race(work: Coroutine[Any, Any, Result], *watchers: Coroutine[Any, Any, Any]) -> Result:
-    """Await `work` while `watchers` run beside it, and return its result.
+    """Await `work` while `watchers` run concurrently, and return its result.
 
     A watcher never returns: it raises when `work` has to stop, because the client has left or the
     server shuts down. Then `work` is cancelled, its cleanup is awaited, and the watcher's exception

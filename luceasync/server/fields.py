@@ -138,7 +138,7 @@ def check_arguments_schema(param: str, schema: Mapping[str, Any]) -> None:
         refuse(f"{param}.type", kinds, "'object'")
 
 
-# Fields that every API which generates has
+# Fields of all APIs that generate
 
 
 PINS_PARAM = "kvflash_pin"

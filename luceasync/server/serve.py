@@ -105,8 +105,8 @@ async def _drain(drain: Drain, timeout_s: float) -> None:
 
 @contextmanager
 def _signals(stop: asyncio.Event) -> Iterator[None]:
-    """Set `stop` on SIGTERM inside the `with`; the handler stays installed afterwards. SIGINT kills
-    the process, unless `_load` makes it set `stop` too.
+    """Set `stop` on SIGTERM; after the `with`, further ones have no effect. SIGINT kills the
+    process, except while the handler that `_load` installs sets `stop` instead.
     """
     loop = asyncio.get_running_loop()
     signal.signal(signal.SIGINT, signal.SIG_DFL)

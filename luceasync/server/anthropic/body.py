@@ -239,7 +239,7 @@ def _must_call(choice: AnthropicToolChoice | None, names: Sequence[str]) -> tupl
         case "any" if names:
             return tuple(names)
         case "any":
-            refuse("tool_choice.type", "any", "'tools' beside it")
+            refuse("tool_choice.type", "any", "'tools' in the same request")
         case "tool":
             assert choice is not None
             if choice.name not in names:

@@ -221,7 +221,7 @@ def _refuse_unserved(body: CompletionBody) -> None:
     if body.best_of is not None and body.best_of != (body.n or 1):
         refuse("best_of", body.best_of, "the same as 'n'")
     if body.echo and (body.logprobs or 0) > MAX_ECHOED_LOGPROBS:
-        refuse("logprobs", body.logprobs, f"at most {MAX_ECHOED_LOGPROBS} beside 'echo'")
+        refuse("logprobs", body.logprobs, f"at most {MAX_ECHOED_LOGPROBS} together with 'echo'")
 
 
 def _prompts(body: CompletionBody) -> list[Prompt]:

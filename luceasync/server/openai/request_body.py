@@ -246,10 +246,10 @@ def must_call(choice: ToolChoice | None, tools: Sequence[Mapping[str, Any]]) -> 
         return ()
     names = tuple(tool["function"]["name"] for tool in tools)
     if choice == "required":
-        return names or refuse("tool_choice", choice, "'tools' beside it")
+        return names or refuse("tool_choice", choice, "'tools' in the same request")
     if not isinstance(choice, dict) or choice.get("type") != "function":
         refuse("tool_choice", choice, TOOL_CHOICES)
-    function = choice.get("function", choice)  # the Responses API puts the name beside the type
+    function = choice.get("function", choice)  # the Responses API has the name at this level
     name = function.get("name") if isinstance(function, dict) else None
     if name not in names:
         refuse("tool_choice", choice, "the name of one of 'tools'")
