@@ -1,1 +1,1 @@
-"""Triton kernels of the decode step and of prefill, each beside its torch twin in models.ops."""
+"""Triton and CUDA C++ kernels of decode and prefill; models.ops has their torch twins."""

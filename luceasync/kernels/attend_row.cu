@@ -23,7 +23,7 @@ constexpr int KEY = GROUP, VALUE_WARP = (GROUP + 1) % WARPS;
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
     const u16* projected, const float* query_norm, const float* key_norm, u16* keys, u16* values, const int* lanes,
-    const int* ranks, const int* tables, const float* cos, const float* sin, u16* ring, float4* sums,
+    const int* row_indices, const int* tables, const float* cos, const float* sin, u16* ring, float4* sums,
     float2* weights, u32* arrivals, u16* out, float eps, float scale, int projected_stride, int num_places,
     int table_stride) {
   __shared__ u32 num_before;
@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
   int num_each = gridDim.x / SPLITS;  // parts that all contexts have come first
   int split = blockIdx.x / num_each, group = blockIdx.x % num_each;
   int entry = group / KV_HEADS, kv_head = group % KV_HEADS;
-  int row = lanes[entry], rank = ranks[entry];
+  int row = lanes[entry], row_index = row_indices[entry];
   uint2* results = (uint2*)out + (u64)group * QUADS;
   if (row < 0) {  // padding
     if (split > 0) return;
@@ -41,12 +41,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
     for (int quad = threadIdx.x; quad < QUADS; quad += WARPS * 32) results[quad] = make_uint2(0, 0);
     return;
   }
-  Range range(rank, split);
+  Range range(row_index, split);
   if (split >= range.num_splits) return;
   bool has_newest = split == range.num_splits - 1;
   u64 own_begin = (u64)row * num_places * KV_DIM + kv_head * HEAD_DIM;
   keys += own_begin, values += own_begin;
-  Copier copier = {keys, values, tables + (u64)row * table_stride, rank, lane};
+  Copier copier = {keys, values, tables + (u64)row * table_stride, row_index, lane};
   u32 begin = shared_begin();
 
   // Long before: what earlier steps have left, and weights. That is there: the kernel in front of this one has
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
     u16* kept = nullptr;
     if (head == KEY) kept = keys + new_row;
     if (NEWEST && head != KEY && has_newest) {
-      u64 place = (u64)row * NEWEST + rank % max(NEWEST, 1);
+      u64 place = (u64)row * NEWEST + row_index % max(NEWEST, 1);
       kept = ring + (place * NUM_HEADS + kv_head * GROUP + head) * HEAD_DIM;
     }
     heads[turn].finish(angles, eps, lane, [&](int d, u32 pair) {

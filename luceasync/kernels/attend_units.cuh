@@ -13,8 +13,8 @@ static_assert(PIECES * ROWS == 32, "the head's dimensions are no power of two");
 struct Range {
   int first, end, num_splits;
 
-  __device__ __forceinline__ Range(int rank, int split) {
-    int num_units = rank / UNIT + 1;  // the new row is the last one
+  __device__ __forceinline__ Range(int row_index, int split) {
+    int num_units = row_index / UNIT + 1;  // the new row is the last one
     int turns = (num_units + WARPS - 1) / WARPS, turns_each = (turns + SPLITS - 1) / SPLITS;
     num_splits = (turns + turns_each - 1) / turns_each;
     first = split * turns_each * WARPS;
@@ -27,22 +27,22 @@ struct Range {
 struct Copier {
   const u16 *keys, *values;
   const int* table;  // of the lane
-  int rank, lane;
+  int row_index, lane;
 
   __device__ __forceinline__ int page_of(int unit) const { return table[unit / (PAGE / UNIT)]; }
 
-  // Where the row of `rank` begins, in `keys` as in `values`.
+  // Where the row of `row_index` begins, in `keys` as in `values`.
   __device__ __forceinline__ u64 new_row() const {
-    return ((u64)page_of(rank / UNIT) * PAGE + rank % PAGE) * KV_DIM;
+    return ((u64)page_of(row_index / UNIT) * PAGE + row_index % PAGE) * KV_DIM;
   }
 
-  // Rows from `rank` on are zeros; that of `rank` itself is not touched: it comes from elsewhere.
+  // Rows from `row_index` on are zeros; that of `row_index` itself is not touched: it comes from elsewhere.
   __device__ __forceinline__ void copy(u32 tile, const u16* from, int unit, int page) const {
     int row = lane / PIECES, column = lane % PIECES;
     from += ((u64)page * PAGE + unit % (PAGE / UNIT) * UNIT + row) * KV_DIM + column * 8;
     tile += row * ROW_BYTES + column * 16;
-    int num_before = rank - (unit * UNIT + row);
-    if (rank - unit * UNIT >= UNIT) {
+    int num_before = row_index - (unit * UNIT + row);
+    if (row_index - unit * UNIT >= UNIT) {
 #pragma unroll
       for (int n = 0; n < STEPS; n++) copy_16(tile + n * ROWS * ROW_BYTES, from + n * ROWS * KV_DIM, true);
     } else {
@@ -53,10 +53,10 @@ struct Copier {
     }
   }
 
-  // The new key and value into the unit that has the row of `rank`.
+  // The new key and value into the unit that has the row of `row_index`.
   __device__ __forceinline__ void put_new(u32 begin, u32 stage) const {
     if (lane >= PIECES) return;
-    u32 at = stage - begin + rank % UNIT * ROW_BYTES + lane * 16;
+    u32 at = stage - begin + row_index % UNIT * ROW_BYTES + lane * 16;
     *(uint4*)(shared + at) = load<uint4>(begin + AT_NEW_KEY + lane * 16);
     *(uint4*)(shared + at + TILE_BYTES) = load<uint4>(begin + AT_NEW_VALUE + lane * 16);
   }
@@ -194,15 +194,15 @@ class Units {
 
   // The new key and value are in shared memory by then.
   __device__ __forceinline__ void add_to(Softmax& softmax, float scale) {
-    int rank = copier.rank, lane = copier.lane;
+    int row_index = copier.row_index, lane = copier.lane;
     for (int unit = first; unit < end; unit += WARPS) {
       int next = unit + STAGES * WARPS;
       bool has_next = next < end;
       int page_after = next + WARPS < end ? copier.page_of(next + WARPS) : 0;
       wait_for_copies<2 * STAGES - 1>();
-      if (unit == rank / UNIT) copier.put_new(begin, stage);
+      if (unit == row_index / UNIT) copier.put_new(begin, stage);
       __syncwarp();  // what others have copied is here
-      softmax.add_keys(stage, rank + 1 - unit * UNIT, scale, lane);
+      softmax.add_keys(stage, row_index + 1 - unit * UNIT, scale, lane);
       __syncwarp();  // and what all have read is free
       if (has_next) copier.copy(stage, copier.keys, next, page);
       commit_copies();

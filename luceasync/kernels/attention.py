@@ -31,7 +31,7 @@ def attend(
     keys: Tensor,
     values: Tensor,
     lanes: Tensor,
-    ranks: Tensor,
+    row_indices: Tensor,
     tables: Tensor,
     rotation: tuple[Tensor, Tensor],
     *,
@@ -40,13 +40,13 @@ def attend(
     gated: bool,
     ring: Tensor | None = None,
 ) -> Tensor:
-    """Write each entry's key and value row and attend to what is here up to its own.
+    """Write the key and value row of each entry, and attend to all resident rows up to it.
 
     projected: [entries, query_dim + 2 kv_dim (+ query_dim of gates)]; norms: query and key weight,
     eps; keys, values: [lanes, places, kv_heads, head_dim]; lanes: int32 [entries], negative =
-    padding, which gives zeros; ranks: int32 [entries]; tables: int32 [lanes, pages];
+    padding, which gives zeros; row_indices: int32 [entries]; tables: int32 [lanes, pages];
     rotation: cos, sin float32 [entries, rotary_dim / 2]; ring: [lanes, newest, heads, head_dim]
-    contiguous, where the query of rank r is written to r % newest. Returns [entries, query_dim].
+    contiguous, where the query of row r is written to r % newest. Returns [entries, query_dim].
     """
     num_entries = projected.shape[0]
     num_kv_heads, head_dim = keys.shape[2:]
@@ -63,7 +63,7 @@ def attend(
         keys,
         values,
         lanes,
-        ranks,
+        row_indices,
         tables,
         *rotation,
         ring,
@@ -89,7 +89,7 @@ def attend(
         num_stages=2 if shared_bytes(keys) > 170 * head_dim * keys.element_size() else 1,
         **overlap_options(projected),
     )
-    combine((sums, weights), projected, out, lanes, ranks[:, None], num_kv_heads, gated)
+    combine((sums, weights), projected, out, lanes, row_indices[:, None], num_kv_heads, gated)
     return out
 
 
@@ -98,15 +98,16 @@ def combine(
     projected: Tensor,
     out: Tensor,
     lanes: Tensor,
-    ranks: Tensor,
+    row_indices: Tensor,
     num_kv_heads: int,
     gated: bool,
 ) -> None:
-    """The softmax over all splits, and the gate, into `out` [rows of all entries, query_dim].
+    """Merge the softmaxes of all splits, apply the gate, and write `out` [rows of all entries,
+    query_dim].
 
-    parts: each split's sum of values [rows, heads, splits, head_dim] and its largest score and
-    weight [rows, heads, splits, 2]; ranks: int32 [entries, rows each]: that of an entry's first
-    row is how many tokens were split.
+    parts: of each split, its sum of values [rows, heads, splits, head_dim], and its highest score
+    and total weight [rows, heads, splits, 2]; row_indices: int32 [entries, rows each]; that of an
+    entry's first row is the number of tokens that were split.
     """
     sums, weights = parts
     num_rows, num_heads, num_splits, head_dim = sums.shape
@@ -116,8 +117,8 @@ def combine(
         projected,
         out,
         lanes,
-        ranks,
-        ranks.shape[1],
+        row_indices,
+        row_indices.shape[1],
         projected.stride(0),
         (num_heads + 2 * num_kv_heads) * head_dim,
         NUM_HEADS=num_heads,
@@ -135,18 +136,17 @@ def combine(
 def normed_and_rotated(
     heads, offset, ok, dim, norm, cos, sin, eps, HEAD_DIM: tl.constexpr, HALF: tl.constexpr
 ):
-    """RMS norm over the last axis (None: none), then rotation, rounded to the heads' dtype after
-    each.
+    """RMS norm over the last axis (norm None: none), then rotation; both round to the heads' dtype.
 
     `heads` + `offset` [n, 1] points to the heads; dim: [1, BLOCK_DIM]; cos, sin: pointers, one or
-    [n, 1], to HALF numbers each. Halves are paired: dimension d turns with d + HALF.
+    [n, 1], to HALF numbers each. Dimension d rotates with d + HALF.
     """
     dtype = heads.dtype.element_ty
     ok = ok & (dim < HEAD_DIM)
     turns = dim < 2 * HALF
     partner = tl.where(dim < HALF, dim + HALF, dim - HALF)
     angle = tl.where(dim < HALF, dim, dim - HALF)
-    # All loads before the first sum, which would hold them up.
+    # All loads precede the first sum, which would delay them.
     x = tl.load(heads + offset + dim, mask=ok, other=0.0).to(tl.float32)
     y = tl.load(heads + offset + partner, mask=ok & turns, other=0.0).to(tl.float32)
     if norm is not None:
@@ -164,9 +164,9 @@ def normed_and_rotated(
 
 
 @triton.jit
-def chunks_of_split(rank, PAGE: tl.constexpr, SPLITS: tl.constexpr):
-    """How many chunks hold the rows before `rank`, and how many of them each split takes."""
-    num_chunks = (rank + PAGE - 1) // PAGE
+def chunks_of_split(row_index, PAGE: tl.constexpr, SPLITS: tl.constexpr):
+    """(number of chunks that hold the rows before `row_index`, chunks of each split)."""
+    num_chunks = (row_index + PAGE - 1) // PAGE
     return num_chunks, tl.maximum((num_chunks + SPLITS - 1) // SPLITS, 1)
 
 
@@ -175,17 +175,17 @@ def _rows_of_chunk(
     table,
     chunk,
     is_there,
-    rank,
+    row_index,
     t,
     d,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
 ):
-    """Where the rows `t` of a chunk are, [page, dim], and which of them come before `rank`."""
+    """The offsets of rows `t` of a chunk, [page, dim], and a mask of those before `row_index`."""
     place = tl.load(table + chunk, mask=is_there, other=0) * PAGE + t
     at = place.to(tl.int64)[:, None] * (NUM_KV_HEADS * HEAD_DIM) + d[None, :]
-    return at, ((chunk * PAGE + t < rank) & is_there)[:, None] & (d[None, :] < HEAD_DIM)
+    return at, ((chunk * PAGE + t < row_index) & is_there)[:, None] & (d[None, :] < HEAD_DIM)
 
 
 @triton.jit
@@ -206,7 +206,7 @@ def _write_new_row(
 ):
     """Write the row's key and value and return both [1, BLOCK_DIM].
 
-    The row's own attention takes them from here and reads the cache strictly below its rank.
+    The row attends to itself from here, and reads the cache strictly below its row_index.
     """
     ok = dim < HEAD_DIM
     one = tl.arange(0, 1)[:, None]
@@ -224,8 +224,8 @@ def _write_new_row(
 def attend_chunk(q, k, v, seen, scale, best, weight, total, PRECISION: tl.constexpr):
     """One chunk's part of an online softmax in base 2.
 
-    q: [group, dim]; k, v: [page, dim]; seen: [group or 1, page], for each of the group at least
-    one in the first chunk.
+    q: [group, dim]; k, v: [page, dim]; seen: [group or 1, page], with at least one row for each
+    of the group in the first chunk.
     """
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale  # [group, page]
     scores = tl.where(seen, scores, float("-inf"))
@@ -245,7 +245,7 @@ def _attend_kernel(
     keys,
     values,
     lanes,
-    ranks,
+    row_indices,
     tables,
     cos,
     sin,
@@ -274,11 +274,11 @@ def _attend_kernel(
     split = tl.program_id(1)
     entry = tl.program_id(2)
     start_next(OVERLAP)
-    # What earlier rows left is there before the kernel in front of this one has ended: that one
-    # waited for all before it.
+    # Earlier rows were written before the preceding kernel started its work, as that kernel waited
+    # for all before it.
     lane = tl.load(lanes + entry)
-    rank = tl.load(ranks + entry)
-    num_chunks, chunks_each = chunks_of_split(rank, PAGE, SPLITS)
+    row_index = tl.load(row_indices + entry)
+    num_chunks, chunks_each = chunks_of_split(row_index, PAGE, SPLITS)
     begin = split * chunks_each
     end = tl.where(lane < 0, begin, tl.minimum(begin + chunks_each, num_chunks))
     d = tl.arange(0, BLOCK_DIM)
@@ -288,7 +288,9 @@ def _attend_kernel(
     values += lane_offset
     table = tables + lane * table_stride
     if OVERLAP:
-        at, ok = _rows_of_chunk(table, begin, begin < end, rank, t, d, NUM_KV_HEADS, HEAD_DIM, PAGE)
+        at, ok = _rows_of_chunk(
+            table, begin, begin < end, row_index, t, d, NUM_KV_HEADS, HEAD_DIM, PAGE
+        )
         first_k = tl.load(keys + at, mask=ok, other=0.0)
         first_v = tl.load(values + at, mask=ok, other=0.0)
     wait_for_inputs(OVERLAP)
@@ -310,7 +312,7 @@ def _attend_kernel(
 
     if split == 0:
         if NEWEST:
-            place = lane.to(tl.int64) * NEWEST + rank % NEWEST
+            place = lane.to(tl.int64) * NEWEST + row_index % NEWEST
             at_query = (place * NUM_HEADS * HEAD_DIM + offset)[:, None] + d[None, :]
             tl.store(ring + at_query, q, mask=g_ok[:, None] & (d[None, :] < HEAD_DIM))
         k_new, v_new = _write_new_row(
@@ -319,7 +321,7 @@ def _attend_kernel(
             NUM_KV_HEADS * HEAD_DIM,
             keys,
             values,
-            tl.load(table + rank // PAGE) * PAGE + rank % PAGE,
+            tl.load(table + row_index // PAGE) * PAGE + row_index % PAGE,
             d[None, :],
             key_norm,
             cos,
@@ -334,16 +336,16 @@ def _attend_kernel(
 
     if OVERLAP:
         if begin < end:
-            seen = (begin * PAGE + t < rank)[None, :]
+            seen = (begin * PAGE + t < row_index)[None, :]
             best, weight, total = attend_chunk(
                 q, first_k, first_v, seen, scale, best, weight, total, PRECISION
             )
         begin += 1
     for chunk in range(begin, end):
-        at, ok = _rows_of_chunk(table, chunk, True, rank, t, d, NUM_KV_HEADS, HEAD_DIM, PAGE)
+        at, ok = _rows_of_chunk(table, chunk, True, row_index, t, d, NUM_KV_HEADS, HEAD_DIM, PAGE)
         k = tl.load(keys + at, mask=ok, other=0.0)
         v = tl.load(values + at, mask=ok, other=0.0)
-        seen = (chunk * PAGE + t < rank)[None, :]
+        seen = (chunk * PAGE + t < row_index)[None, :]
         best, weight, total = attend_chunk(q, k, v, seen, scale, best, weight, total, PRECISION)
 
     part = (entry * NUM_HEADS + kv_head * GROUP + g) * SPLITS + split
@@ -360,7 +362,7 @@ def _combine_kernel(
     projected,
     out,
     lanes,
-    ranks,
+    row_indices,
     rows_each,
     projected_stride,
     gate_offset,
@@ -380,14 +382,14 @@ def _combine_kernel(
     d = tl.arange(0, BLOCK_DIM)
     d_ok = d < HEAD_DIM
     out += (row * NUM_HEADS + head) * HEAD_DIM
-    rank = tl.load(ranks + entry * rows_each)
-    if GATED:  # all loads before the first sum, which would hold them up
+    row_index = tl.load(row_indices + entry * rows_each)
+    if GATED:  # all loads precede the first sum, which would delay them
         at = row.to(tl.int64) * projected_stride + gate_offset + head * HEAD_DIM + d
         gate = tl.load(projected + at, mask=d_ok, other=0.0).to(tl.float32)
     if tl.load(lanes + entry) < 0:
         tl.store(out + d, tl.zeros([BLOCK_DIM], out.dtype.element_ty), mask=d_ok)
         return
-    num_chunks, chunks_each = chunks_of_split(rank, PAGE, SPLITS)
+    num_chunks, chunks_each = chunks_of_split(row_index, PAGE, SPLITS)
     num_used = tl.maximum((num_chunks + chunks_each - 1) // chunks_each, 1)
     s = tl.arange(0, SPLITS)
     s_ok = s < num_used

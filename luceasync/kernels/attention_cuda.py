@@ -1,7 +1,7 @@
-"""Attention of one new row per lane on GPUs of NVIDIA's, in one launch: attend_row.cu, whose copies
-of keys and values are on their way before the kernel in front has ended.
+"""Attention of one new row per lane on NVIDIA GPUs, in one launch of attend_row.cu, which starts to
+copy keys and values before the preceding kernel has ended.
 
-Decides how a context is divided. The meaning is that of luceasync.kernels.attention.
+Decides how a context is divided. Computes the same as luceasync.kernels.attention.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from luceasync.kernels.attention import PAGE_TOKENS
 from luceasync.kernels.cuda_program import CudaProgram, LaunchShape, can_compile
 from luceasync.kernels.overlap import can_overlap, shared_bytes
 
-UNIT_TOKENS = 16  # that a warp takes at a time
-MAX_GROUP = 16  # query heads of a kv head: the rows of a product
-HEAD_DIMS = (16, 32, 64, 128)  # with heads of 256 Triton's two launches are faster
-NUM_ARRIVALS = 4096  # kv heads of all entries of a launch
-STATIC_BYTES = 1024  # of shared memory that are not for a Share
-NUM_PROGRAMS = 128  # of an entry with a long context: an H200 has 132 multiprocessors
+UNIT_TOKENS = 16  # that a warp processes at a time
+MAX_GROUP = 16  # query heads of a kv head, which are the rows of a product
+HEAD_DIMS = (16, 32, 64, 128)  # for heads of 256 the two Triton launches are faster
+NUM_ARRIVALS = 4096  # limit of entries times kv heads in a launch
+STATIC_BYTES = 1024  # of shared memory besides those of a split
+NUM_PROGRAMS = 128  # for an entry with a long context: an H200 has 132 multiprocessors
 
 SOURCE = Path(__file__).with_name("attend_row.cu")
 _PROGRAM = CudaProgram(SOURCE, "attend_row")
@@ -31,8 +31,8 @@ _PROGRAM = CudaProgram(SOURCE, "attend_row")
 
 @dataclass(frozen=True, slots=True)
 class AttentionHeads:
-    """What a layer has: `group` query heads for each kv head; `half` of the dimensions that are
-    rotated; `newest` queries are kept, 0 for none.
+    """The heads of a layer: `group` query heads for each kv head; `half` the number of rotated
+    dimensions; the `newest` queries are kept, 0 for none.
     """
 
     num_kv_heads: int
@@ -45,8 +45,8 @@ class AttentionHeads:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSplit:
-    """How a context is divided: among up to `splits` programs of `warps` each; a warp has `stages`
-    of 16 tokens in shared memory, the one that is multiplied counted in.
+    """How a context is divided: among up to `splits` programs of `warps` each. A warp has `stages`
+    of 16 tokens in shared memory, including the current one.
     """
 
     warps: int
@@ -55,7 +55,7 @@ class AttentionSplit:
 
 
 def can_attend(projected: Tensor, keys: Tensor, num_heads: int, rotary_dim: int) -> bool:
-    """Whether the program is for these dtypes, heads and entries on this device."""
+    """Whether the program supports these dtypes, heads and entries on this device."""
     if not keys.is_cuda or not projected.dtype == keys.dtype == torch.bfloat16:
         return False
     num_kv_heads, head_dim = keys.shape[2:]
@@ -69,9 +69,9 @@ def can_attend(projected: Tensor, keys: Tensor, num_heads: int, rotary_dim: int)
 
 
 def new_arrivals(device: torch.device) -> Tensor:
-    """Counters of who has come, int32: zeros before and after every launch.
+    """Counters of finished programs, int32: zero before and after every launch.
 
-    Launches that may run at the same time need their own, and a captured one keeps its own.
+    Launches that may run concurrently need their own; a captured launch keeps its own.
     """
     return torch.zeros(NUM_ARRIVALS, dtype=torch.int32, device=device)
 
@@ -82,7 +82,7 @@ def attend(
     keys: Tensor,
     values: Tensor,
     lanes: Tensor,
-    ranks: Tensor,
+    row_indices: Tensor,
     tables: Tensor,
     rotation: tuple[Tensor, Tensor],
     *,
@@ -93,8 +93,8 @@ def attend(
     ring: Tensor | None = None,
     chosen: AttentionSplit | None = None,
 ) -> Tensor:
-    """See luceasync.kernels.attention.attend, whose arguments these are, in bfloat16; `arrivals`:
-    see `new_arrivals`; `chosen` replaces `share`.
+    """As luceasync.kernels.attention.attend, in bfloat16. `arrivals`: from `new_arrivals`; `chosen`
+    replaces `share`.
     """
     num_entries = len(projected)
     num_kv_heads, head_dim = keys.shape[2:]
@@ -118,7 +118,7 @@ def attend(
         keys,
         values,
         lanes,
-        ranks,
+        row_indices,
         tables,
         cos,
         sin,
@@ -143,7 +143,7 @@ def attend(
 
 def share(heads: AttentionHeads, most_bytes: int) -> AttentionSplit:
     """How a context is divided on a device whose programs may have `most_bytes` of shared memory.
-    `warps` and `splits`, and with them a row's bits, depend on nothing else than the layer.
+    `warps` and `splits`, and so a row's bits, depend on the layer alone.
     """
     splits = min(max(NUM_PROGRAMS // heads.num_kv_heads, 8), 64)
     return next(
@@ -154,7 +154,7 @@ def share(heads: AttentionHeads, most_bytes: int) -> AttentionSplit:
 
 
 def _smaller(share: AttentionSplit) -> Iterator[AttentionSplit]:
-    """It, and what wants less memory, for cards that have less than an H200."""
+    """The split, then smaller ones for GPUs with less memory than an H200."""
     yield share
     while share.stages > 1:
         yield (share := replace(share, stages=share.stages - 1))
@@ -163,7 +163,7 @@ def _smaller(share: AttentionSplit) -> Iterator[AttentionSplit]:
 
 
 def shared_of(heads: AttentionHeads, share: AttentionSplit) -> int:
-    """Bytes of shared memory of a program; attend_layout.cuh says what they are for."""
+    """Bytes of shared memory of a program, as attend_layout.cuh divides them."""
     row_bytes = heads.head_dim * 2 + 16
     ring_bytes = share.stages * 2 * UNIT_TOKENS * row_bytes
     query_rows = 8 if heads.group <= 8 else 16
@@ -173,7 +173,7 @@ def shared_of(heads: AttentionHeads, share: AttentionSplit) -> int:
 
 
 def constants_of(heads: AttentionHeads, share: AttentionSplit, *, overlaps: bool) -> dict[str, int]:
-    """What a program is compiled with."""
+    """The constants that a program is compiled with."""
     return {
         "GROUP": heads.group,
         "KV_HEADS": heads.num_kv_heads,

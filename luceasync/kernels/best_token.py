@@ -1,6 +1,6 @@
 """The highest logit of every row: two small kernels, where torch takes six.
 
-The first looks at stretches of a row side by side, the second at what these found.
+The first reduces stretches of a row in parallel, the second their results.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from torch import Tensor
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 
-STRETCH = 4096  # logits of a program
+STRETCH = 4096  # logits per program
 
 
 def best_tokens(logits: Tensor, carry: Tensor | None, no_token: int) -> Tensor:
-    """What is carried, then the lowest id of the highest logit; `no_token` where that is no finite
-    number.
+    """Each row's carry, then the lowest id of its highest logit; `no_token` if that logit is not
+    finite.
 
-    logits: float [rows, vocab], the numbers of a row beside each other; carry: int64 [rows, n].
+    logits: float [rows, vocab], rows contiguous; carry: int64 [rows, n].
     Returns int64 [rows, n + 1].
     """
     num_carried = 0 if carry is None else carry.shape[1]
@@ -30,10 +30,9 @@ def best_tokens(logits: Tensor, carry: Tensor | None, no_token: int) -> Tensor:
 
 
 def feed_best(logits: Tensor, given: Tensor, place: Tensor, found: Tensor, no_token: int) -> None:
-    """The same as best_tokens, also to where the next step reads its tokens: see
-    luceasync.pipeline.static_inputs.Feed.
+    """As `best_tokens`, and also write the tokens where the next step reads them.
 
-    logits: float [entries, vocab], the numbers of a row beside each other; given: int64 [entries,
+    logits: float [entries, vocab], rows contiguous; given: int64 [entries,
     1]; place: int32 [2, entries]; found: int64 [entries].
     """
     _launch(logits, None, found[:, None], given, place, no_token)
@@ -47,7 +46,7 @@ def _launch(
     place: Tensor | None,
     no_token: int,
 ) -> None:
-    """Both kernels. `given`, `place`: None where nothing is fed."""
+    """Launch both kernels. `given`, `place`: None if no tokens are fed."""
     num_rows, num_vocab = logits.shape
     num_stretches, num_carried = triton.cdiv(num_vocab, STRETCH), packed.shape[1] - 1
     peaks = torch.empty(num_rows, num_stretches, device=logits.device)
@@ -82,7 +81,7 @@ def _launch(
 
 @triton.jit
 def _highest(values, ids):
-    """The highest of values and, of these, the lowest id."""
+    """The highest value, and the lowest id among equals."""
     peak = tl.max(values, 0)
     return peak, tl.min(tl.where(values == peak, ids, 0x7FFFFFFF), 0)
 
@@ -97,7 +96,7 @@ def _stretches_kernel(
     wait_for_inputs(OVERLAP)
     at = logits + row.to(tl.int64) * stride + token
     value = tl.load(at, mask=token < num_vocab, other=float("-inf")).to(tl.float32)
-    # No number is higher than any, so that its row has no token.
+    # Comparisons with NaN are false: a row of NaN has no token.
     peak, best = _highest(tl.where(value == value, value, float("inf")), token)
     place = row * tl.num_programs(0) + stretch
     tl.store(peaks + place, peak)

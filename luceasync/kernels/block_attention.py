@@ -1,5 +1,5 @@
-"""Attention of many rows to a block of keys by the library, with the logarithm of each softmax's
-sum, and blocks merged as one softmax (Milakov & Gimelshein, 2018; Dao, 2022).
+"""Attention of many rows to a block of keys by torch's kernels, which also return the log-sum-exp,
+and merging of blocks into one softmax (Milakov & Gimelshein, 2018; Dao, 2022).
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from torch import Tensor
 
 from luceasync.kernels.kernel import kernel
 
-FLASH_DIM = 256  # the widest heads of the library's fastest kernel
-HEADS_EACH = 4  # of a program that merges
+FLASH_DIM = 256  # the widest heads of torch's fastest kernel
+HEADS_EACH = 4  # of a merging program
 
 Part = tuple[Tensor, Tensor]  # out [rows, heads, head_dim], log-sum-exp float32 [heads, rows]
 
 
 def attend_block(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Part:
-    """Attention of rows to a block, or, causally, to themselves.
+    """Attention of rows to a block, or causally to themselves.
 
-    q: [rows, heads, head_dim]; k, v: [span, kv_heads, head_dim], as many rows as q where it is
-    causal. The part's out is in q's dtype.
+    q: [rows, heads, head_dim]; k, v: [span, kv_heads, head_dim], as many rows as q if causal. The
+    output is in q's dtype.
     """
     head_dim = q.shape[2]
     scale = head_dim**-0.5
-    if missing := -head_dim % 8:  # what the library asks for; zeros change nothing
+    if missing := -head_dim % 8:  # torch requires it; zero padding changes nothing
         q, k, v = (F.pad(x, (0, missing)) for x in (q, k, v))
     if not q.is_cuda:
         out, log_sum = _by_cpu(q, k, v, is_causal, scale)
@@ -42,8 +42,8 @@ def attend_block(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Part:
 
 
 def merge(whole: Part, part: Part, out: Tensor) -> None:
-    """Both as one softmax: into `out` [rows, heads, head_dim] contiguous, which may be whole's own,
-    and its log-sum-exp into that of `whole`, whose out is float32 contiguous.
+    """Merge both into one softmax: write `out` [rows, heads, head_dim] contiguous, which may be
+    that of `whole`, and update the log-sum-exp of `whole`, whose output is float32 contiguous.
     """
     (total, log_sum), (other, other_log_sum) = whole, part
     num_rows, num_heads, head_dim = total.shape
@@ -66,8 +66,8 @@ def merge(whole: Part, part: Part, out: Tensor) -> None:
 
 
 def _by_heads(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Part:
-    """Other dtypes and wider heads. The library's kernel wants as many key heads as query heads:
-    those that share one are rows of it, but where an order of rows counts.
+    """Other dtypes and wider heads. torch's kernel wants as many key heads as query heads: query
+    heads that share a key head become its rows, unless the attention is causal.
     """
     num_rows, group = q.shape[0], q.shape[1] // k.shape[1]
     if is_causal:
@@ -79,7 +79,7 @@ def _by_heads(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) ->
         q[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None], None, True, 0.0, is_causal,
         scale=scale,
     )  # fmt: skip
-    log_sum = log_sum[0, :, : q.shape[1]]  # the kernel pads its rows
+    log_sum = log_sum[0, :, : q.shape[1]]  # the kernel pads rows
     if is_causal:
         return out[0].transpose(0, 1), log_sum
     by_head = out[0].unflatten(1, (group, num_rows)).permute(2, 0, 1, 3).flatten(1, 2)
@@ -87,7 +87,7 @@ def _by_heads(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) ->
 
 
 def _by_cpu(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Part:
-    """Where kernels are interpreted."""
+    """The same for interpreted kernels."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))

@@ -1,4 +1,4 @@
-"""What each chunk of keys weighs for the newest queries of a lane, as a logarithm."""
+"""The log attention weight of each chunk of keys for the newest queries of a lane."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from torch import Tensor
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import dot_precision, shared_bytes
 
-CHUNKS = 16  # that a program goes through at a time
-TOGETHER, KEY_BYTES = 2, 32 << 10  # of them in one product, where they are so small
-QUERY_BYTES = 32 << 10  # of a program
-# They go through chunks in turns, one on each multiprocessor of a large device: steps beside them
-# find room, and keys come by no faster than a bus brings them.
+CHUNKS = 16  # that a program processes at a time
+TOGETHER, KEY_BYTES = 2, 32 << 10  # multiplied at once, if they are so small
+QUERY_BYTES = 32 << 10  # per program
+# Programs take chunks in turns, one on each multiprocessor of a large device: concurrent steps find
+# room, and keys arrive no faster than a bus brings them.
 MOST_PROGRAMS = 132
 
 
 def add_scores(
     recent: Tensor, keys: Tensor, begin: int, num_tokens: int, chunk_tokens: int, scores: Tensor
 ) -> None:
-    """Add log(sum over t of exp(q . k_t / sqrt(head_dim))) over the tokens t of each chunk that are
-    among `keys` to its place in `scores`: the log of both sums together.
+    """For each chunk, log-add log(sum over t of exp(q . k_t / sqrt(head_dim))), over its tokens t
+    that are among `keys`, to `scores`.
 
     recent: queries [newest, heads, head_dim] contiguous, that of position p at p % newest, the last
-    of them at `num_tokens` - 1; keys: [tokens, kv_heads, head_dim] contiguous, of tokens from
-    `begin` on. A query sees no key behind its own. scores: float32 [heads, newest, chunks]
-    contiguous, -inf where nothing is seen.
+    at position `num_tokens` - 1; keys: [tokens, kv_heads, head_dim] contiguous, of tokens from
+    `begin` on. A query sees no later key. scores: float32 [heads, newest, chunks]
+    contiguous, -inf if nothing is seen.
     """
     num_recent, num_heads, head_dim = recent.shape
     num_keys, num_kv_heads, _ = keys.shape
     num_chunks = triton.cdiv(begin + num_keys, chunk_tokens) - begin // chunk_tokens
-    # The rows of all query heads that share a kv head are rows of one product.
+    # All query heads that share a kv head are rows of one product.
     num_rows = num_heads // num_kv_heads * num_recent
     block_dim = max(16, triton.next_power_of_2(head_dim))
     row_bytes = block_dim * recent.element_size()
     block_rows = max(16, min(256, QUERY_BYTES // row_bytes, triton.next_power_of_2(num_rows)))
-    # Products of float32 are made of three, whose parts lie there too.
+    # A float32 product is made of three, whose operands need room too.
     parts = 2 if keys.element_size() == 4 else 1
     together = max(1, min(TOGETHER, KEY_BYTES // (parts * row_bytes * chunk_tokens)))
     room = shared_bytes(keys) // (parts * row_bytes) - 3 * together * chunk_tokens
@@ -73,7 +73,7 @@ def add_scores(
 
 @triton.jit
 def log2_of(best, total):
-    """best + log2(total), -inf for a total of nothing."""
+    """best + log2(total); -inf if total is 0."""
     return tl.where(total > 0, best + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
 
 
@@ -104,7 +104,8 @@ def _chunk_scores_kernel(
     head = kv_head * GROUP + m // num_recent
     r = m % num_recent
     m_ok = m < GROUP * num_recent
-    # How far behind the last query the one in place r is: not negative, as remainders in C are not.
+    # The distance of the query in place r from the last one; made positive, as C remainders are
+    # not.
     behind = (num_tokens - 1 + num_recent - r) % num_recent
     position = num_tokens - 1 - behind
     d = tl.arange(0, BLOCK_DIM)
@@ -116,7 +117,7 @@ def _chunk_scores_kernel(
     for turn in range(tl.program_id(0), num_turns, tl.num_programs(0)):
         first = begin // CHUNK + turn * CHUNKS
         last = (first + CHUNKS) * CHUNK
-        # Most chunks are here whole, and behind no query: nothing of them is known yet.
+        # Most chunks are whole, precede every query, and have no score yet.
         if (first * CHUNK >= begin) & (last <= end) & (last <= num_tokens - num_recent + 1):
             for i in range(0, CHUNKS, TOGETHER):
                 t = (first + i) * CHUNK + tl.arange(0, TOGETHER * CHUNK) - begin

@@ -1,5 +1,5 @@
-"""What a verify pass left behind becomes state along each entry's accepted path: one kernel for
-each kind of layer, over all of them.
+"""Commit the scratch of a verify pass along each entry's accepted path: one kernel for all layers
+of a kind.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from luceasync.kernels.attention import PAGE_TOKENS
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import dot_precision
 
-CONV_BLOCK = 512  # channels of one program
-BLOCK_VALUE = 32  # columns of the state in one program
+CONV_BLOCK = 512  # channels per program
+BLOCK_VALUE = 32  # columns of the state per program
 
 
 def commit_attention(
@@ -27,7 +27,7 @@ def commit_attention(
     counts: Tensor,
     tables: Tensor,
 ) -> None:
-    """Copy accepted rows to the places of the ranks from `begins` on.
+    """Copy accepted rows to the places of the lane's rows from `begins` on.
 
     scratch: keys and values [layers, entries, rows, kv_heads, head_dim]; keys, values: [layers,
     lanes, places, kv_heads, head_dim], written; lanes (negative: padding), begins, counts: int32
@@ -59,7 +59,7 @@ def commit_attention(
 def commit_recent(
     scratch: Tensor, ring: Tensor, lanes: Tensor, begins: Tensor, rows: Tensor, counts: Tensor
 ) -> None:
-    """Copy accepted rows to a lane's ring of the newest: rank r to place r % newest.
+    """Copy accepted rows to a lane's ring of the newest rows: row r to place r % newest.
 
     scratch: [layers, entries, rows, ...]; ring: [layers, lanes, newest, ...], written; the rest as
     in `commit_attention`.
@@ -90,7 +90,7 @@ def commit_delta(
     rows: Tensor,
     counts: Tensor,
 ) -> None:
-    """Move both states on along the accepted rows.
+    """Advance both states along the accepted rows.
 
     scratch: as luceasync.kernels.tree_delta.delta_tree writes it, with the layers in front;
     conv_state: [layers, lanes, kernel - 1, channels]; delta_state: float32 [layers, lanes,
@@ -164,8 +164,8 @@ def _commit_attention_kernel(
         return
     first = entry * tl.num_programs(0)
     row = first + tl.load(rows + first + step)
-    rank = tl.load(begins + entry) + step
-    place = tl.load(tables + lane * table_stride + rank // PAGE) * PAGE + rank % PAGE
+    row_index = tl.load(begins + entry) + step
+    place = tl.load(tables + lane * table_stride + row_index // PAGE) * PAGE + row_index % PAGE
     d = tl.arange(0, BLOCK)
     ok = d < WIDTH
     source = layer * scratch_stride + row.to(tl.int64) * WIDTH + d
@@ -248,8 +248,8 @@ def _commit_delta_kernel(
     first = entry * num_rows
     rows += first
     lane = lane.to(tl.int64)
-    # The first programs move one state on, the others the other one. None reads what another
-    # writes, so the small state takes no time of its own.
+    # The first programs advance one state, the rest the other. None reads what another writes, so
+    # the small state takes no extra time.
     if program < OF_CONV:
         _move_conv(
             inputs + layer * input_stride,
@@ -296,8 +296,8 @@ def _move_conv(
     WINDOW: tl.constexpr,
     BLOCK_WINDOW: tl.constexpr,
 ):
-    """Of channels `c` [1, block] the newest WINDOW of the committed inputs followed by those of the
-    path.
+    """Keep the newest WINDOW inputs of channels `c` [1, block]: the committed ones followed by
+    those of the path.
     """
     w = tl.arange(0, BLOCK_WINDOW)
     w_ok = w < WINDOW
@@ -308,7 +308,7 @@ def _move_conv(
     row = (first + row).to(tl.int64)[:, None]
     new = tl.load(inputs + row * channels + c, mask=ok & (step >= 0)[:, None], other=0.0)
     old = tl.load(state + at[:, None] * channels + c, mask=ok & (step < 0)[:, None], other=0.0)
-    tl.debug_barrier()  # every thread has read what the store replaces
+    tl.debug_barrier()  # every thread has read what the store overwrites
     tl.store(state + w[:, None] * channels + c, tl.where((step >= 0)[:, None], new, old), mask=ok)
 
 
@@ -330,7 +330,7 @@ def _move_delta(
     BLOCK_ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Of a head, where its first row and its state are, columns `j` [1, block]."""
+    """Pointers to a head's first row and to columns `j` [1, block] of its state."""
     i = tl.arange(0, BLOCK_KEY)
     i_ok, j_ok = i < KEY_DIM, j < VALUE_DIM
     at_state = state + i[:, None] * VALUE_DIM + j

@@ -1,6 +1,6 @@
-"""Threads that compile what they are given, and a deadline for who waits: a compiler may hang.
+"""Threads that compile kernels, with a deadline: a compiler may hang.
 
-Knows no kernel but its name, and not what compiling is.
+Knows kernels by name only, and not how they are compiled.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-NUM_TOLD = 3  # names of kernels that are not done
+NUM_TOLD = 3  # names of unfinished kernels
 
 
 class CompilerHangs(Exception):
-    """Nobody waits any more: for which kernels, and how long they did."""
+    """Compiling these kernels has made no progress for too long."""
 
 
 class KernelCompilation:
-    """Up to `num_threads` at a time. The threads hold up no end of the process: what hangs in a
-    compiler is left behind.
+    """Runs up to `num_threads` jobs at a time. A thread that hangs in a compiler is abandoned and
+    does not delay the end of the process.
     """
 
     def __init__(self, num_threads: int, patience_s: float) -> None:
-        """`patience_s`: after which nobody waits any more if nothing was done meanwhile."""
+        """`patience_s`: the longest wait without progress."""
         self._num_threads = num_threads
         self._patience_s = patience_s
         self._threads: list[threading.Thread] = []
@@ -38,7 +38,7 @@ class KernelCompilation:
         self._changed = threading.Condition()
 
     def submit(self, name: str, job: Callable[[], Any]) -> Future[Any]:
-        """Run `job`, which makes kernel `name`, in one of the threads."""
+        """Run `job`, which compiles the kernel `name`, in one of the threads."""
         future: Future[Any] = Future()
         with self._changed:
             self._pending[future] = name
@@ -50,15 +50,15 @@ class KernelCompilation:
         return future
 
     def end(self) -> None:
-        """Wait for all, and end the threads. Every future is done then. Raises CompilerHangs where
-        one takes too long; what it would have made is of no use then.
+        """Wait for all jobs and end the threads. Every future is done afterwards. Raises
+        CompilerHangs if there is no progress; late results are discarded.
         """
         for _ in self._threads:
             self._jobs.put(None)
         late = self._wait()
         if not late:
             return
-        with suppress(Empty):  # nothing more is begun
+        with suppress(Empty):  # start no further job
             while True:
                 self._jobs.get_nowait()
         names = sorted(late.values())
@@ -72,7 +72,7 @@ class KernelCompilation:
         raise CompilerHangs(words)
 
     def _wait(self) -> dict[Future[Any], str]:
-        """Until all are done, or none for too long: which are not."""
+        """Wait until all are done, or there is no progress; return the unfinished names."""
         with self._changed:
             num_pending, since_s = len(self._pending), time.monotonic()
             while self._pending:
@@ -91,13 +91,13 @@ class KernelCompilation:
             made, error = None, None
             try:
                 made = make()
-            except Exception as caught:  # whoever asks for it is told
+            except Exception as caught:  # reported to the caller that needs it
                 error = caught
             with self._changed:
                 if self._pending.pop(future, None) is None:
                     log.warning("a kernel was compiled after nobody waited for it any more")
                     return
-            # Before anybody is told that it is done: who waits then asks for it.
+            # Set before completion is signalled, as the waiter reads it then.
             future.set_exception(error) if error is not None else future.set_result(made)
             with self._changed:
                 self._changed.notify_all()

@@ -1,5 +1,5 @@
-"""CUDA C++ beside the Triton kernels, for what must say itself when bytes are asked for and who
-waits for them. NVRTC compiles it, which torch's builds for NVIDIA's GPUs bring.
+"""CUDA C++ programs, for kernels that must control when memory is requested and waited for.
+Compiled by NVRTC, which torch's builds for NVIDIA GPUs include.
 
 Owns compiled functions, by device and constants. Knows no kernel.
 """
@@ -26,20 +26,20 @@ from luceasync.kernels.kernel import compiled_aside
 from luceasync.kernels.overlap import can_overlap
 
 Constants = Mapping[str, int]
-Key = tuple[int, tuple[tuple[str, int], ...], int]  # a device, constants, bytes of shared memory
+Key = tuple[int, tuple[tuple[str, int], ...], int]  # device, constants, bytes of shared memory
 
-PATIENCE_S = 300.0  # with a thread that compiles what another one wants too
+PATIENCE_S = 300.0  # another thread may compile the same function
 _TYPES: dict[type, Any] = {int: ctypes.c_int, float: ctypes.c_float}  # others are addresses
 
 
 class CompileError(Exception):
-    """NVRTC did not compile a program; says what it said."""
+    """NVRTC failed to compile a program; has its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """`num_programs` of `num_threads`, each with `shared_bytes` of shared memory besides what it
-    has by itself; so many that follow each other are a `cluster`, which GPUs have from Hopper on.
+    """`num_programs` (thread blocks) of `num_threads`, each with `shared_bytes` of dynamic shared
+    memory. `cluster` neighbours form a thread block cluster, which GPUs from Hopper on support.
     """
 
     num_programs: int
@@ -49,13 +49,13 @@ class LaunchShape:
 
 
 class CudaProgram:
-    """One function of a source file."""
+    """One kernel function of a source file."""
 
     def __init__(self, path: Path, name: str) -> None:
         self._path = path
         self._name = name
         self._loaded: dict[Key, Future[Any]] = {}
-        self._asked: set[Key] = set()  # ahead of the first launch
+        self._asked: set[Key] = set()  # before the first launch
         self._lock = threading.Lock()
 
     def launch(
@@ -65,12 +65,12 @@ class CudaProgram:
         wanted: LaunchShape,
         arguments: Sequence[Tensor | int | float | None],
     ) -> None:
-        """Queue it on torch's current stream of `device`; numbers are of 32 bits. The first launch
-        with these constants compiles, and may not be captured. Where the device can, it begins
-        while the kernel before it still runs. Raises CompileError.
+        """Queue the kernel on torch's current stream of `device`; numbers are 32-bit. The first
+        launch with these constants compiles, and may not be captured. If the device can, the kernel
+        starts while the one before it still runs. Raises CompileError.
         """
         key = device.index or 0, tuple(sorted(constants.items())), wanted.shared_bytes
-        is_new = key not in self._asked  # a step asks for it in every layer
+        is_new = key not in self._asked  # looked up in every layer of a step
         if compiled_aside(self._name, partial(self._function, key) if is_new else None):
             self._asked.add(key)
             return
@@ -87,7 +87,7 @@ class CudaProgram:
             _checked(driver.cuLaunchKernelEx(config, self._function(key), (values, types), 0))
 
     def _function(self, key: Key) -> Any:
-        """Loaded once, by whoever asks first."""
+        """The loaded function; the first caller loads it."""
         with self._lock:
             future = self._loaded.get(key)
             if is_first := future is None:
@@ -98,7 +98,7 @@ class CudaProgram:
                 future.set_result(self._load(key))
             except BaseException as error:
                 with self._lock:
-                    del self._loaded[key]  # who asks later may have more luck
+                    del self._loaded[key]  # a later caller may succeed
                 future.set_exception(error)
         try:
             return future.result(PATIENCE_S)
@@ -137,7 +137,7 @@ def _attributes(wanted: LaunchShape, overlaps: bool) -> list[Any]:
 
 
 def compiled(path: Path, constants: Constants, capability: tuple[int, int]) -> bytes:
-    """The machine code of a source file for GPUs of `capability`, kept where Triton keeps its own.
+    """The machine code of a source file for GPUs of `capability`, cached beside that of Triton.
     Raises CompileError.
     """
     from cuda.bindings import nvrtc
@@ -170,7 +170,7 @@ def compiled(path: Path, constants: Constants, capability: tuple[int, int]) -> b
 
 @functools.cache
 def can_compile(device_index: int) -> bool:
-    """Whether programs run there: a GPU of NVIDIA's from Ampere on, whose kind NVRTC knows."""
+    """Whether programs run there: on an NVIDIA GPU from Ampere on that NVRTC knows."""
     if torch.version.hip is not None:
         return False
     major, minor = torch.cuda.get_device_capability(device_index)
@@ -178,14 +178,14 @@ def can_compile(device_index: int) -> bool:
         from cuda.bindings import nvrtc
 
         known = _checked(nvrtc.nvrtcGetSupportedArchs())
-    except (ImportError, RuntimeError):  # no bindings, or these without the library
+    except (ImportError, RuntimeError):  # no bindings, or no library for them
         return False
     return major >= 8 and 10 * major + minor in known
 
 
 @contextmanager
 def _context(device_index: int) -> Iterator[None]:
-    """The device's own context, which is torch's too, in a thread that may never have had one."""
+    """Make the device's primary context, which torch uses too, current in this thread."""
     driver = _driver()
     _checked(driver.cuCtxPushCurrent(_primary_context(device_index)))
     try:
@@ -209,7 +209,7 @@ def _driver() -> Any:
 
 
 def _checked(answer: tuple[Any, ...]) -> Any:
-    """What a call gave besides its error, which is raised."""
+    """The results of a call without its error, which is raised."""
     error, *found = answer
     if int(error) != 0:
         raise RuntimeError(f"CUDA: {error!r}")

@@ -1,6 +1,6 @@
 """Gated DeltaNet, one new row per lane: the convolution's step, then the delta rule's.
 
-The recurrence (Yang, Kautz, Hatamizadeh, 2024) is in float32. Both states move on in place.
+The recurrence (Yang, Kautz, Hatamizadeh, 2024) is in float32. Both states advance in place.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 
-CONV_BLOCK = 256  # channels of one program
+CONV_BLOCK = 256  # channels per program
 
 
 def delta_step(
@@ -29,14 +29,14 @@ def delta_step(
     *,
     num_key_heads: int,
 ) -> Tensor:
-    """One row of each entry.
+    """Advance each entry by one row.
 
     projected: [entries, channels + output_dim (z) + 2 value_heads (b, a)]; conv: [channels,
     kernel]; decay_rate, dt_bias: [value_heads]; norm: [value_dim]; conv_state: [lanes, kernel - 1,
     channels]; delta_state: [lanes, value_heads, key_dim, value_dim]; it and the small tensors
     float32; lanes: int32 [entries], negative = padding, which gives zeros.
-    Returns [entries, output_dim]. Lanes and states are read before the wait, see
-    luceasync.kernels.overlap: no pass may launch two steps of the same states.
+    Returns [entries, output_dim]. Lanes and states are read before the wait (see
+    luceasync.kernels.overlap), so a pass must not launch two steps on the same states.
     """
     num_entries = projected.shape[0]
     channels, kernel = conv.shape
@@ -101,7 +101,7 @@ def _conv_kernel(
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = c < channels
     start_next(OVERLAP)
-    # Only this kernel of a pass writes the lane's inputs, so they are asked for before the wait.
+    # No other kernel of the pass writes the lane's inputs, so they are loaded before the wait.
     lane = tl.load(lanes + entry)
     state = conv_state + lane.to(tl.int64) * lane_stride + c
     total = tl.zeros([BLOCK], tl.float32)
@@ -160,8 +160,8 @@ def _step_kernel(
     scale = tl.load(norm + j, mask=j_ok, other=0.0)
     rate = tl.load(decay_rate + head)
     bias = tl.load(dt_bias + head)
-    # [key_dim, value_dim]; asked for before the wait, because it is what takes time: only this
-    # kernel of a pass writes it.
+    # [key_dim, value_dim]; loaded before the wait, as this takes the time; no other kernel of the
+    # pass writes it.
     lane = tl.load(lanes + entry)
     at_state = (lane.to(tl.int64) * NUM_HEADS + head) * KEY_DIM * VALUE_DIM
     at_state = delta_state + at_state + i[:, None] * VALUE_DIM + j[None, :]
@@ -183,7 +183,7 @@ def _step_kernel(
     row += NUM_HEADS * VALUE_DIM + head
     beta = tl.sigmoid(tl.load(row).to(tl.float32))
     a = tl.load(row + NUM_HEADS).to(tl.float32)
-    # All loads before the first sum, which would hold them up.
+    # All loads precede the first sum, which would delay them.
     g = rate * softplus(a + bias)
     q *= tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * query_scale
     k *= tl.rsqrt(tl.sum(k * k, 0) + 1e-6)

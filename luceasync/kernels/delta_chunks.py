@@ -1,7 +1,8 @@
 """Gated DeltaNet for many rows of a lane: the WY form within chunks, the recurrence between them.
 
-Convolution and head norms; then per chunk, in parallel, what does not depend on the state; then a
-scan that carries the state in float32 (luceasync.models.gated_delta has the maths on one page).
+Convolution and head norms; then, for all chunks in parallel, the part that does not depend on the
+state; then a scan that carries the state in float32 (luceasync.models.gated_delta has the maths on
+one page).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def delta_rows(
     *,
     num_key_heads: int,
 ) -> Tensor:
-    """All rows of each entry, as luceasync.kernels.delta.delta_step does one.
+    """Advance each entry by all its rows, as luceasync.kernels.delta.delta_step does by one.
 
     projected: [entries, rows, channels + output_dim (z) + 2 value_heads (b, a)] contiguous.
     Returns [entries, rows, output_dim]; zeros for padding.
@@ -62,7 +63,7 @@ def _convolve(
         num_entries, num_rows, channels, dtype=torch.float32, device=projected.device
     )
     block_rows = 32
-    # A program takes as many channels as a key head has, of the values too.
+    # A program takes as many channels as a key head has, for values too.
     grid = (triton.cdiv(num_rows, block_rows), triton.cdiv(channels, key_dim), num_entries)
     _convolve_kernel[grid](
         projected,
@@ -93,7 +94,7 @@ def _scan(
     num_key_heads: int,
     precision: str,
 ) -> Tensor:
-    """Returns the outputs, float32 [entries, rows, heads, value_dim]; the states move on."""
+    """Advance the states; return the outputs, float32 [entries, rows, heads, value_dim]."""
     num_entries, num_rows, channels = mixed.shape
     _, num_heads, key_dim, value_dim = delta_state.shape
     out = mixed.new_empty(num_entries, num_rows, num_heads, value_dim)
@@ -189,7 +190,7 @@ def _convolve_kernel(
     state = conv_state + lane.to(tl.int64) * lane_stride
     total = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
     for i in tl.static_range(KERNEL):
-        at = t + (i - (KERNEL - 1))  # below 0: in the state, its newest row at -1
+        at = t + (i - (KERNEL - 1))  # below 0: in the state, whose newest row is -1
         new = tl.load(
             x + at * width + c[None, :],
             mask=(at >= 0) & (at < num_rows) & c_ok[None, :],
@@ -210,14 +211,14 @@ def _convolve_kernel(
     place = (entry.to(tl.int64) * num_rows + t) * channels + c[None, :]
     tl.store(mixed + place, total, mask=(t < num_rows) & c_ok[None, :])
     if begin == 0:
-        # The lane's next window; only this program reads and writes these channels of the state.
+        # The lane's next window. Only this program accesses these channels of the state.
         for i in tl.static_range(KERNEL - 1):
             row = num_rows + i - (KERNEL - 1)
             newest = tl.load(x + row * width + c, mask=(row >= 0) & c_ok, other=0.0)
             kept = tl.load(
                 state + (row + (KERNEL - 1)) * channels + c, mask=(row < 0) & c_ok, other=0.0
             )
-            tl.debug_barrier()  # every thread has read what the next store replaces
+            tl.debug_barrier()  # every thread has read what the next store overwrites
             tl.store(state + i * channels + c, newest + kept, mask=c_ok)
 
 
@@ -311,7 +312,7 @@ def _gate_kernel(
     j_ok = j < VALUE_DIM
     row = entry.to(tl.int64) * num_rows + t
     place = (row * NUM_HEADS + head) * VALUE_DIM + j
-    # Padding entries have no values: they stay zero.
+    # Padding entries have no values, so their rows stay zero.
     ok = (t < num_rows) & j_ok & (tl.load(lanes + entry) >= 0)
     x = tl.load(values + place, mask=ok, other=0.0)
     x *= tl.rsqrt(tl.sum(x * x, 1) / VALUE_DIM + eps)[:, None]

@@ -1,7 +1,7 @@
-"""Gated DeltaNet chunk by chunk: the part of the work that needs no state, all chunks at once.
+"""Gated DeltaNet by chunks: the part that does not depend on the state, for all chunks at once.
 
-What the rows of a chunk add to the state solves a unit lower triangular system; its inverse is made
-here (luceasync.models.gated_delta has the maths on one page).
+The updates of a chunk solve a unit lower triangular system, whose inverse is computed here
+(luceasync.models.mixers.gated_delta has the maths on one page).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BLOCK = 16  # of the triangular inverse
 
 @dataclass(frozen=True, slots=True)
 class DeltaChunks:
-    """What a chunk of a head knows without the state; float32 [entries, chunks, heads, ...]."""
+    """The state-independent part of each chunk; float32 [entries, chunks, heads, ...]."""
 
     solve: Tensor  # [CHUNK, CHUNK]: u = solve (v - e^G k S)
     within: Tensor  # [CHUNK, CHUNK]: decayed q k^T
@@ -40,10 +40,10 @@ def prepare(
     delta_state: Tensor,
     precision: str,
 ) -> DeltaChunks:
-    """What every chunk of CHUNK rows knows without the state.
+    """Compute the state-independent part of every chunk of CHUNK rows.
 
     projected, decay_rate, dt_bias, delta_state, lanes as in luceasync.kernels.delta_chunks; mixed:
-    float32 [entries, rows, channels], what the convolution gave.
+    float32 [entries, rows, channels], the output of the convolution.
     """
     num_entries, num_rows, channels = mixed.shape
     _, num_heads, key_dim, value_dim = delta_state.shape
@@ -75,7 +75,7 @@ def prepare(
         BLOCK=BLOCK,
         PRECISION=precision,
         SOLVE_PRECISION=dot_precision(torch.float32),
-        num_warps=4 if torch.version.hip is None else 8,  # AMD's spill less so
+        num_warps=4 if torch.version.hip is None else 8,  # AMD GPUs spill less with this
         num_stages=1,
     )
     return chunks
@@ -87,7 +87,7 @@ def _split_unit_lower(lower, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION
     diagonal blocks with the identity, CHUNK = 4 BLOCK: M vanishes at the fourth power, so
     (I + M)^-1 = (I - M) (I + M^2).
 
-    D^-1 is made by forward substitution in all blocks at once.
+    D^-1 is computed by forward substitution in all blocks at once.
     """
     r = tl.arange(0, CHUNK)[:, None]
     c = tl.arange(0, CHUNK)[None, :]
@@ -95,7 +95,7 @@ def _split_unit_lower(lower, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION
     diagonal = tl.where(same, lower, 0.0)
     inverse = tl.where(r == c, 1.0, 0.0)
     for i in range(1, BLOCK):
-        # Row i of every block in one vector: blocks do not share columns.
+        # Row i of every block fits one vector, as blocks share no columns.
         row = tl.sum(tl.where(r % BLOCK == i, diagonal, 0.0), 0)
         solved = tl.sum(row[:, None] * inverse, 0)
         inverse -= tl.where(same & (r % BLOCK == i), solved[None, :], 0.0)
@@ -165,7 +165,7 @@ def _prepare_kernel(
     a = tl.load(at + NUM_HEADS, mask=t_ok, other=0.0).to(tl.float32)
     g = tl.load(decay_rate + head) * softplus(a + tl.load(dt_bias + head))
     total = tl.cumsum(tl.where(t_ok, g, 0.0), 0)
-    # Masked before the exponential: towards the future the difference may be large and positive.
+    # Mask before the exponential: for future rows the difference may be large and positive.
     past = r[:, None] >= r[None, :]
     decay = tl.exp(tl.where(past, total[:, None] - total[None, :], float("-inf")))
 

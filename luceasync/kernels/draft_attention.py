@@ -1,7 +1,7 @@
 """Attention of a drafter's block of rows: flash-decoding (Dao et al., 2023) over the lane's ring of
 context, read in place, and over the rows themselves.
 
-What a row sees follows from numbers on the device, so one captured graph serves every length.
+What a row sees depends on numbers on the device alone, so one captured graph serves every length.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from luceasync.kernels.rows import split_heads
 from luceasync.kernels.tree_attention import load_new_rows, store_part, tile
 
 NUM_SPLITS = 32  # programs that share the ring of one lane, kv head and block of rows
-NO_LIMIT = 1 << 30  # more positions than there are
-LOWEST = tl.constexpr(-1e30)  # a score under all others, of which differences are numbers
+NO_LIMIT = 1 << 30  # more than any position
+LOWEST = tl.constexpr(-1e30)  # below any score, yet differences with it are finite
 
 
 @dataclass(frozen=True, slots=True)
 class DraftWindow:
-    """What a row at position p of a block that begins at b sees of the context: positions above p -
-    `window` and from b - `num_ctx_tokens` on; of the block: rows nearer than `window`, and, if
-    `is_causal`, none behind it. `valid_from` int64 [lanes]: below are no keys.
+    """What a row at position p of a block that begins at b sees. Of the context: positions above p
+    - `window` and from b - `num_ctx_tokens` on. Of the block: rows nearer than `window`, and if
+    `is_causal` none after it. `valid_from` int64 [lanes]: the first position with a key.
     """
 
     valid_from: Tensor
@@ -51,16 +51,16 @@ def attend_block(
     values: Tensor,
     rows: DraftRowTensors,
     span: Tensor,
-    sight: DraftWindow,
+    draft_window: DraftWindow,
     *,
     num_heads: int,
 ) -> Tensor:
-    """Every row attends to the lane's context and to the block, as far as it sees them.
+    """Let every row attend to the lane's context and to the block, as far as `draft_window` allows.
 
     projected: [entries, rows, query_dim + 2 kv_dim] contiguous; norms: query and key weight, eps;
-    keys, values: [lanes, capacity, kv_heads, head_dim], whose places are contiguous: position p
-    lies at p % capacity; span: that ring's of `rows.spans`. Padding gives zeros. Returns [entries,
-    rows, query_dim].
+    keys, values: [lanes, capacity, kv_heads, head_dim], whose places are contiguous: position p is
+    at p % capacity; span: the one of `rows.spans` for that ring. Padding gives zeros. Returns
+    [entries, rows, query_dim].
     """
     num_entries, num_rows = rows.positions.shape
     capacity, num_kv_heads, head_dim = keys.shape[1:]
@@ -82,16 +82,16 @@ def attend_block(
         rows.lanes,
         rows.positions,
         span,
-        sight.valid_from,
+        draft_window.valid_from,
         sums,
         weights,
         num_rows,
         keys.stride(0),
         capacity,
-        sight.window,
-        sight.num_ctx_tokens,
+        draft_window.window,
+        draft_window.num_ctx_tokens,
         head_dim**-0.5 * 1.4426950408889634,  # scores in base 2
-        CAUSAL=sight.is_causal,
+        CAUSAL=draft_window.is_causal,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
         BLOCK_M=chosen.block_m,
@@ -164,7 +164,7 @@ def _attend_block_kernel(
     own = (entry * num_rows + row) * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + m % GROUP
     at_query = own.to(tl.int64)[:, None] * HEAD_DIM + d[None, :]
     q = tl.load(queries + at_query, mask=m_ok[:, None] & d_ok, other=0.0)
-    best = tl.full([BLOCK_M], LOWEST, tl.float32)  # a row may see nothing of a chunk
+    best = tl.full([BLOCK_M], LOWEST, tl.float32)  # a row may see no key of a chunk
     weight = tl.zeros([BLOCK_M], tl.float32)
     total = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
 
@@ -185,7 +185,7 @@ def _attend_block_kernel(
     position = tl.load(positions + entry * num_rows)
     floor = tl.load(valid_from + lane).to(tl.int32)
     floor = tl.maximum(floor, position - num_ctx_tokens)
-    oldest = position + row - window  # the newest position out of sight
+    oldest = position + row - window  # the newest position that is out of the window
     lane_offset = lane.to(tl.int64) * lane_stride + kv_head * HEAD_DIM
     keys += lane_offset
     values += lane_offset

@@ -1,5 +1,5 @@
-"""Context of a drafter into its rings: keys of all layers normed and rotated, values as they are,
-each to the place of its position.
+"""Write a drafter's context to its rings: the keys of all layers normed and rotated, values
+unchanged, each at the place of its position.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from luceasync.kernels.draft_rows import DraftRowTensors
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 
-BLOCK_ROWS = 16  # rows of one head in a program
+BLOCK_ROWS = 16  # rows of one head per program
 
 
 def write_context(
@@ -25,13 +25,13 @@ def write_context(
     rows: DraftRowTensors,
     counts: Tensor,
 ) -> None:
-    """Write the first `counts` rows of each entry to the rings of `layers`; of more rows than a
-    ring holds only the last.
+    """Write the first `counts` rows of each entry to the rings of `layers`; if a ring holds
+    fewer rows, only the last of them.
 
-    projected: [entries, rows, all layers * 2 * kv_dim] contiguous, of each layer the keys, then the
+    projected: [entries, rows, all layers * 2 * kv_dim] contiguous, for each layer keys, then
     values; norms: weight float32 [all layers, head_dim], eps; layers: int64 [some of them]; keys,
     values: [these layers, lanes, capacity, kv_heads, head_dim], whose places are contiguous:
-    position p lies at p % capacity; counts: int32 or int64 [entries].
+    position p is at p % capacity; counts: int32 or int64 [entries].
     """
     num_entries, num_rows, width = projected.shape
     num_layers, _, capacity, num_kv_heads, head_dim = keys.shape

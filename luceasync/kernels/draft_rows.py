@@ -1,5 +1,5 @@
-"""What all layers of a drafter need to know of the rows of one pass, in one kernel: where they
-stand, how they are rotated, and how much of each ring of context is filled.
+"""What all layers of a drafter share about the rows of a pass, in one kernel: positions, rotation,
+and how much of each ring of context is filled.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from torch import Tensor
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 
-BLOCK_ROWS = 16  # rows of an entry in a program
+BLOCK_ROWS = 16  # rows of an entry per program
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRowTensors:
     """Rows of a pass: `lanes` int32 [entries], negative = padding; `positions` int32 [entries,
-    rows]; `spans` int32 [rings, entries, rows]: how many places of a ring hold context before an
-    entry's first row; `rotation`: cos, sin float32 [entries, rows, half].
+    rows]; `spans` int32 [rings, entries, rows]: how many places of a ring hold context before the
+    first row of an entry; `rotation`: cos, sin float32 [entries, rows, half].
     """
 
     lanes: Tensor
@@ -33,7 +33,8 @@ class DraftRowTensors:
 def draft_rows(
     lanes: Tensor, begins: Tensor, num_rows: int, inverse: Tensor, capacities: Tensor
 ) -> DraftRowTensors:
-    """Rows at positions `[begins, begins + num_rows)` of `lanes`, both int32 or int64 [entries].
+    """Describe rows at positions `[begins, begins + num_rows)` of `lanes`, both int32 or int64
+    [entries].
 
     inverse: float32 [half], the angle of one position; capacities: int32 [rings].
     """
@@ -67,8 +68,8 @@ def draft_rows(
     return rows
 
 
-# Where the first two lie depends on how many entries there are: one kernel serves all, and every
-# number of rows.
+# The alignment of the first two depends on the number of entries: compile one kernel for all, and
+# for every number of rows.
 @kernel(
     do_not_specialize=["num_rows", "num_all_rows"],
     do_not_specialize_on_alignment=["lanes", "begins"],

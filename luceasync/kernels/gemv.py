@@ -1,7 +1,7 @@
-"""Products of few rows with a big weight matrix, bound by the bandwidth that reads the weights.
+"""Products of few rows with a large weight matrix, bound by the bandwidth of reading the weights.
 
-Residual and SwiGLU are fused in. Rows are padded to a tile that multiplies each of them alike, so a
-row's result is the same bits whatever the other rows are and however many there are.
+Residual and SwiGLU are fused in. Rows are padded to a tile that treats each of them alike, so the
+bits of a row do not depend on the other rows or their number.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ MAX_ROWS = 16
 class GemvTile:
     """What a program takes at a time: `block_n` weight rows by `split` slices of `block_k` columns.
 
-    Each slice has its own accumulator, so that warps work side by side and not one after another.
-    `preload`: the weights of the last step are asked for before the inputs are ready, while the
-    kernel before still runs.
+    Each slice has its own accumulator, so that warps work in parallel. `preload`: the weights of
+    the last step are loaded before the inputs are ready, while the preceding kernel still runs.
     """
 
     block_n: int
@@ -47,17 +46,17 @@ def tile(
 ) -> GemvTile:
     """The tile for a weight of `num_outputs` rows (twice that if paired). Measured on an H200.
 
-    `block_k` and `split` set the order of the sums, and so a row's bits: they must not depend on
-    `padded_rows`. The rest may, and fits `shared_bytes` of a program's shared memory.
+    `block_k` and `split` determine the order of summation, and so a row's bits: they must not
+    depend on `padded_rows`. The rest may, and fits `shared_bytes` of shared memory.
     """
     block_k, split = 256 // element_bytes, 4
     few = padded_rows < MAX_ROWS
     block_n = 16 if few or paired else 32
-    # A weight with few rows has few programs, and each needs more loads under way.
+    # A weight with few rows has few programs, and each needs more loads in flight.
     num_stages = 4 if num_outputs < 4096 or (not few and not paired) else 3
     step_rows = block_n * (2 if paired else 1) + padded_rows
     num_buffers = shared_bytes // (step_rows * split * block_k * element_bytes)
-    # In the many programs of a big weight it would only take room.
+    # In the many programs of a large weight it would only take registers.
     preload = few and num_outputs < 32768 and num_buffers >= 3
     return GemvTile(block_n, block_k, split, 4, min(num_stages, num_buffers - preload + 1), preload)
 
@@ -148,7 +147,7 @@ def _linear_kernel(
 ):
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     n_ok = n < num_outputs
-    # Rows past the end read row 0 instead: no mask in the loop, and nothing of them is stored.
+    # Rows past the end read row 0: no mask in the loop, and their results are not stored.
     first = weight + tl.where(n_ok, n, 0).to(tl.int64) * weight_stride
     second = first + num_outputs.to(tl.int64) * weight_stride
     k = tl.arange(0, SPLIT)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]

@@ -1,6 +1,6 @@
-"""The highest logits of every row in order, and what its whole mass is: four small kernels, where
-torch takes a dozen large ones. The first two find a bound, as high as some logits more than are
-wanted; the third collects these and weighs everything; the fourth puts them in order.
+"""The highest logits of every row in order, and the total mass of the row: four small kernels,
+where torch takes a dozen large ones. The first two find a bound that slightly more logits reach
+than are wanted; the third collects these and sums the mass; the fourth sorts them.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from torch import Tensor
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 
-# A row is divided into groups. At least n logits are as high as the highest ones of n groups, so
-# the n-th highest of these bounds what can be among the n highest logits. Where logits lie so that
-# many more than n are higher, it all takes longer, and is as exact.
+# A row is divided into groups. At least n logits reach the n-th highest of the group maxima, so
+# that is a lower bound of the n highest logits. If many more than n logits exceed it, the kernels
+# take longer, and stay exact.
 MOST_MEMBERS = 64  # of a group
-MOST_GROUPS = 16384  # a program holds them all
-STRETCH = 2048  # logits of a program
-NUM_RANKERS = 128  # programs that put a row in order
+MOST_GROUPS = 16384  # held by one program
+STRETCH = 2048  # logits per program
+NUM_RANKERS = 128  # programs that sort a row
 
-# In float32, as luceasync.ranking.local has it: what a weight of 1 counts in a sum of integers.
+# In float32, as in luceasync.ranking.local: the integer that stands for a weight of 1 in sums.
 _ONE = tl.constexpr(2.0**42)
-_NOTHING = tl.constexpr(-(2**63))  # comes after every logit
-_LOWEST = tl.constexpr(-(2**31))  # the upper half of it
+_NOTHING = tl.constexpr(-(2**63))  # sorts after every logit
+_LOWEST = tl.constexpr(-(2**31))  # its upper half
 
-# What stands behind the groups in the scratch of a row.
+# The words behind the groups in the scratch of a row.
 _NUM_FOUND, _MASS, _PEAK, _BOUND = (tl.constexpr(i) for i in range(4))
 _NUM_WORDS = tl.constexpr(4)
 
@@ -41,16 +41,16 @@ def highest_tokens(
     mass_at: Sequence[float],
     no_token: int,
 ) -> Tensor:
-    """See luceasync.ranking.local.HighestTokens.
+    """The highest tokens of each row, as luceasync.ranking.local.HighestTokens describes them.
 
-    logits: float [rows, vocab], the numbers of a row beside each other; carry: int64 [rows, n];
+    logits: float [rows, vocab], rows contiguous; carry: int64 [rows, n];
     mass_at: float32 numbers. Returns float64 [rows, n + 2 + 2 * min(num_ranked, vocab)].
     """
     num_rows, num_vocab = logits.shape
     num_ranked = min(num_ranked, num_vocab)
     num_members, num_groups = groups_of(num_vocab, num_ranked)
     device = logits.device
-    # Of each row: the groups, a few words, what equals the bound, and what is higher.
+    # Per row: the groups, a few words, the logits that equal the bound, and those above it.
     pitch = num_groups + _NUM_WORDS.value + num_ranked + num_vocab
     scratch = torch.empty(num_rows, pitch, dtype=torch.int64, device=device)
     num_carried = 0 if carry is None else carry.shape[1]
@@ -93,7 +93,7 @@ def _find_bounds(
     sizes: tuple[int, int, int],
     options: dict[str, Any],
 ) -> None:
-    """`sizes`: of a row, of its groups, and how many are wanted."""
+    """`sizes`: of a row, of its groups, and the number wanted."""
     num_rows, num_groups = len(logits), sizes[1]
     width = STRETCH // num_members
     _groups_kernel[(triton.cdiv(num_groups, width), num_rows)](
@@ -112,20 +112,20 @@ def _find_bounds(
 
 
 def groups_of(num_vocab: int, num_ranked: int) -> tuple[int, int]:
-    """How many logits a group has, a power of 2, and how many groups there are: at least twice as
-    many as logits are wanted, where there are as many, so that few more are above their bound.
+    """(logits of a group, a power of 2; number of groups). There are at least twice as many groups
+    as logits are wanted, if the row has as many, so that few more exceed the bound.
     """
     num_members = MOST_MEMBERS
     while num_members > 1 and num_vocab < 2 * num_ranked * num_members:
         num_members //= 2
     while num_vocab > MOST_GROUPS * num_members:
         num_members *= 2
-    # Whole lines of memory: neighbours are of different groups, which may be high together.
+    # Whole memory lines. Neighbours, which may be high together, are of different groups.
     return num_members, triton.cdiv(triton.cdiv(num_vocab, num_members), 32) * 32
 
 
 def _temperatures(mass_at: Sequence[float], device: torch.device) -> tuple[float, Tensor | None]:
-    """One for all rows, 0 where no mass is wanted; or each row's."""
+    """One value for all rows (0: no mass is wanted), or one for each."""
     if len(set(mass_at)) < 2:
         return next(iter(mass_at), 0.0), None
     told = torch.tensor(mass_at, dtype=torch.float32)
@@ -134,7 +134,7 @@ def _temperatures(mass_at: Sequence[float], device: torch.device) -> tuple[float
 
 @triton.jit
 def _ordered(value, token, is_token):
-    """int64, the higher the earlier: by value, NaN first, and zeros the same; then by token."""
+    """An int64 sort key, highest first: by value, NaN first, zeros equal; then by token."""
     bits = value.to(tl.int32, bitcast=True)
     key = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     key = tl.where(key == -1, 0, key)  # -0.0
@@ -156,7 +156,9 @@ def _token_of(place):
 
 @triton.jit
 def _row_of(scratch, row, num_vocab, num_groups, num_ranked):
-    """Where a row's groups begin, its words, what equals the bound, and what is higher."""
+    """Pointers to a row's groups, its words, the logits that equal the bound, and those above
+    it.
+    """
     pitch = num_groups + _NUM_WORDS + num_ranked + num_vocab
     groups = scratch + row.to(tl.int64) * pitch
     words = groups + num_groups
@@ -175,7 +177,7 @@ def _groups_kernel(
     WIDTH: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Token t is of group t % num_groups."""
+    """The maximum of each group; token t is in group t % num_groups."""
     start_next(OVERLAP)
     row = tl.program_id(1)
     groups, _, _, _ = _row_of(scratch, row, num_vocab, num_groups, num_ranked)
@@ -193,8 +195,8 @@ def _groups_kernel(
 def _bound_kernel(
     scratch, num_vocab, num_groups, num_ranked, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
 ):
-    """The bound: a number that the highest logits of enough groups reach, but of few more; where
-    many are equal, the highest such number. _LOWEST where there are fewer groups.
+    """Find the bound: the maxima of enough groups reach it, and of few more; with many equal ones,
+    the highest such number. _LOWEST if there are fewer groups.
     """
     start_next(OVERLAP)
     row = tl.program_id(0)
@@ -203,7 +205,7 @@ def _bound_kernel(
     wait_for_inputs(OVERLAP)
     highest = tl.load(groups + group, mask=group < num_groups, other=_NOTHING)
     key, is_group = (highest >> 32).to(tl.int32), highest != _NOTHING
-    # As many as `num_reaching` reach `bound`, and fewer than are wanted reach `missed`.
+    # `num_reaching` groups reach `bound`; fewer than wanted reach `missed`.
     num_reaching, most = tl.sum(is_group.to(tl.int32), 0), num_ranked + num_ranked // 8
     bound = tl.min(tl.where(is_group, key, 0x7FFFFFFF), 0).to(tl.int64)
     bound = tl.where(num_reaching >= num_ranked, bound, _LOWEST)
@@ -246,7 +248,7 @@ def _collect_kernel(
     ordered = _ordered(value, token, is_token)
     key = (ordered >> 32).to(tl.int32)
     is_above, is_equal = key > bound, (key == bound) & is_token
-    # Both are counted in one number, which may be added to it in any order of programs.
+    # One atomic number counts both, so the order of programs does not matter.
     each = is_above.to(tl.int64) + (is_equal.to(tl.int64) << 32)
     before = tl.atomic_add(words + _NUM_FOUND, tl.sum(each, 0), sem="relaxed")
     place = before + tl.cumsum(each, 0) - each
@@ -286,7 +288,7 @@ def _order_kernel(
     wait_for_inputs(OVERLAP)
     num_found = tl.load(words + _NUM_FOUND)
     num_above, num_equal = (num_found & 0x7FFFFFFF).to(tl.int32), (num_found >> 32).to(tl.int32)
-    # What is above the bound: its place is how many come before it.
+    # A logit above the bound: its place is the number of those before it.
     for begin in range(part * MINE, num_above, tl.num_programs(0) * MINE):
         at = begin + tl.arange(0, MINE)
         mine = tl.load(aboves + at, mask=at < num_above, other=_NOTHING)
@@ -299,7 +301,7 @@ def _order_kernel(
         ok = (at < num_above) & (place < num_ranked)
         tl.store(values + place, _value_of(mine).to(tl.float64), mask=ok)
         tl.store(ids + place, _token_of(mine).to(tl.float64), mask=ok)
-    # Of what equals it, as many as are missing: any, in any order.
+    # Of those that equal it, as many as are missing, in any order.
     num_missing = tl.minimum(num_equal, num_ranked - num_above)
     for begin in range(part * OTHERS, num_missing, tl.num_programs(0) * OTHERS):
         at = begin + tl.arange(0, OTHERS)

@@ -1,7 +1,6 @@
-"""What a Triton kernel is here: launched, or compiled ahead beside others before the first launch.
+"""Triton kernels that are either launched, or compiled in parallel before the first launch.
 
-Threads compile, since Triton does without the interpreter's lock for most of the time. Knows no
-kernel and no pass.
+Threads compile, as Triton releases the GIL most of the time. Knows no kernel and no pass.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ __all__ = ["CompilerHangs", "Kernel", "compiled_ahead", "kernel"]
 
 
 class Kernel:
-    """A function in Triton's language: `kernel[grid](...)` launches it, options are Triton's."""
+    """A Triton function: `kernel[grid](...)` launches it, with Triton's options."""
 
     def __init__(self, function: Callable[..., None], options: dict[str, Any]) -> None:
         self._jit = triton.jit(function, **options)
@@ -39,20 +38,20 @@ class Kernel:
 
 
 def kernel(**options: Any) -> Callable[[Callable[..., None]], Kernel]:
-    """Decorates a function that is launched; `options` are those of triton.jit."""
+    """Decorate a kernel function; `options` are those of triton.jit."""
     return lambda function: Kernel(function, options)
 
 
 class _Loader:
-    """Makes what Triton's asynchronous mode asks for, and at once what the first launch needs."""
+    """Compiles what Triton's asynchronous mode requests, and what the first launch needs."""
 
     def __init__(self, device: torch.device, patience_s: float) -> None:
         self.compiling = KernelCompilation(os.cpu_count() or 1, patience_s)
-        self.name = ""  # of the kernel that is asked for next
+        self.name = ""  # of the next requested kernel
         self._device = device
 
     def submit(self, compiled: Callable[[], Any]) -> Future[Any]:
-        """The part of Executor that is asked for."""
+        """The part of Executor that Triton uses."""
         index = driver.active.get_current_device()
         device = torch.device(self._device.type, index)
         return self.compiling.submit(self.name, partial(self._load, compiled, device))
@@ -60,16 +59,16 @@ class _Loader:
     def _load(self, compiled: Callable[[], Any], device: torch.device) -> Any:
         kernel = compiled()
         with torch.cuda.device(device):
-            _ = kernel.run  # its launcher, for which some versions of Triton call a C compiler
+            _ = kernel.run  # its launcher, which some versions of Triton compile with a C compiler
         return kernel
 
 
-_ahead: ContextVar[_Loader | None] = ContextVar("ahead", default=None)  # None: they are launched
+_ahead: ContextVar[_Loader | None] = ContextVar("ahead", default=None)  # None: kernels are launched
 
 
 def compiled_aside(name: str, load: Callable[[], object] | None) -> bool:
-    """Whether kernels are compiled ahead, so that nothing is to be launched: then `load`, if it is
-    given, compiles what another compiler makes, beside them.
+    """Whether kernels are being compiled ahead, so that nothing may be launched; if so, also run
+    `load` in parallel, which compiles with another compiler.
     """
     if (loader := _ahead.get()) is None:
         return False
@@ -80,16 +79,16 @@ def compiled_aside(name: str, load: Callable[[], object] | None) -> bool:
 
 @contextmanager
 def compiled_ahead(device: torch.device, patience_s: float) -> Iterator[None]:
-    """Whatever this thread runs inside launches no kernel, so that its results are of no use: the
-    kernels are compiled side by side, and afterwards each is loaded on the GPU of `device`'s kind
-    that was the thread's own when it asked for it: a drafter's head may lie on another one.
+    """Inside, this thread launches no kernels, and results are meaningless. The kernels are
+    compiled in parallel; on exit each is loaded on the GPU of `device`'s kind that was current when
+    it was requested, as a drafter's head may be on another one.
 
-    Nothing may be captured inside. A kernel that cannot be compiled raises when it is launched.
-    Raises CompilerHangs where none is done within `patience_s` after the one before.
+    Nothing may be captured inside. A kernel that fails to compile raises when it is launched.
+    Raises CompilerHangs if none finishes within `patience_s` of the previous one.
     """
     loader = _Loader(device, patience_s)
     with knobs.compilation.scope(), triton.AsyncCompileMode(loader, ignore_errors=True):
-        # Writing the steps in between as text takes a quarter of the interpreter's time.
+        # Dumping the intermediate steps as text takes a quarter of the interpreter's time.
         knobs.compilation.store_binary_only = True
         token = _ahead.set(loader)
         try:

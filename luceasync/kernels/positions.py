@@ -1,4 +1,6 @@
-"""What a pass makes of the positions of its rows before its first layer, a small kernel each."""
+"""Small kernels that turn the positions of a pass into rotations and row indices, before the first
+layer.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from torch import Tensor
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 
-BLOCK = 256  # numbers of a program
+BLOCK = 256  # numbers per program
 
 
 def rotation(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,8 +38,8 @@ def rotation(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
     return cos, sin
 
 
-def ranks(positions: Tensor, lanes: Tensor, absent: Tensor) -> Tensor:
-    """How many of its lane's rows before each row are here: positions - absent[lane].
+def row_indices(positions: Tensor, lanes: Tensor, absent: Tensor) -> Tensor:
+    """The number of resident rows of the lane before each row: positions - absent[lane].
 
     positions: int32 [entries, rows]; lanes: int32 [entries], negative = the last of `absent`, int32
     [lanes + 1]. Returns int32 [entries, rows].

@@ -1,7 +1,7 @@
-"""Rows of x before products of several rows take them (prepared_rows.cu): normed, and more than 8
-arranged once for all programs, as lanes of tensor cores load them.
+"""Prepares rows of x for products (prepared_rows.cu): norms them, and arranges more than 8 of them
+once for all programs, in the order in which lanes of tensor cores load them.
 
-Owns how arranged rows lie, with arranged_rows.cuh.
+Owns that order, with arranged_rows.cuh.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from luceasync.kernels.overlap import can_overlap
 from luceasync.kernels.quant_decode import Coding
 from luceasync.kernels.quant_tiles import BLOCK_COLUMNS, UNIT
 
-MOST_PLAIN = 8  # rows that products take as they are
-ARRANGED_ROWS = 16  # as many as there are room for
+MOST_PLAIN = 8  # more rows are arranged
+ARRANGED_ROWS = 16  # rows are padded to so many
 UNIT_COLUMNS = UNIT * BLOCK_COLUMNS
-# Warps of a program: one that norms has a whole row.
+# Warps per program: a program that norms has a whole row.
 PLAIN_WARPS, NORM_WARPS = 4, 16
 
 SOURCE = Path(__file__).with_name("prepared_rows.cu")
@@ -31,7 +31,7 @@ _ARRANGE = CudaProgram(SOURCE, "arrange_rows")
 
 
 class RmsNorm(Protocol):
-    """See luceasync.models.weights.InputNorm."""
+    """An RMS norm, as luceasync.models.weights.InputNorm."""
 
     @property
     def weight(self) -> Tensor: ...
@@ -42,12 +42,12 @@ class RmsNorm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ArrangedRows:
-    """9 to 16 rows of num_columns columns, in whole units of 256 columns.
+    """9 to 16 rows of num_columns columns, arranged in whole units of 256 columns.
 
-    columns: bfloat16 [lifts, units, blocks of 64, tiles of 8 rows, 2, lanes, 8 numbers], for each
-    of `lifts` one after the other; group_sums: bfloat16 [units, halves, tiles, lanes, 8 numbers],
-    one half where they are of whole groups, or None if no product wants them. arranged_rows.cuh
-    says which row and column a number is of.
+    columns: bfloat16 [lifts, units, blocks of 64, tiles of 8 rows, 2, lanes, 8 numbers], one copy
+    for each of `lifts`; group_sums: bfloat16 [units, halves, tiles, lanes, 8 numbers], with one
+    half if they are of whole groups, or None if no product wants them. arranged_rows.cuh defines
+    which row and column each number is from.
     """
 
     num_rows: int
@@ -61,23 +61,23 @@ class ArrangedRows:
 
     @property
     def num_halves(self) -> int:
-        """Of groups, which have a sum each."""
+        """1 if sums are of whole groups, 2 if of their halves."""
         return 1 if self.group_sums is None else self.group_sums.shape[1]
 
     def of(self, coding: Coding) -> Tensor:
-        """`columns`, as products with a matrix of this coding want them."""
+        """The `columns` for products with a matrix of this coding."""
         return self.columns[self.lifts.index(lift_of(coding))]
 
 
 def lift_of(coding: Coding) -> int:
-    """By which powers of two rows of x are taken times: one of prepared_rows.cu's lifts."""
+    """The power of two that scales x: one of the lifts in lifts.cuh."""
     if coding.codes == "table":
         return 0
     return 2 if coding.bits < 8 and coding.codes in ("uint", "biased") else 1
 
 
 def wants_sums(coding: Coding) -> bool:
-    """Whether products take minimums off for all groups of a unit at once: BY_UNIT in
+    """Whether products subtract minimums for all groups of a unit at once: BY_UNIT in
     quant_layout.cuh.
     """
     is_alike = coding.group == 32 and coding.supergroup % UNIT_COLUMNS == 0
@@ -86,9 +86,9 @@ def wants_sums(coding: Coding) -> bool:
 
 
 def room_for(x: Tensor, num_rows: int, num_columns: int, coding: Coding) -> ArrangedRows:
-    """For products with a matrix of this coding: rows that the product in front arranges, 16
-    columns at a time, so that sums are of halves of groups. num_columns: a multiple of 256; `x`
-    says where.
+    """Allocate rows that the preceding product arranges for a matrix of this coding, 16 columns at
+    a time, so that sums are of halves of groups. num_columns: a multiple of 256. `x` determines
+    device and dtype.
     """
     assert MOST_PLAIN < num_rows <= ARRANGED_ROWS and num_columns % UNIT_COLUMNS == 0
     num_units = num_columns // UNIT_COLUMNS
@@ -100,8 +100,8 @@ def room_for(x: Tensor, num_rows: int, num_columns: int, coding: Coding) -> Arra
 def prepared(
     x: Tensor, codings: Collection[Coding], norm: RmsNorm | None = None
 ) -> Tensor | ArrangedRows:
-    """What products with matrices of these codings take, made once for all of them: the rows, as
-    `norm` has them if one is given.
+    """Prepare rows once for products with matrices of all these codings; `norm` is applied if
+    given.
     """
     x = x.contiguous()
     assert len(x) <= ARRANGED_ROWS and x.dtype == torch.bfloat16, "few rows of bfloat16"
@@ -111,8 +111,8 @@ def prepared(
 
 
 def rms_norm(x: Tensor, norm: RmsNorm) -> Tensor:
-    """Each row by a program of its own: in a product every program would wait for the same norm.
-    x: bfloat16 [rows, columns], contiguous.
+    """Norm rows, one program each: within a product every program would wait for the same norm. x:
+    bfloat16 [rows, columns], contiguous.
     """
     out = torch.empty_like(x)
     overlaps = can_overlap(x.device.index or 0)
@@ -123,8 +123,8 @@ def rms_norm(x: Tensor, norm: RmsNorm) -> Tensor:
 
 
 def arrange(x: Tensor, codings: Collection[Coding], norm: RmsNorm | None = None) -> ArrangedRows:
-    """Rows for products with matrices of these codings, as `rms_norm` has them if a norm is given.
-    x: bfloat16 [9 to 16, columns], contiguous, columns a multiple of 64.
+    """Arrange rows for products with matrices of these codings; `norm` is applied if given. x:
+    bfloat16 [9 to 16, columns], contiguous, columns a multiple of 64.
     """
     num_rows, num_columns = x.shape
     assert MOST_PLAIN < num_rows <= ARRANGED_ROWS and num_columns % BLOCK_COLUMNS == 0
@@ -133,7 +133,7 @@ def arrange(x: Tensor, codings: Collection[Coding], norm: RmsNorm | None = None)
     columns = x.new_empty(len(lifts), num_units, UNIT, 2, 2, 32, 8)
     has_sums = any(wants_sums(coding) for coding in codings)
     group_sums = x.new_empty(num_units, 1, 2, 32, 8) if has_sums else None
-    # A row that is normed is one program's: each of its numbers wants all of them.
+    # To norm a row, one program has all of it.
     is_normed = norm is not None
     warps = NORM_WARPS if is_normed else PLAIN_WARPS
     programs_of_row = 1 if is_normed else -(-num_units // warps)
@@ -159,7 +159,9 @@ def constants_of(
     lifts: tuple[int, ...] = (),
     has_sums: bool = False,
 ) -> dict[str, int]:
-    """What a program is compiled with; `norm`: columns of a row that is normed, else 0."""
+    """The constants that a program is compiled with; `norm`: the columns of a normed row, else
+    0.
+    """
     return {
         "NORM": norm,
         "OVERLAP": int(overlaps),

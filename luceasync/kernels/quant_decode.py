@@ -1,7 +1,7 @@
-"""Codes of quantised weights as numbers that tensor cores multiply, exactly, within a kernel.
+"""Decoding of quantised codes within a kernel, exactly, to numbers that tensor cores multiply.
 
-On NVIDIA's GPUs two codes at a time become bfloat16 by inline PTX, which makes of a code the low
-bits of a number whose high bits are known. Elsewhere, and in other dtypes, by plain conversions.
+On NVIDIA GPUs inline PTX converts two codes at a time to bfloat16: a code becomes the low bits of a
+number whose high bits are constant. Elsewhere, and for other dtypes, by plain conversions.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from typing import Any, Literal
 import triton
 import triton.language as tl
 
-# What a stored code is: a whole number; one that is stored 128 too large; of 8 bits a float; the
-# doubled e2m1 number; or the place of a number in a table of whole numbers.
+# A stored code: an integer; an integer plus 128; an 8-bit float; an e2m1 number, doubled; or an
+# index into a table of integers.
 Codes = Literal["uint", "biased", "e4m3", "e2m1", "table"]
 
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """What the numbers of a quantised matrix are made of, as kernels want it; see
-    luceasync.models.quant.layout.QuantLayout. `group` and `supergroup` are 0 where they are a whole
-    row. `table`: four words (signed) of four entries, each 128 too large.
+    """How a tiled matrix is coded: the part of a QuantLayout that kernels are compiled for. Unlike
+    a layout it has no name and no dtypes, so that equal ones share a kernel; int8 codes are biased,
+    as tiling stores them. `group` and `supergroup` are 0 for a whole row. `table`: four signed
+    words of four entries, each plus 128.
     """
 
     bits: int
@@ -41,7 +42,7 @@ class Coding:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """What a kernel is compiled with."""
+        """The constants that a kernel is compiled with."""
         return {
             "BITS": self.bits,
             "CODES": self.codes,
@@ -59,13 +60,13 @@ class Coding:
 
 @triton.constexpr_function
 def num_parts(group: int) -> int:
-    """How many scales 64 columns of a row have."""
+    """The number of scales for 64 columns of a row."""
     return 64 // group if group in (16, 32) else 1
 
 
 @triton.constexpr_function
 def bias_of(bits: int, codes: str, zero: int, is_folded: bool) -> int:
-    """By how much the numbers that `numbers` gives are too large."""
+    """The offset of the numbers that `numbers` returns."""
     return 128 + zero if is_folded and bits < 8 and codes == "uint" else 0
 
 
@@ -73,8 +74,8 @@ def bias_of(bits: int, codes: str, zero: int, is_folded: bool) -> int:
 def _low_asm(
     bits: int, codes: str, zero: int, table: tuple[int, ...], part: int, fold: bool
 ) -> str:
-    """PTX: of two 16-bit words $1 two bfloat16 numbers $0; $2: words with their high bits, which
-    are turned left by $3 to where they belong.
+    """PTX: two bfloat16 numbers $0 from two 16-bit words $1. $2: words with their high bits,
+    rotated left by $3 into place.
     """
     less = f"mov.b32 b, 0x3f803f80; mov.b32 c, 0x{0xC300C300 | zero << 16 | zero:x};"
     less += " fma.rn.bf16x2 $0, a, b, c;"
@@ -90,7 +91,7 @@ def _low_asm(
             and.b32 a, a, 0x00070007; shl.b32 a, a, 6; or.b32 a, a, b;
             mov.b32 b, 0x7f007f00; mov.b32 c, 0x80008000; fma.rn.bf16x2 $0, a, b, c; }}"""
     if bits == 8 or codes == "table":
-        # The upper halves of float32 numbers that are whole and small are bfloat16 ones.
+        # The upper half of a small integer in float32 is the same number in bfloat16.
         less = f"{float(-8388608 - (128 if codes in ('biased', 'table') else zero))}"
         first, second, find = part % 2, 2 + part % 2, "mov.b32 a, $1; mov.b32 b, $1;"
         if codes == "table":
@@ -130,7 +131,7 @@ def few_numbers(
     ASM: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Codes `PART` of 16-bit words; their high bits begin at bit `shift` of `high`."""
+    """Decode code `PART` of 16-bit words, whose high bits begin at bit `shift` of `high`."""
     if ASM:
         asm: tl.constexpr = _low_asm(BITS, CODES, ZERO, TABLE, PART, FOLD)
         if BITS == 5 or BITS == 6:
@@ -174,20 +175,20 @@ def few_numbers(
 
 @triton.jit
 def e4m3(byte):
-    """The float32 of an e4m3 number's byte: its bits, an exponent too small by 120."""
+    """The float32 value of an e4m3 byte: its bits have an exponent that is too small by 120."""
     bits = (byte & 127) << 20 | (byte & 128) << 24
     return bits.to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
 
 
 @triton.jit
 def large(byte):
-    """2^23 + a byte from 0 to 255, in float32."""
+    """2^23 + byte, in float32."""
     return (byte | 0x4B000000).to(tl.float32, bitcast=True)
 
 
 @triton.constexpr_function
 def _large_asm(part: int, bits: int) -> str:
-    """PTX: of two words of 16 or 32 bits their bytes `part`, each in the low bits of 2^23."""
+    """PTX: byte `part` of two 16- or 32-bit words, each in the low bits of 2^23."""
     if bits == 16:
         first, second = "$2", f"0x765{2 + part}"
     else:
@@ -197,7 +198,7 @@ def _large_asm(part: int, bits: int) -> str:
 
 @triton.jit
 def large_bytes(words, PART: tl.constexpr, ASM: tl.constexpr):
-    """2^23 + byte `PART` of each word of 8, 16 or 32 bits, in float32."""
+    """2^23 + byte `PART` of each 8-, 16- or 32-bit word, in float32."""
     BITS: tl.constexpr = words.dtype.primitive_bitwidth
     if ASM and BITS > 8:
         asm: tl.constexpr = _large_asm(PART, BITS)
@@ -223,10 +224,10 @@ def numbers(
     ASM: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Columns [16 PART, 16 PART + 16) of 64: [BLOCKS, 16 rows, 16 columns].
+    """Decode columns [16 PART, 16 PART + 16) of 64: [BLOCKS, 16 rows, 16 columns].
 
-    words: int16 [BLOCKS, 256] as they lie in memory; of 5 bits `high` is int16 [BLOCKS, 64],
-    of 6 bits [BLOCKS, 128], of others None.
+    words: int16 [BLOCKS, 256] in memory order; high: int16 [BLOCKS, 64] for 5 bits, [BLOCKS, 128]
+    for 6 bits, else None.
     """
     split = tl.reshape(words, [BLOCKS, 8, 4, 2, 2, 2])  # row, columns by 2, by 8, row by 8, column
     shift = 0
@@ -242,13 +243,13 @@ def numbers(
         shift = tl.broadcast_to(shift, split.shape)
         high = tl.broadcast_to(high, split.shape)
     made = few_numbers(split, high, shift, BITS, CODES, ZERO, TABLE, PART, FOLD, ASM, DTYPE)
-    # What a lane has loaded is what it gives a tensor core of NVIDIA's: nothing moves.
+    # A lane feeds an NVIDIA tensor core what it loaded itself: nothing moves.
     return tl.reshape(tl.permute(made, (0, 4, 1, 3, 2, 5)), [BLOCKS, 16, 16])
 
 
 @triton.jit
 def real(number, E8M0: tl.constexpr):
-    """D or M in float32; e8m0 as luceasync.models.quant.packed.real has it."""
+    """D or M in float32; for e8m0 see luceasync.models.quant.packed.real."""
     if E8M0:
         bits = number.to(tl.int32)
         low = tl.where(bits == 0, 0x00200000, 0x00400000)
@@ -259,7 +260,7 @@ def real(number, E8M0: tl.constexpr):
 
 @triton.jit
 def small_number(words, PART: tl.constexpr, SMALL: tl.constexpr):
-    """s or m in float32; words: 8, 16 or 32 bits for the parts of a block."""
+    """s or m in float32; words: 8, 16 or 32 bits, a byte for each part of a block."""
     byte = words.to(tl.int32) >> (8 * PART) & 255
     if SMALL == "e4m3":
         return e4m3(byte)

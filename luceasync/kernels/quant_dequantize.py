@@ -1,5 +1,5 @@
-"""The numbers that rows of a quantised matrix stand for: an embedding's rows, and slices of a
-matrix that the library multiplies many rows with. Each is computed in float32 and rounded once.
+"""Dequantisation of rows: those of an embedding, and slices of a matrix for library products with
+many rows. Numbers are computed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inpu
 from luceasync.kernels.quant_decode import few_numbers, num_parts, real, small_number
 from luceasync.kernels.quant_tiles import TiledMatrix
 
-BLOCKS = 16  # of 64 columns in a program
+BLOCKS = 16  # of 64 columns per program
 
 
 def lookup(weight: TiledMatrix, ids: Tensor, dtype: torch.dtype) -> Tensor:
-    """Rows of int64 ids [n]: [n, columns]."""
+    """Look up the rows of int64 ids [n]: [n, columns]."""
     out = torch.empty(len(ids), weight.num_columns, dtype=dtype, device=ids.device)
     _launch(weight, ids, out, 0)
     return out
 
 
 def numbers(weight: TiledMatrix, begin: int, end: int, out: Tensor) -> None:
-    """Rows [begin, end) into `out`, [end - begin, columns] contiguous."""
+    """Dequantise rows [begin, end) into `out`, [end - begin, columns] contiguous."""
     assert out.is_contiguous() and out.shape == (end - begin, weight.num_columns)
     _launch(weight, None, out, begin)
 
@@ -47,7 +47,7 @@ def _launch(weight: TiledMatrix, ids: Tensor | None, out: Tensor, begin: int) ->
         weight.num_groups,
         BLOCKS=BLOCKS,
         num_warps=4,
-        enable_fp_fusion=False,  # the bits are those of the slow truth
+        enable_fp_fusion=False,  # bit for bit as the reference
         **weight.coding.constants,
         **overlap_options(out),
     )
@@ -112,7 +112,7 @@ def _numbers_kernel(
             planes + _of_pairs(place, 4)[:, None] + ((g * 4 + pair) * 8 + far * 2 + column)[None, :]
         )
         high = tl.load(at, mask=ok[:, None], other=0)
-    own = g * 2 + far  # of the 16 rows, where it is among their scales
+    own = g * 2 + far  # index of the row among the scales of 16 rows
     small_place = place * 16 + own
     if PARTS == 1:
         group = block * 0
@@ -167,5 +167,5 @@ def _numbers_kernel(
 
 @triton.jit
 def _of_pairs(place, EACH_LANE: tl.constexpr):
-    """Where the first lane has its words of a block: those of two blocks lie together."""
+    """The offset of the first lane's words of a block: those of two blocks are stored together."""
     return (place // 2 * 64 + place % 2) * EACH_LANE

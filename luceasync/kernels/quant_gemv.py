@@ -1,8 +1,8 @@
-"""Products of up to 64 rows with a quantised matrix, bound by the bandwidth that reads its codes.
+"""Products of up to 64 rows with a quantised matrix, bound by the bandwidth of reading its codes.
 
-Codes are multiplied as they are, exact in the dtype of the rows; each group is summed in float32,
-and scaled then: no weight is ever rounded. Residual and SwiGLU are fused in. A row is the same bits
-whatever the other rows of its launch are.
+Codes are multiplied unscaled, which is exact in the dtype of x; the float32 sum of each group is
+scaled afterwards, so no weight is rounded. Residual and SwiGLU are fused in. The bits of a row do
+not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from luceasync.kernels.quant_gemv_kernel import quant_gemv_kernel, sum_parts_ker
 from luceasync.kernels.quant_tiles import BLOCK_ROWS, TiledMatrix
 
 MAX_ROWS = 64
-SUM_BLOCK = 1024  # results that a program adds up
+SUM_BLOCK = 1024  # results that a program sums
 
 
 @dataclass(frozen=True, slots=True)
 class QuantTile:
-    """What a program takes at a time: `row_blocks` of 16 weight rows (of gate and up together) by
-    `strides` stretches of columns, each a warp's, of which a step takes `steps` blocks of 64.
-    `num_splits` programs divide the columns among them. `prefetch`: all codes of a program are
-    asked for at once.
+    """What a program processes: `row_blocks` of 16 weight rows (of gate and up together) by
+    `strides` stretches of columns, one per warp, in steps of `steps` blocks of 64. `num_splits`
+    programs divide the columns among them. `prefetch`: request all codes of a program at once.
     """
 
     row_blocks: int
@@ -38,7 +37,8 @@ class QuantTile:
 
 
 WIDE, SMALL = 8192, 4096  # outputs: an H200 has 132 multiprocessors
-# By bits of a code: tiles of paired, wide, other and small weights; of a step, of 16 rows, of more.
+# By bits of a code: tiles for paired, wide, other and small weights. STEP: up to 8 rows; VERIFY: up
+# to 16; MANY: more.
 STEP = {
     4: (QuantTile(2, 4, 2), QuantTile(2, 4, 2), QuantTile(1, 4, 4), QuantTile(2, 8, 4)),
     5: (QuantTile(2, 4, 2), QuantTile(1, 4, 4), QuantTile(1, 4, 4), QuantTile(1, 8, 2)),
@@ -65,7 +65,7 @@ def linear(
     """x @ weight^T (+ residual).
 
     x: [rows <= MAX_ROWS, columns], bfloat16; residual: [rows, outputs]. Returns [rows, outputs] in
-    `dtype`, that of x unless it is named. `chosen` replaces `tile`.
+    `dtype`, by default that of x. `chosen` replaces `tile`.
     """
     out = x.new_empty(x.shape[0], weight.num_rows, dtype=dtype)
     return _product(x, weight, residual, out, chosen, paired=False)
@@ -117,7 +117,7 @@ def _product(
 
 
 def padded(num_rows: int, has_small_tiles: bool) -> int:
-    """Rows of a launch of `num_rows`; NVIDIA's tensor cores take 8 at a time, others 16."""
+    """`num_rows` padded for a launch: NVIDIA's tensor cores take 8 at a time, others 16."""
     return max(8 if has_small_tiles else 16, int(triton.next_power_of_2(num_rows)))
 
 

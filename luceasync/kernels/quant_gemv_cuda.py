@@ -1,5 +1,5 @@
-"""Products of up to 16 rows with a quantised matrix on GPUs of NVIDIA's: quant_gemv.cu, whose
-copies are on their way long before they are multiplied. A row is the same bits among up to 8.
+"""Products of up to 16 rows with a quantised matrix on NVIDIA GPUs, by quant_gemv.cu, which copies
+far ahead of its products. Among up to 8 rows, the bits of a row do not depend on the others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from luceasync.kernels.quant_tiling import (
 )
 
 MAX_ROWS = ARRANGED_ROWS
-STATIC_BYTES = 1024  # of shared memory that are not for a Share
+STATIC_BYTES = 1024  # of shared memory besides those of a split
 
 _CODES = {"uint": 0, "biased": 1, "e4m3": 2, "e2m1": 3, "table": 4}
 _SCALES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.uint8: 3}
@@ -46,8 +46,8 @@ _PRODUCT = CudaProgram(SOURCE, "quant_gemv")
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """How results are kept: as rows of numbers, or as the product that is next takes them, times
-    powers of two (see prepared_rows.lift_of), perhaps with sums.
+    """How results are written: as rows of `dtype`, or arranged for the next product, scaled by a
+    power of two (see prepared_rows.lift_of), optionally with sums of groups.
     """
 
     dtype: torch.dtype = torch.bfloat16
@@ -57,8 +57,8 @@ class OutputFormat:
 
 @dataclass(frozen=True, slots=True)
 class GemvOutput:
-    """Where they go: `rows` [rows, outputs], which may lie apart, or columns and sums of Arranged
-    rows.
+    """Where results go: `rows` [rows, outputs], which may be strided, or the columns and sums of
+    arranged rows.
     """
 
     kept: OutputFormat
@@ -76,7 +76,7 @@ class GemvOutput:
 
 
 def can_multiply(x: Tensor) -> bool:
-    """Whether `x` has few enough rows, of the dtype and on a device that the program is for."""
+    """Whether the program supports the rows, dtype and device of `x`."""
     if not x.is_cuda or x.dtype != torch.bfloat16 or len(x) > MAX_ROWS:
         return False
     return can_compile(x.device.index or 0)
@@ -93,12 +93,12 @@ def linear(
     beside: bool = False,
     chosen: QuantSplit | None = None,
 ) -> Tensor:
-    """x @ weight^T (+ residual), of x as `norm` has it if one is given.
+    """norm(x) @ weight^T (+ residual); without a norm, x itself.
 
-    x: bfloat16 [rows <= MAX_ROWS, columns], or as `prepared`, without a norm then; residual: [rows,
-    outputs]. Returns [rows, outputs] in `dtype`, that of x unless it is named; in `out` if it is
-    given, whose rows may lie apart. `beside`: what was queued last is a product of the same x, for
-    which this one need not wait. `chosen` replaces `share`.
+    x: bfloat16 [rows <= MAX_ROWS, columns], or the result of `prepared`, then without a norm;
+    residual: [rows, outputs]. Returns [rows, outputs] in `dtype`, by default that of x, in `out` if
+    given, whose rows may be strided. `beside`: the preceding kernel is a product of the same x,
+    which this one need not wait for. `chosen` replaces `share`.
     """
     if out is None:
         out = _empty(x, weight.num_rows, dtype)
@@ -115,7 +115,7 @@ def swiglu(
     dtype: torch.dtype | None = None,
     chosen: QuantSplit | None = None,
 ) -> Tensor:
-    """silu(gate) * up, of x as `norm` has it if one is given. x: as `linear`'s; gate_up:
+    """silu(gate) * up of norm(x). x, norm: as in `linear`; gate_up:
     [2 * inner, columns], gate first, inner a multiple of 16. -> [rows, inner].
     """
     out = _empty(x, gate_up.num_rows // 2, dtype)
@@ -132,8 +132,8 @@ def swiglu_for(
     norm: RmsNorm | None = None,
     chosen: QuantSplit | None = None,
 ) -> Tensor | ArrangedRows:
-    """`swiglu`, as a product with a matrix of this coding takes it: of more than 8 rows nobody need
-    arrange it then.
+    """`swiglu`, prepared for a product with a matrix of this coding: more than 8 rows come out
+    arranged.
     """
     num_inner = gate_up.num_rows // 2
     if len(x) <= MOST_PLAIN or num_inner % UNIT_COLUMNS != 0:
@@ -154,7 +154,7 @@ def constants_of(
     num_halves: int = 1,
     kept: OutputFormat = OutputFormat(),
 ) -> dict[str, int]:
-    """What a program is compiled with; num_halves: of the sums of Arranged rows."""
+    """The constants that a program is compiled with; num_halves: that of arranged rows."""
     coding = work.coding
     table = coding.table or (0, 0, 0, 0)
     return {
@@ -222,7 +222,7 @@ def _product(
         1 if num_rows == 1 else MOST_PLAIN if num_rows <= MOST_PLAIN else ARRANGED_ROWS,
         paired,
     )
-    overlaps = can_overlap(x.device.index or 0)  # GPUs that can have clusters too
+    overlaps = can_overlap(x.device.index or 0)  # such GPUs have clusters too
     chosen = chosen or share(work, shared_bytes(x) - STATIC_BYTES, has_clusters=overlaps)
     constants = constants_of(
         work,

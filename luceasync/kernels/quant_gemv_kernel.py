@@ -1,5 +1,5 @@
-"""The kernels of luceasync.kernels.quant_gemv: stretches of columns for each warp, whose sums are
-added at the end.
+"""The kernels of luceasync.kernels.quant_gemv: each warp takes a stretch of columns, and their sums
+are added at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from luceasync.kernels.quant_gemv_step import (
 
 @triton.jit
 def _prefetch(pointers):
-    """Ask for the lines that have these bytes; nobody waits for them."""
+    """Prefetch the cache lines of these bytes, without waiting."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
         "=r,l",
@@ -89,7 +89,7 @@ def quant_gemv_kernel(
     UNITS: tl.constexpr = ROW_BLOCKS * STRIDES
     batch = tl.arange(0, BLOCKS)  # [step, row block, stride]
     row_block = row_block_of(batch, STRIDES, ROW_BLOCKS, OWN, num_row_blocks)
-    # Blocks that follow each other in memory are one warp's.
+    # Consecutive blocks in memory belong to one warp.
     offset = batch % STRIDES * STEPS + batch // UNITS
     unit = tl.arange(0, UNITS)
     unit_row_block = row_block_of(unit, STRIDES, ROW_BLOCKS, OWN, num_row_blocks)
@@ -137,7 +137,9 @@ def quant_gemv_kernel(
     wait_for_inputs(OVERLAP)
     start_next(OVERLAP)
 
-    TILES: tl.constexpr = ROWS // WIDTH  # of the right operand, the rows; the left is the weight
+    TILES: tl.constexpr = (
+        ROWS // WIDTH
+    )  # width of the right operand, the rows; the left one is the weight
     total = nothing()
     for _ in tl.static_range(TILES):
         total += (tl.zeros([BLOCKS, 16, WIDTH], tl.float32),)
@@ -160,7 +162,7 @@ def quant_gemv_kernel(
                 ROWS,
                 WIDTH,
             )
-        # What the next step wants is on its way meanwhile.
+        # Load what the next step needs.
         coming = stored_of(
             row_block,
             at + STEP + offset,
@@ -242,7 +244,7 @@ def _store(
     ROW_BLOCKS: tl.constexpr,
     OWN: tl.constexpr,
 ):
-    """result: [rows of the weight, WIDTH], of rows `m` of x."""
+    """Store result: [rows of the weight, WIDTH], of rows `m` of x."""
     num_outputs = num_row_blocks * 16
     m_ok = (m < num_rows)[None, :]
     if SPLIT:

@@ -1,8 +1,7 @@
-"""What a program of luceasync.kernels.quant_gemv_kernel does with blocks of a quantised matrix: it
-loads what is stored of them, and multiplies.
+"""One step of luceasync.kernels.quant_gemv_kernel: load blocks of a quantised matrix, and multiply.
 
-A lane loads just what it gives a tensor core of NVIDIA's, and the scales of what it gets back: no
-shared memory, nobody waits for other warps. Knows no grid.
+A lane loads exactly what it feeds an NVIDIA tensor core, and the scales of what it gets back: no
+shared memory, and no warp waits for another. Knows no grid.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from luceasync.kernels.quant_decode import (
 
 @triton.jit
 def nothing():
-    """A tuple to add to."""
+    """An empty tuple to append to."""
     return ()
 
 
 @triton.jit
 def _times(supers, words, PART: tl.constexpr, SMALL: tl.constexpr, ASM: tl.constexpr):
-    """supers * a small number, rounded once; words: 8, 16 or 32 bits for the parts of a block."""
+    """supers * s (or m), rounded once; words: 8, 16 or 32 bits, a byte for each part of a block."""
     if ASM and SMALL == "uint8":
-        # The sum is exact before it is rounded, where a fused product is one.
+        # A fused multiply-add rounds only its exact result.
         large = large_bytes(words, PART, ASM)
         return tl.fma(large, supers, supers * -8388608.0)
     else:
@@ -39,7 +38,7 @@ def _times(supers, words, PART: tl.constexpr, SMALL: tl.constexpr, ASM: tl.const
 
 @triton.jit
 def _of_rows(scale, BLOCKS: tl.constexpr, WIDTH: tl.constexpr):
-    """[BLOCKS, 64], as lanes have them -> [BLOCKS, 16, WIDTH]: all columns are alike."""
+    """[BLOCKS, 64] in lane order -> [BLOCKS, 16, WIDTH], the same in all columns."""
     each = tl.permute(tl.reshape(scale, [BLOCKS, 8, 4, 2]), (0, 3, 1, 2))
     each = tl.broadcast_to(each[:, :, :, :, None], [BLOCKS, 2, 8, 4, WIDTH // 4])
     return tl.reshape(each, [BLOCKS, 16, WIDTH])
@@ -47,7 +46,7 @@ def _of_rows(scale, BLOCKS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _wide_place(block, WIDTH: tl.constexpr):
-    """Which stretch of WIDTH columns, 0 for all, has the first of the columns of `block`."""
+    """The index of the stretch of WIDTH columns (0: the whole row) that `block` begins in."""
     if WIDTH == 0:
         return block * 0
     elif WIDTH <= 64:
@@ -60,8 +59,8 @@ def _wide_place(block, WIDTH: tl.constexpr):
 def row_block_of(
     batch, STRIDES: tl.constexpr, ROW_BLOCKS: tl.constexpr, OWN: tl.constexpr, num_row_blocks
 ):
-    """Of a place in a batch [.., row block, stride]: the rows of a second half follow all first
-    ones. Row blocks past the end read the last one instead, and nothing of them is stored.
+    """The row block at an index of a batch [.., row block, stride]; those of the second half follow
+    all of the first. Row blocks past the end read the last one, and are not stored.
     """
     own = batch // STRIDES % ROW_BLOCKS
     first = tl.minimum(tl.program_id(0) * OWN + own % OWN, num_row_blocks - 1)
@@ -92,11 +91,11 @@ def stored_of(
     MINIMUM: tl.constexpr,
     SMALL_MINIMUMS: tl.constexpr,
 ):
-    """What is stored of blocks, [steps * units], and of units, which have `STEPS` blocks of a row
-    each; in registers of the lanes that want it. Blocks from `end` on have scales of 0.
+    """Load the stored words of blocks, [steps * units], and of units of `STEPS` blocks of a row,
+    into the registers of the lanes that need them. Blocks from `end` on have scales of 0.
     """
     PARTS: tl.constexpr = num_parts(GROUP)
-    EACH: tl.constexpr = SUPERGROUP == 16 or SUPERGROUP == 32  # as many as groups
+    EACH: tl.constexpr = SUPERGROUP == 16 or SUPERGROUP == 32  # one per group
     ok = block < end
     before = row_block.to(tl.int64)
     place = before * num_blocks + block
@@ -108,13 +107,13 @@ def stored_of(
     if BITS == 8:
         found += (tl.load(words_at + 256, mask=mask, other=0),)
     if BITS == 5 or BITS == 6:
-        # Of two blocks what a lane wants of both lies together.
+        # What a lane needs of two blocks is stored together.
         EACH_LANE: tl.constexpr = 2 if BITS == 5 else 4
         e = tl.arange(0, 32 * EACH_LANE)
         word = e // EACH_LANE * (2 * EACH_LANE) + e % EACH_LANE
         first = (place // 2 * 64 + place % 2) * EACH_LANE
         found += (tl.load(planes + first[:, None] + word[None, :], mask=mask, other=0),)
-    # A lane of NVIDIA's has rows g and 8 + g of a product, g = lane / 4: it loads their scales.
+    # On NVIDIA GPUs a lane has rows g and 8 + g of a product, g = lane / 4, and loads their scales.
     e = tl.arange(0, 64)
     n = (e // 8 * 2 + e % 2)[None, :]
     small_place = place * 16
@@ -125,7 +124,7 @@ def stored_of(
         found += (tl.load(small_scales + small_place, mask=mask, other=0),)
     if SMALL_MINIMUMS:
         found += (tl.load(small_minimums + small_place, mask=mask, other=0),)
-    if SUPERGROUP == 0 or SUPERGROUP % (64 * STEPS) == 0:  # all of a unit has the same
+    if SUPERGROUP == 0 or SUPERGROUP % (64 * STEPS) == 0:  # one for the whole unit
         wide = unit_row_block.to(tl.int64) * num_supergroups + _wide_place(unit_block, SUPERGROUP)
         unit_mask = (unit_block < end)[:, None]
     else:
@@ -163,8 +162,8 @@ def multiplied(
     TABLE: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """total + the products of what is `stored_of`. columns: for each 16 columns x of the blocks,
-    [BLOCKS, 16, rows]; sums: for each part of a block theirs, [BLOCKS, 16, rows].
+    """total + the products of what `stored_of` loaded. columns: x for each 16 columns of the
+    blocks, [BLOCKS, 16, rows]; sums: of x for each part of a block, [BLOCKS, 16, rows].
     """
     PARTS: tl.constexpr = num_parts(GROUP)
     TILES: tl.constexpr = len(total)
@@ -186,7 +185,7 @@ def multiplied(
         if part == 0 or EACH:
             supers = real(loaded[AT_SUPERS + part * NUM_SUPERS if EACH else AT_SUPERS], E8M0)
             supers = _of_steps(supers, BLOCKS)
-            if E8M0 and not EVEN:  # where 0 is no number
+            if E8M0 and not EVEN:  # 0 would divide to NaN
                 supers = tl.where(ok[:, None], supers, 0.0)
             super_minimums = supers
             if MINIMUM == "own":
@@ -238,7 +237,7 @@ def multiplied(
 
 @triton.jit
 def _of_steps(each, BLOCKS: tl.constexpr):
-    """[units or blocks, 64] -> [BLOCKS, 64]: what a unit has for all of its steps."""
+    """[units or blocks, 64] -> [BLOCKS, 64]: repeat what a unit has for each of its steps."""
     UNITS: tl.constexpr = each.shape[0]
     if UNITS == BLOCKS:
         return each
@@ -259,8 +258,8 @@ def columns_of(
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """16 columns of x of each block, in the order of those of codes, for all rows of the weight:
-    of every WIDTH rows of x [blocks, 16, WIDTH]. pointers, ok: [STEPS * STRIDES].
+    """Load 16 columns of x of each block, in the order of the codes: for each WIDTH rows of x,
+    [blocks, 16, WIDTH]. pointers, ok: [STEPS * STRIDES].
     """
     lane, column = tl.arange(0, 16 * WIDTH) // 4, tl.arange(0, 16 * WIDTH) % 4
     found = nothing()
@@ -278,8 +277,8 @@ def columns_of(
 
 @triton.jit
 def sums_of(ones, columns, PARTS: tl.constexpr, TILES: tl.constexpr):
-    """Of the columns of each part and every few rows, in every row of a product: a tensor core's
-    are where they are wanted.
+    """Sums of x over the columns of each part, for every WIDTH rows, repeated in every row of a
+    product: a tensor core leaves them where they are needed.
     """
     found = nothing()
     for part in tl.static_range(PARTS):

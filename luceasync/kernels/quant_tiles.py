@@ -1,4 +1,4 @@
-"""What kernels read of a quantised matrix on a GPU: blocks, as tensor cores want them."""
+"""A quantised matrix as GPU kernels read it: in blocks, as tensor cores want them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from torch import Tensor
 
 from luceasync.kernels.quant_decode import Coding
 
-BLOCK_ROWS, BLOCK_COLUMNS = 16, 64  # of a weight that lie together
-UNIT = 4  # blocks of columns that a warp of a CUDA C++ program takes at a time
+BLOCK_ROWS, BLOCK_COLUMNS = 16, 64  # of a weight that are stored together
+UNIT = 4  # blocks of columns that a warp of a CUDA C++ program processes at a time
 
 
 @dataclass(frozen=True, slots=True)
 class TiledMatrix:
     """A quantised matrix [num_rows, num_columns] in blocks of 16 x 64, [row blocks, column blocks],
-    as luceasync.models.quant.tiles lays it out. What there is none of is None.
+    as luceasync.models.quant.tiles lays it out. Tensors that the coding does not have are None.
 
-    codes: 16-bit words [.., 256], of 8 bits [.., 2, 256]; planes: 16-bit words [.., 64] for the
+    codes: 16-bit words [.., 256], for 8 bits [.., 2, 256]; planes: 16-bit words [.., 64] for the
     fifth bits, [.., 128] for the fifth and sixth; scales, minimums: [row blocks, super-groups, 16];
-    small_scales, small_minimums: bytes [.., 16, parts], or [row blocks, groups, 16] where a group
-    is wider than a block. Of 16 rows row 8 i + g is at 2 g + i.
+    small_scales, small_minimums: bytes [.., 16, parts], or [row blocks, groups, 16] if a group is
+    wider than a block. Of 16 rows, row 8 i + g is at 2 g + i.
     """
 
     coding: Coding
@@ -35,15 +35,15 @@ class TiledMatrix:
 
     @property
     def num_blocks(self) -> int:
-        """Of a row, BLOCK_COLUMNS wide."""
+        """Blocks of a row, BLOCK_COLUMNS wide each."""
         return self.num_columns // BLOCK_COLUMNS
 
     @property
     def num_supergroups(self) -> int:
-        """Of a row; the last one may be a part."""
+        """Super-groups of a row; the last may be partial."""
         return -(-self.num_columns // (self.coding.supergroup or self.num_columns))
 
     @property
     def num_groups(self) -> int:
-        """Of a row, likewise."""
+        """Groups of a row; the last may be partial."""
         return -(-self.num_columns // (self.coding.group or self.num_columns))

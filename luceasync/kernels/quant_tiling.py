@@ -13,17 +13,20 @@ import torch
 from luceasync.kernels.quant_decode import Coding, num_parts
 from luceasync.kernels.quant_tiles import BLOCK_COLUMNS, BLOCK_ROWS, UNIT
 
-WIDE, SMALL = 8192, 4096  # outputs, where an H200's 132 multiprocessors want another share
+WIDE, SMALL = (
+    8192,
+    4096,
+)  # outputs at which the best split changes on the 132 multiprocessors of an H200
 HUGE, FEW = 32768, 2048
-MOST_WARPS = 12  # of programs of many rows, on a multiprocessor: as there are registers for
+MOST_WARPS = 12  # per multiprocessor, in programs of many rows: as many as there are registers for
 
 
 @dataclass(frozen=True, slots=True)
 class QuantSplit:
-    """What a program takes: `row_blocks` of 16 weight rows (of gate and up together), whose columns
-    are divided among `splits` programs of `warps` each; `stages` of 256 columns, the one that is
-    multiplied counted in, are in shared memory. A program that `goes_on` takes group after group of
-    row blocks: what comes next is on its way while sums are added. More than 8 rows only.
+    """What a program processes: `row_blocks` of 16 weight rows (of gate and up together), whose
+    columns are divided among `splits` programs of `warps` each, with `stages` of 256 columns in
+    shared memory, including the current one. A program that `goes_on` (more than 8 rows only) takes
+    group after group of row blocks: it copies the next while it adds sums.
     """
 
     row_blocks: int
@@ -35,8 +38,8 @@ class QuantSplit:
 
 @dataclass(frozen=True, slots=True)
 class QuantWork:
-    """What is multiplied: `x_rows` rows of x (1, 8 or 16) with a matrix [num_outputs (twice that if
-    paired), num_columns]; `scales`: the dtype of its scales.
+    """A product: `x_rows` rows of x (1, 8 or 16) with a matrix [num_outputs (twice that if paired),
+    num_columns] whose scales have dtype `scales`.
     """
 
     coding: Coding
@@ -58,8 +61,8 @@ def share(work: QuantWork, most_bytes: int, *, has_clusters: bool = False) -> Qu
 
 
 def num_programs(work: QuantWork, share: QuantSplit, num_multiprocessors: int) -> int:
-    """How many programs there are: one for each group of row blocks, or, if they go on, as many as
-    run at once.
+    """The number of programs: one for each group of row blocks, or, if they go on, as many as run
+    at once.
     """
     own = share.row_blocks // (2 if work.paired else 1)
     num_groups = -(-work.num_outputs // (own * BLOCK_ROWS))
@@ -90,14 +93,14 @@ def _few_rows(work: QuantWork) -> QuantSplit:
 
 
 def _many_rows(work: QuantWork, has_clusters: bool) -> QuantSplit:
-    is_large = work.coding.bits in (5, 6)  # of a number there is more to put together
+    is_large = work.coding.bits in (5, 6)  # decoding takes more instructions
     num_units = -(-work.num_columns // (UNIT * BLOCK_COLUMNS))
     if work.paired or work.num_outputs >= HUGE:
-        # A warp that has more units than others is waited for.
+        # The others wait for a warp that has more units.
         warps = 2 if num_units <= 16 and num_units % 4 else 4
         return QuantSplit(2, warps, 2, goes_on=work.paired)
     if work.num_outputs >= WIDE:
-        # Up to four programs of three warps a multiprocessor run at once, three of four.
+        # A multiprocessor runs four programs of three warps, or three of four.
         has_more = work.num_outputs // (2 * BLOCK_ROWS) > 3 * 132
         return QuantSplit(2, 3 if has_more and not is_large else 4, 2)
     if work.num_outputs <= FEW:
@@ -108,7 +111,7 @@ def _many_rows(work: QuantWork, has_clusters: bool) -> QuantSplit:
 
 
 def _smaller(share: QuantSplit) -> Iterator[QuantSplit]:
-    """It, and what wants less memory, for cards that have less than an H200."""
+    """The split, then smaller ones for GPUs with less memory than an H200."""
     yield share
     while share.stages > 2:
         yield (share := replace(share, stages=share.stages - 1))
@@ -117,7 +120,7 @@ def _smaller(share: QuantSplit) -> Iterator[QuantSplit]:
 
 
 def shared_of(work: QuantWork, share: QuantSplit) -> int:
-    """Bytes of shared memory of a program; quant_gemv.cu says what they are for."""
+    """Bytes of shared memory of a program, as quant_layout.cuh divides them."""
     coding, scale_bytes = work.coding, work.scales.itemsize
     parts: int = num_parts(coding.group)
     code_bytes = UNIT * (1024 if coding.bits == 8 else 512)

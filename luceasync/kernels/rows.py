@@ -1,6 +1,6 @@
-"""Passes over many rows between the matrix products of prefill, each fused into one kernel.
+"""Fused row operations between the matrix products of prefill.
 
-RMS norm, SwiGLU, and what comes before attention: head norms, rotation, the write into pages.
+RMS norm, SwiGLU, and the work before attention: head norms, rotation, the write into pages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from luceasync.kernels.attention import PAGE_TOKENS, normed_and_rotated
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 
-HEAD_ROWS = 16  # rows of one head in a program
+HEAD_ROWS = 16  # rows of one head per program
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -45,7 +45,7 @@ def write_heads(
     keys: Tensor,
     values: Tensor,
     lanes: Tensor,
-    ranks: Tensor,
+    row_indices: Tensor,
     tables: Tensor,
     rotation: tuple[Tensor, Tensor],
     *,
@@ -55,7 +55,7 @@ def write_heads(
     """Norm and rotate query and key heads; write keys and values to their pages.
 
     projected: [entries, rows, width >= query_dim + 2 kv_dim] contiguous; keys, values: [lanes,
-    places, kv_heads, head_dim]; lanes: int32 [entries], negative = padding, skipped; ranks:
+    places, kv_heads, head_dim]; lanes: int32 [entries], negative = padding, skipped; row_indices:
     int32 [entries, rows]; rotation: cos, sin float32 [entries, rows, rotary_dim / 2].
     Returns the queries [entries, rows, heads, head_dim].
     """
@@ -71,7 +71,7 @@ def write_heads(
         keys,
         values,
         lanes,
-        ranks,
+        row_indices,
         tables,
         *rotation,
         queries,
@@ -104,8 +104,8 @@ def split_heads(
     num_heads: int,
     rotary_dim: int,
 ) -> Tensor:
-    """As `write_heads`, for rows that stay outside of pages: `new` keys and values [entries, rows,
-    kv_heads, head_dim] contiguous, written, as are `queries` if they are given. Padding is treated
+    """As `write_heads`, for rows that are not written to pages: `new` keys and values [entries,
+    rows, kv_heads, head_dim] contiguous, are written, and `queries` if given. Padding is treated
     like any other row.
     """
     num_entries, num_rows, width = projected.shape
@@ -177,7 +177,7 @@ def _write_heads_kernel(
     keys,
     values,
     lanes,
-    ranks,
+    row_indices,
     tables,
     cos,
     sin,
@@ -220,9 +220,9 @@ def _write_heads_kernel(
         tl.store(queries + (row * NUM_HEADS + head) * HEAD_DIM + d, q, mask=ok)
         return
     if PAGED:
-        rank = tl.load(ranks + row, mask=t_ok, other=0)
-        page = tl.load(tables + lane * table_stride + rank // PAGE)
-        place = (page * PAGE + rank % PAGE).to(tl.int64) * NUM_KV_HEADS
+        row_index = tl.load(row_indices + row, mask=t_ok, other=0)
+        page = tl.load(tables + lane * table_stride + row_index // PAGE)
+        place = (page * PAGE + row_index % PAGE).to(tl.int64) * NUM_KV_HEADS
         place = lane.to(tl.int64) * lane_stride + place * HEAD_DIM + d
     else:
         place = row * NUM_KV_HEADS * HEAD_DIM + d

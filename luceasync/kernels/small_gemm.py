@@ -1,7 +1,7 @@
-"""Products of up to 64 rows with a big weight matrix: passes that verify proposed tokens.
+"""Products of up to 64 rows with a large weight matrix, for passes that verify proposed tokens.
 
-As luceasync.kernels.gemv, for more rows than its tiles take without reading `x` too often. A row
-is the same bits beside any other rows, and however many there are.
+As luceasync.kernels.gemv, for more rows than its tiles can take without reading `x` too often. The
+bits of a row do not depend on the other rows or their number.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from luceasync.kernels.overlap import (
 )
 
 MAX_ROWS = 64
-STAGES = 5  # of a pipeline that hides the memory's latency
-SUM_BLOCK = 1024  # results that a program adds up
+STAGES = 5  # of a pipeline that hides memory latency
+SUM_BLOCK = 1024  # results that a program sums
 
 
 @dataclass(frozen=True, slots=True)
 class SmallGemmTile:
-    """What a program takes at a time: `block_n` weight rows by `block_k` columns. The columns are
-    divided among `num_splits` programs, whose results a second kernel adds up in their order.
+    """What a program processes at a time: `block_n` weight rows by `block_k` columns. The columns
+    are divided among `num_splits` programs, whose results a second kernel sums in order.
     """
 
     block_n: int
@@ -53,11 +53,12 @@ def tile(
 ) -> SmallGemmTile:
     """The tile for a weight [num_outputs (twice that if paired), dim]. Measured on an H200.
 
-    `block_k` and `num_splits` set the order of the sums: they must not depend on `padded_rows`.
+    `block_k` and `num_splits` determine the order of summation: they must not depend on
+    `padded_rows`.
     """
     block_n, block_k = 64, 256 // element_bytes
     num_tiles, num_steps = triton.cdiv(num_outputs, block_n), triton.cdiv(dim, block_k)
-    # Each part is long enough to fill its pipeline.
+    # Each split is long enough to fill its pipeline.
     num_splits = 1 if paired else max(1, min(num_multiprocessors // num_tiles, num_steps // STAGES))
 
     def stage_bytes(block_n: int) -> int:
@@ -65,7 +66,7 @@ def tile(
 
     half = shared_bytes // 2
     if num_tiles * num_splits <= num_multiprocessors:
-        # More than half of the memory: no two programs meet on a multiprocessor.
+        # More than half of the memory: a multiprocessor runs one program.
         num_stages = max(STAGES, half // stage_bytes(block_n) + 1)
     else:
         if half < 3 * stage_bytes(block_n) and 3 * stage_bytes(2 * block_n) <= shared_bytes:
@@ -192,7 +193,7 @@ def _few_rows_kernel(
     m = tl.arange(0, ROWS)
     m_ok = m < num_rows
     k = tl.arange(0, BLOCK_K)
-    # Rows past the end read row 0 instead: no mask in the loop, and nothing of them is stored.
+    # Rows past the end read row 0: no mask in the loop, and their results are not stored.
     first = weight + tl.where(n_ok, n, 0).to(tl.int64)[:, None] * weight_stride + k[None, :]
     second = first + num_outputs.to(tl.int64) * weight_stride
     columns_at = x + m[None, :] * dim + k[:, None]
@@ -216,7 +217,7 @@ def _few_rows_kernel(
             else:
                 w = tl.load(second + at, mask=(at + k < dim)[None, :], other=0.0)
             other = tl.dot(w, columns, other, input_precision=PRECISION)
-    # Programs that came sooner would crowd on the multiprocessors that this kernel leaves free.
+    # Started earlier, programs would crowd on the multiprocessors that this kernel leaves free.
     start_next(OVERLAP)
 
     if PAIRED:

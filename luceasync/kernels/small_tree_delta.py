@@ -1,9 +1,9 @@
 """Gated DeltaNet for trees of a few rows, in one launch: convolution, delta rule and gated norm.
 
-A program takes one value head of one entry. What it needs of the lane is asked for before the pass'
-own work is waited for, and every step after that stays in the program: at so few rows a layer is
-latency, not bytes. Value heads that share a key head make its queries and keys again, each for
-itself. luceasync.kernels.tree_delta has the same work in three launches.
+A program takes one value head of one entry. It loads the lane's state before it waits for the pass,
+and then works by itself: with so few rows, a layer is bound by latency, not by bytes. Value heads
+that share a key head each recompute its queries and keys. luceasync.kernels.tree_delta does the
+same in three launches.
 """
 
 from __future__ import annotations
@@ -34,16 +34,14 @@ from luceasync.kernels.tree_parts import (
 
 BLOCK_ROWS = 16  # the most rows of a small tree
 NUM_WARPS = 8
-MOST_STATE_NUMBERS = 128 * 128  # of a head: 64 a thread, which its registers hold
-SPARE_SHARED_BYTES = 24 * 1024  # beside the state
+MOST_STATE_NUMBERS = 128 * 128  # of a head's state: 64 per thread fit its registers
+SPARE_SHARED_BYTES = 24 * 1024  # besides the state
 
 
 def is_small(
     num_rows: int, key_dim: int, value_dim: int, most_shared_bytes: int, *, is_hip: bool
 ) -> bool:
-    """Whether a tree of so many rows is for `delta_small_tree` where a program can have so much
-    shared memory.
-    """
+    """Whether `delta_small_tree` takes a tree of `num_rows` with this much shared memory."""
     numbers = _block(key_dim) * _block(value_dim)
     fits = 4 * numbers + SPARE_SHARED_BYTES <= most_shared_bytes
     return not is_hip and num_rows <= BLOCK_ROWS and numbers <= MOST_STATE_NUMBERS and fits
@@ -108,7 +106,7 @@ def delta_small_tree(
 
 
 def _block(dim: int) -> int:
-    """As many numbers as a product can take."""
+    """`n` padded to the smallest size of a product."""
     return max(16, int(triton.next_power_of_2(dim)))
 
 
@@ -195,7 +193,7 @@ def _small_tree_kernel(
     seen = tl.load(ancestors + square, mask=r_ok[:, None] & r_ok[None, :], other=0) > 0
 
     committed = conv_state + kept * lane_stride
-    # All loads before the first sum, which would hold them up.
+    # All loads precede the first sum, which would delay them.
     q_seen = path_inputs(
         projected, committed, taps, first, r, r_ok, c_q, i_ok, channels, width, KERNEL
     )
@@ -224,7 +222,7 @@ def _small_tree_kernel(
     x *= tl.rsqrt(tl.sum(x * x, 1) / VALUE_DIM + eps)[:, None] * scale[None, :]
     z = z.to(tl.float32)
     tl.store(out + at_row, (x * z * tl.sigmoid(z)).to(out.dtype.element_ty), mask=ok)
-    # What a commit needs of the rows.
+    # What a commit needs.
     tl.store(updates + at_row, u, mask=ok)
     tl.store(totals + row * NUM_HEADS + head, total, mask=r_ok)
     tl.store(inputs + row[:, None] * channels + c_v[None, :], v_seen[KERNEL - 1], mask=ok)

@@ -1,5 +1,5 @@
 """Attention of trees of rows: flash-decoding (Dao et al., 2023) over the lane's pages, which are
-read once for all rows and all heads that share them, and over the rows themselves.
+read once for all rows and heads that share them, and over the rows themselves.
 
 Nothing of the lane is written: new keys and values go to scratch rows.
 """
@@ -29,7 +29,7 @@ NUM_SPLITS = 32  # programs that share the context of one lane, kv head and bloc
 
 @dataclass(frozen=True, slots=True)
 class TreeAttentionTile:
-    """`block_m` pairs of row and query head in a program."""
+    """A program processes `block_m` pairs of a row and a query head."""
 
     block_m: int
     num_warps: int
@@ -37,8 +37,8 @@ class TreeAttentionTile:
 
 
 def tile(num_pairs: int, head_dim: int, element_bytes: int, shared_bytes: int) -> TreeAttentionTile:
-    """The tile for `num_pairs` rows times query heads of one kv head, in the shared memory that
-    there is. Measured on an H200.
+    """The tile for `num_pairs` (rows times query heads of a kv head) that fits the shared memory.
+    Measured on an H200.
     """
     row_bytes = head_dim * element_bytes
     block_m = min(64, max(16, triton.next_power_of_2(num_pairs)))
@@ -54,7 +54,7 @@ def attend_tree(
     keys: Tensor,
     values: Tensor,
     lanes: Tensor,
-    ranks: Tensor,
+    row_indices: Tensor,
     tables: Tensor,
     rotation: tuple[Tensor, Tensor],
     ancestors: Tensor,
@@ -65,17 +65,17 @@ def attend_tree(
     gated: bool,
     queries: Tensor | None = None,
 ) -> Tensor:
-    """Every row attends to what its lane has committed and to its ancestors and itself.
+    """Let every row attend to the committed rows of its lane, its ancestors and itself.
 
     projected: [entries, rows, query_dim + 2 kv_dim (+ query_dim of gates)] contiguous; keys,
     values: [lanes, places, kv_heads, head_dim]; lanes: int32 [entries], negative = padding, which
-    gives zeros; ranks: int32 [entries, rows], row 0 at the lane's committed end; tables: int32
-    [lanes, pages]; rotation: cos, sin float32 [entries, rows, rotary_dim / 2]; ancestors: bool
-    [entries, rows, rows]; new: keys and values [entries, rows, kv_heads, head_dim] contiguous,
-    written; queries: [entries, rows, heads, head_dim] contiguous, written where they are kept.
-    Returns [entries, rows, query_dim].
+    gives zeros; row_indices: int32 [entries, rows], row 0 at the lane's committed end; tables:
+    int32 [lanes, pages]; rotation: cos, sin float32 [entries, rows, rotary_dim / 2]; ancestors:
+    bool [entries, rows, rows]; new: keys and values [entries, rows, kv_heads, head_dim] contiguous,
+    written; queries: [entries, rows, heads, head_dim] contiguous, written if given. Returns
+    [entries, rows, query_dim].
     """
-    num_entries, num_rows = ranks.shape
+    num_entries, num_rows = row_indices.shape
     num_kv_heads, head_dim = keys.shape[2:]
     group = num_heads // num_kv_heads
     queries = split_heads(
@@ -93,7 +93,7 @@ def attend_tree(
         keys,
         values,
         lanes,
-        ranks,
+        row_indices,
         tables,
         sums,
         weights,
@@ -115,7 +115,7 @@ def attend_tree(
         **overlap_options(projected),
     )
     out = projected.new_empty(num_entries * num_rows, num_heads * head_dim)
-    combine((sums, weights), projected.flatten(0, 1), out, lanes, ranks, num_kv_heads, gated)
+    combine((sums, weights), projected.flatten(0, 1), out, lanes, row_indices, num_kv_heads, gated)
     return out.view(num_entries, num_rows, -1)
 
 
@@ -130,7 +130,7 @@ def load_new_rows(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
 ):
-    """Keys and values of `rows` [n], as split_heads leaves them: [n, BLOCK_DIM] each."""
+    """Load keys and values of `rows` [n], as split_heads wrote them: [n, BLOCK_DIM] each."""
     at = (rows * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
     ok = ok[:, None] & (d[None, :] < HEAD_DIM)
     k = tl.load(new_keys + at, mask=ok, other=0.0)
@@ -140,7 +140,7 @@ def load_new_rows(
 
 @triton.jit
 def store_part(sums, weights, part, ok, d, best, weight, total, HEAD_DIM: tl.constexpr):
-    """What a split has found, as `combine` takes it. part, ok, best, weight: [n]."""
+    """Store the result of a split for `combine`. part, ok, best, weight: [n]."""
     tl.store(weights + part * 2, best, mask=ok)
     tl.store(weights + part * 2 + 1, weight, mask=ok)
     ok = ok[:, None] & (d[None, :] < HEAD_DIM)
@@ -156,7 +156,7 @@ def _attend_tree_kernel(
     keys,
     values,
     lanes,
-    ranks,
+    row_indices,
     tables,
     sums,
     weights,
@@ -181,10 +181,10 @@ def _attend_tree_kernel(
     start_next(OVERLAP)
     wait_for_inputs(OVERLAP)
     lane = tl.load(lanes + entry)
-    rank = tl.load(ranks + entry * num_rows)
+    row_index = tl.load(row_indices + entry * num_rows)
     if lane < 0:
         return
-    num_chunks, chunks_each = chunks_of_split(rank, PAGE, SPLITS)
+    num_chunks, chunks_each = chunks_of_split(row_index, PAGE, SPLITS)
     begin = split * chunks_each
     end = tl.minimum(begin + chunks_each, num_chunks)
     if (begin >= end) & (split > 0):
@@ -210,7 +210,7 @@ def _attend_tree_kernel(
             new_keys, new_values, entry * num_rows + c, c_ok, kv_head, d, NUM_KV_HEADS, HEAD_DIM
         )
         square = (entry * num_rows + row)[:, None] * num_rows + c[None, :]
-        # What fills up the rows sees all: any number will do for it, but not none.
+        # Padding rows see everything: their scores may be anything but NaN.
         seen = tl.load(ancestors + square, mask=m_ok[:, None] & c_ok[None, :], other=1)
         seen = (seen > 0) & c_ok[None, :]
         best, weight, total = attend_chunk(
@@ -223,7 +223,7 @@ def _attend_tree_kernel(
     table = tables + lane * table_stride
     t = tl.arange(0, PAGE)
     for chunk in range(begin, end):
-        t_ok = chunk * PAGE + t < rank
+        t_ok = chunk * PAGE + t < row_index
         at = (tl.load(table + chunk) * PAGE + t).to(tl.int64) * NUM_KV_HEADS * HEAD_DIM
         ok = t_ok[:, None] & d_ok
         k = tl.load(keys + at[:, None] + d[None, :], mask=ok, other=0.0)

@@ -1,4 +1,4 @@
-"""Gated DeltaNet for trees of rows: no row has a state of its own, and the lane's is read once.
+"""Gated DeltaNet for trees of rows: rows have no state of their own, and the lane's is read once.
 
 Each row's input to the state solves a unit lower triangular system over its ancestors
 (luceasync.models.gated_delta.delta_tree has the maths on one page). Nothing of the lane is written.
@@ -35,7 +35,7 @@ from luceasync.kernels.tree_parts import (
     unit_rows,
 )
 
-CONV_ROWS = 16  # of one program of the convolution
+CONV_ROWS = 16  # per program of the convolution
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class TreeDeltaTile:
 
 
 def tile(block_rows: int) -> TreeDeltaTile:
-    """The tile for 16, 32 or 64 rows: one with which no register is spilled on an H200."""
+    """The tile for 16, 32 or 64 rows, with which an H200 spills no registers."""
     return {
         16: TreeDeltaTile(128, 32, 4, 1),
         32: TreeDeltaTile(32, 64, 4, 3),
@@ -75,11 +75,11 @@ def delta_tree(
     *,
     num_key_heads: int,
 ) -> Tensor:
-    """All rows of each entry's tree, as luceasync.kernels.delta.delta_step does one.
+    """Run all rows of each entry's tree, each as luceasync.kernels.delta.delta_step would.
 
     projected: [entries, rows, channels + output_dim (z) + 2 value_heads (b, a)] contiguous;
     ancestors: bool [entries, rows, rows]; taps: int32 [entries, rows, kernel], see
-    luceasync.kernels.trees; scratch, written, [entries, rows, ...] contiguous: inputs [channels],
+    luceasync.kernels.trees; scratch: written, [entries, rows, ...] contiguous: inputs [channels],
     and in float32 keys [key_heads, key_dim], updates [value_heads, value_dim], totals
     [value_heads]. Returns [entries, rows, output_dim]; zeros for padding.
     """
@@ -120,7 +120,7 @@ def delta_big_tree(
     *,
     num_key_heads: int,
 ) -> Tensor:
-    """As `delta_tree`, in three launches, for trees of any size."""
+    """`delta_tree` in three launches, for trees of any size."""
     inputs, keys, updates, totals = scratch
     mixed = _convolve(projected, conv, conv_state, lanes, taps, inputs, keys)
     num_entries, num_rows, channels = mixed.shape
@@ -178,7 +178,7 @@ def _convolve(
     mixed = torch.empty(
         num_entries, num_rows, channels, dtype=torch.float32, device=projected.device
     )
-    # A program takes as many channels as a key head has, of the values too.
+    # A program takes as many channels as a key head has, for values too.
     grid = (triton.cdiv(num_rows, CONV_ROWS), triton.cdiv(channels, key_dim), num_entries)
     _convolve_tree_kernel[grid](
         projected,

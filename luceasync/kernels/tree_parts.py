@@ -1,4 +1,4 @@
-"""Gated DeltaNet for trees of rows: what each way to launch it does alike.
+"""Gated DeltaNet for trees of rows: the parts that all its kernels share.
 
 luceasync.models.gated_delta.delta_tree has the maths on one page.
 """
@@ -13,7 +13,9 @@ from luceasync.kernels.overlap import dot_precision
 
 
 def product_precision(dtype: torch.dtype) -> str:
-    """Of products with values that came in `dtype`: tf32 keeps more than a half has."""
+    """The input precision of products of values in `dtype`: for 16-bit values tf32 loses
+    nothing.
+    """
     if dtype == torch.float32 or torch.version.hip is not None:
         return dot_precision(torch.float32)
     return "tf32"
@@ -21,7 +23,7 @@ def product_precision(dtype: torch.dtype) -> str:
 
 @triton.jit
 def load_weights(conv, c, c_ok, KERNEL: tl.constexpr, BLOCK_KERNEL: tl.constexpr):
-    """A convolution's weights of channels `c`: float32 [channels, BLOCK_KERNEL], as they lie."""
+    """Load the convolution weights of channels `c`: float32 [channels, BLOCK_KERNEL]."""
     tap = tl.arange(0, BLOCK_KERNEL)[None, :]
     ok = c_ok[:, None] & (tap < KERNEL)
     return tl.load(conv + c[:, None] * KERNEL + tap, mask=ok, other=0.0)
@@ -29,12 +31,12 @@ def load_weights(conv, c, c_ok, KERNEL: tl.constexpr, BLOCK_KERNEL: tl.constexpr
 
 @triton.jit
 def tap_weights(weights, KERNEL: tl.constexpr, BLOCK_KERNEL: tl.constexpr):
-    """Weights from `load_weights` tap by tap: a tuple of [1, channels]."""
+    """Split the result of `load_weights` by tap: a tuple of [1, channels]."""
     tap = tl.arange(0, BLOCK_KERNEL)[None, :]
     found = ()
     for i in tl.static_range(KERNEL):
         weight = tl.sum(tl.where(tap == i, weights, 0.0), 1)
-        # Triton knows no star.
+        # Triton does not support unpacking.
         found = found + (weight[None, :],)  # type: ignore[assignment]  # noqa: RUF005
     return found
 
@@ -43,8 +45,8 @@ def tap_weights(weights, KERNEL: tl.constexpr, BLOCK_KERNEL: tl.constexpr):
 def path_inputs(
     projected, state, taps, first, t, t_ok, c, c_ok, channels, width, KERNEL: tl.constexpr
 ):
-    """What a convolution along each row's path sees, tap by tap: a tuple of [rows, channels], of
-    which the last are the rows' own inputs.
+    """The inputs of a convolution along each row's path, by tap: a tuple of [rows, channels], the
+    last of which are the rows' own.
 
     first: the entry's first row; state: its lane's committed inputs; t, c: rows and channels.
     """
@@ -56,7 +58,7 @@ def path_inputs(
         in_rows = projected + (first + at) * width + c[None, :]
         committed = state + tap[:, None] * channels + c[None, :]
         x = tl.load(tl.where(at >= 0, in_rows, committed), mask=ok, other=0.0)
-        # Triton knows no star.
+        # Triton does not support unpacking.
         found = found + (x,)  # type: ignore[assignment]  # noqa: RUF005
     return found
 
@@ -72,17 +74,17 @@ def convolved(seen, weights, KERNEL: tl.constexpr):
 
 @triton.jit
 def unit_rows(x):
-    """Rows of norm 1."""
+    """Normalise rows to length 1."""
     return x * tl.rsqrt(tl.sum(x * x, 1) + 1e-6)[:, None]
 
 
 @triton.jit
 def path_decay(seen, g, r):
-    """Of the rows' log decays `g`: their sums along each row's path from the root, [rows], and what
-    of an ancestor is left at a row, [rows, rows], 0 off its path.
+    """From the rows' log decays `g`: their sums along each row's path from the root, [rows], and
+    how much of an ancestor remains at a row, [rows, rows], 0 off its path.
     """
     total = tl.sum(tl.where(seen, g[None, :], 0.0), 1)
-    # The same vector as columns: a row's total is that of its ancestors and itself.
+    # The same vector as columns: a row's total covers its ancestors and itself.
     across = tl.sum(tl.where(r[:, None] == r[None, :], total[:, None], 0.0), 0)
-    # Masked before the exponential: off the path the difference may be large and positive.
+    # Mask before the exponential: off the path the difference may be large and positive.
     return total, tl.exp(tl.where(seen, total[:, None] - across[None, :], float("-inf")))

@@ -1,5 +1,5 @@
-"""The shape of proposals, once for each verify pass: ancestors, depths, and what convolutions
-see.
+"""The shape of proposals, computed once for each verify pass: ancestors, depths, and the inputs of
+convolutions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from luceasync.kernels.kernel import kernel
 
 
 def trees(parents: Tensor, reach: int) -> tuple[Tensor, Tensor, Tensor]:
-    """parents: int32 [entries, rows], negative for row 0, a row before its own for every other.
+    """parents: int32 [entries, rows]: negative for row 0, an earlier row for the others.
 
     Returns ancestors (or self) bool [entries, rows, rows], depths int32 [entries, rows] and taps
     int32 [entries, rows, reach]: places of the last `reach` inputs on the row's path, oldest
@@ -48,7 +48,7 @@ def _trees_kernel(
     at = tl.where(ok, r, -1)
     seen = tl.zeros([BLOCK, BLOCK], tl.int32)
     depth = tl.zeros([BLOCK], tl.int32)
-    for _ in range(num_rows):  # every row climbs one step at a time; none is deeper than that
+    for _ in range(num_rows):  # every row climbs one step per iteration; none is deeper
         seen += (at[:, None] == r[None, :]).to(tl.int32)
         at = tl.load(parents + at, mask=at >= 0, other=-1)
         depth += (at >= 0).to(tl.int32)

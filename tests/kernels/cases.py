@@ -36,8 +36,8 @@ def rows_at(
     num_pages: int,
     device: torch.device,
 ) -> Rows:
-    """Rows whose pages are shuffled, each lane its own way. `begins` are ranks: of lane n so many
-    chunks before them are not here, which shows in the rotation alone.
+    """Rows whose pages are shuffled, each lane its own way. `begins` are row indices: of lane n so
+    many chunks before them are not here, which shows in the rotation alone.
     """
     generator = torch.Generator().manual_seed(7)
     pages = [torch.randperm(num_pages, generator=generator) for _ in range(num_lanes)]
@@ -57,11 +57,11 @@ def rows_at(
         )
         for lane, begin in zip(lanes, begins, strict=True)
     )
-    ranks = torch.tensor(begins, dtype=torch.int32)[:, None]
-    ranks = (ranks + torch.arange(num_rows, dtype=torch.int32)).to(device)
+    row_indices = torch.tensor(begins, dtype=torch.int32)[:, None]
+    row_indices = (row_indices + torch.arange(num_rows, dtype=torch.int32)).to(device)
     lane_tensor = torch.tensor(lanes, dtype=torch.int32, device=device)
-    prepared = {spec: rotation(spec, ranks + num_absent(lane_tensor))}
-    return Rows(entries, lane_tensor, ranks, tables.to(device), prepared)
+    prepared = {spec: rotation(spec, row_indices + num_absent(lane_tensor))}
+    return Rows(entries, lane_tensor, row_indices, tables.to(device), prepared)
 
 
 def num_absent(lanes: Tensor) -> Tensor:
@@ -175,15 +175,15 @@ def random_parents(num_entries: int, num_rows: int) -> Tensor:
 
 
 def tree_rows(rows: Rows, spec: AttentionSpec, parents: Tensor) -> Rows:
-    """`rows` as a verify pass has them: ranks by depth, and only committed places to read."""
+    """`rows` as a verify pass has them: row indices by depth, and only committed places to read."""
     begins = rows.row_indices[:, :1]
-    ranks = begins + torch_trees(parents.to(begins.device), 1).depths
+    row_indices = begins + torch_trees(parents.to(begins.device), 1).depths
     entries = tuple(
         replace(e, end=e.begin, read=e.read[: e.begin] if e.begin else slice(0, 0))
         for e in rows.entries
     )
-    prepared = {spec: rotation(spec, ranks + num_absent(rows.lanes))}
-    return replace(rows, entries=entries, row_indices=ranks, prepared=prepared)
+    prepared = {spec: rotation(spec, row_indices + num_absent(rows.lanes))}
+    return replace(rows, entries=entries, row_indices=row_indices, prepared=prepared)
 
 
 def attention_scratch(case: AttentionCase) -> tuple[Tensor, Tensor]:

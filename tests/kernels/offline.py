@@ -40,7 +40,7 @@ from luceasync.kernels.draft_context import write_context
 from luceasync.kernels.draft_rows import draft_rows
 from luceasync.kernels.highest_tokens import highest_tokens
 from luceasync.kernels.kernel import Kernel
-from luceasync.kernels.positions import ranks, rotation
+from luceasync.kernels.positions import rotation, row_indices
 from luceasync.kernels.trees import trees
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.attention_triton import TritonAttention
@@ -199,7 +199,7 @@ def ends_of_a_step() -> None:
     """What is made of positions, and of logits."""
     positions, lanes = torch.zeros(2, 16, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     rotation(positions, torch.ones(32))
-    ranks(positions, lanes, torch.zeros(3, dtype=torch.int32))
+    row_indices(positions, lanes, torch.zeros(3, dtype=torch.int32))
     best_tokens(torch.zeros(32, 248320), torch.zeros(32, 2, dtype=torch.int64), -1)
     for num_ranked, mass_at in ((1024, (1.0,)), (4096, (0.5, 1.0))):
         highest_tokens(torch.zeros(2, 248320), None, num_ranked, mass_at, -1)
@@ -284,11 +284,11 @@ def drafts() -> None:
     rings = torch.empty(5, 2, 2048, 8, 128, dtype=DTYPE)
     projected = torch.empty(2, NUM_ROWS, 5 * 2 * 1024, dtype=DTYPE)
     write_context(projected, norms, torch.arange(5), rings, rings, block, lanes)
-    sight = draft_attention.DraftWindow(torch.zeros(2, dtype=torch.long), window=2048)
+    draft_window = draft_attention.DraftWindow(torch.zeros(2, dtype=torch.long), window=2048)
     projected = torch.empty(2, NUM_ROWS, (32 + 16) * 128, dtype=DTYPE)
     small = torch.empty(128), torch.empty(128), 1e-6
     draft_attention.attend_block(
-        projected, small, rings[0], rings[0], block, block.spans[0], sight, num_heads=32
+        projected, small, rings[0], rings[0], block, block.spans[0], draft_window, num_heads=32
     )
 
 

@@ -92,10 +92,12 @@ class Body:
         return out
 
 
-def case_of(name: str, lanes: list[int], ranks: list[int], place: torch.device) -> AttentionCase:
+def case_of(
+    name: str, lanes: list[int], row_indices: list[int], place: torch.device
+) -> AttentionCase:
     """Rows that nobody has written hold no number."""
     torch.manual_seed(len(name))
-    case = attention_case(SPECS[name], lanes, ranks, 1, BF16, place)
+    case = attention_case(SPECS[name], lanes, row_indices, 1, BF16, place)
     written = torch.zeros(case.keys.shape[:2], dtype=torch.bool)
     for entry in case.rows.entries:
         written[entry.lane, entry.read[: entry.begin].cpu()] = True
@@ -105,16 +107,20 @@ def case_of(name: str, lanes: list[int], ranks: list[int], place: torch.device) 
 
 
 SHARES = (FEW, AttentionSplit(4, 1, 2), AttentionSplit(1, 3, 64))
-ALL = [(name, rank, SHARES) for name in SPECS for rank in (0, 1, 15, 16, 63, 64, 65, 300, 1500)]
+ALL = [
+    (name, row_index, SHARES)
+    for name in SPECS
+    for row_index in (0, 1, 15, 16, 63, 64, 65, 300, 1500)
+]
 EMULATED = [
-    *(("plain", rank, (FEW,)) for rank in (0, 1, 15, 16, 63, 64, 65)),
+    *(("plain", row_index, (FEW,)) for row_index in (0, 1, 15, 16, 63, 64, 65)),
     *((name, 300, (SHARES[i % 3],)) for i, name in enumerate(SPECS)),
 ]
 
 
-@on_both("name, rank, shares", ALL, EMULATED)
-def test_one_row_attends_as_torch_computes_it(name: str, rank: int, shares, place) -> None:
-    case = case_of(name, [1, 0], [rank, 5], place)
+@on_both("name, row_index, shares", ALL, EMULATED)
+def test_one_row_attends_as_torch_computes_it(name: str, row_index: int, shares, place) -> None:
+    case = case_of(name, [1, 0], [row_index, 5], place)
     truth = case.copy()
     expected = truth.run(TorchAttention)
     for chosen in shares:
@@ -125,9 +131,9 @@ def test_one_row_attends_as_torch_computes_it(name: str, rank: int, shares, plac
         assert torch.equal(found.values.nan_to_num(9), truth.values.nan_to_num(9))
 
 
-@on_both("ranks", [[70, 9, 130], [1500, 9, 2000]], [[70, 9, 130]])
-def test_a_row_is_the_same_bits_whoever_is_beside_it(ranks: list[int], place) -> None:
-    case = case_of("plain", [0, 1, 2], ranks, place)
+@on_both("row_indices", [[70, 9, 130], [1500, 9, 2000]], [[70, 9, 130]])
+def test_a_row_is_the_same_bits_whoever_is_beside_it(row_indices: list[int], place) -> None:
+    case = case_of("plain", [0, 1, 2], row_indices, place)
     together = case.copy().run(Body)
     others = replace(case.copy(), projected=case.projected.clone())
     others.keys[0].zero_()
@@ -140,19 +146,19 @@ def test_a_row_is_the_same_bits_whoever_is_beside_it(ranks: list[int], place) ->
     assert torch.equal(alone.run(Body)[0], together[2])
 
 
-@on_both("rank", [300, 1500, 30000], [300])
-def test_every_run_gives_the_same_bits(rank: int, place) -> None:
+@on_both("row_index", [300, 1500, 30000], [300])
+def test_every_run_gives_the_same_bits(row_index: int, place) -> None:
     """Programs end in another order each time, and the counters are those of the run before."""
-    case = case_of("gated, partly rotated", [0, 1], [rank, 40], place)
+    case = case_of("gated, partly rotated", [0, 1], [row_index, 40], place)
     body = Body(case.spec)
     first = case.copy().run(lambda spec: body)
     for _ in range(3):
         assert torch.equal(case.copy().run(lambda spec: body), first)
 
 
-@on_both("rank", [70, 1500], [70])
-def test_padding_gives_zeros_and_writes_nothing(rank: int, place) -> None:
-    case = case_of("plain", [0, 1], [rank, 9], place)
+@on_both("row_index", [70, 1500], [70])
+def test_padding_gives_zeros_and_writes_nothing(row_index: int, place) -> None:
+    case = case_of("plain", [0, 1], [row_index, 9], place)
     case.rows.lanes[1] = NO_LANE
     before = case.keys.clone()
     out = case.run(Body)
@@ -170,8 +176,8 @@ def test_the_ring_keeps_the_queries_of_every_lane(name: str, place) -> None:
     state = (case.keys, case.values, ring)
     assert torch.equal(Body(spec).attend(case.projected, case.norms, state, case.rows), plain)
     queries = heads_of(case.projected, spec, case.norms, case.rows.prepared[spec])[0]
-    for entry, (lane, rank) in enumerate([(2, 130), (0, 5)]):
-        at = rank % RECENT_ROWS
+    for entry, (lane, row_index) in enumerate([(2, 130), (0, 5)]):
+        at = row_index % RECENT_ROWS
         assert distance(ring[lane, at], queries[entry, 0]) < TOLERANCE[BF16] / 4
         ring[lane, at] = torch.nan
     assert ring.isnan().all(), "nothing else is written"
@@ -212,13 +218,13 @@ def test_others_are_left_to_triton(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("rank", [700, 8000, 32000])
+@pytest.mark.parametrize("row_index", [700, 8000, 32000])
 @pytest.mark.parametrize("gated", [True, False], ids=["gated", "plain"])
-def test_a_long_context_is_attended_as_torch_computes_it(gated: bool, rank: int) -> None:
+def test_a_long_context_is_attended_as_torch_computes_it(gated: bool, row_index: int) -> None:
     wide = AttentionSpec(24, 4, 128, 64, 1e7, True)
     narrow = AttentionSpec(32, 8, 128, 128, 1e6, False)
     spec = wide if gated else narrow
-    case = attention_case(spec, [1, 0], [rank, 700], 1, BF16, gpu_of_nvidia())
+    case = attention_case(spec, [1, 0], [row_index, 700], 1, BF16, gpu_of_nvidia())
     expected = case.copy().run(TorchAttention)
     assert distance(case.copy().run(lambda spec: Body(spec, None)), expected) < 1e-2
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from luceasync.kernels.positions import ranks, rotation
+from luceasync.kernels.positions import rotation, row_indices
 from luceasync.models.mixers import attention_torch
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.attention_triton import TritonAttention
@@ -39,4 +39,6 @@ def test_ranks_are_positions_without_what_is_absent(num_rows: int, device) -> No
     positions = 192 + torch.arange(4 * num_rows, dtype=torch.int32, device=device).view(4, -1)
     found = TritonOps().row_indices(positions, lanes, absent)
     assert torch.equal(found, TorchOps().row_indices(positions, lanes, absent))
-    assert torch.equal(found, ranks(positions, lanes, absent)) and found[2, 0] == positions[2, 0]
+    assert (
+        torch.equal(found, row_indices(positions, lanes, absent)) and found[2, 0] == positions[2, 0]
+    )

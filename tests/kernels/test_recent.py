@@ -46,9 +46,9 @@ def queries_of(case: AttentionCase) -> torch.Tensor:
     return heads_of(case.projected, SPEC, case.norms, case.rows.prepared[SPEC])[0]
 
 
-def assert_kept(ring: torch.Tensor, rows: torch.Tensor, ranks: list[int]) -> None:
-    """A lane's ring holds `rows` of these ranks and nothing else."""
-    places = [rank % RECENT_ROWS for rank in ranks]
+def assert_kept(ring: torch.Tensor, rows: torch.Tensor, row_indices: list[int]) -> None:
+    """A lane's ring holds `rows` of these row_indices and nothing else."""
+    places = [row_index % RECENT_ROWS for row_index in row_indices]
     assert distance(ring[places], rows) < TOLERANCE[ring.dtype]
     rest = [place for place in range(RECENT_ROWS) if place not in places]
     assert ring[rest].isnan().all()
@@ -60,8 +60,8 @@ def test_a_decode_step_keeps_the_row_of_every_lane(body, dtype, device) -> None:
     ring = new_ring(case)
     out = body.attend(case.projected, case.norms, (case.keys, case.values, ring), case.rows)
     assert out.equal(plain)
-    for entry, (lane, rank) in enumerate([(2, 130), (0, 5)]):
-        assert_kept(ring[lane], queries_of(case)[entry], [rank])
+    for entry, (lane, row_index) in enumerate([(2, 130), (0, 5)]):
+        assert_kept(ring[lane], queries_of(case)[entry], [row_index])
     assert ring[1].isnan().all()
 
 
@@ -71,8 +71,8 @@ def test_a_chunk_keeps_its_last_rows(body, num_rows, dtype, device) -> None:
     ring = new_ring(case)
     body.attend(case.projected, case.norms, (case.keys, case.values, ring), case.rows)
     num_kept = min(num_rows, RECENT_ROWS)
-    ranks = [*range(50 + num_rows - num_kept, 50 + num_rows)]
-    assert_kept(ring[1], queries_of(case)[0, -num_kept:], ranks)
+    row_indices = [*range(50 + num_rows - num_kept, 50 + num_rows)]
+    assert_kept(ring[1], queries_of(case)[0, -num_kept:], row_indices)
     assert ring[[0, 2]].isnan().all()
 
 
@@ -87,8 +87,8 @@ def test_padding_keeps_nothing(body, dtype, device) -> None:
 
 @pytest.mark.parametrize("path", [[0], [0, 2, 5], [*range(9)]], ids=len)
 def test_a_verify_pass_keeps_what_is_committed(body, path, dtype, device) -> None:
-    num_rows, rank = 9, 60
-    case = attention_case(SPEC, [2], [rank], num_rows, dtype, device)
+    num_rows, row_index = 9, 60
+    case = attention_case(SPEC, [2], [row_index], num_rows, dtype, device)
     parents = random_parents(1, num_rows)
     rows = tree_rows(case.rows, SPEC, parents)
     trees = torch_trees(parents.to(device), 1)
@@ -98,15 +98,15 @@ def test_a_verify_pass_keeps_what_is_committed(body, path, dtype, device) -> Non
     body.attend_tree(case.projected, case.norms, state, rows, trees, scratch)
     assert state[2].isnan().all()
     filled = [*path, *[0] * (num_rows - len(path))]
-    numbers = ([2], [rank], [filled], [len(path)])
+    numbers = ([2], [row_index], [filled], [len(path)])
     lanes, begins, chosen, counts = (
         torch.tensor(n, dtype=torch.int32, device=device) for n in numbers
     )
     index = torch.tensor(path, device=device)
-    kept = (AcceptedRows(0, 2, rank, rows.entries[0].write[: len(path)], index),)
+    kept = (AcceptedRows(0, 2, row_index, rows.entries[0].write[: len(path)], index),)
     paths = Paths(kept, lanes, begins, chosen, counts, rows.tables)
     stacked = tuple(t[None] for t in state)
     body.commit(tuple(t[None] for t in scratch), stacked, paths)
     queries = heads_of(case.projected, SPEC, case.norms, rows.prepared[SPEC])[0]
-    assert_kept(stacked[2][0, 2], queries[0, path], [rank + step for step in range(len(path))])
+    assert_kept(stacked[2][0, 2], queries[0, path], [row_index + step for step in range(len(path))])
     assert stacked[2][0, [0, 1, 3]].isnan().all()
