@@ -58,142 +58,6 @@ MAX_NODES = 256  # in EngineDetails
 MAX_WAITING = 64
 
 
-class Availability:
-    """Whether requests are accepted, and why not: not before every part is there, not after a
-    fault, and not between `interrupt` and `resume`. Event loop only.
-    """
-
-    def __init__(self, parts: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._begun_s = clock()
-        self._back_s: float | None = None  # when an interruption may be over
-        self._awaited = set(parts)
-        self._arrivals: dict[str, asyncio.Future[None]] = {}
-        self._fault = ""
-        self._interruption = ""
-
-    @property
-    def is_ready(self) -> bool:
-        return not self._awaited and not self._fault and not self._interruption
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether the engine has failed and is not back."""
-        return bool(self._interruption)
-
-    @property
-    def detail(self) -> str:
-        """Why requests are not accepted, or "ready"."""
-        awaited = "loading the model" if self._awaited else "ready"
-        return self._fault or self._interruption or awaited
-
-    @property
-    def retry_after_s(self) -> int:
-        """In how many seconds a refused client may come back: the rest of an interruption; while
-        the model is first loaded, whose end is unknown, as long as that has taken by now.
-        """
-        now_s = self._clock()
-        if self._back_s is not None:
-            return max(1, math.ceil(self._back_s - now_s))
-        loading_s = round(now_s - self._begun_s) if self._awaited else 1
-        return max(1, min(MAX_LOADING_S, loading_s))
-
-    def begin(self) -> None:
-        """The parts are on their way; called on the event loop."""
-        self._begun_s = self._clock()
-        loop = asyncio.get_running_loop()
-        self._arrivals = {part: loop.create_future() for part in self._awaited}
-
-    async def wait(self) -> None:
-        """Wait until every part is there. Raises the failure of one of them at once."""
-        assert self._arrivals, "`begin` comes first"
-        await asyncio.gather(*map(asyncio.shield, self._arrivals.values()))
-
-    def has_come(self, part: str) -> bool:
-        """Whether the part is there, or has failed."""
-        return self._arrivals[part].done()
-
-    def arrived(self, part: str) -> None:
-        """The part is there."""
-        self._arrivals[part].set_result(None)
-        self._awaited.discard(part)
-
-    def lost(self, part: str, error: BaseException) -> None:
-        """The part has failed for good."""
-        self._fault = str(error)
-        self._arrivals[part].set_exception(error)
-
-    def interrupt(self, words: str, back_in_s: int) -> None:
-        """Accept no requests for now; they may come back in `back_in_s` seconds."""
-        self._interruption, self._back_s = words, self._clock() + back_in_s
-
-    def resume(self) -> None:
-        """Accept requests again."""
-        self._interruption, self._back_s = "", None
-
-    def stop(self, words: str) -> None:
-        """Accept no requests any more."""
-        self._fault = words
-
-
-def unavailable(detail: str, retry_after_s: int) -> Unavailable:
-    """The error of a request that is not accepted."""
-    return Unavailable(f"The model is not available: {detail}.", retry_after_s)
-
-
-def details_of(pump: Pump, num_nodes: int = MAX_NODES) -> EngineDetails:
-    """Lanes, queue and the nodes used last. Engine thread only."""
-    now_s, nodes = time.monotonic(), list(pump.lanes.prefixes.index)
-    return EngineDetails(
-        lanes=tuple(_lane_status(pump, generation, now_s) for generation in pump.scheduler.running),
-        waiting=tuple(
-            WaitingStatus(len(g.prepared.prompt.ids), now_s - g.submitted_at)
-            for g in pump.scheduler.waiting[:MAX_WAITING]
-        ),
-        nodes=newest(nodes, num_nodes),
-        num_nodes=len(nodes),
-    )
-
-
-def _lane_status(pump: Pump, generation: Generation, now_s: float) -> LaneStatus:
-    lane = generation.on_lane
-    speculation, residence = (
-        pump.steps.decoding.speculation(lane),
-        pump.lanes.paging.residence(lane),
-    )
-    return LaneStatus(
-        lane=lane,
-        phase=_phase(generation),
-        prompt_tokens=len(generation.prepared.prompt.ids),
-        done_tokens=generation.num_prefilled,
-        cached_tokens=generation.num_cached,
-        generated_tokens=generation.num_generated,
-        max_tokens=generation.prepared.max_tokens,
-        running_s=0.0 if generation.started_at is None else now_s - generation.started_at,
-        tau=None if speculation is None else speculation.tau,
-        rounds=0 if speculation is None else speculation.rounds,
-        resident_tokens=None if residence is None else residence.resident_tokens,
-        absent_tokens=None if residence is None else residence.absent_tokens,
-    )
-
-
-def _phase(generation: Generation) -> str:
-    if generation.is_restoring:
-        return "restoring"
-    if generation.is_unread:
-        return "unread"
-    return "decoding" if generation.is_decoding else "prefilling"
-
-
-def drop_nodes(pump: Pump, keys: Collection[str] | None) -> int:
-    """Drop the nodes of these keys, or all, in every tier, and their descendants; returns how many.
-    Nodes that a request needs stay. Engine thread only.
-    """
-    before = sum(1 for _ in pump.lanes.prefixes.index)
-    pump.lanes.prefixes.clear({bytes.fromhex(key) for key in keys} if keys is not None else None)
-    return before - sum(1 for _ in pump.lanes.prefixes.index)
-
-
 class LocalEngine:
     """An engine in this process. `async with` starts its thread and ends it.
 
@@ -443,3 +307,138 @@ class LocalEngine:
         """The engine has failed and is loaded again."""
         self._pump = None
         self._availability.interrupt(detail, back_in_s)
+
+
+class Availability:
+    """Whether requests are accepted, and why not: not before every part is there, not after a
+    fault, and not between `interrupt` and `resume`. Event loop only.
+    """
+
+    def __init__(self, parts: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begun_s = clock()
+        self._back_s: float | None = None  # when an interruption may be over
+        self._awaited = set(parts)
+        self._arrivals: dict[str, asyncio.Future[None]] = {}
+        self._fault = ""
+        self._interruption = ""
+
+    @property
+    def is_ready(self) -> bool:
+        return not self._awaited and not self._fault and not self._interruption
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether the engine has failed and is not back."""
+        return bool(self._interruption)
+
+    @property
+    def detail(self) -> str:
+        """Why requests are not accepted, or "ready"."""
+        awaited = "loading the model" if self._awaited else "ready"
+        return self._fault or self._interruption or awaited
+
+    @property
+    def retry_after_s(self) -> int:
+        """In how many seconds a refused client may come back: the rest of an interruption; while
+        the model is first loaded, whose end is unknown, as long as that has taken by now.
+        """
+        now_s = self._clock()
+        if self._back_s is not None:
+            return max(1, math.ceil(self._back_s - now_s))
+        loading_s = round(now_s - self._begun_s) if self._awaited else 1
+        return max(1, min(MAX_LOADING_S, loading_s))
+
+    def begin(self) -> None:
+        """The parts are on their way; called on the event loop."""
+        self._begun_s = self._clock()
+        loop = asyncio.get_running_loop()
+        self._arrivals = {part: loop.create_future() for part in self._awaited}
+
+    async def wait(self) -> None:
+        """Wait until every part is there. Raises the failure of one of them at once."""
+        assert self._arrivals, "`begin` comes first"
+        await asyncio.gather(*map(asyncio.shield, self._arrivals.values()))
+
+    def has_come(self, part: str) -> bool:
+        """Whether the part is there, or has failed."""
+        return self._arrivals[part].done()
+
+    def arrived(self, part: str) -> None:
+        """The part is there."""
+        self._arrivals[part].set_result(None)
+        self._awaited.discard(part)
+
+    def lost(self, part: str, error: BaseException) -> None:
+        """The part has failed for good."""
+        self._fault = str(error)
+        self._arrivals[part].set_exception(error)
+
+    def interrupt(self, words: str, back_in_s: int) -> None:
+        """Accept no requests for now; they may come back in `back_in_s` seconds."""
+        self._interruption, self._back_s = words, self._clock() + back_in_s
+
+    def resume(self) -> None:
+        """Accept requests again."""
+        self._interruption, self._back_s = "", None
+
+    def stop(self, words: str) -> None:
+        """Accept no requests any more."""
+        self._fault = words
+
+
+def unavailable(detail: str, retry_after_s: int) -> Unavailable:
+    """The error of a request that is not accepted."""
+    return Unavailable(f"The model is not available: {detail}.", retry_after_s)
+
+
+def details_of(pump: Pump, num_nodes: int = MAX_NODES) -> EngineDetails:
+    """Lanes, queue and the nodes used last. Engine thread only."""
+    now_s, nodes = time.monotonic(), list(pump.lanes.prefixes.index)
+    return EngineDetails(
+        lanes=tuple(_lane_status(pump, g, now_s) for g in pump.scheduler.running),
+        waiting=tuple(
+            WaitingStatus(len(g.prepared.prompt.ids), now_s - g.submitted_at)
+            for g in pump.scheduler.waiting[:MAX_WAITING]
+        ),
+        nodes=newest(nodes, num_nodes),
+        num_nodes=len(nodes),
+    )
+
+
+def _lane_status(pump: Pump, generation: Generation, now_s: float) -> LaneStatus:
+    lane = generation.on_lane
+    speculation = pump.steps.decoding.speculation(lane)
+    residence = pump.lanes.paging.residence(lane)
+    return LaneStatus(
+        lane=lane,
+        phase=_phase(generation),
+        prompt_tokens=len(generation.prepared.prompt.ids),
+        done_tokens=generation.num_prefilled,
+        cached_tokens=generation.num_cached,
+        generated_tokens=generation.num_generated,
+        max_tokens=generation.prepared.max_tokens,
+        running_s=0.0 if generation.started_at is None else now_s - generation.started_at,
+        tau=None if speculation is None else speculation.tau,
+        rounds=0 if speculation is None else speculation.rounds,
+        resident_tokens=None if residence is None else residence.resident_tokens,
+        absent_tokens=None if residence is None else residence.absent_tokens,
+    )
+
+
+def _phase(generation: Generation) -> str:
+    if generation.is_restoring:
+        return "restoring"
+    if generation.is_unread:
+        return "unread"
+    return "decoding" if generation.is_decoding else "prefilling"
+
+
+def drop_nodes(pump: Pump, keys: Collection[str] | None) -> int:
+    """Drop the nodes of these keys, or all, in every tier, and their descendants; returns how many.
+    Nodes that a request needs stay. Engine thread only.
+    """
+    prefixes = pump.lanes.prefixes
+    before = sum(1 for _ in prefixes.index)
+    prefixes.clear({bytes.fromhex(key) for key in keys} if keys is not None else None)
+    return before - sum(1 for _ in prefixes.index)

@@ -118,7 +118,7 @@ def highest_tokens(
     return torch.cat([block.double() for block in blocks], dim=1)  # an id stays exact in it
 
 
-class HostCopy(Protocol):
+class PendingHostCopy(Protocol):
     """A copy to the host in progress."""
 
     def fetch(self) -> np.ndarray:
@@ -144,7 +144,7 @@ class RankingKernels:
 
     best: BestTokens = best_tokens
     highest: HighestTokens = highest_tokens
-    send: Callable[[Tensor], HostCopy] = LazyHostCopy
+    send: Callable[[Tensor], PendingHostCopy] = LazyHostCopy
 
 
 # A weight of 1 in a sum of integers: int64 has room for 2 million tokens, and what 2**18 tokens
@@ -242,7 +242,7 @@ class _BestOfPass(_BestOnly):
 class _BestRanking(_BestOnly):
     """The highest logits. `packed` int64 `[rows, n + 1]`: the carried columns, then their ids."""
 
-    packed: HostCopy
+    packed: PendingHostCopy
 
     def candidates(self) -> Candidates:
         host = self.packed.fetch()
@@ -257,7 +257,7 @@ class _TopRanking:
 
     edited: Tensor
     logprobs: Tensor | None
-    packed: HostCopy
+    packed: PendingHostCopy
     widths: tuple[int, ...]
 
     def candidates(self) -> Candidates:
