@@ -1,8 +1,8 @@
 """Backends as a launcher starts them, each a fork of one process that has imported torch: that
 takes two seconds of a core, and most tests of backends ask about what comes after it.
 
-A fork is a child of whoever wanted it, with the descriptors, the variables, the words and the end
-that a program of `tests.processes` would have. Other programs are started as they are.
+A fork is a child of the process that started it, with the descriptors, the variables, the command
+line and the end that a program of `tests.processes` would have. Other programs start as usual.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 WRITTEN = re.compile(r'^exec \S+ -m (\S+)(.*) "\$@"$', re.MULTILINE)  # by backend_program
 MOST_BYTES, MOST_FDS = 1 << 17, 64
-FREE_FD = 512  # from here on nobody has been told of numbers
+FREE_FD = 512  # numbers from here on are not in use
 PADDING = "-" * 2000  # the room that a fork's own words are written over
 
 
@@ -153,7 +153,7 @@ def _run(order: dict[str, Any], fds: Sequence[int]) -> None:
 
 
 def _place(fds: Mapping[int, int]) -> None:
-    """The descriptors under the numbers that were told, and nothing behind 0 and 1."""
+    """Move the descriptors to the numbers that were told, and /dev/null to 0 and 1."""
     nothing = os.open(os.devnull, os.O_RDWR)
     wanted = {0: nothing, 1: nothing, **fds}
     away = {number: fcntl.fcntl(fd, fcntl.F_DUPFD, FREE_FD) for number, fd in wanted.items()}
@@ -165,7 +165,7 @@ def _place(fds: Mapping[int, int]) -> None:
 
 
 def _tell_words(words: Sequence[str]) -> None:
-    """To whoever looks at the command lines of processes."""
+    """Show these words as the command line of this process."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     begin, end = (int(field) for field in fields[45:47])  # proc(5): arg_start, arg_end
     told = "".join(f"{word}\0" for word in words).encode()

@@ -1,4 +1,4 @@
-"""The program: what it is given, and that it says nothing where nobody started it."""
+"""The program luceasync-backend: its arguments, and its error when it is started by hand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_name_that_is_none_ends_it(text: str, capsys):
 
 
 @pytest.mark.slow
-def test_started_by_hand_it_says_who_starts_it():
+def test_started_by_hand_it_says_that_luceasync_starts_it():
     done = subprocess.run(
         [sys.executable, "-m", "luceasync.backend"], capture_output=True, text=True, check=False
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 from luceasync.backend.dispatch import Answers, handlers_of, handles, result
 from luceasync.errors import ChannelClosed, ModelError
 from luceasync.pipeline.remote import wire
-from tests.backend.told import Parent, SentPayload
+from tests.backend.parent import Parent, SentPayload
 
 
 class Event:

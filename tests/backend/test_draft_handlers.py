@@ -1,4 +1,4 @@
-"""What a drafter is told and cannot be is refused before anything is run or written."""
+"""Invalid commands to a drafter are refused before anything is run or written."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from luceasync.ipc.memory import SealedMemory
 from luceasync.ipc.packets import Message, WireError
 from luceasync.pipeline.remote.wire import ExportNode
 from luceasync.speculation.dflash import wire
+from tests.backend.parent import Parent
 from tests.backend.test_pass_handlers import Untouched
-from tests.backend.told import Parent
 
 NUM_LANES, MAX_TOKENS, BLOCK = 2, 128, 8
 SPEC = SimpleNamespace(hidden_size=2, taps=(0, 1), feature_size=4, block=BLOCK)
@@ -32,7 +32,7 @@ SIZES = wire.DraftSizes(SPEC, "fp32", NUM_LANES, MAX_TOKENS)
 COMMAND: Any = SimpleNamespace(sizes=SIZES, short_rows=(16,))
 
 
-def order(message: Message, *tensors: torch.Tensor) -> None:
+def send(message: Message, *tensors: torch.Tensor) -> None:
     embedding = SentEmbedding(torch.zeros(2), NUM_LANES, torch.device("cpu"))
     rows = OwnRows(PlainMemory())
     handlers = DraftHandlers(Untouched(), embedding, COMMAND, rows)
@@ -61,10 +61,10 @@ def order(message: Message, *tensors: torch.Tensor) -> None:
         (wire.RestoreRows(2, 0, ((1, 0, 4),)), "lane 2 of 2"),
     ],
 )
-def test_what_cannot_be_is_refused(message: Message, words: str):
+def test_an_invalid_command_is_refused(message: Message, words: str):
     tensors = [torch.zeros(7)] if message.payload(SIZES) else []
     with pytest.raises(ChannelClosed, match=words):
-        order(message, *tensors)
+        send(message, *tensors)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_what_cannot_be_is_refused(message: Message, words: str):
         ExportNode(1, 0, 0, 4),
     ],
 )
-def test_a_node_that_is_not_here_is_none(message: Message):
+def test_a_node_that_is_not_here_is_refused(message: Message):
     with pytest.raises(ChannelClosed, match="node 1 is not here"):
-        order(message)
+        send(message)
 
 
 @given(
@@ -94,7 +94,7 @@ def test_nothing_outside_of_the_lanes_is_proposed(lanes: list[int], begins: list
     message = wire.ProposeBlock(tuple(lanes), tuple(begins), block)
     rows = torch.zeros(max(len(lanes), 1), 2)
     with pytest.raises(AssertionError if fits else ChannelClosed):
-        order(message, rows)
+        send(message, rows)
 
 
 def test_lent_rows_are_those_at_their_place():
@@ -109,7 +109,7 @@ def test_lent_rows_are_those_at_their_place():
     lent.close()
 
 
-def test_own_rows_are_held_until_they_are_forgotten():
+def test_own_rows_are_kept_until_they_are_dropped():
     rows = OwnRows(PlainMemory())
     rows.allocate(7, SIZES.features(3)).fill_(2.0)
     assert rows.rows(7, 1, SIZES.features(2)).tolist() == [[2.0] * 4] * 2
@@ -121,7 +121,7 @@ def test_own_rows_are_held_until_they_are_forgotten():
         rows.rows(7, 0, SIZES.features(1))
 
 
-def test_the_embedding_is_what_was_sent_and_the_masks():
+def test_the_embedding_has_the_rows_that_were_sent_and_the_mask():
     embedding = SentEmbedding(torch.tensor([9.0, 8.0]), NUM_LANES, torch.device("cpu"))
     tokens = embedding.replace(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     found = embedding.embed(torch.tensor([[*tokens, embedding.mask_token]]))

@@ -1,6 +1,4 @@
-"""Commands about nodes that are damaged are refused: nothing is allocated, and nodes stay as they
-were.
-"""
+"""Damaged commands about nodes are refused: nothing is allocated, and nodes stay as they were."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.remote import wire
 from luceasync.pipeline.remote.tensors import StageSizes
 from luceasync.pipeline.stage import LocalStage
-from tests.backend.told import Parent
+from tests.backend.parent import Parent
 
 NUM_LANES, MAX_TOKENS, MEMORY_BYTES = 2, 128, 1 << 20
 LITTLE_BYTES = 4 << 20
@@ -96,7 +94,7 @@ def holder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(message=COMMANDS)
-def test_a_command_that_cannot_be_takes_no_memory(holder: Holder, message: Message) -> None:
+def test_an_invalid_command_takes_no_memory(holder: Holder, message: Message) -> None:
     tracemalloc.start()
     try:
         holder.do(message)
@@ -108,7 +106,7 @@ def test_a_command_that_cannot_be_takes_no_memory(holder: Holder, message: Messa
     assert peak_bytes < LITTLE_BYTES
 
 
-def test_regions_lie_where_they_were_told():
+def test_regions_lie_at_the_offsets_that_were_set():
     lent = SealedMemory.create("nodes", 8192)
     memory = LentMemory(lent)
     memory.set_offsets([4096, 0])
@@ -118,7 +116,7 @@ def test_regions_lie_where_they_were_told():
     lent.close()
 
 
-def test_a_place_that_is_none_is_refused():
+def test_an_offset_outside_of_the_memory_is_refused():
     lent = SealedMemory.create("nodes", 8192)
     memory = LentMemory(lent)
     memory.set_offsets([4096, 8190])

@@ -1,4 +1,4 @@
-"""Orders that cannot be are refused before anything is run or written."""
+"""Invalid commands to a stage are refused before anything is run or written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from luceasync.ipc.packets import Message
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.pipeline.remote import wire
 from luceasync.pipeline.remote.tensors import StageSizes
-from tests.backend.told import Parent
+from tests.backend.parent import Parent
 
 NUM_LANES, MAX_TOKENS, NUM_PAGES = 2, 128, 2
 
@@ -41,7 +41,7 @@ class FirstStage(StageSizes):
         pass
 
 
-def order(message: Message, *tensors: Tensor) -> None:
+def send(message: Message, *tensors: Tensor) -> None:
     untouched, sizes = Untouched(), FirstStage()
     handlers = PassHandlers(untouched, sizes, [], untouched.queued, untouched.prepare)
     Parent(sizes, handlers).send(message, tensors)
@@ -75,20 +75,20 @@ def run(lanes: tuple[int, ...], begins: tuple[int, ...]) -> wire.RunPass:
         (wire.ReadLogprob(0, 0), "before any was ranked"),
     ],
 )
-def test_what_cannot_be_is_refused(message: Message, words: str):
+def test_an_invalid_command_is_refused(message: Message, words: str):
     with pytest.raises(ChannelClosed, match=words):
-        order(message)
+        send(message)
 
 
 def test_a_path_beyond_its_pass_is_refused():
     with pytest.raises(ChannelClosed, match="a path beyond the 1 rows"):
-        order(wire.CommitPaths((2,)), torch.tensor([0, 1], dtype=torch.int32))
+        send(wire.CommitPaths((2,)), torch.tensor([0, 1], dtype=torch.int32))
 
 
 @pytest.mark.parametrize(("kind", "mark"), [("prefill", 8), ("prefill", 90), ("decode", 3)])
 def test_a_mark_is_within_a_chunk(kind: str, mark: int):
     with pytest.raises(ChannelClosed):
-        order(wire.RunPass(kind, (0,), (0,), 8, mark), torch.zeros(1, 8, dtype=torch.int64))
+        send(wire.RunPass(kind, (0,), (0,), 8, mark), torch.zeros(1, 8, dtype=torch.int64))
 
 
 @given(
@@ -104,4 +104,4 @@ def test_no_batch_outside_of_the_lanes_is_run(lanes: list[int], begins: list[int
     message = wire.RunPass("decode", tuple(lanes), tuple(begins), num_rows)
     rows = torch.zeros(max(len(lanes), 1), num_rows, dtype=torch.int64)
     with pytest.raises(AssertionError if fits else ChannelClosed):
-        order(message, rows)
+        send(message, rows)

@@ -1,4 +1,4 @@
-"""Two ends that differ in anything that must agree part with words, before anything else."""
+"""Two ends that differ in what must agree close the channel at the greeting, and say why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process ends when it is told to, and is reaped whatever it does."""
+"""A process ends when it is told to, is reaped whatever it does, and its log is kept."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_nothing_is_left_of_one_that_cannot_be_watched(monkeypatch: pytest.Monke
 
 
 def read(content: bytes) -> tuple[list[str], list[str]]:
-    """The last lines, and all that were told, of a log with this in it."""
+    """The last lines of a log with this content, and all lines that `on_line` got."""
     reading, writing = os.pipe()
     told: list[str] = []
     lines = LogLines(reading, told.append)

@@ -1,4 +1,4 @@
-"""Who is asked for a sign of life gives one whatever it is doing, and not when it is stopped."""
+"""A process gives signs of life whatever it is doing, unless it is stopped; numbers complete."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def num_sockets(pid: int) -> int:
     return len([link for link in links if link.startswith("socket:")])
 
 
-def test_who_answers_ends_with_either_end():
+def test_the_responder_ends_with_either_end():
     before = os.listdir("/proc/self/fd")
     for is_theirs in (True, False):
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -189,7 +189,7 @@ def packet(number: int) -> bytes:
     return number.to_bytes(NUMBER_BYTES, "little")
 
 
-def test_numbers_find_those_who_wait_for_them_in_any_order() -> None:
+def test_numbers_complete_in_any_order() -> None:
     completions, heard = CompletionWaiters(), []
     for number in (1, 2):
         completions.expect(number, lambda told, number=number: heard.append((number, told)))
@@ -200,14 +200,14 @@ def test_numbers_find_those_who_wait_for_them_in_any_order() -> None:
     assert heard == [(2, True), (1, True), (3, True)]
 
 
-def test_an_end_is_told_to_all_who_wait_then_or_later() -> None:
+def test_an_end_completes_all_calls_then_and_later() -> None:
     completions, heard = CompletionWaiters(), []
     completions.came(packet(9))
     completions.expect(1, heard.append)
     completions.end()
     completions.end()
     completions.expect(2, heard.append)
-    completions.expect(9, heard.append)  # it was told before
+    completions.expect(9, heard.append)  # it has completed before
     assert heard == [False, False, True]
 
 
@@ -238,7 +238,7 @@ def test_one_that_hangs_is_told_of(
 
 
 def test_a_log_whose_reader_hangs_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is told of its lines writes to a pipe that nobody reads, for example."""
+    """As if `on_line` wrote to a full pipe."""
     monkeypatch.setattr(heartbeat, "JOIN_S", 0.01)
     hung, told, (reading, writing) = threading.Event(), threading.Event(), os.pipe()
 

@@ -1,4 +1,4 @@
-"""A started process has what it was given and nothing else, and never outlives who started it."""
+"""A started process inherits what it was given and nothing else, and never outlives its parent."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_process_answers_and_ends_with_its_channel(launch: Launch) -> None:
     got.payload.free()
     started.end(DEADLINE_S, DEADLINE_S)
     assert not started.is_alive()
-    assert "status 1" in started.last_words()  # it was told nothing but that this end is gone
+    assert "status 1" in started.last_words()  # it only saw that this end is gone
     assert "it is gone" in started.last_words()
     started.end(0, 0)
 
@@ -165,7 +165,7 @@ def test_how_it_ended_is_told_with_its_last_lines(launch: Launch) -> None:
     assert started.last_words() == words
 
 
-def test_a_log_that_nobody_asks_for_stops_nothing(launch: Launch) -> None:
+def test_a_log_that_is_not_read_stops_nothing(launch: Launch) -> None:
     started = greeted(launch("loud"))
     until(lambda: "line 199999" in started.last_words())
     assert started.last_words().count("\n") == 40
@@ -235,8 +235,8 @@ def test_no_process_outlives_one_that_was_killed(when: str) -> None:
     until(lambda: not lives(pid))
 
 
-def test_a_process_lives_as_long_as_somebody_holds_it() -> None:
-    """Nobody need hold its launcher: the kernel would end it with the launcher's thread."""
+def test_a_process_lives_as_long_as_it_is_referenced() -> None:
+    """Without a reference to its launcher, whose thread keeps the kernel from killing it."""
     program = Program(Path(sys.executable), "x", RING_BYTES, environment={"PYTHONPATH": str(ROOT)})
     started = LocalLauncher(program, lambda line: None).launch([str(CHILD), "import"], ())
     gc.collect()

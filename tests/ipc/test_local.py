@@ -1,4 +1,4 @@
-"""Messages cross a channel in order, every wait ends, and what cannot be believed closes it."""
+"""Messages cross a channel in order, every wait ends, and invalid packets close it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def test_a_call_is_answered(ends: Ends) -> None:
     assert ends.here.answer(number, Heard, DEADLINE_S).message == Heard(2)
 
 
-def test_who_is_kept_awake_hears_the_same(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_channel_that_is_kept_awake_receives_the_same(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("luceasync.ipc.local.SPARE_CORES", 1)
     for channel in (ends.here, ends.there):
         channel.keep_awake()
@@ -86,7 +88,7 @@ def test_a_payload_is_read_where_it_lies_until_it_is_freed(ends: Ends) -> None:
     assert bytes(last.view(6)) == b"third!"
     last.free()
     assert bytes(first.view(5)) == b"first"
-    second.free()  # unread: nobody wants it
+    second.free()  # unread
     first.free()
     first.free()
     send_bytes(ends.here, b"fourth")
@@ -126,7 +128,7 @@ def test_both_may_send_more_than_the_sockets_hold_at_once(ends: Ends) -> None:
     assert here == there == [content] * num_payloads
 
 
-def test_who_writes_long_takes_in_what_the_other_writes_meanwhile(ends: Ends) -> None:
+def test_a_long_write_receives_what_the_other_end_writes_meanwhile(ends: Ends) -> None:
     """Both send all of theirs before they read anything: no end may wait for the other one."""
 
     def send_then_read(channel) -> None:
@@ -238,7 +240,7 @@ def test_an_answer_of_another_kind_closes_the_channel(ends: Ends) -> None:
         ends.here.answer(number, Heard, DEADLINE_S)
 
 
-def test_pings_that_nobody_lets_us_answer_close_the_channel(ends: Ends) -> None:
+def test_pings_that_cannot_be_answered_close_the_channel(ends: Ends) -> None:
     ends.control_there.setblocking(False)
     with pytest.raises((ChannelClosed, BlockingIOError)):
         for number in range(1, 100_000):
@@ -247,7 +249,7 @@ def test_pings_that_nobody_lets_us_answer_close_the_channel(ends: Ends) -> None:
     assert "more pings than can be answered" in str(ends.here.closed)
 
 
-def test_messages_that_nobody_asked_for_are_bounded(ends: Ends) -> None:
+def test_messages_that_were_not_asked_for_are_bounded(ends: Ends) -> None:
     ends.control_there.setblocking(True)
 
     def send_on() -> None:

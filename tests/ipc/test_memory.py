@@ -1,4 +1,4 @@
-"""Memory that is shared has a size that stays, and goes with its owners."""
+"""Shared memory has a fixed size, and is freed with its owners."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_two_mappings_are_the_same_memory() -> None:
     second.close()
 
 
-def test_nobody_changes_its_size() -> None:
+def test_its_size_cannot_change() -> None:
     memory = SealedMemory.create("test", NUM_BYTES)
     for size in (0, 2 * NUM_BYTES):
         with pytest.raises(PermissionError):

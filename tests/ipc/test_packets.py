@@ -1,4 +1,4 @@
-"""A packet is the next one of its session, or it is refused in words."""
+"""A packet is the next one of its session, or is refused with the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies in shared memory is believed only as far as the packet and the numbers there agree."""
+"""Shared memory is trusted only if the packet and the sequence numbers there agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payloads that come as bytes: in order, bounded, and never half."""
+"""Payloads that come as bytes: in order, bounded, and complete."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_both_may_write_more_than_a_socket_holds_before_they_read() -> None:
     ends.close()
 
 
-def test_a_payload_goes_on_through_the_one_who_passes_it_on() -> None:
+def test_a_payload_can_be_forwarded() -> None:
     first, second = make_ends("stream"), make_ends("stream")
     send_bytes(first.there, b"from a child")
     got = first.here.receive(DEADLINE_S)

@@ -1,4 +1,4 @@
-"""A process that is started again: what is said of it, and what its lives have counted together."""
+"""A process that is restarted: when, what its status says, its deadlines, and its total counts."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_start_that_comes_to_nothing_leaves_nothing(launcher: LocalLauncher):
 
 
 @pytest.mark.slow
-def test_a_second_failure_in_a_row_is_waited_after_unless_nobody_does(launcher: LocalLauncher):
+def test_a_second_failure_delays_the_restart_unless_it_is_stopping(launcher: LocalLauncher):
     stopping = threading.Event()
     process = supervised(launcher, stopping)
     for _ in range(2):
@@ -157,7 +157,7 @@ def test_one_that_ran_long_enough_begins_anew() -> None:
         (StartHistory(1, 10.0, 10.0, "gone"), 500.0, 1),
     ],
 )
-def test_who_must_wait_is_told_how_long(
+def test_a_retry_is_told_how_long_to_wait(
     course: StartHistory, now_s: float, retry_after_s: int
 ) -> None:
     assert course.retry_after_s(now_s, start_s=20.0) == retry_after_s
@@ -180,7 +180,7 @@ def test_what_is_the_matter_is_said_in_words() -> None:
     )
 
 
-def test_silence_is_counted_while_the_one_who_asks_is_awake() -> None:
+def test_silence_counts_while_this_process_is_awake() -> None:
     heartbeat = Heartbeat(interval_s=1.0, deadline_s=5.0)
     silent_s = 0.0
     for passed_s in (1.0, 1.25, 3600.0, 1.0):  # a whole machine has slept for an hour

@@ -1,4 +1,4 @@
-"""What a child is told is taken from the environment once, and checked."""
+"""The wiring of a child is taken from the environment once, and checked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def told(**more: object) -> tuple[dict[str, str], socket.socket]:
     return {VARIABLE: msgspec.json.encode(wiring).decode()}, ours
 
 
-def test_a_program_that_nobody_started_says_so() -> None:
+def test_a_program_without_a_parent_says_so() -> None:
     with pytest.raises(ConfigError, match="is started by luceasync, which sets LUCEASYNC_WIRING"):
         connect_to_parent((), {})
 

@@ -1,4 +1,4 @@
-"""Whatever the other end answers: it is what was asked for, or the stage has failed."""
+"""An answer is what was asked for, or the stage has failed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class There:
         return True
 
     def expect(self, number: int, call: Callable[[bool], None]) -> None:
-        raise AssertionError("nothing is told beside the channel")
+        raise AssertionError("nothing completes beside the channel")
 
     def last_words(self) -> str:
         return "its process lives"
@@ -66,7 +66,7 @@ def linked(transport: str) -> tuple[BackendConnection, Ends]:
 
 
 def answered(ends: Ends, message: Message, num_bytes: int) -> None:
-    """The other end's answer to what it was told last."""
+    """Answer the last command, at the other end."""
     got = ends.there.receive(DEADLINE_S)
     room = None
     if num_bytes:
@@ -118,13 +118,13 @@ def test_any_bytes_in_place_of_an_answer_are_a_failure(transport, content):
         assert not connection.is_open
         with pytest.raises(StageFailed):
             connection.raise_if_failed()
-        connection.send_if_open(wire.ResetLane(0))  # nobody need hear
+        connection.send_if_open(wire.ResetLane(0))
     finally:
         ends.close()
 
 
 class Later:
-    """See Event: a copy that has arrived when it is waited for, or when somebody says so."""
+    """See Event: a copy that has arrived when it is waited for, or when the test says so."""
 
     def __init__(self) -> None:
         self.is_there = False

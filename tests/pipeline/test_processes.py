@@ -1,4 +1,4 @@
-"""Who runs which device: the rules, and the words of what cannot be."""
+"""Which process runs which device: the rules, and the errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from luceasync.config import PlacementConfig
 from luceasync.errors import PlacementError
-from luceasync.pipeline.devices import shared
+from luceasync.pipeline.devices import share_host_memory
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.remote.discovery import choose_processes, describe_devices
 from tests.processes import backend_program
@@ -97,7 +97,9 @@ def test_a_path_with_an_equals_sign_is_a_path(tmp_path: Path):
 
 
 def test_devices_on_the_host_share_its_memory_in_whatever_process():
-    offers = shared([offer_of("cpu:0", 90), offer_of("cuda:0", 50), offer_of("cpu:1", 80)])
+    offers = share_host_memory(
+        [offer_of("cpu:0", 90), offer_of("cuda:0", 50), offer_of("cpu:1", 80)]
+    )
     assert [offer.free_bytes for offer in offers] == [45, 50, 40]
 
 

@@ -1,4 +1,4 @@
-"""Groups in processes of their own give what one process gives, bit by bit."""
+"""Stages in other processes compute what one process does, bit by bit."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def test_a_process_that_dies_is_a_failed_group(open_in):
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 def test_a_group_is_brought_back_alone_with_what_lies_in_shared_memory(open_in, transport: str):
     backend = open_in("three", transport)
-    told = life(backend)
+    expected = life(backend)
     first, last = [stage for stage in backend._stages if stage.num_shards[1]]
     restored, other = life(backend, "n"), first._connection._started.child.pid
     os.kill(last._connection._started.child.pid, signal.SIGKILL)
@@ -304,7 +304,7 @@ def test_a_group_is_brought_back_alone_with_what_lies_in_shared_memory(open_in, 
     assert lost == ([] if transport == "shared" else ["n"])
     if transport == "shared":
         assert torch.equal(life(backend, "n"), restored)
-    assert torch.equal(life(backend), told)
+    assert torch.equal(life(backend), expected)
     assert not backend.restart_failed(lost.extend)
     assert len(lost) == (transport == "stream")
 

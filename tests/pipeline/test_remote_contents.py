@@ -39,7 +39,7 @@ class Heard:
 
 
 class Counted:
-    """See NodeBytes: counts the regions that are somebody's."""
+    """See NodeBytes: counts the regions that are referenced."""
 
     def __init__(self) -> None:
         self._areas: list[Any] = []

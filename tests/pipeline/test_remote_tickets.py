@@ -1,4 +1,4 @@
-"""Copies that another process makes are waited for by nobody who does not need them."""
+"""Copies that another process makes are waited for only where they are needed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_ticket_tells_once_and_lets_its_memory_go() -> None:
     one.wait()
 
 
-def test_who_waits_for_a_process_that_has_ended_is_told_so() -> None:
+def test_waiting_for_a_process_that_has_ended_raises() -> None:
     one = ticket()
     threading.Timer(0.05, one.complete, [False]).start()
     with pytest.raises(StageFailed, match="copies had not arrived"):

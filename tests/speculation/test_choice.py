@@ -1,4 +1,4 @@
-"""How far to speculate, as tables: what is accepted and what steps cost decide, nothing else."""
+"""How far to speculate depends on accepted rows and measured costs alone."""
 
 from __future__ import annotations
 

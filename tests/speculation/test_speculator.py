@@ -361,7 +361,7 @@ def follow_from(emitted: list[int], tokens: dict[int, int | None]):
 @pytest.mark.parametrize(
     ("after", "path"),
     [
-        ({0: 7}, [0]),  # nobody proposed it: the bonus
+        ({0: 7}, [0]),  # not proposed: the bonus
         ({0: 20, 2: 7}, [0, 2]),
         ({0: 10, 1: 12, 4: 10}, [0, 1, 4]),  # token 10 stands elsewhere in the tree
         ({0: 10, 1: 21}, [0, 1]),

@@ -1,4 +1,4 @@
-"""Which chunks a drafter's full layers look at, beside a slow count of the same attention."""
+"""The attention of a drafter's full layers by chunk, beside a slow count of the same."""
 
 from __future__ import annotations
 

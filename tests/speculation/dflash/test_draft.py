@@ -1,7 +1,7 @@
-"""The draft network against its slow truth: same weights, same hidden rows and proposals, whoever
-works on the context.
+"""The draft network against its slow reference: the same weights, hidden rows and proposals, with
+all operations on the context.
 
-The usual mistakes, put into the slow truth, must each be caught by the same comparison.
+The usual mistakes, put into the reference, must each be caught by the same comparison.
 """
 
 import pytest
@@ -57,7 +57,7 @@ IN_TORCH = pytest.mark.parametrize("target", [(f, "torch") for f in tiny.FAMILIE
     ids="-".join,
 )
 def target(request, tmp_path_factory):
-    """Model, its spec, and who works on the context."""
+    """Model, its spec, and its operations on the context."""
     family, body = request.param
     model = tiny.build(family)
     folder = tiny.save(model, tmp_path_factory.mktemp(family))

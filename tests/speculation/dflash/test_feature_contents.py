@@ -31,7 +31,7 @@ CAPACITY = 8
 
 
 class Heard:
-    """Who would speculate, and what lies outside of lanes: lists of positions."""
+    """A fake speculator, and contents that are lists of positions."""
 
     spec, capacity_tokens, row_bytes = SPEC, CAPACITY, 4
     is_lost = False

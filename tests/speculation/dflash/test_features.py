@@ -297,7 +297,7 @@ def test_every_row_comes_to_the_place_of_its_position(step, dtype) -> None:
     found, truth = store.to(dtype), store.to(dtype)
     rows = torch_scatter(*arguments, found, capacity)
     feature_ring.scatter(*arguments, truth, capacity)
-    assert torch.equal(found[:-1], truth[:-1])  # the last row is nobody's
+    assert torch.equal(found[:-1], truth[:-1])  # the last row is spare
     _, lanes, begins, counts, _ = arguments
     for entry, j in feature_ring.written(lanes, counts, capacity):
         place = lanes[entry] * capacity + (begins[entry] + j) % capacity

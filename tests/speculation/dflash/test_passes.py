@@ -1,4 +1,4 @@
-"""What a drafter has taken up: by whatever way it came, the next proposal is the same."""
+"""However a drafter absorbed its context, the next proposal is the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A drafter's process is used while it is there, and started again when it is lost."""
+"""A drafter's process is used while it is there, and restarted when it is lost."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_one_that_is_lost_is_there_again_after_as_many_starts_as_it_takes():
     assert process.run(lose, -1) == -1
     assert process.run(lambda life: 5, 0) == 0
     process.refresh()
-    assert process.life is None  # nobody has waited
+    assert process.life is None  # the restart was not waited for
     assert process.off_reason == "the drafter is gone: it has ended"
     scripted.is_held.set()
     back(process)
@@ -119,7 +119,7 @@ def test_the_end_does_not_wait_for_another_start():
     process.close()
 
 
-def test_one_that_is_known_to_be_gone_is_let_go_before_it_is_asked(monkeypatch):
+def test_a_process_that_is_known_to_be_gone_is_let_go_before_it_is_asked(monkeypatch):
     scripted = Scripted()
     process = opened(scripted)
     monkeypatch.setattr(scripted, "raise_if_failed", lambda: lose(None))

@@ -94,7 +94,7 @@ class Both:
 
 @pytest.fixture(scope="module")
 def both(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable]:
-    """One for each way to open it: whoever has lost the drafter waits until it is back."""
+    """One for each way to open it. A test that loses the drafter waits until it is back."""
     opened: dict[str, Both] = {}
 
     def open_both(transport: str = "shared", **fields) -> Both:
