@@ -26,7 +26,7 @@ from luceasync.backend.draft_handlers import (
 from luceasync.backend.stage import lent_memory
 from luceasync.ipc.wiring import ParentConnection
 from luceasync.models.precision import torch_dtype
-from luceasync.pipeline.devices import host_memory, pinned_by
+from luceasync.pipeline.devices import host_memory, page_lock_for
 from luceasync.pipeline.platform import open_platform
 from luceasync.speculation.dflash import wire
 from luceasync.speculation.dflash.draft import draft_ops_on, open_network
@@ -70,7 +70,7 @@ class DraftBackend:
             torch.set_num_threads(1)
         name = self._names.get(command.device, command.device)
         platform = open_platform(name)
-        self._parent.channel.register(pinned_by([name]))
+        self._parent.channel.register(page_lock_for([name]))
         embedding = SentEmbedding(mask, command.num_lanes, platform.device)
         memory = self._row_memory(name, command)
         network = open_network(

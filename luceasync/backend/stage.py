@@ -21,7 +21,7 @@ from luceasync.ipc.memory import SealedMemory
 from luceasync.ipc.packets import WireError
 from luceasync.ipc.wiring import ParentConnection
 from luceasync.models.files import ModelFiles
-from luceasync.pipeline.devices import host_memory, offers_of, pinned_by
+from luceasync.pipeline.devices import host_memory, offers_of, page_lock_for
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote import wire
 from luceasync.pipeline.remote.tensors import StageSizes
@@ -83,7 +83,7 @@ class StageBackend:
         if plan.suits_one_thread:
             torch.set_num_threads(1)
         names = [shard.device for shard in plan.here]
-        self._parent.channel.register(pinned_by(names))
+        self._parent.channel.register(page_lock_for(names))
         if plan.runs_async:
             self._parent.channel.keep_awake()
         self._memory, set_offsets = self._node_memory(names, command.node_bytes)
@@ -126,7 +126,7 @@ def lent_memory(parent: ParentConnection, names: Sequence[str]) -> SealedMemory 
     """Memory that was lent for nodes, pinned for these devices; None: use our own."""
     lent = parent.lent.get(wire.NODES)
     if lent is not None:
-        lent.register(pinned_by(names))
+        lent.register(page_lock_for(names))
     return lent
 
 

@@ -179,12 +179,12 @@ class LaneCache:
         names = [tensor.name for tensor in kind.rows]
         return self.layers[layer - self._first_layer][names.index(name)]
 
-    def leave_aside(self, lane: int) -> None:
+    def copy_end_aside(self, lane: int) -> None:
         """Copy the lane's end state to the padding lane."""
         for stack in self.state_stacks:
             stack[:, PADDING] = stack[:, lane]
 
-    def set_aside(self, lane: int, num_tokens: int, num_now: int) -> None:
+    def note_end_aside(self, lane: int, num_tokens: int, num_now: int) -> None:
         """Note that the padding lane holds the lane's end state after its first `num_tokens`
         tokens, of `num_now`.
         """

@@ -15,9 +15,9 @@ from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
 class Residents:
     """The resident chunks of a lane in order, each with its page.
 
-        chunks        0   1   2   3   4        pages      chunk 0 -> 2, chunk 3 -> 0, chunk 4 -> 1
-        resident      x           x   x        row index of token 200 (chunk 3): 1 * 64 + 8 = 72
-        row index     0           64  128      its place: page 0, so 0 * 64 + 8 = 8
+    chunks        0   1   2   3   4        pages      chunk 0 -> 2, chunk 3 -> 0, chunk 4 -> 1
+    resident      x           x   x        row index of token 200 (chunk 3): 1 * 64 + 8 = 72
+    row index     0           64  128      its place: page 0, so 0 * 64 + 8 = 8
     """
 
     def __init__(self) -> None:

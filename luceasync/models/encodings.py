@@ -49,7 +49,7 @@ class Encoding(Protocol):
         """Bytes that a tensor of this shape takes on a device."""
         ...
 
-    def words(self, shape: Shape, precision: Precision) -> str:
+    def type_name(self, shape: Shape, precision: Precision) -> str:
         """The name of its number type on a device."""
         ...
 
@@ -74,7 +74,7 @@ class DenseEncoding:
     def num_bytes(self, shape: Shape, precision: Precision) -> int:
         return prod(shape) * (precision.weight_bytes if len(shape) == 2 else 4)
 
-    def words(self, shape: Shape, precision: Precision) -> str:
+    def type_name(self, shape: Shape, precision: Precision) -> str:
         return precision.weights if len(shape) == 2 else "fp32"
 
     def stack(self, shape: Shape, place: WeightPlacement) -> Stack:

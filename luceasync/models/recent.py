@@ -48,7 +48,7 @@ class RecentRows:
         """Positions run without a gap up to the lane's end. The ring holds the newest of them."""
         return self._filled[lane]
 
-    def ran(self, lane: int, begin: int, end: int) -> None:
+    def note_run(self, lane: int, begin: int, end: int) -> None:
         """Rows of positions `[begin, end)` were run and written to the ring."""
         filled = self._filled[lane]
         goes_on = filled.start <= begin <= filled.stop and len(filled) > 0

@@ -65,7 +65,7 @@ class ModelSpec:
     @property
     def reach(self) -> int:
         """Inputs that the widest convolution sees, the row's own included; 1 without one."""
-        windows = (t.leans_on for mixer in set(self.mixers) for t in mixer.end)
+        windows = (t.num_newest_needed for mixer in set(self.mixers) for t in mixer.end)
         return 1 + max((window for window in windows if window is not None), default=0)
 
     def layer_shapes(self, layer: int) -> dict[str, Shape]:

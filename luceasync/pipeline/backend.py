@@ -25,7 +25,7 @@ from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import ROOT
 from luceasync.nodes import NodeKey
 from luceasync.pipeline.paged_lanes import paging_of
-from luceasync.pipeline.passes import Batch, Chain, TapRing, following
+from luceasync.pipeline.passes import Batch, Chain, TapRing, positions_after_step
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.stage import LocalStage, Stage
 from luceasync.ranking.logits import Logits
@@ -169,7 +169,10 @@ class LayerSplitBackend:
         its best token; see Passes. Does nothing if pages would have to move first. Of the last
         logits, only best tokens whose ranking was asked for remain valid.
         """
-        lanes, begins = self._decoded.lanes, following(self._decoded.lanes, self._decoded.begins)
+        lanes, begins = (
+            self._decoded.lanes,
+            positions_after_step(self._decoded.lanes, self._decoded.begins),
+        )
         if max(begins) < self.plan.max_ctx_tokens and self.lanes.have_room(lanes, begins):
             self._passes.run_ahead(Batch(lanes, begins, 1))
 

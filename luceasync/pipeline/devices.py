@@ -34,19 +34,17 @@ def find_devices(names: Sequence[str], flag: str = "--target-devices") -> tuple[
 
 
 def offers_of(names: Sequence[str], flag: str = "--target-devices") -> tuple[Offer, ...]:
-    """Like find_devices for full names, but each with all the free memory, see `shared`."""
+    """Like find_devices for full names, but each with all the free memory, see `share_host_memory`."""
     for name in names:
         _check_is_here(name, flag)
     return tuple(open_platform(name).offer() for name in names)
 
 
-def shared(offers: Sequence[Offer]) -> tuple[Offer, ...]:
+def share_host_memory(offers: Sequence[Offer]) -> tuple[Offer, ...]:
     """Divide host memory among devices that compute on the host, whatever their processes."""
     num_on_host = sum(not offer.runs_async for offer in offers)
     return tuple(
-        offer
-        if offer.runs_async
-        else replace(offer, free_bytes=offer.free_bytes // num_on_host)
+        offer if offer.runs_async else replace(offer, free_bytes=offer.free_bytes // num_on_host)
         for offer in offers
     )
 
@@ -83,7 +81,7 @@ def host_memory(
     )
 
 
-def pinned_by(devices: Sequence[str]) -> Register:
+def page_lock_for(devices: Sequence[str]) -> Register:
     """What pins memory that is shared between processes for these devices of this process. Does
     nothing without GPUs. If memory cannot be pinned, copies are slower, and a warning is logged.
     """

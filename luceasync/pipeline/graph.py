@@ -28,7 +28,7 @@ from luceasync.pipeline.static_inputs import (
     place_numbers,
 )
 from luceasync.pipeline.steps import EagerSteps
-from luceasync.ranking.local import RankingKernels, KnownBest
+from luceasync.ranking.local import KnownBest, RankingKernels
 from luceasync.ranking.logits import NO_TOKEN
 
 FEW_ROWS = 128  # of a short prefill chunk: the library has other kernels for few rows
@@ -258,13 +258,13 @@ class GraphedSteps:
         before = self.prefill(first, given[:, :mark], project=False)
         kept = None if before is None else before.clone()  # the next pass may overwrite it
         taps = {layer: rows[:, :mark].clone() for layer, rows in shard.taps.items()}
-        shard.cache.leave_aside(lane)
+        shard.cache.copy_end_aside(lane)
         output = self.prefill(last, given[:, mark:], project=project)
         shard.taps = {
             layer: torch.cat([taps[layer], rows[:, : last.num_rows]], 1)
             for layer, rows in shard.taps.items()
         }
-        shard.passed(batch)
+        shard.note_mark(batch)
         return output if kept is None or output is None else torch.cat([kept, output], 1)
 
     def decode(self, batch: Batch, given: PassInput) -> Tensor:

@@ -24,9 +24,9 @@ from luceasync.pipeline.paging import (
     Keep,
     Ledger,
     MakeReady,
+    PageEventSender,
     Paging,
     Pins,
-    Placer,
     ProbeSource,
     WholeLanes,
     keep_if_room,
@@ -74,7 +74,7 @@ class PagedLanes:
     ) -> None:
         self._pager = pager
         self._passes = passes
-        self._place = Placer(passes)
+        self._place = PageEventSender(passes)
         self._parts = nodes(self._make_ready)
         self._num_lanes = pager.num_lanes
         self._max_ctx_tokens = max_ctx_tokens

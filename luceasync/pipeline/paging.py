@@ -122,7 +122,7 @@ class Paging(Protocol):
         ...
 
 
-class Placer:
+class PageEventSender:
     """Sends page events to the stages, numbered."""
 
     def __init__(self, passes: Passes) -> None:
@@ -144,7 +144,7 @@ class WholeLanes:
     ) -> None:
         self._pages = pages
         self._passes = passes
-        self._place = Placer(passes)
+        self._place = PageEventSender(passes)
         self._nodes = nodes(self._make_ready)
 
     @property

@@ -40,7 +40,7 @@ class Batch:
     scores: bool = False
 
 
-def following(lanes: Sequence[int], begins: Sequence[int]) -> tuple[int, ...]:
+def positions_after_step(lanes: Sequence[int], begins: Sequence[int]) -> tuple[int, ...]:
     """`begins` after a step of one row each; padding entries do not move."""
     both = zip(lanes, begins, strict=True)
     return tuple(begin + (lane != NO_LANE) for lane, begin in both)
@@ -122,8 +122,8 @@ class Passes(Protocol):
         ...
 
     def place(self, epoch: int, events: Sequence[PageEvent]) -> None:
-        """Apply events of the page map; `epoch` counts up from 1. Raises PageEventsOutOfOrder if it is
-        not the next one; nothing has changed then.
+        """Apply events of the page map; `epoch` counts up from 1. Raises PageEventsOutOfOrder if it
+        is not the next one; nothing has changed then.
         """
         ...
 

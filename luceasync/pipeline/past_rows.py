@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from luceasync.host_cache.absent_rows import AbsentRows
-from luceasync.host_cache.staging import RowBlock, HostRowSource, Names, blocks_of
+from luceasync.host_cache.staging import HostRowSource, Names, RowBlock, blocks_of
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent
 from luceasync.kv.state import StateLayout
@@ -65,7 +65,7 @@ class PastOfLanes:
         passing = None
         # Probe the blocks that stream by. Rows read in place are cheap to read again, later.
         if is_last and self._probes is not None and not self._staging.is_in_place:
-            self._probes.recent.ran(lane, begin, begin + batch.num_rows)
+            self._probes.recent.note_run(lane, begin, begin + batch.num_rows)
             passing = self._probes.probe_next_pass(lane, begin + batch.num_rows)
         short_tokens = self._staging.short_tokens
         in_host = self._absent.of(lane, with_coming=False)  # do not wait for chunks being recalled
@@ -81,7 +81,7 @@ class PastOfLanes:
         passing = None if self._probes is None else PassingProbe(self._probes, 0, end + num_rows)
         return PastRows(_RehearsalBlocks(self._cache), blocks, passing)
 
-    def ran(self, lanes: Sequence[int], begins: Sequence[int], counts: Sequence[int]) -> None:
+    def note_run(self, lanes: Sequence[int], begins: Sequence[int], counts: Sequence[int]) -> None:
         """Rows of these lanes, from `begins` on, are queued and belong to the lanes. Continues a
         running probe behind them.
         """
@@ -89,8 +89,8 @@ class PastOfLanes:
         if self._probes is not None:
             for lane, begin, count in zip(lanes, begins, counts, strict=True):
                 if lane != NO_LANE and count:
-                    self._probes.recent.ran(lane, begin, begin + count)
-            self._probes.go_on()
+                    self._probes.recent.note_run(lane, begin, begin + count)
+            self._probes.advance()
 
     def start_probe(self, lane: int, num_tokens: int) -> None:
         """See Passes. A probe runs while pages change, so it reads only those pages whose rows host
@@ -101,7 +101,7 @@ class PastOfLanes:
         blocks = partial(self._blocks, lane, num_tokens, num_tokens, in_host)
         self._probes.begin(lane, num_tokens, blocks)
 
-    def places(self, events: Sequence[PageEvent]) -> None:
+    def before_events(self, events: Sequence[PageEvent]) -> None:
         """Pages are about to change hands."""
         if self._probes is not None:
             for event in events:
@@ -124,7 +124,12 @@ class PastOfLanes:
         self._staging.close()
 
     def _blocks(
-        self, lane: int, num_tokens: int, short_tokens: int, in_host: HostRowSource, block_tokens: int
+        self,
+        lane: int,
+        num_tokens: int,
+        short_tokens: int,
+        in_host: HostRowSource,
+        block_tokens: int,
     ) -> list[RowBlock]:
         """Blocks of the lane's first tokens, if layers here keep rows at all."""
         if not self._cache.row_stacks:

@@ -33,7 +33,7 @@ class _Probe(Protocol):
     @property
     def num_tokens(self) -> int: ...
 
-    def go_on(self) -> bool:
+    def advance(self) -> bool:
         """Queue some more of it. False if nothing was left."""
         ...
 
@@ -85,10 +85,10 @@ class AttentionProbes:
         else:
             self._running[lane] = _BackgroundProbe(self, lane, num_tokens, blocks)
 
-    def go_on(self) -> None:
+    def advance(self) -> None:
         """Queue a part of one running probe behind the pass just queued, while the host waits."""
         for probe in self._running.values():
-            if probe.go_on():
+            if probe.advance():
                 return
 
     def chunk_leaves(self, lane: int, chunk: int) -> None:
@@ -141,7 +141,7 @@ class PassingProbe:
         if begin + len(rows) == self.num_tokens:
             self._mass.add_(self._layer[1].mass())
 
-    def go_on(self) -> bool:
+    def advance(self) -> bool:
         """Nothing to queue: it ran in a pass."""
         return False
 
@@ -173,7 +173,7 @@ class _BackgroundProbe:
         self._in_pages: set[int] = set()  # chunks that it reads from their pages
         self._layers = self._run(rings) if self._filled else iter(())
 
-    def go_on(self) -> bool:
+    def advance(self) -> bool:
         """Queue a layer, unless enough are queued."""
         ahead = self._watches[-MAX_AHEAD:]
         if len(ahead) == MAX_AHEAD and not ahead[0].is_over:

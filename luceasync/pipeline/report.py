@@ -48,7 +48,7 @@ def devices_of(config: Config) -> tuple[tuple[Offer, ...], Precision]:
     return devices, Precision.of(dtype)
 
 
-def asked_pool(config: Config) -> PoolRequest | None:
+def pool_request(config: Config) -> PoolRequest | None:
     """How much of each lane's context stays on the devices; None: all of it."""
     asked = config.kvflash
     if asked.pool_tokens is None:
@@ -88,7 +88,7 @@ def plan_report(
         verify_rows=verify_rows,
         drafter=drafter,
         encoding_of=encoding_of,
-        pool=asked_pool(config),
+        pool=pool_request(config),
     )
     shards = tuple(
         ShardReport(

@@ -143,11 +143,11 @@ class Shard:
             self._tap(index, x)
         return x
 
-    def passed(self, batch: Batch) -> None:
+    def note_mark(self, batch: Batch) -> None:
         """A prefill chunk has run: note the state that was set aside at its mark."""
         if batch.mark is not None:
             (lane,), (begin,) = batch.lanes, batch.begins
-            self.cache.set_aside(lane, begin + batch.mark, begin + batch.num_rows)
+            self.cache.note_end_aside(lane, begin + batch.mark, begin + batch.num_rows)
 
     def tree_rows(self, batch: Batch, depths: Tensor) -> Rows:
         """Rows of a verify pass: `depths` int32 [entries, rows] below each lane's committed end."""
@@ -216,7 +216,7 @@ class Shard:
     def place(self, events: Sequence[PageEvent]) -> None:
         """Apply events of the page map."""
         if self.past is not None:
-            self.past.places(events)
+            self.past.before_events(events)
         self.cache.place(events)
         for lane in {event.lane for event in events}:
             self.absent.placed(lane)

@@ -23,7 +23,7 @@ from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.static_inputs import Feed, feed_best
 from luceasync.pipeline.steps import EagerSteps, ShardSteps
 from luceasync.pipeline.transfer import HostCopier, Transfer
-from luceasync.ranking.local import RankingKernels, KnownBest, LocalLogits
+from luceasync.ranking.local import KnownBest, LocalLogits, RankingKernels
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal, Proposer
 
@@ -175,7 +175,7 @@ class ShardPasses:
     def _ran(self, batch: Batch, counts: Sequence[int]) -> None:
         """The entries' first `counts` rows are queued and belong to their lanes."""
         if self._shard.past is not None:
-            self._shard.past.ran(batch.lanes, batch.begins, counts)
+            self._shard.past.note_run(batch.lanes, batch.begins, counts)
 
     def _near(self, x: Tensor) -> Tensor:
         """`x` on the device, or still on the host: steps copy it to their static inputs."""

@@ -113,8 +113,8 @@ def weight_types(
     found: dict[str, int] = {}
     for name, shape in _shapes(spec, begin, end).items():
         encoding = encoding_of(name)
-        words = encoding.words(shape, precision)
-        found[words] = found.get(words, 0) + encoding.num_bytes(shape, precision)
+        name_of_type = encoding.type_name(shape, precision)
+        found[name_of_type] = found.get(name_of_type, 0) + encoding.num_bytes(shape, precision)
     return found
 
 

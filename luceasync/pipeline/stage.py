@@ -107,7 +107,7 @@ class LocalStage:
         pairs = zip(self._shards, self._steps, strict=True)
         passes = [ShardPasses(shard, steps, transfer) for shard, steps in pairs]
         self.prepare = passes[0].prepare
-        self._passes = _Overlapping(passes, self._shards[-1].platform, len(plan.shards))
+        self._passes = _PipelinedChain(passes, self._shards[-1].platform, len(plan.shards))
 
     @property
     def num_shards(self) -> tuple[int, int]:
@@ -159,7 +159,7 @@ class LocalStage:
         return {shard.plan.device: shard.num_bytes for shard in self._shards}
 
 
-class _Overlapping(Chain):
+class _PipelinedChain(Chain):
     """Overlaps prefill chunks on GPUs: while one shard runs a chunk, the shard before it runs the
     next one. At most one more chunk is queued than the model has shards.
 

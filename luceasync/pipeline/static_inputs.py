@@ -15,7 +15,7 @@ from torch import Tensor
 
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.trees import chain
-from luceasync.pipeline.passes import Batch, PassInput, following
+from luceasync.pipeline.passes import Batch, PassInput, positions_after_step
 from luceasync.pipeline.transfer import Arrival, PassParameters, host_buffer, queue_copy
 from luceasync.ranking.local import best_tokens
 
@@ -114,7 +114,7 @@ class KnownInputs:
 
     def fed(self, fed: FedTokens) -> None:
         """Note that a step fed itself these tokens and advanced the positions."""
-        self._begins = following(self._lanes, self._begins)
+        self._begins = positions_after_step(self._lanes, self._begins)
         self._fed = fed
 
 

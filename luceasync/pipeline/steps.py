@@ -66,7 +66,7 @@ class EagerSteps:
         x = shard.ends.embed(given) if shard.plan.is_first else given
         past = None if shard.past is None else shard.past.before(batch, is_last=project)
         x = shard.forward(x, shard.rows(batch), past)
-        shard.passed(batch)
+        shard.note_mark(batch)
         if not shard.plan.is_last:
             return x
         if batch.scores:

@@ -166,7 +166,7 @@ def test_reset_forgets_the_recurrent_state_of_one_lane_only():
 def test_an_end_that_was_set_aside_is_with_the_padding_until_the_next_pass():
     cache = make_cache()
     assert cache.end_after(1, 100) == 1
-    cache.set_aside(1, 90, 100)
+    cache.note_end_aside(1, 90, 100)
     assert [cache.end_after(1, 90), cache.end_after(1, 100), cache.end_after(0, 90)] == [-1, 1, 0]
     with pytest.raises(AssertionError, match="95 tokens"):
         cache.end_after(1, 95)

@@ -125,7 +125,7 @@ def test_a_lane_that_finds_no_host_memory_stays_as_it_was(make_backend, tiny_dir
     prefilled(backend, 1, prompt(512))
     before = resident(backend, 1)
     backend.lanes.keep_with(lambda save, num_bytes: False)
-    with pytest.raises(LaneMemoryExhausted, match="spent") as caught:
+    with pytest.raises(LaneMemoryExhausted, match="exhausted") as caught:
         backend.prefill(1, 512, prompt(64), project=False)
     assert caught.value.lane == 1 and resident(backend, 1) == before
     backend.lanes.keep_with(lambda save, num_bytes: save() is not None)
@@ -198,7 +198,7 @@ def test_a_probe_reads_pages_of_the_newest_chunk_alone(make_backend, tiny_dir: P
         backend.lanes.keep_with(lambda save, num_bytes: False)
     backend.lanes._start_probe(1, NUM_PROMPT + 40, is_first=False)
     probe = shard.past._probes._running[1]
-    probe.go_on()
+    probe.advance()
     newest = (NUM_PROMPT + 40) // 64
     assert (probe._in_pages == {newest}) == has_room
     assert newest in probe._in_pages and probe.attention_mass().of_chunks.sum() > 0

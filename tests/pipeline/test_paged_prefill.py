@@ -149,7 +149,7 @@ def test_a_look_sees_a_chunk_that_leaves_meanwhile(make_backend, tiny_dir: Path,
     if device != "cpu:0":
         with shard.platform.side_stream():
             torch.cuda._sleep(10**9)
-    probe.go_on()
+    probe.advance()
     in_pages = {*probe._in_pages}  # host memory lacks them
     for num_chunks in (24, 27):
         backend.lanes.make_room(1, num_chunks * 64)
@@ -195,7 +195,7 @@ def test_what_a_look_reads_is_nobody_elses_until_it_has_read_it(make_backend, ti
         torch.cuda._sleep(10**9)
     stage.passes.start_probe(1, 1300)
     probe = shard.past._probes._running[1]
-    while probe.go_on():
+    while probe.advance():
         pass
     shard.past._staging._held.clear()
     others = [torch.full((num,), 2**40, device="cuda") for num in [*range(64, 1400, 32)] * 8]

@@ -38,7 +38,7 @@ class DeltaSpec(DeltaSizes):
         window = self.conv_kernel - 1
         heads = (self.num_value_heads, self.key_dim, self.value_dim)
         return (
-            StateTensor(CONV, (window, self.conv_channels), "compute", leans_on=window),
+            StateTensor(CONV, (window, self.conv_channels), "compute", num_newest_needed=window),
             StateTensor(DELTA, heads, "float32"),
         )
 

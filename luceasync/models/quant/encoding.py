@@ -20,7 +20,7 @@ class QuantEncoding(QuantLayout):
     def num_bytes(self, shape: Shape, precision: Precision) -> int:
         return sum(part.num_bytes(shape[0]) for part in self.components(shape[1]))
 
-    def words(self, shape: Shape, precision: Precision) -> str:
+    def type_name(self, shape: Shape, precision: Precision) -> str:
         return self.name
 
     def stack(self, shape: Shape, place: WeightPlacement) -> QuantStack:

@@ -1,4 +1,4 @@
-"""Tensors of a GGUF file come one at a time, and quantised ones slice by slice."""
+"""Tensors of a GGUF file are read one at a time, and quantised ones slice by slice."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_plain_tensors_are_as_they_are_stored(path: Path):
     assert norm.shape == (64,)
 
 
-def test_a_shape_that_is_not_stored_and_a_name_that_is_not_there_are_told(path: Path):
+def test_another_shape_or_an_unknown_name_is_refused(path: Path):
     with ModelFiles(path).weights.open() as source:
         with pytest.raises(ModelError, match=r"has shape \(64, 64\), expected \(64, 32\)"):
             source.read(NAME, (64, 32))

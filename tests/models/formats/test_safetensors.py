@@ -1,4 +1,4 @@
-"""The weight files of a directory are those of its index, and none outside it."""
+"""Weight files are those of the index, inside the directory, and their headers are checked."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_index_stays_inside_its_directory(tmp_path: Path, name: object):
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": [1]}'])
-def test_an_index_that_is_none_is_named(tmp_path: Path, content: str):
+def test_an_invalid_index_is_named(tmp_path: Path, content: str):
     (tmp_path / INDEX).write_text(content)
     with pytest.raises(ModelError, match="not an index of weight files"):
         weight_files(tmp_path)
@@ -66,7 +66,7 @@ def test_what_is_stored_as_it_is_wanted_is_fine(tmp_path: Path):
         ("b", torch.ones(4, dtype=torch.int8), "'b' is stored as I8; F64, F32, F16, BF16 are"),
     ],
 )
-def test_another_shape_or_dtype_is_told_before_anything_is_loaded(
+def test_another_shape_or_dtype_is_refused_before_loading(
     tmp_path: Path, name: str, stored: torch.Tensor, words: str
 ):
     with pytest.raises(ModelError, match=words):

@@ -1,5 +1,5 @@
-"""Compiled products with quantised matrices, by each set of instructions that this machine has: the
-numbers are dequantise's bits, sums are those of float64, and a row's are its own.
+"""Compiled products with quantised matrices, for each instruction set of this machine: dequantised
+numbers equal dequantise bit by bit, sums match float64, and rows do not depend on each other.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ALL = {layout.name: layout for layout in (*ENCODINGS.values(), *ELSEWHERE)}
 
 
 def matrix(layout: QuantEncoding, num_rows: int, num_columns: int) -> Packed:
-    """Random, its D and M unlike each other."""
+    """A random matrix whose D and M differ."""
     generator = torch.Generator().manual_seed(num_rows)
     module = RandomModule("w", layout, (num_rows, num_columns), generator)
     [packed] = module.packed(lambda rows: rows)
@@ -77,7 +77,7 @@ def test_the_bits_of_a_row_do_not_depend_on_those_beside_it(
     name: str, kernel: str, dtype: torch.dtype
 ):
     own = compiled(matrix(ALL[name], 35, 256), kernel)
-    x = torch.randn(259, 256).to(dtype)  # more rows than a tile meets at once
+    x = torch.randn(259, 256).to(dtype)  # more rows than a tile takes at once
     together = own.linear(x)
     for num_rows in (1, 2, 5, 130):
         assert torch.equal(torch.cat([own.linear(part) for part in x.split(num_rows)]), together)
@@ -101,7 +101,7 @@ def test_what_is_fused_is_rounded_once(kernel: str, dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_halves_that_are_no_whole_tiles_are_gated_too(kernel: str):
+def test_halves_that_are_not_whole_tiles_are_gated_too(kernel: str):
     packed = matrix(ALL["Q8_0"], 40, 64)
     x = torch.randn(3, 64)
     found = compiled(packed, kernel).swiglu(x)
@@ -117,7 +117,7 @@ def test_gates_that_are_large_saturate(kernel: str):
 
 
 @pytest.mark.skipif(not can_pack(), reason="this build of torch has no oneDNN")
-def test_what_no_kernel_takes_is_multiplied_in_torch():
+def test_layouts_that_no_kernel_takes_are_multiplied_in_torch():
     layout = ALL["int8 by rows"]
     assert can_multiply(layout, 64)
     assert not can_multiply(layout, 47)

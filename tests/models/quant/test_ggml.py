@@ -1,4 +1,4 @@
-"""Whatever type of ggml's a matrix is stored in, we have exactly its numbers."""
+"""The numbers of every ggml type are exactly those of ggml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random quantised matrices are as large as plain ones, and the same from the same seed."""
+"""Random quantised numbers have the size of plain ones, and follow from the seed."""
 
 from __future__ import annotations
 

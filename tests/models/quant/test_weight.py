@@ -1,4 +1,6 @@
-"""Products with quantised matrices: as exact as float32 sums are, and a row's are its own."""
+"""Products with quantised matrices are as exact as float32 sums, and rows do not depend on each
+other.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def matrix(name: str, num_rows: int = 300, num_columns: int = 512) -> Packed:
 def weight(
     name: str, ops: TorchOps, dtype: torch.dtype = torch.float32
 ) -> tuple[EmbeddingTable, Tensor]:
-    """It, and its numbers in float64."""
+    """A weight, and its numbers in float64."""
     packed = matrix(name)
     numbers = dequantise(packed).double()
     return ops.quantised(packed, dtype), numbers
@@ -116,6 +118,6 @@ def test_no_more_than_a_slice_is_float32_at_once(monkeypatch: pytest.MonkeyPatch
     assert max(sizes) <= SLICE_NUMBERS
 
 
-def test_columns_that_no_layout_has_are_told():
+def test_columns_that_no_layout_takes_are_refused():
     assert "multiple of 32" in ENCODINGS["Q4_0"].fault_of(48)
     assert not QuantEncoding("int8", 8, None, None, "fp32", codes="int8").fault_of(47)

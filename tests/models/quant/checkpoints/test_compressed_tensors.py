@@ -1,4 +1,4 @@
-"""The numbers of what compressed-tensors has written are those that it reads back itself."""
+"""Numbers written by compressed-tensors are those that the library reads back."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_numbers_are_those_of_its_own_way_back(case: str):
     config, (tensors, _) = CASES[case]
     scheme = QuantizationScheme(targets=["Linear"], weights=arguments(case))
     given = dict(tensors)
-    if given["weight_scale"].dtype == torch.bfloat16:  # else it would round to that
+    if given["weight_scale"].dtype == torch.bfloat16:  # otherwise it would round to that dtype
         given["weight_scale"] = given["weight_scale"].float()
     found = BaseCompressor.get_value_from_registry(config["format"]).decompress(given, scheme)
     assert torch.equal(ours(case), found["weight"].float())

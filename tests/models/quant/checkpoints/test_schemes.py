@@ -1,4 +1,4 @@
-"""A quantised module of a checkpoint has the numbers that its format says, bit by bit."""
+"""Quantised modules of checkpoints have the numbers that their format defines, bit by bit."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ CASES = {
 
 
 def find(config: dict[str, Any], tensors: dict[str, torch.Tensor]):
-    """(what is found, the tensors by their whole names)."""
+    """(the matrix that was found, the tensors by full name)."""
     named = {f"{MODULE}.{name}": tensor for name, tensor in tensors.items()}
     infos = {name: TensorInfo(DTYPES[t.dtype], tuple(t.shape)) for name, t in named.items()}
     scheme = scheme_of({"quantization_config": config})
@@ -129,7 +129,10 @@ def test_the_configuration_of_a_wrapper_counts_and_so_does_that_of_its_part():
         ),
         ({"quant_method": ["awq"]}, "quant_method = ['awq'] is not supported"),
         ("awq", "quantization_config = 'awq': expected a JSON object"),
-        ({"quant_method": "awq", "bits": 3, "group_size": 64}, ".bits = 3 is not supported; expected 4"),
+        (
+            {"quant_method": "awq", "bits": 3, "group_size": 64},
+            ".bits = 3 is not supported; expected 4",
+        ),
         ({"quant_method": "awq", "bits": 4, "group_size": 7}, ".group_size = 7 is not supported"),
         (
             {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"},
@@ -189,7 +192,7 @@ def test_columns_in_another_order_are_refused():
         ("fp8 matrix", {"weight_scale": None}, "is stored as F8_E4M3, and has no scale"),
     ],
 )
-def test_tensors_that_do_not_fit_are_told(case: str, change, words: str):
+def test_tensors_that_do_not_fit_are_refused(case: str, change, words: str):
     config, (tensors, _) = CASES[case]
     changed = {name: t for name, t in (tensors | change).items() if t is not None}
     with pytest.raises(ModelError) as caught:
