@@ -1,4 +1,4 @@
-"""Small nodes, as header and buffers, for the tests of the disk tier."""
+"""Small nodes as encoded files, for the tests of the disk tier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's file is plain safetensors, and its header is believed only where all of it fits."""
+"""A node's file is plain safetensors, and its header is trusted only if all of it fits."""
 
 import json
 from dataclasses import replace
@@ -195,7 +195,7 @@ def test_weights_of_some_model_are_foreign() -> None:
         ('{"__metadata__":{"header_xxh3_128":"0"}}', "does not match the header"),
     ],
 )
-def test_a_header_that_is_none_is_damage(text: str, words: str) -> None:
+def test_an_invalid_header_is_damage(text: str, words: str) -> None:
     with pytest.raises(CorruptNode, match=words):
         decode(raw_file(text))
 

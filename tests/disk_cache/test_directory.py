@@ -1,4 +1,4 @@
-"""What a scan takes, what it removes and what it leaves; what the quarantine holds."""
+"""What a scan lists, removes and leaves alone; what the quarantine holds."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ async def test_the_quarantine_keeps_the_newest_only(tier: DiskTier, path: Path) 
 async def test_a_directory_named_as_a_node_does_not_fill_the_quarantine(
     tier: DiskTier, path: Path
 ) -> None:
-    """It cannot be removed as a file is, and what lies in it may be somebody's."""
+    """It cannot be removed like a file, and its content may be a user's."""
     for _ in range(3):
         path.mkdir()
         (path / "a file").write_text("kept")
@@ -50,7 +50,7 @@ async def test_a_directory_named_as_a_node_does_not_fill_the_quarantine(
     assert sum(entry.is_dir() for entry in found) == 3
 
 
-async def test_a_sparse_file_that_claims_to_be_huge_is_set_aside_unread(
+async def test_a_sparse_file_that_claims_to_be_huge_is_quarantined_unread(
     tier: DiskTier, path: Path
 ) -> None:
     path.write_bytes(file_of(contents_of()))
@@ -59,7 +59,7 @@ async def test_a_sparse_file_that_claims_to_be_huge_is_set_aside_unread(
     assert (scan.nodes, len(quarantined(path.parent))) == ((), 1)
 
 
-async def test_a_scan_finds_what_is_there_by_header_and_age(tier: DiskTier, path: Path) -> None:
+async def test_a_scan_finds_nodes_by_header_and_age(tier: DiskTier, path: Path) -> None:
     await tier.write(node(contents_of()))
     os.utime(path, (1000, 1000))
     (found,) = (await tier.scan()).nodes
@@ -100,13 +100,13 @@ async def test_a_scan_leaves_unknown_files_alone(tier: DiskTier, directory: Path
     assert (directory.parent / "notes" / "today").exists()
 
 
-async def test_a_scan_sets_damaged_headers_aside(tier: DiskTier, path: Path) -> None:
+async def test_a_scan_quarantines_damaged_headers(tier: DiskTier, path: Path) -> None:
     path.write_bytes(file_of(contents_of())[:-1])
     assert (await tier.scan()).nodes == ()
     assert len(quarantined(path.parent)) == 1
 
 
-async def test_a_scan_removes_what_the_dead_left_and_the_old(
+async def test_a_scan_removes_old_and_abandoned_temporary_files(
     tier: DiskTier, directory: Path
 ) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])

@@ -1,4 +1,4 @@
-"""What the disk tier gives back is what was written, or a miss that says why."""
+"""The disk tier returns what was written, or a miss that says why."""
 
 import asyncio
 import errno
@@ -54,7 +54,7 @@ async def test_tensors_of_any_sizes_are_read_as_written(sizes: list[int]) -> Non
             assert as_bytes(await tier.read(KEY)) == contents
 
 
-async def test_nobody_else_may_look(tmp_path: Path, path: Path) -> None:
+async def test_only_the_owner_may_read(tmp_path: Path, path: Path) -> None:
     async with tier_of(tmp_path / "new" / "cache") as tier:
         await tier.write(node(contents_of()))
     found = {stat.S_IMODE(entry.stat().st_mode) for entry in (tmp_path / "new").rglob("*")}
@@ -133,7 +133,7 @@ async def test_a_disk_that_hangs_is_a_miss_that_keeps_the_file(
     assert path.exists()
 
 
-async def test_whoever_asks_may_have_less_patience(
+async def test_a_caller_may_set_a_shorter_timeout(
     tmp_path: Path, path: Path, until: threading.Event
 ) -> None:
     files = FaultyFiles(hanging(until), before="open")
@@ -145,7 +145,7 @@ async def test_whoever_asks_may_have_less_patience(
         until.set()
 
 
-async def test_while_a_read_hangs_nobody_waits_for_another_one(
+async def test_while_a_read_hangs_no_other_is_tried(
     tmp_path: Path, path: Path, until: threading.Event
 ) -> None:
     files = FaultyFiles(until.wait, before="open")
@@ -202,7 +202,7 @@ async def test_nodes_are_read_in_several_threads(tmp_path: Path) -> None:
     assert [as_bytes(each) for each in found] == [contents_of(1, shapes)] * len(keys)
 
 
-async def test_what_cannot_be_removed_is_told(tier: DiskTier, path: Path) -> None:
+async def test_a_failed_removal_is_reported(tier: DiskTier, path: Path) -> None:
     path.mkdir()
     assert not await tier.remove(KEY)
     assert path.name in tier.degraded and str(path.parents[1]) not in tier.degraded
@@ -237,7 +237,7 @@ async def test_a_write_that_succeeds_ends_the_degraded_state(tmp_path: Path) -> 
         assert as_bytes(await tier.read(KEY)) == contents_of()
 
 
-async def test_reads_that_fail_are_told_whatever_is_written_meanwhile(tmp_path: Path) -> None:
+async def test_failed_reads_are_reported_whatever_is_written_meanwhile(tmp_path: Path) -> None:
     faults = [failing(errno.EIO), failing(errno.EIO)]
     files = FaultyFiles(lambda: faults and faults.pop()(), before="open")
     async with tier_of(tmp_path, files) as tier:
@@ -251,7 +251,7 @@ async def test_reads_that_fail_are_told_whatever_is_written_meanwhile(tmp_path: 
         assert tier.degraded == ""
 
 
-async def test_a_name_that_could_not_be_synced_is_written_but_told(tmp_path: Path) -> None:
+async def test_a_name_that_could_not_be_synced_is_written_but_reported(tmp_path: Path) -> None:
     files = FaultyFiles(failing(errno.EIO), before="sync_directory")
     async with tier_of(tmp_path, files) as tier:
         result = await tier.write(node(contents_of()))
@@ -267,9 +267,7 @@ async def test_free_space_that_must_stay_is_not_written_to(tmp_path: Path, path:
     assert not path.exists()
 
 
-async def test_no_more_waits_to_be_written_than_allowed(
-    tmp_path: Path, until: threading.Event
-) -> None:
+async def test_pending_writes_are_bounded(tmp_path: Path, until: threading.Event) -> None:
     files = FaultyFiles(hanging(until), before="create")
     async with tier_of(tmp_path, files, max_pending_bytes=1) as tier, asyncio.TaskGroup() as group:
         first = group.create_task(tier.write(node(contents_of())))
@@ -281,7 +279,7 @@ async def test_no_more_waits_to_be_written_than_allowed(
 
 
 @pytest.mark.parametrize("step", STEPS)
-async def test_a_write_that_takes_too_long_is_given_up_and_leaves_no_temporary(
+async def test_a_write_that_takes_too_long_is_abandoned_and_leaves_no_temporary(
     tmp_path: Path, directory: Path, step: str, until: threading.Event
 ) -> None:
     files = FaultyFiles(hanging(until), before=step)
@@ -350,7 +348,7 @@ async def test_counters_say_what_was_done(tier: DiskTier, path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "words"), [(None, ""), (OSError("EIO"), "EIO"), (ValueError("given up"), "")]
 )
-async def test_the_first_that_comes_back_ends_it(fault, words):
+async def test_the_first_read_that_returns_ends_a_hang(fault, words):
     heard: list[str] = []
     hung = HungReads(heard.append)
     calls: list[asyncio.Future] = [asyncio.get_running_loop().create_future() for _ in range(2)]

@@ -51,7 +51,7 @@ def damages(draw: st.DrawFn) -> bytes:
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(damages())
-async def test_damage_anywhere_is_a_miss_and_is_set_aside(content: bytes) -> None:
+async def test_damage_anywhere_is_a_miss_and_is_quarantined(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as root:
         async with tier_of(Path(root)) as tier:
             (Path(root) / NAMESPACE / f"{KEY}.safetensors").write_bytes(content)
@@ -133,7 +133,7 @@ def put_directory(path: Path) -> None:
 
 
 @pytest.mark.parametrize("put", [put_link, put_directory, os.mkfifo], ids=["link", "dir", "fifo"])
-async def test_what_is_no_regular_file_is_set_aside_and_not_followed(
+async def test_what_is_not_a_regular_file_is_quarantined_and_not_followed(
     tier: DiskTier, path: Path, put
 ) -> None:
     put(path)
@@ -149,7 +149,7 @@ def in_state(content: bytes) -> bytes:
     return flip(content, content.index(contents_of()["ls1_delta.2"]))
 
 
-async def test_damage_in_the_end_is_seen_by_who_reads_it(tier: DiskTier, path: Path) -> None:
+async def test_damage_in_the_end_is_seen_when_it_is_read(tier: DiskTier, path: Path) -> None:
     path.write_bytes(in_state(file_of(contents_of())))
     found = await tier.read(KEY, with_end=False)
     assert as_bytes(found) == {name: contents_of()[name] for name in found.tensors}

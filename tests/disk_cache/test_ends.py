@@ -69,7 +69,7 @@ async def test_an_end_is_added_without_a_byte_of_the_rows(
     assert NodePart.STATE in (await tier.read(KEY)).parts
 
 
-async def test_without_the_end_its_file_is_not_looked_at(tier: DiskTier, end_path: Path) -> None:
+async def test_without_the_end_its_file_is_not_opened(tier: DiskTier, end_path: Path) -> None:
     await put(tier, *Half)
     end_path.write_bytes(b"damaged")
     found = await tier.read(KEY, with_end=False)
@@ -77,14 +77,14 @@ async def test_without_the_end_its_file_is_not_looked_at(tier: DiskTier, end_pat
     assert end_path.exists()
 
 
-async def test_a_file_that_holds_both_is_read_as_ever(tier: DiskTier, path: Path) -> None:
+async def test_a_file_that_holds_rows_and_end_is_still_read(tier: DiskTier, path: Path) -> None:
     path.write_bytes(file_of(contents_of()))
     assert as_bytes(await tier.read(KEY)) == contents_of()
     (found,) = (await tier.scan()).nodes
     assert (found.end_file_bytes, NodePart.STATE in found.parts) == (0, True)
 
 
-async def test_and_a_newer_end_beside_it_is_the_one_that_counts(tier: DiskTier, path: Path) -> None:
+async def test_a_newer_end_beside_it_takes_precedence(tier: DiskTier, path: Path) -> None:
     path.write_bytes(file_of(contents_of(0)))
     newer = {name: contents_of(1)[name] for name in END}
     await tier.write(end_of(newer))
@@ -115,7 +115,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-async def test_a_damaged_end_is_set_aside_and_the_rows_are_good(
+async def test_a_damaged_end_is_quarantined_and_the_rows_are_good(
     tier: DiskTier, path: Path, end_path: Path, kind: str
 ) -> None:
     await put(tier, *Half)

@@ -1,4 +1,4 @@
-"""Memory and directories, as the operating system gives them."""
+"""Memory, directories and threaded files."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def test_memory_is_zero_writable_and_begins_on_a_page() -> None:
     assert ctypes.addressof(ctypes.c_char.from_buffer(memory)) % 4096 == 0
 
 
-def test_memory_that_there_is_not_is_refused_as_such() -> None:
+def test_too_much_memory_is_refused() -> None:
     with pytest.raises(MemoryError, match="bytes: "):
         allocate(1 << 62)
 
 
-def test_what_a_directory_holds_is_told_by_name(tmp_path: Path) -> None:
+def test_directory_entries_are_sorted_by_name(tmp_path: Path) -> None:
     for name in "bca":
         (tmp_path / name).touch()
     assert [entry.name for entry in FileSystem().entries(tmp_path)] == ["a", "b", "c"]
@@ -89,7 +89,7 @@ async def test_a_disk_that_never_answers_does_not_hold_up_closing(until: threadi
     assert not until.is_set()
 
 
-async def test_what_follows_a_file_happens_though_it_could_not_be_opened(tmp_path: Path) -> None:
+async def test_a_file_that_could_not_be_opened_is_discarded(tmp_path: Path) -> None:
     threads, discarded = FileThreads(), threading.Event()
     with pytest.raises(FileNotFoundError):
         async with ThreadedFile(threads, lambda: FileIO(tmp_path / "no", "rb"), discarded.set):

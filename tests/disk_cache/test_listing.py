@@ -1,4 +1,4 @@
-"""A scan tells what is there and what changed since, and opens nothing twice."""
+"""A scan reports what is there and what changed, and opens nothing twice."""
 
 import errno
 import os
@@ -34,7 +34,7 @@ def counting(opened: list[int], number: int | None = None) -> FaultyFiles:
     return FaultyFiles(fault, before="open")
 
 
-async def test_a_scan_tells_what_a_node_holds(tier: DiskTier, path: Path) -> None:
+async def test_a_scan_reports_what_a_node_holds(tier: DiskTier, path: Path) -> None:
     await put(tier, KEY)
     (found,) = (await tier.scan()).nodes
     assert found.tokens == pack_tokens(contents_of()["tokens"])
@@ -43,7 +43,7 @@ async def test_a_scan_tells_what_a_node_holds(tier: DiskTier, path: Path) -> Non
     assert found.span_bytes + found.end_bytes == found.num_bytes == path.stat().st_size
 
 
-async def test_a_scan_tells_what_others_added_and_removed(tmp_path: Path) -> None:
+async def test_a_scan_reports_what_others_added_and_removed(tmp_path: Path) -> None:
     async with tier_of(tmp_path) as one, tier_of(tmp_path) as two:
         await put(two, KEY)
         scan = await one.scan()
@@ -65,7 +65,7 @@ async def test_a_node_that_holds_something_else_now_is_added_again(tier: DiskTie
     assert NodePart.STATE not in scan.added[0].parts
 
 
-async def test_what_is_known_is_not_opened_again(tmp_path: Path, path: Path) -> None:
+async def test_known_files_are_not_opened_again(tmp_path: Path, path: Path) -> None:
     opened: list[int] = []
     async with tier_of(tmp_path, counting(opened)) as tier:
         await put(tier, KEY)
@@ -77,7 +77,7 @@ async def test_what_is_known_is_not_opened_again(tmp_path: Path, path: Path) -> 
         assert (len(opened), scan.added, scan.nodes[0].last_used_s) == (2, (), 1000)
 
 
-async def test_what_cannot_be_looked_at_now_stays(
+async def test_unreadable_files_stay_listed(
     tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = counting([], errno.EMFILE)
@@ -144,7 +144,7 @@ def placed(key: str, parent: str, begin: int, end: int) -> NodeMeta:
     return NodeMeta(NAMESPACE, key, 1, 0.0, metadata)
 
 
-def test_nodes_that_lead_in_a_circle_are_misplaced() -> None:
+def test_nodes_on_a_cycle_are_misplaced() -> None:
     sound = [placed("aa", "", 0, 64), placed("bb", "aa", 64, 128), placed("cc", "gone", 64, 128)]
     assert misplaced(sound) == set()
     circle = [placed("dd", "ee", 64, 128), placed("ee", "dd", 128, 192)]

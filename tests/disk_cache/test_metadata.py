@@ -1,4 +1,4 @@
-"""What a node says of itself survives being written as strings."""
+"""A node's metadata survives being written as strings."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from tests.disk_cache.node_files import METADATA
     "change",
     [{}, {"generated": False}, {"turn_end": True}, {"begin": 0, "parent": ""}, {"split": (0,)}],
 )
-def test_strings_say_all_of_it(change) -> None:
+def test_metadata_survives_as_strings(change) -> None:
     metadata = replace(METADATA, **change)
     strings = to_strings(metadata)
     assert strings.keys() == FIELDS

@@ -1,9 +1,9 @@
-"""A disk is at fault until each kind of work that failed has succeeded."""
+"""A disk is degraded until each kind of work that failed has succeeded."""
 
 from luceasync.disk_cache.outcomes import Faults
 
 
-def test_one_kind_of_work_does_not_excuse_another() -> None:
+def test_success_of_one_kind_of_work_clears_no_other_fault() -> None:
     faults = Faults()
     assert str(faults) == ""
     faults.tell("read", "it does not read")

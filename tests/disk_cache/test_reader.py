@@ -1,4 +1,4 @@
-"""As much of a file is read as is wanted, and none of that is believed unchecked."""
+"""Only as much of a file is read as is needed, and nothing is returned unchecked."""
 
 import gc
 import weakref
@@ -101,7 +101,7 @@ def test_tokens_are_read_alone_wherever_the_header_ends(path: Path, tier: object
 
 
 @pytest.mark.parametrize("shapes", [SHAPES, LONG], ids=["short", "long"])
-def test_damaged_tokens_are_seen_by_who_reads_them_alone(path: Path, tier, shapes) -> None:
+def test_damaged_tokens_are_seen_when_read_alone(path: Path, tier, shapes) -> None:
     num_tokens = shapes["tokens"][1][0]
     content = bytearray(file_of(contents_of(0, shapes), shapes, end=64 + num_tokens))
     path.write_bytes(content)
@@ -112,7 +112,7 @@ def test_damaged_tokens_are_seen_by_who_reads_them_alone(path: Path, tier, shape
         read_tokens(FileSystem(), path, NAMESPACE, END_KINDS)
 
 
-def test_a_read_ends_soon_after_it_was_given_up(path: Path, tier: object) -> None:
+def test_a_read_ends_soon_after_it_was_cancelled(path: Path, tier: object) -> None:
     path.write_bytes(file_of(contents_of(0, BIG_END), BIG_END))
     files = FaultyFiles(lambda: pytest.fail("went on"), before="readinto")
     with pytest.raises(ReadCancelled):

@@ -1,4 +1,4 @@
-"""A directory is looked after while servers run on it."""
+"""A cache directory is maintained while servers use it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def test_a_server_goes_on_after_its_directory_was_cleared(tmp_path: Path, 
     assert (await tier.write(node(contents_of()))).outcome == "written"
 
 
-async def test_damage_is_set_aside_where_the_quarantine_was_cleared(
+async def test_damage_is_quarantined_after_the_quarantine_was_cleared(
     tmp_path: Path, tier: DiskTier, path: Path
 ) -> None:
     await tier.write(node(contents_of()))
@@ -67,7 +67,7 @@ def test_a_node_removed_meanwhile_is_gone(tmp_path: Path) -> None:
     assert Upkeep(tmp_path).remove(NAMESPACE, KEY) == 0
 
 
-def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected an existing directory"):
         Upkeep(tmp_path / "none")
 
@@ -100,14 +100,14 @@ def placed(key: str, parent: str, begin: int, end: int, used_s: float = 9) -> No
     return NodeMeta("n", key, 10, used_s, own)
 
 
-def test_files_that_lead_in_a_circle_go_first() -> None:
+def test_files_on_a_cycle_go_first() -> None:
     circle = [placed("a", "b", 64, 128), placed("b", "a", 128, 192), placed("c", "c", 64, 128)]
     nodes = [*circle, meta("root", "", 1)]
     assert set(pruned(nodes, budget_bytes=10)) == {"a", "b", "c"}
     assert pruned(nodes, budget_bytes=0)[-1] == "root"
 
 
-def test_a_node_of_another_schema_is_needed_by_nobody() -> None:
+def test_a_node_of_another_schema_has_no_children() -> None:
     nodes = [NodeMeta("n", "old", 10, 1), meta("root", "", 2)]
     assert pruned(nodes, budget_bytes=10) == ["old"]
 

@@ -1,4 +1,4 @@
-"""Disk tiers for tests, and what one sees of them from outside."""
+"""Disk tiers for tests, and what can be seen of them from outside."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class LateTicket:
     def wait(self) -> None:
         if self.error is not None:
             raise self.error
-        assert self.is_done, "somebody waits for copies that never arrive"
+        assert self.is_done, "waiting for copies that never arrive"
 
     def when_done(self, call: Callback) -> None:
         if self.is_done:

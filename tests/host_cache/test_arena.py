@@ -1,4 +1,4 @@
-"""Memory whose pages are there: regions apart from each other, back with their last view."""
+"""Memory with its pages ahead of use: separate regions, freed with their last view."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def resident_bytes() -> int:
     return psutil.Process().memory_info().rss
 
 
-def test_warm_memory_has_its_pages_before_they_are_asked_for():
+def test_warm_memory_has_its_pages_ahead_of_use():
     before = resident_bytes()
     warm = WarmMemory(4 * PIECE_BYTES, capacity_bytes=4 * PIECE_BYTES)
     assert warm.wait(30)
@@ -95,7 +95,7 @@ def test_what_does_not_fit_the_warm_part_lies_beside_it(warm: WarmMemory):
     assert "8388608 bytes beside it" in repr(warm)
 
 
-def test_free_pages_go_back_where_they_would_come_on_top_of_what_is_allowed(warm: WarmMemory):
+def test_free_pages_are_returned_if_they_would_exceed_the_capacity(warm: WarmMemory):
     prepared = resident_bytes()
     held = [np.frombuffer(warm.allocate(5 * PIECE_BYTES // 2), np.uint8)]
     held[0][:] = 1
@@ -106,7 +106,7 @@ def test_free_pages_go_back_where_they_would_come_on_top_of_what_is_allowed(warm
     assert held[0].all()
 
 
-def test_what_lay_beside_the_warm_part_and_is_gone_counts_no_more(warm: WarmMemory):
+def test_freed_memory_beside_the_warm_part_is_not_counted(warm: WarmMemory):
     for _ in range(3):
         warm.allocate(5 * PIECE_BYTES // 2)
     assert f"{5 * PIECE_BYTES // 2} bytes beside it" in repr(warm)
@@ -153,7 +153,7 @@ def test_beside_spare_memory_more_waits_for_a_quiet_moment():
     arena.close()
 
 
-def test_who_finds_no_room_makes_it_grow_though_nothing_is_quiet():
+def test_a_refused_allocation_makes_it_grow_at_once():
     arena = Arena(CAPACITY_BYTES, NotedLock(), PIECE_BYTES, threading.Event(), PIECE_BYTES)
     assert not arena.wait(0.3)
     with pytest.raises(MemoryError):
@@ -187,7 +187,7 @@ def test_regions_lie_in_locked_pages_side_by_side(arena: Arena):
         lambda region: torch.frombuffer(region, dtype=torch.uint8)[4:].numpy()[3:].data,
     ],
 )
-def test_a_region_comes_back_with_its_last_view(arena: Arena, view):
+def test_a_region_is_freed_with_its_last_view(arena: Arena, view):
     last = view(arena.allocate(100))
     assert arena.free_bytes == CAPACITY_BYTES - ALIGNMENT_BYTES
     del last
@@ -215,7 +215,7 @@ def test_if_nothing_can_be_pinned_there_is_no_arena():
         Arena(CAPACITY_BYTES, NotedLock(PIECE_BYTES - 1), slab_bytes=PIECE_BYTES)
 
 
-def test_after_closing_it_gives_nothing_and_what_it_gave_stays():
+def test_a_closed_arena_allocates_nothing_and_its_regions_stay():
     arena = Arena(PIECE_BYTES, NotedLock())
     region = arena.allocate(64)
     region[:] = bytes(range(64))
@@ -227,7 +227,7 @@ def test_after_closing_it_gives_nothing_and_what_it_gave_stays():
     assert bytes(region) == bytes(range(64))
 
 
-def test_pages_that_are_given_up_are_those_of_nobody(arena: Arena):
+def test_returned_pages_are_unused_ones(arena: Arena):
     first, second, third = (np.frombuffer(arena.allocate(4096), np.uint8) for _ in range(3))
     first[:], second[:], third[:] = 1, 2, 3
     del second
@@ -245,7 +245,7 @@ def shared() -> Iterator[tuple[int, mmap.mmap]]:
     os.close(fd)
 
 
-def test_memory_that_others_map_is_given_out_at_offsets_that_mean_the_same_to_them(shared):
+def test_shared_memory_has_the_same_offsets_in_every_process(shared):
     fd, mapping = shared
     pages = NotedLock()
     arena = Arena(CAPACITY_BYTES, pages, slab_bytes=PIECE_BYTES, mapping=mapping)
@@ -328,7 +328,7 @@ def test_threads_never_hold_the_same_bytes(arena: Arena):
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_holes_are_what_was_given_and_not_taken(data: st.DataObject):
+def test_holes_are_what_was_freed_and_not_taken(data: st.DataObject):
     holes, free, taken = Holes(), set(), []
     holes.give(0, 40)
     free.update(range(40))
@@ -352,7 +352,7 @@ def test_holes_are_what_was_given_and_not_taken(data: st.DataObject):
 
 
 @pytest.mark.parametrize("twice", [(2, 6), (5, 12), (0, 3)])
-def test_what_is_free_already_is_not_given(twice: tuple[int, int]):
+def test_free_bytes_cannot_be_freed_again(twice: tuple[int, int]):
     holes = Holes()
     holes.give(2, 8)
     with pytest.raises(AssertionError, match="free already"):
@@ -366,7 +366,7 @@ def test_plain_memory_is_a_page_aligned_region_of_that_size(num_bytes: int):
     assert address_of(region) % ALIGNMENT_BYTES == 0
 
 
-def test_plain_memory_goes_back_with_its_last_view():
+def test_plain_memory_is_freed_with_its_last_view():
     region = PlainMemory().allocate(1 << 20)
     mapping = weakref.ref(region.obj)
     tensor = torch.frombuffer(region, dtype=torch.uint8)[100:200]

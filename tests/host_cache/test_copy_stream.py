@@ -1,4 +1,4 @@
-"""How copies are cut; what needs a GPU is in tests/pipeline/test_nodes_gpu.py."""
+"""How copies are cut and awaited; what needs a GPU is in tests/pipeline/test_nodes_gpu.py."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ def test_small_copies_share_a_batch():
     assert [len(batch) for batch in batches([(small, small)] * 100)] == [100]
 
 
-def test_who_waits_for_a_device_learns_when_it_is_over():
+def test_a_wait_for_a_device_ends_when_it_is_over():
     answers = itertools.chain([False, False], itertools.repeat(True))
     wait_for(lambda: next(answers), "copies")
     assert next(answers) is True
 
 
-def test_a_device_that_never_ends_is_a_timeout_in_words(monkeypatch: pytest.MonkeyPatch):
+def test_a_device_that_never_ends_is_a_timeout(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(copy_stream, "COPY_TIMEOUT_S", 0.01)
     with pytest.raises(TimeoutError, match=r"^the last copies: not over within 0\.01 s$"):
         wait_for(lambda: False, "the last copies")
 
 
-def test_copies_that_nobody_queues_are_a_timeout_in_words(monkeypatch: pytest.MonkeyPatch):
+def test_copies_that_are_never_queued_are_a_timeout(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(copy_stream, "COPY_TIMEOUT_S", 0.01)
     with pytest.raises(TimeoutError, match=r"not begun and queued within 0\.01 s"):
         CopyJob(1, [], [], lambda number: None).synchronize()
@@ -90,7 +90,7 @@ class Copies:
             raise self._error
 
 
-def test_each_is_told_after_it_is_over_also_where_it_has_failed():
+def test_each_callback_runs_after_its_copies_even_if_they_fail():
     arrivals, told = CopyWaiter("test"), []
     copies = [Copies(), Copies(OSError("the device is gone")), Copies()]
     for i, one in enumerate(copies):
@@ -102,7 +102,7 @@ def test_each_is_told_after_it_is_over_also_where_it_has_failed():
     assert told == [0, 1, 2]
 
 
-def test_another_thread_tells():
+def test_callbacks_run_in_another_thread():
     arrivals, threads, copies = CopyWaiter("test"), [], Copies()
     arrivals.tell(copies, lambda: threads.append(threading.current_thread().name))
     copies.is_over.set()
@@ -111,7 +111,7 @@ def test_another_thread_tells():
     assert threads == ["test"]
 
 
-def test_what_has_arrived_is_told_at_once():
+def test_a_done_ticket_calls_back_at_once():
     told: list[int] = []
     ticket = DoneTicket()
     ticket.when_done(lambda: told.append(1))
@@ -120,7 +120,7 @@ def test_what_has_arrived_is_told_at_once():
 
 
 @pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
-def test_several_are_told_once_when_the_last_has_arrived(order):
+def test_joined_tickets_call_back_once_when_the_last_has_arrived(order):
     tickets, told = [LateTicket() for _ in range(3)], []
     both = joined([*tickets, DoneTicket()])
     both.when_done(lambda: told.append(1))
@@ -130,7 +130,7 @@ def test_several_are_told_once_when_the_last_has_arrived(order):
     assert both.is_done and told == [1]
 
 
-def test_an_error_of_one_is_raised_where_somebody_waits_for_all():
+def test_an_error_of_one_ticket_is_raised_by_the_joined_one():
     good, bad = LateTicket(), LateTicket()
     both = joined([good, bad])
     good.arrive()
@@ -140,5 +140,5 @@ def test_an_error_of_one_is_raised_where_somebody_waits_for_all():
         both.wait()
 
 
-def test_of_nothing_nobody_has_to_wait():
+def test_no_tickets_joined_are_done():
     assert joined([]).is_done

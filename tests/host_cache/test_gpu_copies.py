@@ -1,4 +1,4 @@
-"""Rows between pages and host memory: where they go, and before what, on any device."""
+"""Copies of rows between pages and host memory, and their order, on any device."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def copies(request: pytest.FixtureRequest):
     made.copies.close()
 
 
-def test_rows_of_a_span_come_out_of_pages_anywhere_and_leave_the_others(copies):
-    """Tokens of absent chunks are filled in by somebody else."""
+def test_rows_of_a_span_are_saved_from_pages_anywhere(copies):
+    """Rows of absent chunks are filled in by AbsentRows."""
     num_rows = 140
     shapes = copies.cache.row_shapes(num_rows)
     region = copies.region(total_bytes(shapes.values()))
@@ -127,7 +127,7 @@ def test_what_is_listed_after_it_was_paged_in_is_there(copies):
 
 
 def test_a_lane_that_begins_anew_comes_after_what_was_paged_in(copies):
-    """Its pages were promised to chunks that nobody wants any more."""
+    """Its pages were reserved for chunks that are no longer wanted."""
     shapes = copies.cache.row_shapes(64)
     tensors = {key: torch.full(shape, torch.nan) for key, (shape, _) in shapes.items()}
     if copies.on_gpu:

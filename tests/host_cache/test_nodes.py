@@ -97,7 +97,7 @@ def test_a_node_is_what_the_lane_holds(order, ends, dtype):
 @pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.permutations(range(NUM_PAGES)), st.sets(st.integers(1, 256), min_size=1, max_size=4))
-def test_a_chain_is_put_into_another_lane_and_touches_no_other(order, cuts):
+def test_a_chain_is_restored_into_a_lane_and_touches_no_other(order, cuts):
     cache = make_cache(order=order)
     store, ends = make_store(cache), sorted(cuts)
     expected = lane_tensors(cache, 0, 0, ends[-1])
@@ -142,7 +142,7 @@ def test_a_chain_that_gives_no_whole_lane_is_our_own_bug(nodes, num_tokens: int,
         store.restore(1, nodes, num_tokens)
 
 
-def test_the_state_goes_alone():
+def test_the_state_can_be_dropped_alone():
     cache = make_cache()
     store = make_store(cache)
     store.save(0, "n", Span(0, 70, True))
@@ -163,7 +163,7 @@ def test_a_save_takes_the_bytes_that_were_announced(with_state: bool):
 
 
 @pytest.mark.parametrize("num_regions", [0, 1])
-def test_without_room_nothing_is_kept(num_regions: int):
+def test_without_room_nothing_is_saved(num_regions: int):
     store = make_store(make_cache(), NotedMemory(num_regions))
     with pytest.raises(MemoryError):
         store.save(0, "n", Span(0, 70, True))
@@ -184,7 +184,7 @@ def test_a_node_that_comes_back_with_its_state_replaces_the_one_without():
     }
 
 
-def test_numbers_that_are_not_in_one_piece_are_refused():
+def test_tensors_that_are_not_contiguous_are_refused():
     cache = make_cache()
     store = make_store(cache)
     store.save(0, "n", Span(0, 70, True))

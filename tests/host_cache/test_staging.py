@@ -164,7 +164,7 @@ def test_a_gpu_has_the_same_blocks(is_held_up: bool):
     staging = StreamStaging(cache, BLOCK)
     for place in (next(staging._places) for _ in range(2)):
         place.bytes.fill_(255)  # NaN, whatever it is read as
-    torch.cuda.synchronize()  # the staging does not know that somebody else has written there
+    torch.cuda.synchronize()  # the staging does not know of this write
     if is_held_up:
         with torch.cuda.stream(staging._stream):
             torch.cuda._sleep(200_000_000)

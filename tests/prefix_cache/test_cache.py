@@ -1,4 +1,4 @@
-"""What is taken up, what is kept, and who waits for what."""
+"""What is restored, what is saved, and which prompts wait for what."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def state_ends(bench: Bench) -> list[int]:
     return sorted(end for end, has_state in bench.ends("disk").items() if has_state)
 
 
-# --- taken up ---------------------------------------------------------------------------------
+# --- restored ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("recurrent", [True, False])
@@ -40,7 +40,7 @@ def test_a_prompt_that_was_run_is_not_run_again(recurrent: bool):
 
 
 @pytest.mark.parametrize("recurrent", [True, False])
-def test_the_next_turn_runs_its_own_tokens_alone(recurrent: bool):
+def test_the_next_turn_runs_only_its_own_tokens(recurrent: bool):
     bench = Bench(recurrent=recurrent)
     lease = bench.lease(PROMPT)
     bench.start(lease)
@@ -49,19 +49,19 @@ def test_the_next_turn_runs_its_own_tokens_alone(recurrent: bool):
     assert bench.serve([*lease.sequence, 7, 7]) == len(lease.sequence)
 
 
-def test_attention_takes_up_a_part_of_a_node():
+def test_attention_restores_part_of_a_node():
     bench = Bench(recurrent=False)
     bench.serve(PROMPT)
     assert bench.serve([*PROMPT[:200], 7]) == 192
 
 
-def test_a_recurrent_model_takes_up_the_first_turn_that_two_chats_share():
+def test_a_recurrent_model_restores_the_first_turn_that_two_chats_share():
     bench = Bench()
     bench.serve([*PROMPT, *[5] * 100], 300)
     assert bench.serve([*PROMPT, *[6] * 100], 300) == 300
 
 
-def test_tenants_never_take_up_each_others():
+def test_tenants_never_restore_each_others_nodes():
     bench, other = served(Bench(), num_generated=0), tenant_key("other")
     assert bench.serve(PROMPT, tenant=other) == 0
     bench.disk.deliver_all(bench.prefixes)
@@ -70,10 +70,10 @@ def test_tenants_never_take_up_each_others():
     assert after.serve(PROMPT, tenant=other) == after.serve(PROMPT) == len(PROMPT)
 
 
-# --- kept on disk -----------------------------------------------------------------------------
+# --- written to disk --------------------------------------------------------------------------
 
 
-def test_two_states_a_turn_go_to_disk_and_that_of_the_first_turn():
+def test_each_turn_writes_two_states_and_the_first_turn_one_more():
     bench, prompt = Bench(interval_tokens=64), [*PROMPT]
     ends = []
     for turn in range(4):
@@ -87,12 +87,12 @@ def test_two_states_a_turn_go_to_disk_and_that_of_the_first_turn():
     assert len(bench.ends("disk")) > len(ends) + 1  # the rows of all of them are there
 
 
-def test_the_prompts_end_is_written_whole_only_if_nothing_follows():
+def test_the_prompts_state_is_written_only_if_nothing_follows():
     assert len(PROMPT) not in state_ends(served(Bench(), num_generated=20))
     assert len(PROMPT) in state_ends(served(Bench(), num_generated=0))
 
 
-def test_or_if_what_follows_ends_with_a_stop_string_that_no_next_turn_holds():
+def test_it_is_written_if_the_answer_ends_with_a_stop_string():
     bench = Bench()
     lease = bench.lease(PROMPT)
     bench.prefill(lease, begin=bench.start(lease))
@@ -102,7 +102,7 @@ def test_or_if_what_follows_ends_with_a_stop_string_that_no_next_turn_holds():
     assert restarted(bench).serve([*PROMPT, *lease.sequence[len(PROMPT) : -3], 7]) == len(PROMPT)
 
 
-def test_or_if_it_was_asked_to_be_kept():
+def test_it_is_written_if_the_client_asked_to_cache_it():
     bench = Bench()
     bench.serve(PROMPT, num_generated=20, keep=True)
     bench.disk.deliver_all(bench.prefixes)
@@ -111,14 +111,14 @@ def test_or_if_it_was_asked_to_be_kept():
     assert after.target.num_run == 0
 
 
-def test_a_state_that_was_of_use_is_written():
+def test_a_state_that_was_restored_is_written():
     bench = served(Bench())
     bench.serve([*PROMPT, 7])
     bench.disk.deliver_all(bench.prefixes)
     assert len(PROMPT) in state_ends(bench)
 
 
-def test_but_not_a_few_tokens_behind_one_that_the_disk_has_or_is_to_have():
+def test_a_restored_state_is_not_written_a_few_tokens_after_one_on_the_disk():
     bench = Bench()
     lease = bench.lease(PROMPT, 100, 280)  # 20 tokens open the answer
     bench.prefill(lease, begin=bench.start(lease))
@@ -129,8 +129,8 @@ def test_but_not_a_few_tokens_behind_one_that_the_disk_has_or_is_to_have():
     assert state_ends(bench) == [100, 280, 320]
 
 
-def test_what_cannot_be_trusted_is_taken_up_by_nobody():
-    """Its logits are no numbers; what was there before stays."""
+def test_untrusted_nodes_are_never_restored():
+    """Its logits are NaN; what was there before stays."""
     bench = served(Bench(), 100, num_generated=0)
     lease = bench.lease([*PROMPT, *[7] * 200], 100)
     bench.prefill(lease, begin=bench.start(lease))
@@ -143,7 +143,7 @@ def test_what_cannot_be_trusted_is_taken_up_by_nobody():
     assert bench.serve([*PROMPT, *[7] * 200], 100) == len(PROMPT)
 
 
-def test_a_file_of_what_cannot_be_trusted_is_not_taken_for_what_is_kept_after_it():
+def test_the_file_of_an_untrusted_node_does_not_stand_for_the_next_one():
     bench = Bench(recurrent=False)
     lease = bench.lease(PROMPT)
     bench.start(lease)
@@ -158,7 +158,7 @@ def test_a_file_of_what_cannot_be_trusted_is_not_taken_for_what_is_kept_after_it
     assert restarted(bench).serve([*PROMPT, 7]) in (0, len(PROMPT))
 
 
-def test_without_a_disk_memory_serves():
+def test_it_works_without_a_disk():
     bench = Bench(disk_bytes=None)
     bench.serve(PROMPT, num_generated=9)
     assert bench.serve(PROMPT) == len(PROMPT)
@@ -183,7 +183,7 @@ def test_a_prefill_that_ends_at_a_cut_is_found_after_a_restart(num_run: int):
     assert restarted(bench).serve(prompt) == num_run
 
 
-def test_a_prompt_that_was_run_again_for_its_state_alone_has_it_then():
+def test_a_prompt_that_was_run_again_for_its_state_has_it_on_disk_then():
     bench = served(Bench())
     assert len(PROMPT) not in state_ends(bench)
     for found in (0, len(PROMPT)):
@@ -192,7 +192,7 @@ def test_a_prompt_that_was_run_again_for_its_state_alone_has_it_then():
         bench.disk.deliver_all(bench.prefixes)
 
 
-def test_a_turn_that_was_run_again_for_its_state_alone_has_it_then():
+def test_a_turn_that_was_run_again_for_its_state_has_it_on_disk_then():
     bench = served(Bench(), 100, 200)  # 300 tokens, the last turn is no opening
     assert 200 not in state_ends(bench)
     for found in (100, 200):
@@ -213,13 +213,13 @@ def test_a_long_prefill_writes_states_as_it_goes_a_tenth_of_its_rows_at_most():
     assert restarted(bench).serve(prompt) == max(written) >= 4480 - 1024 - 128
 
 
-# --- what opens the answer ------------------------------------------------------------------------
+# --- the opening of the answer ---------------------------------------------------------------------
 
 OPENER = len(PROMPT) - 6
 
 
 @pytest.mark.parametrize("recurrent", [True, False])
-def test_who_gives_the_answer_back_otherwise_goes_on_before_its_opening(recurrent: bool):
+def test_a_changed_answer_continues_before_its_opening(recurrent: bool):
     bench = served(Bench(recurrent=recurrent), 100, OPENER)
     after = restarted(bench)
     for other in (bench, after):
@@ -227,7 +227,7 @@ def test_who_gives_the_answer_back_otherwise_goes_on_before_its_opening(recurren
 
 
 @pytest.mark.parametrize("recurrent", [True, False])
-def test_and_who_gives_it_back_as_it_was_behind_it(recurrent: bool):
+def test_an_unchanged_answer_continues_behind_it(recurrent: bool):
     bench = Bench(recurrent=recurrent)
     lease = bench.lease(PROMPT, 100, OPENER)
     bench.prefill(lease, begin=bench.start(lease))
@@ -237,7 +237,7 @@ def test_and_who_gives_it_back_as_it_was_behind_it(recurrent: bool):
     assert restarted(bench).serve([*lease.sequence, 7], 100) == len(lease.sequence)
 
 
-def test_an_answer_that_cannot_come_back_is_worth_no_file():
+def test_an_answer_that_cannot_return_is_not_written():
     bench = Bench()
     lease = bench.lease(PROMPT, 100, OPENER, answer_returns=lambda generated: False)
     bench.prefill(lease, begin=bench.start(lease))
@@ -249,7 +249,7 @@ def test_an_answer_that_cannot_come_back_is_worth_no_file():
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_whether_it_can_is_asked_about_what_was_generated(is_kept: bool):
+def test_whether_an_answer_can_return_depends_on_what_was_generated(is_kept: bool):
     bench = Bench()
     asked: list[list[int]] = []
 
@@ -265,7 +265,7 @@ def test_whether_it_can_is_asked_about_what_was_generated(is_kept: bool):
     assert (len(PROMPT) + 20 in state_ends(bench)) == is_kept
 
 
-def test_where_nothing_opens_it_the_prompts_end_serves_instead():
+def test_without_an_opening_the_prompts_end_serves():
     bench = Bench()
     lease = bench.lease(PROMPT, answer_returns=lambda generated: False)
     bench.prefill(lease, begin=bench.start(lease))
@@ -275,7 +275,7 @@ def test_where_nothing_opens_it_the_prompts_end_serves_instead():
 
 
 @pytest.mark.parametrize("recurrent", [True, False])
-def test_the_opening_is_no_file_of_its_own(recurrent: bool):
+def test_the_opening_has_no_file_of_its_own(recurrent: bool):
     bench = served(Bench(recurrent=recurrent), OPENER)
     bench.serve(PROMPT, OPENER)  # from memory, to the last token
     bench.disk.deliver_all(bench.prefixes)
@@ -287,14 +287,14 @@ def test_the_opening_is_no_file_of_its_own(recurrent: bool):
 
 
 @pytest.mark.parametrize("recurrent", [True, False])
-def test_after_a_restart_the_files_serve(recurrent: bool):
+def test_files_are_restored_after_a_restart(recurrent: bool):
     bench = served(Bench(recurrent=recurrent), num_generated=0)
     after = restarted(bench)
     assert after.serve(PROMPT) == len(PROMPT)
     assert after.target.num_run == 0
 
 
-def test_who_waits_for_the_disk_gets_no_lane():
+def test_a_lease_that_waits_for_the_disk_gets_no_lane():
     after = restarted(served(Bench(), num_generated=0))
     lease = after.lease([*PROMPT, 7])
     assert not after.prefixes.prepare(lease, [])
@@ -304,7 +304,7 @@ def test_who_waits_for_the_disk_gets_no_lane():
     assert after.prefixes.prepare(lease, [])
 
 
-def test_two_that_want_the_same_node_read_it_once():
+def test_two_leases_read_the_same_node_once():
     after = restarted(served(Bench(), num_generated=0))
     first, second = after.lease(PROMPT), after.lease([*PROMPT, 7])
     for lease in (first, second):
@@ -315,7 +315,7 @@ def test_two_that_want_the_same_node_read_it_once():
 
 
 @pytest.mark.parametrize(("fault", "stays"), [(FAULT, True), (GONE, False)])
-def test_a_node_that_does_not_come_is_run_again(fault: Miss, stays: bool):
+def test_a_node_that_cannot_be_read_is_run_again(fault: Miss, stays: bool):
     after = restarted(served(Bench(), num_generated=0))
     num_files = len(after.disk.files)
     lease = after.lease(PROMPT)
@@ -351,7 +351,7 @@ def test_the_rest_of_a_chain_that_broke_is_used():
     assert after.start(lease) == 100
 
 
-def test_why_no_more_is_found_is_said():
+def test_the_miss_reason_is_reported():
     bench = Bench(memory_bytes=(len(PROMPT) - 20) * TOKEN_BYTES)
     bench.serve(PROMPT, 100, num_generated=0)
     lease = bench.lease(PROMPT, 100)
@@ -360,10 +360,10 @@ def test_why_no_more_is_found_is_said():
     bench.prefixes.release(lease)
     other = bench.lease([*PROMPT[:100], *(7 for _ in PROMPT[100:])], 100)
     assert bench.start(other) == 100
-    assert other.restore.miss_reason is None  # nobody has run more of it
+    assert other.restore.miss_reason is None  # no more of it was run
 
 
-def test_a_place_without_a_state_is_told_from_one_that_was_never_reached():
+def test_a_missing_state_is_distinguished_from_a_new_prompt():
     bench = Bench()
     bench.serve(PROMPT, 100)
     lease = bench.lease([*PROMPT[:-1], 7, 7], 100)
@@ -371,7 +371,7 @@ def test_a_place_without_a_state_is_told_from_one_that_was_never_reached():
     assert lease.restore.miss_reason == "no_state"
 
 
-def test_nothing_is_read_that_has_no_room():
+def test_nothing_is_read_without_room_in_memory():
     bench = served(Bench(), num_generated=0)
     num_bytes = len(PROMPT) * TOKEN_BYTES
     after = restarted(bench, memory_bytes=num_bytes - 1)
@@ -382,7 +382,7 @@ def test_nothing_is_read_that_has_no_room():
 
 
 def test_files_that_vanish_under_a_running_prompt_are_written_again():
-    """It was faster to run the prompt than to read it, so what it goes on from is on disk alone."""
+    """It was faster to run the prompt than to read it, so its parents are on disk alone."""
     after = restarted(served(Bench(), num_generated=0))
     lease = after.lease([*PROMPT, 7])
     lease.without_disk = True
@@ -400,7 +400,7 @@ def test_files_that_vanish_under_a_running_prompt_are_written_again():
 # --- at the same time -------------------------------------------------------------------------
 
 
-def test_the_second_of_two_that_are_equal_waits_for_the_first():
+def test_the_second_of_two_equal_prompts_waits_for_the_first():
     bench = Bench()
     first, second = bench.lease(PROMPT), bench.lease(PROMPT)
     bench.start(first, 0)
@@ -419,7 +419,7 @@ def test_it_waits_for_the_opening_of_the_answer_too():
     assert bench.start(second, 1) == len(PROMPT)
 
 
-def test_and_runs_the_prompt_itself_if_the_first_one_leaves():
+def test_it_runs_the_prompt_itself_if_the_first_one_leaves():
     bench = Bench()
     first, second = bench.lease(PROMPT), bench.lease(PROMPT)
     bench.start(first, 0)
@@ -428,14 +428,14 @@ def test_and_runs_the_prompt_itself_if_the_first_one_leaves():
     assert bench.start(second, 1) == 64
 
 
-def test_who_shares_less_than_a_chunk_does_not_wait():
+def test_a_prompt_that_shares_less_than_a_chunk_does_not_wait():
     bench = Bench()
     first, second = bench.lease(PROMPT), bench.lease([*PROMPT[:40], *[7] * 300])
     bench.start(first, 0)
     assert bench.prefixes.prepare(second, [first])
 
 
-def test_the_status_counts_what_happened():
+def test_the_status_counts_saves_restores_and_misses():
     bench = served(Bench())
     bench.serve(PROMPT)
     status = bench.prefixes.status

@@ -1,4 +1,4 @@
-"""Which of the prompts of one name are the conversation, and for how long that counts."""
+"""Which prompts of a name are its main line, how long that counts, and that it outlives titles."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HELPER = list(range(5000, 6000))
 
 
 class Talks(Conversations):
-    """Turns of tokens, of which the end names what is kept."""
+    """Turns of tokens, whose ends name their nodes."""
 
     def turn(self, tokens, *, name=CHAT, now_s=0.0) -> None:
         turn = ConversationTurn(name, len(tokens))
@@ -47,7 +47,7 @@ def begun(talks: Talks) -> Talks:
     return talks
 
 
-def test_what_goes_on_is_claimed_and_what_is_asked_once_is_not(talks):
+def test_a_continued_prompt_is_claimed_and_a_single_one_is_not(talks):
     talks.turn(MAIN[:100])
     assert talks.claims(0.0) == []
     talks.turn(HELPER[:50])
@@ -55,7 +55,7 @@ def test_what_goes_on_is_claimed_and_what_is_asked_once_is_not(talks):
     assert talks.claims(0.0) == [(end_of(MAIN[:200]),)]
 
 
-def test_to_be_asked_the_same_again_is_not_to_go_on(talks):
+def test_repeating_a_prompt_does_not_continue_it(talks):
     talks.turn(MAIN[:100])
     talks.turn(MAIN[:100])
     assert talks.claims(0.0) == []
@@ -69,14 +69,14 @@ def test_the_claim_moves_with_the_turns_and_newer_conversations_come_first(talks
     assert talks.claims(0.0) == [(end_of(MAIN[:300]),), (end_of(MAIN[:60]),)]
 
 
-def test_a_helper_that_goes_on_too_is_not_the_main_line(talks):
+def test_a_second_line_that_goes_on_is_not_the_main_one(talks):
     begun(talks)
     for num_tokens in range(10, 100, 10):
         talks.turn(HELPER[:num_tokens])
     assert talks.claims(0.0) == [(end_of(MAIN[:200]),)]
 
 
-def test_until_the_main_one_was_left(talks):
+def test_it_becomes_the_main_one_once_that_was_left(talks):
     begun(talks)
     for num_tokens in range(10, 10 * (MAX_MISSED_TURNS + 4), 10):
         talks.turn(HELPER[:num_tokens])
@@ -85,19 +85,19 @@ def test_until_the_main_one_was_left(talks):
     assert talks.claims(0.0) == [(end_of(MAIN[:300]),)]
 
 
-def test_titles_are_no_turns_that_it_misses(talks):
+def test_titles_do_not_count_as_missed_turns(talks):
     begun(talks)
     for begin in range(2000, 2000 + 10 * MAX_MISSED_TURNS):
         talks.turn(range(begin, begin + 50))
     assert talks.claims(0.0) == [(end_of(MAIN[:200]),)]
 
 
-def test_whoever_says_the_last_turn_otherwise_goes_on_from_the_one_before(talks):
+def test_a_changed_last_turn_continues_the_one_before(talks):
     begun(talks).turn([*MAIN[:150], *HELPER[:100]])
     assert talks.claims(0.0) == [(end_of(MAIN[:250]),)]
 
 
-def test_who_stands_beside_it_spares_it_and_its_own_turns_do_not(talks):
+def test_other_lines_spare_the_main_line_and_its_own_turns_do_not(talks):
     begun(talks)
     ends = (end_of(MAIN[:200]),)
     assert talks.line_of(CHAT, array("i", HELPER)) == (False, ends)
@@ -120,7 +120,7 @@ def test_a_claim_expires(talks):
     assert talks.claims(CLAIM_S) and not talks.claims(CLAIM_S + 1)
 
 
-def test_it_expires_too_where_the_clock_was_set_back(talks):
+def test_a_claim_expires_if_the_clock_was_set_back(talks):
     talks.turn(MAIN[:100], now_s=9e9)
     talks.turn(MAIN[:200], now_s=9e9)
     assert talks.claims(0.0) == []
@@ -142,7 +142,7 @@ MEMORY_BYTES = 20_000  # the whole conversation takes half of it, the titles of 
 
 
 class Client:
-    """Sends prompts that end with what opens the answer, by a name or without one."""
+    """Sends prompts that end with the opening of an answer, with a name or without."""
 
     def __init__(self, bench: Bench, word: str) -> None:
         self._bench, self._word = bench, word
@@ -181,26 +181,26 @@ def hits(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recurrent", [True, False])
-def test_thirty_titles_a_turn_leave_it_what_it_goes_on_from(recurrent: bool):
+def test_thirty_titles_a_turn_leave_the_conversation_its_nodes(recurrent: bool):
     found = hits("chat", recurrent=recurrent)
-    assert all(found[2:]), found  # before the second turn nobody knows that it goes on
+    assert all(found[2:]), found  # before the second turn it is not known to go on
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("recurrent", "most"), [(True, NUM_TURNS - 3), (False, 1)])
-def test_of_clients_that_name_nothing_the_titles_take_it(recurrent: bool, most: int):
+def test_without_names_titles_evict_the_conversation(recurrent: bool, most: int):
     assert sum(hits("", recurrent=recurrent)) <= most
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recurrent", [True, False])
-def test_others_make_it_go_last_too(recurrent: bool):
+def test_other_clients_evict_the_conversation_last(recurrent: bool):
     found = hits("chat", recurrent=recurrent, other="")
     assert all(found[2:]), found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recurrent", [True, False])
-def test_where_it_takes_nearly_all_of_memory_titles_are_not_kept(recurrent: bool):
+def test_titles_are_not_saved_if_the_conversation_takes_nearly_all_of_memory(recurrent: bool):
     found = hits("chat", recurrent=recurrent, memory_bytes=8_600)
     assert all(found[2:]), found

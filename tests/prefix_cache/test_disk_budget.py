@@ -1,4 +1,4 @@
-"""The budget of the directory bounds what lies there at any time, by a writer of real files."""
+"""The budget of the directory bounds what lies there at any time, with real files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def serving(files: Watched, **how) -> AsyncIterator[tuple[Bench, DiskTier]
 
 
 async def settled(bench: Bench) -> None:
-    """All is written that is going to be."""
+    """Write all that is queued."""
     async with asyncio.timeout(DEADLINE_S):
         while len(bench.prefixes._write_back) or bench.disk._jobs._unfinished_tasks:
             bench.prefixes.hand_over()
@@ -108,7 +108,7 @@ async def test_states_inside_a_conversation_go_before_its_rows(tmp_path) -> None
     async with serving(Watched(tmp_path)) as (bench, _):
         await chat(bench, 0, 16, is_settled=True)
         ends = bench.ends("disk")
-    assert len(list(tmp_path.glob("*/*.safetensors"))) == len(ends) > 16  # no row went
+    assert len(list(tmp_path.glob("*/*.safetensors"))) == len(ends) > 16  # no rows were removed
     held = [has_state for _, has_state in sorted(ends.items())]
     assert held[-2:] == [True, True]  # the tip of the conversation, and where it is opened
     assert not all(held)

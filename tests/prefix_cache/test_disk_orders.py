@@ -1,4 +1,4 @@
-"""The disk of a server that has none."""
+"""The disk of a server without a cache directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def test_what_was_never_written_is_never_read():
         NoDisk().read([ReadOrder(b"k", with_end=True)])
 
 
-def test_there_is_nothing_to_remove_touch_or_set_aside():
+def test_there_is_nothing_to_remove_touch_or_quarantine():
     disk = NoDisk()
     disk.remove([b"k"])
     disk.touch([b"k"])

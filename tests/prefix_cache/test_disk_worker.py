@@ -27,7 +27,7 @@ DEADLINE_S = 20.0
 
 
 class Heard:
-    """What the engine's thread is told."""
+    """Records what the engine's thread is told."""
 
     def __init__(self) -> None:
         self.fetches: list = []
@@ -62,7 +62,7 @@ def half_of(node: HalfNode, half: Half) -> HalfNode:
 
 
 def outcomes(node: HalfNode, *are_there: bool) -> list:
-    """What is told of its files."""
+    """What the disk reports of its files."""
     return [(node.key, half, is_there) for half, is_there in zip(Half, are_there, strict=True)]
 
 
@@ -129,10 +129,10 @@ async def test_the_span_comes_alone(tmp_path):
         await until(lambda: heard.fetches)
     found = heard.fetches[0][1]
     assert found.tensors.keys() == {"tokens", "ls0_attn_k.0"}
-    assert found.file_parts is None  # nobody has looked at its end
+    assert found.file_parts is None  # its end was not opened
 
 
-async def test_a_new_server_hears_of_the_files(tmp_path):
+async def test_a_new_server_is_told_of_the_files(tmp_path):
     first = kept(1)
     second = kept(2, first)
     async with serving(tmp_path) as (worker, _):
@@ -149,7 +149,7 @@ async def test_a_new_server_hears_of_the_files(tmp_path):
     assert node.has_logits
 
 
-async def test_what_is_written_is_held_no_longer(tmp_path):
+async def test_written_nodes_are_released(tmp_path):
     node = kept(1)
     rows = weakref.ref(node.tensors["ls0_attn_k.0"])
     async with serving(tmp_path) as (worker, heard):
@@ -170,7 +170,7 @@ async def test_nodes_are_written_in_order_however_large(tmp_path):
     assert [half for _, half, _ in heard.writes] == [*Half] * len(nodes)
 
 
-async def test_a_fault_is_told_and_does_not_end_the_work(tmp_path):
+async def test_a_fault_is_reported_and_does_not_end_the_work(tmp_path):
     node = kept(1)
     async with serving(tmp_path, FaultyFiles(failing(5), before="rename")) as (worker, heard):
         write(worker, node)
@@ -181,7 +181,7 @@ async def test_a_fault_is_told_and_does_not_end_the_work(tmp_path):
     assert (key, miss.reason) == (node.key, MissReason.GONE)
 
 
-async def test_a_look_that_fails_does_not_end_the_work(tmp_path, monkeypatch):
+async def test_a_scan_that_fails_does_not_end_the_work(tmp_path, monkeypatch):
     looks: list[int] = []
 
     async def scan(self: DiskWorker, disk: object) -> None:
@@ -199,7 +199,7 @@ async def test_a_look_that_fails_does_not_end_the_work(tmp_path, monkeypatch):
     assert heard.writes == outcomes(node, True, True)
 
 
-async def test_a_disk_that_fails_for_now_is_a_passing_loss(tmp_path):
+async def test_a_passing_fault_of_the_disk_loses_nothing(tmp_path):
     node = kept(1, num_tokens=1 << 12)
     async with serving(tmp_path) as (worker, _):
         write(worker, node)
@@ -210,7 +210,7 @@ async def test_a_disk_that_fails_for_now_is_a_passing_loss(tmp_path):
     assert len(list(tmp_path.glob("*/*.safetensors"))) == 1
 
 
-async def test_an_order_that_cannot_be_done_is_told_as_such(tmp_path):
+async def test_an_order_that_fails_is_reported(tmp_path):
     node = kept(1)
     odd = replace(node, tensors={**node.tensors, "ls0_attn_v.0": torch.zeros(3, dtype=torch.bool)})
     async with serving(tmp_path) as (worker, heard):
@@ -221,7 +221,7 @@ async def test_an_order_that_cannot_be_done_is_told_as_such(tmp_path):
 
 
 @pytest.mark.parametrize("order", ["remove", "quarantine"])
-async def test_what_is_removed_or_set_aside_is_not_found_again(tmp_path, order: str):
+async def test_removed_and_quarantined_nodes_are_not_found_again(tmp_path, order: str):
     node = kept(1)
     async with serving(tmp_path) as (worker, _):
         write(worker, node)
@@ -233,7 +233,7 @@ async def test_what_is_removed_or_set_aside_is_not_found_again(tmp_path, order: 
     assert len(quarantined(directory)) == 2 * (order == "quarantine")
 
 
-async def test_a_node_that_is_not_there_is_gone(tmp_path):
+async def test_a_missing_node_is_gone(tmp_path):
     async with serving(tmp_path) as (worker, heard):
         worker.touch([kept(1).key])
         worker.read([ReadOrder(kept(1).key, with_end=True)])
@@ -242,7 +242,7 @@ async def test_a_node_that_is_not_there_is_gone(tmp_path):
     assert (key, miss.reason) == (kept(1).key, MissReason.GONE)
 
 
-async def test_a_node_that_begins_elsewhere_than_its_parent_ends_is_not_used(tmp_path):
+async def test_a_node_that_does_not_begin_where_its_parent_ends_is_ignored(tmp_path):
     first, second = kept(1), kept(2, num_tokens=32)
     third = replace(kept(3), parent=second.key, begin=64, end=128)
     async with serving(tmp_path) as (worker, _):

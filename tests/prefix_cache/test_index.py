@@ -1,4 +1,4 @@
-"""What is held for whom, and what goes when there is no room."""
+"""Which nodes are held for which tenant, and what is evicted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TENANT, OTHER = tenant_key("one"), tenant_key("two")
 
 
 class Body:
-    """Memory and disk alike: writes down what it is told."""
+    """Memory and disk at once: records its calls."""
 
     def __init__(self) -> None:
         self.dropped: list[str] = []
@@ -74,7 +74,7 @@ def needed(*nodes: Node, ends=()) -> Retention:
     return Retention({n.key for n in nodes}, {n.key for n in ends})
 
 
-def test_files_wait_for_the_tenant_whose_they_are(held):
+def test_files_wait_for_their_tenant(held):
     mine = node([1])
     held.files_changed([mine, node([1], tenant=OTHER)], [])
     assert [n.key for n in held.tree(TENANT)] == [mine.key]
@@ -88,7 +88,7 @@ def test_a_file_that_continues_a_known_node_is_found_later(held):
     assert len(list(held)) == 2
 
 
-def test_a_file_waits_for_what_it_continues(held):
+def test_a_file_waits_for_its_parent(held):
     root = node([1])
     leaf = node([2], root, saved_at_s=time.time())
     held.files_changed([leaf, node([7], tenant=OTHER)], [])
@@ -97,7 +97,7 @@ def test_a_file_waits_for_what_it_continues(held):
     assert {n.key for n in held.tree(TENANT)} == {root.key, leaf.key}
 
 
-def test_a_file_of_somebody_unknown_is_looked_at_once(held, monkeypatch):
+def test_a_file_of_an_unknown_tenant_is_checked_once(held, monkeypatch):
     hashed: list[int] = []
     monkeypatch.setattr(module, "node_key", lambda *node: hashed.append(1) or node_key(*node))
     held.tree(TENANT)
@@ -115,14 +115,14 @@ def test_a_file_that_is_not_what_its_name_says_changes_nothing(held):
     assert held.node(root.key) == root
 
 
-def test_a_file_that_was_replaced_holds_what_it_holds_now(held):
+def test_a_replaced_file_has_its_new_content(held):
     root = node([1])
     held.insert(TENANT, root)
     held.files_changed([replace(root, state_tiers=frozenset())], [])
     assert not held.node(root.key).has_state
 
 
-def test_what_cannot_be_reached_goes_with_what_it_continues(held, body):
+def test_descendants_go_with_a_node(held, body):
     first, second, third = chain(held, 3)
     held.insert(TENANT, replace(third, tiers=MEMORY, state_tiers=MEMORY))
     held.drop(first.key, "disk")
@@ -139,14 +139,14 @@ def test_a_node_that_another_tier_holds_stays(held, body):
     assert not body.removed
 
 
-def test_room_is_made_from_the_leaves_and_never_from_what_is_in_use(held, body):
+def test_leaves_are_evicted_and_never_nodes_in_use(held, body):
     nodes = chain(held, 9, tiers=MEMORY)
     assert held.make_room(100, needed(*nodes[7:8], ends=nodes))
     assert set(body.dropped) == {nodes[8].key}
     assert not held.make_room(300, needed(*nodes[7:8], ends=nodes))
 
 
-def test_room_is_made_of_states_that_are_not_needed(held, body):
+def test_states_that_are_not_needed_are_evicted(held, body):
     nodes = chain(held, 9, tiers=MEMORY)
     assert held.make_room(30, needed(nodes[8]))
     assert body.dropped == [] and nodes[8].key not in body.stateless
@@ -154,7 +154,7 @@ def test_room_is_made_of_states_that_are_not_needed(held, body):
     assert held.num_bytes("memory") <= 970
 
 
-def test_a_hole_is_made_by_evicting_more_unless_there_is_plenty_of_room(held):
+def test_more_is_evicted_for_a_hole_unless_there_is_plenty_of_room(held):
     nodes = chain(held, 5, tiers=MEMORY)  # 550 of 1000 bytes
     assert held.make_hole(300, needed(nodes[1], ends=nodes))
     assert [n.key for n in held] == [n.key for n in nodes[:2]]
@@ -162,7 +162,7 @@ def test_a_hole_is_made_by_evicting_more_unless_there_is_plenty_of_room(held):
     assert len(list(held)) == 2
 
 
-def test_more_than_there_can_be_is_refused_and_nothing_goes(held, body):
+def test_a_request_beyond_the_budget_evicts_nothing(held, body):
     chain(held, 9, tiers=MEMORY)
     assert not held.make_room(1001, needed())
     assert not body.dropped
@@ -212,7 +212,7 @@ NODE = NodeKey(b"n" * 32)
 TOKENS = array("i", range(3 * CHUNK_TOKENS))
 
 
-def test_who_goes_on_alike_is_told():
+def test_an_eviction_miss_is_found_by_its_first_tokens():
     misses = EvictionMisses()
     misses.add((TENANT, NODE), TOKENS)
     assert misses.matches((TENANT, NODE), TOKENS[: CHUNK_TOKENS + 1])
@@ -222,7 +222,7 @@ def test_who_goes_on_alike_is_told():
     assert not misses.matches((OTHER, NODE), TOKENS)
 
 
-def test_only_the_newest_places_are_known():
+def test_only_the_newest_eviction_misses_are_remembered():
     misses = EvictionMisses(max_entries=2)
     for tenant in (TENANT, OTHER, TENANT, b"x" * 32):
         misses.add((tenant, None), TOKENS)
@@ -231,7 +231,7 @@ def test_only_the_newest_places_are_known():
     assert not misses.matches((OTHER, None), TOKENS)
 
 
-def test_bytes_are_those_of_the_nodes_that_are_here():
+def test_bytes_count_the_ownerless_files():
     ownerless, first, second = OwnerlessFiles(), node([1]), node([2])
     for one in (first, second, replace(first, num_bytes=200)):
         ownerless.add(one)

@@ -1,4 +1,4 @@
-"""What a generation keeps of its prompt."""
+"""Where a prompt is cut and its chunks end: at turns, forks and marks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def planned(lease: Lease, begin: int = 0, *, recurrent: bool, interval_tokens=20
     return lease
 
 
-def test_a_recurrent_prompt_is_kept_where_chunks_end():
+def test_a_recurrent_prompt_is_saved_where_chunks_end():
     lease = planned(lease_of(range(1000), 100, 500, 990), recurrent=True, interval_tokens=300)
     assert lease.splits == (100, 500)
     assert lease.mark_within(768, 1000) == 990
@@ -52,7 +52,7 @@ def test_a_recurrent_prompt_is_kept_where_chunks_end():
 
 
 @pytest.mark.parametrize("recurrent", [True, False])
-def test_what_opens_the_answer_is_cut_off_even_right_after_what_is_known(recurrent: bool):
+def test_the_opening_is_cut_off_even_right_after_known_tokens(recurrent: bool):
     lease = planned(lease_of(range(1000), 100, 995), begin=990, recurrent=recurrent)
     assert [cut.end for cut in lease.cuts] == [995, 1000]
 
@@ -66,18 +66,18 @@ def test_the_state_is_taken_within_the_chunk_that_the_opening_is_in(begin, end, 
     assert lease.mark_within(begin, end) == mark
 
 
-def test_of_attention_no_state_is_taken():
+def test_attention_takes_no_state():
     lease = planned(lease_of(range(1000), 100, 995), recurrent=False)
     assert lease.mark_within(900, 1000) is None
 
 
 @pytest.mark.parametrize("recurrent", [True, False])
-def test_the_first_turn_is_kept_apart_however_short_the_question_is(recurrent: bool):
+def test_the_first_turn_is_a_node_however_short_the_question_is(recurrent: bool):
     lease = planned(lease_of(range(128), 100, 108), recurrent=recurrent)
     assert [cut.end for cut in lease.cuts] == [100, 108, 128]
 
 
-def test_attention_is_kept_at_the_turns_end_itself():
+def test_attention_is_cut_at_the_turns_end_itself():
     lease = planned(lease_of(range(1000), 500), recurrent=False)
     assert list(lease.cuts) == [
         PrefillCut(500, is_turn_end=True),
@@ -86,13 +86,13 @@ def test_attention_is_kept_at_the_turns_end_itself():
     assert lease.splits == ()
 
 
-def test_what_is_kept_already_is_not_kept_again():
+def test_saved_tokens_are_not_saved_again():
     lease = lease_of(range(1000), 500)
     lease.path_end = 600  # known, but run again
     assert [cut.end for cut in planned(lease, recurrent=False).cuts] == [1000]
 
 
-def test_where_it_parts_from_another_prompt_a_chunk_ends_and_a_state_is_kept():
+def test_where_prompts_part_a_chunk_ends_and_a_state_is_saved():
     lease = lease_of(range(2000), 980)
     lease.set_shared(700)
     planned(lease, recurrent=True)
@@ -100,7 +100,7 @@ def test_where_it_parts_from_another_prompt_a_chunk_ends_and_a_state_is_kept():
     assert PrefillCut(640, is_turn_end=True) in lease.cuts
 
 
-def test_attention_has_no_chunk_of_its_own_but_a_node_even_of_what_it_took_up():
+def test_where_prompts_part_attention_ends_a_node_but_no_chunk():
     lease = lease_of(range(2000), 980)
     lease.set_shared(700)
     planned(lease, begin=640, recurrent=False)
@@ -109,21 +109,21 @@ def test_attention_has_no_chunk_of_its_own_but_a_node_even_of_what_it_took_up():
 
 
 @pytest.mark.parametrize("recurrent", [True, False])
-def test_behind_its_tools_a_node_ends_whatever_was_run_before(recurrent: bool):
+def test_a_node_ends_behind_the_tools_whatever_was_run_before(recurrent: bool):
     lease = lease_of(range(2000), 980, tools_end=700)
     planned(lease, recurrent=recurrent, interval_tokens=4096)
     assert lease.splits == ((640, 980) if recurrent else ())
     assert lease.forks == (640,) and PrefillCut(640, is_turn_end=True) in lease.cuts
 
 
-def test_tools_that_are_known_are_not_kept_again_but_chunks_stay_the_same():
+def test_known_tools_are_not_saved_again_but_chunks_stay_the_same():
     lease = lease_of(range(2000), 980, tools_end=700)
     lease.path_end = 640
     assert planned(lease, recurrent=True).splits == (640, 980)
     assert lease.forks == () and min(cut.end for cut in lease.cuts) > 640
 
 
-def test_of_a_fork_right_behind_the_tools_one_state_is_kept():
+def test_a_fork_right_behind_the_tools_has_one_state():
     lease = lease_of(range(2000), 980, tools_end=700)
     lease.set_shared(730)
     assert planned(lease, recurrent=True).forks == (640,)
@@ -149,14 +149,14 @@ def writes_to_leases(source: str) -> list[str]:
 
 @pytest.mark.slow
 def test_a_lease_has_one_owner():
-    """Its tokens grow with the generation; all else is for the lease to write."""
+    """Its tokens grow with the generation; only the lease writes its other fields."""
     for path in sorted(PACKAGE.rglob("*.py")):
         found = writes_to_leases(path.read_text(encoding="utf-8"))
         assert set(found) <= {"self.lease.sequence"}, path
 
 
 @pytest.mark.parametrize("line", ["lease.path = []", "lease.awaited.discard(k)", "g.lease.x += 1"])
-def test_who_writes_into_a_lease_is_found(line: str):
+def test_an_assignment_to_a_lease_is_found(line: str):
     assert len(writes_to_leases(line)) == 1
 
 
@@ -187,7 +187,7 @@ def test_cuts_do_not_depend_on_where_prefill_began(num_tokens: int, chunk: int, 
     assert all(cut % chunk == 0 for cut in cuts[:-1])
 
 
-def test_chunks_end_at_multiples_whatever_was_taken_up():
+def test_chunks_end_at_multiples_whatever_was_restored():
     assert chunk_ends(0, 1000, 256) == [256, 512, 768, 1000]
     assert chunk_ends(300, 1000, 256) == [512, 768, 1000]
 
@@ -196,12 +196,12 @@ def test_a_turn_ends_a_chunk_and_the_next_multiple_stays():
     assert chunk_ends(0, 600, 256, splits=(100,)) == [100, 256, 512, 600]
 
 
-def test_turns_that_follow_each_other_closely_are_run_in_one():
+def test_short_turns_share_a_chunk():
     assert split_points([100, 120, 400], 1000, 512) == (100, 400)
 
 
 @pytest.mark.parametrize("opener", [996, 940])
-def test_what_opens_the_answer_is_run_with_what_is_before_it(opener: int):
+def test_the_opening_is_run_with_what_is_before_it(opener: int):
     assert split_points([opener], 1000, 512) == ()
     assert split_points([100, 800, opener], 1000, 512) == (100, 800)
 
@@ -235,7 +235,7 @@ def test_from_a_chunks_end_on_the_chunks_are_those_of_a_run_from_the_start(begin
     assert chunk_end(num_tokens - 1, num_tokens, 128, splits) == num_tokens
 
 
-def test_the_place_is_the_last_multiple_of_64_that_both_share():
+def test_a_fork_is_the_last_multiple_of_64_that_both_share():
     assert fork_of(5000, 5100, 4096, [], 256) == 4992
 
 
@@ -247,14 +247,14 @@ def test_the_place_is_the_last_multiple_of_64_that_both_share():
         (5000, 0, [4900, 5060]),  # a turn ends near
         (5000, 0, [4995]),  # or between the place and where they part
         (200, 0, []),  # little is shared at all
-        (0, 4096, []),  # what it goes on from has been forgotten since
+        (0, 4096, []),  # its ancestors were dropped since
     ],
 )
-def test_no_state_where_it_saves_little(num_shared, known_end, turns):
+def test_no_fork_where_a_state_saves_little(num_shared, known_end, turns):
     assert fork_of(num_shared, 5100, known_end, turns, 256) is None
 
 
-def test_a_turns_end_behind_the_place_does_not_serve_who_parts_there():
+def test_a_turns_end_behind_the_fork_does_not_replace_it():
     assert fork_of(5000, 5100, 4096, [5010], 256) == 4992
 
 
@@ -271,14 +271,14 @@ def test_behind_tools_that_are_long_enough_there_is_a_fork(tools_end, fork):
 
 
 @given(st.integers(0, 900), st.integers(1, 900), st.integers(0, 900), st.lists(st.integers(1, 900)))
-def test_it_lies_within_what_is_shared_and_run(num_shared, num_tokens, known_end, turns):
+def test_a_fork_lies_within_what_is_shared_and_run(num_shared, num_tokens, known_end, turns):
     fork = fork_of(num_shared, num_tokens, known_end, turns, 64)
     if fork is not None:
         assert known_end + 64 <= fork <= num_shared < num_tokens
         assert num_shared - fork < 64 and not any(fork - 64 < turn <= fork for turn in turns)
 
 
-# --- what comes of it ----------------------------------------------------------------------------
+# --- forks in use --------------------------------------------------------------------------------
 
 
 def parting(last: int, num_shared: int = 900) -> list[int]:
@@ -286,12 +286,12 @@ def parting(last: int, num_shared: int = 900) -> list[int]:
     return [*(PROMPT * 3)[:num_shared], *[last] * 100, *[7] * 40]
 
 
-def test_where_two_prompts_part_within_a_turn_the_third_goes_on():
+def test_a_third_prompt_continues_where_two_part_within_a_turn():
     bench = Bench()
     assert [bench.serve(parting(last), 1000) for last in (0, 5, 6)] == [0, 0, 896]
 
 
-def test_what_prompts_share_that_part_within_a_turn_is_written_twice_not_by_each_of_them():
+def test_what_prompts_share_within_a_turn_is_written_at_most_twice():
     bench, new_tokens = Bench(recurrent=False), []
     for last in (0, 5, 6, 8):
         before = {node.key for node in bench.index}
@@ -302,7 +302,7 @@ def test_what_prompts_share_that_part_within_a_turn_is_written_twice_not_by_each
     assert new_tokens == [1040, 1040, 144, 144]
 
 
-def test_it_does_so_after_a_restart_too():
+def test_a_third_prompt_continues_there_after_a_restart_too():
     bench = Bench()
     for last in (0, 5):
         bench.serve(parting(last), 1000)
@@ -318,12 +318,12 @@ def test_a_restart_between_them_hides_no_fork():
     assert [after.serve(parting(last), 1000) for last in (5, 6)] == [300, 896]
 
 
-def test_of_prompts_that_part_and_come_at_once_the_third_waits_for_the_second():
+def test_of_prompts_that_come_at_once_the_third_waits_for_the_second():
     bench = Bench()
     first, second, third = (bench.lease(parting(last), 1000) for last in (0, 5, 6))
     assert bench.prefixes.prepare(first, [])
     bench.prefixes.restore(first, 0)
-    assert bench.prefixes.prepare(second, [first])  # of what the first keeps nothing serves
+    assert bench.prefixes.prepare(second, [first])  # nothing that the first will save is of use
     bench.prefixes.restore(second, 1)
     assert not bench.prefixes.prepare(third, [first, second])
     bench.prefill(second, 1)
@@ -338,7 +338,7 @@ def test_prompts_that_share_little_leave_no_state_for_it():
 
 
 @pytest.mark.parametrize("recurrent", [True, False])
-def test_the_second_prompt_with_the_same_tools_goes_on_behind_them(recurrent: bool):
+def test_the_second_prompt_with_the_same_tools_continues_behind_them(recurrent: bool):
     bench = Bench(recurrent=recurrent)
     first, second = ([*PROMPT[:200], *[last] * 100] for last in (0, 5))
     bench.serve(first, 280, tools_end=200)
@@ -373,14 +373,14 @@ def places(*marks: int, begin: int = 0, opener: int | None = None, turns=(), min
         ((300, 400), (384,)),  # one in a chunk
         ((300, 700), (256, 640)),
         ((30,), ()),  # saves nothing
-        ((1600, 9999), ()),  # the prompt's end is kept anyway
+        ((1600, 9999), ()),  # the prompt's end is saved anyway
     ],
 )
 def test_a_place_is_shortly_before_its_mark(marks, expected):
     assert places(*marks) == expected
 
 
-def test_what_is_there_already_is_not_kept_again():
+def test_a_mark_near_a_saved_state_adds_none():
     assert places(300, begin=300) == () and places(700, begin=640) == ()
     assert places(300, turns=[250]) == ()
     assert places(300, turns=[350]) == (256,)

@@ -1,4 +1,4 @@
-"""What somebody waits for stays; the rest makes room."""
+"""What a lease waits for stays; the rest makes room."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.prefix_cache.token_target import STATE_BYTES, TOKEN_BYTES, Bench
 PROMPT = [1, 2, 3, 4] * 75
 
 
-def test_what_is_on_its_way_has_its_place():
+def test_nodes_on_their_way_reserve_memory():
     """Two prompts, and room for one: the second is run at once."""
     bench, other = Bench(), [5] * len(PROMPT)
     bench.serve(PROMPT, keep=True)

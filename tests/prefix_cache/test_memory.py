@@ -1,4 +1,4 @@
-"""Nodes by name: what is kept of a lane comes back as it was, or not at all."""
+"""A saved node is restored as it was, or not at all."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def memory(features: RowFeatures) -> MemoryNodes:
     return memory
 
 
-def test_the_size_of_a_node_is_told_apart_by_what_goes_with_its_end(memory):
+def test_a_nodes_size_separates_its_span_from_its_end(memory):
     size = memory.size(SPAN, with_logits=True, with_features=True)
     assert size == NodeSize(5 * (TOKEN_BYTES + 10), STATE_BYTES + 4 * VOCAB_SIZE)
 
 
-def test_kept_logits_are_a_copy(memory):
+def test_saved_logits_are_a_copy(memory):
     logits = torch.arange(8.0)
     memory.save(0, b"m", SPAN, logits, with_features=False)
     logits += 1
@@ -112,14 +112,14 @@ def test_a_dropped_state_takes_the_logits_with_it(memory):
         ("ls0_other.0", torch.zeros(1), "node"),
     ],
 )
-def test_what_is_not_the_nodes_is_refused_and_the_old_stays(memory, name, tensor, words):
+def test_tensors_of_another_node_are_refused_and_the_old_ones_stay(memory, name, tensor, words):
     tensors = memory.export(b"n", TOKEN_IDS, with_end=True)
     with pytest.raises(SnapshotMismatch, match=words):
         memory.adopt(b"n", SPAN, TOKEN_IDS, tensors | {name: tensor})
     assert memory.export(b"n", TOKEN_IDS, with_end=True).keys() == tensors.keys()
 
 
-def test_without_memory_for_features_nothing_is_kept(memory, features):
+def test_without_memory_for_features_nothing_is_saved(memory, features):
     features.is_full = True
     with pytest.raises(MemoryError):
         memory.save(0, b"m", SPAN, None, with_features=True)
@@ -149,7 +149,7 @@ def test_a_node_that_is_saved_without_features_has_none(memory, features):
     assert not features.export(b"n")
 
 
-def test_refused_memory_keeps_nothing(memory):
+def test_without_memory_nothing_is_saved(memory):
     memory._target.is_full = True
     with pytest.raises(MemoryError):
         memory.save(0, b"m", SPAN, None, with_features=True)

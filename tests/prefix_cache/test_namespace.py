@@ -1,4 +1,4 @@
-"""State is shared by models whose numbers are the same, and by no others."""
+"""State is shared by models with the same numbers, and by no others."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_an_entry_that_makes_no_sense_is_ignored(
     assert name_of(model_dir, cache_dir) == truth
 
 
-def test_nobody_else_may_read_the_memo(model_dir: Path, cache_dir: Path) -> None:
+def test_only_the_owner_may_read_the_memo(model_dir: Path, cache_dir: Path) -> None:
     name_of(model_dir, cache_dir)
     assert [entry.name for entry in cache_dir.iterdir()] == [MEMO]
     assert stat.S_IMODE((cache_dir / MEMO).stat().st_mode) == 0o600
@@ -157,7 +157,7 @@ def test_models_hashed_at_once_get_their_own_names(model_dir: Path, cache_dir: P
     json.loads((cache_dir / MEMO).read_text())
 
 
-def test_a_memo_that_cannot_be_written_is_told_and_no_fault(
+def test_a_memo_that_cannot_be_written_is_logged(
     model_dir: Path, cache_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache_dir.touch()
@@ -194,7 +194,7 @@ QWEN3 = {
     ("dtype", "expected"),
     [("bf16", "f4ea67d208814072ca6fae87381d1b80"), ("fp32", "83ded957d99ab44bde8432eb6a996845")],
 )
-def test_prefixes_that_were_kept_before_are_found(tmp_path: Path, dtype: str, expected: str):
+def test_namespaces_of_existing_caches_are_unchanged(tmp_path: Path, dtype: str, expected: str):
     (tmp_path / "config.json").write_text(json.dumps(QWEN3))
     (tmp_path / WEIGHTS).write_bytes(b"weights")
     assert name_of(tmp_path, dtype=dtype) == expected
@@ -204,7 +204,7 @@ def test_prefixes_that_were_kept_before_are_found(tmp_path: Path, dtype: str, ex
     ("dtype", "expected"),
     [("bf16", "817a44e608360b05b404c249926845a1"), ("fp32", "45aee61d344ad5205a4db832d2f958e8")],
 )
-def test_those_of_the_bundled_model_too(dtype: str, expected: str):
+def test_the_namespace_of_the_bundled_model_is_unchanged(dtype: str, expected: str):
     assert name_of(BUNDLED_MODEL_DIR, dtype=dtype) == expected
 
 

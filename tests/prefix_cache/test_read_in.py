@@ -1,4 +1,4 @@
-"""What memory takes of the nodes that come from the disk."""
+"""What memory adopts of the nodes that come from the disk."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def come(bench: Bench, *parts: NodePart, file_parts=WHOLE) -> Miss | None:
     return bench.prefixes._read_in.fetched(last(bench), found)
 
 
-def test_of_a_chain_only_the_last_node_is_read_with_its_end(bench):
+def test_only_the_last_node_of_a_chain_is_read_with_its_end(bench):
     lease = bench.lease(PROMPT)
     orders = bench.prefixes._read_in.orders(lease.match)
     assert [order.with_end for order in orders] == [False, True]
@@ -49,7 +49,7 @@ def test_of_a_chain_only_the_last_node_is_read_with_its_end(bench):
     assert bench.prefixes._read_in.num_bytes_of(orders) == expected
 
 
-def test_what_is_on_its_way_is_counted_and_not_read_again(bench):
+def test_a_node_on_its_way_is_counted_and_not_read_again(bench):
     read_in, order = bench.prefixes._read_in, ReadOrder(last(bench), with_end=True)
     read_in.begin([order])
     read_in.begin([order])
@@ -61,7 +61,7 @@ def test_what_is_on_its_way_is_counted_and_not_read_again(bench):
     assert bench.ends("memory") == {len(PROMPT): True}
 
 
-def test_what_a_prefill_has_kept_meanwhile_is_not_replaced_by_less(bench):
+def test_what_a_prefill_has_saved_meanwhile_is_not_replaced_by_less(bench):
     lease = bench.lease(PROMPT)
     lease.without_disk = True
     bench.start(lease)
@@ -79,14 +79,14 @@ def test_a_file_that_has_lost_its_end_is_known_to_have_none(bench):
     assert bench.serve(PROMPT) == 64
 
 
-def test_a_node_that_is_none_of_this_model_is_set_aside(bench):
+def test_a_node_of_another_model_is_quarantined(bench):
     key = last(bench)
     assert come(bench, NodePart.STATE).reason is MissReason.CORRUPT
     assert bench.disk.quarantined == [key]
     assert bench.serve(PROMPT) == 64
 
 
-def test_a_node_that_went_meanwhile_is_not_taken(bench):
+def test_a_node_that_was_dropped_meanwhile_is_not_adopted(bench):
     key, node = last(bench), bench.disk.files[last(bench)]
     bench.prefixes.files_changed([], [key])
     result = FetchedNode(node.tensors, WHOLE, WHOLE, 1)
@@ -94,7 +94,7 @@ def test_a_node_that_went_meanwhile_is_not_taken(bench):
     assert not bench.ends("memory")
 
 
-def test_a_node_with_other_tokens_is_set_aside(bench):
+def test_a_node_with_other_tokens_is_quarantined(bench):
     node = bench.disk.files[last(bench)]
     other = {**node.tensors, "tokens": node.tensors["tokens"] + 1}
     bench.disk.files[node.key] = replace(node, tensors=other)
@@ -102,7 +102,7 @@ def test_a_node_with_other_tokens_is_set_aside(bench):
     assert bench.disk.quarantined == [node.key]
 
 
-def test_what_comes_when_who_ordered_it_has_left_does_not_stay_beyond_the_budget(bench):
+def test_a_node_whose_lease_is_gone_does_not_stay_beyond_the_budget(bench):
     after = Bench(disk=bench.disk, memory_bytes=0, transit_bytes=2000)
     lease = after.lease(PROMPT)
     assert not after.prefixes.prepare(lease, [])

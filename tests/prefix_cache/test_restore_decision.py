@@ -1,4 +1,4 @@
-"""Restored or run again: what is faster, and what there is room for."""
+"""Restored or run again: what is faster, what fits, and what other prefills will save."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_what_was_not_measured_yet_is_restored():
     assert bench.disk.reads
 
 
-def test_a_slow_disk_is_not_asked_and_thought_faster_next_time():
+def test_a_slow_disk_is_not_read_and_assumed_faster_next_time():
     bench = on_disk()
     decision = bench.prefixes._decision
     decision.rates = SLOW_DISK
@@ -66,7 +66,7 @@ def test_what_memory_holds_needs_no_room(monkeypatch):
     assert (lease.match.num_tokens, lease.fault) == (len(PROMPT), None)
 
 
-def test_a_disk_that_could_not_give_a_node_is_not_asked_again_for_this_lease():
+def test_a_lease_does_not_read_again_from_a_disk_that_failed():
     bench = on_disk()
     lease = bench.lease(PROMPT)
     assert not bench.prefixes.prepare(lease, [])
@@ -88,7 +88,7 @@ def test_a_prompt_is_looked_up_again_only_when_its_tree_has_changed():
 
 
 @pytest.mark.parametrize("is_slow", [False, True])
-def test_what_is_known_is_not_kept_again_though_it_is_run(is_slow: bool):
+def test_known_tokens_are_not_saved_again_though_they_are_run(is_slow: bool):
     bench = on_disk()
     if is_slow:
         bench.prefixes._decision.rates = SLOW_DISK
@@ -112,22 +112,22 @@ def planned(lease: Lease, *, recurrent: bool) -> Lease:
     ("prompt", "recurrent", "expected"),
     [
         (range(1000), True, 1000),  # the same one: its logits come too
-        ([*range(600), *range(5000, 5100)], True, 500),  # a state is only where it is kept
+        ([*range(600), *range(5000, 5100)], True, 500),  # only where a state is saved
         ([*range(600), *range(5000, 5100)], False, 576),  # attention has all whole chunks
         (range(5000, 5100), False, 0),
     ],
 )
-def test_who_shares_a_prompt_that_runs_waits_for_what_it_will_keep(prompt, recurrent, expected):
+def test_a_prompt_waits_for_what_a_running_one_will_save(prompt, recurrent, expected):
     running = planned(lease_of(range(1000), 500), recurrent=recurrent)
     assert tokens_to_come(lease_of(prompt), running, recurrent=recurrent) == expected
 
 
-def test_nobody_waits_for_another_tenant():
+def test_no_prompt_waits_for_another_tenant():
     running = planned(lease_of(range(1000), tenant=OTHER), recurrent=True)
     assert tokens_to_come(lease_of(range(1000)), running, recurrent=True) == 0
 
 
-def test_nobody_waits_for_a_prompt_that_is_through():
+def test_no_prompt_waits_for_a_finished_prefill():
     running = planned(lease_of(range(1000)), recurrent=True)
     running.cuts.clear()
     assert tokens_to_come(lease_of(range(1000)), running, recurrent=True) == 0

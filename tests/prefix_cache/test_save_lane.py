@@ -1,4 +1,4 @@
-"""What becomes a node, and what does not for want of room."""
+"""What becomes a node, and what does not for lack of room."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.prefix_cache.token_target import Bench
 PROMPT = [1, 2, 3, 4] * 75
 
 
-def test_a_cancelled_prefill_keeps_what_it_has_done():
+def test_a_cancelled_prefill_saves_what_it_has_done():
     bench = Bench()
     lease = bench.lease(PROMPT)
     bench.start(lease)
@@ -19,12 +19,12 @@ def test_a_cancelled_prefill_keeps_what_it_has_done():
     assert bench.serve(PROMPT) == 128
 
 
-def test_what_fits_nowhere_is_not_kept_and_nobody_minds():
+def test_what_does_not_fit_is_not_saved():
     bench = Bench(memory_bytes=100)
     assert bench.serve(PROMPT) == bench.serve(PROMPT) == 0
 
 
-def test_refused_memory_keeps_nothing_and_loses_nothing():
+def test_without_memory_nothing_is_saved_or_lost():
     bench = Bench()
     bench.serve(PROMPT[:128])
     bench.target.is_full = True
@@ -33,7 +33,7 @@ def test_refused_memory_keeps_nothing_and_loses_nothing():
     assert bench.serve(PROMPT) == 128
 
 
-def test_free_memory_in_pieces_is_made_whole():
+def test_fragmented_memory_is_made_whole():
     bench = Bench(recurrent=False, memory_bytes=8000, disk_bytes=None)
     bench.target.memory = Holes()
     bench.target.memory.give(0, 8000)
@@ -46,8 +46,8 @@ def test_free_memory_in_pieces_is_made_whole():
     assert bench.serve([99] * 500) == 500
 
 
-def test_refused_memory_leaves_no_node_that_is_known_and_not_there():
-    """The turn's end was kept without logits, and is to be kept again with them."""
+def test_a_refused_save_leaves_no_node_in_the_index():
+    """The turn's end was saved without logits, and is to be saved again with them."""
     bench = Bench(disk_bytes=None)
     lease = bench.lease(PROMPT)
     bench.start(lease)
@@ -59,7 +59,7 @@ def test_refused_memory_leaves_no_node_that_is_known_and_not_there():
     assert bench.serve([*lease.sequence, 7]) == len(PROMPT)
 
 
-def test_thinned_states_do_not_come_back_wrong():
+def test_thinned_states_are_never_restored_wrong():
     bench = Bench(interval_tokens=64)
     bench.serve([1] * 1200)
     states = sorted(end for end, has_state in bench.ends("memory").items() if has_state)

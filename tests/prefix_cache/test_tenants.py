@@ -22,23 +22,23 @@ def tenants(tokenizer) -> Tenants:
     return Tenants(lambda: History(tokenizer))
 
 
-def test_a_tenant_is_the_same_as_long_as_it_asks(tenants):
+def test_a_tenant_is_the_same_object_while_it_sends_requests(tenants):
     first = tenants.get("first")
     for i in range(2 * MAX_TENANTS):
         tenants.get(f"other {i}")
         assert tenants.get("first") is first
 
 
-def test_who_has_not_asked_for_longest_is_forgotten(tenants):
+def test_the_least_recent_tenant_is_forgotten(tenants):
     first = tenants.get("first")
     for i in range(MAX_TENANTS):
         tenants.get(f"other {i}")
     again = tenants.get("first")
     assert again is not first
-    assert again.key == first.key  # what is kept for it is found all the same
+    assert again.key == first.key  # its nodes are found all the same
 
 
-def test_all_of_them_together_hold_a_bounded_number_of_ids(tenants, monkeypatch):
+def test_all_histories_together_are_bounded(tenants, monkeypatch):
     monkeypatch.setattr(module, "MAX_TOKENS_HELD", 100)
     for name in ("a", "b", "c"):
         tenants.get(name).history.remember(name, [1] * 40, [2])
@@ -47,14 +47,14 @@ def test_all_of_them_together_hold_a_bounded_number_of_ids(tenants, monkeypatch)
     assert list(tenants._tenants) == ["b", "c"]
 
 
-def test_one_that_asks_alone_is_never_forgotten(tenants, monkeypatch):
+def test_a_single_tenant_is_never_forgotten(tenants, monkeypatch):
     monkeypatch.setattr(module, "MAX_TOKENS_HELD", 10)
     alone = tenants.get("alone")
     alone.history.remember("text", [1] * 40, [2])
     assert tenants.get("alone") is alone
 
 
-def test_one_history_cannot_take_up_everything(tokenizer):
+def test_one_history_cannot_take_all_the_room(tokenizer):
     assert 4 * History(tokenizer)._max_tokens_held <= MAX_TOKENS_HELD
 
 
@@ -75,7 +75,7 @@ def node_of(tokenizer, name: str, text: str, parent: Node | None = None, **field
     )
 
 
-def test_what_was_written_in_another_life_is_known_again(tenants, tokenizer):
+def test_answers_of_an_earlier_run_are_learned(tenants, tokenizer):
     prompt = node_of(tokenizer, "a", "What does os.getcwd do?")
     answer = node_of(tokenizer, "a", "Retu", prompt, is_generated=True)
     tenants.add_nodes([prompt, answer])
@@ -85,12 +85,12 @@ def test_what_was_written_in_another_life_is_known_again(tenants, tokenizer):
     assert tenants.get("b").history.recall(text).tolist() == tokenizer.encode(text)
 
 
-def test_a_prompt_that_was_kept_whole_is_known_again(tenants, tokenizer):
+def test_a_prompt_that_was_saved_whole_is_learned(tenants, tokenizer):
     tenants.add_nodes([node_of(tokenizer, "", "a prompt", is_prompt=True)])
     assert tenants.get("").history.num_tokens_held > 0
 
 
-def test_where_a_long_prompt_was_cut_nothing_is_learned(tenants, tokenizer):
+def test_a_cut_within_a_prompt_teaches_nothing(tenants, tokenizer):
     tenants.add_nodes([node_of(tokenizer, "", "in the midd")])
     assert tenants.get("").history.num_tokens_held == 0
 

@@ -1,4 +1,4 @@
-"""What reaches the disk, and in which order."""
+"""What is written to the disk, and in which order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def parents(bench: Bench) -> list[bytes | None]:
     return [bench.disk.files[key].parent for key in bench.disk.written]
 
 
-def test_what_a_node_continues_is_written_before_it():
+def test_a_parent_is_written_before_its_children():
     bench = bench_with_turns()
     bench.disk.deliver_all(bench.prefixes)
     there: set[bytes | None] = {None}
@@ -48,7 +48,7 @@ def test_a_node_is_written_when_it_has_arrived_in_host_memory():
     bench = bench_with_turns(is_late=True)
     bench.prefixes.hand_over()
     assert not bench.disk.jobs
-    assert not bench.prefixes.has_due_writes  # nobody has to ask again
+    assert not bench.prefixes.has_due_writes  # the ticket calls back
     bench.target.arrive()
     assert len(bench.disk.jobs) == MAX_WRITING
 
@@ -63,7 +63,7 @@ def test_a_server_that_ends_waits_for_nodes_on_their_way():
     assert len(bench.disk.written) == len(set(bench.disk.written))
 
 
-def test_a_busy_disk_is_asked_again_in_the_same_order():
+def test_writes_to_a_busy_disk_are_repeated_in_order():
     bench = bench_with_turns()
     bench.prefixes.hand_over()
     bench.disk.deliver(bench.prefixes, FAULT)
@@ -72,7 +72,7 @@ def test_a_busy_disk_is_asked_again_in_the_same_order():
         assert parent is None or parent in bench.disk.files, key
 
 
-def test_what_continues_a_node_that_could_not_be_written_is_not_written():
+def test_children_of_an_unwritten_node_are_not_written():
     bench = bench_with_turns(1)
     bench.prefixes.hand_over()
     bench.disk.deliver(bench.prefixes, DISK_IS_FULL)
@@ -81,7 +81,7 @@ def test_what_continues_a_node_that_could_not_be_written_is_not_written():
     assert not bench.ends("disk")
 
 
-def test_and_the_next_turn_writes_both():
+def test_the_next_turn_writes_both():
     bench = bench_with_turns(1)
     bench.prefixes.hand_over()
     bench.disk.deliver(bench.prefixes, DISK_IS_FULL)
@@ -92,7 +92,7 @@ def test_and_the_next_turn_writes_both():
 
 
 @pytest.mark.parametrize("num_tokens", [255, 256])
-def test_what_is_too_short_for_a_file_waits_for_what_continues_it(num_tokens: int):
+def test_a_node_too_short_for_a_file_waits_for_its_children(num_tokens: int):
     bench = Bench(min_disk_tokens=256)
     bench.serve([1] * 200, num_generated=4)
     assert not bench.prefixes.has_due_writes
@@ -103,7 +103,7 @@ def test_what_is_too_short_for_a_file_waits_for_what_continues_it(num_tokens: in
         assert min(bench.ends("disk")) == CHUNK_TOKENS or 200 in bench.ends("disk")
 
 
-def test_a_node_that_the_disk_has_lost_is_written_again_for_those_that_continue_it():
+def test_a_lost_file_is_written_again_for_its_children():
     bench = bench_with_turns()
     bench.disk.deliver_all(bench.prefixes)
     first = bench.disk.written[0]
@@ -113,7 +113,7 @@ def test_a_node_that_the_disk_has_lost_is_written_again_for_those_that_continue_
     assert first in bench.disk.files
 
 
-def test_a_leaf_that_the_disk_has_lost_is_not():
+def test_a_lost_leaf_is_not_written_again():
     bench = bench_with_turns(1)
     bench.disk.deliver_all(bench.prefixes)
     leaf = bench.disk.written[-1]
@@ -122,7 +122,7 @@ def test_a_leaf_that_the_disk_has_lost_is_not():
     assert not bench.prefixes.has_due_writes
 
 
-def test_a_file_whose_node_went_while_it_was_written_is_removed():
+def test_the_file_of_a_node_dropped_while_it_was_written_is_removed():
     bench = Bench()
     bench.serve(PROMPT, num_generated=4)
     bench.prefixes.hand_over()
@@ -138,7 +138,7 @@ def test_without_a_disk_nothing_is_queued():
     assert not bench.disk.jobs
 
 
-def test_the_outcome_of_a_lost_node_is_no_surprise():
+def test_the_outcome_for_a_dropped_node_is_accepted():
     bench = bench_with_turns(1)
     bench.prefixes.hand_over()
     while bench.disk.jobs:

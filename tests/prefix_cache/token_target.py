@@ -1,5 +1,5 @@
-"""A target whose keys and values are the tokens themselves, and a disk that answers when it is
-told to: what is taken up wrongly gives wrong answers, what is not there cannot be taken up.
+"""A target whose keys and values are the tokens themselves, and a disk that carries out orders on
+demand: what is restored wrongly gives wrong answers, and what is not held cannot be restored.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FAULT = Miss(MissReason.IO_ERROR, "the disk is slow")
 
 
 def digest(tokens: Sequence[int]) -> int:
-    """What a recurrent state would know of the tokens."""
+    """What a recurrent state would hold of the tokens."""
     return zlib.crc32(array("i", tokens).tobytes())
 
 
@@ -55,7 +55,7 @@ def following(tokens: Sequence[int]) -> int:
 class TokenTarget:
     """Lanes that hold tokens, and nodes that hold spans of them. Refuses what a real one could not
     do. `late`: copies of these verbs do not arrive yet; `is_full`: there is no memory; `is_sick`:
-    what it computes is no numbers; `memory`: what is free of it, in which a node wants one piece.
+    it computes NaN; `memory`: what is free of it, in which a node wants one piece.
     """
 
     sizes = NodeSizes(TOKEN_BYTES, STATE_BYTES)

@@ -1,4 +1,4 @@
-"""What is restored and what is run again follows from what was measured."""
+"""Whether a prefix is restored or run again follows from measured rates."""
 
 import pytest
 
@@ -58,11 +58,11 @@ def test_the_average_is_of_seconds_per_unit_and_moves_towards_the_newest():
 
 
 @pytest.mark.parametrize(("amount", "elapsed_s"), [(0, 1.0), (63, 1.0), (100, 0.0), (100, -1.0)])
-def test_nothing_observed_nothing_learnt(amount, elapsed_s):
+def test_empty_observations_are_ignored(amount, elapsed_s):
     assert RATES.observed("prefill_tokens_per_s", amount, elapsed_s) is RATES
 
 
-def test_a_small_file_that_came_late_does_not_make_the_disk_slow():
+def test_a_small_late_file_does_not_count_as_a_slow_disk():
     assert RATES.observed("disk_bytes_per_s", MIB, 10.0) is RATES
 
 
@@ -75,7 +75,7 @@ def test_a_disk_that_was_slow_once_is_tried_again():
     raise AssertionError(rates)
 
 
-def test_nobody_waits_much_longer_for_a_disk_than_running_the_tokens_takes():
+def test_a_disk_is_not_waited_for_much_longer_than_running_the_tokens_takes():
     measured = Rates(prefill_tokens_per_s=1000.0)
     assert patience_s(4000, measured) == 8.0
     assert patience_s(40, measured) == 0.5  # a disk may have to wake up

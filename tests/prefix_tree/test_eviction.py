@@ -1,4 +1,4 @@
-"""What is worth least goes first, and states before what they belong to."""
+"""The least valuable nodes are evicted first, and states before their nodes."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ def evict(nodes, over_bytes: int, now_s: float = 1000.0, *, tier="memory", **fie
     return victims(nodes, tier, over_bytes, now_s, **{"recurrent": False, **fields})
 
 
-def test_no_more_goes_than_must():
+def test_no_more_is_evicted_than_necessary():
     nodes = [grow(Tree(), [i] * 10)[0] for i in range(5)]
     assert len(evict(nodes, 101).keys) == 2 and evict(nodes, 0).keys == ()
 
@@ -41,7 +41,7 @@ def test_what_was_just_saved_stays(saved_at_s):
     assert evict([node], 50) == Eviction((), (), 0, 50)
 
 
-def test_a_clock_that_was_set_back_protects_nothing_for_ever():
+def test_a_clock_that_was_set_back_protects_nothing_forever():
     node = make(None, [1] * 10, saved_at_s=9999.0)
     assert evict([node], 50).keys == (node.key,)
 
@@ -128,9 +128,7 @@ def forests(draw) -> list:
 @given(
     forests(), st.integers(0, 2000), st.booleans(), st.sampled_from(["memory", "disk"]), st.data()
 )
-def test_victims_are_those_that_a_look_at_all_nodes_each_time_finds(
-    nodes, over_bytes, recurrent, tier, data
-):
+def test_victims_are_those_of_a_full_search_each_time(nodes, over_bytes, recurrent, tier, data):
     protected = {node.key for node in nodes if data.draw(st.integers(0, 4)) == 0}
     asked = {"recurrent": recurrent, "protected": protected, "min_age_s": 60.0}
     found = victims(nodes, tier, over_bytes, 1e5, **asked)
@@ -179,7 +177,7 @@ def test_also_where_all_of_the_path_is_in_use_and_the_tips_last():
     assert gone.ends[-1] == chain[3].key and len(gone.ends) == 4 and gone.missing_bytes == 0
 
 
-def test_but_no_state_that_somebody_is_about_to_take_up():
+def test_but_no_state_that_is_about_to_be_restored():
     chain = with_states(4)
     size = chain[0].state_bytes
     gone = evict_states(chain, 4 * size, {chain[1].key}, protected={chain[3].key})
@@ -272,7 +270,7 @@ def test_nothing_is_missing_while_a_state_could_go(nodes, over_bytes, data):
 
 
 @pytest.mark.parametrize("protected_ends", [None, frozenset()])
-def test_where_a_conversation_goes_on_goes_last_and_goes(protected_ends):
+def test_claimed_ends_go_last_but_they_go(protected_ends):
     tree, fields = Tree(), {"state_tiers": MEMORY, "hits": 0}
     talk = grow(tree, [1] * 100, [2] * 2, **fields)
     titles = [grow(tree, [i] * 300, **{**fields, "hits": 9})[0] for i in range(3, 6)]
@@ -286,7 +284,7 @@ def test_where_a_conversation_goes_on_goes_last_and_goes(protected_ends):
     assert talk[1].key not in gone.ends
 
 
-def test_states_on_the_way_there_go_as_ever():
+def test_states_on_the_way_to_a_claimed_end_go_as_usual():
     chain = grow(Tree(), [1] * 100, [2] * 100, [3] * 100, state_tiers=MEMORY)
     how = {"recurrent": True, "protected_ends": frozenset()}
     gone = evict(chain, 200, claimed={chain[2].key}, **how)

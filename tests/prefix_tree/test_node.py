@@ -1,4 +1,4 @@
-"""Sizes by tier, what a restore reads, and how far two prompts agree."""
+"""Sizes by tier, what a restore reads, and common prefixes."""
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ def test_common_prefix_is_where_the_first_difference_is(a: list[int], b: list[in
 
 
 @pytest.mark.parametrize("token", [2**31, -(2**31) - 1])
-def test_a_token_that_is_no_int32_is_refused(token: int):
+def test_a_token_beyond_int32_is_refused(token: int):
     with pytest.raises(OverflowError):
         pack_tokens([token])
 
@@ -39,7 +39,7 @@ def test_a_restore_reads_memory_first_and_the_last_state_alone():
     assert (match.read_bytes("memory"), match.read_bytes("disk")) == (30 + 100, 40)
 
 
-def test_of_a_part_the_share_is_read_and_no_state_before_it():
+def test_a_part_reads_its_share_and_no_state():
     first = make(None, [1] * 4, state_tiers=MEMORY)
     part = make(first, [2] * 10, tiers=DISK)
     match = Match((first,), part, 8, False, 9, None)

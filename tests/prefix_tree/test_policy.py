@@ -1,4 +1,4 @@
-"""Cuts change no run, and states thin out."""
+"""Cuts change no run, states thin out, and claims are bounded."""
 
 import itertools
 from dataclasses import replace
@@ -112,7 +112,7 @@ def test_turn_ends_the_newest_and_a_logarithm_of_the_rest_keep_their_state(num_n
 
 
 @given(st.integers(1, 300), st.data())
-def test_who_parts_near_the_tip_runs_little_again(num_nodes, data):
+def test_a_prompt_that_parts_near_the_tip_runs_little_again(num_nodes, data):
     kept = states(thinned(path_of(num_nodes)))
     place = data.draw(st.integers(1, num_nodes))
     before = max((i for i in kept if i <= place), default=0)
@@ -141,7 +141,7 @@ def test_the_newest_state_stays_where_the_tip_has_none():
     assert path[4].key not in thin_states(path)
 
 
-def test_keys_to_keep_are_kept():
+def test_states_to_keep_stay():
     path = path_of(9)
     (gone, *_) = thin_states(path)
     assert gone not in thin_states(path, keep={gone})

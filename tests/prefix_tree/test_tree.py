@@ -1,4 +1,4 @@
-"""The longest usable prefix, as brute force finds it; and a tree that stays whole."""
+"""The longest usable prefix, as brute force finds it; and a tree that stays consistent."""
 
 from dataclasses import replace
 
@@ -101,7 +101,7 @@ def test_of_two_ways_to_the_same_place_the_one_in_memory_is_taken(halves, whole)
     assert all(n.tiers == MEMORY for n in tree.match([*range(128), 7], recurrent=False).nodes)
 
 
-def test_memory_alone_is_searched_where_the_disk_is_not_to_be_asked():
+def test_a_search_can_be_limited_to_memory():
     tree = Tree()
     (first,) = grow(tree, range(64), tiers=BOTH)
     grow(tree, range(64), range(64, 128), tiers=DISK)
@@ -165,7 +165,7 @@ def test_keys_that_collide_give_no_wrong_prefix():
 
 
 BAD = {
-    "is not here": {"parent": b"nobody"},
+    "is not here": {"parent": b"missing"},
     "its parent ends at 100": {"begin": 99},
     "has the same tokens": {"key": b"another", "tokens": pack_tokens([8] * 5)},
     "is not empty": {"tokens": pack_tokens([])},
@@ -201,7 +201,7 @@ def test_a_hit_is_counted_and_time_runs_forwards():
     assert (tree[node.key].hits, tree[node.key].last_used_s) == (2, 8.0)
 
 
-def test_every_change_counts_so_that_a_match_can_be_known_to_stand():
+def test_every_change_is_counted_so_that_a_match_can_be_reused():
     tree = Tree()
     counts = [tree.num_changes]
     (node,) = grow(tree, [1] * 10, tiers=BOTH, state_tiers=BOTH)
@@ -217,7 +217,7 @@ def test_every_change_counts_so_that_a_match_can_be_known_to_stand():
     assert counts == sorted(set(counts))
 
 
-def test_a_state_that_is_dropped_takes_the_logits_along():
+def test_a_dropped_state_takes_the_logits_along():
     tree = Tree()
     (node,) = grow(tree, [1] * 10, tiers=BOTH, state_tiers=BOTH, logits_tiers=BOTH)
     now = tree.drop_state(node.key, "memory")
@@ -232,7 +232,7 @@ def test_a_node_stays_while_a_tier_holds_it():
     assert (tree[first.key].tiers, tree[first.key].state_tiers) == (DISK, DISK)
 
 
-def test_what_continues_a_lost_node_goes_with_it():
+def test_descendants_go_with_a_removed_node():
     tree = Tree()
     chain = grow(tree, [1] * 10, [2] * 10, [3] * 10, tiers=DISK)
     (other,) = grow(tree, [4])
@@ -285,7 +285,7 @@ def test_chain_and_children_follow_the_nodes():
     chain = grow(tree, [1], [2], [3])
     assert tree.chain(chain[2].key) == tuple(chain) and tree.chain(None) == ()
     assert tree.children(chain[0].key) == [chain[1]] and tree.children(None) == [chain[0]]
-    assert chain[1].key in tree and b"nobody" not in tree
+    assert chain[1].key in tree and b"missing" not in tree
 
 
 SPANS = st.lists(
@@ -302,7 +302,7 @@ def build(spans: list[tuple[int, ...]]) -> Siblings:
 
 
 @given(SPANS, PROMPT)
-def test_whole_ones_are_those_that_the_prompt_starts_with(spans, prompt):
+def test_whole_children_are_prefixes_of_the_prompt(spans, prompt):
     expected = {bytes(span) for span in spans if list(span) == prompt[: len(span)]}
     found = build(spans).whole(pack_tokens(prompt))
     assert set(found) == expected and len(found) == len(expected)
