@@ -213,7 +213,7 @@ def test_a_long_prefill_writes_states_as_it_goes_a_tenth_of_its_rows_at_most():
     assert restarted(bench).serve(prompt) == max(written) >= 4480 - 1024 - 128
 
 
-# --- the opening of the answer ---------------------------------------------------------------------
+# --- the opening of the answer ------------------------------------------------------------------
 
 OPENER = len(PROMPT) - 6
 
