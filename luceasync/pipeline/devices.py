@@ -34,7 +34,7 @@ def find_devices(names: Sequence[str], flag: str = "--target-devices") -> tuple[
 
 
 def offers_of(names: Sequence[str], flag: str = "--target-devices") -> tuple[Offer, ...]:
-    """Like find_devices for full names, but each with all the free memory, see `share_host_memory`."""
+    """Like find_devices for full names, without dividing host memory: see `share_host_memory`."""
     for name in names:
         _check_is_here(name, flag)
     return tuple(open_platform(name).offer() for name in names)

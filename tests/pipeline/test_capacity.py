@@ -136,7 +136,7 @@ def test_what_a_drafter_takes_is_not_there_for_lanes(drafter: DraftFootprint):
     assert beside.shards == alone.shards
 
 
-def test_a_guest_keeps_tokens_of_a_lane_more_than_there_are():
+def test_a_drafter_keeps_tokens_of_one_extra_lane():
     token_bytes = plan_of(800, parallel=4).shards[0].token_bytes
     alone, beside = (
         plan_of(800, parallel=4, drafter=drafter)
@@ -145,7 +145,7 @@ def test_a_guest_keeps_tokens_of_a_lane_more_than_there_are():
     assert beside.max_ctx_tokens == pytest.approx(alone.max_ctx_tokens * 4 / (4 + 5), abs=64)
 
 
-def test_a_guest_on_its_own_device_must_fit_there():
+def test_a_drafter_on_its_own_device_must_fit_there():
     assert plan_of(800, parallel=4, drafter=drafter_on("cuda:0", 100)) == plan_of(800, parallel=4)
     with pytest.raises(PlacementError, match=r"the drafter's layers need 1.95 GiB on cuda:0"):
         plan_of(800, drafter=drafter_on("cuda:0", 2000))
