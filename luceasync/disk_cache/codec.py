@@ -63,7 +63,7 @@ END_PARTS = frozenset((NodePart.STATE, NodePart.LOGITS, NodePart.LEDGER))
 
 
 @dataclass(frozen=True, slots=True)
-class TensorEntry:
+class SealedTensor:
     """A tensor to be written: dtype as safetensors spells it, `checksum` of its bytes."""
 
     name: str
@@ -123,7 +123,7 @@ def part_of(name: str, end_kinds: EndKinds) -> NodePart:
     return NodePart.STATE if kind in end_kinds else NodePart.SPAN
 
 
-def file_order(entries: Iterable[TensorEntry], end_kinds: EndKinds) -> list[TensorEntry]:
+def file_order(entries: Iterable[SealedTensor], end_kinds: EndKinds) -> list[SealedTensor]:
     """The entries in the order of a file: the tokens, the rest of the span, and the end.
 
     safetensors allows no holes. Within the span and within the end, tensors are sorted by the
@@ -131,7 +131,7 @@ def file_order(entries: Iterable[TensorEntry], end_kinds: EndKinds) -> list[Tens
     multiples of 64, each tensor is aligned to its items, however many tokens there are.
     """
 
-    def place(entry: TensorEntry) -> tuple[bool, bool, int]:
+    def place(entry: SealedTensor) -> tuple[bool, bool, int]:
         is_end = part_of(entry.name, end_kinds) is not NodePart.SPAN
         return is_end, entry.name != TOKENS, -math.gcd(entry.num_bytes, 64)
 
@@ -212,7 +212,7 @@ def checksum(content: Buffer) -> str:
 
 
 def metadata_strings(
-    entries: Sequence[TensorEntry], metadata: NodeMetadata, half: Half = Half.ROWS
+    entries: Sequence[SealedTensor], metadata: NodeMetadata, half: Half = Half.ROWS
 ) -> dict[str, str]:
     """The safetensors metadata of a file; the last entry seals the others and the table."""
     strings = {
@@ -225,7 +225,7 @@ def metadata_strings(
 
 
 def encode_header(
-    entries: Sequence[TensorEntry], metadata: NodeMetadata, half: Half = Half.ROWS
+    entries: Sequence[SealedTensor], metadata: NodeMetadata, half: Half = Half.ROWS
 ) -> bytes:
     """The bytes before the tensors, which follow in this order without holes.
 
@@ -256,7 +256,7 @@ def encode_header(
 
 
 def encode_file(
-    entries: Sequence[TensorEntry],
+    entries: Sequence[SealedTensor],
     contents: Mapping[str, Buffer],
     metadata: NodeMetadata,
     half: Half = Half.ROWS,
@@ -427,7 +427,7 @@ def _expect_no_holes(slots: list[TensorSlot], data_begin: int, file_bytes: int) 
 
 
 def _expect_tokens(
-    slots: Iterable[TensorSlot | TensorEntry], metadata: NodeMetadata, half: Half
+    slots: Iterable[TensorSlot | SealedTensor], metadata: NodeMetadata, half: Half
 ) -> None:
     num_tokens = metadata.end - metadata.begin
     found = [(slot.dtype, slot.shape) for slot in slots if slot.name == TOKENS]

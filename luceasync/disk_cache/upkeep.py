@@ -26,7 +26,7 @@ from luceasync.disk_cache.reader import (
 )
 from luceasync.errors import ConfigError, CorruptNode, ForeignNode
 
-State = Literal["whole", "damaged", "foreign", "unreadable", "gone"]
+NodeState = Literal["whole", "damaged", "foreign", "unreadable", "gone"]
 Name = tuple[str, str]  # namespace and key
 NOWHERE: Name = ("", "nowhere")  # in place of a parent that a node cannot continue
 
@@ -47,7 +47,7 @@ class Verdict:
 
     namespace: str
     key: str
-    state: State
+    state: NodeState
     detail: str = ""
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from luceasync.disk_cache.codec import (
     EncodedFile,
     NodePart,
-    TensorEntry,
+    SealedTensor,
     checksum,
     encode_file,
     file_order,
@@ -216,7 +216,7 @@ class DiskWorker:
         """The file's bytes. Hashes all of them."""
         buffers = {name: _bytes_of(tensor) for name, tensor in node.tensors.items()}
         entries = [
-            TensorEntry(name, DTYPES[t.dtype], tuple(t.shape), checksum(buffers[name]))
+            SealedTensor(name, DTYPES[t.dtype], tuple(t.shape), checksum(buffers[name]))
             for name, t in node.tensors.items()
         ]
         entries = file_order(entries, disk.end_kinds)

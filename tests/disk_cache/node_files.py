@@ -8,7 +8,7 @@ from dataclasses import replace
 from luceasync.disk_cache.codec import (
     EncodedFile,
     Half,
-    TensorEntry,
+    SealedTensor,
     checksum,
     encode_file,
     file_order,
@@ -42,10 +42,10 @@ END_SHAPES = {name: SHAPES[name] for name in ("ls0_conv.1", "ls1_delta.2")}
 ROW_SHAPES = {name: shape for name, shape in SHAPES.items() if name not in END_SHAPES}
 
 
-def entries_of(contents: dict[str, bytes], shapes: dict = SHAPES) -> list[TensorEntry]:
+def entries_of(contents: dict[str, bytes], shapes: dict = SHAPES) -> list[SealedTensor]:
     """The tensors' entries in the order of a file."""
     entries = [
-        TensorEntry(name, *shapes[name], checksum(content)) for name, content in contents.items()
+        SealedTensor(name, *shapes[name], checksum(content)) for name, content in contents.items()
     ]
     return file_order(entries, END_KINDS)
 
@@ -54,7 +54,7 @@ def contents_of(seed: int = 0, shapes: dict = SHAPES) -> dict[str, bytes]:
     """Random bytes for each tensor of `shapes`."""
     source = random.Random(seed)
     return {
-        name: source.randbytes(TensorEntry(name, dtype, shape, "").num_bytes)
+        name: source.randbytes(SealedTensor(name, dtype, shape, "").num_bytes)
         for name, (dtype, shape) in shapes.items()
     }
 

@@ -17,7 +17,7 @@ from luceasync.disk_cache import codec
 from luceasync.disk_cache.codec import (
     ITEM_BYTES,
     NodePart,
-    TensorEntry,
+    SealedTensor,
     decode_header,
     encode_header,
     file_order,
@@ -68,8 +68,8 @@ def sealed_file(rows: dict, strings: dict | None = None) -> bytes:
     content = b"ab" + contents_of()["tokens"]
     rows = {"tokens": TOKENS_ROW, **rows}
     entries = [
-        TensorEntry("t", "U8", (2,), codec.checksum(content[:2])),
-        TensorEntry("tokens", "I32", (17,), codec.checksum(content[2:])),
+        SealedTensor("t", "U8", (2,), codec.checksum(content[:2])),
+        SealedTensor("tokens", "I32", (17,), codec.checksum(content[2:])),
     ]
     sealed = codec.metadata_strings(entries, METADATA) | (strings or {})
     del sealed[codec.SEAL]
@@ -127,8 +127,8 @@ def test_a_file_that_safetensors_itself_has_saved_is_taken(tmp_path: Path) -> No
 @given(st.integers(1, 99), st.lists(st.tuples(st.sampled_from(sorted(NAMES)), st.integers(0, 300))))
 def test_tensors_in_file_order_are_aligned_as_well_as_their_sizes_allow(num_tokens, found) -> None:
     named = {f"{prefix}{i}": (*NAMES[prefix], n) for i, (prefix, n) in enumerate(found)}
-    entries = [TensorEntry(name, d, (n, i), "0" * 32) for name, (d, i, n) in named.items()]
-    entries.append(TensorEntry("tokens", "I32", (num_tokens,), "0" * 32))
+    entries = [SealedTensor(name, d, (n, i), "0" * 32) for name, (d, i, n) in named.items()]
+    entries.append(SealedTensor("tokens", "I32", (num_tokens,), "0" * 32))
     header = encode_header(file_order(entries, END_KINDS), replace(METADATA, end=64 + num_tokens))
     for slot in decode(header + bytes(sum(entry.num_bytes for entry in entries))).slots[1:]:
         size = slot.end - slot.begin
@@ -136,7 +136,7 @@ def test_tensors_in_file_order_are_aligned_as_well_as_their_sizes_allow(num_toke
 
 
 def test_an_order_that_would_break_alignment_is_refused() -> None:
-    entries = [TensorEntry("a", "U8", (3,), "0" * 32), TensorEntry("b", "F32", (1,), "0" * 32)]
+    entries = [SealedTensor("a", "U8", (3,), "0" * 32), SealedTensor("b", "F32", (1,), "0" * 32)]
     with pytest.raises(ValueError, match="b: F32 would begin 3 bytes after a page"):
         encode_header(entries, METADATA)
 
@@ -310,7 +310,7 @@ def test_each_field_is_sealed() -> None:
 @pytest.mark.parametrize("num_tensors", [1, 7, 400])
 def test_a_header_is_no_larger_than_was_counted_on(num_tensors: int) -> None:
     shapes = {f"ls63_conv_state.{i}": ("BF16", (1 << 20, 128, 256)) for i in range(num_tensors)}
-    entries = [TensorEntry(name, *shape, "f" * 32) for name, shape in shapes.items()]
+    entries = [SealedTensor(name, *shape, "f" * 32) for name, shape in shapes.items()]
     assert len(encode_header(entries, METADATA)) <= header_bytes_at_most(num_tensors)
 
 
@@ -335,6 +335,6 @@ def test_the_name_of_a_tensor_tells_its_part(name: str, part: str) -> None:
 
 def test_tokens_come_first_and_the_end_last() -> None:
     sizes = {"ls0_delta.0": 64, "ls0_attn_k.1": 2, "snap_prefill_logits": 128, "tokens": 1, "x": 64}
-    entries = [TensorEntry(name, "U8", (size,), "") for name, size in sizes.items()]
+    entries = [SealedTensor(name, "U8", (size,), "") for name, size in sizes.items()]
     names = [entry.name for entry in file_order(entries, END_KINDS)]
     assert names == ["tokens", "x", "ls0_attn_k.1", "ls0_delta.0", "snap_prefill_logits"]
