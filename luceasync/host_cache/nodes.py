@@ -65,10 +65,10 @@ class Nodes(Protocol):
         ...
 
     def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> Ticket:
-        """Make the lane stand after `num_tokens` tokens of a chain of nodes that begins at 0. The
-        last one ends in the last node; for a family with recurrent layers at its end, with its
-        state. The lane's next pass runs after the copies; once the ticket is done, they delay no
-        other lane.
+        """Make the lane stand after `num_tokens` tokens of a chain of nodes that begins at 0.
+        `num_tokens` lies in the last node; for a family with recurrent layers it is the node's end,
+        with its state. The lane's next pass runs after the copies; once the ticket is done, they
+        delay no other lane.
         """
         ...
 
