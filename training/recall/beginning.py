@@ -1,9 +1,8 @@
-"""What the recall model's weights are before it learns: a guess at how facts are found.
+"""Initial weights of the recall model: a guess at how facts are found, all of it then trained.
 
-Left to chance, heads that look for what they have seen form late: for hundreds of steps a network
-copies values from wherever in a slot values stand. So the first layer begins with heads that bring
-what stands one, two, ... tokens before, the next ones with heads that look for tokens behind the
-same two words and copy them (induction heads: Olsson et al., 2022). All of it is then learnt.
+From random weights, induction heads form late: for hundreds of steps a network copies values from
+anywhere in a slot. So heads of the first layer begin by attending one, two, ... tokens back, and
+those of the next layers by copying what follows the same two words (Olsson et al., 2022).
 """
 
 from __future__ import annotations
