@@ -1,7 +1,7 @@
-"""One kernel that gathers the tap rows of every lane into the ring of features.
+"""The kernel that gathers the tap rows of every lane into the ring of features.
 
-Numbers cross as bits: bfloat16 has no Numba type, and so one code runs on the GPU and in the
-simulator. Narrowing rounds to nearest, ties to even. Importing it imports numba.cuda.
+Numbers are moved as bits: Numba has no bfloat16, and the same code runs on the GPU and in the
+simulator. Narrowing rounds to nearest, ties to even. Importing this module imports numba.cuda.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import cuda  # the simulator wants it global: it swaps the module of a running kernel
+from numba import cuda  # global, as the simulator swaps the module of a running kernel
 from torch import Tensor
 
 from luceasync.cuda.launch import CudaLauncher
@@ -19,19 +19,19 @@ from luceasync.cuda.launch import CudaLauncher
 Convert = Callable[[Any], Any]
 
 BLOCK_THREADS = 128
-WORDS_PER_THREAD = 8  # of a row: what a thread does first is worth as much as some words
+WORDS_PER_THREAD = 8  # of a row per thread, as its setup costs as much as several words
 FP32_INF = 0x7F800000
 
 
 class FeatureKernel:
-    """Writes tap rows into a ring's store on one device, converting them to its dtype.
+    """Writes tap rows to a ring's store on one device, converted to its dtype.
 
-    luceasync.speculation.dflash.features describes the arguments. The first call for a pair of
-    dtypes or a number of taps compiles.
+    luceasync.speculation.dflash.features describes the arguments. The first call for each pair of
+    dtypes and number of taps compiles.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Raises ValueError for a device that runs no CUDA kernels."""
+        """Raises ValueError for a device that cannot run CUDA kernels."""
         self._launcher = CudaLauncher(device)
         self._kernels: dict[tuple[torch.dtype, torch.dtype], Any] = {}
 
@@ -83,8 +83,8 @@ class FeatureKernel:
 
 
 def _typestrs(taps: Sequence[Tensor], store: Tensor) -> tuple[str, str]:
-    """The items that a thread reads and writes: numbers, or, if they stay as they are, the widest
-    words that every row consists of and begins at.
+    """The items that a thread moves: numbers, or, without a conversion, the widest words that every
+    row consists of and is aligned to.
     """
     source_bytes, target_bytes = taps[0].element_size(), store.element_size()
     if taps[0].dtype != store.dtype:
@@ -97,11 +97,11 @@ def _typestrs(taps: Sequence[Tensor], store: Tensor) -> tuple[str, str]:
 
 
 def build_kernel(widen: Convert, narrow: Convert) -> Any:
-    """The kernel whose numbers become `narrow(widen(bits))`.
+    """Build the kernel that converts numbers by `narrow(widen(bits))`.
 
     Its arguments: taps, a tuple of [entries, rows, words]; lanes, begins, counts [entries]; paths
     [entries, max_rows]; store [places + 1, taps * words]; rows [entries, max_rows, taps * words],
-    which are written as the store is; capacity. Blocks: (row, words, entry and tap); how many
+    written like the store; capacity. Blocks: (row, words, entry and tap); their number
     depends on shapes alone.
     """
     to_fp32, from_fp32 = (cuda.jit(device=True)(convert) for convert in (widen, narrow))
@@ -113,7 +113,7 @@ def build_kernel(widen: Convert, narrow: Convert) -> Any:
         lane = lanes[entry]
         source = taps[tap]
         width = source.shape[2]
-        # Blocks run in any order: rows that later ones of this call would overwrite are left out.
+        # Blocks run in any order: skip rows that later ones of this call would overwrite.
         j = max(counts[entry] - capacity, 0) + cuda.blockIdx.x
         if lane < 0 or j >= counts[entry]:
             return
@@ -150,7 +150,7 @@ def _fp16_to_fp32(bits):
         if mantissa == 0:
             return sign
         exponent = np.int64(1)
-        while mantissa < 0x400:  # a subnormal: bring its leading bit to where it is implied
+        while mantissa < 0x400:  # a subnormal: shift its leading bit to the implied position
             mantissa <<= 1
             exponent -= 1
     return sign | ((exponent + 112) << 23) | ((mantissa & 0x3FF) << 13)
@@ -158,7 +158,7 @@ def _fp16_to_fp32(bits):
 
 def _fp32_to_bf16(bits):
     if bits & 0x7FFFFFFF > FP32_INF:
-        return np.int64(0x7FC0)  # a NaN stays one: rounding could make it infinite
+        return np.int64(0x7FC0)  # keep NaN, which rounding could make infinite
     return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
 
 
@@ -166,9 +166,9 @@ def _fp32_to_fp16(bits):
     sign, size = (bits >> 16) & 0x8000, bits & 0x7FFFFFFF
     if size > FP32_INF:
         return np.int64(0x7E00)
-    if size >= 0x47800000:  # 65536; rounding makes what is little less infinite, too
+    if size >= 0x47800000:  # 65536; slightly smaller numbers round to infinity too
         return sign | 0x7C00
-    if size >= 0x38800000:  # 2^-14: the smallest that is not subnormal
+    if size >= 0x38800000:  # 2^-14: the smallest normal number
         return sign | ((size + 0xFFF + ((size >> 13) & 1) - (112 << 23)) >> 13)
     if size < 0x33000000:  # less than 2^-25, half of the smallest subnormal
         return sign

@@ -1,7 +1,7 @@
-"""Numba kernels on torch's tensors and streams, at little cost per launch.
+"""Numba kernels on torch's tensors and streams, with little overhead per launch.
 
-Owns what can be made once: views of tensors, streams, configured launches. Knows no kernel. In
-Numba's simulator the tensors are the CPU's.
+Caches views of tensors, streams and configured launches. Knows no kernel. In Numba's simulator,
+tensors are those of the CPU.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 
 Grid = tuple[int, int, int]
 
-NUM_KEPT = 512  # views and configurations that one Launcher keeps
+NUM_KEPT = 512  # views, and configurations, that one launcher caches
 
 
 def can_launch() -> bool:
-    """Whether Numba can compile and launch kernels here: a driver and a compiler were found, or
-    its simulator was asked for.
+    """Whether Numba can compile and launch kernels here: with a driver and a compiler, or in its
+    simulator.
     """
     try:
         from numba import cuda
@@ -32,8 +32,8 @@ def can_launch() -> bool:
 
 
 class CudaLauncher:
-    """Launches on torch's current stream of one device; may be captured in a CUDA graph once the
-    kernel has been compiled, which its first launch does.
+    """Launches on torch's current stream of one device. A launch may be captured in a CUDA graph
+    once the kernel is compiled, which its first launch does.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -47,10 +47,10 @@ class CudaLauncher:
         self._configured = lru_cache(NUM_KEPT)(_configured)
 
     def view(self, tensor: Tensor, typestr: str) -> Any:
-        """The contiguous tensor's bytes as items of `typestr` ("<u2": 16 bits), for a kernel.
+        """A kernel's view of a contiguous tensor, with items of `typestr` ("<u2": 16 bits).
 
-        No copy and no lasting claim: a view is found by address, so the tensor must live until
-        the launch, as on torch's own streams.
+        It neither copies nor owns the memory, and is cached by address: the tensor must live until
+        the launch, as with torch's own streams.
         """
         if self._simulated:
             return tensor.view(torch.uint8).numpy().view(typestr)
@@ -59,8 +59,8 @@ class CudaLauncher:
         )
 
     def memory(self, address: int, num_bytes: int, typestr: str) -> Any:
-        """Memory of the host as items of `typestr`, for a kernel that reads or writes it in place:
-        where a kernel does so, it must be there, and registered with the driver of a device.
+        """A kernel's view of host memory in place, with items of `typestr`. What the kernel
+        accesses must be mapped, and registered with the device's driver.
         """
         if self._simulated:
             count = num_bytes // int(typestr[2:])
@@ -71,7 +71,7 @@ class CudaLauncher:
         return _device_view(address, torch.Size([num_bytes]), 1, typestr, self._device)
 
     def launch(self, kernel: Any, grid: Grid, block: int, *args: Any) -> None:
-        """Queue `kernel` with `block` threads in each block of `grid`; nobody waits."""
+        """Queue `kernel` with `block` threads in each block of `grid`, without waiting."""
         if self._simulated:
             kernel[grid, block](*args)
             return
@@ -81,7 +81,7 @@ class CudaLauncher:
 
 
 class _Described:
-    """Device memory, in words that Numba understands; owns nothing."""
+    """Describes device memory to Numba; owns nothing."""
 
     def __init__(self, address: int, shape: tuple[int, ...], typestr: str) -> None:
         self.__cuda_array_interface__ = {
@@ -106,7 +106,7 @@ def _device_view(
 def _configured(kernel: Any, grid: Grid, block: int, stream: int) -> Callable[..., None]:
     from numba import cuda
 
-    with warnings.catch_warnings():  # of small grids, as those of a decode step must be
+    with warnings.catch_warnings():  # about small grids, which a decode step cannot avoid
         warnings.filterwarnings("ignore", ".*will likely result in GPU under-utilization")
         configured: Callable[..., None] = kernel[grid, block, cuda.external_stream(stream)]
     return configured

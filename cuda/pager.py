@@ -1,7 +1,7 @@
-"""One kernel that copies rows between host memory, which it reads and writes in place, and the
-pages of all layers of a shard: any number of pieces in one launch.
+"""The kernel that copies rows between host memory, accessed in place, and the pages of all layers
+of a shard: any number of pieces in one launch.
 
-Knows rows as words of bits, no lane and no node. Importing it imports numba.cuda.
+Knows rows as words of bits, and neither lanes nor nodes. Importing this module imports numba.cuda.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import cuda  # the simulator wants it global: it swaps the module of a running kernel
+from numba import cuda  # global, as the simulator swaps the module of a running kernel
 from torch import Tensor
 
 from luceasync.cuda.launch import CudaLauncher
 
-NUM_BLOCKS = 32  # a bus is full from 8 blocks on; the others of the device go on computing
+NUM_BLOCKS = 32  # 8 blocks saturate a bus; the rest of the device goes on computing
 BLOCK_THREADS = 512
 WORD_BYTES = 8
 
 
-# A tensor of rows on the device: its stack, by index, the byte in it at which row 0 lies, and the
+# A tensor of rows on the device: the index of its stack, the byte offset of row 0 in it, and the
 # bytes of a row.
 Part = tuple[int, int, int]
-# A source, by index, its first row, and the place of that row in every part; how many rows follow.
+# The index of a source, its first row, the place of that row in every part, and the number of rows.
 Piece = tuple[int, int, int, int]
 
 
 class PagerKernel:
-    """Copies between host memory and stacks on one device, on torch's current stream. Its first
+    """Copies between host memory and stacks on one device, on torch's current stream. The first
     call in each direction compiles.
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Raises ValueError for a device that runs no CUDA kernels."""
+        """Raises ValueError for a device that cannot run CUDA kernels."""
         self._device = device
         self._launcher = CudaLauncher(device)
         self._gather, self._scatter = build_kernel(to_host=False), build_kernel(to_host=True)
@@ -47,8 +47,8 @@ class PagerKernel:
         pieces: Sequence[Piece],
     ) -> None:
         """Copy all `pieces` from host memory to every part. `stacks`: contiguous tensors;
-        `addresses`: of each source where row 0 of its tensors lies, in the order of `parts`, in
-        memory that the device may read in place.
+        `addresses`: for each source, those of row 0 of its tensors, in the order of `parts`, in
+        memory that the device can access in place.
         """
         self._run(self._gather, stacks, parts, addresses, pieces)
 
@@ -59,7 +59,7 @@ class PagerKernel:
         addresses: Sequence[Sequence[int]],
         pieces: Sequence[Piece],
     ) -> None:
-        """As `gather`, to host memory."""
+        """As `gather`, from the device to host memory."""
         self._run(self._scatter, stacks, parts, addresses, pieces)
 
     def _run(
@@ -79,7 +79,7 @@ class PagerKernel:
         end = int(starts.max()) + max(rows, 1) * int(of_parts[:, 2].max())
         starts = (starts - base) // word_bytes
         of_parts[:, 1:] //= word_bytes
-        # Few enough numbers to come with the command that copies them: nobody waits.
+        # So few numbers are copied with the command itself, without waiting.
         told = np.concatenate(
             [of_parts.ravel(), starts.ravel(), np.array(pieces, np.int64).ravel()]
         )
@@ -99,7 +99,7 @@ class PagerKernel:
 
 
 def _word_bytes(starts: np.ndarray, of_parts: np.ndarray, stacks: Sequence[int]) -> int:
-    """The widest words that all rows consist of and begin at."""
+    """The widest words that all rows consist of and are aligned to."""
     spans = np.bitwise_or.reduce(starts.ravel()) | np.bitwise_or.reduce(of_parts.ravel())
     for address in stacks:
         spans |= address
@@ -107,12 +107,12 @@ def _word_bytes(starts: np.ndarray, of_parts: np.ndarray, stacks: Sequence[int])
 
 
 def build_kernel(*, to_host: bool) -> Any:
-    """The kernel of one direction.
+    """Build the kernel of one direction.
 
     Its arguments: stacks, a tuple of [words]; host [words], from the lowest address on; plan int64:
-    of each part its stack, first word and words of a row, then of each source where its parts begin
-    in `host`, then the pieces as Piece has them; how many of each there are. A block copies one
-    part of a piece after the other.
+    for each part its stack, first word and words of a row, then for each source where its parts
+    begin in `host`, then the fields of each Piece; and the number of each. A block copies one part
+    of a piece after the other.
     """
 
     @cuda.jit
@@ -130,7 +130,7 @@ def build_kernel(*, to_host: bool) -> Any:
             here = plan[3 * part + 1] + plan[piece + 2] * row_words
             num_words = plan[piece + 3] * row_words
             i = cuda.threadIdx.x
-            # Four words are on their way at a time: a bus answers late.
+            # Keep four words in flight, to hide the latency of the bus.
             while i + 3 * step < num_words:
                 j, k, m = i + step, i + 2 * step, i + 3 * step
                 if to_host:

@@ -1,11 +1,11 @@
 #pragma once
-/* Attention of rows of one sequence to its keys and values, wherever those lie: a softmax that is
-   put together block by block (Milakov & Gimelshein, 2018; Dao, 2022), for AVX-512.
+/* Attention of rows of one sequence over its keys and values in place: an online softmax, block by
+   block (Milakov & Gimelshein, 2018; Dao, 2022), for AVX-512.
 
-   A block is 64 keys. They, and then their values, become registers of 16 lanes, and every query that
-   shares their head meets them: 16 lanes of keys give scores, 16 lanes of dimensions what is seen. In
-   bfloat16 a lane is a pair (of dimensions, of keys), in float32 one number; sums are float32. What a
-   row gives depends on its own keys alone: blocks begin at key 0 whoever looks at them. */
+   A block is 64 keys. Keys, and then values, are transposed into registers of 16 lanes, and multiplied
+   with every query that shares their head: 16 lanes of keys give scores, 16 lanes of dimensions give
+   outputs. In bfloat16 a lane is a pair (of dimensions, of keys), in float32 one number; sums are
+   float32. A row's result depends on its own keys alone, as blocks always begin at key 0. */
 #include "floats.h"
 #include "threads.h"
 #include <math.h>
@@ -16,14 +16,14 @@ enum { BLOCK_KEYS = 64, BLOCK_QUERIES = 64, LANES = 16 };
 
 typedef struct {
     const uint8_t *q, *keys, *values; /* [rows][heads][head_dim]; [places][kv_heads][head_dim] each */
-    const int64_t *places;            /* of keys, in order; NULL: `first` and those that follow */
-    uint8_t *out;                     /* as q */
+    const int64_t *places;            /* of keys, in order; NULL: `first` and the following ones */
+    uint8_t *out;                     /* like q */
     int64_t first, place_bytes, num_rows, begin, num_heads, num_kv_heads, head_dim;
-    int64_t task_heads; /* that a thread takes at once */
+    int64_t task_heads; /* kv heads that a thread takes at once */
     int is_bf16, has_failed;
 } Attention; /* row r sees the first begin + r + 1 keys */
 
-/* Of the queries of one kv head. */
+/* Scratch for the queries of one kv head. */
 INLINE int64_t blocks_of(const Attention *a) {
     return (a->num_rows * (a->num_heads / a->num_kv_heads) + BLOCK_QUERIES - 1) / BLOCK_QUERIES;
 }
@@ -34,18 +34,18 @@ INLINE int64_t blocks_of(const Attention *a) {
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,f16c,fma")
 
 typedef struct {
-    int32_t *turned;             /* [registers][16]: keys or values as they are met */
-    int32_t *queries;            /* of each head [units][queries][16]: a unit is 64 bytes of a row */
-    float *seen;                 /* of each head [dimensions / 16][queries][16] */
+    int32_t *turned;             /* [registers][16]: transposed keys or values */
+    int32_t *queries;            /* per head [units][queries][16]: a unit is 64 bytes of a row */
+    float *seen;                 /* outputs so far, per head [dimensions / 16][queries][16] */
     float *scores;               /* [4][queries][16 keys] */
     int32_t *shares;             /* [units of keys][queries][16] */
-    float *most, *total;         /* of each head [queries] */
-    int32_t *zeros;              /* a row of them */
+    float *most, *total;         /* maximum and sum of weights, per head [queries] */
+    int32_t *zeros;              /* one row */
     const uint8_t *key_rows[BLOCK_KEYS], *value_rows[BLOCK_KEYS];
-    int64_t ahead;               /* bytes to the next block, most often */
+    int64_t ahead;               /* usual distance to the next block, in bytes */
 } Room;
 
-/* 16 registers, in which each query finds what its 16 numbers (or pairs) are multiplied with. */
+/* Multiply 16 registers with the 16 numbers (or pairs) of each query. */
 INLINE void meet(const int32_t *tile, const int32_t *x, float *sums, int64_t num_queries, const int is_bf16) {
     __m512i registers[16];
 #pragma GCC unroll 16
@@ -67,7 +67,7 @@ INLINE void meet(const int32_t *tile, const int32_t *x, float *sums, int64_t num
     }
 }
 
-/* Of 16 x 16 numbers the halves of so many rows and columns are exchanged. */
+/* One step of a 16 x 16 transpose: exchange blocks of this many rows and columns. */
 INLINE void turn_halves(__m512i *rows, const int half) {
     int32_t low[16], high[16];
 #pragma GCC unroll 16
@@ -98,7 +98,7 @@ INLINE __m512 exp_16(__m512 x) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(-103.0f), _CMP_GT_OQ), found);
 }
 
-/* Where the rows of a block's keys and values begin; behind the last one there are zeros. */
+/* The rows of a block's keys and values, followed by rows of zeros. */
 INLINE void find_rows(const Attention *a, Room *room, int64_t key, int64_t end, int64_t head, int item) {
     int64_t next = key + BLOCK_KEYS < end ? key + BLOCK_KEYS : key;
     room->ahead = a->places ? a->places[next] - a->places[key] : next - key;
@@ -111,7 +111,7 @@ INLINE void find_rows(const Attention *a, Room *room, int64_t key, int64_t end, 
     }
 }
 
-/* 64 bytes of 16 keys, turned: one register for each number or pair. */
+/* Transpose 64 bytes of 16 keys: one register for each number or pair. */
 INLINE void turn_keys(const uint8_t *const *rows, int64_t ahead, int32_t *to, int64_t unit) {
     __m512i turned[16];
 #pragma GCC unroll 16
@@ -127,7 +127,7 @@ INLINE void turn_keys(const uint8_t *const *rows, int64_t ahead, int32_t *to, in
     for (int i = 0; i < 16; i++) _mm512_store_si512(to + 16 * i, turned[i]);
 }
 
-/* 64 bytes of 16 values, or of 16 pairs of them: then there are two registers for each. */
+/* Load 64 bytes of 16 values, or of 16 pairs of them, with two registers for each pair. */
 INLINE void turn_values(const uint8_t *const *rows, int64_t ahead, int32_t *to, int64_t unit, const int is_bf16) {
     for (int i = 0; i < 16; i++) {
         for (int j = 0; j < (is_bf16 ? 2 : 1); j++)
@@ -146,14 +146,14 @@ INLINE void turn_values(const uint8_t *const *rows, int64_t ahead, int32_t *to, 
     }
 }
 
-/* Scores of a block become shares; what was seen before is made smaller where a larger one came. */
+/* Turn the scores of a block into weights; scale down earlier sums where the maximum grew. */
 INLINE void share_out(const Attention *a, Room *room, int64_t key, int64_t row, int64_t group, int64_t num_queries,
                       const int is_bf16) {
     const __m512 scale = _mm512_set1_ps((float)(1.0 / sqrt((double)a->head_dim)));
     const __m512 nothing = _mm512_set1_ps(-INFINITY);
     for (int64_t r = 0; r < num_queries; r++) {
         int64_t left = a->begin + (row + r) / group + 1 - key;
-        if (left <= 0) { /* the others see this block */
+        if (left <= 0) { /* this query sees nothing of the block, others do */
             for (int i = 0; i < (is_bf16 ? 2 : 4); i++)
                 _mm512_store_si512(room->shares + (i * num_queries + r) * 16, _mm512_setzero_si512());
             continue;
@@ -191,7 +191,7 @@ INLINE void share_out(const Attention *a, Room *room, int64_t key, int64_t row, 
     }
 }
 
-/* The part of a room that belongs to one head of several. */
+/* The part of the scratch that belongs to one head. */
 INLINE Room room_of(const Attention *a, const Room *all, int64_t head, int64_t num_queries, int item) {
     Room room = *all;
     room.queries += head * num_queries * a->head_dim * item / 4;
@@ -247,8 +247,8 @@ INLINE void put_seen(const Attention *a, const Room *room, int64_t head, int64_t
     }
 }
 
-/* Queries [row, row + num_queries) of kv heads [head, end_head), a row being one head of one row of q.
-   A block of keys is read for one head after the other: what lies side by side is read at once. */
+/* Attend with queries [row, row + num_queries) of kv heads [head, end_head), where a row is one head of one
+   row of q. A block of keys is read for all heads in turn, as they are adjacent in memory. */
 INLINE void attend_queries(const Attention *a, const Room *all, int64_t head, int64_t end_head, int64_t row,
                            int64_t num_queries, const int is_bf16) {
     const int item = is_bf16 ? 2 : 4;
@@ -268,7 +268,7 @@ INLINE void attend_queries(const Attention *a, const Room *all, int64_t head, in
     }
 }
 
-/* A task is a block of queries of so many kv heads; the last queries, which see most, come first. */
+/* A task is a block of queries of `task_heads` kv heads. The last queries, which see most keys, come first. */
 INLINE void attend_tasks(Attention *a, int64_t begin, int64_t end, const int is_bf16) {
     const int64_t per_head = a->num_rows * (a->num_heads / a->num_kv_heads), line = BLOCK_QUERIES * 4;
     const int64_t parts = (a->num_kv_heads + a->task_heads - 1) / a->task_heads;
@@ -301,12 +301,12 @@ static void attend_floats(void *a, int64_t begin, int64_t end) { attend_tasks((A
 
 static int can_attend(void) {
     __builtin_cpu_init();
-    /* Both are compiled for the instructions of bfloat16: other machines keep torch's products. */
+    /* Both dtypes are compiled for AVX512-BF16; other machines use torch. */
     return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512bf16");
 }
 
-/* 0: there was no memory. */
+/* Returns 0 if out of memory. */
 static int attend(Attention *a) {
     int64_t per_head = a->num_rows * (a->num_heads / a->num_kv_heads), heads = a->num_kv_heads / parallel_width();
     if (heads > BLOCK_QUERIES / per_head) heads = BLOCK_QUERIES / per_head;

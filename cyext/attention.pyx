@@ -35,8 +35,8 @@ def attend(
     bint is_bf16
 ) -> None:
     """q, out: contiguous [rows, heads, head_dim] = `shape`; keys, values: [places, num_kv_heads,
-    head_dim], `place_bytes` from place to place. Row r sees begin + r + 1 keys: of the int64
-    `places`, or, where that is 0, from the place `first` on. head_dim is a multiple of 32.
+    head_dim], `place_bytes` from place to place. Row r sees begin + r + 1 keys: those at the
+    int64 `places`, or, if that is 0, from place `first` on. head_dim: a multiple of 32.
     """
     cdef Attention given
     cdef int is_done

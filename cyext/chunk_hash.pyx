@@ -67,8 +67,8 @@ def chain(
 ) -> list[bytes]:
     """The hash of each full chunk: keyed blake3 of the previous hash and the chunk's tokens.
 
-    `tokens` is a C-contiguous int32 buffer; `parent` (32 bytes, ROOT where there is none) is the
-    hash before the first. So equal hashes mean equal tokens from the root on, under one key.
+    `tokens` is a C-contiguous int32 buffer; `parent` (32 bytes, ROOT if there is none) is the
+    hash before the first. So under one key, equal hashes mean equal tokens from the root on.
     Raises ValueError for other buffers, a key or parent of another size, an empty chunk.
     """
     cdef Py_buffer view
@@ -99,8 +99,9 @@ def chain(
 def span_key(tokens, bytes key not None, bytes parent not None) -> bytes:
     """The key of a node that adds `tokens`, one or more, to the node with the key `parent`.
 
-    `tokens` is a C-contiguous int32 buffer. Never the hash of a chunk: another kind of message,
-    which also holds the number of tokens. Raises ValueError as `chain` does, and for no tokens.
+    `tokens` is a C-contiguous int32 buffer. Never equals the hash of a chunk: the message
+    is of another kind, and holds the number of tokens. Raises ValueError as `chain` does, and if
+    there are no tokens.
     """
     cdef Py_buffer view
     cdef uint64_t num_tokens

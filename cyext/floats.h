@@ -1,6 +1,6 @@
 #pragma once
-/* Single numbers: bfloat16 and exp, without a branch, so that loops over them become vectors of
-   whichever instruction set they are inlined into. */
+/* Scalar bfloat16 and exp without branches, so that loops are vectorised for the instruction set that they
+   are inlined into. */
 #include <stdint.h>
 #include <string.h>
 

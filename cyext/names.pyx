@@ -68,8 +68,8 @@ def format_name(shard: int, kind: str, layer: int) -> str:
 def rename_table(list names not None, list begins not None) -> dict[str, str]:
     """For each name, its name under the split whose shard s holds layers [begins[s], begins[s+1]).
 
-    The last shard holds all further layers. Order is kept. Raises ValueError where a name is no
-    tensor name, where `begins` is not 0 and then rising, or where two names would become one.
+    The last shard holds all further layers. Order is kept. Raises ValueError for an invalid name,
+    for `begins` that do not rise from 0, and if two names would become equal.
     """
     cdef dict table = {}
     if not begins or begins[0] != 0 or any(a >= b for a, b in zip(begins, begins[1:])):

@@ -33,13 +33,13 @@ INLINE __m512i bf16_bytes(__m512i code, const __m512i *table) {
     return _mm512_mask_blend_epi8(_mm512_movepi8_mask(code), below, above);
 }
 
-/* A tile's codes, and its scales as its columns go by. */
+/* A tile's codes, and a cursor over its scales. */
 typedef struct {
     Scales at;
     const uint8_t *codes, *planes;
     int64_t lanes;
     __mmask16 mask;
-    __m512 scale[2 * SPAN_STEPS], minimum[2 * SPAN_STEPS]; /* of a span's steps, or of each half of them */
+    __m512 scale[2 * SPAN_STEPS], minimum[2 * SPAN_STEPS]; /* of a span's steps, or of their halves */
 } BfTile;
 
 INLINE void bf16_begin(BfTile *tile, const Matrix *w, int64_t first, const int bits) {
@@ -66,8 +66,8 @@ INLINE __m512i bf16_units(const uint8_t *units, const BfTile *tile, int64_t plac
     return _mm512_maskz_loadu_epi32(tile->mask, units + place * tile->lanes * 4);
 }
 
-/* Of one unit the pairs of columns: four, or two of codes that take a byte. Unit `u` of 16 columns, the
-   first or second half of step `step`. */
+/* The column pairs of one unit: four, or two for 8-bit codes. `u` counts the units of 16 columns, the first
+   or second half of step `step`. */
 INLINE void bf16_pairs(__m512i *pairs, const BfTables *tables, const BfTile *tile, int64_t step, const int half,
                        const int u, const int bits) {
     const __m512i codes = bf16_units(tile->codes, tile, bits == 8 ? 8 * step + 4 * half + u : 4 * step + 2 * half + u);
@@ -93,25 +93,25 @@ INLINE void bf16_pairs(__m512i *pairs, const BfTables *tables, const BfTile *til
     }
 }
 
-/* What a half of a step adds to a row's total; `sum`: of x, of both halves. */
+/* Add half a step to a row's total; `sum`: of x over both halves. */
 INLINE __m512 bf16_total(__m512 scale, __m512 minimum, __m512 dots, const float *sum, __m512 total, const int half,
                          const int is_fine, const int has_minimum) {
     total = _mm512_fmadd_ps(scale, dots, total);
-    if (has_minimum && is_fine) /* a group of 16 has a minimum of its own */
+    if (has_minimum && is_fine) /* each group of 16 has its own minimum */
         total = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(sum[half]), total);
     else if (has_minimum && half)
         total = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(sum[0] + sum[1]), total);
     return total;
 }
 
-/* A half of step `step`, which is `within` its span, of `count` tiles meets all rows; out[t]: of tile t
-   [rows][16]. */
+/* Multiply half of step `step`, the `within`-th of its span, of `count` tiles with all rows; out[t]: of tile
+   t, [rows][16]. */
 INLINE void bf16_half(const BfTile *tiles, const BfTables *tables, const int32_t *x, const float *sums, int64_t num_rows,
                       float *const *out, int64_t step, int64_t within, const int half, const int count, const int bits,
                       const int is_fine, const int has_minimum) {
     const int per_unit = bits == 8 ? 2 : 4;
     __m512i pairs[2][8];
-    __m512 scale[2], minimum[2]; /* what out is written to is not these */
+    __m512 scale[2], minimum[2]; /* copies that do not alias out */
 #pragma GCC unroll 2
     for (int t = 0; t < count; t++) {
 #pragma GCC unroll 4
@@ -138,8 +138,8 @@ INLINE void bf16_half(const BfTile *tiles, const BfTables *tables, const int32_t
     }
 }
 
-/* x: of each step [rows][32] bfloat16; sums: of each step [rows][2] float32, of 16 columns each. Adds to
-   out[t], float32 [rows][16], what tile first[t] gives. Two tiles share what is read of x. */
+/* Adds the products with tile first[t] to out[t], float32 [rows][16]. x: per step [rows][32] bfloat16; sums: per
+   step [rows][2] float32, of 16 columns each. Two tiles share the loads of x. */
 INLINE void bf16_many(const Matrix *w, const int64_t *first, const int32_t *x, const float *sums, int64_t num_rows,
                       float *const *out, const int count, const int bits, const int is_fine, const int has_minimum) {
     const BfTables tables = bf16_tables(w);

@@ -4,7 +4,7 @@
    V, VI      registers of floats, of integers   units(pointer, count), scale(...), number_of(...)
 
    16 columns of LANES rows become 16 registers, which every row of x is multiplied with in turn; the
-   order of sums is the same however many rows x has. */
+   order of summation does not depend on the number of rows of x. */
 
 /* Columns of half `half` of step `step`, in the order of columns. */
 INLINE void NAME(columns)(V *columns, const Matrix *w, const uint8_t *codes, const uint8_t *planes, int64_t unit,
@@ -34,7 +34,7 @@ INLINE void NAME(columns)(V *columns, const Matrix *w, const uint8_t *codes, con
     }
 }
 
-/* x: of each step [rows][32] float32. Adds to out, float32 [rows][16]. */
+/* Adds the products to out, float32 [rows][16]. x: per step [rows][32] float32. */
 INLINE void NAME(tile)(const Matrix *w, int64_t first, const float *x, int64_t num_rows, float *out,
                        const int bits, const int has_table, const int has_minimum) {
     const int64_t lanes = lanes_of(w, first), stride = w->num_columns;
@@ -46,7 +46,7 @@ INLINE void NAME(tile)(const Matrix *w, int64_t first, const float *x, int64_t n
         for (int64_t unit = 0; unit < stride / 16; unit++, scales_next(&at, 16)) {
             NAME(columns)(columns, w, codes, planes, unit, lanes, lane, bits, has_table);
             V minimum, scale = NAME(scale)(&at, lane, &minimum, has_minimum);
-            if (has_minimum) /* two large sums would be taken from each other, else */
+            if (has_minimum) /* subtract here: two large sums would cancel otherwise */
                 for (int i = 0; i < 16; i++) columns[i] = NAME(sub)(NAME(mul)(columns[i], scale), minimum);
             const float *row = x + unit / 2 * num_rows * 32 + unit % 2 * 16;
             for (int64_t m = 0; m < num_rows; m++, row += 32) {
@@ -71,7 +71,7 @@ INLINE void NAME(tile)(const Matrix *w, int64_t first, const float *x, int64_t n
 
 static void NAME(multiply)(const Matrix *w, const int64_t *first, int count, const void *x, const float *sums,
                            int64_t num_rows, float *const *out) {
-    (void)sums; /* of columns: for those who take minimums from sums */
+    (void)sums; /* of columns: only other kernels need them */
     for (int t = 0; t < count; t++) switch (w->bits * 4 + (w->has_table != 0) * 2 + (w->minimum != NO_MINIMUM)) {
         FLOAT_KIND(4, 0, 0) FLOAT_KIND(4, 0, 1) FLOAT_KIND(4, 1, 0) FLOAT_KIND(4, 1, 1)
         FLOAT_KIND(5, 0, 0) FLOAT_KIND(5, 0, 1) FLOAT_KIND(6, 0, 0) FLOAT_KIND(6, 0, 1)

@@ -1,4 +1,4 @@
-/* The instruction sets that quantised_floats.h is made for. */
+/* Instantiates quantised_floats.h for each instruction set. */
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c,fma")
 #define NAME(name) avx512_##name
@@ -35,7 +35,7 @@ INLINE V avx512_of_byte(const Matrix *w, VI code) {
     return _mm512_or_ps(number, _mm512_castsi512_ps(avx512_and(high, (int)0x80000000)));
 }
 INLINE V avx512_scale(const Scales *at, int64_t lane, V *minimum, const int has_minimum) {
-    (void)lane; /* all 16 rows are in a register */
+    (void)lane; /* a register has all 16 rows */
     const __mmask16 mask = (__mmask16)((1u << at->lanes) - 1);
     return scale_of_16(at, reals_of_16(at, mask, has_minimum), mask, minimum, has_minimum);
 }
@@ -85,7 +85,7 @@ INLINE V avx2_of_byte(const Matrix *w, VI code) {
     V number = _mm256_mul_ps(_mm256_castsi256_ps(size), _mm256_set1_ps(0x1p120f));
     return _mm256_or_ps(number, _mm256_castsi256_ps(avx2_and(high, (int)0x80000000)));
 }
-/* D s, and M m where there is one, of the rows from `lane` on. Few machines need it to be faster. */
+/* D s of the rows from `lane` on, and M m if there is a minimum. Simple, as few machines use it. */
 INLINE V avx2_scale(const Scales *at, int64_t lane, V *minimum, const int has_minimum) {
     float scales[8] __attribute__((aligned(32))) = {0}, minimums[8] __attribute__((aligned(32))) = {0};
     const Matrix *w = at->w;

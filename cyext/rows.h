@@ -1,14 +1,14 @@
 #pragma once
-/* What is done to each row between products: RMS norms, and heads that are normed and rotated. Plain
+/* Row operations between products: RMS norms, and heads that are normed and rotated. Plain
    loops over 16 numbers, which become vectors of the instructions that they are compiled for. Sums are
-   16 partial ones, added in one order whichever instructions those are. */
+   16 partial ones, added in the same order for every instruction set. */
 #include "floats.h"
 #include "threads.h"
 #include <math.h>
 
 typedef struct {
     const uint8_t *x;                       /* rows, `stride` numbers from one to the next */
-    const float *weight, *key_weight;       /* of norms; NULL: there is none */
+    const float *weight, *key_weight;       /* of norms; NULL for none */
     const float *cos, *sin;                 /* [rows][rotary_dim / 2] */
     uint8_t *out, *keys;                    /* contiguous */
     int64_t num_rows, stride, dim, num_heads, num_kv_heads, rotary_dim;
@@ -30,7 +30,7 @@ INLINE void put_numbers(const float *from, uint8_t *to, int64_t count, const int
         memcpy(to, from, (size_t)count * 4);
 }
 
-/* 1 / rms of a row whose numbers are a multiple of 16. */
+/* 1 / rms of a row of a multiple of 16 numbers. */
 INLINE float inverse_rms(const float *x, int64_t count, float eps) {
     float sums[16] = {0};
     for (int64_t i = 0; i < count; i += 16)
@@ -45,7 +45,7 @@ INLINE void norm_row(float *x, const float *weight, int64_t count, float eps) {
     for (int64_t i = 0; i < count; i++) x[i] = x[i] * scale * weight[i];
 }
 
-enum { ROW_PART = 8192 }; /* numbers of a row that lie on the stack */
+enum { ROW_PART = 8192 }; /* numbers of a row that are kept on the stack */
 
 INLINE void norm_rows(const Rows *p, int64_t begin, int64_t end) {
     float row[ROW_PART];
@@ -65,7 +65,7 @@ INLINE void turn_head(const Rows *p, const uint8_t *from, uint8_t *to, int64_t r
     take_numbers(from, head, p->dim, p->is_bf16);
     if (weight) {
         norm_row(head, weight, p->dim, p->eps);
-        if (p->is_bf16) /* what is rotated is what a norm gives: rounded */
+        if (p->is_bf16) /* the normed numbers are rounded before rotation */
             for (int64_t i = 0; i < p->dim; i++) head[i] = of_bf16(to_bf16(head[i]));
     }
     for (int64_t i = 0; i < half; i++) {
@@ -103,7 +103,7 @@ static int has_fast(void) { return 0; }
 static void plain_norm(void *p, int64_t begin, int64_t end) { norm_rows((Rows *)p, begin, end); }
 static void plain_turn(void *p, int64_t begin, int64_t end) { turn_rows((Rows *)p, begin, end); }
 
-enum { NUMBERS_ALONE = 1 << 14 }; /* fewer are not worth a second thread */
+enum { NUMBERS_ALONE = 1 << 14 }; /* fewer numbers are not worth a second thread */
 
 static void over_rows(Task task, Rows *p, int64_t numbers_of_row) {
     int64_t rows = NUMBERS_ALONE / numbers_of_row;

@@ -53,10 +53,11 @@ def turn_heads(
     uintptr_t sin,
     bint is_bf16
 ) -> None:
-    """Query and key heads of rows, normed and rotated, to contiguous memory.
+    """Norm and rotate the query and key heads of rows into contiguous memory.
 
-    `sizes`: rows, numbers of a row of x, of a head, and of these rotated. `heads`: of queries, with
-    which a row begins, and of keys, which follow. `weights`: of their norms, float32; 0 for none.
+    `sizes`: rows, numbers of a row of x, of a head, and rotated numbers of a head. `heads`: query
+    heads, which a row begins with, and key heads, which follow. `weights`: of their norms, float32;
+    0 for none.
     cos, sin: float32 [rows, rotated / 2].
     """
     cdef Rows given

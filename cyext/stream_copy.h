@@ -4,8 +4,8 @@
 #include <emmintrin.h>
 #endif
 
-/* memcpy, where what is large goes past the cache: lines that are about to be written whole
-   need not be read first, and the source stays cached for its checksum. */
+/* memcpy that bypasses the cache for large copies: whole lines need not be read before they are written,
+   and the source stays cached for its checksum. */
 static void stream_copy(char *to, const char *from, size_t num_bytes) {
 #if defined(__SSE2__)
     if (num_bytes >= 256 * 1024) {
@@ -21,7 +21,7 @@ static void stream_copy(char *to, const char *from, size_t num_bytes) {
             _mm_stream_si128((__m128i *)to + 2, c);
             _mm_stream_si128((__m128i *)to + 3, d);
         }
-        _mm_sfence();  /* streamed stores are not ordered with the others */
+        _mm_sfence();  /* streaming stores are not ordered with others */
     }
 #endif
     memcpy(to, from, num_bytes);

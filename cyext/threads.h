@@ -1,9 +1,9 @@
 #pragma once
 #ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* of dl_iterate_phdr */
+#define _GNU_SOURCE /* for dl_iterate_phdr */
 #endif
-/* Work among the threads that torch has already started. Which OpenMP runtime that is is asked of
-   the process, not of the linker: a second runtime would spin against the first. */
+/* Divides work among the threads that torch has already started. Finds the OpenMP runtime in the running
+   process instead of linking to one: a second runtime would spin against the first. */
 #include <stdint.h>
 #include <string.h>
 
@@ -59,7 +59,7 @@ static void threads_run(void *region) {
     }
 }
 
-/* Those of the process; found twice by two threads they are the same. */
+/* The runtime of the process; two threads that look it up at once find the same. */
 static const Threads *threads_of_torch(void) {
     static Threads threads;
     static int is_found;
@@ -70,13 +70,13 @@ static const Threads *threads_of_torch(void) {
     return &threads;
 }
 
-/* How many threads the calling one has: as many as torch.set_num_threads has said to it. */
+/* The number of threads of the calling one, as set by torch.set_num_threads. */
 static int parallel_width(void) {
     const Threads *threads = threads_of_torch();
     return threads->parallel && !threads->in_parallel() ? threads->max_threads() : 1;
 }
 
-/* [0, count) in parts of `grain`, taken by whichever of the threads is free. */
+/* Run [0, count) in parts of `grain`, taken by any free thread. */
 static void parallel_for(Task task, void *context, int64_t count, int64_t grain) {
     int64_t parts = (count + grain - 1) / grain, num_threads = parallel_width();
     if (num_threads > parts) num_threads = parts;

@@ -1,10 +1,10 @@
-// How 9 to 16 rows of x lie when they are arranged: as lanes of tensor cores load them, whole units of 256
-// columns, with zeros for rows and columns past the last.
+// The order of 9 to 16 arranged rows of x: as lanes of tensor cores load them, in whole units of 256 columns,
+// with zeros for rows and columns past the last.
 //
-// Columns, [block of 64][tile of 8 rows][half][lane][4 words]: a lane's words are of row lane / 4 and of
+// Columns, [block of 64][tile of 8 rows][half][lane][4 words]: a lane's words are from row lane / 4 and
 // columns 4 (lane % 4) to 4 (lane % 4) + 3 of quarter 2 half, and of the next quarter.
-// Sums of groups of 32 columns, [unit][tile][lane][4 words]: of row lane / 4 and of groups 2 (lane % 4) and the
-// next, in three bfloat16 numbers each, that have all of a float32 number's bits; the fourth word means nothing. Or
+// Sums of groups of 32 columns, [unit][tile][lane][4 words]: of row lane / 4 and groups 2 (lane % 4) and the
+// next, as three bfloat16 numbers each, which hold all bits of a float32 number; the fourth word is unused. Or
 // sums of halves of these groups, [unit][half][tile][lane][4 words].
 
 #pragma once
@@ -18,15 +18,15 @@ constexpr int ARRANGED_BLOCK_BYTES = 2 * TILE_BYTES;
 constexpr int ARRANGED_UNIT_BYTES = 4 * ARRANGED_BLOCK_BYTES;
 constexpr int SUMS_UNIT_BYTES = 2 * LANES_BYTES;  // of whole groups, or of one half
 
-// Bytes from the first of all columns of one lift to a number.
+// The byte offset of a number within the columns of one lift.
 __device__ __forceinline__ u32 place_of(u32 row, u32 column) {
   u32 quarter = column / 16 % 4, lane = row % 8 * 4 + column % 16 / 4;
   return column / 64 * ARRANGED_BLOCK_BYTES + row / 8 * TILE_BYTES + quarter / 2 * LANES_BYTES + lane * 16 +
          quarter % 2 * 8 + column % 4 * 2;
 }
 
-// Bytes from the first of all sums to that of half a group, which begins at `column`: its first part, from which the
-// next ones are a word each away.
+// The byte offset within all sums of that of the half group at `column`: its first part; the next parts are a word
+// apart each.
 __device__ __forceinline__ u32 place_of_half(u32 row, u32 column) {
   u32 group = column / 32 % 8, lane = row % 8 * 4 + group / 2;
   return (column / 256 * 2 + column / 16 % 2) * SUMS_UNIT_BYTES + row / 8 * LANES_BYTES + lane * 16 + group % 2 * 2;

@@ -1,11 +1,11 @@
 // A head's RMS norm (Zhang and Sennrich, 2019) and rotation (Su et al., 2021), by one warp. Dimensions d and
-// d + HALF turn together; numbers are rounded to bfloat16 after the norm and after the rotation.
+// d + HALF rotate together; numbers are rounded to bfloat16 after the norm and after the rotation.
 
 #pragma once
 
 #include "attend_layout.cuh"
 
-// Of a lane's pairs of dimensions: the n-th begins at this one.
+// The first dimension of the n-th pair of a lane.
 __device__ __forceinline__ int first_of_pair(int lane, int n) { return 2 * (lane + 32 * n); }
 __device__ __forceinline__ bool is_dim(int d) { return HEAD_DIM % 64 == 0 || d < HEAD_DIM; }
 __device__ __forceinline__ bool turns(int d) { return d < 2 * HALF; }
@@ -14,7 +14,7 @@ __device__ __forceinline__ int partner_of(int d) { return d < HALF ? d + HALF : 
 struct Angles {
   float2 cos[PAIRS], sin[PAIRS];
 
-  // Of an entry: HALF numbers each.
+  // HALF numbers each, of an entry.
   __device__ __forceinline__ Angles(const float* all_cos, const float* all_sin, int lane) {
 #pragma unroll
     for (int n = 0; n < PAIRS; n++) {
@@ -25,7 +25,7 @@ struct Angles {
   }
 };
 
-// Its loads are asked for long before its first sum, which would hold them up.
+// A head: its loads are issued long before its first sum, which would delay them.
 class Head {
  public:
   // `weight`: float [HEAD_DIM], or null for none.
@@ -69,7 +69,7 @@ class Head {
     for (int n = 0; n < PAIRS; n++) {
       int d = first_of_pair(lane, n);
       float sign = d < HALF ? -1.0f : 1.0f;
-      // Of dimensions that do not turn this is the number itself: cos is 1 there, and sin 0.
+      // A no-op for dimensions that do not rotate: cos is 1 there, and sin 0.
       u32 turned = rounded(low_of(own[n]) * angles.cos[n].x + sign * low_of(partner[n]) * angles.sin[n].x,
                            high_of(own[n]) * angles.cos[n].y + sign * high_of(partner[n]) * angles.sin[n].y);
       if (is_dim(d)) store(d, turned);

@@ -1,7 +1,7 @@
-// What a program of attend_row.cu has of shared memory, and what it calls things.
+// The shared memory of a program of attend_row.cu, and its constants.
 //
-// A unit is 16 tokens, which a warp takes at a time: a tile of keys and one of values, rows of bfloat16.
-// Rows lie 16 bytes further apart than they are long, so that no two of eight are in the same banks.
+// A unit is the 16 tokens that a warp processes at a time: a tile of keys and one of values, rows of bfloat16.
+// Rows are padded by 16 bytes, so that no two of eight are in the same banks.
 
 #pragma once
 
@@ -23,7 +23,7 @@ constexpr int AT_NEW_KEY = AT_QUERIES + 8 * HALVES * ROW_BYTES;
 constexpr int AT_NEW_VALUE = AT_NEW_KEY + HEAD_DIM * 2;
 constexpr int AT_WEIGHTS = AT_NEW_VALUE + HEAD_DIM * 2;  // of warps and heads: float2
 
-// A warp's sums lie in its ring when it has read all: float [GROUP][SUM_COLUMNS], stored without conflicts.
+// A warp's sums replace its ring once it has read all: float [GROUP][SUM_COLUMNS], stored without conflicts.
 constexpr int SUM_COLUMNS = HEAD_DIM + 8;
 static_assert(GROUP * SUM_COLUMNS * 4 <= RING_BYTES, "the group is larger than 16");
 static_assert(SHARED_BYTES == AT_WEIGHTS + WARPS * GROUP * 8, "who launches has counted otherwise");

@@ -1,12 +1,12 @@
-// Softmaxes over parts of a context become one: those of a program's warps, then those of all programs of a kv
-// head. Parts are added in their own order, whoever comes last: a result is the same bits at every run.
+// Merges softmaxes over parts of a context: those of a program's warps, then those of all programs of a kv
+// head. Parts are added in a fixed order, whichever program is last, so every run gives the same bits.
 
 #pragma once
 
 #include "attend_layout.cuh"
 
 constexpr int QUADS = GROUP * HEAD_DIM / 4;  // of a kv head's results: 4 dimensions of a head
-constexpr int TOGETHER = GROUP > 8 ? 8 : 16;  // parts that are on their way at a time
+constexpr int TOGETHER = GROUP > 8 ? 8 : 16;  // parts that are loaded at a time
 
 // Of a quad.
 struct Part {
@@ -32,7 +32,7 @@ __device__ __forceinline__ Part merged(const Part (&parts)[N], int count) {
   return all;
 }
 
-// Of the first `num_warps`, where `Softmax::finish` has left it.
+// Merges the results that `Softmax::finish` has left of the first `num_warps`.
 __device__ __forceinline__ Part merged_warps(u32 begin, int quad, int num_warps) {
   int head = quad / (HEAD_DIM / 4), column = quad % (HEAD_DIM / 4) * 4;
   Part parts[WARPS];
@@ -47,7 +47,7 @@ __device__ __forceinline__ Part merged_warps(u32 begin, int quad, int num_warps)
   return merged(parts, num_warps);
 }
 
-// What programs leave for the last of them.
+// What programs leave for the last one.
 struct Parts {
   float4* sums;     // [splits][QUADS]
   float2* weights;  // [splits][GROUP]: best, weight
@@ -77,7 +77,7 @@ struct Parts {
   }
 };
 
-// The result of a quad: its weights sum to 1, and the gate lets through what it does.
+// The result of a quad: normalised by its weight, and gated.
 __device__ __forceinline__ uint2 finished(const Part& part, uint2 gate) {
   float4 sum = part.sum;
   float one = 1.0f / part.weight;

@@ -2,14 +2,12 @@
 // flash-decoding (Dao et al., 2023) over the lane's pages.
 //
 // A program takes one kv head's group of query heads through one of up to SPLITS parts of the context. Which
-// part depends on the context's length alone. What earlier steps have left of keys and values is on its way
-// before the kernel in front has ended; each warp copies units of 16 tokens into its own ring of shared memory,
-// and waits for nobody until its sums are added to the others'. Of a kv head's programs the last one to come
-// merges what all have left.
+// part depends on the context's length alone. Copies of earlier keys and values start before the preceding
+// kernel has ended. Each warp copies units of 16 tokens into its own ring of shared memory, and waits for no
+// other until its sums are added to theirs. The last program of a kv head to finish merges all parts.
 //
-// Compiled with: GROUP, KV_HEADS, HEAD_DIM, HALF (of the rotated dimensions), GATED, NEWEST (0: no ring) (the
-// layer); WARPS, STAGES, SPLITS, OVERLAP, SHARED_BYTES (the program). luceasync.kernels.attention_cuda says
-// what they mean.
+// Compiled with: GROUP, KV_HEADS, HEAD_DIM, HALF (of the rotated dimensions), GATED, NEWEST (0: no ring) for the
+// layer; WARPS, STAGES, SPLITS, OVERLAP, SHARED_BYTES for the program. See luceasync.kernels.attention_cuda.
 
 #include "attend_heads.cuh"
 #include "attend_layout.cuh"
@@ -17,7 +15,7 @@
 #include "attend_units.cuh"
 #include "device_words.cuh"
 
-// Heads of the group, then the new key, then the new value are shared out among the warps.
+// The warps share the heads of the group, the new key and the new value.
 constexpr int TURNS = (GROUP + 1 + WARPS - 1) / WARPS;
 constexpr int KEY = GROUP, VALUE_WARP = (GROUP + 1) % WARPS;
 
@@ -29,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
   __shared__ u32 num_before;
   if (OVERLAP) start_next();
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  int num_each = gridDim.x / SPLITS;  // parts that all contexts have come first
+  int num_each = gridDim.x / SPLITS;  // the first parts of all contexts come first
   int split = blockIdx.x / num_each, group = blockIdx.x % num_each;
   int entry = group / KV_HEADS, kv_head = group % KV_HEADS;
   int row = lanes[entry], row_index = row_indices[entry];
@@ -49,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
   Copier copier = {keys, values, tables + (u64)row * table_stride, row_index, lane};
   u32 begin = shared_begin();
 
-  // Long before: what earlier steps have left, and weights. That is there: the kernel in front of this one has
+  // Start early: keys and values of earlier steps, and weights. They are complete, as the preceding kernel has
   // waited for all before it.
   Units units(copier, range, begin, warp);
   units.start();

@@ -1,5 +1,5 @@
 // Units of keys and values: a warp's copies of them, and its online softmax over them in base 2 (Milakov and
-// Gimelshein, 2018), as flash-decoding has it (Dao et al., 2023).
+// Gimelshein, 2018), as in flash-decoding (Dao et al., 2023).
 
 #pragma once
 
@@ -9,7 +9,7 @@
 constexpr int PIECES = HEAD_DIM / 8, ROWS = 32 / PIECES;
 static_assert(PIECES * ROWS == 32, "the head's dimensions are no power of two");
 
-// Which units of a context a split has: they come by the WARPS, which are divided evenly.
+// The units of a context that a split has: groups of WARPS units are divided evenly.
 struct Range {
   int first, end, num_splits;
 
@@ -23,20 +23,20 @@ struct Range {
   __device__ __forceinline__ int num_warps() const { return min(end - first, WARPS); }  // that have units
 };
 
-// Copies units of one kv head of one lane, whose `keys` and `values` these are.
+// Copies units of `keys` and `values` of one kv head of one lane.
 struct Copier {
   const u16 *keys, *values;
-  const int* table;  // of the lane
+  const int* table;  // the lane's
   int row_index, lane;
 
   __device__ __forceinline__ int page_of(int unit) const { return table[unit / (PAGE / UNIT)]; }
 
-  // Where the row of `row_index` begins, in `keys` as in `values`.
+  // The offset of the row at `row_index` in `keys` and in `values`.
   __device__ __forceinline__ u64 new_row() const {
     return ((u64)page_of(row_index / UNIT) * PAGE + row_index % PAGE) * KV_DIM;
   }
 
-  // Rows from `row_index` on are zeros; that of `row_index` itself is not touched: it comes from elsewhere.
+  // Rows after `row_index` become zeros; the one at `row_index` is left alone, as it comes from elsewhere.
   __device__ __forceinline__ void copy(u32 tile, const u16* from, int unit, int page) const {
     int row = lane / PIECES, column = lane % PIECES;
     from += ((u64)page * PAGE + unit % (PAGE / UNIT) * UNIT + row) * KV_DIM + column * 8;
@@ -53,7 +53,7 @@ struct Copier {
     }
   }
 
-  // The new key and value into the unit that has the row of `row_index`.
+  // Writes the new key and value into the unit that has the row at `row_index`.
   __device__ __forceinline__ void put_new(u32 begin, u32 stage) const {
     if (lane >= PIECES) return;
     u32 at = stage - begin + row_index % UNIT * ROW_BYTES + lane * 16;
@@ -62,13 +62,13 @@ struct Copier {
   }
 };
 
-// A lane has heads lane / 4 (and 8 more) and of every 8 columns lane % 4 * 2 and the next.
+// A lane has heads lane / 4 (and 8 + lane / 4), and of every 8 columns lane % 4 * 2 and the next.
 class Softmax {
  public:
   float best[HALVES], weight[HALVES];  // of a lane's own columns, until `finish`
   float total[2 * STEPS][HALVES][2];   // [.., of 8 dimensions, head, dimension]
 
-  // `queries`: [GROUP] rows of shared memory. The rest of the rows is anything: nobody asks for its result.
+  // `queries`: [GROUP] rows of shared memory. The other rows are undefined: their results are not used.
   __device__ __forceinline__ Softmax(u32 queries, int lane) {
 #pragma unroll
     for (int half = 0; half < HALVES; half++) best[half] = least(), weight[half] = 0.0f;
@@ -86,7 +86,7 @@ class Softmax {
           query[step][word][half] = load<u32>(at + half * 8 * ROW_BYTES + step * 32 + word * 16);
   }
 
-  // Scores of a tile of keys, of which the first `num_seen` count, and what is to be added of the values.
+  // Scores a tile of keys, of which the first `num_seen` count, and derives the weights of its values.
   __device__ __forceinline__ void add_keys(u32 tile, int num_seen, float scale, int lane) {
     float sums[2][2][4] = {};  // [even and odd steps, of 8 tokens, of a lane]: shorter chains of products
     u32 at = tile + (lane % 8 + lane / 16 * 8) * ROW_BYTES + lane / 8 % 2 * 16;
@@ -122,7 +122,7 @@ class Softmax {
     }
   }
 
-  // The tile of values that belongs to those keys.
+  // Adds the tile of values of those keys.
   __device__ __forceinline__ void add_values(u32 tile, int lane) {
     const u32 a[4] = {shares[0][0], HALVES == 2 ? shares[0][HALVES - 1] : 0, shares[1][0],
                       HALVES == 2 ? shares[1][HALVES - 1] : 0};
@@ -143,7 +143,7 @@ class Softmax {
     }
   }
 
-  // Into the warp's ring, and best and weight where those of all warps lie.
+  // Writes the sums to the warp's ring, and best and weight to the array of all warps.
   __device__ __forceinline__ void finish(int warp, int lane) {
 #pragma unroll
     for (int half = 0; half < HALVES; half++) {
@@ -166,14 +166,14 @@ class Softmax {
   float shrink[HALVES];
 };
 
-// A warp's units of a range, and its ring, in which STAGES of them are on their way.
+// A warp's units of a range, and its ring, in which STAGES of them are in flight.
 class Units {
  public:
   __device__ __forceinline__ Units(const Copier& copier, const Range& range, u32 begin, int warp)
       : copier(copier), first(range.first + warp), end(range.end), begin(begin), stage(begin + warp * RING_BYTES),
         end_of_ring(stage + RING_BYTES) {}
 
-  // The first copies, before anything else is waited for. All pages are asked for ahead of them.
+  // Starts the first copies before anything else is waited for. All page numbers are loaded ahead of them.
   __device__ __forceinline__ void start() {
     int pages[STAGES + 1];
 #pragma unroll
@@ -192,7 +192,7 @@ class Units {
     page = pages[STAGES];
   }
 
-  // The new key and value are in shared memory by then.
+  // Requires the new key and value in shared memory.
   __device__ __forceinline__ void add_to(Softmax& softmax, float scale) {
     int row_index = copier.row_index, lane = copier.lane;
     for (int unit = first; unit < end; unit += WARPS) {
@@ -201,9 +201,9 @@ class Units {
       int page_after = next + WARPS < end ? copier.page_of(next + WARPS) : 0;
       wait_for_copies<2 * STAGES - 1>();
       if (unit == row_index / UNIT) copier.put_new(begin, stage);
-      __syncwarp();  // what others have copied is here
+      __syncwarp();  // copies of other lanes have arrived
       softmax.add_keys(stage, row_index + 1 - unit * UNIT, scale, lane);
-      __syncwarp();  // and what all have read is free
+      __syncwarp();  // and all lanes have read the stage
       if (has_next) copier.copy(stage, copier.keys, next, page);
       commit_copies();
       wait_for_copies<2 * STAGES - 1>();

@@ -1,5 +1,5 @@
-// What GPUs have of their own, as functions: asynchronous copies, shared memory, tensor cores. PTX is here
-// alone, so that tests can put another body of these functions in its place, and run kernels on CPUs.
+// GPU features as functions: asynchronous copies, shared memory, tensor cores. All PTX is in this file, so that
+// tests can replace it by other bodies of these functions and run the kernels on CPUs.
 
 #pragma once
 
@@ -12,18 +12,18 @@ __device__ __forceinline__ float as_float(u32 bits) { return __uint_as_float(bit
 
 extern __shared__ __align__(16) u8 shared[];
 
-// A number that is held, and not made again wherever it is wanted.
+// Keeps a number in a register; the compiler will not recompute it at each use.
 __device__ __forceinline__ u32 held(u32 number) {
   u32 found;
   asm volatile("mov.u32 %0, %1;" : "=r"(found) : "r"(number));
   return found;
 }
 
-// Where shared memory begins, as copies and loads of it count: `at` below.
+// The start of shared memory, in the address space of `at` below.
 __device__ __forceinline__ u32 shared_begin() { return held((u32)__cvta_generic_to_shared(shared)); }
 
-// Copies: 16 or 8 bytes of weights that nobody else wants, or of x, which others on the
-// multiprocessor read too. Not `ok`: zeros.
+// Copy 16 or 8 bytes of weights, which no other program reads, or of x, which others on the multiprocessor
+// read too. Zeros unless `ok`.
 __device__ __forceinline__ void copy_16(u32 at, const void* from, bool ok) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(ok ? 16 : 0));
 }
@@ -34,8 +34,8 @@ __device__ __forceinline__ void copy_shared_16(u32 at, const void* from, bool ok
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(ok ? 16 : 0));
 }
 
-// What a lane has copied since it committed before is a group; it waits for all of its own but the NUM_AFTER
-// last ones. What others have copied it may read once these have waited, and it for them.
+// A lane's copies since its last commit are a group; it waits for all of its groups but the last NUM_AFTER. It may
+// read what other lanes copied once they have waited too, after a sync.
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
 template <int NUM_AFTER>
 __device__ __forceinline__ void wait_for_copies() {
@@ -43,12 +43,12 @@ __device__ __forceinline__ void wait_for_copies() {
 }
 __device__ __forceinline__ void wait_for_all_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Kernels that overlap: this one waits until those before it are done; the next may begin once every
-// program has let it.
+// Overlapping kernels: wait until the preceding ones are done; let the next one begin once every program has
+// called this.
 __device__ __forceinline__ void wait_for_those_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void start_next() { asm volatile("griddepcontrol.launch_dependents;"); }
 
-// Of shared memory.
+// Loads and stores of shared memory.
 template <typename T>
 __device__ __forceinline__ T load(u32 at);
 template <>
@@ -76,8 +76,9 @@ __device__ __forceinline__ uint4 load<uint4>(u32 at) {
   return v;
 }
 
-// Four matrices of 8 rows of 8 bf16 numbers (NVIDIA's ldmatrix): lane 8 i + r says where row r of the i-th
-// lies. A lane gets of each row lane / 4, columns lane % 4 * 2 and the next; if TRANSPOSED, of its transpose.
+// Four matrices of 8 rows of 8 bf16 numbers (NVIDIA's ldmatrix): lane 8 i + r has the address of row r of
+// the i-th. Of each matrix, or of its transpose if TRANSPOSED, a lane gets row lane / 4, columns lane % 4 * 2 and the
+// next.
 template <bool TRANSPOSED>
 __device__ __forceinline__ void load_matrices(u32 (&m)[4], u32 at) {
   if (TRANSPOSED) {
@@ -93,19 +94,19 @@ __device__ __forceinline__ void load_matrices(u32 (&m)[4], u32 at) {
   }
 }
 
-// Adds 1 to a counter of all programs, and says what it was. What this program has written is there for who
-// comes later, and what those before have written is here: of all threads that have synced with this one.
+// Adds 1 to a counter of all programs; returns its former value. Releases what this program has written, and
+// acquires what earlier ones have: for all threads that have synced with this one.
 __device__ __forceinline__ u32 arrive(u32* counter) {
   u32 before;
   asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
   return before;
 }
 
-// What other programs of this launch have written: no cache of this multiprocessor may answer.
+// Loads what other programs of this launch have written, bypassing the caches of this multiprocessor.
 __device__ __forceinline__ float4 load_of_others(const float4* from) { return __ldcg(from); }
 __device__ __forceinline__ float2 load_of_others(const float2* from) { return __ldcg(from); }
 
-// Of the shared memory of another program of the cluster.
+// Loads from the shared memory of another program of the cluster.
 __device__ __forceinline__ float load_of_program(u32 at, u32 rank) {
   u32 there;
   float v;
@@ -114,7 +115,7 @@ __device__ __forceinline__ float load_of_program(u32 at, u32 rank) {
   return v;
 }
 
-// All threads of all its programs have come, and what they have written is there.
+// Waits for all threads of the cluster; what they have written is visible.
 __device__ __forceinline__ void wait_for_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
@@ -132,7 +133,7 @@ __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Of 8 columns of the weight.
+// A product with 8 columns of the weight.
 __device__ __forceinline__ void multiply(float (&c)[4], u32 a0, u32 a1, u32 b0) {
   asm(
       "mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
@@ -152,7 +153,7 @@ __device__ __forceinline__ u16 rounded(float number) {
   return found;
 }
 
-// Two of them, in a word.
+// Two of them in one word.
 __device__ __forceinline__ u32 rounded(float low, float high) {
   u32 found;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(found) : "f"(high), "f"(low));

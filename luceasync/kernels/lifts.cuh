@@ -1,4 +1,4 @@
-// Powers of two that bfloat16 numbers are taken times, two at once.
+// Scaling of bfloat16 numbers by powers of two, two at once.
 
 #pragma once
 
@@ -6,14 +6,14 @@
 
 constexpr int LIFT_EXPONENT = 96;  // of rows of x
 
-// By which power of two a quarter of 16 columns is taken times: for codes that are numbers of a table, for those
-// that are bfloat16 numbers as they are, and for those of up to 6 bits in place (quant_codes.cuh).
+// The power of two that scales a quarter of 16 columns of x: for table codes, for codes that are bfloat16 bits as they
+// are, and for codes of up to 6 bits in place (quant_codes.cuh).
 constexpr int NUM_LIFTS = 3;
 __host__ __device__ constexpr int exponent_of(int lift, int quarter) {
   return lift == 0 ? 0 : LIFT_EXPONENT - (lift == 2 && quarter % 2 ? 4 : 0);
 }
 
-// Ampere has no product by itself.
+// Ampere has no plain bfloat16 product.
 __device__ __forceinline__ u32 times_bf16x2(u32 a, u32 b) { return fma_bf16x2(a, b, 0x80008000); }
 
 // A power of two as a bfloat16 number, twice.

@@ -1,7 +1,7 @@
-// Rows of x, before products of several rows take them: normed, and more than 8 arranged too.
+// Prepares rows of x for products: norms them, and arranges more than 8 of them.
 //
 // Compiled with: NORM (columns of a row that is normed, else 0), OVERLAP; WARPS (of a program), LIFTS (a bit for
-// each of the lifts below that is wanted), SUMS. luceasync.kernels.prepared_rows says what they mean.
+// each wanted lift), SUMS. See luceasync.kernels.prepared_rows.
 
 #include "arranged_rows.cuh"
 #include "device_words.cuh"
@@ -9,7 +9,7 @@
 #include "overlap.cuh"
 #include "row_norm.cuh"
 
-// Up to 8 rows, a program each. The product behind asks for its weights meanwhile.
+// Up to 8 rows, one program each. Meanwhile the following product requests its weights.
 extern "C" __global__ void rms_norm(const u16* x, const float* norm, u16* out, float eps) {
   u64 row = (u64)blockIdx.x * NORM;
   if (OVERLAP) start_next();
@@ -22,7 +22,7 @@ extern "C" __global__ void rms_norm(const u16* x, const float* norm, u16* out, f
   }
 }
 
-// The sum of the group of 32 columns that four lanes have 8 of each.
+// The sum of a group of 32 columns, of which four lanes have 8 each.
 __device__ __forceinline__ float sum_of_group(uint4 own) {
   const u32 pairs[4] = {own.x, own.y, own.z, own.w};
   float sum = 0.0f;
@@ -33,10 +33,10 @@ __device__ __forceinline__ float sum_of_group(uint4 own) {
   return sum * as_float(two_to(LIFT_EXPONENT) & 0xffff0000);
 }
 
-// A warp's unit of one row, of which `own` is a lane's 8 columns. `columns`: of all lifts, one after the other.
+// Arranges a warp's unit of one row; `own` are a lane's 8 columns. `columns`: of all lifts in turn.
 __device__ __forceinline__ void arrange(uint4 own, int row, int unit, int num_units, u8* columns, u8* sums) {
   int lane = threadIdx.x % 32, tile = row / 8, first_lane = row % 8 * 4;
-  // The lane beside, 16 columns away, has what follows of the same lane of a tensor core.
+  // The neighbouring lane, 16 columns away, has the next numbers of the same lane of a tensor core.
   bool is_odd = lane & 2;
   u32 x = __shfl_xor_sync(~0u, is_odd ? own.x : own.z, 2), y = __shfl_xor_sync(~0u, is_odd ? own.y : own.w, 2);
   uint4 words = is_odd ? make_uint4(x, y, own.z, own.w) : make_uint4(own.x, own.y, x, y);
@@ -64,8 +64,8 @@ __device__ __forceinline__ void arrange(uint4 own, int row, int unit, int num_un
   }
 }
 
-// 9 to 16 rows [num_rows, num_columns]. A warp arranges a unit of one row; a program that norms has a whole row,
-// since each of its columns wants all of them.
+// 9 to 16 rows [num_rows, num_columns]. A warp arranges a unit of one row. A program that norms has a whole row,
+// as each column depends on all of them.
 extern "C" __global__ void __launch_bounds__(WARPS * 32) arrange_rows(
     const u16* x, const float* norm, u8* columns, u8* sums, float eps, int num_rows, int num_columns) {
   int row = blockIdx.x % ARRANGED_ROWS, num_units = (num_columns + 255) / 256;

@@ -1,4 +1,4 @@
-// Codes as bfloat16 numbers that tensor cores multiply, exactly, and the scales of their groups.
+// Decoding of codes to exact bfloat16 numbers for tensor cores, and of the scales of their groups.
 
 #pragma once
 
@@ -14,8 +14,8 @@ __device__ __forceinline__ float e8m0_of(u32 byte) {
   return as_float(byte < 2 ? (byte == 0 ? 0x00200000 : 0x00400000) : (byte - 1) << 23);
 }
 
-// 2^15 + a byte of a word. `base`: the bits of 2^15, which are nothing that a compiler knows: a permutation of bytes
-// takes one number that is known, and that is which bytes it takes.
+// 2^15 + a byte of a word. `base`: the bits of 2^15, opaque to the compiler, as a byte permutation has room for one
+// constant, its selector.
 constexpr u32 BASE = 0x47000000;
 template <int BYTE>
 __device__ __forceinline__ float above_base(u32 word, u32 base) {
@@ -28,9 +28,9 @@ __device__ __forceinline__ float large(u32 word) {
   return as_float(__byte_perm(word, 0x4b000000, 0x7650 | BYTE));
 }
 
-// A code's bits are a bfloat16 number as they are: patterns up to 255 are as many times 2^-133. Rows of x
-// are taken 2^96 times, so that products are far from the smallest numbers, and results 2^37 times. Four
-// bits in the upper half of a byte stand 16 times too large: the x of such a code is taken 2^92 times.
+// A code's bits are used as a bfloat16 number: a pattern n up to 255 is n * 2^-133. x is scaled by 2^96, which keeps
+// products far from the smallest numbers, and results by 2^37. Four bits in the upper half of a byte are 16 times too
+// large: the x of such a code is scaled by 2^92.
 constexpr bool PLAIN = CODES == UINT || CODES == BIASED;
 constexpr int CODE_EXPONENT = PLAIN ? -133 : CODES == E4M3 ? -120 : CODES == E2M1 ? -127 : 0;
 constexpr int X_EXPONENT = CODE_EXPONENT == 0 ? 0 : LIFT_EXPONENT;
@@ -38,11 +38,11 @@ constexpr bool IN_PLACE = PLAIN && BITS < 8;
 
 constexpr float LIFT = (float)((u64)1 << (CODE_EXPONENT == 0 ? 0 : -CODE_EXPONENT - X_EXPONENT));
 
-// By how many bits codes are too large.
+// The number of bits by which codes are shifted left.
 __host__ __device__ constexpr int shift_of(int quarter) { return IN_PLACE && quarter % 2 ? 4 : 0; }
 constexpr u32 ONE = 0x3f803f80;
 
-// x, as its products want it.
+// x, scaled for its products.
 template <int QUARTER>
 __device__ __forceinline__ uint2 lifted(uint2 x) {
   if constexpr (X_EXPONENT == 0) return x;
@@ -50,14 +50,14 @@ __device__ __forceinline__ uint2 lifted(uint2 x) {
   return make_uint2(times_bf16x2(x.x, BY), times_bf16x2(x.y, BY));
 }
 
-// What a code of 1 is.
+// The bfloat16 bits of a code of 1.
 template <int QUARTER>
 __host__ __device__ constexpr u32 one_of() {
   if (PLAIN) return (u32)0x00010001 << shift_of(QUARTER);
-  return CODES == E4M3 ? two_to(-120) : CODES == E2M1 ? 0x00400040 : ONE;  // 2^-127 is no normal number
+  return CODES == E4M3 ? two_to(-120) : CODES == E2M1 ? 0x00400040 : ONE;  // 2^-127 is subnormal
 }
 
-// Two floats whose numbers are whole and small: bfloat16 has all their bits.
+// Packs two floats that are small integers, which bfloat16 holds exactly.
 __device__ __forceinline__ u32 upper_halves(float low, float high) {
   return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
 }
@@ -67,15 +67,15 @@ __device__ __forceinline__ u32 table_bytes(u32 nibbles) {
   return __byte_perm(__byte_perm(TABLE_0, TABLE_1, near), __byte_perm(TABLE_2, TABLE_3, near), far);
 }
 
-// The bits of the bfloat16 number that is `number` times 2^-133; it has at most 8 digits.
+// The bits of the bfloat16 number `number` * 2^-133; `number` has at most 8 bits.
 __host__ __device__ constexpr u32 pattern_of(int number) {
   u32 exponent = 0;
   for (; number > 255; number /= 2) exponent++;
   return (exponent << 7) + (u32)number;
 }
 
-// Codes whose lower 4 bits are `low`, and whose high ones begin at bit `shift` of two words of 16 bits: a product and
-// a sum move them to their place, on the pipe that has less to do than that of shifts.
+// Codes with the lower 4 bits `low` and high bits from bit `shift` of two 16-bit words on. A multiply-add moves them
+// into place, as its pipe is less busy than that of shifts.
 template <int QUARTER>
 __device__ __forceinline__ u32 with_high(u32 low, u32 high, int shift) {
   u32 bits = high >> (shift & 8) & (BITS == 5 ? 0x00010001 : 0x00030003) << (shift & 7);
@@ -83,8 +83,7 @@ __device__ __forceinline__ u32 with_high(u32 low, u32 high, int shift) {
   return up == 0 ? low | bits : fma_bf16x2(bits, two_to(up), low);
 }
 
-// Codes `QUARTER` of two words of 16 bits, as two bfloat16 numbers; `high`: their high bits, which
-// begin at bit `shift`.
+// Decodes code `QUARTER` of two 16-bit words to two bfloat16 numbers; their high bits begin at bit `shift` of `high`.
 template <int QUARTER>
 __device__ __forceinline__ u32 numbers(u32 words, u32 high, int shift) {
   if constexpr (CODES == E4M3) {
@@ -126,8 +125,8 @@ __device__ __forceinline__ Two super_of(u32 at) {
   }
 }
 
-// The small numbers of row g and of row 8 + g, PARTS bytes of a block each, those of row 8 + g from byte FAR on; for
-// one row of x those of a lane's two sums.
+// The small numbers of rows g and 8 + g, PARTS bytes of a block each; those of row 8 + g start at byte FAR. For one row
+// of x, those of a lane's two sums.
 constexpr int FAR = PARTS == 4 ? 0 : PARTS;
 struct Small {
   u32 near, far;
@@ -147,8 +146,7 @@ __device__ __forceinline__ Small small_of(u32 at) {
 
 template <int KIND, int BYTE>
 __device__ __forceinline__ float scaled(float super, u32 word, u32 base) {
-  // The sum is exact before it is rounded, where a fused product is one: of a D with as few digits as its dtype has
-  // so is what is taken off.
+  // A fused multiply-add rounds only its exact result, and with a D of so few bits the subtracted term is exact too.
   if constexpr (KIND == SMALL_UINT8) {
     return fmaf(above_base<BYTE>(word, base), super, super * -32768.0f);
   } else if constexpr (KIND == SMALL_INT8) {
@@ -159,12 +157,12 @@ __device__ __forceinline__ float scaled(float super, u32 word, u32 base) {
   }
 }
 
-// The scale of a sum of row g and of row 8 + g, and what is taken off for each 1 of x.
+// The scales of the sums of rows g and 8 + g, and what is subtracted for each 1 of x.
 struct Scales {
   Two scale, minimum;
 };
 
-// PART: of the bytes of `small` and `small_minimum`; `super`, `super_minimum`: D and M; `base`: see above_base.
+// PART: the byte of `small` and `small_minimum`; `super`, `super_minimum`: D and M; `base`: see above_base.
 template <int PART>
 __device__ __forceinline__ Scales scales_of(Two super, Two super_minimum, Small small, Small small_minimum, bool ok,
                                            u32 base) {
@@ -179,7 +177,7 @@ __device__ __forceinline__ Scales scales_of(Two super, Two super_minimum, Small 
                scaled<SMALL, BYTE + FAR>(super.far, small.far, base)};
     }
   }
-  // Past the end scales are 0: not where that is no scale, nor where one is for blocks before it too.
+  // Scales past the end are 0, unless 0 is not a scale, or one scale is shared with earlier blocks.
   if constexpr (DIVIDES || SCALE == E8M0 || ALIKE && SMALL == NO_SMALL)
     scale = {ok ? scale.near : 0.0f, ok ? scale.far : 0.0f};
   if constexpr (MINIMUM != NO_MINIMUM && ALIKE && !SMALL_MINIMUMS)
@@ -188,7 +186,7 @@ __device__ __forceinline__ Scales scales_of(Two super, Two super_minimum, Small 
     minimum = {scaled<SMALL_UINT8, BYTE>(minimum.near, small_minimum.near, base),
                scaled<SMALL_UINT8, BYTE + FAR>(minimum.far, small_minimum.far, base)};
   }
-  constexpr int LESS = PLAIN ? (CODES == BIASED ? 128 : ZERO) : 0;  // which the codes still have
+  constexpr int LESS = PLAIN ? (CODES == BIASED ? 128 : ZERO) : 0;  // the offset that codes still have
   if constexpr (MINIMUM != NO_MINIMUM && LESS != 0)
     minimum = {fmaf(scale.near, LESS, minimum.near), fmaf(scale.far, LESS, minimum.far)};
   return {scale, minimum};

@@ -1,4 +1,4 @@
-// Several rows of x, straight from memory: what a lane multiplies of a block.
+// Several rows of x, loaded straight from memory: what a lane multiplies with a block.
 
 #pragma once
 
@@ -10,8 +10,8 @@ struct Columns {
   uint2 of[TILES][4];
 };
 
-// Up to 8 rows, as they are. Rows past the last are the last one, whose products nobody stores, as are
-// blocks, whose weights are 0.
+// Up to 8 plain rows. Rows past the last repeat it, and their products are not stored; so do blocks past the last,
+// whose weights are 0.
 struct PlainRows {
   const u16* of[TILES];  // the next block
   int num_blocks, block;
@@ -24,7 +24,7 @@ struct PlainRows {
       of[i] = x + (u64)min(8 * i + lane / 4, num_rows - 1) * (num_blocks * 64) + begin + lane % 4 * 4;
   }
 
-  // Of the next block, `on` blocks after which the one after it begins.
+  // Loads the next block; the one after it is `on` blocks further.
   __device__ __forceinline__ Columns next(int on) {
     Columns found;
     int at = RAGGED ? min(block, num_blocks - 1) * 64 : 0;
@@ -49,14 +49,14 @@ struct PlainRows {
   }
 };
 
-// 9 to 16 rows, arranged and lifted: there are as many blocks as whole units have.
+// 9 to 16 rows, arranged and scaled, padded to whole units of blocks.
 struct ArrangedRows {
   const u8* columns;  // of a lane: the next block
 
   __device__ __forceinline__ ArrangedRows(const u16* x, int first_block, int num_blocks, int, int lane)
       : columns((const u8*)x + (first_block < num_blocks ? first_block : 0) * ARRANGED_BLOCK_BYTES + lane * 16) {}
 
-  // As PlainRows has it.
+  // As in PlainRows.
   __device__ __forceinline__ Columns next(int on) {
     Columns found;
 #pragma unroll
@@ -73,11 +73,11 @@ struct ArrangedRows {
   __device__ __forceinline__ static Columns lifted(const Columns& columns) { return columns; }
 };
 
-// Sums of x of the groups of a unit, or of their halves, as arranged rows have them.
+// Sums of x over the groups of a unit, or over their halves, from arranged rows.
 struct GroupSums {
   uint4 of[SUM_HALVES][TILES];
 
-  // `sums`: of a lane, for the first unit.
+  // `sums`: a lane's, for the first unit.
   __device__ __forceinline__ void load(const u8* sums, int unit) {
 #pragma unroll
     for (int half = 0; half < SUM_HALVES; half++)

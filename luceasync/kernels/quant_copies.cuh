@@ -1,4 +1,4 @@
-// What a warp copies of a matrix ahead, and what its lanes load of it where it has arrived.
+// Copying a matrix ahead, warp by warp, and loading what has arrived.
 
 #pragma once
 
@@ -6,7 +6,7 @@
 #include "quant_codes.cuh"
 #include "quant_layout.cuh"
 
-// What one lane copies of the scales of a unit: 16 bytes in each turn.
+// The scales that one lane copies of a unit: 16 bytes in each turn.
 struct Chunk {
   const u8* base;  // of the first row block
   u64 row_block_bytes;
@@ -14,11 +14,11 @@ struct Chunk {
   int block;   // of the unit
   bool is_super;
 
-  // Bytes from the first of a row block's.
+  // The byte offset within a row block's scales.
   __device__ __forceinline__ int offset(int first_block) const {
     return (first_block + block) / (is_super ? SUPER_BLOCKS : SMALL_BLOCKS) * stride;
   }
-  // Bytes from one unit of the warp to its next, where these are the same for all.
+  // Bytes from one unit of the warp to its next, if that is the same for all.
   __device__ __forceinline__ int step() const {
     constexpr int BLOCKS = STRIDE * UNIT;
     return (is_super ? BLOCKS / SUPER_BLOCKS : BLOCKS / SMALL_BLOCKS) * stride;
@@ -54,21 +54,21 @@ __device__ __forceinline__ Chunk chunk_of(int c, const Stored& w) {
   return chunk;
 }
 
-// A group of row blocks that a program takes at a time: OWN for results, and as many of the second half if paired.
+// A group of row blocks that a program processes at a time: OWN of results, and as many of the second half if paired.
 struct RowBlocks {
   u64 of[ROW_BLOCKS];
 
   __device__ __forceinline__ RowBlocks(u32 group, u32 num_row_blocks) {
 #pragma unroll
     for (int r = 0; r < ROW_BLOCKS; r++) {
-      // Rows of a second half follow all first ones; past the end the last are read, and not stored.
+      // Rows of the second half follow all of the first; past the end the last are read, and not stored.
       u32 own = group * OWN + r % OWN;
       of[r] = (own < num_row_blocks ? own : num_row_blocks - 1) + r / OWN * num_row_blocks;
     }
   }
 };
 
-// Copies the units of a warp one after the other, group after group if programs go on.
+// Copies the units of a warp in order, group after group if programs go on.
 struct Copier {
   const u8 *codes[ROW_BLOCKS], *planes[ROW_BLOCKS], *scales[ROW_BLOCKS][CHUNK_TURNS];  // of a lane, for the next unit
   Chunk chunks[CHUNK_TURNS];
@@ -83,7 +83,7 @@ struct Copier {
     x = row + block * 64 + lane * 8;
   }
 
-  // A group, at a warp's first unit.
+  // Starts a group at the warp's first unit.
   __device__ __forceinline__ void begin(const Stored& w, int unit) {
     RowBlocks row_blocks(group, num_row_blocks);
     block = unit * UNIT;
@@ -104,12 +104,12 @@ struct Copier {
     }
   }
 
-  // Whether there is another unit, in this group or in the program's next ones.
+  // Whether there is another unit, in this group or in a later one of the program.
   __device__ __forceinline__ bool has_next() const {
     return block < num_blocks && (!GOES_ON || group * OWN < num_row_blocks);
   }
 
-  // After the last unit of a group to the first one of the program's next group.
+  // Moves from the last unit of a group to the first one of the program's next group.
   __device__ __forceinline__ void go_on(const Stored& w, int first_unit) {
     if (!GOES_ON || block < num_blocks) return;
     group += gridDim.x / SPLITS;
@@ -153,13 +153,13 @@ struct Copier {
   }
 };
 
-// Codes of 16 rows and of columns [16 QUARTER, 16 QUARTER + 16) of a block, as a tensor core wants them.
+// Codes of 16 rows and columns [16 QUARTER, 16 QUARTER + 16) of a block, as a tensor core needs them.
 struct Words {
   uint4 codes[BITS == 8 ? 2 : 1];
   u32 high[2];
 };
 
-// Where a lane finds its part of a stage: what it adds to these is known when this is compiled.
+// Offsets of a lane's part of a stage; all further offsets are compile-time constants.
 struct Place {
   u32 codes, planes, small, supers, x;
   u32 base;  // see above_base

@@ -1,15 +1,15 @@
 // Products of few rows with a quantised matrix: out = x @ W^T, or silu(gate) * up, (+ residual).
 //
 // W lies in blocks of 16 rows by 64 columns, so that what a lane of a tensor core multiplies is one
-// load (luceasync.kernels.quant_tiles.Tiled). The warps of a program, or of a cluster of SPLITS of them,
-// share the columns of its row blocks; each copies what it needs ahead into its own ring of shared
-// memory, and waits for nobody until its sums are added to the others'. Codes are multiplied as they are,
-// exact in bfloat16; each group is summed in float32, and scaled then.
+// load (luceasync.kernels.quant_tiles.TiledMatrix). The warps of a program, or of a cluster of SPLITS of
+// them, share the columns of its row blocks. Each copies ahead into its own ring of shared memory, and waits
+// for no other until its sums are added to theirs. Codes are multiplied unscaled, exact in bfloat16; the
+// float32 sum of each group is scaled afterwards.
 //
 // Compiled with: BITS, CODES, ZERO, GROUP, SUPERGROUP, SCALE, SMALL, MINIMUM, SMALL_MINIMUMS,
-// DIVIDES, TABLE_0 to TABLE_3 (the form); X_ROWS, SUM_HALVES, ROW_BLOCKS, WARPS, STAGES, SPLITS, GOES_ON, RAGGED, PAIRED,
-// RESIDUAL, FLOAT_OUT, OUT_LIFT, OUT_SUMS, BESIDE, OVERLAP, SHARED_BYTES (the program). luceasync.kernels.quant_gemv_cuda
-// says what they mean.
+// DIVIDES, TABLE_0 to TABLE_3 for the coding; X_ROWS, SUM_HALVES, ROW_BLOCKS, WARPS, STAGES, SPLITS, GOES_ON,
+// RAGGED, PAIRED, RESIDUAL, FLOAT_OUT, OUT_LIFT, OUT_SUMS, BESIDE, OVERLAP, SHARED_BYTES for the program. See
+// luceasync.kernels.quant_gemv_cuda.
 
 #include "device_words.cuh"
 #include "quant_codes.cuh"
@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) quant_gemv(
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++) copy_weights(ring + s * STAGE_BYTES);
   if (BESIDE) {
-    if (OVERLAP) start_next();  // x was there before any program in front did more than ask for weights
+    if (OVERLAP) start_next();  // x is complete: the preceding kernel requested only weights before it
   } else {
     wait_for_inputs();
   }
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) quant_gemv(
     float lone[ROW_BLOCKS][2] = {};
     for (int unit = first_unit; unit < num_units; unit += STRIDE) {
       wait_for_copies<STAGES - 2>();
-      __syncwarp();  // what others have copied is here, and what was read before is free
+      __syncwarp();  // copies of other lanes have arrived, and what was read is free
       copy_weights(free);
       if (LONE && unit + (STAGES - 1) * STRIDE < num_units) copier.row_of_x(free);
       commit_copies();
@@ -79,7 +79,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) quant_gemv(
       stage = stage + STAGE_BYTES == ring + STAGES * STAGE_BYTES ? ring : stage + STAGE_BYTES;
     }
     if constexpr (GOES_ON) {
-      wait_for_others();  // who may still add what was there
+      wait_for_others();  // they may still be adding earlier sums
     } else {
       wait_for_all_copies();
       __syncwarp();
@@ -90,6 +90,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) quant_gemv(
     group += gridDim.x / SPLITS;
     if (GOES_ON) results.ask_for_residual(group);
   } while (GOES_ON && group * OWN < num_row_blocks);
-  if constexpr (SPLITS > 1) wait_for_cluster();  // others may still read what is here
-  if (BESIDE && OVERLAP) wait_for_those_before();  // who waits for this one waits for that in front too
+  if constexpr (SPLITS > 1) wait_for_cluster();  // others may still read this shared memory
+  if (BESIDE && OVERLAP) wait_for_those_before();  // so that a wait for this one is for both
 }

@@ -1,5 +1,5 @@
-// How a quantised matrix, and what a program holds of it in shared memory, lie: all of it is known when a
-// program is compiled. luceasync.kernels.quant_tiling.shared_of counts the same bytes.
+// The layout of a quantised matrix, and of a program's shared memory, as compile-time constants.
+// luceasync.kernels.quant_tiling.shared_of counts the same bytes.
 
 #pragma once
 
@@ -8,7 +8,7 @@ enum { F16, BF16, F32, E8M0 };                        // SCALE: of D and M
 enum { NO_SMALL, SMALL_UINT8, SMALL_INT8, SMALL_E4M3 };  // SMALL
 enum { NO_MINIMUM, OWN_MINIMUM, SCALE_MINIMUM };      // MINIMUM
 
-constexpr int UNIT = 4;  // blocks that a warp takes at a time: 256 columns
+constexpr int UNIT = 4;  // blocks that a warp processes at a time: 256 columns
 constexpr int PARTS = GROUP == 16 || GROUP == 32 ? 64 / GROUP : 1;  // scales of a block
 constexpr int SUB = GROUP == 16 ? 16 : 32;                          // columns that are summed, and then scaled
 constexpr int SUBS = 64 / SUB;                                      // of a block
@@ -19,7 +19,7 @@ constexpr int WHOLE = 1 << 30;                                      // blocks of
 constexpr int SMALL_BLOCKS = PARTS > 1 ? 1 : GROUP == 0 ? WHOLE : GROUP / 64;
 constexpr int SUPER_BLOCKS = EACH ? 1 : SUPERGROUP == 0 ? WHOLE : SUPERGROUP / 64;
 constexpr bool ALIKE = !EACH && SUPER_BLOCKS % UNIT == 0;           // one D for all of a unit
-// Whether a lane copies the same parts of every unit: then it only goes on.
+// Whether a lane copies the same parts of every unit, so that it only advances.
 constexpr bool STEADY = (SMALL_BLOCKS == WHOLE || UNIT % SMALL_BLOCKS == 0) &&
                         (SUPER_BLOCKS == WHOLE || UNIT % SUPER_BLOCKS == 0);
 constexpr int STRIDE = WARPS * SPLITS;                              // units from one of a warp's to its next
@@ -43,15 +43,15 @@ constexpr int CHUNK_TURNS = (NUM_CHUNKS + 31) / 32;
 constexpr bool LONE = X_ROWS == 1;
 constexpr int TILES = LONE ? 1 : X_ROWS / 8;  // of 8 rows of x
 constexpr int SLOTS = X_ROWS <= 8 ? 4 : 1;    // sums that are added up last: up to 8 rows those of one
-// Programs that a multiprocessor is to have registers for, side by side: of many rows 12 warps, with 168 a lane; of one
-// row 24, or as many as there is shared memory for where there is the most of it.
+// Programs per multiprocessor that there are to be registers for: for many rows 12 warps, with 168 registers a lane; for
+// one row 24, or as many as fit the largest shared memory.
 constexpr int MOST_WARPS = LONE ? 24 : 12, MOST_BYTES = 227 * 1024;
 constexpr int BY_WARPS = MOST_WARPS > WARPS ? MOST_WARPS / WARPS : 1, BY_BYTES = MOST_BYTES / (SHARED_BYTES + 1024);
 constexpr int NUM_BESIDE = SLOTS == 1 || LONE && BY_WARPS < BY_BYTES ? BY_WARPS : LONE && BY_BYTES > 0 ? BY_BYTES : 1;
 constexpr int BLOCKS_UNROLLED = SLOTS == 1 && BITS == 8 ? 2 : UNIT;  // as there are registers for
-// Blocks of x that are on their way, in registers.
+// Blocks of x that are in flight, in registers.
 constexpr int AHEAD = SLOTS > 1 ? 1 : BITS == 5 || BITS == 6 && ROW_BLOCKS == 1 ? 3 : 2;
-// Many rows: what is taken off for each 1 of x is multiplied for all groups of a unit at once.
+// Many rows: minimums are multiplied with sums of x for all groups of a unit at once.
 constexpr bool BY_UNIT = SLOTS == 1 && TILES == 2 && PARTS == 2 && ALIKE && MINIMUM == OWN_MINIMUM && SMALL_MINIMUMS &&
                          (CODES == BIASED ? 128 : ZERO) == 0;
 constexpr bool SUMMED = MINIMUM != NO_MINIMUM && !BY_UNIT;  // several rows: sums of x go with each group

@@ -1,4 +1,4 @@
-// From the sums of warps to results.
+// Adding the sums of warps, and writing results.
 
 #pragma once
 
@@ -7,18 +7,18 @@
 #include "quant_codes.cuh"
 #include "quant_layout.cuh"
 
-// A warp's sum, of the program that has this rank in the cluster.
+// A warp's sum, in the program of this rank in the cluster.
 __device__ __forceinline__ float sum_of(u32 at, u32 rank) {
   return SPLITS == 1 ? as_float(load<u32>(at)) : load_of_program(at, rank);
 }
 
-// All warps whose sums are added are here.
+// Waits for all warps whose sums are added.
 __device__ __forceinline__ void wait_for_others() {
   if constexpr (SPLITS == 1) __syncthreads();
   if constexpr (SPLITS > 1) wait_for_cluster();
 }
 
-// A warp's sums, [rows of x, rows of the weight].
+// Stores a warp's sums, [rows of x, rows of the weight].
 __device__ __forceinline__ void put_sums(float* sums, const float (&total)[ROW_BLOCKS][TILES][SLOTS][4],
                                          const float (&lone)[ROW_BLOCKS][2], int lane) {
   int g = lane / 4;
@@ -47,8 +47,8 @@ __device__ __forceinline__ void put_sums(float* sums, const float (&total)[ROW_B
   }
 }
 
-// Results as the next product takes its rows: arranged, and zeros in rows past the last. The half of a warp has 16
-// columns of a row.
+// Writes results arranged as rows of the next product, with zeros in rows past the last. Half a warp has 16 columns of a
+// row.
 struct Arranging {
   u8 *columns, *sums;
 
@@ -72,14 +72,14 @@ struct Arranging {
   }
 };
 
-// What a thread stores of the results of a group of row blocks: every STRIDE-th of a warp's.
+// The results of a group of row blocks that a thread stores: every STRIDE-th.
 struct Results {
   const u16* residual;
   void* out;
   Arranging arranging;
   int out_stride;
   u32 num_rows, num_outputs, num_results, first;
-  u16 before;  // the residual of the result that comes next, which has been asked for
+  u16 before;  // the residual of the next result, loaded ahead
 
   __device__ __forceinline__ Results(const u16* residual, void* out, u8* out_sums, int out_stride, int num_rows,
                                      int num_row_blocks, u32 rank)
@@ -87,10 +87,10 @@ struct Results {
         num_outputs(num_row_blocks * 16), num_results((ARRANGES ? ARRANGED_ROWS : num_rows) * OWN * 16),
         first(rank * (WARPS * 32) + threadIdx.x) {}
 
-  // Of the first result of a group: it is on its way while that is multiplied.
+  // Loads the residual of a group's first result, while the group is multiplied.
   __device__ __forceinline__ void ask_for_residual(u32 group) { before = residual_of(group, first); }
 
-  // The sums of all warps have been put.
+  // Requires the sums of all warps.
   __device__ __forceinline__ void put(u32 group, u32 begin) {
     for (u32 e = first; e < num_results; e += STRIDE * 32) {
       u32 m = e / (OWN * 16), n = e % (OWN * 16), at = begin + AT_SUMS + (m * SUM_STRIDE + n) * 4;

@@ -1,4 +1,4 @@
-// Products of what has arrived with rows of x, scaled and summed.
+// Products of arrived blocks with rows of x, scaled and summed.
 
 #pragma once
 
@@ -7,7 +7,7 @@
 
 __device__ __forceinline__ void clear(float (&c)[4]) { c[0] = c[1] = c[2] = c[3] = 0.0f; }
 
-// Sums of x: products with a matrix of ones, in the codes' own measure.
+// Sums of x: products with a matrix of ones, in the scale of codes.
 template <int QUARTER>
 __device__ __forceinline__ void add_sums(float (&sums)[4], u32 b0, u32 b1) {
   const u32 ones[4] = {one_of<QUARTER>(), one_of<QUARTER>(), one_of<QUARTER>(), one_of<QUARTER>()};
@@ -19,7 +19,7 @@ __device__ __forceinline__ void add_sums_at(float (&sums)[4], int quarter, u32 b
   if (shift_of(quarter) != 0) add_sums<1>(sums, b0, b1);
 }
 
-// What a lane of one row of x multiplies by: its own sum's columns, of the 8 that it takes part in.
+// The ones that a lane multiplies for one row of x: 1 for the columns of its own sum, of the 8 that it takes part in.
 struct Own {
   u32 ones[8];  // of sum j: 1, twice, or 0
 
@@ -29,8 +29,8 @@ struct Own {
   }
 };
 
-// One row of x: the 8 columns of a tensor core's product are 8 sums of a span, so that a lane has two
-// of each row, and scales them alone.
+// One row of x: the 8 columns of a tensor core's product are the 8 sums of a span, so that a lane has two of each
+// row, and scales them by itself.
 __device__ __forceinline__ void add_lone(float (&total)[ROW_BLOCKS][2], const Place& at, const Own& is_own,
                                          int first_block, int num_blocks, int lane) {
   int g = lane / 4, pair = lane % 4;
@@ -39,7 +39,7 @@ __device__ __forceinline__ void add_lone(float (&total)[ROW_BLOCKS][2], const Pl
     uint2 own[QUARTERS];  // of sum g
 #pragma unroll
     for (int q = 0; q < QUARTERS; q++) own[q] = load<uint2>(at.x + span * (8 * SUB * 2) + q * 32);
-    // Of groups of 16 columns two follow each other, so that g says which quarter they are.
+    // Groups of 16 columns come in pairs, so g determines the quarter.
     if constexpr (QUARTERS == 2) {
       own[0] = lifted<0>(own[0]), own[QUARTERS - 1] = lifted<1>(own[QUARTERS - 1]);
     } else {
@@ -57,7 +57,7 @@ __device__ __forceinline__ void add_lone(float (&total)[ROW_BLOCKS][2], const Pl
       for (int r = 0; r < ROW_BLOCKS; r++) words[r] = words_of(at, r, span * (UNIT / SPANS) + block);
 #pragma unroll
       for (int quarter = 0; quarter < 4; quarter++) {
-        u32 one = is_own.ones[block * SUBS + quarter / QUARTERS];  // a product, where the other pipe is busy with codes
+        u32 one = is_own.ones[block * SUBS + quarter / QUARTERS];  // a product: the other pipe is busy with codes
         u32 b0 = times_bf16x2(own[quarter % QUARTERS].x, one), b1 = times_bf16x2(own[quarter % QUARTERS].y, one);
         if constexpr (MINIMUM != NO_MINIMUM) add_sums_at(sums, quarter, b0, b1);
 #pragma unroll
@@ -96,7 +96,7 @@ __device__ __forceinline__ void add_lone(float (&total)[ROW_BLOCKS][2], const Pl
   }
 }
 
-// D and M of a unit's rows, where one is for all of it.
+// D and M of a unit's rows, if one is for all of it.
 struct Supers {
   Two scale[ROW_BLOCKS], minimum[ROW_BLOCKS];
 
@@ -124,7 +124,7 @@ struct Smalls {
   }
 };
 
-// Of one row block: part PART of a block of columns.
+// One row block: part PART of a block of columns.
 template <int PART>
 __device__ __forceinline__ void add_product(float (&total)[TILES][SLOTS][4], const Scales& s, const Words& words,
                                             const Columns& columns, const float (&sums)[TILES][4], int slot) {
@@ -162,7 +162,7 @@ __device__ __forceinline__ void add_part(float (&total)[ROW_BLOCKS][TILES][SLOTS
       for (int q = PART * QUARTERS; q < (PART + 1) * QUARTERS; q++)
         add_sums_at(sums[i], q, columns.of[i][q].x, columns.of[i][q].y);
   }
-  int slot = SLOTS == 1 ? 0 : (block * SUBS + PART) % 8 / 2;  // as lanes divide the sums of one row
+  int slot = SLOTS == 1 ? 0 : (block * SUBS + PART) % 8 / 2;  // as lanes divide the sums of a single row
 #pragma unroll
   for (int r = 0; r < ROW_BLOCKS; r++) {
     Scales s = scales_of<PART>(supers.scale[r], supers.minimum[r], smalls.scale[r], smalls.minimum[r], ok, at.base);
@@ -170,12 +170,12 @@ __device__ __forceinline__ void add_part(float (&total)[ROW_BLOCKS][TILES][SLOTS
   }
 }
 
-// Takes off M m for each 1 of x: small numbers m, as they are, times sums of x.
+// Subtracts M m for each 1 of x: plain small numbers m, times sums of x.
 __device__ __forceinline__ void take_minimums(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at, int lane,
                                               const GroupSums& groups) {
 #pragma unroll
   for (int r = 0; r < ROW_BLOCKS; r++) {
-    // Of row g groups 2 (lane % 4) and the next, and these of row 8 + g.
+    // Groups 2 (lane % 4) and the next, of rows g and 8 + g.
     u32 m = load<u32>(at.small + r * ROW_BLOCK_BYTES + AT_SMALL_MINIMUMS * 16 + lane % 4 * (16 * PARTS));
     u32 near = __byte_perm(m, 0, 0x4140), far = __byte_perm(m, 0, 0x4342);
     Two minimum = super_of(at.supers + r * ROW_BLOCK_BYTES + (AT_MINIMUMS - AT_SUPERS) * 16);
@@ -213,7 +213,7 @@ __device__ __forceinline__ void add_block(float (&total)[ROW_BLOCKS][TILES][SLOT
   }
 }
 
-// A unit of several rows of x; `coming`: the columns of its first blocks, and of the next unit's then; `back`: from
+// A unit of several rows of x. `coming`: the columns of its first blocks, then those of the next unit; `back`: from
 // the last block of a group to the warp's first one.
 __device__ __forceinline__ void add_several(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at,
                                             int first_block, int num_blocks, RowsOfX& rows, Columns (&coming)[AHEAD],
@@ -225,8 +225,8 @@ __device__ __forceinline__ void add_several(float (&total)[ROW_BLOCKS][TILES][SL
 #pragma unroll BLOCKS_UNROLLED
   for (int block = 0; block < UNIT; block++) {
     Columns columns = rows.lifted(coming[0]);
-    // The last of a unit is followed by the warp's next unit, of the next group after the last one; if there is
-    // none, that is read again.
+    // After the last block comes the warp's next unit, which may be in the next group; if there is none, the block is
+    // read again.
     bool is_last = first_block + STRIDE * UNIT >= num_blocks;
     int next = block + AHEAD, on = 1;
     if (next == UNIT - 1) on = !is_last ? (STRIDE - 1) * UNIT + 1 : GOES_ON ? back - (first_block + next) : 0;

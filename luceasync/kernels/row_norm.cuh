@@ -4,13 +4,13 @@
 
 #include "device_words.cuh"
 
-// A row's sum is made of those of its stretches of 256 columns, a lane's 8 columns each: the same bits,
-// however many warps share them.
+// The sum of a row is that of its stretches of 256 columns, 8 columns a lane: its bits do not depend on the number
+// of warps that share them.
 constexpr int NUM_STRETCHES = NORM / 256 + (NORM % 256 != 0);
 constexpr int NUM_FOURS = (NUM_STRETCHES + 3) / 4;
 
-// x / rms(x) * norm, for a row of NORM columns, of whose stretches each warp has every WARPS-th; all lanes store 8
-// columns of each, zeros past NORM. All threads must come, first to `Norming`, which may be before x is there.
+// x / rms(x) * norm for a row of NORM columns, of whose stretches each warp has every WARPS-th. All lanes store 8
+// columns of each, zeros past NORM. All threads must call it, and construct `Norming` first, which may be before x is ready.
 struct Norming {
   static constexpr int TURNS = NORM ? (NUM_STRETCHES + WARPS - 1) / WARPS : 1;
   float4 weight[TURNS][2];

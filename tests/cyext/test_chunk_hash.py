@@ -72,8 +72,8 @@ def test_another_key_parent_or_chunk_shares_no_hash() -> None:
     assert len(set(hashes)) == len(hashes) == 6 + 6 + 6 + 3 + 24
 
 
-def test_a_span_is_no_chunk_even_where_their_bytes_could_meet() -> None:
-    # The chunk's parent begins as a span's message does; the sizes still differ.
+def test_a_span_never_hashes_as_a_chunk() -> None:
+    # The chunk's parent begins like a span's message; only the sizes differ.
     tokens = int32(range(64))
     parent = b"S" + bytes(31)
     assert span_key(tokens, KEY, ROOT) not in chain(tokens, KEY, parent, 64)
@@ -144,5 +144,5 @@ def test_no_buffer_stays_held_open() -> None:
     tokens = array.array("i", [1, 2, 3])
     chain(tokens, KEY, ROOT, 2)
     span_key(tokens, KEY, ROOT)
-    tokens.append(4)  # which a buffer still held open would refuse
+    tokens.append(4)  # fails while a buffer is still held open
     assert tokens[-1] == 4

@@ -1,4 +1,4 @@
-"""Tensors in one buffer: aligned, copied whole or not at all, hashed as they lie, seen in place."""
+"""Tensors in one buffer: aligned, copied completely or not at all, hashed, and viewed in place."""
 
 import sys
 import threading
@@ -17,7 +17,7 @@ from tests.reference import flatten as slow
 FILLS = [fill, fill_with_checksums]
 SOURCES = st.lists(st.binary(max_size=9), max_size=6)
 SIZES = st.lists(st.integers(0, 100), max_size=8)
-LARGE_BYTES = 300 * 1024 + 5  # copied past the cache
+LARGE_BYTES = 300 * 1024 + 5  # large enough to bypass the cache
 GROUP_BYTES = 8 << 20
 
 
@@ -35,7 +35,7 @@ def random_bytes(num_bytes: int) -> np.ndarray:
 
 @pytest.fixture
 def ticks() -> Iterator[list[int]]:
-    """A count that moves only while the test's thread lets another one run."""
+    """A counter that advances only while the test's thread releases the GIL."""
     count, stop = [0], threading.Event()
 
     def tick() -> None:
@@ -44,7 +44,7 @@ def ticks() -> Iterator[list[int]]:
             time.sleep(0)
 
     usual = sys.getswitchinterval()
-    sys.setswitchinterval(1000)  # seconds: no thread is made to give way
+    sys.setswitchinterval(1000)  # seconds: no thread is preempted
     thread = threading.Thread(target=tick)
     thread.start()
     yield count
@@ -70,7 +70,7 @@ def test_a_layout_is_the_slow_truths(sizes: list[int], alignment: int) -> None:
         ([], 24, "alignment 24"),
     ],
 )
-def test_sizes_that_no_buffer_can_have_are_refused(specs, alignment, words) -> None:
+def test_impossible_sizes_are_refused(specs, alignment, words) -> None:
     with pytest.raises(ValueError, match=words):
         layout(specs, alignment)
 
@@ -147,11 +147,11 @@ def test_padding_becomes_zero_and_what_lies_around_stays(fill) -> None:
         ([0, 4], [b"a", 7], "source 1: expected a C-contiguous buffer, got int"),
     ],
 )
-def test_a_fill_that_cannot_be_whole_writes_nothing(fill, offsets, sources, words) -> None:
+def test_a_fill_that_cannot_complete_writes_nothing(fill, offsets, sources, words) -> None:
     target = bytearray(b"x" * 8)
     with pytest.raises(ValueError, match=words):
         fill(target, offsets, sources)
-    target += b"!"  # which a buffer still held open would refuse
+    target += b"!"  # fails while a buffer is still held open
     assert target == b"xxxxxxxx!"
 
 

@@ -1,4 +1,4 @@
-"""Tensor names: only the canonical text is one, and a rename moves layers to their new shard."""
+"""Tensor names: only the canonical text is valid, and a rename moves layers to their new shard."""
 
 import pytest
 from hypothesis import given

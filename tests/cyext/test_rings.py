@@ -1,4 +1,4 @@
-"""A ring in shared memory gives and frees places as the plain ledger and watermark say."""
+"""A ring in shared memory reserves and frees places exactly as the plain ledger and watermark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIZES = st.integers(1, END - BEGIN - ALIGN_BYTES)
 
 
 class Lie(Exception):
-    """What the other end may not say."""
+    """An invalid value from the other end."""
 
 
 class Hooks:
@@ -32,7 +32,7 @@ def make() -> tuple[bytearray, RingWriter, RingReader]:
 
 @given(st.lists(st.one_of(SIZES, st.integers(-8, -1)), max_size=60))
 def test_places_are_those_of_the_ledger_and_bytes_arrive(steps: list[int]) -> None:
-    """A number above 0 sends so many bytes; one below frees that payload of those held."""
+    """A positive number sends so many bytes; a negative one frees that held payload."""
     _, writer, reader = make()
     ledger, mark, held = RingLedger(END - BEGIN, FIRST), Watermark(FIRST), []
     for step in steps:
@@ -82,7 +82,9 @@ def test_more_payloads_than_a_queue_first_holds_are_freed_in_order() -> None:
         (BEGIN + 256, 8, FIRST - 1, "again"),
     ],
 )
-def test_what_cannot_be_is_not_accepted(begin: int, num_bytes: int, sequence: int, words: str):
+def test_impossible_payloads_are_not_accepted(
+    begin: int, num_bytes: int, sequence: int, words: str
+):
     _, writer, reader = make()
     room = writer.reserve(8)
     assert room is not None
@@ -91,7 +93,7 @@ def test_what_cannot_be_is_not_accepted(begin: int, num_bytes: int, sequence: in
         reader.accept(begin, num_bytes, sequence, Hooks())
 
 
-def test_a_payload_written_while_it_is_read_is_told() -> None:
+def test_a_payload_overwritten_while_it_is_read_is_reported() -> None:
     memory, writer, reader = make()
     room = writer.reserve(8)
     assert room is not None

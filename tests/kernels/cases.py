@@ -1,4 +1,4 @@
-"""Random inputs for kernel tests, and how far a result may be from the slow truth."""
+"""Random inputs for kernel tests, and the error of a result against the reference."""
 
 import random as random_module
 from dataclasses import dataclass, replace
@@ -36,8 +36,8 @@ def rows_at(
     num_pages: int,
     device: torch.device,
 ) -> Rows:
-    """Rows whose pages are shuffled, each lane its own way. `begins` are row indices: of lane n so
-    many chunks before them are not here, which shows in the rotation alone.
+    """Rows whose pages are shuffled, each lane its own way. `begins` are row indices: lane n has n
+    absent chunks before them, which only the rotation shows.
     """
     generator = torch.Generator().manual_seed(7)
     pages = [torch.randperm(num_pages, generator=generator) for _ in range(num_lanes)]
@@ -65,7 +65,7 @@ def rows_at(
 
 
 def num_absent(lanes: Tensor) -> Tensor:
-    """Tokens of each lane that are not here: [entries, 1]."""
+    """Absent tokens of each lane: [entries, 1]."""
     return lanes.clamp(min=0)[:, None] * PAGE
 
 
@@ -116,7 +116,7 @@ def attention_case(
 
 @dataclass(frozen=True)
 class DeltaCase:
-    """Inputs of `delta`; the states move on in place, so take a copy for each run."""
+    """Inputs of `delta`; the states advance in place, so take a copy for each run."""
 
     projected: Tensor
     spec: DeltaSpec
@@ -175,7 +175,9 @@ def random_parents(num_entries: int, num_rows: int) -> Tensor:
 
 
 def tree_rows(rows: Rows, spec: AttentionSpec, parents: Tensor) -> Rows:
-    """`rows` as a verify pass has them: row indices by depth, and only committed places to read."""
+    """`rows` as a verify pass has them: row indices by depth, and only committed places are
+    read.
+    """
     begins = rows.row_indices[:, :1]
     row_indices = begins + torch_trees(parents.to(begins.device), 1).depths
     entries = tuple(

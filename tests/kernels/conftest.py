@@ -1,6 +1,6 @@
-"""Kernel tests run on the GPU where there is one, else in Triton's interpreter on the CPU.
+"""Kernel tests run on a GPU if there is one, else in Triton's interpreter on the CPU.
 
-This is read before it is known which, so whatever imports Triton is imported by fixtures.
+This module is imported before that is decided, so only fixtures may import what imports Triton.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def scalars_of_new_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NumPy 2.4 no longer takes the interpreter's one-element arrays for loop bounds."""
+    """NumPy 2.4 no longer accepts the interpreter's one-element arrays as loop bounds."""
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang_tensor
@@ -32,8 +32,8 @@ def scalars_of_new_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def one_patch_for_each_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter replaces the words of Triton's language at a launch, and again at every call
-    of a device function, which takes most of its time. What is replaced already stays.
+    """The interpreter patches Triton's language at a launch, and again at every call of a device
+    function, which takes most of its time. Patch it once.
     """
     import triton.language as tl
     from triton.runtime import interpreter
@@ -41,7 +41,7 @@ def one_patch_for_each_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     replace, replaced = interpreter._patch_lang, set()
 
     class Scope(interpreter._LangPatchScope):
-        """Forgets, with the words, that they were replaced; calls of functions restore nothing."""
+        """Undo the patch and forget it; calls of device functions restore nothing."""
 
         languages = frozenset()
 
@@ -64,8 +64,8 @@ def one_patch_for_each_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def rows_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter multiplies by NumPy: on some CPUs the bits of a row then depend on how
-    many there are; on a GPU they do not. Here each row is multiplied by itself.
+    """The interpreter multiplies with NumPy, whose bits of a row depend on the number of rows on
+    some CPUs, unlike on a GPU. Multiply each row by itself.
     """
     from triton.runtime.interpreter import InterpreterBuilder
 
@@ -83,9 +83,7 @@ def rows_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The interpreter takes long, and computes padding with numpy, which warns of what a GPU does
-    silently.
-    """
+    """The interpreter is slow, and computes padding with NumPy, which warns; a GPU does not."""
     for item in items:
         if "tests/kernels/" in item.path.as_posix():
             item.add_marker(pytest.mark.slow)
@@ -99,7 +97,7 @@ def device() -> torch.device:
 
 @pytest.fixture(scope="session")
 def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
-    """Of CUDA C++ for CPUs."""
+    """The compiler of CUDA C++ for CPUs."""
     from tests.kernels.emulated.program import Compiler, compiler_here
 
     command = compiler_here()
@@ -112,8 +110,8 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
 def emulate(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., torch.device]]:
-    """Lets a module's programs, by their functions' names, run on the CPU as on a GPU that has
-    clusters. What nobody has written of a new tensor is NaN, or the largest number.
+    """Run a module's programs, by the names of their functions, on the CPU as on a GPU with
+    clusters. Unwritten numbers of a new tensor are NaN, or the largest integer.
     """
 
     from tests.kernels.emulated.program import EmulatedProgram

@@ -1,5 +1,5 @@
-"""Triton's compiler at work for a GPU that is not there: `python -m tests.kernels.fake_gpu` tells,
-as JSON, which thread compiled what and what was launched when.
+"""Triton's compiler for a GPU that does not exist: `python -m tests.kernels.fake_gpu` prints, as
+JSON, which thread compiled what, and what was launched when.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEADLINE_S = 300.0
 
 @kernel()
 def _broken_kernel(x):
-    tl.store(x, x + None)  # compiles nowhere
+    tl.store(x, x + None)  # fails to compile
 
 
 class FakeDriver:
@@ -59,7 +59,7 @@ def norms(width: int) -> None:
 
 
 def tell() -> dict[str, object]:
-    """What happened."""
+    """The recorded events."""
     gpu, compiled = FakeDriver(), []
     driver.set_active(gpu)
 
@@ -70,7 +70,7 @@ def tell() -> dict[str, object]:
     norms(64)
     first = compiled.copy()
     with compiled_ahead(GPU, DEADLINE_S):
-        norms(64)  # is loaded already, and is not launched all the same
+        norms(64)  # loaded already, but still not launched
         for width in (128, 256, 256, 512):
             norms(width)
         swiglu(torch.ones(3, 64))

@@ -1,8 +1,8 @@
-"""The serve command on a GPU that is not there, whose assembler never ends:
+"""The serve command on a GPU that does not exist, whose assembler hangs:
 
 python -m tests.kernels.hung_compiler DIRECTORY PATIENCE_S
 
-The file `asked` is in DIRECTORY as soon as the assembler runs.
+The file `asked` appears in DIRECTORY as soon as the assembler runs.
 """
 
 from __future__ import annotations

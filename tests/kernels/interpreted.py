@@ -1,5 +1,5 @@
-"""A GPU's way through a model, on the CPU: Triton's kernels in their interpreter, and captured
-passes that are run again. It has no streams: what a GPU would order wrongly is not seen.
+"""A GPU's path through a model, on the CPU: Triton's kernels in their interpreter, and captured
+passes that are run again. There are no streams, so wrong ordering goes unnoticed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ T = TypeVar("T")
 
 
 class Rerun(Generic[T]):
-    """In place of luceasync.pipeline.capture.Captured: what it leaves lies where the first run left
-    it.
-    """
+    """In place of luceasync.pipeline.capture.Captured: results go where the first run put them."""
 
     def __init__(self, run: Callable[[], T]) -> None:
         self._run = run
@@ -33,7 +31,7 @@ class Rerun(Generic[T]):
 
 
 class Recapture:
-    """In place of luceasync.pipeline.capture.Capture."""
+    """Stands in for luceasync.pipeline.capture.Capture."""
 
     def compile_ahead(self, runs: Sequence[Callable[[], object]]) -> None:
         for run in runs:
@@ -46,7 +44,7 @@ class Recapture:
 
 
 class _Capture(Recapture):
-    """Runs nothing that it need not: the interpreter is slow, and compiles nothing."""
+    """Skips warm-up runs: the interpreter is slow, and compiles nothing."""
 
     def compile_ahead(self, runs: Sequence[Callable[[], object]]) -> None:
         pass
@@ -56,7 +54,7 @@ class _Capture(Recapture):
 
 
 class InterpretedPlatform(CpuPlatform):
-    """Chooses what a GPU's platform chooses, where that can run here."""
+    """Chooses what a GPU's platform chooses, as far as that runs here."""
 
     @cached_property
     def ops(self) -> Ops:

@@ -1,5 +1,5 @@
-"""Every Triton kernel compiled for a GPU that is not there, as that GPU would ask for it:
-`python -m tests.kernels.offline sm_86 [--few]` tells, as JSON, what each kernel takes there.
+"""Compiles every Triton kernel for a GPU that is not there, as that GPU would request it:
+`python -m tests.kernels.offline sm_86 [--few]` prints, as JSON, what resources each kernel takes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ NUM_ROWS = 16
 
 @dataclass(frozen=True)
 class Card:
-    """A kind of GPU as its makers describe it, and what of it is on the market."""
+    """A kind of GPU, as its vendor specifies it."""
 
     name: str
     target: GPUTarget
@@ -92,8 +92,8 @@ CARDS = {
 
 @dataclass(frozen=True)
 class Taken:
-    """What a compiled kernel takes: bytes of shared memory, registers of a thread, bytes that did
-    not fit in them.
+    """The resources of a compiled kernel: bytes of shared memory, registers of a thread, and
+    spilled bytes.
     """
 
     kernel: str
@@ -121,8 +121,8 @@ class FakeDriver:
 
 @contextmanager
 def on(card: Card) -> Iterator[list[Any]]:
-    """Everything that asks for the GPU is told of `card`; yields what is compiled instead of being
-    launched. For a process of its own.
+    """Present `card` as the GPU; yield the kernels, which are compiled instead of launched. Needs a
+    process of its own.
     """
     compiled: list[Any] = []
 
@@ -167,7 +167,7 @@ def dense_products() -> None:
 
 
 def quantised_products() -> None:
-    """Of each way to hold codes one, in the tiles of few rows and of more."""
+    """One of each coding, in the tiles of few rows and of more."""
     quantised("Q4_K", 1)
     quantised("Q4_K", 16, paired=False)
     for name in ("Q6_K", "Q8_0", "IQ4_XS"):
@@ -179,7 +179,7 @@ def one_quantised_product() -> None:
 
 
 def quantised(name: str, num_rows: int, *, paired: bool = True) -> None:
-    """Products with a matrix of that type, and rows of it."""
+    """Products with a matrix of this type, and lookups."""
     tiled = tile(random_packed(ENCODINGS[name], (1024, 2560), torch.Generator()))
     x = torch.empty(num_rows, 2560, dtype=DTYPE)
     quant_gemv.linear(x, tiled, x.new_empty(num_rows, 1024))
@@ -196,7 +196,7 @@ def rows_of_prefill() -> None:
 
 
 def ends_of_a_step() -> None:
-    """What is made of positions, and of logits."""
+    """The kernels of positions and logits."""
     positions, lanes = torch.zeros(2, 16, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
     rotation(positions, torch.ones(32))
     row_indices(positions, lanes, torch.zeros(3, dtype=torch.int32))
@@ -228,7 +228,7 @@ def attention() -> None:
 
 
 def blocks_of_attention() -> None:
-    """What of a prompt lies elsewhere."""
+    """Attention to absent parts of a prompt."""
     part = torch.empty(32, 16, 256, dtype=DTYPE), torch.empty(16, 32)
     whole = torch.empty(32, 16, 256), torch.empty(16, 32)
     block_attention.merge(whole, part, torch.empty(32, 16, 256, dtype=DTYPE))
@@ -310,7 +310,7 @@ FEW = (one_quantised_product, rows_of_prefill, ends_of_a_step)
 
 
 def taken(compiled: Any, card: Card) -> Taken:
-    """By the compiler's own account."""
+    """Registers and spills as the compiler reports them."""
     if card.is_nvidia:
         registers, spilled = _of_cubin(compiled.asm["cubin"])
     else:

@@ -1,4 +1,4 @@
-"""Where a test of CUDA C++ runs: on a GPU, and emulated on CPUs with fewer and smaller values."""
+"""Runs tests of CUDA C++ on a GPU, and emulated on CPUs with fewer and smaller values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from luceasync.kernels.cuda_program import can_compile
 
 
 def on_both(words: str, gpu: Sequence[Any], emulated: Sequence[Any]) -> pytest.MarkDecorator:
-    """A test of `words` with each of these values there; its fixture `place` gets a name."""
+    """Parametrise a test of `words` with the values of each place, and its fixture `place`."""
     is_one = "," not in words
     values = [
         pytest.param(place, *([each] if is_one else each), marks=marks)
@@ -23,7 +23,7 @@ def on_both(words: str, gpu: Sequence[Any], emulated: Sequence[Any]) -> pytest.M
 
 
 def gpu_of_nvidia() -> torch.device:
-    """Skips the test where there is none that programs are for."""
+    """Skip the test without a GPU that runs the programs."""
     if not torch.cuda.is_available() or not can_compile(0):
         pytest.skip("CUDA C++ runs on GPUs of NVIDIA's")
     return torch.device("cuda")

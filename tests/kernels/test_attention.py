@@ -1,4 +1,6 @@
-"""Attention of one row per lane: like torch's at every page border, and blind to other lanes."""
+"""Attention of one row per lane: equal to torch's at every page border, and independent of other
+lanes.
+"""
 
 import pytest
 import torch
@@ -26,7 +28,9 @@ def spec(request: pytest.FixtureRequest) -> AttentionSpec:
 
 @pytest.fixture(autouse=True)
 def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that short contexts have splits of several chunks, and the interpreter little to do."""
+    """Few splits, so that short contexts have several chunks each, and the interpreter little to
+    do.
+    """
     monkeypatch.setattr(attention, "NUM_SPLITS", 4)
 
 
@@ -36,7 +40,7 @@ def test_a_page_holds_a_chunk() -> None:
 
 @pytest.fixture(autouse=True)
 def in_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where CUDA C++ runs too, as where it does not."""
+    """Use Triton also where CUDA C++ runs."""
     monkeypatch.setattr(attention_cuda, "can_attend", lambda *given: False)
 
 

@@ -1,5 +1,5 @@
-"""Attention of one row per lane in CUDA C++: torch's at every border of pages, units and splits,
-blind to other lanes and to who comes last; and the program for cards that nobody here has.
+"""Attention of one row per lane in CUDA C++: equal to torch's at every border of pages, units and
+splits, independent of other lanes and of which program is last. Also compiles it for other GPUs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.kernels.offline import BINARIES, CARDS, KIB
 from tests.kernels.places import gpu_of_nvidia, on_both
 
 BF16 = torch.bfloat16
-FEW = AttentionSplit(2, 2, 3)  # splits: of long contexts each has several turns of its warps
+FEW = AttentionSplit(2, 2, 3)  # splits: on long contexts each takes several turns of its warps
 SPECS = {
     "plain": AttentionSpec(8, 2, 64, 64, 10000.0, gated=False),
     "gated, partly rotated": AttentionSpec(6, 2, 128, 32, 10000.0, gated=True),
@@ -48,12 +48,12 @@ LAYERS = {
     "a group of 16": AttentionHeads(2, 16, 128, 64, gated=True),
 }
 
-MOST_STACK_BYTES = 16  # of a lane: what is rarely wanted
+MOST_STACK_BYTES = 16  # of a lane: rarely used
 
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest) -> torch.device:
-    """Where programs run."""
+    """The device that programs run on."""
     if request.param == "gpu":
         return gpu_of_nvidia()
     return request.getfixturevalue("emulate")(attention_cuda, _PROGRAM="attend_row")
@@ -61,7 +61,7 @@ def place(request: pytest.FixtureRequest) -> torch.device:
 
 @dataclass
 class Body:
-    """As TritonAttention: an AttentionBody for rows of a decode step, with one share."""
+    """An AttentionBody for the rows of a decode step, with one split."""
 
     spec: AttentionSpec
     chosen: AttentionSplit | None = FEW
@@ -95,7 +95,7 @@ class Body:
 def case_of(
     name: str, lanes: list[int], row_indices: list[int], place: torch.device
 ) -> AttentionCase:
-    """Rows that nobody has written hold no number."""
+    """Unwritten rows are NaN."""
     torch.manual_seed(len(name))
     case = attention_case(SPECS[name], lanes, row_indices, 1, BF16, place)
     written = torch.zeros(case.keys.shape[:2], dtype=torch.bool)
@@ -132,7 +132,7 @@ def test_one_row_attends_as_torch_computes_it(name: str, row_index: int, shares,
 
 
 @on_both("row_indices", [[70, 9, 130], [1500, 9, 2000]], [[70, 9, 130]])
-def test_a_row_is_the_same_bits_whoever_is_beside_it(row_indices: list[int], place) -> None:
+def test_the_bits_of_a_row_do_not_depend_on_other_rows(row_indices: list[int], place) -> None:
     case = case_of("plain", [0, 1, 2], row_indices, place)
     together = case.copy().run(Body)
     others = replace(case.copy(), projected=case.projected.clone())
@@ -148,7 +148,7 @@ def test_a_row_is_the_same_bits_whoever_is_beside_it(row_indices: list[int], pla
 
 @on_both("row_index", [300, 1500, 30000], [300])
 def test_every_run_gives_the_same_bits(row_index: int, place) -> None:
-    """Programs end in another order each time, and the counters are those of the run before."""
+    """Programs end in another order each time, and the counters are those of the previous run."""
     case = case_of("gated, partly rotated", [0, 1], [row_index, 40], place)
     body = Body(case.spec)
     first = case.copy().run(lambda spec: body)

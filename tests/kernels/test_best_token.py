@@ -14,12 +14,12 @@ NO_TOKEN = -1
 
 @pytest.fixture(autouse=True)
 def short_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that few logits have several."""
+    """Small programs, so that few logits have several."""
     monkeypatch.setattr(best_token, "STRETCH", 64)
 
 
 def both(logits: torch.Tensor, carry: torch.Tensor | None = None) -> torch.Tensor:
-    """What the kernels find, which is what torch does."""
+    """Run the kernels and check them against torch."""
     found = best_token.best_tokens(logits, carry, NO_TOKEN)
     assert torch.equal(found, local.best_tokens(logits, carry, NO_TOKEN))
     return found
@@ -38,7 +38,7 @@ def test_of_equal_ones_the_lowest_id_is_taken(device) -> None:
     assert both(logits)[:, 0].tolist() == [0, 299, 70, 5]
 
 
-def test_a_row_whose_highest_is_no_finite_number_has_no_token(device) -> None:
+def test_a_row_whose_highest_logit_is_not_finite_has_no_token(device) -> None:
     logits = torch.randn(4, 200, device=device)
     logits[0, 130], logits[1, 3], logits[2] = math.nan, math.inf, -math.inf
     logits[3, :199] = -math.inf

@@ -1,4 +1,4 @@
-"""Blocks merged by the logarithm of their sums are one softmax, whatever their sizes."""
+"""Blocks merged by their log-sum-exp are one softmax, whatever their sizes."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ class Given:
     def blocks(self):
         begin = 0
         for keys, values in self._rows:
-            # What is behind a block's rows in its memory holds no number.
+            # The memory behind a block's rows is NaN.
             room = [torch.cat([x, torch.full_like(x[:1], torch.nan)]) for x in (keys, values)]
             yield begin, tuple(x[: len(keys)] for x in room)
             begin += len(keys)
@@ -63,7 +63,7 @@ def test_the_newest_rows_look_at_every_key_once(body, device) -> None:
 
 
 def test_a_part_that_weighs_nearly_nothing_changes_nearly_nothing(device) -> None:
-    """Scores far apart overflow nothing."""
+    """Scores that are far apart do not overflow."""
     whole, part = (random(3, 2, 16, dtype=torch.float32, device=device) for _ in range(2))
     log_sum = torch.full((2, 3), 300.0, device=device)
     total, out = whole.clone(), torch.empty_like(whole)

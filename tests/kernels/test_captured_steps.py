@@ -1,5 +1,5 @@
-"""Captured passes on a CPU, by a GPU's kernels in Triton's interpreter: they give what plain passes
-give, whatever came between two steps.
+"""Captured passes on a CPU, with a GPU's kernels in Triton's interpreter: they return what plain
+passes do, whatever happens between two steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.kernels.interpreted import InterpretedPlatform
 
 PROMPT = [5, 7, 11, 13, 17]
 VERIFY_ROWS = 3
-NUM_SPLITS = 4  # of a context: splits that have nothing take the interpreter its time, too
+NUM_SPLITS = 4  # of a context: empty splits cost the interpreter time too
 
 Load = Callable[..., LayerSplitBackend]
 
@@ -61,7 +61,7 @@ def load(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
 
 
 def greedy(backend: LayerSplitBackend, lanes, positions, tokens, num_steps: int) -> list[list[int]]:
-    """Steps that follow each other: their tokens. Of some the next one is said to be likely."""
+    """Consecutive steps and their tokens; before some, the next step is announced."""
     found = []
     for step in range(num_steps):
         logits = backend.decode(lanes, [position + step for position in positions], tokens)
@@ -74,7 +74,7 @@ def greedy(backend: LayerSplitBackend, lanes, positions, tokens, num_steps: int)
 
 
 def everything(backend: LayerSplitBackend) -> list[list[int]]:
-    """Steps, and what may come between them."""
+    """Steps, with other calls between them."""
     found = []
     for lane in (0, 1):
         backend.prefill(lane, 0, PROMPT[lane:], project=True)

@@ -1,4 +1,6 @@
-"""What chunks weigh for the newest queries: as loops compute it, in whatever blocks keys come."""
+"""The weights of chunks for the newest queries equal those of plain loops, for any blocks of
+keys.
+"""
 
 from types import SimpleNamespace
 
@@ -59,7 +61,7 @@ def test_queries_and_chunks_of_several_programs_are_those_of_one(device, monkeyp
 
 
 def test_whole_chunks_weigh_what_the_loops_say(dtype, device) -> None:
-    """More of them than a program goes through at a time, and some that are not whole."""
+    """More tokens than a program takes at a time, and partial chunks."""
     keys = random(700, 2, 20, dtype=dtype, device=device)
     ring = random(10, 4, 20, dtype=dtype, device=device)
     positions = ring_positions(10, 700, device).tolist()
@@ -69,7 +71,7 @@ def test_whole_chunks_weigh_what_the_loops_say(dtype, device) -> None:
 
 
 def test_rows_that_were_never_run_look_at_nothing(body, device) -> None:
-    """A lane that goes on from a node: of its newest rows two have been run."""
+    """A lane that continues from a node, and has run two of its newest rows."""
     keys = random(40, 2, 16, dtype=torch.float32, device=device)
     ring = random(8, 4, 16, dtype=torch.float32, device=device)
     found = looked(body, ring, keys, range(38, 40), [40])

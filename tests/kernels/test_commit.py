@@ -1,4 +1,4 @@
-"""Accepted paths become state as torch writes them: every length, none included."""
+"""Accepted paths of every length, including none, are committed as torch does."""
 
 import pytest
 import torch

@@ -1,6 +1,4 @@
-"""Who waits for compilers waits no longer than for one of them, and nothing waits for those that
-hang.
-"""
+"""Waiting for compilers ends when one makes no progress, and hanging ones delay nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ from luceasync.kernels.compiling import CompilerHangs, KernelCompilation
 DEADLINE_S = 600.0
 
 
-def test_all_is_done_when_it_ends_and_an_error_is_told_to_whoever_asks():
+def test_all_jobs_are_done_at_the_end_and_the_caller_gets_the_error():
     compiling = KernelCompilation(2, DEADLINE_S)
     found = [compiling.submit("square", lambda n=n: n * n) for n in range(9)]
     failed = compiling.submit("broken", lambda: 1 // 0)
@@ -60,7 +58,7 @@ def test_what_hangs_ends_in_words_that_name_it_and_nothing_more_is_begun():
 
 
 def test_each_that_is_done_gives_the_others_time(monkeypatch):
-    """Four of them, each of which takes more than half of the patience."""
+    """Four jobs, each of which takes more than half of the patience."""
     clock = SimpleNamespace(now_s=0.0)
     monkeypatch.setattr(compiling_module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
 
@@ -97,7 +95,7 @@ def test_ctrl_c_while_kernels_compile_ends_the_server_at_once(tmp_path):
             assert process.poll() is None and time.monotonic() - begin_s < DEADLINE_S
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        assert process.wait(DEADLINE_S / 4) == -signal.SIGINT  # long before nobody waits any more
+        assert process.wait(DEADLINE_S / 4) == -signal.SIGINT  # long before the deadline
 
 
 @pytest.mark.slow

@@ -1,10 +1,10 @@
-"""What is known before the first test."""
+"""What conftest decides before the first test."""
 
 import subprocess
 import sys
 
 
 def test_triton_is_imported_once_it_is_known_whether_there_is_a_gpu():
-    """Else kernels are compiled for a GPU that is not there, where a file is named to pytest."""
+    """Otherwise kernels would be compiled for a missing GPU when pytest is given a single file."""
     code = "import sys, tests.kernels.conftest; sys.exit('triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0

@@ -24,7 +24,7 @@ def spec(request: pytest.FixtureRequest) -> DeltaSpec:
 
 
 def check_against_torch(case: DeltaCase, dtype: torch.dtype) -> tuple[DeltaCase, DeltaCase]:
-    """What torch has made of the case, and what the kernels have."""
+    """The results of torch and of the kernels."""
     truth, found = case.copy(), case.copy()
     expected = truth.run(TorchDelta)
     out = found.run(TritonDelta)

@@ -1,4 +1,4 @@
-"""The fused kernels of a drafter do what torch does, whatever lengths, windows and heads."""
+"""The fused kernels of a drafter equal torch for all lengths, windows and heads."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ HEADS = {
 
 @pytest.fixture(autouse=True)
 def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that short contexts have splits of several chunks, and the interpreter little to do."""
+    """Few splits, so that short contexts have several chunks each, and the interpreter little to
+    do.
+    """
     monkeypatch.setattr(draft_attention, "NUM_SPLITS", 2)
 
 
@@ -50,7 +52,7 @@ def spec_of(attention: AttentionSpec, layers=LAYERS, ctx_max_tokens=None) -> Dra
 
 @dataclass(frozen=True)
 class Twins:
-    """A drafter's operations twice, each with rings of its own."""
+    """The operations of a drafter twice, each with its own rings."""
 
     spec: DraftSpec
     place: dict
@@ -66,7 +68,7 @@ class Twins:
         return cls(spec, place, (first, second), ops)
 
     def index(self, *columns: list[int]) -> list[Tensor]:
-        """As they come: pieces of one small tensor."""
+        """Inputs as they arrive: views of one small tensor."""
         return list(torch.tensor(columns, device=self.place["device"]))
 
     def write(self, lanes: list[int], begins: list[int], counts: list[int], num_rows: int) -> None:
@@ -79,7 +81,7 @@ class Twins:
             ops.write_context(projected, norms, *self.index(lanes, begins, counts))
 
     def attend(self, lanes: list[int], begins: list[int], num_rows: int) -> list[list[Tensor]]:
-        """What each makes of every layer."""
+        """The results of both for every layer."""
         spec, heads = self.spec, self.spec.attention
         num_heads = heads.num_heads + 2 * heads.num_kv_heads
         projected = random(len(lanes), num_rows, num_heads * heads.head_dim, **self.place)

@@ -1,4 +1,4 @@
-"""CUDA C++ on CPUs: what a GPU would leave to luck is told, and numbers are those of a GPU."""
+"""CUDA C++ on CPUs: races are reported, and numbers are those of a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 KERNELS = Path(cuda_program.__file__).parent
 SHARED_BYTES = 1024
 
-# Each lane copies 16 bytes of x, reads what the lane beside it has copied, and reuses the place.
+# Each lane copies 16 bytes of x, reads the neighbour's copy, and reuses its own place.
 TURNS = """
   for (int turn = 0; turn < 3; turn++) {
     copy_16(begin + lane * 16, x + lane * 4, true);
@@ -29,7 +29,7 @@ TURNS = """
   }
 """
 SYNC = "__syncwarp()"
-# Of two lanes that do not wait for each other, either may come first.
+# Lanes that do not wait for each other may run in either order.
 NO_SYNC = r"lane \d+ (reads|copies to) byte \d+ .*(copy of program|without a sync since)"
 MISTAKES = {
     "others' copies are read before they have waited": (
@@ -100,7 +100,7 @@ MISTAKES = {
 
 
 def run(folder: Path, compiler: Compiler, body: str, *tensors: Tensor) -> None:
-    """`body`: of a kernel of two programs of two warps."""
+    """A kernel with this body, of two programs of two warps."""
     source = folder / "kernel.cu"
     source.write_text(
         f"""
@@ -123,14 +123,14 @@ extern "C" __global__ void kernel(const u32* x, u32* out) {{
 
 
 @pytest.mark.parametrize(("words", "body"), MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_told(words: str, body: str, compiler: Compiler, tmp_path: Path) -> None:
+def test_a_mistake_is_reported(words: str, body: str, compiler: Compiler, tmp_path: Path) -> None:
     x, out = torch.zeros(1024, dtype=torch.int32), torch.zeros(256, dtype=torch.int32)
     with pytest.raises(Fault, match=words):
         run(tmp_path, compiler, body, x, out)
 
 
 def test_what_is_right_runs(compiler: Compiler, tmp_path: Path) -> None:
-    """Turns that sync; programs of a cluster that read each other's memory, and have their own."""
+    """Syncs in turns; programs of a cluster that read each other's memory, and have their own."""
     body = TURNS.replace("AFTER_COPY", SYNC).replace("BEFORE_REUSE", SYNC)
     body += """
       __syncthreads();
@@ -179,9 +179,7 @@ def test_numbers_are_rounded_as_a_gpu_rounds_them(compiler: Compiler, tmp_path: 
 
 
 def test_products_are_those_of_matrices(compiler: Compiler, tmp_path: Path) -> None:
-    """Lanes hold them as NVIDIA's mma.m16n8k16 and m16n8k8 have it; patterns below the smallest
-    normal number count.
-    """
+    """Fragments are laid out as by NVIDIA's mma.m16n8k16 and m16n8k8; subnormal numbers count."""
     torch.manual_seed(0)
     a, b = torch.randint(-9, 9, (16, 16)), torch.randint(-9, 9, (16, 8))
     x = torch.cat([a.double().flatten() * 2.0**-133, b.t().flatten() * 2.0**96]).bfloat16()
@@ -205,7 +203,7 @@ def test_products_are_those_of_matrices(compiler: Compiler, tmp_path: Path) -> N
 
 
 def test_matrices_are_loaded_as_ldmatrix_loads_them(compiler: Compiler, tmp_path: Path) -> None:
-    """A lane gets of row lane / 4 two columns, of the matrix or of its transpose."""
+    """A lane gets two columns of row lane / 4, of the matrix or its transpose."""
     x = torch.arange(256, dtype=torch.int16)
     body = """
       if (lane >= 32) return;
@@ -224,7 +222,7 @@ def test_matrices_are_loaded_as_ldmatrix_loads_them(compiler: Compiler, tmp_path
 
 
 def test_ptx_has_another_body_here() -> None:
-    """Files that hold words of GPUs hold nothing else, and each has one beside the emulator."""
+    """PTX is in files of its own, and each has a counterpart in the emulator."""
     emulated = {path.name for path in (KERNELS.parents[1] / "tests/kernels/emulated").glob("*.cuh")}
     holding = {
         path.name for path in KERNELS.glob("*.cu*") if re.search(r"\basm\b", path.read_text())

@@ -20,7 +20,7 @@ EDGES = [0, 1, 0x33000000, 0x33000001, 0x387FFFFF, 0x38800000, 0x477FEFFF, 0x477
 
 
 def numbers(dtype: torch.dtype, *shape: int, device: torch.device) -> torch.Tensor:
-    """Any bits that mean a number."""
+    """Any bits that are not NaN."""
     size = 1 << 8 * dtype.itemsize
     bits = torch.randint(-size // 2, size // 2, shape, generator=torch.manual_seed(1))
     found = bits.to(BITS[dtype]).view(dtype)
@@ -28,7 +28,7 @@ def numbers(dtype: torch.dtype, *shape: int, device: torch.device) -> torch.Tens
 
 
 def case(source, target, device, *, hidden=5, num_taps=2, rows=4, capacity=3):
-    """Arguments of a scatter of lanes 1, none, and 0: a path, padding, more rows than places."""
+    """Arguments of a scatter to lanes 1, none and 0: a path, padding, more rows than places."""
     taps = [numbers(source, 3, rows, hidden, device=device) for _ in range(num_taps)]
     indices = (
         torch.tensor([1, -1, 0], dtype=torch.int32),
@@ -43,7 +43,7 @@ def case(source, target, device, *, hidden=5, num_taps=2, rows=4, capacity=3):
 
 
 def equal_after(kernel, arguments) -> bool:
-    """Whether kernel and twin leave and return the same bits in every row but nobody's."""
+    """Whether kernel and twin write and return the same bits in every row but the unused one."""
     _, lanes, _, counts, _, store, capacity = arguments
     twin = [*arguments[:5], store.clone(), capacity]
     rows, expected = kernel(*arguments), torch_scatter(*twin)
@@ -111,7 +111,7 @@ def test_float32_is_narrowed_as_torch_narrows_it(target, bits, sign) -> None:
 
 @pytest.mark.parametrize("target", FLOATS)
 @pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF])
-def test_what_is_no_number_stays_none(bits, target) -> None:
+def test_nan_stays_nan(bits, target) -> None:
     found = converted(bits, torch.float32, target)
     signed = found - (1 << 8 * target.itemsize) * (found >> (8 * target.itemsize - 1))
     assert torch.tensor([signed], dtype=BITS[target]).view(target).isnan()

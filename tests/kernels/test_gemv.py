@@ -1,4 +1,4 @@
-"""Products of few rows: like torch's, and the same bits for a row in any company."""
+"""Products of few rows equal torch's, and the bits of a row do not depend on the others."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from tests.kernels.cases import TOLERANCE, distance, random
 
 @pytest.fixture(params=[(70, 96), (33, 80), (48, 1536)], ids=["70x96", "33x80", "48x1536"])
 def shape(request: pytest.FixtureRequest) -> tuple[int, int]:
-    """Outputs and dim; the first two are no multiples of a tile."""
+    """Outputs and dim; the first two are not multiples of a tile."""
     return request.param
 
 

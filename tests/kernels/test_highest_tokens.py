@@ -1,4 +1,4 @@
-"""The highest logits of every row, and its mass: as torch finds them."""
+"""The highest logits of every row and its mass, as torch computes them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ INF = math.inf
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that few logits have several programs, and groups of several."""
+    """Small programs and groups, so that few logits have several of both."""
     monkeypatch.setattr(kernels, "STRETCH", 128)
     monkeypatch.setattr(kernels, "NUM_RANKERS", 2)
     monkeypatch.setattr(kernels, "MOST_MEMBERS", 4)
@@ -29,7 +29,7 @@ def both(
     mass_at: Sequence[float] = (),
     carry: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """What the kernels find, which is what torch does but for the order of equals."""
+    """Run the kernels and check them against torch, except for the order of equal logits."""
     asked = logits, carry, num_ranked, mass_at, NO_TOKEN
     found, expected = kernels.highest_tokens(*asked), local.highest_tokens(*asked)
     assert found.shape == expected.shape and found.dtype == expected.dtype
@@ -40,7 +40,7 @@ def both(
     torch.testing.assert_close(*masses, rtol=1e-6, atol=0.0)
     values, ids = found[:, num_carried + 2 :].chunk(2, 1)
     expected_values, expected_ids = expected[:, num_carried + 2 :].chunk(2, 1)
-    # Where torch's order has a negative NaN differs from device to device.
+    # Where torch sorts a negative NaN differs between devices.
     is_plain = ~logits.isnan().any(1)
     torch.testing.assert_close(values[is_plain], expected_values[is_plain], rtol=0, atol=0)
     ids, expected_ids = ids.long(), expected_ids.long()
@@ -85,7 +85,7 @@ def test_masses_are_of_the_rows_and_temperatures_that_were_named(device) -> None
 
 
 def odd_rows(num_vocab: int, device: torch.device) -> torch.Tensor:
-    """Rows whose order is a question."""
+    """Rows with difficult orders."""
     generator = torch.Generator().manual_seed(3)
     rows = torch.randn(14, num_vocab, generator=generator)
     rows[0] = 1.5
@@ -138,7 +138,7 @@ def test_groups_hold_every_token_once_and_are_few(num_ranked, num_vocab) -> None
 
 
 def words_of(found: torch.Tensor) -> torch.Tensor:
-    """To the bit, but for ids: equals come in any order."""
+    """Bit by bit, except for the ids of equal logits, which come in any order."""
     return found[:, 1 : 2 + (found.shape[1] - 2) // 2]
 
 

@@ -1,5 +1,5 @@
-"""Kernels are compiled beside each other and before they are launched, where somebody asks for it;
-elsewhere `kernel[grid](...)` launches.
+"""Kernels are compiled in parallel before any launch on request; otherwise `kernel[grid](...)`
+launches.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_a_pass_that_raises_is_seen_no_more():
 
 
 @pytest.mark.slow
-def test_without_a_gpu_all_is_compiled_in_threads_once_and_an_error_is_told_at_the_launch():
+def test_kernels_are_compiled_once_in_threads_and_an_error_is_raised_at_the_launch():
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.kernels.fake_gpu"],
@@ -65,7 +65,7 @@ def test_without_a_gpu_all_is_compiled_in_threads_once_and_an_error_is_told_at_t
     )
     told = json.loads(done.stdout)
     assert told["first"] == [["_rms_norm_kernel", "MainThread", False]]
-    assert told["launched inside"] == ["_rms_norm_kernel"] * 2  # before, and by the other thread
+    assert told["launched inside"] == ["_rms_norm_kernel"] * 2  # earlier, and by the other thread
     norms = [["_rms_norm_kernel", "compile", False]] * 3
     assert told["ahead"] == [*norms, ["_swiglu_kernel", "compile", False]]
     assert told["launched"] == ["_rms_norm_kernel"] * 4 + ["_swiglu_kernel"]

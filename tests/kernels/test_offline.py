@@ -1,5 +1,5 @@
-"""Every kernel compiles for cards that nobody here has, and fits them, in the tile that each card
-would choose.
+"""Every kernel compiles for GPUs that are not there, and fits them, with the tile that each would
+choose.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from luceasync.pipeline.gpu_platform import COMPILED_FOR
 from tests.kernels.offline import BINARIES, CARDS, KIB, Taken
 
 DEADLINE_S = 600.0
-REGISTERS = 65536  # of a multiprocessor of NVIDIA's
-# Old kernels whose tiles are worth a few registers too many where they were measured.
+REGISTERS = 65536  # of an NVIDIA multiprocessor
+# Kernels whose tiles were measured to be worth a few spilled registers.
 MOST_SPILLED_BYTES = 1280
-# It solves systems of 64 rows in registers. AMD's cards of 32 lanes a wave have too few, and nobody
-# has measured what that costs them.
+# It solves systems of 64 rows in registers. AMD GPUs with 32 lanes a wave have too few; the cost
+# was not measured.
 MOST_SPILLED_BY = {"_prepare_kernel": 1700}
 
 pytestmark = [
@@ -32,7 +32,7 @@ pytestmark = [
 
 
 def compiled_for(name: str, *flags: str) -> list[Taken]:
-    """In a process of its own, where every tensor is taken to be on such a card."""
+    """Compile in a process of its own, in which every tensor counts as one on this GPU."""
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.kernels.offline", name, *flags],
@@ -57,7 +57,7 @@ SPILLS = pytest.mark.xfail(reason="the scan of the delta rule spills 4.5 KB a la
 WAVES_OF_32 = ("gfx1100", "gfx1201")
 
 
-@pytest.mark.covered(0)  # a card takes a minute
+@pytest.mark.covered(0)  # a minute per GPU
 @pytest.mark.parametrize(
     "name", [pytest.param(card, marks=[SPILLS] * (card in WAVES_OF_32)) for card in CARDS]
 )
@@ -72,7 +72,7 @@ def test_cards_that_the_doctor_speaks_of_are_these() -> None:
 
 
 def written() -> set[str]:
-    """What is launched, by the source."""
+    """The kernels that the sources launch."""
     sources = Path(luceasync.kernels.__file__).parent.glob("*.py")
     text = "\n".join(source.read_text(encoding="utf-8") for source in sources)
     return set(re.findall(r"^@kernel\([^@]*?\)\ndef (\w+)\(", text, re.MULTILINE))

@@ -1,4 +1,4 @@
-"""Whether a kernel may begin early is asked once for its device; a measurement may say no."""
+"""Whether kernels overlap is decided once per device, and measurements can turn it off."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""Rows of host memory and pages of all layers, copied in one launch, as the slow truth copies."""
+"""Rows of host memory and pages of all layers, copied in one launch, equal to the reference."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ KINDS = {
 
 @pytest.fixture(autouse=True)
 def few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The simulator starts a thread of the system for each: a few do it, and have more to do."""
+    """The simulator starts an OS thread for each: use few, with more work each."""
     if not torch.cuda.is_available():
         monkeypatch.setattr(pager, "NUM_BLOCKS", 2)
         monkeypatch.setattr(pager, "BLOCK_THREADS", 3)
@@ -32,7 +32,7 @@ def few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=KINDS.values(), ids=KINDS)
 def cache(request: pytest.FixtureRequest, dtype: torch.dtype, device: torch.device) -> LaneCache:
-    """Lanes full of noise."""
+    """Lanes of random bits."""
     cache = LaneCache(
         request.param,
         first_layer=5,
@@ -47,7 +47,7 @@ def cache(request: pytest.FixtureRequest, dtype: torch.dtype, device: torch.devi
 
 
 def node(cache: LaneCache, begin: int, end: int) -> HostRows:
-    """A node of these tokens, in memory that a device may read in place."""
+    """A node of these tokens, in memory that a device can read in place."""
     tensors = {
         key: torch.randn(shape, generator=torch.manual_seed(begin)).to(dtype)
         for key, (shape, dtype) in cache.row_shapes(end - begin).items()
@@ -62,7 +62,7 @@ def part(rows: HostRows, begin: int, end: int) -> HostRows:
 
 
 def scattered(cache: LaneCache) -> list[PageRows]:
-    """Chunks at any place; one of them lies in two nodes."""
+    """Chunks at random places, one of them in two nodes."""
     first, second = node(cache, 0, 90), node(cache, 90, 192)
     return [
         PageRows(part(second, 128, 192), 64),
@@ -77,7 +77,7 @@ def paging(device: torch.device):
 
 
 def copied(cache: LaneCache, lane: int, rows: list[PageRows], *, to_host: bool) -> None:
-    """The slow truth: run by run."""
+    """The reference: run by run."""
     for here, there in pairs_of(cache.row_bytes(lane), rows):
         target, source = (there, here) if to_host else (here, there)
         target.copy_(source)
@@ -115,7 +115,7 @@ def test_scattered_rows_come_back_as_they_went(cache, device):
             assert rows.view(-1).view(torch.uint8).equal(tensor.view(-1).view(torch.uint8))
 
 
-def test_a_launch_of_nothing_is_none(cache, device):
+def test_an_empty_launch_does_nothing(cache, device):
     before = bits(cache.row_stacks)
     paging(device).gather(cache, 0, [])
     assert all(map(torch.equal, bits(cache.row_stacks), before))
@@ -127,7 +127,7 @@ def test_a_rehearsal_writes_nothing(cache, device):
     assert all(map(torch.equal, bits(cache.row_stacks), before))
 
 
-def test_memory_that_no_device_reads_in_place_is_copied_run_by_run(cache, device):
+def test_memory_that_no_device_can_read_in_place_is_copied_run_by_run(cache, device):
     rows = scattered(cache)
     kernel_page_copies(device, lambda tensor: False).gather(cache, 0, rows)
     found = bits(cache.row_stacks)

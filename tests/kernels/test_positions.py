@@ -1,4 +1,4 @@
-"""What a pass makes of its positions: as torch computes it."""
+"""Rotations and row indices of positions, as torch computes them."""
 
 import math
 

@@ -1,5 +1,5 @@
-"""Rows that are arranged for products of 9 to 16: where each number lies, by how much it is lifted,
-and that sums of groups lose nothing.
+"""Rows arranged for products of 9 to 16: where each number is, how it is scaled, and that sums of
+groups are exact.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from tests.kernels.places import gpu_of_nvidia, on_both
 from tests.kernels.test_quant_gemv import ALL
 
 LIFT = 2.0**96
-# By what even and odd quarters of 16 columns are taken times.
+# Scales of even and odd quarters of 16 columns.
 LIFTS = {
     **dict.fromkeys(
         ("Q4_K", "Q4_1", "Q5_K", "Q6_K"), (LIFT, LIFT / 16)
     ),  # odd codes are 16 times too large in place
     **dict.fromkeys(("Q8_0", "FP8", "MXFP4", "NVFP4"), (LIFT, LIFT)),
-    "IQ4_NL": (1.0, 1.0),  # codes are numbers of a table
+    "IQ4_NL": (1.0, 1.0),  # codes index a table
 }
 WITH_SUMS = {"Q4_K", "Q5_K"}
 
@@ -39,7 +39,7 @@ class Norm:
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest) -> torch.device:
-    """Where programs run."""
+    """The device that programs run on."""
     if request.param == "gpu":
         return gpu_of_nvidia()
     emulate = request.getfixturevalue("emulate")
@@ -51,7 +51,7 @@ def rows(num_rows: int, num_columns: int, device: torch.device) -> Tensor:
 
 
 def padded(x: Tensor) -> Tensor:
-    """[16, whole units of 256 columns], zeros where x has nothing."""
+    """[16, whole units of 256 columns], padded with zeros."""
     return F.pad(x, (0, -x.shape[1] % 256, 0, 16 - len(x)))
 
 
@@ -72,7 +72,7 @@ def columns_of(x: Tensor, lifts: tuple[float, float]) -> Tensor:
 
 
 def sums_of(arranged: ArrangedRows) -> Tensor:
-    """Of groups of 32 columns: float64 [16, groups], from three parts each."""
+    """Sums of groups of 32 columns: float64 [16, groups], from three parts each."""
     parts = arranged.group_sums.double().view(-1, 2, 8, 4, 4, 2)
     assert (parts[..., 3, :] == 0).all()
     return parts.sum(-2).permute(1, 2, 0, 3, 4).reshape(16, -1)

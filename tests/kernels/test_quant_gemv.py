@@ -1,4 +1,4 @@
-"""Products with quantised matrices on GPUs: those of their float32 numbers, in whatever tile."""
+"""Products with quantised matrices on GPUs equal those of their float32 numbers, with any tile."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ TILES = (
 def matrix(
     encoding: QuantEncoding, num_rows: int, num_columns: int, device: torch.device
 ) -> tuple[TiledMatrix, Tensor]:
-    """It, and its numbers in float32."""
+    """A random tiled matrix, and its numbers in float32."""
     packed = random_packed(
         encoding, (num_rows, num_columns), torch.Generator(device).manual_seed(1)
     )
-    for name, tensor in packed.tensors.items():  # scales of rows and groups differ
+    for name, tensor in packed.tensors.items():  # make scales of rows and groups differ
         if tensor.dtype.is_floating_point and name in ("scales", "minimums"):
             tensor.mul_((0.5 + torch.rand(tensor.shape, device=device)).to(tensor.dtype))
     numbers = dequantise(packed)
@@ -53,7 +53,7 @@ def matrix(
 
 
 def rows(num_rows: int, num_columns: int, device: torch.device) -> Tensor:
-    """The interpreter multiplies float32 exactly, a GPU bfloat16."""
+    """Float32 in the interpreter, bfloat16 on a GPU."""
     x = torch.randn(num_rows, num_columns, device=device)
     return x.bfloat16() if device.type == "cuda" else x
 
@@ -127,7 +127,7 @@ def test_a_row_is_the_same_bits_in_any_company(device) -> None:
         assert torch.equal(quant_gemv.linear(x[row : row + 1], tiled)[0], together[row])
 
 
-def test_what_is_no_whole_block_is_told() -> None:
+def test_partial_blocks_are_refused() -> None:
     assert can_tile(ENCODINGS["Q4_K"], 48, 512)
     assert not can_tile(ENCODINGS["Q4_K"], 40, 512)
     assert not can_tile(ENCODINGS["Q8_0"], 48, 96)

@@ -1,5 +1,5 @@
-"""Products of few rows in CUDA C++: those of the codes' float32 numbers, whoever is beside a row;
-and the program for cards that nobody here has. A few forms are run on the CPU too.
+"""Products of few rows in CUDA C++ equal those of the dequantised numbers, and rows do not depend
+on each other. Also compiles the program for other GPUs. A few encodings run on the CPU too.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tests.kernels.places import gpu_of_nvidia, on_both
 from tests.kernels.test_quant_gemv import ALL, FEW, error, matrix
 
 CAPABILITIES = {name: int(name[3:]) for name, card in CARDS.items() if card.is_nvidia}
-MOST_STACK_BYTES = 16  # of a lane: a register or two too many
+MOST_STACK_BYTES = 16  # of a lane: a register or two spilled
 OTHERS = tuple(name for name in ALL if name not in FEW)
 SHARES = (QuantSplit(1, 4, 3), QuantSplit(2, 2, 2), QuantSplit(2, 2, 2, splits=2))
 SHAPES = ((48, 384), (32, 2304))
-# One of each kind of codes, scales and minimums: on the CPU, with a share and a shape each.
+# One of each kind of codes, scales and minimums, for the CPU, with a split and a shape each.
 EMULATED = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_1", "FP8", "MXFP4", "NVFP4", "Q5_0", "Q3_K")
 
 
@@ -44,7 +44,7 @@ class Norm:
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest) -> torch.device:
-    """Where programs run."""
+    """The device that programs run on."""
     if request.param == "gpu":
         return gpu_of_nvidia()
     emulate = request.getfixturevalue("emulate")
@@ -108,7 +108,7 @@ def test_norm_residual_and_swiglu(name: str, num_rows: int, place) -> None:
     torch.testing.assert_close(found.double(), F.silu(gate) * up, rtol=1e-4, atol=1e-4)
     normed = F.rms_norm(x.float(), (768,), norm.weight, norm.eps).bfloat16()
     found = quant_gemv_cuda.linear(x, tiled, norm=norm, dtype=torch.float32)
-    assert error(found, normed, numbers) < 2e-3  # where a number is rounded to its neighbour
+    assert error(found, normed, numbers) < 2e-3  # a number may round to its neighbour
 
 
 @on_both(
@@ -166,7 +166,7 @@ def test_rows_are_prepared_once_for_several_matrices(num_rows: int, place) -> No
 
 @on_both("num_rows", [1, 5, 11], [1, 5, 11])
 def test_a_product_beside_another_gives_what_it_gives_alone(num_rows: int, place) -> None:
-    """It begins, and may end its sums, before the one in front has: again and again, in turns."""
+    """It starts, and may finish its sums, before the preceding one has, many times in turns."""
     x = rows(num_rows, 1024, place)
     names = ("Q4_K", "Q6_K", "Q5_K")
     several = [
@@ -215,7 +215,7 @@ def test_logits_are_not_rounded_on_their_way(num_rows: int) -> None:
     [("Q4_K", 1e-6), ("Q4_K", 1e6)],
 )
 def test_large_and_small_rows_lose_nothing(name: str, size: float, place) -> None:
-    """Rows are lifted by a power of two, and results by another one."""
+    """Rows are scaled by a power of two, and results by another."""
     tiled, numbers = matrix(ALL[name], 48, 512, place)
     for num_rows in (1, 8, 16):
         x = rows(num_rows, 512, place) * size
@@ -296,7 +296,7 @@ def test_every_form_is_compiled(name: str, x_rows: int, tmp_path: Path) -> None:
 
 
 def test_a_program_is_compiled_ahead_once() -> None:
-    """However many layers want it: threads that wait for the same one compile nothing else."""
+    """One compilation for any number of layers: threads that wait for it compile nothing else."""
     asked: list[str] = []
     compiling = SimpleNamespace(submit=lambda name, load: asked.append(name))
     program = CudaProgram(quant_gemv_cuda.SOURCE, "quant_gemv")
@@ -309,7 +309,7 @@ def test_a_program_is_compiled_ahead_once() -> None:
     assert asked == ["quant_gemv"] * 2
 
 
-def test_what_the_compiler_says_is_told(tmp_path: Path) -> None:
+def test_the_log_of_the_compiler_is_reported(tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     source = tmp_path / "wrong.cu"
     source.write_text("__device__ int f() { return nothing; }", encoding="utf-8")

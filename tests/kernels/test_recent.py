@@ -1,4 +1,4 @@
-"""The newest queries of every lane lie in its ring, whatever kind of pass has run them."""
+"""The newest queries of every lane are in its ring, after any kind of pass."""
 
 import pytest
 import torch
@@ -35,19 +35,19 @@ def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def new_ring(case: AttentionCase, num_layers: int | None = None) -> torch.Tensor:
-    """Of three lanes and nobody's, without a number in it."""
+    """Rings of three lanes and an unused one, all NaN."""
     layers = () if num_layers is None else (num_layers,)
     shape = (*layers, 4, RECENT_ROWS, SPEC.num_heads, SPEC.head_dim)
     return case.keys.new_full(shape, torch.nan)
 
 
 def queries_of(case: AttentionCase) -> torch.Tensor:
-    """[entries, rows, heads, head_dim], as they are attended with."""
+    """[entries, rows, heads, head_dim], as used for attention."""
     return heads_of(case.projected, SPEC, case.norms, case.rows.prepared[SPEC])[0]
 
 
 def assert_kept(ring: torch.Tensor, rows: torch.Tensor, row_indices: list[int]) -> None:
-    """A lane's ring holds `rows` of these row_indices and nothing else."""
+    """A lane's ring holds `rows` at these row indices and nothing else."""
     places = [row_index % RECENT_ROWS for row_index in row_indices]
     assert distance(ring[places], rows) < TOLERANCE[ring.dtype]
     rest = [place for place in range(RECENT_ROWS) if place not in places]
@@ -81,7 +81,7 @@ def test_padding_keeps_nothing(body, dtype, device) -> None:
     case.rows.lanes[0] = NO_LANE
     ring = new_ring(case)
     body.attend(case.projected, case.norms, (case.keys, case.values, ring), case.rows)
-    if not isinstance(body, TorchAttention):  # which knows the host's entries
+    if not isinstance(body, TorchAttention):  # the mixer's body knows the entries of the host
         assert ring[:3].isnan().all()
 
 

@@ -1,4 +1,4 @@
-"""Passes over many rows, as torch computes them."""
+"""Row operations of prefill, as torch computes them."""
 
 import torch
 

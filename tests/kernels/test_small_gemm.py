@@ -1,4 +1,4 @@
-"""Products of up to 64 rows: like torch's, and the same bits for a row in any company."""
+"""Products of up to 64 rows equal torch's, and the bits of a row do not depend on the others."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from tests.kernels.cases import TOLERANCE, distance, random
 
 @pytest.fixture(params=[(70, 96), (33, 80), (64, 1536)], ids=["70x96", "33x80", "64x1536"])
 def shape(request: pytest.FixtureRequest) -> tuple[int, int]:
-    """Outputs and dim; the first two are no multiples of a tile, the last is split."""
+    """Outputs and dim; the first two are not multiples of a tile, the last is split."""
     return request.param
 
 

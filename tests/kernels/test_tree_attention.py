@@ -1,4 +1,4 @@
-"""Attention of trees of rows: like torch's at every page border, and nothing but scratch is
+"""Attention of trees of rows: equal to torch's at every page border; only scratch is
 written.
 """
 
@@ -39,7 +39,9 @@ def spec(request: pytest.FixtureRequest) -> AttentionSpec:
 
 @pytest.fixture(autouse=True)
 def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that short contexts have splits of several chunks, and the interpreter little to do."""
+    """Few splits, so that short contexts have several chunks each, and the interpreter little to
+    do.
+    """
     monkeypatch.setattr(tree_attention, "NUM_SPLITS", 4)
 
 

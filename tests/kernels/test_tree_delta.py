@@ -1,4 +1,6 @@
-"""Gated DeltaNet of trees against torch in float32: outputs, and what a path needs afterwards."""
+"""Gated DeltaNet of trees against torch in float32: outputs, and the scratch that a commit
+needs.
+"""
 
 import pytest
 import torch
@@ -36,7 +38,7 @@ def spec(request: pytest.FixtureRequest) -> DeltaSpec:
 
 @pytest.fixture(params=LAUNCHES)
 def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small trees in one launch, and in three, as where it does not fit."""
+    """Small trees in one launch, and in three, as when they do not fit."""
     monkeypatch.setattr(tree_delta, "is_small", lambda *sizes, is_hip: request.param == "one")
 
 

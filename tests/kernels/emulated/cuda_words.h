@@ -1,4 +1,4 @@
-// What CUDA C++ has besides C++, as far as our kernels use it.
+// The extensions of CUDA C++ that our kernels use.
 
 #pragma once
 
@@ -15,8 +15,8 @@
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-// Each program has its own, which are put in place while one of its lanes runs. All of them lie together,
-// since nothing else here is a thread's: compilers do not let templates name a section.
+// Each program has its own, which are swapped in while one of its lanes runs. They are contiguous, as they are the only
+// thread-local variables: compilers do not let templates name a section.
 #define __shared__ static thread_local
 
 #define threadIdx machine::thread
@@ -57,7 +57,7 @@ inline int max(int a, int b) { return a > b ? a : b; }
 inline float __expf(float x) { return expf(x); }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 
-// Four of the eight bytes of high and low, by nibbles of `selector`; their sign is not asked for.
+// Four of the eight bytes of high and low, by nibbles of `selector`, whose sign bits are not used.
 inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
   uint64_t both = (uint64_t)high << 32 | low;
   uint32_t found = 0;

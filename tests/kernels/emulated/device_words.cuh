@@ -1,4 +1,4 @@
-// The functions of luceasync/kernels/device_words.cuh for lanes that are fibers (machine.h).
+// The functions of luceasync/kernels/device_words.cuh for emulated lanes (machine.h).
 
 #pragma once
 
@@ -9,8 +9,8 @@ typedef unsigned long long u64;
 
 inline float as_float(u32 bits) { return __uint_as_float(bits); }
 
-// Where something is written to shared memory: `T* to = (T*)(shared + byte)`. Of what follows the first T
-// only a write past the end is seen.
+// A pointer for writes to shared memory: `T* to = (T*)(shared + byte)`. Beyond the first T, only writes past the end
+// are detected.
 struct Place_in_shared {
   u32 at;
 
@@ -41,7 +41,7 @@ inline void wait_for_all_copies() {
   machine::wait_for_copies(0);
 }
 
-// Kernels follow one another.
+// Kernels run one after the other.
 inline void wait_for_those_before() {}
 inline void start_next() {}
 
@@ -50,7 +50,7 @@ inline T load(u32 at) {
   return *(const T*)machine::read(at, sizeof(T));
 }
 
-// Of each lane a row, and what it gets.
+// A row of each lane, and the lane's result.
 struct Matrices {
   const u16* row;
   u32* found;
@@ -87,8 +87,7 @@ inline float half_of(u32 bits) {
   return bits & 0x8000 ? -size : size;
 }
 
-// To the nearest, of two the even one: what a float32 number has below it may round it only once, so
-// that such a one is odd.
+// Round to nearest even. To avoid double rounding, inexact float32 intermediates are made odd.
 inline u16 rounded(double number) {
   if (number != number) return 0x7fff;
   float near = (float)number;
@@ -105,14 +104,14 @@ inline u32 rounded(float low, float high) { return rounded(low) | (u32)rounded(h
 inline float low_half(u32 pair) { return as_float(pair << 16); }
 inline float high_half(u32 pair) { return as_float(pair & 0xffff0000); }
 
-// Patterns below the smallest normal number are numbers, as they are for tensor cores.
+// Subnormal numbers count, as for tensor cores.
 inline u32 fma_bf16x2(u32 a, u32 b, u32 c) {
   u32 low = rounded((double)low_half(a) * low_half(b) + low_half(c));
   return low | (u32)rounded((double)high_half(a) * high_half(b) + high_half(c)) << 16;
 }
 
-// What a lane has of D[16][8] += A[16][8 HALVES] B[8 HALVES][8]: of A words [half][row / 8], of B words
-// [half], two columns of A each.
+// A lane's part of D[16][8] += A[16][8 HALVES] B[8 HALVES][8]: words [half][row / 8] of A, and words [half] of B, each
+// of two columns of A.
 struct Multiplied {
   float* sums;
   u32 a[4], b[2];

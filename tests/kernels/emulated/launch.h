@@ -1,4 +1,4 @@
-// A function of a source file, by its name FUNCTION, as a host launches it: with pointers to arguments.
+// Launches the function FUNCTION of a source file as a host does: with pointers to arguments.
 
 #pragma once
 
@@ -11,9 +11,9 @@
 
 namespace {
 
-thread_local uint8_t first_static;  // there is one, so that there is a place for them
+thread_local uint8_t first_static;  // at least one, so that they have an address
 
-// Where the thread's variables of this library lie: what its kernels have of shared memory by themselves.
+// The range of thread-local variables of this library: the static shared memory of its kernels.
 int find_statics(dl_phdr_info* library, size_t, void* launch) {
   Dl_info own;
   if (!dladdr((void*)find_statics, &own) || (void*)library->dlpi_addr != own.dli_fbase) return 0;
@@ -38,7 +38,7 @@ void call(void (*function)(Types...), void* const* arguments) {
 
 }  // namespace
 
-// Empty, or what went wrong.
+// Empty, or the error.
 extern "C" __attribute__((visibility("default"))) const char* launch(const machine::Launch* wanted, void* const* arguments) {
   machine::Launch launch = *wanted;
   first_static = 0;

@@ -1,7 +1,7 @@
-"""CUDA C++ on CPUs: what a GPU runs as luceasync.kernels.cuda_program.CudaProgram, compiled by the
-system's C++ compiler with another body of device_words.cuh, whose lanes are fibers.
+"""Runs CUDA C++ programs on CPUs: compiled by the system's C++ compiler with another body of
+device_words.cuh, in which lanes are fibers.
 
-It knows no kernel. machine.h says which mistakes it sees.
+Knows no kernel. machine.h lists the mistakes that it detects.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ HERE = Path(__file__).parent
 COMPILERS = ("g++", "clang++", "c++")
 FLAGS = (
     *("-std=c++17", "-fPIC", "-fvisibility=hidden", "-w"),
-    "-O0",  # to compile takes longer than to run
-    "-ffp-contract=off",  # products and sums are rounded one by one
-    "-fno-strict-aliasing",  # words are read as other types than they were written as
-    "-U_FORTIFY_SOURCE",  # it takes the stack of another fiber for a lost one
+    "-O0",  # compiling takes longer than running
+    "-ffp-contract=off",  # products and sums are rounded separately
+    "-fno-strict-aliasing",  # words are read as other types than they were written
+    "-U_FORTIFY_SOURCE",  # it mistakes the stack of another fiber for a lost one
 )
 LANES = 32
 BESIDE_BYTES = 4096  # of a tensor
 
 
 class Fault(Exception):
-    """What a GPU would have done wrong, or left to luck."""
+    """A mistake that a GPU would make silently, or at random."""
 
 
 class _Range(ctypes.Structure):
@@ -41,7 +41,7 @@ class _Range(ctypes.Structure):
 
 
 class _Launch(ctypes.Structure):
-    """As machine.h has it."""
+    """As in machine.h."""
 
     _fields_ = (
         ("num_programs", ctypes.c_uint32),
@@ -57,7 +57,7 @@ class _Launch(ctypes.Structure):
 
 
 class Compiler:
-    """Keeps what it has compiled in `folder`."""
+    """Caches compiled programs in `folder`."""
 
     def __init__(self, command: str, folder: Path) -> None:
         self._command = command
@@ -65,7 +65,7 @@ class Compiler:
         self._loaded: dict[str, Any] = {}
 
     def function(self, source: Path, name: str, constants: Mapping[str, int]) -> Any:
-        """A launcher of the function `name`, see launch.h."""
+        """A launcher of the function `name`; see launch.h."""
         headers = {path.name: path.read_text() for path in sorted(source.parent.glob("*.cuh"))}
         headers |= {path.name: path.read_text() for path in HERE.glob("*.cuh")}  # other bodies
         text = f"""\
@@ -90,7 +90,7 @@ class Compiler:
         return self._loaded[digest]
 
     def _machine(self) -> list[str]:
-        """What all programs are linked with. It is compiled once."""
+        """The object that all programs are linked with, compiled once."""
         found = {path: str(self._folder / f"{path.stem}.o") for path in HERE.glob("*.cpp")}
         for path, compiled in found.items():
             if not Path(compiled).exists():
@@ -106,18 +106,20 @@ class Compiler:
 
 
 def compiler_here() -> str | None:
-    """The command of one that is installed."""
+    """The command of an installed C++ compiler."""
     return next((found for name in COMPILERS if (found := shutil.which(name))), None)
 
 
 class EmulatedProgram:
-    """As luceasync.kernels.cuda_program.CudaProgram, on tensors of the CPU."""
+    """A CudaProgram that runs on CPU tensors."""
 
     def __init__(self, path: Path, name: str, compiler: Compiler, seed: int = 0) -> None:
         self._path = path
         self._name = name
         self._compiler = compiler
-        self._seed = seed  # of the order in which programs and lanes run, another one each time
+        self._seed = (
+            seed  # seeds the order in which programs and lanes run, which differs each time
+        )
 
     def launch(
         self,
@@ -126,7 +128,7 @@ class EmulatedProgram:
         wanted: LaunchShape,
         arguments: Sequence[Tensor | int | float | None],
     ) -> None:
-        """Runs it to its end. Raises Fault."""
+        """Run the program to its end. Raises Fault."""
         assert device.type == "cpu" and wanted.num_threads % LANES == 0
         assert wanted.num_programs % wanted.cluster == 0, "clusters are whole"
         function = self._compiler.function(self._path, self._name, constants)
@@ -156,8 +158,8 @@ class EmulatedProgram:
 
 
 class _Space:
-    """A tensor's storage while programs run: a copy with room before and after it, which nobody may
-    write to, and whose numbers are NaN.
+    """A tensor's storage while programs run: a copy between guard zones of NaN, which must not be
+    written.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -178,14 +180,14 @@ class _Space:
         return _Range(self._inner.data_ptr(), self._inner.data_ptr() + len(self._own))
 
     def take_back(self) -> bool:
-        """Returns whether nothing beside it has been written."""
+        """Copy it back; return whether the guard zones are intact."""
         self._own.copy_(self._inner)
         beside = self._copy[:BESIDE_BYTES], self._copy[-BESIDE_BYTES:]
         return all(bool((each == 0xFF).all()) for each in beside)
 
 
 def _spaces(arguments: Sequence[Tensor | int | float | None]) -> dict[int, _Space]:
-    """By where a storage is: views of one are in one."""
+    """By address of the storage, as views share one."""
     tensors = [each for each in arguments if isinstance(each, Tensor)]
     return {each.untyped_storage().data_ptr(): _Space(each) for each in tensors}
 

@@ -1,5 +1,5 @@
-// Which lane runs, until it waits or ends: at random one of those that have nobody to wait for. Now and then
-// a lane lags behind as far as it can, until all others wait.
+// Chooses which lane runs until it waits or ends: a random one of those that can run. Now and then a lane lags behind
+// until all others wait.
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -14,7 +14,7 @@ Machine m;
 
 namespace {
 
-constexpr size_t TOGETHER = 12;  // clusters that run side by side
+constexpr size_t TOGETHER = 12;  // clusters that run concurrently
 
 uint32_t below(uint32_t limit) {
   m.random ^= m.random << 13, m.random ^= m.random >> 7, m.random ^= m.random << 17;
@@ -39,7 +39,7 @@ void wait(const char* name) {
   if (_setjmp(m.lanes[m.lane].place) == 0) _longjmp(m.scheduler, 1);
 }
 
-// Returns whether this lane was the last one; all others go on then too.
+// Returns whether this lane was the last one, which lets all others go on.
 bool come(Meeting& meeting, size_t num_lanes, const char* name) {
   if (!meeting.lanes.empty() && strcmp(meeting.name, name) != 0)
     fail("waits at %s, where %s waits at %s", name, lane_words(meeting.lanes[0]).c_str(), meeting.name);
@@ -100,7 +100,7 @@ void begin(Lane& lane) {
   makecontext(&lane.begin, live, 0);
 }
 
-// The first programs of clusters.
+// Starts the first clusters of programs.
 void run_together(const std::vector<uint32_t>& firsts) {
   uint32_t size = m.launch.cluster;
   m.programs.resize(firsts.size() * size), m.lanes.resize(m.programs.size() * m.launch.num_threads);
@@ -109,7 +109,7 @@ void run_together(const std::vector<uint32_t>& firsts) {
   for (Meeting& cluster : m.clusters) begin(cluster);
   m.of_statics = NOBODY;
   m.ready = {};
-  m.lag_once_in = 16 << below(12);  // who lags seldom lags late too
+  m.lag_once_in = 16 << below(12);  // lanes that lag rarely also start late
   for (size_t i = 0; i < m.lanes.size(); i++) begin(m.lanes[i]), be_ready(i);
   while (!m.ready.empty()) {
     int lane = m.ready.top().second;

@@ -1,4 +1,4 @@
-// Shared memory and copies to it, and who may touch them.
+// Shared memory, copies to it, and checks of accesses.
 
 #include <string.h>
 
@@ -12,7 +12,7 @@ constexpr uint8_t PAST = 0xa5;
 
 Touch touch() { return {m.lane, warp_of(m.lane).num_syncs, own().meeting.num_syncs, own_cluster().num_syncs}; }
 
-// Whether the lane that runs has synced with who touched this.
+// Whether the running lane has synced with the one that touched this.
 bool has_synced(const Touch& before) {
   if (before.lane == NOBODY || before.lane == m.lane || before.cluster != own_cluster().num_syncs) return true;
   if (program_of(before.lane) != program_of(m.lane)) return false;

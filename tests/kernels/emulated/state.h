@@ -1,4 +1,4 @@
-// What scheduler.cpp and shared_memory.cpp know of a launch.
+// The state of a launch, shared by scheduler.cpp and shared_memory.cpp.
 
 #pragma once
 
@@ -16,11 +16,11 @@
 namespace machine {
 
 constexpr uint32_t STACK_BYTES = 1 << 17;
-constexpr uint32_t PAST_BYTES = 4096;  // beside shared memory, which nobody may write to
-constexpr uint8_t POISON = 0xff;       // of every float pattern a NaN
+constexpr uint32_t PAST_BYTES = 4096;  // guard zone beside shared memory
+constexpr uint8_t POISON = 0xff;       // makes any float a NaN
 constexpr int NOBODY = -1;
 
-// Who touched two bytes of shared memory, and how often its warp, program and cluster had synced by then.
+// Which lane touched two bytes of shared memory, and how often its warp, program and cluster had synced by then.
 struct Touch {
   int lane = NOBODY;
   uint32_t warp, program, cluster;
@@ -64,17 +64,17 @@ struct Program {
   uint8_t* shared() { return (uint8_t*)((uintptr_t)(memory.data() + PAST_BYTES + 15) / 16 * 16); }
 };
 
-// All of a launch; there is one at a time.
+// A launch; there is one at a time.
 struct Machine {
   Launch launch;
   void (*body)(void*);
   void* arguments;
-  std::vector<Program> programs;  // that run side by side
+  std::vector<Program> programs;  // running concurrently
   std::vector<Lane> lanes;        // all of theirs
   std::vector<Meeting> clusters;
-  std::priority_queue<std::pair<uint32_t, int>> ready;  // how hasty a lane is, and it
+  std::priority_queue<std::pair<uint32_t, int>> ready;  // (priority, lane)
   int lane;
-  int of_statics;  // whose are in their place
+  int of_statics;  // the program whose static memory is swapped in
   uint32_t lag_once_in;
   uint64_t random;
   jmp_buf scheduler, end;
@@ -88,10 +88,10 @@ inline Program& own() { return m.programs[program_of(m.lane)]; }
 inline Meeting& own_cluster() { return m.clusters[program_of(m.lane) / m.launch.cluster]; }
 inline Meeting& warp_of(int lane) { return m.programs[program_of(lane)].warps[thread_of(lane) / LANES]; }
 
-// Where a lane is.
+// The position of a lane.
 std::string lane_words(int lane);
 
-// Shared memory of a program before it begins, and whether anybody has written beside it once it has ended.
+// Prepare the shared memory of a program; after it has ended, check its guard zone.
 void begin_memory(Program& program);
 void check_memory(Program& program);
 
