@@ -1,6 +1,6 @@
-"""What this process and a backend's must agree on before a layer is loaded, in words.
+"""What both ends of a channel must agree on before a layer is loaded: weights, dtypes, layers.
 
-Each end reads it for itself. Pure of torch.
+Each end reads it for itself. Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from luceasync.models.precision import Precision
 
 
 def dtype_words(precision: Precision) -> str:
-    """Of weights, computation, and keys and values."""
+    """The dtypes of weights, computation, and keys and values, as the command line has them."""
     return f"{precision.weights}/{precision.compute}/{precision.kv}"
 
 
 def states_of(model: ModelFiles, dtype: str, layers: str) -> dict[str, str]:
-    """What one end states of a stage. `layers`: its "begin:end". Raises ModelError."""
+    """The states of a stage in the greeting. `layers`: "begin:end". Raises ModelError."""
     weights = digest_of(model.path, model.weights.paths)
     num_layers = model.spec.num_layers
     return {
@@ -32,24 +32,23 @@ def states_of(model: ModelFiles, dtype: str, layers: str) -> dict[str, str]:
 
 
 def draft_states_of(draft_dir: Path, dtype: str) -> dict[str, str]:
-    """What one end states of a drafter. Raises ModelError."""
+    """The states of a drafter in the greeting. Raises ModelError."""
     files = draft_dir.glob("*.safetensors")
     return {"drafter": digest_of(draft_dir, files), "dtype": dtype}
 
 
 def digest_of(model_dir: Path, weight_files: Iterable[Path]) -> str:
-    """Of a directory. Weights are told by what changes with their content on one machine, which is
-    read at once: names, sizes, times and inodes of the files; and by the digest of config.json.
-    Raises ModelError.
+    """A digest of a model directory: of config.json, and of names, sizes, times and inodes of the
+    weight files, which change with their content and are read at once. Raises ModelError.
     """
     digest = blake2b(digest_size=16)
     try:
-        if (config := model_dir / CONFIG).exists():  # a GGUF file says it all itself
+        if (config := model_dir / CONFIG).exists():  # a GGUF file has none
             digest.update(config.read_bytes())
         for path in sorted(weight_files):
             status = path.stat()
-            told = (path.name, status.st_size, status.st_mtime_ns, status.st_ino)
-            digest.update(repr(told).encode())
+            identity = (path.name, status.st_size, status.st_mtime_ns, status.st_ino)
+            digest.update(repr(identity).encode())
     except OSError as error:
         raise ModelError(f"{model_dir}: cannot be read: {error}") from None
     return digest.hexdigest()

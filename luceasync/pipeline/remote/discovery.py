@@ -16,7 +16,7 @@ from luceasync.config import PlacementConfig
 from luceasync.errors import ChannelClosed, PlacementError
 from luceasync.ipc.channel import Statement, greet
 from luceasync.ipc.launcher import LocalLauncher, Program
-from luceasync.pipeline.devices import find_devices, has_backend, offers_of, shared
+from luceasync.pipeline.devices import find_devices, has_backend, offers_of, share_host_memory
 from luceasync.pipeline.offer import BACKENDS, HERE, Offer
 from luceasync.pipeline.remote import wire
 
@@ -141,7 +141,7 @@ def offers_in(names: Sequence[str], processes: ProcessPlan) -> tuple[Offer, ...]
         else:
             asked = describe_devices(processes.programs[number], stage)
             found += [replace(offer, process=number) for offer in asked]
-    return shared(found)
+    return share_host_memory(found)
 
 
 def describe_devices(

@@ -111,7 +111,7 @@ class RemoteStage:
 
 @dataclass(frozen=True, slots=True)
 class _StageProcess:
-    """A stage's process, and what does not change when it is started again."""
+    """A stage's process, and what stays the same when it is restarted."""
 
     process: BackendProcess
     sizes: StageSizes

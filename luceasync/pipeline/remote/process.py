@@ -1,7 +1,7 @@
 """A backend process over all its lives, and the memory of this process that it maps.
 
-What a stage and a drafter of another process have in common: how they are started, loaded, and
-started again. Owns nothing that ends with one life.
+What stages and drafters in other processes have in common: how they are started, loaded and
+restarted. Owns nothing that ends with one life.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from luceasync.ipc.memory import SealedMemory
 from luceasync.ipc.packets import Message
 from luceasync.ipc.supervised import LEAST_S, SupervisedProcess
 from luceasync.ipc.wiring import Rings, open_rings
-from luceasync.pipeline.devices import pinned_by
+from luceasync.pipeline.devices import page_lock_for
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote.connection import BackendConnection
 from luceasync.pipeline.remote.wire import NODES, Command, CommandFailure, LoadProgress, Result
@@ -62,7 +62,9 @@ class BackendProcess(SupervisedProcess):
         arena: Arena | None,
         stopping: threading.Event,
     ) -> None:
-        """`arena` gives out memory that was lent for nodes; `stopping`: see Supervised."""
+        """`arena` gives out memory that was lent for nodes; `stopping`: see
+        SupervisedProcess.
+        """
         super().__init__(launcher, spec.name, spec.devices, stopping, least_s=spec.least_s)
         self.spec = spec
         self._arena = arena
@@ -91,7 +93,7 @@ class BackendProcess(SupervisedProcess):
 
     @property
     def status(self) -> ProcessStatus:
-        """See Supervised; with the bytes that its nodes take up. Any thread may ask."""
+        """See SupervisedProcess; with the bytes of its nodes. Any thread may ask."""
         used_bytes = 0 if self._arena is None else self._arena.used_bytes
         return replace(super().status, node_bytes=used_bytes)
 
@@ -120,7 +122,7 @@ def share_rings(
     if rings is not None:
         closing.callback(rings.close)
         here = [device.name for device in plan.devices if device.is_here]
-        rings.memory.register(pinned_by(here))
+        rings.memory.register(page_lock_for(here))
     return rings
 
 

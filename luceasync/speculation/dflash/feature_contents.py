@@ -42,7 +42,7 @@ class FeatureContents(Protocol[C]):
     row_bytes: int
 
     def held(self, lane: int, begin: int, end: int) -> range:
-        """See LaneSpans."""
+        """The positions of `[begin, end)` that a node can keep; see LaneSpans.held."""
         ...
 
     def save(self, lane: int, begin: int, end: int) -> C:

@@ -189,7 +189,6 @@ class LocalDraft(Generic[P]):
         self._draft.write_context(rows[None], *index)
 
     def reset(self, lane: int, begin: int = 0) -> None:
-        """See DraftPasses."""
         self.ring.reset(lane)
         self._draft.set_valid_from(lane, begin)
 

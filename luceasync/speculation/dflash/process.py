@@ -85,7 +85,7 @@ class DraftProcessResources:
         self._closing.callback(self._launcher.close)
 
     def process(self, stopping: threading.Event) -> BackendProcess:
-        """A process that may be started and lost. `stopping`: see Supervised."""
+        """A process that may be started and lost. `stopping`: see SupervisedProcess."""
         directory = str(self._drafter.draft_dir.absolute())
         spec = ProcessSpec(
             name=NAME,
