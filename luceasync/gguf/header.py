@@ -358,7 +358,7 @@ DEFAULT_ALIGNMENT = 32
 
 
 @dataclass(frozen=True, slots=True)
-class TensorEntry:
+class TensorHeader:
     """A tensor at bytes [begin, begin + num_bytes) of the file. Unlike in the file, `shape` has the
     rows first.
     """
@@ -380,7 +380,7 @@ class Header:
     path: Path
     identity: FileIdentity | None
     metadata: Metadata
-    tensors: dict[str, TensorEntry]
+    tensors: dict[str, TensorHeader]
 
 
 def read_header(path: Path) -> Header:
@@ -404,7 +404,7 @@ def _parse(path: Path, identity: FileIdentity | None, view: mmap | bytes) -> Hea
     num_tensors = cursor.count(LEAST_TENSOR_BYTES, "tensors")
     num_keys = cursor.count(LEAST_KEY_BYTES, "keys")
     metadata = Metadata(cursor, num_keys)
-    tensors: dict[str, TensorEntry] = {}
+    tensors: dict[str, TensorHeader] = {}
     for i in range(num_tensors):
         tensor = _tensor(cursor, i)
         if tensor.name in tensors:
@@ -414,7 +414,7 @@ def _parse(path: Path, identity: FileIdentity | None, view: mmap | bytes) -> Hea
     if alignment < 8 or alignment & (alignment - 1) or alignment > 1 << 20:
         raise ModelError(f"general.alignment = {alignment}: expected a power of two, at least 8")
     begin = -(-cursor.at // alignment) * alignment
-    placed = [TensorEntry(t.name, t.shape, t.type, begin + t.begin) for t in tensors.values()]
+    placed = [TensorHeader(t.name, t.shape, t.type, begin + t.begin) for t in tensors.values()]
     _check_places(placed, begin, alignment, len(view))
     return Header(path, identity, metadata, {tensor.name: tensor for tensor in placed})
 
@@ -432,7 +432,7 @@ def _check_begin(cursor: Cursor) -> None:
         raise ModelError(f"GGUF version {version}; expected 2 or 3")
 
 
-def _tensor(cursor: Cursor, number: int) -> TensorEntry:
+def _tensor(cursor: Cursor, number: int) -> TensorHeader:
     """Read one entry; its `begin` still counts from the start of the data."""
     name = cursor.name(f"the name of tensor {number}")
     num_dimensions = cursor.number(U32, f"the dimensions of {name!r}")
@@ -452,10 +452,10 @@ def _tensor(cursor: Cursor, number: int) -> TensorEntry:
             f"{name!r} has shape {shape} in {kind.name}; expected at least one row, and rows of a "
             f"multiple of {kind.block_items}"
         )
-    return TensorEntry(name, shape, kind, begin)
+    return TensorHeader(name, shape, kind, begin)
 
 
-def _check_places(tensors: list[TensorEntry], begin: int, alignment: int, file_bytes: int) -> None:
+def _check_places(tensors: list[TensorHeader], begin: int, alignment: int, file_bytes: int) -> None:
     """Check that every tensor is in the file and aligned, and that none overlap."""
     for tensor in tensors:
         if (tensor.begin - begin) % alignment:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from luceasync.errors import ModelError
-from luceasync.gguf.header import Header, Metadata, TensorEntry, read_header
+from luceasync.gguf.header import Header, Metadata, TensorHeader, read_header
 from luceasync.gguf.paths import FileIdentity, identity_of, parts_of
 
 SPLIT_NUMBER, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
@@ -20,7 +20,7 @@ class GgufModel:
 
     identities: dict[Path, FileIdentity | None]
     metadata: Metadata
-    tensors: dict[str, tuple[Path, TensorEntry]]
+    tensors: dict[str, tuple[Path, TensorHeader]]
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -54,7 +54,7 @@ def read_model(path: Path) -> GgufModel:
             _check_part(headers[-1], number, len(paths))
         except ModelError as error:
             raise ModelError(f"{part}: {error}") from None
-    tensors: dict[str, tuple[Path, TensorEntry]] = {}
+    tensors: dict[str, tuple[Path, TensorHeader]] = {}
     for header in headers:
         twice = tensors.keys() & header.tensors.keys()
         if twice:

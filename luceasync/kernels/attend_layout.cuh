@@ -26,7 +26,7 @@ constexpr int AT_WEIGHTS = AT_NEW_VALUE + HEAD_DIM * 2;  // of warps and heads: 
 // A warp's sums replace its ring once it has read all: float [GROUP][SUM_COLUMNS], stored without conflicts.
 constexpr int SUM_COLUMNS = HEAD_DIM + 8;
 static_assert(GROUP * SUM_COLUMNS * 4 <= RING_BYTES, "the group is larger than 16");
-static_assert(SHARED_BYTES == AT_WEIGHTS + WARPS * GROUP * 8, "who launches has counted otherwise");
+static_assert(SHARED_BYTES == AT_WEIGHTS + WARPS * GROUP * 8, "the launcher counts other sizes");
 
 __device__ __forceinline__ float least() { return as_float(0xff800000); }  // minus infinity
 

@@ -94,7 +94,7 @@ def attend(
     chosen: AttentionSplit | None = None,
 ) -> Tensor:
     """As luceasync.kernels.attention.attend, in bfloat16. `arrivals`: from `new_arrivals`; `chosen`
-    replaces `share`.
+    replaces `choose_split`.
     """
     num_entries = len(projected)
     num_kv_heads, head_dim = keys.shape[2:]
@@ -105,7 +105,7 @@ def attend(
     newest = 0 if ring is None else ring.shape[1]
     group = num_heads // num_kv_heads
     heads = AttentionHeads(num_kv_heads, group, head_dim, rotary_dim // 2, gated, newest)
-    chosen = chosen or share(heads, shared_bytes(keys) - STATIC_BYTES)
+    chosen = chosen or choose_split(heads, shared_bytes(keys) - STATIC_BYTES)
     parts = (num_entries, num_kv_heads, chosen.splits, group)
     new = partial(torch.empty, dtype=torch.float32, device=keys.device)
     query_norm, key_norm, eps = norms
@@ -141,7 +141,7 @@ def attend(
     return out
 
 
-def share(heads: AttentionHeads, most_bytes: int) -> AttentionSplit:
+def choose_split(heads: AttentionHeads, most_bytes: int) -> AttentionSplit:
     """How a context is divided on a device whose programs may have `most_bytes` of shared memory.
     `warps` and `splits`, and so a row's bits, depend on the layer alone.
     """
@@ -153,26 +153,26 @@ def share(heads: AttentionHeads, most_bytes: int) -> AttentionSplit:
     )
 
 
-def _smaller(share: AttentionSplit) -> Iterator[AttentionSplit]:
+def _smaller(split: AttentionSplit) -> Iterator[AttentionSplit]:
     """The split, then smaller ones for GPUs with less memory than an H200."""
-    yield share
-    while share.stages > 1:
-        yield (share := replace(share, stages=share.stages - 1))
-    while share.warps > 1:
-        yield (share := replace(share, warps=share.warps // 2))
+    yield split
+    while split.stages > 1:
+        yield (split := replace(split, stages=split.stages - 1))
+    while split.warps > 1:
+        yield (split := replace(split, warps=split.warps // 2))
 
 
-def shared_of(heads: AttentionHeads, share: AttentionSplit) -> int:
+def shared_of(heads: AttentionHeads, split: AttentionSplit) -> int:
     """Bytes of shared memory of a program, as attend_layout.cuh divides them."""
     row_bytes = heads.head_dim * 2 + 16
-    ring_bytes = share.stages * 2 * UNIT_TOKENS * row_bytes
+    ring_bytes = split.stages * 2 * UNIT_TOKENS * row_bytes
     query_rows = 8 if heads.group <= 8 else 16
     new_bytes = 2 * heads.head_dim * 2
-    weight_bytes = share.warps * heads.group * 8
-    return share.warps * ring_bytes + query_rows * row_bytes + new_bytes + weight_bytes
+    weight_bytes = split.warps * heads.group * 8
+    return split.warps * ring_bytes + query_rows * row_bytes + new_bytes + weight_bytes
 
 
-def constants_of(heads: AttentionHeads, share: AttentionSplit, *, overlaps: bool) -> dict[str, int]:
+def constants_of(heads: AttentionHeads, split: AttentionSplit, *, overlaps: bool) -> dict[str, int]:
     """The constants that a program is compiled with."""
     return {
         "GROUP": heads.group,
@@ -181,10 +181,10 @@ def constants_of(heads: AttentionHeads, share: AttentionSplit, *, overlaps: bool
         "HALF": heads.half,
         "GATED": int(heads.gated),
         "NEWEST": heads.newest,
-        "WARPS": share.warps,
-        "STAGES": share.stages,
-        "SPLITS": share.splits,
+        "WARPS": split.warps,
+        "STAGES": split.stages,
+        "SPLITS": split.splits,
         "PAGE": PAGE_TOKENS,
         "OVERLAP": int(overlaps),
-        "SHARED_BYTES": shared_of(heads, share),
+        "SHARED_BYTES": shared_of(heads, split),
     }

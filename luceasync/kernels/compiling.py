@@ -95,7 +95,7 @@ class KernelCompilation:
                 error = caught
             with self._changed:
                 if self._pending.pop(future, None) is None:
-                    log.warning("a kernel was compiled after nobody waited for it any more")
+                    log.warning("a kernel was compiled after its deadline")
                     return
             # Set before completion is signalled, as the waiter reads it then.
             future.set_exception(error) if error is not None else future.set_result(made)

@@ -1,5 +1,5 @@
-"""Small kernels that turn the positions of a pass into rotations and row indices, before the first
-layer.
+"""Small kernels that a pass runs once, before its first layer: rotations, row indices, and the
+shape of proposals.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def row_indices(positions: Tensor, lanes: Tensor, absent: Tensor) -> Tensor:
     """
     positions = positions.contiguous()
     found = torch.empty_like(positions)
-    _ranks_kernel[(triton.cdiv(found.numel(), BLOCK),)](
+    _row_indices_kernel[(triton.cdiv(found.numel(), BLOCK),)](
         positions,
         lanes,
         absent,
@@ -59,6 +59,32 @@ def row_indices(positions: Tensor, lanes: Tensor, absent: Tensor) -> Tensor:
         **overlap_options(positions),
     )
     return found
+
+
+def trees(parents: Tensor, reach: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The shape of proposals: ancestors, depths, and the inputs of convolutions.
+
+    parents: int32 [entries, rows]: negative for row 0, an earlier row for the others. Returns
+    ancestors (or self) bool [entries, rows, rows], depths int32 [entries, rows] and taps int32
+    [entries, rows, reach]: places of the last `reach` inputs on the row's path, oldest first, in a
+    window of `reach - 1` committed inputs followed by the rows.
+    """
+    num_entries, num_rows = parents.shape
+    parents = parents.contiguous()
+    ancestors = parents.new_empty(num_entries, num_rows, num_rows, dtype=torch.bool)
+    depths = torch.empty_like(parents)
+    taps = parents.new_empty(num_entries, num_rows, reach)
+    _trees_kernel[(num_entries,)](
+        parents,
+        ancestors.view(torch.uint8),
+        depths,
+        taps,
+        num_rows,
+        REACH=reach,
+        BLOCK=triton.next_power_of_2(num_rows),
+        num_warps=4,
+    )
+    return ancestors, depths, taps
 
 
 @kernel()
@@ -83,7 +109,7 @@ def _rotation_kernel(
 
 
 @kernel(do_not_specialize=["num_numbers", "last", "num_rows"])
-def _ranks_kernel(
+def _row_indices_kernel(
     positions,
     lanes,
     absent,
@@ -101,3 +127,29 @@ def _ranks_kernel(
     lane = tl.load(lanes + at // num_rows, mask=ok, other=0)
     left = tl.load(absent + tl.where(lane < 0, last, lane), mask=ok, other=0)
     tl.store(found + at, tl.load(positions + at, mask=ok, other=0) - left, mask=ok)
+
+
+@kernel()
+def _trees_kernel(
+    parents, ancestors, depths, taps, num_rows, REACH: tl.constexpr, BLOCK: tl.constexpr
+):
+    entry = tl.program_id(0)
+    parents += entry * num_rows
+    r = tl.arange(0, BLOCK)
+    ok = r < num_rows
+    at = tl.where(ok, r, -1)
+    seen = tl.zeros([BLOCK, BLOCK], tl.int32)
+    depth = tl.zeros([BLOCK], tl.int32)
+    for _ in range(num_rows):  # every row climbs one step per iteration; none is deeper
+        seen += (at[:, None] == r[None, :]).to(tl.int32)
+        at = tl.load(parents + at, mask=at >= 0, other=-1)
+        depth += (at >= 0).to(tl.int32)
+    row = entry * num_rows + r
+    square = row[:, None] * num_rows + r[None, :]
+    tl.store(ancestors + square, (seen > 0).to(tl.uint8), mask=ok[:, None] & ok[None, :])
+    tl.store(depths + row, depth, mask=ok)
+    at = r
+    for i in tl.static_range(REACH):
+        tl.store(taps + row * REACH + (REACH - 1 - i), at + (REACH - 1), mask=ok)
+        above = tl.load(parents + at, mask=ok & (at >= 0), other=0)
+        at = tl.where(at >= 0, above, at - 1)

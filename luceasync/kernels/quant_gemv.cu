@@ -20,7 +20,7 @@
 #include "quant_sums.cuh"
 #include "overlap.cuh"
 
-static_assert(SHARED_BYTES == WARPS * RING_BYTES, "who launches has counted otherwise");
+static_assert(SHARED_BYTES == WARPS * RING_BYTES, "the launcher counts other sizes");
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) quant_gemv(
     const u16* x, const u8* group_sums, const u8* codes, const u8* planes, const u8* scales, const u8* small_scales,

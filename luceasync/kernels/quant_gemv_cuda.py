@@ -27,8 +27,8 @@ from luceasync.kernels.quant_tiles import BLOCK_COLUMNS, BLOCK_ROWS, UNIT, Tiled
 from luceasync.kernels.quant_tiling import (
     QuantSplit,
     QuantWork,
+    choose_split,
     num_programs,
-    share,
     shared_of,
 )
 
@@ -98,7 +98,7 @@ def linear(
     x: bfloat16 [rows <= MAX_ROWS, columns], or the result of `prepared`, then without a norm;
     residual: [rows, outputs]. Returns [rows, outputs] in `dtype`, by default that of x, in `out` if
     given, whose rows may be strided. `beside`: the preceding kernel is a product of the same x,
-    which this one need not wait for. `chosen` replaces `share`.
+    which this one need not wait for. `chosen` replaces `choose_split`.
     """
     if out is None:
         out = _empty(x, weight.num_rows, dtype)
@@ -146,7 +146,7 @@ def swiglu_for(
 
 def constants_of(
     work: QuantWork,
-    share: QuantSplit,
+    split: QuantSplit,
     *,
     overlaps: bool,
     has_residual: bool = False,
@@ -171,10 +171,10 @@ def constants_of(
         **{f"TABLE_{i}": word & 0xFFFFFFFF for i, word in enumerate(table)},
         "X_ROWS": work.x_rows,
         "SUM_HALVES": num_halves,
-        "ROW_BLOCKS": share.row_blocks,
-        "WARPS": share.warps,
-        "STAGES": share.stages,
-        "GOES_ON": int(share.goes_on),
+        "ROW_BLOCKS": split.row_blocks,
+        "WARPS": split.warps,
+        "STAGES": split.stages,
+        "GOES_ON": int(split.goes_on),
         "PAIRED": int(work.paired),
         "RESIDUAL": int(has_residual),
         "FLOAT_OUT": int(kept.dtype == torch.float32),
@@ -183,8 +183,8 @@ def constants_of(
         "OVERLAP": int(overlaps),
         "BESIDE": int(beside),
         "RAGGED": int(work.num_columns % (UNIT * BLOCK_COLUMNS) != 0),
-        "SPLITS": share.splits,
-        "SHARED_BYTES": shared_of(work, share),
+        "SPLITS": split.splits,
+        "SHARED_BYTES": shared_of(work, split),
     }
 
 
@@ -223,7 +223,7 @@ def _product(
         paired,
     )
     overlaps = can_overlap(x.device.index or 0)  # such GPUs have clusters too
-    chosen = chosen or share(work, shared_bytes(x) - STATIC_BYTES, has_clusters=overlaps)
+    chosen = chosen or choose_split(work, shared_bytes(x) - STATIC_BYTES, has_clusters=overlaps)
     constants = constants_of(
         work,
         chosen,

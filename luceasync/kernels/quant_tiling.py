@@ -50,7 +50,7 @@ class QuantWork:
     paired: bool
 
 
-def share(work: QuantWork, most_bytes: int, *, has_clusters: bool = False) -> QuantSplit:
+def choose_split(work: QuantWork, most_bytes: int, *, has_clusters: bool = False) -> QuantSplit:
     """How a product is divided on a device whose programs may have `most_bytes` of shared memory,
     and may have clusters: the fastest in whole steps of 4B and 27B models on an H200
     (scripts/tune_quantised.py at 8162231), rounded to a rule. Up to 8 rows `warps`, and with them a
@@ -60,16 +60,16 @@ def share(work: QuantWork, most_bytes: int, *, has_clusters: bool = False) -> Qu
     return next(each for each in _smaller(wanted) if shared_of(work, each) <= most_bytes)
 
 
-def num_programs(work: QuantWork, share: QuantSplit, num_multiprocessors: int) -> int:
+def num_programs(work: QuantWork, split: QuantSplit, num_multiprocessors: int) -> int:
     """The number of programs: one for each group of row blocks, or, if they go on, as many as run
     at once.
     """
-    own = share.row_blocks // (2 if work.paired else 1)
+    own = split.row_blocks // (2 if work.paired else 1)
     num_groups = -(-work.num_outputs // (own * BLOCK_ROWS))
-    if not share.goes_on:
-        return num_groups * share.splits
-    num_beside = max(1, MOST_WARPS // share.warps) * num_multiprocessors
-    return min(num_groups, max(1, num_beside // share.splits)) * share.splits
+    if not split.goes_on:
+        return num_groups * split.splits
+    num_beside = max(1, MOST_WARPS // split.warps) * num_multiprocessors
+    return min(num_groups, max(1, num_beside // split.splits)) * split.splits
 
 
 def _few_rows(work: QuantWork) -> QuantSplit:
@@ -110,16 +110,16 @@ def _many_rows(work: QuantWork, has_clusters: bool) -> QuantSplit:
     return QuantSplit(1, 4, 2, goes_on=True)
 
 
-def _smaller(share: QuantSplit) -> Iterator[QuantSplit]:
+def _smaller(split: QuantSplit) -> Iterator[QuantSplit]:
     """The split, then smaller ones for GPUs with less memory than an H200."""
-    yield share
-    while share.stages > 2:
-        yield (share := replace(share, stages=share.stages - 1))
-    while share.warps > 1:
-        yield (share := replace(share, warps=share.warps - 1))
+    yield split
+    while split.stages > 2:
+        yield (split := replace(split, stages=split.stages - 1))
+    while split.warps > 1:
+        yield (split := replace(split, warps=split.warps - 1))
 
 
-def shared_of(work: QuantWork, share: QuantSplit) -> int:
+def shared_of(work: QuantWork, split: QuantSplit) -> int:
     """Bytes of shared memory of a program, as quant_layout.cuh divides them."""
     coding, scale_bytes = work.coding, work.scales.itemsize
     parts: int = num_parts(coding.group)
@@ -130,11 +130,11 @@ def shared_of(work: QuantWork, share: QuantSplit) -> int:
     num_supers = UNIT * parts if each else 1 if is_alike else UNIT
     num_chunks = UNIT * parts * ((coding.small != "none") + coding.has_small_minimums)
     num_chunks += num_supers * scale_bytes * (2 if coding.minimum == "own" else 1)
-    stage_bytes = share.row_blocks * (code_bytes + plane_bytes + 16 * num_chunks)
+    stage_bytes = split.row_blocks * (code_bytes + plane_bytes + 16 * num_chunks)
     if work.x_rows == 1:
         stage_bytes += UNIT * BLOCK_COLUMNS * 2
-    width = share.row_blocks * BLOCK_ROWS
+    width = split.row_blocks * BLOCK_ROWS
     sum_bytes = width * 4 if work.x_rows == 1 else work.x_rows * (width + 4) * 4
-    ring_bytes = share.stages * stage_bytes
-    warp_bytes = ring_bytes + sum_bytes if share.goes_on else max(ring_bytes, sum_bytes)
-    return share.warps * warp_bytes
+    ring_bytes = split.stages * stage_bytes
+    warp_bytes = ring_bytes + sum_bytes if split.goes_on else max(ring_bytes, sum_bytes)
+    return split.warps * warp_bytes

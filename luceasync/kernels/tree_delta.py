@@ -79,8 +79,8 @@ def delta_tree(
 
     projected: [entries, rows, channels + output_dim (z) + 2 value_heads (b, a)] contiguous;
     ancestors: bool [entries, rows, rows]; taps: int32 [entries, rows, kernel], see
-    luceasync.kernels.trees; scratch: written, [entries, rows, ...] contiguous: inputs [channels],
-    and in float32 keys [key_heads, key_dim], updates [value_heads, value_dim], totals
+    luceasync.kernels.positions; scratch: written, [entries, rows, ...] contiguous: inputs
+    [channels], and in float32 keys [key_heads, key_dim], updates [value_heads, value_dim], totals
     [value_heads]. Returns [entries, rows, output_dim]; zeros for padding.
     """
     key_dim, value_dim = delta_state.shape[2:]

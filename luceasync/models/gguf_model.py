@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from luceasync.errors import ModelError
-from luceasync.gguf.header import SUPPORTED, TensorEntry
+from luceasync.gguf.header import SUPPORTED, TensorHeader
 from luceasync.gguf.layout import AxisSwap, AxisSwaps, GgufLayout
 from luceasync.gguf.model import GgufModel
 from luceasync.gguf.vocabulary import check_tokenizer
@@ -27,7 +27,7 @@ class GgufTensor:
     """Rows [begin, begin + shape[0]) of a tensor in a file; `shape` is that of the spec."""
 
     path: Path
-    tensor: TensorEntry
+    tensor: TensorHeader
     begin: int
     shape: Shape
     orders: AxisSwaps

@@ -16,7 +16,6 @@ from luceasync.kernels import gemv as decode_rows
 from luceasync.kernels import positions as position_kernels
 from luceasync.kernels import rows as row_kernels
 from luceasync.kernels import small_gemm
-from luceasync.kernels import trees as tree_kernels
 from luceasync.models.ops import TorchTable
 from luceasync.models.quant.gpu import TiledQuantStack, TiledQuantSwiGLU, TiledQuantWeight
 from luceasync.models.quant.packed import Packed
@@ -70,7 +69,7 @@ class TritonOps:
         return position_kernels.row_indices(positions, lanes, absent)
 
     def trees(self, parents: Tensor, reach: int) -> Trees:
-        return Trees(*tree_kernels.trees(parents, reach))
+        return Trees(*position_kernels.trees(parents, reach))
 
     def pick(
         self,

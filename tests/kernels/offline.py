@@ -40,8 +40,7 @@ from luceasync.kernels.draft_context import write_context
 from luceasync.kernels.draft_rows import draft_rows
 from luceasync.kernels.highest_tokens import highest_tokens
 from luceasync.kernels.kernel import Kernel
-from luceasync.kernels.positions import rotation, row_indices
-from luceasync.kernels.trees import trees
+from luceasync.kernels.positions import rotation, row_indices, trees
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.attention_triton import TritonAttention
 from luceasync.models.mixers.delta import DeltaSpec

@@ -18,8 +18,8 @@ from luceasync.kernels import attention_cuda
 from luceasync.kernels.attention_cuda import (
     AttentionHeads,
     AttentionSplit,
+    choose_split,
     constants_of,
-    share,
     shared_of,
 )
 from luceasync.kernels.cuda_program import compiled
@@ -106,24 +106,24 @@ def case_of(
     return case
 
 
-SHARES = (FEW, AttentionSplit(4, 1, 2), AttentionSplit(1, 3, 64))
+SPLITS = (FEW, AttentionSplit(4, 1, 2), AttentionSplit(1, 3, 64))
 ALL = [
-    (name, row_index, SHARES)
+    (name, row_index, SPLITS)
     for name in SPECS
     for row_index in (0, 1, 15, 16, 63, 64, 65, 300, 1500)
 ]
 EMULATED = [
     *(("plain", row_index, (FEW,)) for row_index in (0, 1, 15, 16, 63, 64, 65)),
-    *((name, 300, (SHARES[i % 3],)) for i, name in enumerate(SPECS)),
+    *((name, 300, (SPLITS[i % 3],)) for i, name in enumerate(SPECS)),
 ]
 
 
-@on_both("name, row_index, shares", ALL, EMULATED)
-def test_one_row_attends_as_torch_computes_it(name: str, row_index: int, shares, place) -> None:
+@on_both("name, row_index, splits", ALL, EMULATED)
+def test_one_row_attends_as_torch_computes_it(name: str, row_index: int, splits, place) -> None:
     case = case_of(name, [1, 0], [row_index, 5], place)
     truth = case.copy()
     expected = truth.run(TorchAttention)
-    for chosen in shares:
+    for chosen in splits:
         found = case.copy()
         out = found.run(lambda spec, chosen=chosen: Body(spec, chosen))
         assert distance(out, expected) < TOLERANCE[BF16], chosen
@@ -232,7 +232,7 @@ def test_a_long_context_is_attended_as_torch_computes_it(gated: bool, row_index:
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_context_is_divided_alike_wherever_the_memory_is_enough(name: str) -> None:
     heads = LAYERS[name]
-    found = {share(heads, kib * KIB) for kib in (99, 163, 227)}
+    found = {choose_split(heads, kib * KIB) for kib in (99, 163, 227)}
     assert len({(each.warps, each.splits) for each in found}) == 1
 
 
@@ -247,7 +247,7 @@ needs_tools = pytest.mark.skipif(not (BINARIES / "cuobjdump").exists(), reason="
 def test_the_program_fits_every_card(card: str, name: str, tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     most_bytes = CARDS[card].shared_kib * KIB - attention_cuda.STATIC_BYTES
-    chosen = share(LAYERS[name], most_bytes)
+    chosen = choose_split(LAYERS[name], most_bytes)
     assert shared_of(LAYERS[name], chosen) <= most_bytes
     capability = divmod(CAPABILITIES[card], 10)
     constants = constants_of(LAYERS[name], chosen, overlaps=capability >= (9, 0))

@@ -1,4 +1,4 @@
-"""Rotations and row indices of positions, as torch computes them."""
+"""Rotations, row indices and the shape of proposals, as torch computes them."""
 
 import math
 
@@ -11,7 +11,9 @@ from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.attention_triton import TritonAttention
 from luceasync.models.ops import TorchOps
 from luceasync.models.pass_rows import NO_LANE
+from luceasync.models.trees import chain, torch_trees
 from luceasync.models.triton_ops import TritonOps
+from tests.kernels.cases import random_parents
 
 SPEC = AttentionSpec(4, 2, 64, 48, 1e7, gated=False)
 
@@ -26,14 +28,14 @@ def test_rotation_is_as_torch_computes_it(shape, device) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
-def test_the_last_position_of_a_long_context_turns_by_its_own_angle(device) -> None:
+def test_the_last_position_of_a_long_context_has_an_exact_angle(device) -> None:
     positions = torch.tensor([[262143]], dtype=torch.int32, device=device)
     cos, sin = rotation(positions, torch.ones(1, device=device))
     assert (cos.item(), sin.item()) == pytest.approx((math.cos(262143), math.sin(262143)), abs=1e-6)
 
 
 @pytest.mark.parametrize("num_rows", [1, 5])
-def test_ranks_are_positions_without_what_is_absent(num_rows: int, device) -> None:
+def test_row_indices_skip_absent_tokens(num_rows: int, device) -> None:
     absent = torch.tensor([0, 64, 192, 0], dtype=torch.int32, device=device)
     lanes = torch.tensor([2, 0, NO_LANE, 1], dtype=torch.int32, device=device)
     positions = 192 + torch.arange(4 * num_rows, dtype=torch.int32, device=device).view(4, -1)
@@ -42,3 +44,19 @@ def test_ranks_are_positions_without_what_is_absent(num_rows: int, device) -> No
     assert (
         torch.equal(found, row_indices(positions, lanes, absent)) and found[2, 0] == positions[2, 0]
     )
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 8, 22, 60])
+@pytest.mark.parametrize("reach", [1, 4])
+def test_a_tree_has_the_shape_that_torch_computes(num_rows, reach, device) -> None:
+    parents = random_parents(3, num_rows).to(device)
+    expected = torch_trees(parents, reach)
+    found = TritonOps().trees(parents, reach)
+    assert torch.equal(found.ancestors, expected.ancestors)
+    assert torch.equal(found.depths, expected.depths)
+    assert torch.equal(found.taps.long(), expected.taps)
+
+
+def test_a_chain_needs_no_memory_of_its_own(device) -> None:
+    found = TritonOps().trees(chain(2, 5, device), 1)
+    assert torch.equal(found.ancestors[1], torch.ones(5, 5, dtype=torch.bool, device=device).tril())

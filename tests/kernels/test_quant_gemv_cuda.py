@@ -19,7 +19,7 @@ from torch import Tensor
 from luceasync.kernels import kernel, prepared_rows, quant_gemv_cuda
 from luceasync.kernels.cuda_program import CompileError, CudaProgram, LaunchShape, compiled
 from luceasync.kernels.quant_gemv_cuda import constants_of
-from luceasync.kernels.quant_tiling import QuantSplit, QuantWork, share, shared_of
+from luceasync.kernels.quant_tiling import QuantSplit, QuantWork, choose_split, shared_of
 from luceasync.models.quant.gpu import TiledQuantWeight
 from luceasync.models.quant.packed import DTYPES
 from luceasync.models.quant.tiles import coding_of
@@ -30,7 +30,7 @@ from tests.kernels.test_quant_gemv import ALL, FEW, error, matrix
 CAPABILITIES = {name: int(name[3:]) for name, card in CARDS.items() if card.is_nvidia}
 MOST_STACK_BYTES = 16  # of a lane: a register or two spilled
 OTHERS = tuple(name for name in ALL if name not in FEW)
-SHARES = (QuantSplit(1, 4, 3), QuantSplit(2, 2, 2), QuantSplit(2, 2, 2, splits=2))
+SPLITS = (QuantSplit(1, 4, 3), QuantSplit(2, 2, 2), QuantSplit(2, 2, 2, splits=2))
 SHAPES = ((48, 384), (32, 2304))
 # One of each kind of codes, scales and minimums, for the CPU, with a split and a shape each.
 EMULATED = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_1", "FP8", "MXFP4", "NVFP4", "Q5_0", "Q3_K")
@@ -54,7 +54,7 @@ def place(request: pytest.FixtureRequest) -> torch.device:
 
 def products() -> Iterator[tuple[str, tuple[int, int], tuple[QuantSplit, ...]]]:
     for i, name in enumerate(EMULATED):
-        yield name, SHAPES[i // 2 % 2], (SHARES[i % len(SHARES)],)
+        yield name, SHAPES[i // 2 % 2], (SPLITS[i % len(SPLITS)],)
 
 
 def rows(num_rows: int, num_columns: int, device: torch.device) -> Tensor:
@@ -62,17 +62,17 @@ def rows(num_rows: int, num_columns: int, device: torch.device) -> Tensor:
 
 
 @on_both(
-    "name, shape, shares",
-    [(name, shape, (None, *SHARES)) for name in ALL for shape in SHAPES],
+    "name, shape, splits",
+    [(name, shape, (None, *SPLITS)) for name in ALL for shape in SHAPES],
     [*products()],
 )
 def test_products_are_those_of_float64(
-    name: str, shape: tuple[int, int], shares: Sequence[QuantSplit | None], place
+    name: str, shape: tuple[int, int], splits: Sequence[QuantSplit | None], place
 ) -> None:
     tiled, numbers = matrix(ALL[name], *shape, place)
     x = rows(16, shape[1], place)
     for num_rows in (1, 2, 8, 9, 16):
-        for chosen in shares:
+        for chosen in splits:
             part = x[:num_rows]
             found = quant_gemv_cuda.linear(part, tiled, dtype=torch.float32, chosen=chosen)
             assert error(found, part, numbers) < 1e-5, (num_rows, chosen)
@@ -232,11 +232,11 @@ def work(name: str, x_rows: int = 1, *, num_outputs: int = 9728) -> QuantWork:
 @pytest.mark.covered(1)
 @pytest.mark.parametrize("num_outputs", [1024, 2560, 9728, 151936])
 @pytest.mark.parametrize("name", ALL)
-def test_shares_fit_and_divide_few_rows_alike(name: str, num_outputs: int, shared_kib: int) -> None:
+def test_splits_fit_and_divide_few_rows_alike(name: str, num_outputs: int, shared_kib: int) -> None:
     found = {}
     for x_rows in (1, 8, 16):
         wanted = work(name, x_rows, num_outputs=num_outputs)
-        found[x_rows] = share(wanted, shared_kib * KIB)
+        found[x_rows] = choose_split(wanted, shared_kib * KIB)
         assert shared_of(wanted, found[x_rows]) <= shared_kib * KIB
 
 
@@ -244,24 +244,26 @@ def test_shares_fit_and_divide_few_rows_alike(name: str, num_outputs: int, share
 @pytest.mark.parametrize("name", FEW)
 def test_up_to_eight_rows_are_divided_alike(name: str, num_outputs: int) -> None:
     coding = coding_of(ALL[name])
-    shares = {
-        share(QuantWork(coding, torch.float16, num_outputs, 4096, x_rows, False), 99 * KIB).warps
+    splits = {
+        choose_split(
+            QuantWork(coding, torch.float16, num_outputs, 4096, x_rows, False), 99 * KIB
+        ).warps
         for x_rows in (1, 8)
     }
-    assert len(shares) == 1
+    assert len(splits) == 1
 
 
 @pytest.mark.parametrize("bits", ["Q4_K", "Q6_K"])
 def test_only_devices_with_clusters_divide_columns_among_programs(bits: str) -> None:
     down = QuantWork(coding_of(ALL[bits]), torch.float16, 2560, 9728, 16, paired=False)
-    assert share(down, 227 * KIB, has_clusters=True).splits == 2
-    assert share(down, 227 * KIB).splits == 1
+    assert choose_split(down, 227 * KIB, has_clusters=True).splits == 2
+    assert choose_split(down, 227 * KIB).splits == 1
 
 
 def check(name: str, card: str, x_rows: int, folder: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     wanted = work(name, x_rows)
-    chosen = share(wanted, CARDS[card].shared_kib * KIB)
+    chosen = choose_split(wanted, CARDS[card].shared_kib * KIB)
     capability = divmod(CAPABILITIES[card], 10)
     constants = constants_of(wanted, chosen, overlaps=capability >= (9, 0))
     binary = folder / "program.cubin"

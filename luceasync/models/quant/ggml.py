@@ -40,7 +40,9 @@ ENCODINGS = {
 
 
 def pack(encoding: QuantEncoding, blocks: Tensor) -> Packed:
-    """Convert blocks of the type that `encoding` is named after: uint8 [rows, blocks, block bytes]."""
+    """Convert blocks of the type that `encoding` is named after: uint8 [rows, blocks, block
+    bytes].
+    """
     return _PACK[encoding.name](encoding, blocks)
 
 
@@ -111,9 +113,7 @@ def _q6_k(encoding: QuantEncoding, blocks: Tensor) -> Packed:
 
     from luceasync.models.quant.packed import Packed
 
-    halves = blocks[..., :128].unflatten(
-        -1, (2, 2, 2, 16)
-    )  # of a block, 64 columns, 32
+    halves = blocks[..., :128].unflatten(-1, (2, 2, 2, 16))  # of a block, 64 columns, 32
     first, second = halves[..., 0, :], halves[..., 1, :]
     low, high = first & 15 | second << 4, first >> 4 | second & 0xF0
     codes = torch.stack([low, high], -3).flatten(1)
@@ -183,7 +183,9 @@ def _twos(packed: Tensor) -> Tensor:
 
 
 def _bits(packed: Tensor) -> Tensor:
-    """Unpack one bit of 256 columns; those in a byte are 32 columns apart. uint8 [rows, columns]."""
+    """Unpack one bit of 256 columns; those in a byte are 32 columns apart. uint8 [rows,
+    columns].
+    """
     import torch
 
     return torch.stack([packed >> shift & 1 for shift in range(8)], -2).flatten(1)

@@ -65,7 +65,9 @@ def tile(packed: Packed) -> TiledMatrix:
 
 
 def coding_of(layout: QuantLayout) -> Coding:
-    """The coding of a tiled matrix: int8 codes are biased to uint8, a table is packed into words."""
+    """The coding of a tiled matrix: int8 codes are biased to uint8, a table is packed into
+    words.
+    """
     codes: Codes = "uint"
     table: tuple[int, ...] = ()
     if layout.table:
@@ -107,7 +109,9 @@ def _permuted(rows: Tensor, shape: Sequence[int], order: Sequence[int]) -> Tenso
 
 
 def _codes_of_4(rows: Tensor) -> Tensor:
-    """Of 64 columns 16 t + i, the low halves of t = 0 and 1 share a byte, and those of t = 2 and 3."""
+    """Of 64 columns 16 t + i, the low halves of t = 0 and 1 share a byte, and those of t = 2
+    and 3.
+    """
     blocks = rows.shape[1] * 2 // BLOCK_COLUMNS
     return _permuted(rows, (2, 8, blocks, 2, 4, 2, 2), (2, 1, 4, 5, 0, 6, 3))
 

@@ -28,7 +28,9 @@ SCALES = ("weight_scale_inv", "weight_scale")
 
 @dataclass(frozen=True, slots=True)
 class ByteScheme:
-    """A Scheme. `block`: (rows, columns) that share a scale; None: scales are of rows or a matrix."""
+    """A Scheme. `block`: (rows, columns) that share a scale; None: scales are of rows or a
+    matrix.
+    """
 
     words: str
     block: tuple[int, int] | None = None

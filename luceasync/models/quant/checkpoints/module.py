@@ -1,4 +1,6 @@
-"""A quantised module of a checkpoint: its tensors, and the protocol that finds and converts them."""
+"""A quantised module of a checkpoint: its tensors, and the protocol that finds and converts
+them.
+"""
 
 from __future__ import annotations
 
