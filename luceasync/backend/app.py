@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from luceasync.errors import ChannelClosed, LuceasyncError
 
@@ -18,6 +19,18 @@ GREETING_S = 60.0
 EXIT_FAILED, EXIT_USAGE = 1, 2
 
 log = logging.getLogger(__name__)
+
+
+class Backend(Protocol):
+    """The work of a process, from its greeting to its end; see stage.py and draft.py."""
+
+    def run(self) -> None:
+        """Run commands. Raises ChannelClosed when the parent is gone."""
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -76,14 +89,15 @@ def _renamed(text: str) -> tuple[str, str]:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    """Greet the parent before torch is imported: it waits for the greeting."""
-    if arguments.draft_dir is None:
-        _run_stage(arguments)
-    else:
-        _run_drafter(arguments)
+    backend = _open_stage(arguments) if arguments.draft_dir is None else _open_draft(arguments)
+    try:
+        backend.run()
+    finally:
+        backend.close()
 
 
-def _run_stage(arguments: argparse.Namespace) -> None:
+def _open_stage(arguments: argparse.Namespace) -> Backend:
+    """Greet the parent, then import what runs a stage."""
     from luceasync.ipc.channel import Statement, be_greeted
     from luceasync.ipc.wiring import connect_to_parent
     from luceasync.models.files import ModelFiles
@@ -96,14 +110,11 @@ def _run_stage(arguments: argparse.Namespace) -> None:
     be_greeted(parent.channel, Statement(states), GREETING_S)
     from luceasync.backend.stage import StageBackend
 
-    backend = StageBackend(parent, model, dict(arguments.offer))
-    try:
-        backend.run()
-    finally:
-        backend.close()
+    return StageBackend(parent, model, dict(arguments.offer))
 
 
-def _run_drafter(arguments: argparse.Namespace) -> None:
+def _open_draft(arguments: argparse.Namespace) -> Backend:
+    """Greet the parent, then import what runs a drafter."""
     from luceasync.ipc.channel import Statement, be_greeted
     from luceasync.ipc.wiring import connect_to_parent
     from luceasync.pipeline.remote.agreement import draft_states_of
@@ -114,8 +125,4 @@ def _run_drafter(arguments: argparse.Namespace) -> None:
     be_greeted(parent.channel, Statement(states), GREETING_S)
     from luceasync.backend.draft import DraftBackend
 
-    backend = DraftBackend(parent, arguments.draft_dir, dict(arguments.offer))
-    try:
-        backend.run()
-    finally:
-        backend.close()
+    return DraftBackend(parent, arguments.draft_dir, dict(arguments.offer))
