@@ -178,15 +178,15 @@ class Child:
 
     def _last_words(self) -> str:
         if self._ended is not None:
-            return told(self._ended, self._lines)
-        ending = "" if self._wait(0.0) else going(self.pid)
+            return with_last_lines(self._ended, self._lines)
+        ending = "" if self._wait(0.0) else describe_dying(self.pid)
         if ending:
-            return told(self._with_verdict(ending), self._log.last(SETTLE_S))
+            return with_last_lines(self._with_verdict(ending), self._log.last(SETTLE_S))
         if not self._wait(ENDING_S):
-            return told("its process lives", self._log.last())
+            return with_last_lines("its process lives", self._log.last())
         status = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
         assert status is not None
-        return told(self._with_verdict(how(status)), self._log.last(SETTLE_S))
+        return with_last_lines(self._with_verdict(describe_end(status)), self._log.last(SETTLE_S))
 
     def end(self, grace_s: float, deadline_s: float) -> None:
         """Wait `grace_s` for it to end by itself, then kill it with all that it started, and reap
@@ -213,7 +213,7 @@ class Child:
         if self._watch is not None:
             self._watch.close()
         os.close(self.pidfd)
-        self._ended = self._with_verdict(how(status))
+        self._ended = self._with_verdict(describe_end(status))
 
     def _wait(self, seconds: float) -> bool:
         """Wait for its end; whether it has ended."""
@@ -236,14 +236,14 @@ class Child:
                 kill(self.pid, signal.SIGKILL)
 
 
-def how(status: os.waitid_result) -> str:
+def describe_end(status: os.waitid_result) -> str:
     """How a process ended."""
     if status.si_code == os.CLD_EXITED:
         return f"its process ended with status {status.si_status}"
     return f"its process was ended by {signal.Signals(status.si_status).name}"
 
 
-def going(pid: int) -> str:
+def describe_dying(pid: int) -> str:
     """How a process ended whose memory the system still frees; empty if that is not known."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
@@ -258,6 +258,6 @@ def going(pid: int) -> str:
     return f"its process ended with status {code >> 8}"
 
 
-def told(ending: str, lines: list[str]) -> str:
+def with_last_lines(ending: str, lines: list[str]) -> str:
     """How it ended, and its last lines."""
     return "\n  ".join((f"{ending}; its last lines:" if lines else ending, *lines))

@@ -234,13 +234,13 @@ class ProcessWatch:
     def _receive_completion(self) -> bool:
         """Whether more may come."""
         try:
-            told = self._completions_socket.recv(MAX_ANSWER_BYTES, socket.MSG_DONTWAIT)
+            packet = self._completions_socket.recv(MAX_ANSWER_BYTES, socket.MSG_DONTWAIT)
         except OSError:
-            told = b""
-        if told and not self._completions.came(told):
+            packet = b""
+        if packet and not self._completions.came(packet):
             self._on_hang("it completed what was not waited for")
             return False
-        return bool(told)
+        return bool(packet)
 
     def _hear(self) -> bool:
         """Whether more may come; the process alone has the other end."""

@@ -117,14 +117,14 @@ class ParentConnection:
     channel: LocalChannel[Any]
     lent: Mapping[str, SealedMemory] = field(default_factory=dict)
     rings: Rings | None = None
-    answering: HeartbeatResponder | None = None
+    responder: HeartbeatResponder | None = None
     completions: CompletionSender | None = None
 
     def close(self) -> None:
         """Idempotent."""
         self.channel.close()
-        if self.answering is not None:
-            self.answering.close()
+        if self.responder is not None:
+            self.responder.close()
         if self.completions is not None:
             self.completions.close()
         for memory in self.lent.values():
@@ -142,14 +142,14 @@ def connect_to_parent(
     there is none, and ChannelClosed for memory that is not as told.
     """
     require_linux()
-    told = environ.pop(VARIABLE, None)
-    if told is None:
+    wiring_json = environ.pop(VARIABLE, None)
+    if wiring_json is None:
         raise ConfigError(f"this program is started by luceasync, which sets {VARIABLE}")
     try:
-        wiring = msgspec.json.decode(told, type=Wiring)
+        wiring = msgspec.json.decode(wiring_json, type=Wiring)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{VARIABLE}: {error}") from None
-    answering = None if wiring.pulse < 0 else HeartbeatResponder(_inherited(wiring.pulse))
+    responder = None if wiring.pulse < 0 else HeartbeatResponder(_inherited(wiring.pulse))
     completions = (
         None if wiring.completions < 0 else CompletionSender(_inherited(wiring.completions))
     )
@@ -164,7 +164,7 @@ def connect_to_parent(
     channel = LocalChannel[Any](
         control, Codec(wiring.session, messages), outbox, inbox, "the process that started this one"
     )
-    return ParentConnection(channel, lent, rings, answering, completions)
+    return ParentConnection(channel, lent, rings, responder, completions)
 
 
 def _inherited(fd: int) -> socket.socket:

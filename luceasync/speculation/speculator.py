@@ -69,7 +69,7 @@ class LaneTally:
         self.proposed += shape.num_rows - 1
         self.accepted += num_accepted
 
-    def told(self, off_reason: str | None) -> Speculation:
+    def summary(self, off_reason: str | None) -> Speculation:
         return Speculation(self.rounds, self.proposed, self.accepted, off_reason)
 
 
@@ -101,7 +101,7 @@ class SpeculationTotals:
         for slot in range(num_accepted):
             self.accepted[slot] += 1
 
-    def told(self) -> SpeculationStatus:
+    def summary(self) -> SpeculationStatus:
         return SpeculationStatus(
             self.rounds,
             tuple(self.proposed),
@@ -153,11 +153,11 @@ class Speculator:
     @property
     def status(self) -> SpeculationStatus:
         """Totals since the start; for the seconds see SpeculationTotals."""
-        return replace(self._totals.told(), off_reason=self.passes.off_reason)
+        return replace(self._totals.summary(), off_reason=self.passes.off_reason)
 
     def speculation(self, lane: int) -> Speculation:
         """What speculation did for the choice on `lane`, and why it is off if it is."""
-        return self._tallies[lane].told(self._outlooks[lane].off_reason)
+        return self._tallies[lane].summary(self._outlooks[lane].off_reason)
 
     # --- lanes ---------------------------------------------------------------
 

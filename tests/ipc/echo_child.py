@@ -36,16 +36,16 @@ def main() -> None:
             print(f"line {number}", file=sys.stderr)
     if mode == "family":
         subprocess.Popen(["/bin/sleep", "600"])
-    home = connect_to_parent((Ask,))
-    channel = home.channel
+    parent = connect_to_parent((Ask,))
+    channel = parent.channel
     be_greeted(channel, Statement(version="0.0") if mode == "version" else Statement(), DEADLINE_S)
     while True:
         got = channel.receive(DEADLINE_S)
-        answer(home, got)
+        answer(parent, got)
 
 
-def answer(home, got) -> None:
-    channel, room = home.channel, None
+def answer(parent, got) -> None:
+    channel, room = parent.channel, None
     words = got.message.what
     if words == "signals":
         group = os.getpgid(0)
@@ -55,7 +55,7 @@ def answer(home, got) -> None:
     elif words == "environment":
         words = " ".join(sorted(os.environ))
     elif words == "lent":
-        home.lent["nodes"].view[:5] = b"child"
+        parent.lent["nodes"].view[:5] = b"child"
     elif words.startswith("exit"):
         print("going now", file=sys.stderr)
         os._exit(int(words.split()[1]))

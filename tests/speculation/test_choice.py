@@ -238,18 +238,23 @@ def test_a_lane_counts_rounds_and_tokens():
     tally = LaneTally()
     tally.add(CHAIN, 3)
     tally.add(RoundShape(4, 8), 1)
-    told = tally.told("why")
-    assert (told.rounds, told.proposed, told.accepted, told.off_reason) == (2, 11, 4, "why")
-    assert told.tau == 3.0
+    summary = tally.summary("why")
+    assert (summary.rounds, summary.proposed, summary.accepted, summary.off_reason) == (
+        2,
+        11,
+        4,
+        "why",
+    )
+    assert summary.tau == 3.0
 
 
 def test_slots_are_counted_by_depth():
     totals = SpeculationTotals(3)
     totals.add(CHAIN, 2)
     totals.add(RoundShape(2), 1)
-    told = totals.told()
-    assert told.proposed_by_slot == (2, 1, 1)
-    assert told.accepted_by_slot == (2, 1, 0)
+    summary = totals.summary()
+    assert summary.proposed_by_slot == (2, 1, 1)
+    assert summary.accepted_by_slot == (2, 1, 0)
 
 
 def test_the_first_time_does_not_count():

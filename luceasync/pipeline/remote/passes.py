@@ -193,9 +193,12 @@ class RemotePasses:
         return Proposal(tokens, parents[0] if parents else None)
 
     def place(self, epoch: int, events: Sequence[PageEvent]) -> None:
-        told = [(e.lane, e.chunk, -1 if e.page is None else e.page) for e in events]
-        for begin in range(0, len(told), EVENTS_A_PACKET):
-            part, has_more = told[begin:][:EVENTS_A_PACKET], begin + EVENTS_A_PACKET < len(told)
+        triples = [(e.lane, e.chunk, -1 if e.page is None else e.page) for e in events]
+        for begin in range(0, len(triples), EVENTS_A_PACKET):
+            part, has_more = (
+                triples[begin:][:EVENTS_A_PACKET],
+                begin + EVENTS_A_PACKET < len(triples),
+            )
             self._connection.send_soon(wire.PlacePages(epoch, tuple(part), has_more))
 
     def recall(self, lane: int, places: Sequence[tuple[int, int]]) -> None:
