@@ -7,11 +7,10 @@ import torch
 from safetensors import safe_open
 
 from luceasync.config import BUNDLED_DRAFT_DIR, BUNDLED_MODEL_DIR
-from luceasync.dflash.draft import open_network
-from luceasync.dflash.draft_config import read_draft_spec
-from luceasync.dflash.spec import adjusted
 from luceasync.models.files import read_spec
 from luceasync.models.ops import TorchOps
+from luceasync.speculation.dflash.draft import open_network
+from luceasync.speculation.dflash.draft_config import adjusted, read_draft_spec
 from training.draft.target import FrozenTarget
 from training.draft.texts import Layout, read_lines
 from training.eval_draft import speculate
