@@ -5,7 +5,8 @@ LuceasyncError
 │   ├── PlacementError     devices or weights that give no plan
 │   └── ModelError         a model directory that cannot be served
 ├── RequestError           an invalid request: HTTP 4xx, `param` names the field
-│   └── ContextLengthError the prompt does not fit the context
+│   ├── ContextLengthError the prompt does not fit the context
+│   └── TemplateRefusal    the chat template does not take the messages
 ├── GenerationFailed       an answer that was begun could not be finished; 500
 ├── SnapshotMismatch       saved state that this model and split would not have saved
 │   ├── CorruptNode        a damaged node file
@@ -81,6 +82,10 @@ class ContextLengthError(RequestError):
             param=param,
             code="context_length_exceeded",
         )
+
+
+class TemplateRefusal(RequestError):
+    """The model's chat template does not take the messages in this form; the message says why."""
 
 
 class GenerationFailed(LuceasyncError):

@@ -7,11 +7,11 @@ nothing of how tokens are chosen.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from luceasync.errors import ContextLengthError, RequestError
+from luceasync.errors import ContextLengthError, RequestError, TemplateRefusal
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.prefix_cache.tenants import Tenants
 from luceasync.request import ChatPrompt, ModelCard, Request, TextPrompt, TokenPrompt
@@ -28,6 +28,7 @@ from luceasync.text.tokenizer import Tokenizer, refuse_too_long
 PIN_PARAM = "kvflash_pin"
 
 ChatMessage = Mapping[str, Any]
+FitMessages = Callable[[Sequence[ChatMessage]], Sequence[ChatMessage]]
 PinSpans = tuple[tuple[int, int], ...]  # tokens [begin, end)
 
 
@@ -76,11 +77,14 @@ class Prompts:
         match request.prompt:
             case ChatPrompt() as chat:
                 recalled = tenant.calls.recall(chat.messages)
-                messages = self._roles.fit(recalled)
-                is_beginning = _is_beginning(request, messages)
-                prompt = (self._prefix if is_beginning else self._of_chat)(tenant, chat, messages)
-                if chat.marks:
-                    prompt = replace(prompt, marks=self._marks(prompt, chat, recalled))
+                try:
+                    prompt = self._fitted(tenant, request, chat, recalled, self._roles.fit)
+                except TemplateRefusal as refusal:
+                    fit = self._roles.fit_as_texts
+                    try:
+                        prompt = self._fitted(tenant, request, chat, recalled, fit)
+                    except TemplateRefusal:
+                        raise refusal from None
             case TextPrompt(text):
                 prompt = self._of_text(tenant, text, param)
             case TokenPrompt(ids) if len(ids) >= max_ctx:
@@ -92,6 +96,22 @@ class Prompts:
         if not prompt.ids:
             raise RequestError(f"{param}: the rendered prompt is empty", param=param)
         return prompt
+
+    def _fitted(
+        self,
+        tenant: Tenant,
+        request: Request,
+        chat: ChatPrompt,
+        recalled: Sequence[ChatMessage],
+        fit: FitMessages,
+    ) -> RenderedPrompt:
+        """The prompt of a chat whose messages, `recalled`, are fitted to the template."""
+        messages = fit(recalled)
+        is_beginning = _is_beginning(request, messages)
+        prompt = (self._prefix if is_beginning else self._of_chat)(tenant, chat, messages)
+        if not chat.marks:
+            return prompt
+        return replace(prompt, marks=self._marks(prompt, chat, recalled, fit))
 
     def _of_chat(
         self, tenant: Tenant, chat: ChatPrompt, messages: Sequence[ChatMessage]
@@ -118,7 +138,11 @@ class Prompts:
         )
 
     def _marks(
-        self, prompt: RenderedPrompt, chat: ChatPrompt, messages: Sequence[ChatMessage]
+        self,
+        prompt: RenderedPrompt,
+        chat: ChatPrompt,
+        messages: Sequence[ChatMessage],
+        fit: FitMessages,
     ) -> tuple[int, ...]:
         """The client's cache marks as token counts; `messages` as they came. None for a prompt that
         is not answered.
@@ -127,8 +151,7 @@ class Prompts:
             return ()
 
         def render(said: Sequence[ChatMessage]) -> str:
-            fitted = self._roles.fit(said)
-            return self._language.template.render(fitted, chat.tools, **chat.template_kwargs)
+            return self._language.template.render(fit(said), chat.tools, **chat.template_kwargs)
 
         text, ids, marks = prompt.text, prompt.ids, chat.marks
         return marked_tokens(self._common_prefix, text, ids, messages, marks, render)

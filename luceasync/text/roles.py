@@ -1,7 +1,8 @@
-"""Fits the order of messages to a chat template: some take one system message, and only first.
+"""Fits a conversation to a chat template, which is tried out once: some take one system message,
+and only first.
 
 Agents send system messages in the middle of a conversation, two at its beginning, or two user
-messages in a row. An order that the template takes stays as it is.
+messages in a row, and calls that broke off. What the template takes stays as it is.
 """
 
 from __future__ import annotations
@@ -12,23 +13,31 @@ from itertools import groupby
 from typing import Any
 
 from luceasync.errors import RequestError
+from luceasync.text.past_calls import as_texts, with_whole_calls
 from luceasync.text.template import Template
 
 Message = Mapping[str, Any]
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 SEPARATOR = "\n\n"  # between the texts of merged messages
+REASONING = "reasoning_content"
+REASONING_FIELDS = (REASONING, "thinking", "reasoning")  # of a message, by what templates read
+BROKEN = '{"a": "brok'  # arguments of a call that broke off
+PROBE = {"id": "call00000", "type": "function"}
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
     """Which orders a template takes: two system messages at the beginning, one later on, and two
-    user messages in a row.
+    user messages in a row. `broken_calls`: it inserts arguments that are no object as they are.
+    `reasoning`: the field in which it looks for a message's reasoning.
     """
 
     two_systems: bool = True
     late_system: bool = True
     two_users: bool = True
+    broken_calls: bool = True
+    reasoning: str = REASONING
 
     @classmethod
     def of(cls, template: Template) -> Roles:
@@ -48,13 +57,17 @@ class Roles:
             two_systems=takes(SYSTEM, SYSTEM, USER),
             late_system=takes(USER, SYSTEM, USER) and takes(SYSTEM, USER, ASSISTANT, SYSTEM, USER),
             two_users=takes(USER, USER) and takes(USER, ASSISTANT, USER, USER),
+            broken_calls=_shows(template, BROKEN, BROKEN),
+            reasoning=_reasoning_field(template),
         )
 
     def fit(self, messages: Sequence[Message]) -> list[Message]:
         """The messages in an order that the template takes: late system messages become the user's,
-        and neighbours that must not be two are merged.
+        neighbours that must not be two are merged, and calls that broke off become text.
         """
-        fitted = list(messages)
+        fitted = with_whole_calls(messages, keep_broken=self.broken_calls)
+        if self.reasoning != REASONING:
+            fitted = [_renamed(message, REASONING, self.reasoning) for message in fitted]
         if not self.late_system:
             fitted = list(_with_late_systems_as_users(fitted))
         if not self.two_systems:
@@ -62,6 +75,35 @@ class Roles:
         if not self.two_users:
             fitted = list(_merged(USER, fitted))
         return fitted
+
+    def fit_as_texts(self, messages: Sequence[Message]) -> list[Message]:
+        """A conversation of texts that take turns, for a template that refuses what `fit` made: two
+        calls at once, a user's message after a result.
+        """
+        answers = list(_merged(ASSISTANT, list(as_texts(messages))))
+        return self.fit(list(_merged(USER, answers)))
+
+
+def _shows(template: Template, word: str, arguments: str = "{}", **fields: str) -> bool:
+    """Whether `template` writes `word`, which is in a call's arguments or in the fields of its
+    message.
+    """
+    call = {**PROBE, "function": {"name": "f", "arguments": arguments}}
+    answer = {"role": ASSISTANT, "content": "", "tool_calls": [call], **fields}
+    result = {"role": "tool", "tool_call_id": PROBE["id"], "name": "f", "content": "text1"}
+    try:
+        return word in template.render([{"role": USER, "content": "text0"}, answer, result])
+    except RequestError:
+        return False
+
+
+def _reasoning_field(template: Template) -> str:
+    shown = (name for name in REASONING_FIELDS if _shows(template, "thought", **{name: "thought"}))
+    return next(shown, REASONING)
+
+
+def _renamed(message: Message, old: str, new: str) -> Message:
+    return {new if name == old else name: value for name, value in message.items()}
 
 
 def _with_late_systems_as_users(messages: Sequence[Message]) -> Iterator[Message]:

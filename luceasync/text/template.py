@@ -17,7 +17,7 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 
-from luceasync.errors import ModelError, RequestError
+from luceasync.errors import ModelError, RequestError, TemplateRefusal
 from luceasync.gguf.model import GgufModel, read_model
 from luceasync.gguf.paths import gguf_at
 from luceasync.gguf.vocabulary import special_tokens_of, templates_of
@@ -200,7 +200,7 @@ class ChatTemplate:
                 }
             )
         except _TEMPLATE_FAILURES as error:
-            raise RequestError(
+            raise TemplateRefusal(
                 f"The model's chat template refused the messages: {error}", param="messages"
             ) from error
 

@@ -8,7 +8,7 @@ from luceasync.text.roles import Roles
 from luceasync.text.template import ChatTemplate
 
 TEMPLATES = Path(__file__).parents[1] / "acceptance" / "turns"
-PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ m.tool_calls }}{% endfor %}"
 SYSTEM_FIRST = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
     "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"

@@ -1,0 +1,143 @@
+"""Tool calls in a conversation, in a form that any chat template takes.
+
+Models write calls that break off, and clients send them back as they are. Owns what becomes of
+arguments that are no object. Knows no format of calls.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from luceasync.text.template import Arguments
+
+Message = Mapping[str, Any]
+Call = Mapping[str, Any]
+
+SEPARATOR = "\n\n"  # between a message's text and a call, and between the texts of two calls
+NOTHING = Arguments({}, "{}")
+
+
+class _ReadCalls(NamedTuple):
+    """The calls of a message: those with an object, and the text and id of each other one."""
+
+    whole: list[Call]
+    broken: list[tuple[str, str]]
+
+
+def with_whole_calls(messages: Sequence[Message], *, keep_broken: bool = False) -> list[Message]:
+    """The messages with parsed arguments; empty ones and null are {}, and no calls are no field.
+
+    A call whose arguments are no object becomes text of its message, and its result a user's
+    message; `keep_broken`: it stays a call, for templates that insert arguments as they are.
+    """
+    fitted: list[Message] = []
+    broken: set[str] = set()  # ids of calls that have become text
+    for is_result, group in groupby(messages, lambda message: message["role"] == "tool"):
+        if is_result:
+            fitted += _results(list(group), broken)
+            continue
+        for message in group:
+            if "tool_calls" not in message:
+                fitted.append(message)
+                continue
+            calls = _read(message["tool_calls"] or (), keep_broken=keep_broken)
+            broken = {call_id for _, call_id in calls.broken}
+            fitted.append(_with_calls(message, calls))
+    return fitted
+
+
+def as_texts(messages: Sequence[Message]) -> Iterator[Message]:
+    """The messages as text alone: calls become text of the model, results text of the user. Answers
+    that say nothing are left out.
+    """
+    for message in messages:
+        if message["role"] == "tool":
+            yield _as_user(message)
+            continue
+        if "tool_calls" in message:
+            texts = [(call_text(call), "") for call in message["tool_calls"] or ()]
+            message = _with_calls(message, _ReadCalls([], texts))
+        if message["role"] != "assistant" or message.get("content"):
+            yield message
+
+
+def call_text(call: Call) -> str:
+    """A call as text, with its arguments as they were sent."""
+    function = _function(call)
+    sent = function.get("arguments")
+    arguments = sent if isinstance(sent, str) else _json(sent)
+    name = json.dumps(function.get("name"), ensure_ascii=False)
+    return f'{{"name": {name}, "arguments": {arguments}}}'
+
+
+def _results(results: Sequence[Message], broken: set[str]) -> Iterator[Message]:
+    """Results of calls first, since templates want them together."""
+    yield from (each for each in results if each.get("tool_call_id") not in broken)
+    yield from (_as_user(each) for each in results if each.get("tool_call_id") in broken)
+
+
+def _as_user(message: Message) -> Message:
+    return {"role": "user", "content": message.get("content") or ""}
+
+
+def _read(calls: Sequence[Call], *, keep_broken: bool) -> _ReadCalls:
+    read = _ReadCalls([], [])
+    for call in calls:
+        function = _function(call)
+        arguments = parsed_arguments(function.get("arguments"))
+        if arguments is not None:
+            whole = {**function, "arguments": arguments}
+            read.whole.append(whole if function is call else {**call, "function": whole})
+        elif keep_broken:
+            read.whole.append(call)
+        else:
+            read.broken.append((call_text(call), str(call.get("id"))))
+    return read
+
+
+def _function(call: Call) -> Mapping[str, Any]:
+    """Some clients put the name into the call itself."""
+    function = call.get("function")
+    return function if isinstance(function, Mapping) else call
+
+
+def _with_calls(message: Message, calls: _ReadCalls) -> Message:
+    fitted = {name: value for name, value in message.items() if name != "tool_calls"}
+    if calls.whole:
+        fitted["tool_calls"] = calls.whole
+    if calls.broken:
+        texts = [message.get("content") or "", *(text for text, _ in calls.broken)]
+        fitted["content"] = SEPARATOR.join(filter(None, texts))
+    return fitted
+
+
+def parsed_arguments(sent: Any) -> Arguments | None:
+    """The arguments of a call that was sent as text or as an object; None for what is no object."""
+    if isinstance(sent, Arguments):
+        return sent
+    if sent is None or (isinstance(sent, str) and not sent.strip()):
+        return NOTHING
+    try:
+        values = json.loads(sent) if isinstance(sent, str) else sent
+        if values is None:
+            return NOTHING
+        if not isinstance(values, Mapping):
+            return None
+        text = sent if isinstance(sent, str) else _json(sent)
+        return Arguments(_unicode(values) if "\\u" in text else values, text)
+    except (ValueError, TypeError, RecursionError):  # not JSON, or nested too deeply
+        return None
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _unicode(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values with U+FFFD for halves of surrogate pairs, which JSON can escape."""
+    units = _json(values).encode("utf-16-le", "surrogatepass")
+    cleaned: dict[str, Any] = json.loads(units.decode("utf-16-le", "replace"))
+    return cleaned
