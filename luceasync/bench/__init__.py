@@ -1,5 +1,6 @@
-"""The harness of all measurements: variants in turns, medians, ratios, limits, tables.
+"""Measurements: `luceasync bench`.
 
-Owns how a measurement is taken and told. What is measured is said by scripts/bench_*.py;
-nobody else imports this package.
+`report` takes variants in turns and prints tables, `device` has clocks and limits, `model` and
+`engines` have models of random weights. The other modules measure one subject each; only the
+command line and acceptance checks import this package.
 """
