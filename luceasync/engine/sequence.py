@@ -84,10 +84,6 @@ class Generation:
         return self.last_token is not None
 
     @property
-    def is_prefilling(self) -> bool:
-        return self.last_token is None and not self.is_restoring
-
-    @property
     def is_scored(self) -> bool:
         """Whether log-probabilities of what it prefills are wanted."""
         return self.prepared.request.prompt_top_logprobs is not None and self._earlier is None
@@ -239,8 +235,7 @@ class Generation:
         """
         is_last = self.has_ended
         maker = self.prepared.piece_maker if self.is_sound else PlainText()  # it may have failed
-        is_cut = self._reason == "length"
-        pieces = maker.make(self._pending.take_text(), is_last=is_last, is_cut=is_cut)
+        pieces = maker.make(self._pending.take_text(), is_last=is_last)
         if not (pieces or self._pending.has_logprobs or is_last):
             return None
         ids, logprobs, scores = self._pending.take()

@@ -62,13 +62,7 @@ def build_engine(
     limits = limits_of(config.cache, held_bytes, plan.host_bytes)
     quiet, stopping = threading.Event(), threading.Event()
     node_bytes = max(limits.memory_bytes + limits.transit_bytes, MIN_HOST_BYTES)
-    host = host_memory(
-        [shard.device for shard in plan.here],
-        node_bytes,
-        warm_bytes=warm_bytes_of(limits, held_bytes),
-        quiet=quiet,
-        lanes_bytes=plan.parallel * sum(plan.lane_bytes(shard) for shard in plan.here),
-    )
+    host = _host_memory_of(plan, node_bytes, warm_bytes_of(limits, held_bytes), quiet)
     programs = processes_of([device.name for device in plan.devices], config.placement).programs
     transport = config.placement.ipc_transport
     fleet = Fleet(model, plan, programs, transport, node_bytes, stopping)
@@ -108,6 +102,19 @@ def build_engine(
         release=release,
         processes=processes,
         device_bytes=_device_bytes(plan),
+    )
+
+
+def _host_memory_of(
+    plan: Plan, node_bytes: int, warm_bytes: int, quiet: threading.Event
+) -> HostMemory:
+    """Memory for nodes and lanes of the shards of this process."""
+    return host_memory(
+        [shard.device for shard in plan.here],
+        node_bytes,
+        warm_bytes=warm_bytes,
+        quiet=quiet,
+        lanes_bytes=plan.parallel * sum(plan.lane_bytes(shard) for shard in plan.here),
     )
 
 

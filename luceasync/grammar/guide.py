@@ -23,79 +23,8 @@ Tokens = list[int]
 Parents = list[int] | None
 
 
-class MinTokens(NamedTuple):
-    """How many tokens come before an end may; `others`: the mask of all tokens but the ends."""
-
-    num_tokens: int
-    others: np.ndarray
-
-    @classmethod
-    def of(cls, num_tokens: int, end_ids: Iterable[int], num_words: int) -> MinTokens:
-        """`end_ids`: the tokens that end an answer."""
-        others = np.full(num_words, 0xFFFFFFFF, np.uint32)
-        for token in end_ids:
-            if token < num_words * WORD_BITS:
-                others[token // WORD_BITS] &= ~np.uint32(1 << (token % WORD_BITS))
-        return cls(num_tokens, others.view(np.int32))
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningLimit:
-    """At most `max_tokens` of reasoning; then `close_ids` are forced, which write its end."""
-
-    max_tokens: int
-    close_ids: tuple[int, ...]
-    token_bytes: Callable[[int], bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningBudget:
-    """Where the reasoning of an answer stands: `num_tokens` have come; `seen` are the last bytes,
-    in which a tag may have begun; `num_closing` of the forced tokens have come. A value: each token
-    makes another one of it.
-    """
-
-    limit: ReasoningLimit
-    phase: Phase
-    num_tokens: int = 0
-    seen: bytes = b""
-    num_closing: int = 0
-
-    @property
-    def forced(self) -> tuple[int, ...]:
-        """The tokens that must come next; none while reasoning may go on."""
-        is_spent = self.phase == "open" and self.num_tokens >= self.limit.max_tokens
-        return self.limit.close_ids[self.num_closing :] if is_spent else ()
-
-    def after(self, token: int) -> ReasoningBudget:
-        """The budget after `token`."""
-        if self.phase == "closed":
-            return self
-        forced = self.forced
-        seen = self.seen + self.limit.token_bytes(token)
-        if self.phase == "perhaps":
-            return self._perhaps(seen)
-        if CLOSE in seen:
-            return replace(self, phase="closed", seen=b"")
-        is_closing = bool(forced) and forced[0] == token
-        return replace(
-            self,
-            num_tokens=self.num_tokens + 1,
-            seen=seen[1 - len(CLOSE) :],
-            num_closing=self.num_closing + 1 if is_closing else 0,
-        )
-
-    def _perhaps(self, seen: bytes) -> ReasoningBudget:
-        """Reasoning opens before any other text, or not at all."""
-        text = seen.lstrip()
-        if text.startswith(OPEN):
-            return replace(self, phase="open", seen=text[len(OPEN) :])
-        phase: Phase = "perhaps" if OPEN.startswith(text) else "closed"
-        return replace(self, phase=phase, seen=seen)
-
-
 class Guide:
-    """Of one choice."""
+    """The constraints on one choice, and where its answer stands in them."""
 
     def __init__(
         self,
@@ -211,8 +140,8 @@ class Guide:
 
     def masks(self, tokens: Tokens, parents: Parents, first: int = 0) -> dict[int, np.ndarray]:
         """By row of a proposal, the mask of the token after it; see luceasync.ranking.proposals.
-        The answer stands at row `first`: only rows below have a mask. Rows that no answer can reach
-        have none, nor have those after which any token may come.
+        The answer stands at row `first`: only that row and rows below have a mask. Rows that no
+        answer can reach have none, nor have those after which any token may come.
         """
         below: list[list[int]] = [[] for _ in tokens]
         for row in range(1, len(tokens)):
@@ -365,6 +294,77 @@ class Guide:
             self._matcher.roll_back(num_tokens)
         if self._budgets and num_tokens:
             del self._budgets[-num_tokens:]
+
+
+class MinTokens(NamedTuple):
+    """How many tokens come before an end may; `others`: the mask of all tokens but the ends."""
+
+    num_tokens: int
+    others: np.ndarray
+
+    @classmethod
+    def of(cls, num_tokens: int, end_ids: Iterable[int], num_words: int) -> MinTokens:
+        """`end_ids`: the tokens that end an answer."""
+        others = np.full(num_words, 0xFFFFFFFF, np.uint32)
+        for token in end_ids:
+            if token < num_words * WORD_BITS:
+                others[token // WORD_BITS] &= ~np.uint32(1 << (token % WORD_BITS))
+        return cls(num_tokens, others.view(np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningLimit:
+    """At most `max_tokens` of reasoning; then `close_ids` are forced, which write its end."""
+
+    max_tokens: int
+    close_ids: tuple[int, ...]
+    token_bytes: Callable[[int], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningBudget:
+    """Where the reasoning of an answer stands: `num_tokens` have come; `seen` are the last bytes,
+    in which a tag may have begun; `num_closing` of the forced tokens have come. A value: each token
+    makes another one of it.
+    """
+
+    limit: ReasoningLimit
+    phase: Phase
+    num_tokens: int = 0
+    seen: bytes = b""
+    num_closing: int = 0
+
+    @property
+    def forced(self) -> tuple[int, ...]:
+        """The tokens that must come next; none while reasoning may go on."""
+        is_spent = self.phase == "open" and self.num_tokens >= self.limit.max_tokens
+        return self.limit.close_ids[self.num_closing :] if is_spent else ()
+
+    def after(self, token: int) -> ReasoningBudget:
+        """The budget after `token`."""
+        if self.phase == "closed":
+            return self
+        forced = self.forced
+        seen = self.seen + self.limit.token_bytes(token)
+        if self.phase == "perhaps":
+            return self._perhaps(seen)
+        if CLOSE in seen:
+            return replace(self, phase="closed", seen=b"")
+        is_closing = bool(forced) and forced[0] == token
+        return replace(
+            self,
+            num_tokens=self.num_tokens + 1,
+            seen=seen[1 - len(CLOSE) :],
+            num_closing=self.num_closing + 1 if is_closing else 0,
+        )
+
+    def _perhaps(self, seen: bytes) -> ReasoningBudget:
+        """Reasoning opens before any other text, or not at all."""
+        text = seen.lstrip()
+        if text.startswith(OPEN):
+            return replace(self, phase="open", seen=text[len(OPEN) :])
+        phase: Phase = "perhaps" if OPEN.startswith(text) else "closed"
+        return replace(self, phase=phase, seen=seen)
 
 
 def _allows(mask: np.ndarray, token: int) -> bool:

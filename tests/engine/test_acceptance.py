@@ -13,12 +13,12 @@ from torch import Tensor
 
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.decoding import choose_next
-from luceasync.engine.sampling.choose import choose
 from luceasync.engine.sampling.row import RowSampling, TokenCounts
 from luceasync.engine.sequence import Generation
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.proposals import Proposal, TreeProposer, propose_chain
 from luceasync.request import Sampling
+from tests.chosen import choose
 from tests.engine.choices import make_choice
 
 VOCAB, START = 5, 0

@@ -6,12 +6,13 @@ import numpy as np
 import torch
 
 from luceasync.engine.acceptance import RowChecker
-from luceasync.engine.sampling.choose import choose, rank
+from luceasync.engine.sampling.choose import rank
 from luceasync.engine.sampling.row import RowSampling
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import NO_TOKEN
 from luceasync.request import Sampling
 from luceasync.speculation.speculator import walk
+from tests.chosen import choose
 
 VOCAB = 32
 END = 30

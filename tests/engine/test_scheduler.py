@@ -54,7 +54,6 @@ class Choice:
         )
 
     is_restoring = property(lambda self: self.state == "restoring")
-    is_prefilling = property(lambda self: self.state == "prefilling")
     is_decoding = property(lambda self: self.state == "decoding")
     last_token = property(lambda self: 7 if self.is_decoding else None)
 

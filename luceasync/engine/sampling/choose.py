@@ -6,7 +6,7 @@ Knows nothing of lanes, of text, or of where the logits are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -43,31 +43,8 @@ TIE_MARGIN = 64
 MAX_RANKED = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenTokens:
-    """A token id for each row, NO_TOKEN if the highest logit is not finite; log-probabilities for
-    the rows that asked for them and have a token, None for the others.
-    """
-
-    token_ids: list[int]
-    logprobs: list[RowLogprobs | None]
-
-
 def nothing() -> None:
     """No-op."""
-
-
-def choose(
-    logits: Logits,
-    rows: Sequence[RowSampling],
-    *,
-    num_candidates: int = NUM_CANDIDATES,
-    meanwhile: Callable[[], None] = nothing,
-) -> ChosenTokens:
-    """Choose the next token of each row of `logits`; see `rank`."""
-    ranked = rank(logits, rows, num_candidates=num_candidates, meanwhile=meanwhile)
-    chosen = [ranked.choose(i, row.position) for i, row in enumerate(rows)]
-    return ChosenTokens([token for token, _ in chosen], [logprobs for _, logprobs in chosen])
 
 
 def rank(
@@ -161,7 +138,7 @@ class RankedRows:
         self._rows = rows
         self._num_vocab = num_vocab
         self._ranking = ranking
-        self.best: list[int] = candidates.best.tolist()  # by row, NO_TOKEN as in `choose`
+        self.best: list[int] = candidates.best.tolist()  # by row; NO_TOKEN as in `choose`
         self._block = candidates.block
         self.carried = candidates.carried  # int64 [rows, n], from `carry`
 

@@ -28,7 +28,7 @@ from luceasync.config import (
     ServerConfig,
 )
 from luceasync.engine import decoding, steps
-from luceasync.engine.sampling.choose import choose, nothing
+from luceasync.engine.sampling.choose import nothing
 from luceasync.engine.sampling.row import RowSampling
 from luceasync.engine.sequence import Generation
 from luceasync.engine.start import build_engine
@@ -37,6 +37,7 @@ from luceasync.server.app import create_app
 from luceasync.server.serve import serve
 from tests.acceptance.clients.record import Recorder
 from tests.acceptance.clients.script import WRITERS, WriteCall, answer
+from tests.chosen import choose
 
 MODEL = "luce"
 MAX_CTX_TOKENS = 131072

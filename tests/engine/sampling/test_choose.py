@@ -17,6 +17,7 @@ from luceasync.engine.sampling.row import RowSampling, TokenCounts
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import NO_TOKEN
 from luceasync.request import Sampling
+from tests import chosen as chosen_tokens
 from tests.reference import sampler as slow
 
 VOCAB = 60
@@ -31,8 +32,8 @@ def random_logits(
     return torch.randn(rows, vocab, generator=generator) * spread
 
 
-def choose(logits: torch.Tensor, rows, **how) -> sampler.ChosenTokens:
-    return sampler.choose(LocalLogits(logits), rows, **how)
+def choose(logits: torch.Tensor, rows, **how) -> chosen_tokens.ChosenTokens:
+    return chosen_tokens.choose(LocalLogits(logits), rows, **how)
 
 
 def rank(logits: torch.Tensor, rows, **how) -> sampler.RankedRows:

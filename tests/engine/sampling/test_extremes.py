@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luceasync.engine.sampling.choose import ChosenTokens
-from luceasync.engine.sampling.choose import choose as choose_from
 from luceasync.engine.sampling.row import RowSampling, TokenCounts
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import NO_TOKEN
 from luceasync.request import Sampling
+from tests.chosen import ChosenTokens
+from tests.chosen import choose as choose_from
 
 VOCAB = 300
 SMALLEST, LARGEST = 5e-324, 1e300  # float32 makes 0 and infinity of them

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from luceasync.engine.sampling.choose import MaskedRanking, RankedRows, choose, rank
+from luceasync.engine.sampling.choose import MaskedRanking, RankedRows, rank
 from luceasync.engine.sampling.row import RowSampling
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import NO_TOKEN
 from luceasync.request import Sampling
+from tests.chosen import choose
 
 ROWS = 20
 

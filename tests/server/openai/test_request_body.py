@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from luceasync.engine.sampling.choose import choose
 from luceasync.engine.sampling.row import RowSampling, TokenCounts
 from luceasync.errors import RequestError
 from luceasync.ranking.local import LocalLogits
@@ -26,6 +25,7 @@ from luceasync.server.openai.request_body import (
     sampling_of,
     stops_of,
 )
+from tests.chosen import choose
 from tests.server.scripted import ScriptedEngine, answer
 
 VOCAB = 100
