@@ -33,13 +33,11 @@ from luceasync.prefix_cache.write_back import (
     writes_end_when_restored,
 )
 from luceasync.prefix_tree.cost import RateName, Rates, patience_s, restore_or_prefill
-from luceasync.prefix_tree.node import TIERS, Match, Node, Tier, common_prefix
+from luceasync.prefix_tree.node import MEMORY, TIERS, Match, Node, Tier, common_prefix
 from luceasync.request import Restore
 from luceasync.status import CacheStatus
 
 log = logging.getLogger(__name__)
-
-MEMORY: frozenset[Tier] = frozenset(("memory",))
 
 
 def shared_tokens(lease: Lease, running: Lease) -> int:

@@ -33,13 +33,12 @@ from luceasync.disk_cache.reader import NodeFile
 from luceasync.nodes import MissReason, NodeKey
 from luceasync.prefix_cache.cache import PrefixCache
 from luceasync.prefix_cache.disk_orders import FetchedNode, HalfNode, ReadOrder, WriteReport
-from luceasync.prefix_tree.node import KEY_BYTES, NOWHERE, Node, Tier
+from luceasync.prefix_tree.node import DISK, KEY_BYTES, NOWHERE, Node
 from luceasync.status import CacheStatus
 
 log = logging.getLogger(__name__)
 
 RESCAN_S = 30.0
-DISK: frozenset[Tier] = frozenset(("disk",))
 DTYPES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",

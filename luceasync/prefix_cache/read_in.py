@@ -18,12 +18,9 @@ from luceasync.nodes import MissReason, NodeKey
 from luceasync.prefix_cache.disk_orders import DiskOrders, FetchedNode, ReadOrder
 from luceasync.prefix_cache.index import NodeIndex
 from luceasync.prefix_cache.memory import MemoryNodes
-from luceasync.prefix_tree.node import NOWHERE, Match, Node, Tier
+from luceasync.prefix_tree.node import DISK, MEMORY, NOWHERE, Match, Node, Tier
 
 log = logging.getLogger(__name__)
-
-MEMORY: frozenset[Tier] = frozenset(("memory",))
-DISK: frozenset[Tier] = frozenset(("disk",))
 
 
 class ReadIn:

@@ -21,11 +21,10 @@ from luceasync.prefix_cache.index import NodeIndex
 from luceasync.prefix_cache.lease import Lease
 from luceasync.prefix_cache.leases import Leases
 from luceasync.prefix_cache.memory import MemoryNodes
-from luceasync.prefix_tree.node import NOWHERE, Node, Tier, node_key
+from luceasync.prefix_tree.node import MEMORY, NOWHERE, Node, node_key
 
 log = logging.getLogger(__name__)
 
-MEMORY: frozenset[Tier] = frozenset(("memory",))
 # Simulated with nodes of 1 to 300 MB in 8 GB: of those that find no piece, 99 % then do.
 MAX_TRIES = 6
 

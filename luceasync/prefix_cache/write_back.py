@@ -17,9 +17,8 @@ from luceasync.prefix_cache.disk_orders import DiskOrders, HalfNode, WriteReport
 from luceasync.prefix_cache.index import Limits, NodeIndex
 from luceasync.prefix_cache.lease import MAX_OPENER_TOKENS, Lease
 from luceasync.prefix_cache.memory import MemoryNodes
-from luceasync.prefix_tree.node import NOWHERE, Node, Tier
+from luceasync.prefix_tree.node import DISK, NOWHERE, Node, Tier
 
-DISK: frozenset[Tier] = frozenset(("disk",))
 NO_PARTS: frozenset[NodePart] = frozenset()
 MAX_WRITING = 2  # files that the disk is given at a time; the others wait by key
 

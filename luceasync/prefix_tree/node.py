@@ -17,6 +17,8 @@ from luceasync.nodes import MissReason, NodeKey
 
 Tier = Literal["memory", "disk"]
 TIERS: frozenset[Tier] = frozenset(("memory", "disk"))
+MEMORY: frozenset[Tier] = frozenset(("memory",))
+DISK: frozenset[Tier] = frozenset(("disk",))
 NOWHERE: frozenset[Tier] = frozenset()
 KEY_BYTES = 32
 
