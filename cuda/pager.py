@@ -80,10 +80,10 @@ class PagerKernel:
         starts = (starts - base) // word_bytes
         of_parts[:, 1:] //= word_bytes
         # So few numbers are copied with the command itself, without waiting.
-        told = np.concatenate(
+        numbers = np.concatenate(
             [of_parts.ravel(), starts.ravel(), np.array(pieces, np.int64).ravel()]
         )
-        plan = torch.from_numpy(told).to(self._device, non_blocking=True)
+        plan = torch.from_numpy(numbers).to(self._device, non_blocking=True)
         view, word = self._launcher.view, f"<u{word_bytes}"
         self._launcher.launch(
             kernel,

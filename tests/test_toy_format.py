@@ -90,13 +90,13 @@ class BytesStack:
 
 
 @dataclass(frozen=True)
-class BytesForm:
+class BytesEncoding:
     """See luceasync.models.encodings.Encoding."""
 
     def num_bytes(self, shape: Shape, precision: Precision) -> int:
         return shape[0] * shape[1] + 4 * shape[0]
 
-    def words(self, shape: Shape, precision: Precision) -> str:
+    def type_name(self, shape: Shape, precision: Precision) -> str:
         return "bytes"
 
     def stack(self, shape: Shape, place: WeightPlacement) -> BytesStack:
@@ -111,7 +111,7 @@ class BytesSource:
 
     def encoding(self, name: str) -> Encoding:
         assert name in self._tensors
-        return BytesForm() if f"{name}.scales" in self._tensors else DenseEncoding()
+        return BytesEncoding() if f"{name}.scales" in self._tensors else DenseEncoding()
 
     def read(self, name: str, shape: Shape) -> Stored | Tensor:
         found = self._tensors[name]
@@ -121,7 +121,7 @@ class BytesSource:
         return found if scales is None else Stored(found, scales)
 
 
-class BytesFormat:
+class BytesEncodingat:
     """A Format."""
 
     def is_at(self, model_dir: Path) -> bool:
@@ -160,7 +160,7 @@ class BytesWeights:
 def known_format() -> Iterator[None]:
     """A place in the list."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("luceasync.models.formats.FORMATS", [BytesFormat(), *FORMATS])
+        patch.setattr("luceasync.models.formats.FORMATS", [BytesEncodingat(), *FORMATS])
         yield
 
 

@@ -162,7 +162,7 @@ def _model(config: Config) -> Iterator[Finding]:
     if (scheme := model.scheme) is not None:
         activations = f"activations in {plan.precision.compute}"
         yield Finding(
-            "quantisation", "ok", f"{scheme.words}; {activations}, whatever {CONFIGURED} says"
+            "quantisation", "ok", f"{scheme.name}; {activations}, whatever {CONFIGURED} says"
         )
     where = ", ".join(shard.device for shard in plan.shards)
     lanes = f"{plan.parallel} lanes of {plan.max_ctx_tokens} tokens"

@@ -43,9 +43,7 @@ class ArchitectureKeys:
         return self.metadata.integer(self.name(key), default)
 
     def layered(self, key: str, layers: Callable[[int], bool] = bool) -> int:
-        """A positive integer that may be given layer by layer: the same for all layers that have
-        it.
-        """
+        """A positive integer that may be given layer by layer, the same for all that have it."""
         name = self.name(key)
         number = agreed(self.metadata, name, self.num_layers, layers)
         if number is None:

@@ -43,9 +43,7 @@ class GgufModel:
 
 
 def read_model(path: Path) -> GgufModel:
-    """Read the headers of the file at `path` and of all its parts. Raises ModelError naming the
-    file.
-    """
+    """Read the headers of all parts of the file at `path`. Raises ModelError naming the file."""
     paths = parts_of(path)
     headers = []
     for number, part in enumerate(paths):
@@ -72,10 +70,10 @@ def read_model(path: Path) -> GgufModel:
 
 def _check_part(header: Header, number: int, count: int) -> None:
     """Check that the header agrees with the file's name."""
-    said = header.metadata.integer(SPLIT_COUNT, 1)
-    if max(said, 1) != count:
+    declared = header.metadata.integer(SPLIT_COUNT, 1)
+    if max(declared, 1) != count:
         raise ModelError(
-            f"a model of {said} parts, but the file name says {count}; parts are named "
+            f"a model of {declared} parts, but the file name says {count}; parts are named "
             "NAME-00001-of-00002.gguf"
         )
     place = header.metadata.integer(SPLIT_NUMBER, 0)

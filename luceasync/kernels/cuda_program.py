@@ -103,8 +103,10 @@ class CudaProgram:
         try:
             return future.result(PATIENCE_S)
         except TimeoutError:
-            told = f"{self._path.name}: another thread compiles it for more than {PATIENCE_S:.0f} s"
-            raise CompileError(told) from None
+            message = (
+                f"{self._path.name}: another thread compiles it for more than {PATIENCE_S:.0f} s"
+            )
+            raise CompileError(message) from None
 
     def _load(self, key: Key) -> Any:
         index, constants, shared_bytes = key
@@ -156,9 +158,9 @@ def compiled(path: Path, constants: Constants, capability: tuple[int, int]) -> b
     try:
         (result,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            said = bytearray(_checked(nvrtc.nvrtcGetProgramLogSize(program)))
-            _checked(nvrtc.nvrtcGetProgramLog(program, said))
-            words = said.decode(errors="replace").rstrip("\0").strip()
+            log = bytearray(_checked(nvrtc.nvrtcGetProgramLogSize(program)))
+            _checked(nvrtc.nvrtcGetProgramLog(program, log))
+            words = log.decode(errors="replace").rstrip("\0").strip()
             raise CompileError(f"{path.name} for sm_{capability[0]}{capability[1]}: {words}")
         binary = bytearray(_checked(nvrtc.nvrtcGetCUBINSize(program)))
         _checked(nvrtc.nvrtcGetCUBIN(program, binary))

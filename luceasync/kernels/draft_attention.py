@@ -192,13 +192,13 @@ def _attend_block_kernel(
     t = tl.arange(0, PAGE)
     for chunk in range(begin, end):
         place = chunk * PAGE + t
-        held = position - 1 - (position - 1 - place) % capacity
-        there = (place < span) & (held >= floor)
+        key_position = position - 1 - (position - 1 - place) % capacity
+        there = (place < span) & (key_position >= floor)
         at = place.to(tl.int64)[:, None] * (NUM_KV_HEADS * HEAD_DIM) + d[None, :]
         ok = there[:, None] & d_ok
         k = tl.load(keys + at, mask=ok, other=0.0)
         v = tl.load(values + at, mask=ok, other=0.0)
-        seen = there[None, :] & (held[None, :] > oldest[:, None])
+        seen = there[None, :] & (key_position[None, :] > oldest[:, None])
         best, weight, total = attend_chunk(q, k, v, seen, scale, best, weight, total, PRECISION)
 
     part = own.to(tl.int64) * SPLITS + split

@@ -128,8 +128,8 @@ def _temperatures(mass_at: Sequence[float], device: torch.device) -> tuple[float
     """One value for all rows (0: no mass is wanted), or one for each."""
     if len(set(mass_at)) < 2:
         return next(iter(mass_at), 0.0), None
-    told = torch.tensor(mass_at, dtype=torch.float32)
-    return 0.0, told.to(device, non_blocking=True)
+    values = torch.tensor(mass_at, dtype=torch.float32)
+    return 0.0, values.to(device, non_blocking=True)
 
 
 @triton.jit
@@ -156,9 +156,7 @@ def _token_of(place):
 
 @triton.jit
 def _row_of(scratch, row, num_vocab, num_groups, num_ranked):
-    """Pointers to a row's groups, its words, the logits that equal the bound, and those above
-    it.
-    """
+    """Pointers to a row's groups, words, logits that equal the bound, and logits above it."""
     pitch = num_groups + _NUM_WORDS + num_ranked + num_vocab
     groups = scratch + row.to(tl.int64) * pitch
     words = groups + num_groups

@@ -100,9 +100,7 @@ def room_for(x: Tensor, num_rows: int, num_columns: int, coding: Coding) -> Arra
 def prepared(
     x: Tensor, codings: Collection[Coding], norm: RmsNorm | None = None
 ) -> Tensor | ArrangedRows:
-    """Prepare rows once for products with matrices of all these codings; `norm` is applied if
-    given.
-    """
+    """Prepare rows, normed if `norm` is given, once for matrices of all these codings."""
     x = x.contiguous()
     assert len(x) <= ARRANGED_ROWS and x.dtype == torch.bfloat16, "few rows of bfloat16"
     if len(x) > MOST_PLAIN:

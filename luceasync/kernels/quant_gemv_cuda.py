@@ -132,9 +132,7 @@ def swiglu_for(
     norm: RmsNorm | None = None,
     chosen: QuantSplit | None = None,
 ) -> Tensor | ArrangedRows:
-    """`swiglu`, prepared for a product with a matrix of this coding: more than 8 rows come out
-    arranged.
-    """
+    """`swiglu`, prepared for a matrix of this coding: more than 8 rows come out arranged."""
     num_inner = gate_up.num_rows // 2
     if len(x) <= MOST_PLAIN or num_inner % UNIT_COLUMNS != 0:
         return swiglu(x, gate_up, norm=norm, chosen=chosen)

@@ -61,9 +61,7 @@ def choose_split(work: QuantWork, most_bytes: int, *, has_clusters: bool = False
 
 
 def num_programs(work: QuantWork, split: QuantSplit, num_multiprocessors: int) -> int:
-    """The number of programs: one for each group of row blocks, or, if they go on, as many as run
-    at once.
-    """
+    """The number of programs: one per group of row blocks, or, if they go on, all that fit."""
     own = split.row_blocks // (2 if work.paired else 1)
     num_groups = -(-work.num_outputs // (own * BLOCK_ROWS))
     if not split.goes_on:

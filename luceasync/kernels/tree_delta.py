@@ -40,9 +40,7 @@ CONV_ROWS = 16  # per program of the convolution
 
 @dataclass(frozen=True, slots=True)
 class TreeDeltaTile:
-    """What a program takes of a head's state at a time: `block_key` rows of `block_value`
-    columns.
-    """
+    """The part of a head's state that a program takes: `block_key` rows, `block_value` columns."""
 
     block_key: int
     block_value: int

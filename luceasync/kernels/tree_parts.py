@@ -13,9 +13,7 @@ from luceasync.kernels.overlap import dot_precision
 
 
 def product_precision(dtype: torch.dtype) -> str:
-    """The input precision of products of values in `dtype`: for 16-bit values tf32 loses
-    nothing.
-    """
+    """The input precision of products of `dtype` values: tf32 holds 16-bit ones exactly."""
     if dtype == torch.float32 or torch.version.hip is not None:
         return dot_precision(torch.float32)
     return "tf32"

@@ -1,4 +1,4 @@
-"""How weights lie in files: a GGUF file, or one of the formats that stand beside a config.json."""
+"""Formats of weight files: GGUF, and those that stand beside a config.json."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 class StoredWeights(Protocol):
     """The weights of one model as the headers of their files describe them. Each header is read
-    once, when it is first needed; a file that is missing, cut or wrong is a ModelError.
+    once, on first use; a file that is missing, truncated or wrong is a ModelError.
     """
 
     @property

@@ -34,9 +34,7 @@ class CompiledQuantWeight:
     """
 
     def __init__(self, packed: Packed, dtype: torch.dtype, kernel: str) -> None:
-        """Takes over the memory of `packed`. `kernel`: one of KERNELS of
-        luceasync.cyext.quantised.
-        """
+        """Takes over the memory of `packed`. `kernel`: one of luceasync.cyext.quantised.KERNELS."""
         self._packed = packed.contiguous()
         self._num_rows, self._num_columns = self._packed.shape
         self._dtype = dtype

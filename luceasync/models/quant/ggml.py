@@ -40,9 +40,7 @@ ENCODINGS = {
 
 
 def pack(encoding: QuantEncoding, blocks: Tensor) -> Packed:
-    """Convert blocks of the type that `encoding` is named after: uint8 [rows, blocks, block
-    bytes].
-    """
+    """Convert uint8 [rows, blocks, block bytes] of the ggml type that `encoding` is named after."""
     return _PACK[encoding.name](encoding, blocks)
 
 
@@ -183,9 +181,7 @@ def _twos(packed: Tensor) -> Tensor:
 
 
 def _bits(packed: Tensor) -> Tensor:
-    """Unpack one bit of 256 columns; those in a byte are 32 columns apart. uint8 [rows,
-    columns].
-    """
+    """Unpack bits of 256 columns; those in a byte are 32 columns apart. uint8 [rows, columns]."""
     import torch
 
     return torch.stack([packed >> shift & 1 for shift in range(8)], -2).flatten(1)

@@ -57,9 +57,7 @@ class QuantLayout:
     divides: bool = False
 
     def components(self, num_columns: int) -> tuple[Component, ...]:
-        """The tensors of a matrix with `num_columns` columns, in the order of the fields of
-        Packed.
-        """
+        """The tensors of a matrix of `num_columns`, in the order of the fields of Packed."""
         groups = (self.num_groups(num_columns),)
         supergroups = (-(-num_columns // (self.supergroup or num_columns)),)
         found = []

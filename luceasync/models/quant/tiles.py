@@ -65,9 +65,7 @@ def tile(packed: Packed) -> TiledMatrix:
 
 
 def coding_of(layout: QuantLayout) -> Coding:
-    """The coding of a tiled matrix: int8 codes are biased to uint8, a table is packed into
-    words.
-    """
+    """The coding of a tiled matrix: int8 codes are biased to uint8, a table is words of four."""
     codes: Codes = "uint"
     table: tuple[int, ...] = ()
     if layout.table:
@@ -104,14 +102,12 @@ def _permuted(rows: Tensor, shape: Sequence[int], order: Sequence[int]) -> Tenso
     return rows.reshape(-1, *shape).permute(0, *(1 + axis for axis in order))
 
 
-# The 16 rows of a block are [far, near], 2 x 8; 16 columns are [eight, pair, column], 2 x 4 x 2,
-# and become [pair, eight, column], so that the numbers of x that a lane multiplies lie together.
+# The 16 rows of a block are [far, near], 2 x 8; 16 columns each are [pair, eight, column], 4 x 2 x 2,
+# so that the numbers of x that a lane multiplies lie together.
 
 
 def _codes_of_4(rows: Tensor) -> Tensor:
-    """Of 64 columns 16 t + i, the low halves of t = 0 and 1 share a byte, and those of t = 2
-    and 3.
-    """
+    """Of 64 columns 16 t + i, low halves of t = 0 and 1 share a byte, and those of t = 2 and 3."""
     blocks = rows.shape[1] * 2 // BLOCK_COLUMNS
     return _permuted(rows, (2, 8, blocks, 2, 4, 2, 2), (2, 1, 4, 5, 0, 6, 3))
 

@@ -44,7 +44,7 @@ class Fp4Scheme:
     matrix_scale: str | None = None
 
     @property
-    def words(self) -> str:
+    def name(self) -> str:
         return self.encoding.name
 
     def find(self, module: str, infos: TensorInfos) -> QuantMatrix | None:

@@ -28,11 +28,9 @@ SCALES = ("weight_scale_inv", "weight_scale")
 
 @dataclass(frozen=True, slots=True)
 class ByteScheme:
-    """A Scheme. `block`: (rows, columns) that share a scale; None: scales are of rows or a
-    matrix.
-    """
+    """A Scheme. `block`: (rows, columns) that share a scale; None: a row or a matrix does."""
 
-    words: str
+    name: str
     block: tuple[int, int] | None = None
 
     def find(self, module: str, infos: TensorInfos) -> QuantMatrix | None:
@@ -46,7 +44,7 @@ class ByteScheme:
             raise ModelError(f"{weight!r} is stored as {info.dtype}, and has no scale")
         scales = require_tensor(infos, scale, tuple(REALS))
         group = self._group(scale, scales, info)
-        encoding = QuantEncoding(self.words, 8, group, group, REALS[scales.dtype], codes=codes)
+        encoding = QuantEncoding(self.name, 8, group, group, REALS[scales.dtype], codes=codes)
         return QuantMatrix(encoding, info.shape, {"codes": weight, "scales": scale}, self._pack)
 
     def _group(self, name: str, scales: TensorInfo, weight: TensorInfo) -> int | None:

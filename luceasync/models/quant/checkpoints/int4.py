@@ -34,7 +34,7 @@ class AwqScheme:
     """A Scheme: transposed, with words along the outputs."""
 
     group: int
-    words: str = "AWQ"
+    name: str = "AWQ"
 
     def find(self, module: str, infos: TensorInfos) -> QuantMatrix | None:
         name = f"{module}.qweight"
@@ -61,7 +61,7 @@ class GptqScheme:
     group: int
     bits: Bits
     added: int
-    words: str = "GPTQ"
+    name: str = "GPTQ"
 
     def find(self, module: str, infos: TensorInfos) -> QuantMatrix | None:
         name = f"{module}.qweight"
@@ -94,7 +94,7 @@ class PackQuantizedScheme:
     group: int
     bits: Bits
     is_symmetric: bool
-    words: str = "pack-quantized"
+    name: str = "pack-quantized"
 
     def find(self, module: str, infos: TensorInfos) -> QuantMatrix | None:
         name = f"{module}.weight_packed"
@@ -116,7 +116,7 @@ class PackQuantizedScheme:
             check_shape(zero, require_tensor(infos, zero, ("I32",)), (num_rows, num_groups))
             names["zeros"] = zero
         encoding = _encoding(
-            self.words, self.bits, self.group, scales.dtype, has_zeros=not self.is_symmetric
+            self.name, self.bits, self.group, scales.dtype, has_zeros=not self.is_symmetric
         )
         return QuantMatrix(_fitting(encoding, name, columns), (rows, columns), names, self._pack)
 
@@ -143,15 +143,15 @@ def _transposed(
     scales = require_tensor(infos, scale, tuple(REALS))
     check_shape(scale, scales, (num_groups, rows))
     check_shape(zero, require_tensor(infos, zero, ("I32",)), (num_groups, rows // (32 // bits)))
-    encoding = _encoding(scheme.words, bits, scheme.group, scales.dtype, has_zeros=True)
+    encoding = _encoding(scheme.name, bits, scheme.group, scales.dtype, has_zeros=True)
     names = {"codes": f"{module}.qweight", "scales": scale, "zeros": zero}
     return QuantMatrix(_fitting(encoding, names["codes"], columns), shape, names, pack)
 
 
-def _encoding(words: str, bits: Bits, group: int, dtype: str, *, has_zeros: bool) -> QuantEncoding:
+def _encoding(name: str, bits: Bits, group: int, dtype: str, *, has_zeros: bool) -> QuantEncoding:
     each = group if group > 0 else None
     return QuantEncoding(
-        words,
+        name,
         bits,
         each,
         each,
@@ -185,7 +185,7 @@ def _packed(encoding: QuantEncoding, codes: Tensor, scales: Tensor, zeros: Tenso
 
     codes = codes.contiguous()
     small = None if zeros is None else zeros.contiguous()
-    held = codes if encoding.bits == 8 else pack_codes(codes)
+    stored = codes if encoding.bits == 8 else pack_codes(codes)
     if encoding.codes == "int8":  # stored with an offset of 128
-        held = (held ^ 128).view(torch.int8)
-    return Packed(encoding, held, scales.contiguous(), small_minimums=small)
+        stored = (stored ^ 128).view(torch.int8)
+    return Packed(encoding, stored, scales.contiguous(), small_minimums=small)

@@ -1,6 +1,4 @@
-"""A quantised module of a checkpoint: its tensors, and the protocol that finds and converts
-them.
-"""
+"""A quantised module of a checkpoint: its tensors, and the Scheme that finds and converts them."""
 
 from __future__ import annotations
 
@@ -48,7 +46,7 @@ class Scheme(Protocol):
     """A way in which checkpoints store quantised matrices."""
 
     @property
-    def words(self) -> str:
+    def name(self) -> str:
         """Its name, for people."""
         ...
 
@@ -61,7 +59,7 @@ class Scheme(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModuleTensors:
-    """What was read of a module; see luceasync.models.quant.stack.StoredQuantised."""
+    """The tensors of a module as they were read: a StoredQuantised."""
 
     name: str
     found: QuantMatrix

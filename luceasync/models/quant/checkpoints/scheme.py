@@ -84,8 +84,8 @@ class _QuantConfig:
         self.name = name
 
     def fault(self, field: str, value: object, expected: str) -> ModelError:
-        told = repr(value)[:80]
-        return ModelError(f"{self.name}.{field} = {told} is not supported; expected {expected}")
+        shown = repr(value)[:80]
+        return ModelError(f"{self.name}.{field} = {shown} is not supported; expected {expected}")
 
     def one_of(self, field: str, allowed: tuple[Any, ...], default: Any = None) -> Any:
         value = self.fields.get(field)
