@@ -70,33 +70,51 @@ async def race(work: Coroutine[Any, Any, Result], *watchers: Coroutine[Any, Any,
 
     A watcher never returns: it raises when `work` has to stop, because the client has left or the
     server shuts down. Then `work` is cancelled, its cleanup is awaited, and the watcher's exception
-    is raised, without a group. The watchers are cancelled when `work` ends; if `work` itself fails,
-    its exception is raised.
+    is raised; a group if the cleanup failed too. Once `work` has ended, its result or its exception
+    is the outcome, whatever a watcher raises; the watchers are cancelled.
 
     `work` has a task of its own, so each token that it awaits resumes this task alone and not the
     frame of every layer of the server above it.
     """
-    error: BaseException
+    # Not a TaskGroup: up to Python 3.12, one that fails leaves the current task counted as
+    # cancelled, and in Python 3.11.2 no asyncio.timeout works in such a task.
+    working = asyncio.create_task(work)
+    tasks = [working, *(asyncio.create_task(watcher) for watcher in watchers)]
     try:
-        async with asyncio.TaskGroup() as tasks:
-            working = tasks.create_task(work)
-            watching = [tasks.create_task(watcher) for watcher in watchers]
-            working.add_done_callback(lambda _: _cancel(watching))
-        return working.result()
-    except BaseExceptionGroup as group:
-        failure = None if working.cancelled() else working.exception()
-        if failure is not None and working.cancelling():
-            raise  # the cleanup of `work` failed too: show both
-        error = failure or group.exceptions[0]  # other watchers may have raised at the same time
-        group.__traceback__ = None
-    # Raise outside of the `except`, and drop the references of this frame: they form a cycle that
-    # would keep what `work` held, a body of 15 MB for example, until a garbage collection.
-    try:
-        raise error
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        del error, failure, working
+        await _cancel(tasks)
+    if not working.cancelling():
+        tasks.clear()
+        try:
+            return working.result()
+        finally:
+            del working
+    failures = (failure for task in tasks[1:] if (failure := _failure(task)) is not None)
+    error = next(failures, asyncio.CancelledError())
+    cleanup = _failure(working)
+    # Raise without references of this frame to what has failed: they form a cycle that would keep
+    # what `work` held, a body of 15 MB for example, until a garbage collection.
+    del tasks, working, failures
+    try:
+        raise error if cleanup is None else BaseExceptionGroup("cleanup failed", [cleanup, error])
+    finally:
+        del error, cleanup
 
 
-def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel those that still run and wait for their cleanup, even while being cancelled."""
     for task in tasks:
         task.cancel()
+    interrupted = False
+    while running := [task for task in tasks if not task.done()]:
+        try:
+            await asyncio.wait(running)
+        except asyncio.CancelledError:
+            interrupted = True
+    if interrupted:
+        raise asyncio.CancelledError
+
+
+def _failure(task: asyncio.Task[Any]) -> BaseException | None:
+    return None if task.cancelled() else task.exception()

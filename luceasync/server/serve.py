@@ -71,10 +71,10 @@ async def serve(
     return serving.done()
 
 
-async def _load(load: Callable[[], Coroutine[Any, Any, None]], stop: asyncio.Event) -> None:
+async def _load(load: Callable[[], Coroutine[Any, Any, None]], stop: asyncio.Event) -> NoReturn:
     await load()
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
-    await stop.wait()
+    await _stopped(stop)
 
 
 async def _stopped(stop: asyncio.Event) -> NoReturn:

@@ -125,6 +125,43 @@ async def test_a_failed_cleanup_is_raised_together_with_its_cause():
     assert {type(error) for error in caught.value.exceptions} == {KeyError, ValueError}
 
 
+async def test_a_result_counts_though_a_watcher_fails_at_the_same_time():
+    assert await race(one(), fail()) == 1
+
+
+@pytest.mark.parametrize(
+    "racers",
+    [lambda: (forever([]), fail()), lambda: (fail(), forever([]))],
+    ids=["watcher", "work"],
+)
+async def test_a_failed_race_leaves_its_task_uncancelled(racers):
+    """Else asyncio.timeout works no more in it, in Python 3.11.2."""
+    with pytest.raises(KeyError, match="stop"):
+        await race(*racers())
+    task = asyncio.current_task()
+    assert task is not None and task.cancelling() == 0
+
+
+async def test_a_race_that_is_cancelled_twice_waits_for_the_cleanup():
+    log: list[str] = []
+
+    async def slow_cleanup() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+            log.append("cleaned up")
+
+    task = asyncio.create_task(race(slow_cleanup(), forever([])))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert log == ["cleaned up"]
+
+
 async def test_cancelling_the_race_cancels_everything_in_it():
     log: list[str] = []
     task = asyncio.create_task(race(forever(log), forever(log)))
