@@ -208,7 +208,7 @@ class StreamCopies:
         end: int,
         rows_at: Sequence[int] | None = None,
     ) -> SaveTicket:
-        """See LaneCopies. The state is first copied on the device, in stream order with passes."""
+        """The state is first copied on the device, in stream order with passes."""
         with torch.cuda.device(self._device):
             copies = self._save(lane, runs, row_region, state_region, end, rows_at)
         return StreamTicket(copies, self._saved)
@@ -279,7 +279,7 @@ class StreamCopies:
             copies.hurry_before(self._computing)
 
     def use(self, lanes: Sequence[int]) -> None:
-        """See LaneCopies. Copies of the lanes that are not all queued yet are hurried."""
+        """Copies of the lanes that are not all queued yet are hurried."""
         self._release()
         for lane in lanes:
             for copies in self._before_use.pop(lane, []):
@@ -291,7 +291,7 @@ class StreamCopies:
                     del self._restores[lane]
 
     def rewrite(self, lane: int) -> None:
-        """See LaneCopies. A restore that is under way is abandoned."""
+        """A restore that is under way is abandoned."""
         restore = self._restores.pop(lane, None)
         if restore is not None and self._in.cancel(restore):
             restore.precede(self._computing)

@@ -128,7 +128,7 @@ class NodesInParts:
         return {name: shape for part in self._parts for name, shape in part.shapes(span).items()}
 
     def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
-        """See Nodes. Raises MemoryError, StageFailed; nothing of the node is held then."""
+        """Raises MemoryError, StageFailed; nothing of the node is held then."""
         try:
             return joined([part.save(lane, node, span) for part in self._parts])
         except (MemoryError, StageFailed):
@@ -276,14 +276,14 @@ class NodeStore(Generic[C]):
         return self._contents.shapes(span)
 
     def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
-        """See Nodes. If it raises, nothing has changed."""
+        """If it raises, nothing has changed."""
         assert span.begin < span.end, f"no token in {span}"
         content, ticket = self._contents.save(lane, span)
         self._put(node, span, content)
         return ticket
 
     def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> Ticket:
-        """See Nodes; the lane's pages must be placed."""
+        """The lane's pages must be placed."""
         chain = [
             ChainedNode(held.span, held.content) for held in (self._nodes[node] for node in nodes)
         ]
@@ -310,7 +310,7 @@ class NodeStore(Generic[C]):
         return self._contents.export(held.span, held.content)
 
     def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
-        """See Nodes. If it raises, nothing has changed."""
+        """If it raises, nothing has changed."""
         self._put(node, span, self._contents.adopt(span, tensors))
 
     def drop(self, node: NodeKey, *, state_only: bool = False) -> None:

@@ -106,7 +106,7 @@ class ShardContents:
 
     @torch.inference_mode()
     def save(self, lane: int, span: Span) -> tuple[ShardNode, Ticket]:
-        """See Contents. On a GPU the copies are only queued."""
+        """On a GPU the copies are only queued."""
         rows, state = (
             self._memory.allocate(size) if size else None for size in self.sizes.of(span)
         )
@@ -136,15 +136,15 @@ class ShardContents:
     def restore(
         self, lane: int, chain: Sequence[ChainedNode[ShardNode]], num_tokens: int
     ) -> Ticket:
-        """See Contents. On a GPU the copies are queued, and later work on the lane follows them."""
+        """On a GPU the copies are queued, and later work on the lane follows them."""
         targets = self._cache.row_bytes(lane) | self._cache.state_bytes(lane)
         is_paged = self._cache.num_absent_tokens(lane) > 0
         parts = [
-            (kept.rows, self._cache.runs(lane, span.begin, min(span.end, num_tokens)))
-            for span, kept in ([] if is_paged else chain)
+            (node.rows, self._cache.runs(lane, span.begin, min(span.end, num_tokens)))
+            for span, node in ([] if is_paged else chain)
         ]
         state = chain[-1].content.state
-        saves = [kept.arrival for _, kept in chain]
+        saves = [node.arrival for _, node in chain]
         arrivals = [arrival for arrival in saves if arrival is not None and not arrival.is_done]
         memory = [state, *[rows for rows, _ in parts]]
         pairs = _pairs(targets, parts, state, self._row_bytes)
@@ -158,14 +158,14 @@ class ShardContents:
         return {self._name(key): tensor for key, tensor in tensors.items()}
 
     def adopt(self, span: Span, tensors: Mapping[str, Tensor]) -> ShardNode:
-        """See Contents. Nothing is copied."""
+        """Nothing is copied."""
         rows = {key: tensors[self._name(key)] for key in self._cache.row_shapes(0)}
         at_end = self._cache.state_shapes() if span.with_state else {}
         state = {key: tensors[self._name(key)] for key in at_end}
         return ShardNode(_AdoptedTensors(rows), _AdoptedTensors(state), None)
 
     def drop(self, content: ShardNode, *, state_only: bool) -> None:
-        """See Contents. The memory is freed with the last view of it."""
+        """The memory is freed with the last view of it."""
         content.state = NO_TENSORS
         if not state_only:
             content.rows = NO_TENSORS
@@ -233,12 +233,12 @@ class NodeLayout:
         )
 
     def shapes(self, span: Span) -> dict[str, Shape]:
-        """See Nodes. In the order of `region_bytes`."""
+        """The tensors of a node of the span, in the order of `region_bytes`."""
         found: dict[str, Shape] = {}
         for shard, cache in self._caches.items():
-            kept = cache.row_shapes(span.end - span.begin)
-            kept |= cache.state_shapes() if span.with_state else {}
-            found |= {format_name(shard, *key): shape for key, shape in kept.items()}
+            own = cache.row_shapes(span.end - span.begin)
+            own |= cache.state_shapes() if span.with_state else {}
+            found |= {format_name(shard, *key): shape for key, shape in own.items()}
         return found
 
     def region_bytes(self, span: Span) -> list[tuple[int, bool]]:

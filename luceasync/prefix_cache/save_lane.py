@@ -51,7 +51,7 @@ class LaneSaver:
         self._recurrent = recurrent
 
     def save(self, lease: Lease, lane: int, point: SavePoint) -> Node | None:
-        """Make a node of what was added since the path's end; None where it cannot be kept."""
+        """Make a node of what was added since the path's end; None without tokens or room."""
         lease.shorten_path(self._index.node)
         begin, end = lease.path_end, point.end
         if end <= begin:

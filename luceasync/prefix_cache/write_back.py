@@ -198,7 +198,7 @@ class WriteBack:
         )
 
     def drop(self, keys: Sequence[NodeKey]) -> None:
-        """Remove the files of nodes that the index has let go of because what they hold is wrong;
+        """Remove the files of nodes that the index has dropped because what they hold is wrong;
         files of them that are being written are void.
         """
         self._under_way = [

@@ -1,1 +1,1 @@
-"""Which prefix of a prompt is kept. Pure: touches no tensor, no file and no clock."""
+"""The index of saved prefixes, and what is evicted. Pure: touches no tensor, file or clock."""
