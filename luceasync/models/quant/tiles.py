@@ -102,8 +102,8 @@ def _permuted(rows: Tensor, shape: Sequence[int], order: Sequence[int]) -> Tenso
     return rows.reshape(-1, *shape).permute(0, *(1 + axis for axis in order))
 
 
-# The 16 rows of a block are [far, near], 2 x 8; 16 columns each are [pair, eight, column], 4 x 2 x 2,
-# so that the numbers of x that a lane multiplies lie together.
+# The 16 rows of a block are [far, near], 2 x 8; 16 columns each are [pair, eight, column], 4 x 2
+# x 2, so that the numbers of x that a lane multiplies lie together.
 
 
 def _codes_of_4(rows: Tensor) -> Tensor:
