@@ -32,13 +32,13 @@ Handler = Callable[[Any, list[Tensor]], Answers | None]
 Method = Callable[[Any, C, list[Tensor]], Answers | None]
 
 
-def handles(command: type[C]) -> Callable[[Method[C]], Method[C]]:
-    """Mark the method that runs a command. It gets the command and the tensors that came with it,
+def handles(*commands: type[C]) -> Callable[[Method[C]], Method[C]]:
+    """Mark the method that runs commands. It gets the command and the tensors that came with it,
     and returns or yields the answers, if there are any.
     """
 
     def mark(method: Method[C]) -> Method[C]:
-        vars(method)["command"] = command
+        vars(method)["commands"] = commands
         return method
 
     return mark
@@ -46,10 +46,11 @@ def handles(command: type[C]) -> Callable[[Method[C]], Method[C]]:
 
 def handlers_of(owner: object) -> dict[type[Command], Handler]:
     """The handlers among the methods of an object."""
-    marked = (
-        (name, getattr(method, "command", None)) for name, method in vars(type(owner)).items()
-    )
-    return {command: getattr(owner, name) for name, command in marked if command is not None}
+    return {
+        command: getattr(owner, name)
+        for name, method in vars(type(owner)).items()
+        for command in getattr(method, "commands", ())
+    }
 
 
 def result(*tensors: Tensor) -> Answers:

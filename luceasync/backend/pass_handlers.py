@@ -157,18 +157,6 @@ class PassHandlers:
             raise WireError(f"a path beyond the {self._batch.num_rows} rows of its pass")
         return [part.tolist() for part in rows.split([*lengths])]
 
-    @handles(wire.EmbedTokens)
-    def embed(self, command: wire.EmbedTokens, tensors: list[Tensor]) -> Answers:
-        [tokens] = tensors
-        return result(self._passes.embed(tokens))
-
-    @handles(wire.ProposeTokens)
-    def propose(self, command: wire.ProposeTokens, tensors: list[Tensor]) -> Answers:
-        rows, anchors = tensors
-        proposal = self._passes.propose_from(rows, anchors, command.budget)
-        parents = [] if proposal.parents is None else [proposal.parents]
-        return result(proposal.tokens, *parents)
-
     @handles(wire.PlacePages)
     def place(self, command: wire.PlacePages, tensors: list[Tensor]) -> None:
         self._events += [
@@ -183,19 +171,7 @@ class PassHandlers:
         except PageEventsOutOfOrder as error:
             raise WireError(str(error)) from None
 
-    @handles(wire.RecallPages)
-    def recall(self, command: wire.RecallPages, tensors: list[Tensor]) -> None:
-        self._passes.recall(command.lane, command.places)
-
-    @handles(wire.StartProbe)
-    def start_probe(self, command: wire.StartProbe, tensors: list[Tensor]) -> None:
-        self._passes.start_probe(command.lane, command.num_tokens)
-
-    @handles(wire.ReadAttentionMass)
-    def attention_mass(self, command: wire.ReadAttentionMass, tensors: list[Tensor]) -> Answers:
-        mass = self._passes.attention_mass(command.lane)
-        return result(mass.of_chunks, torch.tensor([mass.seconds], dtype=torch.float64))
-
-    @handles(wire.ResetLane)
-    def reset(self, command: wire.ResetLane, tensors: list[Tensor]) -> None:
-        self._passes.reset(command.lane)
+    @handles(*wire.PASS_COMMANDS)
+    def run_verb(self, command: wire.PassCommand, tensors: list[Tensor]) -> Answers | None:
+        returned = command.run(self._passes, tensors)
+        return None if returned is None else result(*returned)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
@@ -219,19 +220,16 @@ class RemotePasses:
         self._connection.send_soon(wire.ResetLane(lane))
 
 
+@dataclass
 class RemoteLogits:
     """See Logits: of the last pass of a stage that has the last layer. Rows are ranked there; what
     is wanted goes there, what is found comes back.
     """
 
-    def __init__(
-        self, connection: BackendConnection, sizes: StageSizes, shape: tuple[int, ...]
-    ) -> None:
-        """`shape`: [entries], or [entries, rows]."""
-        self._connection = connection
-        self._sizes = sizes
-        self._shape = shape
-        self._num_rankings = 0
+    _connection: BackendConnection
+    _sizes: StageSizes
+    _shape: tuple[int, ...]  # [entries], or [entries, rows]
+    _num_rankings: int = 0
 
     @property
     def num_vocab(self) -> int:
@@ -256,9 +254,7 @@ class RemoteLogits:
         num_rows = command.num_masked if wanted.is_of_masked else prod(self._shape)
         index = self._num_rankings
         self._num_rankings += 1
-        return _RemoteRanking(
-            self._connection, self._sizes, num_rows, wanted, carry, number=number, index=index
-        )
+        return _RemoteRanking(self._connection, self._sizes, num_rows, wanted, carry, number, index)
 
     def whole(self) -> Tensor:
         """All logits, row by row; for measurements."""
@@ -269,28 +265,17 @@ class RemoteLogits:
         return torch.stack(rows).view(*self._shape, self.num_vocab)
 
 
+@dataclass(frozen=True)
 class _RemoteRanking:
     """See Ranking. `carry` does not cross: it comes to the host beside the candidates."""
 
-    def __init__(
-        self,
-        connection: BackendConnection,
-        sizes: StageSizes,
-        num_rows: int,
-        wanted: RankRequest,
-        carry: Tensor | None,
-        *,
-        number: int,
-        index: int,
-    ) -> None:
-        """`number`: of the command; `index`: among the rankings of the pass."""
-        self._connection = connection
-        self._sizes = sizes
-        self._num_rows = num_rows
-        self._wanted = wanted
-        self._carry = carry
-        self._number = number
-        self._index = index
+    _connection: BackendConnection
+    _sizes: StageSizes
+    _num_rows: int
+    _wanted: RankRequest
+    _carry: Tensor | None
+    _number: int  # of the command
+    _index: int  # among the rankings of the pass
 
     def candidates(self) -> Candidates:
         wanted = self._wanted

@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from luceasync.ipc.packets import Message, Natural, Positive, WireError
 from luceasync.ipc.supervised import CallKind
 from luceasync.kv.pages import num_chunks
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.pipeline.offer import Offer
-from luceasync.pipeline.passes import Batch
+from luceasync.pipeline.passes import Batch, Passes
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote.tensors import Spec, StageSizes
 
@@ -42,6 +43,14 @@ class Command(Message, frozen=True):
     def call_kind(self) -> CallKind:
         """Which earlier calls tell how long this one may take."""
         return CallKind(type(self).__name__)
+
+
+class PassCommand(Command, frozen=True):
+    """A verb of luceasync.pipeline.passes.Passes that needs nothing else of the receiver."""
+
+    def run(self, passes: Passes, tensors: list[Tensor]) -> list[Tensor] | None:
+        """Run it; None: it is not answered."""
+        raise NotImplementedError
 
 
 # --- commands: start ------------------------------------------------------------------------------
@@ -219,7 +228,7 @@ class ReadTaps(Command, frozen=True):
         return CallKind("taps", self.num_rows)
 
 
-class EmbedTokens(Command, frozen=True):
+class EmbedTokens(PassCommand, frozen=True):
     """Return the rows of the embedding of the tokens."""
 
     num_tokens: Positive
@@ -230,8 +239,11 @@ class EmbedTokens(Command, frozen=True):
     def returns(self, sizes: StageSizes) -> list[Spec]:
         return [sizes.rows(self.num_tokens)]
 
+    def run(self, passes: Passes, tensors: list[Tensor]) -> list[Tensor]:
+        return [passes.embed(*tensors)]
 
-class ProposeTokens(Command, frozen=True):
+
+class ProposeTokens(PassCommand, frozen=True):
     """Return what the head proposes for a draft's rows behind these anchors: tokens, and the
     parents of a tree of `budget` rows.
     """
@@ -250,6 +262,11 @@ class ProposeTokens(Command, frozen=True):
         shape = (self.num_entries, 1 + self.budget)
         return [(shape, torch.int64), (shape, torch.int32)]
 
+    def run(self, passes: Passes, tensors: list[Tensor]) -> list[Tensor]:
+        rows, anchors = tensors
+        proposal = passes.propose_from(rows, anchors, self.budget)
+        return [proposal.tokens, *([] if proposal.parents is None else [proposal.parents])]
+
 
 class PlacePages(Command, frozen=True):
     """Follow the page map: (lane, chunk, page) of each event; page -1: none. `has_more`: the rest
@@ -266,7 +283,7 @@ class PlacePages(Command, frozen=True):
             sizes.check_page(chunk, page)
 
 
-class RecallPages(Command, frozen=True):
+class RecallPages(PassCommand, frozen=True):
     """Fill pages ahead of the events that place them: (chunk, page) of each."""
 
     lane: Natural
@@ -277,8 +294,11 @@ class RecallPages(Command, frozen=True):
         for chunk, page in self.places:
             sizes.check_page(chunk, page)
 
+    def run(self, passes: Passes, tensors: list[Tensor]) -> None:
+        passes.recall(self.lane, self.places)
 
-class StartProbe(Command, frozen=True):
+
+class StartProbe(PassCommand, frozen=True):
     """Measure how much attention falls on each chunk of the lane's first tokens."""
 
     lane: Natural
@@ -287,29 +307,32 @@ class StartProbe(Command, frozen=True):
     def check(self, sizes: StageSizes) -> None:
         sizes.check_lane(self.lane, self.num_tokens)
 
+    def run(self, passes: Passes, tensors: list[Tensor]) -> list[Tensor] | None:
+        passes.start_probe(self.lane, self.num_tokens)
+        return None
 
-class ReadAttentionMass(Command, frozen=True):
-    """Return what the lane's last probe of `num_tokens` tokens has found: float32 [chunks], and
-    float64 seconds.
-    """
 
-    lane: Natural
-    num_tokens: Positive
-
-    def check(self, sizes: StageSizes) -> None:
-        sizes.check_lane(self.lane, self.num_tokens)
+class ReadAttentionMass(StartProbe, frozen=True):
+    """Return what the lane's last probe has found: float32 [chunks], and float64 seconds."""
 
     def returns(self, sizes: StageSizes) -> list[Spec]:
         return [((num_chunks(self.num_tokens),), torch.float32), ((1,), torch.float64)]
 
+    def run(self, passes: Passes, tensors: list[Tensor]) -> list[Tensor]:
+        mass = passes.attention_mass(self.lane)
+        return [mass.of_chunks, torch.tensor([mass.seconds], dtype=torch.float64)]
 
-class ResetLane(Command, frozen=True):
+
+class ResetLane(PassCommand, frozen=True):
     """Make the lane as if no token had ever run on it."""
 
     lane: Natural
 
     def check(self, sizes: StageSizes) -> None:
         sizes.check_lane(self.lane)
+
+    def run(self, passes: Passes, tensors: list[Tensor]) -> None:
+        passes.reset(self.lane)
 
 
 class Synchronize(Command, frozen=True):
@@ -380,10 +403,7 @@ class ExportNode(Command, frozen=True):
 
 
 class AdoptNode(Command, frozen=True):
-    """Hold a node whose bytes lie at `regions` of the lent memory, or follow as FillNode.
-
-    Answered by NodeRoom.
-    """
+    """Hold a node whose bytes are at `regions` of lent memory, or follow. Answered by NodeRoom."""
 
     node: Natural
     begin: Natural
@@ -407,11 +427,14 @@ class FillNode(Command, frozen=True):
         return [((self.num_bytes,), torch.uint8)]
 
 
+PASS_COMMANDS: tuple[type[PassCommand], ...] = (
+    *(EmbedTokens, ProposeTokens, RecallPages, StartProbe, ReadAttentionMass, ResetLane),
+)
 COMMANDS: tuple[type[Command], ...] = (
-    *(OfferDevices, LoadStage),
+    *(OfferDevices, LoadStage, Synchronize),
     *(TreeParents, RunPass, PreparePass, RankLogits, ReadRow, ReadLogprob, CommitPaths, ReadTaps),
-    *(EmbedTokens, ProposeTokens, PlacePages, RecallPages, StartProbe, ReadAttentionMass),
-    *(ResetLane, Synchronize),
+    PlacePages,
+    *PASS_COMMANDS,
     *(SaveNode, RestoreNodes, HoldNode, DropNode, ExportNode, AdoptNode, FillNode),
 )
 
