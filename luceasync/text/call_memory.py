@@ -66,8 +66,8 @@ class CallRecorder:
         self._id: str | None = None
         self._arguments: list[str] = []
 
-    def make(self, text: str, *, is_last: bool, is_cut: bool = False) -> tuple[Piece, ...]:
-        pieces = self._maker.make(text, is_last=is_last, is_cut=is_cut)
+    def make(self, text: str, *, is_last: bool) -> tuple[Piece, ...]:
+        pieces = self._maker.make(text, is_last=is_last)
         for piece in pieces:
             match piece:
                 case CallPiece(_, call_id, _):

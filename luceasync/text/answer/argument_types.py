@@ -6,13 +6,15 @@ A text that fits no other type is a string: nothing is refused.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 Schema = Mapping[str, Any]
 Tool = Mapping[str, Any]
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 LITERALS = {"True": "true", "False": "false", "None": "null"}  # from models trained on Python
 
 
@@ -36,12 +38,32 @@ class ToolSchemas:
         return _value(text, types_of(own, root))
 
 
+def parsed_json(text: str, *, strict: bool = True) -> Any:
+    """The JSON value of `text`; `strict` as for json.loads. Raises ValueError for what is no JSON,
+    such as NaN, and RecursionError.
+    """
+    return json.loads(text, parse_constant=_refuse, strict=strict)
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(constant)
+
+
+def json_text(value: Any) -> str:
+    """The JSON of `value`, with what UTF-8 cannot carry escaped. Raises ValueError for a number
+    that JSON has no text for.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return json.dumps(value) if _SURROGATE.search(text) else text
+
+
 def _value(text: str, types: frozenset[str]) -> Any:
     if not types or types == {"string"}:
         return text
     stripped = text.strip()
     try:
-        value = json.loads(LITERALS.get(stripped, stripped))
+        value = parsed_json(LITERALS.get(stripped, stripped))
+        json_text(value)
     except (ValueError, RecursionError):
         return text
     return value if types & _types_of(value) else text

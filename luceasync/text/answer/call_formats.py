@@ -12,9 +12,11 @@ from typing import Any
 from luceasync.text.answer import call_grammar, json_call, tagged_call
 from luceasync.text.answer.argument_types import ToolSchemas
 from luceasync.text.answer.call_grammar import CallGrammar, ToolFunction, WriteCall
-from luceasync.text.answer.growing_text import GrowingText, Reading
+from luceasync.text.answer.growing_text import GrowingText, Reading, WrittenCall
+from luceasync.text.answer.tagged_call import GLM, QWEN
 
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
+PYTHON_TAG = "<|python_tag|>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class CallFormat:
 
     name: str
     openings: tuple[str, ...]
-    read: Callable[[GrowingText, ToolSchemas], Reading[None]]
+    read: Callable[[GrowingText, ToolSchemas], Reading[list[WrittenCall]]]
     write: WriteCall
     between: str = "\n"
     only_first: bool = False
@@ -66,53 +68,64 @@ def _functions(tools: Sequence[Mapping[str, Any]], places: Sequence[str]) -> lis
     return [ToolFunction.of(tool, place) for tool, place in zip(tools, where, strict=True)]
 
 
-def _read_json(text: GrowingText, schemas: ToolSchemas) -> Reading[None]:
-    yield from text.take(TOOL_CALL)
-    yield from text.skip()
-    yield from json_call.read_object(text)
-    yield from _end(text)
-
-
-def _read_functions(text: GrowingText, schemas: ToolSchemas) -> Reading[None]:
-    if (yield from text.peek((TOOL_CALL,), text.place)) is not None:
+def _read_tagged(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
+    """<tool_call> with JSON, or with functions as tags, which may come without it. Models that
+    are used to one of them at times write the other.
+    """
+    has_tag = (yield from text.peek((TOOL_CALL,), text.place)) is not None
+    if has_tag:
         yield from text.take(TOOL_CALL)
         yield from text.skip()
-    yield from tagged_call.read_function(text, schemas)
-    yield from _end(text)
+    if text.text.startswith(("{", "["), text.place):
+        calls = yield from json_call.read_calls(text)
+        yield from text.may_take("}" + TOOL_CALL_END, "}\n" + TOOL_CALL_END, TOOL_CALL_END)
+        return calls
+    calls = yield from tagged_call.read_functions(text, schemas, QWEN)
+    yield from text.may_take(TOOL_CALL_END)
+    return calls
 
 
-def _read_keyed(text: GrowingText, schemas: ToolSchemas) -> Reading[None]:
+def _read_keyed(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
+    """<tool_call> with a name, keys and values."""
+    begin = text.place
     yield from text.take(TOOL_CALL)
-    yield from tagged_call.read_keyed(text, schemas)
+    yield from text.skip()
+    if text.text.startswith(("{", "["), text.place):
+        text.place = begin
+        return (yield from _read_tagged(text, schemas))
+    call = yield from tagged_call.read_keyed(text, schemas, GLM)
+    yield from text.take(TOOL_CALL_END)
+    return [call]
 
 
-def _read_bare(text: GrowingText, schemas: ToolSchemas) -> Reading[None]:
+def _read_bare(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
     """Only calls of known tools: an answer may be JSON for other reasons."""
-    yield from json_call.read_object(text, known=tuple(schemas.by_name))
+    yield from text.may_take(PYTHON_TAG)
     yield from text.skip()
-    if text.text.startswith(";", text.place):  # Llama's separator of calls
-        text.place += 1
-
-
-def _end(text: GrowingText) -> Reading[None]:
-    """The end of a call, if the model wrote it."""
-    yield from text.skip()
-    if (yield from text.peek((TOOL_CALL_END,), text.place)) is not None:
-        yield from text.take(TOOL_CALL_END)
+    calls = yield from json_call.read_calls(text, known=tuple(schemas.by_name))
+    yield from text.may_take(";")  # Llama's separator of calls
+    return calls
 
 
 FORMATS = {
     call_format.name: call_format
     for call_format in (
-        CallFormat("qwen-json", (TOOL_CALL,), _read_json, call_grammar.json_in_tags),
+        CallFormat("qwen-json", (TOOL_CALL,), _read_tagged, call_grammar.json_in_tags),
         CallFormat(
             "qwen-xml",
-            (TOOL_CALL, tagged_call.FUNCTION),
-            _read_functions,
+            (TOOL_CALL, QWEN.function),
+            _read_tagged,
             call_grammar.parameters_in_tags,
         ),
         CallFormat("glm-xml", (TOOL_CALL,), _read_keyed, call_grammar.keys_and_values),
-        CallFormat("llama-json", ("{",), _read_bare, call_grammar.bare_json, "; ", only_first=True),
+        CallFormat(
+            "llama-json",
+            ("{", PYTHON_TAG),
+            _read_bare,
+            call_grammar.bare_json,
+            "; ",
+            only_first=True,
+        ),
     )
 }
 

@@ -1,7 +1,7 @@
 """A text that grows while it is parsed, and ways to wait for more of it.
 
-Parsers are generators: they yield what they find, or None to wait for more text. Owns how far they
-have got. Knows no format.
+Parsers are generators: they yield to wait for more text, and return what they have read. Owns how
+far they have got. Knows no format.
 """
 
 from __future__ import annotations
@@ -14,21 +14,14 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class CallName:
-    """The tool name of a call, which begins the call."""
+class WrittenCall:
+    """A tool call that was read whole; `arguments` is a JSON object, as text."""
 
     name: str
+    arguments: str
 
 
-@dataclass(frozen=True, slots=True)
-class ArgumentsText:
-    """A part of a call's arguments; joined, the parts are a JSON object."""
-
-    text: str
-
-
-CallPart = CallName | ArgumentsText
-Reading = Generator[CallPart | None, None, Result]
+Reading = Generator[None, None, Result]
 
 
 class FormatMismatch(Exception):
@@ -90,6 +83,20 @@ class GrowingText:
         if word is None:
             raise FormatMismatch
         self.place += len(word)
+        return word
+
+    def may_take(self, *words: str) -> Reading[str | None]:
+        """Consume one of `words`, and the whitespace before it. None, and nothing is consumed, if
+        none is here. A text that ends within one of them is consumed.
+        """
+        begin = self.place
+        try:
+            yield from self.skip()
+            word = yield from self.peek(words, self.place)
+        except EndOfText:
+            self.place = begin if self.place == len(self.text) else len(self.text)
+            return None
+        self.place = begin if word is None else self.place + len(word)
         return word
 
     def until(self, word: str, max_chars: int | None = None) -> Reading[str]:

@@ -1,7 +1,7 @@
-"""Tool calls as JSON: {"name": "f", "arguments": {...}}, as Qwen3 and Llama 3 write them.
+"""Tool calls as JSON: {"name": "f", "arguments": {...}}, alone, in a list, or one after another.
 
-Owns the order in which members may come. Arguments are passed on as the model wrote them, to the
-space, so that a later prompt can repeat the same text.
+Owns what a model may leave out or put in another order. Arguments are passed on as the model wrote
+them, to the space, so that a later prompt can repeat the same text.
 """
 
 from __future__ import annotations
@@ -9,20 +9,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
+from luceasync.text.answer.argument_types import json_text, parsed_json
 from luceasync.text.answer.growing_text import (
-    ArgumentsText,
-    CallName,
+    EndOfText,
     FormatMismatch,
     GrowingText,
     Reading,
+    WrittenCall,
 )
 
 _SPECIAL = re.compile(r'["{}\[\]]')
 _IN_STRING = re.compile(r'["\\]')
-_LITERAL = re.compile(r"[^\s,:{}\[\]\"]*")
+_LITERAL = re.compile(r"[^\s,:{}\[\]\"<|]*")
 MAX_LITERAL_CHARS = 512  # no number is longer
+NAMES = ("name", "tool_name")
 ARGUMENTS = ("arguments", "parameters")
 
 
@@ -52,6 +54,14 @@ def key(text: GrowingText) -> Reading[str]:
     yield from text.take(":")
     assert isinstance(name, str), "it begins with a quote"
     return name
+
+
+def arguments_object(text: GrowingText) -> Reading[str]:
+    """The JSON object of a call's arguments; null and the empty string mean no arguments, and a
+    string may contain the object. Raises FormatMismatch for any other value.
+    """
+    found, written = yield from value(text)
+    return _object(found, written)
 
 
 def _string_end(text: GrowingText, begin: int) -> Reading[int]:
@@ -104,87 +114,73 @@ def _literal_end(text: GrowingText, begin: int) -> Reading[int]:
 def _parsed(written: str) -> tuple[Any, str]:
     try:
         try:
-            return json.loads(written, parse_constant=_refuse), written
+            return parsed_json(written), written
         except json.JSONDecodeError:
-            found = json.loads(written, parse_constant=_refuse, strict=False)
-            return found, json.dumps(found, ensure_ascii=False)
+            found = parsed_json(written, strict=False)
+            return found, json_text(found)
     except (ValueError, RecursionError) as error:
         raise FormatMismatch from error
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(constant)  # NaN and the like are not JSON
+def read_calls(text: GrowingText, known: Sequence[str] | None = None) -> Reading[list[WrittenCall]]:
+    """The calls of a list, or of objects that follow one another. Raises FormatMismatch if the
+    first is none, also for the name of a tool that is not in `known`, if given.
+    """
+    yield from text.skip()
+    if text.text.startswith("[", text.place):
+        return (yield from read_list(text, known))
+    calls = [(yield from read_object(text, known))]
+    while True:
+        end = text.place
+        try:
+            yield from text.may_take(",", ";")
+            yield from text.skip()
+            if not text.text.startswith("{", text.place):
+                break
+            calls.append((yield from read_object(text, known)))
+        except (FormatMismatch, EndOfText):
+            break
+    text.place = end
+    return calls
 
 
-def read_object(text: GrowingText, known: Sequence[str] | None = None) -> Reading[None]:
-    """The object of a call; what follows its arguments is parsed leniently. Raises FormatMismatch,
-    also for the name of a tool that is not in `known`, if given.
+def read_list(text: GrowingText, known: Sequence[str] | None = None) -> Reading[list[WrittenCall]]:
+    """[{...}, {...}], with at least one call."""
+    yield from text.take("[")
+    calls = []
+    while True:
+        yield from text.skip()
+        calls.append((yield from read_object(text, known)))
+        yield from text.skip()
+        if (yield from text.take(",", "]")) == "]":
+            return calls
+
+
+def read_object(text: GrowingText, known: Sequence[str] | None = None) -> Reading[WrittenCall]:
+    """The object of a call, whose last brace may be missing. Raises FormatMismatch, also for the
+    name of a tool that is not in `known`, if given.
     """
     yield from text.take("{")
     name: str | None = None
-    arguments = "{}"
+    arguments: str | None = None
     while True:
         member = yield from key(text)
-        if member == "name":
+        if member in NAMES and name is None:
             name = _name((yield from value(text))[0], known)
-        elif member not in ARGUMENTS:
-            yield from value(text)
-        elif name is None:  # arguments come after the name
-            found, written = yield from value(text)
-            arguments = _object(found, written)
+        elif member in ARGUMENTS and arguments is None:
+            arguments = yield from arguments_object(text)
         else:
-            yield from _called(text, name)
-            yield from _rest(text)
-            return
-        yield from text.skip()
-        if (yield from text.take(",", "}")) == "}":
+            yield from value(text)
+        is_whole = name is not None and arguments is not None
+        word = yield from text.may_take(",", "}")
+        if word is None and not is_whole:
+            yield from text.skip()  # raises EndOfText if nothing follows
+            raise FormatMismatch
+        if word != ",":
             break
     if name is None:
         raise FormatMismatch
-    yield CallName(name)
-    yield ArgumentsText(arguments)
-
-
-def _called(text: GrowingText, name: str) -> Reading[None]:
-    """Yield the call once its arguments begin, then the arguments one by one; an object in a
-    string, as some models write it, is yielded at once.
-    """
-    yield from text.skip()
-    if not text.text.startswith("{", text.place):
-        found, written = yield from value(text)
-        arguments = _object(found, written)
-        yield CallName(name)
-        yield ArgumentsText(arguments)
-        return
-    yield CallName(name)
-    begin = text.place  # of what is not yielded yet
-    text.place += 1
-    yield from text.skip()
-    while not text.text.startswith("}", text.place):
-        yield from key(text)
-        yield from text.skip()
-        before = text.text[begin : text.place]
-        _, written = yield from value(text)
-        yield ArgumentsText(before + written)
-        begin = text.place
-        yield from text.skip()
-        if (yield from text.take(",", "}")) == "}":
-            text.place -= 1
-    text.place += 1
-    yield ArgumentsText(text.text[begin : text.place])
-
-
-def _rest(text: GrowingText) -> Reading[None]:
-    """Skip what follows the arguments: other members, and the end, which a model may forget."""
-    while True:
-        yield from text.skip()
-        if not text.text.startswith(",", text.place):
-            break
-        text.place += 1
-        yield from key(text)
-        yield from value(text)
-    if text.text.startswith("}", text.place):
-        text.place += 1
+    return WrittenCall(name, "{}" if arguments is None else arguments)
 
 
 def _name(found: Any, known: Sequence[str] | None) -> str:
@@ -197,12 +193,13 @@ def _object(found: Any, written: str) -> str:
     """The JSON text of an object, which may be inside a string."""
     if isinstance(found, dict):
         return written
+    if found is None:
+        return "{}"
     if not isinstance(found, str):
         raise FormatMismatch
-    try:
-        inner = json.loads(found)
-    except (ValueError, RecursionError) as error:
-        raise FormatMismatch from error
+    if not found.strip():
+        return "{}"
+    inner, written = _parsed(found)
     if not isinstance(inner, dict):
         raise FormatMismatch
-    return found
+    return written

@@ -1,7 +1,7 @@
 """Splits the text of one answer into typed pieces as it grows.
 
-Owns what is held back, and until when. What turns out not to be a call becomes text; a call of
-which something was already emitted stays unfinished where its text breaks off.
+One state machine for every format of calls. Nothing is emitted before its type is certain: a call
+is emitted whole, and what turns out not to be one is text. Owns what is held back, and until when.
 """
 
 from __future__ import annotations
@@ -14,13 +14,10 @@ from luceasync.request import ArgumentsPiece, CallPiece, Piece, ReasoningPiece, 
 from luceasync.text.answer.argument_types import ToolSchemas
 from luceasync.text.answer.call_formats import CallFormat
 from luceasync.text.answer.growing_text import (
-    ArgumentsText,
-    CallName,
-    CallPart,
     EndOfText,
     FormatMismatch,
     GrowingText,
-    Reading,
+    WrittenCall,
     first_of,
     num_safe,
 )
@@ -29,15 +26,15 @@ Result = TypeVar("Result")
 PieceReading = Generator[Piece | None, None, Result]
 
 THINK, THINK_END = "<think>", "</think>"
+MAX_UNFINISHED = 64  # calls without an end; after so many, the rest of an answer is text
 
 
 class PieceMaker(Protocol):
     """Splits the growing text of one choice into typed pieces; one maker per choice."""
 
-    def make(self, text: str, *, is_last: bool, is_cut: bool = False) -> tuple[Piece, ...]:
+    def make(self, text: str, *, is_last: bool) -> tuple[Piece, ...]:
         """The pieces that are final once `text` is appended. Text whose type may still change is
-        held back, unless `is_last`. `is_cut`: it is the last, but the model would have written
-        more; a call that has just begun is then dropped.
+        held back, unless `is_last`.
         """
         ...
 
@@ -45,12 +42,14 @@ class PieceMaker(Protocol):
 class PlainText:
     """A PieceMaker for which everything is text; holds nothing back."""
 
-    def make(self, text: str, *, is_last: bool, is_cut: bool = False) -> tuple[Piece, ...]:
+    def make(self, text: str, *, is_last: bool) -> tuple[Piece, ...]:
         return (TextPiece(text),) if text else ()
 
 
 class _Opening(NamedTuple):
-    """`word` is at character `begin`; the whitespace before it begins at `space`."""
+    """`word`, with which a call may begin, is at character `begin`; the text before it ends at
+    `space`.
+    """
 
     space: int
     begin: int
@@ -68,6 +67,9 @@ class AnswerPieces:
     `reasons`: text between <think> and </think> at the beginning of the answer is reasoning;
     `is_reasoning`: the prompt has opened it. `calls`: the format of tool calls; None: there are no
     tools, and all is text. `max_calls`: further calls are dropped.
+
+    A call in reasoning that ends is reasoning; in reasoning that the answer never ends, it is a
+    call. Whitespace around calls is kept only between two texts.
     """
 
     def __init__(
@@ -86,12 +88,13 @@ class AnswerPieces:
         self._max_calls = max_calls
         self._call_id = call_id
         self._num_calls = 0
+        self._num_unfinished = 0
         self._has_text = False
-        self._is_cut = False
+        self._is_after_call = False
+        self._space = ""  # around the calls since the last text
         self._reading = self._read(reasons=reasons, is_reasoning=is_reasoning)
 
-    def make(self, text: str, *, is_last: bool, is_cut: bool = False) -> tuple[Piece, ...]:
-        self._is_cut = is_cut
+    def make(self, text: str, *, is_last: bool) -> tuple[Piece, ...]:
         self._text.grow(text, is_last=is_last)
         pieces: list[Piece] = []
         for piece in self._reading:
@@ -107,7 +110,7 @@ class AnswerPieces:
                 yield from self._reasoning()
             while True:
                 opening = yield from self._text_before_call()
-                yield from self._call(opening)
+                yield from self._call_or_text(opening)
         except EndOfText:
             return
 
@@ -124,21 +127,69 @@ class AnswerPieces:
             yield None
 
     def _reasoning(self) -> PieceReading[None]:
-        """Yield the reasoning, without the line ends around it, which are the template's."""
+        """Yield the reasoning, without the line ends around it, which are the template's. Ends
+        behind it, or at a call in reasoning that does not end.
+        """
         text = self._text
-        yield from _waiting(text.skip("\n"))
-        while (end := text.text.find(THINK_END, text.place)) < 0:
-            safe = text.text[text.place : self._num_safe((THINK_END,))]
-            piece = safe if text.is_last else safe.rstrip()
-            if piece:
-                yield ReasoningPiece(piece)
-            text.place += len(piece)
-            text.forget()
-            yield from _waiting(text.more())
-        if piece := text.text[text.place : end].rstrip("\n"):
+        yield from text.skip("\n")
+        searched = text.place  # openings before it begin no call
+        while True:
+            words = (THINK_END, *self._openings)
+            found = first_of(text.text, words, searched)
+            if found is None:
+                end = max(searched, self._num_safe(words))
+                piece = text.text[text.place :] if text.is_last else self._upto(end).rstrip()
+                yield from self._reasoned(piece)
+                searched = end - text.place
+                text.forget()
+                yield from text.more()
+            elif found[1] == THINK_END:
+                yield from self._reasoned(self._upto(found[0]).rstrip("\n"))
+                text.place = found[0] + len(THINK_END)
+                yield from text.skip("\n")
+                return
+            else:
+                yield from self._reasoned(self._upto(found[0]).rstrip())
+                if (yield from self._is_call_in_reasoning(found[0])):
+                    text.place = found[0]
+                    return
+                searched = found[0] + len(found[1])
+
+    def _upto(self, end: int) -> str:
+        return self._text.text[self._text.place : end]
+
+    def _reasoned(self, piece: str) -> PieceReading[None]:
+        """Yield `piece` of the reasoning, which is what comes next."""
+        if piece:
             yield ReasoningPiece(piece)
-        text.place = end + len(THINK_END)
-        yield from _waiting(text.skip("\n"))
+            self._text.place += len(piece)
+
+    def _is_call_in_reasoning(self, begin: int) -> PieceReading[bool]:
+        """Whether a whole call begins at `begin`, and the reasoning never ends. Waits until that is
+        certain; leaves the text's place as it is.
+        """
+        assert self._calls is not None, "only a format has openings"
+        text = self._text
+        place, text.place = text.place, begin
+        searched, is_whole = begin, False
+        reading = self._calls.read(text, self._schemas)
+        try:
+            while THINK_END not in text.text[searched:]:
+                searched = max(begin, len(text.text) - len(THINK_END) + 1)
+                if not is_whole:
+                    try:
+                        next(reading)
+                    except StopIteration:
+                        is_whole = True
+                        continue
+                elif text.is_last:
+                    return True
+                yield None
+        except (FormatMismatch, EndOfText) as error:
+            self._num_unfinished += isinstance(error, EndOfText)
+        finally:
+            text.place = place
+        return False
 
     def _text_before_call(self) -> PieceReading[_Opening]:
         """Yield the text up to where a call may begin, without the whitespace before it."""
@@ -147,75 +198,68 @@ class AnswerPieces:
             openings = self._openings
             found = first_of(text.text, openings, text.place)
             end = found[0] if found else self._num_safe(openings)
+            if text.is_last and not found:
+                end = len(text.text)
             piece = text.text[text.place : end]
             if openings and (found or not text.is_last):
                 piece = piece.rstrip()
             if piece:
-                yield TextPiece(piece)
-                self._has_text = True
-                text.place += len(piece)
+                yield from self._said(text.place + len(piece))
             if found and self._openings:  # the text may have ruled calls out
                 return _Opening(text.place, *found)
             if not found:
                 text.forget()
-                yield from _waiting(text.more())
+                yield from text.more()
 
-    def _call(self, opening: _Opening) -> PieceReading[None]:
-        """Yield the call at `opening`, or its text if it is none."""
+    def _said(self, end: int) -> PieceReading[None]:
+        """Yield the text up to `end`, parted from an earlier one as the model parted them."""
+        text = self._text
+        piece = text.text[text.place : end]
+        text.place = end
+        if self._is_after_call:
+            piece = self._space + piece if piece.strip() and self._has_text else piece.lstrip()
+        if piece:
+            self._space, self._is_after_call = "", False
+            yield TextPiece(piece)
+            self._has_text = True
+
+    def _call_or_text(self, opening: _Opening) -> PieceReading[None]:
+        """Yield the calls at `opening`, or its word if none begins there."""
         assert self._calls is not None, "only a format has openings"
-        text, has_begun, emitted = self._text, False, opening.begin
+        text = self._text
         text.place = opening.begin
         try:
-            for found in self._calls.read(text, self._schemas):
-                if found is None:
-                    yield None
-                    continue
-                has_begun, emitted = True, text.place
-                if self._max_calls is None or self._num_calls < self._max_calls:
-                    yield self._piece(found)
-        except FormatMismatch:
-            if not has_begun:
-                text.place = opening.begin + len(opening.word)
-                yield TextPiece(text.text[opening.space : text.place])
-                self._has_text = True
-                return
-            text.place = emitted
-        except EndOfText:
-            if not has_begun and not (self._is_cut and not self._calls.only_first):
-                yield TextPiece(text.text[opening.space :])
-            raise
-        self._num_calls += 1
+            calls = yield from self._calls.read(text, self._schemas)
+        except (FormatMismatch, EndOfText) as error:
+            text.place = opening.space
+            self._num_unfinished += isinstance(error, EndOfText)
+            yield from self._said(opening.begin + len(opening.word))
+            return
+        self._space += text.text[opening.space : opening.begin]
+        self._is_after_call = True
+        for call in calls:
+            yield from self._called(call)
         text.forget()
-        yield from _waiting(text.skip())
 
-    def _piece(self, found: CallPart) -> Piece:
-        match found:
-            case CallName(name):
-                return CallPiece(self._num_calls, self._call_id(), name)
-            case ArgumentsText(part):
-                return ArgumentsPiece(self._num_calls, part)
+    def _called(self, call: WrittenCall) -> PieceReading[None]:
+        index = self._num_calls
+        self._num_calls += 1
+        if self._max_calls is None or index < self._max_calls:
+            yield CallPiece(index, self._call_id(), call.name)
+            yield ArgumentsPiece(index, call.arguments)
 
     @property
     def _openings(self) -> tuple[str, ...]:
         """What a call may begin with at this point."""
         if self._calls is None or (self._calls.only_first and self._has_text):
             return ()
+        if self._num_unfinished > MAX_UNFINISHED:
+            return ()
         return self._calls.openings
 
     def _num_safe(self, words: Sequence[str]) -> int:
-        """The index up to which the text is final. Of an answer that was cut off, the beginning of
-        a tag is not emitted if it is longer than one character.
-        """
-        text = self._text
-        safe = max(text.place, num_safe(text.text, words))
-        is_tag = self._is_cut and len(text.text) - safe > 1
-        return safe if is_tag or not text.is_last else len(text.text)
-
-
-def _waiting(reading: Reading[None]) -> PieceReading[None]:
-    """Run a reading that yields no pieces."""
-    for _ in reading:
-        yield None
+        """The index up to which no text can belong to an incomplete one of `words`."""
+        return max(self._text.place, num_safe(self._text.text, words))
 
 
 def _joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
@@ -227,8 +271,6 @@ def _joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
                 joined[-1] = TextPiece(before + after)
             case ReasoningPiece(before), ReasoningPiece(after):
                 joined[-1] = ReasoningPiece(before + after)
-            case ArgumentsPiece(index, before), ArgumentsPiece(same, after) if index == same:
-                joined[-1] = ArgumentsPiece(index, before + after)
             case _:
                 joined.append(piece)
     return tuple(joined)

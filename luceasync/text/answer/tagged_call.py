@@ -6,99 +6,270 @@ Owns where a value ends, and the JSON made of it, whose types follow the tool's 
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from luceasync.text.answer.argument_types import ToolSchemas
+from luceasync.text.answer import json_call
+from luceasync.text.answer.argument_types import ToolSchemas, json_text, parsed_json
 from luceasync.text.answer.growing_text import (
-    ArgumentsText,
-    CallName,
+    EndOfText,
     FormatMismatch,
     GrowingText,
     Reading,
+    WrittenCall,
 )
 
-CALL_END = "</tool_call>"
-FUNCTION, FUNCTION_END = "<function=", "</function>"
-PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
-KEY, KEY_END = "<arg_key>", "</arg_key>"
-VALUE, VALUE_END = "<arg_value>", "</arg_value>"
 MAX_NAME_CHARS = 256
+AS_JSON = 'string="false"'  # DeepSeek's attribute of values other than strings
 
 
-def read_function(text: GrowingText, schemas: ToolSchemas) -> Reading[None]:
-    """<function=f> <parameter=a> value </parameter> ... </function>, each on lines of its own."""
-    yield from text.take(FUNCTION)
-    name = _name((yield from text.until(">", MAX_NAME_CHARS)))
-    yield CallName(name)
+@dataclass(frozen=True, slots=True)
+class TagWords:
+    """The tags of one notation; "" for one that it lacks.
+
+    A call is `call`, then functions, then `call_end`. A function is `function`, its name,
+    `name_end`, parameters, `function_end`; without `function`, the name follows `call`, and the
+    first parameter ends it. A parameter is `parameter`, its name, `parameter_name_end`, attributes
+    up to ">" if it `has_attributes`, `value`, the value, `parameter_end`.
+    """
+
+    call: str
+    call_end: str
+    function: str
+    name_end: str
+    function_end: str
+    parameter: str
+    parameter_name_end: str
+    parameter_end: str
+    value: str = ""
+    has_attributes: bool = False
+    following: tuple[str, ...] = field(init=False)
+    ends: re.Pattern[str] = field(init=False)
+    longest: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        following = tuple(w for w in (self.parameter, self.function_end, self.call_end) if w)
+        words = sorted({self.parameter_end, *following}, key=len, reverse=True)
+        object.__setattr__(self, "following", following)
+        object.__setattr__(self, "ends", re.compile("|".join(map(re.escape, words))))
+        object.__setattr__(self, "longest", len(words[0]))
+
+
+QWEN = TagWords(
+    call="<tool_call>",
+    call_end="</tool_call>",
+    function="<function=",
+    name_end=">",
+    function_end="</function>",
+    parameter="<parameter=",
+    parameter_name_end=">",
+    parameter_end="</parameter>",
+)
+GLM = TagWords(
+    call="<tool_call>",
+    call_end="</tool_call>",
+    function="",
+    name_end="",
+    function_end="",
+    parameter="<arg_key>",
+    parameter_name_end="</arg_key>",
+    parameter_end="</arg_value>",
+    value="<arg_value>",
+)
+
+
+def read_functions(
+    text: GrowingText, schemas: ToolSchemas, words: TagWords
+) -> Reading[list[WrittenCall]]:
+    """One or more functions; what is no further function is left."""
+    calls = [(yield from read_function(text, schemas, words))]
+    while True:
+        end = text.place
+        try:
+            yield from text.skip()
+            if (yield from text.peek((words.function,), text.place)) is None:
+                break
+            calls.append((yield from read_function(text, schemas, words)))
+        except (FormatMismatch, EndOfText):
+            break
+    text.place = end
+    return calls
+
+
+def read_function(text: GrowingText, schemas: ToolSchemas, words: TagWords) -> Reading[WrittenCall]:
+    """A function with its parameters, or with the JSON object of its arguments instead."""
+    yield from text.take(words.function)
+    name = _name((yield from text.until(words.name_end, MAX_NAME_CHARS)))
+    yield from text.skip()
+    if text.text.startswith("{", text.place):
+        arguments = yield from json_call.arguments_object(text)
+        yield from text.may_take(words.function_end)
+        return WrittenCall(name, arguments)
+    return (yield from _parameters(text, name, schemas, words))
+
+
+def read_keyed(text: GrowingText, schemas: ToolSchemas, words: TagWords) -> Reading[WrittenCall]:
+    """A name that the first parameter or the end of the call ends, and its parameters."""
+    name = yield from _name_before(text, (words.parameter, words.call_end))
+    if len(name.split()) > 1 and name not in schemas.by_name:
+        raise FormatMismatch  # prose
+    return (yield from _parameters(text, name, schemas, words))
+
+
+def _parameters(
+    text: GrowingText, name: str, schemas: ToolSchemas, words: TagWords
+) -> Reading[WrittenCall]:
     arguments = _Arguments(name, schemas)
     while True:
         yield from text.skip()
-        word = yield from text.take(PARAMETER, FUNCTION_END, CALL_END)
-        if word != PARAMETER:
-            yield ArgumentsText(arguments.end())
-            return
-        argument = _name((yield from text.until(">", MAX_NAME_CHARS)))
-        value = yield from _value(text, PARAMETER_END, (PARAMETER, FUNCTION_END, CALL_END))
-        yield ArgumentsText(arguments.add(argument, _without_lines_around(value)))
+        word = yield from text.peek(words.following, text.place)
+        if word is None:
+            raise FormatMismatch
+        if word != words.parameter:
+            if word == words.function_end:  # the end of the call is not the function's
+                text.place += len(word)
+            return WrittenCall(name, arguments.text)
+        text.place += len(word)
+        argument = yield from _parameter_name(text, words)
+        attributes = (yield from text.until(">", MAX_NAME_CHARS)) if words.has_attributes else ""
+        if words.value:
+            yield from text.skip()
+            yield from text.take(words.value)
+        value = yield from _value(text, words, arguments)
+        if AS_JSON in attributes:
+            arguments.add_json(argument, value)
+        else:
+            arguments.add(argument, value, is_string=words.has_attributes)
 
 
-def read_keyed(text: GrowingText, schemas: ToolSchemas) -> Reading[None]:
-    """f <arg_key>a</arg_key> <arg_value>value</arg_value> ... </tool_call>."""
-    name = yield from _name_before(text, (KEY, CALL_END))
-    yield CallName(name)
-    arguments = _Arguments(name, schemas)
-    while True:
-        yield from text.skip()
-        if (yield from text.take(KEY, CALL_END)) == CALL_END:
-            yield ArgumentsText(arguments.end())
-            return
-        argument = _name((yield from text.until(KEY_END, MAX_NAME_CHARS)))
-        yield from text.skip()
-        yield from text.take(VALUE)
-        value = yield from _value(text, VALUE_END, (KEY, CALL_END))
-        yield ArgumentsText(arguments.add(argument, value))
+def _parameter_name(text: GrowingText, words: TagWords) -> Reading[str]:
+    return _name((yield from text.until(words.parameter_name_end, MAX_NAME_CHARS)))
 
 
 class _Arguments:
-    """Builds the JSON object of a call's arguments, part by part."""
+    """Builds the JSON object of a call's arguments."""
 
     def __init__(self, tool: str, schemas: ToolSchemas) -> None:
         self._tool = tool
         self._schemas = schemas
-        self._names: set[str] = set()
+        self._members: dict[str, str] = {}
 
-    def add(self, name: str, text: str) -> str:
-        """The part for one more argument. Raises FormatMismatch for a repeated name."""
-        if name in self._names:
+    @property
+    def text(self) -> str:
+        """The object, as JSON."""
+        return "{" + ", ".join(f"{json_text(k)}: {v}" for k, v in self._members.items()) + "}"
+
+    def add(self, name: str, text: str, *, is_string: bool = False) -> None:
+        """Add an argument, of the type in the tool's schema unless it `is_string`. Raises
+        FormatMismatch for a repeated name.
+        """
+        value = text if is_string else self._schemas.value(self._tool, name, text)
+        self._add(name, json_text(value))
+
+    def add_json(self, name: str, text: str) -> None:
+        """Add an argument that is JSON, or else a string."""
+        try:
+            self._add(name, json_text(parsed_json(text)))
+        except (ValueError, RecursionError):
+            self.add(name, text)
+
+    def may_be_next(self, name: str) -> bool:
+        """Whether an argument `name` can follow: the tool has one, which is not there yet."""
+        properties = self._schemas.by_name.get(self._tool, {}).get("properties")
+        return name not in self._members and (not properties or name in properties)
+
+    def _add(self, name: str, value: str) -> None:
+        if name in self._members:
             raise FormatMismatch
-        lead = ", " if self._names else "{"
-        self._names.add(name)
-        value = self._schemas.value(self._tool, name, text)
-        return (
-            lead
-            + json.dumps(name, ensure_ascii=False)
-            + ": "
-            + json.dumps(value, ensure_ascii=False)
-        )
-
-    def end(self) -> str:
-        """The last part."""
-        return "}" if self._names else "{}"
+        self._members[name] = value
 
 
-def _value(text: GrowingText, end: str, following: Sequence[str]) -> Reading[str]:
-    """The text before an `end` that is followed by one of `following`: a value may contain other
-    `end`s.
+def _value(text: GrowingText, words: TagWords, arguments: _Arguments) -> Reading[str]:
+    """The text before the end of the value, without the line ends that a template puts around it.
+
+    A value may contain tags: its end is a `parameter_end` that the next tag follows. If that is
+    missing, the next parameter or the end of the function ends it.
     """
-    begin = text.place
+    begin = searched = text.place
+    has_end = False
     while True:
-        yield from text.until(end)
-        last = text.place - len(end)
+        found = words.ends.search(text.text, searched)
+        if found is None:
+            searched = max(begin, len(text.text) - words.longest + 1)
+            yield from text.more()
+            continue
+        value = text.text[begin : found.start()]
+        if found[0] == words.parameter_end:
+            if (yield from _follows(text, found.end(), words.following)):
+                text.place = found.end()
+                return value if words.value else _without_lines_around(value)
+            has_end = True
+        elif found[0] == words.parameter:
+            if (yield from _is_next(text, found.end(), words, arguments)):
+                text.place = found.start()
+                return _without_lines_around(value)
+        elif not has_end and (yield from _is_end(text, found.start(), words)):
+            text.place = found.start()
+            return _without_lines_around(value)
+        searched = found.end()
+
+
+def _is_next(
+    text: GrowingText, place: int, words: TagWords, arguments: _Arguments
+) -> Reading[bool]:
+    """Whether the parameter tag before `place` begins the next argument, and is no part of a value:
+    its name can follow, and its own end is that of a value.
+    """
+    before, text.place = text.place, place
+    try:
+        name = yield from _parameter_name(text, words)
+        if not arguments.may_be_next(name):
+            return False
+        if words.value:
+            yield from text.skip()
+            yield from text.take(words.value)
+        searched = text.place
+        while True:
+            found = words.ends.search(text.text, searched)
+            if found is None:
+                searched = max(searched, len(text.text) - words.longest + 1)
+                yield from text.more()
+            elif found[0] == words.parameter_end:
+                return (yield from _follows(text, found.end(), words.following))
+            elif found[0] != words.parameter and (yield from _is_end(text, found.start(), words)):
+                return True
+            else:
+                searched = found.end()
+    except FormatMismatch:
+        return False
+    finally:
+        text.place = before
+
+
+def _is_end(text: GrowingText, place: int, words: TagWords) -> Reading[bool]:
+    """Whether the tag at `place`, which no end of a value precedes, ends the function."""
+    word = yield from text.peek(words.following, place)
+    assert word is not None, "it was found"
+    place += len(word)
+    if word == words.function_end and words.call_end:
+        return (yield from _follows(text, place, (words.call_end,)))
+    try:
+        return (yield from _follows(text, place, (words.call or words.function,)))
+    except EndOfText:
+        return text.text.endswith("\n", 0, place - len(word))
+
+
+def _follows(text: GrowingText, place: int, following: Sequence[str]) -> Reading[bool]:
+    """Whether one of `following` is at `place`, after whitespace. Raises EndOfText if nothing
+    is.
+    """
+    before, text.place = text.place, place
+    try:
         yield from text.skip()
-        if (yield from text.peek(following, text.place)) is not None:
-            return text.text[begin:last]
-        text.place = last + len(end)
+        return (yield from text.peek(following, text.place)) is not None
+    finally:
+        text.place = before
 
 
 def _name_before(text: GrowingText, words: Sequence[str]) -> Reading[str]:

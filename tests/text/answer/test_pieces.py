@@ -28,7 +28,14 @@ CALLS = (("run_it", '{"num": 1}'),)
         (f"why\n</think>\n\nlook\n\n{CALL}", True, AnswerContents("look", "why", CALLS)),
         (f"<think>\nw\n</think>\n\n{CALL}", False, AnswerContents("", "w", CALLS)),
         (f"<think>{CALL}</think>x", False, AnswerContents("x", CALL, ())),
-        (f"a\n{CALL}\nb", False, AnswerContents("ab", "", CALLS)),
+        (f"a\n{CALL}\nb", False, AnswerContents("a\n\nb", "", CALLS)),
+        (f"{CALL}\n\nb\n", False, AnswerContents("b\n", "", CALLS)),
+        (f"a\n\n{CALL}\n", False, AnswerContents("a", "", CALLS)),
+        (f"why\n{CALL}", True, AnswerContents("", "why", CALLS)),
+        (f"why\n{CALL}\nso", True, AnswerContents("so", "why", CALLS)),
+        (f"why\n{CALL}\n</think>\n\nso", True, AnswerContents("so", f"why\n{CALL}", ())),
+        ("why <tool_call>", True, AnswerContents("", "why <tool_call>", ())),
+        ("a <tool_call> b </think>c", True, AnswerContents("c", "a <tool_call> b ", ())),
         ("a <tool b", False, AnswerContents("a <tool b", "", ())),
         ("a \n\n", False, AnswerContents("a \n\n", "", ())),
         ("", False, AnswerContents("", "", ())),
@@ -55,12 +62,16 @@ def test_text_is_emitted_once_it_cannot_belong_to_a_call() -> None:
     assert contents_of(maker.make("ab", is_last=False)).text == "ab"
 
 
-def test_an_argument_is_emitted_once_it_is_complete() -> None:
+def test_a_call_is_emitted_once_it_is_whole() -> None:
     maker = AnswerPieces(calls=FORMATS["qwen-json"], schemas=SCHEMAS, call_id=lambda: "id")
-    first = maker.make('<tool_call>{"name": "run_it", "arguments": {"a": "x', is_last=False)
-    assert contents_of(first).calls == (("run_it", ""),)
-    second = maker.make('y", "b', is_last=False)
-    assert "".join(piece.text for piece in second) == '{"a": "xy"'  # type: ignore[union-attr]
+    assert maker.make(CALL[:-1], is_last=False) == ()
+    assert contents_of(maker.make(CALL[-1], is_last=False)).calls == CALLS
+
+
+def test_reasoning_goes_on_after_what_is_no_call() -> None:
+    maker = AnswerPieces(is_reasoning=True, calls=FORMATS["qwen-json"], schemas=SCHEMAS)
+    assert contents_of(maker.make("a <tool_call>", is_last=False)).reasoning == "a"
+    assert contents_of(maker.make(" b", is_last=False)).reasoning == " <tool_call> b"
 
 
 def test_a_long_answer_is_not_buffered() -> None:
@@ -71,28 +82,26 @@ def test_a_long_answer_is_not_buffered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "left"),
+    ("name", "text"),
     [
-        ("qwen-json", "so <tool_call>", "so"),
-        ("qwen-json", 'so\n<tool_call>\n{"name": "ru', "so"),
-        ("qwen-json", "<tool_ca", ""),
-        ("qwen-json", "a <", "a <"),  # may still become another tag
-        ("qwen-json", "a <table", "a <table"),
-        ("qwen-xml", "so <tool_call>\n<funct", "so"),
-        ("qwen-xml", "so <function=ru", "so"),
-        ("glm-xml", "so <tool_call>ru", "so"),
-        ("llama-json", '{"name": "ru', '{"name": "ru'),  # an answer that is JSON begins so too
-        ("qwen-json", "<tool_call>nothing of the kind", "<tool_call>nothing of the kind"),
+        ("qwen-json", 'so\n<tool_call>\n{"name": "ru'),
+        ("qwen-json", "<tool_ca"),
+        ("qwen-json", "a <"),
+        ("qwen-json", "<tool_call>nothing of the kind"),
+        ("qwen-xml", "so <tool_call>\n<funct"),
+        ("qwen-xml", "so <function=run_it>\n<parameter=num>\n5"),
+        ("glm-xml", "so <tool_call>ru"),
+        ("llama-json", '{"name": "ru'),
     ],
 )
-def test_a_call_cut_off_within_its_tag_is_dropped(name, text, left) -> None:
+def test_a_call_that_never_ends_is_text(name, text) -> None:
     for cut in range(len(text) + 1):
         maker = AnswerPieces(calls=FORMATS[name], schemas=SCHEMAS)
         pieces = [
             *maker.make(text[:cut], is_last=False),
-            *maker.make(text[cut:], is_last=True, is_cut=True),
+            *maker.make(text[cut:], is_last=True),
         ]
-        assert contents_of(tuple(pieces)).text == left and not contents_of(tuple(pieces)).calls
+        assert contents_of(tuple(pieces)) == AnswerContents(text, "", ())
 
 
 def test_an_incomplete_tag_that_ends_an_answer_is_text() -> None:
