@@ -88,7 +88,7 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-class Passes:
+class CheckoutPasses:
     """Samples of a backend's passes. Each brings its best tokens to the host, as an engine does."""
 
     def __init__(self, order: dict[str, Any]) -> None:
@@ -249,12 +249,12 @@ class Answers:
 
 def serve(orders: Any, replies: Any) -> None:
     """Answer each line with a line."""
-    opened: Passes | Answers | None = None
+    opened: CheckoutPasses | Answers | None = None
     for line in orders:
         order = json.loads(line)
         reply: object = None
         if order["what"] == "open":
-            opened = Answers(order) if order["kind"] == "engine" else Passes(order)
+            opened = Answers(order) if order["kind"] == "engine" else CheckoutPasses(order)
             reply = list(opened.cases)
         elif order["what"] == "sample":
             assert opened is not None

@@ -90,7 +90,7 @@ def bench_beside(
     report.keep({"cached": cached})
 
 
-class Stream:
+class RunningStream:
     """An answer that is asked for again and again in a thread, within a `with` block."""
 
     def __init__(self, url: str) -> None:
@@ -100,7 +100,7 @@ class Stream:
         self._answers: list[list[float]] = []
         self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> RunningStream:
         self._thread.start()
         self._has_begun.wait()
         return self
@@ -146,7 +146,7 @@ def converse(url: str, topics: Any, num_turns: int, num_tokens: int) -> Beside:
     topic = next(topics)
     messages: Messages = [{"role": "system", "content": lines_about(topic, SYSTEM_SENTENCES)}]
     firsts_s, num_cached = [], 0
-    with Stream(url) as stream, closing(Client(url)) as client:
+    with RunningStream(url) as stream, closing(Client(url)) as client:
         for turn in range(num_turns + 1):
             content = lines_about(f"{topic} {turn}", MESSAGE_SENTENCES)
             messages.append({"role": "user", "content": content})

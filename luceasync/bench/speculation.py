@@ -78,7 +78,7 @@ TURN_QUESTIONS = 10  # servers that take turns at each question cool each other'
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowSchedule:
     """Rows to verify: a chain, or a tree whose rows hang on random earlier ones."""
 
     name: str
@@ -97,15 +97,15 @@ class Rows:
         return max(paths, key=len)[:NUM_ACCEPTED]
 
 
-def chain_of(num_rows: int) -> Rows:
-    return Rows(f"chain of {num_rows}", tuple(range(ROOT, num_rows - 1)))
+def chain_of(num_rows: int) -> RowSchedule:
+    return RowSchedule(f"chain of {num_rows}", tuple(range(ROOT, num_rows - 1)))
 
 
-def tree_of(num_rows: int) -> Rows:
+def tree_of(num_rows: int) -> RowSchedule:
     """Bushy at its root, as trees of the likeliest continuations are."""
     choose = random.Random(num_rows)
     parents = (ROOT, *(min(row - 1, choose.randrange(12)) for row in range(1, num_rows)))
-    return Rows(f"tree of {num_rows}", parents)
+    return RowSchedule(f"tree of {num_rows}", parents)
 
 
 PROPOSALS = (chain_of(8), chain_of(16), tree_of(22), tree_of(60))
@@ -152,7 +152,7 @@ def bench_verify(
 
 
 def verify_run(
-    rows: Rows, backend: LayerSplitBackend, device: str, num_lanes: int, context: int
+    rows: RowSchedule, backend: LayerSplitBackend, device: str, num_lanes: int, context: int
 ) -> Run:
     """Verify and commit; the next call begins at the same place."""
     lanes, begins = list(range(num_lanes)), [context] * num_lanes
