@@ -7,8 +7,14 @@ import torch
 from torch import Tensor
 
 from luceasync.backend.dispatch import Answers, handlers_of, handles, result
+from luceasync.backend.draft import DraftBackend
+from luceasync.backend.draft_handlers import DraftHandlers, RowHandlers
+from luceasync.backend.node_handlers import NodeHandlers
+from luceasync.backend.pass_handlers import PassHandlers
+from luceasync.backend.stage import StageBackend
 from luceasync.errors import ChannelClosed, ModelError
 from luceasync.pipeline.remote import wire
+from luceasync.speculation.dflash import wire as draft_wire
 from tests.backend.parent import Parent, SentPayload
 
 
@@ -46,6 +52,16 @@ def parent() -> Parent:
 
 def test_handlers_are_the_methods_that_are_marked():
     assert handlers_of(Embedding()).keys() == {wire.EmbedTokens, wire.ResetLane}
+
+
+def commands_of(*classes: type) -> set[type[wire.Command]]:
+    methods = [method for each in classes for method in vars(each).values()]
+    return {command for method in methods for command in getattr(method, "commands", ())}
+
+
+def test_every_command_has_a_handler():
+    assert commands_of(StageBackend, PassHandlers, NodeHandlers) == set(wire.COMMANDS)
+    assert commands_of(DraftBackend, DraftHandlers, RowHandlers) == set(draft_wire.COMMANDS)
 
 
 def test_a_command_is_answered_as_its_handler_says():
