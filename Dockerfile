@@ -52,13 +52,12 @@ ENV PATH=/opt/luceasync/bin:$PATH \
     TRITON_CACHE_DIR=/cache/triton \
     LUCEASYNC_KV_CACHE_DIR=/cache/prefixes \
     PYTHONUNBUFFERED=1 \
-    LUCEASYNC_HOST=0.0.0.0 \
-    LUCEASYNC_PORT=8000
+    LUCEASYNC_HOST=0.0.0.0
 USER 10001:10001
 WORKDIR /cache
 VOLUME /cache
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --retries=3 \
-    CMD ["python", "-I", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ['LUCEASYNC_PORT'] + '/ready', timeout=4)"]
+# Asks /ready, at the address, the port and the protocol that the server's variables name.
+HEALTHCHECK --interval=10s --timeout=10s --start-period=10m --retries=3 CMD ["luceasync", "health"]
 ENTRYPOINT ["luceasync"]
 CMD ["serve"]

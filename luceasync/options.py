@@ -24,6 +24,10 @@ CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 # Read by the install scripts; not settings of a server, but may be set in its environment.
 INSTALL_VARIABLES = ("LUCEASYNC_EXTRAS", "LUCEASYNC_TORCH_INDEX")
 
+# What protects a server. An empty variable of these is refused, where others count as not set:
+# LUCEASYNC_API_KEY=${KEY:-} without a KEY would open the server to everybody, unnoticed.
+PROTECTIONS = frozenset({"api-key", "api-key-file", "tls-cert", "tls-key", "allow-host"})
+
 log = logging.getLogger(__name__)
 
 
@@ -135,6 +139,11 @@ def _from_flags(flags: Mapping[str, object]) -> Iterable[Assignment]:
 
 def _from_environ(environ: Mapping[str, str]) -> Iterable[Assignment]:
     for option in OPTIONS:
+        if environ.get(option.variable) == "" and option.name in PROTECTIONS:
+            raise ConfigError(
+                f"{option.variable}: it is empty, which would leave the server without the "
+                f"protection that it names; allowed: {option.setting.allowed}, or no such variable"
+            )
         if environ.get(option.variable):
             yield Assignment(option, option.variable, environ[option.variable])
 

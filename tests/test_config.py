@@ -17,7 +17,7 @@ from luceasync.config import (
     DraftConfig,
 )
 from luceasync.errors import ConfigError
-from luceasync.options import OPTIONS, Option, load_config
+from luceasync.options import OPTIONS, PROTECTIONS, Option, load_config
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "luceasync.toml"
 
@@ -172,6 +172,17 @@ def test_a_key_file_without_keys_is_refused(content, tmp_path):
     if content is not None:
         write(path, content)
     assert refusal({"api-key-file": str(path)}).startswith(f"--api-key-file: '{path}'")
+
+
+@pytest.mark.parametrize("name", sorted(PROTECTIONS))
+def test_an_empty_variable_of_a_protection_is_refused(name):
+    variable = f"LUCEASYNC_{name.upper().replace('-', '_')}"
+    assert refusal(environ={variable: ""}).startswith(f"{variable}: it is empty, ")
+
+
+def test_any_other_empty_variable_counts_as_not_set():
+    environ = {option.variable: "" for option in OPTIONS if option.name not in PROTECTIONS}
+    assert load_config({}, environ, None) == Config()
 
 
 def test_a_key_file_readable_by_others_is_used_with_a_warning(tmp_path, caplog):

@@ -141,11 +141,11 @@ def test_only_a_gpu_needs_numba() -> None:
     assert needing == {"cuda", "test"}
 
 
-def test_containers_are_healthy_once_the_model_is_loaded() -> None:
-    for name in ("Dockerfile", "compose.yaml"):
-        text = (ROOT / name).read_text(encoding="utf-8")
-        assert "/ready" in text, name
-        assert "/health'" not in text, name
+def test_containers_ask_their_own_server_for_their_health() -> None:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert re.search(r'HEALTHCHECK .* CMD \["luceasync", "health"\]', text)
+    # One of its own would know neither port nor TLS.
+    assert "healthcheck" not in (ROOT / "compose.yaml").read_text(encoding="utf-8")
 
 
 def test_a_module_says_in_a_few_lines_what_it_is() -> None:

@@ -68,7 +68,9 @@ def _show_version(wanted: bool) -> None:
 def _root(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+        typer.Option(
+            "--version", "-V", callback=_show_version, is_eager=True, help="Show the version."
+        ),
     ] = False,
 ) -> None:
     pass
@@ -134,6 +136,15 @@ def doctor(config: Config) -> None:
     from luceasync.cli.doctor import run_doctor
 
     raise typer.Exit(0 if run_doctor(config) else EXIT_BROKEN)
+
+
+@app.command()
+@with_config("host", "port", "tls-cert", "tls-key")
+def health(config: Config) -> None:
+    """Ask the server of these settings whether it is ready; exit with 1 if not."""
+    from luceasync.cli.health import run_health
+
+    raise typer.Exit(0 if run_health(config.server) else EXIT_BROKEN)
 
 
 @app.command()

@@ -21,6 +21,7 @@ from rich.text import Text
 
 from luceasync import __version__
 from luceasync.cli.output import size_text
+from luceasync.cli.serve import is_open_to_others
 from luceasync.config import Config
 from luceasync.disk_cache.directory import check_usable
 from luceasync.errors import LuceasyncError, ModelError
@@ -29,7 +30,6 @@ from luceasync.server.http.listener import listen
 State = Literal["ok", "note", "broken"]
 STYLES: dict[State, str] = {"ok": "green", "note": "yellow", "broken": "red"}
 MIN_PYTHON = (3, 11)
-SHARED_MEMORY = Path("/dev/shm")
 CONFIGURED = "quantization_config"
 LOW_BYTES = 2**30  # less free space is noted
 
@@ -121,8 +121,6 @@ def _memory(config: Config) -> Iterator[Finding]:
     memory = psutil.virtual_memory()
     words = f"{size_text(memory.available)} free of {size_text(memory.total)}"
     yield Finding("memory", "note" if memory.available < LOW_BYTES else "ok", words)
-    if SHARED_MEMORY.is_dir():
-        yield _space("shared memory", SHARED_MEMORY)
 
 
 def _disk(config: Config) -> Iterator[Finding]:
@@ -212,4 +210,9 @@ def _template(config: Config) -> Iterator[Finding]:
 
 def _port(config: Config) -> Iterator[Finding]:
     listen(config.server).close()
-    yield Finding("port", "ok", f"{config.server.host}:{config.server.port} is free")
+    words = f"{config.server.host}:{config.server.port} is free"
+    if is_open_to_others(config.server):
+        words = f"{words}; other machines may use the server: no API key is set"
+        yield Finding("port", "note", words)
+    else:
+        yield Finding("port", "ok", words)

@@ -17,7 +17,7 @@ import uvloop
 from rich.console import Console
 
 from luceasync.cli.output import LoadingBar, loading_bar
-from luceasync.config import Config
+from luceasync.config import Config, ServerConfig
 from luceasync.disk_cache.directory import make_usable
 from luceasync.errors import ModelError
 from luceasync.models.files import ModelFiles
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 MAX_WAITING_LINES = 10_000  # further ones are dropped
 CLOSE_TIMEOUT_S = 1.0
+
+logger = logging.getLogger(__name__)
 
 # The checks repeat what each part checks itself, but before torch is imported, which takes seconds.
 
@@ -161,6 +163,12 @@ async def _run(engine: LocalEngine, config: Config, console: Console, bar: Loadi
 
     def on_bound(url: str) -> None:
         console.print(f"Listening on {url} (OpenAI API: {url}/v1)")
+        if is_open_to_others(config.server):
+            logger.warning(
+                "Everybody who can reach %s may use this server: set an API key "
+                "(LUCEASYNC_API_KEY or --api-key-file)",
+                url,
+            )
         bar.start()
 
     async with engine:
@@ -171,6 +179,13 @@ async def _run(engine: LocalEngine, config: Config, console: Console, bar: Loadi
             _exit_now(bar)  # do not wait for the thread that reads weights: there is no state
     if not clean:
         _exit_now(bar)  # a client neither reads nor disconnects: waiting would never end
+
+
+def is_open_to_others(config: ServerConfig) -> bool:
+    """Whether other machines may reach the server, and no key keeps them out."""
+    from luceasync.server.http.origins import listens_on_loopback
+
+    return not config.api_keys and not listens_on_loopback(config.host)
 
 
 def _exit_now(bar: LoadingBar) -> NoReturn:

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from luceasync.config import ServerConfig
@@ -61,13 +61,14 @@ def create_app(
         *StatusEvents(engine, drain).routes,
         *CacheAdmin(engine, config.admin_keys).routes,
     ]
+    routes = [
+        *pages,
+        *OpenApiPages([family for family, _ in routed], pages).routes,
+        *(route for _, routes in reversed(routed) for route in routes),
+    ]
     app = Starlette(
-        routes=[
-            *pages,
-            *OpenApiPages([family for family, _ in routed], pages).routes,
-            *(route for _, routes in reversed(routed) for route in routes),
-        ],
-        middleware=_middleware(config, refusals, metrics),
+        routes=routes,
+        middleware=_middleware(config, routes, refusals, metrics),
         exception_handlers=dict.fromkeys(
             (HTTPException, LuceasyncError, Exception), refusals.handle
         ),
@@ -86,10 +87,12 @@ def _routes(family: ApiFamily, context: ServerContext) -> list[Route]:
     return [*family.pages, *endpoints]
 
 
-def _middleware(config: ServerConfig, refusals: Refusals, metrics: Metrics) -> list[Middleware]:
+def _middleware(
+    config: ServerConfig, routes: Sequence[BaseRoute], refusals: Refusals, metrics: Metrics
+) -> list[Middleware]:
     """From the outside in."""
     middleware = [
-        Middleware(LogRequests, refusal=refusals.response, count=metrics.count),
+        Middleware(LogRequests, routes=routes, refusal=refusals.response, count=metrics.count),
         *origin_middleware(config, refusals.response),
         Middleware(AnswerUnexpectedErrors, refusal=refusals.response),
     ]

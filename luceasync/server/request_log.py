@@ -9,11 +9,12 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from luceasync.request import Delta, Finish
@@ -22,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 HEADER = "x-request-id"
 SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})  # polled by programs
+# Polled by programs, and by an open page.
+QUIET_PATHS = frozenset({"/health", "/ready", "/metrics", "/status"})
 _NOTE = "luceasync.request_note"
 
 
@@ -92,13 +94,16 @@ class LogRequests:
     def __init__(
         self,
         app: ASGIApp,
+        routes: Sequence[BaseRoute],
         refusal: Callable[[Scope, Exception], Response],
         count: Callable[[str, int], None],
     ) -> None:
         """`refusal` answers unexpected exceptions, which are re-raised to be logged. `count` gets
-        the route and the status of each answer as it begins.
+        the route and the status of each answer as it begins. `routes` name the requests that are
+        refused before they are routed.
         """
         self._app = app
+        self._routes = tuple(routes)
         self._refusal = refusal
         self._count = count
 
@@ -112,7 +117,7 @@ class LogRequests:
         def send_noted(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 note.status = message["status"]
-                self._count(_route_of(scope), message["status"])
+                self._count(self._route_of(scope), message["status"])
                 header = (HEADER.encode(), note.request_id.encode())
                 message["headers"] = [*message.get("headers", ()), header]
             return send(message)
@@ -124,21 +129,23 @@ class LogRequests:
                 await self._refusal(scope, error)(scope, receive, send_noted)
             raise
         finally:
-            _write(scope, note)
+            self._write(scope, note)
+
+    def _write(self, scope: Scope, note: RequestNote) -> None:
+        level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO
+        if logger.isEnabledFor(level):
+            words = " ".join(note.words())
+            logger.log(level, "%s %s %s", scope["method"], self._route_of(scope), words)
+
+    def _route_of(self, scope: Scope) -> str:
+        """The path of the request's route; "unmatched" without one."""
+        route = scope.get("route")
+        if route is None:
+            matching = (each for each in self._routes if each.matches(scope)[0] is not Match.NONE)
+            route = next(matching, None)
+        return getattr(route, "path", "unmatched")
 
 
 def _id_of(scope: Scope) -> str:
     sent = Headers(scope=scope).get(HEADER, "")
     return sent if SANE_ID.fullmatch(sent) else f"req-{secrets.token_hex(8)}"
-
-
-def _write(scope: Scope, note: RequestNote) -> None:
-    level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO
-    if logger.isEnabledFor(level):
-        words = " ".join(note.words())
-        logger.log(level, "%s %s %s", scope["method"], _route_of(scope), words)
-
-
-def _route_of(scope: Scope) -> str:
-    route = scope.get("route")
-    return "unmatched" if route is None else route.path

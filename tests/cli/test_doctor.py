@@ -35,6 +35,11 @@ def test_a_taken_port_is_broken():
     assert f"--port {port}" in finding.words
 
 
+def test_a_public_port_without_keys_is_noted():
+    finding = find(replace(HEALTHY, server=ServerConfig(host="0.0.0.0", port=0)))["port"]
+    assert (finding.state, "no API key is set" in finding.words) == ("note", True)
+
+
 def test_a_directory_without_a_model_is_broken_and_other_checks_still_run(tmp_path):
     findings = find(replace(HEALTHY, model=ModelConfig(tmp_path)))
     broken = [subject for subject, finding in findings.items() if finding.state == "broken"]

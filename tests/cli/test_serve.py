@@ -12,7 +12,8 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from luceasync.cli.serve import ready_lines
+from luceasync.cli.serve import is_open_to_others, ready_lines
+from luceasync.config import ServerConfig
 from luceasync.request import ModelCard
 
 DEADLINE_S = 60
@@ -50,6 +51,21 @@ def test_a_signal_while_the_model_loads_ends_the_process(number, code):
             assert "Traceback" not in process.stderr.read()
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize(
+    ("server", "is_open"),
+    [
+        (ServerConfig(), False),
+        (ServerConfig(host="localhost"), False),
+        (ServerConfig(host="::1"), False),
+        (ServerConfig(host="0.0.0.0"), True),
+        (ServerConfig(host="::"), True),
+        (ServerConfig(host="0.0.0.0", api_keys=("sesame",)), False),
+    ],
+)
+def test_a_server_is_open_to_others_on_a_public_address_without_keys(server, is_open):
+    assert is_open_to_others(server) == is_open
 
 
 def test_ready_lines_name_the_model_and_the_reasons_for_its_context():

@@ -48,10 +48,17 @@ async def test_a_refusal_leaves_a_line_and_an_id_too(in_memory, lines):
     told = [line.split()[:3] for line in lines()]
     assert told == [
         ["GET", "unmatched", "404"],
-        ["POST", "unmatched", "401"],
+        ["POST", CHAT, "401"],
         ["POST", CHAT, "400"],
     ]
     assert all(answer.headers["x-request-id"] for answer in answers)
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/status"])
+async def test_what_programs_and_pages_poll_leaves_no_line(in_memory, lines, path):
+    async with in_memory(ScriptedEngine()) as client:
+        assert (await client.get(path)).status_code == 200
+    assert lines() == []
 
 
 async def test_an_unexpected_error_is_a_500_with_an_id_and_is_counted(in_memory, lines):

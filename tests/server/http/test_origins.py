@@ -185,4 +185,6 @@ async def test_refusals_are_sent_and_counted_on_a_real_connection(on_port):
         metrics = await client.get("/metrics")
     assert is_refused(rebound, "unknown_host")
     assert is_refused(page, "foreign_origin")
-    assert 'luceasync_http_requests_total{route="unmatched",status="403"} 2.0' in metrics.text
+    for route in ("/v1/models", CHAT):
+        counted = f'luceasync_http_requests_total{{route="{route}",status="403"}} 1.0'
+        assert counted in metrics.text
