@@ -57,7 +57,7 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class EngineDetails:
-    """Lanes, queue and cache without any text or token. `nodes`: those used last, of `num_nodes`."""
+    """Lanes, queue and cache, without text or tokens. `nodes`: those used last, of `num_nodes`."""
 
     lanes: tuple[LaneStatus, ...] = ()
     waiting: tuple[WaitingStatus, ...] = ()
