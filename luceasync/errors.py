@@ -24,6 +24,8 @@ LuceasyncError
     └── HostMemoryExhausted no room in host memory for the context of this request
 """
 
+from __future__ import annotations
+
 
 class LuceasyncError(Exception):
     """Base of all exceptions that luceasync raises deliberately."""
@@ -74,6 +76,7 @@ class ContextLengthError(RequestError):
         is_least: bool = False,
     ) -> None:
         """`is_least`: `num_tokens` is a lower bound."""
+        self._counted = max_ctx_tokens, num_tokens, is_least
         counted = f"at least {num_tokens}" if is_least else f"{num_tokens}"
         super().__init__(
             f"This model's maximum context length is {max_ctx_tokens} tokens. "
@@ -82,6 +85,11 @@ class ContextLengthError(RequestError):
             param=param,
             code="context_length_exceeded",
         )
+
+    def named(self, param: str) -> ContextLengthError:
+        """The same about the field `param`."""
+        max_ctx_tokens, num_tokens, is_least = self._counted
+        return ContextLengthError(max_ctx_tokens, num_tokens, param, is_least=is_least)
 
 
 class TemplateRefusal(RequestError):

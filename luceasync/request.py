@@ -123,14 +123,13 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Input of the chat template. `param` names a prompt of this kind in errors. An answer has at
-    most `max_calls` tool calls; None: any number. `must_call`: it consists of calls of these tools;
+    """Input of the chat template. `param` names the messages in errors. An answer has at most
+    `max_calls` tool calls; None: any number. `must_call`: it consists of calls of these tools;
     empty: the model chooses. `marks`: the client's cache marks, each a message and a number of
     characters of its content. `schema_places`: where the body has the schema of each tool's
-    arguments, for errors.
+    arguments, for errors. `is_begun`: the last message is the beginning of the answer.
     """
 
-    param: ClassVar[str] = "messages"
     messages: Sequence[Mapping[str, Any]]
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
@@ -138,6 +137,8 @@ class ChatPrompt:
     must_call: tuple[str, ...] = ()
     schema_places: tuple[str, ...] = ()
     marks: tuple[tuple[int, int], ...] = ()
+    is_begun: bool = False
+    param: str = "messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,13 +165,14 @@ class Request:
     """One request, checked by the server and not yet rendered.
 
     `max_tokens` None: until the context is full. The answer does not end before `min_tokens`,
-    unless a constraint ends it. `num_choices` answers are generated for the one prompt.
-    `top_logprobs` None: no log-probabilities; 0: of the chosen tokens only; `prompt_top_logprobs`:
-    the same for the prompt's own tokens, all of which are run then. What was computed for a
-    `tenant` (an API key, or a salt that the server trusts; "" is shared) is never used for another.
-    `client`: lanes and places in the queue are shared between clients; `priority`: of the requests
-    of one client the lowest comes first. `keep_prefix`: cache the prompt, whether or not an answer
-    follows. `pins`: spans of its tokens, or its system message, that stay on the devices.
+    unless a constraint ends it; a token of `stop_token_ids` ends it too. `num_choices` answers are
+    generated for the one prompt. `top_logprobs` None: no log-probabilities; 0: of the chosen tokens
+    only; `prompt_top_logprobs`: the same for the prompt's own tokens, all of which are run then.
+    What was computed for a `tenant` (an API key, or a salt that the server trusts; "" is shared) is
+    never used for another. `client`: lanes and places in the queue are shared between clients;
+    `priority`: of the requests of one client the lowest comes first. `keep_prefix`: cache the
+    prompt, whether or not an answer follows. `pins`: spans of its tokens, or its system message,
+    that stay on the devices.
     `constraint`: of the text after reasoning; with tools, an answer may be calls of them instead.
     `most_reasoning_tokens`: after so many, reasoning is closed; None: no limit. `conversation`: the
     client's name for it; "": none.
@@ -181,6 +183,7 @@ class Request:
     max_tokens: int | None = None
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     num_choices: int = 1
     top_logprobs: int | None = None
@@ -218,7 +221,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How long the phases of one choice took, in seconds. `decode_s` starts after the first token."""
+    """How long the phases of one choice took, in seconds; `decode_s` from the first token on."""
 
     queued_s: float
     prefill_s: float

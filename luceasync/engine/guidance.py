@@ -96,7 +96,7 @@ class Guidance:
         num_words = self._vocabulary.num_words
         min_tokens: MinTokens | None = None
         if request.min_tokens:
-            end_ids = self._vocabulary.tokenizer.eos_ids
+            end_ids = self._vocabulary.tokenizer.eos_ids.union(request.stop_token_ids)
             min_tokens = MinTokens.of(request.min_tokens, end_ids, num_words)
         if matcher is None and reasoning is None and min_tokens is None:
             return unguided
@@ -125,18 +125,18 @@ def grammar_of(request: Request, answers: AnswerFormat) -> AnswerGrammar:
     chat = request.prompt
     if not isinstance(chat, ChatPrompt) or not chat.tools:
         return AnswerGrammar(request.constraint, None)
-    places = chat.schema_places
+    places, max_calls = chat.schema_places, answers.most_calls(chat.max_calls)
     if chat.must_call:
         known = _known(answers.calls)
         return AnswerGrammar(
-            None, known.must_call(chat.tools, chat.must_call, chat.max_calls, places)
+            None, known.must_call(chat.tools, chat.must_call, max_calls, places)
         )
     if answers.calls is None:
         return AnswerGrammar(request.constraint, None)
     if request.constraint is None:
-        return AnswerGrammar(None, answers.calls.may_call(chat.tools, chat.max_calls, places))
+        return AnswerGrammar(None, answers.calls.may_call(chat.tools, max_calls, places))
     names = [tool["function"]["name"] for tool in chat.tools]
-    calls = answers.calls.must_call(chat.tools, names, chat.max_calls, places)
+    calls = answers.calls.must_call(chat.tools, names, max_calls, places)
     return AnswerGrammar(request.constraint, calls)
 
 

@@ -60,6 +60,7 @@ def prepare(
     check_logit_bias(sampling, language.vocab_size)
     pins = pins_of(request, prompt, language.pin_limit)
     room = language.card.max_ctx_tokens - len(prompt.ids)
+    end_ids = frozenset() if request.ignore_eos else language.tokenizer.eos_ids
     seed = random.getrandbits(63) if sampling.seed is None else sampling.seed
     return [
         PreparedChoice(
@@ -68,11 +69,11 @@ def prepare(
             stream_id,
             index,
             max_tokens=room if request.max_tokens is None else min(room, request.max_tokens),
-            stop_ids=frozenset() if request.ignore_eos else language.tokenizer.eos_ids,
+            stop_ids=end_ids.union(request.stop_token_ids),
             seed=choice_seed(seed, index),
             counts=TokenCounts(prompt.ids) if has_penalties(sampling) else None,
             tokenizer=language.tokenizer,
-            detokenizer=Detokenizer(language.tokenizer, request.stop),
+            detokenizer=Detokenizer(language.tokenizer, request.stop, prompt.before),
             piece_maker=prompt.new_pieces(),
             pins=pins,
             guide=new_guide(),

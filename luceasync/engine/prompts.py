@@ -21,7 +21,13 @@ from luceasync.text.call_memory import CallRecorder
 from luceasync.text.prompt import RenderedPrompt, Tenant
 from luceasync.text.replay_check import ReplayCheck
 from luceasync.text.roles import Roles
-from luceasync.text.shared_prefix import CommonPrefix, ToolsBlock, marked_tokens, shared_ids
+from luceasync.text.shared_prefix import (
+    CommonPrefix,
+    ToolsBlock,
+    begun_answer,
+    marked_tokens,
+    shared_ids,
+)
 from luceasync.text.template import Template, TurnBoundaries
 from luceasync.text.tokenizer import Tokenizer, refuse_too_long
 
@@ -85,6 +91,8 @@ class Prompts:
                         prompt = self._fitted(tenant, request, chat, recalled, fit)
                     except TemplateRefusal:
                         raise refusal from None
+                except ContextLengthError as error:  # the template's guard knows no fields
+                    raise error.named(param) from None
             case TextPrompt(text):
                 prompt = self._of_text(tenant, text, param)
             case TokenPrompt(ids) if len(ids) >= max_ctx:
@@ -118,7 +126,10 @@ class Prompts:
     ) -> RenderedPrompt:
         """`messages`: those of the chat, fitted to the template's roles."""
         template, tokenizer = self._language.template, self._language.tokenizer
-        text = template.render(messages, chat.tools, **chat.template_kwargs)
+        if chat.is_begun:
+            text = begun_answer(template, messages, chat.tools, **chat.template_kwargs)
+        else:
+            text = template.render(messages, chat.tools, **chat.template_kwargs)
         ids = self._recall(tenant, text, chat.param)
 
         def new_pieces() -> PieceMaker:

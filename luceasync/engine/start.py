@@ -29,7 +29,7 @@ from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote.discovery import processes_of
 from luceasync.pipeline.remote.fleet import Fleet
 from luceasync.prefix_cache.namespace import namespace_of
-from luceasync.request import ANY_NAME, ChatPrompt, ModelCard
+from luceasync.request import ANY_NAME, ModelCard
 from luceasync.speculation.dflash.placement import Drafter, plan_with_drafter
 from luceasync.speculation.dflash.process import DraftProcessResources
 from luceasync.status import BackendProcesses
@@ -198,9 +198,7 @@ def language_of(config: Config, model: ModelFiles, plan: Plan) -> Language:
         else GuardedTemplate(
             template,
             tokenizer,
-            lambda text: refuse_too_long(
-                tokenizer, text, plan.max_ctx_tokens, param=ChatPrompt.param
-            ),
+            lambda text: refuse_too_long(tokenizer, text, plan.max_ctx_tokens, param="messages"),
         ),
         vocab_size=spec.vocab_size,
         num_lanes=plan.parallel,

@@ -19,6 +19,9 @@ MAX_VALUES = 2**17  # in one body: decoding more would block all other requests
 SCAN_BYTES = 64 << 10  # scanned at a time: less than a millisecond, then other threads may run
 MAX_ECHO_CHARS = 200  # of a wrong value in an error message
 MAX_INT = 2**31 - 1
+GZIP = b"\x1f\x8b"
+
+FUNCTION_FIELDS = ("name", "description", "parameters")
 
 _short_repr = Repr()  # never builds more text than it returns
 _short_repr.maxstring = _short_repr.maxother = MAX_ECHO_CHARS
@@ -32,6 +35,12 @@ Number = TypeVar("Number", int, float)
 
 def decode(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
     """Decode and validate `body`. Raises RequestError with the field's path as `param`."""
+    if body.startswith(GZIP):
+        raise RequestError(
+            "The request body is compressed, which is not served here: send it as plain JSON.",
+            code="unsupported_content_encoding",
+            status=415,
+        )
     if has_too_many_values(body):
         raise RequestError(
             f"The request body holds too many values; at most {MAX_VALUES} are allowed."
@@ -138,11 +147,27 @@ def check_arguments_schema(param: str, schema: Mapping[str, Any]) -> None:
         refuse(f"{param}.type", kinds, "'object'")
 
 
+def tool_function(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A tool's function with what chat templates read without asking: a description, and a schema
+    with properties. Both are optional in requests.
+    """
+    description, parameters = function.get("description"), function.get("parameters") or {}
+    if "properties" not in parameters and "$ref" not in parameters:
+        parameters = {"type": "object", "properties": {}, **parameters}
+    if description is not None and parameters is function.get("parameters"):
+        return function
+    described = {"name": function["name"], "description": description or ""}
+    return {**described, "parameters": parameters} | {
+        name: value for name, value in function.items() if name not in FUNCTION_FIELDS
+    }
+
+
 # Fields of all APIs that generate
 
 
 PINS_PARAM = "kvflash_pin"
 MAX_PINS = 64
+LEAST_TOP_P = 1e-9
 PINS_ALLOWED = "'system', or spans [begin, end] of prompt tokens, `end` not included"
 
 PinsField = str | list[tuple[int, int]]
@@ -165,11 +190,10 @@ def temperature_of(body: GenerationBody, most: float = 2.0) -> float:
 
 
 def top_p_of(body: GenerationBody) -> float:
-    """The nucleus, in (0, 1], 1 by default. Raises RequestError."""
-    top_p = in_range_or(1.0, "top_p", body.top_p, 0.0, 1.0)
-    if top_p == 0:
-        refuse("top_p", top_p, "a number above 0, at most 1")
-    return top_p
+    """The nucleus, in (0, 1], 1 by default; 0 leaves the most probable token. Raises
+    RequestError.
+    """
+    return max(LEAST_TOP_P, in_range_or(1.0, "top_p", body.top_p, 0.0, 1.0))
 
 
 def pins_of(body: GenerationBody) -> Pins:

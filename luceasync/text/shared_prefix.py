@@ -98,6 +98,27 @@ def _changed(
         yield [*messages[:message], changed, *messages[message + 1 :]]
 
 
+def begun_answer(
+    template: Template, messages: Sequence[Message], tools: Tools, **kwargs: Any
+) -> str:
+    """The prompt's text up to the end of the last message's content, which is the beginning of the
+    answer. Raises RequestError as Template.render does, and if the template drops that content.
+    """
+    *before, last = messages
+    one, other = (
+        template.render(
+            [*before, {**last, "content": last["content"] + probe}],
+            tools,
+            add_generation_prompt=False,
+            **kwargs,
+        )
+        for probe in PROBES
+    )
+    if one == other:
+        raise RequestError("The chat template does not show the last message.", param="messages")
+    return one[: _num_shared_chars(one, other)]
+
+
 def shared_ids(
     template: Template,
     turns: TurnBoundaries,

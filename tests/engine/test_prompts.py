@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,38 @@ def test_what_a_tenant_was_answered_comes_back_with_the_ids_that_it_had(prompts,
     assert render(prompts, again, tenant="a").ids == first.ids + said
     others = render(prompts, again, tenant="b").ids.tolist()
     assert others == encode(again.text) != [*first.ids, *said]
+
+
+def test_a_history_that_the_template_refuses_is_rendered_as_texts(language):
+    source = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}"
+        "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    )
+    template = ChatTemplate(source)
+    prompts = Prompts(
+        replace(language, template=template), Tenants(lambda: History(language.tokenizer))
+    )
+    call = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
+    said = [
+        {"role": "user", "content": "do"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "done"},
+    ]
+    text = render(prompts, ChatPrompt(said)).text
+    assert text == '<user>do<assistant>{"name": "f", "arguments": {}}<user>done'
+
+
+def test_a_begun_answer_is_the_end_of_the_prompt(prompts):
+    begun = [*CHAT.messages, {"role": "assistant", "content": "that is "}]
+    text = render(prompts, ChatPrompt(begun, is_begun=True)).text
+    assert text.endswith("<|im_start|>assistant\nthat is ")
+
+
+def test_a_prompt_that_is_too_long_is_named_as_its_api_names_it(prompts):
+    long = [{"role": "user", "content": "to be " * 1000}]
+    with pytest.raises(ContextLengthError, match="your input resulted") as caught:
+        render(prompts, ChatPrompt(long, param="input"))
+    assert caught.value.param == "input"
 
 
 def test_a_text_far_beyond_the_context_is_refused_before_it_is_encoded(prompts, language):

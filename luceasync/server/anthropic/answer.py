@@ -294,14 +294,18 @@ def _text_of(part: DeltaPart) -> str:
 def _arguments(text: str) -> object:
     """The object; a cut-off one stays text, under a key that no client takes for an argument."""
     try:
-        return json.loads(text)
-    except ValueError:
-        return {"unfinished_arguments": text}
+        arguments = json.loads(text)
+    except (ValueError, RecursionError):
+        arguments = None
+    return arguments if isinstance(arguments, dict) else {"unfinished_arguments": text}
 
 
 def _usage(finish: Finish) -> AnthropicUsage:
-    cached = finish.usage.cached_tokens
-    num_prefilled = finish.usage.prompt_tokens - cached
+    """At least one token of the prompt counts as prefilled: Claude Code takes a 0 for absent, and
+    would count the whole prompt of `message_start` besides what was restored.
+    """
+    num_prefilled = max(1, finish.usage.prompt_tokens - finish.usage.cached_tokens)
+    cached = finish.usage.prompt_tokens - num_prefilled
     return AnthropicUsage(num_prefilled, finish.usage.completion_tokens, cached)
 
 

@@ -30,6 +30,7 @@ from luceasync.server.fields import (
     refuse,
     shorten,
     temperature_of,
+    tool_function,
     top_p_of,
 )
 from luceasync.server.http.auth import Caller
@@ -63,7 +64,7 @@ class ContentBlock(msgspec.Struct):
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
-    input: dict[str, Any] | None = None
+    input: Any = None
     tool_use_id: str | None = None
     content: str | list[ContentBlock] | None = None
     is_error: bool | None = None
@@ -273,9 +274,9 @@ def _tool(where: str, tool: AnthropicTool) -> TemplateMessage:
     if tool.input_schema is None:
         refuse(f"{where}.input_schema", None, "a JSON schema")
     check_arguments_schema(f"{where}.input_schema", tool.input_schema)
-    described = {} if tool.description is None else {"description": tool.description}
+    described = {"description": tool.description, "parameters": tool.input_schema}
     strict = {"strict": True} if tool.strict else {}
-    function = {"name": tool.name, **described, "parameters": tool.input_schema, **strict}
+    function = tool_function({"name": tool.name, **described, **strict})
     return {"type": "function", "function": function}
 
 
@@ -348,7 +349,7 @@ def _call(where: str, block: ContentBlock) -> TemplateMessage:
     for field in ("id", "name"):
         if not getattr(block, field):
             refuse(f"{where}.{field}", getattr(block, field), "text")
-    arguments = json.dumps(block.input or {}, ensure_ascii=False)
+    arguments = json.dumps(block.input, ensure_ascii=False)
     function = {"name": block.name, "arguments": arguments}
     return {"id": block.id, "type": "function", "function": function}
 

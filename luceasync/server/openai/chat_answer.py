@@ -37,6 +37,8 @@ from luceasync.server.openai.chat_body import ChatBody, ParsedChat, parse_chat
 from luceasync.server.openai.common import (
     DONE,
     SYSTEM_FINGERPRINT,
+    CompletionTokensDetails,
+    ReasoningTokens,
     UsageBody,
     error_body,
     json_logprob,
@@ -160,6 +162,7 @@ class ChatEvents:
         self._num_completion_tokens = 0
         self._finishes: dict[int, Finish] = {}
         self._calling: set[int] = set()  # choices that have called a tool
+        self._reasoning = [ReasoningTokens() for _ in range(chat.request.num_choices)]
         self._id = f"chatcmpl-{random.getrandbits(128):032x}"
         self._created = int(time.time())
 
@@ -174,7 +177,9 @@ class ChatEvents:
             for chunk in self._chunks_of(delta):
                 yield chunk
         if self._chat.include_usage:
-            yield self._last_chunk([], usage_of(self._finishes))
+            usage = usage_of(self._finishes)
+            usage.completion_tokens_details = self._details()
+            yield self._last_chunk([], usage)
 
     def _roles(self) -> Iterator[ChatChunk]:
         for index in range(self._chat.request.num_choices):
@@ -183,8 +188,9 @@ class ChatEvents:
 
     def _chunks_of(self, delta: Delta) -> Iterator[ChatChunk]:
         self._num_completion_tokens += len(delta.token_ids)
+        self._reasoning[delta.index].take(delta)
         logprobs = ChoiceLogprobs(_entries(delta.logprobs)) if delta.logprobs else None
-        for piece in delta.pieces:
+        for piece in self._shown(delta):
             if isinstance(piece, CallPiece):
                 self._calling.add(delta.index)
             yield self._chunk([ChunkChoice(delta.index, _message(piece), logprobs)])
@@ -198,6 +204,14 @@ class ChatEvents:
             reason = self._reason(delta.index, delta.finish)
             choice = ChunkChoice(delta.index, DeltaMessage(), None, reason)
             yield self._last_chunk([choice]) if is_last else self._chunk([choice])
+
+    def _shown(self, delta: Delta) -> Iterator[Piece]:
+        """The pieces that the client asked for."""
+        for piece in delta.pieces:
+            if self._chat.shows_reasoning or not isinstance(piece, ReasoningPiece):
+                yield piece
+        if self._chat.shows_stop and delta.finish is not None and delta.finish.stop:
+            yield TextPiece(delta.finish.stop)
 
     def _reason(self, index: int, finish: Finish) -> str:
         """The finish reason; a choice that stops after a call waits for the tool's result."""
@@ -228,7 +242,11 @@ class ChatEvents:
 
     def _running_usage(self) -> UsageBody:
         prompt, completion = self._num_prompt_tokens, self._num_completion_tokens
-        return UsageBody(prompt, completion, prompt + completion)
+        total = prompt + completion
+        return UsageBody(prompt, completion, total, completion_tokens_details=self._details())
+
+    def _details(self) -> CompletionTokensDetails:
+        return CompletionTokensDetails(sum(each.count for each in self._reasoning))
 
 
 class ChatMessageFold:

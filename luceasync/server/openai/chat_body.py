@@ -15,27 +15,25 @@ from starlette.datastructures import Headers
 from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt, ModelCard, Request
 from luceasync.server.fields import (
-    MAX_INT,
     at_most,
-    budget_or,
     check_arguments_schema,
     decode,
-    effort_tokens,
     in_range,
     refuse,
-    template_kwargs_of,
+    tool_function,
 )
 from luceasync.server.http.auth import Caller
 from luceasync.server.openai.common import check_model
+from luceasync.server.openai.reasoning import ReasoningBody, reasoning_of
 from luceasync.server.openai.request_body import (
-    SamplingBody,
     StreamOptions,
     ToolChoice,
     max_calls,
+    max_tokens_of,
     must_call,
-    refuse_unserved,
     request_of,
 )
+from luceasync.server.openai.unserved import refuse_unserved
 
 MAX_TOP_LOGPROBS = 20
 JOIN = "\n"  # between the parts of one message
@@ -43,6 +41,7 @@ MAX_MESSAGES = 8192
 MAX_PARTS = 8192  # of one message's content
 MAX_TOOLS = 1024
 MAX_TOOL_CALLS = 1024  # of one message
+REASONING = ("reasoning_content", "reasoning", "thinking")  # of a message, under any name
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -58,7 +57,7 @@ class ContentPart(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct, omit_defaults=True):
-    """One message, with the fields that a chat template may use."""
+    """One message, with the fields that a chat template may use. Reasoning has three names."""
 
     role: Role
     content: str | list[ContentPart] | None = None
@@ -66,9 +65,11 @@ class ChatMessage(msgspec.Struct, omit_defaults=True):
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    thinking: str | None = None
 
 
-class ChatBody(SamplingBody, kw_only=True):
+class ChatBody(ReasoningBody, kw_only=True):
     """The fields of `POST /v1/chat/completions` that are read; null is the same as absent."""
 
     messages: list[ChatMessage]
@@ -78,10 +79,8 @@ class ChatBody(SamplingBody, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None
-    thinking_budget: int | None = None
-    thinking_token_budget: int | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
     keep_prefix: bool | None = None
 
 
@@ -93,6 +92,8 @@ class ParsedChat:
     stream: bool = False
     include_usage: bool = False
     continuous_usage: bool = False
+    shows_reasoning: bool = True
+    shows_stop: bool = False
 
 
 _decoder = msgspec.json.Decoder(ChatBody)
@@ -113,29 +114,46 @@ def parse_chat(
     at_most("tools", chat.tools or (), MAX_TOOLS, "tools")
     check_tools(chat.tools or ())
     options = chat.stream_options or StreamOptions()
-    request = request_of(chat, _prompt(chat), _max_tokens(chat), caller, headers)
+    reasoning = reasoning_of(chat)
+    prompt = _prompt(chat, reasoning.template_kwargs)
+    request = request_of(chat, prompt, _max_tokens(chat), caller, headers)
     return ParsedChat(
         replace(
             request,
             top_logprobs=_top_logprobs(chat),
             keep_prefix=bool(chat.keep_prefix),
-            most_reasoning_tokens=_max_reasoning_tokens(chat),
+            most_reasoning_tokens=reasoning.most_tokens,
         ),
         stream=bool(chat.stream),
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.continuous_usage_stats),
+        shows_reasoning=reasoning.is_shown,
+        shows_stop=bool(chat.include_stop_str_in_output),
     )
 
 
-def _prompt(chat: ChatBody) -> ChatPrompt:
+def _prompt(chat: ChatBody, template_kwargs: dict[str, Any]) -> ChatPrompt:
     return ChatPrompt(
         messages=messages_of(_messages(chat)),
-        tools=None if chat.tool_choice == "none" else chat.tools or None,
-        template_kwargs=template_kwargs_of(chat.reasoning_effort, chat.chat_template_kwargs),
+        tools=None if chat.tool_choice == "none" else described_tools(chat.tools or ()) or None,
+        template_kwargs=template_kwargs,
         max_calls=max_calls(chat.tool_choice, chat.parallel_tool_calls),
         must_call=must_call(chat.tool_choice, chat.tools or ()),
         marks=tuple(_marks(chat.messages)),
+        is_begun=_is_begun(chat),
     )
+
+
+def _is_begun(chat: ChatBody) -> bool:
+    """Whether the last message is the beginning of the answer."""
+    if not chat.continue_final_message:
+        if chat.add_generation_prompt is False:
+            refuse("add_generation_prompt", False, "true, or 'continue_final_message' with it")
+        return False
+    last = chat.messages[-1] if chat.messages else None
+    if last is None or last.role != "assistant" or not last.content or last.tool_calls:
+        refuse("continue_final_message", True, "the last message to be an assistant's text")
+    return True
 
 
 def _max_tokens(chat: ChatBody) -> int | None:
@@ -143,21 +161,7 @@ def _max_tokens(chat: ChatBody) -> int | None:
 
     0 is allowed with `keep_prefix`: the prompt is prefilled and kept, without an answer.
     """
-    least = 0 if chat.keep_prefix else 1
-    for param, value in (
-        ("max_completion_tokens", chat.max_completion_tokens),
-        ("max_tokens", chat.max_tokens),
-    ):
-        if value is not None:
-            return in_range(param, value, least, MAX_INT)
-    return None
-
-
-def _max_reasoning_tokens(chat: ChatBody) -> int | None:
-    """By the effort, or by a budget under the name of Qwen's servers or of vLLM."""
-    tokens = effort_tokens("reasoning_effort", chat.reasoning_effort)
-    tokens = budget_or(tokens, "thinking_budget", chat.thinking_budget)
-    return budget_or(tokens, "thinking_token_budget", chat.thinking_token_budget)
+    return max_tokens_of(chat, "max_completion_tokens", least=0 if chat.keep_prefix else 1)
 
 
 def _top_logprobs(chat: ChatBody) -> int | None:
@@ -187,11 +191,13 @@ def messages_of(messages: list[ChatMessage]) -> list[dict[str, Any]]:
 def _message(index: int, message: ChatMessage) -> dict[str, Any]:
     """One message for the template, which calls the role `developer` `system`."""
     where = f"messages[{index}].content"
-    if message.content is None and message.role != "assistant":
+    if message.content is None and message.role not in ("assistant", "tool"):
         refuse(where, None, f"text for the role {message.role!r}")
     at_most(f"messages[{index}].tool_calls", message.tool_calls or (), MAX_TOOL_CALLS, "calls")
     check_calls(f"messages[{index}].tool_calls", message.tool_calls or ())
     fields = {name: value for name, value in _fields(message) if value is not None}
+    if thought := next(filter(None, [fields.pop(name, None) for name in REASONING]), None):
+        fields[REASONING[0]] = thought
     fields["role"] = "system" if message.role == "developer" else message.role
     fields["content"] = _content(where, message.content)
     return fields
@@ -249,6 +255,11 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
         check_arguments_schema(f"{where}.function.parameters", function.get("parameters") or {})
         if not isinstance(function.get("strict", False), bool | None):
             _refuse(f"{where}.function.strict", "true or false")
+
+
+def described_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Checked tools, with the fields that chat templates read."""
+    return [{**tool, "function": tool_function(tool["function"])} for tool in tools]
 
 
 def check_calls(where: str, calls: Sequence[Mapping[str, Any]]) -> None:

@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from luceasync import __version__
 from luceasync.errors import RequestError
-from luceasync.request import ModelCard, TokenLogprob
+from luceasync.request import Delta, ModelCard, ReasoningPiece, TokenLogprob
 from luceasync.server.answer_stats import Finishes
 from luceasync.server.failures import Failure
 
@@ -64,6 +64,10 @@ class PromptTokensDetails(msgspec.Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class UsageBody(msgspec.Struct):
     """Tokens of the prompt, counted once, and of all choices together."""
 
@@ -71,6 +75,26 @@ class UsageBody(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+
+
+class ReasoningTokens:
+    """Counts the tokens before the text of one answer."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._is_open = False
+
+    def take(self, delta: Delta) -> None:
+        """Count the tokens of the next delta. Those of one without pieces are of the same kind as
+        those before.
+        """
+        if delta.pieces:
+            is_all = all(isinstance(piece, ReasoningPiece) for piece in delta.pieces)
+            self._is_open = isinstance(delta.pieces[-1], ReasoningPiece)
+        else:
+            is_all = self._is_open
+        self.count += len(delta.token_ids) if is_all else 0
 
 
 def usage_of(finishes: Finishes) -> UsageBody:

@@ -31,7 +31,7 @@ from luceasync.request import (
 from luceasync.server.answer_stats import LuceasyncBody, TimingsBody, luceasync_of, timings_of
 from luceasync.server.failures import Failure
 from luceasync.server.family import BodySpec
-from luceasync.server.fields import MAX_INT, at_most, decode, in_range, refuse
+from luceasync.server.fields import at_most, decode, in_range, refuse
 from luceasync.server.http.auth import Caller
 from luceasync.server.http.responses import encode_event
 from luceasync.server.openai.common import (
@@ -46,14 +46,14 @@ from luceasync.server.openai.common import (
 from luceasync.server.openai.request_body import (
     SamplingBody,
     StreamOptions,
+    max_tokens_of,
     num_choices_of,
-    refuse_unserved,
     request_of,
 )
+from luceasync.server.openai.unserved import refuse_unserved
 
 MAX_PROMPTS = 64
-MAX_LOGPROBS = 20
-MAX_ECHOED_LOGPROBS = 5  # a prompt may have many tokens
+MAX_LOGPROBS = 5  # as in OpenAI's API; a prompt that is echoed may have many tokens
 DEFAULT_MAX_TOKENS = 16
 
 Prompt = str | list[int]
@@ -154,6 +154,7 @@ class CompletionCall:
         options = body.stream_options or StreamOptions()
         self._includes_usage = not self.stream or bool(options.include_usage)
         self._includes_logprobs = body.logprobs is not None
+        self._shows_stop = bool(body.include_stop_str_in_output)
         self._echoed = echoed
         self._model = model
         self._id = f"cmpl-{random.getrandbits(128):032x}"
@@ -170,7 +171,8 @@ class CompletionCall:
             index = number * num_choices + delta.index
             lead = "" if index in begun else self._echoed[number]
             begun.add(index)
-            text, offset = lead + delta.text, num_chars.get(index, len(lead))
+            ending = delta.finish.stop if self._shows_stop and delta.finish else None
+            text, offset = lead + delta.text + (ending or ""), num_chars.get(index, len(lead))
             num_chars[index] = offset + len(delta.text)
             if delta.finish is not None:
                 finishes[number][delta.index] = delta.finish
@@ -220,8 +222,6 @@ def _refuse_unserved(body: CompletionBody) -> None:
         refuse("suffix", body.suffix, "none (the model only continues text)")
     if body.best_of is not None and body.best_of != (body.n or 1):
         refuse("best_of", body.best_of, "the same as 'n'")
-    if body.echo and (body.logprobs or 0) > MAX_ECHOED_LOGPROBS:
-        refuse("logprobs", body.logprobs, f"at most {MAX_ECHOED_LOGPROBS} together with 'echo'")
 
 
 def _prompts(body: CompletionBody) -> list[Prompt]:
@@ -240,13 +240,14 @@ def _prompts(body: CompletionBody) -> list[Prompt]:
 
 
 def _request(body: CompletionBody, prompt: Prompt, caller: Caller, headers: Headers) -> Request:
-    most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    has_limit = body.max_tokens is not None or body.n_predict is not None
+    most = max_tokens_of(body, least=0 if body.echo else 1) if has_limit else DEFAULT_MAX_TOKENS
     top = None if body.logprobs is None else in_range("logprobs", body.logprobs, 0, MAX_LOGPROBS)
     return replace(
         request_of(
             body,
             TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(tuple(prompt)),
-            in_range("max_tokens", most, 0 if body.echo else 1, MAX_INT),
+            most,
             caller,
             headers,
         ),

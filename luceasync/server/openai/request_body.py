@@ -18,7 +18,6 @@ from luceasync.errors import RequestError
 from luceasync.request import Constraint, Prompt, Request, Sampling
 from luceasync.server.fields import (
     MAX_INT,
-    GenerationBody,
     at_most,
     conversation_id_of,
     in_range,
@@ -29,9 +28,12 @@ from luceasync.server.fields import (
     top_p_of,
 )
 from luceasync.server.http.auth import Caller
+from luceasync.server.openai.unserved import ABSENT, OpenAiBody, UnservedBody
 
 MAX_CHOICES = 16
-MAX_STOPS = 4
+MAX_STOPS = 16
+MAX_STOP_TOKENS = 64
+NO_LIMIT = -1  # of tokens, as LM Studio and llama.cpp write it
 MAX_STOP_CHARS = 256
 MAX_BIASES = 1024
 MAX_PRIORITY = 1000
@@ -40,58 +42,7 @@ MAX_GRAMMAR_CHARS = 32 << 10  # of a regular expression or a grammar
 MAX_CHOICE_TEXTS = 1024
 TOOL_CHOICES = "'none', 'auto', 'required', or one of the tools: {'type': 'function', ...}"
 FORMATS = "'text', 'json_object' or 'json_schema'"
-ABSENT = (b"", b"null")
-# Values that send a field without using it.
-UNUSED = frozenset(
-    {*ABSENT, b"false", b"0", b'""', b"[]", b"{}", b'"none"', b'"auto"', b'["text"]'}
-)
-
-
 ToolChoice = str | dict[str, Any]
-
-
-class OpenAiBody(GenerationBody, kw_only=True):
-    """Fields of all endpoints that generate; null is the same as absent."""
-
-    priority: int | None = None
-    prompt_cache_key: str | None = None
-
-
-class UnservedBody(OpenAiBody, kw_only=True):
-    """Fields of other servers that would change the answer, kept undecoded.
-
-    They are refused if they are used: an answer without the constraint that was asked for is worse
-    than none. Fields that only affect speed are ignored, like all unknown fields.
-    """
-
-    # Tools, before there was `tools`.
-    functions: msgspec.Raw = msgspec.Raw()
-    function_call: msgspec.Raw = msgspec.Raw()
-    # Which tokens an answer may have, and where it ends.
-    bad_words: msgspec.Raw = msgspec.Raw()
-    allowed_token_ids: msgspec.Raw = msgspec.Raw()
-    stop_token_ids: msgspec.Raw = msgspec.Raw()
-    use_beam_search: msgspec.Raw = msgspec.Raw()
-    # How the prompt is made, and what else to report of it.
-    chat_template: msgspec.Raw = msgspec.Raw()
-    documents: msgspec.Raw = msgspec.Raw()
-    continue_final_message: msgspec.Raw = msgspec.Raw()
-    prompt_logprobs: msgspec.Raw = msgspec.Raw()
-    audio: msgspec.Raw = msgspec.Raw()
-    modalities: msgspec.Raw = msgspec.Raw()
-    web_search_options: msgspec.Raw = msgspec.Raw()
-
-
-UNSERVED_FIELDS = tuple(UnservedBody.__annotations__)
-
-
-def refuse_unserved(body: UnservedBody) -> None:
-    """Raise RequestError, which names the field, if one is used. Its value may be long and is not
-    repeated.
-    """
-    for name in UNSERVED_FIELDS:
-        if bytes(getattr(body, name)) not in UNUSED:
-            raise RequestError(f"'{name}' is not served here: leave it out.", param=name)
 
 
 class JsonSchema(msgspec.Struct):
@@ -147,13 +98,17 @@ class SamplingBody(ConstraintBody, kw_only=True):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    repeat_penalty: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
     n: int | None = None
     max_tokens: int | None = None
+    n_predict: int | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stream_options: StreamOptions | None = None
@@ -170,6 +125,7 @@ def request_of(
         max_tokens=max_tokens,
         min_tokens=min_tokens_of(body, max_tokens),
         stop=stops_of(body),
+        stop_token_ids=_stop_tokens(body),
         ignore_eos=bool(body.ignore_eos),
         num_choices=num_choices_of(body),
         pins=pins_of(body),
@@ -188,14 +144,21 @@ def sampling_of(body: SamplingBody) -> Sampling:
         top_k=max(0, in_range_or(0, "top_k", body.top_k, -1, MAX_INT)),
         top_p=top_p_of(body),
         min_p=in_range_or(0.0, "min_p", body.min_p, 0.0, 1.0),
-        repetition_penalty=in_range_or(
-            1.0, "repetition_penalty", body.repetition_penalty, 0.01, 100.0
-        ),
+        repetition_penalty=_repetition_penalty(body),
         frequency_penalty=in_range_or(0.0, "frequency_penalty", body.frequency_penalty, -2.0, 2.0),
         presence_penalty=in_range_or(0.0, "presence_penalty", body.presence_penalty, -2.0, 2.0),
         logit_bias=_logit_bias(body),
         seed=None if body.seed is None else in_range("seed", body.seed, -(2**63), 2**63 - 1),
     )
+
+
+def _repetition_penalty(body: SamplingBody) -> float:
+    """Under its own name, or under llama.cpp's and Ollama's."""
+    for param in ("repetition_penalty", "repeat_penalty"):
+        penalty: float | None = getattr(body, param)
+        if penalty is not None:
+            return in_range(param, penalty, 0.01, 100.0)
+    return 1.0
 
 
 def _logit_bias(body: SamplingBody) -> dict[int, float]:
@@ -217,6 +180,25 @@ def stops_of(body: SamplingBody) -> tuple[str, ...]:
         if not 0 < len(stop) <= MAX_STOP_CHARS:
             refuse("stop", stop, f"a string of 1 to {MAX_STOP_CHARS} characters")
     return tuple(stops)
+
+
+def _stop_tokens(body: SamplingBody) -> tuple[int, ...]:
+    ids = body.stop_token_ids or []
+    at_most("stop_token_ids", ids, MAX_STOP_TOKENS, "tokens")
+    for i, token_id in enumerate(ids):
+        in_range(f"stop_token_ids[{i}]", token_id, 0, MAX_INT)
+    return tuple(ids)
+
+
+def max_tokens_of(body: SamplingBody, *names: str, least: int = 1) -> int | None:
+    """The most tokens of the answer by the first of the fields `names`, `max_tokens` and
+    `n_predict` that is there; None: no limit. Raises RequestError below `least`.
+    """
+    for param in (*names, "max_tokens", "n_predict"):
+        most: int | None = getattr(body, param)
+        if most is not None:
+            return None if most == NO_LIMIT else in_range(param, most, least, MAX_INT)
+    return None
 
 
 def min_tokens_of(body: SamplingBody, max_tokens: int | None) -> int:
@@ -308,7 +290,7 @@ def _of_response_format(response_format: ResponseFormat | None) -> Iterator[Cons
 
 def _of_fields(body: ConstraintBody) -> Iterator[Constraint]:
     for param in ("guided_json", "json_schema"):
-        if bytes(schema := getattr(body, param)) not in (*ABSENT, b"{}", b'""', b"false", b"0"):
+        if bytes(schema := getattr(body, param)) not in ABSENT:
             yield schema_constraint(schema, param, strict=True)
     named = ("guided_regex", "guided_grammar", "guided_choice")
     yield from _named(named, body.guided_regex, body.guided_grammar, body.guided_choice)
@@ -338,16 +320,21 @@ def _named(
     choice: list[str] | None = None,
 ) -> Iterator[Constraint]:
     """The constraints that are present; `params` are the names of the three fields."""
-    if regex:
+    if regex is not None:
         yield Constraint("regex", _bounded(params[0], regex), params[0])
-    if grammar:
+    if grammar is not None:
         yield Constraint("grammar", _bounded(params[1], grammar), params[1])
-    if choice:
+    if choice is not None:
+        if not choice:
+            refuse(params[2], choice, "at least one text")
         at_most(params[2], choice, MAX_CHOICE_TEXTS, "texts")
         yield Constraint("choice", _bounded(params[2], json.dumps(choice)), params[2])
 
 
 def _bounded(param: str, text: str) -> str:
+    """`text`, which must constrain: an answer without what was asked for is worse than none."""
+    if not text.strip():
+        refuse(param, text, "a text that is not empty, or no such field")
     if len(text) > MAX_GRAMMAR_CHARS:
         message = f"'{param}' has {len(text)} characters; at most {MAX_GRAMMAR_CHARS} are allowed."
         raise RequestError(message, param=param)

@@ -34,6 +34,7 @@ from luceasync.server.failures import Failure
 from luceasync.server.family import BodySpec
 from luceasync.server.http.auth import Caller
 from luceasync.server.http.responses import encode_event
+from luceasync.server.openai.common import ReasoningTokens
 from luceasync.server.openai.responses_body import ResponsesBody, parse_responses
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -157,7 +158,7 @@ class ResponsesEvents:
         self.response = response
         self._num_events = 0
         self._open: OutputItem | None = None
-        self._num_reasoning_tokens = 0
+        self._reasoning = ReasoningTokens()
 
     async def events(self, stream: Stream) -> AsyncGenerator[ResponsesEvent, None]:
         """All events of the response. Raises what `stream` raises."""
@@ -177,10 +178,7 @@ class ResponsesEvents:
         return self._event("response.failed", response=self.response)
 
     def _events_of(self, delta: Delta) -> Iterator[ResponsesEvent]:
-        if all(isinstance(piece, ReasoningPiece) for piece in delta.pieces) and (
-            delta.pieces or isinstance(self._open, ReasoningItem)
-        ):
-            self._num_reasoning_tokens += len(delta.token_ids)
+        self._reasoning.take(delta)
         for piece in delta.pieces:
             yield from self._events_of_piece(piece)
         if delta.finish is not None:
@@ -263,7 +261,7 @@ class ResponsesEvents:
 
     def _end(self, finish: Finish) -> ResponsesEvent:
         response, finishes = self.response, {0: finish}
-        response.usage = _usage(finish, self._num_reasoning_tokens)
+        response.usage = _usage(finish, self._reasoning.count)
         response.timings, response.luceasync = timings_of(finishes), luceasync_of(finishes)
         if finish.reason == "length":
             response.status = "incomplete"

@@ -28,19 +28,20 @@ from luceasync.server.fields import (
     shorten,
     temperature_of,
     template_kwargs_of,
+    tool_function,
     top_p_of,
 )
 from luceasync.server.http.auth import Caller
 from luceasync.server.openai.common import check_model
 from luceasync.server.openai.request_body import (
     FORMATS,
-    OpenAiBody,
     ToolChoice,
     max_calls,
     must_call,
     priority_of,
     schema_constraint,
 )
+from luceasync.server.openai.unserved import OpenAiBody
 
 MAX_ITEMS = 16384
 MAX_PARTS = 8192  # of one content
@@ -305,8 +306,8 @@ def _tools(body: ResponsesBody) -> dict[str, TemplateMessage]:
 def _function(where: str, tool: ResponsesTool) -> TemplateMessage:
     if not tool.name:
         refuse(f"{where}.name", tool.name, "a name")
-    described = {} if tool.description is None else {"description": tool.description}
-    strict = {"strict": True} if tool.strict else {}
     check_arguments_schema(f"{where}.parameters", tool.parameters or {})
-    function = {"name": tool.name, **described, "parameters": tool.parameters or {}, **strict}
+    described = {"description": tool.description, "parameters": tool.parameters}
+    strict = {"strict": True} if tool.strict else {}
+    function = tool_function({"name": tool.name, **described, **strict})
     return {"type": "function", "function": function}

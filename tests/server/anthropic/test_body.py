@@ -95,9 +95,10 @@ def test_results_alone_make_no_user_message() -> None:
 
 
 def test_the_clients_tools_are_kept_and_others_left_out() -> None:
+    schema = {"type": "object", "properties": {}}
     own = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
     theirs = {"type": "web_search_20250305", "name": "web_search"}
-    function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+    function = {"name": "f", "description": "d", "parameters": schema}
     assert prompt([HI], tools=[own, theirs]).tools == [{"type": "function", "function": function}]
     assert prompt([HI], tools=[own], tool_choice={"type": "none"}).tools is None
     assert prompt([HI], tools=[theirs]).tools is None

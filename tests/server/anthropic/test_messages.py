@@ -9,8 +9,16 @@ import httpx
 import pytest
 
 from luceasync.errors import QueueFull, Unavailable
-from luceasync.request import ArgumentsPiece, CallPiece, Delta, ReasoningPiece, TextPiece
-from tests.server.scripted import ScriptedEngine, answer, finish
+from luceasync.request import (
+    ArgumentsPiece,
+    CallPiece,
+    Delta,
+    Finish,
+    ReasoningPiece,
+    TextPiece,
+    Usage,
+)
+from tests.server.scripted import TIMINGS, ScriptedEngine, answer, finish
 
 MESSAGES = "/v1/messages?beta=true"
 BODY = {"model": "tiny", "max_tokens": 10, "messages": [{"role": "user", "content": "Hi"}]}
@@ -129,7 +137,7 @@ async def test_a_failure_midway_is_the_last_event(in_memory):
         ({"model": "other"}, "model"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"temperature": 1.5}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
         ({"tool_choice": {"type": "any"}}, "tool_choice.type"),
@@ -157,3 +165,30 @@ async def test_the_model_list_has_anthropics_form_for_its_clients(in_memory):
     assert theirs.json()["data"][0]["display_name"] == "tiny"
     assert others.json()["object"] == "list"
     assert missing.status_code == 404 and missing.json()["type"] == "error"
+
+
+async def test_a_prompt_that_is_all_kept_still_counts_one_token_as_computed(in_memory):
+    """Claude Code takes a 0 for absent: it would count the prompt twice."""
+    end = Finish("stop", Usage(10, 1, cached_tokens=10), TIMINGS)
+    engine = ScriptedEngine([Delta(0, finish=end)])
+    async with in_memory(engine) as client:
+        events = events_of(await client.post(MESSAGES, json=STREAM))
+    counted: dict[str, int] = {}
+    for event in events:
+        usage = event.get("message", event).get("usage") or {}
+        counted |= {name: value for name, value in usage.items() if value}
+    assert counted["input_tokens"] + counted["cache_read_input_tokens"] == 10
+
+
+async def test_a_call_comes_back_whatever_its_input_was(in_memory):
+    engine = ScriptedEngine()
+    blocks = [
+        {"type": "tool_use", "id": str(i), "name": "f", "input": given}
+        for i, given in enumerate(({"a": 1}, {}, None, [1], "text"))
+    ]
+    said = [*BODY["messages"], {"role": "assistant", "content": blocks}, *BODY["messages"]]
+    async with in_memory(engine) as client:
+        assert (await client.post(MESSAGES, json=BODY | {"messages": said})).status_code == 200
+    calls = engine.requests[0].prompt.messages[1]["tool_calls"]
+    sent = [call["function"]["arguments"] for call in calls]
+    assert sent == ['{"a": 1}', "{}", "null", "[1]", '"text"']

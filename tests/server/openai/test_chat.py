@@ -60,6 +60,7 @@ async def test_usage_comes_last_without_choices_and_is_null_before(in_memory):
     assert last["usage"] == {
         "prompt_tokens": 10, "completion_tokens": 2, "total_tokens": 12,
         "prompt_tokens_details": {"cached_tokens": 4},
+        "completion_tokens_details": {"reasoning_tokens": 0},
     }  # fmt: skip
     assert "timings" in last
 

@@ -26,7 +26,11 @@ from tests.server.scripted import ScriptedEngine
 
 USER = {"role": "user", "content": "Hi"}
 TINY = ModelCard("tiny", 0, 4096, 1, "qwen3", aliases=("small",))
-TOOL = {"type": "function", "function": {"name": "f"}}
+NO_PARAMETERS = {"type": "object", "properties": {}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "", "parameters": NO_PARAMETERS},
+}
 TRUSTED = Caller("key", may_salt=True)
 
 
@@ -58,13 +62,12 @@ def test_every_sampling_field_reaches_the_request():
 
 
 def test_the_other_fields_reach_the_request():
-    tool = {"type": "function", "function": {"name": "f"}}
     request = parse(
-        n=2, stop="a", max_tokens=5, ignore_eos=True, tools=[tool], logprobs=True, top_logprobs=3,
+        n=2, stop="a", max_tokens=5, ignore_eos=True, tools=[TOOL], logprobs=True, top_logprobs=3,
         chat_template_kwargs={"enable_thinking": False},
     ).request  # fmt: skip
     assert (request.num_choices, request.stop, request.max_tokens) == (2, ("a",), 5)
-    assert (request.ignore_eos, request.prompt.tools, request.top_logprobs) == (True, [tool], 3)
+    assert (request.ignore_eos, request.prompt.tools, request.top_logprobs) == (True, [TOOL], 3)
     assert request.prompt.template_kwargs == {"enable_thinking": False}
 
 
@@ -80,7 +83,7 @@ def test_a_prompt_may_be_kept_without_an_answer(name):
 
 
 def test_tools_alone_can_be_kept():
-    tools = [{"type": "function", "function": {"name": "f"}}]
+    tools = [TOOL]
     request = parse(messages=[], tools=tools, keep_prefix=True, max_tokens=0).request
     assert (request.prompt.messages, request.prompt.tools) == ([], tools)
     assert refusal(messages=[], tools=tools).param == "messages"
@@ -132,7 +135,7 @@ def test_every_role_is_accepted_and_developer_means_system():
 
 
 def test_tool_choice_none_removes_the_tools():
-    tools = [{"type": "function", "function": {"name": "f"}}]
+    tools = [TOOL]
     assert parse(tools=tools, tool_choice="none").request.prompt.tools is None
     assert parse(tools=tools, tool_choice="auto").request.prompt.tools == tools
 
@@ -141,7 +144,7 @@ def test_tool_choice_none_removes_the_tools():
     ("param", "values"),
     [
         ("temperature", [-0.1, 2.1, "1", [], True]),
-        ("top_p", [0, -1, 1.1]),
+        ("top_p", [-1, 1.1]),
         ("top_k", [-2, 1.5]),
         ("min_p", [-0.1, 1.1]),
         ("repetition_penalty", [0, -1]),
@@ -149,10 +152,10 @@ def test_tool_choice_none_removes_the_tools():
         ("presence_penalty", [-2.1, 2.1]),
         ("seed", [2**63, 1.5, "7"]),
         ("n", [0, 17]),
-        ("max_tokens", [0, -1, "many"]),
+        ("max_tokens", [0, -2, "many"]),
         ("max_completion_tokens", [0]),
         ("top_logprobs", [1]),
-        ("stop", [["a"] * 5, [""], 3]),
+        ("stop", [["a"] * 17, [""], 3]),
         ("stream", ["yes", 1]),
         ("stream_options.include_usage", [3]),
         ("logit_bias", [[]]),
@@ -264,7 +267,7 @@ def test_any_bytes_are_a_request_or_a_refusal(body):
         ("messages", 8192, lambda n: [USER] * n),
         ("tools", 1024, lambda n: [TOOL] * n),
         ("logit_bias", 1024, lambda n: {str(i): 1 for i in range(n)}),
-        ("stop", 4, lambda n: ["a"] * n),
+        ("stop", 16, lambda n: ["a"] * n),
         ("stop", 256, lambda n: "a" * n),
     ],
 )

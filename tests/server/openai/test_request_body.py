@@ -19,12 +19,12 @@ from luceasync.server.openai.chat_body import parse_chat
 from luceasync.server.openai.request_body import (
     MAX_GRAMMAR_CHARS,
     MAX_SCHEMA_BYTES,
-    UNSERVED_FIELDS,
     SamplingBody,
     num_choices_of,
     sampling_of,
     stops_of,
 )
+from luceasync.server.openai.unserved import NEUTRAL, UNSERVED_FIELDS
 from tests.chosen import choose
 from tests.server.scripted import ScriptedEngine, answer
 
@@ -59,7 +59,7 @@ def test_a_single_stop_string_needs_no_list(stop, stops):
     "body",
     [
         SamplingBody(temperature=2.1),
-        SamplingBody(top_p=0.0),
+        SamplingBody(top_p=1.0000001),
         SamplingBody(repetition_penalty=0.0),
         SamplingBody(repetition_penalty=1e-40),
         SamplingBody(repetition_penalty=100.1),
@@ -76,7 +76,7 @@ def test_a_value_out_of_range_is_refused(body):
 RANGES = {
     "temperature": (0.0, 5e-324, 2.0),
     "top_k": (-1, 0, 1, 2**31 - 1),
-    "top_p": (5e-324, 1.0),
+    "top_p": (0.0, 5e-324, 1.0),
     "min_p": (0.0, 5e-324, 1.0),
     "repetition_penalty": (0.01, 100.0),
     "frequency_penalty": (-2.0, 2.0),
@@ -130,7 +130,7 @@ BODY = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
 @pytest.mark.parametrize("name", UNSERVED_FIELDS)
-@pytest.mark.parametrize("value", [{"type": "object"}, "x" * 5000, True, 1, ["a"]])
+@pytest.mark.parametrize("value", [{"type": "object"}, "x" * 5000, True, 0.7, ["a"]])
 async def test_an_unserved_field_is_a_400_that_names_it_without_its_value(in_memory, name, value):
     engine = ScriptedEngine()
     async with in_memory(engine) as client:
@@ -139,6 +139,14 @@ async def test_an_unserved_field_is_a_400_that_names_it_without_its_value(in_mem
     assert response.json()["error"]["param"] == name
     assert len(response.content) < 200
     assert engine.requests == []
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+async def test_the_value_that_changes_nothing_is_no_use(in_memory, name):
+    async with in_memory(ScriptedEngine()) as client:
+        for value in NEUTRAL[name]:
+            response = await client.post(CHAT, json=BODY | {name: json.loads(value)})
+            assert response.status_code == 200
 
 
 @pytest.mark.parametrize("value", [None, False, 0, "", [], {}, ["text"]])
@@ -152,7 +160,8 @@ async def test_unused_and_unknown_fields_are_ignored(in_memory, value):
 CARD = ModelCard("m", 0, 100, 1, "qwen3")
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
 TOOLS = [
-    {"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("f", "g")
+    {"type": "function", "function": {"name": name, "description": "d", "parameters": SCHEMA}}
+    for name in ("f", "g")
 ]
 
 
@@ -168,7 +177,7 @@ def constraint(**fields: Any) -> Constraint | None:
 def test_an_answer_is_unconstrained_by_default():
     assert constraint() is None
     assert constraint(response_format={"type": "text"}) is None
-    assert constraint(response_format=None, guided_json=None, grammar="", guided_choice=[]) is None
+    assert constraint(response_format=None, guided_json=None, grammar=None) is None
 
 
 @pytest.mark.parametrize(
@@ -236,6 +245,14 @@ def test_other_constraints(fields, kind, source):
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         ({"guided_json": 5}, "guided_json"),
         ({"guided_json": "nonsense"}, "guided_json"),
+        ({"guided_json": ""}, "guided_json"),
+        ({"guided_regex": ""}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_grammar": " \n"}, "guided_grammar"),
+        ({"grammar": ""}, "grammar"),
+        ({"ebnf": ""}, "ebnf"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
         ({"response_format": {"type": "json_object"}, "grammar": "x"}, "grammar"),
         ({"guided_regex": "a" * (MAX_GRAMMAR_CHARS + 1)}, "guided_regex"),

@@ -76,8 +76,9 @@ def test_a_turn_of_the_model_is_one_message() -> None:
 def test_functions_are_kept_and_other_tools_left_out() -> None:
     function = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
     others = [{"type": "namespace", "name": "n", "tools": [function]}, {"type": "web_search"}]
+    schema = {"type": "object", "properties": {}}
     assert prompt("Hi", tools=[function, *others]).tools == [
-        {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        {"type": "function", "function": {"name": "f", "description": "", "parameters": schema}}
     ]
     assert prompt("Hi", tools=others).tools is None
     places = prompt("Hi", tools=[*others, function]).schema_places

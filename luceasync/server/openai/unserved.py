@@ -1,0 +1,100 @@
+"""Fields of other servers that would change the answer and are not served here.
+
+They are refused if they are used: an answer without the constraint that was asked for is worse than
+none. Fields that only affect speed are ignored, like all unknown fields.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from luceasync.errors import RequestError
+from luceasync.server.fields import GenerationBody
+
+ABSENT = (b"", b"null")
+# Values that send a field without using it.
+UNUSED = frozenset(
+    {*ABSENT, b"false", b"0", b"0.0", b'""', b"[]", b"{}", b'"none"', b'"auto"', b'["text"]'}
+)
+ONE = frozenset({b"1", b"1.0"})
+# Further such values by field.
+NEUTRAL = {
+    "typical_p": ONE,
+    "typ_p": ONE,
+    "tfs_z": ONE,
+    "tfs": ONE,
+    "guidance_scale": ONE,
+    "cfg_scale": ONE,
+    "num_beams": ONE,
+    "length_penalty": ONE,
+    "encoder_repetition_penalty": ONE,
+    "truncate_prompt_tokens": frozenset({b"-1"}),
+}
+
+
+class OpenAiBody(GenerationBody, kw_only=True):
+    """Fields of all endpoints that generate; null is the same as absent."""
+
+    priority: int | None = None
+    prompt_cache_key: str | None = None
+
+
+class UnservedBody(OpenAiBody, kw_only=True):
+    """The fields, kept undecoded."""
+
+    # Tools, before there was `tools`.
+    functions: msgspec.Raw = msgspec.Raw()
+    function_call: msgspec.Raw = msgspec.Raw()
+    # Which tokens an answer may have, and where it ends.
+    bad_words: msgspec.Raw = msgspec.Raw()
+    banned_strings: msgspec.Raw = msgspec.Raw()
+    banned_tokens: msgspec.Raw = msgspec.Raw()
+    custom_token_bans: msgspec.Raw = msgspec.Raw()
+    allowed_token_ids: msgspec.Raw = msgspec.Raw()
+    stop_regex: msgspec.Raw = msgspec.Raw()
+    # How tokens are drawn: the switch of each sampler. What only tunes one changes nothing.
+    use_beam_search: msgspec.Raw = msgspec.Raw()
+    num_beams: msgspec.Raw = msgspec.Raw()
+    length_penalty: msgspec.Raw = msgspec.Raw()
+    dry_multiplier: msgspec.Raw = msgspec.Raw()
+    xtc_probability: msgspec.Raw = msgspec.Raw()
+    mirostat: msgspec.Raw = msgspec.Raw()
+    mirostat_mode: msgspec.Raw = msgspec.Raw()
+    typical_p: msgspec.Raw = msgspec.Raw()
+    typ_p: msgspec.Raw = msgspec.Raw()
+    tfs_z: msgspec.Raw = msgspec.Raw()
+    tfs: msgspec.Raw = msgspec.Raw()
+    top_a: msgspec.Raw = msgspec.Raw()
+    top_n_sigma: msgspec.Raw = msgspec.Raw()
+    dynatemp_range: msgspec.Raw = msgspec.Raw()
+    smoothing_factor: msgspec.Raw = msgspec.Raw()
+    epsilon_cutoff: msgspec.Raw = msgspec.Raw()
+    eta_cutoff: msgspec.Raw = msgspec.Raw()
+    penalty_alpha: msgspec.Raw = msgspec.Raw()
+    no_repeat_ngram_size: msgspec.Raw = msgspec.Raw()
+    encoder_repetition_penalty: msgspec.Raw = msgspec.Raw()
+    guidance_scale: msgspec.Raw = msgspec.Raw()
+    cfg_scale: msgspec.Raw = msgspec.Raw()
+    negative_prompt: msgspec.Raw = msgspec.Raw()
+    logits_processors: msgspec.Raw = msgspec.Raw()
+    # How the prompt is made, and what else to report of it.
+    chat_template: msgspec.Raw = msgspec.Raw()
+    documents: msgspec.Raw = msgspec.Raw()
+    truncate_prompt_tokens: msgspec.Raw = msgspec.Raw()
+    prompt_logprobs: msgspec.Raw = msgspec.Raw()
+    audio: msgspec.Raw = msgspec.Raw()
+    modalities: msgspec.Raw = msgspec.Raw()
+    web_search_options: msgspec.Raw = msgspec.Raw()
+
+
+UNSERVED_FIELDS = tuple(UnservedBody.__annotations__)
+
+
+def refuse_unserved(body: UnservedBody) -> None:
+    """Raise RequestError, which names the field, if one is used. Its value may be long and is not
+    repeated.
+    """
+    for name in UNSERVED_FIELDS:
+        value = bytes(getattr(body, name))
+        if value not in UNUSED and value not in NEUTRAL.get(name, ()):
+            raise RequestError(f"'{name}' is not served here: leave it out.", param=name)
