@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from luceasync.disk_cache.codec import NodePart
 from luceasync.disk_cache.outcomes import Miss
-from luceasync.errors import SnapshotMismatch
+from luceasync.errors import SnapshotMismatch, StageFailed
 from luceasync.host_cache.nodes import Span
 from luceasync.nodes import MissReason, NodeKey
 from luceasync.prefix_cache.disk_orders import DiskOrders, FetchedNode, ReadOrder
@@ -98,7 +98,11 @@ class ReadIn:
             self._disk.quarantine(key)
             return Miss(MissReason.CORRUPT, str(error))
         except MemoryError as error:
+            self._index.drop(key, "memory")  # what memory held of it went too
             return Miss(MissReason.NO_MEMORY, str(error))
+        except StageFailed:
+            self._index.drop(key, "memory")
+            raise
         self._index.set_tiers(_held(node, MEMORY, fetched.parts))
         return None
 

@@ -8,6 +8,7 @@ import pytest
 
 from luceasync.disk_cache.codec import NodePart, part_of
 from luceasync.disk_cache.outcomes import Miss
+from luceasync.errors import StageFailed
 from luceasync.models.mixers import END_KINDS
 from luceasync.nodes import MissReason
 from luceasync.prefix_cache.disk_orders import FetchedNode, ReadOrder
@@ -84,6 +85,27 @@ def test_a_node_of_another_model_is_quarantined(bench):
     assert come(bench, NodePart.STATE).reason is MissReason.CORRUPT
     assert bench.disk.quarantined == [key]
     assert bench.serve(PROMPT) == 64
+
+
+@pytest.mark.parametrize("error", [MemoryError("no room"), StageFailed(1, "it has ended")])
+def test_a_node_that_memory_could_not_take_is_no_longer_listed_there(bench, monkeypatch, error):
+    """Its rows were there; taking in its end as well has dropped them."""
+    assert come(bench, NodePart.SPAN) is None
+    key = last(bench)
+
+    def adopt(node, span, tensors):
+        bench.target.drop(node)
+        raise error
+
+    monkeypatch.setattr(bench.target, "adopt", adopt)
+    if isinstance(error, MemoryError):
+        assert come(bench, *WHOLE).reason is MissReason.NO_MEMORY
+    else:
+        with pytest.raises(StageFailed):
+            come(bench, *WHOLE)
+    assert bench.index.node(key).tiers == {"disk"}
+    monkeypatch.undo()
+    assert bench.serve(PROMPT) == len(PROMPT)
 
 
 def test_a_node_that_was_dropped_meanwhile_is_not_adopted(bench):
