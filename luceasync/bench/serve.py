@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import multiprocessing
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from multiprocessing.connection import Connection
 from typing import Any
 
 import uvloop
 
 from luceasync.bench.report import NOTHING, Report, figure, median, ms, percentile, us
+from luceasync.bench.servers import run_clients
 from luceasync.config import Config, EngineConfig, ServerConfig
 from luceasync.engine.start import build_engine
 from luceasync.request import Delta, Finish, ModelCard, Request, TextPiece, Timings, Usage
@@ -23,7 +22,6 @@ from luceasync.server.app import create_app
 from luceasync.server.http.listener import listen, run_hypercorn, url_of
 from luceasync.status import EngineStatus
 
-HOST = "127.0.0.1"
 LAG_INTERVAL_S = 0.002
 CLIENT = """
 import asyncio, httpx, sys
@@ -139,32 +137,6 @@ class PacedEngine:
             return call()
 
         return asyncio.run_coroutine_threadsafe(run(), loop).result()
-
-
-async def read_stream(port: int) -> list[float]:
-    """One streaming client. Returns the seconds from each token's making to its arrival."""
-    body = json.dumps({"messages": [{"role": "user", "content": "x"}], "stream": True}).encode()
-    reader, writer = await asyncio.open_connection(HOST, port)
-    writer.write(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
-        b"content-length: %d\r\n\r\n%s" % (len(body), body)
-    )
-    latencies_s = []
-    async for line in reader:
-        _, found, rest = line.partition(b'"content":"')
-        if found and rest[:1] != b'"':
-            latencies_s.append(time.perf_counter() - float(rest[: rest.index(b'"')]))
-    writer.close()
-    return latencies_s
-
-
-def run_clients(port: int, num_streams: int, results: Connection) -> None:
-    """The client process."""
-
-    async def run() -> list[list[float]]:
-        return await asyncio.gather(*(read_stream(port) for _ in range(num_streams)))
-
-    results.send([one for many in asyncio.run(run()) for one in many])
 
 
 async def serve_once(num_streams: int, num_tokens: int, period_s: float) -> tuple[float, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import os
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +22,7 @@ from luceasync.config import BUNDLED_MODEL_DIR
 
 QUESTIONS = BUNDLED_MODEL_DIR / "eval.jsonl"
 DEADLINE_S = 300.0
+HOST = "127.0.0.1"
 Messages = list[dict[str, Any]]
 
 
@@ -143,3 +146,32 @@ def tau_of(answers: Sequence[Asked]) -> tuple[int, str]:
     rounds = sum(a.speculation.get("rounds", 0) for a in answers)
     accepted = sum(a.speculation.get("accepted", 0) for a in answers)
     return rounds, f"{(accepted + rounds) / rounds:.2f}" if rounds else ""
+
+
+# --- streams of paced tokens ----------------------------------------------------------------------
+
+
+async def read_stream(port: int) -> list[float]:
+    """Seconds from the making of each token, which its text says, to its arrival at one client."""
+    body = json.dumps({"messages": [{"role": "user", "content": "x"}], "stream": True}).encode()
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
+        b"content-length: %d\r\n\r\n%s" % (len(body), body)
+    )
+    latencies_s = []
+    async for line in reader:
+        _, found, rest = line.partition(b'"content":"')
+        if found and rest[:1] != b'"':
+            latencies_s.append(time.perf_counter() - float(rest[: rest.index(b'"')]))
+    writer.close()
+    return latencies_s
+
+
+def run_clients(port: int, num_streams: int, results: Connection) -> None:
+    """The client process of `num_streams` streams; sends their latencies to `results`."""
+
+    async def run() -> list[list[float]]:
+        return await asyncio.gather(*(read_stream(port) for _ in range(num_streams)))
+
+    results.send([one for many in asyncio.run(run()) for one in many])

@@ -1,11 +1,9 @@
-"""Client programs as people use them, against a server with scripted answers. Cases that force a
-format ask the bundled model.
+"""Client programs as people use them, with scripted answers; forced formats ask the bundled model.
 
     python -m tests.acceptance.check_clients FOLDER [--only NAME ...] [--template qwen3]
 
-Each client is installed under FOLDER, once. No request may be refused unless its case expects so,
-and of an agent's later prompts as much must be cached as its first one has. Exit status 1 if one
-failed.
+Each is installed under FOLDER, once. No request may be refused unless its case expects so, and of
+an agent's later prompts as much must be cached as its first one has. Exit status 1 if one failed.
 """
 
 from __future__ import annotations
