@@ -17,6 +17,7 @@ from luceasync.cli.bench import bench_app
 from luceasync.cli.cache import cache_app
 from luceasync.cli.flags import with_config
 from luceasync.cli.output import one_line
+from luceasync.cli.warm.command import warm
 from luceasync.config import Config
 from luceasync.errors import LuceasyncError
 from luceasync.options import SECTIONS
@@ -160,3 +161,6 @@ def plan(
     from luceasync.cli.plan import run_plan
 
     run_plan(config, as_json, model)
+
+
+app.command()(warm)

@@ -23,7 +23,9 @@ def luceasync() -> Iterator[Commands]:
         yield ready
 
 
-@pytest.mark.parametrize("words", [[], ["serve"], ["chat"], ["plan"], ["doctor"], ["cache", "ls"]])
+@pytest.mark.parametrize(
+    "words", [[], ["serve"], ["chat"], ["plan"], ["doctor"], ["cache", "ls"], ["warm"]]
+)
 def test_help_imports_no_torch(luceasync, words):
     result = luceasync.run(*words, "--help")
     assert (result.returncode, result.loaded) == (0, []), result.stderr

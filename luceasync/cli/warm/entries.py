@@ -17,6 +17,7 @@ from luceasync.errors import ConfigError
 
 Form = Literal["auto", "text", "json", "jsonl"]
 Role = Literal["system", "user"]
+Verify = Literal["first", "all", "none"]  # which entries are asked for again
 
 STDIN = "-"
 FORMS: Mapping[str, Form] = {".json": "json", ".jsonl": "jsonl"}

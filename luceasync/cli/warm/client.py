@@ -12,15 +12,15 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 from rich.console import Console
 
+from luceasync.cli.output import loading_bar
+from luceasync.cli.warm.entries import Entry, Verify
 from luceasync.config import Config, ServerConfig
 from luceasync.errors import ConfigError, LuceasyncError
-
-from .entries import Entry  # the folder is imported under two names
 
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 3600.0  # a long prompt on a CPU sends nothing before it is done
@@ -30,8 +30,6 @@ POLL_S = 0.1
 QUESTION = {"role": "user", "content": "Are you ready?"}
 CHEAPER = "prefill_is_faster"  # cached, but computing so few tokens is faster
 SAMPLE = re.compile(r"^luceasync_prefix_cache_(\w+(?:\{[^}]*\})?) (\S+)$", re.MULTILINE)
-
-Verify = Literal["first", "all", "none"]
 
 
 class Refused(LuceasyncError):
@@ -176,7 +174,6 @@ async def open_directory(
     """A client of an engine in this process that writes into the configured directory, for clients
     that will send this key and salt. Raises ConfigError.
     """
-    from luceasync.cli.serve import loading_bar
     from luceasync.engine.start import build_engine
     from luceasync.server.app import create_app
 
@@ -278,8 +275,8 @@ async def keep(
         return Outcome(entry, time.perf_counter() - started_s, error=str(error))
     # It may find more if an earlier run asked the same.
     num_found = None if next_usage is None else min(next_usage.num_cached, usage.num_tokens)
-    error = _fault(usage, next_usage, min_tokens)
-    return Outcome(entry, elapsed_s, usage.num_tokens, usage.num_cached, num_found, error)
+    fault = _fault(usage, next_usage, min_tokens)
+    return Outcome(entry, elapsed_s, usage.num_tokens, usage.num_cached, num_found, fault)
 
 
 def _fault(usage: PromptUsage, next_usage: PromptUsage | None, min_tokens: int) -> str:

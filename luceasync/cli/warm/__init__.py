@@ -1,0 +1,1 @@
+"""The warm command: have prompts computed and kept before a client asks."""
