@@ -48,9 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="where the browser is installed")
     parser.add_argument("--shots", type=Path, help="where pictures go")
-    parser.add_argument(
-        "--url", default="http://127.0.0.1:8000", help="server of the pictures"
-    )
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="server of the pictures")
     args = parser.parse_args()
     folder = args.folder.resolve()
     BROWSER.install(folder)

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from luceasync.cli.warm.client import WarmClient, keep
+from luceasync.cli.warm.entries import Entry
 from luceasync.engine.engine import LocalEngine
 from luceasync.prefix_tree.node import common_prefix
 from luceasync.request import ChatPrompt, Delta, Finish, Request, Sampling, Stream
@@ -20,8 +22,6 @@ from luceasync.text.history import History
 from luceasync.text.replay_check import ReplayCheck
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
-from scripts.warm.client import WarmClient, keep
-from scripts.warm.entries import Entry
 from tests.acceptance.turns.servers import End, Servers
 
 Message = Mapping[str, Any]
@@ -138,7 +138,7 @@ class Client:
         self._seen.append(ids[:num_done])
 
     async def warm(self, system: str, *, through_server: bool) -> None:
-        """Have the beginning of all chats with that system message kept, as warm_cache.py does."""
+        """Have the beginning of chats with that system message kept, as `luceasync warm` does."""
         messages = [{"role": "system", "content": system}]
         entry = Entry("a flow", messages)
 

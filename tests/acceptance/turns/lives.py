@@ -41,7 +41,7 @@ async def choices(client: Client, size: Size) -> None:
 
 
 async def warmed(client: Client, size: Size, *, through_server: bool = True) -> None:
-    """A system prompt is kept ahead of time, as by warm_cache.py."""
+    """A system prompt is kept ahead of time, as by `luceasync warm`."""
     await client.ask([*beginning("others", size), user("something", size)], size.answer)
     system = said("rules", size.system)
     await client.warm(system, through_server=through_server)

@@ -15,11 +15,11 @@ from typing import Literal
 
 import httpx
 
+from luceasync.cli.warm.client import WarmClient, open_directory
 from luceasync.config import Config, ServerConfig
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.server.app import create_app
-from scripts.warm.client import WarmClient, open_directory
 
 End = Literal["settled", "at once", "in order"]
 
