@@ -170,7 +170,7 @@ class ProcessLife:
     """One process from its start to its end."""
 
     started: StartedProcess[Any]
-    pace: CallDeadlines
+    deadlines: CallDeadlines
 
     @property
     def is_well(self) -> bool:
@@ -292,11 +292,11 @@ class SupervisedProcess:
 
 def _counted(past: ProcessStatus, life: ProcessLife) -> ProcessStatus:
     """With the counts of a life so far."""
-    traffic, pace = life.started.channel.traffic, life.pace
+    traffic, deadlines = life.started.channel.traffic, life.deadlines
     return replace(
         past,
-        calls_total=past.calls_total + pace.num_calls,
-        call_s_total=past.call_s_total + pace.seconds,
+        calls_total=past.calls_total + deadlines.num_calls,
+        call_s_total=past.call_s_total + deadlines.seconds,
         sent_bytes_total=past.sent_bytes_total + traffic.num_bytes_sent,
         received_bytes_total=past.received_bytes_total + traffic.num_bytes_received,
     )

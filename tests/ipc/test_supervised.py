@@ -86,7 +86,7 @@ def test_all_its_lives_count(launcher: LocalLauncher):
         life = start(process)
         process.arrived()
         life.started.channel.call(Ask("x" * 1000), Tell, deadline_s=DEADLINE_S)
-        life.pace.took(CallKind("ask"), 0.5)
+        life.deadlines.took(CallKind("ask"), 0.5)
         sent.append(process.status.sent_bytes_total)
     process.stop()
     status = process.status
@@ -219,10 +219,10 @@ def test_a_slower_call_never_shortens_it_once_they_are_known(took_s, seconds):
 
 
 def test_calls_of_another_kind_or_size_say_nothing():
-    pace = CallDeadlines()
+    deadlines = CallDeadlines()
     for _ in range(NUM_FIRST):
-        pace.took(CallKind("prefill", 512), 0.1)
-    assert pace.deadline_s(CallKind("prefill", 300)) == LEAST_S
+        deadlines.took(CallKind("prefill", 512), 0.1)
+    assert deadlines.deadline_s(CallKind("prefill", 300)) == LEAST_S
     for other in (CallKind("prefill", 513), CallKind("prefill", 256), CallKind("decode", 512)):
-        assert pace.deadline_s(other) == FIRST_S
-    assert (pace.num_calls, pace.seconds) == (NUM_FIRST, pytest.approx(0.3))
+        assert deadlines.deadline_s(other) == FIRST_S
+    assert (deadlines.num_calls, deadlines.seconds) == (NUM_FIRST, pytest.approx(0.3))

@@ -59,7 +59,7 @@ class BackendConnection:
         said so far.
         """
         self._discard_unsent()
-        self.life, self._pace = life, life.pace
+        self.life, self._deadlines = life, life.deadlines
         self._started, self._channel = life.started, life.started.channel
 
     @property
@@ -127,8 +127,8 @@ class BackendConnection:
         """Wait for the answer to a command, as long as such calls may take."""
         began_s = time.monotonic()
         with self._errors():
-            got = self._channel.answer(number, kind, self._pace.deadline_s(call))
-        self._pace.took(call, time.monotonic() - began_s)
+            got = self._channel.answer(number, kind, self._deadlines.deadline_s(call))
+        self._deadlines.took(call, time.monotonic() - began_s)
         return got
 
     def answer_with(

@@ -276,7 +276,7 @@ def test_a_proposal_that_never_comes_is_given_up_at_its_deadline(both, monkeypat
     connection = both.process.life.connection
     with torch.inference_mode():
         both.there.speculator.passes.propose([7], [0], [len(TOKENS)], CHAIN)
-    monkeypatch.setattr(connection._pace, "deadline_s", lambda call: 0.3)
+    monkeypatch.setattr(connection._deadlines, "deadline_s", lambda call: 0.3)
     unanswered, send = wire.ResetDraftLane(0, 0), connection._channel.send
     monkeypatch.setattr(connection, "send", lambda *told: send(unanswered, deadline_s=1.0))
     with pytest.raises(DraftFailed, match=r"silent for 0\.3 s"):
