@@ -14,16 +14,24 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from luceasync import parsers
 from luceasync.cli.flags import with_config
-from luceasync.cli.output import DAY_S, age_text, print_json, size_text
+from luceasync.cli.output import (
+    DAY_S,
+    age_text,
+    count_text,
+    plain_table,
+    print_json,
+    print_plain,
+    size_text,
+)
 from luceasync.config import Config
 from luceasync.errors import ConfigError, SnapshotMismatch
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from luceasync.disk_cache.codec import NodeHeader
     from luceasync.disk_cache.listing import NodeMeta
     from luceasync.disk_cache.upkeep import NamespaceTotal, Upkeep, Verdict
@@ -85,6 +93,7 @@ def verify(config: Config, namespace: Namespace = None) -> None:
         names = _namespaces(upkeep, namespace)
         verdicts = (upkeep.verify(name, key) for name in names for key in upkeep.keys(name))
         is_sound = print_verdicts(verdicts)
+        print_orphans(node for name in names for node in _orphans(upkeep.nodes(name)))
     raise typer.Exit(0 if is_sound else 1)
 
 
@@ -126,9 +135,9 @@ def clear(
         names = _namespaces(upkeep, namespace)
         totals = [total for total in upkeep.totals() if total.namespace in names]
         size = size_text(sum(total.num_bytes for total in totals))
-        num_nodes = sum(total.num_nodes for total in totals)
+        nodes = count_text(sum(total.num_nodes for total in totals), "node")
         if not yes:
-            typer.confirm(f"Remove {num_nodes} nodes, {size}, from {upkeep.root}?", abort=True)
+            typer.confirm(f"Remove {nodes}, {size}, from {upkeep.root}?", abort=True)
         removed = [upkeep.clear(name) for name in names]
     print_removed(sum(count for count, _ in removed), sum(size for _, size in removed), 0)
 
@@ -201,7 +210,7 @@ def print_namespaces(totals: Sequence[NamespaceTotal], as_json: bool) -> None:
         table.add_row(total.namespace, str(total.num_nodes), size, _age(total.last_used_s))
     size = size_text(sum(total.num_bytes for total in totals))
     table.add_row("total", str(sum(total.num_nodes for total in totals)), size, "")
-    _print(table)
+    print_plain(table)
 
 
 def print_nodes(namespace: str, nodes: Iterable[NodeMeta], as_json: bool) -> None:
@@ -210,7 +219,7 @@ def print_nodes(namespace: str, nodes: Iterable[NodeMeta], as_json: bool) -> Non
     if as_json:
         print_json({"namespace": namespace, "nodes": [_summary(node) for node in ordered]})
         return
-    _print(_node_table(ordered))
+    print_plain(_node_table(ordered))
 
 
 def print_node(headers: Sequence[NodeHeader], nodes: Iterable[NodeMeta], as_json: bool) -> None:
@@ -242,10 +251,10 @@ def print_node(headers: Sequence[NodeHeader], nodes: Iterable[NodeMeta], as_json
     }
     for name, value in facts.items():
         words = name.removeprefix("num_").removesuffix("_s").replace("_", " ")
-        _print(f"{words:10} {_shown(value)}")
-    _print("", _tensor_table(headers), "", _node_table(chain))
-    if chain[0].metadata is None or chain[0].metadata.begin > 0:
-        _print("", "Its parents are missing: no request can use it.")
+        print_plain(f"{words:10} {_shown(value)}")
+    print_plain("", _tensor_table(headers), "", _node_table(chain))
+    if _is_orphan(chain):
+        print_plain("", "Its parents are missing: no request can use it.")
 
 
 def print_verdicts(verdicts: Iterable[Verdict]) -> bool:
@@ -254,17 +263,30 @@ def print_verdicts(verdicts: Iterable[Verdict]) -> bool:
     for verdict in verdicts:
         counts[verdict.state] += 1
         if verdict.state in ("damaged", "unreadable"):
-            _print(f"{verdict.state}: {verdict.namespace}/{verdict.key}: {verdict.detail}")
-    _print(
-        f"{counts['whole']} nodes intact, {counts['damaged']} damaged and quarantined, "
-        f"{counts['unreadable']} unreadable, {counts['foreign']} of another schema"
+            print_plain(f"{verdict.state}: {verdict.namespace}/{verdict.key}: {verdict.detail}")
+    print_plain(
+        f"{count_text(counts['whole'], 'node')} intact, "
+        f"{counts['damaged']} damaged and quarantined, {counts['unreadable']} unreadable, "
+        f"{counts['foreign']} of another schema"
     )
     return counts["damaged"] == counts["unreadable"] == 0
 
 
+def print_orphans(orphans: Iterable[NodeMeta]) -> None:
+    """Print how many nodes have no use although they are intact, if any."""
+    if num_orphans := sum(1 for _ in orphans):
+        print_plain(
+            f"{count_text(num_orphans, 'intact node')} below a missing parent: no request can use "
+            "them until the parent is computed again"
+        )
+
+
 def print_removed(num_gone: int, num_bytes: int, num_left: int) -> None:
     """Print how much was removed."""
-    _print(f"{num_gone} nodes removed, {size_text(num_bytes)}; {num_left} nodes left")
+    print_plain(
+        f"{count_text(num_gone, 'node')} removed, {size_text(num_bytes)}; "
+        f"{count_text(num_left, 'node')} left"
+    )
 
 
 def _summary(node: NodeMeta) -> dict[str, object]:
@@ -354,6 +376,19 @@ def _chain(node: NodeMeta, by_key: dict[str, NodeMeta]) -> list[NodeMeta]:
     return chain[::-1]
 
 
+def _is_orphan(chain: Sequence[NodeMeta]) -> bool:
+    """Whether a chain of `_chain` does not reach the root."""
+    return chain[0].metadata is None or chain[0].metadata.begin > 0
+
+
+def _orphans(nodes: Iterable[NodeMeta]) -> Iterator[NodeMeta]:
+    """Nodes of one namespace that have lost a parent."""
+    by_key = {node.key: node for node in nodes}
+    for node in by_key.values():
+        if node.metadata is not None and _is_orphan(_chain(node, by_key)):
+            yield node
+
+
 def _shown(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -365,15 +400,4 @@ def _age(time_s: float) -> str:
 
 
 def _table(*columns: str) -> Table:
-    """A table without lines; columns of names are left-aligned, others right-aligned."""
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        is_name = column in ("namespace", "key", "parent", "tensor", "dtype")
-        table.add_column(column, justify="left" if is_name else "right", no_wrap=True)
-    return table
-
-
-def _print(*objects: object) -> None:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    for each in objects:
-        console.print(each)
+    return plain_table(*columns, names=("namespace", "key", "parent", "tensor", "dtype"))

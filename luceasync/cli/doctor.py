@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from luceasync import __version__
-from luceasync.cli.output import size_text
+from luceasync.cli.output import UNBROKEN_COLUMNS, count_text, size_text
 from luceasync.cli.serve import is_open_to_others
 from luceasync.config import Config
 from luceasync.disk_cache.directory import check_usable
@@ -49,11 +49,14 @@ Check = Callable[[Config], Iterator[Finding]]
 def run_doctor(config: Config) -> bool:
     """Print all findings; returns whether nothing is broken."""
     findings = list(examine(config))
-    table = Table(title=f"luceasync {__version__}", show_header=False)
+    table = Table(title=f"luceasync {__version__}", title_justify="left", show_header=False)
     for finding in findings:
         state = f"[{STYLES[finding.state]}]{finding.state}[/]"
         table.add_row(finding.subject, state, Text(finding.words))
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = UNBROKEN_COLUMNS  # a line for each finding
+    console.print(table)
     return all(finding.state != "broken" for finding in findings)
 
 
@@ -163,7 +166,7 @@ def _model(config: Config) -> Iterator[Finding]:
             "quantisation", "ok", f"{scheme.name}; {activations}, whatever {CONFIGURED} says"
         )
     where = ", ".join(shard.device for shard in plan.shards)
-    lanes = f"{plan.parallel} lanes of {plan.max_ctx_tokens} tokens"
+    lanes = f"{count_text(plan.parallel, 'lane')} of {plan.max_ctx_tokens} tokens"
     yield Finding("plan", "ok", f"{plan.precision.compute} on {where}, {lanes}")
     words = "none: one token per step"
     if drafter is not None:
@@ -180,8 +183,7 @@ def _model_files(config: Config) -> Iterator[Finding]:
 
     model = ModelFiles(config.model.model_dir)
     if (gguf := model.gguf) is not None:
-        num_bytes = sum(path.stat().st_size for path in gguf.paths)
-        yield Finding("weights", "ok", f"{len(gguf.paths)} files, {size_text(num_bytes)}")
+        yield Finding("weights", "ok", _sizes(gguf.paths))
         num_ends = len(vocabulary_of(gguf).eos_ids)
         yield Finding("tokenizer", "ok", f"in {gguf.path.name}, {num_ends} end tokens")
         return
@@ -194,10 +196,14 @@ def _model_files(config: Config) -> Iterator[Finding]:
                 yield Finding(purpose, "broken", str(error))
                 continue
         if files:
-            num_bytes = sum(file.stat().st_size for file in files)
-            yield Finding(purpose, "ok", f"{len(files)} files, {size_text(num_bytes)}")
+            yield Finding(purpose, "ok", _sizes(files))
         else:
             yield Finding(purpose, "broken", f"no {pattern} in {config.model.model_dir}")
+
+
+def _sizes(files: Sequence[Path]) -> str:
+    num_bytes = sum(file.stat().st_size for file in files)
+    return f"{count_text(len(files), 'file')}, {size_text(num_bytes)}"
 
 
 def _template(config: Config) -> Iterator[Finding]:

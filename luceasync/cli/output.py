@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,9 @@ import msgspec
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+    from rich.table import Table
 
+UNBROKEN_COLUMNS = 10_000
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 
 
@@ -41,6 +43,30 @@ def one_line(text: object) -> str:
     the text may contain names of a client or a file.
     """
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(text))
+
+
+def plain_table(*columns: str, names: Collection[str] = ()) -> Table:
+    """A table without lines; columns of `names` are left-aligned, others right-aligned."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column in names else "right", no_wrap=True)
+    return table
+
+
+def print_plain(*objects: object) -> None:
+    """Print text and tables with no line broken: a pipe has no width, and a terminal wraps."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, soft_wrap=True, width=UNBROKEN_COLUMNS)
+    for each in objects:
+        console.print(each)
+
+
+def count_text(number: int, noun: str) -> str:
+    """A number of things: `1, "file"` -> "1 file", `2, "file"` -> "2 files"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def print_json(value: object) -> None:

@@ -8,10 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-
-from luceasync.cli.output import print_json, size_text
+from luceasync.cli.output import count_text, plain_table, print_json, print_plain, size_text
 from luceasync.config import CacheConfig, Config
 from luceasync.engine.cache_directory import held_bytes_of, limits_of
 from luceasync.kv.pages import CHUNK_TOKENS
@@ -30,11 +27,10 @@ def run_plan(config: Config, as_json: bool, model: ModelFiles | None = None) -> 
         values["prefix_cache"] = cache
         print_json(values)
         return
-    console = Console(highlight=False)
-    _print(report, console)
+    _print(report)
     if drafter is not None:
-        _print_drafter(report, drafter, console)
-    _print_cache(cache, config.cache, console)
+        _print_drafter(report, drafter)
+    _print_cache(cache, config.cache)
 
 
 def cache_summary(report: PlanReport, config: CacheConfig) -> dict[str, int | None]:
@@ -113,29 +109,26 @@ def _drafter_summary(report: PlanReport, drafter: Drafter | None) -> dict[str, o
     }
 
 
-def _print(report: PlanReport, console: Console) -> None:
+def _print(report: PlanReport) -> None:
     plan, spec = report.plan, report.spec
-    console.print(
+    print_plain(
         f"{spec.family}, {spec.num_parameters / 1e6:,.1f} M parameters "
         f"in {plan.precision.compute}; "
-        f"{plan.parallel} lanes of {plan.max_ctx_tokens} tokens"
+        f"{count_text(plan.parallel, 'lane')} of {plan.max_ctx_tokens} tokens"
     )
-    table = Table()
-    table.add_column("device")
-    for column in ("layers", "weights", "one lane", "lanes", "workspace", "total", "free"):
-        table.add_column(column, justify="right")
+    columns = ("layers", "weights", "one lane", "lanes", "workspace", "total", "free")
+    table = plain_table("device", *columns, names=("device",))
     for shard in report.shards:
         table.add_row(*_row(shard, plan.parallel))
-    console.print(table)
-    console.print(f"- weights: {_types_words(report.shards)}", markup=False)
+    print_plain(table)
+    print_plain(f"- weights: {_types_words(report.shards)}")
     if plan.pool is not None:
-        console.print(
+        print_plain(
             f"- {plan.num_pages * CHUNK_TOKENS} tokens of each lane stay on the devices (policy "
             f"{plan.pool.policy}); all lanes may take {size_text(plan.host_bytes)} of host memory",
-            markup=False,
         )
     for reason in plan.reasons:
-        console.print(f"- {reason}", markup=False)
+        print_plain(f"- {reason}")
 
 
 def _types_words(shards: Sequence[ShardReport]) -> str:
@@ -146,28 +139,27 @@ def _types_words(shards: Sequence[ShardReport]) -> str:
     return ", ".join(f"{size_text(size)} in {words}" for words, size in found.most_common())
 
 
-def _print_drafter(report: PlanReport, drafter: Drafter, console: Console) -> None:
+def _print_drafter(report: PlanReport, drafter: Drafter) -> None:
     assert report.drafter is not None
     num_tokens = min(report.plan.max_ctx_tokens, drafter.spec.ctx_max_tokens or 2**63)
     lane_bytes = report.drafter.lane_bytes + num_tokens * report.drafter.token_bytes
     verify_bytes = sum(shard.lane_scratch_bytes for shard in report.plan.shards)
-    console.print(
+    print_plain(
         f"drafter on {drafter.device.name}: weights {size_text(report.drafter.weight_bytes)}, one "
         f"lane {size_text(lane_bytes)}; {max(drafter.verify_rows)} rows per proposal, "
         f"{size_text(verify_bytes)} per lane to verify them",
-        markup=False,
     )
 
 
-def _print_cache(cache: dict[str, int | None], config: CacheConfig, console: Console) -> None:
+def _print_cache(cache: dict[str, int | None], config: CacheConfig) -> None:
     memory_bytes, per_token = cache["memory_bytes"] or 0, cache["bytes_per_token"] or 1
     words = (
         f"prefix cache: {size_text(memory_bytes)} of memory, at most {memory_bytes // per_token}"
     )
     state = f"; {size_text(cache['state_bytes'])} for each state" if cache["state_bytes"] else ""
-    console.print(f"{words} tokens of {size_text(per_token)}{state}", markup=False)
+    print_plain(f"{words} tokens of {size_text(per_token)}{state}")
     if cache["disk_bytes"] is not None:
-        console.print(f"- {size_text(cache['disk_bytes'])} in {config.cache_dir}", markup=False)
+        print_plain(f"- {size_text(cache['disk_bytes'])} in {config.cache_dir}")
 
 
 def _row(report: ShardReport, num_lanes: int) -> tuple[str, ...]:

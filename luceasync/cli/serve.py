@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 import uvloop
 from rich.console import Console
 
-from luceasync.cli.output import LoadingBar, loading_bar
+from luceasync.cli.output import LoadingBar, count_text, loading_bar
 from luceasync.config import Config, ServerConfig
 from luceasync.disk_cache.directory import make_usable
 from luceasync.errors import ModelError
@@ -199,7 +199,7 @@ def _exit_now(bar: LoadingBar) -> NoReturn:
 def ready_lines(card: ModelCard, num_lanes: int) -> list[str]:
     """What is served, and the reasons for the size of its context."""
     names = " or ".join(card.names)
-    lanes = "1 lane" if num_lanes == 1 else f"{num_lanes} lanes"
+    lanes = count_text(num_lanes, "lane")
     return [
         f"Ready: {names}, {lanes} of {card.max_ctx_tokens} tokens of context",
         *(f"- {reason}" for reason in card.reasons),

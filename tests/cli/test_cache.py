@@ -204,6 +204,14 @@ def test_verify_quarantines_damaged_nodes_and_exits_with_1(cache: Path) -> None:
     assert run(cache, "verify").exit_code == 0
 
 
+def test_verify_counts_intact_nodes_below_a_damaged_one(cache: Path) -> None:
+    damage(cache / "feed0123" / f"{MIDDLE}.safetensors")
+    for code in (1, 0):
+        result = run(cache, "verify")
+        assert result.exit_code == code
+        assert "1 intact node below a missing parent: no request can use" in result.stdout
+
+
 def test_prune_by_age_keeps_ancestors_of_kept_nodes(cache: Path) -> None:
     text = done(cache, "prune", "--older-than", "3", "--namespace", "feed")
     assert text.startswith("2 nodes removed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from luceasync.cli.output import age_text, one_line, size_text
+from luceasync.cli.output import age_text, count_text, one_line, plain_table, print_plain, size_text
 
 
 @pytest.mark.parametrize(
@@ -34,6 +34,20 @@ def test_size_text(num_bytes, text):
 )
 def test_age_text(seconds, text):
     assert age_text(seconds) == text
+
+
+def test_a_number_of_things():
+    assert [count_text(number, "file") for number in (0, 1, 2)] == ["0 files", "1 file", "2 files"]
+
+
+def test_no_line_is_broken_at_the_width_of_a_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "20")
+    table = plain_table("device", "bytes", names=("device",))
+    table.add_row("a device with a long name", "1016.3 MiB")
+    print_plain("word " * 10, table)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "word " * 10
+    assert lines[2] == "a device with a long name  1016.3 MiB"
 
 
 def test_an_error_is_one_line_without_control_characters():

@@ -27,12 +27,15 @@ def test_json_has_every_shard_in_bytes(capsys):
     assert first["device_bytes"] < first["free_bytes"]
 
 
-def test_the_table_has_every_shard(capsys):
+def test_the_table_has_every_shard(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
     run_plan(CONFIG, as_json=False)
     out = capsys.readouterr().out
     assert "2 lanes of 256 tokens" in out
     assert "cpu:0" in out
     assert "cpu:1" in out
+    [cells] = [line.split() for line in out.splitlines() if line.startswith("cpu:1")]
+    assert len(cells) == 3 + 2 * 6  # the device, a span, and six sizes with their units
 
 
 @pytest.fixture
