@@ -17,7 +17,15 @@ BUNDLED_MODEL_DIR = Path(__file__).parent / "assets" / "stdlib-15m"
 BUNDLED_DRAFT_DIR = Path(__file__).parent / "assets" / "stdlib-15m-dflash"
 
 DtypeName = Literal["auto", "bf16", "fp32"]
-ToolFormat = Literal["auto", "qwen-json", "qwen-xml", "glm-xml", "llama-json", "none"]
+# fmt: off
+ToolFormat = Literal[
+    "auto", "qwen-xml", "glm-xml", "qwen-json", "function-json", "mistral", "mistral-json",
+    "deepseek-v3", "deepseek-v3.1", "deepseek-v3.2", "deepseek-v4", "kimi-k2", "minimax-m2",
+    "seed-xml", "minicpm-xml", "granite-json", "phi4-json", "nemotron-json", "tool-calls-json",
+    "command-json", "lfm2", "olmo3", "gemma4", "functiongemma", "llama-json", "json-list",
+    "pythonic", "none",
+]
+# fmt: on
 ReasoningFormat = Literal["auto", "none"]
 PeerAccess = Literal["auto", "on", "off"]
 IpcUse = Literal["auto", "always"]
@@ -67,8 +75,8 @@ class ModelConfig:
         "auto",
         "tool-format",
         ToolFormat,
-        "How the model writes tool calls: qwen-json, qwen-xml, glm-xml, llama-json, or none; "
-        "auto: detected from its chat template.",
+        "How the model writes tool calls: a format of docs/api.md, or none; auto: the one in which "
+        "its chat template writes them.",
         metavar="FORMAT",
     )
     reasoning_format: ReasoningFormat = choice(

@@ -17,8 +17,8 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from luceasync.errors import RequestError
 from luceasync.request import Constraint
-from luceasync.text.answer.answer_format import Before
 from luceasync.text.answer.call_grammar import CallGrammar
+from luceasync.text.answer.pieces import Before
 
 Grammar = Mapping[str, Any]  # of llguidance, without its name
 

@@ -1,14 +1,16 @@
 """The text of an answer while it is generated: whole characters, cut before a stop string.
 
-Owns what is held back. Knows nothing of end tokens or length limits.
+Owns what is held back, and where stop strings count: not in reasoning. Knows nothing of end tokens
+or length limits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from luceasync.errors import RequestError
+from luceasync.text.answer.pieces import THINK, THINK_END, Before
 from luceasync.text.tokenizer import Tokenizer
 
 
@@ -24,11 +26,16 @@ class Detokenizer:
     `tokenizer.decode` of all tokens.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()) -> None:
-        """Raises RequestError for an empty stop string."""
+    def __init__(
+        self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), before: Before = "nothing"
+    ) -> None:
+        """`before`: the reasoning before the answer, in which `stop` does not count. Raises
+        RequestError for an empty stop string.
+        """
         self._token = tokenizer.shown_token
         self._stream = tokenizer.stream()
         self._scanner = StopScanner(stop) if stop else None
+        self._reasoning = ReasoningScanner(before)
         self.stopped = False
 
     @property
@@ -61,13 +68,62 @@ class Detokenizer:
         text = self._stream.flush()
         if self._scanner is None:
             return text
-        safe = self._scan(self._scanner, text)
-        return safe.text if safe.stopped else safe.text + self._scanner.flush()
+        before, answer = self._reasoning.push(text)
+        last_before, last_answer = self._reasoning.flush()
+        before += last_before
+        safe = self._stop(self._scanner, answer + last_answer)
+        return before + (safe.text if safe.stopped else safe.text + self._scanner.flush())
 
     def _scan(self, scanner: StopScanner, text: str) -> SafeText:
+        before, answer = self._reasoning.push(text)
+        safe = self._stop(scanner, answer)
+        return SafeText(before + safe.text, safe.stopped)
+
+    def _stop(self, scanner: StopScanner, text: str) -> SafeText:
         safe = scanner.push(text)
         self.stopped = safe.stopped
         return safe
+
+
+class ReasoningScanner:
+    """Separates the reasoning at the beginning of a text from the answer after it, however the text
+    is split into pieces. The line ends after the reasoning belong to it.
+    """
+
+    def __init__(self, before: Before) -> None:
+        self._state: Before | Literal["closed"] = before
+        self._held = ""  # what may begin or end reasoning
+
+    def push(self, text: str) -> tuple[str, str]:
+        """The reasoning, and the answer, that are certain once `text` has come."""
+        if self._state == "nothing":
+            return "", text
+        text, self._held = self._held + text, ""
+        before = ""
+        if self._state == "perhaps":
+            rest = text.lstrip()
+            if not rest.startswith(THINK) and THINK.startswith(rest):
+                self._held = text
+                return "", ""
+            self._state = "open" if rest.startswith(THINK) else "nothing"
+        if self._state == "open":
+            before, end, text = text.partition(THINK_END)
+            if not end:
+                num_safe = len(before) - (len(THINK_END) - 1)
+                self._held = before[max(0, num_safe) :]
+                return before[: max(0, num_safe)], ""
+            before, self._state = before + end, "closed"
+        if self._state == "closed":
+            answer = text.lstrip("\n")
+            before += text[: len(text) - len(answer)]
+            text = answer
+            self._state = "nothing" if answer else "closed"
+        return before, text
+
+    def flush(self) -> tuple[str, str]:
+        """The reasoning, or the answer, that is held back, when nothing follows."""
+        held, self._held = self._held, ""
+        return (held, "") if self._state == "open" else ("", held)
 
 
 class StopScanner:

@@ -6,8 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from luceasync.text.answer.answer_format import Before
-from luceasync.text.answer.pieces import PieceMaker, PlainText
+from luceasync.text.answer.pieces import Before, PieceMaker, PlainText
 from luceasync.text.call_memory import CallMemory
 from luceasync.text.history import History
 from luceasync.text.replay_check import ReplayCheck

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from luceasync.errors import RequestError
-from luceasync.text.detokenizer import Detokenizer, SafeText, StopScanner
+from luceasync.text.detokenizer import Detokenizer, ReasoningScanner, SafeText, StopScanner
 
 relaxed = settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -162,3 +162,49 @@ def test_no_more_is_held_back_than_may_become_a_stop():
     assert scanner.push("xab") == SafeText("x", False)
     assert scanner.push("a") == SafeText("ab", False)
     assert scanner.push("bd") == SafeText("a", True)
+
+
+@pytest.mark.parametrize(
+    ("before", "text", "shown", "stopped"),
+    [
+        ("open", "a stop b</think>\n\nc stop d", "a stop b</think>\n\nc ", True),
+        ("open", "a stop b", "a stop b", False),
+        ("open", "a stop b</thi", "a stop b</thi", False),
+        ("perhaps", "\n<think>stop</think>c", "\n<think>stop</think>c", False),
+        ("perhaps", "a stop b", "a ", True),
+        ("perhaps", " stop<think>", " ", True),
+        ("perhaps", "<thi", "<thi", False),
+        ("nothing", "<think>stop", "<think>", True),
+        ("open", "</think>\n\n", "</think>\n\n", False),
+    ],
+)
+def test_stops_count_in_the_answer_alone(byte_level, before, text, shown, stopped):
+    detokenizer, found = Detokenizer(byte_level, ("stop", "\n\n"), before), ""
+    for token in byte_level.encode(text, special=False):
+        if detokenizer.stopped:
+            break
+        found += detokenizer.push(token).text
+    assert (found + detokenizer.flush(), detokenizer.stopped) == (shown, stopped)
+
+
+@pytest.mark.parametrize("before", ["nothing", "open", "perhaps"])
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", "<th", "\n", "a", " "])),
+    st.lists(st.integers(0, 40), max_size=8),
+)
+def test_reasoning_is_found_however_the_text_is_split(before, words, cuts):
+    text = "".join(words)
+
+    def separated(edges):
+        scanner = ReasoningScanner(before)
+        pieces = [scanner.push(text[begin:end]) for begin, end in pairwise(edges)]
+        pieces.append(scanner.flush())
+        return "".join(a for a, _ in pieces), "".join(b for _, b in pieces)
+
+    reasoning, answer = separated([0, len(text)])
+    assert reasoning + answer == text
+    assert separated([0, *sorted(min(c, len(text)) for c in cuts), len(text)]) == (
+        reasoning,
+        answer,
+    )

@@ -1,24 +1,30 @@
-"""How to parse a model's answers, detected from its chat template and vocabulary.
+"""How to parse a model's answers, detected from what its chat template renders.
 
-Knows no model by name.
+Owns the conversations that a template is tried with. Knows no model by name.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import product, takewhile
+from typing import Any
 
 from luceasync.errors import RequestError
+from luceasync.request import ArgumentsPiece, CallPiece, TextPiece
 from luceasync.text.answer.argument_types import ToolSchemas
-from luceasync.text.answer.call_formats import FORMATS, CallFormat, format_of
-from luceasync.text.answer.pieces import THINK, THINK_END, AnswerPieces, PieceMaker, new_call_id
+from luceasync.text.answer.call_formats import FORMATS, CallFormat
+from luceasync.text.answer.pieces import (
+    THINK,
+    THINK_END,
+    AnswerPieces,
+    Before,
+    PieceMaker,
+    new_call_id,
+)
 from luceasync.text.template import Template
 from luceasync.text.tokenizer import Tokenizer
-
-# Reasoning before the text of an answer: none, opened by the prompt, or perhaps opened by the
-# answer itself.
-Before = Literal["nothing", "open", "perhaps"]
 
 AUTO, NONE = "auto", "none"
 TOOL = {
@@ -29,12 +35,21 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"a": {"type": "string"}}},
     },
 }
-CALL = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": {"a": "b"}}}
-EXAMPLE = (
-    {"role": "user", "content": "x"},
-    {"role": "assistant", "content": "", "tool_calls": [CALL]},
-    {"role": "tool", "tool_call_id": "call_0", "name": "f", "content": "y"},
-)
+ARGUMENTS = {"a": "b"}
+OTHER_ARGUMENTS = {"a": "other"}
+IDS = ("callcall0", "functions.f:0")  # Mistral's have nine letters or digits; Kimi's name the tool
+WORDS = "§§"  # the beginning of no call
+USER = {"role": "user", "content": "x"}
+ANSWERED = (USER, {"role": "assistant", "content": WORDS})
+
+
+def _call(call_id: str, arguments: Mapping[str, str]) -> Mapping[str, Any]:
+    function = {"name": "f", "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def _called(content: str | None, *calls: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [USER, {"role": "assistant", "content": content, "tool_calls": list(calls)}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +58,15 @@ class AnswerFormat:
 
     `reasons`: text between <think> and </think> at the beginning of an answer is reasoning.
     `opens`: an answer opens it itself unless the prompt has. `calls`: the format of tool calls;
-    None: none, or unknown.
+    None: none, or unknown. `max_calls`: how many calls of one answer the template takes back; None:
+    any number. `separates`: what is reasoning is told apart where the prompt opens it.
     """
 
     reasons: bool = False
     calls: CallFormat | None = None
     opens: bool = False
+    max_calls: int | None = None
+    separates: bool = True
 
     @classmethod
     def of(
@@ -58,19 +76,38 @@ class AnswerFormat:
         reasoning_format: str = AUTO,
         tool_format: str = AUTO,
     ) -> AnswerFormat:
-        """The format that `template` shows by an example; formats other than auto override it."""
-        example = _rendered(template, EXAMPLE, [TOOL])
-        can_reason = tokenizer.token_id(THINK) is not None or THINK in example
-        calls = format_of(example) if tool_format == AUTO else FORMATS.get(tool_format)
-        reasons = can_reason and reasoning_format == AUTO
-        return cls(reasons, calls, reasons and _can_disable_reasoning(template))
+        """The format that `template` shows by examples; formats other than auto override it."""
+        one = _called("", _call(IDS[0], ARGUMENTS))
+        result = {"role": "tool", "tool_call_id": IDS[0], "name": "f", "content": "y"}
+        examples = [
+            _rendered(template, [USER], None),
+            _rendered(template, [*one, result], [TOOL]),
+        ]
+        can_reason = tokenizer.token_id(THINK) is not None or any(THINK in e for e in examples)
+        if tool_format == AUTO:
+            calls = _shown_format(template, tokenizer)
+        else:
+            calls = FORMATS.get(tool_format)
+        separates = reasoning_format == AUTO
+        reasons = can_reason and separates
+        return cls(
+            reasons,
+            calls,
+            opens=reasons and _can_disable_reasoning(template),
+            max_calls=_most_calls(template) if calls else None,
+            separates=separates,
+        )
 
     def before(self, prompt: str) -> Before:
         """The reasoning before the answer to the rendered `prompt`."""
         end = prompt.rstrip()
-        if not self.reasons or end.endswith(THINK_END):
-            return "nothing"
-        return "open" if end.endswith(THINK) else "perhaps"
+        if self.separates and end.endswith(THINK):
+            return "open"
+        return "nothing" if not self.reasons or end.endswith(THINK_END) else "perhaps"
+
+    def most_calls(self, wanted: int | None) -> int | None:
+        """The most calls that an answer may have if a request wants at most `wanted`."""
+        return min((n for n in (wanted, self.max_calls) if n is not None), default=None)
 
     def maker(
         self,
@@ -82,19 +119,72 @@ class AnswerFormat:
         """A parser of one answer to the rendered `prompt`, which offers `tools`."""
         return AnswerPieces(
             reasons=self.reasons,
-            is_reasoning=self.reasons and prompt.rstrip().endswith(THINK),
+            is_reasoning=self.before(prompt) == "open",
             calls=self.calls if tools else None,
             schemas=ToolSchemas.of(tools or ()),
-            max_calls=max_calls,
+            max_calls=self.most_calls(max_calls),
             call_id=call_id,
         )
+
+
+def _shown_format(template: Template, tokenizer: Tokenizer) -> CallFormat | None:
+    """The format whose parser reads back the call that `template` renders; None if no one does."""
+    words = _rendered(template, ANSWERED, [TOOL], add_generation_prompt=False)
+    for content, call_id in product(("", None), IDS):  # some show calls only beside None
+        said = _called(content, _call(call_id, ARGUMENTS))
+        example = _rendered(template, said, [TOOL], add_generation_prompt=False)
+        call = _without_common_ends(example, words)
+        for call_format in FORMATS.values():
+            if _reads(call_format, call, tokenizer):
+                return call_format
+    return None
+
+
+def _without_common_ends(text: str, other: str) -> str:
+    """`text` without what both begin and end with."""
+    num_begin = _num_common(text, other)
+    text, other = text[num_begin:], other[num_begin:]
+    return text[: len(text) - _num_common(text[::-1], other[::-1])]
+
+
+def _num_common(text: str, other: str) -> int:
+    """The number of characters that both begin with."""
+    pairs = zip(text, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _reads(call_format: CallFormat, text: str, tokenizer: Tokenizer) -> bool:
+    """Whether the format's parser finds the example's call in `text`, and nothing else but an end
+    of the turn.
+    """
+    if not all(sign in text for sign in call_format.signs):
+        return False
+    maker = AnswerPieces(calls=call_format, schemas=ToolSchemas.of([TOOL]))
+    match maker.make(text, is_last=True):
+        case (CallPiece(_, _, "f"), ArgumentsPiece(_, arguments)):
+            rest = ""
+        case (CallPiece(_, _, "f"), ArgumentsPiece(_, arguments), TextPiece(rest)):
+            pass
+        case _:
+            return False
+    for control in tokenizer.added_texts:
+        rest = rest.replace(control, "")
+    return not rest.strip() and json.loads(arguments) == ARGUMENTS
+
+
+def _most_calls(template: Template) -> int | None:
+    """1 if `template` refuses or drops the second of two calls; else None."""
+    both = _called("", _call(IDS[0], ARGUMENTS), _call("callcall1", OTHER_ARGUMENTS))
+    takes_one = bool(_rendered(template, _called("", _call(IDS[0], ARGUMENTS)), [TOOL]))
+    takes_two = OTHER_ARGUMENTS["a"] in _rendered(template, both, [TOOL])
+    return 1 if takes_one and not takes_two else None
 
 
 def _can_disable_reasoning(template: Template) -> bool:
     """Whether the prompt closes reasoning if it is disabled. If so, an answer opens it whenever the
     prompt does neither.
     """
-    return THINK_END in _rendered(template, EXAMPLE[:1], None, enable_thinking=False)
+    return THINK_END in _rendered(template, [USER], None, enable_thinking=False)
 
 
 def _rendered(

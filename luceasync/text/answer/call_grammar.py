@@ -89,14 +89,26 @@ WriteCall = Callable[[CallGrammar, ToolFunction], str]  # an expression for one 
 
 
 def must_call(
-    write: WriteCall, between: str, functions: Sequence[ToolFunction], max_calls: int | None
+    write: WriteCall,
+    between: str,
+    functions: Sequence[ToolFunction],
+    max_calls: int | None,
+    begin: str = "",
+    end: str = "",
 ) -> CallGrammar:
-    """An answer that consists of one or more calls of `functions`, separated by `between`."""
+    """An answer that consists of `begin`, one or more calls of `functions`, separated by `between`,
+    and `end`.
+    """
     grammar = CallGrammar()
     call = _any(grammar, write, functions)
     more = "" if max_calls == 1 else f" ({text(between)} {call})*"
-    grammar.rules.append(f"start: {call}{more}")
+    grammar.rules.append(f"start: {_part(begin)}{call}{more}{_part(end)}")
     return grammar
+
+
+def _part(written: str) -> str:
+    """`written` as a part of a rule; "" for nothing."""
+    return f" {text(written)} " if written else ""
 
 
 def may_call(
@@ -121,40 +133,86 @@ def _any(
     return grammar.rule("call", " | ".join(rest))
 
 
-def json_in_tags(grammar: CallGrammar, function: ToolFunction) -> str:
-    """<tool_call> {"name": "f", "arguments": {...}} </tool_call>, on three lines."""
-    lead = f'<tool_call>\n{{"name": {_json(function.name)}, "arguments": '
-    arguments = grammar.json(function.subschema(function.parameters))
-    return f"{text(lead)} {arguments} {text(chr(125) + chr(10) + '</tool_call>')}"
+def json_object(lead: str, name: str, arguments: str, tail: str) -> WriteCall:
+    """Writes `lead`, {"name": "f", "arguments": {...}} with these names of the members, `tail`."""
+
+    def write(grammar: CallGrammar, function: ToolFunction) -> str:
+        begin = f"{lead}{{{_json(name)}: {_json(function.name)}, {_json(arguments)}: "
+        return f"{text(begin)} {_object(grammar, function)} {text('}' + tail)}"
+
+    return write
 
 
-def bare_json(grammar: CallGrammar, function: ToolFunction) -> str:
-    """{"name": "f", "parameters": {...}}."""
-    lead = f'{{"name": {_json(function.name)}, "parameters": '
-    return f"{text(lead)} {grammar.json(function.subschema(function.parameters))} {text(chr(125))}"
+def named_json(lead: str, tail: str) -> WriteCall:
+    """Writes `lead`, with the function's name for %s, the object of its arguments, and `tail`."""
+
+    def write(grammar: CallGrammar, function: ToolFunction) -> str:
+        call = f"{text(lead % function.name)} {_object(grammar, function)}"
+        return f"{call}{_part(tail)}".rstrip()
+
+    return write
 
 
-def parameters_in_tags(grammar: CallGrammar, function: ToolFunction) -> str:
-    """<function=f> containing <parameter=a>, each value on lines of its own."""
+def tagged(
+    lead: str, parameter: tuple[str, str, str], tail: str, json_lead: str | None = None
+) -> WriteCall:
+    """Writes `lead`, with the function's name for %s, then each parameter, then `tail`. A parameter
+    is written as its lead, with its name for %s, its value, its end, and what parts it from the
+    next. `json_lead`: the lead of a value that is JSON, if that is another.
+    """
 
-    def argument(name: str, schema: Schema) -> str:
-        lead, end = f"<parameter={name}>\n", "\n</parameter>"
-        return f"{text(lead)} {_value(grammar, function, name, schema, end)} {text(chr(10))}"
+    def write(grammar: CallGrammar, function: ToolFunction) -> str:
+        def argument(name: str, schema: Schema) -> str:
+            begin, end, space = parameter
+            types = types_of(schema, function.parameters)
+            if json_lead is not None and types and "string" not in types:
+                begin = json_lead
+            value = _value(grammar, function, name, schema, end)
+            return f"{text(begin % name)} {value}{_part(space)}".rstrip()
 
-    lead = f"<tool_call>\n<function={function.name}>\n"
-    end = "</function>\n</tool_call>"
-    return f"{text(lead)} {_arguments(function, argument)} {text(end)}"
+        return f"{text(lead % function.name)} {_arguments(function, argument)} {text(tail)}"
+
+    return write
 
 
-def keys_and_values(grammar: CallGrammar, function: ToolFunction) -> str:
-    """f, then <arg_key>a</arg_key> and <arg_value>value</arg_value>, each on a line."""
+def keywords(lead: str, colon: str, tail: str) -> WriteCall:
+    """Writes `lead`, with the function's name for %s, name, `colon` and JSON of each argument,
+    parted by commas, then `tail`.
+    """
 
-    def argument(name: str, schema: Schema) -> str:
-        lead, end = f"<arg_key>{name}</arg_key>\n<arg_value>", "</arg_value>"
-        return f"{text(lead)} {_value(grammar, function, name, schema, end)} {text(chr(10))}"
+    def write(grammar: CallGrammar, function: ToolFunction) -> str:
+        members = []
 
-    lead = f"<tool_call>{function.name}\n"
-    return f"{text(lead)} {_arguments(function, argument)} {text('</tool_call>')}"
+        def argument(name: str, schema: Schema) -> str:
+            own = function.subschema(schema, "properties", name)
+            members.append(f"{text(name + colon)} {grammar.json(own)}")
+            return members[-1]
+
+        _arguments(function, argument)
+        return f"{text(lead % function.name)} {_listed(grammar, function, members)} {text(tail)}"
+
+    return write
+
+
+def _listed(grammar: CallGrammar, function: ToolFunction, members: Sequence[str]) -> str:
+    """Some of the members in order, all that are required among them, parted by commas."""
+    names = list(function.parameters.get("properties") or ())
+    required = set(function.parameters.get("required") or ())
+    rest = ""  # what may follow an earlier member, from the last on
+    first: list[str] = []
+    for name, member in reversed(list(zip(names, members, strict=True))):
+        first.insert(0, f"{member} {rest}".strip())
+        if name in required:
+            rest, first = f'", " {member} {rest}'.strip(), first[:1]
+        else:
+            rest = grammar.rule("more", f'", " {member} {rest} | {rest or chr(34) * 2}')
+    is_empty = not required & set(names)
+    options = [*first, '""'] if is_empty else first
+    return f"({' | '.join(options)})"
+
+
+def _object(grammar: CallGrammar, function: ToolFunction) -> str:
+    return grammar.json(function.subschema(function.parameters))
 
 
 def _arguments(function: ToolFunction, write: Callable[[str, Schema], str]) -> str:

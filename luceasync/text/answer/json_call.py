@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from luceasync.text.answer.argument_types import json_text, parsed_json
@@ -23,6 +24,8 @@ from luceasync.text.answer.growing_text import (
 _SPECIAL = re.compile(r'["{}\[\]]')
 _IN_STRING = re.compile(r'["\\]')
 _LITERAL = re.compile(r"[^\s,:{}\[\]\"<|]*")
+_NAME = re.compile(r"\s*(?:functions\.)?([^\s<>\[\]{}\"]+?)(?::\d+)?\s*")  # Kimi's: functions.f:0
+MAX_NAME_CHARS = 256
 MAX_LITERAL_CHARS = 512  # no number is longer
 NAMES = ("name", "tool_name")
 ARGUMENTS = ("arguments", "parameters")
@@ -181,6 +184,59 @@ def read_object(text: GrowingText, known: Sequence[str] | None = None) -> Readin
     if name is None:
         raise FormatMismatch
     return WrittenCall(name, "{}" if arguments is None else arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class NameWords:
+    """Words around calls that are a name and the JSON object of its arguments; "" for one that a
+    notation lacks: `section`, then calls, then `section_end`. A call is `call`, its name,
+    `name_end`, the object, `call_end`.
+    """
+
+    section: str
+    call: str
+    name_end: str
+    call_end: str
+    section_end: str
+
+    @property
+    def openings(self) -> tuple[str, ...]:
+        """What calls may begin with."""
+        return tuple(word for word in (self.section, self.call) if word)
+
+
+def read_named(text: GrowingText, words: NameWords) -> Reading[list[WrittenCall]]:
+    """One or more calls; what is no further call is left."""
+    if words.section:
+        yield from text.may_take(words.section)
+        yield from text.skip()
+    calls = [(yield from _read_named(text, words))]
+    while True:
+        end = text.place
+        try:
+            yield from text.skip()
+            calls.append((yield from _read_named(text, words)))
+        except (FormatMismatch, EndOfText):
+            break
+    text.place = end
+    if words.section_end:
+        yield from text.may_take(words.section_end)
+    return calls
+
+
+def _read_named(text: GrowingText, words: NameWords) -> Reading[WrittenCall]:
+    yield from text.take(words.call)
+    written = yield from text.until(words.name_end, MAX_NAME_CHARS)
+    found = _NAME.fullmatch(written)
+    if found is None:
+        raise FormatMismatch
+    yield from text.skip()
+    if not text.text.startswith("{", text.place):
+        raise FormatMismatch
+    arguments = yield from arguments_object(text)
+    if words.call_end:
+        yield from text.may_take(words.call_end.lstrip())
+    return WrittenCall(found[1], arguments)
 
 
 def _name(found: Any, known: Sequence[str] | None) -> str:

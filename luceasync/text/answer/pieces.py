@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from luceasync.request import ArgumentsPiece, CallPiece, Piece, ReasoningPiece, TextPiece
 from luceasync.text.answer.argument_types import ToolSchemas
@@ -26,6 +26,9 @@ Result = TypeVar("Result")
 PieceReading = Generator[Piece | None, None, Result]
 
 THINK, THINK_END = "<think>", "</think>"
+# Reasoning before the text of an answer: none, opened by the prompt, or perhaps opened by the
+# answer itself.
+Before = Literal["nothing", "open", "perhaps"]
 MAX_UNFINISHED = 64  # calls without an end; after so many, the rest of an answer is text
 
 

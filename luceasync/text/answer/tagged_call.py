@@ -21,7 +21,8 @@ from luceasync.text.answer.growing_text import (
 )
 
 MAX_NAME_CHARS = 256
-AS_JSON = 'string="false"'  # DeepSeek's attribute of values other than strings
+# DeepSeek's attributes of values.
+AS_STRING, AS_JSON = 'string="true"', 'string="false"'
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,86 @@ def test_a_template_that_refuses_the_example_has_plain_answers(tokenizer: Tokeni
     assert AnswerFormat.of(template, tokenizer).calls is None
 
 
+def template_of(call: str, answer: str = "") -> ChatTemplate:
+    """A template that writes a call `c` as `call`, and opens an answer with `answer`."""
+    return ChatTemplate(
+        "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{% set c = c.function %}"
+        "{% set args = c.arguments | tojson %}" + call + "{% endfor %}\n"
+        "{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
+        "{% if add_generation_prompt %}<|assistant|>" + answer + "{% endif %}"
+    )
+
+
+SHOWN = {
+    "qwen-json": '<tool_call>\n{"name": "{{ c.name }}", "arguments": {{ args }}}\n</tool_call>',
+    "function-json": "<function={{ c.name }}>{{ args }}</function>",
+    "mistral": "[TOOL_CALLS]{{ c.name }}[ARGS]{{ args }}",
+    "mistral-json": '[TOOL_CALLS][{"name": "{{ c.name }}", "arguments": {{ args }}}]',
+    "kimi-k2": "<|tool_call_begin|>functions.{{ c.name }}:0<|tool_call_argument_begin|>{{ args }}"
+    "<|tool_call_end|>",
+    "granite-json": '<|tool_call|>[{"name": "{{ c.name }}", "arguments": {{ args }}}]',
+    "nemotron-json": '<TOOLCALL>[{"name": "{{ c.name }}", "arguments": {{ args }}}]</TOOLCALL>',
+    "llama-json": '{"name": "{{ c.name }}", "parameters": {{ args }}}',
+    "json-list": '[{"name": "{{ c.name }}", "arguments": {{ args }}}]',
+    "pythonic": "[{{ c.name }}({% for k, v in c.arguments | items %}{{ k }}={{ v | tojson }}"
+    "{% endfor %})]",
+    "minicpm-xml": '<function name="{{ c.name }}">{% for k, v in c.arguments | items %}'
+    '<param name="{{ k }}">{{ v }}</param>{% endfor %}</function>',
+    "seed-xml": "<seed:tool_call>\n<function={{ c.name }}>\n{% for k, v in c.arguments | items %}"
+    "<parameter={{ k }}>{{ v }}</parameter>\n{% endfor %}</function>\n</seed:tool_call>",
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_format_is_that_of_the_call_that_the_template_renders(
+    name: str, tokenizer: Tokenizer
+) -> None:
+    found = AnswerFormat.of(template_of(SHOWN[name]), tokenizer)
+    assert found.calls is not None and found.calls.name == name
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "<call {{ c.name }} with {{ args }}>",
+        '<odd>{"name": "{{ c.name }}", "parameters": {{ args }}}</odd>',
+        "<odd><tool_call>{{ c.name }}</tool_call></odd>",
+        '<tool_call>{"name": "{{ c.name }}", "arguments": {}}</tool_call>',
+        "",
+    ],
+)
+def test_a_call_that_no_format_reads_back_is_of_no_format(call: str, tokenizer: Tokenizer) -> None:
+    assert AnswerFormat.of(template_of(call), tokenizer).calls is None
+
+
+def test_a_template_that_takes_one_call_allows_one(tokenizer: Tokenizer) -> None:
+    one = SHOWN["llama-json"]
+    refuses = "{% if m.tool_calls | length > 1 %}{{ raise_exception('one call') }}{% endif %}"
+    drops = "{% if loop.first %}" + one + "{% endif %}"
+    for call in (refuses + one, drops):
+        found = AnswerFormat.of(template_of(call), tokenizer)
+        assert (found.max_calls, found.most_calls(None), found.most_calls(3)) == (1, 1, 1)
+    several = AnswerFormat.of(template_of(one), tokenizer)
+    assert (several.most_calls(None), several.most_calls(3)) == (None, 3)
+
+
+def test_the_prompt_that_opens_reasoning_decides(tokenizer: Tokenizer) -> None:
+    """Here after a user's message alone, with a tokenizer that has no such token."""
+    opening = "{% if messages[-1].role == 'user' %}<think>\n{% endif %}"
+    template = template_of("", opening)
+    found = AnswerFormat.of(template, tokenizer)
+    assert found.reasons
+    prompt = template.render([{"role": "user", "content": "x"}])
+    assert found.before(prompt) == "open"
+    assert found.maker(prompt, None).make("a</think>b", is_last=True) == (
+        ReasoningPiece("a"),
+        TextPiece("b"),
+    )
+    kept = AnswerFormat.of(template, tokenizer, reasoning_format="none")
+    assert kept.before(prompt) == "nothing"
+
+
 def test_a_named_format_wins(template: ChatTemplate, tokenizer: Tokenizer) -> None:
     answer_format = AnswerFormat.of(
         template, tokenizer, reasoning_format="none", tool_format="llama-json"

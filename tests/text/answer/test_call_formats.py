@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from luceasync.config import ToolFormat
-from luceasync.text.answer.call_formats import FORMATS, format_of
+from luceasync.text.answer.call_formats import FORMATS
 from tests.text.answer.written import TOOL, WRITERS, a_call, read
 
 NUM_CALLS = 250  # of each family; more find nothing else
@@ -52,11 +52,8 @@ def test_several_calls_and_the_text_before(call_format: str) -> None:
     rng = random.Random(2)
     calls = [a_call(rng), a_call(rng)]
     lead = "" if FORMATS[call_format].only_first else "I will look.\n\n"
-    text = (
-        lead
-        + ("; " if call_format == "llama-json" else "\n").join(map(WRITERS[call_format], calls))
-        + "\n"
-    )
+    between = "; " if call_format == "llama-json" else "\n"
+    text = lead + between.join(map(WRITERS[call_format], calls)) + "\n"
     found = read(call_format, text)
     assert found.text == lead.strip()
     assert [json.loads(arguments) for _, arguments in found.calls] == [c.arguments for c in calls]
@@ -137,21 +134,3 @@ def test_an_answer_in_json_is_not_a_call_of_an_unknown_tool() -> None:
 def test_calls_beyond_the_limit_are_dropped() -> None:
     call = '<tool_call>{"name": "run_it", "arguments": {}}</tool_call>'
     assert read("qwen-json", call + call, max_calls=1).calls == ((TOOL, "{}"),)
-
-
-@pytest.mark.parametrize(
-    ("rendered", "name"),
-    [
-        ("<tool_call>\n<function=f>\n<parameter=a>", "qwen-xml"),
-        ('<tool_call>\n{"name": "f"}', "qwen-json"),
-        ("<tool_call>f\n<arg_key>a</arg_key>", "glm-xml"),
-        ('{"name": "f", "parameters": {}}', "llama-json"),
-    ],
-)
-def test_the_format_is_detected_from_a_rendered_example(rendered: str, name: str) -> None:
-    found = format_of(rendered)
-    assert found is not None and found.name == name
-
-
-def test_a_template_without_calls_has_no_format() -> None:
-    assert format_of("user: hello") is None

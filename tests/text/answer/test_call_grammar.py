@@ -103,7 +103,8 @@ def check(calls: list[tuple[str, Any]]) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("max_calls", [1, None])
 def test_forced_calls_are_parsed_as_generated(tokenizer, name, max_calls):
-    tools = TOOLS if "json" in name else TAGGED
+    has_quoted_names = {'"name"', '"tool_name"'} & set(FORMATS[name].signs)
+    tools = TOOLS if has_quoted_names else TAGGED
     names = [tool["function"]["name"] for tool in tools]
     seen = set()
     for seed in range(12):

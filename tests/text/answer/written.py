@@ -1,4 +1,5 @@
 """Tool calls as each family of models writes them, and the expected result of parsing."""
+# ruff: noqa: RUF001 - DeepSeek's tags contain such characters
 
 from __future__ import annotations
 
@@ -146,13 +147,132 @@ def write_keyed(call: Call) -> str:
     return "\n".join([*lines, "</tool_call>"])
 
 
+def write_tags(lead: str, parameter: tuple[str, str], tail: str) -> Callable[[Call], str]:
+    """Writes each value between the two texts of `parameter`; %s stands for a name."""
+
+    def write(call: Call) -> str:
+        begin, end = parameter
+        values = [f"{begin % k}{_plain(v)}{end}" for k, v in call.arguments.items()]
+        return "\n".join([lead % call.name, *values, tail])
+
+    return write
+
+
+def write_dsml(word: str) -> Callable[[Call], str]:
+    def write(call: Call) -> str:
+        lines = [f"<｜DSML｜{word}>", f'<｜DSML｜invoke name="{call.name}">']
+        for name, value in call.arguments.items():
+            is_string = "true" if isinstance(value, str) else "false"
+            lead = f'<｜DSML｜parameter name="{name}" string="{is_string}">'
+            lines.append(f"{lead}{_plain(value)}</｜DSML｜parameter>")
+        return "\n".join([*lines, "</｜DSML｜invoke>", f"</｜DSML｜{word}>"])
+
+    return write
+
+
+def write_around(
+    begin: str, end: str, names: tuple[str, str] = ("name", "arguments")
+) -> Callable[[Call], str]:
+    """Writes an object of JSON between two texts."""
+    name, arguments = names
+
+    def write(call: Call) -> str:
+        body = json.dumps({name: call.name, arguments: call.arguments}, ensure_ascii=False)
+        return f"{begin}{body}{end}"
+
+    return write
+
+
+def write_named(begin: str, middle: str, end: str) -> Callable[[Call], str]:
+    """Writes a name and JSON between three texts."""
+
+    def write(call: Call) -> str:
+        arguments = json.dumps(call.arguments, ensure_ascii=False)
+        return f"{begin}{call.name}{middle}{arguments}{end}"
+
+    return write
+
+
+def write_python(begin: str, end: str) -> Callable[[Call], str]:
+    def write(call: Call) -> str:
+        arguments = ", ".join(f"{k}={v!r}" for k, v in call.arguments.items())
+        return f"{begin}{call.name}({arguments}){end}"
+
+    return write
+
+
+def write_gemma(begin: str, quote: str, end: str) -> Callable[[Call], str]:
+    def literal(value: Any) -> str:
+        match value:
+            case str():
+                return f"{quote}{value}{quote}"
+            case list():
+                return "[" + ",".join(map(literal, value)) + "]"
+            case dict():
+                members = (f"{literal(k)}:{literal(v)}" for k, v in value.items())
+                return "{" + ",".join(members) + "}"
+            case _:
+                return json.dumps(value)
+
+    def write(call: Call) -> str:
+        members = ",".join(f"{k}:{literal(v)}" for k, v in call.arguments.items())
+        return f"{begin}call:{call.name}{{{members}}}{end}"
+
+    return write
+
+
 def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-WRITERS = {
+_DEEPSEEK, _DEEPSEEK_END = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+WRITERS: dict[str, Callable[[Call], str]] = {
     "qwen-json": write_json,
     "qwen-xml": write_functions,
     "glm-xml": write_keyed,
     "llama-json": write_bare,
+    "function-json": write_named("<function=", ">", "</function>"),
+    "mistral": write_named("[TOOL_CALLS]", "[ARGS]", ""),
+    "mistral-json": write_around("[TOOL_CALLS] [", "]"),
+    "deepseek-v3": write_named(
+        f"{_DEEPSEEK}function<｜tool▁sep｜>",
+        "\n```json\n",
+        f"\n```{_DEEPSEEK_END}<｜tool▁calls▁end｜>",
+    ),
+    "deepseek-v3.1": write_named(
+        _DEEPSEEK, "<｜tool▁sep｜>", f"{_DEEPSEEK_END}<｜tool▁calls▁end｜>"
+    ),
+    "deepseek-v3.2": write_dsml("function_calls"),
+    "deepseek-v4": write_dsml("tool_calls"),
+    "kimi-k2": write_named(
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.",
+        ":0<|tool_call_argument_begin|>",
+        "<|tool_call_end|><|tool_calls_section_end|>",
+    ),
+    "minimax-m2": write_tags(
+        '<minimax:tool_call>\n<invoke name="%s">',
+        ('<parameter name="%s">', "</parameter>"),
+        "</invoke>\n</minimax:tool_call>",
+    ),
+    "seed-xml": write_tags(
+        "<seed:tool_call>\n<function=%s>",
+        ("<parameter=%s>", "</parameter>"),
+        "</function>\n</seed:tool_call>",
+    ),
+    "minicpm-xml": write_tags(
+        '<function name="%s">', ('<param name="%s">', "</param>"), "</function>"
+    ),
+    "granite-json": write_around("<|tool_call|>[", "]"),
+    "phi4-json": write_around("<|tool_call|>[", "]<|/tool_call|>"),
+    "nemotron-json": write_around("<TOOLCALL>[", "]</TOOLCALL>"),
+    "tool-calls-json": write_around("<tool_calls>[", "]</tool_calls>"),
+    "command-json": write_around(
+        "<|START_ACTION|>[", "]<|END_ACTION|>", ("tool_name", "parameters")
+    ),
+    "lfm2": write_python("<|tool_call_start|>[", "]<|tool_call_end|>"),
+    "olmo3": write_python("<function_calls>\n", "\n</function_calls>"),
+    "gemma4": write_gemma("<|tool_call>", '<|"|>', "<tool_call|>"),
+    "functiongemma": write_gemma("<start_function_call>", "<escape>", "<end_function_call>"),
+    "json-list": write_around("[", "]"),
+    "pythonic": write_python("[", "]"),
 }
