@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -26,7 +26,6 @@ from luceasync.request import (
     Request,
     Stream,
     TextPiece,
-    TokenLogprob,
 )
 from luceasync.server.answer_stats import LuceasyncBody, TimingsBody, luceasync_of, timings_of
 from luceasync.server.failures import Failure
@@ -38,21 +37,13 @@ from luceasync.server.openai.common import (
     DONE,
     SYSTEM_FINGERPRINT,
     CompletionTokensDetails,
+    LogprobEntry,
     ReasoningTokens,
     UsageBody,
+    entries_of,
     error_body,
-    json_logprob,
     usage_of,
 )
-
-
-class LogprobEntry(msgspec.Struct):
-    """One token; the entries of `top_logprobs` have no `top_logprobs` themselves."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-    top_logprobs: list[LogprobEntry] | UnsetType = UNSET
 
 
 class ChoiceLogprobs(msgspec.Struct):
@@ -189,7 +180,7 @@ class ChatEvents:
     def _chunks_of(self, delta: Delta) -> Iterator[ChatChunk]:
         self._num_completion_tokens += len(delta.token_ids)
         self._reasoning[delta.index].take(delta)
-        logprobs = ChoiceLogprobs(_entries(delta.logprobs)) if delta.logprobs else None
+        logprobs = ChoiceLogprobs(entries_of(delta.logprobs)) if delta.logprobs else None
         for piece in self._shown(delta):
             if isinstance(piece, CallPiece):
                 self._calling.add(delta.index)
@@ -336,14 +327,6 @@ def _message(piece: Piece) -> DeltaMessage:
             return DeltaMessage(tool_calls=[CallDelta(index, function, call_id, "function")])
         case ArgumentsPiece(index, text):
             return DeltaMessage(tool_calls=[CallDelta(index, FunctionDelta(text))])
-
-
-def _entries(logprobs: Iterable[TokenLogprob]) -> list[LogprobEntry]:
-    return [_entry(one, [_entry(top) for top in one.top]) for one in logprobs]
-
-
-def _entry(one: TokenLogprob, top: list[LogprobEntry] | UnsetType = UNSET) -> LogprobEntry:
-    return LogprobEntry(one.token, json_logprob(one), list(one.token_bytes), top)
 
 
 class ChatCompletions:

@@ -28,9 +28,11 @@ from luceasync.server.openai.reasoning import ReasoningBody, reasoning_of
 from luceasync.server.openai.request_body import (
     StreamOptions,
     ToolChoice,
+    allowed_tools,
     max_calls,
     max_tokens_of,
     must_call,
+    name_of,
     request_of,
 )
 from luceasync.server.openai.unserved import refuse_unserved
@@ -133,12 +135,21 @@ def parse_chat(
 
 
 def _prompt(chat: ChatBody, template_kwargs: dict[str, Any]) -> ChatPrompt:
+    choice, allowed = allowed_tools(chat.tool_choice)
+    names = None if allowed is None else [name_of(each) for each in allowed]
+    offered = [
+        (f"tools[{i}].function.parameters", tool)
+        for i, tool in enumerate(described_tools(chat.tools or ()))
+        if choice != "none" and (names is None or tool["function"]["name"] in names)
+    ]
+    tools = [tool for _, tool in offered]
     return ChatPrompt(
         messages=messages_of(_messages(chat)),
-        tools=None if chat.tool_choice == "none" else described_tools(chat.tools or ()) or None,
+        tools=tools or None,
         template_kwargs=template_kwargs,
-        max_calls=max_calls(chat.tool_choice, chat.parallel_tool_calls),
-        must_call=must_call(chat.tool_choice, chat.tools or ()),
+        max_calls=max_calls(choice, chat.parallel_tool_calls),
+        must_call=must_call(choice, tools),
+        schema_places=() if names is None else tuple(place for place, _ in offered),
         marks=tuple(_marks(chat.messages)),
         is_begun=_is_begun(chat),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -58,6 +58,24 @@ def check_model(name: str | None, card: ModelCard) -> None:
 def json_logprob(token: TokenLogprob) -> float:
     """The log-probability as a number that JSON has."""
     return max(token.logprob, MIN_LOGPROB)
+
+
+class LogprobEntry(msgspec.Struct):
+    """One token; the entries of `top_logprobs` have no `top_logprobs` themselves."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[LogprobEntry] | UnsetType = UNSET
+
+
+def entries_of(logprobs: Iterable[TokenLogprob]) -> list[LogprobEntry]:
+    """The tokens as OpenAI's APIs show them."""
+    return [_entry(one, [_entry(top) for top in one.top]) for one in logprobs]
+
+
+def _entry(one: TokenLogprob, top: list[LogprobEntry] | UnsetType = UNSET) -> LogprobEntry:
+    return LogprobEntry(one.token, json_logprob(one), list(one.token_bytes), top)
 
 
 class PromptTokensDetails(msgspec.Struct):

@@ -238,6 +238,24 @@ def must_call(choice: ToolChoice | None, tools: Sequence[Mapping[str, Any]]) -> 
     return (str(name),)
 
 
+def allowed_tools(choice: ToolChoice | None) -> tuple[ToolChoice | None, list[Any] | None]:
+    """The choice, and the tools among which it is made; None: all. OpenAI's type "allowed_tools"
+    names some. Raises RequestError.
+    """
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return choice, None
+    inner = choice.get("allowed_tools", choice)  # the Responses API has both at this level
+    mode, tools = (inner.get("mode"), inner.get("tools")) if isinstance(inner, dict) else ("", ())
+    if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
+        refuse("tool_choice", choice, "a 'mode', 'auto' or 'required', and a list of 'tools'")
+    return mode, [tool.get("function", tool) if isinstance(tool, dict) else tool for tool in tools]
+
+
+def name_of(tool: Any) -> object:
+    """The name of a tool that a choice lists."""
+    return tool.get("name") if isinstance(tool, dict) else None
+
+
 def max_calls(choice: ToolChoice | None, parallel: bool | None) -> int | None:
     """The most calls that an answer may have: one if a tool is named or calls may not be parallel;
     None: any number.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from copy import deepcopy
 from typing import Any, Literal
 
@@ -34,8 +34,11 @@ from luceasync.server.failures import Failure
 from luceasync.server.family import BodySpec
 from luceasync.server.http.auth import Caller
 from luceasync.server.http.responses import encode_event
-from luceasync.server.openai.common import ReasoningTokens
-from luceasync.server.openai.responses_body import ResponsesBody, parse_responses
+from luceasync.server.openai.common import LogprobEntry, ReasoningTokens, entries_of
+from luceasync.server.openai.response_store import ResponseStore
+from luceasync.server.openai.responses_body import ParsedResponses, ResponsesBody, parse_responses
+from luceasync.server.openai.responses_items import InputItem
+from luceasync.server.openai.responses_tools import CLIENT_TOOLS, OfferedTools, input_of
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -44,6 +47,7 @@ class OutputText(msgspec.Struct):
     text: str = ""
     annotations: list[None] = msgspec.field(default_factory=list)
     type: Literal["output_text"] = "output_text"
+    logprobs: list[LogprobEntry] | UnsetType = UNSET
 
 
 class SummaryText(msgspec.Struct):
@@ -75,9 +79,22 @@ class CallItem(msgspec.Struct):
     status: ItemStatus = "in_progress"
     arguments: str = ""
     type: Literal["function_call"] = "function_call"
+    namespace: str | UnsetType = UNSET
 
 
-OutputItem = MessageItem | ReasoningItem | CallItem
+class CustomCallItem(msgspec.Struct):
+    """A call of a custom tool, whose arguments are one text."""
+
+    id: str
+    call_id: str
+    name: str
+    status: ItemStatus = "in_progress"
+    input: str = ""
+    type: Literal["custom_tool_call"] = "custom_tool_call"
+    namespace: str | UnsetType = UNSET
+
+
+OutputItem = MessageItem | ReasoningItem | CallItem | CustomCallItem
 
 
 class InputDetails(msgspec.Struct):
@@ -124,8 +141,8 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     tool_choice: Any
     tools: list[Any]
     top_p: float
-    previous_response_id: None = None
-    store: bool = False
+    previous_response_id: str | None
+    store: bool
     truncation: Literal["disabled"] = "disabled"
     object: Literal["response"] = "response"
     timings: TimingsBody | UnsetType = UNSET
@@ -147,15 +164,27 @@ class ResponsesEvent(msgspec.Struct, omit_defaults=True):
     delta: str | None = None
     text: str | None = None
     arguments: str | None = None
+    input: str | None = None
     name: str | None = None
-    logprobs: tuple[()] | None = None
+    logprobs: list[LogprobEntry] | None = None
 
 
 class ResponsesEvents:
-    """Turns the deltas of one Stream into events, and updates `response` along with them."""
+    """Turns the deltas of one Stream into events, and updates `response` along with them. `keep` is
+    called with the complete response before its last event.
+    """
 
-    def __init__(self, response: ResponseObject) -> None:
+    def __init__(
+        self,
+        response: ResponseObject,
+        tools: OfferedTools,
+        keep: Callable[[ResponseObject], None] = lambda response: None,
+    ) -> None:
         self.response = response
+        self._tools = tools
+        self._keep = keep
+        self._custom_arguments = ""  # of the open call of a custom tool
+        self._logprobs: list[LogprobEntry] = []  # of tokens whose text is still to come
         self._num_events = 0
         self._open: OutputItem | None = None
         self._reasoning = ReasoningTokens()
@@ -179,6 +208,7 @@ class ResponsesEvents:
 
     def _events_of(self, delta: Delta) -> Iterator[ResponsesEvent]:
         self._reasoning.take(delta)
+        self._logprobs += entries_of(delta.logprobs)
         for piece in delta.pieces:
             yield from self._events_of_piece(piece)
         if delta.finish is not None:
@@ -195,11 +225,15 @@ class ResponsesEvents:
                     yield self._item_event(
                         "response.content_part.added", content_index=0, part=part
                     )
+                logprobs, self._logprobs = self._logprobs, []
                 yield self._item_event(
-                    "response.output_text.delta", content_index=0, delta=text, logprobs=()
+                    "response.output_text.delta", content_index=0, delta=text, logprobs=logprobs
                 )
                 self._message.text += text
+                if logprobs:
+                    self._message.logprobs = [*(self._message.logprobs or ()), *logprobs]
             case ReasoningPiece(text):
+                self._logprobs.clear()
                 if not isinstance(self._open, ReasoningItem):
                     yield from self._begin(ReasoningItem(_new_id("rs")))
                     added = "response.reasoning_summary_part.added"
@@ -209,11 +243,25 @@ class ResponsesEvents:
                 )
                 self._summary.text += text
             case CallPiece(_, call_id, name):
-                yield from self._begin(CallItem(_new_id("fc"), call_id, name))
+                self._logprobs.clear()
+                yield from self._begin(self._call_item(call_id, name))
+            case ArgumentsPiece(_, text) if isinstance(self._open, CustomCallItem):
+                self._custom_arguments += text
             case ArgumentsPiece(_, text):
                 yield self._item_event("response.function_call_arguments.delta", delta=text)
                 assert isinstance(self._open, CallItem), "arguments follow the beginning of a call"
                 self._open.arguments += text
+
+    def _call_item(self, call_id: str, name: str) -> CallItem | CustomCallItem:
+        """The beginning of a call, under the client's own name of the tool."""
+        tool = self._tools.by_name.get(name)
+        if tool is None:
+            return CallItem(_new_id("fc"), call_id, name)
+        namespace = tool.namespace or UNSET
+        if tool.is_custom:
+            self._custom_arguments = ""
+            return CustomCallItem(_new_id("ctc"), call_id, tool.name, namespace=namespace)
+        return CallItem(_new_id("fc"), call_id, tool.name, namespace=namespace)
 
     @property
     def _message(self) -> OutputText:
@@ -242,9 +290,8 @@ class ResponsesEvents:
                 return
             case MessageItem():
                 part = self._message
-                yield self._item_event(
-                    "response.output_text.done", content_index=0, text=part.text, logprobs=()
-                )
+                done, logprobs = "response.output_text.done", part.logprobs or []
+                yield self._item_event(done, content_index=0, text=part.text, logprobs=logprobs)
                 yield self._item_event("response.content_part.done", content_index=0, part=part)
             case ReasoningItem():
                 summary = self._summary
@@ -255,6 +302,11 @@ class ResponsesEvents:
             case CallItem(_, _, name, _, arguments):
                 done = "response.function_call_arguments.done"
                 yield self._item_event(done, name=name, arguments=arguments)
+            case CustomCallItem():
+                item.input = input_of(self._custom_arguments)
+                kind = "response.custom_tool_call_input"
+                yield self._item_event(f"{kind}.delta", delta=item.input)
+                yield self._item_event(f"{kind}.done", input=item.input)
         item.status = status
         yield self._output_event("response.output_item.done", item=item)
         self._open = None
@@ -268,6 +320,7 @@ class ResponsesEvents:
             response.incomplete_details = IncompleteDetails("max_output_tokens")
         else:
             response.status = "completed"
+        self._keep(response)
         return self._event(f"response.{response.status}", response=response)
 
     def _item_event(self, kind: str, **fields: Any) -> ResponsesEvent:
@@ -305,18 +358,27 @@ class Responses:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._store = ResponseStore()
 
     def parse(self, body: bytes, headers: Headers, caller: Caller) -> ResponsesCall:
         card = self._engine.card
-        parsed, request = parse_responses(body, card, caller, headers)
-        return ResponsesCall(request, bool(parsed.stream), _response(parsed, request, card))
+        parsed = parse_responses(body, card, caller, headers, self._store)
+
+        def keep(response: ResponseObject) -> None:
+            if response.store:
+                output = msgspec.json.decode(
+                    msgspec.json.encode(response.output), type=list[InputItem]
+                )
+                self._store.keep(parsed.request.tenant, response.id, [*parsed.items, *output])
+
+        return ResponsesCall(parsed, ResponsesEvents(_response(parsed, card), parsed.tools, keep))
 
 
 class ResponsesCall:
-    def __init__(self, request: Request, stream: bool, response: ResponseObject) -> None:
-        self.requests: Sequence[Request] = (request,)
-        self.stream = stream
-        self._events = ResponsesEvents(response)
+    def __init__(self, parsed: ParsedResponses, events: ResponsesEvents) -> None:
+        self.requests: Sequence[Request] = (parsed.request,)
+        self.stream = bool(parsed.body.stream)
+        self._events = events
 
     def events(self, streams: Sequence[Stream]) -> AsyncGenerator[ResponsesEvent, None]:
         [stream] = streams
@@ -336,8 +398,9 @@ class ResponsesCall:
         return self._events.response
 
 
-def _response(body: ResponsesBody, request: Request, card: ModelCard) -> ResponseObject:
+def _response(parsed: ParsedResponses, card: ModelCard) -> ResponseObject:
     """The response before the first piece of output."""
+    body, request = parsed.body, parsed.request
     return ResponseObject(
         id=f"resp_{random.getrandbits(128):032x}",
         created_at=int(time.time()),
@@ -348,6 +411,8 @@ def _response(body: ResponsesBody, request: Request, card: ModelCard) -> Respons
         parallel_tool_calls=body.parallel_tool_calls is not False,
         temperature=request.sampling.temperature,
         tool_choice=body.tool_choice or "auto",
-        tools=[tool for tool in body.tools or () if tool.type == "function"],
+        tools=[tool for tool in body.tools or () if tool.type in CLIENT_TOOLS],
         top_p=request.sampling.top_p,
+        previous_response_id=body.previous_response_id,
+        store=body.store is not False,
     )

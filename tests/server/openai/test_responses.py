@@ -157,4 +157,4 @@ async def test_a_coding_agents_request_is_accepted(in_memory):
     }  # fmt: skip
     async with in_memory(engine) as client:
         events_of(await client.post(RESPONSES, json=body))
-    assert [tool["function"]["name"] for tool in engine.requests[0].prompt.tools] == ["f"]
+    assert [tool["function"]["name"] for tool in engine.requests[0].prompt.tools] == ["f", "n__g"]

@@ -9,14 +9,18 @@ import pytest
 
 from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt
-from luceasync.server.openai.responses_body import ResponsesBody, prompt_of
+from luceasync.server.openai.response_store import ResponseStore
+from luceasync.server.openai.responses_body import ResponsesBody, placed_items, prompt_of
+from luceasync.server.openai.responses_tools import OfferedTools
 
 HI = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
 SAID = {"role": "user", "content": "Hi"}
 
 
 def prompt(given: Any, **fields: Any) -> ChatPrompt:
-    return prompt_of(msgspec.convert({"input": given, **fields}, ResponsesBody))
+    body = msgspec.convert({"input": given, **fields}, ResponsesBody)
+    tools = OfferedTools.of(body.tools or (), body.tool_choice, body.parallel_tool_calls)
+    return prompt_of(body, tools, placed_items(body, "", ResponseStore()))
 
 
 def test_a_string_and_a_message_of_any_form_are_the_same() -> None:
@@ -73,9 +77,9 @@ def test_a_turn_of_the_model_is_one_message() -> None:
     ]  # fmt: skip
 
 
-def test_functions_are_kept_and_other_tools_left_out() -> None:
+def test_functions_are_kept_and_tools_of_openais_servers_left_out() -> None:
     function = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
-    others = [{"type": "namespace", "name": "n", "tools": [function]}, {"type": "web_search"}]
+    others = [{"type": "file_search"}, {"type": "web_search"}]
     schema = {"type": "object", "properties": {}}
     assert prompt("Hi", tools=[function, *others]).tools == [
         {"type": "function", "function": {"name": "f", "description": "", "parameters": schema}}
@@ -90,7 +94,10 @@ def test_functions_are_kept_and_other_tools_left_out() -> None:
     ("given", "param"),
     [
         ([], "input"),
-        ([{"type": "item_reference", "id": "x"}], "input[0].type"),
+        ([{"type": "item_reference", "id": "x"}], "input[0].id"),
+        ([{"type": "custom_tool_call", "call_id": "c"}], "input[0].name"),
+        ([{"type": "custom_tool_call_output", "output": "x"}], "input[0].call_id"),
+        ([{"type": "telepathy"}], "input[0].type"),
         ([{"type": "message", "content": "x"}], "input[0].role"),
         ([{"role": "user", "content": [{"type": "input_image"}]}], "input[0].content[0].type"),
         ([{"role": "user", "content": [{"type": "input_text"}]}], "input[0].content[0].text"),
@@ -109,3 +116,46 @@ def test_a_schema_of_arguments_must_allow_an_object() -> None:
     with pytest.raises(RequestError) as caught:
         prompt("Hi", tools=[tool])
     assert caught.value.param == "tools[0].parameters.type"
+
+
+def test_what_a_model_and_openais_servers_did_stays_in_the_conversation() -> None:
+    said = prompt(
+        [
+            HI,
+            {"type": "web_search_call", "id": "w", "status": "completed", "action": {"query": "q"}},
+            {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "*** x"},
+            {"type": "local_shell_call", "id": "l", "call_id": "d", "action": {"command": ["ls"]}},
+            {"type": "custom_tool_call_output", "call_id": "c", "output": "ok"},
+            {"type": "function_call_output", "call_id": "d", "output": {"files": ["a"]}},
+            {"type": "shell_call_output", "call_id": "e", "output": [{"stdout": "b"}]},
+            {"type": "mcp_list_tools", "id": "m", "server_label": "s", "tools": []},
+        ]
+    ).messages
+    calls = [
+        ("c", "patch", '{"input": "*** x"}'),
+        ("d", "local_shell", '{"command": ["ls"]}'),
+    ]
+    assert said[1:] == [
+        {
+            "role": "assistant",
+            "content": '[web_search_call {"action": {"query": "q"}}]',
+            "tool_calls": [
+                {"id": i, "type": "function", "function": {"name": name, "arguments": arguments}}
+                for i, name, arguments in calls
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "ok"},
+        {"role": "tool", "tool_call_id": "d", "content": '{"files": ["a"]}'},
+        {"role": "tool", "tool_call_id": "e", "content": '[{"stdout": "b"}]'},
+    ]
+
+
+@pytest.mark.parametrize("arguments", ["", '{"old": "x', "[1]", None, {"a": 1}])
+def test_a_call_comes_back_whatever_its_arguments_are(arguments: Any) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}
+    [message] = prompt([call]).messages
+    assert message["tool_calls"][0]["function"]["name"] == "f"
+
+
+def test_a_prompt_is_named_by_its_field() -> None:
+    assert prompt("Hi").param == "input"

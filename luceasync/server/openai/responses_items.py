@@ -1,0 +1,202 @@
+"""The items of a conversation as the messages of a chat template.
+
+Source: OpenAI's OpenAPI document, `Item`. Owns which items make one message: what a model thought,
+said and called before a reply is one turn of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, Literal, NoReturn
+
+import msgspec
+
+from luceasync.errors import RequestError
+from luceasync.server.fields import at_most, refuse, shorten
+from luceasync.server.openai.responses_tools import input_arguments, offered_name
+
+MAX_PARTS = 8192  # of one content
+SERVED = "message, reasoning, item_reference, calls and their outputs"
+CALL, OUTPUT = "_call", "_output"  # how the types of items end
+# What OpenAI's servers note for themselves, or have encrypted.
+NOTES = frozenset(
+    {
+        "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "compaction",
+        "compaction_summary", "context_compaction", "ghost_snapshot", "tool_search_output",
+    }
+)  # fmt: skip
+# What such servers did, as far as a model is told.
+DEEDS = ("name", "arguments", "action", "queries", "code", "input", "output", "error")
+
+TemplateMessage = dict[str, Any]
+
+
+class ItemPart(msgspec.Struct, omit_defaults=True):
+    """One part of an item's content."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class InputItem(msgspec.Struct, omit_defaults=True):
+    """One item of a conversation; `type` says which fields it has. A message needs none."""
+
+    type: str = "message"
+    id: str | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | list[ItemPart] | None = None
+    summary: list[ItemPart] | None = None
+    call_id: str | None = None
+    namespace: str | None = None
+    name: str | None = None
+    arguments: Any = None
+    input: Any = None
+    output: Any = None
+    action: Any = None
+    queries: Any = None
+    code: Any = None
+    error: Any = None
+
+
+PlacedItem = tuple[str, InputItem]  # with the path of its field
+
+
+def messages_of(placed: Sequence[PlacedItem]) -> Iterator[TemplateMessage]:
+    """The messages that the items are parts of. Raises RequestError, which names the field."""
+    told = [one for one in placed if one[1].type not in NOTES]
+    for by_model, run in groupby(told, lambda one: _is_by_model(one[1])):
+        if by_model:
+            yield from _turn(list(run))
+        else:
+            yield from (_message(where, item) for where, item in run)
+
+
+def _is_by_model(item: InputItem) -> bool:
+    is_answer = item.type == "message" and item.role == "assistant"
+    return is_answer or item.type == "reasoning" or item.type.endswith(CALL)
+
+
+def _turn(items: Sequence[PlacedItem]) -> Iterator[TemplateMessage]:
+    """A turn of the model; text or reasoning after a call begins another message."""
+    turn: TemplateMessage = {}
+    for where, item in items:
+        is_call = _is_call(item)
+        if turn.get("tool_calls") and not is_call:
+            yield turn
+            turn = {}
+        turn.setdefault("role", "assistant")
+        turn.setdefault("content", "")
+        if is_call:
+            turn.setdefault("tool_calls", []).append(_call(where, item))
+        elif item.type == "reasoning":
+            thought = _text(f"{where}.content", item.content) or _text(
+                f"{where}.summary", item.summary
+            )
+            _add(turn, "reasoning_content", thought)
+        elif item.type == "message":
+            _add(turn, "content", _text(f"{where}.content", item.content))
+        else:
+            _add(turn, "content", _deed(item))
+    yield turn
+
+
+def _add(turn: TemplateMessage, field: str, text: str) -> None:
+    if text:
+        turn[field] = f"{turn[field]}\n{text}" if turn.get(field) else text
+
+
+def _is_call(item: InputItem) -> bool:
+    """Whether the client answers it: a call with an id."""
+    if item.type in ("function_call", "custom_tool_call"):
+        return True
+    return item.type.endswith(CALL) and bool(item.call_id)
+
+
+def _call(where: str, item: InputItem) -> TemplateMessage:
+    is_named = item.type in ("function_call", "custom_tool_call")
+    for field in ("call_id", "name") if is_named else ():
+        if not getattr(item, field):
+            refuse(f"{where}.{field}", getattr(item, field), "text")
+    if item.type == "function_call":
+        arguments = item.arguments if item.arguments is not None else "{}"
+    elif item.type == "custom_tool_call":
+        arguments = input_arguments(_as_text(item.input))
+    else:
+        arguments = _json(item.action if isinstance(item.action, dict) else {})
+    name = item.name if is_named else item.type.removesuffix(CALL)
+    function = {
+        "name": offered_name(item.namespace, name or ""),
+        "arguments": _as_text(arguments),
+    }
+    return {"id": item.call_id, "type": "function", "function": function}
+
+
+def _deed(item: InputItem) -> str:
+    """What OpenAI's servers did for the model, as text."""
+    told = {name: getattr(item, name) for name in DEEDS if getattr(item, name) is not None}
+    return f"[{item.type} {_json(told)}]" if told else f"[{item.type}]"
+
+
+def _message(where: str, item: InputItem) -> TemplateMessage:
+    if item.type == "message":
+        if item.role is None:
+            refuse(f"{where}.role", None, "user, assistant, system or developer")
+        role = "system" if item.role == "developer" else item.role
+        return {"role": role, "content": _text(f"{where}.content", item.content)}
+    if not item.type.endswith(OUTPUT):
+        _refuse_type(where, item.type, SERVED)
+    call_id = item.call_id or (None if item.type == "function_call_output" else item.id)
+    if not call_id:
+        refuse(f"{where}.call_id", item.call_id, "the id of a call")
+    return {"role": "tool", "tool_call_id": call_id, "content": _output(where, item)}
+
+
+def _output(where: str, item: InputItem) -> str:
+    """The result of a call: text, parts of text, or whatever the client's tool gives, as JSON."""
+    is_ours = item.type in ("function_call_output", "custom_tool_call_output")
+    if not is_ours or not isinstance(item.output, list):
+        return _as_text(item.output)
+    try:
+        parts = msgspec.convert(item.output, list[ItemPart])
+    except msgspec.ValidationError:
+        return _json(item.output)
+    return _text(f"{where}.output", parts)
+
+
+def _as_text(value: Any) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else _json(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _text(where: str, content: str | list[ItemPart] | None) -> str:
+    if not isinstance(content, list):
+        return content or ""
+    at_most(where, content, MAX_PARTS, "parts")
+    return "\n".join(_part(f"{where}[{i}]", part) for i, part in enumerate(content))
+
+
+def _part(where: str, part: ItemPart) -> str:
+    match part.type:
+        case "input_text" | "output_text" | "text" | "summary_text" | "reasoning_text":
+            if part.text is None:
+                refuse(f"{where}.text", None, "text")
+            return part.text
+        case "refusal":
+            return part.refusal or ""
+        case _:
+            _refuse_type(where, part.type, "text (this model reads text only)")
+
+
+def _refuse_type(where: str, kind: str, served: str) -> NoReturn:
+    raise RequestError(
+        f"Invalid value for '{where}.type': '{shorten(kind)}' is not served; served: {served}.",
+        param=f"{where}.type",
+    )
