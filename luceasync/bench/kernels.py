@@ -36,6 +36,7 @@ from luceasync.models.precision import Precision
 from luceasync.models.quant.ggml import ENCODINGS
 from luceasync.models.quant.random import random_packed
 from luceasync.models.quant.tiles import tile
+from luceasync.models.triton_ops import DECODE_ROWS
 
 # --- products of a few rows -----------------------------------------------------------------------
 
@@ -58,7 +59,7 @@ class Product:
 
     def ours(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
         """By the kernel that a model takes for so many rows."""
-        kernels = gemv if len(x) == 1 else small_gemm
+        kernels = gemv if len(x) <= DECODE_ROWS else small_gemm
         if self.after == "swiglu":
             swiglu: Tensor = kernels.swiglu(x, weight)
             return swiglu

@@ -1,17 +1,19 @@
-"""`luceasync bench serve --only beside`: a stream while another conversation takes turns."""
+"""`luceasync bench serve --only beside,question`: a stream while another conversation takes turns,
+and a one-line question while long prompts are read.
+"""
 
 from __future__ import annotations
 
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from luceasync.bench.report import (
     Report,
@@ -25,9 +27,13 @@ from luceasync.bench.report import (
 )
 from luceasync.bench.servers import Client, Messages, server
 
+T = TypeVar("T")
+
 PATH = "/v1/chat/completions"
 SYSTEM_SENTENCES, MESSAGE_SENTENCES = 40, 8
 STREAM_TOKENS = 2048
+ONE_TOKEN = {"max_tokens": 1, "temperature": 0}
+LEAD_S = 0.3  # from the long prompts to the question: they are being read then
 THIS, OTHER = "this", "other"
 
 
@@ -51,6 +57,26 @@ FIGURES: Mapping[str, Callable[[Beside], float]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class QuestionWaits:
+    """Seconds to the first token of a question, by the number of long prompts beside it, and until
+    three long prompts were read, without the question and with it.
+    """
+
+    firsts_s: Mapping[int, float]
+    prompts_s: float
+    prompts_beside_s: float
+
+
+WAITS: Mapping[str, Callable[[QuestionWaits], float]] = {
+    "first token, alone": lambda sample: sample.firsts_s[0],
+    "first token, beside one long prompt": lambda sample: sample.firsts_s[1],
+    "first token, beside three": lambda sample: sample.firsts_s[3],
+    "three long prompts": lambda sample: sample.prompts_s,
+    "three long prompts, beside the question": lambda sample: sample.prompts_beside_s,
+}
+
+
 def bench_beside(
     report: Report,
     model: Path,
@@ -67,7 +93,7 @@ def bench_beside(
     """
     flags = [str(model), "--target-device", device, "--dtype", dtype]
     flags += ["--draft", "none", "--parallel", "2"]
-    roots = {THIS: None} if against is None else {OTHER: against.resolve(), THIS: None}
+    roots = checkouts(against)
     with ExitStack() as stack:
         variants = {}
         for name, root in roots.items():
@@ -76,18 +102,59 @@ def bench_beside(
             topics = (f"topic {number}" for number in count())
             variants[name] = partial(converse, client.url, topics, turns, tokens)
         samples = interleave(variants, rounds)
-    columns = ("what", *roots, *(() if against is None else ("ratio", "spread of ratios")))
-    table = report.table(columns, "a stream beside a conversation")
-    for what, of in FIGURES.items():
-        values = {name: [of(sample) for sample in samples[name]] for name in roots}
-        cells = [ms(median(each), 2) for each in values.values()]
-        if against is not None:
-            ratios = pair_ratios(values[THIS], values[OTHER])
-            cells += [figure(median(ratios), digits=3), figure(spread(ratios), digits=3)]
-        table.add(what, *cells)
+    show(report, "a stream beside a conversation", FIGURES, samples)
     cached = {name: sum(sample.num_cached for sample in samples[name]) for name in roots}
     report.say(f"\nprompt tokens of turns that were not run again: {cached}")
     report.keep({"cached": cached})
+
+
+def bench_question(
+    report: Report,
+    model: Path,
+    device: str,
+    *,
+    dtype: str,
+    sentences: int,
+    rounds: int,
+    against: Path | None,
+) -> None:
+    """How long a one-line question waits beside long prompts of the same client, each of so many
+    `sentences`, with a lane of its own. `against`: see bench_beside.
+    """
+    flags = [str(model), "--target-device", device, "--dtype", dtype, "--draft", "none"]
+    flags += ["--parallel", "4", "--prefix-cache-memory", "0"]
+    with ExitStack() as stack:
+        variants = {}
+        for name, root in checkouts(against).items():
+            client = stack.enter_context(server(flags, root))
+            topics = (f"topic {number}" for number in count())
+            variants[name] = partial(ask_beside, client.url, topics, sentences)
+        samples = interleave(variants, rounds)
+    show(report, "a one-line question beside long prompts", WAITS, samples)
+
+
+def checkouts(against: Path | None) -> dict[str, Path | None]:
+    """The checkouts whose servers are asked, by name; None: this one."""
+    return {THIS: None} if against is None else {OTHER: against.resolve(), THIS: None}
+
+
+def show(
+    report: Report,
+    title: str,
+    figures: Mapping[str, Callable[[T], float]],
+    samples: Mapping[str, Sequence[T]],
+) -> None:
+    """A table of the medians of each figure, in ms; of two checkouts their ratio too."""
+    is_compared = len(samples) > 1
+    columns = ("what", *samples, *(("ratio", "spread of ratios") if is_compared else ()))
+    table = report.table(columns, title)
+    for what, of in figures.items():
+        values = {name: [of(sample) for sample in found] for name, found in samples.items()}
+        cells = [ms(median(each), 2) for each in values.values()]
+        if is_compared:
+            ratios = pair_ratios(values[THIS], values[OTHER])
+            cells += [figure(median(ratios), digits=3), figure(spread(ratios), digits=3)]
+        table.add(what, *cells)
 
 
 class RunningStream:
@@ -177,3 +244,47 @@ def ask_streamed(client: Client, messages: Messages, num_tokens: int) -> tuple[s
     usage = next(event["usage"] for _, event in reversed(heard) if event.get("usage"))
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     return "".join(content_of(event) for _, event in heard), first_s, cached
+
+
+def ask_beside(url: str, topics: Iterator[str], num_sentences: int) -> QuestionWaits:
+    """A question alone, beside one long prompt and beside three, and these without it."""
+    _, prompts_s = read_prompts(url, topics, num_sentences, 3, lambda: 0.0)
+    firsts_s = {}
+    for num_prompts in (0, 1, 3):
+        ask = partial(ask_first, url, next(topics))
+        firsts_s[num_prompts], beside_s = read_prompts(url, topics, num_sentences, num_prompts, ask)
+    return QuestionWaits(firsts_s, prompts_s, beside_s)
+
+
+def read_prompts(
+    url: str,
+    topics: Iterator[str],
+    num_sentences: int,
+    num_prompts: int,
+    meanwhile: Callable[[], float],
+) -> tuple[float, float]:
+    """What `meanwhile` returns while long prompts are read, and the seconds until all are."""
+
+    def read(topic: str) -> None:
+        content = lines_about(topic, num_sentences)
+        with closing(Client(url)) as client:
+            client.post(PATH, {"messages": [{"role": "user", "content": content}], **ONE_TOKEN})
+
+    readers = [threading.Thread(target=read, args=(next(topics),)) for _ in range(num_prompts)]
+    started = time.perf_counter()
+    for reader in readers:
+        reader.start()
+    time.sleep(LEAD_S)
+    found = meanwhile()
+    for reader in readers:
+        reader.join()
+    return found, time.perf_counter() - started
+
+
+def ask_first(url: str, topic: str) -> float:
+    """Seconds to the first token of the answer to one line."""
+    messages = [{"role": "user", "content": f"{topic}?"}]
+    with closing(Client(url)) as client:
+        started = time.perf_counter()
+        client.post(PATH, {"messages": messages, **ONE_TOKEN})
+        return time.perf_counter() - started

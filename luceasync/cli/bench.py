@@ -227,10 +227,10 @@ def paging(
 @bench_app.command()
 def serve(
     only: Annotated[
-        str, typer.Option(metavar="LIST", help="Of overhead,live,beside.")
+        str, typer.Option(metavar="LIST", help="Of overhead,live,beside,question.")
     ] = "overhead,live",
     model: Annotated[
-        Path, typer.Option(metavar="PATH", help="Of the server, for beside.")
+        Path, typer.Option(metavar="PATH", help="Of the server, for beside and question.")
     ] = BUNDLED_MODEL_DIR,
     device: Device = "cpu:0",
     dtype: ServerDtype = "auto",
@@ -238,16 +238,21 @@ def serve(
     tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens of a stream.")] = 200,
     rate: Annotated[float, typer.Option(min=0.1, help="Steps per second, for overhead.")] = 50.0,
     turns: Annotated[int, typer.Option(min=1, metavar="N", help="For beside.")] = 6,
+    sentences: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Of each long prompt, for question.")
+    ] = 500,
     rounds: Rounds = 5,
     against: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Another checkout, for beside.")
+        Path | None, typer.Option(metavar="DIR", help="Another checkout, for beside, question.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What the server costs a token, its loop's lag, a stream beside another conversation."""
-    parts = _parts(only, ("overhead", "live", "beside"))
+    """What the server costs a token, its loop's lag, a stream beside another conversation, how long
+    a one-line question waits beside three long prompts.
+    """
+    parts = _parts(only, ("overhead", "live", "beside", "question"))
     from luceasync.bench.serve import bench_live, bench_overhead
-    from luceasync.bench.serve_beside import bench_beside
+    from luceasync.bench.serve_beside import bench_beside, bench_question
 
     counts = _numbers("--streams", streams)
     report = _open_report([device], as_json)
@@ -266,13 +271,27 @@ def serve(
             rounds=rounds,
             against=against,
         )
+    if "question" in parts:
+        bench_question(
+            report,
+            model,
+            device,
+            dtype=dtype,
+            sentences=sentences,
+            rounds=rounds,
+            against=against,
+        )
 
 
 @bench_app.command()
 def kernels(
     only: Annotated[
-        str, typer.Option(metavar="LIST", help="Of gemv,quant,attention,copies.")
-    ] = "gemv,quant,attention,copies",
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Of gemv,quant,attention,copies; default: all, without a GPU copies.",
+        ),
+    ] = None,
     rows: Annotated[str, typer.Option(metavar="LIST", help="Rows of a product.")] = "1,16",
     contexts: Contexts = "1024,32768",
     lanes: Lanes = "1,4",
@@ -281,11 +300,15 @@ def kernels(
     as_json: Json = False,
 ) -> None:
     """Kernels of a GPU beside its bandwidth; copies and hashes of nodes on the CPU."""
-    parts = _parts(only, ("gemv", "quant", "attention", "copies"))
-    needs_gpu = parts != ["copies"]
-    report = _open_report(["cuda:0"] if needs_gpu else ["cpu:0"], as_json)
+    kinds = ("gemv", "quant", "attention", "copies")
+    parts = _parts(only, kinds) if only is not None else [*kinds]
+    from luceasync.bench.device import is_gpu
     from luceasync.bench.kernels import bench_attention, bench_copies, bench_gemv, bench_quant
+    from luceasync.pipeline.devices import default_device
 
+    if only is None and not is_gpu(default_device()):
+        parts = ["copies"]
+    report = _open_report(["cpu:0"] if parts == ["copies"] else ["cuda:0"], as_json)
     counts = _numbers("--rows", rows)
     if "gemv" in parts:
         bench_gemv(report, rows=counts, rounds=rounds)
