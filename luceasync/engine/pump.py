@@ -20,7 +20,7 @@ from luceasync.engine.decoding import LaneDecoding
 from luceasync.engine.lanes import LaneContents
 from luceasync.engine.prepare import PreparedChoice
 from luceasync.engine.sampling.choose import nothing
-from luceasync.engine.scheduler import Scheduler, StepKind, next_prefill
+from luceasync.engine.scheduler import Scheduler, StepKind
 from luceasync.engine.sequence import Generation
 from luceasync.engine.steps import Steps, begin_answer
 from luceasync.engine.streams import DeltaOutbox, Emitted
@@ -227,7 +227,7 @@ class Pump:
             return []
         self.doing, begin = step, time.perf_counter()
         if step == "prefill":
-            self._prefill(prefilling[next_prefill([g.has_spoken for g in prefilling])])
+            self._prefill(self.scheduler.next_prefill(prefilling))
         else:
             meanwhile = nothing if deliver is None else lambda: deliver(self._outbox.take())
             self.steps.decode(decoding, alone=not prefilling, meanwhile=meanwhile)

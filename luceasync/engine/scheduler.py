@@ -1,6 +1,7 @@
 """Which choices wait for a lane, which have one, and what runs next.
 
-Lanes and places in the queue are shared fairly between clients; prefill and decode get equal time.
+Lanes, places in the queue and prefill chunks are shared fairly between clients; prefill and decode
+get equal time.
 The decisions are pure functions below `Scheduler`, which owns the queues and the free lanes. What
 happens on a lane is for luceasync.engine.lanes and luceasync.engine.steps.
 """
@@ -22,6 +23,8 @@ MAX_STANDING_S = 1.0  # that an answer is paused before another of its client ma
 ROWS_PER_TURN_TOKEN = 8  # prefilled for a turn: it must also yield a token for so many of them
 MIN_TURN_S = 0.5  # ends a turn, too, where tokens are slow
 TURN_PER_PREFILL = 2.0  # times the prefill of a turn, likewise
+MAX_SKIPPED = 8  # chunks that a client's later, shorter prompts get in a row before an earlier one
+MAX_RESUMED = 3  # chunks in a row for answers that lost their lanes, before a new prompt gets one
 MAX_ASKED = 8  # waiting choices per step that are asked whether they can begin: each walks the tree
 
 StepKind = Literal["prefill", "decode", "idle"]
@@ -38,6 +41,9 @@ class Scheduler:
         self._heir: Generation | None = None  # gets the lane that its client's other choice left
         self._last_turn: dict[str, int] = {}  # by client, of those with choices here
         self._num_turns = 0
+        self._last_chunk: dict[str, int] = {}  # likewise
+        self._num_chunks = 0
+        self._num_resumed = 0  # chunks in a row for answers that had begun
         self._prefill_s = 0.0  # since decode had its share last, while both had work
         self._decode_s = 0.0
 
@@ -82,7 +88,9 @@ class Scheduler:
         self._free_lanes.remove(lane)
         self.running.append(generation)
         present = {g.client for g in (*self.waiting, *self.running)}
-        self._last_turn = {c: turn for c, turn in self._last_turn.items() if c in present}
+        for last in (self._last_turn, self._last_chunk):
+            for client in last.keys() - present:
+                del last[client]
         self._last_turn[generation.client] = self._num_turns
         self._num_turns += 1
 
@@ -216,6 +224,29 @@ class Scheduler:
         """What to run, so that prefill and decode have had equal time."""
         return next_step(num_prefilling, num_decoding, self._prefill_s, self._decode_s)
 
+    def next_prefill(self, prefilling: Sequence[Generation]) -> Generation:
+        """The generation whose prompt gets the next chunk. The choice counts as its turn."""
+        prompts = [
+            UnfinishedPrompt(
+                g.client,
+                g.prepared.request.priority,
+                len(g.to_prefill) - g.num_prefilled,
+                g.num_skipped,
+                is_resumed=g.has_spoken,
+            )
+            for g in prefilling
+        ]
+        resumes = self._num_resumed < MAX_RESUMED
+        index = next_prefill(prompts, self._last_chunk, resumes=resumes)
+        chosen = prefilling[index]
+        for g in prefilling[:index]:
+            g.num_skipped += g.client == chosen.client
+        chosen.num_skipped = 0
+        self._num_resumed = self._num_resumed + 1 if prompts[index].is_resumed else 0
+        self._last_chunk[chosen.client] = self._num_chunks
+        self._num_chunks += 1
+        return chosen
+
     def account(self, step: StepKind, seconds: float, *, both: bool) -> None:
         """A step has taken `seconds`; `both`: the other kind had work too."""
         if not both:
@@ -244,11 +275,40 @@ def next_step(
     return "prefill" if decode_s >= prefill_s else "decode"
 
 
-def next_prefill(has_spoken: Sequence[bool]) -> int:
-    """The index of the prompt that gets a chunk, of those in the order in which they got lanes:
-    the first that is being read, because it had tokens before it lost its lane, else the first.
+# --- prompts, between clients -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedPrompt:
+    """A prompt that has a lane: the tokens that are left of it, and the chunks that later prompts
+    of its client have had since its last one. `is_resumed`: its answer had begun and lost its lane.
     """
-    return has_spoken.index(True) if True in has_spoken else 0
+
+    client: str
+    priority: int
+    num_left: int
+    num_skipped: int
+    is_resumed: bool
+
+
+def next_prefill(
+    prompts: Sequence[UnfinishedPrompt], last_chunk: Mapping[str, int], *, resumes: bool
+) -> int:
+    """The index of the prompt that gets a chunk, of those in the order in which they got lanes.
+
+    The client whose last chunk is longest ago comes first, and of its prompts those of its lowest
+    priority, of which the shortest rest, but later ones do not hold one up for ever. `resumes`: the
+    chunk is for a resumed answer if there is one: a client reads it.
+    """
+    candidates = [i for i, prompt in enumerate(prompts) if prompt.is_resumed == resumes]
+    candidates = candidates or [*range(len(prompts))]
+    turns = {prompts[i].client: last_chunk.get(prompts[i].client, -1) for i in candidates}
+    client = min(turns, key=turns.__getitem__)
+    own = [i for i in candidates if prompts[i].client == client]
+    lowest = min(prompts[i].priority for i in own)
+    first = [i for i in own if prompts[i].priority == lowest]
+    held_up = [i for i in first if prompts[i].num_skipped >= MAX_SKIPPED]
+    return held_up[0] if held_up else min(first, key=lambda i: prompts[i].num_left)
 
 
 # --- lanes, between clients --------------------------------------------------------------------

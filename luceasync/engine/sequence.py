@@ -34,7 +34,8 @@ from luceasync.text.detokenizer import Detokenizer
 class Generation:
     """A prepared choice and how far it has come. `lane` is None while it waits; then the choice is
     restored (`is_restoring`), prefilled and decoded. `num_cached` of the `num_prefilled` tokens
-    that the lane holds were not run. `is_unread`: its client does not read what it is sent.
+    that the lane holds were not run. `num_skipped`: prefill chunks that later prompts of its client
+    have had since its own last one. `is_unread`: its client does not read what it is sent.
 
     A choice that decodes may leave its lane (`leave_lane`). It then waits for another as if its
     prompt were all of its sequence: prompt and position alone decide what follows.
@@ -47,6 +48,7 @@ class Generation:
     is_restoring: bool = False
     num_cached: int = 0
     num_prefilled: int = 0
+    num_skipped: int = 0
     last_token: int | None = None
     num_generated: int = 0
     prefill_s: float = 0.0

@@ -391,3 +391,38 @@ def test_a_restore_that_never_arrives_is_an_error(make_prepared, monkeypatch):
     monkeypatch.setattr(prefixes_module, "COPY_TIMEOUT_S", 0.0)
     with pytest.raises(TimeoutError, match="not over"):
         pump.step()
+
+
+def order_of_prefills(target: CountingTarget) -> list[int]:
+    return [call[1] for call in target.calls if call[0] == "prefill"]
+
+
+def test_a_short_prompt_waits_for_one_chunk_of_its_clients_long_ones(make_prepared):
+    target = CountingTarget()
+    pump = make_pump(target, num_lanes=4)
+    pump.submit([make_prepared(i, [i] * 640, max_tokens=1) for i in range(3)])
+    pump.step()
+    pump.submit([make_prepared(3, [3], max_tokens=1)])
+    run(pump)
+    assert order_of_prefills(target) == [0, 3, *[0] * 9, *[1] * 10, *[2] * 10]
+
+
+def test_clients_prompts_take_turns(make_prepared):
+    target = CountingTarget()
+    pump = make_pump(target, num_lanes=3)
+    long = [make_prepared(i, [i] * 256, max_tokens=1, client="a") for i in range(2)]
+    pump.submit([*long, make_prepared(2, [2] * 200, max_tokens=1, client="b")])
+    run(pump)
+    assert order_of_prefills(target) == [*[0, 1] * 4, *[2] * 4]
+
+
+def test_short_prompts_that_keep_coming_do_not_stop_a_long_one_of_their_client(make_prepared):
+    target = CountingTarget()
+    pump = make_pump(target, num_lanes=2)
+    pump.submit([make_prepared(0, [0] * 192, max_tokens=1)])
+    for number in range(1, 40):
+        pump.submit([make_prepared(number, [number % 8], max_tokens=1)])
+        pump.step()
+    run(pump)
+    order = order_of_prefills(target)
+    assert [i for i, lane in enumerate(order) if lane == 0][:3] == [8, 17, 26]

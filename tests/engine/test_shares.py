@@ -212,6 +212,28 @@ def test_an_answer_that_lost_its_lane_goes_on_before_new_prompts(make_prepared):
     assert 64 < sum(num for _, _, num in prefills[:2]) <= 128
 
 
+def test_a_short_prompt_does_not_wait_for_all_of_an_answer_that_lost_its_lane(make_prepared):
+    target = CountingTarget()
+    pump = make_pump(target, num_lanes=2)
+    pump.submit([make_prepared(0, [0], max_tokens=2000, client="a")])
+    for _ in range(1000):
+        pump.step()
+    pump.submit([make_prepared(1, [0] * 640, client="long")])
+    pump.step()
+    pump.set_unread(0, is_unread=True)
+    pump.submit([make_prepared(2, [0] * 640, client="b")])
+    pump.step()
+    pump.cancel(1)
+    pump.cancel(2)
+    pump.set_unread(0, is_unread=False)
+    pump.step()
+    pump.submit([make_prepared(3, [0], client="short")])
+    del target.calls[:]
+    for _ in range(3):
+        pump.step()
+    assert [call[1] for call in target.calls if call[0] == "prefill"] == [0, 0, 1]
+
+
 def test_without_a_cache_no_prompt_waits_for_another_like_it(make_prepared):
     target = CountingTarget()
     pump = make_pump(target, num_lanes=2, memory_bytes=0)
