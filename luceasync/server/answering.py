@@ -30,6 +30,7 @@ from luceasync.server.cancellation import Cancellation, RunningRequests
 from luceasync.server.drain import Drain, race
 from luceasync.server.failures import describe
 from luceasync.server.family import Call, Endpoint, require_ready
+from luceasync.server.fields import refuse_compressed
 from luceasync.server.http.auth import Caller, accepted_key
 from luceasync.server.http.body import (
     SMALL_BYTES,
@@ -89,6 +90,7 @@ class Answering:
         cancellation: Cancellation,
     ) -> None:
         context, note = self._context, note_of(scope)
+        refuse_compressed(Headers(scope=scope))
         reading = read_body(scope, receive, context.config.max_body_bytes, reservation)
         body = await race(reading, context.drain.expired())
         require_ready(context.engine)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -23,7 +24,7 @@ from luceasync.request import Engine
 from luceasync.server.answering import Answering, ServerContext
 from luceasync.server.anthropic.routes import Anthropic
 from luceasync.server.drain import Drain
-from luceasync.server.failures import describe
+from luceasync.server.failures import Failure, describe
 from luceasync.server.family import ApiFamily, MakeFamily
 from luceasync.server.http.auth import RequireApiKey
 from luceasync.server.http.origins import origin_middleware
@@ -35,6 +36,12 @@ from luceasync.server.openapi import OpenApiPages
 from luceasync.server.request_log import LogRequests, note_of
 from luceasync.server.status_pages import CacheAdmin, StatusEvents, StatusPages
 
+OTHER_NAMES = {  # of routes, on other servers
+    "/api/chat": "/v1/chat/completions",
+    "/api/generate": "/v1/completions",
+    "/api/tags": "/v1/models",
+    "/completion": "/v1/completions",
+}
 # The first family words the errors of all routes that belong to none. If two families share a
 # path, the later one is asked first: its route tells which requests are its own.
 FAMILIES: tuple[MakeFamily, ...] = (OpenAi, Anthropic)
@@ -126,12 +133,24 @@ class Refusals:
     def response(self, scope: Scope, error: Exception) -> Response:
         """The response to a request that failed before any of its answer was sent."""
         failure = describe(error)
+        if isinstance(error, HTTPException) and failure.status == 404:
+            failure = self._with_hint(failure, scope["path"])
         body = self._family_of(scope).error(failure)
         return json_response(body, failure.status, failure.headers)
 
     async def handle(self, request: Request, error: Exception) -> Response:
         """`response`, as a Starlette exception handler."""
         return self.response(request.scope, error)
+
+    def _with_hint(self, failure: Failure, path: str) -> Failure:
+        """A 404 that names the route which was probably meant."""
+        paths = {route.path for _, routes in self._routed for route in routes}
+        last = path.rstrip("/").rpartition("/v1")[2]
+        guesses = (OTHER_NAMES.get(path, ""), path.rstrip("/"), f"/v1{last}", last)
+        meant = next((guess for guess in guesses if guess in paths), None)
+        if meant is None:
+            return failure
+        return replace(failure, message=f"{failure.message} Did you mean {meant}?")
 
     def _family_of(self, scope: Scope) -> ApiFamily:
         for family, routes in reversed(self._routed):

@@ -36,11 +36,7 @@ Number = TypeVar("Number", int, float)
 def decode(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
     """Decode and validate `body`. Raises RequestError with the field's path as `param`."""
     if body.startswith(GZIP):
-        raise RequestError(
-            "The request body is compressed, which is not served here: send it as plain JSON.",
-            code="unsupported_content_encoding",
-            status=415,
-        )
+        _refuse_compressed("gzip")
     if has_too_many_values(body):
         raise RequestError(
             f"The request body holds too many values; at most {MAX_VALUES} are allowed."
@@ -101,6 +97,21 @@ def _outside_strings(body: bytes) -> Iterator[bytes]:
 
 def _num_separators(text: bytes) -> int:
     return text.count(b",") + text.count(b"[") + text.count(b"{")
+
+
+def refuse_compressed(headers: Headers) -> None:
+    """Raise RequestError, a 415, for a body whose `headers` say that it is compressed."""
+    encoding = headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        _refuse_compressed(shorten(encoding))
+
+
+def _refuse_compressed(encoding: str) -> NoReturn:
+    raise RequestError(
+        f"The request body is compressed ({encoding}), which is not served here: send plain JSON.",
+        code="unsupported_content_encoding",
+        status=415,
+    )
 
 
 # Checks

@@ -57,6 +57,7 @@ ERRORS = {
     "408": "The body did not arrive in time.",
     "409": "The request was cancelled.",
     "413": "The body is too large.",
+    "415": "The body is compressed.",
     "429": "Too many requests wait; Retry-After says when to come back.",
     "500": "The generation failed.",
     "503": "The model is not available; Retry-After says when to come back.",

@@ -152,3 +152,24 @@ async def test_health_and_ready_need_no_key(in_memory):
     async with in_memory(ScriptedEngine(), ServerConfig(api_keys=("one",))) as client:
         for path in ("/", "/health", "/ready"):
             assert (await client.get(path)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("/api/v1/responses", "/v1/responses"),
+        ("/v1/tokenize", "/tokenize"),
+        ("/models", "/v1/models"),
+        ("/api/chat", "/v1/chat/completions"),
+    ],
+)
+async def test_a_route_that_is_not_there_names_the_one_that_was_meant(in_memory, path, meant):
+    async with in_memory(ScriptedEngine()) as client:
+        response = await client.post(path, json={})
+        lost = await client.post("/nowhere", json={})
+    assert response.status_code == lost.status_code == 404
+    assert response.json()["error"]["message"].endswith(f"Did you mean {meant}?")
+    assert "mean" not in lost.text

@@ -191,14 +191,16 @@ def _stop_tokens(body: SamplingBody) -> tuple[int, ...]:
 
 
 def max_tokens_of(body: SamplingBody, *names: str, least: int = 1) -> int | None:
-    """The most tokens of the answer by the first of the fields `names`, `max_tokens` and
-    `n_predict` that is there; None: no limit. Raises RequestError below `least`.
+    """The most tokens of the answer by the first of the fields `names` and `max_tokens` that is
+    there, and at most `n_predict`; None: no limit. Raises RequestError below `least`.
     """
-    for param in (*names, "max_tokens", "n_predict"):
+    named = next((one for one in (*names, "max_tokens") if getattr(body, one) is not None), None)
+    limits: list[int] = []
+    for param in filter(None, (named, "n_predict")):
         most: int | None = getattr(body, param)
-        if most is not None:
-            return None if most == NO_LIMIT else in_range(param, most, least, MAX_INT)
-    return None
+        if most is not None and most != NO_LIMIT:
+            limits.append(in_range(param, most, least, MAX_INT))
+    return min(limits, default=None)
 
 
 def min_tokens_of(body: SamplingBody, max_tokens: int | None) -> int:

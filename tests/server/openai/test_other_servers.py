@@ -188,6 +188,19 @@ async def test_templates_get_a_description_and_a_schema_of_every_tool(in_memory)
 async def test_a_compressed_body_is_a_415(in_memory):
     async with in_memory(ScriptedEngine()) as client:
         for route in (CHAT, "/v1/messages"):
-            response = await client.post(route, content=b"\x1f\x8b\x08rest")
-            assert response.status_code == 415
-            assert "compressed" in response.text
+            for encoding, body in (("", b"\x1f\x8b\x08rest"), ("gzip", b"{}"), ("zstd", b"{}")):
+                headers = {"content-encoding": encoding} if encoding else {}
+                response = await client.post(route, content=body, headers=headers)
+                assert response.status_code == 415
+                assert "compressed" in response.text
+            plain = await client.post(
+                route, content=b"{}", headers={"content-encoding": "identity"}
+            )
+            assert plain.status_code == 400
+
+
+async def test_completions_have_at_most_five_log_probabilities(in_memory):
+    async with in_memory(ScriptedEngine()) as client:
+        for number, status in ((5, 200), (6, 400)):
+            body = {"prompt": "x", "logprobs": number}
+            assert (await client.post("/v1/completions", json=body)).status_code == status
