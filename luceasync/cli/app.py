@@ -15,7 +15,7 @@ import typer
 from luceasync import __version__
 from luceasync.cli.bench import bench_app
 from luceasync.cli.cache import cache_app
-from luceasync.cli.flags import with_config
+from luceasync.cli.flags import UsageError, usage_words, with_config
 from luceasync.cli.output import one_line
 from luceasync.cli.warm.command import warm
 from luceasync.config import Config
@@ -44,7 +44,14 @@ def main() -> None:
     # on a quiet machine. Torch reads it on import.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     try:
-        app()
+        sys.exit(app(standalone_mode=False))
+    except UsageError as error:
+        if str(error):
+            print(f"luceasync: {one_line(usage_words(error, sys.argv[1:]))}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+    except typer.Abort:
+        print("luceasync: aborted", file=sys.stderr)
+        sys.exit(EXIT_BROKEN)
     except LuceasyncError as error:
         print(f"luceasync: {one_line(error)}", file=sys.stderr)
         sys.exit(EXIT_USAGE)

@@ -240,7 +240,7 @@ def serve(
     turns: Annotated[int, typer.Option(min=1, metavar="N", help="For beside.")] = 6,
     sentences: Annotated[
         int, typer.Option(min=1, metavar="N", help="Of each long prompt, for question.")
-    ] = 500,
+    ] = 250,
     rounds: Rounds = 5,
     against: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Another checkout, for beside, question.")

@@ -1,4 +1,5 @@
-"""Adds the flags of settings to a command, and passes it the Config that they make.
+"""Adds the flags of settings to a command, passes it the Config that they make, and says what is
+wrong with what was typed.
 
 Owns the bridge between options.py and typer; the only reader of os.environ.
 """
@@ -7,15 +8,43 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from luceasync.errors import ConfigError
 from luceasync.options import CONFIG_VARIABLE, OPTIONS, SECTIONS, Option, load_config
 
 POSITIONAL = "model-dir"
+
+# What typer raises for a flag that does not exist, a value that is missing, and the like. It does
+# not export the class.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+# Flags of llama.cpp and vLLM, and what does the same here.
+FOREIGN_FLAGS = {
+    **dict.fromkeys(("-m", "--model"), "the model is the first argument, without a flag"),
+    **dict.fromkeys(("-hf", "-hfr", "--hf-repo"), "`hf download` gets a model, then name its path"),
+    **dict.fromkeys(("-c", "--ctx-size", "--max-model-len"), "--max-ctx is the context of a lane"),
+    **dict.fromkeys(("-np", "--max-num-seqs"), "--parallel is the number of lanes"),
+    **dict.fromkeys(("-a", "--alias", "--served-model-name"), "--model-name names the model"),
+    **dict.fromkeys(("-md", "--model-draft", "--speculative-config"), "--draft names a drafter"),
+    **dict.fromkeys(
+        ("-b", "-ub", "--batch-size", "--ubatch-size", "--max-num-batched-tokens"),
+        "--prefill-chunk is the number of prompt tokens of a step",
+    ),
+    **dict.fromkeys(
+        ("-ngl", "--gpu-layers", "--n-gpu-layers", "-dev", "--device", "--tensor-parallel-size"),
+        "--target-devices names the devices; by default all layers go to the best one",
+    ),
+    **dict.fromkeys(("-ts", "--tensor-split"), "--target-layer-split splits the layers"),
+    **dict.fromkeys(("-t", "--threads"), "the variable OMP_NUM_THREADS sets the threads"),
+    **dict.fromkeys(("--jinja", "-fa", "--flash-attn"), "leave it out: it is always on"),
+    "--gpu-memory-utilization": "leave it out: --max-ctx and --parallel follow from free memory",
+}
 
 
 def with_config(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -31,13 +60,40 @@ def with_config(*names: str) -> Callable[[Callable[..., None]], Callable[..., No
             flags = {option.name: _typed(option, values) for option in options}
             path = config_path or os.environ.get(CONFIG_VARIABLE)
             config = load_config(flags, os.environ, Path(path) if path else None)
-            command(config=config, **values)
+            try:
+                command(config=config, **values)
+            except ConfigError as error:
+                if path:  # a value of the file is told without its place
+                    error.args = (f"{error} (settings are also read from {path})",)
+                raise
 
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         run.__signature__ = _signature(command, options)  # type: ignore[attr-defined]
         return run
 
     return decorate
+
+
+def usage_words(error: Exception, typed: Sequence[str]) -> str:
+    """One line about a UsageError, with the flag that was probably meant; `typed`: the words after
+    the program's name.
+    """
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "luceasync"
+    unknown = getattr(error, "option_name", None)
+    if unknown is None or context is None:
+        message = error.format_message()  # type: ignore[attr-defined]
+        return f"{message.rstrip('.')}; {command} -h shows what is allowed"
+    # Of -ngl the error names "-n" alone.
+    words = (word.partition("=")[0] for word in typed)
+    flag = next((word for word in words if word.startswith(unknown)), unknown)
+    known = [name for option in context.command.params for name in option.opts]
+    if flag in FOREIGN_FLAGS:
+        hint = f"{FOREIGN_FLAGS[flag]}; "
+    else:
+        near = get_close_matches(flag, [name for name in known if name.startswith("--")], n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+    return f"no such flag: {flag}; {hint}{command} -h lists all flags"
 
 
 def _signature(command: Callable[..., None], options: list[Option]) -> inspect.Signature:
@@ -108,6 +164,10 @@ def _help(option: Option) -> str:
 
 def _config_annotation() -> tuple[Any, Any]:
     about = typer.Option(
-        "--config", metavar="FILE", help="TOML file with the same settings.", show_default=False
+        "--config",
+        metavar="FILE",
+        help="TOML file with the same settings. Each flag is also a variable: --max-ctx is "
+        "LUCEASYNC_MAX_CTX.",
+        show_default=False,
     )
     return Annotated[str | None, about], None

@@ -203,5 +203,15 @@ def make_usable(root: Path) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise ConfigError(
-            f"{FLAG} {root}: {error.strerror}; expected a directory to write to"
+            f"{FLAG} {root}: {error.strerror}{_owner_of(root)}; expected a directory to write to"
         ) from None
+
+
+def _owner_of(root: Path) -> str:
+    """Whose `root` is, where another user of this machine or container has made it."""
+    try:
+        owner_id = root.stat().st_uid
+    except OSError:
+        return ""
+    own_id = os.geteuid()
+    return "" if owner_id == own_id else f" (user {owner_id} owns it, this is user {own_id})"

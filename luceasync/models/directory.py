@@ -19,7 +19,12 @@ EXPECTED = (
     "expected a Hugging Face model directory: config.json, *.safetensors, tokenizer.json; "
     "or a GGUF file"
 )
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_NAME = re.compile(
+    r"(?:(?:https?:/+)?(?:hf\.co|huggingface\.co)/|hf:/+)?"
+    r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<quant>[\w.-]+))?(?:/tree/main)?/?"
+)
+OLLAMA_NAME = re.compile(r"(?P<family>[a-z][\w.-]*):(?P<tag>[\w.-]+)")
+QWEN3_TAG = re.compile(r"(\d+(?:\.\d+)?)b")
 
 
 def check_directory(path: Path, expected: str = EXPECTED) -> None:
@@ -52,13 +57,26 @@ def _fault_of(path: Path) -> str:
 def _fault_of_missing(path: Path) -> str:
     if path.is_symlink():
         return f"is a link to {os.readlink(path)}, which does not exist"
-    if HUB_NAME.fullmatch(str(path)):
-        target = path.name
+    if found := HUB_NAME.fullmatch(str(path)):
         return (
             "does not exist here. Nothing is downloaded automatically: for the hub's model of that "
-            f"name, run `hf download {path} --local-dir {target}` and serve {target}"
+            f"name, {_download(found['name'], found['quant'])}"
+        )
+    if found := OLLAMA_NAME.fullmatch(str(path)):
+        size = QWEN3_TAG.fullmatch(found["tag"]) if found["family"] == "qwen3" else None
+        name = f"Qwen/Qwen3-{size[1]}B" if size else "ORGANISATION/NAME"
+        return (
+            "does not exist here, and names of Ollama are not known. Nothing is downloaded "
+            f"automatically: {_download(name)}"
         )
     return "does not exist"
+
+
+def _download(name: str, quant: str | None = None) -> str:
+    """How to get the hub's model `name`, of a GGUF repository the files of `quant` alone."""
+    target = name.partition("/")[2]
+    only = f"--include '*{quant}*' " if quant else ""
+    return f"run `hf download {name} {only}--local-dir {target}` and serve {target}"
 
 
 def model_name(path: Path) -> str:

@@ -158,7 +158,7 @@ def named_devices(device: str | None, devices: Sequence[str]) -> tuple[str, ...]
             f"--target-device {device}: not allowed together with --target-devices "
             f"{','.join(devices)}; give one of the two"
         )
-    return check_devices([device])
+    return check_devices([device], "--target-device")
 
 
 def check_devices(names: Sequence[str], flag: str = "--target-devices") -> tuple[str, ...]:

@@ -71,8 +71,8 @@ class RequestNote:
     def _pace(self) -> Iterator[str]:
         """Tokens per second after the first one, and tokens per round of speculation."""
         decode_s = max((finish.timings.decode_s for finish in self.finishes), default=0.0)
-        if decode_s > 0:
-            num_decoded = sum(finish.timings.num_decoded for finish in self.finishes)
+        num_decoded = sum(finish.timings.num_decoded for finish in self.finishes)
+        if decode_s > 0 and num_decoded:
             yield f"{num_decoded / decode_s:.1f} tokens/s"
         rounds = [finish.speculation for finish in self.finishes if finish.speculation]
         num_rounds = sum(each.rounds for each in rounds)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from luceasync import __version__
-from luceasync.cli.flags import POSITIONAL
+from luceasync.cli.flags import FOREIGN_FLAGS, POSITIONAL
 from luceasync.options import OPTIONS, SECTIONS
 from tests.cli.forked import Commands, commands
 
@@ -33,9 +33,10 @@ def test_help_imports_no_torch(luceasync, words):
 
 
 def test_version():
-    command = [sys.executable, "-m", "luceasync", "--version"]
-    printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    assert printed.stdout == f"luceasync {__version__}\n"
+    for flag in ("--version", "-V"):
+        command = [sys.executable, "-m", "luceasync", flag]
+        printed = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert printed.stdout == f"luceasync {__version__}\n"
 
 
 def test_every_setting_of_the_server_is_a_flag_of_serve(luceasync):
@@ -78,5 +79,34 @@ def test_a_bad_setting_is_one_line_and_exit_2(luceasync, arguments, environ, wor
     assert words in result.stderr
 
 
-def test_a_flag_that_does_not_exist_is_exit_2(luceasync):
-    assert luceasync.run("plan", "--port", "1").returncode == 2
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["plan", "--port", "1"], "no such flag: --port"),
+        (["serve", "--prot", "1"], "no such flag: --prot; did you mean --port?"),
+        (["serve", "-m", "model.gguf"], "no such flag: -m; the model is the first argument"),
+        (["serve", "--ctx-size=8192"], "no such flag: --ctx-size; --max-ctx is the context"),
+        (["serve", "-ngl", "99"], "no such flag: -ngl; --target-devices names the devices"),
+        (["serve", "one", "two"], "unexpected extra argument"),
+        (["warm"], "Missing option '--file'; luceasync warm -h"),
+        (["server"], "No such command 'server'"),
+    ],
+)
+def test_a_usage_error_is_one_line_and_exit_2(luceasync, arguments, words):
+    result = luceasync.run(*arguments)
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert result.stderr.startswith("luceasync: ")
+    assert words in result.stderr
+
+
+def test_flags_of_other_programs_point_to_flags_of_ours():
+    flags = {option.flag for option in OPTIONS}
+    for hint in FOREIGN_FLAGS.values():
+        assert set(re.findall("--[a-z-]+", hint)) <= flags
+    assert not FOREIGN_FLAGS.keys() & flags
+
+
+@pytest.mark.parametrize("words", [["serve"], ["plan"], ["warm"]])
+def test_help_says_how_a_flag_becomes_a_variable(luceasync, words):
+    text = luceasync.run(*words, "--help", COLUMNS="200").stdout
+    assert "--max-ctx is LUCEASYNC_MAX_CTX" in text

@@ -23,7 +23,8 @@ def luceasync() -> Iterator[Commands]:
     ("arguments", "words"),
     [
         (["/none"], "/none: does not exist"),
-        (["--draft", "/none"], "/none: does not exist"),
+        (["--draft", "/none"], "--draft /none: does not exist"),
+        (["--target-device", "abacus"], "--target-device abacus: 'abacus' is not a device"),
         (["--draft", "none", "--draft-block", "4"], "--draft-block 4: it needs a drafter"),
         (["--target-devices", "abacus"], "'abacus' is not a device"),
         (["--draft-device", "abacus"], "'abacus' is not a device"),
@@ -32,6 +33,13 @@ def luceasync() -> Iterator[Commands]:
 )
 def test_a_typo_is_one_line_and_no_torch(luceasync, command, arguments, words):
     refused(luceasync.run(command, *arguments), words)
+
+
+def test_a_value_of_a_file_names_the_file(luceasync, tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text('[placement]\ntarget_device = "abacus"\n')
+    result = luceasync.run("serve", "--config", str(path))
+    refused(result, f"(settings are also read from {path})")
 
 
 @pytest.mark.parametrize("command", ["serve", "chat"])

@@ -30,7 +30,7 @@ def test_the_sums_add_up():
     [
         ({"outcomes": [NEW, FAILED]}, "chats.jsonl:7: FAILED: status 400: no"),
         ({"degraded": "the disk is full"}, "has a fault: the disk is full"),
-        ({"counters": Counters(unwritten_nodes=3)}, "3 nodes are still on their way"),
+        ({"counters": Counters(unwritten_nodes=3)}, "still to be written: 3 nodes"),
     ],
 )
 def test_what_is_not_kept_is_told_and_fails(fault, words):
@@ -39,9 +39,15 @@ def test_what_is_not_kept_is_told_and_fails(fault, words):
     assert words in as_text(report) and words not in as_text(GOOD)
 
 
+def test_what_was_there_already_has_no_pace():
+    words = as_text(replace(GOOD, outcomes=[KNOWN]))
+    assert "1 prompt: 0 kept, 1 there already" in words
+    assert "tokens/s" in as_text(GOOD) and "tokens/s" not in words
+
+
 def test_an_eviction_is_told():
     report = replace(GOOD, counters=Counters(evicted_nodes=2))
-    assert "2 nodes were evicted" in as_text(report)
+    assert "evicted from the disk meanwhile: 2 nodes" in as_text(report)
 
 
 def test_json_has_the_sums_and_every_entry():

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.disk_cache.directory import NUM_QUARANTINED
+from luceasync.disk_cache.directory import NUM_QUARANTINED, make_usable
 from luceasync.disk_cache.disk import DiskTier
 from luceasync.disk_cache.outcomes import WriteOutcome
+from luceasync.errors import ConfigError
 from luceasync.nodes import MissReason
 from tests.disk_cache.faulty_files import FaultyFiles
 from tests.disk_cache.node_files import (
@@ -131,3 +132,13 @@ async def test_a_scan_leaves_a_writer_alone_whose_process_it_cannot_see(
         await tier.scan()
         until.set()
     assert writing.result().outcome == WriteOutcome.WRITTEN
+
+
+def test_a_directory_of_another_user_is_refused_with_both_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner_id = tmp_path.stat().st_uid
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "geteuid", lambda: owner_id + 1)
+    with pytest.raises(ConfigError, match=f"user {owner_id} owns it, this is user {owner_id + 1}"):
+        make_usable(tmp_path)

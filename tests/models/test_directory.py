@@ -30,6 +30,20 @@ def test_a_name_of_the_hub_is_told_how_it_is_downloaded():
     assert "`hf download Qwen/Qwen3-4B --local-dir Qwen3-4B` and serve Qwen3-4B" in words
 
 
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("hf.co/Qwen/Qwen3-4B", "hf download Qwen/Qwen3-4B --local-dir Qwen3-4B"),
+        ("https://huggingface.co/Qwen/Qwen3-4B", "hf download Qwen/Qwen3-4B --local-dir Qwen3-4B"),
+        ("hf.co/a/b-GGUF:Q4_K_M", "hf download a/b-GGUF --include '*Q4_K_M*' --local-dir b-GGUF"),
+        ("qwen3:0.6b", "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B"),
+        ("llama3.2:3b", "hf download ORGANISATION/NAME --local-dir NAME"),
+    ],
+)
+def test_a_name_of_another_program_is_told_how_it_is_downloaded(name, command):
+    assert f"`{command}`" in words_for(Path(name))
+
+
 @pytest.mark.parametrize("path", ["/models/Qwen3-4B", "models/a/b", "./a/../b", "~/x"])
 def test_a_path_is_no_name_of_the_hub(path):
     assert "hf download" not in words_for(Path(path))

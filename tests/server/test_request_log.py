@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 import pytest
 
 from luceasync.config import ServerConfig
-from luceasync.request import Speculation
+from luceasync.request import Speculation, Timings
 from luceasync.server.request_log import LogRequests
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, answer, finish
@@ -36,6 +37,13 @@ async def test_a_line_has_the_figures_of_an_answer(in_memory, lines, stream):
     for words in ("prompt=10 cached=4 new=3 first=", " 20.0 tokens/s ", " tau=3.00 "):
         assert words in line
     assert line.endswith(f" id={response.headers['x-request-id']}")
+
+
+async def test_a_line_without_a_decoded_token_has_no_pace(in_memory, lines):
+    ended = replace(finish(num_tokens=1), timings=Timings(0.0, 0.1, 0.001, 10, 0))
+    async with in_memory(ScriptedEngine([text_delta(0, "!", (3,), finish=ended)])) as client:
+        await client.post(CHAT, json=BODY)
+    assert "tokens/s" not in lines()[0]
 
 
 async def test_a_refusal_leaves_a_line_and_an_id_too(in_memory, lines):

@@ -17,7 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from luceasync.cli.output import size_text
+from luceasync.cli.output import count_text, size_text
 from luceasync.cli.warm.client import Counters, Outcome
 
 
@@ -125,20 +125,20 @@ def as_json(report: Report) -> str:
 def as_text(report: Report) -> str:
     """The totals, and all errors again, since a long run has scrolled them away."""
     sums = report.summary()
+    pace = f" ({sums['tokens_per_s']:.0f} tokens/s)" if sums["prefilled_tokens"] else ""
     lines = [
-        f"{sums['prefixes']} prefixes: {sums['kept']} kept, {sums['already_there']} were there "
-        f"already, {sums['failed']} failed",
-        f"{sums['prefilled_tokens']} tokens prefilled, {sums['cached_tokens']} were cached, "
-        f"{size_text(sums['written_bytes'])} written in {sums['seconds']:.1f} s "
-        f"({sums['tokens_per_s']:.0f} tokens/s)",
+        f"{count_text(sums['prefixes'], 'prompt')}: {sums['kept']} kept, "
+        f"{sums['already_there']} there already, {sums['failed']} failed",
+        f"{count_text(sums['prefilled_tokens'], 'token')} prefilled, {sums['cached_tokens']} "
+        f"cached, {size_text(sums['written_bytes'])} written in {sums['seconds']:.1f} s{pace}",
     ]
     if report.counters.evicted_nodes:
         lines.append(
-            f"{sums['evicted_nodes']} nodes were evicted from the disk meanwhile: "
+            f"evicted from the disk meanwhile: {count_text(sums['evicted_nodes'], 'node')}; "
             "--kv-cache-budget may be too small"
         )
     if report.counters.unwritten_nodes:
-        lines.append(f"{sums['unwritten_nodes']} nodes are still on their way to the disk")
+        lines.append(f"still to be written: {count_text(sums['unwritten_nodes'], 'node')}")
     if report.degraded:
         lines.append(f"the cache directory has a fault: {report.degraded}")
     return "\n".join([*lines, *map(line_of, report.failed)])

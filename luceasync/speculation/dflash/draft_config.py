@@ -168,7 +168,10 @@ def read_draft_spec(draft_dir: Path, target: ModelSpec) -> DraftSpec:
     """The spec of the drafter in `draft_dir`, for `target`. Raises ModelError naming the file and
     the field.
     """
-    check_directory(draft_dir, "expected a DFlash drafter's directory, or none")
+    try:
+        check_directory(draft_dir, "expected a DFlash drafter's directory, or none")
+    except ModelError as error:
+        raise ModelError(f"--draft {error}") from None
     path = draft_dir / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
