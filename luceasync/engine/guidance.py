@@ -53,7 +53,9 @@ class Guidance:
 
     def __init__(self, language: Language) -> None:
         self._answers = language.answers
-        self._vocabulary = GrammarVocabulary(language.tokenizer, language.vocab_size)
+        self._vocabulary = GrammarVocabulary(
+            language.tokenizer, language.vocab_size, language.answers.shown
+        )
         self._compiler = Compiler(self._vocabulary)
         self._close_ids = tuple(language.tokenizer.encode(f"\n{THINK_END}"))
 
@@ -128,9 +130,7 @@ def grammar_of(request: Request, answers: AnswerFormat) -> AnswerGrammar:
     places, max_calls = chat.schema_places, answers.most_calls(chat.max_calls)
     if chat.must_call:
         known = _known(answers.calls)
-        return AnswerGrammar(
-            None, known.must_call(chat.tools, chat.must_call, max_calls, places)
-        )
+        return AnswerGrammar(None, known.must_call(chat.tools, chat.must_call, max_calls, places))
     if answers.calls is None:
         return AnswerGrammar(request.constraint, None)
     if request.constraint is None:

@@ -73,7 +73,9 @@ def prepare(
             seed=choice_seed(seed, index),
             counts=TokenCounts(prompt.ids) if has_penalties(sampling) else None,
             tokenizer=language.tokenizer,
-            detokenizer=Detokenizer(language.tokenizer, request.stop, prompt.before),
+            detokenizer=Detokenizer(
+                language.tokenizer, request.stop, prompt.before, language.answers.shown
+            ),
             piece_maker=prompt.new_pieces(),
             pins=pins,
             guide=new_guide(),

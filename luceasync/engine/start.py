@@ -4,6 +4,7 @@ engine thread.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from pathlib import Path
@@ -37,6 +38,8 @@ from luceasync.text.answer.answer_format import AnswerFormat
 from luceasync.text.guarded import GuardedTemplate
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer, refuse_too_long
+
+logger = logging.getLogger(__name__)
 
 MIN_HOST_BYTES = 256 << 20  # of pinned memory, if any is needed
 
@@ -178,6 +181,10 @@ def language_of(config: Config, model: ModelFiles, plan: Plan) -> Language:
     answers = AnswerFormat.of(
         template, tokenizer, config.model.reasoning_format, config.model.tool_format
     )
+    if answers.calls is not None:
+        logger.info("The chat template writes tool calls as %s.", answers.calls.name)
+    else:
+        logger.warning("The chat template shows no known format of tool calls: they stay text.")
     return Language(
         card=ModelCard(
             name=own,

@@ -124,9 +124,14 @@ class GrammarVocabulary:
     a second for a large vocabulary. From any thread.
     """
 
-    def __init__(self, tokenizer: Tokenizer, num_logits: int) -> None:
-        """`num_logits`: how many tokens the model's logits cover; the others may not come."""
+    def __init__(
+        self, tokenizer: Tokenizer, num_logits: int, shown: frozenset[str] = frozenset()
+    ) -> None:
+        """`num_logits`: how many tokens the model's logits cover; the others may not come. `shown`:
+        special tokens that are text in an answer.
+        """
         self.tokenizer = tokenizer
+        self._shown = shown
         self.num_words = -(-num_logits // WORD_BITS)
         self._num_logits = num_logits
         self._lock = threading.Lock()
@@ -149,7 +154,7 @@ class GrammarVocabulary:
         return known or [self.num_words * WORD_BITS]
 
     def _make_table(self) -> LLTokenizer:
-        wrapper = _ModelTokenizer(self.tokenizer, self._num_logits, self.end_ids)
+        wrapper = _ModelTokenizer(self.tokenizer, self._num_logits, self.end_ids, self._shown)
         table = LLTokenizer(wrapper, n_vocab=len(wrapper.tokens), eos_token=self.end_ids)
         wrapper("a")  # the first text takes a second with a large vocabulary: not in the engine
         return table
@@ -158,7 +163,13 @@ class GrammarVocabulary:
 class _ModelTokenizer(TokenizerWrapper):
     """A model's tokenizer as llguidance wants it."""
 
-    def __init__(self, tokenizer: Tokenizer, num_logits: int, end_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        num_logits: int,
+        end_ids: Sequence[int],
+        shown: frozenset[str],
+    ) -> None:
         self._tokenizer = tokenizer
         self.is_tokenizer_wrapper = True
         self.eos_token_id, self.bos_token_id = end_ids[0], None
@@ -167,6 +178,7 @@ class _ModelTokenizer(TokenizerWrapper):
             tokenizer.token_bytes(i) if i < num_logits else b"" for i in range(num_tokens)
         ]
         special = {i for i in range(tokenizer.vocab_size) if tokenizer.is_special(i)}
+        special -= {i for i in special if tokenizer.token_text(i) in shown}
         self.special_token_ids = sorted((special & set(range(num_tokens))) | set(end_ids))
         for i in self.special_token_ids:
             self.tokens[i] = self.tokens[i] or b"<|end|>"

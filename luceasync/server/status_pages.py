@@ -67,6 +67,7 @@ class StatusPages:
         return json_response({"name": "luceasync", "version": __version__})
 
     async def version(self, request: Request) -> Response:
+        """The server's version."""
         return json_response({"version": __version__})
 
     async def status(self, request: Request) -> Response:
@@ -105,6 +106,7 @@ class StatusPages:
         return json_response(answer) if ready else _unavailable(answer, retry_after_s)
 
     async def metrics(self, request: Request) -> Response:
+        """Metrics in Prometheus' text format."""
         return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE})
 
 
@@ -135,7 +137,9 @@ class StatusEvents:
         return [Route("/status/events", self._Watch(self), methods=["GET"])]
 
     class _Watch:
-        """An ASGI app, since a Starlette endpoint would have to return a response."""
+        """The status of the engine and what is live, as server-sent events. An ASGI app, since a
+        Starlette endpoint would have to return a response.
+        """
 
         def __init__(self, events: StatusEvents) -> None:
             self._events = events
@@ -232,6 +236,7 @@ def status_fields(engine: Engine) -> dict[str, object]:
         "family": card.family,
         "num_parameters": card.num_parameters,
         "max_ctx_tokens": card.max_ctx_tokens,
+        "tool_format": card.tool_format or None,
         "ready": status.ready,
         "detail": redact_paths(status.detail),
         "num_lanes": status.num_lanes,

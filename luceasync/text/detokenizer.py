@@ -27,12 +27,18 @@ class Detokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), before: Before = "nothing"
+        self,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...] = (),
+        before: Before = "nothing",
+        shown: frozenset[str] = frozenset(),
     ) -> None:
-        """`before`: the reasoning before the answer, in which `stop` does not count. Raises
-        RequestError for an empty stop string.
+        """`before`: the reasoning before the answer, in which `stop` does not count. `shown`:
+        special tokens that are text all the same. Raises RequestError for an empty stop string.
         """
         self._token = tokenizer.shown_token
+        self._special_token = tokenizer.special_token
+        self._shown = shown
         self._stream = tokenizer.stream()
         self._scanner = StopScanner(stop) if stop else None
         self._reasoning = ReasoningScanner(before)
@@ -54,6 +60,9 @@ class Detokenizer:
         """
         assert not self.stopped, "a token after a stop string"
         token = self._token(token_id)
+        if token is None and self._shown:
+            special = self._special_token(token_id)
+            token = special if special in self._shown else None
         if token is None:
             return SafeText("", False)
         text = self._stream.push(token)

@@ -126,6 +126,10 @@ class Tokenizer:
             shown = None if token is None or token in self._special_texts else token
             return self._shown.setdefault(token_id, shown)
 
+    def special_token(self, token_id: int) -> str | None:
+        """The text of a special token; None for any other."""
+        return self._added[token_id].content if self.is_special(token_id) else None
+
     def token_bytes(self, token_id: int) -> bytes:
         """The raw bytes of one token; for a special token its own text, outside the vocabulary
         empty.
@@ -144,6 +148,11 @@ class Tokenizer:
     def token_id(self, token: str) -> int | None:
         """The id of `token`, spelled as in the vocabulary."""
         return self._backend.token_to_id(token)
+
+    @property
+    def special_texts(self) -> frozenset[str]:
+        """The special tokens, which have no text in an answer."""
+        return frozenset(self._special_texts)
 
     @property
     def added_texts(self) -> frozenset[str]:

@@ -210,7 +210,9 @@ def thinking_dir(tiny_dir: Path, tmp_path: Path) -> Path:
     """A model whose prompts open its reasoning, and whose template shows how it calls."""
     folder = tmp_path / "thinking"
     shutil.copytree(tiny_dir, folder)
-    calls = "{% for c in m.tool_calls or [] %}<tool_call>{{ c }}</tool_call>{% endfor %}"
+    call = '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ args }}}</tool_call>'
+    args = "{% set args = c.function.arguments | tojson %}"
+    calls = "{% for c in m.tool_calls or [] %}" + args + call + "{% endfor %}"
     template = tiny.CHATML.replace("{{ m.content }}", "{{ m.content }}" + calls)
     template = template.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
     assert calls in template and "<think>" in template

@@ -59,7 +59,8 @@ class AnswerFormat:
     `reasons`: text between <think> and </think> at the beginning of an answer is reasoning.
     `opens`: an answer opens it itself unless the prompt has. `calls`: the format of tool calls;
     None: none, or unknown. `max_calls`: how many calls of one answer the template takes back; None:
-    any number. `separates`: what is reasoning is told apart where the prompt opens it.
+    any number. `separates`: what is reasoning is told apart where the prompt opens it. `shown`:
+    special tokens that calls and reasoning are written with, which must be seen to parse them.
     """
 
     reasons: bool = False
@@ -67,6 +68,7 @@ class AnswerFormat:
     opens: bool = False
     max_calls: int | None = None
     separates: bool = True
+    shown: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -84,9 +86,8 @@ class AnswerFormat:
             _rendered(template, [*one, result], [TOOL]),
         ]
         can_reason = tokenizer.token_id(THINK) is not None or any(THINK in e for e in examples)
-        if tool_format == AUTO:
-            calls = _shown_format(template, tokenizer)
-        else:
+        calls, written = _shown_format(template, tokenizer)
+        if tool_format != AUTO:
             calls = FORMATS.get(tool_format)
         separates = reasoning_format == AUTO
         reasons = can_reason and separates
@@ -96,6 +97,7 @@ class AnswerFormat:
             opens=reasons and _can_disable_reasoning(template),
             max_calls=_most_calls(template) if calls else None,
             separates=separates,
+            shown=_shown_tokens(tokenizer, reasons, calls, written),
         )
 
     def before(self, prompt: str) -> Before:
@@ -127,8 +129,25 @@ class AnswerFormat:
         )
 
 
-def _shown_format(template: Template, tokenizer: Tokenizer) -> CallFormat | None:
-    """The format whose parser reads back the call that `template` renders; None if no one does."""
+def _shown_tokens(
+    tokenizer: Tokenizer, reasons: bool, calls: CallFormat | None, written: str
+) -> frozenset[str]:
+    """The special tokens of reasoning, if the model `reasons`, and of `calls`, one of which is
+    `written`. Not those that end a text.
+    """
+    words = [THINK, THINK_END] if reasons else []
+    if calls is not None:
+        words += [*calls.openings, *calls.signs, calls.begin, calls.end, written]
+    ends = {tokenizer.special_token(i) for i in tokenizer.eos_ids}
+    return frozenset(
+        t for t in tokenizer.special_texts if t not in ends and any(t in word for word in words)
+    )
+
+
+def _shown_format(template: Template, tokenizer: Tokenizer) -> tuple[CallFormat | None, str]:
+    """The format whose parser reads back the call that `template` renders, and that call; None if
+    no format does.
+    """
     words = _rendered(template, ANSWERED, [TOOL], add_generation_prompt=False)
     for content, call_id in product(("", None), IDS):  # some show calls only beside None
         said = _called(content, _call(call_id, ARGUMENTS))
@@ -136,8 +155,8 @@ def _shown_format(template: Template, tokenizer: Tokenizer) -> CallFormat | None
         call = _without_common_ends(example, words)
         for call_format in FORMATS.values():
             if _reads(call_format, call, tokenizer):
-                return call_format
-    return None
+                return call_format, call
+    return None, ""
 
 
 def _without_common_ends(text: str, other: str) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
 from luceasync.request import CallPiece, ReasoningPiece, TextPiece
 from luceasync.text.answer.answer_format import AnswerFormat
+from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 
@@ -105,6 +108,28 @@ def test_a_template_that_takes_one_call_allows_one(tokenizer: Tokenizer) -> None
         assert (found.max_calls, found.most_calls(None), found.most_calls(3)) == (1, 1, 1)
     several = AnswerFormat.of(template_of(one), tokenizer)
     assert (several.most_calls(None), several.most_calls(3)) == (None, 3)
+
+
+def test_special_tokens_of_calls_are_shown(tiny_dir: Path) -> None:
+    """All but those that end a text."""
+    definition = json.loads((tiny_dir / "tokenizer.json").read_text())
+    marks = ["[TOOL_CALLS]", "[ARGS]", "<|end|>", "<|other|>"]
+    for token_id, mark in enumerate(marks, 10_000):
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        token = {"id": token_id, "content": mark, "special": True, **flags}
+        definition["added_tokens"].append(token)
+    tokenizer = Tokenizer(json.dumps(definition))
+    end = tokenizer.token_id("<|end|>")
+    assert end is not None
+    tokenizer.eos_ids = frozenset([end])
+    found = AnswerFormat.of(template_of(SHOWN["mistral"] + "<|end|>"), tokenizer)
+    assert found.calls is not None and found.calls.name == "mistral"
+    assert found.shown == {"[TOOL_CALLS]", "[ARGS]"}
+    detokenizer = Detokenizer(tokenizer, shown=found.shown)
+    ids = tokenizer.encode('[TOOL_CALLS]f[ARGS]{"a": "b"}<|other|>')
+    text = "".join(detokenizer.push(token).text for token in ids) + detokenizer.flush()
+    assert text == '[TOOL_CALLS]f[ARGS]{"a": "b"}'
+    assert found.maker("", TOOLS).make(text, is_last=True)[0] == CallPiece(0, ANY, "f")
 
 
 def test_the_prompt_that_opens_reasoning_decides(tokenizer: Tokenizer) -> None:
