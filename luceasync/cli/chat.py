@@ -1,10 +1,11 @@
-"""The chat command: a conversation in a terminal or through a pipe, one line a turn.
+"""The chat command: a conversation in a terminal, or through a pipe, one line a turn.
 
 Owns the loop of turns. A responder, an engine in this process or a server by URL, answers them.
 """
 
 from __future__ import annotations
 
+import select
 import signal
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -28,6 +29,7 @@ from luceasync.request import ChatPrompt, Engine, ReasoningPiece, Request, Sampl
 CONNECT_TIMEOUT_S = 10.0
 # A server under load is silent only between keep-alive comments.
 SILENCE_TIMEOUT_S = 120.0
+PASTE_GAP_S = 0.05  # between two lines of a paste
 
 Messages = list[dict[str, Any]]
 ShownPiece = TextPiece | ReasoningPiece  # no tools are offered
@@ -161,7 +163,7 @@ def run_chat(opening: AbstractAsyncContextManager[Responder], system: str | None
     ):
         signal.signal(signal.SIGINT, signal.default_int_handler)  # until now it ended the process
         conversation = Conversation(portal, responder, console, system)
-        for line in _lines(console):
+        for line in _turns(console):
             if line == "/quit":
                 break
             try:
@@ -187,7 +189,7 @@ class Conversation:
         self._messages = list(self._beginning)
 
     def take(self, line: str) -> None:
-        """Run one line: a command, or a turn to answer. Raises LuceasyncError."""
+        """Run what was typed: a command, or a turn to answer. Raises LuceasyncError."""
         if not line:
             return
         if line == "/clear":
@@ -195,7 +197,7 @@ class Conversation:
             self._console.print("(cleared)", style="dim")
         elif line == "/help":
             self._console.print(HELP, style="dim", markup=False)
-        elif line.startswith("/") and " " not in line:
+        elif line.startswith("/") and len(line.split()) == 1:
             self._console.print(f"unknown command {line}; {HELP}", style="dim", markup=False)
         else:
             self._answer(line)
@@ -247,20 +249,31 @@ def _ctrl_c() -> Iterator[Future[None]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _lines(console: Console) -> Iterator[str]:
-    """The lines typed, or read from a pipe; Ctrl-C at the prompt starts a new line."""
+def _turns(console: Console) -> Iterator[str]:
+    """What is typed or pasted, a paste of several lines in one piece, or the lines of a pipe.
+    Ctrl-C at the prompt starts anew.
+    """
     if not sys.stdin.isatty():
         for line in sys.stdin:
             yield line.strip()
         return
-    import readline  # noqa: F401  (gives input() line editing and history)
+    import readline  # gives input() line editing and history
 
+    readline.parse_and_bind("set enable-bracketed-paste on")  # Python turns it off
     console.print(HELP, style="dim", markup=False)
     while True:
         try:
-            yield input("> ").strip()
+            yield _typed().strip()
         except KeyboardInterrupt:
             console.print()
         except EOFError:
             console.print()
             return
+
+
+def _typed() -> str:
+    """A line, and what has arrived with it: not every terminal marks where a paste ends."""
+    text = input("> ")
+    while select.select([sys.stdin], [], [], PASTE_GAP_S)[0]:
+        text += "\n" + input()
+    return text

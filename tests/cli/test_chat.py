@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
+import pty
+import select
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from anyio.from_thread import start_blocking_portal
+from rich.console import Console
 
-from luceasync.cli.chat import Messages, ShownPiece, run_chat
+from luceasync.cli.chat import Conversation, Messages, ShownPiece, run_chat
 from luceasync.errors import Unavailable
 from luceasync.request import ReasoningPiece, TextPiece
 
@@ -101,3 +108,66 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(talk, capsys):
     assert capsys.readouterr().out == "<interrupt> (stopped)\n<a>\n"
     assert responder.cancelled.wait(timeout=10)
     assert responder.heard[1][1]["content"] == "<interrupt>"
+
+
+class Terminal:
+    """Prints the turns that are typed into a terminal, one a line."""
+
+    PROGRAM = """
+from rich.console import Console
+from luceasync.cli.chat import _turns
+for turn in _turns(Console()):
+    print(f"turn {turn!r}", flush=True)
+"""
+
+    def __init__(self) -> None:
+        self._fd, its_end = pty.openpty()
+        command = [sys.executable, "-c", self.PROGRAM]
+        streams = {"stdin": its_end, "stdout": its_end, "stderr": its_end}
+        env = {**os.environ, "TERM": "xterm"}
+        self._process = subprocess.Popen(command, **streams, env=env, start_new_session=True)
+        os.close(its_end)
+        self._seen = ""
+        self.wait_for("> ")
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def wait_for(self, words: str) -> None:
+        """Read until the terminal shows `words`."""
+        while words not in self._seen:
+            assert select.select([self._fd], [], [], 20)[0], self._seen
+            self._seen += os.read(self._fd, 4096).decode()
+        self._seen = self._seen.partition(words)[2]
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._fd)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "paste", ["\x1b[200~one\n/two\n\nthree\x1b[201~", "one\n/two\n\nthree"], ids=["marked", "bare"]
+)
+def test_a_paste_of_several_lines_is_one_turn(paste):
+    terminal = Terminal()
+    try:
+        terminal.type(paste)
+        terminal.wait_for("three")
+        terminal.type("\r")
+        terminal.wait_for(r"turn 'one\n/two\n\nthree'")
+        terminal.wait_for("> ")
+        terminal.type("next\r")
+        terminal.wait_for("turn 'next'")
+    finally:
+        terminal.close()
+
+
+def test_a_text_that_begins_like_a_command_is_one_only_if_it_is_a_line():
+    responder = ScriptedResponder()
+    with start_blocking_portal() as portal:
+        conversation = Conversation(portal, responder, Console(file=io.StringIO()), None)
+        conversation.take("/clear")
+        conversation.take("/usr/bin/env\nprint()")
+    assert responder.heard[0][0]["content"] == "/usr/bin/env\nprint()"
