@@ -71,6 +71,7 @@ class RunningRequests:
         return [Route("/cancel/{request_id:path}", self._cancel, methods=["POST"])]
 
     async def _cancel(self, request: Request) -> Response:
+        """End the running request of that `x-request-id`."""
         request_id = request.path_params["request_id"]
         num_cancelled = self.cancel(accepted_key(request.scope), request_id)
         if not num_cancelled:

@@ -57,12 +57,14 @@ class Call(Protocol[EventT]):
 
 @dataclass(frozen=True, slots=True)
 class BodySpec:
-    """The struct of a JSON body, for the API's description; `streams`: the answer may come as
-    server-sent events.
+    """The types of a JSON body, its answer and an error, for the API's description; `event`: that
+    of a server-sent event, if the answer may be streamed.
     """
 
     struct: type[msgspec.Struct]
-    streams: bool = False
+    answer: type[msgspec.Struct]
+    error: type[msgspec.Struct]
+    event: Any = None
 
 
 class Endpoint(Protocol):

@@ -6,6 +6,7 @@ ranges that are checked elsewhere. Knows no API family.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, reduce
@@ -20,7 +21,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from luceasync import __version__
-from luceasync.server.family import ApiFamily, BodySpec
+from luceasync.server.family import ApiFamily, Endpoint
 from luceasync.server.fields import MAX_INT
 from luceasync.server.http.responses import json_response
 from luceasync.server.web.page import HEADERS
@@ -95,11 +96,21 @@ class OpenApiPages:
 def document(families: Sequence[ApiFamily], pages: Iterable[Route]) -> dict[str, Any]:
     """The document of all routes of `families`, and of the server's own `pages`."""
     paths: dict[str, dict[str, Any]] = {}
-    bodies = {each.path: each.body for family in families for each in family.endpoints if each.body}
-    structs = [described(body.struct) for body in bodies.values()]
-    schemas, components = msgspec.json.schema_components(structs, ref_template=REF)
-    for (path, body), schema in zip(bodies.items(), schemas, strict=True):
-        paths[path] = {"post": _operation(path, body, schema)}
+    endpoints = {each.path: each for family in families for each in family.endpoints if each.body}
+    bodies = {path: endpoint.body for path, endpoint in endpoints.items() if endpoint.body}
+    kinds = {
+        (path, part): described(getattr(body, part))
+        for path, body in bodies.items()
+        for part in ("struct", "answer", "error", "event")
+    }
+    schemas, components = msgspec.json.schema_components(kinds.values(), ref_template=REF)
+    of = dict(zip(kinds, schemas, strict=True))
+    for path, body in bodies.items():
+        schema, answer, error = (of[path, part] for part in ("struct", "answer", "error"))
+        content = {"application/json": {"schema": answer}}
+        if body.event is not None:
+            content["text/event-stream"] = {"schema": of[path, "event"]}
+        paths[path] = {"post": _operation(endpoints[path], schema, content, {"schema": error})}
     for family in families:
         _add_pages(paths, family.pages)
     _add_pages(paths, pages)
@@ -109,7 +120,7 @@ def document(families: Sequence[ApiFamily], pages: Iterable[Route]) -> dict[str,
         "paths": dict(sorted(paths.items())),
         "components": {
             "schemas": {
-                name: _with_limits(schema) if name.endswith("Body") else schema
+                name: _portable(_with_limits(schema) if name.endswith("Body") else schema)
                 for name, schema in components.items()
             },
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
@@ -118,26 +129,30 @@ def document(families: Sequence[ApiFamily], pages: Iterable[Route]) -> dict[str,
     }
 
 
-def _operation(path: str, body: BodySpec, schema: Mapping[str, Any]) -> dict[str, Any]:
-    content = {"application/json": OBJECT}
-    if body.streams:
-        content["text/event-stream"] = ANYTHING
+def _operation(
+    endpoint: Endpoint,
+    schema: Mapping[str, Any],
+    content: Mapping[str, Any],
+    error: Mapping[str, Any],
+) -> dict[str, Any]:
     return {
-        "operationId": _name("post", path),
-        "summary": _first_line(body.struct),
+        "operationId": _name("post", endpoint.path),
+        "summary": _summary(type(endpoint)),
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {"200": {"description": "The answer.", "content": content}, **_errors()},
+        "responses": {"200": {"description": "The answer.", "content": content}, **_errors(error)},
     }
 
 
 def _add_pages(paths: dict[str, dict[str, Any]], routes: Iterable[Route]) -> None:
     for route in routes:
+        if not route.include_in_schema:
+            continue
         path = re.sub(r"{(\w+):path}", r"{\1}", route.path)
         for method in sorted((route.methods or set()) - {"HEAD"}):
-            paths.setdefault(path, {})[method.lower()] = _page(path, method)
+            paths.setdefault(path, {})[method.lower()] = _page(path, method, route)
 
 
-def _page(path: str, method: str) -> dict[str, Any]:
+def _page(path: str, method: str, route: Route) -> dict[str, Any]:
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in re.findall(r"{(\w+)}", path)
@@ -145,13 +160,14 @@ def _page(path: str, method: str) -> dict[str, Any]:
     content = {"*/*": ANYTHING}
     return {
         "operationId": _name(method.lower(), path),
+        "summary": _summary(route.endpoint, method),
         "parameters": parameters,
-        "responses": {"200": {"description": "The answer.", "content": content}, **_errors()},
+        "responses": {"200": {"description": "The answer.", "content": content}, **_errors(OBJECT)},
     }
 
 
-def _errors() -> dict[str, Any]:
-    content = {"application/json": OBJECT}
+def _errors(error: Mapping[str, Any]) -> dict[str, Any]:
+    content = {"application/json": error}
     return {status: {"description": text, "content": content} for status, text in ERRORS.items()}
 
 
@@ -159,8 +175,10 @@ def _name(method: str, path: str) -> str:
     return "_".join([method, *re.findall(r"\w+", path)])
 
 
-def _first_line(kind: type) -> str:
-    return (kind.__doc__ or kind.__name__).strip().partition("\n")[0]
+def _summary(handler: Any, method: str = "") -> str:
+    """The first sentence of what handles a route; that after `method` if it handles several."""
+    told = inspect.cleandoc(handler.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+    return (told.partition(f"{method}: ")[2] or told).partition(". ")[0].rstrip(".")
 
 
 def _with_limits(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,14 +189,31 @@ def _with_limits(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {**schema, "properties": fields} if fields else dict(schema)
 
 
-# Raw fields have no schema, so structs that hold any are rebuilt with Any in their place.
+def _portable(schema: Any) -> Any:
+    """Fixed tuples as lists of their first type: generators fail on `items: false`."""
+    match schema:
+        case {"prefixItems": [first, *_], "items": False}:
+            rest = {name: each for name, each in schema.items() if name != "prefixItems"}
+            return {**rest, "items": _portable(first)}
+        case dict():
+            return {name: _portable(each) for name, each in schema.items()}
+        case list():
+            return [_portable(each) for each in schema]
+        case _:
+            return schema
+
+
+# Raw fields have no schema, and a union tells structs apart by a tag. So structs with Raw fields
+# are rebuilt with Any in their place, and those with a constant `type` with it as their tag.
+
+TAG = "type"
 
 
 def described(kind: Any) -> Any:
-    """`kind` with Any in place of msgspec.Raw, at any depth."""
+    """`kind` with Any in place of msgspec.Raw and with tags, at any depth."""
     if kind is msgspec.Raw:
         return Any
-    if not _has_raw(kind, set()):
+    if not _is_rebuilt(kind, set()):
         return kind
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return _struct(kind)
@@ -191,7 +226,10 @@ def described(kind: Any) -> Any:
 @cache  # a schema names each type once
 def _struct(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
     fields: list[Any] = []
+    tag = _tag(kind)
     for field in msgspec.structs.fields(kind):
+        if tag is not None and field.name == TAG:
+            continue
         default: tuple[Any, ...] = () if field.required else (field.default,)
         if field.type is msgspec.Raw:
             default = (None,)
@@ -199,20 +237,31 @@ def _struct(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
             default = (msgspec.field(default_factory=field.default_factory),)
         fields.append((field.name, described(field.type), *default))
     namespace = {"__doc__": kind.__doc__}
+    tagged: dict[str, Any] = {} if tag is None else {"tag_field": TAG, "tag": tag}
     return msgspec.defstruct(
-        kind.__name__, fields, kw_only=True, namespace=namespace, module=kind.__module__
+        kind.__name__, fields, kw_only=True, namespace=namespace, module=kind.__module__, **tagged
     )
 
 
-def _has_raw(kind: Any, seen: set[Any]) -> bool:
+def _tag(kind: type[msgspec.Struct]) -> str | None:
+    """The constant `type` of a struct, if it has one."""
+    for field in msgspec.structs.fields(kind):
+        if field.name == TAG and get_origin(field.type) is Literal and not field.required:
+            return str(field.default)
+    return None
+
+
+def _is_rebuilt(kind: Any, seen: set[Any]) -> bool:
     if kind is msgspec.Raw:
         return True
     if get_origin(kind) is Literal or kind in seen:
         return False
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         seen.add(kind)
-        return any(_has_raw(field.type, seen) for field in msgspec.structs.fields(kind))
-    return any(_has_raw(each, seen) for each in get_args(kind))
+        if _tag(kind) is not None:
+            return True
+        return any(_is_rebuilt(field.type, seen) for field in msgspec.structs.fields(kind))
+    return any(_is_rebuilt(each, seen) for each in get_args(kind))
 
 
 # The page

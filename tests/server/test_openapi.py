@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -25,7 +26,7 @@ async def test_every_route_is_there_with_its_methods(in_memory):
     app = create_app(ScriptedEngine(), ServerConfig())
     for route in app.routes:
         path = re.sub(r"{(\w+):path}", r"{\1}", route.path)
-        if path not in UNDOCUMENTED:
+        if path not in UNDOCUMENTED and route.include_in_schema:
             methods = {method.lower() for method in route.methods - {"HEAD"}}
             assert methods == told["paths"][path].keys(), path
 
@@ -76,3 +77,48 @@ async def test_other_methods_are_refused_and_head_works_everywhere(in_memory):
             assert set(refused.headers["allow"].split(", ")) == route.methods
             if "GET" in route.methods and route.path != "/admin/cache":
                 assert (await client.head(route.path)).status_code == 200, route.path
+
+
+async def test_every_operation_has_a_summary_and_a_name_of_its_own(in_memory):
+    told = await document(in_memory)
+    operations = [each for methods in told["paths"].values() for each in methods.values()]
+    assert all(each["summary"] and "ASGI" not in each["summary"] for each in operations)
+    assert len({each["operationId"] for each in operations}) == len(operations)
+    assert not [path for path in told["paths"] if path.startswith("/web/")]
+
+
+@pytest.mark.parametrize(
+    ("path", "answer", "event"),
+    [
+        ("/v1/chat/completions", "ChatCompletion", "ChatChunk"),
+        ("/v1/completions", "Completion", "Completion"),
+        ("/v1/responses", "ResponseObject", "ResponsesEvent"),
+        ("/v1/messages", "AnthropicAnswer", None),
+        ("/v1/messages/count_tokens", "TokenCount", None),
+        ("/tokenize", "TokenizedPrompt", None),
+    ],
+)
+async def test_answers_and_errors_are_typed(in_memory, path, answer, event):
+    told = await document(in_memory)
+    responses = told["paths"][path]["post"]["responses"]
+    content = responses["200"]["content"]
+    assert content["application/json"]["schema"]["$ref"].endswith(f"/{answer}")
+    assert "Error" in responses["400"]["content"]["application/json"]["schema"]["$ref"]
+    if event is not None:
+        assert content["text/event-stream"]["schema"]["$ref"].endswith(f"/{event}")
+
+
+async def test_a_union_tells_its_structs_apart(in_memory):
+    told = await document(in_memory)
+    events = told["paths"]["/v1/messages"]["post"]["responses"]["200"]["content"]
+    union = events["text/event-stream"]["schema"]
+    assert union["discriminator"]["propertyName"] == "type"
+    assert len(union["anyOf"]) == 7
+    assert told["components"]["schemas"]["TextBlock"]["properties"]["type"] == {"enum": ["text"]}
+
+
+async def test_nothing_in_it_fails_generators_of_clients(in_memory):
+    text = json.dumps(await document(in_memory))
+    assert '"items": false' not in text and "prefixItems" not in text
+    references = set(re.findall(r'"#/components/schemas/([^"]*)"', text))
+    assert references <= (await document(in_memory))["components"]["schemas"].keys()

@@ -52,6 +52,7 @@ class Anthropic:
         return error_body(failure)
 
     async def models(self, request: HttpRequest) -> Response:
+        """The served model under each of its names."""
         require_ready(self._engine)
         card = self._engine.card
         data = [_model(card, name) for name in card.names]
@@ -59,6 +60,7 @@ class Anthropic:
         return json_response(listed)
 
     async def model(self, request: HttpRequest) -> Response:
+        """The model of that name."""
         require_ready(self._engine)
         card, name = self._engine.card, request.path_params["model"]
         check_model(name, card)
@@ -80,8 +82,10 @@ class VersionedRoute(Route):
 
 
 class Messages:
+    """Answer a conversation in Anthropic's form."""
+
     path = "/v1/messages"
-    body = BodySpec(MessagesBody, streams=True)
+    body = BodySpec(MessagesBody, AnthropicAnswer, AnthropicError, AnthropicEvent)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -128,8 +132,10 @@ class TokenCount(msgspec.Struct):
 
 
 class CountTokens:
+    """Count the tokens of a conversation's prompt."""
+
     path = "/v1/messages/count_tokens"
-    body = BodySpec(CountBody)
+    body = BodySpec(CountBody, TokenCount, AnthropicError)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -38,6 +38,7 @@ from luceasync.server.openai.common import (
     SYSTEM_FINGERPRINT,
     CompletionTokensDetails,
     LogprobEntry,
+    OpenAiError,
     ReasoningTokens,
     UsageBody,
     entries_of,
@@ -330,8 +331,10 @@ def _message(piece: Piece) -> DeltaMessage:
 
 
 class ChatCompletions:
+    """Answer a chat."""
+
     path = "/v1/chat/completions"
-    body = BodySpec(ChatBody, streams=True)
+    body = BodySpec(ChatBody, ChatCompletion, OpenAiError, ChatChunk)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

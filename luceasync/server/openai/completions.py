@@ -37,6 +37,7 @@ from luceasync.server.http.responses import encode_event
 from luceasync.server.openai.common import (
     DONE,
     SYSTEM_FINGERPRINT,
+    OpenAiError,
     UsageBody,
     check_model,
     error_body,
@@ -118,8 +119,10 @@ _decoder = msgspec.json.Decoder(CompletionBody)
 
 
 class Completions:
+    """Continue text."""
+
     path = "/v1/completions"
-    body = BodySpec(CompletionBody, streams=True)
+    body = BodySpec(CompletionBody, Completion, OpenAiError, Completion)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -34,7 +34,7 @@ from luceasync.server.failures import Failure
 from luceasync.server.family import BodySpec
 from luceasync.server.http.auth import Caller
 from luceasync.server.http.responses import encode_event
-from luceasync.server.openai.common import LogprobEntry, ReasoningTokens, entries_of
+from luceasync.server.openai.common import LogprobEntry, OpenAiError, ReasoningTokens, entries_of
 from luceasync.server.openai.response_store import ResponseStore
 from luceasync.server.openai.responses_body import ParsedResponses, ResponsesBody, parse_responses
 from luceasync.server.openai.responses_items import InputItem
@@ -353,8 +353,10 @@ def _usage(finish: Finish, num_reasoning_tokens: int) -> ResponsesUsage:
 
 
 class Responses:
+    """Answer a conversation that consists of items."""
+
     path = "/v1/responses"
-    body = BodySpec(ResponsesBody, streams=True)
+    body = BodySpec(ResponsesBody, ResponseObject, OpenAiError, ResponsesEvent)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

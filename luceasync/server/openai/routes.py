@@ -60,6 +60,7 @@ class ModelPages:
         ]
 
     async def models(self, request: HttpRequest) -> Response:
+        """The served model under each of its names."""
         require_ready(self._engine)
         card = self._engine.card
         return json_response(
@@ -67,6 +68,7 @@ class ModelPages:
         )
 
     async def model(self, request: HttpRequest) -> Response:
+        """The model of that name."""
         require_ready(self._engine)
         card, name = self._engine.card, request.path_params["model"]
         check_model(name, card)
@@ -126,10 +128,10 @@ _detokenize = msgspec.json.Decoder(DetokenizeBody)
 
 
 class Tokenize:
-    """The endpoint; also for chats, which are rendered first."""
+    """The tokens of a text or of a chat, which is rendered first."""
 
     path = "/tokenize"
-    body = BodySpec(TokenizeBody)
+    body = BodySpec(TokenizeBody, TokenizedPrompt, OpenAiError)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -149,8 +151,10 @@ class Tokenize:
 
 
 class Detokenize:
+    """The text of tokens."""
+
     path = "/detokenize"
-    body = BodySpec(DetokenizeBody)
+    body = BodySpec(DetokenizeBody, DetokenizedText, OpenAiError)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -177,6 +181,7 @@ class TokenizerPages:
         return [Route("/tokenizer_info", self.info)]
 
     async def info(self, request: HttpRequest) -> Response:
+        """Special tokens by name, and the chat template."""
         require_ready(self._engine)
         card = self._engine.card
         return json_response(dict(card.special_tokens) | {"chat_template": card.chat_template})

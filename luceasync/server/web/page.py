@@ -53,7 +53,9 @@ class WebPage:
     def routes(self) -> list[Route]:
         """A route for each file except the page itself."""
         return [
-            Route(f"/web/{name}", self._file, name=name) for name in self._files if name != INDEX
+            Route(f"/web/{name}", self._file, name=name, include_in_schema=False)
+            for name in self._files
+            if name != INDEX
         ]
 
     def index(self, request: Request) -> Response:
