@@ -52,7 +52,10 @@ def key(text: GrowingText) -> Reading[str]:
     yield from text.skip()
     if not text.text.startswith('"', text.place):
         raise FormatMismatch
-    name, _ = yield from value(text)
+    begin = text.place
+    name, written = yield from value(text)
+    if written != text.text[begin : text.place]:
+        raise FormatMismatch  # a line end in it: a string that was never closed
     yield from text.skip()
     yield from text.take(":")
     assert isinstance(name, str), "it begins with a quote"
@@ -240,7 +243,9 @@ def _read_named(text: GrowingText, words: NameWords) -> Reading[WrittenCall]:
 
 
 def _name(found: Any, known: Sequence[str] | None) -> str:
-    if not isinstance(found, str) or not found or (known is not None and found not in known):
+    if not isinstance(found, str) or not found or not found.isprintable():
+        raise FormatMismatch
+    if known is not None and found not in known:
         raise FormatMismatch
     return found
 

@@ -191,6 +191,7 @@ class AnswerPieces:
         except (FormatMismatch, EndOfText) as error:
             self._num_unfinished += isinstance(error, EndOfText)
         finally:
+            reading.close()  # it may set the place as it ends
             text.place = place
         return False
 

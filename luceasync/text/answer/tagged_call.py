@@ -133,15 +133,22 @@ def _parameters(
             return WrittenCall(name, arguments.text)
         text.place += len(word)
         argument = yield from _parameter_name(text, words)
-        attributes = (yield from text.until(">", MAX_NAME_CHARS)) if words.has_attributes else ""
+        attributes = (yield from _attributes(text)) if words.has_attributes else ""
         if words.value:
             yield from text.skip()
             yield from text.take(words.value)
         value = yield from _value(text, words, arguments)
-        if AS_JSON in attributes:
+        if attributes == AS_JSON:
             arguments.add_json(argument, value)
         else:
-            arguments.add(argument, value, is_string=words.has_attributes)
+            arguments.add(argument, value, is_string=attributes == AS_STRING)
+
+
+def _attributes(text: GrowingText) -> Reading[str]:
+    found = (yield from text.until(">", MAX_NAME_CHARS)).strip()
+    if found not in (AS_STRING, AS_JSON, ""):
+        raise FormatMismatch
+    return found
 
 
 def _parameter_name(text: GrowingText, words: TagWords) -> Reading[str]:

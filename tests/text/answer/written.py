@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,7 +107,7 @@ def a_string(rng: random.Random) -> str:
     ]
     parts = [rng.choice(words) if rng.random() < 0.1 else rng.choice(ALPHABET) for _ in range(12)]
     # A line end at the ends is the format's own, and so is an end that the next tag follows.
-    return ("x" + "".join(parts) + "x").replace("</tool_call>x", "</tool_call>y")
+    return "x" + re.sub(r">(\s*)<", r">y\1<", "".join(parts)) + "x"
 
 
 def a_value(rng: random.Random, depth: int) -> Any:
