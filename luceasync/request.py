@@ -36,8 +36,8 @@ class ModelCard:
     `aliases` are its other names; ANY_NAME among them stands for every name. `reasons`: why lanes
     and context have their sizes, a line for each that the user left open. `special_tokens` by their
     names in tokenizer_config.json; `chat_template`: the source of its template. `tool_format`: how
-    it writes tool calls, "" if that is unknown; `thinks`: its reasoning is separated from its
-    answers.
+    it writes tool calls, "" if that is unknown; `tells_tools`: its template shows none, so they are
+    described in the system message; `thinks`: its reasoning is separated from its answers.
     """
 
     name: str
@@ -50,6 +50,7 @@ class ModelCard:
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     chat_template: str = ""
     tool_format: str = ""
+    tells_tools: bool = False
     thinks: bool = False
 
     @property

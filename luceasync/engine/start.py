@@ -36,8 +36,9 @@ from luceasync.speculation.dflash.process import DraftProcessResources
 from luceasync.status import BackendProcesses
 from luceasync.text.answer.answer_format import AnswerFormat
 from luceasync.text.guarded import GuardedTemplate
-from luceasync.text.template import ChatTemplate
+from luceasync.text.template import ChatTemplate, Template
 from luceasync.text.tokenizer import Tokenizer, refuse_too_long
+from luceasync.text.told_tools import shows_tools, told_tools
 
 logger = logging.getLogger(__name__)
 
@@ -174,14 +175,25 @@ def language_of(config: Config, model: ModelFiles, plan: Plan) -> Language:
     spec = model.spec
     named = [name for name in config.model.names if name != ANY_NAME]
     own = named[0] if named else model_name(model.path)
-    tokenizer, template = (
+    tokenizer, own_template = (
         Tokenizer.load(model.path, model.gguf),
         ChatTemplate.load(model.path, model.gguf),
     )
+    tells_tools = not shows_tools(own_template)
+    template: Template = own_template
+    if tells_tools:
+        own_calls = AnswerFormat.of(own_template, tokenizer).calls
+        template = told_tools(own_template, shows_calls=own_calls is not None)
     answers = AnswerFormat.of(
         template, tokenizer, config.model.reasoning_format, config.model.tool_format
     )
-    if answers.calls is not None:
+    if tells_tools:
+        logger.info(
+            "The chat template shows no tools: they are described in the system message, and calls "
+            "are written as %s.",
+            answers.calls.name if answers.calls else "text",
+        )
+    elif answers.calls is not None:
         logger.info("The chat template writes tool calls as %s.", answers.calls.name)
     else:
         logger.warning("The chat template shows no known format of tool calls: they stay text.")
@@ -194,9 +206,10 @@ def language_of(config: Config, model: ModelFiles, plan: Plan) -> Language:
             family=spec.family,
             aliases=tuple(name for name in config.model.names if name != own),
             reasons=plan.reasons,
-            special_tokens=template.special_tokens,
-            chat_template=template.source,
+            special_tokens=own_template.special_tokens,
+            chat_template=own_template.source,
             tool_format=answers.calls.name if answers.calls else "",
+            tells_tools=tells_tools,
             thinks=answers.reasons,
         ),
         tokenizer=tokenizer,

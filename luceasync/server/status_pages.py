@@ -237,6 +237,7 @@ def status_fields(engine: Engine) -> dict[str, object]:
         "num_parameters": card.num_parameters,
         "max_ctx_tokens": card.max_ctx_tokens,
         "tool_format": card.tool_format or None,
+        "tools_in_system_message": card.tells_tools,
         "ready": status.ready,
         "detail": redact_paths(status.detail),
         "num_lanes": status.num_lanes,

@@ -68,7 +68,7 @@ def call_text(call: Call) -> str:
     """A call as text, with its arguments as they were sent."""
     function = _function(call)
     sent = function.get("arguments")
-    arguments = sent if isinstance(sent, str) else _json(sent)
+    arguments = str(sent) if isinstance(sent, str | Arguments) else _json(sent)
     name = json.dumps(function.get("name"), ensure_ascii=False)
     return f'{{"name": {name}, "arguments": {arguments}}}'
 

@@ -76,7 +76,7 @@ async def started(
         Config(
             model=ModelConfig(model_dir=model_dir, dtype="fp32"),
             placement=placement or PlacementConfig(),
-            engine=EngineConfig(max_ctx_tokens=512, parallel=4),
+            engine=EngineConfig(max_ctx_tokens=1024, parallel=4),
             draft=DraftConfig(**draft),
         )
     )
@@ -285,10 +285,13 @@ async def test_calls_are_forced_after_reasoning(thinking_dir):
     assert (call.name, reason) == ("person", "stop") and is_person(arguments)
 
 
-async def test_no_call_can_be_forced_without_a_known_format(tiny_dir):
+async def test_no_call_can_be_forced_without_a_known_format(tiny_dir, tmp_path):
+    folder = tmp_path / "unknown"
+    shutil.copytree(tiny_dir, folder)
+    (folder / "chat_template.jinja").write_text("{{ tools }}" + tiny.CHATML)
     tool = {"type": "function", "function": {"name": "f"}}
     prompt = ChatPrompt([{"role": "user", "content": "x"}], tools=[tool], must_call=("f",))
-    async with started(tiny_dir) as engine:
+    async with started(folder) as engine:
         with pytest.raises(RequestError) as caught:
             await engine.open(Request(prompt))
     assert caught.value.param == "tool_choice"

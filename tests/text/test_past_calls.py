@@ -12,7 +12,7 @@ from luceasync.text.template import ChatTemplate
 
 # How templates write the arguments of calls.
 LISTED = "{% for k, v in c.function.arguments | items %}<{{ k }}={{ v }}>{% endfor %}"
-INSERTED = "{{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}"
+INSERTED = "{% set a = c.function.arguments %}{{ a if a is string else a | tojson }}"
 QUOTED = "{{ c.function.arguments | tojson }}"
 # Mistral's rule: texts of user and assistant alternate.
 ALTERNATE = (

@@ -86,6 +86,7 @@ def _model(card: ModelCard, name: str) -> dict[str, object]:
             "family": card.family,
             "num_parameters": card.num_parameters,
             "tool_format": card.tool_format or None,
+            "tools_in_system_message": card.tells_tools,
             "thinks": card.thinks,
         },
     }
