@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -32,6 +32,7 @@ from luceasync.disk_cache.outcomes import (
     outcome_of,
 )
 from luceasync.disk_cache.reader import Allocate, NodeFile, read_node, with_own_end
+from luceasync.disk_cache.upkeep import Name, Upkeep
 from luceasync.errors import ConfigError, CorruptNode, ForeignNode
 from luceasync.nodes import MissReason
 
@@ -305,6 +306,13 @@ class DiskTier:
         there was none.
         """
         return await self._try(partial(self._directory.remove, key, namespace), 0)
+
+    async def remove_others(self, names: Collection[Name], num_bytes: int) -> int:
+        """Remove nodes of these namespaces and keys, the least recently used first, until so many
+        bytes are free; the bytes that were freed.
+        """
+        upkeep = Upkeep(self._root, self.end_kinds)
+        return await self._try(partial(upkeep.shed, frozenset(names), num_bytes), 0)
 
     async def remove_end(self, key: str) -> int:
         """Remove the file of a node's end, but not that of its rows; see remove."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from pathlib import Path
@@ -126,6 +127,28 @@ class Upkeep:
     def remove(self, namespace: str, key: str) -> int:
         """Remove the node, its end too; the bytes that they took."""
         return self._directory(namespace).remove(key)
+
+    def shed(self, names: AbstractSet[Name], num_bytes: int) -> int:
+        """Remove so many bytes of the named nodes, as `prunable` orders them; the bytes that were
+        freed.
+        """
+        nodes = [
+            node
+            for namespace in {namespace for namespace, _ in names}
+            for node in self._nodes_at_hand(namespace)
+            if (namespace, node.key) in names
+        ]
+        held_bytes = sum(node.num_bytes for node in nodes)
+        gone = prunable(nodes, budget_bytes=held_bytes - num_bytes)
+        return sum(self.remove(node.namespace, node.key) for node in gone)
+
+    def _nodes_at_hand(self, namespace: str) -> list[NodeMeta]:
+        """All nodes by name and size, and of those that can be read what they continue."""
+        directory = self.root / namespace
+        unread = list_nodes(self._files, directory, opening=None).whole
+        return [
+            *(unread | list_nodes(self._files, directory, opening=self._end_kinds).whole).values()
+        ]
 
     def clear(self, namespace: str) -> tuple[int, int]:
         """Remove all nodes of the namespace and its quarantine; the number of nodes and their

@@ -422,6 +422,13 @@ class PrefixCache:
             self._write_back.mend(key)
         self.index.refresh_status()
 
+    def others_changed(self, files: Iterable[tuple[float, int]], num_removals: int) -> None:
+        """Take in the files of other models that are in the directory: when each was last used, and
+        its size, after `num_removals` orders to remove some.
+        """
+        self.index.others.replace(files, num_removals)
+        self._leases.make_file_room(self._write_back.num_bytes_under_way)
+
     def _shrink(self) -> None:
         self._leases.shrink()
         self.index.refresh_status()

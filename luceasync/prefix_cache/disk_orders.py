@@ -91,6 +91,10 @@ class DiskOrders(Protocol):
         """Remove the file of each node's end."""
         ...
 
+    def remove_others(self, num_bytes: int) -> None:
+        """Remove so much of the files of other models, those first that were used longest ago."""
+        ...
+
     def touch(self, keys: Sequence[NodeKey]) -> None:
         """Mark nodes as used now, for other processes too."""
         ...
@@ -116,6 +120,9 @@ class NoDisk:
         return None
 
     def remove_ends(self, keys: Sequence[NodeKey]) -> None:
+        return None
+
+    def remove_others(self, num_bytes: int) -> None:
         return None
 
     def touch(self, keys: Sequence[NodeKey]) -> None:

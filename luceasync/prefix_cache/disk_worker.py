@@ -26,7 +26,7 @@ from luceasync.disk_cache.codec import (
     header_bytes_at_most,
 )
 from luceasync.disk_cache.disk import DiskTier
-from luceasync.disk_cache.listing import NodeMeta, misplaced
+from luceasync.disk_cache.listing import NodeMeta, Scan, misplaced
 from luceasync.disk_cache.metadata import NodeMetadata
 from luceasync.disk_cache.outcomes import Miss, WriteOutcome
 from luceasync.disk_cache.reader import NodeFile
@@ -39,6 +39,8 @@ from luceasync.status import CacheStatus
 log = logging.getLogger(__name__)
 
 RESCAN_S = 30.0
+RESCAN_WHEN_WRITING_S = 1.0  # others may write too, and all files count towards the budget
+SCAN_SHARE = 0.05  # of the time, at most, while nodes are written
 DTYPES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -65,6 +67,14 @@ class DiskWorker:
         self._epoch = 0  # of the index that gives orders; engine's thread only
         # In order: a node is written after its parent, and after the removal that makes room.
         self._writing = asyncio.Lock()
+        self._misplaced: set[str] = set()
+        # By namespace and key, when each was last used and its size.
+        self._others: dict[tuple[str, str], tuple[float, int]] = {}
+        self._scanned_at_s = self._scan_s = 0.0
+        self._is_scan_due = False
+        self._num_removals = self._told_removals = (
+            0  # of other models' files, that were carried out
+        )
 
     # --- from the engine's thread ----------------------------------------------------------------
 
@@ -88,6 +98,9 @@ class DiskWorker:
     def remove_ends(self, keys: Sequence[NodeKey]) -> None:
         self._post(lambda disk: self._remove(disk.remove_end, keys))
 
+    def remove_others(self, num_bytes: int) -> None:
+        self._post(partial(self._remove_others, num_bytes=num_bytes))
+
     def touch(self, keys: Sequence[NodeKey]) -> None:
         if keys:
             self._post(lambda disk: disk.touch([key.hex() for key in keys]))
@@ -107,9 +120,14 @@ class DiskWorker:
         """Tell what is new on the disk since the last scan, and what is gone; returns what is
         new. `is_again`: all that is there is new to the index.
         """
+        began_s = time.monotonic()
         scan = await disk.scan()
+        self._scanned_at_s = time.monotonic()
+        self._scan_s = self._scanned_at_s - began_s
         found = scan.nodes if is_again else scan.added
-        wrong = misplaced(scan.nodes) if found else set()
+        if found:
+            self._misplaced = misplaced(scan.nodes)
+        wrong = self._misplaced if found else set()
         sound = (meta for meta in found if meta.key not in wrong)
         added = [node for meta in sound if (node := _node(meta)) is not None]
         gone = [meta.key for meta in scan.removed if meta.namespace == disk.namespace]
@@ -122,7 +140,23 @@ class DiskWorker:
             self._tell(
                 lambda prefixes: prefixes.files_changed(added, removed, is_whole=scan.is_whole)
             )
+        self._tell_others(disk, scan, is_again=is_again)
         return added
+
+    def _tell_others(self, disk: DiskTier, scan: Scan, *, is_again: bool) -> None:
+        """Tell which files count towards the budget without being in the index."""
+        before = self._others, self._told_removals
+        self._others = {
+            (meta.namespace, meta.key): (meta.last_used_s, meta.num_bytes)
+            for meta in scan.nodes
+            if meta.namespace != disk.namespace
+            or meta.key in self._misplaced
+            or _node(meta) is None
+        }
+        self._told_removals = num_removals = self._num_removals
+        if is_again or before != (self._others, num_removals):
+            files = [*self._others.values()]
+            self._tell(lambda prefixes: prefixes.others_changed(files, num_removals))
 
     async def serve(self, disk: DiskTier) -> None:
         """Work until cancelled. Scans every RESCAN_S for what other processes have done."""
@@ -163,6 +197,18 @@ class DiskWorker:
             await asyncio.sleep(RESCAN_S)
             self._jobs.put_nowait(self.scan)
 
+    def _scan_soon(self) -> None:
+        """Have a scan after the last one, when that is worth its time."""
+        if not self._is_scan_due:
+            self._is_scan_due = True
+            pause_s = max(RESCAN_WHEN_WRITING_S, self._scan_s / SCAN_SHARE)
+            at_s = self._scanned_at_s + pause_s
+            self._loop.call_later(max(0.0, at_s - time.monotonic()), self._post, self._scan_due)
+
+    async def _scan_due(self, disk: DiskTier) -> None:
+        self._is_scan_due = False
+        await self.scan(disk)
+
     async def _do(self, job: Job, disk: DiskTier) -> None:
         try:
             await job(disk)
@@ -196,6 +242,15 @@ class DiskWorker:
         async with self._writing:
             await _each(call, keys)
 
+    async def _remove_others(self, disk: DiskTier, num_bytes: int) -> None:
+        """Remove files that are not in the index; a scan tells what is left of them."""
+        async with self._writing:
+            try:
+                await disk.remove_others([*self._others], num_bytes)
+            finally:
+                self._num_removals += 1
+            await self.scan(disk)
+
     async def _write(self, disk: DiskTier, node: HalfNode, epoch: int) -> None:
         outcome, num_bytes = WriteOutcome.IO_ERROR, 0
         try:
@@ -203,6 +258,7 @@ class DiskWorker:
                 file = await asyncio.to_thread(self._encode, node, disk)
                 result = await disk.write(file)
             outcome, num_bytes = result.outcome, result.num_bytes
+            self._scan_soon()
             if outcome is not WriteOutcome.WRITTEN:
                 name = node.key.hex()[:16]
                 log.warning("node %s: %s not on disk: %s", name, node.half, result.detail)

@@ -111,6 +111,56 @@ class OwnerlessFiles:
         ]
 
 
+class OtherFiles:
+    """Files in the directory that are no nodes of this model, mostly other models' nodes: when each
+    was last used, and its size. They count towards the budget.
+    """
+
+    def __init__(self) -> None:
+        self._files: list[tuple[float, int]] = []
+        self._num_removals = 0
+        self.num_bytes = 0
+
+    def replace(self, files: Iterable[tuple[float, int]], num_removals: int) -> None:
+        """Take in what a scan has found after so many removals. Ignored while one is under way,
+        whose bytes are counted as removed already: it is followed by a scan.
+        """
+        if num_removals < self._num_removals:
+            return
+        self._files = sorted(files)
+        self.num_bytes = sum(size for _, size in self._files)
+
+    def evictable_bytes(self, used_before_s: float) -> int:
+        """The size of those that were last used before."""
+        return sum(size for used_s, size in self._files if used_s <= used_before_s)
+
+    def share_of(
+        self, num_bytes: int, own: Iterable[tuple[float, int]], used_before_s: float
+    ) -> int:
+        """How much of `num_bytes` these are to give up, so that of them and `own` files those go
+        that were last used longest ago.
+        """
+        here = [(used_s, size, True) for used_s, size in self._files if used_s <= used_before_s]
+        both = sorted([*here, *((used_s, size, False) for used_s, size in own)]) if here else []
+        share_bytes = 0
+        for _, size, is_other in both:
+            if num_bytes <= 0:
+                break
+            share_bytes += min(size, num_bytes) if is_other else 0
+            num_bytes -= size
+        return share_bytes
+
+    def shed(self, num_bytes: int) -> None:
+        """Count `num_bytes` as removed, of those that were last used longest ago: one removal."""
+        self._num_removals += 1
+        self.num_bytes -= num_bytes
+        while self._files and num_bytes > 0:
+            used_s, size = self._files.pop(0)
+            if size > num_bytes:
+                self._files.insert(0, (used_s, size - num_bytes))
+            num_bytes -= size
+
+
 Continuation = tuple[bytes, NodeKey | None]  # a tenant, and the node that would be continued
 
 
@@ -153,6 +203,7 @@ class NodeIndex:
         self._tenants: dict[NodeKey, bytes] = {}  # of each node in a tree
         self._ownerless = OwnerlessFiles()
         self._foreign: set[NodeKey] = set()  # ownerless files that are no known tenant's
+        self.others = OtherFiles()
         # Every key is there from the start: other threads read while they are counted up.
         self.saved = NONE_YET.copy()
         self.evicted = NONE_YET.copy()
@@ -316,27 +367,39 @@ class NodeIndex:
         min_age_s: float = 0.0,
         in_part: bool = True,
     ) -> bool:
-        """Whether `tier` holds at most `most_bytes`, after an eviction if need be."""
-        over_bytes = self.num_bytes(tier) - most_bytes
+        """Whether `tier` holds at most `most_bytes`, after an eviction if need be. On the disk all
+        models' files count: between models the last use decides, within this one the value.
+        """
+        others = self.others if tier == "disk" else OtherFiles()
+        over_bytes = self.num_bytes(tier) + others.num_bytes - most_bytes
         if over_bytes <= 0:
             return True
+        now_s = time.time()
         nodes = [*self, *self._ownerless]
+        want_bytes = over_bytes + int(SLACK * most_bytes)
+        own = ((_used_s(node), node.bytes_in(tier)) for node in nodes if tier in node.tiers)
+        of_others = others.share_of(want_bytes, own, now_s - min_age_s)
         budget_bytes = self._limits.memory_bytes if tier == "memory" else self._limits.disk_bytes
         by_key = {node.key: node for node in nodes} if keep.claims else {}
         eviction = victims(
             nodes,
             tier,
-            over_bytes + int(SLACK * most_bytes),
-            time.time(),
+            want_bytes - of_others,
+            now_s,
             recurrent=self._recurrent,
             protected=keep.nodes,
             protected_ends=keep.ends if self._recurrent else None,
             claimed=granted(keep.claims, by_key, tier, budget_bytes or 0),
             min_age_s=min_age_s,
         )
-        is_enough = eviction.freed_bytes >= over_bytes
+        of_others += max(0, want_bytes - of_others - eviction.freed_bytes)
+        of_others = min(of_others, others.evictable_bytes(now_s - min_age_s))
+        is_enough = eviction.freed_bytes + of_others >= over_bytes
         if is_enough or in_part:
             self._apply(eviction, tier)
+            if of_others:
+                others.shed(of_others)
+                self._disk.remove_others(of_others)
         return is_enough
 
     def _apply(self, eviction: Eviction, tier: Tier) -> None:

@@ -77,6 +77,18 @@ def test_serve_counts_every_token() -> None:
 
 
 @pytest.mark.slow
+def test_serve_tells_how_long_a_question_waits_beside_long_prompts() -> None:
+    sizes = ("--dtype", "fp32", "--sentences", "60", "--rounds", "1")
+    rows = rows_of("serve", "--only", "question", *sizes)
+    assert [row["what"] for row in rows][:3] == [
+        "first token, alone",
+        "first token, beside one long prompt",
+        "first token, beside three",
+    ]
+    assert all(row["this"] > 0 for row in rows)
+
+
+@pytest.mark.slow
 def test_kernels_copies_and_hashes_a_node() -> None:
     rows = rows_of("kernels", "--only", "copies", "--tokens", "64", "--rounds", "1")
     assert {"fill", "checksums alone"} <= {row["what"] for row in rows}

@@ -72,6 +72,14 @@ def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
         Upkeep(tmp_path / "none")
 
 
+async def test_damaged_files_make_room_too(tmp_path: Path, path: Path, tier: DiskTier) -> None:
+    path.write_bytes(b"damaged")
+    names = frozenset({(NAMESPACE, KEY)})
+    assert Upkeep(tmp_path).shed(names, 1) == len(b"damaged")
+    assert not path.exists()
+    assert Upkeep(tmp_path).shed(names, 1) == 0
+
+
 def meta(key: str, parent: str, used_s: float, begin: int = 1, num_bytes: int = 10) -> NodeMeta:
     own = replace(METADATA, key=key, parent=parent, begin=begin if parent else 0, end=begin + 1)
     return NodeMeta("n", key, num_bytes, used_s, own)

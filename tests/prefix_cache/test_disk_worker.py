@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import weakref
 from array import array
 from collections.abc import AsyncIterator, Callable
@@ -14,8 +15,10 @@ import pytest
 import torch
 
 from luceasync.disk_cache.codec import END_PARTS, Half, NodePart, part_of
+from luceasync.disk_cache.disk import DiskTier
 from luceasync.models.mixers import END_KINDS
 from luceasync.nodes import MissReason
+from luceasync.prefix_cache import disk_worker as module
 from luceasync.prefix_cache.disk_orders import HalfNode, ReadOrder, WriteReport
 from luceasync.prefix_cache.disk_worker import DiskWorker
 from luceasync.prefix_tree.node import node_key, tenant_key
@@ -34,6 +37,7 @@ class Heard:
         self.writes: list = []
         self.added: list = []
         self.removed: list = []
+        self.others: list = []
 
     def fetched(self, key: bytes, result) -> None:
         self.fetches.append((key, result))
@@ -44,6 +48,9 @@ class Heard:
     def files_changed(self, added, removed, *, is_whole: bool) -> None:
         self.added += added
         self.removed += removed
+
+    def others_changed(self, files, num_removals: int) -> None:
+        self.others = sorted(size for _, size in files)
 
 
 def write(worker: DiskWorker, node: HalfNode) -> None:
@@ -252,3 +259,30 @@ async def test_a_node_that_does_not_begin_where_its_parent_ends_is_ignored(tmp_p
         pass
     assert {node.key for node in heard.added} == {first.key, second.key}
     assert heard.removed == [third.key]
+
+
+async def test_files_of_another_model_are_told_and_removed_children_first(tmp_path):
+    first, theirs = kept(1), "beef4567"
+    async with DiskTier(tmp_path, theirs, END_KINDS, min_free_bytes=0) as disk:
+        worker = DiskWorker((0, 2), lambda outcome: None)
+        for node in (first, kept(2, first)):
+            await worker._write(disk, half_of(node, Half.ROWS), 0)
+    files = [*(tmp_path / theirs).glob("*.safetensors")]
+    os.utime(tmp_path / theirs / f"{first.key.hex()}.safetensors", (1, 1))
+    async with serving(tmp_path) as (worker, heard):
+        assert heard.others == sorted(path.stat().st_size for path in files)
+        assert not heard.added
+        worker.remove_others(1)
+        await until(lambda: len(heard.others) == 1)
+    assert [path.stem for path in files if path.exists()] == [first.key.hex()]
+
+
+async def test_a_server_that_writes_hears_soon_what_another_one_writes(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "RESCAN_WHEN_WRITING_S", 0.0)
+    async with serving(tmp_path) as (worker, heard):
+        other = tmp_path / "beef4567"
+        other.mkdir()
+        (other / f"{kept(1).key.hex()}.safetensors").write_bytes(b"x" * 77)
+        write(worker, kept(2))
+        await until(lambda: heard.others)
+    assert heard.others == [77]

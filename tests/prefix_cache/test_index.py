@@ -32,12 +32,16 @@ class Body:
         self.dropped: list[str] = []
         self.stateless: list[str] = []
         self.removed: list[bytes] = []
+        self.removed_of_others: list[int] = []
 
     def drop(self, node: str, *, state_only: bool = False) -> None:
         (self.stateless if state_only else self.dropped).append(node)
 
     def remove(self, keys) -> None:
         self.removed.extend(keys)
+
+    def remove_others(self, num_bytes: int) -> None:
+        self.removed_of_others.append(num_bytes)
 
 
 @pytest.fixture
@@ -257,3 +261,66 @@ def test_an_orphan_is_old_and_its_parent_nowhere():
         ownerless.add(one)
     assert ownerless.orphans(set(), 10.0) == [lost.key]
     assert ownerless.orphans({lost.parent}, 10.0) == []
+
+
+NOBODY = Retention(frozenset(), frozenset())
+
+
+def test_other_models_files_count_towards_the_budget_of_the_directory(held, body):
+    now = time.time()
+    held.others.replace([(now - 900, 600), (now - 100, 200)], 0)
+    assert held.make_file_room(150, NOBODY)
+    assert not body.removed_of_others
+    assert held.make_file_room(300, NOBODY)
+    assert body.removed_of_others == [100 + 14]  # and 2 % of what may lie there
+    assert held.others.num_bytes == 800 - 114
+    assert held.num_bytes("disk") == 0
+
+
+def test_between_models_the_last_use_decides(held, body):
+    now = time.time()
+    held.tree(TENANT)
+    own = node([1], num_bytes=400, last_used_s=now - 500, saved_at_s=now - 500)
+    held.insert(TENANT, own)
+    held.others.replace([(now - 100, 300), (now - 900, 300)], 0)
+    assert held.make_file_room(200, NOBODY)
+    assert body.removed_of_others == [226] and not body.removed
+    assert held.make_file_room(500, NOBODY)
+    assert body.removed == [own.key]
+    assert body.removed_of_others[0] + sum(body.removed_of_others[1:]) < 600
+
+
+def test_what_this_model_must_keep_is_made_up_for_by_other_models(held, body):
+    now = time.time()
+    own = node([1], num_bytes=400, last_used_s=now - 900, saved_at_s=now - 900)
+    held.insert(TENANT, own)
+    held.others.replace([(now - 100, 600)], 0)
+    keep = Retention(frozenset({own.key}), frozenset({own.key}))
+    assert held.make_file_room(300, keep)
+    assert body.removed_of_others == [324] and not body.removed
+    assert not held.make_file_room(700, keep)
+    assert len(body.removed_of_others) == 1
+
+
+def test_young_files_of_other_models_go_if_nothing_older_makes_room(held, body):
+    held.others.replace([(time.time(), 900)], 0)
+    held.shrink(NOBODY)
+    assert held.make_file_room(300, NOBODY)
+    assert body.removed_of_others == [214]
+
+
+def test_other_models_files_leave_memory_alone(held, body):
+    held.others.replace([(0.0, 10_000)], 0)
+    assert held.make_room(1000, NOBODY)
+    assert not body.removed_of_others
+
+
+def test_a_scan_from_before_a_removal_does_not_count_its_files_again(held, body):
+    files = [(time.time() - 900, 600), (time.time() - 100, 600)]
+    held.others.replace(files, 0)
+    assert held.make_file_room(0, NOBODY)
+    held.others.replace(files, 0)
+    assert held.make_file_room(0, NOBODY)
+    assert len(body.removed_of_others) == 1
+    held.others.replace(files[1:], 1)
+    assert held.others.num_bytes == 600

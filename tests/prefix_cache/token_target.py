@@ -190,6 +190,7 @@ class FakeDisk:
         self.written: list[bytes] = []
         self.ends_written: list[bytes] = []
         self.quarantined: list[bytes] = []
+        self.removed_of_others: list[int] = []
 
     def file_bytes(self, tensors: Mapping[str, Tensor]) -> int:
         return sum(tensor.nbytes for tensor in tensors.values())
@@ -227,6 +228,9 @@ class FakeDisk:
         if node := self.files.get(key):
             rows = {n: t for n, t in node.tensors.items() if part_of(n, END_KINDS) not in END_PARTS}
             self.files[key] = replace(node, tensors=rows)
+
+    def remove_others(self, num_bytes: int) -> None:
+        self.removed_of_others.append(num_bytes)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         assert all(isinstance(key, bytes) for key in keys)
