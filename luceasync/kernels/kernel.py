@@ -6,6 +6,7 @@ Threads compile, as Triton releases the GIL most of the time. Knows no kernel an
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -49,6 +50,7 @@ class _Loader:
         self.compiling = KernelCompilation(os.cpu_count() or 1, patience_s)
         self.name = ""  # of the next requested kernel
         self._device = device
+        self._load_launcher = threading.Lock()
 
     def submit(self, compiled: Callable[[], Any]) -> Future[Any]:
         """The part of Executor that Triton uses."""
@@ -58,8 +60,11 @@ class _Loader:
 
     def _load(self, compiled: Callable[[], Any], device: torch.device) -> Any:
         kernel = compiled()
-        with torch.cuda.device(device):
-            _ = kernel.run  # its launcher, which some versions of Triton compile with a C compiler
+        # Loads the launcher, which some versions of Triton compile with a C compiler. All launchers
+        # are extension modules of one name: CPython lets a second import of one of them overwrite
+        # the functions of the module imported last, so another thread would take the wrong one.
+        with self._load_launcher, torch.cuda.device(device):
+            _ = kernel.run
         return kernel
 
 
