@@ -49,7 +49,27 @@ def decode(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
         where = f"'{param}'" if param else "the request body"
         raise RequestError(f"Invalid value for {where}: {shorten(what)}.", param=param) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        whole = with_whole_characters(body)
+        if whole != body:
+            return decode(decoder, whole)
         raise RequestError(f"The request body is not valid JSON: {error}.") from None
+
+
+# An escape in JSON text: a pair of surrogates, one alone (group 1), or any other.
+_ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|\\u([dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
+    re.DOTALL,
+)
+
+
+def with_whole_characters(text: bytes) -> bytes:
+    """JSON text with U+FFFD for each half of a surrogate pair: JavaScript's strings may be cut
+    there, and models write such escapes.
+    """
+    if b"\\u" not in text:
+        return text
+    return _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
 
 
 def has_too_many_values(body: bytes, most: int = MAX_VALUES) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -201,3 +202,18 @@ async def test_pins_that_do_not_fit_are_refused(in_memory, api: str):
     assert response.status_code == 400
     words, named = refusal(api, response.json())
     assert words == TOO_LARGE and named in ("kvflash_pin", None)
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        (rb"x\ud83d", "x\ufffd"),
+        (rb"\ude00 y", "\ufffd y"),
+        (rb"\uD83D\uDE00 \ud83d", "\U0001f600 \ufffd"),
+        (rb"\\ud83d \ud83d", "\\ud83d \ufffd"),
+        (rb"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
+        (rb"\ud83d\n", "\ufffd\n"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_a_replacement_character(sent, read):
+    assert fields.decode(msgspec.json.Decoder(list[str]), b'["' + sent + b'"]') == [read]

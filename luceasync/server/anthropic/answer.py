@@ -6,7 +6,6 @@ fields, and when it is sent: consecutive pieces of one type make a block.
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any, Literal
@@ -28,7 +27,7 @@ from luceasync.request import (
 )
 from luceasync.server.answer_stats import LuceasyncBody, TimingsBody, luceasync_of, timings_of
 from luceasync.server.failures import Failure
-from luceasync.server.fields import shorten
+from luceasync.server.fields import shorten, with_whole_characters
 
 
 class AnthropicUsage(msgspec.Struct):
@@ -197,8 +196,8 @@ class AnthropicEvents:
             case CallPiece(_, call_id, name):
                 self._has_called = True
                 yield from self._begin(ToolUseBlock(call_id, name, {}))
-            case ArgumentsPiece(_, text):
-                yield self._delta(InputDelta(text))
+            case ArgumentsPiece(_, text):  # whole arguments: no escape is cut
+                yield self._delta(InputDelta(with_whole_characters(text.encode()).decode()))
 
     def _begin(self, block: AnswerBlock) -> Iterator[AnthropicEvent]:
         yield from self._close()
@@ -294,8 +293,8 @@ def _text_of(part: DeltaPart) -> str:
 def _arguments(text: str) -> object:
     """The object; a cut-off one stays text, under a key that no client takes for an argument."""
     try:
-        arguments = json.loads(text)
-    except (ValueError, RecursionError):
+        arguments = msgspec.json.decode(with_whole_characters(text.encode()))
+    except (msgspec.DecodeError, RecursionError):
         arguments = None
     return arguments if isinstance(arguments, dict) else {"unfinished_arguments": text}
 

@@ -13,7 +13,13 @@ from typing import Any
 
 import msgspec
 
-from luceasync.server.fields import at_most, check_arguments_schema, refuse, tool_function
+from luceasync.server.fields import (
+    at_most,
+    check_arguments_schema,
+    refuse,
+    tool_function,
+    with_whole_characters,
+)
 from luceasync.server.openai.request_body import (
     ToolChoice,
     allowed_tools,
@@ -147,12 +153,12 @@ def input_arguments(text: str) -> str:
 def input_of(arguments: str) -> str:
     """The text for a custom tool; the arguments themselves if they have none."""
     try:
-        match json.loads(arguments):
+        match msgspec.json.decode(with_whole_characters(arguments.encode())):
             case {"input": str(text)}:
                 return text
             case _:
                 return arguments
-    except (ValueError, RecursionError):
+    except (msgspec.DecodeError, RecursionError):
         return arguments
 
 

@@ -192,3 +192,16 @@ async def test_a_call_comes_back_whatever_its_input_was(in_memory):
     calls = engine.requests[0].prompt.messages[1]["tool_calls"]
     sent = [call["function"]["arguments"] for call in calls]
     assert sent == ['{"a": 1}', "{}", "null", "[1]", '"text"']
+
+
+async def test_arguments_with_half_of_a_surrogate_pair_are_told_and_taken_back(in_memory):
+    arguments = '{"old": "\\ud83d", "new": "\\ud83d\\ude00"}'
+    pieces = (CallPiece(0, "c", "f"), ArgumentsPiece(0, arguments))
+    engine = ScriptedEngine([Delta(0, pieces, (1,)), Delta(0, finish=finish("stop", 1))])
+    async with in_memory(engine) as client:
+        plain = (await client.post(MESSAGES, json=BODY)).json()
+        events = events_of(await client.post(MESSAGES, json=STREAM))
+    read = {"old": "\ufffd", "new": "\U0001f600"}
+    assert plain["content"][0]["input"] == read
+    [told] = [e["delta"]["partial_json"] for e in events if e["type"] == "content_block_delta"]
+    assert json.loads(told) == read
