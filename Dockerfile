@@ -25,7 +25,7 @@ print(*project["dependencies"], *extra, sep="\n")' "${VARIANT}" > /tmp/requireme
 sys.argv[1] == "cpu" and torch.version.cuda and print("luceasync: this torch is built for CUDA, \
 several GB that a CPU does not need: name the index of CPU builds, --build-arg TORCH_INDEX=...")' "${VARIANT}"
 
-COPY setup.py LICENSE ./
+COPY setup.py LICENSE README.md ./
 COPY cuda cuda
 COPY cyext cyext
 COPY luceasync luceasync

@@ -128,6 +128,25 @@ def test_an_installation_gets_what_was_tested(name: str, bounds: SpecifierSet) -
     assert not bounds.contains(next_untested(name, tested))
 
 
+def test_an_sdist_has_what_a_checkout_has() -> None:
+    lines = (ROOT / "MANIFEST.in").read_text(encoding="utf-8").splitlines()
+    grafted = {line.split()[1] for line in lines if line.startswith("graft ")}
+    included = [word for line in lines if line.startswith("include ") for word in line.split()[1:]]
+    by_setuptools = {"LICENSE", "pyproject.toml", "setup.py", ".gitignore", "MANIFEST.in"}
+    left_out = [
+        name
+        for name in {path.relative_to(ROOT).parts[0] for path in tracked_files()}
+        if name not in grafted | by_setuptools | {"luceasync"}
+        and not any(Path(name).match(pattern) for pattern in included)
+    ]
+    assert left_out == []
+
+
+def test_each_licence_file_exists() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert all((ROOT / name).is_file() for name in [*project["license-files"], project["readme"]])
+
+
 def test_only_a_gpu_needs_numba() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needing = {
