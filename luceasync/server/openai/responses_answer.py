@@ -98,7 +98,10 @@ OutputItem = MessageItem | ReasoningItem | CallItem | CustomCallItem
 
 
 class InputDetails(msgspec.Struct):
+    """Nothing is charged for what is kept."""
+
     cached_tokens: int
+    cache_write_tokens: int = 0
 
 
 class OutputDetails(msgspec.Struct):
@@ -413,7 +416,7 @@ def _response(parsed: ParsedResponses, card: ModelCard) -> ResponseObject:
         parallel_tool_calls=body.parallel_tool_calls is not False,
         temperature=request.sampling.temperature,
         tool_choice=body.tool_choice or "auto",
-        tools=[tool for tool in body.tools or () if tool.type in CLIENT_TOOLS],
+        tools=[tool.echo() for tool in body.tools or () if tool.type in CLIENT_TOOLS],
         top_p=request.sampling.top_p,
         previous_response_id=body.previous_response_id,
         store=body.store is not False,

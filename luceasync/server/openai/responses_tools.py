@@ -41,10 +41,10 @@ CLIENT_TOOLS = ("function", "custom", "namespace")
 TemplateTool = dict[str, Any]
 
 
-class CustomFormat(msgspec.Struct):
+class CustomFormat(msgspec.Struct, omit_defaults=True):
     """What the text of a custom tool looks like."""
 
-    type: str = "text"
+    type: str
     syntax: str | None = None
     definition: str | None = None
 
@@ -59,6 +59,19 @@ class ResponsesTool(msgspec.Struct):
     strict: bool | None = None
     format: CustomFormat | None = None
     tools: list[ResponsesTool] | None = None
+
+    def echo(self) -> dict[str, Any]:
+        """The tool as the response repeats it, with the fields that clients' types want."""
+        fields: dict[str, Any]
+        match self.type:
+            case "function":
+                fields = {"parameters": self.parameters, "strict": self.strict}
+            case "custom":
+                fields = {} if self.format is None else {"format": self.format}
+            case _:
+                fields = {"tools": [tool.echo() for tool in self.tools or ()]}
+        described = {"name": self.name, "description": self.description or ""}
+        return {"type": self.type, **described, **fields}
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ async def test_every_item_is_added_streamed_and_done(in_memory):
     added = [event["output_index"] for event in events if event["type"].endswith("item.added")]
     assert added == [0, 1, 2, 3]
     usage = events[-1]["response"]["usage"]
-    assert usage["input_tokens_details"] == {"cached_tokens": 4}
+    assert usage["input_tokens_details"] == {"cached_tokens": 4, "cache_write_tokens": 0}
     assert usage["output_tokens_details"] == {"reasoning_tokens": 1}
 
 

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
 
 from luceasync.request import ArgumentsPiece, CallPiece, Delta, TextPiece, TokenLogprob
 from tests.server.openai.test_responses import BODY, RESPONSES, events_of
@@ -57,6 +59,16 @@ async def test_a_call_of_a_custom_tool_has_one_text(in_memory):
         "type": "custom_tool_call", "call_id": "call_1", "name": "apply_patch",
         "status": "completed", "input": "*** Begin\n",
     }  # fmt: skip
+
+
+async def test_openais_own_types_read_all_of_it(in_memory):
+    read_event = TypeAdapter(ResponseStreamEvent).validate_python
+    for name, arguments in (("apply_patch", '{"input": "x"}'), ("mcp__fs__read", "{}")):
+        async with in_memory(calling(name, arguments)) as client:
+            body = {**BODY, "tools": TOOLS}
+            Response.model_validate((await client.post(RESPONSES, json=body)).json())
+            for event in events_of(await client.post(RESPONSES, json=body | {"stream": True})):
+                read_event(event)
 
 
 @pytest.mark.parametrize("arguments", ['{"input": "*** Beg', '{"patch": "x"}', "[1]", ""])
