@@ -43,6 +43,7 @@ def save(directory: Path, texts: Mapping[str, str], template: str) -> Path:
     vocabulary = _Vocabulary.of(texts)
     tokenizer = vocabulary.tokenizer()
     end = tokenizer.token_to_id("<|im_end|>")
+    assert end is not None
     vocab_size = -(-tokenizer.get_vocab_size() // 64) * 64
     weights = _weights(vocabulary, vocab_size, end)
     directory.mkdir(parents=True, exist_ok=True)
