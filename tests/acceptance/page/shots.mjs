@@ -6,7 +6,7 @@ import chromium from "@sparticuz/chromium";
 import { chromium as playwright } from "playwright-core";
 
 const [url, folder] = process.argv.slice(2);
-const QUESTIONS = ["What does json.dumps do?", "How do I read it back?", "What does os.path.join do?"];
+const QUESTIONS = ["What does json.dumps do?", "What does json.loads do?", "What does os.path.join do?"];
 
 const browser = await playwright.launch({
   executablePath: await chromium.executablePath(),
@@ -20,23 +20,34 @@ async function open(options) {
   return page;
 }
 
-async function ask(page, question) {
+// Ask, and wait for the end of the answer, which is the page's `place`th.
+async function ask(page, question, place) {
   await page.locator("#question").fill(question);
   await page.keyboard.press("Enter");
+  await page.getByRole("button", { name: "Regenerate" }).nth(place).waitFor({ timeout: 60_000 });
+}
+
+// Other clients, until `seen` resolves: an answer may be too short to be seen in the live view.
+async function keepBusy(page, seen) {
+  let isSeen = false;
+  seen.then(() => { isSeen = true; }, () => { isSeen = true; });
+  while (!isSeen) {
+    const body = { messages: [{ role: "user", content: QUESTIONS[0] }] };
+    await page.request.post(`${url}/v1/chat/completions`, { data: body });
+  }
 }
 
 const page = await open({ viewport: { width: 1100, height: 700 } });
-for (const question of QUESTIONS.slice(0, 2)) {
-  await ask(page, question);
-  await page.locator("#send").waitFor({ timeout: 60_000 });
-}
+await ask(page, QUESTIONS[0], 0);
+await ask(page, QUESTIONS[1], 1);
 await page.screenshot({ path: `${folder}/page-chat.png` });
-await ask(page, QUESTIONS[2]);
+await ask(page, QUESTIONS[2], 2);
 await page.keyboard.press("Alt+l");
-await page.locator("#live .lanes li", { hasText: "answered" }).first().waitFor({ timeout: 60_000 });
-await page.screenshot({ path: `${folder}/page-live.png` });
+const running = page.locator("#live .lanes li", { hasText: "generated" });
+const shot = running.first().waitFor({ timeout: 60_000 })
+  .then(() => page.screenshot({ path: `${folder}/page-live.png` }));
+await Promise.all([shot, keepBusy(page, shot), keepBusy(page, shot), keepBusy(page, shot)]);
 const phone = await open({ viewport: { width: 390, height: 700 }, colorScheme: "dark" });
-await ask(phone, QUESTIONS[0]);
-await phone.locator("#send").waitFor({ timeout: 60_000 });
+await ask(phone, QUESTIONS[0], 0);
 await phone.screenshot({ path: `${folder}/page-phone.png` });
 await browser.close();
