@@ -30,6 +30,11 @@ from __future__ import annotations
 class LuceasyncError(Exception):
     """Base of all exceptions that luceasync raises deliberately."""
 
+    @property
+    def headline(self) -> str:
+        """The message without the last lines of a process, which were logged as they came."""
+        return str(self).partition("\n")[0].removesuffix("; its last lines:")
+
 
 class ConfigError(LuceasyncError):
     """A setting that cannot be honoured. One line: the flag, the value, what is allowed."""

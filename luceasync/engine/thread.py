@@ -157,7 +157,7 @@ class EngineThread:
             except Exception as error:
                 if self._stopping.is_set():
                     return None
-                log.exception("loading the model again failed")
+                _log_failure("loading the model again failed", error)
                 pause_s = backoff.pause_s(0.0)
                 words = fault_of(error, "between").words
                 self._post(self._listener.failed, words, self._back_in_s(pause_s))
@@ -181,8 +181,8 @@ class EngineThread:
         self._deliver(loaded.pump.give_up(fault, back_in_s))
         try:
             loaded.pump.save_all()
-        except Exception:  # expected: the engine has failed
-            log.exception("nodes that were to be written to the disk are lost")
+        except Exception as error:  # expected: the engine has failed
+            _log_failure("nodes that were to be written to the disk are lost", error)
         _close(loaded)
 
     def _back_in_s(self, pause_s: float) -> int:
@@ -224,7 +224,7 @@ class EngineThread:
                 self._deliver(pump.step(self._deliver) if command is None else command(pump))
         except Exception as error:
             during = pump.doing if command is None else "command"
-            log.exception("the engine has failed (%s)", during)
+            _log_failure(f"the engine has failed ({during})", error)
             return fault_of(error, during)
         return None
 
@@ -267,8 +267,16 @@ class EngineThread:
 def _close(loaded: LoadedEngine) -> None:
     try:
         loaded.close()
-    except Exception:  # a failed engine may not be able to end; the next one is independent of it
-        log.exception("the engine could not free all that it had")
+    except Exception as error:  # a failed engine may not end; the next one is independent of it
+        _log_failure("the engine could not free all that it had", error)
+
+
+def _log_failure(words: str, error: Exception) -> None:
+    """One line for processes that end, which is expected; a traceback for our own faults."""
+    if isinstance(error, StageFailed | Unavailable):
+        log.error("%s: %s", words, error.headline)
+    else:
+        log.error(words, exc_info=error)
 
 
 def _set_done(done: asyncio.Future[None]) -> None:

@@ -170,6 +170,19 @@ async def test_after_a_failure_running_requests_end_and_steps_go_on():
     assert listener.details == []
 
 
+async def test_a_process_that_ends_is_one_line_in_the_log_and_a_bug_a_traceback(caplog):
+    gone = StageFailed(1, "it is gone; its process was ended by SIGKILL; its last lines:\n  INFO")
+    thread, listener = await start(Pump(gone, ZeroDivisionError("no way"), [2]), [])
+    await until(lambda: 2 in listener.delivered)
+    await thread.join()
+    [ended, bug] = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert ended.getMessage() == (
+        "the engine has failed (decode): stage 1 of the model failed: it is gone; its process was "
+        "ended by SIGKILL"
+    )
+    assert not ended.exc_info and bug.exc_info
+
+
 async def test_a_stage_that_fails_makes_its_requests_unavailable():
     pump = Pump(StageFailed(1, "its process is gone"), [2])
     thread, listener = await start(pump, [])

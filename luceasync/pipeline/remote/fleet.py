@@ -179,7 +179,7 @@ class Fleet:
         process = self._stages[number].process
         process.failed(reason)
         process.stop()  # nothing of it is left when the next one begins
-        log.warning("%s", process.status.detail)
+        log.warning("%s", process.status.detail.partition(": ")[0])  # why was logged before
         process.wait()
         connection = process.open(load)
         self._stay_awake(connection)

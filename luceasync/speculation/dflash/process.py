@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from luceasync.errors import DraftFailed
+from luceasync.errors import DraftFailed, LuceasyncError
 from luceasync.ipc.launcher import LocalLauncher, Program
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote.agreement import draft_states_of, dtype_words
@@ -209,8 +209,8 @@ class DraftProcess:
 
     def _lose(self, error: DraftFailed) -> None:
         self.life = None
-        self.off_reason = f"{NAME} is gone: {_without_lines(error)}"
-        log.error("%s is gone, and lanes decode plainly: %s", NAME, error)
+        self.off_reason = f"{NAME} is gone: {error.headline}"
+        log.error("%s is gone, and lanes decode plainly: %s", NAME, error.headline)
         self._process.failed(str(error))
         name = f"starts {NAME}"
         self._thread = threading.Thread(target=self._restart, name=name, daemon=True)
@@ -225,18 +225,14 @@ class DraftProcess:
                 self._fresh = self._start(self._advance)
             except Exception as error:
                 if not self._stopping.is_set():
-                    log.error("%s could not be restarted: %s", NAME, error)
+                    reason = error.headline if isinstance(error, LuceasyncError) else error
+                    log.error("%s could not be restarted: %s", NAME, reason)
             else:
                 return
 
     def _advance(self, num_bytes: int) -> None:
         if self._stopping.is_set():
             raise DraftFailed("it is no longer wanted")
-
-
-def _without_lines(error: DraftFailed) -> str:
-    """The message for clients, without log lines."""
-    return str(error).partition("\n")[0].removesuffix("; its last lines:")
 
 
 def ring_bytes(sizes: wire.DraftSizes) -> tuple[int, int]:
