@@ -2,10 +2,6 @@
 
 A prompt that contains "~NAME" makes it say the text of that name, token for token; the last such
 mark counts. So whatever a model could write goes through tokens, detokenizer, parsers and APIs.
-
-How: no two tokens of the texts are alike, so each token determines the next. The first one is
-determined by the last mark in the prompt, which is one token. An attention head looks for it: a
-slow dimension of its keys tells marks from other tokens, a faster one near marks from far ones.
 """
 
 from __future__ import annotations
@@ -140,6 +136,12 @@ def _split(spelled: str, used: set[str], rng: random.Random) -> list[str]:
 
 
 def _weights(vocabulary: _Vocabulary, vocab_size: int, end: int) -> dict[str, torch.Tensor]:
+    """The weights, by name.
+
+    No two tokens of the texts are alike, so each token determines the next. The first one is
+    determined by the last mark in the prompt, which is one token. An attention head looks for it: a
+    slow dimension of its keys tells marks from other tokens, a faster one near marks from far ones.
+    """
     names = list(vocabulary.marks)
     pieces = [token for name in names for token in vocabulary.pieces[name]]
     piece_dims = {token: FIRST + i for i, token in enumerate(pieces)}

@@ -86,7 +86,7 @@ class AnswerFormat:
             _rendered(template, [*one, result], [TOOL]),
         ]
         can_reason = tokenizer.token_id(THINK) is not None or any(THINK in e for e in examples)
-        calls, written = _shown_format(template, tokenizer)
+        calls, written, content = _shown_format(template, tokenizer)
         if tool_format != AUTO:
             calls = FORMATS.get(tool_format)
         separates = reasoning_format == AUTO
@@ -95,7 +95,7 @@ class AnswerFormat:
             reasons,
             calls,
             opens=reasons and _can_disable_reasoning(template),
-            max_calls=_most_calls(template) if calls else None,
+            max_calls=_most_calls(template, content) if calls else None,
             separates=separates,
             shown=_shown_tokens(tokenizer, reasons, calls, written),
         )
@@ -144,9 +144,11 @@ def _shown_tokens(
     )
 
 
-def _shown_format(template: Template, tokenizer: Tokenizer) -> tuple[CallFormat | None, str]:
-    """The format whose parser reads back the call that `template` renders, and that call; None if
-    no format does.
+def _shown_format(
+    template: Template, tokenizer: Tokenizer
+) -> tuple[CallFormat | None, str, str | None]:
+    """The format whose parser reads back the call that `template` renders, that call, and the
+    content beside which it renders one; None if no format does.
     """
     words = _rendered(template, ANSWERED, [TOOL], add_generation_prompt=False)
     for content, call_id in product(("", None), IDS):  # some show calls only beside None
@@ -155,13 +157,15 @@ def _shown_format(template: Template, tokenizer: Tokenizer) -> tuple[CallFormat 
         call = _without_common_ends(example, words)
         for call_format in FORMATS.values():
             if _reads(call_format, call, tokenizer):
-                return call_format, call
-    return None, ""
+                return call_format, call, content
+    return None, "", ""
 
 
 def _without_common_ends(text: str, other: str) -> str:
-    """`text` without what both begin and end with."""
+    """`text` without what both begin and end with; no tag is cut at its beginning."""
     num_begin = _num_common(text, other)
+    if text.rfind("<", 0, num_begin) > text.rfind(">", 0, num_begin):
+        num_begin = text.rfind("<", 0, num_begin)
     text, other = text[num_begin:], other[num_begin:]
     return text[: len(text) - _num_common(text[::-1], other[::-1])]
 
@@ -191,10 +195,10 @@ def _reads(call_format: CallFormat, text: str, tokenizer: Tokenizer) -> bool:
     return not rest.strip() and json.loads(arguments) == ARGUMENTS
 
 
-def _most_calls(template: Template) -> int | None:
-    """1 if `template` refuses or drops the second of two calls; else None."""
-    both = _called("", _call(IDS[0], ARGUMENTS), _call("callcall1", OTHER_ARGUMENTS))
-    takes_one = bool(_rendered(template, _called("", _call(IDS[0], ARGUMENTS)), [TOOL]))
+def _most_calls(template: Template, content: str | None) -> int | None:
+    """1 if `template` refuses or drops the second of two calls beside `content`; else None."""
+    both = _called(content, _call(IDS[0], ARGUMENTS), _call("callcall1", OTHER_ARGUMENTS))
+    takes_one = bool(_rendered(template, _called(content, _call(IDS[0], ARGUMENTS)), [TOOL]))
     takes_two = OTHER_ARGUMENTS["a"] in _rendered(template, both, [TOOL])
     return 1 if takes_one and not takes_two else None
 

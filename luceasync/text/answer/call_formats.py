@@ -232,9 +232,15 @@ def _read_pythonic(text: GrowingText, schemas: ToolSchemas) -> Reading[list[Writ
 
 
 def _read_lfm2(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
+    """A list of calls as in Python, or of JSON, which is how some templates repeat them."""
     yield from text.take(LFM2)
     yield from text.skip()
-    calls = yield from python_call.read_list(text)
+    begin = text.place
+    yield from text.take("[")
+    yield from text.skip()
+    is_json = text.text.startswith("{", text.place)
+    text.place = begin
+    calls = yield from (json_call.read_list(text) if is_json else python_call.read_list(text))
     yield from text.may_take(LFM2_END)
     return calls
 
@@ -385,6 +391,7 @@ _ROWS = (
         begin=f"{LFM2}[",
         end=f"]{LFM2_END}",
     ),
+    replace(_json_list("lfm2-json", LFM2, LFM2_END), read=_read_lfm2),
     CallFormat(
         "olmo3",
         (OLMO,),

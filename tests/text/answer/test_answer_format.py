@@ -1,4 +1,5 @@
 """The format of answers is detected from the template."""
+# ruff: noqa: RUF001 - DeepSeek's tags contain such characters
 
 from __future__ import annotations
 
@@ -72,6 +73,23 @@ SHOWN = {
     "{% endfor %})]",
     "minicpm-xml": '<function name="{{ c.name }}">{% for k, v in c.arguments | items %}'
     '<param name="{{ k }}">{{ v }}</param>{% endfor %}</function>',
+    "lfm2-json": '<|tool_call_start|>[{"name": "{{ c.name }}", "arguments": {{ args }}}]'
+    "<|tool_call_end|>",
+    "lfm2": "<|tool_call_start|>[{{ c.name }}({% for k, v in c.arguments | items %}{{ k }}="
+    "{{ v | tojson }}{% endfor %})]<|tool_call_end|>",
+    "olmo3": "<function_calls>\n{{ c.name }}({% for k, v in c.arguments | items %}{{ k }}='{{ v }}'"
+    "{% endfor %})\n</function_calls>",
+    "tool-calls-json": '<tool_calls>[{"name": "{{ c.name }}", "arguments": {{ args }}}]'
+    "</tool_calls>",
+    "minimax-m2": '\n<minimax:tool_call>\n<invoke name="{{ c.name }}">\n'
+    '{% for k, v in c.arguments | items %}<parameter name="{{ k }}">{{ v }}</parameter>\n'
+    "{% endfor %}</invoke>\n</minimax:tool_call>",
+    "deepseek-v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ c.name }}\n"
+    "```json\n{{ args }}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek-v3.1": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ c.name }}<｜tool▁sep｜>"
+    "{{ args }}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "gemma4": "<|tool_call>call:{{ c.name }}{{ '{' }}{% for k, v in c.arguments | items %}{{ k }}:"
+    "<|\"|>{{ v }}<|\"|>{% endfor %}{{ '}' }}<tool_call|>",
     "seed-xml": "<seed:tool_call>\n<function={{ c.name }}>\n{% for k, v in c.arguments | items %}"
     "<parameter={{ k }}>{{ v }}</parameter>\n{% endfor %}</function>\n</seed:tool_call>",
 }
@@ -97,6 +115,19 @@ def test_the_format_is_that_of_the_call_that_the_template_renders(
 )
 def test_a_call_that_no_format_reads_back_is_of_no_format(call: str, tokenizer: Tokenizer) -> None:
     assert AnswerFormat.of(template_of(call), tokenizer).calls is None
+
+
+def test_an_answers_own_tags_do_not_cut_those_of_a_call(tokenizer: Tokenizer) -> None:
+    """Here both begin alike."""
+    template = ChatTemplate(
+        "{% for m in messages %}<|{{ m.role }}|>{% if m.tool_calls %}"
+        "{% for c in m.tool_calls %}{% set c = c.function %}<|START_ACTION|>"
+        '[{"tool_name": "{{ c.name }}", "parameters": {{ c.arguments | tojson }}}]<|END_ACTION|>'
+        "{% endfor %}{% else %}<|START_RESPONSE|>{{ m.content }}<|END_RESPONSE|>{% endif %}"
+        "{% endfor %}"
+    )
+    found = AnswerFormat.of(template, tokenizer).calls
+    assert found is not None and found.name == "command-json"
 
 
 def test_a_template_that_takes_one_call_allows_one(tokenizer: Tokenizer) -> None:

@@ -271,6 +271,7 @@ WRITERS: dict[str, Callable[[Call], str]] = {
         "<|START_ACTION|>[", "]<|END_ACTION|>", ("tool_name", "parameters")
     ),
     "lfm2": write_python("<|tool_call_start|>[", "]<|tool_call_end|>"),
+    "lfm2-json": write_around("<|tool_call_start|>[", "]<|tool_call_end|>"),
     "olmo3": write_python("<function_calls>\n", "\n</function_calls>"),
     "gemma4": write_gemma("<|tool_call>", '<|"|>', "<tool_call|>"),
     "functiongemma": write_gemma("<start_function_call>", "<escape>", "<end_function_call>"),
