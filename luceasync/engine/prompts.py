@@ -7,7 +7,7 @@ nothing of how tokens are chosen.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -20,7 +20,7 @@ from luceasync.text.answer.pieces import PieceMaker
 from luceasync.text.call_memory import CallRecorder
 from luceasync.text.prompt import RenderedPrompt, Tenant
 from luceasync.text.replay_check import ReplayCheck
-from luceasync.text.roles import Roles
+from luceasync.text.roles import FitMessages, Roles
 from luceasync.text.shared_prefix import (
     CommonPrefix,
     ToolsBlock,
@@ -34,7 +34,6 @@ from luceasync.text.tokenizer import Tokenizer, refuse_too_long
 PIN_PARAM = "kvflash_pin"
 
 ChatMessage = Mapping[str, Any]
-FitMessages = Callable[[Sequence[ChatMessage]], Sequence[ChatMessage]]
 PinSpans = tuple[tuple[int, int], ...]  # tokens [begin, end)
 
 
@@ -84,13 +83,7 @@ class Prompts:
             case ChatPrompt() as chat:
                 recalled = tenant.calls.recall(chat.messages)
                 try:
-                    prompt = self._fitted(tenant, request, chat, recalled, self._roles.fit)
-                except TemplateRefusal as refusal:
-                    fit = self._roles.fit_as_texts
-                    try:
-                        prompt = self._fitted(tenant, request, chat, recalled, fit)
-                    except TemplateRefusal:
-                        raise refusal from None
+                    prompt = self._first_fitted(tenant, request, chat, recalled)
                 except ContextLengthError as error:  # the template's guard knows no fields
                     raise error.named(param) from None
             case TextPrompt(text):
@@ -104,6 +97,24 @@ class Prompts:
         if not prompt.ids:
             raise RequestError(f"{param}: the rendered prompt is empty", param=param)
         return prompt
+
+    def _first_fitted(
+        self,
+        tenant: Tenant,
+        request: Request,
+        chat: ChatPrompt,
+        recalled: Sequence[ChatMessage],
+    ) -> RenderedPrompt:
+        """The prompt in the first form that the template does not refuse. Raises its first
+        refusal.
+        """
+        refusals: list[TemplateRefusal] = []
+        for fit in self._roles.fits:
+            try:
+                return self._fitted(tenant, request, chat, recalled, fit)
+            except TemplateRefusal as refusal:
+                refusals.append(refusal)
+        raise refusals[0]
 
     def _fitted(
         self,

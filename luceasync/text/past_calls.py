@@ -79,6 +79,11 @@ def _results(results: Sequence[Message], broken: set[str]) -> Iterator[Message]:
     yield from (_as_user(each) for each in results if each.get("tool_call_id") in broken)
 
 
+def as_users(message: Message) -> Message:
+    """The message; a result of a call as a user's."""
+    return _as_user(message) if message["role"] == "tool" else message
+
+
 def _as_user(message: Message) -> Message:
     return {"role": "user", "content": message.get("content") or ""}
 

@@ -7,22 +7,24 @@ messages in a row, and calls that broke off. What the template takes stays as it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from luceasync.errors import RequestError
-from luceasync.text.past_calls import as_texts, with_whole_calls
+from luceasync.text.past_calls import as_texts, as_users, with_whole_calls
 from luceasync.text.template import Template
 
 Message = Mapping[str, Any]
+FitMessages = Callable[[Sequence[Message]], list[Message]]
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 SEPARATOR = "\n\n"  # between the texts of merged messages
 REASONING = "reasoning_content"
 REASONING_FIELDS = (REASONING, "thinking", "reasoning")  # of a message, by what templates read
 BROKEN = '{"a": "brok'  # arguments of a call that broke off
+WORD, RESULT = "word0", "result0"
 PROBE = {"id": "call00000", "type": "function"}
 
 
@@ -30,6 +32,7 @@ PROBE = {"id": "call00000", "type": "function"}
 class Roles:
     """Which orders a template takes: two system messages at the beginning, one later on, and two
     user messages in a row. `broken_calls`: it inserts arguments that are no object as they are.
+    `calls`, `results`: it shows calls, and their results; if it drops either, that becomes text.
     `reasoning`: the field in which it looks for a message's reasoning.
     """
 
@@ -37,6 +40,8 @@ class Roles:
     late_system: bool = True
     two_users: bool = True
     broken_calls: bool = True
+    calls: bool = True
+    results: bool = True
     reasoning: str = REASONING
 
     @classmethod
@@ -58,6 +63,8 @@ class Roles:
             late_system=takes(USER, SYSTEM, USER) and takes(SYSTEM, USER, ASSISTANT, SYSTEM, USER),
             two_users=takes(USER, USER) and takes(USER, ASSISTANT, USER, USER),
             broken_calls=_shows(template, BROKEN, BROKEN),
+            calls=not _drops(template, WORD, f'{{"a": "{WORD}"}}'),
+            results=not _drops(template, RESULT),
             reasoning=_reasoning_field(template),
         )
 
@@ -66,6 +73,10 @@ class Roles:
         neighbours that must not be two are merged, and calls that broke off become text.
         """
         fitted = with_whole_calls(messages, keep_broken=self.broken_calls)
+        if not self.results:
+            fitted = [as_users(message) for message in fitted]
+        if not self.calls:
+            fitted = [*as_texts(fitted)]
         if self.reasoning != REASONING:
             fitted = [_renamed(message, REASONING, self.reasoning) for message in fitted]
         if not self.late_system:
@@ -76,30 +87,65 @@ class Roles:
             fitted = list(_merged(USER, fitted))
         return fitted
 
+    @property
+    def fits(self) -> tuple[FitMessages, ...]:
+        """`fit`, and what to try in turn if the template refuses what it made."""
+        return self.fit, self.fit_with_pauses, self.fit_as_texts
+
+    def fit_with_pauses(self, messages: Sequence[Message]) -> list[Message]:
+        """As `fit`, with an empty answer before each message of the user that follows a call or its
+        result: some templates count those as no turn.
+        """
+        return self.fit(list(_with_pauses(messages)))
+
     def fit_as_texts(self, messages: Sequence[Message]) -> list[Message]:
-        """A conversation of texts that take turns, for a template that refuses what `fit` made: two
-        calls at once, a user's message after a result.
+        """A conversation of texts that take turns, the user's first, for a template that refuses
+        what `fit` made: two calls at once, a user's message after a result.
         """
         answers = list(_merged(ASSISTANT, list(as_texts(messages))))
-        return self.fit(list(_merged(USER, answers)))
+        turns = list(_merged(USER, answers))
+        begin = next((i for i, turn in enumerate(turns) if turn["role"] != SYSTEM), 0)
+        if turns and turns[begin]["role"] == ASSISTANT:
+            turns.insert(begin, {"role": USER, "content": ""})
+        return self.fit(turns)
 
 
 def _shows(template: Template, word: str, arguments: str = "{}", **fields: str) -> bool:
     """Whether `template` writes `word`, which is in a call's arguments or in the fields of its
     message.
     """
+    return word in _called(template, arguments, **fields)
+
+
+def _drops(template: Template, word: str, arguments: str = "{}") -> bool:
+    """Whether `template` takes a call and its result, but does not write `word`."""
+    rendered = _called(template, arguments)
+    return bool(rendered) and word not in rendered
+
+
+def _called(template: Template, arguments: str, **fields: str) -> str:
+    """A call and its result, rendered; "" if the template refuses them."""
     call = {**PROBE, "function": {"name": "f", "arguments": arguments}}
     answer = {"role": ASSISTANT, "content": "", "tool_calls": [call], **fields}
-    result = {"role": "tool", "tool_call_id": PROBE["id"], "name": "f", "content": "text1"}
+    result = {"role": "tool", "tool_call_id": PROBE["id"], "name": "f", "content": RESULT}
     try:
-        return word in template.render([{"role": USER, "content": "text0"}, answer, result])
+        return template.render([{"role": USER, "content": "text0"}, answer, result])
     except RequestError:
-        return False
+        return ""
 
 
 def _reasoning_field(template: Template) -> str:
     shown = (name for name in REASONING_FIELDS if _shows(template, "thought", **{name: "thought"}))
     return next(shown, REASONING)
+
+
+def _with_pauses(messages: Sequence[Message]) -> Iterator[Message]:
+    is_calling = False
+    for message in messages:
+        if is_calling and message["role"] == USER:
+            yield {"role": ASSISTANT, "content": ""}
+        is_calling = message["role"] == "tool" or bool(message.get("tool_calls"))
+        yield message
 
 
 def _renamed(message: Message, old: str, new: str) -> Message:

@@ -60,12 +60,13 @@ def history(*arguments: Any, content: str = "") -> list[dict[str, Any]]:
 
 
 def rendered(template: ChatTemplate, messages: list[dict[str, Any]]) -> str:
-    """As the engine renders: in the form that the template takes, else as texts."""
-    roles = Roles.of(template)
-    try:
-        return template.render(roles.fit(messages))
-    except RequestError:
-        return template.render(roles.fit_as_texts(messages))
+    """As the engine renders: in the first form that the template takes."""
+    for fit in Roles.of(template).fits:
+        try:
+            return template.render(fit(messages))
+        except RequestError as error:
+            refusal = error
+    raise refusal
 
 
 @pytest.mark.parametrize("rules", ["", ALTERNATE, PAIRED, ONE_CALL])
@@ -133,3 +134,31 @@ def test_reasoning_stands_in_the_field_that_the_template_reads(field):
         {"role": "assistant", "content": "y", "reasoning_content": "thought"},
     ]
     assert template.render(Roles.of(template).fit(messages)) == "[]x[thought]y"
+
+
+def test_calls_and_results_that_a_template_drops_become_text():
+    only_texts = (
+        "{% for m in messages if m.role != 'tool' %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    )
+    text = rendered(ChatTemplate(only_texts), history('{"a": "b"}'))
+    assert text == '[user]do it[assistant]{"name": "edit", "arguments": {"a": "b"}}[user]r0'
+    no_results = template_of(QUOTED).source.replace(
+        "in messages", "in messages if m.role != 'tool'"
+    )
+    text = rendered(ChatTemplate(no_results), history('{"a": "b"}'))
+    assert text == '[user]do it[assistant]<call>edit:{"a": "b"}</call>[user]r0'
+
+
+def test_a_conversation_may_begin_with_the_assistant():
+    said = [{"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Hi"}]
+    text = rendered(template_of(QUOTED, ALTERNATE), said)
+    assert text == "[user][assistant]Hello[user]Hi"
+
+
+def test_a_user_who_interrupts_does_not_make_calls_text():
+    """Mistral's template counts calls and results as no turn."""
+    said = [*history('{"a": "b"}'), {"role": "user", "content": "stop"}]
+    text = rendered(template_of(QUOTED, ALTERNATE), said)
+    assert text == '[user]do it[assistant]<call>edit:{"a": "b"}</call>[tool]r0[assistant][user]stop'
+    del said[2]
+    assert "</call>[assistant][user]stop" in rendered(template_of(QUOTED, ALTERNATE), said)
