@@ -16,7 +16,14 @@ from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 
-from luceasync.disk_cache.codec import NAMESPACE, TEMPORARY, EndKinds, Half, file_name
+from luceasync.disk_cache.codec import (
+    NAMESPACE,
+    PAGE_BYTES,
+    TEMPORARY,
+    EndKinds,
+    Half,
+    file_name,
+)
 from luceasync.disk_cache.files import FileSystem
 from luceasync.disk_cache.listing import EMPTY_LISTING, Listing, NodeMeta, list_nodes, namespaces
 from luceasync.disk_cache.metadata import KEY
@@ -25,11 +32,13 @@ from luceasync.errors import ConfigError, CorruptNode
 FLAG = "--kv-cache-dir"
 QUARANTINE = "quarantine"
 NUM_QUARANTINED = 16  # files for inspection, which must not fill the disk
+PROBE_KEY = "0" * 8
+PROBE_BYTES = 1 << 20  # read in one call
 ORPHAN_AGE_S = 3600
 LONE_END_AGE_S = 60  # its rows may have been renamed while the directory was listed
 
 
-class BelowFloor(Exception):
+class BelowFloor(OSError):
     """A write would leave less free space than must stay."""
 
 
@@ -81,6 +90,28 @@ class NodeDirectory:
                 f"{num_bytes} bytes to write, {free_bytes} free: {self._min_free_bytes} must stay"
             )
         return self._files.create(temporary)
+
+    def try_write(self, num_bytes: int) -> None:
+        """Write and remove a small file where one of `num_bytes` would have room. Raises OSError,
+        BelowFloor among them.
+        """
+        temporary = self.temporary(PROBE_KEY)
+        try:
+            with self.create(temporary, num_bytes) as raw:
+                raw.write(bytes(PAGE_BYTES))
+                self._files.sync(raw)
+        finally:
+            self._files.remove(temporary)
+        self._files.sync_directory(temporary.parent)
+
+    def try_read(self, key: str) -> None:
+        """Read the node's files, if they are there, and return nothing of them. Raises OSError."""
+        piece = memoryview(bytearray(PROBE_BYTES))
+        for half in Half:
+            path = self.path(key, half=half)
+            with contextlib.suppress(FileNotFoundError, CorruptNode), self._files.open(path) as raw:
+                while raw.readinto(piece):
+                    pass
 
     def scan(self, now_s: float, known: Mapping[str, Listing]) -> tuple[dict[str, Listing], int]:
         """What lies in the directories, by namespace, and how many files were quarantined.

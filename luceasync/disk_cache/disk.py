@@ -118,7 +118,7 @@ class NodeReads:
             self.bytes_read += node.num_bytes
             return node
         if miss.reason is MissReason.IO_ERROR:
-            self._faults.tell("read", miss.detail)
+            self._faults.tell("read", miss.detail, partial(self._directory.try_read, key))
         self.misses[miss.reason] += 1
         return miss
 
@@ -187,6 +187,7 @@ class DiskTier:
         self._listings: dict[str, Listing] = {}
         self._pending_bytes = 0
         self._faults = Faults()
+        self._probe: asyncio.Future[None] | None = None
         self._reads = NodeReads(
             self._directory,
             partial(
@@ -269,7 +270,7 @@ class DiskTier:
             self._pending_bytes -= num_bytes
         self._outcomes[outcome] += 1
         self._bytes_written += num_bytes if outcome is WriteOutcome.WRITTEN else 0
-        self._faults.tell("write", detail)
+        self._faults.tell("write", detail, partial(self._directory.try_write, num_bytes))
         return WriteResult(outcome, num_bytes, detail)
 
     async def read(
@@ -296,6 +297,21 @@ class DiskTier:
         faults = [fault for listing in self._listings.values() for fault in listing.faults]
         self._faults.tell("scan", faults[-1] if faults else "")
         return changes(before, self._listings)
+
+    async def look_again(self) -> None:
+        """Find out whether a disk that had faults has healed: `degraded` is empty then. No-op while
+        an earlier attempt has not returned.
+        """
+        for work, probe in self._faults.probes.items():
+            if self._probe is not None and not self._probe.done():
+                return
+            self._probe = self._threads.submit(probe)
+            try:
+                async with asyncio.timeout(self._read_timeout_s):
+                    await asyncio.shield(self._probe)
+            except OSError:
+                continue
+            self._faults.tell(work)
 
     async def touch(self, keys: Sequence[str]) -> int:
         """Mark nodes as used now, for other processes too; how many of them exist."""
@@ -356,7 +372,8 @@ class DiskTier:
         except FileNotFoundError:
             return otherwise
         except OSError as error:
-            self._faults.tell("upkeep", str(error) or f"no answer within {self._read_timeout_s} s")
+            words = str(error) or f"no answer within {self._read_timeout_s} s"
+            self._faults.tell("upkeep", words, partial(self._directory.try_write, 0))
             return otherwise
         self._faults.tell("upkeep")
         return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -84,12 +84,20 @@ class Faults:
 
     def __init__(self) -> None:
         self._words: dict[Work, str] = {}
+        self._probes: dict[Work, Callable[[], None]] = {}
 
     def __str__(self) -> str:
         return "; ".join(self._words.values())
 
-    def tell(self, work: Work, fault: str = "") -> None:
-        """Record how work of a kind ended; an empty fault: it succeeded."""
+    @property
+    def probes(self) -> dict[Work, Callable[[], None]]:
+        """By kind of work, what shows whether the disk has healed: it raises OSError until then."""
+        return {work: self._probes[work] for work in self._words if work in self._probes}
+
+    def tell(self, work: Work, fault: str = "", probe: Callable[[], None] | None = None) -> None:
+        """Record how work of a kind ended; an empty fault: it succeeded. `probe`: see probes."""
         self._words.pop(work, None)
         if fault:
             self._words[work] = fault
+            if probe is not None:
+                self._probes[work] = probe

@@ -39,6 +39,7 @@ from luceasync.status import CacheStatus
 log = logging.getLogger(__name__)
 
 RESCAN_S = 30.0
+LOOK_AGAIN_S = 5.0
 RESCAN_WHEN_WRITING_S = 1.0  # others may write too, and all files count towards the budget
 SCAN_SHARE = 0.05  # of the time, at most, while nodes are written
 DTYPES = {
@@ -162,6 +163,7 @@ class DiskWorker:
         """Work until cancelled. Scans every RESCAN_S for what other processes have done."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._rescan())
+            tasks.create_task(self._watch(disk))
             while True:
                 # No name for the job: it would hold the last node's memory until the next comes.
                 tasks.create_task(self._do(await self._jobs.get(), disk))
@@ -196,6 +198,18 @@ class DiskWorker:
         while True:
             await asyncio.sleep(RESCAN_S)
             self._jobs.put_nowait(self.scan)
+
+    async def _watch(self, disk: DiskTier) -> None:
+        """Look again, by and by, at a disk that had faults: it may heal while there is no work."""
+        while True:
+            await asyncio.sleep(LOOK_AGAIN_S)
+            try:
+                if disk.degraded:
+                    await disk.look_again()
+                if disk.degraded:  # as a scan has found
+                    await self.scan(disk)
+            except Exception:  # as with orders
+                log.exception("a look at the cache directory failed")
 
     def _scan_soon(self) -> None:
         """Have a scan after the last one, when that is worth its time."""

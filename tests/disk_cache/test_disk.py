@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from luceasync.disk_cache.codec import encode_file
 from luceasync.disk_cache.disk import NUM_READERS, DiskTier, HungReads
+from luceasync.disk_cache.files import FileSystem
 from luceasync.disk_cache.outcomes import Miss, WriteOutcome
 from luceasync.disk_cache.reader import NodeFile
 from luceasync.errors import ConfigError, CorruptNode
@@ -22,6 +23,7 @@ from tests.disk_cache.faulty_files import BIG, STEPS, FaultyFiles, failing, hang
 from tests.disk_cache.node_files import (
     KEY,
     METADATA,
+    NAMESPACE,
     TOKENS,
     contents_of,
     entries_of,
@@ -235,6 +237,63 @@ async def test_a_write_that_succeeds_ends_the_degraded_state(tmp_path: Path) -> 
         assert outcomes == [WriteOutcome.NO_SPACE, WriteOutcome.WRITTEN]
         assert tier.degraded == ""
         assert as_bytes(await tier.read(KEY)) == contents_of()
+
+
+@pytest.mark.parametrize("step", ["create", "write", "sync", "sync_directory"])
+async def test_a_disk_that_has_healed_says_so_without_another_write(tmp_path, step) -> None:
+    is_faulty = [True]
+    fault = failing(errno.EROFS)
+    files = FaultyFiles(lambda: fault() if is_faulty else None, before=step)
+    async with tier_of(tmp_path, files) as tier:
+        await tier.write(node(contents_of()))
+        await tier.look_again()
+        assert os.strerror(errno.EROFS) in tier.degraded
+        is_faulty.clear()
+        await tier.look_again()
+        assert tier.degraded == ""
+        assert not temporaries(tmp_path / NAMESPACE)
+
+
+async def test_a_disk_that_is_too_full_for_the_last_node_stays_degraded(tmp_path: Path) -> None:
+    files = FileSystem()
+    async with tier_of(tmp_path, files, min_free_bytes=1 << 20) as tier:
+        files.free_bytes = lambda path: 1 << 20
+        assert (await tier.write(node(contents_of()))).outcome is WriteOutcome.BELOW_FLOOR
+        await tier.look_again()
+        assert tier.degraded
+        files.free_bytes = lambda path: 2 << 20
+        await tier.look_again()
+        assert tier.degraded == ""
+
+
+async def test_a_disk_that_can_be_read_again_says_so_without_another_read(tmp_path: Path) -> None:
+    is_faulty = [True]
+    fault = failing(errno.EIO)
+    files = FaultyFiles(lambda: fault() if is_faulty else None, before="readinto")
+    async with tier_of(tmp_path, files) as tier:
+        big = node(contents_of(0, BIG), BIG)
+        await tier.write(big)
+        assert await reason_of(tier) == MissReason.IO_ERROR
+        await tier.look_again()
+        assert os.strerror(errno.EIO) in tier.degraded
+        is_faulty.clear()
+        await tier.look_again()
+        assert tier.degraded == ""
+
+
+async def test_a_look_that_hangs_is_not_repeated(tmp_path: Path, until: threading.Event) -> None:
+    faults = [until.wait, failing(errno.EIO)]
+    files = FaultyFiles(lambda: faults and faults.pop()(), before="create")
+    async with tier_of(tmp_path, files, read_timeout_s=0.01) as tier:
+        await tier.write(node(contents_of()))
+        for _ in range(20):  # more than there are threads
+            await tier.look_again()
+        assert not faults and tier.degraded
+        until.set()
+        async with asyncio.timeout(10):
+            while tier.degraded:
+                await tier.look_again()
+                await asyncio.sleep(0.001)
 
 
 async def test_failed_reads_are_reported_whatever_is_written_meanwhile(tmp_path: Path) -> None:

@@ -286,3 +286,25 @@ async def test_a_server_that_writes_hears_soon_what_another_one_writes(tmp_path,
         write(worker, kept(2))
         await until(lambda: heard.others)
     assert heard.others == [77]
+
+
+async def test_a_disk_that_has_healed_is_noticed_without_an_order(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LOOK_AGAIN_S", 0.001)
+    is_faulty, fault = [True], failing(5)
+    files = FaultyFiles(lambda: fault() if is_faulty else None, before="write")
+    degraded: list[str] = []
+
+    class Tier(DiskTier):
+        async def look_again(self) -> None:
+            degraded.append(self.degraded)
+            await super().look_again()
+
+    worker = DiskWorker((0, 2), lambda outcome: outcome(Heard()))
+    async with Tier(tmp_path, "beef4567", END_KINDS, min_free_bytes=0, files=files) as disk:
+        task = asyncio.create_task(worker.serve(disk))
+        worker.write(half_of(kept(1), Half.ROWS))
+        await until(lambda: len(degraded) > 2)
+        is_faulty.clear()
+        await until(lambda: not disk.degraded)
+        task.cancel()
+        await asyncio.wait([task])
