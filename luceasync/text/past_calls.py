@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from luceasync.text.template import Arguments
 
@@ -17,6 +18,10 @@ Message = Mapping[str, Any]
 Call = Mapping[str, Any]
 
 SEPARATOR = "\n\n"  # between a message's text and a call, and between the texts of two calls
+SHORT_ID_CHARS = 9
+# Which ids of calls a template takes: any; nine letters or digits, as Mistral's; or those that name
+# the function, which it shows in no other way, as Kimi's.
+CallIds = Literal["any", "short", "named"]
 NOTHING = Arguments({}, "{}")
 
 
@@ -47,6 +52,33 @@ def with_whole_calls(messages: Sequence[Message], *, keep_broken: bool = False) 
             broken = {call_id for _, call_id in calls.broken}
             fitted.append(_with_calls(message, calls))
     return fitted
+
+
+def with_ids(messages: Sequence[Message], ids: CallIds) -> list[Message]:
+    """The messages with ids of calls as the template takes them, the same for calls and results."""
+    known: dict[str, str] = {}
+    fitted: list[Message] = []
+    for message in messages:
+        if message.get("tool_calls"):
+            calls = []
+            for call in message["tool_calls"]:
+                old, name = str(call.get("id")), str(_function(call).get("name"))
+                known[old] = f"functions.{name}:{len(known)}" if ids == "named" else short_id(old)
+                calls.append({**call, "id": known[old]})
+            message = {**message, "tool_calls": calls}
+        elif "tool_call_id" in message:
+            old = str(message["tool_call_id"])
+            message = {**message, "tool_call_id": known.get(old) or short_id(old)}
+        fitted.append(message)
+    return fitted
+
+
+def short_id(call_id: str) -> str:
+    """Nine letters or digits for `call_id`, which stays if it consists of as many."""
+    if len(call_id) == SHORT_ID_CHARS and call_id.isascii() and call_id.isalnum():
+        return call_id
+    digest = blake2b(call_id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return digest[:SHORT_ID_CHARS]
 
 
 def as_texts(messages: Sequence[Message]) -> Iterator[Message]:

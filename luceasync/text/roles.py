@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any
 
 from luceasync.errors import RequestError
-from luceasync.text.past_calls import as_texts, as_users, with_whole_calls
+from luceasync.text.past_calls import CallIds, as_texts, as_users, with_ids, with_whole_calls
 from luceasync.text.template import Template
 
 Message = Mapping[str, Any]
@@ -25,6 +25,7 @@ REASONING = "reasoning_content"
 REASONING_FIELDS = (REASONING, "thinking", "reasoning")  # of a message, by what templates read
 BROKEN = '{"a": "brok'  # arguments of a call that broke off
 WORD, RESULT = "word0", "result0"
+LONG_ID = "call_00000000000000000000000a"  # as this server makes them
 PROBE = {"id": "call00000", "type": "function"}
 
 
@@ -33,7 +34,7 @@ class Roles:
     """Which orders a template takes: two system messages at the beginning, one later on, and two
     user messages in a row. `broken_calls`: it inserts arguments that are no object as they are.
     `calls`, `results`: it shows calls, and their results; if it drops either, that becomes text.
-    `reasoning`: the field in which it looks for a message's reasoning.
+    `reasoning`: the field in which it looks for a message's reasoning. `ids`: those of calls.
     """
 
     two_systems: bool = True
@@ -43,6 +44,7 @@ class Roles:
     calls: bool = True
     results: bool = True
     reasoning: str = REASONING
+    ids: CallIds = "any"
 
     @classmethod
     def of(cls, template: Template) -> Roles:
@@ -66,6 +68,7 @@ class Roles:
             calls=not _drops(template, WORD, f'{{"a": "{WORD}"}}'),
             results=not _drops(template, RESULT),
             reasoning=_reasoning_field(template),
+            ids=_call_ids(template),
         )
 
     def fit(self, messages: Sequence[Message]) -> list[Message]:
@@ -73,6 +76,8 @@ class Roles:
         neighbours that must not be two are merged, and calls that broke off become text.
         """
         fitted = with_whole_calls(messages, keep_broken=self.broken_calls)
+        if self.ids != "any":
+            fitted = with_ids(fitted, self.ids)
         if not self.results:
             fitted = [as_users(message) for message in fitted]
         if not self.calls:
@@ -123,15 +128,30 @@ def _drops(template: Template, word: str, arguments: str = "{}") -> bool:
     return bool(rendered) and word not in rendered
 
 
-def _called(template: Template, arguments: str, **fields: str) -> str:
+def _called(
+    template: Template,
+    arguments: str,
+    function: str = "f",
+    call_id: str = PROBE["id"],
+    **fields: str,
+) -> str:
     """A call and its result, rendered; "" if the template refuses them."""
-    call = {**PROBE, "function": {"name": "f", "arguments": arguments}}
+    call = {**PROBE, "id": call_id, "function": {"name": function, "arguments": arguments}}
     answer = {"role": ASSISTANT, "content": "", "tool_calls": [call], **fields}
-    result = {"role": "tool", "tool_call_id": PROBE["id"], "name": "f", "content": RESULT}
+    result = {"role": "tool", "tool_call_id": call_id, "name": function, "content": RESULT}
     try:
         return template.render([{"role": USER, "content": "text0"}, answer, result])
     except RequestError:
         return ""
+
+
+def _call_ids(template: Template) -> CallIds:
+    if not _called(template, "{}"):
+        return "any"
+    if not _called(template, "{}", call_id=LONG_ID):
+        return "short"
+    shown = _called(template, "{}", function="function0")
+    return "named" if PROBE["id"] in shown and "function0" not in shown else "any"
 
 
 def _reasoning_field(template: Template) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from luceasync.text.roles import Roles
 from luceasync.text.template import ChatTemplate
@@ -69,3 +70,36 @@ def test_an_order_whose_text_is_dropped_counts_as_refused() -> None:
 
 def test_an_unknown_kind_of_template_gets_all() -> None:
     assert Roles.of(ChatTemplate("{{ raise_exception('no') }}")) == Roles()
+
+
+CALLED: list[dict[str, Any]] = [
+    {"role": "user", "content": "x"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": {}}},
+            {"id": "call_2", "type": "function", "function": {"name": "g", "arguments": {}}},
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_2", "content": "y"},
+]
+
+
+def ids_of(template: str) -> list[str]:
+    """The ids of the calls and of the result, as `template` gets them."""
+    _, called, result = Roles.of(ChatTemplate(template)).fit(CALLED)
+    return [*(call["id"] for call in called["tool_calls"]), result["tool_call_id"]]
+
+
+def test_ids_of_calls_are_as_the_template_takes_them() -> None:
+    text = "{% for m in messages %}{{ m.content }}"
+    calls = "{% for c in m.tool_calls or [] %}"
+    named = "{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    assert ids_of(text + calls + "{{ c.id }}" + named) == ["call_1", "call_2", "call_2"]
+    nine = "{% if c.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}"
+    first, second, result = ids_of(text + calls + nine + named)
+    assert second == result != first and len(first) == len(second) == 9
+    assert (first + second).isalnum()
+    by_id = "{{ c.id }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    assert ids_of(text + calls + by_id) == ["functions.f:0", "functions.g:1", "functions.g:1"]
