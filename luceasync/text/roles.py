@@ -34,7 +34,8 @@ class Roles:
     """Which orders a template takes: two system messages at the beginning, one later on, and two
     user messages in a row. `broken_calls`: it inserts arguments that are no object as they are.
     `calls`, `results`: it shows calls, and their results; if it drops either, that becomes text.
-    `reasoning`: the field in which it looks for a message's reasoning. `ids`: those of calls.
+    `bare_calls`: it shows calls only beside the content None. `reasoning`: the field in which it
+    looks for a message's reasoning. `ids`: those of calls.
     """
 
     two_systems: bool = True
@@ -43,6 +44,7 @@ class Roles:
     broken_calls: bool = True
     calls: bool = True
     results: bool = True
+    bare_calls: bool = False
     reasoning: str = REASONING
     ids: CallIds = "any"
 
@@ -60,12 +62,16 @@ class Roles:
 
         if not takes(USER):  # nothing can be learned about it
             return cls()
+        call = f'{{"a": "{WORD}"}}'
+        drops_calls = _drops(template, WORD, call)
+        bare_calls = drops_calls and _shows(template, WORD, call, content=None)
         return cls(
             two_systems=takes(SYSTEM, SYSTEM, USER),
             late_system=takes(USER, SYSTEM, USER) and takes(SYSTEM, USER, ASSISTANT, SYSTEM, USER),
             two_users=takes(USER, USER) and takes(USER, ASSISTANT, USER, USER),
             broken_calls=_shows(template, BROKEN, BROKEN),
-            calls=not _drops(template, WORD, f'{{"a": "{WORD}"}}'),
+            calls=not drops_calls or bare_calls,
+            bare_calls=bare_calls,
             results=not _drops(template, RESULT),
             reasoning=_reasoning_field(template),
             ids=_call_ids(template),
@@ -80,8 +86,11 @@ class Roles:
             fitted = with_ids(fitted, self.ids)
         if not self.results:
             fitted = [as_users(message) for message in fitted]
-        if not self.calls:
+        is_mixed = any(m.get("tool_calls") and m.get("content") for m in fitted)
+        if not self.calls or (self.bare_calls and is_mixed):
             fitted = [*as_texts(fitted)]
+        elif self.bare_calls:
+            fitted = [{**m, "content": None} if m.get("tool_calls") else m for m in fitted]
         if self.reasoning != REASONING:
             fitted = [_renamed(message, REASONING, self.reasoning) for message in fitted]
         if not self.late_system:
@@ -115,11 +124,11 @@ class Roles:
         return self.fit(turns)
 
 
-def _shows(template: Template, word: str, arguments: str = "{}", **fields: str) -> bool:
+def _shows(template: Template, word: str, arguments: str = "{}", **fields: str | None) -> bool:
     """Whether `template` writes `word`, which is in a call's arguments or in the fields of its
     message.
     """
-    return word in _called(template, arguments, **fields)
+    return word in _called(template, arguments, fields=fields)
 
 
 def _drops(template: Template, word: str, arguments: str = "{}") -> bool:
@@ -133,11 +142,11 @@ def _called(
     arguments: str,
     function: str = "f",
     call_id: str = PROBE["id"],
-    **fields: str,
+    fields: Mapping[str, str | None] | None = None,
 ) -> str:
     """A call and its result, rendered; "" if the template refuses them."""
     call = {**PROBE, "id": call_id, "function": {"name": function, "arguments": arguments}}
-    answer = {"role": ASSISTANT, "content": "", "tool_calls": [call], **fields}
+    answer = {"role": ASSISTANT, "content": "", "tool_calls": [call], **(fields or {})}
     result = {"role": "tool", "tool_call_id": call_id, "name": function, "content": RESULT}
     try:
         return template.render([{"role": USER, "content": "text0"}, answer, result])

@@ -103,3 +103,15 @@ def test_ids_of_calls_are_as_the_template_takes_them() -> None:
     assert (first + second).isalnum()
     by_id = "{{ c.id }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
     assert ids_of(text + calls + by_id) == ["functions.f:0", "functions.g:1", "functions.g:1"]
+
+
+def test_calls_that_show_only_beside_no_content_get_none() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}{% if m.content is none %}{% for c in m.tool_calls %}"
+        "{{ c.function.arguments | tojson }}{% endfor %}{% else %}{{ m.content }}{% endif %}"
+        "{% endfor %}"
+    )
+    roles = Roles.of(template)
+    assert [message.get("content") for message in roles.fit(CALLED)] == ["x", None, "y"]
+    mixed = roles.fit([CALLED[0], {**CALLED[1], "content": "so"}, CALLED[2]])
+    assert "so" in mixed[1]["content"] and '"name": "f"' in mixed[1]["content"]
