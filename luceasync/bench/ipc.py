@@ -212,7 +212,7 @@ def opened(folder: Path, plan: Plan) -> Iterator[LayerSplitBackend]:
     with ExitStack() as closing:
         fleet = Fleet(ModelFiles(folder), plan, programs, "shared", NODE_BYTES)
         closing.callback(fleet.close)
-        backend = LayerSplitBackend.open(ModelFiles(folder), plan, open_remote=fleet.open_group)
+        backend = LayerSplitBackend.open(ModelFiles(folder), plan, open_remote=fleet.open_stage)
         closing.callback(backend.close)
         yield backend
 

@@ -141,7 +141,7 @@ class _DecodingSetup:
     rehearsed: LaneDecoding
     shapes: tuple[RoundShape, ...]
     features: FeatureHolder
-    raise_if_failed: Callable[[], None]  # of a drafter: see DraftPasses
+    raise_if_failed: Callable[[], None]  # of a drafter: DraftPasses.refresh
     check_alive: Callable[[], None]
 
 

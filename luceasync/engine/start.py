@@ -79,7 +79,7 @@ def build_engine(
         draft_process,
         limits,
         host,
-        fleet.open_group,
+        fleet.open_stage,
         quiet,
         _stoppable(stopping, progress),
         decode_with,

@@ -58,7 +58,7 @@ class CallDeadlines:
     """
 
     def __init__(self, least_s: float = LEAST_S) -> None:
-        """`least_s`: shorter if giving up a process too early costs little."""
+        """`least_s`: shorter if giving up on a process too early costs little."""
         self._least_s = least_s
         self._seen: dict[tuple[str, int], CallTimes] = {}
         self.num_calls = 0
@@ -174,7 +174,7 @@ class ProcessLife:
 
     @property
     def is_well(self) -> bool:
-        """Whether it lives and obeys, as far as is known. Any thread may ask."""
+        """Whether it runs and answers, as far as is known. Any thread may ask."""
         return self.started.channel.closed is None and self.started.is_well
 
 
@@ -198,7 +198,7 @@ class SupervisedProcess:
         self._name = name
         self._stopping = stopping
         self._backoff = backoff or Backoff()
-        self._course = StartHistory()
+        self._history = StartHistory()
         # Counts of past lives, and the present one: replaced together, since any thread reads them.
         self._lives: tuple[ProcessStatus, ProcessLife | None] = (
             ProcessStatus(name, tuple(devices)),
@@ -210,7 +210,7 @@ class SupervisedProcess:
 
     def wait(self) -> None:
         """Wait until it may be restarted. Raises Unavailable if that is no longer wanted."""
-        pause_s = max(0.0, self._course.not_before_s - time.monotonic())
+        pause_s = max(0.0, self._history.not_before_s - time.monotonic())
         if self._stopping.wait(pause_s):
             raise Unavailable("The server is shutting down.")
 
@@ -225,7 +225,7 @@ class SupervisedProcess:
         lines of the process, and what a launcher raises; it counts as failed then.
         """
         self.stop()
-        self._course = self._course.started(time.monotonic())
+        self._history = self._history.started(time.monotonic())
         self._num_starts += 1
         try:
             started = self._launcher.launch(arguments, messages)
@@ -243,15 +243,15 @@ class SupervisedProcess:
 
     def arrived(self) -> None:
         """Note that it is ready."""
-        assert self._course.started_s is not None
-        self._start_s = time.monotonic() - self._course.started_s
+        assert self._history.started_s is not None
+        self._start_s = time.monotonic() - self._history.started_s
         self._is_of_use = True
 
     def failed(self, reason: str) -> None:
         """Note that it died, cannot be trusted, or did not start. Idempotent until a start."""
         self._is_of_use = False
-        if self._course.started_s is not None:
-            self._course = self._course.failed(time.monotonic(), reason, self._backoff)
+        if self._history.started_s is not None:
+            self._history = self._history.failed(time.monotonic(), reason, self._backoff)
 
     def stop(self) -> None:
         """Kill it: it holds nothing that is missed. Idempotent."""
@@ -266,13 +266,13 @@ class SupervisedProcess:
         """Any thread may ask."""
         past, life = self._lives
         if life is None:
-            return replace(past, **self._away(self._course), num_starts=self._num_starts)
+            return replace(past, **self._away(self._history), num_starts=self._num_starts)
         away: dict[str, Any] = {}
         if not self._is_of_use:
-            away = self._away(self._course)
-        elif not life.is_well:  # its owner has not noticed yet
+            away = self._away(self._history)
+        elif not life.is_well:  # SupervisedProcess has not been told yet
             away = self._away(
-                self._course.failed(time.monotonic(), "it has ended, or hangs", self._backoff)
+                self._history.failed(time.monotonic(), "it has ended, or hangs", self._backoff)
             )
         vitals = life.started.vitals
         return replace(

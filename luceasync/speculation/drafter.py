@@ -52,8 +52,8 @@ class DraftPasses(TapRing, Protocol):
 
     @property
     def num_unsettled(self) -> int:
-        """How many passes so far took longer than the next ones of their kind will; see
-        luceasync.speculation.dflash.graph.Runner.
+        """How many passes so far took longer than the next of their kind will, as they compiled or
+        captured something: their times say nothing of the cost of a round.
         """
         ...
 

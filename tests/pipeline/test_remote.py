@@ -69,7 +69,7 @@ class Opened:
             ModelFiles(model_dir), plan, chosen.programs, placement.ipc_transport, NODE_BYTES
         )
         self.backend = LayerSplitBackend.open(
-            ModelFiles(model_dir), plan, taps=TAPS, open_remote=self.fleet.open_group
+            ModelFiles(model_dir), plan, taps=TAPS, open_remote=self.fleet.open_stage
         )
 
     def close(self) -> None:

@@ -243,5 +243,5 @@ class MaskedRanking:
         return number in self._places
 
     def choose(self, number: int, position: int) -> int:
-        """The token of row `number` at `position`; NO_TOKEN as in Ranked.choose."""
+        """The token of row `number` at `position`; NO_TOKEN as in RankedRows.choose."""
         return self._ranked.choose(self._places[number], position)[0]

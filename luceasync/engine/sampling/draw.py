@@ -111,7 +111,7 @@ def unmasked(
     """The token that `draw` gives if it is unaffected by masking other tokens; None if it is not,
     or if that is not known. A fraction of the work.
 
-    `values`, `ids`: as in `draw`, but equals of the last one may be missing. It is the token on
+    `values`, `ids`: as in `draw`, but ties with the last one may be missing. It is the token on
     which the lowest `u` falls: its share begins at 0, and grows when others lose theirs. Filters
     keep it whatever is masked if its logit is the highest, or if they keep its whole step.
     """
@@ -186,8 +186,8 @@ class TokenOrder(NamedTuple):
 
 
 def known_order(values: np.ndarray, ids: np.ndarray, num_vocab: int) -> TokenOrder:
-    """The order that a top-k selection proves: equals of its last value may be left outside."""
-    if values[-1] == -np.inf:  # under a mask: all tokens that may come are before it
+    """The order that a top-k selection proves: ties with its last value may be missing."""
+    if values[-1] == -np.inf:  # under a mask: all allowed tokens are before it
         return _possible(values, ids)
     if len(values) < num_vocab:
         num_certain = (-values).searchsorted(-values[-1])

@@ -152,7 +152,7 @@ class Fleet:
             self.close()
             raise
 
-    def open_group(self, number: int, advance: Advance, taps: Sequence[int]) -> RemoteStage:
+    def open_stage(self, number: int, advance: Advance, taps: Sequence[int]) -> RemoteStage:
         """Start the process of a stage and have it load its layers. Raises ModelError, StageFailed,
         and what `advance` raises; the process has ended then.
         """
