@@ -13,8 +13,10 @@ from luceasync.gguf.model import GgufModel
 # Values of tokenizer.ggml.token_type.
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
 ADDED = (CONTROL, USER_DEFINED)
-# A file names one end token. These end a text too, if they are control tokens.
-ENDS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>")
+# Keys of the tokens that end a text, a turn and a message; all but the first are optional. ENDS end
+# a text too, if they are control tokens.
+END_KEYS = tuple(f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom"))
+ENDS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
 TEMPLATE = "tokenizer.chat_template"
 
 QWEN2 = (
@@ -169,10 +171,10 @@ def _added(token_id: int, content: str, kind: int) -> dict[str, Any]:
 
 
 def _eos_ids(metadata: Metadata, tokens: list[str], kinds: tuple[int, ...]) -> frozenset[int]:
-    own = metadata.integer("tokenizer.ggml.eos_token_id")
-    if own >= len(tokens):
-        raise ModelError(
-            f"tokenizer.ggml.eos_token_id = {own}: there are only {len(tokens)} tokens"
-        )
+    named = {key: metadata.integer(key) for key in END_KEYS[:1]}
+    named |= {key: metadata.integer(key) for key in END_KEYS[1:] if key in metadata}
+    for key, token_id in named.items():
+        if token_id >= len(tokens):
+            raise ModelError(f"{key} = {token_id}: there are only {len(tokens)} tokens")
     also = {i for i, token in enumerate(tokens) if token in ENDS and kinds[i] == CONTROL}
-    return frozenset({own} | also)
+    return frozenset(also.union(named.values()))

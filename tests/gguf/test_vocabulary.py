@@ -55,6 +55,13 @@ def test_special_tokens_and_end_tokens_are_the_same(files: tuple[Path, Path]):
     assert ours.vocab_size == theirs.vocab_size, "padding is not a token"
 
 
+def test_ends_of_turns_and_messages_end_a_text(tmp_path: Path):
+    tensors = qwen3_tensors()
+    ends = {"tokenizer.ggml.eot_token_id": 5, "tokenizer.ggml.eom_token_id": 6}
+    path = save(tmp_path / "m.gguf", header(qwen3_keys() | ends, tensors), tensors)
+    assert vocabulary_of(read_model(path)).eos_ids == {3, 4, 5, 6}
+
+
 def test_the_chat_template_is_the_files(files: tuple[Path, Path]):
     messages = [{"role": "user", "content": "to be"}]
     ours, theirs = (ChatTemplate.load(path).render(messages) for path in files)
@@ -67,6 +74,8 @@ def test_the_chat_template_is_the_files(files: tuple[Path, Path]):
         ({"tokenizer.ggml.token_type": [1, 1]}, "token_type has 2 entries for 8 tokens"),
         ({"tokenizer.ggml.merges": ["a x"]}, "has 'a x', which does not merge two tokens"),
         ({"tokenizer.ggml.eos_token_id": 8}, "eos_token_id = 8: there are only 8 tokens"),
+        ({"tokenizer.ggml.eot_token_id": 9}, "eot_token_id = 9: there are only 8 tokens"),
+        ({"tokenizer.ggml.eom_token_id": 8}, "eom_token_id = 8: there are only 8 tokens"),
         ({"tokenizer.ggml.tokens": ["a"] * 8}, "tokenizer.ggml.tokens has a duplicate token"),
         ({"tokenizer.ggml.tokens": 4}, "tokens is an integer; expected an array of strings"),
     ],
