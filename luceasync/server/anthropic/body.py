@@ -18,7 +18,6 @@ from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt, Constraint, Request, Sampling
 from luceasync.server.fields import (
     MAX_INT,
-    GenerationBody,
     at_most,
     budget_or,
     check_arguments_schema,
@@ -34,6 +33,7 @@ from luceasync.server.fields import (
     top_p_of,
 )
 from luceasync.server.http.auth import Caller
+from luceasync.server.unserved import ChatFieldsBody, refuse_unserved
 
 MAX_MESSAGES = 8192
 MAX_BLOCKS = 8192  # of one content
@@ -115,7 +115,7 @@ class OutputConfig(msgspec.Struct):
     format: JsonOutputFormat | None = None
 
 
-class CountBody(GenerationBody, kw_only=True):
+class CountBody(ChatFieldsBody, kw_only=True):
     """The fields of `POST /v1/messages/count_tokens`.
 
     Those of an answer are checked like others, and ignored.
@@ -200,6 +200,7 @@ def _max_reasoning_tokens(body: MessagesBody) -> int | None:
 
 def prompt_of(body: CountBody) -> ChatPrompt:
     """The chat template's input. Raises RequestError, which names the field at fault."""
+    refuse_unserved(body)
     if not body.messages:
         refuse("messages", [], "at least one message")
     at_most("messages", body.messages, MAX_MESSAGES, "messages")

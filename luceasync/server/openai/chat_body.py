@@ -35,7 +35,7 @@ from luceasync.server.openai.request_body import (
     name_of,
     request_of,
 )
-from luceasync.server.openai.unserved import refuse_unserved
+from luceasync.server.unserved import refuse_unserved
 
 MAX_TOP_LOGPROBS = 20
 JOIN = "\n"  # between the parts of one message

@@ -51,7 +51,7 @@ from luceasync.server.openai.request_body import (
     num_choices_of,
     request_of,
 )
-from luceasync.server.openai.unserved import refuse_unserved
+from luceasync.server.unserved import refuse_unserved
 
 MAX_PROMPTS = 64
 MAX_LOGPROBS = 5  # as in OpenAI's API; a prompt that is echoed may have many tokens

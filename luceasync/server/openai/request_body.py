@@ -28,7 +28,7 @@ from luceasync.server.fields import (
     top_p_of,
 )
 from luceasync.server.http.auth import Caller
-from luceasync.server.openai.unserved import ABSENT, OpenAiBody, UnservedBody
+from luceasync.server.unserved import ABSENT, UnservedBody
 
 MAX_CHOICES = 16
 MAX_STOPS = 16
@@ -95,6 +95,8 @@ class StreamOptions(msgspec.Struct):
 class SamplingBody(ConstraintBody, kw_only=True):
     """The fields that chat and text completions share."""
 
+    priority: int | None = None
+    prompt_cache_key: str | None = None
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -130,7 +132,7 @@ def request_of(
         num_choices=num_choices_of(body),
         pins=pins_of(body),
         constraint=constraint_of(body),
-        priority=priority_of(body),
+        priority=priority_of(body.priority),
         tenant=caller.tenant(body.cache_salt),
         client=caller.client,
         conversation=conversation_id_of(headers, body.prompt_cache_key),
@@ -211,9 +213,9 @@ def min_tokens_of(body: SamplingBody, max_tokens: int | None) -> int:
     return least
 
 
-def priority_of(body: OpenAiBody) -> int:
+def priority_of(priority: int | None) -> int:
     """The order among one client's requests, lowest first."""
-    return in_range_or(0, "priority", body.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    return in_range_or(0, "priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
 
 
 def num_choices_of(body: SamplingBody) -> int:

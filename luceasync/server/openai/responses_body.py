@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import msgspec
 from starlette.datastructures import Headers
 
-from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt, Constraint, ModelCard, Request, Sampling
 from luceasync.server.fields import (
     MAX_INT,
@@ -38,7 +37,7 @@ from luceasync.server.openai.request_body import (
 from luceasync.server.openai.response_store import Conversation, ResponseStore
 from luceasync.server.openai.responses_items import InputItem, PlacedItem, messages_of
 from luceasync.server.openai.responses_tools import OfferedTools, ResponsesTool
-from luceasync.server.openai.unserved import OpenAiBody
+from luceasync.server.unserved import ChatFieldsBody, refuse_unserved
 
 MAX_ITEMS = 16384
 MAX_TOP_LOGPROBS = 20
@@ -63,7 +62,7 @@ class TextOptions(msgspec.Struct):
     format: TextFormat | None = None
 
 
-class ResponsesBody(OpenAiBody, kw_only=True):
+class ResponsesBody(ChatFieldsBody, kw_only=True):
     """The fields of `POST /v1/responses` that are read; null is the same as absent."""
 
     input: str | list[InputItem]
@@ -73,10 +72,16 @@ class ResponsesBody(OpenAiBody, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     previous_response_id: str | None = None
+    priority: int | None = None
+    prompt_cache_key: str | None = None
     store: bool | None = None
     include: list[str] | None = None
     top_logprobs: int | None = None
     conversation: msgspec.Raw = msgspec.Raw()
+    prompt: msgspec.Raw = msgspec.Raw()
+    max_tokens: msgspec.Raw = msgspec.Raw()
+    top_k: msgspec.Raw = msgspec.Raw()
+    thinking: msgspec.Raw = msgspec.Raw()
     background: bool | None = None
     text: TextOptions | None = None
     tool_choice: ToolChoice | None = None
@@ -116,7 +121,7 @@ def parse_responses(
         pins=pins_of(parsed),
         constraint=_constraint(parsed),
         most_reasoning_tokens=effort_tokens("reasoning.effort", _effort(parsed)),
-        priority=priority_of(parsed),
+        priority=priority_of(parsed.priority),
         tenant=tenant,
         client=caller.client,
         conversation=conversation_id_of(headers, parsed.prompt_cache_key),
@@ -125,8 +130,7 @@ def parse_responses(
 
 
 def _refuse_unserved(body: ResponsesBody) -> None:
-    if bytes(body.conversation) not in (b"", b"null"):
-        raise RequestError("'conversation' is not served: leave it out.", param="conversation")
+    refuse_unserved(body, "conversation", "prompt", "max_tokens", "top_k", "thinking")
     if body.background:
         refuse("background", True, "false (nothing runs in the background here)")
 

@@ -17,7 +17,7 @@ from luceasync.errors import RequestError
 from luceasync.request import ModelCard
 from luceasync.server.http.auth import Caller
 from luceasync.server.openai.chat_body import ChatBody, parse_chat
-from luceasync.server.openai.unserved import UNSERVED_FIELDS
+from luceasync.server.unserved import UNSERVED_FIELDS
 
 # Literals, as JSON may or may not spell them.
 WRONG = ["null", "true", '"1"', "[]", "{}", "[null]", '""', "NaN", "Infinity", "-Infinity"]

@@ -205,3 +205,19 @@ async def test_arguments_with_half_of_a_surrogate_pair_are_told_and_taken_back(i
     assert plain["content"][0]["input"] == read
     [told] = [e["delta"]["partial_json"] for e in events if e["type"] == "content_block_delta"]
     assert json.loads(told) == read
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("mirostat", 2), ("seed", 7), ("grammar", ""), ("enable_thinking", False), ("stop", ["a"])],
+)
+async def test_a_field_of_another_api_that_would_change_the_answer_is_named(
+    in_memory, field: str, value: Any
+):
+    async with in_memory(ScriptedEngine()) as client:
+        for path in (MESSAGES, "/v1/messages/count_tokens"):
+            response = await client.post(path, json=BODY | {field: value})
+            assert response.status_code == 400
+            assert f"'{field}' is not served" in response.json()["error"]["message"]
+        unused = {"repetition_penalty": 1.0, "n": 1, "stop": None, "seed": None, "mirostat": 0}
+        assert (await client.post(MESSAGES, json=BODY | unused)).status_code == 200

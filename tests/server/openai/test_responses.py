@@ -116,6 +116,13 @@ async def test_a_failure_midway_is_an_event(in_memory):
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": {"id": "c"}}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"thinking": {"type": "disabled"}}, "thinking"),
+        ({"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+        ({"dry_multiplier": 0.8}, "dry_multiplier"),
+        ({"seed": 7}, "seed"),
+        ({"guided_choice": []}, "guided_choice"),
         ({"background": True}, "background"),
         ({"model": "other"}, "model"),
         ({"max_output_tokens": 0}, "max_output_tokens"),

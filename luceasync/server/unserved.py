@@ -18,7 +18,7 @@ UNUSED = frozenset(
 )
 ONE = frozenset({b"1", b"1.0"})
 # Further such values by field.
-NEUTRAL = {
+NEUTRAL: dict[str, frozenset[bytes]] = {
     "typical_p": ONE,
     "typ_p": ONE,
     "tfs_z": ONE,
@@ -29,18 +29,14 @@ NEUTRAL = {
     "length_penalty": ONE,
     "encoder_repetition_penalty": ONE,
     "truncate_prompt_tokens": frozenset({b"-1"}),
+    "repetition_penalty": ONE,
+    "repeat_penalty": ONE,
+    "n": ONE,
 }
 
 
-class OpenAiBody(GenerationBody, kw_only=True):
-    """Fields of all endpoints that generate; null is the same as absent."""
-
-    priority: int | None = None
-    prompt_cache_key: str | None = None
-
-
-class UnservedBody(OpenAiBody, kw_only=True):
-    """The fields, kept undecoded."""
+class UnservedBody(GenerationBody, kw_only=True):
+    """Fields that no API has, kept undecoded."""
 
     # Tools, before there was `tools`.
     functions: msgspec.Raw = msgspec.Raw()
@@ -87,14 +83,61 @@ class UnservedBody(OpenAiBody, kw_only=True):
     web_search_options: msgspec.Raw = msgspec.Raw()
 
 
+class ChatFieldsBody(UnservedBody, kw_only=True):
+    """Fields that chat and text completions have, and other APIs have not."""
+
+    min_p: msgspec.Raw = msgspec.Raw()
+    repetition_penalty: msgspec.Raw = msgspec.Raw()
+    repeat_penalty: msgspec.Raw = msgspec.Raw()
+    frequency_penalty: msgspec.Raw = msgspec.Raw()
+    presence_penalty: msgspec.Raw = msgspec.Raw()
+    logit_bias: msgspec.Raw = msgspec.Raw()
+    seed: msgspec.Raw = msgspec.Raw()
+    n: msgspec.Raw = msgspec.Raw()
+    n_predict: msgspec.Raw = msgspec.Raw()
+    min_tokens: msgspec.Raw = msgspec.Raw()
+    ignore_eos: msgspec.Raw = msgspec.Raw()
+    stop: msgspec.Raw = msgspec.Raw()
+    stop_token_ids: msgspec.Raw = msgspec.Raw()
+    include_stop_str_in_output: msgspec.Raw = msgspec.Raw()
+    response_format: msgspec.Raw = msgspec.Raw()
+    structured_outputs: msgspec.Raw = msgspec.Raw()
+    guided_json: msgspec.Raw = msgspec.Raw()
+    guided_regex: msgspec.Raw = msgspec.Raw()
+    guided_choice: msgspec.Raw = msgspec.Raw()
+    guided_grammar: msgspec.Raw = msgspec.Raw()
+    json_schema: msgspec.Raw = msgspec.Raw()
+    regex: msgspec.Raw = msgspec.Raw()
+    ebnf: msgspec.Raw = msgspec.Raw()
+    grammar: msgspec.Raw = msgspec.Raw()
+    continue_final_message: msgspec.Raw = msgspec.Raw()
+    reasoning_effort: msgspec.Raw = msgspec.Raw()
+    thinking_budget: msgspec.Raw = msgspec.Raw()
+    thinking_token_budget: msgspec.Raw = msgspec.Raw()
+    think: msgspec.Raw = msgspec.Raw()
+    enable_thinking: msgspec.Raw = msgspec.Raw()
+    chat_template_kwargs: msgspec.Raw = msgspec.Raw()
+
+
 UNSERVED_FIELDS = tuple(UnservedBody.__annotations__)
+CHAT_FIELDS = tuple(ChatFieldsBody.__annotations__)
+# Empty, these would still be a constraint, or a switch.
+ALWAYS_USED = frozenset(
+    {
+        "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
+        "guided_grammar", "json_schema", "regex", "ebnf", "grammar", "enable_thinking", "think",
+        "thinking", "thinking_budget", "thinking_token_budget", "reasoning_effort",
+    }
+)  # fmt: skip
 
 
-def refuse_unserved(body: UnservedBody) -> None:
-    """Raise RequestError, which names the field, if one is used. Its value may be long and is not
-    repeated.
+def refuse_unserved(body: UnservedBody, *more: str) -> None:
+    """Raise RequestError, which names the field, if one is used, or one of `more`. Its value may be
+    long and is not repeated.
     """
-    for name in UNSERVED_FIELDS:
+    own = CHAT_FIELDS if isinstance(body, ChatFieldsBody) else ()
+    for name in (*UNSERVED_FIELDS, *own, *more):
         value = bytes(getattr(body, name))
-        if value not in UNUSED and value not in NEUTRAL.get(name, ()):
+        unused = ABSENT if name in ALWAYS_USED else UNUSED
+        if value not in unused and value not in NEUTRAL.get(name, ()):
             raise RequestError(f"'{name}' is not served here: leave it out.", param=name)
