@@ -5,6 +5,7 @@ Every refusal names the field at fault and repeats only the beginning of a wrong
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterator, Mapping, Sized
 from reprlib import Repr
@@ -37,6 +38,7 @@ def decode(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
     """Decode and validate `body`. Raises RequestError with the field's path as `param`."""
     if body.startswith(GZIP):
         _refuse_compressed("gzip")
+    _require_utf8(body)
     if has_too_many_values(body):
         raise RequestError(
             f"The request body holds too many values; at most {MAX_VALUES} are allowed."
@@ -48,11 +50,22 @@ def decode(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
         param = re.sub(r"^\$\.?", "", path.strip("`").rsplit("`", 1)[-1]) or None
         where = f"'{param}'" if param else "the request body"
         raise RequestError(f"Invalid value for {where}: {shorten(what)}.", param=param) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         whole = with_whole_characters(body)
         if whole != body:
             return decode(decoder, whole)
         raise RequestError(f"The request body is not valid JSON: {error}.") from None
+
+
+def _require_utf8(body: bytes) -> None:
+    """Raise RequestError unless `body` is UTF-8. The decoder does not look into values that it
+    skips or keeps as they are.
+    """
+    try:
+        for _text in codecs.iterdecode(_pieces(body), "utf-8"):
+            pass
+    except UnicodeDecodeError as error:
+        raise RequestError(f"The request body is not valid UTF-8: {error.reason}.") from None
 
 
 # An escape in JSON text: a pair of surrogates, one alone (group 1), or any other.

@@ -63,13 +63,44 @@ def test_separators_in_strings_do_not_count():
 
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
+SCHEMA = {"type": "object", "title": "@"}
+FORMAT = {"type": "json_schema", "name": "a", "schema": SCHEMA}
 ROUTES = {
     "/v1/chat/completions": {"messages": MESSAGES},
     "/v1/responses": {"input": "Hi"},
     "/v1/completions": {"prompt": "Hi"},
     "/v1/messages": {"messages": MESSAGES, "model": "tiny", "max_tokens": 5},
 }
+# Values that the decoder keeps as they are, or skips.
+RAW_FIELDS = {
+    "/v1/chat/completions": {"response_format": {"type": "json_schema", "json_schema": FORMAT}},
+    "/v1/responses": {"text": {"format": FORMAT}},
+    "/v1/completions": {"guided_json": SCHEMA},
+    "/v1/messages": {"output_config": {"format": FORMAT}},
+}
 KEYED = [route for route in ROUTES if route != "/v1/messages"]
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("wrong", [b"\xff", b"\xed\xa0\x80", b"\xc3", b"\xc0\x80"])
+async def test_a_body_that_is_not_utf_8_is_a_400(in_memory, route, wrong):
+    extras = (RAW_FIELDS[route], {"unknown": "@"}, {"unknown": {"@": 1}})
+    async with in_memory(ScriptedEngine()) as client:
+        for extra in extras:
+            body = json.dumps({**ROUTES[route], **extra}).encode().replace(b"@", wrong)
+            told = await client.post(route, content=body)
+            assert told.status_code == 400, (extra, told.text)
+            assert "not valid UTF-8" in told.json()["error"]["message"]
+
+
+async def test_characters_may_lie_across_the_pieces_that_are_checked(in_memory, monkeypatch):
+    monkeypatch.setattr(fields, "SCAN_BYTES", 3)
+    body = {"messages": [{"role": "user", "content": "é€😀" * 20}]}
+    async with in_memory(ScriptedEngine()) as client:
+        told = await client.post(
+            "/v1/chat/completions", content=json.dumps(body, ensure_ascii=False)
+        )
+    assert told.status_code == 200
 
 
 @pytest.mark.parametrize("name", ["session-id", "X-Session-Id", "X-Claude-Code-Session-Id"])
