@@ -57,7 +57,7 @@ USER 10001:10001
 WORKDIR /cache
 VOLUME /cache
 EXPOSE 8000
-# Asks /ready, at the address, the port and the protocol that the server's variables name.
+# Asks /ready, at the address, the port and with the protocol of the running server.
 HEALTHCHECK --interval=10s --timeout=10s --start-period=10m --retries=3 CMD ["luceasync", "health"]
 ENTRYPOINT ["luceasync"]
 CMD ["serve"]

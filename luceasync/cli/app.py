@@ -147,12 +147,18 @@ def doctor(config: Config) -> None:
 
 
 @app.command()
-@with_config("host", "port", "tls-cert", "tls-key")
+@with_config()
 def health(config: Config) -> None:
-    """Ask the server of these settings whether it is ready; exit with 1 if not."""
-    from luceasync.cli.health import run_health
+    """Ask the server that runs here whether it is ready; exit with 1 if not.
 
-    raise typer.Exit(0 if run_health(config.server) else EXIT_BROKEN)
+    If several run, or none is found, the server is that of the variables and the file.
+    """
+    import psutil
+
+    from luceasync.cli.health import run_health, running_server
+
+    server = running_server(list(psutil.process_iter())) or config.server
+    raise typer.Exit(0 if run_health(server) else EXIT_BROKEN)
 
 
 @app.command()

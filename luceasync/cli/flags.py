@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from luceasync.config import Config
 from luceasync.errors import ConfigError
 from luceasync.options import CONFIG_VARIABLE, OPTIONS, SECTIONS, Option, load_config
 
@@ -47,19 +48,22 @@ FOREIGN_FLAGS = {
 }
 
 
-def with_config(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_config(
+    *names: str, environ: Mapping[str, str] = os.environ
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add the flags of these sections or single options; the command gets the resulting Config as
     its argument `config`.
 
-    Variables and the TOML file may set everything, whichever flags the command has.
+    Variables, those of `environ`, and the TOML file may set everything, whichever flags the command
+    has.
     """
     options = [option for option in OPTIONS if {option.section, option.name} & set(names)]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def run(config_path: str | None = None, **values: Any) -> None:
             flags = {option.name: _typed(option, values) for option in options}
-            path = config_path or os.environ.get(CONFIG_VARIABLE)
-            config = load_config(flags, os.environ, Path(path) if path else None)
+            path = config_path or environ.get(CONFIG_VARIABLE)
+            config = load_config(flags, environ, Path(path) if path else None)
             try:
                 command(config=config, **values)
             except ConfigError as error:
@@ -72,6 +76,21 @@ def with_config(*names: str) -> Callable[[Callable[..., None]], Callable[..., No
         return run
 
     return decorate
+
+
+def config_of(words: Sequence[str], environ: Mapping[str, str]) -> Config:
+    """The Config of a command with all flags, called with `words` and `environ`. Raises
+    ConfigError or UsageError.
+    """
+    configs: list[Config] = []
+
+    def take(config: Config) -> None:
+        configs.append(config)
+
+    app = typer.Typer(add_completion=False)
+    app.command()(with_config(*SECTIONS, environ=environ)(take))
+    app(list(words), standalone_mode=False)
+    return configs[0]
 
 
 def usage_words(error: Exception, typed: Sequence[str]) -> str:

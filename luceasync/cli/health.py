@@ -1,14 +1,19 @@
-"""The health command: whether the server of these settings is ready, for health checks.
+"""The health command: whether this user's server is ready, for health checks.
 
-Knows nothing of the engine; asks over HTTP.
+Finds out where the server listens, and asks over HTTP. Knows nothing of the engine.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import ssl
+from collections.abc import Sequence
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import PurePath
 
+import psutil
+
+from luceasync.cli.flags import config_of
 from luceasync.cli.output import one_line
 from luceasync.config import ServerConfig
 
@@ -29,6 +34,32 @@ def run_health(config: ServerConfig) -> bool:
         connection.close()
     print(one_line(answer))
     return response.status == 200
+
+
+def running_server(processes: Sequence[psutil.Process]) -> ServerConfig | None:
+    """The settings of the only server among `processes`, by its own flags and variables; None if
+    there is none, or several.
+    """
+    found = {}
+    for process in processes:
+        try:
+            words = words_of_serve(process.cmdline())
+            if words is not None:
+                found[tuple(words)] = process.environ()
+        except psutil.Error:  # it has ended, or is another user's
+            continue
+    if len(found) != 1:
+        return None
+    [(flags, environ)] = found.items()
+    return config_of(flags, environ).server
+
+
+def words_of_serve(command: Sequence[str]) -> list[str] | None:
+    """What follows `luceasync serve` in a command line, also below an init; None for others."""
+    for place, word in enumerate(command[:-1]):
+        if PurePath(word).name == "luceasync" and command[place + 1] == "serve":
+            return list(command[place + 2 :])
+    return None
 
 
 def _connection(config: ServerConfig) -> HTTPConnection:
