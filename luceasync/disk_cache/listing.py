@@ -21,10 +21,11 @@ from luceasync.disk_cache.codec import (
 )
 from luceasync.disk_cache.files import FileSystem
 from luceasync.disk_cache.metadata import NodeMetadata
-from luceasync.disk_cache.reader import read_header, read_tokens
+from luceasync.disk_cache.reader import TokenAllowance, read_header, read_tokens
 from luceasync.errors import CorruptNode, ForeignNode
 
 NO_TOKENS = array("i")
+MAX_LISTED_TOKENS = 1 << 26  # of one namespace, 256 MiB: sparse files may claim any number
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ class NodeMeta:
 
     For a file of another namespace or schema, only name, size and age are known: it has no
     `metadata`, tokens or parts. `end_bytes`: the size of what belongs to the node's end alone,
-    `end_file_bytes`: that of the end's own file. Equality ignores the time of use.
+    `end_file_bytes`: that of the end's own file, `allocated_bytes`: what the disk holds of
+    `num_bytes`, less for sparse files. Equality ignores the time of use.
     """
 
     namespace: str
@@ -45,6 +47,7 @@ class NodeMeta:
     parts: frozenset[NodePart] = frozenset()
     end_bytes: int = 0
     end_file_bytes: int = 0
+    allocated_bytes: int = field(compare=False, default=0)
 
     @property
     def span_bytes(self) -> int:
@@ -59,6 +62,7 @@ class NodeMeta:
             parts=self.parts | end.parts,
             end_bytes=self.end_bytes + end.num_bytes,
             end_file_bytes=end.num_bytes,
+            allocated_bytes=self.allocated_bytes + end.allocated_bytes,
         )
 
 
@@ -132,7 +136,8 @@ def list_nodes(
     that are opened; None: list name, size and age alone.
 
     A `known` file that is unchanged is not opened again; one that cannot be read now counts as
-    before.
+    before. At most MAX_LISTED_TOKENS tokens are read, of the files that were used last: the rest is
+    listed by name.
     """
     found: dict[Half, dict[str, ListedFile]] = {half: {} for half in Half}
     before = {Half.ROWS: known.nodes, Half.END: known.ends}
@@ -143,7 +148,8 @@ def list_nodes(
         return EMPTY_LISTING
     except OSError as error:
         return Listing(known.nodes, known.ends, faults=(str(error),))
-    for entry in entries:
+    allowance = TokenAllowance(MAX_LISTED_TOKENS)
+    for entry in entries if opening is None else sorted(entries, key=_last_used_first):
         path = directory / entry.name
         if TEMPORARY.fullmatch(entry.name):
             temporaries.append(path)
@@ -151,7 +157,9 @@ def list_nodes(
             key, half = named
             old = before[half].get(key)
             try:
-                found[half][key] = _examine(files, path, entry, old, opening=opening)
+                found[half][key] = _examine(
+                    files, path, entry, old, opening=opening, allowance=allowance
+                )
             except FileNotFoundError:  # another process has just removed it
                 continue
             except CorruptNode:
@@ -197,6 +205,13 @@ def _by_name(listings: Mapping[str, Listing]) -> dict[tuple[str, str], NodeMeta]
     }
 
 
+def _last_used_first(entry: os.DirEntry[str]) -> float:
+    try:
+        return -entry.stat(follow_symlinks=False).st_mtime
+    except OSError:  # told when the file is looked at
+        return 0.0
+
+
 def _examine(
     files: FileSystem,
     path: Path,
@@ -204,20 +219,25 @@ def _examine(
     before: ListedFile | None,
     *,
     opening: EndKinds | None,
+    allowance: TokenAllowance,
 ) -> ListedFile:
     """The file. Raises OSError, and CorruptNode if it is damaged or not regular."""
     status = entry.stat(follow_symlinks=False)
     if before is not None and before.is_still(status):
+        allowance.count(len(before.meta.tokens))
         return before
     named = parse_file_name(path.name)
     assert named is not None, path
     key, half = named
     namespace = path.parent.name
-    meta = NodeMeta(namespace, key, status.st_size, status.st_mtime)
+    allocated_bytes = min(status.st_size, 512 * status.st_blocks)
+    meta = NodeMeta(
+        namespace, key, status.st_size, status.st_mtime, allocated_bytes=allocated_bytes
+    )
     if opening is not None:
         try:
             if half is Half.ROWS:
-                header, tokens = read_tokens(files, path, namespace, opening)
+                header, tokens = read_tokens(files, path, namespace, opening, allowance)
             else:
                 header, tokens = read_header(files, path, namespace, opening), NO_TOKENS
         except ForeignNode:

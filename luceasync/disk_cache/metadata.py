@@ -13,6 +13,7 @@ from itertools import pairwise
 from luceasync.errors import CorruptNode
 
 MAX_TOKENS = 1 << 24  # 64 MiB of ids, far beyond any context
+MAX_SPLIT_CHARACTERS = 4096
 KEY = re.compile(r"[0-9a-f]{8,128}")
 NUMBER = re.compile(r"0|[1-9][0-9]{0,14}")
 FLAGS = {"yes": True, "no": False}
@@ -81,6 +82,8 @@ def from_strings(strings: Mapping[str, str]) -> NodeMetadata:
 
 
 def _split(text: str) -> tuple[int, ...]:
+    if len(text) > MAX_SPLIT_CHARACTERS:
+        raise CorruptNode(f"split of {len(text)} characters: {MAX_SPLIT_CHARACTERS} are allowed")
     numbers = text.split(",")
     if not all(NUMBER.fullmatch(number) for number in numbers):
         raise CorruptNode(f"split {text[:128]!r}: expected the shards' first layers")

@@ -126,8 +126,29 @@ def read_header(files: FileSystem, path: Path, namespace: str, end_kinds: EndKin
         return _read_header(raw, path, namespace, end_kinds)[1]
 
 
+class TokenAllowance:
+    """How many token ids may still be read: files may claim any number."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_left = num_tokens
+
+    def count(self, num_tokens: int) -> None:
+        """Count tokens that are held already."""
+        self._num_left -= num_tokens
+
+    def take(self, num_tokens: int) -> None:
+        """Count tokens that are read. Raises ForeignNode for too many."""
+        if num_tokens > self._num_left:
+            raise ForeignNode(f"{num_tokens} tokens: {max(0, self._num_left)} more are allowed")
+        self._num_left -= num_tokens
+
+
 def read_tokens(
-    files: FileSystem, path: Path, namespace: str, end_kinds: EndKinds
+    files: FileSystem,
+    path: Path,
+    namespace: str,
+    end_kinds: EndKinds,
+    allowance: TokenAllowance | None = None,
 ) -> tuple[NodeHeader, array[int]]:
     """The header and the token ids, both checked, and nothing else of the file. Raises CorruptNode,
     ForeignNode, OSError.
@@ -135,18 +156,20 @@ def read_tokens(
     with files.open(path) as raw:
         head, header = _read_header(raw, path, namespace, end_kinds)
         slot = header.tokens_slot
-        content = bytearray(slot.end)
-        num_read = min(len(head), slot.end)
-        content[:num_read] = head[:num_read]
-        if num_read < slot.end:
-            begin = max(slot.begin, num_read)
-            raw.seek(begin)
-            num_read = begin + _fill(raw, memoryview(content)[begin:], lambda: False)
-    if num_read < slot.end:
-        raise CorruptNode(f"{num_read} bytes: expected {slot.end}")
-    tokens = bytes(content[slot.begin : slot.end])
-    verify(slot, tokens)
-    return header, array("i", tokens)
+        num_bytes = slot.end - slot.begin
+        if allowance is not None:
+            allowance.take(num_bytes // array("i").itemsize)
+        content = bytearray(num_bytes)
+        known = head[slot.begin : slot.end]
+        content[: len(known)] = known
+        num_read = len(known)
+        if num_read < num_bytes:
+            raw.seek(slot.begin + num_read)
+            num_read += _fill(raw, memoryview(content)[num_read:], lambda: False)
+    if num_read < num_bytes:
+        raise CorruptNode(f"{slot.begin + num_read} bytes: expected {slot.end}")
+    verify(slot, content)
+    return header, array("i", bytes(content))
 
 
 def _read_header(

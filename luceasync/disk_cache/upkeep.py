@@ -34,12 +34,15 @@ NOWHERE: Name = ("", "nowhere")  # in place of a parent that a node cannot conti
 
 @dataclass(frozen=True, slots=True)
 class NamespaceTotal:
-    """The number, size and last use of a namespace's nodes."""
+    """The number, size and last use of a namespace's nodes; `allocated_bytes`: what the disk holds
+    of their files, less than `num_bytes` for sparse ones.
+    """
 
     namespace: str
     num_nodes: int
     num_bytes: int
     last_used_s: float
+    allocated_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,10 @@ class Upkeep:
             if nodes:
                 num_bytes = sum(node.num_bytes for node in nodes)
                 last_used_s = max(node.last_used_s for node in nodes)
-                totals.append(NamespaceTotal(namespace, len(nodes), num_bytes, last_used_s))
+                allocated_bytes = sum(node.allocated_bytes for node in nodes)
+                totals.append(
+                    NamespaceTotal(namespace, len(nodes), num_bytes, last_used_s, allocated_bytes)
+                )
         return sorted(totals, key=lambda total: -total.last_used_s)
 
     def nodes(self, namespace: str) -> list[NodeMeta]:

@@ -133,11 +133,13 @@ def warm_bytes_of(limits: Limits, held_bytes: int) -> int:
 
 
 def held_bytes_of(directory: Path | None) -> int:
-    """Bytes of the nodes of all models in the directory; 0 if it cannot be read now."""
+    """Bytes on the disk of the nodes of all models in the directory, as much as it really holds of
+    them; 0 if it cannot be read now.
+    """
     if directory is None:
         return 0
     try:
-        return sum(total.num_bytes for total in Upkeep(directory).totals())
+        return sum(total.allocated_bytes for total in Upkeep(directory).totals())
     except (ConfigError, OSError):
         return 0
 

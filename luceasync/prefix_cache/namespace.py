@@ -18,7 +18,8 @@ from typing import Any
 from blake3 import blake3
 
 from luceasync.disk_cache.codec import SCHEMA
-from luceasync.errors import ModelError
+from luceasync.disk_cache.files import FileSystem
+from luceasync.errors import CorruptNode, ModelError
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.models.families import family_of
 from luceasync.models.precision import Precision
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 EXACTNESS = "exact"  # every token is attended to, as the model was trained
 MEMO = "digests.json"
+MAX_MEMO_BYTES = 4 << 20  # 20,000 weight files
 DIGEST_BYTES = 16
 
 Memo = dict[str, list[Any]]  # path -> [*what identifies the file's content, digest]
@@ -89,10 +91,14 @@ def _identity(path: Path) -> list[int]:
 def _read_memo(path: Path) -> Memo:
     """The valid entries; a damaged memo has none."""
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        with FileSystem().open(path) as file:
+            text = file.read(MAX_MEMO_BYTES + 1)
+        if len(text) > MAX_MEMO_BYTES:
+            raise ValueError(f"expected at most {MAX_MEMO_BYTES} bytes")
+        entries = json.loads(text.decode())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, RecursionError) as error:
+    except (CorruptNode, OSError, ValueError, RecursionError) as error:
         log.warning("%s is ignored: %s", path, error)
         return {}
     if not isinstance(entries, dict):

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from luceasync.disk_cache import listing as module
 from luceasync.disk_cache.codec import NodePart
 from luceasync.disk_cache.disk import DiskTier
-from luceasync.disk_cache.listing import NodeMeta, misplaced
+from luceasync.disk_cache.files import FileSystem
+from luceasync.disk_cache.listing import NodeMeta, list_nodes, misplaced
+from luceasync.disk_cache.reader import NodeFile
 from luceasync.prefix_tree.node import pack_tokens
 from tests.disk_cache.faulty_files import FaultyFiles, failing
 from tests.disk_cache.node_files import KEY, METADATA, NAMESPACE, contents_of, file_of, node
@@ -150,3 +153,28 @@ def test_nodes_on_a_cycle_are_misplaced() -> None:
     circle = [placed("dd", "ee", 64, 128), placed("ee", "dd", 128, 192)]
     assert misplaced([*sound, *circle]) == {"dd"}
     assert misplaced([*sound, placed("ff", "bb", 64, 128)]) == {"ff"}
+
+
+async def test_files_that_claim_more_tokens_than_are_read_are_listed_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_LISTED_TOKENS", 2 * 17)
+    keys = [f"{number:02x}" * 32 for number in range(4)]
+    async with tier_of(tmp_path) as tier:
+        for age, key in enumerate(keys):
+            await put(tier, key)
+            os.utime(tmp_path / NAMESPACE / f"{key}.safetensors", (1000 - age, 1000 - age))
+        for _ in range(2):
+            nodes = {meta.key: meta for meta in (await tier.scan()).nodes}
+            assert [bool(nodes[key].tokens) for key in keys] == [True, True, False, False]
+            assert nodes[keys[3]].metadata is None and nodes[keys[3]].num_bytes > 0
+        assert isinstance(await tier.read(keys[3]), NodeFile)  # it is whole
+
+
+async def test_a_sparse_file_is_told_by_what_the_disk_holds_of_it(
+    tier: DiskTier, path: Path
+) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    listed = list_nodes(FileSystem(), path.parent, opening=None).whole[KEY]
+    assert (listed.num_bytes, listed.allocated_bytes) == (1 << 30, 0)

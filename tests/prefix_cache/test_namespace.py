@@ -113,6 +113,29 @@ def test_files_are_not_read_again_until_they_are_touched(model_dir: Path, cache_
     assert name_of(model_dir, cache_dir) == truth
 
 
+@pytest.mark.parametrize("kind", ["pipe", "endless", "loop", "directory", "large"])
+def test_a_memo_that_is_no_small_file_is_ignored_at_once(
+    model_dir: Path, cache_dir: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(namespaces, "MAX_MEMO_BYTES", 1000)
+    cache_dir.mkdir()
+    memo = cache_dir / MEMO
+    match kind:
+        case "pipe":
+            os.mkfifo(memo)
+        case "endless":
+            memo.symlink_to("/dev/zero")
+        case "loop":
+            memo.symlink_to(MEMO)
+        case "directory":
+            memo.mkdir()
+        case "large":
+            memo.write_text(json.dumps({"x" * 1000: []}))
+    truth = name_of(model_dir)
+    assert name_of(model_dir, cache_dir) == truth
+    assert name_of(model_dir, cache_dir) == truth
+
+
 def test_a_change_that_hides_its_time_is_noticed(model_dir: Path, cache_dir: Path) -> None:
     before, status = name_of(model_dir, cache_dir), (model_dir / WEIGHTS).stat()
     flip_last_bit(model_dir / WEIGHTS)
