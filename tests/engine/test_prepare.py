@@ -62,6 +62,12 @@ def test_the_end_token_ends_unless_it_is_to_be_ignored(language):
     assert choices(language, ignore_eos=True)[0].stop_ids == frozenset()
 
 
+def test_tokens_of_the_request_end_it_too(language):
+    ends = language.tokenizer.eos_ids
+    assert choices(language, stop_token_ids=(5, 6))[0].stop_ids == ends | {5, 6}
+    assert choices(language, stop_token_ids=(5,), ignore_eos=True)[0].stop_ids == {5}
+
+
 def test_a_bias_outside_the_vocabulary_is_refused(language):
     with pytest.raises(RequestError, match="token 300"):
         choices(language, sampling=Sampling(logit_bias={300: 1.0}))
