@@ -36,7 +36,7 @@ AS_STORED = AxisSwaps()
 
 def llama_config(keys: ArchitectureKeys) -> Config:
     """The config of a Llama. Raises ModelError."""
-    return common_config(keys)
+    return whole_heads_config(keys)
 
 
 def llama_orders(config: dict[str, Any]) -> dict[str, AxisSwaps]:
@@ -55,6 +55,11 @@ RECURRENT = "attention.recurrent_layers"
 
 def qwen3_config(keys: ArchitectureKeys) -> Config:
     """The config of a dense Qwen3. Raises ModelError."""
+    return whole_heads_config(keys)
+
+
+def whole_heads_config(keys: ArchitectureKeys) -> Config:
+    """The common fields of a model that rotates whole heads. Raises ModelError."""
     config = common_config(keys)
     if config.pop("partial_rotary_factor") != 1.0:
         raise ModelError(f"{keys.name('rope.dimension_count')}: expected the whole head")

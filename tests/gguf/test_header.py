@@ -161,6 +161,14 @@ def test_unsupported_metadata_is_refused(file: Path, keys, words: str):
         read_spec(path)
 
 
+def test_a_llama_rotates_whole_heads_too(tmp_path: Path):
+    keys = {key.replace("qwen3.", "llama."): value for key, value in qwen3_keys().items()}
+    keys |= {"general.architecture": "llama", "llama.rope.dimension_count": 16}
+    tensors = qwen3_tensors()
+    path = save(tmp_path / "m.gguf", header(keys, tensors), tensors)
+    refused(path, "llama.rope.dimension_count: expected the whole head")
+
+
 @pytest.mark.parametrize("key", [*qwen3_keys()])
 def test_a_required_key_that_is_missing_is_named(file: Path, key: str):
     keys = qwen3_keys()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from luceasync.errors import ModelError
 from luceasync.models.files import parse_spec, read_spec
@@ -188,7 +189,31 @@ ROPE = {"rope_theta": 5e6, "partial_rotary_factor": 0.5}
 @pytest.mark.parametrize("model_type", BOTH)
 def test_both_ways_to_write_the_rope_mean_the_same(model_type: str, rope: dict):
     attention = parse_spec(config_of(model_type, **rope)).mixers[-1]
-    assert (attention.rope_theta, attention.rotary_dim) == (5e6, 8)
+    rotary_dim = 8 if model_type == "qwen3_5_text" else 16
+    assert (attention.rope_theta, attention.rotary_dim) == (5e6, rotary_dim)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3"])
+@pytest.mark.parametrize("factor", [0.5, 0.19, 2.0])
+def test_whole_heads_are_rotated_where_transformers_does_so(model_type: str, factor: float):
+    spec = parse_spec(config_of(model_type, partial_rotary_factor=factor))
+    assert spec == parse_spec(config_of(model_type))
+
+
+@pytest.mark.parametrize("model_type", ["llama", *BOTH])
+@pytest.mark.parametrize("name", ["head_dim", "num_key_value_heads", "max_position_embeddings"])
+def test_a_field_that_is_missing_has_transformers_default(model_type: str, name: str):
+    sizes = {"num_attention_heads": 64, "hidden_size": 2048, "max_position_embeddings": 7}
+    config = config_of(model_type, **sizes | {name: None})
+    spec = parse_spec(config)
+    attention = spec.mixers[-1]
+    ours = {
+        "head_dim": attention.head_dim,
+        "num_key_value_heads": attention.num_kv_heads,
+        "max_position_embeddings": spec.max_positions,
+    }
+    theirs = AutoConfig.for_model(**config)
+    assert ours == {field: getattr(theirs, field) for field in ours}
 
 
 def test_rope_parameters_win_over_the_top_level():
@@ -238,7 +263,7 @@ def test_the_ropes_numbers_are_positive(name: str, value: object):
 
 @pytest.mark.parametrize("factor", [2.0, 0.19, 0.01])
 def test_an_even_part_of_the_head_is_rotated(factor: float):
-    words = refusal(config_of("qwen3", partial_rotary_factor=factor))
+    words = refusal(config_of("qwen3_5_text", partial_rotary_factor=factor))
     assert words.startswith(f"partial_rotary_factor = {factor:g} rotates ")
 
 

@@ -23,6 +23,10 @@ class ConfigFields:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> ConfigFields:
+        """The same config, with values for fields that it does not have."""
+        return ConfigFields({**defaults, **self.config})
+
     def positive(self, name: str, default: int | None = None) -> int:
         value = self.config.get(name)
         value = default if value is None else value

@@ -12,15 +12,18 @@ from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.spec import LayerSpec, ModelSpec
 
 T = TypeVar("T")
+DEFAULTS = {"head_dim": 128, "num_key_value_heads": 32, "max_position_embeddings": 32768}
 
 
 def parse(fields: ConfigFields) -> ModelSpec:
     """The spec of a config. Raises ModelError."""
-    return parse_dense(fields, "qwen3", has_head_norms=True)
+    return parse_dense(fields.with_defaults(DEFAULTS), "qwen3", has_head_norms=True)
 
 
 def parse_dense(fields: ConfigFields, family: str, *, has_head_norms: bool) -> ModelSpec:
-    """The spec of a `family` whose layers are all alike. Raises ModelError."""
+    """The spec of a `family` whose layers are all alike. They rotate whole heads, whatever
+    `partial_rotary_factor` says, as in transformers. Raises ModelError.
+    """
     fields.must_be("hidden_act", "silu")
     fields.must_be("use_sliding_window", False)
     num_layers = fields.positive("num_hidden_layers")
@@ -37,14 +40,14 @@ def parse_dense(fields: ConfigFields, family: str, *, has_head_norms: bool) -> M
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         norm_offset=0.0,
         tied_embeddings=bool(fields.config.get("tie_word_embeddings", False)),
-        max_positions=fields.positive("max_position_embeddings", 32768),
+        max_positions=fields.positive("max_position_embeddings"),
         eos_ids=fields.eos_ids(),
     )
 
 
 def parse_attention(fields: ConfigFields, *, gated: bool, rotary_factor: float) -> AttentionSpec:
-    """The attention of a config. `rotary_factor`: the rotated part of each head, unless the config
-    says otherwise. Raises ModelError.
+    """The attention of a config. `rotary_factor`: the rotated part of each head. Raises
+    ModelError.
     """
     num_heads = fields.positive("num_attention_heads")
     num_kv_heads = fields.positive("num_key_value_heads", num_heads)
@@ -56,12 +59,11 @@ def parse_attention(fields: ConfigFields, *, gated: bool, rotary_factor: float) 
     fields.must_be("attention_bias", False)
     rope = fields.rope()
     head_dim = fields.positive("head_dim", fields.positive("hidden_size") // num_heads)
-    factor = float(rope.get("partial_rotary_factor", rotary_factor))
-    rotary_dim = int(head_dim * factor)
+    rotary_dim = int(head_dim * rotary_factor)
     if rotary_dim > head_dim or rotary_dim < 2 or rotary_dim % 2:
         raise ModelError(
-            f"partial_rotary_factor = {factor:g} rotates {rotary_dim} of head_dim = {head_dim}; "
-            "expected an even number of at least 2"
+            f"partial_rotary_factor = {rotary_factor:g} rotates {rotary_dim} of head_dim = "
+            f"{head_dim}; expected an even number of at least 2"
         )
     return AttentionSpec(
         num_heads=num_heads,

@@ -18,6 +18,8 @@ from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.delta import DeltaSpec
 from luceasync.models.spec import LayerSpec, ModelSpec
 
+DEFAULTS = {"head_dim": 256, "num_key_value_heads": 4, "max_position_embeddings": 32768}
+
 
 def parse(fields: ConfigFields) -> ModelSpec:
     """The spec of a text model's config. Raises ModelError."""
@@ -41,9 +43,11 @@ def parse_gguf(fields: ConfigFields) -> ModelSpec:
 
 
 def _parse(fields: ConfigFields, *, prefix: str, stores_decay_rate: bool = False) -> ModelSpec:
+    fields = fields.with_defaults(DEFAULTS)
     fields.must_be("hidden_act", "silu")
     delta = replace(_parse_delta(fields), stores_decay_rate=stores_decay_rate)
-    attention = parse_attention(fields, gated=True, rotary_factor=0.25)
+    factor = float(fields.rope().get("partial_rotary_factor", 0.25))
+    attention = parse_attention(fields, gated=True, rotary_factor=factor)
     feed_forward = DenseSpec(fields.positive("intermediate_size"))
     mixers = [attention if is_full else delta for is_full in _full_layers(fields)]
     return ModelSpec(
@@ -55,7 +59,7 @@ def _parse(fields: ConfigFields, *, prefix: str, stores_decay_rate: bool = False
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         norm_offset=1.0,
         tied_embeddings=bool(fields.config.get("tie_word_embeddings", False)),
-        max_positions=fields.positive("max_position_embeddings", 32768),
+        max_positions=fields.positive("max_position_embeddings"),
         eos_ids=fields.eos_ids(),
     )
 
