@@ -7,7 +7,7 @@ Pure: no torch, no weights.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -98,4 +98,17 @@ def parse_spec(config: Mapping[str, Any]) -> ModelSpec:
         raise ModelError(
             f"model_type {model_type!r} is not supported; supported: {', '.join(sorted(FAMILIES))}"
         )
+    _check_classes(config.get("architectures"), family.classes)
     return family.parse(ConfigFields(config))
+
+
+def _check_classes(named: object, classes: Sequence[str]) -> None:
+    """Raise ModelError if a config names classes, and none of these: a drafter or a classifier has
+    the config of the language model that it belongs to.
+    """
+    if named is not None and not isinstance(named, list):
+        raise ModelError(f"architectures = {named!r}: expected a list of names")
+    if named and classes and not any(name in classes for name in named):
+        raise ModelError(
+            f"architectures = {named!r} is not supported; expected {' or '.join(classes)}"
+        )

@@ -274,6 +274,36 @@ def test_the_rope_is_an_object(name: str, value: object):
     assert refusal(config_of("qwen3", **{name: value})) == expected
 
 
+@pytest.mark.parametrize(
+    ("model_type", "named"),
+    [
+        ("llama", "LlamaForCausalLMEagle3"),
+        ("llama", "LlamaForSequenceClassification"),
+        ("llama", "LlamaModel"),
+        ("qwen3", "DFlashDraftModel"),
+        ("qwen3", "Qwen3ForTokenClassification"),
+        ("qwen3", "Qwen3ForRewardModel"),
+        ("qwen3_5_text", "Qwen3_5ForSequenceClassification"),
+        ("qwen3_5", "Qwen3_5Model"),
+    ],
+)
+def test_what_is_no_language_model_is_refused(model_type: str, named: str):
+    words = refusal(config_of(model_type, architectures=[named]))
+    assert words.startswith(f"architectures = ['{named}'] is not supported; expected ")
+
+
+@pytest.mark.parametrize("named", ["LlamaForCausalLM", {"a": 1}, 3])
+def test_architectures_are_a_list(named: object):
+    assert f"architectures = {named!r}: expected a list" in refusal(
+        config_of("llama", architectures=named)
+    )
+
+
+@pytest.mark.parametrize("named", [None, [], ["LlamaForCausalLM"], ["X", "LlamaForCausalLM"]])
+def test_a_language_model_is_named_or_nothing_is(named: object):
+    assert parse_spec(config_of("llama", architectures=named)) == parse_spec(config_of("llama"))
+
+
 def test_the_wrappers_text_part_is_an_object():
     words = refusal({"model_type": "qwen3_5", "text_config": [1]})
     assert words == "text_config = [1]: expected a JSON object"

@@ -128,6 +128,7 @@ def _kinds(*halves: Any) -> list[Any]:
 class Family:
     """A model family.
 
+    `classes`: the `architectures` of a config that are language models of this family; empty: any.
     `parse` reads a config and raises ModelError. `architecture` lists what saved state must agree
     in. `compress(spec, tokens, keep_ratio)` shortens a prompt before prefill, and raises
     Unsupported if the family cannot.
@@ -135,6 +136,7 @@ class Family:
 
     name: str
     parse: Callable[[ConfigFields], ModelSpec]
+    classes: tuple[str, ...] = ()
     architecture: Callable[[ModelSpec], dict[str, Any]] = architecture
     read_layer: Callable[[TensorReader, int], Layer] = read_layer
     read_ends: Callable[..., ModelEnds] = read_ends

@@ -15,4 +15,4 @@ def parse(fields: ConfigFields) -> ModelSpec:
     return parse_dense(fields.with_defaults(DEFAULTS), "llama", has_head_norms=False)
 
 
-FAMILY = Family("llama", parse, architecture)
+FAMILY = Family("llama", parse, ("LlamaForCausalLM",), architecture)

@@ -113,4 +113,4 @@ def ends_architecture(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-FAMILY = Family("qwen3", parse, architecture)
+FAMILY = Family("qwen3", parse, ("Qwen3ForCausalLM",), architecture)

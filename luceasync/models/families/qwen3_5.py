@@ -111,6 +111,7 @@ def architecture(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-FAMILY = Family("qwen3_5", parse, architecture)
-GGUF = Family("qwen3_5", parse_gguf, architecture)
-WRAPPED = Family("qwen3_5", parse_wrapped, architecture)
+CLASSES = ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration")
+FAMILY = Family("qwen3_5", parse, CLASSES, architecture)
+GGUF = Family("qwen3_5", parse_gguf, CLASSES, architecture)
+WRAPPED = Family("qwen3_5", parse_wrapped, CLASSES, architecture)
