@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -62,10 +63,11 @@ class Siblings:
     start with the same words.
     """
 
-    __slots__ = ("_spans", "keys", "longest")
+    __slots__ = ("_lengths", "_spans", "keys", "longest")
 
     def __init__(self) -> None:
         self._spans: list[array[int]] = []
+        self._lengths: Counter[int] = Counter()
         self.keys: list[NodeKey] = []
         self.longest = 0
 
@@ -76,13 +78,16 @@ class Siblings:
             raise ValueError(f"node {key.hex()}: {self.keys[index].hex()} has the same tokens")
         self._spans.insert(index, span)
         self.keys.insert(index, key)
+        self._lengths[len(span)] += 1
         self.longest = max(self.longest, len(span))
 
     def discard(self, span: array[int]) -> None:
         index = bisect_left(self._spans, span)
         del self._spans[index], self.keys[index]
-        if len(span) == self.longest:
-            self.longest = max(map(len, self._spans), default=0)
+        self._lengths[len(span)] -= 1
+        if not self._lengths[len(span)]:
+            del self._lengths[len(span)]
+            self.longest = max(self._lengths, default=0)
 
     def whole(self, rest: array[int]) -> list[NodeKey]:
         """Keys of the children that are prefixes of `rest`, longest first."""
