@@ -31,7 +31,7 @@ from luceasync.errors import ConfigError, CorruptNode
 
 FLAG = "--kv-cache-dir"
 QUARANTINE = "quarantine"
-NUM_QUARANTINED = 16  # files for inspection, which must not fill the disk
+NUM_QUARANTINED = 16  # files of all namespaces for inspection, which must not fill the disk
 PROBE_KEY = "0" * 8
 PROBE_BYTES = 1 << 20  # read in one call
 ORPHAN_AGE_S = 3600
@@ -147,14 +147,16 @@ class NodeDirectory:
         return self._remove(self.path(key, namespace, Half.END))
 
     def set_aside(self, path: Path) -> int:
-        """Move a file to the quarantine, and drop the oldest ones there; how many were moved."""
+        """Move a file to its namespace's quarantine, and drop the oldest files of all quarantines;
+        how many were moved.
+        """
         quarantine = path.parent / QUARANTINE
         try:
             quarantine.mkdir(mode=0o700, exist_ok=True)
             self._files.rename(path, quarantine / f"{path.stem}.{secrets.token_hex(4)}")
         except OSError:  # another process was faster, or the disk cannot be written to
             return 0
-        for entry in self._oldest_first(quarantine)[:-NUM_QUARANTINED]:
+        for entry in self._oldest_quarantined()[:-NUM_QUARANTINED]:
             with contextlib.suppress(OSError):  # one too many does no harm
                 self._files.remove(entry)
         return 1
@@ -166,8 +168,18 @@ class NodeDirectory:
             return 0
         return num_bytes if self._files.remove(path) else 0
 
-    def _oldest_first(self, quarantine: Path) -> list[Path]:
-        """Quarantined files, oldest first; directories cannot be removed and are left out."""
+    def _oldest_quarantined(self) -> list[Path]:
+        """Quarantined files of all namespaces, oldest first; directories cannot be removed and are
+        left out.
+        """
+        found = []
+        with contextlib.suppress(OSError):
+            for namespace in namespaces(self._files, self._root):
+                found += self._quarantined_at(namespace / QUARANTINE)
+        return [Path(path) for _, path in sorted(found)]
+
+    def _quarantined_at(self, quarantine: Path) -> list[tuple[int, str]]:
+        """Since when each file has been there, and its path."""
         found = []
         with contextlib.suppress(OSError):
             for entry in self._files.entries(quarantine):
@@ -175,7 +187,7 @@ class NodeDirectory:
                     status = entry.stat(follow_symlinks=False)
                     if not stat.S_ISDIR(status.st_mode):
                         found.append((status.st_ctime_ns, entry.path))
-        return [Path(path) for _, path in sorted(found)]
+        return found
 
     def _collect_end(self, end: NodeMeta, now_s: float) -> list[str]:
         """Remove an end without rows; what went wrong."""

@@ -35,6 +35,18 @@ async def test_the_quarantine_keeps_the_newest_only(tier: DiskTier, path: Path) 
     assert tier.counters().quarantined == NUM_QUARANTINED + 3
 
 
+async def test_the_quarantines_of_all_models_keep_the_newest_together(tmp_path: Path) -> None:
+    names = ["beef", "feed", "cafe"]
+    for _ in range(NUM_QUARANTINED):
+        for name in names:
+            async with DiskTier(tmp_path, name, END_KINDS, min_free_bytes=0) as tier:
+                path = tmp_path / name / f"{KEY}.safetensors"
+                path.write_bytes(b"damaged")
+                assert await reason_of(tier) == MissReason.CORRUPT
+    held = [len(quarantined(tmp_path / name)) for name in names]
+    assert sum(held) == NUM_QUARANTINED and min(held) > 4
+
+
 async def test_a_directory_named_as_a_node_does_not_fill_the_quarantine(
     tier: DiskTier, path: Path
 ) -> None:
