@@ -111,12 +111,15 @@ def _string_end(text: GrowingText, place: int, quote: str) -> Reading[int]:
     while True:
         end = text.text.find(quote, place)
         escape = text.text.find("\\", place) if len(quote) == 1 else -1
-        if escape >= 0 and (end < 0 or escape < end):
-            if escape + 1 < len(text.text):
-                place = escape + 2
-                continue
-        elif end >= 0:
-            return end + len(quote)
+        if escape < 0 or 0 <= end < escape:
+            if end >= 0:
+                return end + len(quote)
+            place = max(place, len(text.text) - len(quote) + 1)
+        elif escape + 1 < len(text.text):
+            place = escape + 2
+            continue
+        else:
+            place = escape
         yield from text.more()
 
 
