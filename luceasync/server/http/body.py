@@ -20,7 +20,6 @@ MAX_BODIES_BYTES = 128 << 20  # of all bodies that the engine has not taken yet
 SMALL_BYTES = 256 << 10  # of each body that do not count: small bodies always get through
 LARGE_BYTES = 4 << 20  # a body after which memory is trimmed
 READ_TIMEOUT_S = 60.0
-DISCARD_TIMEOUT_S = 2.0
 
 
 class BodyMemory:
@@ -122,22 +121,17 @@ async def _read_all(
     declared = dict(scope["headers"]).get(b"content-length", b"")
     declared_bytes = int(declared) if declared.isdigit() else 0
     if declared_bytes > max_bytes:
-        await _discard(receive, declared_bytes)
         raise _too_large(max_bytes)
     body = BytesIO()  # not a list of parts: these may be single bytes
     more = True
     while more:
         part, more = await _next_part(receive)
         if body.tell() + len(part) > max_bytes:
-            if more:
-                await _discard(receive, max_bytes)
             raise _too_large(max_bytes)
         try:
             reservation.grow(len(part))
         except Unavailable:
             body.close()
-            if more:
-                await _discard(receive, max_bytes)
             raise
         body.write(part)
     return body.getvalue()  # does not copy
@@ -148,19 +142,6 @@ async def _next_part(receive: Receive) -> tuple[bytes, bool]:
     if message["type"] == "http.disconnect":
         raise ClientDisconnect
     return message.get("body", b""), message.get("more_body", False)
-
-
-async def _discard(receive: Receive, max_bytes: int) -> None:
-    """Keep reading for a moment: a client that writes to a closed socket sees a reset, no 413."""
-    num_bytes = 0
-    more = True
-    try:
-        async with asyncio.timeout(DISCARD_TIMEOUT_S):
-            while more and num_bytes <= max_bytes:
-                part, more = await _next_part(receive)
-                num_bytes += len(part)
-    except TimeoutError:
-        return
 
 
 def _too_large(max_bytes: int) -> RequestError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 import h11
@@ -32,6 +33,7 @@ from hypercorn.utils import parse_socket_addr
 SEND_TIMEOUT_S = 60.0  # for a client that is behind to read some of its answer
 AHEAD_TIMEOUT_S = 10.0  # for which a client may have sent more than the app has read
 CLOSE_TIMEOUT_S = 5.0  # for the last bytes of a connection that ends
+LINGER_TIMEOUT_S = 2.0  # for a client that still sends to read that it has been refused
 NUM_LAST_ITERATIONS = 64  # of the loop, to handle what a client sent just before it left
 LARGE_BYTES = 16 << 10  # of one read; of all clients, one such read is handled per iteration
 
@@ -109,8 +111,15 @@ class Http11(H11Protocol):
             # Each token passes here. h11 would validate again what cannot have changed.
             await self.send(RawData(b"%x\r\n%b\r\n" % (len(event.data), event.data)))
             return
+        if isinstance(event, Response) and self.is_receiving:
+            event = replace(event, headers=[*event.headers, (b"connection", b"close")])
         await super().stream_send(event)
         self._is_chunked = isinstance(event, Response) and self._becomes_chunked(event)
+
+    @property
+    def is_receiving(self) -> bool:
+        """Whether the rest of a request's body has yet to come."""
+        return self.connection.their_state is h11.SEND_BODY
 
     def _becomes_chunked(self, response: Response) -> bool:
         """Whether h11 has announced chunks: a body of unknown length, for an HTTP/1.1 client."""
@@ -156,7 +165,8 @@ class Connection(TCPServer):
     """Serves one client until either side ends the connection; `await` it.
 
     While an answer is on the way, one more piece is read ahead: only reading reveals that the
-    client has left.
+    client has left. One that has its answer and still sends a body has a moment to read the answer:
+    a client that writes to a closed socket sees a reset instead.
     """
 
     def __init__(
@@ -173,6 +183,7 @@ class Connection(TCPServer):
         self._throttle = throttle
         self._http: Http11 | None = None
         self._client_left = False
+        self._lingering: asyncio.TimerHandle | None = None  # while what comes is dropped
         self._num_blocked = 0  # senders that wait for the client, or behind one that does
         self.on_idle: Callable[[bool], None] = lambda is_idle: None  # called on each change
         self._transport = writer.transport
@@ -191,6 +202,8 @@ class Connection(TCPServer):
             pass  # the client is gone
         finally:
             await self._close()
+            if self._lingering is not None:
+                self._lingering.cancel()
             # Break the reference cycle with the protocol, or both stay until a garbage collection.
             self._http = None
             vars(self).pop("protocol", None)
@@ -205,6 +218,9 @@ class Connection(TCPServer):
                 self.on_idle(event.idle)
                 if self._client_left:  # no further request can come
                     return
+            if isinstance(event, Closed) and self._http is not None and self._http.is_receiving:
+                self._linger()
+                return
             await super().protocol_send(event)
             return
         try:
@@ -269,6 +285,9 @@ class Connection(TCPServer):
         while data:
             if len(data) >= LARGE_BYTES:
                 await self._throttle.wait()
+            if self._lingering is not None:
+                data = await self._read()
+                continue
             handling = asyncio.ensure_future(self.protocol.handle(RawData(data)))
             reading = asyncio.ensure_future(self._read())
             try:
@@ -294,6 +313,14 @@ class Connection(TCPServer):
             return await self.reader.read(MAX_RECV)
         except OSError:
             return b""
+
+    def _linger(self) -> None:
+        """Say no more, and drop what comes until the client leaves, or for LINGER_TIMEOUT_S."""
+        if self._lingering is not None:
+            return
+        self._lingering = self.loop.call_later(LINGER_TIMEOUT_S, self.abort)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
 
     async def _close(self) -> None:
         try:

@@ -7,6 +7,7 @@ import gc
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 
 import h11
 import pytest
@@ -87,6 +88,59 @@ async def test_a_client_that_leaves_is_noticed_whatever_it_has_pipelined(
         writer.close()
         async with asyncio.timeout(DEADLINE_S):
             await engine.streams[0].closed.wait()
+
+
+LARGE = 1 << 40
+UNREAD = {
+    "declared": b"content-length: %d\r\n\r\n" % LARGE,
+    "begun": b"content-length: %d\r\n\r\n{" % LARGE,
+    "chunked": b"transfer-encoding: chunked\r\n\r\n100000\r\n" + b"x" * (1 << 20),
+}
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("sent", UNREAD.values(), ids=UNREAD)
+async def test_a_body_that_is_too_large_is_refused_before_it_has_come(
+    on_port, sent, scheme, monkeypatch
+):
+    monkeypatch.setattr(connection_module, "LINGER_TIMEOUT_S", 2 * DEADLINE_S)
+    tls = secure.SECURE if scheme == "https" else ServerConfig()
+    async with on_port(ScriptedEngine(), replace(tls, max_body_bytes=1000)) as client:
+        open_connection = secure.connect if scheme == "https" else asyncio.open_connection
+        host = "localhost" if scheme == "https" else client.base_url.host
+        reader, writer = await open_connection(host, client.base_url.port)
+        writer.write(CHAT.partition(b"content-length")[0] + sent)
+        async with asyncio.timeout(DEADLINE_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 413 ") and b"connection: close" in head.lower()
+            await reader.readuntil(b"body_too_large")
+            writer.close()
+
+
+async def test_a_client_that_still_sends_reads_that_it_is_refused(on_port):
+    """It sends far more than the sockets hold before it reads."""
+    async with on_port(ScriptedEngine(), ServerConfig(max_body_bytes=1000)) as client:
+        for path in (b"/v1/chat/completions", b"/nowhere"):
+            reader, writer = await connect(client)
+            head = b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
+            writer.write(head % (path, 64 << 20))
+            for _ in range(64):
+                writer.write(b"x" * (1 << 20))
+                await asyncio.wait_for(writer.drain(), DEADLINE_S)
+            said = await asyncio.wait_for(reader.read(), DEADLINE_S)
+            assert said.split()[1] in (b"413", b"404") and said.endswith(b"}")
+            writer.close()
+
+
+async def test_a_connection_with_an_unread_body_ends_soon(on_port, monkeypatch):
+    monkeypatch.setattr(connection_module, "LINGER_TIMEOUT_S", 0.1)
+    async with on_port(ScriptedEngine(), ServerConfig(max_body_bytes=1000)) as client:
+        await client.get("/health", headers={"connection": "close"})  # all else is open now
+        before = num_descriptors()
+        _, writer = await connect(client)
+        writer.write(CHAT.partition(b"content-length")[0] + UNREAD["declared"])
+        await until(lambda: num_descriptors() == before + 1)  # the client's own end
+        writer.close()
 
 
 async def test_pipelined_requests_are_answered_in_order(on_port):
