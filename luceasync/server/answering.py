@@ -106,12 +106,16 @@ class Answering:
         events = EventStream(send)
         keep_alive = events.keep_alive(context.config.keep_alive_s)
         try:
+            # Within the last send Hypercorn says that the client has left: the answer is whole.
             await race(self._stream_answer(call, events, note, reservation), keep_alive, *watchers)
         except ClientDisconnect:
-            raise
+            if not events.ended:
+                raise
         except Exception as error:
             if not events.started:
                 raise
+            if events.ended:
+                return
             note.remark = f"broken off ({describe(error).status})"
             await _end_with_error(call, events, error)
 

@@ -6,16 +6,26 @@ import asyncio
 import logging
 from dataclasses import replace
 
+import httpx
 import pytest
 
 from luceasync.config import ServerConfig
 from luceasync.request import Speculation, Timings
+from luceasync.server.app import create_app
+from luceasync.server.http.responses import EventStream
 from luceasync.server.request_log import LogRequests
 from tests.deltas import text_delta
+from tests.server import secure
 from tests.server.scripted import ScriptedEngine, answer, finish
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "Hi"}]}
+PATHS = {
+    CHAT: BODY,
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/responses": {"input": "Hi"},
+    "/v1/messages": BODY | {"model": "tiny", "max_tokens": 5},
+}
 LOG = LogRequests.__module__
 
 
@@ -116,6 +126,34 @@ async def test_a_client_that_leaves_is_logged(on_port, lines):
             await asyncio.sleep(0.01)
     assert " new=1 first=" in lines()[0]
     assert " the client left id=" in lines()[0]
+
+
+@pytest.mark.parametrize("config", [ServerConfig(), secure.SECURE], ids=["http", "https"])
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_client_that_has_its_whole_answer_has_not_left(on_port, lines, config, path):
+    """Each connection ends with its answer."""
+    async with on_port(ScriptedEngine(), config) as client:
+        headers, body = {"connection": "close"}, PATHS[path] | {"stream": True}
+        async with client.stream("POST", path, json=body, headers=headers) as response:
+            assert b"Hel" in await response.aread()
+    assert [line.partition(" 200 ")[0] for line in lines()] == [f"POST {path}"]
+    assert "the client left" not in lines()[0]
+
+
+async def test_a_shutdown_within_the_last_send_adds_nothing(lines, monkeypatch):
+    async def close_and_expire(stream: EventStream, events: bytes = b"") -> None:
+        await close(stream, events)
+        app.state.drain.expire()
+        await asyncio.Event().wait()
+
+    close = EventStream.close
+    monkeypatch.setattr(EventStream, "close", close_and_expire)
+    app = create_app(ScriptedEngine(), ServerConfig())
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        told = await client.post(CHAT, json=BODY | {"stream": True})
+    assert told.text.endswith("data: [DONE]\n\n")
+    assert "broken off" not in lines()[0]
 
 
 async def test_an_answer_that_broke_off_is_logged(in_memory, lines):

@@ -39,7 +39,8 @@ def encode_event(payload: object, name: str | None = None) -> bytes:
 class EventStream:
     """The body of one event-stream response; the headers go out with the first bytes.
 
-    While `started` is false, a failure can still become a proper error response.
+    While `started` is false, a failure can still become a proper error response. Once `ended`, the
+    last bytes are on their way and nothing can be added.
     """
 
     def __init__(self, send: Send) -> None:
@@ -51,6 +52,7 @@ class EventStream:
         self._now_s = asyncio.get_running_loop().time
         self._last_write_s = self._now_s()
         self.started = False
+        self.ended = False
 
     async def write(self, events: bytes) -> None:
         """Send `events`, all of them complete; the headers first, if nothing has gone out yet."""
@@ -59,6 +61,7 @@ class EventStream:
 
     async def close(self, events: bytes = b"") -> None:
         """Send the last `events` and end the response."""
+        self.ended = True
         await self._write(events, is_last=True)
 
     async def keep_alive(self, interval_s: float) -> None:
