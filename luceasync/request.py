@@ -88,9 +88,7 @@ class CallPiece:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsPiece:
-    """A part of the arguments of call `index`, never empty. Together they are a JSON object, unless
-    the answer ended early.
-    """
+    """A part of the arguments of call `index`, never empty. Together they are a JSON object."""
 
     index: int
     text: str
