@@ -144,6 +144,12 @@ class BytesWeights:
         for name in shapes:
             self._source.encoding(name)
 
+    def check_unused(self, shapes: Mapping[str, Shape]) -> None:
+        """Nothing else is stored."""
+
+    def is_tied(self, head: str, embedding: str) -> bool:
+        return True  # a tied head is not stored
+
     @contextmanager
     def open(self) -> Iterator[BytesSource]:
         yield self._source

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -57,9 +58,17 @@ class ModelFiles:
             raise ModelError(f"{path}: expected a JSON object, got {type(config).__name__}")
         _ = self.scheme  # refuse an unsupported scheme before any other field
         try:
-            return parse_spec(config)
+            spec = parse_spec(config)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from None
+        return replace(spec, tied_embeddings=spec.tied_embeddings and self._is_tied(spec))
+
+    def _is_tied(self, spec: ModelSpec) -> bool:
+        """Whether the weights agree with a config that ties the head to the embedding. A head of
+        its own wins, as in transformers.
+        """
+        embedding = f"{spec.prefix}embed_tokens.weight"
+        return not self.has_weights or self.weights.is_tied("lm_head.weight", embedding)
 
     @cached_property
     def scheme(self) -> Scheme | None:

@@ -31,6 +31,16 @@ class StoredWeights(Protocol):
         """Check that all of these tensors are stored, with these shapes."""
         ...
 
+    def check_unused(self, shapes: Mapping[str, Shape]) -> None:
+        """Check that nothing else is stored that would change what the model computes."""
+        ...
+
+    def is_tied(self, head: str, embedding: str) -> bool:
+        """Whether a head that a config calls tied is the embedding: it is not stored, or is the
+        same bit for bit.
+        """
+        ...
+
     def open(self) -> "AbstractContextManager[TensorSource]":
         """Open every file (mapped, not read). Headers are read again if a file has changed."""
         ...

@@ -44,6 +44,12 @@ class GgufWeights:
     def check(self, shapes: Mapping[str, Shape]) -> None:
         """Do nothing: `read_gguf` has checked every tensor of the spec."""
 
+    def check_unused(self, shapes: Mapping[str, Shape]) -> None:
+        """Do nothing: `read_gguf` has checked every tensor of the file."""
+
+    def is_tied(self, head: str, embedding: str) -> bool:
+        return head not in self._contents.stored
+
     @contextmanager
     def open(self) -> Iterator[GgufSource]:
         contents = self._contents

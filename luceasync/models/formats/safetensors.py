@@ -6,9 +6,11 @@ Knows the names, shapes and dtypes of stored tensors, not what they are for.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
+from itertools import zip_longest
 from os import SEEK_END
 from pathlib import Path
 from struct import unpack
@@ -44,6 +46,11 @@ def read_infos(path: Path) -> dict[str, TensorInfo]:
     """The dtype and shape of each tensor, by a parser of our own: the library would load torch.
     Raises ModelError, also for a truncated file.
     """
+    return _read_header(path)[0]
+
+
+def _read_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, range]]:
+    """The dtype and shape of each tensor, and where its bytes are in the file."""
     try:
         if path.exists() and not path.is_file():  # opening a pipe would block
             raise ValueError("it is not a regular file")
@@ -59,16 +66,47 @@ def read_infos(path: Path) -> dict[str, TensorInfo]:
         expected = 8 + num_bytes + max(ends, default=0)
         if there < expected:
             raise ValueError(f"truncated: it has {there} bytes, expected {expected}")
-        return {
+        infos = {
             name: TensorInfo(str(entry["dtype"]), tuple(map(int, entry["shape"])))
             for name, entry in header.items()
         }
+        places = {
+            name: range(*(8 + num_bytes + int(offset) for offset in entry["data_offsets"]))
+            for name, entry in header.items()
+        }
+        return infos, places
     except _FAULTS as error:
         raise ModelError(f"{path}: not a readable safetensors file: {error}") from None
 
 
+def _stored_bytes(path: Path, name: str) -> Iterator[bytes]:
+    """The bytes of a tensor, piece by piece. Raises ModelError."""
+    place = _read_header(path)[1][name]
+    try:
+        with path.open("rb") as file:
+            file.seek(place.start)
+            for begin in range(place.start, place.stop, PIECE_BYTES):
+                yield file.read(min(PIECE_BYTES, place.stop - begin))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: {name!r} cannot be read: {error}") from None
+
+
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 WEIGHT = ".weight"
+PIECE_BYTES = 1 << 20
+# Parts that are not served, constants that are computed, and a tied head, which is compared with
+# the embedding when the spec is read.
+NOT_READ = re.compile(
+    r"(model\.)?(mtp|visual)\..*|.*\.rotary_emb\.inv_freq|lm_head\.weight", re.DOTALL
+)
+# Beside a quantised matrix: of activations and of a quantised KV cache, neither of which is
+# quantised here; an order of columns that is the stored one; a shape that the matrix has anyway.
+BESIDE_MATRIX = (
+    *("g_idx", "weight_shape", "input_scale", "input_global_scale", "input_scale_ub"),
+    *("output_scale", "k_scale", "v_scale"),
+)
+CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".prob_scale")
+IF_ZERO = (".bias", ".weight_zero_point", ".input_zero_point")  # then these say nothing
 STORED_DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors names them
 
 
@@ -89,6 +127,7 @@ class SafetensorsWeights:
         self._model_dir = model_dir
         self._scheme = scheme
         self._identities: dict[Path, FileIdentity | None] = {}  # of files whose header is read
+        self._files: dict[str, Path] = {}  # of each tensor, once its file's header is read
 
     @cached_property
     def paths(self) -> list[Path]:
@@ -105,6 +144,33 @@ class SafetensorsWeights:
                 check_plain(self._model_dir, name, infos.get(name), shape)
             else:
                 check_stored(self._model_dir, name, found.shape, shape)
+
+    def check_unused(self, shapes: Mapping[str, Shape]) -> None:
+        used = set(shapes)
+        for name in shapes:
+            if (found := self._modules.find(name)) is not None:
+                module = name.removesuffix(WEIGHT)
+                used.update(found.names.values(), (f"{module}.{last}" for last in BESIDE_MATRIX))
+        for name in sorted(self._infos.keys() - used):
+            if not self._says_nothing(name):
+                raise ModelError(f"{self._model_dir}: no layer uses the tensor {name!r}")
+
+    def is_tied(self, head: str, embedding: str) -> bool:
+        infos, module = self._infos, head.removesuffix(WEIGHT)
+        if not any(name.startswith(f"{module}.") for name in infos):
+            return True
+        if head not in infos or infos[head] != infos.get(embedding):
+            return False
+        pieces = (_stored_bytes(self._files[name], name) for name in (head, embedding))
+        return all(one == other for one, other in zip_longest(*pieces))
+
+    def _says_nothing(self, name: str) -> bool:
+        """Whether the model computes the same without the stored tensor `name`."""
+        if NOT_READ.fullmatch(name) or (self._scheme and name.endswith(CACHE_SCALES)):
+            return True
+        return name.endswith(IF_ZERO) and not any(
+            piece.strip(b"\0") for piece in _stored_bytes(self._files[name], name)
+        )
 
     @contextmanager
     def open(self) -> Iterator[Checkpoint]:
@@ -128,7 +194,9 @@ class SafetensorsWeights:
         infos: dict[str, TensorInfo] = {}
         for path in self.paths:
             identity = identity_of(path)
-            infos |= read_infos(path)
+            own = read_infos(path)
+            infos |= own
+            self._files |= dict.fromkeys(own, path)
             self._identities[path] = identity
         return infos
 

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from luceasync.errors import ModelError
 from luceasync.models.formats.safetensors import SINGLE, SafetensorsWeights, weight_files
+from luceasync.models.quant.checkpoints.fp8 import ByteScheme
 
 INDEX = "model.safetensors.index.json"
 
@@ -71,6 +72,57 @@ def test_another_shape_or_dtype_is_refused_before_loading(
 ):
     with pytest.raises(ModelError, match=words):
         SafetensorsWeights(write_weights(tmp_path, **{name: stored}), None).check(SHAPES)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("model.layers.0.self_attn.q_proj.bias", "model.layers.0.self_attn.q_norm.weight"),
+        *("score.weight", "model.layers.9.mlp.up_proj.weight", "lm_head.bias", "a.pre_quant_scale"),
+        *("a.weight_scale", "v_head.summary.weight", "self_attn.k_scale"),
+    ],
+)
+def test_a_tensor_that_no_layer_uses_is_refused(tmp_path: Path, name: str):
+    weights = SafetensorsWeights(write_weights(tmp_path, **{name: torch.ones(5)}), None)
+    weights.check(SHAPES)
+    with pytest.raises(ModelError, match=f"no layer uses the tensor '{name}'"):
+        weights.check_unused(SHAPES)
+
+
+def test_a_tensor_that_changes_nothing_is_passed_over(tmp_path: Path):
+    ones = ("mtp.fc.weight", "model.visual.x", "model.layers.0.self_attn.rotary_emb.inv_freq")
+    others = {name: torch.ones(5) for name in ones} | {"a.bias": torch.zeros(2)}
+    SafetensorsWeights(write_weights(tmp_path, **others), None).check_unused(SHAPES)
+
+
+def test_what_stands_beside_a_quantised_matrix_is_no_part_of_another_layer(tmp_path: Path):
+    scheme = ByteScheme("FP8")
+    tensors = {
+        "a.weight": torch.ones(2, 3).to(torch.float8_e4m3fn),
+        "a.weight_scale": torch.ones(1),
+    }
+    more = {"a.input_scale": torch.ones(1), "attn.k_scale": torch.ones(1)}
+    SafetensorsWeights(write_weights(tmp_path, **tensors, **more), scheme).check_unused(SHAPES)
+    write_weights(tmp_path, **tensors, **{"a.pre_quant_scale": torch.ones(3)})
+    with pytest.raises(ModelError, match=r"no layer uses the tensor 'a\.pre_quant_scale'"):
+        SafetensorsWeights(tmp_path, scheme).check_unused(SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "expected"),
+    [
+        ({}, True),
+        ({"head.weight": torch.ones(2, 3)}, True),
+        ({"head.weight": torch.tensor([[1.0, 1, 1], [1, 1, 2]])}, False),
+        ({"head.weight": torch.ones(2, 3).half()}, False),
+        ({"head.qweight": torch.ones(2, 3)}, False),
+    ],
+)
+def test_a_head_is_tied_if_it_is_the_embedding(
+    tmp_path: Path, tensors: dict[str, torch.Tensor], expected: bool
+):
+    weights = SafetensorsWeights(write_weights(tmp_path, **tensors), None)
+    assert weights.is_tied("head.weight", "a.weight") is expected
 
 
 def test_a_tensor_that_is_missing_is_named(tmp_path: Path):
