@@ -137,6 +137,8 @@ class Http11(H11Protocol):
             await self.send(Closed())
 
     async def _create_stream(self, request: h11.Request) -> None:
+        if self.connection.our_state is not h11.SEND_RESPONSE:
+            return  # it has been refused
         await super()._create_stream(in_origin_form(request))
 
 
@@ -218,7 +220,7 @@ class Connection(TCPServer):
                 self.on_idle(event.idle)
                 if self._client_left:  # no further request can come
                     return
-            if isinstance(event, Closed) and self._http is not None and self._http.is_receiving:
+            if isinstance(event, Closed) and self._must_linger():
                 self._linger()
                 return
             await super().protocol_send(event)
@@ -314,6 +316,11 @@ class Connection(TCPServer):
         except OSError:
             return b""
 
+    def _must_linger(self) -> bool:
+        """Whether the client is there and has not sent all of its body."""
+        is_receiving = self._http is not None and self._http.is_receiving
+        return is_receiving and not self._transport.is_closing()
+
     def _linger(self) -> None:
         """Say no more, and drop what comes until the client leaves, or for LINGER_TIMEOUT_S."""
         if self._lingering is not None:
@@ -326,7 +333,7 @@ class Connection(TCPServer):
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await super()._close()
-        except TimeoutError:
+        except OSError:  # TimeoutError is one
             self.abort()
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 
 import h11
 import pytest
@@ -141,6 +144,61 @@ async def test_a_connection_with_an_unread_body_ends_soon(on_port, monkeypatch):
         writer.write(CHAT.partition(b"content-length")[0] + UNREAD["declared"])
         await until(lambda: num_descriptors() == before + 1)  # the client's own end
         writer.close()
+
+
+ODD_HEADERS = [
+    b"transfer-encoding: chunked",
+    b"transfer-encoding: gzip, chunked",
+    b"transfer-encoding: chunked\r\ncontent-length: 5",
+    b"transfer-encoding:\x0bchunked",
+    b"transfer-encoding: chunked\r\nexpect: 100-continue",
+    b"content-length: 5, 6",
+    b"content-length: -1",
+    b"content-length: 5",
+    b"upgrade: h2c\r\nconnection: upgrade, http2-settings\r\nhttp2-settings: AAA",
+]
+ODD_BODIES = [
+    b"",
+    b"zz\r\n",
+    b"5\r\nabcdeXX",
+    b"%x\r\n%b\r\nzz\r\n" % (len(BODY), BODY),
+    b"%x\r\n%b\r\n0\r\nbad\0: 1\r\n\r\n" % (len(BODY), BODY),
+    b"{}" + HEALTH,
+]
+
+
+async def leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, how: str) -> None:
+    match how:
+        case "half":
+            writer.write_eof()
+        case "reset":
+            await asyncio.sleep(0)
+            writer.transport.abort()
+        case "read":
+            with suppress(TimeoutError):
+                await asyncio.wait_for(reader.read(), 0.02)
+    writer.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [b"1.1", b"2.0"])
+@pytest.mark.parametrize("how", ["now", "half", "reset", "read"])
+@pytest.mark.parametrize("target", [b"POST /v1/chat/completions", b"PUT /nowhere"])
+async def test_odd_requests_leave_no_traceback(on_port, caplog, version, how, target):
+    failures: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, failure: failures.append(failure))
+    async with on_port(ScriptedEngine()) as client:
+        for header, body in product(ODD_HEADERS, ODD_BODIES):
+            reader, writer = await connect(client)
+            writer.write(target + b" HTTP/" + version + b"\r\nhost: localhost\r\n")
+            writer.write(header + b"\r\n\r\n" + body)
+            with suppress(ConnectionError, RuntimeError):  # the server may have left first
+                await leave(reader, writer, how)
+        assert (await client.get("/health")).status_code == 200
+        await asyncio.sleep(0.05)
+    gc.collect()
+    assert failures == []
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
 async def test_pipelined_requests_are_answered_in_order(on_port):
