@@ -112,7 +112,7 @@ def test_the_doctor_says_that_activations_are_not_quantised(dirs: tuple[Path, Pa
         if found.subject == "quantisation"
     ]
     assert finding.state == "ok"
-    assert "activations stay in fp32, whatever quantization_config prescribes" in finding.words
+    assert "activations in fp32, whatever quantization_config says" in finding.words
 
 
 def test_what_cannot_be_read_is_refused_before_anything_is_loaded(tmp_path: Path):

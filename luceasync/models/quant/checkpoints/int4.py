@@ -56,11 +56,15 @@ class AwqScheme:
 
 @dataclass(frozen=True, slots=True)
 class GptqScheme:
-    """A Scheme: transposed, with words along the inputs. `added`: to stored zero points."""
+    """A Scheme: transposed, with words along the inputs. `added`: to stored zero points; None: the
+    config does not say, and they do: those of symmetric matrices are all the middle. Otherwise 1,
+    as in the format's first version.
+    """
 
     group: int
     bits: Bits
-    added: int
+    added: int | None
+    is_symmetric: bool = False
     name: str = "GPTQ"
 
     def find(self, module: str, infos: TensorInfos) -> QuantMatrix | None:
@@ -83,8 +87,24 @@ class GptqScheme:
         groups = torch.arange(codes.shape[1]) // (encoding.group or codes.shape[1])
         if order is not None and not torch.equal(order.long(), groups):
             raise ModelError("g_idx: columns in the order of their activations are not supported")
-        zeros = _numbers(tensors["zeros"], self.bits) + self.added
+        zeros = _numbers(tensors["zeros"], self.bits)
+        zeros = zeros + self._added(int(zeros.min()), int(zeros.max()))
         return _packed(encoding, codes, tensors["scales"].t(), zeros.t())
+
+    def _added(self, least: int, most: int) -> int:
+        """What is added to zero points from `least` to `most`. Raises ModelError if a symmetric
+        matrix has others than the middle.
+        """
+        middle = 1 << (self.bits - 1)
+        if self.added is None and least == most == middle:
+            return 0
+        added = 1 if self.added is None else self.added
+        if self.is_symmetric and not least + added == most + added == middle:
+            raise ModelError(
+                f"qzeros: stored zero points from {least} to {most}; expected {middle - added} "
+                "in all groups, as the checkpoint is symmetric"
+            )
+        return added
 
 
 @dataclass(frozen=True, slots=True)

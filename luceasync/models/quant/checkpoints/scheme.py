@@ -129,8 +129,11 @@ def _awq(own: _QuantConfig) -> Scheme:
 
 def _gptq(own: _QuantConfig) -> Scheme:
     own.one_of("desc_act", (False,), False)
-    stored = own.one_of("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
-    return GptqScheme(own.group(), own.one_of("bits", (4, 8)), added=1 if stored == "gptq" else 0)
+    versions = {"gptq": 1, "gptq_v2": 0, None: None}  # what is added to stored zero points
+    field = "checkpoint_format" if own.fields.get("checkpoint_format") is not None else "format"
+    stored = own.one_of(field, tuple(versions))
+    is_symmetric = own.one_of("sym", (True, False), False)
+    return GptqScheme(own.group(), own.one_of("bits", (4, 8)), versions[stored], is_symmetric)
 
 
 def _modelopt(own: _QuantConfig) -> Scheme:

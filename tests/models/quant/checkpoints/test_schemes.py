@@ -159,6 +159,37 @@ def test_what_is_not_read_is_refused_in_words(config: Any, words: str):
     assert words in str(caught.value)
 
 
+def gptq_numbers(bits: int, zero: int, **fields: Any) -> torch.Tensor:
+    """The numbers of a matrix whose stored zero points are all `zero`."""
+    tensors, _ = truth.gptq(24, 192, 64, bits)
+    word = int.from_bytes(bytes([zero if bits == 8 else zero << 4 | zero]) * 4, signed=True)
+    tensors["qzeros"] = torch.full_like(tensors["qzeros"], word)
+    config = {"quant_method": "gptq", "bits": bits, "group_size": 64, **fields}
+    found, named = find(config, tensors)
+    stored = ModuleTensors(MODULE, found, {key: named[own] for key, own in found.names.items()})
+    [packed] = stored.packed(lambda rows: rows)
+    return dequantise(packed)
+
+
+@pytest.mark.parametrize("fields", [{}, {"sym": True}, {"sym": False}])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_gptq_checkpoint_that_does_not_name_its_version_shows_it(bits: int, fields):
+    middle = 1 << (bits - 1)
+    expected = gptq_numbers(bits, middle, checkpoint_format="gptq_v2")
+    assert torch.equal(gptq_numbers(bits, middle, **fields), expected)
+    assert torch.equal(gptq_numbers(bits, middle - 1, **fields), expected)
+    assert torch.equal(gptq_numbers(bits, middle, **fields, format="gptq_v2"), expected)
+    assert torch.equal(gptq_numbers(bits, middle - 1, checkpoint_format="gptq"), expected)
+
+
+@pytest.mark.parametrize(
+    ("zero", "fields"), [(8, {"checkpoint_format": "gptq"}), (7, {"format": "gptq_v2"}), (5, {})]
+)
+def test_symmetric_matrices_have_their_zero_in_the_middle(zero: int, fields):
+    with pytest.raises(ModelError, match=f"qzeros: stored zero points from {zero} to {zero}; exp"):
+        gptq_numbers(4, zero, sym=True, **fields)
+
+
 def test_columns_in_another_order_are_refused():
     config, (tensors, _) = CASES["gptq"]
     found, named = find(config, tensors | {"g_idx": tensors["g_idx"].flip(0)})
