@@ -4,7 +4,9 @@ taken up again, with and without a drafter.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from struct import pack
 
 import pytest
 import torch
@@ -177,5 +179,21 @@ def test_a_scale_that_is_no_number_is_told(tmp_path: Path):
     content = bytearray(path.read_bytes())
     content[begin : begin + 2] = b"\x00\x7c"
     path.write_bytes(content)
-    with pytest.raises(ModelError, match=r"'blk.1.ffn_up.weight' has a scale that is not finite"):
+    words = r"\.gguf: 'blk\.1\.ffn_up\.weight' has a scale that is not finite"
+    with pytest.raises(ModelError, match=words):
+        open_backend(path, 1)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    "name", ["blk.0.attn_norm.weight", "blk.1.ffn_up.weight", "token_embd.weight"]
+)
+def test_a_number_that_is_not_finite_is_told(tmp_path: Path, name: str, number: float):
+    path, _ = write(Tiny(num_layers=2, dim=64), tmp_path)
+    begin = read_model(path).tensors[name][1].begin
+    content = bytearray(path.read_bytes())
+    content[begin + 8 : begin + 12] = pack("<f", number)
+    path.write_bytes(content)
+    words = rf"\.gguf: '{re.escape(name)}' has a number that is not finite"
+    with pytest.raises(ModelError, match=words):
         open_backend(path, 1)

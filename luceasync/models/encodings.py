@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
+from luceasync.errors import ModelError
 from luceasync.models.precision import Precision
 from luceasync.models.weights import EmbeddingTable, Weight
 
@@ -22,6 +23,17 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 Select = Callable[["Tensor"], "Tensor"]  # selects rows of a stored matrix or of its scales
+
+
+def check_finite(numbers: Tensor, label: str) -> None:
+    """Raise ModelError for a stored tensor with a number that is not finite. `label`: its file and
+    name.
+    """
+    import torch
+
+    least, most = torch.aminmax(numbers)  # NaN if there is one; needs no memory beside the tensor
+    if not bool(least.isfinite() & most.isfinite()):
+        raise ModelError(f"{label} has a number that is not finite")
 
 
 class Stack(Protocol):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from luceasync.errors import ModelError
 from luceasync.gguf.layout import AxisSwap
 from luceasync.gguf.model import read_model
-from luceasync.models.encodings import Encoding, Select, Shape
+from luceasync.models.encodings import Encoding, Select, Shape, check_finite
 from luceasync.models.gguf_model import GgufContents, GgufTensor, read_gguf
 from luceasync.models.quant import ggml
 from luceasync.models.quant.encoding import QuantEncoding
@@ -72,10 +72,12 @@ class GgufSource:
         stored = self._found(name)
         if stored.shape != shape:
             raise ModelError(f"{stored.path}: {name!r} has shape {stored.shape}, expected {shape}")
-        rows = self._rows(stored)
+        rows, label = self._rows(stored), f"{stored.path}: {stored.tensor.name!r}"
         if isinstance(encoding := stored.encoding, QuantEncoding):
-            return QuantBlocks(stored.tensor.name, encoding, rows, stored)
-        return _in_order(_plain(rows, stored), stored).reshape(shape)
+            return QuantBlocks(label, encoding, rows, stored)
+        numbers = _plain(rows, stored)
+        check_finite(numbers, label)
+        return _in_order(numbers, stored).reshape(shape)
 
     def _found(self, name: str) -> GgufTensor:
         stored = self._contents.stored.get(name)
@@ -102,7 +104,7 @@ class GgufSource:
 class QuantBlocks:
     """A quantised tensor as it is stored: a StoredQuantised."""
 
-    name: str
+    label: str
     encoding: QuantEncoding
     rows: Tensor  # uint8 [rows, bytes of a row]
     stored: GgufTensor

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from luceasync.errors import ModelError
 from luceasync.gguf.paths import FileIdentity, identity_of
-from luceasync.models.encodings import DenseEncoding, Encoding, Shape
+from luceasync.models.encodings import DenseEncoding, Encoding, Shape, check_finite
 from luceasync.models.quant.checkpoints.module import (
     ModuleTensors,
     QuantMatrix,
@@ -250,7 +250,7 @@ class Checkpoint:
             tensors = {key: self._files[own].get_tensor(own) for key, own in found.names.items()}
         except SafetensorError as error:
             raise ModelError(f"{self._model_dir}: {name!r} cannot be read: {error}") from None
-        return ModuleTensors(name, found, tensors)
+        return ModuleTensors(f"{self._model_dir}: {name!r}", found, tensors)
 
     def plain(self, name: str, shape: Shape) -> Tensor:
         """Read a tensor that is stored plainly. Raises ModelError."""
@@ -261,9 +261,10 @@ class Checkpoint:
                 info = TensorInfo(stored.get_dtype(), tuple(stored.get_shape()))
             check_plain(self._model_dir, name, info, shape)
             tensor: Tensor = self._files[name].get_tensor(name)
-            return tensor
         except SafetensorError as error:
             raise ModelError(f"{self._model_dir}: {name!r} cannot be read: {error}") from None
+        check_finite(tensor, f"{self._model_dir}: {name!r}")
+        return tensor
 
 
 def check_plain(model_dir: Path, name: str, info: TensorInfo | None, shape: Shape) -> None:

@@ -22,7 +22,7 @@ class RandomModule:
     size.
     """
 
-    name: str
+    label: str
     layout: QuantLayout
     shape: Shape
     generator: torch.Generator

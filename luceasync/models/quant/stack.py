@@ -19,8 +19,8 @@ class StoredQuantised(Protocol):
     """A quantised tensor as a format has read it."""
 
     @property
-    def name(self) -> str:
-        """The name in the file."""
+    def label(self) -> str:
+        """Its file and its name there, for errors."""
         ...
 
     def packed(self, select: Select) -> Iterator[Packed]:
@@ -39,7 +39,7 @@ class QuantStack:
         """Fill rows from `begin` on. Raises ModelError for a scale that is not finite."""
         num_bytes = 0
         for part in stored.packed(select):
-            _check_scales(part, stored.name)
+            _check_scales(part, stored.label)
             end = begin + part.shape[0]
             room = self._rows.rows(begin, end).tensors
             for name, tensor in part.tensors.items():
@@ -54,14 +54,14 @@ class QuantStack:
         return self._place.ops.quantised(self._rows, self._place.dtype)
 
 
-def _check_scales(packed: Packed, name: str) -> None:
+def _check_scales(packed: Packed, label: str) -> None:
     if packed.layout.scale == "e8m0":
         is_fine = bool((packed.scales != 255).all())
     else:
         found = (packed.scales, packed.minimums, packed.small_scales)
         is_fine = all(_is_finite(tensor, packed.layout) for tensor in found if tensor is not None)
     if not is_fine:
-        raise ModelError(f"the tensor {name!r} has a scale that is not finite")
+        raise ModelError(f"{label} has a scale that is not finite")
 
 
 def _is_finite(tensor: Tensor, layout: QuantLayout) -> bool:

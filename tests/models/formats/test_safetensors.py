@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from struct import pack
 
@@ -128,6 +129,16 @@ def test_a_head_is_tied_if_it_is_the_embedding(
 def test_a_tensor_that_is_missing_is_named(tmp_path: Path):
     with pytest.raises(ModelError, match=r"the weights have no tensor 'c\.bias'"):
         SafetensorsWeights(write_weights(tmp_path), None).check(SHAPES | {"c.bias": (1,)})
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_is_not_finite_is_told(tmp_path: Path, number: float):
+    write_weights(tmp_path, b=torch.tensor([1, number, 2, 3], dtype=torch.bfloat16))
+    with SafetensorsWeights(tmp_path, None).open() as source:
+        assert source.read("a.weight", (2, 3)).shape == (2, 3)
+        words = f"{re.escape(str(tmp_path))}: 'b' has a number that is not finite"
+        with pytest.raises(ModelError, match=words):
+            source.read("b", (4,))
 
 
 @pytest.mark.parametrize("num_bytes", [1, 9, 32])

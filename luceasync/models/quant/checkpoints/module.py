@@ -61,7 +61,7 @@ class Scheme(Protocol):
 class ModuleTensors:
     """The tensors of a module as they were read: a StoredQuantised."""
 
-    name: str
+    label: str
     found: QuantMatrix
     tensors: Mapping[str, Tensor]
 
@@ -71,7 +71,7 @@ class ModuleTensors:
         try:
             whole = self.found.pack(self.found.encoding, self.tensors)
         except ModelError as error:
-            raise ModelError(f"{self.name!r}: {error}") from None
+            raise ModelError(f"{self.label}: {error}") from None
         yield Packed(whole.layout, **{name: select(t) for name, t in whole.tensors.items()})
 
 
