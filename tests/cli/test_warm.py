@@ -17,8 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from luceasync.cli.app import app
-from luceasync.cli.warm.client import Counters, Refused, WarmClient, keep, open_directory, warm
-from luceasync.cli.warm.entries import Entry
+from luceasync.cli.warm.client import Counters, WarmClient, WarmRefused, keep, open_directory, warm
+from luceasync.cli.warm.entries import WarmEntry
 from luceasync.cli.warm.run import EXIT_INTERRUPTED, Job, run
 from luceasync.config import CacheConfig, Config, EngineConfig, ModelConfig, ServerConfig
 from luceasync.errors import ConfigError, QueueFull, RequestError, Unavailable
@@ -28,8 +28,10 @@ from luceasync.status import CacheStatus
 from tests.server.scripted import ScriptedEngine, ScriptedStream
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "warm_cache.py"
-RULES = Entry("rules", [{"role": "system", "content": "to be or not to be, " * 20}])
-QUESTION = Entry("question", [*RULES.messages, {"role": "user", "content": "that is the question"}])
+RULES = WarmEntry("rules", [{"role": "system", "content": "to be or not to be, " * 20}])
+QUESTION = WarmEntry(
+    "question", [*RULES.messages, {"role": "user", "content": "that is the question"}]
+)
 
 
 class BusyEngine(ScriptedEngine):
@@ -60,7 +62,7 @@ def config(tiny_dir, tmp_path) -> Config:
     )
 
 
-async def outcomes_of(config: Config, *entries: Entry, **options):
+async def outcomes_of(config: Config, *entries: WarmEntry, **options):
     outcomes = []
     async with open_directory(config, options.pop("api_key", None), None) as server:
         await warm(entries, server, outcomes.append, parallel=2, **options)
@@ -103,7 +105,7 @@ async def test_a_prompt_too_short_for_a_file_is_an_error(config):
 
 
 async def test_a_prompt_that_does_not_fit_fails_alone(config):
-    long = Entry("long", [{"role": "system", "content": "to be " * 2000}])
+    long = WarmEntry("long", [{"role": "system", "content": "to be " * 2000}])
     (failed, fine), _ = await outcomes_of(config, RULES, long)
     assert "maximum context length" in failed.error and not fine.error
 
@@ -119,7 +121,7 @@ async def test_a_busy_server_is_asked_again(refusal):
 
 async def test_patience_ends(config):
     async with client_of(BusyEngine(QueueFull(3, 5)), patience_s=1.0) as server:
-        with pytest.raises(Refused, match="status 429"):
+        with pytest.raises(WarmRefused, match="status 429"):
             await server.keep(RULES)
 
 

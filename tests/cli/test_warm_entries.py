@@ -7,7 +7,13 @@ import json
 
 import pytest
 
-from luceasync.cli.warm.entries import Entry, parse_kwargs, read_entries, read_tools, with_common
+from luceasync.cli.warm.entries import (
+    WarmEntry,
+    parse_kwargs,
+    read_entries,
+    read_tools,
+    with_common,
+)
 from luceasync.errors import ConfigError
 
 SYSTEM = [{"role": "system", "content": "Be brief."}]
@@ -87,13 +93,13 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
 
 def test_tools_are_for_entries_without_any(write):
     own = [{"type": "function", "function": {"name": "own"}}]
-    entries = [Entry("a", SYSTEM), Entry("b", SYSTEM, own)]
+    entries = [WarmEntry("a", SYSTEM), WarmEntry("b", SYSTEM, own)]
     common = with_common(entries, read_tools(write("tools.json", TOOLS)), {})
     assert [entry.tools for entry in common] == [TOOLS, own]
 
 
 def test_an_entrys_own_variables_count(write):
-    entry = Entry("a", SYSTEM, template_kwargs={"style": "own"})
+    entry = WarmEntry("a", SYSTEM, template_kwargs={"style": "own"})
     (common,) = with_common([entry], [], parse_kwargs('{"style": "any", "enable_thinking": false}'))
     assert common.template_kwargs == {"style": "own", "enable_thinking": False}
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from luceasync.cli.warm.client import Counters, Outcome
-from luceasync.cli.warm.entries import Entry
-from luceasync.cli.warm.report import Report, as_json, as_text
+from luceasync.cli.warm.entries import WarmEntry
+from luceasync.cli.warm.run import WarmReport, as_json, as_text
 
-ENTRY = Entry("chats.jsonl:1", [])
+ENTRY = WarmEntry("chats.jsonl:1", [])
 NEW = Outcome(ENTRY, 2.0, num_tokens=1000, num_cached=200, num_found=1000)
 KNOWN = Outcome(ENTRY, 0.1, num_tokens=500, num_cached=500)
 FAILED = Outcome(replace(ENTRY, origin="chats.jsonl:7"), 0.1, error="status 400: no")
-GOOD = Report([NEW, KNOWN], Counters(written_bytes=3 * 2**20), "", 4.0)
+GOOD = WarmReport([NEW, KNOWN], Counters(written_bytes=3 * 2**20), "", 4.0)
 
 
 def test_the_sums_add_up():

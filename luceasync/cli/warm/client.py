@@ -18,7 +18,7 @@ import httpx
 from rich.console import Console
 
 from luceasync.cli.output import loading_bar
-from luceasync.cli.warm.entries import Entry, Verify
+from luceasync.cli.warm.entries import Verify, WarmEntry
 from luceasync.config import Config, ServerConfig
 from luceasync.errors import ConfigError, LuceasyncError
 
@@ -32,7 +32,7 @@ CHEAPER = "prefill_is_faster"  # cached, but computing so few tokens is faster
 SAMPLE = re.compile(r"^luceasync_prefix_cache_(\w+(?:\{[^}]*\})?) (\S+)$", re.MULTILINE)
 
 
-class Refused(LuceasyncError):
+class WarmRefused(LuceasyncError):
     """The server refused a request or could not be reached."""
 
 
@@ -72,11 +72,11 @@ class WarmClient:
         self._salt = {} if cache_salt is None else {"cache_salt": cache_salt}
         self._patience_s = patience_s
 
-    async def keep(self, entry: Entry) -> PromptUsage:
+    async def keep(self, entry: WarmEntry) -> PromptUsage:
         """Have the prompt computed and kept. Raises Refused."""
         return await self._ask({**entry.body(), "max_tokens": 0, "keep_prefix": True})
 
-    async def follow(self, entry: Entry) -> PromptUsage:
+    async def follow(self, entry: WarmEntry) -> PromptUsage:
         """Send what a client would send next: the prompt itself if an answer is due, else with
         another user message. Raises Refused.
         """
@@ -127,7 +127,9 @@ class WarmClient:
                 answer["luceasync"].get("miss_reason"),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Refused(f"{self._client.base_url} is no luceasync server: {error!r}") from None
+            raise WarmRefused(
+                f"{self._client.base_url} is no luceasync server: {error!r}"
+            ) from None
 
     async def _send(self, method: str, path: str, body: object = None) -> httpx.Response:
         """Send, and retry while the server is busy. Raises Refused if it cannot be reached."""
@@ -138,7 +140,7 @@ class WarmClient:
                 response = await self._client.request(method, path, json=body)
             except httpx.HTTPError as error:
                 where = self._client.base_url
-                raise Refused(f"{where}: {error or type(error).__name__}") from error
+                raise WarmRefused(f"{where}: {error or type(error).__name__}") from error
             wait_s = _retry_after_s(response, pause_s)
             if response.status_code not in BUSY or time.monotonic() + wait_s > deadline:
                 return response
@@ -162,7 +164,7 @@ async def open_server(
         server = WarmClient(client, cache_salt=cache_salt, patience_s=patience_s)
         try:
             await server.counters()
-        except Refused as error:
+        except WarmRefused as error:
             raise ConfigError(f"--url {url}: {error}") from None
         yield server
 
@@ -201,7 +203,7 @@ def _checked(response: httpx.Response) -> httpx.Response:
         words = response.json()["error"]["message"]
     except (ValueError, KeyError, TypeError):
         words = "no words of it"
-    raise Refused(f"status {response.status_code}: {words}")
+    raise WarmRefused(f"status {response.status_code}: {words}")
 
 
 def _retry_after_s(response: httpx.Response, otherwise_s: float) -> float:
@@ -220,7 +222,7 @@ class Outcome:
     `num_found` (None: not verified). `error` is empty on success.
     """
 
-    entry: Entry
+    entry: WarmEntry
     elapsed_s: float
     num_tokens: int = 0
     num_cached: int = 0
@@ -238,7 +240,7 @@ class Outcome:
 
 
 async def warm(
-    entries: Sequence[Entry],
+    entries: Sequence[WarmEntry],
     server: WarmClient,
     tell: Callable[[Outcome], None],
     *,
@@ -252,7 +254,7 @@ async def warm(
     """
     waiting = iter(enumerate(entries))
 
-    async def work(waiting: Iterator[tuple[int, Entry]]) -> None:
+    async def work(waiting: Iterator[tuple[int, WarmEntry]]) -> None:
         for index, entry in waiting:
             is_verified = verify == "all" or (verify == "first" and index == 0)
             tell(await keep(entry, server, is_verified=is_verified, min_tokens=min_tokens))
@@ -263,7 +265,7 @@ async def warm(
 
 
 async def keep(
-    entry: Entry, server: WarmClient, *, is_verified: bool, min_tokens: int = 0
+    entry: WarmEntry, server: WarmClient, *, is_verified: bool, min_tokens: int = 0
 ) -> Outcome:
     """Have one entry kept and, if `is_verified`, check that the next request finds it."""
     started_s = time.perf_counter()
@@ -271,7 +273,7 @@ async def keep(
         usage = await server.keep(entry)
         elapsed_s = time.perf_counter() - started_s
         next_usage = await server.follow(entry) if is_verified else None
-    except Refused as error:
+    except WarmRefused as error:
         return Outcome(entry, time.perf_counter() - started_s, error=str(error))
     # It may find more if an earlier run asked the same.
     num_found = None if next_usage is None else min(next_usage.num_cached, usage.num_tokens)

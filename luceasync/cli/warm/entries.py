@@ -26,7 +26,7 @@ EXPECTED = 'expected a list of messages, or an object with "messages" or "tools"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class WarmEntry:
     """Fields of a chat request. `origin`: the file, or the line of it, that they come from."""
 
     origin: str
@@ -45,7 +45,7 @@ class Entry:
         return {"messages": self.messages, **{name: x for name, x in optional.items() if x}}
 
 
-def read_entries(source: str, form: Form = "auto", role: Role = "system") -> list[Entry]:
+def read_entries(source: str, form: Form = "auto", role: Role = "system") -> list[WarmEntry]:
     """The entries of a file, or of stdin for "-". A text file is one message of `role`.
 
     Raises ConfigError, one line that names the file and the line.
@@ -55,7 +55,9 @@ def read_entries(source: str, form: Form = "auto", role: Role = "system") -> lis
     if form == "auto":
         form = FORMS.get(Path(source).suffix.lower(), "text")
     if form == "text":
-        entries = [Entry(name, [{"role": role, "content": text.strip()}])] if text.strip() else []
+        entries = (
+            [WarmEntry(name, [{"role": role, "content": text.strip()}])] if text.strip() else []
+        )
     elif form == "json":
         entries = [_entry(name, _parse(name, text))]
     else:
@@ -66,10 +68,10 @@ def read_entries(source: str, form: Form = "auto", role: Role = "system") -> lis
 
 
 def with_common(
-    entries: Sequence[Entry],
+    entries: Sequence[WarmEntry],
     tools: Sequence[dict[str, Any]],
     template_kwargs: Mapping[str, Any],
-) -> list[Entry]:
+) -> list[WarmEntry]:
     """The entries with `tools` where they have none, and with `template_kwargs` that their own
     override.
     """
@@ -119,14 +121,14 @@ def _parse(origin: str, text: str) -> Any:
         raise ConfigError(f"{origin}: not JSON: {error}") from None
 
 
-def _entry(origin: str, value: Any) -> Entry:
+def _entry(origin: str, value: Any) -> WarmEntry:
     fields = {"messages": value} if isinstance(value, list) else value
     if not isinstance(fields, dict) or not (fields.get("messages") or fields.get("tools")):
         raise ConfigError(f"{origin}: {EXPECTED}")
     kwargs = fields.get("chat_template_kwargs") or {}
     if not isinstance(kwargs, dict):
         raise ConfigError(f"{origin}: chat_template_kwargs: expected an object")
-    return Entry(
+    return WarmEntry(
         origin,
         _objects(origin, "messages", fields.get("messages") or []),
         _objects(origin, "tools", fields.get("tools") or []),

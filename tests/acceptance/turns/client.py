@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from luceasync.cli.warm.client import WarmClient, keep
-from luceasync.cli.warm.entries import Entry
+from luceasync.cli.warm.entries import WarmEntry
 from luceasync.engine.engine import LocalEngine
 from luceasync.prefix_tree.node import common_prefix
 from luceasync.request import ChatPrompt, Delta, Finish, Request, Sampling, Stream
@@ -140,7 +140,7 @@ class Client:
     async def warm(self, system: str, *, through_server: bool) -> None:
         """Have the beginning of chats with that system message kept, as `luceasync warm` does."""
         messages = [{"role": "system", "content": system}]
-        entry = Entry("a flow", messages)
+        entry = WarmEntry("a flow", messages)
 
         async def through(server: WarmClient) -> None:
             outcome = await keep(entry, server, is_verified=False)
