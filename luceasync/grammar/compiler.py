@@ -12,6 +12,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -66,8 +67,8 @@ class Compiler:
             raise Unavailable("Too many schemas and grammars wait to be compiled.")
         self._num_waiting += 1
         try:
-            await self._prover.prove(program)
-            return await asyncio.to_thread(self._compile, program)
+            text = await self._prover.prove(program)
+            return await asyncio.to_thread(self._compile, replace(program, text=text))
         finally:
             self._num_waiting -= 1
 

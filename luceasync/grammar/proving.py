@@ -26,7 +26,7 @@ LIMIT_S = 5.0  # for one program
 WAIT_S = 30.0  # for the programs before
 END_S = 2.0
 MAX_ERROR_CHARS = 200
-MAX_LINE_BYTES = 1 << 20
+MAX_LINE_BYTES = 2 << 20
 # Isolated from everything but the llguidance of this process, wherever it is installed.
 START = "import sys; sys.path.append(sys.argv[2]); exec(open(sys.argv[1], encoding='utf-8').read())"
 # llguidance's own limits, but for the time that an engine waits at each token (some milliseconds)
@@ -49,9 +49,10 @@ class GrammarProver:
         self._turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
 
-    async def prove(self, program: GrammarProgram) -> None:
-        """Return if the program compiles. Raises RequestError, which names the field and the place
-        in its schema, if it does not, or not in time; Unavailable if others take too long.
+    async def prove(self, program: GrammarProgram) -> str:
+        """The text that compiles: the program's, without words of its lenient schemas that cannot
+        be enforced. Raises RequestError, which names the field and the place in its schema, if it
+        does not compile, or not in time; Unavailable if others take too long.
         """
         try:
             async with asyncio.timeout(self._wait_s):
@@ -67,6 +68,8 @@ class GrammarProver:
             param = shorten(program.params.get(answer["schema"], program.param) + place)
             words = f"'{param}' does not compile: {shorten(answer['error'])}"
             raise RequestError(words, param=param)
+        text: str = answer.get("program", program.text)
+        return text
 
     async def close(self) -> None:
         """End the process."""

@@ -19,6 +19,7 @@ MAX_ADDRESS_BYTES = 2 << 30  # of address space
 MAX_PLACES = 200  # parts of a schema that are tried to find where it is wrong
 NUM_STEPS = 64  # of a made-up answer
 END = 256
+CIRCULAR = "circular references"  # of llguidance's error
 
 
 class ByteTokenizer(TokenizerWrapper):
@@ -42,17 +43,53 @@ class GrammarTrial:
 
     def answer(self, order: Any) -> dict[str, Any]:
         """`error`: what is wrong with the order's `program`, "" for nothing. If a JSON schema is
-        wrong, `schema` is its name and `place` the keys of the part that is.
+        wrong, `schema` is its name and `place` the keys of the part that is. `program`: the one
+        that compiles, if that took dropping words of lenient schemas.
         """
         limits = LLParserLimits(**order["limits"], verbose_errors=False)
         error = self._error(order["program"], limits)
         if not error:
             return {"error": ""}
+        relaxed = self._relaxed(order["program"], limits)
+        if relaxed and not self._error(relaxed, limits):
+            return {"error": "", "program": relaxed}
         for part in json.loads(order["program"])["grammars"]:
             if "json_schema" in part and self._schema_error(part["json_schema"], limits) == error:
                 place = self._place(part["json_schema"], error, limits)
                 return {"error": error, "schema": part["name"], "place": place}
         return {"error": error, "schema": "", "place": []}
+
+    def _relaxed(self, program: str, limits: LLParserLimits) -> str:
+        """The program without the words of its lenient schemas that cannot be enforced; "" if there
+        are none.
+        """
+        parsed = json.loads(program)
+        for part in parsed["grammars"]:
+            root = part.get("json_schema")
+            if _is_schema(root) and root.get("x-guidance", {}).get("lenient"):
+                self._relax(root, root, limits)
+        relaxed = json.dumps(parsed)
+        return "" if relaxed == json.dumps(json.loads(program)) else relaxed
+
+    def _relax(self, schema: dict[str, Any], root: dict[str, Any], limits: LLParserLimits) -> None:
+        """Drop patterns that llguidance does not know, such as look-around, and what stands beside
+        a reference to a schema that holds it.
+        """
+        for _keys, inner in _parts(schema):
+            self._relax(inner, root, limits)
+        if "pattern" in schema and self._schema_error({"pattern": schema["pattern"]}, limits):
+            del schema["pattern"]
+        named = schema.get("patternProperties")
+        if isinstance(named, dict):
+            for pattern in list(named):
+                if self._schema_error({"pattern": pattern}, limits):
+                    del named[pattern]
+                    schema.pop("additionalProperties", None)  # may forbid what it allowed
+        references = [each for each in _together(schema) if "$ref" in each]
+        if references and CIRCULAR in self._schema_error({**_shared(root), **schema}, limits):
+            kept = {**_shared(schema), "$ref": references[0]["$ref"]}
+            schema.clear()
+            schema.update(kept)
 
     def _schema_error(self, schema: Any, limits: LLParserLimits) -> str:
         return self._error(json.dumps({"grammars": [{"json_schema": schema}]}), limits)
@@ -98,7 +135,7 @@ def _parts(schema: Any) -> Iterator[tuple[Sequence[str | int], dict[str, Any]]]:
     """The schemas of which a schema is composed, with their keys."""
     if not _is_schema(schema):
         return
-    for key in ("properties", "patternProperties", "$defs", "definitions"):
+    for key in ("$defs", "definitions", "properties", "patternProperties"):
         found = schema.get(key)
         if isinstance(found, dict):
             parts = found.items()
@@ -110,6 +147,12 @@ def _parts(schema: Any) -> Iterator[tuple[Sequence[str | int], dict[str, Any]]]:
         found = schema.get(key)
         if isinstance(found, list):
             yield from (((key, i), inner) for i, inner in enumerate(found) if _is_schema(inner))
+
+
+def _together(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """The schema itself, and those that hold with it."""
+    members = schema.get("allOf")
+    return [schema, *filter(_is_schema, members if isinstance(members, list) else ())]
 
 
 def _is_schema(value: Any) -> bool:

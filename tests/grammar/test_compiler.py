@@ -82,6 +82,68 @@ async def test_keywords_that_cannot_be_enforced_are_ignored_unless_strict(compil
     assert (await compiled(compiler, "json_schema", schema, strict=False)).failure is None
 
 
+def follows(matcher, vocabulary, text: str) -> bool:
+    """Whether `text` is an answer from beginning to end."""
+    tokens = [*vocabulary.tokenizer.encode(text, special=False), vocabulary.end_ids[0]]
+    copied = matcher.copy()
+    return copied.num_allowed(tokens) == len(tokens)
+
+
+NODE = {"$ref": "#/$defs/node"}
+
+
+def tree(child: Any) -> dict[str, Any]:
+    """A schema that refers to itself through `child`."""
+    node = {"type": "object", "properties": {"next": child}, "additionalProperties": False}
+    return {**NODE, "$defs": {"node": node}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "allowed", "forbidden"),
+    [
+        ({"type": "string", "pattern": "^(?!x).+$", "maxLength": 3}, '"xyz"', '"wxyz"'),
+        ({"type": "string", "pattern": r"(a)\1"}, '"b"', "1"),
+        ({"type": "string", "pattern": r"\bfoo\b"}, '"b"', "1"),
+        ({"type": "string", "pattern": "^[^[]$"}, '"b"', "1"),
+        ({"properties": {"pattern": {"pattern": "(?=a)"}}}, '{"pattern": "b"}', "a"),
+        (
+            {
+                "type": "object",
+                "patternProperties": {"^(?!x-)": {"type": "integer"}, "^b$": {"const": 5}},
+                "additionalProperties": False,
+            },
+            '{"a": 1, "b": 5}',
+            '{"b": 6}',
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {"$ref": "#/$defs/b"}},
+                "$defs": {"b": {"items": {"$ref": "#/$defs/c"}}, "c": {"pattern": "(?<=a)b"}},
+            },
+            '{"a": ["c"]}',
+            "[]",
+        ),
+        (tree({**NODE, "minProperties": 1}), '{"next": {"next": {}}}', '{"next": 1}'),
+        (tree({"allOf": [NODE, {"required": ["next"]}]}), '{"next": {}}', '{"next": 1}'),
+        (tree({"anyOf": [{**NODE, "type": "object"}, {"type": "null"}]}), '{"next": null}', "1"),
+    ],
+)
+async def test_without_strict_what_cannot_compile_is_ignored_and_the_rest_holds(
+    compiler, vocabulary, schema, allowed, forbidden
+):
+    with pytest.raises(RequestError):
+        await compiled(compiler, "json_schema", schema)
+    made = await compiled(compiler, "json_schema", schema, strict=False)
+    assert follows(made, vocabulary, allowed) and not follows(made, vocabulary, forbidden)
+
+
+async def test_what_is_no_schema_at_all_is_refused_without_strict_too(compiler):
+    schema = {"properties": {"a": {"pattern": "(?=a)"}, "b": {"items": {"type": "thing"}}}}
+    with pytest.raises(RequestError, match="Invalid type: thing"):
+        await compiled(compiler, "json_schema", schema, strict=False)
+
+
 async def test_a_program_that_never_ends_is_killed_and_others_compile(vocabulary):
     compiler = Compiler(vocabulary, GrammarProver(limit_s=1.0))
     with pytest.raises(RequestError, match="takes more than 1 s"):

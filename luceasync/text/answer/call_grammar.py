@@ -71,7 +71,7 @@ class ToolFunction:
         """
         function = tool["function"]
         schema = {**(function.get("parameters") or NO_ARGUMENTS), "type": "object"}
-        is_open = any(keyword in schema for keyword in OPEN_KEYWORDS)
+        is_open = any(keyword in schema for keyword in OPEN_KEYWORDS) or _requires_others(schema)
         parameters = schema if is_open else {"additionalProperties": False, **schema}
         strict = function.get("strict") is True
         return cls(function["name"], parameters, strict, param)
@@ -83,6 +83,13 @@ class ToolFunction:
         shared = {w: self.parameters[w] for w in ("$defs", "definitions") if w in self.parameters}
         place = "".join(f".{name}" for name in names)
         return ArgumentsSchema({**shared, **schema}, self.strict, self.param + place)
+
+
+def _requires_others(schema: Schema) -> bool:
+    """Whether "required" names arguments that "properties" does not."""
+    properties, required = schema.get("properties"), schema.get("required")
+    known = properties if isinstance(properties, Mapping) else {}
+    return isinstance(required, list) and any(name not in known for name in required)
 
 
 WriteCall = Callable[[CallGrammar, ToolFunction], str]  # an expression for one call of a tool

@@ -15,6 +15,7 @@ from luceasync.grammar.program import compose
 from luceasync.request import ArgumentsPiece, CallPiece, TextPiece
 from luceasync.text.answer.argument_types import ToolSchemas
 from luceasync.text.answer.call_formats import FORMATS
+from luceasync.text.answer.call_grammar import ToolFunction
 from luceasync.text.answer.pieces import AnswerPieces
 from luceasync.text.tokenizer import Tokenizer
 from tests import tiny
@@ -149,3 +150,14 @@ def test_without_a_strict_tool_calls_are_unconstrained():
     loose = [{"type": "function", "function": {"name": "f"}}]
     assert FORMATS["qwen-json"].may_call(loose, None) is None
     assert FORMATS["llama-json"].may_call(TOOLS, None) is None
+
+
+def test_arguments_that_are_required_but_not_described_are_allowed():
+    def closed(parameters: dict[str, Any]) -> bool:
+        tool = {"function": {"name": "f", "parameters": {"type": "object", **parameters}}}
+        return ToolFunction.of(tool, "tools[0]").parameters.get("additionalProperties") is False
+
+    properties = {"a": {"type": "string"}}
+    assert closed({"properties": properties, "required": ["a"]}) and closed({})
+    assert not closed({"properties": properties, "required": ["a", "b"]})
+    assert not closed({"required": ["b"]})
