@@ -22,8 +22,8 @@ ToolFormat = Literal[
     "auto", "qwen-xml", "glm-xml", "qwen-json", "function-json", "mistral", "mistral-json",
     "deepseek-v3", "deepseek-v3.1", "deepseek-v3.2", "deepseek-v4", "kimi-k2", "minimax-m2",
     "seed-xml", "minicpm-xml", "granite-json", "phi4-json", "nemotron-json", "tool-calls-json",
-    "command-json", "lfm2", "lfm2-json", "olmo3", "gemma4", "functiongemma", "llama-json", "json-list",
-    "pythonic", "none",
+    "command-json", "lfm2", "lfm2-json", "olmo3", "gemma4", "functiongemma", "llama-json",
+    "json-list", "pythonic", "none",
 ]
 # fmt: on
 ReasoningFormat = Literal["auto", "none"]

@@ -182,7 +182,7 @@ def test_stages_are_even_and_none_is_empty():
     assert even_stages(2, 3) == ((0, 1), (1, 2))
 
 
-async def test_what_one_group_has_kept_is_taken_up_by_several(
+async def test_what_one_stage_has_kept_is_taken_up_by_several(
     tiny_dir: Path, tmp_path: Path, num_stages: int
 ):
     async with running(tiny_dir, tmp_path) as engine:
@@ -197,7 +197,7 @@ async def test_what_one_group_has_kept_is_taken_up_by_several(
 
 @pytest.mark.covered(1)
 @pytest.mark.slow
-async def test_speculation_over_several_groups_says_the_same(
+async def test_speculation_over_several_stages_says_the_same(
     tiny_dir: Path, tmp_path: Path, num_stages: int
 ):
     async with started(tiny_dir) as engine:

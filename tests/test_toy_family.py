@@ -21,7 +21,7 @@ from torch import Tensor
 from luceasync.config import ServerConfig
 from luceasync.kv.state import StateTensor
 from luceasync.models.families import FAMILIES
-from luceasync.models.families.family import Family, Fields
+from luceasync.models.families.family import ConfigFields, Family
 from luceasync.models.feed_forward.dense import DenseSpec
 from luceasync.models.files import ModelFiles, read_spec
 from luceasync.models.layer_reader import LayerReader
@@ -161,7 +161,7 @@ class MeanLayer:
 # --- the family ---------------------------------------------------------------------------------
 
 
-def parse(fields: Fields) -> ModelSpec:
+def parse(fields: ConfigFields) -> ModelSpec:
     layer = LayerSpec(MeanSpec(fields.positive("width")), DenseSpec(fields.positive("inner")))
     return ModelSpec(
         family="toy",
@@ -185,7 +185,7 @@ class Checkpoint:
         layers = {"inner": INNER, "num_hidden_layers": NUM_LAYERS}
         config = {"model_type": "toy", **sizes, **layers}
         (folder / "config.json").write_text(json.dumps(config))
-        spec, random = parse(Fields(config)), torch.Generator().manual_seed(3)
+        spec, random = parse(ConfigFields(config)), torch.Generator().manual_seed(3)
         table = (tiny.VOCAB_SIZE, HIDDEN)
         shapes = {"embed_tokens.weight": table, "lm_head.weight": table, "norm.weight": (HIDDEN,)}
         for layer in range(spec.num_layers):

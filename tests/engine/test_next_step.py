@@ -1,0 +1,112 @@
+"""Which step comes next: a chunk of which prompt, or a decode step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from luceasync.engine.scheduler import (
+    MAX_SKIPPED,
+    Scheduler,
+    UnfinishedPrompt,
+    next_prefill,
+    next_step,
+)
+
+
+@pytest.mark.parametrize(
+    ("num_prefilling", "num_decoding", "prefill_s", "decode_s", "expected"),
+    [
+        (0, 0, 0.0, 0.0, "idle"),
+        (1, 0, 9.0, 0.0, "prefill"),
+        (0, 1, 0.0, 9.0, "decode"),
+        (1, 1, 0.0, 0.0, "prefill"),
+        (1, 1, 1.0, 0.9, "decode"),
+        (1, 1, 1.0, 1.0, "prefill"),
+        (5, 1, 1.0, 1.1, "prefill"),
+        (1, 5, 1.0, 0.9, "decode"),
+    ],
+)
+def test_next_step(num_prefilling, num_decoding, prefill_s, decode_s, expected):
+    assert next_step(num_prefilling, num_decoding, prefill_s, decode_s) == expected
+
+
+@given(chunk_s=st.floats(0.01, 2.0), token_s=st.floats(0.01, 2.0))
+def test_neither_gets_ahead_by_more_than_one_step(chunk_s: float, token_s: float):
+    spent = {"prefill": 0.0, "decode": 0.0}
+    for _ in range(100):
+        step = next_step(1, 1, spent["prefill"], spent["decode"])
+        spent[step] += chunk_s if step == "prefill" else token_s
+        ahead = spent["prefill"] - spent["decode"]
+        assert -token_s - 1e-9 <= ahead <= chunk_s + 1e-9
+
+
+def test_only_time_while_both_had_work_is_shared():
+    scheduler = Scheduler(1)
+    scheduler.account("prefill", 9.0, both=False)
+    assert scheduler.next_step(1, 1) == "prefill"
+    scheduler.account("prefill", 2.0, both=True)
+    for _ in range(2):
+        assert scheduler.next_step(1, 1) == "decode"
+        scheduler.account("decode", 1.0, both=True)
+    assert scheduler.next_step(1, 1) == "prefill"
+
+
+def unfinished(
+    client: str = "a",
+    num_left: int = 100,
+    priority: int = 0,
+    num_skipped: int = 0,
+    is_resumed: bool = False,
+) -> UnfinishedPrompt:
+    return UnfinishedPrompt(client, priority, num_left, num_skipped, is_resumed=is_resumed)
+
+
+def test_the_client_whose_last_chunk_is_longest_ago_gets_the_next():
+    prompts = [unfinished("a", 1), unfinished("b", 900), unfinished("c", 5)]
+    assert next_prefill(prompts, {"a": 7, "b": 3, "c": 5}, resumes=False) == 1
+    assert next_prefill(prompts, {"a": 7, "b": 3}, resumes=False) == 2
+
+
+def test_the_shortest_rest_of_a_client_comes_first_and_equal_ones_in_order():
+    assert next_prefill([unfinished(num_left=n) for n in (90, 7, 7)], {}, resumes=False) == 1
+
+
+def test_a_lower_priority_comes_first_within_its_client_alone():
+    own = [unfinished(num_left=1), unfinished(num_left=900, priority=-1)]
+    assert next_prefill(own, {}, resumes=False) == 1
+    others = [unfinished("b", num_left=1), unfinished("a", num_left=900, priority=-1)]
+    assert next_prefill(others, {"a": 1}, resumes=False) == 0
+
+
+def test_later_prompts_of_a_client_hold_up_none_for_ever():
+    held_up = unfinished(num_left=900, num_skipped=MAX_SKIPPED)
+    assert next_prefill([held_up, unfinished(num_left=1)], {}, resumes=False) == 0
+    urgent = unfinished(num_left=1, priority=-1)
+    assert next_prefill([held_up, urgent], {}, resumes=False) == 1
+
+
+def test_a_chunk_for_a_resumed_answer_goes_to_one_if_there_is_one():
+    prompts = [unfinished(num_left=1), unfinished("b", is_resumed=True)]
+    assert next_prefill(prompts, {"b": 1}, resumes=True) == 1
+    assert next_prefill(prompts, {"a": 1}, resumes=False) == 0
+    assert next_prefill(prompts[:1], {}, resumes=True) == 0
+    assert next_prefill(prompts[1:], {}, resumes=False) == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 400)), min_size=1, max_size=9))
+def test_clients_get_chunks_in_turn_while_they_have_prompts(wanted: list[tuple[str, int]]):
+    prompts = [unfinished(client, num_left) for client, num_left in wanted]
+    last_chunk: dict[str, int] = {}
+    for number in range(sum(-(-n // 64) for _, n in wanted)):
+        index = next_prefill(prompts, last_chunk, resumes=False)
+        client = prompts[index].client
+        others = {p.client for p in prompts} - {client}
+        assert all(last_chunk.get(c, -1) >= last_chunk.get(client, -1) for c in others)
+        last_chunk[client] = number
+        prompts[index] = replace(prompts[index], num_left=prompts[index].num_left - 64)
+        prompts = [p for p in prompts if p.num_left > 0]
+    assert not prompts
