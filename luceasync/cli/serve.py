@@ -38,15 +38,15 @@ logger = logging.getLogger(__name__)
 # The checks repeat what each part checks itself, but before torch is imported, which takes seconds.
 
 
-def check_plan(config: Config) -> ModelFiles:
-    """Check model, drafter and device names. Raises ConfigError."""
+def check_plan(config: Config, model: ModelFiles | None = None) -> ModelFiles:
+    """Check model, drafter and device names; `model`: that of the config. Raises ConfigError."""
     placement = config.placement
     devices = named_devices(placement.device, placement.devices)
     if placement.layer_split is not None:
         check_weights(placement.layer_split, max(1, len(devices)))
     if config.draft.device is not None:
         check_devices([config.draft.device], "--draft-device")
-    model = ModelFiles(config.model.model_dir)
+    model = model or ModelFiles(config.model.model_dir)
     spec = model.spec
     if config.drafter_dir is None:
         refuse_without_drafter(config.draft)
@@ -59,7 +59,10 @@ def check_load(config: Config) -> ModelFiles:
     """`check_plan`, and check what only a running model needs; create the cache directory. Raises
     ConfigError.
     """
-    model = check_plan(config)
+    model = ModelFiles(config.model.model_dir)
+    if model.has_weights:  # before their headers are read
+        _check_weight_files(model)
+    check_plan(config, model)
     path = config.model.model_dir / "tokenizer.json"
     if model.gguf is None and not path.exists():
         raise ModelError(f"{path} does not exist; a model directory needs its tokenizer.json.")

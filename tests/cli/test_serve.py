@@ -24,9 +24,8 @@ def test_serve_answers_and_ends_cleanly():
     command = [sys.executable, "-m", "luceasync", "serve", "--port", "0", "--max-ctx", "512"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
-            first = process.stderr.readline()
-            url = re.search(r"http://[\d.:]+", first)
-            assert url, f"the first line is {first!r}"
+            url = re.search(r"http://[\d.:]+", wait_bound(process))
+            assert url
             with httpx.Client(base_url=url[0], timeout=DEADLINE_S) as client:
                 wait_ready(client)
                 body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
@@ -45,7 +44,7 @@ def test_a_signal_while_the_model_loads_ends_the_process(number, code):
     command = [sys.executable, "-m", "luceasync", "serve", "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
-            assert process.stderr.readline().startswith("Listening")
+            wait_bound(process)
             process.send_signal(number)
             assert process.wait(DEADLINE_S) == code
             assert "Traceback" not in process.stderr.read()
@@ -78,6 +77,17 @@ def test_ready_lines_name_the_model_and_the_reasons_for_its_context():
     assert ready_lines(replace(card, reasons=()), 1) == [
         "Ready: tiny or small, 1 lane of 5120 tokens of context"
     ]
+
+
+def wait_bound(process: subprocess.Popen[str]) -> str:
+    """The line that names the URL; the log may have lines before it."""
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if line.startswith("Listening"):
+            return line
+    raise AssertionError("".join(lines))
 
 
 def wait_ready(client: httpx.Client) -> None:
