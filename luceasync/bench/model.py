@@ -233,6 +233,13 @@ class RandomWeights:
     def check(self, shapes: Mapping[str, TensorShape]) -> None:
         """Do nothing: every tensor can be made."""
 
+    def check_unused(self, shapes: Mapping[str, TensorShape]) -> None:
+        """Do nothing: only what is asked for is made."""
+
+    def is_tied(self, head: str, embedding: str) -> bool:
+        """Always: a tied head is not made."""
+        return True
+
     @contextmanager
     def open(self) -> Iterator[TensorSource]:
         dtype = json.loads(self._mark.read_text(encoding="utf-8"))
