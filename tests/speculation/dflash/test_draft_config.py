@@ -23,6 +23,7 @@ TARGET = parse_spec(
         "intermediate_size": 128,
         "num_hidden_layers": 4,
         "num_attention_heads": 4,
+        "num_key_value_heads": 2,
         "head_dim": 16,
         "eos_token_id": 2,
     }
