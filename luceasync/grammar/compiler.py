@@ -17,7 +17,7 @@ from dataclasses import replace
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from luceasync.errors import RequestError, Unavailable
-from luceasync.grammar.matcher import WORD_BITS, Matcher
+from luceasync.grammar.matcher import WORD_BITS, Matcher, in_words
 from luceasync.grammar.program import GrammarProgram
 from luceasync.grammar.proving import LIMITS, GrammarProver, shorten
 from luceasync.text.tokenizer import Tokenizer
@@ -76,7 +76,7 @@ class Compiler:
         limits = LLParserLimits(verbose_errors=False, **LIMITS)
         compiled = LLMatcher(self._vocabulary.table, program.text, log_level=0, limits=limits)
         if compiled.is_error():  # with this vocabulary alone
-            words = f"'{program.param}' does not compile: {shorten(compiled.get_error())}"
+            words = f"'{program.param}' does not compile: {shorten(in_words(compiled.get_error()))}"
             raise RequestError(words, param=program.param)
         return Matcher(
             compiled,

@@ -5,14 +5,41 @@ Owns the matcher of llguidance, which it advances and rolls back. One thread at 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 import numpy as np
 from llguidance import LLMatcher
 
+# What llguidance says only to those who know its source.
+IN_WORDS = (
+    (re.compile(r"\s*<non-verbose/>\s*"), ""),
+    (re.compile(r"json-schema:///"), ""),
+    (re.compile(r"^(parser error: )?NoExtensionBias.*", re.DOTALL), "nothing is an answer to it"),
+    (
+        re.compile(r"^(parser error: )?Too many items.*", re.DOTALL),
+        "it can be read in too many ways, or is nested too deep",
+    ),
+    (re.compile(r"^Unsatisfiable schema: Regex is empty:.*", re.DOTALL), "no text satisfies it"),
+    (
+        re.compile(r"lookarounds not supported yet; \w+ in"),
+        "a boundary or anchor is not supported:",
+    ),
+    (
+        re.compile(r"^Failed to generate regex for integer range:.*", re.DOTALL),
+        "its range exceeds integers of 64 bits",
+    ),
+)
 WORD_BITS = 32  # tokens in a word of a mask
 FIRST_LEVEL, LEVELS_PER_GAP, LOW_LEVEL, MAX_LEVEL = 4, 3, 3, 7  # of a DraftGap
+
+
+def in_words(error: str) -> str:
+    """An error of llguidance as clients are told it."""
+    for pattern, words in IN_WORDS:
+        error = pattern.sub(words, error)
+    return error
 
 
 class DraftGap:
@@ -90,7 +117,8 @@ class Matcher:
     @property
     def failure(self) -> str | None:
         """Why it cannot go on; None: it can."""
-        return self._matcher.get_error().partition("\n")[0] if self._matcher.is_error() else None
+        error = self._matcher.get_error() if self._matcher.is_error() else None
+        return None if error is None else in_words(error).partition("\n")[0]
 
     @property
     def is_over(self) -> bool:

@@ -18,6 +18,7 @@ import llguidance
 
 from luceasync.errors import RequestError, Unavailable
 from luceasync.grammar import trial
+from luceasync.grammar.matcher import in_words
 from luceasync.grammar.program import GrammarProgram
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class GrammarProver:
         if answer["error"]:
             place = "".join(_subscript(key) for key in answer["place"])
             param = shorten(program.params.get(answer["schema"], program.param) + place)
-            words = f"'{param}' does not compile: {shorten(answer['error'])}"
+            words = f"'{param}' does not compile: {shorten(in_words(answer['error']))}"
             raise RequestError(words, param=param)
         text: str = answer.get("program", program.text)
         return text

@@ -62,7 +62,24 @@ async def test_compiled_programs_are_cached_for_every_thread(compiler):
         ("json_schema", {"$ref": "#/gone"}, "field", "gone"),
         ("json_schema", {"type": "string", "pattern": "(?=a)b"}, "field", "look-around"),
         ("json_schema", False, "field", "nsatisfiable"),
+        ("json_schema", {"$ref": "#"}, "field", "nothing is an answer"),
+        (
+            "json_schema",
+            {"type": "string", "format": "date", "maxLength": 2},
+            "field",
+            "no text satisfies it",
+        ),
+        (
+            "json_schema",
+            {"properties": {"a": {"pattern": r"\bfoo"}}},
+            "field.properties.a",
+            "a boundary or anchor is not supported",
+        ),
+        ("json_schema", {"type": "integer", "minimum": 10**30}, "field", "64 bits"),
         ("regex", "(", "field", "regex"),
+        ("regex", r"[^\s\S]", "field", "nothing is an answer"),
+        ("grammar", "start: a\na: a", "field", "nothing is an answer"),
+        ("grammar", 'start: "a"{1000000}', "field", "too many ways"),
         ("grammar", "start: other", "field", "other"),
         ("grammar", 'root ::= "a', "field", "grammar"),
         ("json_schema", "[" * 100_000, "field", "nested"),
@@ -72,6 +89,7 @@ async def test_a_refusal_says_where(compiler, kind, source, param, words):
     with pytest.raises(RequestError) as caught:
         await compiled(compiler, kind, source)
     assert caught.value.param == param
+    assert "<non-verbose/>" not in str(caught.value)
     assert words in str(caught.value) and len(str(caught.value)) < 500
 
 
