@@ -20,6 +20,7 @@ from luceasync.grammar.compiler import MAX_WAITING, Compiler
 from luceasync.grammar.program import compose
 from luceasync.grammar.proving import START, GrammarProver
 from luceasync.request import Constraint
+from luceasync.text.answer.call_grammar import ToolFunction, json_object, must_call, tagged
 
 pytestmark = pytest.mark.slow
 
@@ -108,6 +109,7 @@ def follows(matcher, vocabulary, text: str) -> bool:
 
 
 NODE = {"$ref": "#/$defs/node"}
+TAGGED = tagged("<%s>", ("<%s>", "</>", ""), "</f>")
 
 
 def tree(child: Any) -> dict[str, Any]:
@@ -154,6 +156,17 @@ async def test_without_strict_what_cannot_compile_is_ignored_and_the_rest_holds(
         await compiled(compiler, "json_schema", schema)
     made = await compiled(compiler, "json_schema", schema, strict=False)
     assert follows(made, vocabulary, allowed) and not follows(made, vocabulary, forbidden)
+
+
+@pytest.mark.parametrize("lengths", [{"minLength": 5, "maxLength": 2}, {"maxLength": -1}])
+@pytest.mark.parametrize("write", [TAGGED, json_object("", "name", "arguments", "")])
+async def test_lengths_that_no_argument_has_are_refused_with_their_place(compiler, write, lengths):
+    schema = {"type": "object", "properties": {"a": {"type": "string", **lengths}}}
+    tool = {"function": {"name": "f", "parameters": {**schema, "required": ["a"]}}}
+    calls = must_call(write, "", [ToolFunction.of(tool, "tools[0].parameters")], 1)
+    with pytest.raises(RequestError) as caught:
+        await compiler.matcher(lambda: compose(calls=calls))
+    assert (caught.value.param or "").startswith("tools[0].parameters")
 
 
 async def test_what_is_no_schema_at_all_is_refused_without_strict_too(compiler):

@@ -239,7 +239,8 @@ def _value(
 ) -> str:
     """A value followed by `end`: a string without quotes, anything else as JSON."""
     types = types_of(schema, function.parameters)
-    if types and "string" not in types:
+    # A schema that nothing satisfies is refused as one, which names its place.
+    if types and ("string" not in types or (types == {"string"} and _has_no_text(schema))):
         own = function.subschema(schema, "properties", name)
         return f"{grammar.json(own)} {text(end)}"
     if options := _options(schema):
@@ -257,10 +258,24 @@ def _options(schema: Schema) -> list[str]:
 
 def _pattern(schema: Schema) -> str:
     """Any text of an allowed length. Other constraints on strings are not enforced."""
-    minimum, maximum = schema.get("minLength"), schema.get("maxLength")
-    if not isinstance(minimum, int) and not isinstance(maximum, int):
+    minimum, maximum = _lengths(schema)
+    if minimum is None and maximum is None:
         return "(?s:.*)"
     return f"(?s:.{{{minimum or 0},{'' if maximum is None else maximum}}})"
+
+
+def _lengths(schema: Schema) -> tuple[int | None, int | None]:
+    """The least and the greatest length of a string, as far as they are integers."""
+    found = (schema.get("minLength"), schema.get("maxLength"))
+    minimum, maximum = (value if type(value) is int else None for value in found)
+    return minimum, maximum
+
+
+def _has_no_text(schema: Schema) -> bool:
+    """Whether no string has an allowed length."""
+    minimum, maximum = _lengths(schema)
+    least = 0 if minimum is None else minimum
+    return least < 0 or (maximum is not None and maximum < least)
 
 
 def text(written: str) -> str:
