@@ -12,7 +12,7 @@ from itertools import takewhile
 import numpy as np
 from llguidance import LLMatcher
 
-# What llguidance says only to those who know its source.
+# Messages of llguidance that mean nothing without its source.
 IN_WORDS = (
     (re.compile(r"\s*<non-verbose/>\s*"), ""),
     (re.compile(r"json-schema:///"), ""),
