@@ -45,8 +45,8 @@ class RandomSource:
     """Random weights of the right shapes, for benchmarks of models that are not at hand.
 
     Matrices are scaled to keep the size of activations; norms are close to real ones. A tensor's
-    numbers depend only on the seed, its name, its shape and the kind of `device`, not on the caller that reads
-    it when.
+    numbers depend only on the seed, its name, its shape and the kind of `device`, not on what was
+    read before.
     """
 
     def __init__(
