@@ -111,7 +111,7 @@ def test_halves_that_are_not_whole_tiles_are_gated_too(kernel: str):
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_gates_that_are_large_saturate(kernel: str):
     packed = matrix(ALL["Q8_0"], 32, 32)
-    x = torch.randn(2, 32) * 1e4
+    x = torch.randn(2, 32, generator=torch.Generator().manual_seed(1)) * 1e4
     expected = TorchOps().quantised(packed, x.dtype).swiglu(x)
     torch.testing.assert_close(compiled(packed, kernel).swiglu(x), expected, rtol=1e-4, atol=1.0)
 
