@@ -89,12 +89,13 @@ def with_padding(of_lanes: Tensor, num_entries: int) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class AcceptedRows:
     """Rows of a verify pass to keep: `rows` int64 of entry `entry` go to `places` of `lane`, which
-    are those of row indices from `begin` on.
+    are those of row indices from `begin` on. The first of them is at `position` in the text.
     """
 
     entry: int
     lane: int
     begin: int
+    position: int
     places: slice | Tensor
     rows: Tensor
 
@@ -103,14 +104,15 @@ class AcceptedRows:
 class Paths:
     """What is accepted of a verify pass. `kept`: for the host, without entries that keep nothing.
 
-    For the device, int32: `lanes` and `begins` [entries], the row index of each entry's first row;
-    `rows` [entries, num_rows], of which the first `counts` [entries] are accepted; `tables`
-    [num_lanes, pages].
+    For the device, int32: `lanes`, and `begins` and `positions` [entries], the row index and the
+    position of each entry's first row; `rows` [entries, num_rows], of which the first `counts`
+    [entries] are accepted; `tables` [num_lanes, pages].
     """
 
     kept: tuple[AcceptedRows, ...]
     lanes: Tensor
     begins: Tensor
+    positions: Tensor
     rows: Tensor
     counts: Tensor
     tables: Tensor

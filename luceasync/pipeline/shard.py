@@ -184,28 +184,27 @@ class Shard:
             if path:
                 first = self.cache.row_index(lane, begin)
                 places = self.cache.places(lane, first, first + len(path))
-                kept.append(
-                    AcceptedRows(i, lane, first, places, torch.tensor(path, device=self.device))
-                )
+                rows = torch.tensor(path, device=self.device)
+                kept.append(AcceptedRows(i, lane, first, begin, places, rows))
         counts = [len(path) for path in paths]
         filled = [[*path, *[0] * (batch.num_rows - len(path))] for path in paths]
         numbers = (batch.lanes, batch.begins, filled, counts)
-        lanes, begins, rows, lengths = (
+        lanes, positions, chosen, lengths = (
             torch.tensor(n, dtype=torch.int32).to(self.device) for n in numbers
         )
-        return self.paths_from(tuple(kept), lanes, begins, rows, lengths)
+        return self.paths_from(tuple(kept), lanes, positions, chosen, lengths)
 
     def paths_from(
         self,
         kept: tuple[AcceptedRows, ...],
         lanes: Tensor,
-        begins: Tensor,
+        positions: Tensor,
         rows: Tensor,
         counts: Tensor,
     ) -> Paths:
-        """Paths from tensors that are on this device; `begins` are positions."""
-        row_indices = self._ops.row_indices(begins[:, None], lanes, self.cache.absent)[:, 0]
-        return Paths(kept, lanes, row_indices, rows, counts, self.cache.tables)
+        """Paths from tensors that are on this device; `positions`: of each entry's first row."""
+        row_indices = self._ops.row_indices(positions[:, None], lanes, self.cache.absent)[:, 0]
+        return Paths(kept, lanes, row_indices, positions, rows, counts, self.cache.tables)
 
     def commit(self, paths: Paths) -> None:
         """Make the rows of `paths` of the last `verify` the next tokens of their lanes."""

@@ -23,13 +23,11 @@ def paths_of(path: list[int], device: torch.device) -> Paths:
     tables = torch.stack([torch.randperm(PAGES, generator=generator) for _ in range(LANES)]).int()
     tokens = torch.arange(60, 60 + len(path))
     places = tables[2, tokens // PAGE].long() * PAGE + tokens % PAGE
-    kept = (
-        (AcceptedRows(1, 2, 60, places.to(device), torch.tensor(path, device=device)),)
-        if path
-        else ()
-    )
+    accepted = torch.tensor(path, device=device)
+    kept = (AcceptedRows(1, 2, 60, 60, places.to(device), accepted),) if path else ()
     filled = [[0] * ROWS, [*path, *[0] * (ROWS - len(path))], list(range(ROWS))]
-    numbers = ([0, 2, NO_LANE], [7, 60, 0], filled, [0, len(path), ROWS])
+    begins = [7, 60, 0]
+    numbers = ([0, 2, NO_LANE], begins, begins, filled, [0, len(path), ROWS])
     tensors = (torch.tensor(n, dtype=torch.int32, device=device) for n in numbers)
     return Paths(kept, *tensors, tables.to(device))
 

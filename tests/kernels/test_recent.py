@@ -103,8 +103,9 @@ def test_a_verify_pass_keeps_what_is_committed(body, path, dtype, device) -> Non
         torch.tensor(n, dtype=torch.int32, device=device) for n in numbers
     )
     index = torch.tensor(path, device=device)
-    kept = (AcceptedRows(0, 2, row_index, rows.entries[0].write[: len(path)], index),)
-    paths = Paths(kept, lanes, begins, chosen, counts, rows.tables)
+    places = rows.entries[0].write[: len(path)]
+    kept = (AcceptedRows(0, 2, row_index, row_index, places, index),)
+    paths = Paths(kept, lanes, begins, begins, chosen, counts, rows.tables)
     stacked = tuple(t[None] for t in state)
     body.commit(tuple(t[None] for t in scratch), stacked, paths)
     queries = heads_of(case.projected, SPEC, case.norms, rows.prepared[SPEC])[0]

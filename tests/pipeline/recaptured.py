@@ -62,20 +62,18 @@ class HostShard(Shard):
         self,
         kept: tuple[AcceptedRows, ...],
         lanes: Tensor,
-        begins: Tensor,
+        positions: Tensor,
         rows: Tensor,
         counts: Tensor,
     ) -> Paths:
         if not kept:
-            each = zip(*(x.tolist() for x in (lanes, begins, counts)), rows, strict=True)
+            each = zip(*(x.tolist() for x in (lanes, positions, counts)), rows, strict=True)
             kept = tuple(
-                AcceptedRows(
-                    i, lane, begin, self.cache.places(lane, begin, begin + n), path[:n].long()
-                )
-                for i, (lane, begin, n, path) in enumerate(each)
+                AcceptedRows(i, lane, at, at, self.cache.places(lane, at, at + n), path[:n].long())
+                for i, (lane, at, n, path) in enumerate(each)
                 if n and lane != NO_LANE
             )
-        return super().paths_from(kept, lanes, begins, rows, counts)
+        return super().paths_from(kept, lanes, positions, rows, counts)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from luceasync.kv.pages import PageEvent
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.passes import Batch
 from tests import tiny
 
 NUM_PROMPT, GONE = 300, (1, 3)  # chunks that leave the lane
@@ -108,3 +109,12 @@ def test_a_lane_that_begins_again_has_all_its_chunks(make_backend, tiny_dir: Pat
     without_chunks(backend)
     backend.reset(1)
     assert backend.prefill(1, 0, prompt(), project=True).equal(before)
+
+
+def test_accepted_rows_say_their_positions_beside_their_row_indices(make_backend, tiny_dir: Path):
+    backend = without_chunks(make_backend(tiny_dir))
+    [shard] = backend._stages[0]._shards
+    paths = shard.paths(Batch((1,), (NUM_PROMPT,), 6), [[0, 2]])
+    num_resident = NUM_PROMPT - 64 * len(GONE)
+    assert [(kept.begin, kept.position) for kept in paths.kept] == [(num_resident, NUM_PROMPT)]
+    assert (paths.begins.tolist(), paths.positions.tolist()) == ([num_resident], [NUM_PROMPT])
