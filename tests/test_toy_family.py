@@ -69,6 +69,10 @@ class MeanSpec:
     def verified_row_bytes(self) -> int:
         return 0
 
+    @property
+    def reach(self) -> int:
+        return 1
+
     def tensors(self, hidden_size: int) -> dict[str, tuple[int, ...]]:
         return {
             "mean.in.weight": (self.width, hidden_size),

@@ -19,14 +19,12 @@ Role = Literal["kv", "compute", "float32"]
 class StateTensor:
     """A tensor that a layer keeps. `name` is the kind in the tensor's snapshot name.
 
-    `shape` is that of one token's row, or of one lane's end. `num_newest_needed`: the number of
-    newest tokens that later tokens depend on through this tensor; None: all of them.
+    `shape` is that of one token's row, or of one lane's end.
     """
 
     name: str
     shape: tuple[int, ...]
     role: Role
-    num_newest_needed: int | None = None
 
 
 class StateLayout(Hashable, Protocol):

@@ -64,9 +64,8 @@ class ModelSpec:
 
     @property
     def reach(self) -> int:
-        """Inputs that the widest convolution sees, the row's own included; 1 without one."""
-        windows = (t.num_newest_needed for mixer in set(self.mixers) for t in mixer.end)
-        return 1 + max((window for window in windows if window is not None), default=0)
+        """The largest `reach` of its mixers."""
+        return max(mixer.reach for mixer in set(self.mixers))
 
     def layer_shapes(self, layer: int) -> dict[str, Shape]:
         """Shapes of a layer's tensors by their names below `layers.<layer>.`."""

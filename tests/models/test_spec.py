@@ -221,6 +221,11 @@ def test_rope_parameters_win_over_the_top_level():
     assert parse_spec(config).mixers[-1].rope_theta == 2.0
 
 
+def test_trees_reach_as_far_as_the_widest_convolution():
+    assert parse_spec(config_of("qwen3")).reach == 1
+    assert parse_spec(config_of("qwen3_5_text", linear_conv_kernel_dim=5)).reach == 5
+
+
 def test_layer_types_follow_the_interval_where_they_are_not_listed():
     spec = parse_spec(config_of("qwen3_5_text", num_hidden_layers=6, full_attention_interval=3))
     kinds = [type(mixer) for mixer in spec.mixers]

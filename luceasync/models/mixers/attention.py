@@ -48,6 +48,10 @@ class AttentionSpec(AttentionSizes):
         return RecentQueries(self.num_heads, self.head_dim)
 
     @property
+    def reach(self) -> int:
+        return 1
+
+    @property
     def width(self) -> int:
         return self.query_dim * 4
 

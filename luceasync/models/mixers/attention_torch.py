@@ -54,7 +54,7 @@ class TorchAttention:
                 out.append(attend_past(q[i], rows.past, (k[i], v[i]), newest))
                 continue
             out.append(self.attend_entry(q[i], own_keys, own_values, entry))
-        return gated(with_padding(_stacked(out), q.shape[0]).flatten(2), gates)
+        return gated(_of_all(out, q).flatten(2), gates)
 
     def heads(
         self, projected: Tensor, norms: HeadNorms, turn: Rotation
@@ -96,7 +96,7 @@ class TorchAttention:
             committed = keys[entry.lane, entry.read], values[entry.lane, entry.read]
             new = new_keys[i], new_values[i]
             out.append(attend_tree(q[i], committed, entry.begin, new, trees.ancestors[i]))
-        return gated(with_padding(_stacked(out), q.shape[0]).flatten(2), gates)
+        return gated(_of_all(out, q).flatten(2), gates)
 
     def commit(self, scratch: State, state: State, paths: Paths) -> None:
         """Write the accepted rows of all layers to their places: [layers, lanes, places, ...]."""
@@ -109,9 +109,14 @@ class TorchAttention:
                 keep_recent(stack[:, kept.lane].transpose(0, 1), chosen, kept.begin)
 
 
-def _stacked(of_entries: list[Tensor]) -> Tensor:
-    """Stack to [entries, ...]; a single one is not copied."""
-    return of_entries[0][None] if len(of_entries) == 1 else torch.stack(of_entries)
+def _of_all(of_lanes: list[Tensor], q: Tensor) -> Tensor:
+    """Stack outputs of lanes, with zeros for padding, to `q`'s shape; a single one is not
+    copied.
+    """
+    if not of_lanes:
+        return torch.zeros_like(q)
+    stacked = of_lanes[0][None] if len(of_lanes) == 1 else torch.stack(of_lanes)
+    return with_padding(stacked, q.shape[0])
 
 
 def keep_recent(ring: Tensor, queries: Tensor, begin: int) -> None:

@@ -38,7 +38,7 @@ class DeltaSpec(DeltaSizes):
         window = self.conv_kernel - 1
         heads = (self.num_value_heads, self.key_dim, self.value_dim)
         return (
-            StateTensor(CONV, (window, self.conv_channels), "compute", num_newest_needed=window),
+            StateTensor(CONV, (window, self.conv_channels), "compute"),
             StateTensor(DELTA, heads, "float32"),
         )
 
@@ -56,6 +56,10 @@ class DeltaSpec(DeltaSizes):
     def recent(self) -> None:
         """None: it has no chunks that could be away."""
         return None
+
+    @property
+    def reach(self) -> int:
+        return self.conv_kernel
 
     @property
     def width(self) -> int:

@@ -44,6 +44,8 @@ class TorchDelta:
         NO_LANE, takes the writes of padding entries on other devices, and both states as they are
         after `rows.mark` rows. Returns [entries, rows, output_dim], zeros for padding.
         """
+        if not rows.num_lanes:
+            return projected.new_zeros((*projected.shape[:2], self._spec.output_dim))
         mixed, z, b, a = projected[: rows.num_lanes].split_with_sizes(self._widths, -1)
         lanes = _ends_of(rows)
         convolved_rows = convolve(mixed, parameters.conv, conv_state, lanes, rows.mark)

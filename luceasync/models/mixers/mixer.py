@@ -35,6 +35,13 @@ class Mixer(StateLayout, Protocol):
         ...
 
     @property
+    def reach(self) -> int:
+        """Inputs of earlier tokens, and its own, that a row of a tree takes through Trees.taps: as
+        many as its convolution is wide. 1 if it meets earlier tokens in other ways only.
+        """
+        ...
+
+    @property
     def width(self) -> int:
         """The widest activation of a row, in numbers."""
         ...
@@ -57,7 +64,10 @@ class Mixer(StateLayout, Protocol):
         ...
 
     def triton_body(self) -> MixerBody:
-        """Make the body for GPUs, which is `torch_body` if there is nothing faster."""
+        """Make the body for GPUs. Captured passes have no `rows.entries` and no `paths.kept`: their
+        one row of each lane, their trees and their commits read `rows` and `paths` from the device
+        alone, in operations that a CUDA graph can record. So it is `torch_body` only if that does.
+        """
         ...
 
     def compiled_body(self) -> MixerBody:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -115,6 +117,15 @@ def test_attend_is_norms_rotation_attention_and_gate(gated: bool, rotary_dim: in
     out = run_attend(spec, projected, poisoned(), [entry_of(0, 0, 20)])[0]
     expected = expected_attend(projected[0], spec)
     torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_padding_alone_is_zeros_and_writes_nothing(num_rows: int):
+    spec, cache = make_spec(gated=True), poisoned()
+    padding = replace(PADDING, end=PADDING.begin + num_rows)
+    out = run_attend(spec, make_projected(spec, 2, num_rows), cache, [padding] * 2)
+    assert torch.equal(out, torch.zeros(2, num_rows, spec.query_dim))
+    assert all(state.isnan().all() for state in cache)
 
 
 @pytest.mark.parametrize("cuts", [[1], [7, 8], [1, 2, 3, 19]])

@@ -75,6 +75,14 @@ def test_in_which_order_lanes_take_a_step_changes_no_bit():
         assert [torch.equal(*pair) for pair in zip(a, before, strict=True)] == [1, 0, 0, 1]
 
 
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_delta_padding_alone_is_zeros_and_moves_nothing(num_rows: int):
+    state = make_delta_state()
+    out = run_delta(delta_projected(2, num_rows), state, [NO_LANE, NO_LANE])
+    assert torch.equal(out, torch.zeros(2, num_rows, DELTA.output_dim))
+    assert all(torch.equal(*pair) for pair in zip(state, make_delta_state(), strict=True))
+
+
 def test_delta_padding_changes_no_lane():
     projected, alone, padded = delta_projected(3, 1), make_delta_state(), make_delta_state()
     out = run_delta(projected[:1], alone, [1])
