@@ -200,8 +200,7 @@ def test_weights_that_change_while_they_are_read_are_refused(
 
 # --- directories that are there already ---------------------------------------------------------
 
-QWEN3 = {
-    "model_type": "qwen3",
+SIZES = {
     "vocab_size": 4096,
     "hidden_size": 256,
     "intermediate_size": 512,
@@ -211,16 +210,21 @@ QWEN3 = {
     "head_dim": 64,
     "max_position_embeddings": 32768,
 }
+EXISTING = {
+    ("llama", "bf16"): "56e5dfaf7d2e51c906b3b3af99215eb8",
+    ("llama", "fp32"): "160421cfede6ab58370004b127bb528a",
+    ("qwen3", "bf16"): "f4ea67d208814072ca6fae87381d1b80",
+    ("qwen3", "fp32"): "83ded957d99ab44bde8432eb6a996845",
+    ("qwen3_5_text", "bf16"): "bc62f24a57b5c1b3ba837646364b3f59",
+    ("qwen3_5_text", "fp32"): "080048f83dad3506010a60978266add3",
+}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "expected"),
-    [("bf16", "f4ea67d208814072ca6fae87381d1b80"), ("fp32", "83ded957d99ab44bde8432eb6a996845")],
-)
-def test_namespaces_of_existing_caches_are_unchanged(tmp_path: Path, dtype: str, expected: str):
-    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+@pytest.mark.parametrize(("model_type", "dtype"), EXISTING)
+def test_namespaces_of_existing_caches_are_unchanged(tmp_path: Path, model_type: str, dtype: str):
+    (tmp_path / "config.json").write_text(json.dumps(SIZES | {"model_type": model_type}))
     (tmp_path / WEIGHTS).write_bytes(b"weights")
-    assert name_of(tmp_path, dtype=dtype) == expected
+    assert name_of(tmp_path, dtype=dtype) == EXISTING[model_type, dtype]
 
 
 @pytest.mark.parametrize(
