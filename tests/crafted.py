@@ -1,14 +1,16 @@
 """A real Qwen3 model with weights set by hand, which says any text that it was made for.
 
 A prompt that contains "~NAME" makes it say the text of that name, token for token; the last such
-mark counts. So whatever a model could write goes through tokens, detokenizer, parsers and APIs.
+mark counts. So whatever a model could write goes through tokens, detokenizer, parsers and APIs. A
+text may contain the mark of another one, which it then says next, whatever a client puts between.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,9 +33,10 @@ ADDED = (
 CONST, IS_MARK, FIRST = 0, 1, 2  # hidden dimensions: always 1; 1 for marks; of pieces and texts
 
 
-def save(directory: Path, texts: Mapping[str, str], template: str) -> Path:
+def save(directory: Path, texts: Mapping[str, str], template: str, max_tokens: int = 8192) -> Path:
     """Write a model that says each of `texts` where a prompt marks its name, and has the chat
-    `template`. Names consist of ASCII letters and digits; no name begins with another.
+    `template` and a context of `max_tokens`. Names consist of ASCII letters and digits; no name
+    begins with another, and at most one text has the mark of each.
     """
     assert 0 < len(texts) <= HEAD_DIM
     vocabulary = _Vocabulary.of(texts)
@@ -55,8 +58,9 @@ def save(directory: Path, texts: Mapping[str, str], template: str) -> Path:
         "num_attention_heads": 1,
         "num_key_value_heads": 1,
         "head_dim": HEAD_DIM,
-        "max_position_embeddings": 8192,
-        "rope_theta": 1e8,
+        "max_position_embeddings": max_tokens,
+        # Dimension NEAR turns by less than half a circle over the context.
+        "rope_theta": max(1e8, (max_tokens / 3) ** 2),
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",
         "attention_bias": False,
@@ -73,7 +77,9 @@ def save(directory: Path, texts: Mapping[str, str], template: str) -> Path:
 
 @dataclass(frozen=True)
 class _Vocabulary:
-    """Token ids: `marks` by name, `pieces` of each text in order; `merges` make the marks."""
+    """Token ids: `marks` by name, `pieces` of each text in order, marks among them; `merges` make
+    the marks.
+    """
 
     ids: dict[str, int]
     marks: dict[str, int]
@@ -95,8 +101,10 @@ class _Vocabulary:
         pieces: dict[str, list[int]] = {}
         rng = random.Random(5)
         for name in sorted(texts, key=lambda name: len(texts[name])):  # short ones have less choice
-            spelled = _split(_spelled(texts[name]), set(ids), rng)
+            spelled = _split(_spelled(texts[name]), set(ids), rng, [f"~{each}" for each in texts])
             pieces[name] = [ids.setdefault(piece, len(ids)) for piece in spelled]
+        said = [token for each in pieces.values() for token in each]
+        assert len(said) == len(set(said)), "a mark stands in two texts"
         return cls(ids, marks, pieces, merges)
 
     def tokenizer(self) -> Tokenizer:
@@ -117,8 +125,17 @@ def _spelled(text: str) -> str:
     return spelled
 
 
-def _split(spelled: str, used: set[str], rng: random.Random) -> list[str]:
-    """Split `spelled` into pieces that differ from one another and from those in `used`."""
+def _split(spelled: str, used: set[str], rng: random.Random, marks: Sequence[str]) -> list[str]:
+    """Split `spelled` into its `marks` and, between them, pieces that differ from one another and
+    from those in `used`.
+    """
+    pieces: list[str] = []
+    for part in re.split(f"({'|'.join(marks)})", spelled):
+        pieces += [part] if part in marks else _pieces(part, used | set(pieces), rng)
+    return pieces
+
+
+def _pieces(spelled: str, used: set[str], rng: random.Random) -> list[str]:
     for _ in range(2000):
         pieces: list[str] = []
         begin = 0
@@ -158,7 +175,7 @@ def _weights(vocabulary: _Vocabulary, vocab_size: int, end: int) -> dict[str, to
         embedding[token, dim] = embedding[token, padding] = 1
     for name, token in vocabulary.marks.items():
         embedding[token, mark_dims[name]] = embedding[token, IS_MARK] = 1
-        embedding[token, padding] = 0
+        embedding[token, padding] = 0  # in a text its norm is greater, which scales it and no more
 
     query, key = torch.zeros(HEAD_DIM, hidden), torch.zeros(HEAD_DIM, hidden)
     value, output = torch.zeros(HEAD_DIM, hidden), torch.zeros(hidden, HEAD_DIM)
@@ -171,12 +188,12 @@ def _weights(vocabulary: _Vocabulary, vocab_size: int, end: int) -> dict[str, to
     query_norm[SLOW], query_norm[NEAR] = 2e4, 2e5
 
     head = torch.zeros(vocab_size, hidden)
-    head[end, CONST] = 0.5
+    head[end, CONST] = 4
     for name in names:
         said = vocabulary.pieces[name]
-        head[said[0], said_dims[name]] = 10
+        head[said[0], said_dims[name]] = 80  # with `scale` far above the rest, at any temperature
         for token, following in zip(said, [*said[1:], end], strict=True):
-            head[following, piece_dims[token]] = 40
+            head[following, piece_dims[token]] = 320
 
     layer = "model.layers.0."
     return {
