@@ -3,9 +3,11 @@
 import asyncio
 import gc
 import os
+import random
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,9 @@ import uvloop
 
 from tests.combinations import covering
 from tests.forked_backends import Forks
+
+# Imports and collection make many objects and free few: there is no garbage to look for until then.
+gc.disable()
 
 hypothesis.settings.register_profile("no deadline", deadline=None)  # timings decide no test
 hypothesis.settings.load_profile("no deadline")
@@ -53,6 +58,64 @@ def _hands_out(words: list[str]) -> bool:
 # settings of folders that are named to pytest are imported next, some of them with triton.
 if "PYTEST_XDIST_WORKER" in os.environ or not _hands_out(sys.argv):
     _settle_kernels()
+
+
+class _TorchDraws:
+    """Torch's random numbers on CPUs, as hypothesis takes them: each example draws the same again,
+    so what fails does so when it is tried once more, with less.
+    """
+
+    def seed(self, seed: int) -> None:
+        import torch
+
+        torch.default_generator.manual_seed(seed)
+
+    def getstate(self) -> object:
+        import torch
+
+        return torch.default_generator.get_state()
+
+    def setstate(self, state: object) -> None:
+        import torch
+
+        torch.default_generator.set_state(state)
+
+
+TORCH_DRAWS = _TorchDraws()  # hypothesis does not keep it alive
+hypothesis.register_random(TORCH_DRAWS)
+
+
+def _seed(name: str) -> None:
+    """Begin the random numbers of `name`, of all libraries that have been imported."""
+    seed = zlib.crc32(name.encode())
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    if torch := sys.modules.get("torch"):
+        # torch.manual_seed() formats a stack, for devices that are not initialised yet.
+        torch.default_generator.manual_seed(seed)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(seed)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test draws the same random numbers whenever and wherever it is run."""
+    _seed(item.nodeid)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    """So does a fixture that several tests share, whichever of them needs it first."""
+    if fixturedef.scope == "function":
+        return (yield)
+    _seed(f"{request.node.nodeid} {fixturedef.argname} {request.param_index}")
+    try:
+        return (yield)
+    finally:
+        _seed(os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0])  # as if it had been there
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -133,6 +196,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:

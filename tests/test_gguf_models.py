@@ -10,7 +10,7 @@ from struct import pack
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 
 from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig
 from luceasync.engine.start import build_engine
@@ -78,7 +78,7 @@ def test_logits_are_those_of_the_same_numbers(files: tuple[Path, Path]):
     float32 rounds in these models is as much as that.
     """
     prompt = [(7 * i) % 400 + 3 for i in range(70)]
-    model = AutoModelForCausalLM.from_pretrained(files[1], dtype=torch.float64)
+    model = transformers.AutoModelForCausalLM.from_pretrained(files[1], dtype=torch.float64)
     with torch.no_grad():
         exact = model(torch.tensor([prompt])).logits[0, -1]
     distances = []

@@ -11,7 +11,7 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+import transformers
 
 from luceasync.engine.engine import LocalEngine
 from luceasync.models.files import read_spec
@@ -47,12 +47,12 @@ def path() -> Path:
     return next(Path(folder).glob("*.gguf"))
 
 
-def as_transformers_runs_it(path: Path) -> LlamaForCausalLM:
+def as_transformers_runs_it(path: Path) -> transformers.LlamaForCausalLM:
     """The file's numbers, as the package `gguf` dequantises them."""
     spec = read_spec(path)
     attention = spec.layers[0].mixer
     assert isinstance(attention, AttentionSpec)
-    config = LlamaConfig(
+    config = transformers.LlamaConfig(
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
         intermediate_size=1536,
@@ -68,7 +68,7 @@ def as_transformers_runs_it(path: Path) -> LlamaForCausalLM:
         for tensor in gguf.GGUFReader(path).tensors
     }
     names = LAYER_NAMES | {"post_attention_layernorm": "ffn_norm"}
-    model = LlamaForCausalLM(config).eval()
+    model = transformers.LlamaForCausalLM(config).eval()
     state = {}
     for name in model.state_dict():
         if name == "lm_head.weight":

@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    PreTrainedModel,
-    Qwen3_5ForCausalLM,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+
+if TYPE_CHECKING:  # else only tests that build a model pay for it
+    from transformers import PreTrainedModel
 
 FAMILIES = ("qwen3", "qwen3_5")
 VOCAB_SIZE = 512
@@ -52,7 +48,11 @@ def build(
     torch.manual_seed(seed)
     common = COMMON | {"num_hidden_layers": num_layers, "tie_word_embeddings": tied}
     if family == "qwen3":
+        from transformers import Qwen3Config, Qwen3ForCausalLM
+
         return Qwen3ForCausalLM(Qwen3Config(**common)).eval()
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
     config = Qwen3_5TextConfig(
         **common,
         linear_conv_kernel_dim=4,

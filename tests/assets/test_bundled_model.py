@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
+import transformers
 from safetensors import safe_open
-from transformers import AutoConfig, AutoTokenizer
 
 from luceasync.config import BUNDLED_MODEL_DIR
 from training.demo import wordings
@@ -21,12 +21,12 @@ MAX_EVAL_BYTES = 150_000
 
 @pytest.fixture(scope="module")
 def config():
-    return AutoConfig.from_pretrained(BUNDLED_MODEL_DIR)
+    return transformers.AutoConfig.from_pretrained(BUNDLED_MODEL_DIR)
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return AutoTokenizer.from_pretrained(BUNDLED_MODEL_DIR)
+    return transformers.AutoTokenizer.from_pretrained(BUNDLED_MODEL_DIR)
 
 
 @pytest.fixture(scope="module")

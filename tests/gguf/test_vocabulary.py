@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer as Backend
-from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QWEN2_REGEX
-from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX as QWEN35_REGEX
 
 from luceasync.errors import ModelError
 from luceasync.gguf.model import read_model
@@ -30,7 +28,11 @@ def files(request: pytest.FixtureRequest, tmp_path_factory) -> tuple[Path, Path]
 
 
 def test_the_splits_are_those_of_the_families():
-    assert (QWEN2, QWEN35) == (QWEN2_REGEX, QWEN35_REGEX)
+    from transformers.models.qwen2 import tokenization_qwen2
+    from transformers.models.qwen3_5 import tokenization_qwen3_5
+
+    assert QWEN2 == tokenization_qwen2.PRETOKENIZE_REGEX
+    assert QWEN35 == tokenization_qwen3_5.PRETOKENIZE_REGEX
 
 
 def test_ids_of_any_text_are_the_same(files: tuple[Path, Path]):

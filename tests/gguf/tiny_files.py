@@ -8,26 +8,19 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-    Qwen3_5ForCausalLM,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
-from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QWEN2
-from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX as QWEN35
 
+from luceasync.gguf.vocabulary import QWEN2, QWEN35  # which are transformers': test_vocabulary
 from tests.gguf.blocks import random_blocks
 from tests.tiny import CHATML, SPECIAL
+
+if TYPE_CHECKING:  # else only tests that build a model pay for it
+    from transformers import PreTrainedModel
 
 VOCAB = 512
 ARCHITECTURES = {"llama": "llama", "qwen3": "qwen3", "qwen3_5": "qwen35"}
@@ -85,6 +78,15 @@ class Tiny:
 
 def build(tiny: Tiny) -> PreTrainedModel:
     """The model as transformers runs it, float32, with norms that are not all alike."""
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        Qwen3_5ForCausalLM,
+        Qwen3_5TextConfig,
+        Qwen3Config,
+        Qwen3ForCausalLM,
+    )
+
     torch.manual_seed(tiny.seed)
     common = {
         "vocab_size": VOCAB,

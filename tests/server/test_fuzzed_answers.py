@@ -9,9 +9,6 @@ import random
 from typing import Any
 
 import pytest
-from anthropic.types import Message
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response
 
 from luceasync.request import Delta, Piece
 from luceasync.text.answer.call_formats import FORMATS
@@ -60,6 +57,8 @@ def events_of(text: str) -> list[dict[str, Any]]:
 def seen_in_chunks(events: list[dict[str, Any]]) -> Seen:
     reasoning = content = ""
     calls: dict[int, str] = {}
+    from openai.types.chat import ChatCompletionChunk
+
     for event in events:
         ChatCompletionChunk.model_validate(event)
         for choice in event["choices"]:
@@ -75,6 +74,10 @@ def seen_in_chunks(events: list[dict[str, Any]]) -> Seen:
 @pytest.mark.slow
 @pytest.mark.parametrize("call_format", sorted(WRITERS))
 async def test_every_api_tells_any_answer_alike(in_memory: Clients, call_format: str) -> None:
+    from anthropic.types import Message
+    from openai.types.chat import ChatCompletion
+    from openai.types.responses import Response
+
     rng = random.Random(11)
     asked = [{"role": "user", "content": "x"}]
     for _ in range(NUM_TEXTS):

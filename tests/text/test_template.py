@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
+import transformers
 
 from luceasync.errors import ModelError, RequestError
 from luceasync.text.template import ChatTemplate, TurnBoundaries
@@ -47,7 +47,7 @@ def configure(model_dir, **content) -> None:
 
 
 def render_with_transformers(model_dir, source: str, **kwargs) -> str:
-    peer = PreTrainedTokenizerFast(tokenizer_file=str(model_dir / "tokenizer.json"))
+    peer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(model_dir / "tokenizer.json"))
     return peer.apply_chat_template(CHAT, chat_template=source, tokenize=False, **kwargs)
 
 

@@ -6,7 +6,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from transformers import PreTrainedTokenizerFast
+import transformers
 
 from luceasync.errors import ModelError, RequestError
 from luceasync.text.tokenizer import Tokenizer
@@ -26,7 +26,7 @@ def write(path, content) -> None:
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_ids_and_text_are_those_of_transformers(model_dir, text):
-    peer = PreTrainedTokenizerFast(tokenizer_file=str(model_dir / "tokenizer.json"))
+    peer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(model_dir / "tokenizer.json"))
     tokenizer = Tokenizer.load(model_dir)
     ids = tokenizer.encode(text)
     assert ids == peer.encode(text, add_special_tokens=False)
@@ -169,7 +169,7 @@ def test_text_that_is_not_unicode_is_refused(byte_level):
 
 def test_long_texts_have_the_ids_of_transformers_too(model_dir):
     """Long texts are encoded by another call than short ones."""
-    peer = PreTrainedTokenizerFast(tokenizer_file=str(model_dir / "tokenizer.json"))
+    peer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(model_dir / "tokenizer.json"))
     for text in TEXTS:
         long = (text + " ") * 3000
         expected = peer.encode(long, add_special_tokens=False)

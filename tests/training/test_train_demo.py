@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+import transformers
 
 from training.demo.corpus import MAX_PART_CHARS, collect, split_doc
 from training.demo.dialogue import Dialogue
@@ -56,14 +56,14 @@ def exported(tokenizer, tmp_path_factory):
 
 def test_network_computes_what_transformers_computes(exported):
     network, out = exported
-    peer = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+    peer = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
     ids = torch.randint(0, TINY.vocab_size, (2, 3 * CHUNK_TOKENS))
     with torch.no_grad():
         torch.testing.assert_close(network(ids), peer(ids).logits, atol=1e-4, rtol=1e-4)
 
 
 def test_layout_is_the_chat_template_in_ids(exported, dialogue, tokenizer):
-    peer = AutoTokenizer.from_pretrained(exported[1])
+    peer = transformers.AutoTokenizer.from_pretrained(exported[1])
     rng, layout = random.Random(1), Layout(tokenizer)
     for _ in range(50):
         turns = dialogue.draw(rng)
@@ -128,5 +128,5 @@ def test_smoke_run_writes_a_directory_that_transformers_loads(tmp_path):
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "training.json").read_text())
     assert record["steps"] == 30 and record["final_loss"] < 6.2
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert model.config.model_type == "qwen3_5_text"

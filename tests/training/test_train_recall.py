@@ -10,8 +10,8 @@ import httpx
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
 
 from luceasync.config import KvFlashConfig, ServerConfig
 from luceasync.engine.start import build_engine
@@ -111,7 +111,7 @@ def test_what_is_written_is_the_network_to_others(tmp_path: Path):
     network = Network(form.sizes)
     export(network, form, tmp_path)
     network.take(load_file(tmp_path / "model.safetensors"))
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     with torch.inference_mode():
         ours = network.logits(network(tokens))
         torch.testing.assert_close(ours, theirs(tokens).logits, rtol=1e-4, atol=1e-4)
