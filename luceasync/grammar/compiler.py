@@ -17,7 +17,7 @@ from dataclasses import replace
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from luceasync.errors import RequestError, Unavailable
-from luceasync.grammar.matcher import WORD_BITS, Matcher, in_words
+from luceasync.grammar.matcher import WORD_BITS, Matcher
 from luceasync.grammar.program import GrammarProgram
 from luceasync.grammar.proving import LIMITS, GrammarProver, shorten
 from luceasync.text.tokenizer import Tokenizer
@@ -48,8 +48,8 @@ class Compiler:
 
     async def matcher(self, make: Callable[[], GrammarProgram]) -> Matcher:
         """A matcher at the start of the program that `make` returns; it is called in a thread.
-        Raises RequestError, which names the field and the place in its schema, for one that does
-        not compile; Unavailable if too many wait.
+        Raises RequestError, which names the field and the place in it, for one that does not
+        compile; Unavailable if too many wait, or this machine is too busy.
         """
         program = await asyncio.to_thread(make)
         text = program.text.encode()
@@ -75,16 +75,18 @@ class Compiler:
     def _compile(self, program: GrammarProgram) -> Matcher:
         limits = LLParserLimits(verbose_errors=False, **LIMITS)
         compiled = LLMatcher(self._vocabulary.table, program.text, log_level=0, limits=limits)
-        if compiled.is_error():  # with this vocabulary alone
-            words = f"'{program.param}' does not compile: {shorten(in_words(compiled.get_error()))}"
-            raise RequestError(words, param=program.param)
-        return Matcher(
+        matcher = Matcher(
             compiled,
             self._vocabulary.num_words,
             self._vocabulary.end_ids,
             self._vocabulary.tokenizer.token_bytes,
             is_stepwise=STEPWISE.search(program.text) is not None,
         )
+        matcher.warm_up()
+        if matcher.failure is not None:  # with this vocabulary alone
+            words = f"'{program.param}' does not compile: {shorten(matcher.failure)}"
+            raise RequestError(words, param=program.param)
+        return matcher
 
 
 def _digest_of(text: bytes) -> bytes:

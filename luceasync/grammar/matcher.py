@@ -6,6 +6,7 @@ Owns the matcher of llguidance, which it advances and rolls back. One thread at 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
@@ -18,7 +19,7 @@ IN_WORDS = (
     (re.compile(r"json-schema:///"), ""),
     (re.compile(r"^(parser error: )?NoExtensionBias.*", re.DOTALL), "nothing is an answer to it"),
     (
-        re.compile(r"^(parser error: )?Too many items.*", re.DOTALL),
+        re.compile(r"^(parser error: )?(Too many items|Current row has).*", re.DOTALL | re.I),
         "it can be read in too many ways, or is nested too deep",
     ),
     (re.compile(r"^Unsatisfiable schema: Regex is empty:.*", re.DOTALL), "no text satisfies it"),
@@ -30,8 +31,22 @@ IN_WORDS = (
         re.compile(r"^Failed to generate regex for integer range:.*", re.DOTALL),
         "its range exceeds integers of 64 bits",
     ),
+    (
+        re.compile(r"(invalid regex .* \(in regex\): )?regex parse error:.*\nerror: ", re.DOTALL),
+        "invalid regex: ",
+    ),
+    (re.compile(r" \(at \".*\" \(.*\)\)$", re.DOTALL), ""),
+    (re.compile(r"; following .*? available:.*", re.DOTALL), ""),
+    (re.compile(r"is not present in a registry and .*", re.DOTALL), "is not part of the schema"),
+    (re.compile(r"^oneOf constraints are not supported\..*"), "oneOf cannot be enforced"),
+    (re.compile(r"^Unimplemented keys: \[(.*)\]"), r"these words cannot be enforced: \1"),
+    (re.compile(r"^schema too large"), "it is too large with all its references"),
 )
 WORD_BITS = 32  # tokens in a word of a mask
+STOCK_S, TOKEN_S = 0.5, 0.005  # of processor time: see CostLimit
+TOO_COSTLY = (
+    f"with so many readings it takes more than {TOKEN_S * 1000:g} ms of processor time a token"
+)
 FIRST_LEVEL, LEVELS_PER_GAP, LOW_LEVEL, MAX_LEVEL = 4, 3, 3, 7  # of a DraftGap
 
 
@@ -71,9 +86,35 @@ class DraftGap:
         self._level = max(0, self._level - 1)
 
 
+class CostLimit:
+    """Bounds the processor time that following one answer may take, which every other answer waits
+    for: TOKEN_S for each token. What tokens leave over is kept up to STOCK_S: the first ones cost
+    more. A `with` block is counted.
+    """
+
+    def __init__(self) -> None:
+        self._left_s = STOCK_S
+        self._begin_s = 0.0
+
+    @property
+    def is_exceeded(self) -> bool:
+        return self._left_s < 0
+
+    def add(self, num_tokens: int) -> None:
+        """Tokens have come. Once exceeded, it stays so."""
+        if not self.is_exceeded:
+            self._left_s = min(STOCK_S, self._left_s + num_tokens * TOKEN_S)
+
+    def __enter__(self) -> None:
+        self._begin_s = time.thread_time()
+
+    def __exit__(self, *exc: object) -> None:
+        self._left_s -= time.thread_time() - self._begin_s
+
+
 class Matcher:
-    """The matcher of one answer. When llguidance cannot go on, masks allow nothing and `failure`
-    says why.
+    """The matcher of one answer. When llguidance cannot go on, or its cost exceeds its limit, masks
+    allow nothing and `failure` says why.
     """
 
     def __init__(
@@ -99,6 +140,7 @@ class Matcher:
         self._end_ids = tuple(end_ids)
         self._ends = frozenset(end_ids)
         self._has_ended = False
+        self._cost = CostLimit()
         max_words = max(num_words, -(-(max(end_ids) + 1) // WORD_BITS))
         self._words = np.zeros(max_words, np.int32)
         self._at, self._num_bytes = self._words.ctypes.data, self._words.nbytes
@@ -117,19 +159,30 @@ class Matcher:
     @property
     def failure(self) -> str | None:
         """Why it cannot go on; None: it can."""
+        if self._cost.is_exceeded:
+            return TOO_COSTLY
         error = self._matcher.get_error() if self._matcher.is_error() else None
         return None if error is None else in_words(error).partition("\n")[0]
 
+    def warm_up(self) -> None:
+        """Find what may come first: the first mask of a grammar costs the most."""
+        self.mask()
+
+    @property
+    def _has_failed(self) -> bool:
+        return self._cost.is_exceeded or self._matcher.is_error()
+
     @property
     def is_over(self) -> bool:
-        """Whether only an end may follow, or has come."""
-        return self._has_ended or self._matcher.is_stopped()
+        """Whether only an end may follow, or has come. Not after a failure."""
+        return self._has_ended or (self._matcher.is_stopped() and not self._has_failed)
 
     def mask(self) -> np.ndarray:
         """The tokens that may come, int32 `[num_words]`; a copy."""
-        if self._matcher.is_error():
+        if self._has_failed:
             return np.zeros(self._num_words, np.int32)
-        self._matcher.unsafe_compute_mask_ptr(self._at, self._num_bytes)
+        with self._cost:
+            self._matcher.unsafe_compute_mask_ptr(self._at, self._num_bytes)
         if self._matcher.is_error():
             self._words.fill(0)
         return self._words[: self._num_words].copy()
@@ -137,26 +190,35 @@ class Matcher:
     def allows(self, token: int) -> bool:
         """Whether `token` may come: its bit of the mask, for a hundredth of the work."""
         if token in self._ends:
-            return not self._matcher.is_error() and self._matcher.is_accepting()
-        return token >= 0 and self._matcher.validate_tokens([token]) == 1
+            return not self._has_failed and self._matcher.is_accepting()
+        return token >= 0 and self.num_allowed([token]) == 1
 
     def num_allowed(self, tokens: list[int]) -> int:
         """How many of `tokens`, from the first on, are known to be allowed in sequence; none after
         an end. Changes nothing. A third of the work of `advance_all`.
         """
-        return self._matcher.validate_tokens(tokens[:1] if self._is_stepwise else tokens)
+        if self._cost.is_exceeded:
+            return 0
+        with self._cost:
+            return self._matcher.validate_tokens(tokens[:1] if self._is_stepwise else tokens)
 
     def forced(self) -> list[int]:
         """The tokens that spell the only text that may come next, as the tokenizer encodes it; few
         or none.
         """
+        if self._cost.is_exceeded:
+            return []
         if self._matcher.is_stopped():
             return list(self._end_ids[:1])
-        return self._matcher.compute_ff_tokens()
+        with self._cost:
+            return self._matcher.compute_ff_tokens()
 
     def must_write(self, token: int) -> bool:
         """Whether the only text that may come next begins with what `token` spells."""
-        forced = self._matcher.compute_ff_bytes()  # mostly none
+        if self._cost.is_exceeded:
+            return False
+        with self._cost:
+            forced = self._matcher.compute_ff_bytes()  # mostly none
         return bool(forced) and forced.startswith(self._token_bytes(token))
 
     def is_end(self, token: int) -> bool:
@@ -173,7 +235,7 @@ class Matcher:
         if token in self._ends:
             return False
         before = self._matcher.deep_copy() if self._is_stepwise else None
-        is_taken: bool = self._matcher.try_consume_tokens([token]) == 1
+        is_taken = self._consume([token]) == 1
         if is_taken and before is not None:
             self._before.append(before)
         return is_taken
@@ -184,13 +246,23 @@ class Matcher:
             tokens = list(takewhile(lambda token: token not in self._ends, tokens))
         if self._is_stepwise:
             return sum(1 for _ in takewhile(self.advance, tokens))
-        return self._matcher.try_consume_tokens(tokens) if tokens else 0
+        return self._consume(tokens) if tokens else 0
+
+    def _consume(self, tokens: list[int]) -> int:
+        if self._cost.is_exceeded:
+            return 0
+        with self._cost:
+            num_taken: int = self._matcher.try_consume_tokens(tokens)
+        self._cost.add(num_taken)
+        return num_taken
 
     def take(self, tokens: list[int]) -> None:
         """Take `tokens` for good. All are allowed; the last one may be an end. What cannot be
         followed shows as `failure`.
         """
-        self._matcher.consume_tokens(tokens[:-1] if self.end(tokens[-1]) else tokens)
+        with self._cost:
+            self._matcher.consume_tokens(tokens[:-1] if self.end(tokens[-1]) else tokens)
+        self._cost.add(len(tokens))
         self.settle()
 
     def settle(self) -> None:

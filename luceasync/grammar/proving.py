@@ -1,7 +1,7 @@
 """Tries grammars in a process that can be killed, so that one which never ends blocks no other.
 
-Owns that process: started when it is first needed, killed if it takes too long, and then started
-again. luceasync.grammar.trial is its program.
+Owns that process: started when it is first needed, ended if a program takes too long, and then
+started again. luceasync.grammar.trial is its program.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +24,8 @@ from luceasync.grammar.program import GrammarProgram
 
 log = logging.getLogger(__name__)
 
-LIMIT_S = 5.0  # for one program
+LIMIT_S = 5.0  # of processor time, for one program: the same on a busy machine
+PATIENCE_S = 30.0  # until a program is given up that gets too little of a busy processor
 WAIT_S = 30.0  # for the programs before
 END_S = 2.0
 MAX_ERROR_CHARS = 200
@@ -45,15 +47,17 @@ class GrammarProver:
     """Tries one program after the other. Used from one event loop."""
 
     def __init__(self, limit_s: float = LIMIT_S, wait_s: float = WAIT_S) -> None:
+        """`limit_s`: of processor time, for one program."""
         self._limit_s = limit_s
         self._wait_s = wait_s
         self._turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
 
     async def prove(self, program: GrammarProgram) -> str:
-        """The text that compiles: the program's, without words of its lenient schemas that cannot
-        be enforced. Raises RequestError, which names the field and the place in its schema, if it
-        does not compile, or not in time; Unavailable if others take too long.
+        """The text that compiles: the program's, with its grammars in Lark, without words of its
+        lenient schemas that cannot be enforced. Raises RequestError, which names the field and the
+        place in its schema or grammar, if it does not compile, or takes too much processor time;
+        Unavailable if others take too long, or this machine is too busy.
         """
         try:
             async with asyncio.timeout(self._wait_s):
@@ -65,10 +69,7 @@ class GrammarProver:
         finally:
             self._turn.release()
         if answer["error"]:
-            place = "".join(_subscript(key) for key in answer["place"])
-            param = shorten(program.params.get(answer["schema"], program.param) + place)
-            words = f"'{param}' does not compile: {shorten(in_words(answer['error']))}"
-            raise RequestError(words, param=param)
+            raise _refused(program, answer)
         text: str = answer.get("program", program.text)
         return text
 
@@ -84,22 +85,21 @@ class GrammarProver:
         answer = b""
         is_in_time = False
         try:
-            async with asyncio.timeout(self._limit_s):
-                order = json.dumps({"program": program.text, "limits": LIMITS})
-                process.stdin.write(order.encode() + b"\n")
+            async with asyncio.timeout(PATIENCE_S):
+                order = {"program": program.text, "limits": LIMITS, "cpu_s": self._limit_s}
+                process.stdin.write(json.dumps(order).encode() + b"\n")
                 with suppress(ConnectionError):  # then there is no answer either
                     await process.stdin.drain()
                 answer = await process.stdout.readline()
             is_in_time = True
         except TimeoutError:
-            words = f"'{program.param}' takes more than {self._limit_s:g} s to compile."
-            raise RequestError(words, param=program.param) from None
+            words = f"This machine is too busy to compile '{program.param}' now."
+            raise Unavailable(words) from None
         finally:
             if not (is_in_time and answer):
                 await self._kill()
         if not answer:
-            why = "it takes too much memory, or is nested too deep"
-            raise RequestError(f"'{program.param}' does not compile: {why}.", param=program.param)
+            raise _without_answer(program, process.returncode, self._limit_s)
         parsed: dict[str, Any] = json.loads(answer)
         return parsed
 
@@ -135,6 +135,35 @@ class GrammarProver:
                 await process.wait()
         except TimeoutError:
             log.error("process %d, which tries grammars, does not end", process.pid)
+
+
+def _without_answer(program: GrammarProgram, exit_code: int | None, limit_s: float) -> RequestError:
+    """What is wrong with a program at which the process has ended."""
+    if exit_code == -signal.SIGPROF:
+        words = f"takes more than {limit_s:g} s of processor time to compile."
+    else:
+        words = "does not compile: it takes too much memory, or is nested too deep."
+    return RequestError(f"'{program.param}' {words}", param=program.param)
+
+
+def _refused(program: GrammarProgram, answer: dict[str, Any]) -> RequestError:
+    """What the process has found wrong: a place in a schema is a JSON pointer in words."""
+    field = program.params.get(answer["part"], program.param)
+    place = answer.get("place") or ()
+    param = shorten(field + "".join(_subscript(key) for key in place))
+    where = ""
+    if place:
+        where = f" at '{shorten(pointer_of(place))}'"
+    elif answer.get("at"):
+        line, column = answer["at"]
+        where = f" at line {line}, column {column}"
+    words = shorten(in_words(answer["error"]))
+    return RequestError(f"'{field}' does not compile{where}: {words}", param=param)
+
+
+def pointer_of(place: list[str | int]) -> str:
+    """The keys to a part of a schema as a JSON pointer (RFC 6901)."""
+    return "".join(f"/{str(key).replace('~', '~0').replace('/', '~1')}" for key in place)
 
 
 def shorten(words: str) -> str:

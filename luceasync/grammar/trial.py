@@ -1,25 +1,42 @@
 """The program of a process that tries grammars of strangers, which may take forever, or crash.
 
 Each line on standard input is a JSON object with a `program` of llguidance; each line of output
-says what is wrong with it, if anything. The memory of the process is bounded. Imports nothing of
+says what is wrong with it, if anything. Memory and processor time are bounded. Imports nothing of
 ours: it is run as a file, and starts in a tenth of a second. Started by luceasync.grammar.proving.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import resource
+import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 MAX_ADDRESS_BYTES = 2 << 30  # of address space
 MAX_PLACES = 200  # parts of a schema that are tried to find where it is wrong
+MAX_PLACE_S = 1.0  # of processor time, for that
 NUM_STEPS = 64  # of a made-up answer
 END = 256
 CIRCULAR = "circular references"  # of llguidance's error
+NOT_LARK = "neither Lark, without 'start:', nor GBNF: "
+# As llguidance tells them apart, but in linear time, also of lines without anything.
+IS_LARK = re.compile(r"(?m)^[^\S\n]*(?:%llguidance\b|start\s*(?:\[[^\]\n]*\]\s*)?:(?!:=))")
+LARK_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
+LARK_EXCERPT = re.compile(r"\n   *\d+ \|.*", re.DOTALL)
+VIA = re.compile(r"\n  while processing .*")  # by which references an error was reached
+NAMED = re.compile(r"(@\w+|%json|%regex|'[\w-]+')")  # what an error without a place names
+WHOLE = "whole"  # the name of a schema in one that refers to a part of it
+RANGE = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+
+Key = str | int
+Place = tuple[Key, ...]
 
 
 class ByteTokenizer(TokenizerWrapper):
@@ -36,30 +53,56 @@ class ByteTokenizer(TokenizerWrapper):
 
 
 class GrammarTrial:
-    """Tries programs of llguidance."""
+    """Tries programs of llguidance, of which parts with a `source` are in Lark or in GBNF."""
 
     def __init__(self) -> None:
         self._table = LLTokenizer(ByteTokenizer(), n_vocab=END + 1, eos_token=END, slices=[])
 
     def answer(self, order: Any) -> dict[str, Any]:
-        """`error`: what is wrong with the order's `program`, "" for nothing. If a JSON schema is
-        wrong, `schema` is its name and `place` the keys of the part that is. `program`: the one
-        that compiles, if that took dropping words of lenient schemas.
+        """`error`: what is wrong with the order's `program`, "" for nothing. `program`: the one
+        that compiles, if that took converting a grammar or dropping words of lenient schemas.
+
+        If a part is wrong, `part` is its name. Of a JSON schema, `place` has the keys to what is;
+        of a grammar, `at` is a line and a column, if they are known.
         """
         limits = LLParserLimits(**order["limits"], verbose_errors=False)
-        error = self._error(order["program"], limits)
+        parts = json.loads(order["program"])["grammars"]
+        sources = {part["name"]: part["source"] for part in parts if "source" in part}
+        for part in parts:
+            if "source" in part:
+                try:
+                    part["lark_grammar"] = to_lark(part.pop("source"))
+                except GrammarError as refused:
+                    return {"error": refused.words, "part": part["name"], "at": refused.at}
+        program = json.dumps({"grammars": parts}) if sources else order["program"]
+        error = self._error(program, limits)
         if not error:
-            return {"error": ""}
-        relaxed = self._relaxed(order["program"], limits)
+            return {"error": "", "program": program} if sources else {"error": ""}
+        relaxed = self._relaxed(program, error, limits)
         if relaxed and not self._error(relaxed, limits):
             return {"error": "", "program": relaxed}
-        for part in json.loads(order["program"])["grammars"]:
-            if "json_schema" in part and self._schema_error(part["json_schema"], limits) == error:
-                place = self._place(part["json_schema"], error, limits)
-                return {"error": error, "schema": part["name"], "place": place}
-        return {"error": error, "schema": "", "place": []}
+        return self._refused(parts, sources, error, limits)
 
-    def _relaxed(self, program: str, limits: LLParserLimits) -> str:
+    def _refused(
+        self, parts: list[Any], sources: dict[str, str], error: str, limits: LLParserLimits
+    ) -> dict[str, Any]:
+        """The answer for an error of the parts together: which one gives it, and where."""
+        for part in parts:
+            name = part.get("name", "")
+            kinds = part.keys() & {"json_schema", "lark_grammar"}
+            alone = json.dumps({"grammars": [{kind: part[kind] for kind in kinds}]})
+            if (_is_schema(part.get("json_schema")) or name in sources) and (
+                self._error(alone, limits) == error
+            ):
+                if name in sources:
+                    words, at = placed(error, sources[name], part["lark_grammar"])
+                    return {"error": words, "part": name, "at": at}
+                found = SchemaSearch(part["json_schema"], lambda s: self._schema_error(s, limits))
+                return {"error": error, "part": name, "place": found.place_of(error)}
+        words = LARK_EXCERPT.sub("", LARK_PLACE.sub("", error))  # the place is in our own text
+        return {"error": words, "part": ""}
+
+    def _relaxed(self, program: str, error: str, limits: LLParserLimits) -> str:
         """The program without the words of its lenient schemas that cannot be enforced; "" if there
         are none.
         """
@@ -67,29 +110,29 @@ class GrammarTrial:
         for part in parsed["grammars"]:
             root = part.get("json_schema")
             if _is_schema(root) and root.get("x-guidance", {}).get("lenient"):
-                self._relax(root, root, limits)
+                for schema in list(_all_of(root)):
+                    self._relax(schema, limits)
+                if CIRCULAR in error or CIRCULAR in self._schema_error(root, limits):
+                    drop_beside_recursive(root)
         relaxed = json.dumps(parsed)
         return "" if relaxed == json.dumps(json.loads(program)) else relaxed
 
-    def _relax(self, schema: dict[str, Any], root: dict[str, Any], limits: LLParserLimits) -> None:
-        """Drop patterns that llguidance does not know, such as look-around, and what stands beside
-        a reference to a schema that holds it.
+    def _relax(self, schema: dict[str, Any], limits: LLParserLimits) -> None:
+        """Drop patterns that llguidance does not know, such as look-around, and ranges beyond its
+        numbers.
         """
-        for _keys, inner in _parts(schema):
-            self._relax(inner, root, limits)
         if "pattern" in schema and self._schema_error({"pattern": schema["pattern"]}, limits):
             del schema["pattern"]
+        for key in RANGE:
+            alone = {"type": "integer", key: schema.get(key)}
+            if isinstance(alone[key], int | float) and self._schema_error(alone, limits):
+                del schema[key]
         named = schema.get("patternProperties")
         if isinstance(named, dict):
             for pattern in list(named):
                 if self._schema_error({"pattern": pattern}, limits):
                     del named[pattern]
                     schema.pop("additionalProperties", None)  # may forbid what it allowed
-        references = [each for each in _together(schema) if "$ref" in each]
-        if references and CIRCULAR in self._schema_error({**_shared(root), **schema}, limits):
-            kept = {**_shared(schema), "$ref": references[0]["$ref"]}
-            schema.clear()
-            schema.update(kept)
 
     def _schema_error(self, schema: Any, limits: LLParserLimits) -> str:
         return self._error(json.dumps({"grammars": [{"json_schema": schema}]}), limits)
@@ -99,76 +142,255 @@ class GrammarTrial:
         matcher = LLMatcher(self._table, program, log_level=0, limits=limits)
         for _ in range(NUM_STEPS):
             if matcher.is_error():
-                return matcher.get_error() or "it does not compile"
+                return VIA.sub("", matcher.get_error()) or "it does not compile"
             if matcher.is_stopped():
                 break
             allowed = _allowed(matcher.compute_bitmask())
             if not allowed:
-                return matcher.get_error() or "nothing at all is an answer to it"
+                return VIA.sub("", matcher.get_error()) or "nothing at all is an answer to it"
             matcher.consume_token(allowed[len(allowed) // 2])
         return ""
-
-    def _place(self, root: Any, error: str, limits: LLParserLimits) -> list[str | int]:
-        """The keys of the innermost part of a schema that gives the same error."""
-        place: list[str | int] = []
-        part, num_tried = root, 0
-        while True:
-            for keys, inner in _parts(part):
-                num_tried += 1
-                if num_tried > MAX_PLACES:
-                    return place
-                if self._schema_error({**_shared(root), **inner}, limits) == error:
-                    place += keys
-                    part = inner
-                    break
-            else:
-                return place
-
-
-def _shared(root: Any) -> dict[str, Any]:
-    """The definitions of a schema to which its parts refer, and how it is read."""
-    keys = ("$defs", "definitions", "x-guidance", "$schema")
-    return {key: root[key] for key in keys if key in root}
-
-
-def _parts(schema: Any) -> Iterator[tuple[Sequence[str | int], dict[str, Any]]]:
-    """The schemas of which a schema is composed, with their keys."""
-    if not _is_schema(schema):
-        return
-    for key in ("$defs", "definitions", "properties", "patternProperties"):
-        found = schema.get(key)
-        if isinstance(found, dict):
-            parts = found.items()
-            yield from (((key, name), inner) for name, inner in parts if _is_schema(inner))
-    for key in ("items", "additionalProperties", "not"):
-        if _is_schema(found := schema.get(key)):
-            yield (key,), found
-    for key in ("anyOf", "oneOf", "allOf", "prefixItems"):
-        found = schema.get(key)
-        if isinstance(found, list):
-            yield from (((key, i), inner) for i, inner in enumerate(found) if _is_schema(inner))
-
-
-def _together(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """The schema itself, and those that hold with it."""
-    members = schema.get("allOf")
-    return [schema, *filter(_is_schema, members if isinstance(members, list) else ())]
-
-
-def _is_schema(value: Any) -> bool:
-    return isinstance(value, dict)
 
 
 def _allowed(mask: bytes) -> list[int]:
     return [i for i in range(END + 1) if mask[i // 8] >> (i % 8) & 1]
 
 
+# --- grammars in Lark and GBNF ------------------------------------------------------------------
+
+
+class GrammarError(Exception):
+    """A grammar that cannot be read; `at`: line and column, if they are known."""
+
+    def __init__(self, words: str, at: list[int] | None) -> None:
+        super().__init__(words)
+        self.words = words
+        self.at = at
+
+
+def to_lark(source: str) -> str:
+    """A grammar in Lark or in llama.cpp's GBNF, in Lark. Raises GrammarError."""
+    if IS_LARK.search(source):
+        return source
+    before = "" if "::=" in source else NOT_LARK
+    try:
+        return gbnf_to_lark(source)
+    except GbnfToLarkError as error:
+        words = before + str(error).removesuffix(f" at {error.pos}")
+        raise GrammarError(words, _at(source, error.pos.pos)) from error
+    except RecursionError as error:
+        raise GrammarError("it is nested too deep", None) from error
+    except IndexError as error:  # the converter reads past a backslash at the end
+        raise GrammarError(before + "unexpected end", _at(source, len(source))) from error
+    except Exception as error:  # the converter raises Exception itself, for rules
+        raise GrammarError(before + str(error), _at_named(str(error), source)) from error
+
+
+def placed(error: str, source: str, lark: str) -> tuple[str, list[int] | None]:
+    """An error about `lark` without excerpts, and its line and column in `source`, from which it
+    was made: in GBNF, those of the rule.
+    """
+    words = LARK_EXCERPT.sub("", LARK_PLACE.sub("", error))
+    found = LARK_PLACE.match(error)
+    if found is None:
+        return words, _at_named(error, source)
+    line, column = int(found[1]), int(found[2])
+    if source == lark:
+        return words, [line, column]
+    above = re.findall(r"(?m)^(\w+):", "\n".join(lark.split("\n")[:line]))
+    rules = re.finditer(r"(?m)^[^\S\n]*([\w-]+)\s*::=", source)
+    begins = {_normal(rule[1]): rule.start(1) for rule in rules}
+    begin = begins.get(_normal(above[-1])) if above else None
+    return words, None if begin is None else _at(source, begin)
+
+
+def _normal(rule: str) -> str:
+    """A rule's name as far as its conversion keeps it."""
+    name = re.sub(r"[-_]", "", rule.lower())
+    return "start" if name == "root" else name
+
+
+def _at(text: str, index: int) -> list[int]:
+    """Line and column of a character, from 1."""
+    return [text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index)]
+
+
+def _at_named(error: str, source: str) -> list[int] | None:
+    """Where the source has what the error names."""
+    named = NAMED.search(error)
+    name = re.escape(named[0].strip("'")) if named else ""
+    found = re.search(rf"(?<![\w-]){name}(?![\w-])", source) if named else None
+    return None if found is None else _at(source, found.start())
+
+
+# --- JSON schemas -------------------------------------------------------------------------------
+
+
+class SchemaSearch:
+    """Finds the part of a schema that is wrong. `error_of` compiles a schema; "" if it does."""
+
+    def __init__(self, root: Any, error_of: Any) -> None:
+        self._root = root
+        self._error_of = error_of
+        self._rest = {key: root[key] for key in ("x-guidance", "$schema") if key in root}
+        skipped = ("x-guidance", "$schema", "$id")
+        self._whole = _referring({key: root[key] for key in root if key not in skipped})
+
+    def place_of(self, error: str) -> list[Key]:
+        """The keys of the innermost part that gives the same error alone; those of a definition if
+        that does.
+        """
+        place: Place = ()
+        seen = {place}
+        ends_at = time.process_time() + MAX_PLACE_S
+        is_found = self._gives(place, error)
+        while is_found:
+            is_found = False
+            for inner in self._below(place):
+                if inner in seen:
+                    continue
+                if len(seen) > MAX_PLACES or time.process_time() > ends_at:
+                    return list(place)
+                seen.add(inner)
+                if self._gives(inner, error):
+                    place, is_found = inner, True
+                    break
+        return list(place)
+
+    def _below(self, place: Place) -> Iterator[Place]:
+        """The schemas of which the one at `place` is composed."""
+        schema = _value_at(self._root, place)
+        if not _is_schema(schema):
+            return
+        yield from (place + tuple(keys) for keys, _ in parts_of(schema))
+        target = _target(self._root, schema)
+        if target is not None:
+            yield target
+
+    def _gives(self, place: Place, error: str) -> bool:
+        pointer = f"#/$defs/{WHOLE}" + _pointer(place)
+        schema = {**self._rest, "$defs": {WHOLE: self._whole}, "$ref": pointer}
+        found: str = self._error_of(schema)
+        return found.replace(f"/$defs/{WHOLE}", "") == error
+
+
+def _referring(value: Any) -> Any:
+    """The schema as a definition named WHOLE: its references lead there."""
+    if isinstance(value, list):
+        return [_referring(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    made = {key: _referring(each) for key, each in value.items()}
+    reference = made.get("$ref")
+    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+        made["$ref"] = f"#/$defs/{WHOLE}{reference[1:]}"
+    return made
+
+
+def drop_beside_recursive(root: dict[str, Any]) -> None:
+    """Drop what stands beside a reference to a schema that holds it, which llguidance refuses."""
+    for schema in list(_all_of(root)):
+        members = schema.get("allOf")
+        together = [schema, *filter(_is_schema, members if isinstance(members, list) else ())]
+        references = [each for each in together if "$ref" in each]
+        if references and any(_leads_to(root, each, schema) for each in references):
+            shared = {key: schema[key] for key in _SHARED if key in schema}
+            reference = references[0]["$ref"]
+            schema.clear()
+            schema.update(shared)
+            schema["$ref"] = reference
+
+
+_SHARED = ("$defs", "definitions", "x-guidance", "$schema")
+
+
+def _leads_to(root: Any, begin: dict[str, Any], sought: dict[str, Any]) -> bool:
+    """Whether the target of a reference of `begin` holds `sought`, by parts and references."""
+    target = _target(root, begin)
+    waiting = [] if target is None else [_value_at(root, target)]
+    seen: set[int] = set()
+    while waiting:
+        schema = waiting.pop()
+        if schema is sought:
+            return True
+        if not _is_schema(schema) or id(schema) in seen:
+            continue
+        seen.add(id(schema))
+        waiting += [inner for keys, inner in parts_of(schema) if keys[0] not in _SHARED]
+        target = _target(root, schema)
+        if target is not None:
+            waiting.append(_value_at(root, target))
+    return False
+
+
+def _target(root: Any, schema: dict[str, Any]) -> Place | None:
+    """The place in `root` to which the schema refers; None if to none."""
+    reference = schema.get("$ref")
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        return None
+    place: Place = ()
+    value = root
+    for written in reference.split("/")[1:]:
+        name = written.replace("~1", "/").replace("~0", "~")
+        key: Key = int(name) if isinstance(value, list) and name.isdecimal() else name
+        place += (key,)
+        value = _value_at(value, (key,))
+    return None if value is None else place
+
+
+def _value_at(value: Any, place: Place) -> Any:
+    for key in place:
+        try:
+            value = value[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def _pointer(place: Place) -> str:
+    """A place as a JSON pointer within a URI."""
+    names = (str(key).replace("~", "~0").replace("/", "~1").replace("%", "%25") for key in place)
+    return "".join(f"/{name}" for name in names)
+
+
+def _all_of(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The schema and all within it, the innermost first."""
+    for _keys, inner in parts_of(schema):
+        yield from _all_of(inner)
+    yield schema
+
+
+def parts_of(schema: dict[str, Any]) -> Iterator[tuple[Sequence[Key], dict[str, Any]]]:
+    """The schemas of which a schema is composed, with their keys."""
+    for key in ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas"):
+        found = schema.get(key)
+        if isinstance(found, dict):
+            parts = found.items()
+            yield from (((key, name), inner) for name, inner in parts if _is_schema(inner))
+    for key in ("items", "additionalProperties", "contains", "not", "if", "then", "else"):
+        if isinstance(found := schema.get(key), dict):
+            yield (key,), found
+    for key in ("anyOf", "oneOf", "allOf", "prefixItems", "items"):
+        found = schema.get(key)
+        if isinstance(found, list):
+            yield from (((key, i), inner) for i, inner in enumerate(found) if _is_schema(inner))
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
 def main() -> None:
-    """Answer each line of the standard input."""
+    """Answer each line of the standard input. One whose answer takes more processor time than its
+    `cpu_s`, if it has one, ends the process by SIGPROF.
+    """
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
     trial = GrammarTrial()
     for line in sys.stdin:
-        print(json.dumps(trial.answer(json.loads(line))), flush=True)
+        order = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, order.get("cpu_s", 0.0))
+        print(json.dumps(trial.answer(order)), flush=True)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
 if __name__ == "__main__":
