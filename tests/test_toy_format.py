@@ -19,7 +19,14 @@ from torch import Tensor
 
 from luceasync.config import Config, ModelConfig
 from luceasync.errors import ModelError
-from luceasync.models.encodings import DenseEncoding, Encoding, Select, Shape, WeightPlacement
+from luceasync.models.encodings import (
+    DenseEncoding,
+    Encoding,
+    NumbersInMemory,
+    Select,
+    Shape,
+    WeightPlacement,
+)
 from luceasync.models.files import ModelFiles, read_spec
 from luceasync.models.formats import FORMATS
 from luceasync.models.ops import TorchTable
@@ -113,12 +120,16 @@ class BytesSource:
         assert name in self._tensors
         return BytesEncoding() if f"{name}.scales" in self._tensors else DenseEncoding()
 
-    def read(self, name: str, shape: Shape) -> Stored | Tensor:
+    def read(self, name: str, shape: Shape) -> Tensor:
         found = self._tensors[name]
         if found.shape != shape:
             raise ModelError(f"{name}: {tuple(found.shape)}, expected {shape}")
+        return found
+
+    def stored(self, name: str, shape: Shape) -> Stored | NumbersInMemory:
+        found = self.read(name, shape)
         scales = self._tensors.get(f"{name}.scales")
-        return found if scales is None else Stored(found, scales)
+        return NumbersInMemory(name, found) if scales is None else Stored(found, scales)
 
 
 class BytesEncodingat:

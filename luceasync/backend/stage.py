@@ -80,8 +80,6 @@ class StageBackend:
     ) -> None:
         plan, spec = with_own_names(command.plan, self._names), model.spec
         number, dispatcher = command.number, self._dispatcher
-        if plan.suits_one_thread:
-            torch.set_num_threads(1)
         names = [shard.device for shard in plan.here]
         self._parent.channel.register(page_lock_for(names))
         if plan.runs_async:
@@ -90,6 +88,8 @@ class StageBackend:
         with model.weights.open() as source:
             stage = LocalStage(spec, plan, source, advance, command.taps, self._memory, number)
         self._stage = stage
+        if plan.suits_one_thread:  # after reading: threads unpack weights
+            torch.set_num_threads(1)
         sizes = StageSizes(spec, plan, number)
         taps = [tap for tap in command.taps if tap in sizes.layers]
         dispatcher.sizes = sizes

@@ -126,10 +126,14 @@ class BenchModel:
 
     def load(self, plan: Plan) -> LayerSplitBackend:
         """A backend, as planned. CPU threads are set as an engine sets them."""
-        torch.set_num_threads(1 if plan.suits_one_thread else DEFAULT_THREADS)
+        torch.set_num_threads(DEFAULT_THREADS)
         if self.path is not None:
-            return LayerSplitBackend.open(ModelFiles(self.path), plan)
-        return _with_random_weights(self.spec, plan, self.encoding_of)
+            backend = LayerSplitBackend.open(ModelFiles(self.path), plan)
+        else:
+            backend = _with_random_weights(self.spec, plan, self.encoding_of)
+        if plan.suits_one_thread:
+            torch.set_num_threads(1)
+        return backend
 
 
 def parse_model(text: str) -> BenchModel:

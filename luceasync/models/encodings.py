@@ -1,15 +1,20 @@
 """How a file stores a tensor's numbers, and how they become a weight on a device.
 
-Owns the protocols between formats and devices, and the encoding of plain numbers. Imports no torch
-at its top.
+Owns the protocols between formats and devices, the rows of a file and their way to a device, and
+the encoding of plain numbers. Imports no torch at its top.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import itertools
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from luceasync.errors import ModelError
 from luceasync.models.precision import Precision
@@ -25,15 +30,212 @@ Shape = tuple[int, ...]
 Select = Callable[["Tensor"], "Tensor"]  # selects rows of a stored matrix or of its scales
 
 
+def is_finite(numbers: Tensor) -> Tensor:
+    """Whether all numbers are finite: bool [], on their device."""
+    import torch
+
+    least, most = torch.aminmax(numbers)  # NaN if there is one; needs no memory beside the tensor
+    return least.isfinite() & most.isfinite()
+
+
 def check_finite(numbers: Tensor, label: str) -> None:
     """Raise ModelError for a stored tensor with a number that is not finite. `label`: its file and
     name.
     """
-    import torch
-
-    least, most = torch.aminmax(numbers)  # NaN if there is one; needs no memory beside the tensor
-    if not bool(least.isfinite() & most.isfinite()):
+    if not bool(is_finite(numbers)):
         raise ModelError(f"{label} has a number that is not finite")
+
+
+class Findings:
+    """What devices find about tensors, read all at once: to wait for each would leave a GPU idle
+    between one tensor and the next.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[tuple[Tensor, str]] = []
+
+    def expect(self, is_fine: Tensor, fault: str) -> None:
+        """Note bool [] on any device, and what to say if it is False."""
+        self._found.append((is_fine, fault))
+
+    def raise_fault(self) -> None:
+        """Raise ModelError with the first fault. Waits for the devices."""
+        import torch
+
+        found, self._found = self._found, []
+        if found and not bool((fine := torch.stack([flag for flag, _ in found])).all()):
+            raise ModelError(found[fine.tolist().index(False)][1])
+
+
+# --- rows of a file -------------------------------------------------------------------------------
+
+PIECE_BYTES = 8 << 20  # of rows that are read at once
+RUN_BYTES = 1 << 16  # what a read costs beside its bytes, as bytes
+
+
+class WeightFile:
+    """An open file of weights. It is read, not mapped: a file that is cut short meanwhile is an
+    error, where a mapping would end the process.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises ModelError."""
+        self.path = path
+        try:
+            self._raw = path.open("rb", buffering=0)
+        except OSError as error:
+            raise ModelError(f"{path}: cannot be read: {error}") from None
+
+    def read_into(self, view: memoryview, begin: int) -> None:
+        """Fill `view` with the bytes from `begin` on. Any thread. Raises ModelError."""
+        while view:
+            try:
+                count = os.preadv(self._raw.fileno(), [view], begin)
+            except (OSError, ValueError) as error:
+                raise ModelError(f"{self.path}: cannot be read: {error}") from None
+            if not count:
+                raise ModelError(f"{self.path}: cannot be read: it ends at byte {begin}")
+            view, begin = view[count:], begin + count
+
+    def close(self) -> None:
+        """Close it. May be called twice."""
+        self._raw.close()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRows:
+    """Rows of `row_bytes` bytes, which a file holds from `begin` on. `order`: int64, the numbers of
+    the rows to read.
+    """
+
+    file: WeightFile
+    begin: int
+    row_bytes: int
+    order: Tensor
+
+    @classmethod
+    def of(cls, file: WeightFile, begin: int, row_bytes: int, num_rows: int) -> Self:
+        """All of `num_rows` rows, as they are stored."""
+        import torch
+
+        return cls(file, begin, row_bytes, torch.arange(num_rows))
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def selected(self, select: Select) -> Self:
+        """The rows that `select` picks of them."""
+        return replace(self, order=select(self.order[:, None])[:, 0])
+
+    def read(self, begin: int, end: int, out: Tensor) -> None:
+        """Read rows [begin, end) of the order to `out`, uint8 [end - begin, row_bytes] on the host.
+        Rows that are scattered are read with what lies between them, if that is less work. Raises
+        ModelError.
+        """
+        import numpy as np
+
+        order, into = self.order.numpy()[begin:end], out.numpy()
+        first, last = int(order.min()), int(order.max())
+        breaks = np.flatnonzero(np.diff(order) != 1) + 1
+        between_bytes = (last + 1 - first) * self.row_bytes
+        if out.nbytes + len(breaks) * RUN_BYTES > 2 * between_bytes:
+            between = np.empty((last + 1 - first, self.row_bytes), np.uint8)
+            self._read_run(first, memoryview(between.data))
+            np.take(between, order - first, axis=0, out=into, mode="clip")
+            return
+        edges = [0, *breaks.tolist(), len(order)]
+        for run_begin, run_end in itertools.pairwise(edges):
+            self._read_run(int(order[run_begin]), memoryview(into[run_begin:run_end].data))
+
+    def _read_run(self, first: int, view: memoryview) -> None:
+        self.file.read_into(view.cast("B"), self.begin + first * self.row_bytes)
+
+
+class RowTransfer(Protocol):
+    """The way of stored rows to a device."""
+
+    def pieces(self, rows: StoredRows) -> Iterator[Tensor]:
+        """The rows piece by piece: uint8 [n, row_bytes] on the device, each valid until the next
+        one is asked for. Raises ModelError.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free its memory and threads, once nothing is read. May be called twice."""
+        ...
+
+
+class ReadAhead:
+    """Reads rows to host buffers in threads, a few pieces ahead of its caller: a disk, and memory
+    that is copied, are busy while the caller's device unpacks what came before.
+    """
+
+    def __init__(
+        self,
+        buffers: Sequence[Tensor],
+        num_readers: int,
+        wait_free: Callable[[int], None] = lambda number: None,
+    ) -> None:
+        """`buffers`: uint8 of equal size, at least two; `wait_free` returns, in a reader's thread,
+        once the buffer of that number may be overwritten.
+        """
+        self._buffers = list(buffers)
+        self._wait_free = wait_free
+        self._readers = ThreadPoolExecutor(num_readers, "read-weights")
+        self._num_pieces = 0  # so far: buffers are used in turn
+
+    def pieces(self, rows: StoredRows) -> Iterator[tuple[int, Tensor]]:
+        """(number of the buffer, uint8 [n, row_bytes] in it), each valid until the next is asked
+        for, and if `wait_free` says so longer. Raises ModelError.
+        """
+        step = max(1, self._buffers[0].nbytes // rows.row_bytes)
+        begins = deque(range(0, len(rows), step))
+        pending: deque[Future[tuple[int, Tensor]]] = deque()
+        try:
+            while begins or pending:
+                while begins and len(pending) < len(self._buffers) - 1:
+                    begin = begins.popleft()
+                    end = min(begin + step, len(rows))
+                    number = self._num_pieces % len(self._buffers)
+                    self._num_pieces += 1
+                    pending.append(self._readers.submit(self._read, rows, begin, end, number))
+                yield pending.popleft().result()
+        finally:
+            for reading in pending:
+                reading.exception()  # waits: its buffer is used again
+
+    def close(self) -> None:
+        """End the threads. May be called twice."""
+        self._readers.shutdown()
+        self._buffers.clear()
+
+    def _read(self, rows: StoredRows, begin: int, end: int, number: int) -> tuple[int, Tensor]:
+        import torch
+
+        num_bytes = (end - begin) * rows.row_bytes
+        buffer = self._buffers[number]
+        if num_bytes > buffer.nbytes:  # one row that is larger than a piece
+            buffer = torch.empty(num_bytes, dtype=torch.uint8)
+        self._wait_free(number)
+        piece = buffer[:num_bytes].view(end - begin, rows.row_bytes)
+        rows.read(begin, end, piece)
+        return number, piece
+
+
+class HostTransfer:
+    """The RowTransfer of devices whose memory is the host's."""
+
+    def __init__(self, piece_bytes: int = PIECE_BYTES) -> None:
+        import torch
+
+        buffers = [torch.empty(piece_bytes, dtype=torch.uint8) for _ in range(3)]
+        self._ahead = ReadAhead(buffers, num_readers=1)
+
+    def pieces(self, rows: StoredRows) -> Iterator[Tensor]:
+        return (piece for _, piece in self._ahead.pieces(rows))
+
+    def close(self) -> None:
+        self._ahead.close()
 
 
 class Stack(Protocol):
@@ -72,11 +274,55 @@ class Encoding(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WeightPlacement:
-    """The device that weights go to, the dtype of plain ones, and the operations that use them."""
+    """The device that weights go to and their way there, the dtype of plain ones, and the
+    operations that use them. `findings`: about what is read; an owner reads them at the end.
+    """
 
     ops: Ops
     device: torch.device
     dtype: torch.dtype
+    transfer: RowTransfer = field(default_factory=HostTransfer)
+    findings: Findings = field(default_factory=Findings)
+
+
+class StoredNumbers(Protocol):
+    """A matrix of plain numbers, of which a format knows where they are."""
+
+    @property
+    def label(self) -> str:
+        """Its file and its name there, for errors."""
+        ...
+
+    def numbers(self, select: Select, place: WeightPlacement) -> Iterator[Tensor]:
+        """The rows that `select` picks, in their stored dtype on the place's device, piece by
+        piece; each is valid until the next one is asked for. Raises ModelError.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NumbersInFile:
+    """StoredNumbers of `dtype` and `row_shape`, in rows of a file."""
+
+    label: str
+    rows: StoredRows
+    dtype: torch.dtype
+    row_shape: Shape
+
+    def numbers(self, select: Select, place: WeightPlacement) -> Iterator[Tensor]:
+        for piece in place.transfer.pieces(self.rows.selected(select)):
+            yield piece.view(self.dtype).view(len(piece), *self.row_shape)
+
+
+@dataclass(frozen=True, slots=True)
+class NumbersInMemory:
+    """StoredNumbers that are in memory already."""
+
+    label: str
+    tensor: Tensor
+
+    def numbers(self, select: Select, place: WeightPlacement) -> Iterator[Tensor]:
+        yield select(self.tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +340,24 @@ class DenseEncoding:
 
 
 class _DenseStack:
-    """Filled part by part, so that only one stored tensor is held beside it at any time."""
+    """Filled piece by piece, so that little is held beside it at any time."""
 
     def __init__(self, shape: Shape, place: WeightPlacement) -> None:
         import torch
 
-        self._ops = place.ops
+        self._place = place
         self._rows = torch.empty(shape, dtype=place.dtype, device=place.device)
 
-    def fill(self, begin: int, stored: Tensor, select: Select) -> int:
-        rows = select(stored)
-        self._rows[begin : begin + len(rows)].copy_(rows)
-        return rows.nbytes
+    def fill(self, begin: int, stored: StoredNumbers, select: Select) -> int:
+        num_bytes, fault = 0, f"{stored.label} has a number that is not finite"
+        for rows in stored.numbers(select, self._place):
+            self._place.findings.expect(is_finite(rows), fault)
+            self._rows[begin : begin + len(rows)].copy_(rows)
+            begin, num_bytes = begin + len(rows), num_bytes + rows.nbytes
+        return num_bytes
 
     def weight(self) -> Weight:
-        return self._ops.pack(self._rows)
+        return self._place.ops.pack(self._rows)
 
     def table(self) -> EmbeddingTable:
-        return self._ops.table(self._rows)
+        return self._place.ops.table(self._rows)

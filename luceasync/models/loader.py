@@ -14,7 +14,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from luceasync.models.encodings import DenseEncoding, Encoding, Shape, WeightPlacement
+from luceasync.models.encodings import (
+    DenseEncoding,
+    Encoding,
+    NumbersInMemory,
+    Shape,
+    WeightPlacement,
+)
 from luceasync.models.feed_forward.feed_forward import FeedForwardLayer
 from luceasync.models.layer_reader import TensorPart, whole
 from luceasync.models.mixers.mixer import MixerLayer, State
@@ -34,9 +40,15 @@ class TensorSource(Protocol):
         """How the tensor is stored. Raises ModelError if there is none of that name."""
         ...
 
-    def read(self, name: str, shape: Shape) -> Any:
-        """The tensor `name` in the form that its encoding's Stack takes; a plain one as a CPU
-        tensor in its stored dtype. Checks its shape before it reads a byte. Raises ModelError.
+    def read(self, name: str, shape: Shape) -> Tensor:
+        """The plain tensor `name` in its stored dtype, with finite numbers, meant for small ones.
+        Checks its shape before it reads a byte. Raises ModelError.
+        """
+        ...
+
+    def stored(self, name: str, shape: Shape) -> Any:
+        """The matrix `name` in the form that its encoding's Stack takes. Checks its shape; may
+        read nothing yet. Raises ModelError.
         """
         ...
 
@@ -66,12 +78,14 @@ class RandomSource:
     def encoding(self, name: str) -> Encoding:
         return self._encoding_of(name)
 
-    def read(self, name: str, shape: Shape) -> Tensor | RandomModule:
-        digest = blake2b(f"{self._seed} {name}".encode(), digest_size=8).digest()
-        self._generator.manual_seed(int.from_bytes(digest) >> 1)
+    def stored(self, name: str, shape: Shape) -> NumbersInMemory | RandomModule:
         encoding = self._encoding_of(name)
         if isinstance(encoding, QuantEncoding):
-            return RandomModule(name, encoding, shape, self._generator)
+            return RandomModule(name, encoding, shape, self._seeded(name))
+        return NumbersInMemory(name, self.read(name, shape))
+
+    def read(self, name: str, shape: Shape) -> Tensor:
+        self._seeded(name)
         random = torch.randn(
             shape, generator=self._generator, dtype=torch.float32, device=self._device
         )
@@ -79,6 +93,10 @@ class RandomSource:
             scale: float = shape[-1] ** -0.5
             return (random * scale).to(self._dtype)
         return (random * 0.1).to(self._dtype)
+
+    def _seeded(self, name: str) -> torch.Generator:
+        digest = blake2b(f"{self._seed} {name}".encode(), digest_size=8).digest()
+        return self._generator.manual_seed(int.from_bytes(digest) >> 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +122,7 @@ class Layer:
 
 class TensorReader:
     """Reads tensors to their final place. `advance` is passed the stored bytes of each tensor once
-    it has been read.
+    it has been read. What devices find about matrices is known when `place.findings` are read.
     """
 
     def __init__(
@@ -142,7 +160,7 @@ class TensorReader:
             for part, rows in zip(segment, num_rows, strict=True):
                 # The tensor has no name here: it is freed before the next one is read.
                 num_bytes = stack.fill(
-                    begin, self._source.read(part.name, shapes[part.name]), part.select
+                    begin, self._source.stored(part.name, shapes[part.name]), part.select
                 )
                 self._advance(num_bytes)
                 begin += rows
@@ -152,7 +170,7 @@ class TensorReader:
     def table(self, name: str, shape: Shape) -> EmbeddingTable:
         """A matrix with plain rows, which can be looked up."""
         stack = self._source.encoding(name).stack(shape, self.place)
-        self._advance(stack.fill(0, self._source.read(name, shape), whole))
+        self._advance(stack.fill(0, self._source.stored(name, shape), whole))
         return stack.table()
 
     def vector(self, name: str, shape: Shape, offset: float = 0.0) -> Tensor:

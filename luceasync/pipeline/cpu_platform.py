@@ -17,6 +17,7 @@ from luceasync.host_cache.arena import HostMemory, PlainMemory, WarmMemory
 from luceasync.host_cache.copies import DirectCopies
 from luceasync.host_cache.staging import DirectStaging
 from luceasync.kv.cache import LaneCache
+from luceasync.models.encodings import HostTransfer
 from luceasync.models.ops import Ops, TorchOps
 from luceasync.models.packed_ops import PackedOps, can_pack, limit_product_caches
 from luceasync.pipeline.capture import Capture
@@ -82,6 +83,9 @@ class CpuPlatform:
 
     def copies(self, cache: LaneCache) -> DirectCopies:
         return DirectCopies(cache)
+
+    def row_transfer(self) -> HostTransfer:
+        return HostTransfer()
 
     def node_memory(
         self,

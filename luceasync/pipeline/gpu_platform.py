@@ -22,11 +22,14 @@ from luceasync.host_cache.arena import SPARE_BYTES, Arena, DevicePageLock, HostM
 from luceasync.host_cache.gpu_copies import StreamCopies, kernel_page_copies, torch_page_copies
 from luceasync.host_cache.staging import StreamStaging
 from luceasync.kv.cache import LaneCache
+from luceasync.models.encodings import PIECE_BYTES, ReadAhead, StoredRows
 from luceasync.models.ops import Ops
 from luceasync.pipeline.capture import Capture, compiled_ahead
 from luceasync.pipeline.offer import NUM_STAGED_STATES, Offer, offer_of
 
 T = TypeVar("T")
+
+NUM_PIECES_AHEAD = 6  # of weights, each read by a thread: one alone copies at 4 GB/s
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +109,9 @@ class CudaPlatform:
         paging = self.pick(torch=torch_page_copies, numba=lambda: kernel_page_copies(self.device))
         return StreamCopies(cache, NUM_STAGED_STATES, paging)
 
+    def row_transfer(self) -> PinnedTransfer:
+        return PinnedTransfer(self.device)
+
     def node_memory(
         self,
         capacity_bytes: int,
@@ -149,6 +155,35 @@ class HipPlatform(CudaPlatform):
         numba: Callable[[], T] | None = None,
     ) -> T:
         return torch() if triton is None else triton()
+
+
+class PinnedTransfer:
+    """A RowTransfer through pinned buffers: threads read, the GPU copies pieces itself, and what
+    unpacks them is queued, all at once.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        buffers = [
+            torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
+            for _ in range(NUM_PIECES_AHEAD + 1)
+        ]
+        self._device = device
+        self._copied = [torch.cuda.Event() for _ in buffers]
+        self._ahead = ReadAhead(buffers, NUM_PIECES_AHEAD, self._wait_free)
+
+    def pieces(self, rows: StoredRows) -> Iterator[Tensor]:
+        for number, piece in self._ahead.pieces(rows):
+            there = piece.to(self._device, non_blocking=True)
+            self._copied[number].record(torch.cuda.current_stream(self._device))
+            yield there
+
+    def close(self) -> None:
+        for event in self._copied:
+            event.synchronize()
+        self._ahead.close()
+
+    def _wait_free(self, number: int) -> None:
+        self._copied[number].synchronize()
 
 
 class EventWatch:

@@ -107,11 +107,13 @@ class Plan:
 
     @property
     def suits_one_thread(self) -> bool:
-        """Whether the CPU shards are so small that threads would wait longer than they compute."""
+        """Whether the host computes so little beside GPUs, or for CPU shards so small, that threads
+        would wait longer than they compute. Reading weights is another matter.
+        """
         pairs = zip(self.devices, self.shards, strict=True)
         on_host = [(d, shard) for d, shard in pairs if d.is_here and not d.runs_async]
         weight_bytes = sum(shard.weight_bytes for _, shard in on_host)
-        return all(weight_bytes < device.one_thread_bytes for device, _ in on_host)
+        return not on_host or weight_bytes < min(d.one_thread_bytes for d, _ in on_host)
 
     def lane_bytes(self, shard: ShardPlan) -> int:
         """Bytes of one lane: pages, state, ring of newest rows, scratch."""

@@ -18,6 +18,7 @@ from luceasync.host_cache.arena import HostMemory
 from luceasync.host_cache.copies import LaneCopies
 from luceasync.host_cache.staging import Staging
 from luceasync.kv.cache import LaneCache
+from luceasync.models.encodings import RowTransfer
 from luceasync.models.ops import Ops
 from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.cpu_platform import CpuPlatform
@@ -131,6 +132,10 @@ class Platform(Protocol):
 
     def copies(self, cache: LaneCache) -> LaneCopies:
         """Copies between lanes on the device and host memory."""
+        ...
+
+    def row_transfer(self) -> RowTransfer:
+        """The way of stored weights to the device."""
         ...
 
     def node_memory(

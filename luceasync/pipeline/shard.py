@@ -7,7 +7,7 @@ request.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 
 import torch
@@ -59,11 +59,14 @@ class Shard:
         self._spec = spec
         precision = plan.precision
         self._ops = platform.ops
-        place = WeightPlacement(self._ops, self.device, torch_dtype(precision.weights))
-        reader, family = TensorReader(source, spec, place, advance), family_of(spec)
         self.layers = range(shard.begin, shard.end)
-        self._layers = [family.read_layer(reader, layer) for layer in self.layers]
-        self.ends = family.read_ends(reader, is_first=shard.is_first, is_last=shard.is_last)
+        with closing(platform.row_transfer()) as transfer:
+            dtype = torch_dtype(precision.weights)
+            place = WeightPlacement(self._ops, self.device, dtype, transfer)
+            reader, family = TensorReader(source, spec, place, advance), family_of(spec)
+            self._layers = [family.read_layer(reader, layer) for layer in self.layers]
+            self.ends = family.read_ends(reader, is_first=shard.is_first, is_last=shard.is_last)
+            place.findings.raise_fault()
         mixers = self._mixers = spec.mixers[shard.begin : shard.end]
         self._bodies: dict[Mixer, MixerBody] = {
             mixer: self._ops.pick(mixer.torch_body, mixer.triton_body, mixer.compiled_body)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,7 +16,15 @@ from torch import Tensor
 
 from luceasync.errors import ModelError
 from luceasync.host_cache.arena import PlainMemory
-from luceasync.models.encodings import Encoding, WeightPlacement
+from luceasync.models import encodings
+from luceasync.models.encodings import (
+    Encoding,
+    HostTransfer,
+    ReadAhead,
+    StoredRows,
+    WeightFile,
+    WeightPlacement,
+)
 from luceasync.models.files import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.layer_reader import TensorPart
@@ -41,6 +53,10 @@ class NotingSource:
     def read(self, name: str, shape: Shape) -> Tensor:
         self.names.add(name)
         return self.inner.read(name, shape)
+
+    def stored(self, name: str, shape: Shape) -> object:
+        self.names.add(name)
+        return self.inner.stored(name, shape)
 
 
 def write_index(folder: Path, weight_map: object) -> Path:
@@ -221,6 +237,100 @@ def test_progress_counts_the_bytes_that_are_stored_not_those_made_of_them(tmp_pa
         reader.stacked([TensorPart("m")], {"m": (3, 5)})
         reader.vector("v", (7,))
     assert read == [3 * 5 * 8, 7 * 2]
+
+
+# --- rows of files ------------------------------------------------------------------------------
+
+NUM_ROWS, ROW_BYTES, BEGIN = 300, 7, 11
+ORDERS = {
+    "as stored": torch.arange(NUM_ROWS),
+    "runs": torch.arange(NUM_ROWS).view(3, 2, 50)[:, 1].flatten(),
+    "neighbours swapped": torch.arange(NUM_ROWS).view(-1, 2).flip(1).flatten(),
+    "far apart": torch.tensor([299, 0, 150, 150, 7]),
+}
+
+
+@pytest.fixture
+def file_of_rows(tmp_path: Path) -> Iterator[tuple[WeightFile, Tensor]]:
+    """A file with rows from BEGIN on, and the rows."""
+    rows = torch.randint(0, 256, (NUM_ROWS, ROW_BYTES), dtype=torch.uint8)
+    (tmp_path / "rows").write_bytes(b"x" * BEGIN + rows.numpy().tobytes())
+    with closing(WeightFile(tmp_path / "rows")) as file:
+        yield file, rows
+
+
+@pytest.mark.parametrize("run_bytes", [0, 1 << 16])
+@pytest.mark.parametrize("piece_bytes", [1, 7 * ROW_BYTES + 3, 1 << 16])
+@pytest.mark.parametrize("order", ORDERS)
+def test_rows_arrive_in_order_whatever_a_piece_holds(
+    file_of_rows: tuple[WeightFile, Tensor],
+    order: str,
+    piece_bytes: int,
+    run_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """`run_bytes`: 0 reads each run of rows alone; otherwise with the rows between them."""
+    monkeypatch.setattr(encodings, "RUN_BYTES", run_bytes)
+    file, rows = file_of_rows
+    stored = StoredRows.of(file, BEGIN, ROW_BYTES, NUM_ROWS).selected(
+        lambda each: each[ORDERS[order]]
+    )
+    with closing(HostTransfer(piece_bytes)) as transfer:
+        for _ in range(2):
+            found = torch.cat([piece.clone() for piece in transfer.pieces(stored)])
+            assert torch.equal(found, rows[ORDERS[order]])
+
+
+def test_a_file_that_ends_early_is_an_error_that_names_it(
+    file_of_rows: tuple[WeightFile, Tensor],
+):
+    file, _ = file_of_rows
+    os.truncate(file.path, BEGIN + 100 * ROW_BYTES)
+    stored = StoredRows.of(file, BEGIN, ROW_BYTES, NUM_ROWS)
+    with closing(HostTransfer(10 * ROW_BYTES)) as transfer:
+        with pytest.raises(ModelError, match=r"rows: cannot be read: it ends at byte 711"):
+            list(transfer.pieces(stored))
+        again = StoredRows.of(file, BEGIN, ROW_BYTES, 100)
+        assert sum(map(len, transfer.pieces(again))) == 100
+
+
+def test_a_buffer_is_overwritten_once_it_is_free_and_not_before(
+    file_of_rows: tuple[WeightFile, Tensor],
+):
+    file, rows = file_of_rows
+    may_go, events = [threading.Semaphore(1) for _ in range(3)], []
+
+    def wait_free(number: int) -> None:
+        assert may_go[number].acquire(timeout=10)
+        events.append(("overwritten", number))
+
+    ahead = ReadAhead(
+        [torch.empty(50 * ROW_BYTES, dtype=torch.uint8) for _ in may_go], 2, wait_free
+    )
+    found = []
+    with closing(ahead):
+        for number, piece in ahead.pieces(StoredRows.of(file, BEGIN, ROW_BYTES, NUM_ROWS)):
+            found.append(piece.clone())
+            events.append(("free", number))
+            may_go[number].release()
+    assert torch.equal(torch.cat(found), rows)
+    for number in range(3):
+        own = [what for what, of in events if of == number]
+        assert own == ["overwritten", "free"] * 2
+
+
+def test_what_is_wrong_with_a_tensor_is_known_once_all_are_read(tmp_path: Path):
+    fine, wrong = torch.ones(3, 5), torch.ones(3, 5)
+    wrong[1, 2] = torch.inf
+    save_file({"a": fine, "b": wrong, "c": fine.clone()}, tmp_path / "model.safetensors")
+    with open_checkpoint(tmp_path) as checkpoint:
+        place = WeightPlacement(TorchOps(), CPU, torch.float32)
+        reader = TensorReader(checkpoint, None, place)
+        for name in "abc":
+            reader.stacked([TensorPart(name)], {name: (3, 5)})
+    with pytest.raises(ModelError, match=r"'b' has a number that is not finite"):
+        place.findings.raise_fault()
+    place.findings.raise_fault()  # once
 
 
 # --- random weights -----------------------------------------------------------------------------

@@ -9,8 +9,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
+from math import prod
 from os import SEEK_END
 from pathlib import Path
 from struct import unpack
@@ -20,7 +22,15 @@ from safetensors import SafetensorError, safe_open
 
 from luceasync.errors import ModelError
 from luceasync.gguf.paths import FileIdentity, identity_of
-from luceasync.models.encodings import DenseEncoding, Encoding, Shape, check_finite
+from luceasync.models.encodings import (
+    DenseEncoding,
+    Encoding,
+    NumbersInFile,
+    Shape,
+    StoredRows,
+    WeightFile,
+    check_finite,
+)
 from luceasync.models.quant.checkpoints.module import (
     ModuleTensors,
     QuantMatrix,
@@ -31,6 +41,7 @@ from luceasync.models.quant.checkpoints.module import (
 from luceasync.models.quant.checkpoints.scheme import scheme_at
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -177,13 +188,17 @@ class SafetensorsWeights:
         weights = SafetensorsWeights(self._model_dir, self._scheme) if self._has_changed() else self
         with ExitStack() as stack:
             files: dict[str, Any] = {}
+            places: dict[str, TensorPlace] = {}
             for path in weights.paths:
                 try:
                     file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
                 except (OSError, SafetensorError) as error:
                     raise ModelError(f"{path}: not a readable safetensors file: {error}") from None
                 files.update(dict.fromkeys(file.keys(), file))
-            yield Checkpoint(self._model_dir, files, weights._modules)
+                stack.callback((raw := WeightFile(path)).close)
+                for name, place in _read_header(path)[1].items():
+                    places[name] = TensorPlace(raw, place.start)
+            yield Checkpoint(self._model_dir, files, places, weights._modules)
 
     def _has_changed(self) -> bool:
         return any(identity_of(path) != known for path, known in self._identities.items())
@@ -224,12 +239,27 @@ class QuantModules:
             raise ModelError(f"{self._model_dir}: {error}") from None
 
 
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """Where the bytes of a tensor begin."""
+
+    file: WeightFile
+    begin: int
+
+
 class Checkpoint:
     """A TensorSource: the open files of one directory."""
 
-    def __init__(self, model_dir: Path, files: Mapping[str, Any], modules: QuantModules) -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        files: Mapping[str, Any],
+        places: Mapping[str, TensorPlace],
+        modules: QuantModules,
+    ) -> None:
         self._model_dir = model_dir
         self._files = files  # tensor name -> open safetensors file
+        self._places = places
         self._modules = modules
 
     @property
@@ -241,34 +271,58 @@ class Checkpoint:
         found = self._modules.find(name)
         return DenseEncoding() if found is None else found.encoding
 
-    def read(self, name: str, shape: Shape) -> Tensor | ModuleTensors:
+    def stored(self, name: str, shape: Shape) -> NumbersInFile | ModuleTensors:
         found = self._modules.find(name)
         if found is None:
-            return self.plain(name, shape)
+            return self._numbers(name, shape)
         check_stored(self._model_dir, name, found.shape, shape)
         try:
             tensors = {key: self._files[own].get_tensor(own) for key, own in found.names.items()}
         except SafetensorError as error:
             raise ModelError(f"{self._model_dir}: {name!r} cannot be read: {error}") from None
-        return ModuleTensors(f"{self._model_dir}: {name!r}", found, tensors)
+        return ModuleTensors(self._label(name), found, tensors)
 
-    def plain(self, name: str, shape: Shape) -> Tensor:
-        """Read a tensor that is stored plainly. Raises ModelError."""
+    def read(self, name: str, shape: Shape) -> Tensor:
+        self._check(name, shape)
+        try:
+            tensor: Tensor = self._files[name].get_tensor(name)
+        except SafetensorError as error:
+            raise ModelError(f"{self._model_dir}: {name!r} cannot be read: {error}") from None
+        check_finite(tensor, self._label(name))
+        return tensor
+
+    def _numbers(self, name: str, shape: Shape) -> NumbersInFile:
+        """A matrix that is stored plainly. Raises ModelError."""
+        dtype = _torch_dtypes()[self._check(name, shape)]
+        place, row_bytes = self._places[name], prod(shape[1:]) * dtype.itemsize
+        rows = StoredRows.of(place.file, place.begin, row_bytes, shape[0])
+        return NumbersInFile(self._label(name), rows, dtype, shape[1:])
+
+    def _check(self, name: str, shape: Shape) -> str:
+        """The dtype of a tensor that is stored plainly, with this shape. Raises ModelError."""
         file, info = self._files.get(name), None
         try:
             if file is not None:
                 stored = file.get_slice(name)
                 info = TensorInfo(stored.get_dtype(), tuple(stored.get_shape()))
-            check_plain(self._model_dir, name, info, shape)
-            tensor: Tensor = self._files[name].get_tensor(name)
         except SafetensorError as error:
             raise ModelError(f"{self._model_dir}: {name!r} cannot be read: {error}") from None
-        check_finite(tensor, f"{self._model_dir}: {name!r}")
-        return tensor
+        return check_plain(self._model_dir, name, info, shape)
+
+    def _label(self, name: str) -> str:
+        return f"{self._model_dir}: {name!r}"
 
 
-def check_plain(model_dir: Path, name: str, info: TensorInfo | None, shape: Shape) -> None:
-    """Raise ModelError unless a plain tensor exists with this shape."""
+def _torch_dtypes() -> dict[str, torch.dtype]:
+    """By the names in STORED_DTYPES."""
+    import torch
+
+    dtypes = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    return dict(zip(STORED_DTYPES, dtypes, strict=True))
+
+
+def check_plain(model_dir: Path, name: str, info: TensorInfo | None, shape: Shape) -> str:
+    """The dtype of a plain tensor. Raises ModelError unless it exists with this shape."""
     if info is None:
         raise ModelError(f"{model_dir}: the weights have no tensor {name!r}")
     check_stored(model_dir, name, info.shape, shape)
@@ -277,6 +331,7 @@ def check_plain(model_dir: Path, name: str, info: TensorInfo | None, shape: Shap
             f"{model_dir}: {name!r} is stored as {info.dtype}; "
             f"{', '.join(STORED_DTYPES)} are supported"
         )
+    return info.dtype
 
 
 def check_stored(model_dir: Path, name: str, found: Shape, shape: Shape) -> None:

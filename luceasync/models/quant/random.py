@@ -27,7 +27,7 @@ class RandomModule:
     shape: Shape
     generator: torch.Generator
 
-    def packed(self, select: Select) -> Iterator[Packed]:
+    def packed(self, select: Select, place: object = None) -> Iterator[Packed]:
         """Random rows, as many as `select` picks."""
         num_rows, num_columns = self.shape
         num_rows = len(select(torch.empty(num_rows, 1)))

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from luceasync.errors import ModelError
-from luceasync.models.encodings import Select, Shape, WeightPlacement
+from luceasync.models.encodings import Select, Shape, WeightPlacement, is_finite
 from luceasync.models.quant.layout import QuantLayout
 from luceasync.models.quant.packed import Packed, empty
 from luceasync.models.weights import EmbeddingTable, Weight
@@ -23,8 +21,10 @@ class StoredQuantised(Protocol):
         """Its file and its name there, for errors."""
         ...
 
-    def packed(self, select: Select) -> Iterator[Packed]:
-        """The rows that `select` picks, slice by slice."""
+    def packed(self, select: Select, place: WeightPlacement) -> Iterator[Packed]:
+        """The rows that `select` picks on the place's device, piece by piece; each is valid until
+        the next one is asked for. Raises ModelError.
+        """
         ...
 
 
@@ -36,10 +36,11 @@ class QuantStack:
         self._rows = empty(layout, shape[0], shape[1], place.device)
 
     def fill(self, begin: int, stored: StoredQuantised, select: Select) -> int:
-        """Fill rows from `begin` on. Raises ModelError for a scale that is not finite."""
-        num_bytes = 0
-        for part in stored.packed(select):
-            _check_scales(part, stored.label)
+        """Fill rows from `begin` on. A scale that is not finite becomes a finding."""
+        num_bytes, fault = 0, f"{stored.label} has a scale that is not finite"
+        for part in stored.packed(select, self._place):
+            for scales in _checked(part):
+                self._place.findings.expect(scales, fault)
             end = begin + part.shape[0]
             room = self._rows.rows(begin, end).tensors
             for name, tensor in part.tensors.items():
@@ -54,20 +55,16 @@ class QuantStack:
         return self._place.ops.quantised(self._rows, self._place.dtype)
 
 
-def _check_scales(packed: Packed, label: str) -> None:
+def _checked(packed: Packed) -> list[Tensor]:
+    """Whether each kind of scale is finite: bool [], on their device."""
     if packed.layout.scale == "e8m0":
-        is_fine = bool((packed.scales != 255).all())
-    else:
-        found = (packed.scales, packed.minimums, packed.small_scales)
-        is_fine = all(_is_finite(tensor, packed.layout) for tensor in found if tensor is not None)
-    if not is_fine:
-        raise ModelError(f"{label} has a scale that is not finite")
-
-
-def _is_finite(tensor: Tensor, layout: QuantLayout) -> bool:
-    if not tensor.dtype.is_floating_point:
-        return True
-    return bool(torch.isfinite(tensor.float()).all())
+        return [(packed.scales != 255).all()]
+    found = (packed.scales, packed.minimums, packed.small_scales)
+    return [
+        is_finite(tensor.float())
+        for tensor in found
+        if tensor is not None and tensor.dtype.is_floating_point
+    ]
 
 
 def with_smaller_supergroups(packed: Packed, layout: QuantLayout) -> Packed:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from luceasync.errors import ModelError
-from luceasync.models.encodings import DenseEncoding, Encoding
+from luceasync.models.encodings import DenseEncoding, Encoding, NumbersInMemory
 from luceasync.models.feed_forward.dense import DenseLayer
 from luceasync.models.formats.safetensors import Checkpoint, open_checkpoint
 from luceasync.models.loader import TensorSource
@@ -92,7 +92,10 @@ class DraftSource:
         return DenseEncoding()
 
     def read(self, name: str, shape: Shape) -> Tensor:
-        return self._checkpoint.plain(self._stored.get(name, name), shape)
+        return self._checkpoint.read(self._stored.get(name, name), shape)
+
+    def stored(self, name: str, shape: Shape) -> NumbersInMemory:
+        return NumbersInMemory(name, self.read(name, shape))
 
     def check(self, spec: DraftSpec) -> None:
         """Raise ModelError for a tensor that the network of `spec` would not use."""

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from luceasync.errors import ModelError
+from luceasync.models.encodings import HostTransfer, WeightPlacement
 from luceasync.models.files import ModelFiles, read_spec
-from luceasync.models.formats import gguf as own_format
+from luceasync.models.ops import TorchOps
 from luceasync.models.quant.packed import dequantise
 from tests.gguf.tiny_files import Tiny, write
 
@@ -23,16 +24,22 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tiny, tmp_path_factory.mktemp("gguf"))[0]
 
 
+def placement(piece_bytes: int) -> WeightPlacement:
+    cpu, transfer = torch.device("cpu"), HostTransfer(piece_bytes)
+    return WeightPlacement(TorchOps(), cpu, torch.float32, transfer)
+
+
 @pytest.mark.parametrize("slice_bytes", [1, 100, 1 << 20])
-def test_slices_are_the_whole(path: Path, slice_bytes: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(own_format, "SLICE_BYTES", slice_bytes)
+def test_slices_are_the_whole(path: Path, slice_bytes: int):
+    place = placement(slice_bytes)
     with ModelFiles(path).weights.open() as source:
-        parts = list(source.read(NAME, (64, 64)).packed(lambda rows: rows))
+        parts = source.stored(NAME, (64, 64)).packed(lambda rows: rows, place)
+        parts = [(part.shape[0], dequantise(part)) for part in parts]
     row_bytes = 64 // 32 * 24
-    assert {part.shape[0] for part in parts[:-1]} <= {max(1, slice_bytes // row_bytes)}
+    assert {num_rows for num_rows, _ in parts[:-1]} <= {max(1, slice_bytes // row_bytes)}
     [stored] = [t for t in gguf.GGUFReader(path).tensors if t.name == "blk.0.ffn_up.weight"]
     expected = torch.from_numpy(gguf.dequantize(stored.data, stored.tensor_type))
-    assert torch.equal(torch.cat([dequantise(part) for part in parts]), expected)
+    assert torch.equal(torch.cat([numbers for _, numbers in parts]), expected)
 
 
 def test_plain_tensors_are_as_they_are_stored(path: Path):
@@ -46,7 +53,7 @@ def test_plain_tensors_are_as_they_are_stored(path: Path):
 def test_another_shape_or_an_unknown_name_is_refused(path: Path):
     with ModelFiles(path).weights.open() as source:
         with pytest.raises(ModelError, match=r"has shape \(64, 64\), expected \(64, 32\)"):
-            source.read(NAME, (64, 32))
+            source.stored(NAME, (64, 32))
         with pytest.raises(ModelError, match="there is no tensor for 'x'"):
             source.encoding("x")
 

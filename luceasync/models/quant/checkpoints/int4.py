@@ -46,7 +46,7 @@ class AwqScheme:
     def _pack(self, encoding: QuantEncoding, tensors: Mapping[str, Tensor]) -> Packed:
         import torch
 
-        order = torch.tensor(AWQ_ORDER).argsort()
+        order = torch.tensor(AWQ_ORDER, device=tensors["codes"].device).argsort()
         codes, zeros = (
             _numbers(tensors[name], 4).unflatten(-1, (-1, 8))[..., order].flatten(-2).t()
             for name in ("codes", "zeros")
@@ -84,7 +84,8 @@ class GptqScheme:
 
         codes = _numbers(tensors["codes"].t(), self.bits)
         order = tensors.get("order")
-        groups = torch.arange(codes.shape[1]) // (encoding.group or codes.shape[1])
+        columns = torch.arange(codes.shape[1], device=codes.device)
+        groups = columns // (encoding.group or codes.shape[1])
         if order is not None and not torch.equal(order.long(), groups):
             raise ModelError("g_idx: columns in the order of their activations are not supported")
         zeros = _numbers(tensors["zeros"], self.bits)

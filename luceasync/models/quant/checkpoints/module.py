@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from luceasync.errors import ModelError
-from luceasync.models.encodings import Select, Shape
+from luceasync.models.encodings import Select, Shape, WeightPlacement
 from luceasync.models.quant.encoding import QuantEncoding
 from luceasync.models.quant.layout import Real
 
@@ -65,11 +65,12 @@ class ModuleTensors:
     found: QuantMatrix
     tensors: Mapping[str, Tensor]
 
-    def packed(self, select: Select) -> Iterator[Packed]:
+    def packed(self, select: Select, place: WeightPlacement) -> Iterator[Packed]:
         from luceasync.models.quant.packed import Packed
 
+        there = {name: tensor.to(place.device) for name, tensor in self.tensors.items()}
         try:
-            whole = self.found.pack(self.found.encoding, self.tensors)
+            whole = self.found.pack(self.found.encoding, there)
         except ModelError as error:
             raise ModelError(f"{self.label}: {error}") from None
         yield Packed(whole.layout, **{name: select(t) for name, t in whole.tensors.items()})

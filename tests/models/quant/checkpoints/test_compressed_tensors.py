@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from luceasync.models.encodings import WeightPlacement
+from luceasync.models.ops import TorchOps
 from luceasync.models.quant.checkpoints.module import ModuleTensors
 from luceasync.models.quant.packed import dequantise
 from tests.models.quant.checkpoints.test_schemes import CASES, MODULE, find
@@ -16,13 +18,15 @@ from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.lifecycle.forward import dequantize
 
+PLACE = WeightPlacement(TorchOps(), torch.device("cpu"), torch.float32)
+
 
 def ours(case: str) -> torch.Tensor:
     config, (tensors, _) = CASES[case]
     found, named = find(config, tensors)
     assert found is not None
     stored = ModuleTensors(MODULE, found, {key: named[own] for key, own in found.names.items()})
-    [packed] = stored.packed(lambda rows: rows)
+    [packed] = stored.packed(lambda rows: rows, PLACE)
     return dequantise(packed)
 
 

@@ -8,11 +8,15 @@ import pytest
 import torch
 
 from luceasync.errors import ModelError
+from luceasync.models.encodings import WeightPlacement
+from luceasync.models.ops import TorchOps
 from luceasync.models.precision import Precision
 from luceasync.models.quant.checkpoints.module import ModuleTensors, TensorInfo
 from luceasync.models.quant.checkpoints.scheme import scheme_of
 from luceasync.models.quant.packed import dequantise
 from tests.reference import quantised as truth
+
+PLACE = WeightPlacement(TorchOps(), torch.device("cpu"), torch.float32)
 
 DTYPES = {
     torch.float16: "F16",
@@ -90,7 +94,7 @@ def test_the_numbers_are_those_of_the_format(case: str):
     assert found is not None
     assert found.shape == tuple(numbers.shape)
     stored = ModuleTensors(MODULE, found, {key: named[own] for key, own in found.names.items()})
-    [packed] = stored.packed(lambda rows: rows)
+    [packed] = stored.packed(lambda rows: rows, PLACE)
     assert torch.equal(dequantise(packed), numbers)
     assert packed.num_bytes == found.encoding.num_bytes(found.shape, Precision.of("bf16"))
 
@@ -100,7 +104,7 @@ def test_rows_are_taken_with_what_belongs_to_them(case: str):
     config, (tensors, numbers) = CASES[case]
     found, named = find(config, tensors)
     stored = ModuleTensors(MODULE, found, {key: named[own] for key, own in found.names.items()})
-    [packed] = stored.packed(lambda rows: rows[1:6:2])
+    [packed] = stored.packed(lambda rows: rows[1:6:2], PLACE)
     assert torch.equal(dequantise(packed), numbers[1:6:2])
 
 
@@ -167,7 +171,7 @@ def gptq_numbers(bits: int, zero: int, **fields: Any) -> torch.Tensor:
     config = {"quant_method": "gptq", "bits": bits, "group_size": 64, **fields}
     found, named = find(config, tensors)
     stored = ModuleTensors(MODULE, found, {key: named[own] for key, own in found.names.items()})
-    [packed] = stored.packed(lambda rows: rows)
+    [packed] = stored.packed(lambda rows: rows, PLACE)
     return dequantise(packed)
 
 
@@ -195,7 +199,7 @@ def test_columns_in_another_order_are_refused():
     found, named = find(config, tensors | {"g_idx": tensors["g_idx"].flip(0)})
     stored = ModuleTensors(MODULE, found, {key: named[own] for key, own in found.names.items()})
     with pytest.raises(ModelError, match="g_idx: columns in the order of their activations"):
-        list(stored.packed(lambda rows: rows))
+        list(stored.packed(lambda rows: rows, PLACE))
     config, (tensors, _) = CASES["pack-quantized"]
     with pytest.raises(ModelError, match="columns in the order of activations"):
         find(config, tensors | {"weight_g_idx": torch.zeros(192, dtype=torch.int32)})
