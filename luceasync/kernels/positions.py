@@ -15,8 +15,10 @@ from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inpu
 BLOCK = 256  # numbers per program
 
 
-def rotation(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin of positions * frequencies.
+def rotation(
+    positions: Tensor, frequencies: Tensor, magnitude: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of positions * frequencies, times `magnitude`.
 
     positions: int32 [entries, rows]; frequencies: float32 [half]. Returns float32 [entries, rows,
     half] each.
@@ -30,6 +32,7 @@ def rotation(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
         cos,
         sin,
         cos.numel(),
+        MAGNITUDE=magnitude,
         HALF=len(frequencies),
         BLOCK=BLOCK,
         num_warps=4,
@@ -94,6 +97,7 @@ def _rotation_kernel(
     cos,
     sin,
     num_numbers,
+    MAGNITUDE: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -104,8 +108,8 @@ def _rotation_kernel(
     frequency = tl.load(frequencies + at % HALF, mask=ok)
     wait_for_inputs(OVERLAP)
     angle = tl.load(positions + at // HALF, mask=ok).to(tl.float32) * frequency
-    tl.store(cos + at, tl.cos(angle), mask=ok)
-    tl.store(sin + at, tl.sin(angle), mask=ok)
+    tl.store(cos + at, tl.cos(angle) * MAGNITUDE, mask=ok)
+    tl.store(sin + at, tl.sin(angle) * MAGNITUDE, mask=ok)
 
 
 @kernel(do_not_specialize=["num_numbers", "last", "num_rows"])

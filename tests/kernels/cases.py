@@ -8,7 +8,7 @@ from torch import Tensor
 
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.attention_sizes import HeadNorms
-from luceasync.models.mixers.attention_torch import rotation
+from luceasync.models.mixers.attention_torch import TorchAttention
 from luceasync.models.mixers.delta import DeltaSpec
 from luceasync.models.mixers.delta_sizes import DeltaParameters
 from luceasync.models.pass_rows import Entry, Rows
@@ -60,7 +60,7 @@ def rows_at(
     row_indices = torch.tensor(begins, dtype=torch.int32)[:, None]
     row_indices = (row_indices + torch.arange(num_rows, dtype=torch.int32)).to(device)
     lane_tensor = torch.tensor(lanes, dtype=torch.int32, device=device)
-    prepared = {spec: rotation(spec, row_indices + num_absent(lane_tensor))}
+    prepared = {spec: TorchAttention(spec).prepare(row_indices + num_absent(lane_tensor))}
     return Rows(entries, lane_tensor, row_indices, tables.to(device), prepared)
 
 
@@ -184,7 +184,7 @@ def tree_rows(rows: Rows, spec: AttentionSpec, parents: Tensor) -> Rows:
         replace(e, end=e.begin, read=e.read[: e.begin] if e.begin else slice(0, 0))
         for e in rows.entries
     )
-    prepared = {spec: rotation(spec, row_indices + num_absent(rows.lanes))}
+    prepared = {spec: TorchAttention(spec).prepare(row_indices + num_absent(rows.lanes))}
     return replace(rows, entries=entries, row_indices=row_indices, prepared=prepared)
 
 

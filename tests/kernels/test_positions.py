@@ -1,6 +1,7 @@
 """Rotations, row indices and the shape of proposals, as torch computes them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.attention_triton import TritonAttention
 from luceasync.models.ops import TorchOps
 from luceasync.models.pass_rows import NO_LANE
+from luceasync.models.rope import PlainRope, Rope, YarnRope
 from luceasync.models.trees import chain, torch_trees
 from luceasync.models.triton_ops import TritonOps
 from tests.kernels.cases import random_parents
@@ -18,11 +20,13 @@ from tests.kernels.cases import random_parents
 SPEC = AttentionSpec(4, 2, 64, 48, 1e7, gated=False)
 
 
+@pytest.mark.parametrize("rope", [PlainRope(), YarnRope(4.0, 4096, 32.0, 1.0, 1.14, True)])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 1), (2, 17)])
-def test_rotation_is_as_torch_computes_it(shape, device) -> None:
+def test_rotation_is_as_torch_computes_it(shape, rope: Rope, device) -> None:
     positions = torch.randint(0, 262144, shape, dtype=torch.int32, device=device)
-    expected = attention_torch.rotation(SPEC, positions)
-    found = TritonAttention(SPEC).prepare(positions)
+    spec = replace(SPEC, rope=rope)
+    expected = attention_torch.TorchAttention(spec).prepare(positions)
+    found = TritonAttention(spec).prepare(positions)
     for one, other in zip(found, expected, strict=True):
         assert one.shape == other.shape
         torch.testing.assert_close(one, other, rtol=0, atol=1e-6)

@@ -8,7 +8,7 @@ import torch
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.attention_compiled import CompiledAttention, can_attend
 from luceasync.models.mixers.attention_sizes import HeadNorms
-from luceasync.models.mixers.attention_torch import TorchAttention, rotation
+from luceasync.models.mixers.attention_torch import TorchAttention
 from luceasync.models.ops import rms_norm
 from luceasync.models.packed_ops import PackedOps
 
@@ -45,7 +45,7 @@ def test_heads(dtype: torch.dtype, spec: AttentionSpec):
     projected = torch.randn(2, 40, width).to(dtype)
     weights = [torch.randn(spec.head_dim) if spec.has_head_norms else None for _ in range(2)]
     norms = HeadNorms(*weights, 1e-6)
-    turn = rotation(spec, torch.arange(80, dtype=torch.int32).view(2, 40) * 37)
+    turn = TorchAttention(spec).prepare(torch.arange(80, dtype=torch.int32).view(2, 40) * 37)
     found = CompiledAttention(spec).heads(projected, norms, turn)
     expected = TorchAttention(spec).heads(projected, norms, turn)
     for own, truth in zip(found, expected, strict=True):

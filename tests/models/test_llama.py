@@ -78,7 +78,7 @@ def own_logits(tmp_path: Path, num_shards: int) -> torch.Tensor:
         ("mlp_bias", True),
         ("attention_bias", True),
         ("hidden_act", "gelu"),
-        ("rope_scaling", {"rope_type": "llama3", "factor": 8.0}),
+        ("rope_scaling", {"rope_type": "dynamic", "factor": 8.0}),
     ],
 )
 def test_what_is_not_computed_is_refused(field: str, value: object):

@@ -14,6 +14,7 @@ from luceasync.errors import ModelError
 from luceasync.models.files import parse_spec, read_spec
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.delta import DeltaSpec
+from luceasync.models.rope import LinearRope
 from luceasync.models.spec import ModelSpec
 from tests import tiny
 
@@ -143,8 +144,8 @@ def test_what_is_not_implemented_is_refused(model_type: str, name: str, value: o
 
 @pytest.mark.parametrize("field", ["rope_parameters", "rope_scaling"])
 @pytest.mark.parametrize("key", ["rope_type", "type"])
-@pytest.mark.parametrize("rope_type", ["yarn", "linear", "dynamic", "llama3"])
-def test_a_scaled_rope_is_refused(field: str, key: str, rope_type: str):
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_a_rope_that_follows_the_text_is_refused(field: str, key: str, rope_type: str):
     config = config_of("qwen3", **{field: {key: rope_type, "factor": 4.0}})
     assert refusal(config).startswith(f"rope_type {rope_type!r} is not supported")
 
@@ -253,9 +254,9 @@ def test_the_wrapper_may_say_what_its_text_part_leaves_out():
 
 
 def test_an_old_scaled_rope_counts_beside_a_new_plain_one():
-    plain, scaled = {"rope_type": "default"}, {"rope_type": "yarn", "factor": 4.0}
-    words = refusal(config_of("qwen3", rope_parameters=plain, rope_scaling=scaled))
-    assert words.startswith("rope_type 'yarn' is not supported")
+    plain, scaled = {"rope_type": "default"}, {"rope_type": "linear", "factor": 4.0}
+    spec = parse_spec(config_of("qwen3", rope_parameters=plain, rope_scaling=scaled))
+    assert spec.mixers[-1].rope == LinearRope(4.0)
 
 
 @pytest.mark.parametrize("value", ["abc", 0, -1.0, True, float("inf")])

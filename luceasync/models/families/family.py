@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from luceasync.errors import ModelError, Unsupported
+from luceasync.models.rope import (
+    PLAIN,
+    LinearRope,
+    Llama3Rope,
+    ProportionalRope,
+    Rope,
+    YarnRope,
+    yarn_magnitude,
+)
 from luceasync.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -34,7 +43,7 @@ class ConfigFields:
             raise ModelError(f"{name} = {value!r}: expected a positive integer")
         return value
 
-    def number(self, name: str, default: float) -> float:
+    def number(self, name: str, default: float | None = None) -> float:
         value = self.config.get(name, default)
         if not _is_positive_number(value):
             raise ModelError(f"{name} = {value!r}: expected a positive number")
@@ -61,21 +70,86 @@ class ConfigFields:
             raise ModelError(f"eos_token_id = {value!r}: expected an integer or a list of them")
         return frozenset(ids)
 
-    def rope(self) -> Mapping[str, Any]:
+    def rope(self, layer_type: str = "full_attention") -> tuple[float, Rope]:
+        """Theta and the rope of layers of `layer_type`, for configs that have several."""
+        own = self._rope_fields(layer_type)
+        kind = own.config.get("rope_type", own.config.get("type", "default"))
+        parse = ROPES.get(kind) if isinstance(kind, str) else None
+        if parse is None:
+            raise ModelError(f"rope_type {kind!r} is not supported; expected {', '.join(ROPES)}")
+        return own.number("rope_theta", 10000.0), parse(own)
+
+    def rotary_share(self, default: float) -> float:
+        """The part of each head that is rotated."""
+        return self._rope_fields("full_attention").number("partial_rotary_factor", default)
+
+    def _rope_fields(self, layer_type: str) -> ConfigFields:
         """`rope_parameters` of current configs, or the older top-level fields. If there are both,
         `rope_scaling` wins, as in transformers.
         """
         rope = dict(self.mapping("rope_scaling") or self.mapping("rope_parameters"))
-        rope_type = rope.get("rope_type", rope.get("type", "default"))
-        if rope_type not in ("default", "mrope"):
-            raise ModelError(f"rope_type {rope_type!r} is not supported; expected 'default'")
+        if isinstance(nested := rope.get(layer_type), Mapping):
+            rope = dict(nested)
         for name in ("rope_theta", "partial_rotary_factor"):
             if self.config.get(name) is not None:
                 rope.setdefault(name, self.config[name])
+        if self.config.get("original_max_position_embeddings") is not None:
+            rope[ORIGINAL] = self.config[ORIGINAL]
+        elif rope.get(ORIGINAL) is None:
+            rope[ORIGINAL] = self.config.get("max_position_embeddings")
+        own = ConfigFields(rope)
         for name in ("rope_theta", "partial_rotary_factor"):
-            if name in rope and not _is_positive_number(rope[name]):
-                raise ModelError(f"{name} = {rope[name]!r}: expected a positive number")
-        return rope
+            own.number(name, 1.0)
+        return own
+
+
+ORIGINAL = "original_max_position_embeddings"
+
+
+def _linear_rope(rope: ConfigFields) -> LinearRope:
+    return LinearRope(rope.number("factor"))
+
+
+def _llama3_rope(rope: ConfigFields) -> Llama3Rope:
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if low >= high:
+        raise ModelError(
+            f"low_freq_factor = {low:g}: expected less than high_freq_factor = {high:g}"
+        )
+    return Llama3Rope(rope.number("factor"), low, high, rope.positive(ORIGINAL))
+
+
+def _proportional_rope(rope: ConfigFields) -> ProportionalRope:
+    share = rope.number("partial_rotary_factor", 1.0)
+    if share > 1:
+        raise ModelError(f"partial_rotary_factor = {share:g}: expected at most 1")
+    return ProportionalRope(share, rope.number("factor", 1.0))
+
+
+def _yarn_rope(rope: ConfigFields) -> YarnRope:
+    factor, original = rope.number("factor"), rope.positive(ORIGINAL)
+    given = {name: rope.config.get(name) for name in ("mscale", "mscale_all_dim")}
+    magnitude = yarn_magnitude(factor)
+    if all(given.values()):
+        scales = (yarn_magnitude(factor, rope.number(name)) for name in given)
+        magnitude = next(scales) / next(scales)
+    if rope.config.get("attention_factor") is not None:
+        magnitude = rope.number("attention_factor")
+    fast = 32.0 if rope.config.get("beta_fast") is None else rope.number("beta_fast")
+    slow = 1.0 if rope.config.get("beta_slow") is None else rope.number("beta_slow")
+    rounds = rope.config.get("truncate", True)
+    return YarnRope(factor, original, fast, slow, magnitude, bool(rounds))
+
+
+# By `rope_type`. Sections of "mrope" are for images: text turns as in the default.
+ROPES: Mapping[str, Callable[[ConfigFields], Rope]] = {
+    "default": lambda rope: PLAIN,
+    "linear": _linear_rope,
+    "llama3": _llama3_rope,
+    "mrope": lambda rope: PLAIN,
+    "proportional": _proportional_rope,
+    "yarn": _yarn_rope,
+}
 
 
 def _is_positive_number(value: object) -> bool:
@@ -121,7 +195,16 @@ def architecture(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _kinds(*halves: Any) -> list[Any]:
-    return [[type(half).__name__, asdict(half)] for half in halves]
+    return [[type(half).__name__, sizes_of(half)] for half in halves]
+
+
+def sizes_of(half: Any) -> dict[str, Any]:
+    """The fields of half a layer as JSON, without those that have their default: a field that is
+    added to a kind of layer changes no namespace.
+    """
+    stored = asdict(half)
+    changed = [each.name for each in fields(half) if getattr(half, each.name) != each.default]
+    return {name: stored[name] for name in changed}
 
 
 @dataclass(frozen=True, slots=True)

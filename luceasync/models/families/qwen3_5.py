@@ -6,13 +6,13 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from luceasync.errors import ModelError
-from luceasync.models.families.family import ConfigFields, Family
-from luceasync.models.families.qwen3 import (
+from luceasync.models.families.dense import (
     attention_architecture,
     ends_architecture,
     only,
     parse_attention,
 )
+from luceasync.models.families.family import ConfigFields, Family
 from luceasync.models.feed_forward.dense import DenseSpec
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.delta import DeltaSpec
@@ -46,8 +46,9 @@ def _parse(fields: ConfigFields, *, prefix: str, stores_decay_rate: bool = False
     fields = fields.with_defaults(DEFAULTS)
     fields.must_be("hidden_act", "silu")
     delta = replace(_parse_delta(fields), stores_decay_rate=stores_decay_rate)
-    factor = float(fields.rope().get("partial_rotary_factor", 0.25))
-    attention = parse_attention(fields, gated=True, rotary_factor=factor)
+    fields.must_be("attention_bias", False)
+    share = fields.rotary_share(0.25)
+    attention = parse_attention(fields, gated=True, rotary_factor=share)
     feed_forward = DenseSpec(fields.positive("intermediate_size"))
     mixers = [attention if is_full else delta for is_full in _full_layers(fields)]
     return ModelSpec(

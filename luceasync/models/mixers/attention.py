@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from luceasync.models.weights import Weight
 
 RECENT_ROWS = 64  # queries of a lane that probe its chunks
+BIASES = tuple(f"self_attn.{name}_proj.bias" for name in "qkv")
 VERIFY_SPLITS = 32  # parts of a context that programs of kernels.tree_attention share
 
 
@@ -61,11 +62,14 @@ class AttentionSpec(AttentionSizes):
 
     def tensors(self, hidden_size: int) -> dict[str, Shape]:
         norms = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+        dims = (self.query_dim, self.kv_dim, self.kv_dim)
+        biases = zip(BIASES, dims, strict=True) if self.has_bias else ()
         return {
             "self_attn.q_proj.weight": (self.query_dim * (2 if self.gated else 1), hidden_size),
             "self_attn.k_proj.weight": (self.kv_dim, hidden_size),
             "self_attn.v_proj.weight": (self.kv_dim, hidden_size),
             "self_attn.o_proj.weight": (hidden_size, self.query_dim),
+            **{name: (dim,) for name, dim in biases},
             **{name: (self.head_dim,) for name in norms if self.has_head_norms},
             "input_layernorm.weight": (hidden_size,),
         }
@@ -81,9 +85,19 @@ class AttentionSpec(AttentionSizes):
             body=reader.ops.pick(self.torch_body, self.triton_body, self.compiled_body),
             norm=reader.norm("input_layernorm.weight"),
             projection=reader.stacked([query, *keys_values, *gates]),
+            bias=self._bias(reader),
             head_norms=self._head_norms(reader),
             output=reader.matrix("self_attn.o_proj.weight"),
         )
+
+    def _bias(self, reader: LayerReader) -> Tensor | None:
+        """The biases of query, key and value, float32 [projection width]."""
+        if not self.has_bias:
+            return None
+        assert not self.gated, "gates with a bias come apart like the rows of their projection"
+        import torch
+
+        return torch.cat([reader.vector(name) for name in BIASES])
 
     def _head_norms(self, reader: LayerReader) -> HeadNorms:
         if not self.has_head_norms:
@@ -166,25 +180,34 @@ class AttentionBody(MixerBody, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """Attention with its weights. projection: query, key, value (and gate) rows, in this order."""
+    """Attention with its weights. projection: query, key, value (and gate) rows, in this order.
+    bias: float32, added to their products.
+    """
 
     body: AttentionBody
     norm: Norm
     projection: Weight
+    bias: Tensor | None
     head_norms: HeadNorms
     output: Weight
 
     @property
     def num_bytes(self) -> int:
         parts = (self.norm, self.projection, self.head_norms, self.output)
-        return sum(part.num_bytes for part in parts)
+        bias_bytes = 0 if self.bias is None else self.bias.nbytes
+        return sum(part.num_bytes for part in parts) + bias_bytes
 
     def forward(self, x: Tensor, state: State, rows: Rows) -> Tensor:
-        projected = self.projection.linear(x, self.norm)
-        mixed = self.body.attend(projected, self.head_norms, state, rows)
+        mixed = self.body.attend(self._projected(x), self.head_norms, state, rows)
         return self.output.linear_add(mixed, x)
 
     def verify(self, x: Tensor, state: State, rows: Rows, trees: Trees, scratch: State) -> Tensor:
-        projected = self.projection.linear(x, self.norm)
-        mixed = self.body.attend_tree(projected, self.head_norms, state, rows, trees, scratch)
+        mixed = self.body.attend_tree(
+            self._projected(x), self.head_norms, state, rows, trees, scratch
+        )
         return self.output.linear_add(mixed, x)
+
+    def _projected(self, x: Tensor) -> Tensor:
+        projected = self.projection.linear(x, self.norm)
+        # Added in float32 and rounded once more: biases of keys may be hundreds of times larger.
+        return projected if self.bias is None else projected.add_(self.bias)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from luceasync.models.rope import PLAIN, Rope
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -16,7 +18,8 @@ if TYPE_CHECKING:
 class AttentionSizes:
     """`rotary_dim` of each head's `head_dim` numbers are rotated. `gated`: the output is multiplied
     by sigmoid(gate), and q_proj holds query and gate of each head side by side. `has_head_norms`:
-    each query and key head has an RMS norm.
+    each query and key head has an RMS norm. `has_bias`: query, key and value projections add a
+    bias.
     """
 
     num_heads: int
@@ -26,6 +29,8 @@ class AttentionSizes:
     rope_theta: float
     gated: bool
     has_head_norms: bool = True
+    rope: Rope = PLAIN
+    has_bias: bool = False
 
     @property
     def query_dim(self) -> int:

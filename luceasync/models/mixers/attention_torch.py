@@ -29,9 +29,12 @@ class TorchAttention:
 
     def __init__(self, spec: AttentionSizes) -> None:
         self._spec = spec
+        self._frequencies: Tensor | None = None  # on the device of the first pass, as of all
 
     def prepare(self, positions: Tensor) -> Rotation:
-        return rotation(self._spec, positions)
+        if self._frequencies is None:
+            self._frequencies = frequencies(self._spec, positions.device)
+        return rotation(positions, self._frequencies, self._spec.rope.magnitude)
 
     def attend(self, projected: Tensor, norms: HeadNorms, state: State, rows: Rows) -> Tensor:
         """Write the rows' keys and values, then let each row attend to positions up to its own.
@@ -147,16 +150,17 @@ def gated(out: Tensor, gates: Tensor | None) -> Tensor:
     return out if gates is None else out * torch.sigmoid(gates)
 
 
-def rotation(spec: AttentionSizes, positions: Tensor) -> Rotation:
-    """Angles of RoPE (Su et al., 2021) at `positions`, int32 [entries, rows]."""
-    angles = positions.float()[..., None] * frequencies(spec, positions.device)
-    return angles.cos(), angles.sin()
+def rotation(positions: Tensor, frequencies: Tensor, magnitude: float = 1.0) -> Rotation:
+    """`magnitude` times cos and sin of the angles at `positions`, int32 [entries, rows]."""
+    angles = positions.float()[..., None] * frequencies
+    return angles.cos() * magnitude, angles.sin() * magnitude
 
 
 def frequencies(spec: AttentionSizes, device: torch.device) -> Tensor:
-    """The angle by which each pair of dimensions turns per position: float32 [half]."""
-    half = torch.arange(0, spec.rotary_dim, 2, dtype=torch.float32, device=device)
-    return spec.rope_theta ** -(half / spec.rotary_dim)
+    """The angle by which each pair of dimensions turns per position: float32 [half], the same on
+    all devices.
+    """
+    return spec.rope.frequencies(spec.rope_theta, spec.rotary_dim).to(device)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class TritonAttention:
     def prepare(self, positions: Tensor) -> Rotation:
         if self._frequencies is None:
             self._frequencies = frequencies(self._spec, positions.device)
-        return rotation(positions, self._frequencies)
+        return rotation(positions, self._frequencies, self._spec.rope.magnitude)
 
     def attend(self, projected: Tensor, norms: HeadNorms, state: State, rows: Rows) -> Tensor:
         spec = self._spec

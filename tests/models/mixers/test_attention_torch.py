@@ -10,7 +10,7 @@ from torch import Tensor
 
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.attention_sizes import HeadNorms
-from luceasync.models.mixers.attention_torch import TorchAttention, attend_one, attention, rotation
+from luceasync.models.mixers.attention_torch import TorchAttention, attend_one, attention
 from luceasync.models.pass_rows import NO_LANE, Entry, Rows
 from tests.reference import attention as truth
 
@@ -70,7 +70,8 @@ def make_rows(spec: AttentionSpec, entries: list[Entry], num_rows: int) -> Rows:
     positions = begins[:, None] + torch.arange(num_rows, dtype=torch.int32)
     lanes = torch.tensor([entry.lane for entry in entries], dtype=torch.int32)
     tables = torch.arange(PLACES // 64, dtype=torch.int32).repeat(3, 1)
-    return Rows(tuple(entries), lanes, positions, tables, {spec: rotation(spec, positions)})
+    prepared = {spec: TorchAttention(spec).prepare(positions)}
+    return Rows(tuple(entries), lanes, positions, tables, prepared)
 
 
 def entry_of(lane: int, begin: int, end: int) -> Entry:

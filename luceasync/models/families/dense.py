@@ -1,0 +1,214 @@
+"""Dense decoders: attention and SwiGLU in every layer. Llama, Mistral, Ministral, Qwen2, Qwen3 and
+SmolLM3 differ in head norms, biases, defaults and in which layers rotate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from luceasync.errors import ModelError
+from luceasync.models.families.family import ConfigFields, Family, sizes_of
+from luceasync.models.feed_forward.dense import DenseSpec
+from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.rope import NoRope
+from luceasync.models.spec import LayerSpec, ModelSpec
+
+T = TypeVar("T")
+FULL, SLIDING = "full_attention", "sliding_attention"
+# What transformers assumes where a config leaves a field out.
+LLAMA_DEFAULTS = {"max_position_embeddings": 2048}
+MISTRAL_DEFAULTS = {
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+QWEN2_DEFAULTS = {"num_key_value_heads": 32, "max_position_embeddings": 32768}
+QWEN3_DEFAULTS = QWEN2_DEFAULTS | {"head_dim": 128}
+SMOLLM3_DEFAULTS = {
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "rope_theta": 2000000.0,
+    "tie_word_embeddings": True,
+    "no_rope_layer_interval": 4,
+}
+
+
+def parse_llama(fields: ConfigFields) -> ModelSpec:
+    """The spec of a Llama's config. Raises ModelError."""
+    fields.must_be("mlp_bias", False)
+    fields.must_be("attention_bias", False)
+    return parse_dense(fields.with_defaults(LLAMA_DEFAULTS), "llama")
+
+
+def parse_mistral(fields: ConfigFields) -> ModelSpec:
+    """The spec of a Mistral's config, all of whose layers have its window. Raises ModelError."""
+    fields = fields.with_defaults(MISTRAL_DEFAULTS)
+    fields.must_be("sliding_window", None)
+    return parse_dense(fields, "mistral")
+
+
+def parse_ministral(fields: ConfigFields) -> ModelSpec:
+    """The spec of a Ministral's config, whose window is that of the layers that are named so.
+    Raises ModelError.
+    """
+    fields = fields.with_defaults(MISTRAL_DEFAULTS)
+    if fields.config.get("layer_types") is None:
+        fields.must_be("sliding_window", None)
+    return parse_dense(fields, "ministral")
+
+
+def parse_qwen2(fields: ConfigFields) -> ModelSpec:
+    """The spec of a Qwen2's config, whose queries, keys and values have biases. Raises
+    ModelError.
+    """
+    return parse_dense(fields.with_defaults(QWEN2_DEFAULTS), "qwen2", has_bias=True)
+
+
+def parse_qwen3(fields: ConfigFields) -> ModelSpec:
+    """The spec of a Qwen3's config. Raises ModelError."""
+    fields.must_be("attention_bias", False)
+    return parse_dense(fields.with_defaults(QWEN3_DEFAULTS), "qwen3", has_head_norms=True)
+
+
+def parse_smollm3(fields: ConfigFields) -> ModelSpec:
+    """The spec of a SmolLM3's config, some of whose layers do not rotate. Raises ModelError."""
+    fields.must_be("mlp_bias", False)
+    fields.must_be("attention_bias", False)
+    fields = fields.with_defaults(SMOLLM3_DEFAULTS)
+    return parse_dense(fields, "smollm3", rotating=_rotating_layers(fields))
+
+
+def _rotating_layers(fields: ConfigFields) -> list[bool]:
+    """Which layers of a SmolLM3 rotate: listed by 1 and 0, or all but the last of each interval."""
+    num_layers = fields.positive("num_hidden_layers")
+    listed = fields.config.get("no_rope_layers")
+    if listed is None:
+        interval = fields.positive("no_rope_layer_interval")
+        return [(layer + 1) % interval != 0 for layer in range(num_layers)]
+    if not isinstance(listed, list) or any(flag not in (0, 1) for flag in listed):
+        raise ModelError(f"no_rope_layers = {listed!r}: expected a list of 0 and 1")
+    if len(listed) < num_layers:
+        raise ModelError(f"no_rope_layers = {listed!r}: expected {num_layers} entries")
+    return [bool(flag) for flag in listed[:num_layers]]
+
+
+def parse_dense(
+    fields: ConfigFields,
+    family: str,
+    *,
+    has_head_norms: bool = False,
+    has_bias: bool = False,
+    rotating: Sequence[bool] = (),
+) -> ModelSpec:
+    """The spec of a `family` whose layers are all alike, except that some may not be `rotating`.
+    They rotate whole heads, whatever `partial_rotary_factor` says, as in transformers. Raises
+    ModelError.
+    """
+    fields.must_be("hidden_act", "silu")
+    fields.must_be("use_sliding_window", False)
+    num_layers = fields.positive("num_hidden_layers")
+    fields.must_be("layer_types", [FULL] * num_layers)
+    feed_forward = DenseSpec(fields.positive("intermediate_size"))
+    attention = parse_attention(fields, gated=False, rotary_factor=1.0)
+    attention = replace(attention, has_head_norms=has_head_norms, has_bias=has_bias)
+    still = replace(attention, rope=NoRope())
+    mixers = [attention if rotates else still for rotates in rotating or [True] * num_layers]
+    return ModelSpec(
+        family=family,
+        prefix="model.",
+        vocab_size=fields.positive("vocab_size"),
+        hidden_size=fields.positive("hidden_size"),
+        layers=tuple(LayerSpec(mixer, feed_forward) for mixer in mixers),
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        norm_offset=0.0,
+        tied_embeddings=bool(fields.config.get("tie_word_embeddings", False)),
+        max_positions=fields.positive("max_position_embeddings"),
+        eos_ids=fields.eos_ids(),
+    )
+
+
+def parse_attention(fields: ConfigFields, *, gated: bool, rotary_factor: float) -> AttentionSpec:
+    """The attention of a config. `rotary_factor`: the rotated part of each head. Raises
+    ModelError.
+    """
+    num_heads = fields.positive("num_attention_heads")
+    num_kv_heads = fields.positive("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise ModelError(
+            f"num_attention_heads = {num_heads} is not a multiple of "
+            f"num_key_value_heads = {num_kv_heads}"
+        )
+    theta, rope = fields.rope()
+    head_dim = fields.positive("head_dim", fields.positive("hidden_size") // num_heads)
+    rotary_dim = int(head_dim * rotary_factor)
+    if rotary_dim > head_dim or rotary_dim < 2 or rotary_dim % 2:
+        raise ModelError(
+            f"partial_rotary_factor = {rotary_factor:g} rotates {rotary_dim} of head_dim = "
+            f"{head_dim}; expected an even number of at least 2"
+        )
+    return AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rotary_dim=rotary_dim,
+        rope_theta=theta,
+        gated=gated,
+        rope=rope,
+    )
+
+
+def architecture(spec: ModelSpec) -> dict[str, Any]:
+    """In the shape that namespaces of prefix caches have had from the start."""
+    return ends_architecture(spec) | {
+        "attention": attention_architecture(spec),
+        "delta": None,
+        "layer_types": ["attention"] * spec.num_layers,
+    }
+
+
+# Fields of AttentionSpec that are part of a namespace whatever they are; others where they differ
+# from their default. Head norms follow from the family.
+ALWAYS = ("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "rope_theta", "gated")
+
+
+def attention_architecture(spec: ModelSpec) -> dict[str, Any]:
+    """The sizes of the one attention of all layers."""
+    attention = only(spec, AttentionSpec)
+    sizes = sizes_of(attention) | {name: getattr(attention, name) for name in ALWAYS}
+    sizes.pop("has_head_norms", None)
+    return sizes
+
+
+def only(spec: ModelSpec, kind: type[T]) -> T:
+    """The mixer of `kind`, which is the same in all layers that have one."""
+    [mixer] = {mixer for mixer in spec.mixers if isinstance(mixer, kind)}
+    return mixer
+
+
+def ends_architecture(spec: ModelSpec) -> dict[str, Any]:
+    """All fields that are not about one kind of mixer."""
+    feed_forward = spec.layers[0].feed_forward
+    assert isinstance(feed_forward, DenseSpec)
+    return {
+        "family": spec.family,
+        "prefix": spec.prefix,
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": feed_forward.inner_size,
+        "norm_eps": spec.norm_eps,
+        "norm_offset": spec.norm_offset,
+        "tied_embeddings": spec.tied_embeddings,
+    }
+
+
+# By `model_type` of config.json.
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family("llama", parse_llama, ("LlamaForCausalLM",), architecture),
+    "ministral": Family("ministral", parse_ministral, ("MinistralForCausalLM",)),
+    "mistral": Family("mistral", parse_mistral, ("MistralForCausalLM",)),
+    "qwen2": Family("qwen2", parse_qwen2, ("Qwen2ForCausalLM",)),
+    "qwen3": Family("qwen3", parse_qwen3, ("Qwen3ForCausalLM",), architecture),
+    "smollm3": Family("smollm3", parse_smollm3, ("SmolLM3ForCausalLM",)),
+}
