@@ -20,7 +20,7 @@ from luceasync.request import ChatPrompt, Constraint, Request
 from luceasync.text.answer.answer_format import AnswerFormat
 from luceasync.text.answer.call_formats import CallFormat
 from luceasync.text.answer.call_grammar import CallGrammar
-from luceasync.text.answer.pieces import THINK_END
+from luceasync.text.answer.pieces import Before
 from luceasync.text.prompt import RenderedPrompt
 
 NO_FORMAT = (
@@ -57,7 +57,9 @@ class Guidance:
             language.tokenizer, language.vocab_size, language.answers.shown
         )
         self._compiler = Compiler(self._vocabulary)
-        self._close_ids = tuple(language.tokenizer.encode(f"\n{THINK_END}"))
+        end = self._answers.words.end
+        written = end if self._answers.words.has_channels else f"\n{end}"
+        self._close_ids = tuple(language.tokenizer.encode(written))
 
     async def close(self) -> None:
         """Close the compiler."""
@@ -84,7 +86,8 @@ class Guidance:
     def _program(self, wanted: AnswerGrammar, prompt: RenderedPrompt) -> GrammarProgram:
         # A model that would not reason should not start to because a grammar allows little else.
         is_silent = prompt.before == "perhaps" and not self._answers.opens
-        return compose(wanted.constraint, wanted.calls, "nothing" if is_silent else prompt.before)
+        before: Before = "nothing" if is_silent else prompt.before
+        return compose(wanted.constraint, wanted.calls, before, self._answers.words)
 
     def _guides(
         self, request: Request, prompt: RenderedPrompt, matcher: Matcher | None
@@ -93,7 +96,8 @@ class Guidance:
         most, before = request.most_reasoning_tokens, prompt.before
         reasoning: ReasoningBudget | None = None
         if most is not None and before != "nothing":
-            limit = ReasoningLimit(most, self._close_ids, self._vocabulary.tokenizer.token_bytes)
+            token_bytes = self._vocabulary.tokenizer.token_bytes
+            limit = ReasoningLimit(most, self._close_ids, token_bytes, self._answers.words)
             reasoning = ReasoningBudget(limit, before)
         num_words = self._vocabulary.num_words
         min_tokens: MinTokens | None = None

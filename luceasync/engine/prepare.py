@@ -74,7 +74,11 @@ def prepare(
             counts=TokenCounts(prompt.ids) if has_penalties(sampling) else None,
             tokenizer=language.tokenizer,
             detokenizer=Detokenizer(
-                language.tokenizer, request.stop, prompt.before, language.answers.shown
+                language.tokenizer,
+                request.stop,
+                prompt.before,
+                language.answers.shown,
+                language.answers.words,
             ),
             piece_maker=prompt.new_pieces(),
             pins=pins,

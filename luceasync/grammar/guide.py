@@ -14,9 +14,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from luceasync.grammar.matcher import WORD_BITS, DraftGap, Matcher
-from luceasync.text.answer.pieces import THINK, THINK_END
-
-OPEN, CLOSE = THINK.encode(), THINK_END.encode()
+from luceasync.text.answer.pieces import THINK, ReasoningWords
 
 Phase = Literal["perhaps", "open", "closed"]  # of reasoning
 Tokens = list[int]
@@ -314,11 +312,14 @@ class MinTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReasoningLimit:
-    """At most `max_tokens` of reasoning; then `close_ids` are forced, which write its end."""
+    """At most `max_tokens` of reasoning between `words`; then `close_ids` are forced, which write
+    its end.
+    """
 
     max_tokens: int
     close_ids: tuple[int, ...]
     token_bytes: Callable[[int], bytes]
+    words: ReasoningWords = THINK
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,22 +349,23 @@ class ReasoningBudget:
         seen = self.seen + self.limit.token_bytes(token)
         if self.phase == "perhaps":
             return self._perhaps(seen)
-        if CLOSE in seen:
+        close = self.limit.words.end.encode()
+        if close in seen:
             return replace(self, phase="closed", seen=b"")
         is_closing = bool(forced) and forced[0] == token
         return replace(
             self,
             num_tokens=self.num_tokens + 1,
-            seen=seen[1 - len(CLOSE) :],
+            seen=seen[1 - len(close) :],
             num_closing=self.num_closing + 1 if is_closing else 0,
         )
 
     def _perhaps(self, seen: bytes) -> ReasoningBudget:
         """Reasoning opens before any other text, or not at all."""
-        text = seen.lstrip()
-        if text.startswith(OPEN):
-            return replace(self, phase="open", seen=text[len(OPEN) :])
-        phase: Phase = "perhaps" if OPEN.startswith(text) else "closed"
+        text, begin = seen.lstrip(), self.limit.words.begin.encode()
+        if text.startswith(begin):
+            return replace(self, phase="open", seen=text[len(begin) :])
+        phase: Phase = "perhaps" if begin.startswith(text) else "closed"
         return replace(self, phase=phase, seen=seen)
 
 

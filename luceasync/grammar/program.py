@@ -13,29 +13,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from llguidance import regex_to_lark
-from llguidance.gbnf_to_lark import any_to_lark
 
 from luceasync.errors import RequestError
 from luceasync.request import Constraint
 from luceasync.text.answer.call_grammar import CallGrammar
-from luceasync.text.answer.pieces import Before
+from luceasync.text.answer.pieces import THINK, Before, ReasoningWords
 
 Grammar = Mapping[str, Any]  # of llguidance, without its name
 
 JSON_FORMAT = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 ANY_OBJECT = {"type": "object"}
 
-_THOUGHT = 'thought[suffix="</think>"]: /(?s:.*)/\n'
-_STARTS: dict[Before, str] = {
-    "open": r"start: thought /\n{0,4}/ answer",
-    "perhaps": r'start: ("<think>" thought /\n{0,4}/)? answer',
-}
-
 
 @dataclass(frozen=True, slots=True)
 class GrammarProgram:
-    """`text` for llguidance; `params`: by name of each of its JSON schemas the field of the request
-    that holds it; `param`: the field that demands the whole.
+    """`text` for llguidance, where grammars of clients have a `source`, in Lark or GBNF: see
+    luceasync.grammar.trial. `params`: by name of each JSON schema and grammar the field of the
+    request that holds it; `param`: the field that demands the whole.
     """
 
     text: str
@@ -47,9 +41,11 @@ def compose(
     constraint: Constraint | None = None,
     calls: CallGrammar | None = None,
     before: Before = "nothing",
+    words: ReasoningWords = THINK,
 ) -> GrammarProgram:
     """The program for an answer by `constraint`, for tool calls by `calls`, or for either if both
-    are given. Raises RequestError for a source that cannot be parsed.
+    are given, after reasoning between `words`. Raises RequestError for a source that cannot be
+    parsed.
     """
     grammars: dict[str, Grammar] = {}
     params = {}
@@ -58,17 +54,27 @@ def compose(
         params["said"] = constraint.param
     if calls is not None:
         grammars["calls"] = {"lark_grammar": calls.lark}
-    answer = " | ".join(f"@{name}" for name in grammars)
-    assert answer, "an unconstrained answer needs no program"
+    assert grammars, "an unconstrained answer needs no program"
+    lead = {"said": f"{lark_text(words.lead)} " if words.lead else ""}
+    answer = " | ".join(f"{lead.get(name, '')}@{name}" for name in grammars)
     for name, part in ({} if calls is None else calls.schemas).items():
         grammars[name] = {"json_schema": formatted(part.schema, part.strict)}
         params[name] = part.param
-    lines = [_STARTS.get(before, "start: answer"), f"answer: {answer}"]
-    if before != "nothing":
-        lines.append(_THOUGHT)
+    lines = [*_start(before, words), f"answer: {answer}"]
     named = [{"name": name, **grammar} for name, grammar in grammars.items()]
     text = json.dumps({"grammars": [{"lark_grammar": "\n".join(lines)}, *named]})
     return GrammarProgram(text, "tools" if constraint is None else constraint.param, params)
+
+
+def _start(before: Before, words: ReasoningWords) -> list[str]:
+    """The rules of what comes before `answer`, which they end with."""
+    if before == "nothing":
+        return ["start: answer"]
+    after = lark_text(words.after) if words.after else r"/\n{0,4}/"
+    thought = f"thought[suffix={lark_text(words.end)}]: /(?s:.*)/\n"
+    if before == "open":
+        return [f"start: thought {after} answer", thought]
+    return [f"start: ({lark_text(words.begin)} thought {after})? answer", thought]
 
 
 def grammar_of(constraint: Constraint) -> Grammar:
@@ -84,7 +90,7 @@ def grammar_of(constraint: Constraint) -> Grammar:
             options = [lark_text(option) for option in json.loads(constraint.source)]
             return {"lark_grammar": "start: " + " | ".join(options)}
         case "grammar":
-            return {"lark_grammar": _lark(constraint)}
+            return {"source": constraint.source}
 
 
 def _schema(constraint: Constraint) -> Any:
@@ -114,14 +120,3 @@ def lark_text(text: str) -> str:
 def lark_regex(pattern: str) -> str:
     """A regular expression of Lark; `pattern` matches a whole text."""
     return f"/{regex_to_lark(pattern, '')}/"
-
-
-def _lark(constraint: Constraint) -> str:
-    """A grammar in Lark or in llama.cpp's GBNF."""
-    try:
-        return any_to_lark(constraint.source)
-    except Exception as error:  # any failure of a converter means that the text is no grammar
-        raise RequestError(
-            f"'{constraint.param}' is not a grammar in Lark or GBNF: {str(error)[:200]}",
-            param=constraint.param,
-        ) from error

@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from luceasync.errors import RequestError
-from luceasync.text.answer.pieces import THINK, THINK_END, Before
+from luceasync.text.answer.channels import ChannelMessages
+from luceasync.text.answer.pieces import THINK, Before, ReasoningWords
 from luceasync.text.tokenizer import Tokenizer
 
 
@@ -32,16 +33,20 @@ class Detokenizer:
         stop: tuple[str, ...] = (),
         before: Before = "nothing",
         shown: frozenset[str] = frozenset(),
+        words: ReasoningWords = THINK,
     ) -> None:
-        """`before`: the reasoning before the answer, in which `stop` does not count. `shown`:
-        special tokens that are text all the same. Raises RequestError for an empty stop string.
+        """`before`: the reasoning before the answer, between `words`, in which `stop` does not
+        count. `shown`: special tokens that are text all the same. Raises RequestError for an empty
+        stop string.
         """
         self._token = tokenizer.shown_token
         self._special_token = tokenizer.special_token
         self._shown = shown
         self._stream = tokenizer.stream()
         self._scanner = StopScanner(stop) if stop else None
-        self._reasoning = ReasoningScanner(before)
+        self._reasoning: ReasoningScanner | ChannelScanner = (
+            ChannelScanner() if words.has_channels else ReasoningScanner(before, words)
+        )
         self.stopped = False
 
     @property
@@ -77,21 +82,52 @@ class Detokenizer:
         text = self._stream.flush()
         if self._scanner is None:
             return text
-        before, answer = self._reasoning.push(text)
-        last_before, last_answer = self._reasoning.flush()
-        before += last_before
-        safe = self._stop(self._scanner, answer + last_answer)
-        return before + (safe.text if safe.stopped else safe.text + self._scanner.flush())
+        safe = self._scan(self._scanner, text, is_last=True)
+        return safe.text if safe.stopped else safe.text + self._scanner.flush()
 
-    def _scan(self, scanner: StopScanner, text: str) -> SafeText:
-        before, answer = self._reasoning.push(text)
-        safe = self._stop(scanner, answer)
-        return SafeText(before + safe.text, safe.stopped)
+    def _scan(self, scanner: StopScanner, text: str, *, is_last: bool = False) -> SafeText:
+        parts = self._reasoning.push(text)
+        if is_last:
+            parts += self._reasoning.flush()
+        found = ""
+        for part in parts:
+            if not part.is_answer:
+                found += scanner.flush() + part.text
+                continue
+            safe = scanner.push(part.text)
+            found += safe.text
+            if safe.stopped:
+                self.stopped = True
+                break
+        return SafeText(found, self.stopped)
 
-    def _stop(self, scanner: StopScanner, text: str) -> SafeText:
-        safe = scanner.push(text)
-        self.stopped = safe.stopped
-        return safe
+
+class ScannedPart(NamedTuple):
+    """A part of a text. `is_answer`: stop strings count in it."""
+
+    is_answer: bool
+    text: str
+
+
+class ChannelScanner:
+    """Tells the text for the user apart in an answer that consists of messages in channels."""
+
+    def __init__(self) -> None:
+        self._messages = ChannelMessages()
+
+    def push(self, text: str) -> list[ScannedPart]:
+        """The parts that are certain once `text` has come."""
+        return self._scanned(text, is_last=False)
+
+    def flush(self) -> list[ScannedPart]:
+        """What is held back, when nothing follows."""
+        return self._scanned("", is_last=True)
+
+    def _scanned(self, text: str, *, is_last: bool) -> list[ScannedPart]:
+        return [
+            ScannedPart(header is not None and header.is_text, part)
+            for header, part, _ in self._messages.parts(text, is_last=is_last)
+        ]
 
 
 class ReasoningScanner:
@@ -99,29 +135,40 @@ class ReasoningScanner:
     is split into pieces. The line ends after the reasoning belong to it.
     """
 
-    def __init__(self, before: Before) -> None:
+    def __init__(self, before: Before, words: ReasoningWords = THINK) -> None:
+        self._words = words
         self._state: Before | Literal["closed"] = before
         self._held = ""  # what may begin or end reasoning
 
-    def push(self, text: str) -> tuple[str, str]:
+    def push(self, text: str) -> list[ScannedPart]:
+        """The parts that are certain once `text` has come."""
+        before, answer = self._split(text)
+        return (
+            [ScannedPart(False, before), ScannedPart(True, answer)]
+            if before
+            else [ScannedPart(True, answer)]
+        )
+
+    def _split(self, text: str) -> tuple[str, str]:
         """The reasoning, and the answer, that are certain once `text` has come."""
+        begin, end = self._words.begin, self._words.end
         if self._state == "nothing":
             return "", text
         text, self._held = self._held + text, ""
         before = ""
         if self._state == "perhaps":
             rest = text.lstrip()
-            if not rest.startswith(THINK) and THINK.startswith(rest):
+            if not rest.startswith(begin) and begin.startswith(rest):
                 self._held = text
                 return "", ""
-            self._state = "open" if rest.startswith(THINK) else "nothing"
+            self._state = "open" if rest.startswith(begin) else "nothing"
         if self._state == "open":
-            before, end, text = text.partition(THINK_END)
-            if not end:
-                num_safe = len(before) - (len(THINK_END) - 1)
+            before, found, text = text.partition(end)
+            if not found:
+                num_safe = len(before) - (len(end) - 1)
                 self._held = before[max(0, num_safe) :]
                 return before[: max(0, num_safe)], ""
-            before, self._state = before + end, "closed"
+            before, self._state = before + found, "closed"
         if self._state == "closed":
             answer = text.lstrip("\n")
             before += text[: len(text) - len(answer)]
@@ -129,10 +176,10 @@ class ReasoningScanner:
             self._state = "nothing" if answer else "closed"
         return before, text
 
-    def flush(self) -> tuple[str, str]:
+    def flush(self) -> list[ScannedPart]:
         """The reasoning, or the answer, that is held back, when nothing follows."""
         held, self._held = self._held, ""
-        return (held, "") if self._state == "open" else ("", held)
+        return [ScannedPart(self._state != "open", held)]
 
 
 class StopScanner:

@@ -104,7 +104,13 @@ class Roles:
     @property
     def fits(self) -> tuple[FitMessages, ...]:
         """`fit`, and what to try in turn if the template refuses what it made."""
-        return self.fit, self.fit_with_pauses, self.fit_as_texts
+        return self.fit, self.fit_thinking_aloud, self.fit_with_pauses, self.fit_as_texts
+
+    def fit_thinking_aloud(self, messages: Sequence[Message]) -> list[Message]:
+        """As `fit`, with the text beside a call as the end of its reasoning: some templates take
+        one of them.
+        """
+        return self.fit([_thinking_aloud(message) for message in messages])
 
     def fit_with_pauses(self, messages: Sequence[Message]) -> list[Message]:
         """As `fit`, with an empty answer before each message of the user that follows a call or its
@@ -166,6 +172,13 @@ def _call_ids(template: Template) -> CallIds:
 def _reasoning_field(template: Template) -> str:
     shown = (name for name in REASONING_FIELDS if _shows(template, "thought", **{name: "thought"}))
     return next(shown, REASONING)
+
+
+def _thinking_aloud(message: Message) -> Message:
+    texts = [message.get(REASONING), message.get("content")]
+    if not message.get("tool_calls") or not all(texts):
+        return message
+    return {**message, REASONING: SEPARATOR.join(map(str, texts)), "content": ""}
 
 
 def _with_pauses(messages: Sequence[Message]) -> Iterator[Message]:

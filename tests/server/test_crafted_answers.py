@@ -41,10 +41,28 @@ _CALLS = {
     "pythonic": "[{{ c.name }}({% for k, v in c.arguments | items %}{{ k }}={{ v | tojson }}"
     "{{ ', ' if not loop.last }}{% endfor %})]",
 }
+# As gpt-oss' template: reasoning, then one call, which takes no text beside reasoning.
+_HARMONY = (
+    "{% if tools %}<|start|>developer<|message|>{{ tools | tojson }}<|end|>{% endif %}"
+    "{% for m in messages %}{% set thought = m.thinking or '' %}"
+    "{% if m.role == 'tool' %}<|start|>functions.f to=assistant<|channel|>commentary<|message|>"
+    "{{ m.content }}<|end|>{% elif m.role != 'assistant' %}<|start|>{{ m.role }}<|message|>"
+    "{{ m.content }}<|end|>{% elif m.tool_calls %}{% if m.content and thought %}"
+    "{{ raise_exception('Cannot pass both content and thinking') }}{% endif %}"
+    "{% if thought or m.content %}<|start|>assistant<|channel|>analysis<|message|>"
+    "{{ thought or m.content }}<|end|>{% endif %}{% set c = m.tool_calls[0].function %}"
+    "<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary json<|message|>"
+    "{{ c.arguments | tojson }}<|call|>{% else %}{% if thought and loop.last %}<|start|>assistant"
+    "<|channel|>analysis<|message|>{{ thought }}<|end|>{% endif %}"
+    "<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
 _OPENING = {"json": "", "xml": "<think>\n", "keyed": "<think>\n", "mistral": "", "pythonic": ""}
 
 
 def _template(kind: str) -> str:
+    if kind == "harmony":
+        return _HARMONY
     return (
         "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
@@ -130,6 +148,38 @@ CASES: dict[str, dict[str, tuple[str, Expected]]] = {
         "m1": (
             'Sure:[TOOL_CALLS]edit[ARGS]{"old": "m1"}[TOOL_CALLS]edit[ARGS]{}',
             ("", "Sure:", [{"old": "m1"}, {}]),
+        ),
+    },
+    "harmony": {
+        "h1": (
+            "<|channel|>analysis<|message|>why h1<|end|><|start|>assistant<|channel|>final"
+            "<|message|>so h1",
+            ("why h1", "so h1", []),
+        ),
+        "h2": (
+            "<|channel|>analysis<|message|>why h2<|end|><|start|>assistant<|channel|>commentary"
+            "<|message|>I will h2.<|end|><|start|>assistant<|channel|>commentary to=functions.edit "
+            '<|constrain|>json<|message|>{"old": "h2"}',
+            ("why h2", "I will h2.", [{"old": "h2"}]),
+        ),
+        "h3": (
+            "<|start|>assistant to=functions.edit<|channel|>commentary json<|message|>"
+            '{"new": "h3"}',
+            ("", "", [{"new": "h3"}]),
+        ),
+        "h4": (
+            "<|channel|>analysis<|message|>h4a<|end|><|start|>assistant<|channel|>analysis"
+            "<|message|>h4b<|end|><|start|>assistant<|channel|>final<|message|>so\n\nh4 `a<b`",
+            ("h4a\n\nh4b", "so\n\nh4 `a<b`", []),
+        ),
+        "h5": (
+            '<|channel|>commentary to=functions.edit json<|message|>{"old": "h5", }',
+            ("", '<|channel|>commentary to=functions.edit json<|message|>{"old": "h5", }', []),
+        ),
+        "h6": ("no channel h6", ("", "no channel h6", [])),
+        "h7": (
+            "<|channel|>final<|message|>The tag <|channel|> h7",
+            ("", "The tag <|channel|> h7", []),
         ),
     },
     "pythonic": {

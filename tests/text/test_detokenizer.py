@@ -198,9 +198,14 @@ def test_reasoning_is_found_however_the_text_is_split(before, words, cuts):
 
     def separated(edges):
         scanner = ReasoningScanner(before)
-        pieces = [scanner.push(text[begin:end]) for begin, end in pairwise(edges)]
-        pieces.append(scanner.flush())
-        return "".join(a for a, _ in pieces), "".join(b for _, b in pieces)
+        parts = [part for begin, end in pairwise(edges) for part in scanner.push(text[begin:end])]
+        parts += scanner.flush()
+        texts = (
+            "".join(p.text for p in parts if not p.is_answer),
+            "".join(p.text for p in parts if p.is_answer),
+        )
+        assert "".join(p.text for p in parts) == "".join(texts)
+        return texts
 
     reasoning, answer = separated([0, len(text)])
     assert reasoning + answer == text

@@ -43,6 +43,21 @@ def test_a_template_that_takes_all_gets_all() -> None:
     assert Roles.of(template).fit(AGENT) == AGENT
 
 
+def test_text_beside_a_call_is_reasoning_where_the_template_takes_one_of_them() -> None:
+    source = (
+        "{% for m in messages %}{% if m.tool_calls and m.content and m.thinking %}"
+        "{{ raise_exception('Cannot pass both.') }}{% endif %}[{{ m.role }}]{{ m.thinking }}"
+        "|{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments }}{% endfor %}"
+        "{% endfor %}"
+    )
+    call = {"id": "i", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    said = {**message("assistant", "b"), "reasoning_content": "a", "tool_calls": [call]}
+    roles = Roles.of(ChatTemplate(source))
+    fitted = roles.fit_thinking_aloud([message("user", "x"), said])
+    assert ChatTemplate(source).render(fitted) == '[user]|x[assistant]a\n\nb|{"a": 1}'
+    assert roles.fit_thinking_aloud in roles.fits
+
+
 def test_a_late_system_message_becomes_the_users() -> None:
     assert rendered(SYSTEM_FIRST, AGENT) == (
         "[system]a\n\nb[user]c[user]d[user]e[assistant]f[user]g"

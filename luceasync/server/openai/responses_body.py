@@ -34,8 +34,13 @@ from luceasync.server.openai.request_body import (
     priority_of,
     schema_constraint,
 )
-from luceasync.server.openai.response_store import Conversation, ResponseStore
-from luceasync.server.openai.responses_items import InputItem, PlacedItem, messages_of
+from luceasync.server.openai.responses_items import (
+    Conversation,
+    InputItem,
+    PlacedItem,
+    ResponseStore,
+    messages_of,
+)
 from luceasync.server.openai.responses_tools import OfferedTools, ResponsesTool
 from luceasync.server.unserved import ChatFieldsBody, refuse_unserved
 

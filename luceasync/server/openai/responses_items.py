@@ -1,15 +1,19 @@
-"""The items of a conversation as the messages of a chat template.
+"""The items of a conversation as the messages of a chat template, and those of recent responses,
+to which later requests refer.
 
 Source: OpenAI's OpenAPI document, `Item`. Owns which items make one message: what a model thought,
-said and called before a reply is one turn of it.
+said and called before a reply is one turn of it; and how long items are kept. Knows no events.
 """
 
 from __future__ import annotations
 
 import json
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import msgspec
 
@@ -18,6 +22,7 @@ from luceasync.server.fields import at_most, refuse, shorten
 from luceasync.server.openai.responses_tools import input_arguments, offered_name
 
 MAX_PARTS = 8192  # of one content
+MAX_BYTES = 64 << 20  # of all conversations that are kept, as JSON
 SERVED = "message, reasoning, item_reference, calls and their outputs"
 CALL, OUTPUT = "_call", "_output"  # how the types of items end
 # What OpenAI's servers note for themselves, or have encrypted.
@@ -61,6 +66,7 @@ class InputItem(msgspec.Struct, omit_defaults=True):
     error: Any = None
 
 
+Conversation = tuple[InputItem, ...]
 PlacedItem = tuple[str, InputItem]  # with the path of its field
 
 
@@ -117,18 +123,18 @@ def _is_call(item: InputItem) -> bool:
 
 def _call(where: str, item: InputItem) -> TemplateMessage:
     is_named = item.type in ("function_call", "custom_tool_call")
-    for field in ("call_id", "name") if is_named else ():
-        if not getattr(item, field):
-            refuse(f"{where}.{field}", getattr(item, field), "text")
+    for name in ("call_id", "name") if is_named else ():
+        if not getattr(item, name):
+            refuse(f"{where}.{name}", getattr(item, name), "text")
     if item.type == "function_call":
         arguments = item.arguments if item.arguments is not None else "{}"
     elif item.type == "custom_tool_call":
         arguments = input_arguments(_as_text(item.input))
     else:
         arguments = _json(item.action if isinstance(item.action, dict) else {})
-    name = item.name if is_named else item.type.removesuffix(CALL)
+    called = item.name if is_named else item.type.removesuffix(CALL)
     function = {
-        "name": offered_name(item.namespace, name or ""),
+        "name": offered_name(item.namespace, called or ""),
         "arguments": _as_text(arguments),
     }
     return {"id": item.call_id, "type": "function", "function": function}
@@ -200,3 +206,98 @@ def _refuse_type(where: str, kind: str, served: str) -> NoReturn:
         f"Invalid value for '{where}.type': '{shorten(kind)}' is not served; served: {served}.",
         param=f"{where}.type",
     )
+
+
+# What is kept of recent responses
+
+
+class _Kept(NamedTuple):
+    """A conversation up to and with one response."""
+
+    items: Conversation
+    num_bytes: int
+
+
+@dataclass(slots=True)
+class _OfTenant:
+    """The responses of one tenant by id, the oldest first, and their items, each with the newest
+    response that has it.
+    """
+
+    responses: OrderedDict[str, _Kept] = field(default_factory=OrderedDict)
+    items: dict[str, tuple[str, InputItem]] = field(default_factory=dict)
+    num_bytes: int = 0
+
+    def drop_oldest(self) -> int:
+        """Forget a response; returns its bytes."""
+        response_id, kept = self.responses.popitem(last=False)
+        self.num_bytes -= kept.num_bytes
+        for item in kept.items:
+            if item.id is not None and self.items.get(item.id, ("",))[0] == response_id:
+                del self.items[item.id]
+        return kept.num_bytes
+
+
+class ResponseStore:
+    """Beyond `max_bytes` the tenant that has most loses its oldest response. Safe to call from any
+    thread.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._tenants: dict[str, _OfTenant] = {}
+        self._num_bytes = 0
+
+    def __repr__(self) -> str:
+        return f"ResponseStore({self._num_bytes} of {self._max_bytes} bytes)"
+
+    def keep(self, tenant: str, response_id: str, items: Sequence[InputItem]) -> None:
+        """Keep a conversation that ends with the response."""
+        num_bytes = len(msgspec.json.encode(items))
+        if num_bytes > self._max_bytes:
+            return
+        with self._lock:
+            kept = self._tenants.setdefault(tenant, _OfTenant())
+            kept.responses[response_id] = _Kept(tuple(items), num_bytes)
+            kept.items.update(
+                (item.id, (response_id, item)) for item in items if item.id is not None
+            )
+            kept.num_bytes += num_bytes
+            self._num_bytes += num_bytes
+            while self._num_bytes > self._max_bytes:
+                self._drop_one()
+
+    def _drop_one(self) -> None:
+        name, most = max(self._tenants.items(), key=lambda one: one[1].num_bytes)
+        self._num_bytes -= most.drop_oldest()
+        if not most.responses:
+            del self._tenants[name]
+
+    def conversation(self, tenant: str, response_id: str | None) -> Conversation:
+        """The items up to and with the response; none for None. Raises RequestError."""
+        if response_id is None:
+            return ()
+        with self._lock:
+            kept = self._tenants.get(tenant, _OfTenant()).responses.get(response_id)
+        if kept is None:
+            raise RequestError(
+                f"Previous response with id '{response_id[:100]}' not found. Recent responses are "
+                "kept in memory, unless 'store' is false: send the whole conversation as 'input'.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return kept.items
+
+    def item(self, tenant: str, item_id: str | None, where: str) -> InputItem:
+        """The item of that id. Raises RequestError, which names the field below `where`."""
+        with self._lock:
+            found = self._tenants.get(tenant, _OfTenant()).items.get(item_id or "")
+        if found is None:
+            raise RequestError(
+                f"Item with id '{(item_id or '')[:100]}' not found. Items of recent responses are "
+                "kept in memory, unless 'store' is false: send the item itself.",
+                param=f"{where}.id",
+                code="item_not_found",
+            )
+        return found[1]

@@ -15,12 +15,20 @@ from luceasync.errors import RequestError
 from luceasync.request import ArgumentsPiece, CallPiece, TextPiece
 from luceasync.text.answer.argument_types import ToolSchemas
 from luceasync.text.answer.call_formats import FORMATS, CallFormat
+from luceasync.text.answer.channels import (
+    ANALYSIS,
+    CHANNEL,
+    MESSAGE,
+    START,
+    ChannelPieces,
+    MessageHeader,
+)
 from luceasync.text.answer.pieces import (
     THINK,
-    THINK_END,
     AnswerPieces,
     Before,
     PieceMaker,
+    ReasoningWords,
     new_call_id,
 )
 from luceasync.text.template import Template
@@ -38,9 +46,39 @@ TOOL = {
 ARGUMENTS = {"a": "b"}
 OTHER_ARGUMENTS = {"a": "other"}
 IDS = ("callcall0", "functions.f:0")  # Mistral's have nine letters or digits; Kimi's name the tool
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # of a message
 WORDS = "§§"  # the beginning of no call
 USER = {"role": "user", "content": "x"}
 ANSWERED = (USER, {"role": "assistant", "content": WORDS})
+# By what an answer, or a template that shows one, contains of them. Harmony's come first: of words
+# that both are in a template, the ones of an earlier row count.
+REASONING_WORDS = (
+    ReasoningWords(
+        begin=f"{CHANNEL}{ANALYSIS}{MESSAGE}",
+        end="<|end|>",
+        after=f"{START}assistant",
+        lead=f"{CHANNEL}final{MESSAGE}",
+        has_channels=True,
+    ),
+    ReasoningWords(answer="<answer>", answer_end="</answer>"),  # Hunyuan's
+    ReasoningWords(answer="<response>", answer_end="</response>"),  # Granite 3.3's, Ernie's
+    THINK,
+    ReasoningWords("[THINK]", "[/THINK]"),  # Magistral's
+    ReasoningWords("<seed:think>", "</seed:think>"),
+    ReasoningWords("<mm:think>", "</mm:think>"),  # MiniMax M3's
+    ReasoningWords("<|channel>thought\n", "<channel|>"),  # Gemma 4's
+    ReasoningWords("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere's
+    ReasoningWords("<reasoning>", "</reasoning>"),  # Reka's
+    ReasoningWords("<thought>", "</thought>"),  # EXAONE Deep's
+    ReasoningWords("<thinking>", "</thinking>"),
+    ReasoningWords("◁think▷", "◁/think▷"),  # Kimi-VL's
+    ReasoningWords("Here is my thought process:", "Here is my response:"),  # Granite 3.2's
+    ReasoningWords(
+        "Here are my reasoning steps:",
+        "[BEGIN FINAL RESPONSE]",
+        answer_end="[END FINAL RESPONSE]",
+    ),  # Apriel's
+)
 
 
 def _call(call_id: str, arguments: Mapping[str, str]) -> Mapping[str, Any]:
@@ -56,11 +94,12 @@ def _called(content: str | None, *calls: Mapping[str, Any]) -> list[Mapping[str,
 class AnswerFormat:
     """How a model writes reasoning and tool calls.
 
-    `reasons`: text between <think> and </think> at the beginning of an answer is reasoning.
-    `opens`: an answer opens it itself unless the prompt has. `calls`: the format of tool calls;
-    None: none, or unknown. `max_calls`: how many calls of one answer the template takes back; None:
-    any number. `separates`: what is reasoning is told apart where the prompt opens it. `shown`:
-    special tokens that calls and reasoning are written with, which must be seen to parse them.
+    `reasons`: text between `words.begin` and `words.end` at the beginning of an answer is
+    reasoning. `opens`: an answer opens it itself unless the prompt has. `calls`: the format of tool
+    calls; None: none, or unknown. `max_calls`: how many calls of one answer the template takes
+    back; None: any number. `separates`: what is reasoning is told apart where the prompt opens
+    it. `shown`: special tokens that calls and reasoning are written with, which must be seen to
+    parse them.
     """
 
     reasons: bool = False
@@ -69,6 +108,7 @@ class AnswerFormat:
     max_calls: int | None = None
     separates: bool = True
     shown: frozenset[str] = frozenset()
+    words: ReasoningWords = THINK
 
     @classmethod
     def of(
@@ -79,33 +119,38 @@ class AnswerFormat:
         tool_format: str = AUTO,
     ) -> AnswerFormat:
         """The format that `template` shows by examples; formats other than auto override it."""
-        one = _called("", _call(IDS[0], ARGUMENTS))
-        result = {"role": "tool", "tool_call_id": IDS[0], "name": "f", "content": "y"}
-        examples = [
-            _rendered(template, [USER], None),
-            _rendered(template, [*one, result], [TOOL]),
-        ]
-        can_reason = tokenizer.token_id(THINK) is not None or any(THINK in e for e in examples)
+        words = _reasoning_words(template, tokenizer)
         calls, written, content = _shown_format(template, tokenizer)
         if tool_format != AUTO:
             calls = FORMATS.get(tool_format)
         separates = reasoning_format == AUTO
-        reasons = can_reason and separates
+        reasons = words is not None and separates
+        words = words or THINK
         return cls(
             reasons,
             calls,
-            opens=reasons and _can_disable_reasoning(template),
+            opens=reasons and _opens_reasoning(template, words),
             max_calls=_most_calls(template, content) if calls else None,
             separates=separates,
-            shown=_shown_tokens(tokenizer, reasons, calls, written),
+            shown=_shown_tokens(tokenizer, words if reasons else None, calls, written),
+            words=words,
         )
 
     def before(self, prompt: str) -> Before:
         """The reasoning before the answer to the rendered `prompt`."""
-        end = prompt.rstrip()
-        if self.separates and end.endswith(THINK):
+        end, words = prompt.rstrip(), self.words
+        if self.separates and end.endswith(words.begin.rstrip()):
             return "open"
-        return "nothing" if not self.reasons or end.endswith(THINK_END) else "perhaps"
+        if words.has_channels and self._opened(prompt) is not None:
+            return "nothing"
+        return "nothing" if not self.reasons or end.endswith(words.end) else "perhaps"
+
+    @staticmethod
+    def _opened(prompt: str) -> MessageHeader | None:
+        """The header of the message that the prompt has begun; None: the answer writes one."""
+        last = prompt[prompt.rfind(START) :]
+        header, found, _ = last.partition(MESSAGE)
+        return MessageHeader.of(header + found) if found else None
 
     def most_calls(self, wanted: int | None) -> int | None:
         """The most calls that an answer may have if a request wants at most `wanted`."""
@@ -119,7 +164,16 @@ class AnswerFormat:
         call_id: Callable[[], str] = new_call_id,
     ) -> PieceMaker:
         """A parser of one answer to the rendered `prompt`, which offers `tools`."""
+        if self.words.has_channels:
+            return ChannelPieces(
+                separates=self.separates,
+                opened=self._opened(prompt),
+                schemas=ToolSchemas.of((tools or ()) if self.calls else ()),
+                max_calls=self.most_calls(max_calls),
+                call_id=call_id,
+            )
         return AnswerPieces(
+            words=self.words,
             reasons=self.reasons,
             is_reasoning=self.before(prompt) == "open",
             calls=self.calls if tools else None,
@@ -130,12 +184,18 @@ class AnswerFormat:
 
 
 def _shown_tokens(
-    tokenizer: Tokenizer, reasons: bool, calls: CallFormat | None, written: str
+    tokenizer: Tokenizer,
+    reasoning: ReasoningWords | None,
+    calls: CallFormat | None,
+    written: str,
 ) -> frozenset[str]:
-    """The special tokens of reasoning, if the model `reasons`, and of `calls`, one of which is
-    `written`. Not those that end a text.
+    """The special tokens of `reasoning` and of `calls`, one of which is `written`. Not those that
+    end a text.
     """
-    words = [THINK, THINK_END] if reasons else []
+    words = []
+    if reasoning is not None:
+        words += [reasoning.begin, reasoning.end, reasoning.after, reasoning.lead]
+        words += [reasoning.answer, reasoning.answer_end]
     if calls is not None:
         words += [*calls.openings, *calls.signs, calls.begin, calls.end, written]
     ends = {tokenizer.special_token(i) for i in tokenizer.eos_ids}
@@ -162,12 +222,15 @@ def _shown_format(
 
 
 def _without_common_ends(text: str, other: str) -> str:
-    """`text` without what both begin and end with; no tag is cut at its beginning."""
+    """`text` without what both begin and end with; no tag is cut."""
     num_begin = _num_common(text, other)
     if text.rfind("<", 0, num_begin) > text.rfind(">", 0, num_begin):
         num_begin = text.rfind("<", 0, num_begin)
     text, other = text[num_begin:], other[num_begin:]
-    return text[: len(text) - _num_common(text[::-1], other[::-1])]
+    end = len(text) - _num_common(text[::-1], other[::-1])
+    if text.rfind("<", 0, end) > text.rfind(">", 0, end):
+        end = max(end, text.find(">", end) + 1)
+    return text[:end]
 
 
 def _num_common(text: str, other: str) -> int:
@@ -182,7 +245,7 @@ def _reads(call_format: CallFormat, text: str, tokenizer: Tokenizer) -> bool:
     """
     if not all(sign in text for sign in call_format.signs):
         return False
-    maker = AnswerPieces(calls=call_format, schemas=ToolSchemas.of([TOOL]))
+    maker = _example_maker(call_format)
     match maker.make(text, is_last=True):
         case (CallPiece(_, _, "f"), ArgumentsPiece(_, arguments)):
             rest = ""
@@ -195,6 +258,12 @@ def _reads(call_format: CallFormat, text: str, tokenizer: Tokenizer) -> bool:
     return not rest.strip() and json.loads(arguments) == ARGUMENTS
 
 
+def _example_maker(call_format: CallFormat) -> PieceMaker:
+    if call_format.in_channels:
+        return ChannelPieces(schemas=ToolSchemas.of([TOOL]))
+    return AnswerPieces(calls=call_format, schemas=ToolSchemas.of([TOOL]))
+
+
 def _most_calls(template: Template, content: str | None) -> int | None:
     """1 if `template` refuses or drops the second of two calls beside `content`; else None."""
     both = _called(content, _call(IDS[0], ARGUMENTS), _call("callcall1", OTHER_ARGUMENTS))
@@ -203,17 +272,42 @@ def _most_calls(template: Template, content: str | None) -> int | None:
     return 1 if takes_one and not takes_two else None
 
 
-def _can_disable_reasoning(template: Template) -> bool:
-    """Whether the prompt closes reasoning if it is disabled. If so, an answer opens it whenever the
-    prompt does neither.
+def _reasoning_words(template: Template, tokenizer: Tokenizer) -> ReasoningWords | None:
+    """What is written around reasoning: the first row that `template` shows, in an answer, in how
+    it opens one or in what it tells the model, else one that the tokenizer has a token for; None:
+    the model does not reason.
     """
-    return THINK_END in _rendered(template, [USER], None, enable_thinking=False)
+    said = {"role": "assistant", "content": WORDS}
+    call = _called("", _call(IDS[0], ARGUMENTS))
+    result = {"role": "tool", "tool_call_id": IDS[0], "name": "f", "content": "y"}
+    shown = [
+        _rendered(template, [USER], None),
+        _rendered(template, [USER], None, enable_thinking=True, thinking=True),
+        _rendered(template, [*call, result], [TOOL]),
+        *(_rendered(template, [USER, {**said, field: "y"}], None) for field in REASONING_FIELDS),
+        _rendered(template, [USER, {**said, "content": [{"type": "thinking", "thinking": "y"}]}]),
+    ]
+    text = "\n".join(shown)
+    rows = [row for row in REASONING_WORDS if row.begin in text and row.answer in text]
+    known = (row for row in REASONING_WORDS if not row.answer and not row.has_channels)
+    rows += [row for row in known if tokenizer.token_id(row.begin) is not None]
+    return rows[0] if rows else None
+
+
+def _opens_reasoning(template: Template, words: ReasoningWords) -> bool:
+    """Whether an answer opens reasoning whenever the prompt neither does nor closes it: so if the
+    prompt closes it when it is disabled, if it tells the model to, and in channels.
+    """
+    if words.has_channels:
+        return True
+    is_told = words.begin in _rendered(template, [USER])
+    return is_told or words.end in _rendered(template, [USER], enable_thinking=False)
 
 
 def _rendered(
     template: Template,
     messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
     **kwargs: Any,
 ) -> str:
     """The rendered prompt; "" if the template refuses it."""

@@ -89,6 +89,7 @@ Reader = Callable[[GrowingText, ToolSchemas], Reading[list[WrittenCall]]]
 class CallFormat:
     """One way to write tool calls.
 
+    `in_channels`: a call is a message in a channel, which luceasync.text.answer.channels reads.
     `openings`: what a call may begin with; none is a prefix of another. `only_first`: a call is the
     whole answer, or follows another call. `read` parses calls from an opening on; `write` is the
     grammar of one, `between` separates two, `begin` and `end` surround them all. `signs`: what
@@ -104,6 +105,7 @@ class CallFormat:
     begin: str = ""
     end: str = ""
     only_first: bool = False
+    in_channels: bool = False
 
     def must_call(
         self,
@@ -319,7 +321,24 @@ def _tags(name: str, words: TagWords) -> CallFormat:
     )
 
 
+def _read_none(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
+    """No call is read here: those in channels are told from text by their header."""
+    raise FormatMismatch
+    yield
+
+
 _ROWS = (
+    CallFormat(
+        "harmony",
+        ("<|channel|>commentary to=functions.",),
+        _read_none,
+        call_grammar.named_json(
+            "<|channel|>commentary to=functions.%s <|constrain|>json<|message|>", ""
+        ),
+        ("to=functions.", "<|message|>"),
+        between="<|call|><|start|>assistant",
+        in_channels=True,
+    ),
     CallFormat(
         "qwen-xml",
         (TOOL_CALL, QWEN.function),

@@ -250,6 +250,18 @@ def _name(found: Any, known: Sequence[str] | None) -> str:
     return found
 
 
+def object_of(text: str) -> str:
+    """The JSON object that is the whole `text`, as `arguments_object` reads it. Raises
+    FormatMismatch.
+    """
+    return _object(*_parsed(text.strip()))
+
+
+def written(call: WrittenCall) -> str:
+    """A call as the object that `read_object` reads."""
+    return f'{{"name": {json_text(call.name)}, "arguments": {call.arguments}}}'
+
+
 def _object(found: Any, written: str) -> str:
     """The JSON text of an object, which may be inside a string."""
     if isinstance(found, dict):

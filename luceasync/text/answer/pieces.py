@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from luceasync.request import ArgumentsPiece, CallPiece, Piece, ReasoningPiece, TextPiece
+from luceasync.text.answer import json_call
 from luceasync.text.answer.argument_types import ToolSchemas
 from luceasync.text.answer.call_formats import CallFormat
 from luceasync.text.answer.growing_text import (
@@ -25,7 +27,26 @@ from luceasync.text.answer.growing_text import (
 Result = TypeVar("Result")
 PieceReading = Generator[Piece | None, None, Result]
 
-THINK, THINK_END = "<think>", "</think>"
+
+@dataclass(frozen=True, slots=True)
+class ReasoningWords:
+    """What a model writes around its reasoning, and before and after the text that follows.
+
+    `after`, `lead`: what stands between reasoning and the text of the answer; `lead` also stands
+    before a text without reasoning. `answer`, `answer_end`: words around the text that may be
+    there, and are no part of it. `has_channels`: an answer consists of messages in channels.
+    """
+
+    begin: str = "<think>"
+    end: str = "</think>"
+    after: str = ""
+    lead: str = ""
+    answer: str = ""
+    answer_end: str = ""
+    has_channels: bool = False
+
+
+THINK = ReasoningWords()
 # Reasoning before the text of an answer: none, opened by the prompt, or perhaps opened by the
 # answer itself.
 Before = Literal["nothing", "open", "perhaps"]
@@ -67,9 +88,9 @@ def new_call_id() -> str:
 class AnswerPieces:
     """A PieceMaker that separates reasoning and tool calls from text.
 
-    `reasons`: text between <think> and </think> at the beginning of the answer is reasoning;
+    `reasons`: text between the two of `words` at the beginning of the answer is reasoning;
     `is_reasoning`: the prompt has opened it. `calls`: the format of tool calls; None: there are no
-    tools, and all is text. `max_calls`: further calls are dropped.
+    tools, and all is text. `max_calls`: further calls are text, in one notation.
 
     A call in reasoning that ends is reasoning; in reasoning that the answer never ends, it is a
     call. Whitespace around calls is kept only between two texts.
@@ -80,12 +101,15 @@ class AnswerPieces:
         *,
         reasons: bool = True,
         is_reasoning: bool = False,
+        words: ReasoningWords = THINK,
         calls: CallFormat | None = None,
         schemas: ToolSchemas | None = None,
         max_calls: int | None = None,
         call_id: Callable[[], str] = new_call_id,
     ) -> None:
         self._text = GrowingText()
+        self._words = words
+        self._answer_end = words.answer_end if reasons or is_reasoning else ""
         self._calls = calls
         self._schemas = schemas or ToolSchemas()
         self._max_calls = max_calls
@@ -104,28 +128,33 @@ class AnswerPieces:
             if piece is None:
                 break
             pieces.append(piece)
-        return _joined(pieces)
+        return joined(pieces)
 
     def _read(self, *, reasons: bool, is_reasoning: bool) -> PieceReading[None]:
         """Yield all pieces of the answer, and None to wait for more text."""
         try:
-            if is_reasoning or (reasons and (yield from self._opens_reasoning())):
+            if is_reasoning or (reasons and (yield from self._begins_with(self._words.begin))):
                 yield from self._reasoning()
+            if self._words.answer and (is_reasoning or reasons):
+                yield from self._begins_with(self._words.answer)
             while True:
                 opening = yield from self._text_before_call()
-                yield from self._call_or_text(opening)
+                if opening.word == self._answer_end:
+                    yield from self._end_or_text(opening)
+                else:
+                    yield from self._call_or_text(opening)
         except EndOfText:
             return
 
-    def _opens_reasoning(self) -> PieceReading[bool]:
-        """Whether the answer begins with reasoning that the model opens itself."""
+    def _begins_with(self, word: str) -> PieceReading[bool]:
+        """Whether `word` is what comes next, which is consumed then."""
         text = self._text
         while True:
-            rest = text.text.lstrip()
-            if rest.startswith(THINK):
-                text.place = len(text.text) - len(rest) + len(THINK)
+            rest = text.text[text.place :].lstrip()
+            if rest.startswith(word):
+                text.place = len(text.text) - len(rest) + len(word)
                 return True
-            if text.is_last or not THINK.startswith(rest):
+            if text.is_last or not word.startswith(rest):
                 return False
             yield None
 
@@ -137,7 +166,7 @@ class AnswerPieces:
         yield from text.skip("\n")
         searched = text.place  # openings before it begin no call
         while True:
-            words = (THINK_END, *self._openings)
+            words = (self._words.end, *self._openings)
             found = first_of(text.text, words, searched)
             if found is None:
                 end = max(searched, self._num_safe(words))
@@ -146,9 +175,9 @@ class AnswerPieces:
                 searched = end - text.place
                 text.forget()
                 yield from text.more()
-            elif found[1] == THINK_END:
+            elif found[1] == self._words.end:
                 yield from self._reasoned(self._upto(found[0]).rstrip("\n"))
-                text.place = found[0] + len(THINK_END)
+                text.place = found[0] + len(self._words.end)
                 yield from text.skip("\n")
                 return
             else:
@@ -172,13 +201,13 @@ class AnswerPieces:
         certain; leaves the text's place as it is.
         """
         assert self._calls is not None, "only a format has openings"
-        text = self._text
+        text, end = self._text, self._words.end
         place, text.place = text.place, begin
         searched, is_whole = begin, False
         reading = self._calls.read(text, self._schemas)
         try:
-            while THINK_END not in text.text[searched:]:
-                searched = max(begin, len(text.text) - len(THINK_END) + 1)
+            while end not in text.text[searched:]:
+                searched = max(begin, len(text.text) - len(end) + 1)
                 if not is_whole:
                     try:
                         next(reading)
@@ -199,7 +228,7 @@ class AnswerPieces:
         """Yield the text up to where a call may begin, without the whitespace before it."""
         text = self._text
         while True:
-            openings = self._openings
+            openings = (*self._openings, *filter(None, [self._answer_end]))
             found = first_of(text.text, openings, text.place)
             end = found[0] if found else self._num_safe(openings)
             if text.is_last and not found:
@@ -209,8 +238,8 @@ class AnswerPieces:
                 piece = piece.rstrip()
             if piece:
                 yield from self._said(text.place + len(piece))
-            if found and self._openings:  # the text may have ruled calls out
-                return _Opening(text.place, *found)
+            if found and (self._openings or found[1] == self._answer_end):
+                return _Opening(text.place, *found)  # else the text has ruled calls out
             if not found:
                 text.forget()
                 yield from text.more()
@@ -226,6 +255,17 @@ class AnswerPieces:
             self._space, self._is_after_call = "", False
             yield TextPiece(piece)
             self._has_text = True
+
+    def _end_or_text(self, opening: _Opening) -> PieceReading[None]:
+        """Drop the word at the end of the answer, or yield it if more text follows."""
+        text = self._text
+        end = text.place = opening.begin + len(opening.word)
+        yield from text.skip()
+        calls = self._openings
+        if calls and (yield from text.peek(calls, text.place)) is not None:
+            return
+        text.place = opening.space
+        yield from self._said(end)
 
     def _call_or_text(self, opening: _Opening) -> PieceReading[None]:
         """Yield the calls at `opening`, or its word if none begins there."""
@@ -246,11 +286,16 @@ class AnswerPieces:
         text.forget()
 
     def _called(self, call: WrittenCall) -> PieceReading[None]:
+        """Yield the call, or its text if there are as many as there may be."""
         index = self._num_calls
         self._num_calls += 1
         if self._max_calls is None or index < self._max_calls:
             yield CallPiece(index, self._call_id(), call.name)
             yield ArgumentsPiece(index, call.arguments)
+            return
+        self._space = ""
+        is_parted = self._has_text or index > self._max_calls
+        yield TextPiece(("\n" if is_parted else "") + json_call.written(call))
 
     @property
     def _openings(self) -> tuple[str, ...]:
@@ -266,7 +311,7 @@ class AnswerPieces:
         return max(self._text.place, num_safe(self._text.text, words))
 
 
-def _joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+def joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
     """Merge neighbouring pieces of one type."""
     joined: list[Piece] = []
     for piece in pieces:

@@ -9,8 +9,7 @@ import pytest
 
 from luceasync.config import ServerConfig
 from luceasync.errors import RequestError
-from luceasync.server.openai.response_store import ResponseStore
-from luceasync.server.openai.responses_items import InputItem
+from luceasync.server.openai.responses_items import InputItem, ResponseStore
 from tests.server.openai.test_responses import CALLING, RESPONSES
 from tests.server.scripted import ScriptedEngine
 

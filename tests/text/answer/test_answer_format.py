@@ -14,6 +14,7 @@ from luceasync.text.answer.answer_format import AnswerFormat
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
+from tests.text.conftest import BACKENDS
 
 TEMPLATES = Path(__file__).parents[2] / "acceptance" / "turns"
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -115,6 +116,74 @@ def test_the_format_is_that_of_the_call_that_the_template_renders(
 )
 def test_a_call_that_no_format_reads_back_is_of_no_format(call: str, tokenizer: Tokenizer) -> None:
     assert AnswerFormat.of(template_of(call), tokenizer).calls is None
+
+
+# By row: how a template shows it, what a model then writes, and its reasoning and text.
+REASONING = {
+    "harmony": (
+        "{% for m in messages %}<|start|>{{ m.role }}{% if m.thinking %}<|channel|>analysis"
+        "<|message|>{{ m.thinking }}<|end|><|start|>assistant{% endif %}<|message|>{{ m.content }}"
+        "{% endfor %}<|start|>assistant",
+        "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>so",
+    ),
+    "magistral": ("Write [THINK]thoughts[/THINK] first.", "[THINK]why[/THINK]so"),
+    "seed": (
+        "{% for m in messages %}{{ '<seed:think>' + m.reasoning_content + '</seed:think>' "
+        "if m.reasoning_content }}{% endfor %}",
+        "<seed:think>\nwhy\n</seed:think>\nso",
+    ),
+    "gemma": (
+        "{{ '<|channel>thought\n<channel|>' if not enable_thinking | default(false) }}",
+        "<|channel>thought\nwhy<channel|>so",
+    ),
+    "cohere": (
+        "{% for m in messages %}{{ '<|START_THINKING|>' ~ m.reasoning if m.reasoning }}"
+        "{% endfor %}",
+        "<|START_THINKING|>why<|END_THINKING|>so",
+    ),
+    "reka": ("{{ '<reasoning>' if thinking }}", "<reasoning>why</reasoning>so"),
+    "granite": (
+        "{{ 'Use <think></think> and <response></response>' if thinking }}",
+        "<think>why</think><response>so</response>",
+    ),
+    "hunyuan": (
+        "{{ '<think>' ~ '</think><answer>' if messages | length > 1 }}",
+        "<think>\nwhy\n</think>\n<answer>\nso\n</answer>",
+    ),
+    "opened": ("{{ '[THINK]' if add_generation_prompt }}", "why[/THINK]so"),
+    "apriel": (
+        "Here are my reasoning steps:\n",
+        "why\n[BEGIN FINAL RESPONSE]\nso\n[END FINAL RESPONSE]\n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REASONING)
+def test_reasoning_is_found_between_the_words_of_the_template(
+    name: str, tokenizer: Tokenizer
+) -> None:
+    source, answer = REASONING[name]
+    template = ChatTemplate("{% for m in messages %}{{ m.role }}{% endfor %}" + source)
+    found = AnswerFormat.of(template, tokenizer)
+    prompt = template.render([{"role": "user", "content": "x"}], enable_thinking=True)
+    whole = found.maker(prompt, None).make(answer, is_last=True)
+    assert [type(piece) for piece in whole] == [ReasoningPiece, TextPiece]
+    assert [piece.text.strip() for piece in whole] == ["why", "so"]
+    maker, texts = found.maker(prompt, None), {ReasoningPiece: "", TextPiece: ""}
+    for char in answer:
+        for piece in maker.make(char, is_last=False):
+            texts[type(piece)] += piece.text
+    for piece in maker.make("", is_last=True):
+        texts[type(piece)] += piece.text
+    assert [text.strip() for text in texts.values()] == ["why", "so"]
+
+
+def test_a_token_alone_says_how_a_model_reasons() -> None:
+    backend = BACKENDS["fallback"]()
+    backend.add_special_tokens(["[THINK]", "[/THINK]"])
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
+    found = AnswerFormat.of(template, Tokenizer(backend.to_str()))
+    assert found.words.begin == "[THINK]" and found.shown == {"[THINK]", "[/THINK]"}
 
 
 def test_an_answers_own_tags_do_not_cut_those_of_a_call(tokenizer: Tokenizer) -> None:

@@ -10,6 +10,7 @@ import random
 import pytest
 
 from tests.text.answer.written import (
+    IN_CHANNELS,
     TOOL,
     WRITERS,
     AnswerContents,
@@ -71,7 +72,7 @@ def test_a_call_that_lacks_any_character_is_a_call_or_the_same_text(call_format:
         for i in range(len(text)):
             for broken in (text[:i], text[:i] + text[i + 1 :], text[:i] + "\x00" + text[i + 1 :]):
                 found = read_alike(call_format, broken, rng)
-                if not found.calls:
+                if not found.calls and call_format not in IN_CHANNELS:  # whose headers are no text
                     assert found.text == broken
 
 
@@ -102,6 +103,8 @@ def test_no_word_of_any_text_is_lost(call_format: str, is_reasoning: bool) -> No
         found = read_alike(call_format, text, rng, is_reasoning=is_reasoning)
         said = found.reasoning + found.text + "".join(n + a for n, a in found.calls)
         assert all(word in said for word in words), text
+        if call_format in IN_CHANNELS:
+            continue
         if not found.calls and not found.reasoning and "<think>" not in text:
             rest = text.removeprefix("</think>").lstrip("\n") if is_reasoning else text
             assert found.text == rest
@@ -116,5 +119,7 @@ def test_a_call_in_reasoning_that_never_ends_is_a_call(call_format: str) -> None
         found = read_alike(call_format, text, rng, is_reasoning=True)
         assert [(n, json.loads(a)) for n, a in found.calls] == [(TOOL, call.arguments)], text
         assert (found.reasoning, found.text) == ("why", "")
+        if call_format in IN_CHANNELS:  # a message ends with the next one
+            continue
         ended = read_alike(call_format, f"{text}\n</think>\n\nso", rng, is_reasoning=True)
         assert ended == AnswerContents("so", text, ())

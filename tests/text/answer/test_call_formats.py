@@ -10,7 +10,7 @@ import pytest
 
 from luceasync.config import ToolFormat
 from luceasync.text.answer.call_formats import FORMATS
-from tests.text.answer.written import TOOL, WRITERS, a_call, read
+from tests.text.answer.written import IN_CHANNELS, TOOL, WRITERS, a_call, read
 
 NUM_CALLS = 250  # of each family; more find nothing else
 
@@ -73,7 +73,7 @@ def test_a_call_cut_off_anywhere_is_text_unless_it_is_whole(call_format: str) ->
             if found.calls:
                 [(name, arguments)] = found.calls
                 assert (name, json.loads(arguments), found.text) == (TOOL, call.arguments, "")
-            else:
+            elif call_format not in IN_CHANNELS:  # there a header that is cut is dropped
                 assert found.text == part
 
 
@@ -131,6 +131,13 @@ def test_an_answer_in_json_is_not_a_call_of_an_unknown_tool() -> None:
     assert read("llama-json", "See: " + text.replace("Ada", TOOL)).calls == ()
 
 
-def test_calls_beyond_the_limit_are_dropped() -> None:
-    call = '<tool_call>{"name": "run_it", "arguments": {}}</tool_call>'
-    assert read("qwen-json", call + call, max_calls=1).calls == ((TOOL, "{}"),)
+def test_calls_beyond_the_limit_are_text(call_format: str) -> None:
+    rng = random.Random(9)
+    calls = [a_call(rng) for _ in range(3)]
+    between = "; " if call_format == "llama-json" else "\n"
+    text = between.join(map(WRITERS[call_format], calls))
+    found = read(call_format, text, max_calls=1)
+    assert [json.loads(arguments) for _, arguments in found.calls] == [calls[0].arguments]
+    told = [json.loads(line) for line in found.text.split("\n") if line]
+    assert told == [{"name": TOOL, "arguments": call.arguments} for call in calls[1:]]
+    assert read(call_format, text, range(1, len(text)), max_calls=1) == found

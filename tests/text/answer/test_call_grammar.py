@@ -16,9 +16,9 @@ from luceasync.request import ArgumentsPiece, CallPiece, TextPiece
 from luceasync.text.answer.argument_types import ToolSchemas
 from luceasync.text.answer.call_formats import FORMATS
 from luceasync.text.answer.call_grammar import ToolFunction
-from luceasync.text.answer.pieces import AnswerPieces
 from luceasync.text.tokenizer import Tokenizer
 from tests import tiny
+from tests.text.answer.written import new_maker
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -74,7 +74,7 @@ def written(tokenizer: Tokenizer, grammar, rng: random.Random, most: int = 4000)
 
 
 def read(name: str, tools: list[dict[str, Any]], text: str) -> tuple[list[tuple[str, Any]], str]:
-    maker = AnswerPieces(reasons=False, calls=FORMATS[name], schemas=ToolSchemas.of(tools))
+    maker = new_maker(name, schemas=ToolSchemas.of(tools))
     names, arguments, said = [], {}, ""
     for piece in maker.make(text, is_last=True):
         match piece:

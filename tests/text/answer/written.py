@@ -13,7 +13,8 @@ from typing import Any
 from luceasync.request import ArgumentsPiece, CallPiece, Piece, ReasoningPiece, TextPiece
 from luceasync.text.answer.argument_types import ToolSchemas
 from luceasync.text.answer.call_formats import FORMATS
-from luceasync.text.answer.pieces import AnswerPieces
+from luceasync.text.answer.channels import ChannelPieces, MessageHeader
+from luceasync.text.answer.pieces import AnswerPieces, PieceMaker
 
 TOOL = "run_it"
 SCHEMA: dict[str, Any] = {
@@ -65,11 +66,24 @@ def contents_of(pieces: Sequence[Piece]) -> AnswerContents:
     )
 
 
+def new_maker(
+    call_format: str,
+    *,
+    is_reasoning: bool = False,
+    schemas: ToolSchemas = SCHEMAS,
+    **options: Any,
+) -> PieceMaker:
+    """A parser of an answer in that format; `is_reasoning`: the prompt has opened reasoning."""
+    if FORMATS[call_format].in_channels:
+        opened = MessageHeader.of("<|channel|>analysis<|message|>") if is_reasoning else None
+        return ChannelPieces(schemas=schemas, opened=opened, **options)
+    calls = FORMATS[call_format]
+    return AnswerPieces(calls=calls, schemas=schemas, is_reasoning=is_reasoning, **options)
+
+
 def read(call_format: str, text: str, cuts: Sequence[int] = (), **options: Any) -> AnswerContents:
     """Parse `text`, which comes in parts."""
-    maker = AnswerPieces(
-        calls=FORMATS[call_format], schemas=SCHEMAS, call_id=lambda: "id", **options
-    )
+    maker = new_maker(call_format, call_id=lambda: "id", **options)
     pieces: list[Piece] = []
     begin = 0
     for end in [*cuts, len(text)]:
@@ -227,7 +241,11 @@ def _plain(value: Any) -> str:
 
 
 _DEEPSEEK, _DEEPSEEK_END = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+IN_CHANNELS = {"harmony"}
 WRITERS: dict[str, Callable[[Call], str]] = {
+    "harmony": write_named(
+        "<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "<|call|>"
+    ),
     "qwen-json": write_json,
     "qwen-xml": write_functions,
     "glm-xml": write_keyed,
