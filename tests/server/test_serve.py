@@ -95,7 +95,7 @@ def test_a_plain_answer_past_the_deadline_becomes_503(start):
 
 
 def test_new_requests_get_503_while_running_ones_finish(start):
-    server = start(graceful_timeout_s=10, answer_s=1.0)
+    server = start(graceful_timeout_s=DEADLINE_S)
     with httpx.stream(
         "POST", f"{server.url}/v1/chat/completions", json=BODY | {"stream": True}
     ) as r:
