@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The entry point."""
     arguments = parse(argv)
     logging.basicConfig(level="INFO", stream=sys.stderr, format="%(levelname)s %(message)s")
+    logging.getLogger("numba").setLevel(logging.WARNING)  # it tells of each step of its compiler
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # read by torch; see luceasync.cli.app
     try:
         _run(arguments)

@@ -7,6 +7,7 @@ Everything is chosen already: see Recipe.
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import time
 from array import array
@@ -43,6 +44,8 @@ from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.history import History
 from luceasync.text.prompt import RenderedPrompt, Tenant
 from luceasync.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 REHEARSAL_LANE = 0
 NUM_TURNS = 5  # of each kind of step: then its time is trusted for long, see StepCosts.is_due
@@ -106,13 +109,17 @@ def _load(recipe: Recipe, orders: DiskOrders) -> LoadedEngine:
             taps=recipe.drafter.spec.taps if recipe.drafter else (),
         )
         closing.callback(backend.close)
+        began_s = time.monotonic()
         setup = _decoding_setup(recipe, backend, progress, closing)
         progress.end()
+        log.debug("start: drafter in %.2f s", time.monotonic() - began_s)
         if recipe.plan.suits_one_thread:  # after reading: threads unpack weights
             # Measured with the bundled model and 16 streams on 2 cores: almost three times the
             # tokens.
             torch.set_num_threads(1)  # of this thread, which is the engine's
+        began_s = time.monotonic()
         _rehearse(recipe, backend, setup)
+        log.debug("start: rehearsal in %.2f s", time.monotonic() - began_s)
 
         def raise_if_failed() -> None:
             backend.raise_if_failed()
@@ -206,6 +213,7 @@ class _WeightProgress:
     def __init__(self, recipe: Recipe) -> None:
         self._progress = recipe.progress or (lambda done, total: None)
         self._done = 0
+        self._began_s = self._last_s = time.monotonic()
         self._total = sum(shard.weight_bytes for shard in recipe.plan.shards)
         if recipe.drafter is not None:
             size = recipe.plan.precision.weight_bytes
@@ -214,11 +222,14 @@ class _WeightProgress:
     def advance(self, num_bytes: int) -> None:
         """Report `num_bytes` more."""
         self._done += num_bytes
+        self._last_s = time.monotonic()
         self._progress(min(self._done, self._total), self._total)
 
     def end(self) -> None:
-        """Report that all are read."""
+        """Report that all are read, also in the log: a bar is seen on terminals alone."""
         self._progress(self._total, self._total)
+        seconds = self._last_s - self._began_s
+        log.info("Read %.3g GB of weights in %.1f s", self._done / 1e9, seconds)
 
 
 def _rehearse(

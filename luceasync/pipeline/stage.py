@@ -6,6 +6,8 @@ Synchronous; engine thread only.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -25,6 +27,8 @@ from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.shard_passes import ShardPasses, steps_of
 from luceasync.pipeline.steps import ShardSteps
 from luceasync.pipeline.transfer import choose_transfer
+
+log = logging.getLogger(__name__)
 
 
 class Stage(Protocol):
@@ -97,10 +101,14 @@ class LocalStage:
         try:
             for shard_plan in plan.shards[begin:end]:
                 platform = open_platform(shard_plan.device)
+                began_s = time.monotonic()
                 shard = Shard(spec, plan, shard_plan, platform, source, advance, memory, taps)
                 self._shards.append(shard)
+                _log_phase(f"weights and lanes on {platform.name}", began_s)
+            began_s = time.monotonic()
             for shard in self._shards:
                 self._steps.append(steps_of(shard, plan, spec))
+            _log_phase("passes", began_s)
         except BaseException:
             self.close()
             raise
@@ -194,3 +202,8 @@ def _check_taps(spec: ModelSpec, taps: Sequence[int]) -> None:
                 f"target layers {list(taps)} cannot be tapped: {tap} is not allowed; distinct "
                 f"layers in [0, {spec.num_layers}) are expected"
             )
+
+
+def _log_phase(name: str, began_s: float) -> None:
+    """Log how long a phase of a start took."""
+    log.debug("start: %s in %.2f s", name, time.monotonic() - began_s)
