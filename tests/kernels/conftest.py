@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -60,6 +60,48 @@ def one_patch_for_each_launch(monkeypatch: pytest.MonkeyPatch) -> None:
         return scope
 
     monkeypatch.setattr(interpreter, "_patch_lang", replace_once)
+
+
+@pytest.fixture(autouse=True)
+def types_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each operation the interpreter describes the type of the result anew, which takes a third
+    of its time. Let results of equal types share what describes them; nothing changes that.
+    """
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    make_type, make_tensor = core.block_type.__init__, core.tensor.__init__
+    find_numpy_type = interpreter._get_np_dtype
+    # By the addresses of element types, which the values keep alive.
+    types: dict[tuple[int, ...], dict[str, Any]] = {}
+    scalars: dict[int, dict[str, Any]] = {}
+    numpy_types: dict[int, tuple[Any, Any]] = {}
+
+    def type_once(self, element_ty, shape) -> None:
+        key = (id(element_ty), *[getattr(size, "value", size) for size in shape])
+        if key not in types:
+            make_type(self, element_ty, shape)
+            types[key] = self.__dict__ | {"of_tensors": {}}
+        self.__dict__.update(types[key])
+
+    def tensor_once(self, handle, type) -> None:
+        fields = type.__dict__.get("of_tensors")
+        if fields is None:
+            fields = scalars.setdefault(id(type), {})
+        if not fields:
+            make_tensor(self, None, type)
+            fields.update(self.__dict__)
+        self.__dict__.update(fields, handle=handle, type=type)
+
+    def numpy_type_once(of) -> Any:
+        of = of.element_ty if isinstance(of, core.block_type) else of
+        if id(of) not in numpy_types:
+            numpy_types[id(of)] = of, find_numpy_type(of)
+        return numpy_types[id(of)][1]
+
+    monkeypatch.setattr(core.block_type, "__init__", type_once)
+    monkeypatch.setattr(core.tensor, "__init__", tensor_once)
+    monkeypatch.setattr(interpreter, "_get_np_dtype", numpy_type_once)
 
 
 @pytest.fixture
