@@ -1,8 +1,8 @@
 """A real Qwen3 model with weights set by hand, which says any text that it was made for.
 
 A prompt that contains "~NAME" makes it say the text of that name, token for token; the last such
-mark counts. So whatever a model could write goes through tokens, detokenizer, parsers and APIs. A
-text may contain the mark of another one, which it then says next, whatever a client puts between.
+mark counts, within 15,000 tokens. So whatever a model could write goes through tokens, detokenizer,
+parsers and APIs. A text may contain the mark of another one, which the model says in its next turn.
 """
 
 from __future__ import annotations
@@ -33,13 +33,20 @@ ADDED = (
 CONST, IS_MARK, FIRST = 0, 1, 2  # hidden dimensions: always 1; 1 for marks; of pieces and texts
 
 
-def save(directory: Path, texts: Mapping[str, str], template: str, max_tokens: int = 8192) -> Path:
+def save(
+    directory: Path,
+    texts: Mapping[str, str],
+    template: str,
+    max_tokens: int = 8192,
+    words: Path | None = None,
+) -> Path:
     """Write a model that says each of `texts` where a prompt marks its name, and has the chat
     `template` and a context of `max_tokens`. Names consist of ASCII letters and digits; no name
-    begins with another, and at most one text has the mark of each.
+    begins with another, and at most one text has the mark of each. Prompts are read byte by byte,
+    or in the words of the model whose folder is `words`.
     """
     assert 0 < len(texts) <= HEAD_DIM
-    vocabulary = _Vocabulary.of(texts)
+    vocabulary = _Vocabulary.of(texts, [] if words is None else _merges(words))
     tokenizer = vocabulary.tokenizer()
     end = tokenizer.token_to_id("<|im_end|>")
     assert end is not None
@@ -59,8 +66,7 @@ def save(directory: Path, texts: Mapping[str, str], template: str, max_tokens: i
         "num_key_value_heads": 1,
         "head_dim": HEAD_DIM,
         "max_position_embeddings": max_tokens,
-        # Dimension NEAR turns by less than half a circle over the context.
-        "rope_theta": max(1e8, (max_tokens / 3) ** 2),
+        "rope_theta": 1e8,  # dimension NEAR turns by a quarter of a circle in 15,708 tokens
         "rms_norm_eps": 1e-6,
         "hidden_act": "silu",
         "attention_bias": False,
@@ -78,7 +84,7 @@ def save(directory: Path, texts: Mapping[str, str], template: str, max_tokens: i
 @dataclass(frozen=True)
 class _Vocabulary:
     """Token ids: `marks` by name, `pieces` of each text in order, marks among them; `merges` make
-    the marks.
+    the marks, and words.
     """
 
     ids: dict[str, int]
@@ -87,7 +93,7 @@ class _Vocabulary:
     merges: list[tuple[str, str]]
 
     @classmethod
-    def of(cls, texts: Mapping[str, str]) -> _Vocabulary:
+    def of(cls, texts: Mapping[str, str], words: Sequence[tuple[str, str]]) -> _Vocabulary:
         ids = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
         marks, merges = {}, []
         for name in texts:
@@ -98,6 +104,9 @@ class _Vocabulary:
                 mark += char
                 ids.setdefault(mark, len(ids))
             marks[name] = ids[mark]
+        for left, right in words:
+            merges.append((left, right))
+            ids.setdefault(left + right, len(ids))
         pieces: dict[str, list[int]] = {}
         rng = random.Random(5)
         for name in sorted(texts, key=lambda name: len(texts[name])):  # short ones have less choice
@@ -115,6 +124,11 @@ class _Vocabulary:
         tokenizer.add_special_tokens(list(SPECIAL))
         tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ADDED])
         return tokenizer
+
+
+def _merges(folder: Path) -> list[tuple[str, str]]:
+    model = json.loads((folder / "tokenizer.json").read_text())["model"]
+    return [(left, right) for left, right in model["merges"]]
 
 
 def _spelled(text: str) -> str:
@@ -185,7 +199,7 @@ def _weights(vocabulary: _Vocabulary, vocab_size: int, end: int) -> dict[str, to
         value[i, mark_dims[name]] = 1
         output[said_dims[name], i] = scale**2
     query_norm = torch.zeros(HEAD_DIM)
-    query_norm[SLOW], query_norm[NEAR] = 2e4, 2e5
+    query_norm[SLOW], query_norm[NEAR] = 2e4, 1e6
 
     head = torch.zeros(vocab_size, hidden)
     head[end, CONST] = 4

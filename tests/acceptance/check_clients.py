@@ -1,131 +1,169 @@
 """Client programs as people use them, with scripted answers; forced formats ask the bundled model.
 
-    python -m tests.acceptance.check_clients FOLDER [--only NAME ...] [--template qwen3]
+    python -m tests.acceptance.check_clients FOLDER [--only NAME ...] [--parts sessions,cases]
 
-Each is installed under FOLDER, once. No request may be refused unless its case expects so, and of
-an agent's later prompts as much must be cached as its first one has. Exit status 1 if one failed.
+Each is installed under FOLDER, once. No request may be refused unless its case expects so. Agents
+hold two turns (a case), and a session with edits, broken calls and killed servers, with the
+settings of docs/agents.md; of a later prompt as much must be cached as the one before has. Exit
+status 1 if one failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from luceasync.config import BUNDLED_MODEL_DIR
+from tests import crafted
+from tests.acceptance import command
 from tests.acceptance.clients.agents import AGENTS
 from tests.acceptance.clients.programs import PROGRAMS, Program
 from tests.acceptance.clients.record import Exchange, exchanges
 from tests.acceptance.clients.script import WRITERS
+from tests.acceptance.clients.seen import of_agent, refusals, tier, uncached, usage
+from tests.acceptance.clients.serve import MAX_CTX_TOKENS
+from tests.acceptance.clients.servers import RecordedServer
+from tests.acceptance.clients.session import SESSIONS
 
-READY_S = 120.0
-SLACK_TOKENS = 16  # which open an answer; the next turn may write them otherwise
+PARTS = ["sessions", "cases", "forced"]
 EXPECTS_REFUSALS = ("errors",)
+TEMPLATES = Path(__file__).parent / "turns"
+OPENS = {"qwen3": True, "qwen3.5": False}  # whether the model opens its thoughts itself
+SHELLS = {
+    "Claude Code": ("Bash", {"command": "echo luce-$((40+2))", "description": "say it"}),
+    "Codex": ("exec_command", {"cmd": "echo luce-$((40+2))"}),
+    "OpenCode": ("bash", {"command": "echo luce-$((40+2))", "description": "say it"}),
+}
+TURNS = (
+    ("Do this: [[{tool} {arguments}]] [[say the tool said it]]", "the tool said it"),
+    ("Then: [[{tool} {arguments}]] [[say the second is done]]", "the second is done"),
+)
 
 
 @contextmanager
 def server(folder: Path, *model: str) -> Iterator[str]:
     """URL of a server that is ready, with its files in `folder`; `model`: its flags."""
-    command = [sys.executable, "-m", "tests.acceptance.clients.serve", str(folder), *model]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            url: str = json.loads(process.stdout.readline())["url"]
-            wait_ready(url)
-            yield url
-        finally:
-            process.terminate()
-            process.wait(60)
+    with RecordedServer(folder, *model) as running:
+        yield running.url
 
 
-def wait_ready(url: str) -> None:
-    """Wait until it serves. Raises TimeoutError."""
-    end = time.monotonic() + READY_S
-    while time.monotonic() < end:
-        try:
-            with urllib.request.urlopen(f"{url}/ready", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.5)
-    raise TimeoutError(f"{url} is not ready after {READY_S:g} s")
+def check_turns(program: Program, under: Path, runs: Path, url: str) -> list[str]:
+    """Errors of an agent in two turns with a call in each."""
+    agent, log = AGENTS[program.name], runs / "requests.jsonl"
+    home, faults, seen = runs / "homes" / program.folder_name, [], []
+    tool, arguments = SHELLS[program.name]
+    for i, (asked, end) in enumerate(TURNS):
+        begin = len(exchanges(log))
+        question = asked.format(tool=tool, arguments=json.dumps(arguments))
+        ran = agent.run(under / program.folder_name, home, url, question, goes_on=i > 0)
+        if ran.status or end not in ran.output:
+            faults.append(f"{ran.status}: {(ran.output + ran.errors)[-400:]}")
+        seen.append(exchanges(log)[begin:])
+        faults += refusals(seen[-1])
+        if len(of_agent(seen[-1])) != 2:
+            faults.append(f"turn {i}: {len(of_agent(seen[-1]))} requests with tools, not 2")
+    return faults + uncached([of_agent(each) for each in seen])
 
 
-def usage(exchange: Exchange) -> tuple[int, int] | None:
-    """Prompt tokens and cached ones, as the answer reports them; None without a report."""
-    found = None
-    for event in exchange.events:
-        told = event.get("usage") or (event.get("response") or {}).get("usage")
-        found = _counts(told) or found if told else found
-    return found
+def check_session(
+    program: Program, under: Path, runs: Path, template: str
+) -> tuple[list[str], list[list[Exchange]]]:
+    """Errors of an agent in its session, and its requests by run."""
+    agent, home = AGENTS[program.name], runs / "home"
+    work = home / "work"
+    session = SESSIONS[program.name](work)
+    session.begin(work)
+    texts = session.texts(WRITERS[template], opens=OPENS[template])
+    source = (TEMPLATES / f"{template}.jinja").read_text()
+    model = crafted.save(runs / "model", texts, source, MAX_CTX_TOKENS, BUNDLED_MODEL_DIR)
+    faults: list[str] = []
+    seen: list[list[Exchange]] = []
+    with RecordedServer(runs, "--model", str(model)) as running:
 
+        def kill_while_it_waits() -> None:
+            if (work / "waiting").exists():
+                (work / "waiting").unlink()
+                running.kill()
+                (work / "go").touch()
 
-def _counts(told: Mapping[str, Any]) -> tuple[int, int] | None:
-    if "cache_read_input_tokens" in told:
-        cached = told["cache_read_input_tokens"]
-        return told["input_tokens"] + cached, cached
-    details = told.get("prompt_tokens_details") or told.get("input_tokens_details")
-    if details is None:
-        return None
-    return told.get("prompt_tokens", told.get("input_tokens")), details["cached_tokens"]
-
-
-def faults_of_agent(seen: list[Exchange]) -> list[str]:
-    """Errors in what the server saw."""
-    faults = [
-        f"{one.method} {one.path}: {one.status} {one.answer[:200]}"
-        for one in seen
-        if one.status >= 400
-    ]
-    counts = [usage(one) for one in seen if '"tools"' in one.body and one.status == 200]
-    if len(counts) < 4:
-        faults.append(f"{len(counts)} requests with tools, 4 expected")
-    for i, found in enumerate(counts[1:], 1):
-        if found is None or counts[0] is None or found[1] < counts[0][0] - SLACK_TOKENS:
-            faults.append(f"request {i}: {found} after {counts[0]}")
-    return faults
+        for i, (asked, (_, turns)) in enumerate(zip(session.asked(), session.runs, strict=True)):
+            if i:
+                running.kill()
+            begin = len(exchanges(running.log))
+            folder = under / program.folder_name
+            ran = agent.run(
+                folder, home, running.url, asked, goes_on=i > 0, meanwhile=kill_while_it_waits
+            )
+            if ran.status or turns[-1].words not in ran.output:
+                faults.append(f"run {i}: {ran.status}: {(ran.output + ran.errors)[-400:]}")
+            found = exchanges(running.log)[begin:]
+            faults += refusals(found)
+            seen.append(of_agent(found))
+            if len(seen[-1]) != len(turns):
+                faults.append(f"run {i}: {len(seen[-1])} requests with tools, not {len(turns)}")
+            if i and seen[-1] and tier(seen[-1][0]) != "disk":
+                faults.append(f"run {i}: restored from {tier(seen[-1][0])}, not from disk")
+    return faults + uncached(seen) + session.faults(work), seen
 
 
 def check(
     program: Program, cases: str | None, under: Path, runs: Path, url: str
 ) -> dict[str, list[str]]:
     """The error of each case, None for none; `cases` None: of an agent."""
+    if cases is None:
+        return {"two turns, a call in each": check_turns(program, under, runs, url)}
     log = runs / "requests.jsonl"
     before = len(exchanges(log))
     home = runs / "homes" / program.folder_name
-    if cases is None:
-        faults = AGENTS[program.name].run(under / program.folder_name, home, url)
-        return {"two turns, a call in each": faults + faults_of_agent(exchanges(log)[before:])}
     told = program.run(cases, under, home, url, runs / "model")
     rows = {case: [error] if error else [] for case, error in told.items()}
-    refused = [one for one in exchanges(log)[before:] if one.status >= 400]
+    refused = refusals(exchanges(log)[before:])
     if refused and not any(case in rows for case in EXPECTS_REFUSALS):
-        rows["refusals"] = [f"{one.path}: {one.answer[:200]}" for one in refused]
+        rows["refusals"] = refused
     return rows
 
 
-def tell(program: Program, cases: str | None, under: Path, runs: Path, url: str) -> int:
+def tell(program: Program, under: Path, rows: dict[str, list[str]], how: str = "") -> int:
     """Print a line for each case; returns the number of failures."""
     name = f"{program.name} ({program.version(under)})"
-    rows = check(program, cases, under, runs, url)
     for case, faults in rows.items():
-        told = f"{case}, forced" if cases and cases == program.forced else case
-        print(f"| {name} | {told} | {'; '.join(faults) or 'passed'} |", flush=True)
+        print(f"| {name} | {case}{how} | {'; '.join(faults) or 'passed'} |", flush=True)
     return sum(map(bool, rows.values()))
+
+
+def run_sessions(chosen: list[Program], under: Path, runs: Path, template: str) -> int:
+    """Hold a session with each agent; returns the number of failures."""
+    num_faulty = 0
+    for program in chosen:
+        if program.name in SESSIONS:
+            place = runs / "sessions" / program.folder_name
+            place.mkdir(parents=True)
+            faults, seen = check_session(program, under, place, template)
+            cached = "; ".join(" ".join(_cached(one) for one in run) for run in seen)
+            case = f"a session, killed three times ({cached})"
+            num_faulty += tell(program, under, {case: faults})
+    return num_faulty
+
+
+def _cached(one: Exchange) -> str:
+    counts = usage(one)
+    return "?" if counts is None else f"{counts[1]}/{counts[0]}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="where clients are installed and run")
     parser.add_argument("--only", nargs="*", default=[], help="names of clients")
+    parser.add_argument("--parts", type=command.names, default=PARTS, help=",".join(PARTS))
     parser.add_argument("--template", choices=WRITERS, default="qwen3.5")
     args = parser.parse_args()
+    if unknown := set(args.parts) - set(PARTS):
+        parser.error(f"--parts {','.join(unknown)}: parts are {', '.join(PARTS)}")
     under = args.folder.resolve()
     under.mkdir(parents=True, exist_ok=True)
     runs = Path(tempfile.mkdtemp(prefix="run-", dir=under))
@@ -133,16 +171,20 @@ def main() -> None:
     for program in chosen:
         program.install(under)
     print("| client | case | |\n|---|---|---|")
-    of_script = [(program, program.cases) for program in chosen]
-    forced = [(program, program.forced) for program in chosen if program.forced]
     num_faulty = 0
-    for cases, kind, model in (
-        (of_script, "scripted", ("--template", args.template)),
-        (forced, "bundled", ("--bundled",)),
-    ):
-        with server(runs / kind, *model) as url:
-            for program, file in cases:
-                num_faulty += tell(program, file, under, runs / kind, url)
+    if "sessions" in args.parts:
+        num_faulty += run_sessions(chosen, under, runs, args.template)
+    if "cases" in args.parts:
+        with server(runs / "scripted", "--template", args.template) as url:
+            for program in chosen:
+                rows = check(program, program.cases, under, runs / "scripted", url)
+                num_faulty += tell(program, under, rows)
+    forced = [program for program in chosen if program.forced]
+    if "forced" in args.parts and forced:
+        with server(runs / "bundled", "--bundled") as url:
+            for program in forced:
+                rows = check(program, program.forced, under, runs / "bundled", url)
+                num_faulty += tell(program, under, rows, ", forced")
     sys.exit(1 if num_faulty else 0)
 
 

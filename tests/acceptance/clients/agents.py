@@ -1,139 +1,141 @@
-"""Agents that choose freely, each as a command: two turns with a tool call in both.
+"""Agents as commands, with the settings of docs/agents.md: where each expects them, and its flags.
 
-Owns what each needs to find the server.
+Owns how an agent is started. Knows neither what it is asked nor what the model says.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-FIRST = "Do this: [[{tool} {arguments}]] [[say the tool said it]]"
-SECOND = "Then: [[{tool} {arguments}]] [[say the second is done]]"
-ENDS = ("the tool said it", "the second is done")
+PAGE = Path(__file__).parents[3] / "docs/agents.md"
+NOTES = Path(__file__).parent / "notes.py"
+URL = "http://127.0.0.1:8000"  # on the page
 TIMEOUT_S = 300.0
+BLOCK = re.compile(r"^```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+EXPORT = re.compile(r"^export (\w+)=(.*)$", re.MULTILINE)
 
-CODEX = """model = "luce"
-model_provider = "local"
-approval_policy = "never"
-sandbox_mode = "danger-full-access"
-[model_providers.local]
-name = "local"
-base_url = "{url}/v1"
-wire_api = "responses"
-env_key = "KEY"
-"""
+
+def settings(title: str, url: str) -> list[str]:
+    """The blocks of a section of the page, for the server at `url`."""
+    section = PAGE.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    blocks = [block.replace(URL, url) for block in BLOCK.findall(section)]
+    assert blocks, f"{PAGE} has no settings of {title}"
+    return blocks
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a run of an agent ended."""
+
+    status: int
+    output: str
+    errors: str
 
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """`command` gives the program's words, depending on whether it is the second turn; the question
-    is the last word, or comes on standard input if `reads_input`.
+    """`command` gives the program's words, depending on whether it goes on with its last session;
+    the question is the last word, or comes on standard input if `reads_input`. `prepare` writes
+    settings into a home and returns variables.
     """
 
     bin: str
-    tool: str
-    arguments: dict[str, str]
     command: Callable[[bool], Sequence[str]]
     prepare: Callable[[Path, str], dict[str, str]]
     reads_input: bool = False
 
-    def run(self, folder: Path, home: Path, url: str) -> list[str]:
-        """Run two turns in their own folder; returns the error, if any."""
-        home.mkdir(parents=True, exist_ok=True)
+    def run(
+        self,
+        folder: Path,
+        home: Path,
+        url: str,
+        asked: str,
+        *,
+        goes_on: bool,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Ran:
+        """Ask it in its own folder; `meanwhile` is called again and again until it ends. Raises
+        TimeoutError.
+        """
         work = home / "work"
-        work.mkdir(exist_ok=True)
+        work.mkdir(parents=True, exist_ok=True)
         environment = {"PATH": os.environ["PATH"], "HOME": str(home), **self.prepare(home, url)}
         for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
             environment[name] = str(home / name.lower())
-        faults = []
-        for is_second, (ask, end) in enumerate(zip((FIRST, SECOND), ENDS, strict=True)):
-            asked = ask.format(tool=self.tool, arguments=json.dumps(self.arguments))
-            words = [str(folder / "node_modules/.bin" / self.bin), *self.command(bool(is_second))]
-            ran = subprocess.run(
+        words = [str(folder / "node_modules/.bin" / self.bin), *self.command(goes_on)]
+        output, errors = home / "output.txt", home / "errors.txt"
+        asking = home / "asked.txt"
+        asking.write_text(asked if self.reads_input else "")
+        with asking.open() as stdin, output.open("w") as stdout, errors.open("w") as stderr:
+            process = subprocess.Popen(
                 words if self.reads_input else [*words, asked],
                 cwd=work,
                 env=environment,
-                input=asked if self.reads_input else "",
-                capture_output=True,
-                text=True,
-                timeout=TIMEOUT_S,
-                check=False,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
             )
-            if ran.returncode or end not in ran.stdout:
-                faults.append(f"{ran.returncode}: {(ran.stdout + ran.stderr)[-400:]}")
-        return faults
+            end = time.monotonic() + TIMEOUT_S
+            try:
+                while process.poll() is None:
+                    if time.monotonic() > end:
+                        raise TimeoutError(f"{self.bin}: {errors.read_text()[-400:]}")
+                    meanwhile()
+                    time.sleep(0.1)
+            finally:
+                process.kill()
+                process.wait()
+        return Ran(process.returncode, output.read_text(), errors.read_text())
 
 
 def _claude(home: Path, url: str) -> dict[str, str]:
-    return {
-        "ANTHROPIC_BASE_URL": url,
-        "ANTHROPIC_AUTH_TOKEN": "k",
-        "ANTHROPIC_MODEL": "luce",
-        "ANTHROPIC_SMALL_FAST_MODEL": "luce",
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "DISABLE_AUTOUPDATER": "1",
-    }
+    return {**dict(EXPORT.findall(settings("Claude Code", url)[0])), "DISABLE_AUTOUPDATER": "1"}
 
 
 def _codex(home: Path, url: str) -> dict[str, str]:
-    (home / ".codex").mkdir(exist_ok=True)
-    (home / ".codex" / "config.toml").write_text(CODEX.format(url=url))
-    return {"KEY": "k"}
+    config, catalog = settings("Codex", url)
+    folder = home / ".codex"
+    folder.mkdir(exist_ok=True)
+    (folder / "luceasync.json").write_text(catalog)
+    notes = json.dumps([str(NOTES), str(home / "work/notes.txt")])
+    (folder / "config.toml").write_text(
+        'approval_policy = "never"\nsandbox_mode = "danger-full-access"\n'
+        f"{config}"
+        f"[mcp_servers.notes]\ncommand = {json.dumps(sys.executable)}\nargs = {notes}\n"
+    )
+    return {}
 
 
 def _opencode(home: Path, url: str) -> dict[str, str]:
-    limit = {"context": 100_000, "output": 32_000}
-    model = {"name": "luce", "reasoning": True, "tool_call": True, "limit": limit}
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "name": "local",
-        "options": {"baseURL": f"{url}/v1", "apiKey": "k"},
-        "models": {"luce": model},
-    }
-    config = {
-        "autoupdate": False,
-        "share": "disabled",
-        "model": "local/luce",
-        "small_model": "local/luce",
-        "provider": {"local": provider},
-    }
-    (home / "opencode.json").write_text(json.dumps(config))
-    return {
-        "OPENCODE_CONFIG": str(home / "opencode.json"),
-        "OPENCODE_DISABLE_MODELS_FETCH": "1",
-        "OPENCODE_DISABLE_AUTOUPDATE": "1",
-    }
+    (home / "work/opencode.json").write_text(settings("OpenCode", url)[0])
+    return {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"}
 
 
-SHELL = {"command": "echo luce-$((40+2))", "description": "say it"}
 AGENTS = {
     "Claude Code": Agent(
         "claude",
-        "Bash",
-        SHELL,
-        lambda again: [*(["-c"] if again else []), "--allowedTools", "Bash", "-p"],
+        lambda goes_on: [*(["-c"] if goes_on else []), "--allowedTools", "Bash,Read,Edit", "-p"],
         _claude,
     ),
     "Codex": Agent(
         "codex",
-        "exec_command",
-        {"cmd": SHELL["command"]},
-        lambda again: [
+        lambda goes_on: [
             *("exec", "--skip-git-repo-check"),
-            *(("resume", "--last") if again else ()),
+            *(("resume", "--last") if goes_on else ()),
         ],
         _codex,
     ),
     "OpenCode": Agent(
         "opencode",
-        "bash",
-        SHELL,
-        lambda again: ["run", *(["-c"] if again else []), "-m", "local/luce"],
+        lambda goes_on: ["run", *(["-c"] if goes_on else [])],
         _opencode,
         reads_input=True,
     ),

@@ -1,9 +1,9 @@
 """A server as `luceasync serve` makes it, over a tiny model with scripted answers.
 
-    python -m tests.acceptance.clients.serve FOLDER --port 8123 [--bundled]
+    python -m tests.acceptance.clients.serve FOLDER --port 8123 [--bundled | --model DIR]
 
 Only the choice of tokens is scripted: template, tokens, prefill, lanes, disk cache and answers are
-real. Every request and its answer is a line of FOLDER/requests.jsonl.
+real. With another model nothing is. Each request and its answer is a line of FOLDER/requests.jsonl.
 """
 
 from __future__ import annotations
@@ -146,9 +146,16 @@ def bundled() -> tuple[ModelConfig, int]:
     return ModelConfig(names=(MODEL,)), BUNDLED_CTX_TOKENS
 
 
+def chosen(folder: Path, args: argparse.Namespace) -> tuple[ModelConfig, int]:
+    """The model that the flags ask for, and its context."""
+    if args.model is not None:
+        return ModelConfig(model_dir=args.model, names=(MODEL,), dtype="fp32"), MAX_CTX_TOKENS
+    return bundled() if args.bundled else scripted(folder, args.template)
+
+
 async def run(folder: Path, args: argparse.Namespace) -> None:
     """Serve until a signal."""
-    model, max_ctx_tokens = bundled() if args.bundled else scripted(folder, args.template)
+    model, max_ctx_tokens = chosen(folder, args)
     config = Config(
         model=model,
         engine=EngineConfig(parallel=3, max_ctx_tokens=max_ctx_tokens),
@@ -173,6 +180,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--template", choices=WRITERS, default="qwen3.5")
     parser.add_argument("--bundled", action="store_true", help="the bundled model, no script")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="a model, no script")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     uvloop.install()
