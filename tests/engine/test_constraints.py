@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shutil
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
@@ -18,6 +19,7 @@ from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, Pla
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.errors import RequestError
+from luceasync.grammar import matcher
 from luceasync.request import (
     ArgumentsPiece,
     CallPiece,
@@ -190,6 +192,40 @@ async def test_what_goes_against_a_grammar_only_slows_it(tiny_dir, temperature):
         assert re.fullmatch("[0-9]{3}", text) and reason == "stop"
         [(text, reason)] = await ask(engine, "d", constraint=PHONE, max_tokens=2)
         assert re.fullmatch("[0-9]{2}", text) and reason == "length"
+
+
+AMBIGUOUS = Constraint("grammar", 'start: e\ne: e e e | e e | "a" | "b"', "guided_grammar")
+
+
+async def test_an_answer_that_is_costly_to_follow_ends_and_the_others_do_not(tiny_dir, monkeypatch):
+    """Each token may cost 0.2 ms of processor time here; without a limit 200 take seconds."""
+    monkeypatch.setattr(matcher, "STOCK_S", 0.01)
+    monkeypatch.setattr(matcher, "TOKEN_S", 0.0002)
+    drawn = {"sampling": Sampling(temperature=1.0, seed=1), "max_tokens": 200, "min_tokens": 200}
+    async with started(tiny_dir) as engine:
+        begin = time.process_time()
+        costly, beside, known = await asyncio.gather(
+            ask(engine, "a", constraint=AMBIGUOUS, **drawn),
+            ask(engine, "b", **drawn),
+            ask(engine, "c", constraint=PHONE),
+        )
+        assert time.process_time() - begin < 5.0
+        [(text, end)] = costly
+        assert 0 < len(text) < 200 and set(text) <= {"a", "b"}
+        assert end == f"the grammar of the answer cannot be followed further: {matcher.TOO_COSTLY}"
+        assert beside[0][1] == "length" and re.fullmatch(PHONE.source, known[0][0])
+
+
+async def test_a_costly_answer_without_an_end_does_not_stop_as_if_it_were_whole(
+    tiny_dir, monkeypatch
+):
+    async with started(tiny_dir) as engine:
+        [(text, end)] = await ask(engine, "a", constraint=PHONE, ignore_eos=True)
+        assert re.fullmatch(PHONE.source, text) and end == "stop"
+        monkeypatch.setattr(matcher, "STOCK_S", 0.0)
+        monkeypatch.setattr(matcher, "TOKEN_S", 0.0)
+        [(_, end)] = await ask(engine, "a", constraint=PHONE, ignore_eos=True)
+    assert end is not None and end.endswith(matcher.TOO_COSTLY)
 
 
 async def test_a_schema_that_does_not_compile_says_where(tiny_dir):

@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +242,27 @@ async def test_a_program_that_never_ends_is_killed_and_others_compile(vocabulary
     matcher = await compiled(compiler, "regex", "a")
     assert not matcher.is_over
     await compiler.close()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "\n" * 32_000 + 'root ::= "a"',
+        'root ::= "a"' + "\n" * 32_000,
+        'root ::= "a" # ' + "c" * 32_000,
+        "root ::= " + "(" * 90 + '"a"' + ")" * 90,
+        "start\n" * 5_000,
+        "root ::= " + " | ".join(f'"{i}"' for i in range(1_000)),
+    ],
+    ids=["lines before", "lines after", "comment", "groups", "words", "alternatives"],
+)
+async def test_grammars_are_read_where_nothing_waits(compiler, source):
+    """In processor time of this process, which holds the interpreter for some of it."""
+    await compiled(compiler, "regex", "a")
+    begin = time.process_time()
+    with nullcontext() if "::=" in source else pytest.raises(RequestError):
+        await compiled(compiler, "grammar", source)
+    assert time.process_time() - begin < 0.1
 
 
 async def test_a_process_that_dies_is_started_again(compiler):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import time
 
 import numpy as np
 import pytest
 
+import luceasync.grammar.matcher as matcher_module
 from luceasync.grammar.matcher import LOW_LEVEL, MAX_LEVEL, DraftGap
 
 SCHEMA = json.dumps(
@@ -104,6 +106,68 @@ def test_what_is_taken_back_has_not_come(new_matcher, name):
         matcher.roll_back(num_entered)
         assert matcher.failure is None
         assert np.array_equal(matcher.mask(), before)
+
+
+# --- what following an answer may cost ---------------------------------------------------------
+
+
+def costly(monkeypatch, matcher) -> None:
+    """Make what `matcher` did so far cost more than it may."""
+    matcher._cost._left_s = -1e-9
+    monkeypatch.setattr(matcher_module, "TOKEN_S", 1.0)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_beyond_its_cost_nothing_may_come_and_that_is_no_end(new_matcher, monkeypatch, name):
+    rng = random.Random(name)
+    matcher = new_matcher(*PROGRAMS[name])
+    num_entered = matcher.advance_all(mostly_allowed(matcher, 4, rng))
+    next_tokens = mostly_allowed(matcher, 4, rng)
+    costly(monkeypatch, matcher)
+    assert matcher.failure == matcher_module.TOO_COSTLY
+    assert not matcher.mask().any() and matcher.num_allowed(next_tokens) == 0
+    assert not any(map(matcher.allows, [*next_tokens, *matcher._end_ids]))
+    assert matcher.forced() == [] and not matcher.must_write(next_tokens[0])
+    assert matcher.advance_all(next_tokens) == 0 and not matcher.is_over
+    matcher.roll_back(num_entered)
+    matcher.take(next_tokens[:1])
+    assert matcher.failure == matcher_module.TOO_COSTLY, "tokens make up for nothing afterwards"
+
+
+def test_a_copy_pays_for_itself(new_matcher, monkeypatch):
+    matcher = new_matcher(*PROGRAMS["regex"])
+    costly(monkeypatch, matcher)
+    assert matcher.copy().failure is None
+
+
+def test_each_token_pays_for_some_time_and_what_is_left_over_has_a_limit():
+    cost = matcher_module.CostLimit()
+    cost.add(10**6)
+    cost._left_s -= matcher_module.STOCK_S
+    assert not cost.is_exceeded
+    with cost:
+        sum(range(10_000))
+    assert cost.is_exceeded
+
+
+def test_an_ambiguous_grammar_costs_as_much_as_it_may_and_no_more(
+    new_matcher, tokenizer, monkeypatch
+):
+    """In processor time of this thread; without a limit 200 tokens take seconds."""
+    monkeypatch.setattr(matcher_module, "STOCK_S", 0.02)
+    monkeypatch.setattr(matcher_module, "TOKEN_S", 0.0002)
+    matcher = new_matcher("grammar", 'start: e\ne: e e e | e e | "a" | "b"')
+    token = tokenizer.encode("a")
+    begin, num_tokens, most_s = time.thread_time(), 0, 0.0
+    while matcher.failure is None:
+        before = time.thread_time()
+        matcher.mask()
+        matcher.take(token)
+        most_s = max(most_s, time.thread_time() - before)
+        num_tokens += 1
+    assert 4 < num_tokens < 200
+    seconds = time.thread_time() - begin
+    assert seconds < 1.5 * (0.02 + num_tokens * 0.0002 + most_s), "the last one exceeds it"
 
 
 # --- what a drafter lacks -----------------------------------------------------------------------
