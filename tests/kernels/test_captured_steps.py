@@ -20,24 +20,27 @@ from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
 from luceasync.ranking.logits import RankRequest
+from tests import tiny
 from tests.kernels.interpreted import InterpretedPlatform
 
 PROMPT = [5, 7, 11, 13, 17]
 VERIFY_ROWS = 3
-NUM_SPLITS = 4  # of a context: empty splits cost the interpreter time too
+NUM_SPLITS = 2  # of a context: empty splits cost the interpreter time too
+KINDS = ("linear_attention", "full_attention")
 
 Load = Callable[..., LayerSplitBackend]
 
 
 @pytest.fixture
-def load(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """Backends of the tiny model with two lanes, captured or not; closed after the test."""
+def load(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+    """Backends of a model of two layers with two lanes, captured or not; closed after the test."""
+    model_dir = tiny.save(tiny.build(family, len(KINDS), kinds=KINDS), tmp_path)
     loaded = []
     for each in (attention, tree_attention):
         monkeypatch.setattr(each, "NUM_SPLITS", NUM_SPLITS)
 
     def load_one(*, captured: bool) -> LayerSplitBackend:
-        spec = read_spec(tiny_dir)
+        spec = read_spec(model_dir)
         plan = make_plan(
             spec,
             [offer_of("cpu:0", 2**33)],
@@ -52,7 +55,7 @@ def load(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
             if captured:
                 plan = replace(plan, decode_sizes=(1, 2))
                 patched.setattr(stage, "open_platform", InterpretedPlatform)
-            loaded.append(LayerSplitBackend.open(ModelFiles(tiny_dir), plan))
+            loaded.append(LayerSplitBackend.open(ModelFiles(model_dir), plan))
         return loaded[-1]
 
     yield load_one
