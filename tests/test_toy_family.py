@@ -70,6 +70,10 @@ class MeanSpec:
         return 0
 
     @property
+    def recent(self) -> None:
+        return None
+
+    @property
     def reach(self) -> int:
         return 1
 

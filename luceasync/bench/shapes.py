@@ -172,9 +172,8 @@ def step_bytes(
     """
     weights = sum(shard.weight_bytes for shard in plan.shards)
     if len(plan.shards) > 1 or not spec.tied_embeddings:
-        name = f"{spec.prefix}embed_tokens.weight"
         table = (spec.vocab_size, spec.hidden_size)
-        weights -= encoding_of(name).num_bytes(table, plan.precision)
+        weights -= encoding_of(spec.embedding_name).num_bytes(table, plan.precision)
     rows = context * sum(shard.token_bytes for shard in plan.shards)
     states = 2 * sum(shard.lane_state_bytes for shard in plan.shards)
     return weights + num_lanes * (rows + states)

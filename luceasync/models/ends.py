@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from luceasync.models.layer_reader import TensorPart
@@ -14,11 +15,14 @@ from luceasync.models.weights import EmbeddingTable, Weight
 
 @dataclass(frozen=True, slots=True)
 class ModelEnds:
-    """The ends that a shard has. A tied head is the embedding."""
+    """The ends that a shard has. A tied head is the embedding. `suppressed`: int64 ids of tokens
+    that are never chosen; their logits are -inf.
+    """
 
     embedding: EmbeddingTable | None
     norm: Norm | None
     head: Weight | None
+    suppressed: Tensor | None = None
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Look up int64 tokens [...] -> [..., hidden]. First shard only."""
@@ -30,14 +34,19 @@ class ModelEnds:
         shard only.
         """
         assert self.head is not None, "only the last shard projects"
-        return self.head.linear_float(x)
+        return self._without_suppressed(self.head.linear_float(x))
 
     def project(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Apply norm and head: [..., hidden] -> logits float32 [..., vocab], in `out` if given.
         Last shard only.
         """
         assert self.norm is not None and self.head is not None, "only the last shard projects"
-        return self.head.linear_float(x, self.norm, out)
+        return self._without_suppressed(self.head.linear_float(x, self.norm, out))
+
+    def _without_suppressed(self, logits: Tensor) -> Tensor:
+        if self.suppressed is None:
+            return logits
+        return logits.index_fill_(-1, self.suppressed, -torch.inf)
 
     @property
     def num_bytes(self) -> int:
@@ -47,16 +56,18 @@ class ModelEnds:
 
 
 def read_ends(reader: TensorReader, *, is_first: bool, is_last: bool) -> ModelEnds:
-    """Read a shard's ends under the names that most families use. Raises ModelError."""
-    spec = reader.spec
-    shape = (spec.vocab_size, spec.hidden_size)
-    name = f"{spec.prefix}embed_tokens.weight"
-    embedding = reader.table(name, shape) if is_first else None
+    """Read a shard's ends. Raises ModelError."""
+    spec, shape = reader.spec, (reader.spec.vocab_size, reader.spec.hidden_size)
+    embedding = reader.table(spec.embedding_name, shape) if is_first else None
     if not is_last:
         return ModelEnds(embedding, None, None)
-    norm = reader.norm(f"{spec.prefix}norm.weight", (spec.hidden_size,))
+    norm = reader.norm(f"{spec.prefix}{spec.end_names.norm}", (spec.hidden_size,))
     if not spec.tied_embeddings:
-        head: Weight = reader.stacked([TensorPart("lm_head.weight")], {"lm_head.weight": shape})
+        name = spec.end_names.head
+        head: Weight = reader.stacked([TensorPart(name)], {name: shape})
     else:  # never packed: the same bits, whether or not the embedding is on this shard
-        head = embedding or reader.table(name, shape)
-    return ModelEnds(embedding, norm, head)
+        head = embedding or reader.table(spec.embedding_name, shape)
+    suppressed = None
+    if spec.suppressed:
+        suppressed = torch.tensor(spec.suppressed, device=reader.place.device)
+    return ModelEnds(embedding, norm, head, suppressed)

@@ -26,6 +26,8 @@ from luceasync.models.quant.checkpoints.module import Scheme
 from luceasync.models.quant.checkpoints.scheme import scheme_at
 from luceasync.models.spec import ModelSpec
 
+GENERATION_CONFIG = "generation_config.json"
+
 
 class ModelFiles:
     """The model at `path`: a Hugging Face directory, a GGUF file, or a directory with one.
@@ -50,25 +52,24 @@ class ModelFiles:
             return contents.spec
         check_directory(self.path)
         path = self.path / CONFIG
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{path}: cannot be read as JSON: {error}") from None
-        if not isinstance(config, dict):
-            raise ModelError(f"{path}: expected a JSON object, got {type(config).__name__}")
+        config = _read_object(path)
         _ = self.scheme  # refuse an unsupported scheme before any other field
         try:
             spec = parse_spec(config)
         except ModelError as error:
             raise ModelError(f"{path}: {error}") from None
-        return replace(spec, tied_embeddings=spec.tied_embeddings and self._is_tied(spec))
+        return replace(
+            spec,
+            tied_embeddings=spec.tied_embeddings and self._is_tied(spec),
+            suppressed=_suppressed(self.path / GENERATION_CONFIG, spec.vocab_size),
+        )
 
     def _is_tied(self, spec: ModelSpec) -> bool:
         """Whether the weights agree with a config that ties the head to the embedding. A head of
         its own wins, as in transformers.
         """
-        embedding = f"{spec.prefix}embed_tokens.weight"
-        return not self.has_weights or self.weights.is_tied("lm_head.weight", embedding)
+        names = spec.end_names.head, spec.embedding_name
+        return not self.has_weights or self.weights.is_tied(*names)
 
     @cached_property
     def scheme(self) -> Scheme | None:
@@ -90,6 +91,29 @@ class ModelFiles:
     @cached_property
     def _gguf_contents(self) -> GgufContents | None:
         return None if self.gguf is None else read_gguf(self.gguf)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{path}: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _suppressed(path: Path, vocab_size: int) -> tuple[int, ...]:
+    """The tokens that a generation_config, if there is one, says are never chosen."""
+    ids = _read_object(path).get("suppress_tokens") if path.is_file() else None
+    if ids is None:
+        return ()
+    is_list = isinstance(ids, list)
+    if not is_list or any(type(each) is not int or not 0 <= each < vocab_size for each in ids):
+        raise ModelError(
+            f"{path}: suppress_tokens = {ids!r}: expected a list of token ids below {vocab_size}"
+        )
+    return tuple(sorted(set(ids)))
 
 
 def read_spec(path: Path) -> ModelSpec:

@@ -192,7 +192,8 @@ class _TensorsOfLayer:
     def __init__(self, reader: TensorReader, layer: int) -> None:
         self._reader = reader
         self._prefix = f"{reader.spec.prefix}layers.{layer}."
-        self._shapes = reader.spec.layer_shapes(layer)
+        shapes = reader.spec.layer_shapes(layer)
+        self._shapes = {self._prefix + name: shape for name, shape in shapes.items()}
 
     @property
     def ops(self) -> Ops:
@@ -211,10 +212,12 @@ class _TensorsOfLayer:
 
     def stacked(self, parts: Sequence[TensorPart]) -> Weight:
         full = [TensorPart(self._prefix + p.name, p.select, p.divisor) for p in parts]
-        return self._reader.stacked(full, {self._prefix + n: s for n, s in self._shapes.items()})
+        return self._reader.stacked(full, self._shapes)
 
     def vector(self, name: str, offset: float = 0.0) -> Tensor:
-        return self._reader.vector(self._prefix + name, self._shapes[name], offset)
+        name = self._prefix + name
+        return self._reader.vector(name, self._shapes[name], offset)
 
     def norm(self, name: str) -> Norm:
-        return self._reader.norm(self._prefix + name, self._shapes[name])
+        name = self._prefix + name
+        return self._reader.norm(name, self._shapes[name])

@@ -23,11 +23,25 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class EndNames:
+    """Names of the tensors before the first layer and after the last, which a family gives. The
+    model's prefix precedes all but that of the head.
+    """
+
+    embedding: str = "embed_tokens.weight"
+    norm: str = "norm.weight"
+    head: str = "lm_head.weight"
+
+
+MOST_ENDS = EndNames()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Everything about a model except its weights and where they live.
 
     `norm_offset` is added to the stored weights of RMS norms over the residual stream (Qwen3.5
-    stores w of 1 + w). `prefix` precedes tensor names.
+    stores w of 1 + w). `prefix` precedes tensor names. `suppressed`: tokens that are never chosen.
     """
 
     family: str
@@ -40,6 +54,8 @@ class ModelSpec:
     tied_embeddings: bool
     max_positions: int
     eos_ids: frozenset[int]
+    end_names: EndNames = MOST_ENDS
+    suppressed: tuple[int, ...] = ()
 
     @property
     def num_layers(self) -> int:
@@ -72,16 +88,25 @@ class ModelSpec:
         kinds, hidden = self.layers[layer], self.hidden_size
         return kinds.mixer.tensors(hidden) | kinds.feed_forward.tensors(hidden)
 
+    @property
+    def embedding_name(self) -> str:
+        """The checkpoint name of the embedding."""
+        return f"{self.prefix}{self.end_names.embedding}"
+
+    def end_shapes(self, *, is_first: bool, is_last: bool) -> dict[str, Shape]:
+        """Shapes of the ends' tensors by their checkpoint names, for a shard that has the first or
+        the last layer. A tied head is the embedding.
+        """
+        table, names = (self.vocab_size, self.hidden_size), self.end_names
+        shapes: dict[str, Shape] = {self.embedding_name: table} if is_first else {}
+        if is_last:
+            shapes[f"{self.prefix}{names.norm}"] = (self.hidden_size,)
+            shapes[self.embedding_name if self.tied_embeddings else names.head] = table
+        return shapes
+
     def shapes(self) -> dict[str, Shape]:
         """Shapes of all tensors by their checkpoint names. A tied head has none."""
-        table = (self.vocab_size, self.hidden_size)
-        ends = {
-            f"{self.prefix}embed_tokens.weight": table,
-            f"{self.prefix}norm.weight": (self.hidden_size,),
-        }
-        if not self.tied_embeddings:
-            ends["lm_head.weight"] = table
-        return ends | {
+        return self.end_shapes(is_first=True, is_last=True) | {
             f"{self.prefix}layers.{layer}.{name}": shape
             for layer in range(self.num_layers)
             for name, shape in self.layer_shapes(layer).items()

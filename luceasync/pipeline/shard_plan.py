@@ -131,19 +131,12 @@ def _weight_bytes(
 
 def _shapes(spec: ModelSpec, begin: int, end: int) -> dict[str, Shape]:
     """Shapes of the layers and of the ends that belong to them; tied weights count once."""
-    shapes = {
+    of_layers = {
         f"{spec.prefix}layers.{layer}.{name}": shape
         for layer in range(begin, end)
         for name, shape in spec.layer_shapes(layer).items()
     }
-    table = (spec.vocab_size, spec.hidden_size)
-    embedding = f"{spec.prefix}embed_tokens.weight"
-    if begin == 0:
-        shapes[embedding] = table
-    if end == spec.num_layers:
-        shapes[f"{spec.prefix}norm.weight"] = (spec.hidden_size,)
-        shapes[embedding if spec.tied_embeddings else "lm_head.weight"] = table
-    return shapes
+    return of_layers | spec.end_shapes(is_first=begin == 0, is_last=end == spec.num_layers)
 
 
 def named_devices(device: str | None, devices: Sequence[str]) -> tuple[str, ...]:

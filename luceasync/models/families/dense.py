@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from luceasync.errors import ModelError
-from luceasync.models.families.family import ConfigFields, Family, sizes_of
+from luceasync.models.families.family import ConfigFields, Family, sizes_of, suppressed_of
 from luceasync.models.feed_forward.dense import DenseSpec
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.rope import NoRope
@@ -200,6 +200,7 @@ def ends_architecture(spec: ModelSpec) -> dict[str, Any]:
         "norm_eps": spec.norm_eps,
         "norm_offset": spec.norm_offset,
         "tied_embeddings": spec.tied_embeddings,
+        **suppressed_of(spec),
     }
 
 

@@ -191,7 +191,13 @@ def architecture(spec: ModelSpec) -> dict[str, Any]:
             "tied_embeddings",
         )
     }
-    return agreed | {"layers": [_kinds(layer.mixer, layer.feed_forward) for layer in spec.layers]}
+    layers = [_kinds(layer.mixer, layer.feed_forward) for layer in spec.layers]
+    return agreed | suppressed_of(spec) | {"layers": layers}
+
+
+def suppressed_of(spec: ModelSpec) -> dict[str, Any]:
+    """What of a namespace tells of tokens that are never chosen, whose logits nodes keep."""
+    return {"suppressed": spec.suppressed} if spec.suppressed else {}
 
 
 def _kinds(*halves: Any) -> list[Any]:
