@@ -6,7 +6,8 @@ LuceasyncError
 │   └── ModelError         a model directory that cannot be served
 ├── RequestError           an invalid request: HTTP 4xx, `param` names the field
 │   ├── ContextLengthError the prompt does not fit the context
-│   └── TemplateRefusal    the chat template does not take the messages
+│   ├── TemplateRefusal    the chat template does not take the messages
+│   └── TemplateOverrun    the chat template takes too much time or memory
 ├── GenerationFailed       an answer that was begun could not be finished; 500
 ├── SnapshotMismatch       saved state that this model and split would not have saved
 │   ├── CorruptNode        a damaged node file
@@ -99,6 +100,20 @@ class ContextLengthError(RequestError):
 
 class TemplateRefusal(RequestError):
     """The model's chat template does not take the messages in this form; the message says why."""
+
+
+class TemplateOverrun(RequestError):
+    """The model's chat template exceeds a limit for the messages. `excess` says which: "takes more
+    than 5 s".
+    """
+
+    def __init__(self, excess: str) -> None:
+        super().__init__(
+            f"The model's chat template {excess} for these messages.",
+            param="messages",
+            code="template_overrun",
+        )
+        self.excess = excess
 
 
 class GenerationFailed(LuceasyncError):

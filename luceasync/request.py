@@ -37,7 +37,8 @@ class ModelCard:
     and context have their sizes, a line for each that the user left open. `special_tokens` by their
     names in tokenizer_config.json; `chat_template`: the source of its template. `tool_format`: how
     it writes tool calls, "" if that is unknown; `tells_tools`: its template shows none, so they are
-    described in the system message; `thinks`: its reasoning is separated from its answers.
+    described in the system message; `thinks`: its reasoning is separated from its answers;
+    `takes_chats`: it has a template, else it only continues text.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ModelCard:
     tool_format: str = ""
     tells_tools: bool = False
     thinks: bool = False
+    takes_chats: bool = True
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -22,7 +22,13 @@ from rich.console import Console
 
 from luceasync.cli.output import loading_bar, one_line
 from luceasync.config import Config
-from luceasync.errors import ConfigError, GenerationFailed, LuceasyncError, Unavailable
+from luceasync.errors import (
+    ConfigError,
+    GenerationFailed,
+    LuceasyncError,
+    ModelError,
+    Unavailable,
+)
 from luceasync.models.files import ModelFiles
 from luceasync.request import ChatPrompt, Engine, ReasoningPiece, Request, Sampling, TextPiece
 
@@ -101,8 +107,15 @@ class RemoteResponder:
 async def open_local(
     config: Config, options: AnswerOptions, model: ModelFiles | None = None
 ) -> AsyncIterator[Responder]:
-    """A responder whose engine is loaded on entry. Raises ConfigError."""
+    """A responder whose engine is loaded on entry. Raises ConfigError, also for a model without a
+    chat template.
+    """
     from luceasync.engine.start import build_engine
+    from luceasync.text.template import NO_TEMPLATE, TemplateSource
+
+    model = model or ModelFiles(config.model.model_dir)
+    if TemplateSource.find(model.path, model.gguf) is None:
+        raise ModelError(f"{model.path}: {NO_TEMPLATE}")
 
     with loading_bar(Console(stderr=True)) as bar:
         bar.start()

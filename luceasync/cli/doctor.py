@@ -208,10 +208,15 @@ def _sizes(files: Sequence[Path]) -> str:
 
 def _template(config: Config) -> Iterator[Finding]:
     """Whether there is a template, and it compiles."""
-    from luceasync.text.template import ChatTemplate
+    from luceasync.text.isolation import IsolatedTemplate
+    from luceasync.text.template import TemplateSource
 
-    template = ChatTemplate.load(config.model.model_dir)
-    yield Finding("chat template", "ok", f"{len(template.source)} characters")
+    source = TemplateSource.find(config.model.model_dir)
+    if source is None:
+        yield Finding("chat template", "note", "none: /v1/completions only, no chats")
+        return
+    IsolatedTemplate(source).check()
+    yield Finding("chat template", "ok", f"{len(source.default)} characters")
 
 
 def _port(config: Config) -> Iterator[Finding]:

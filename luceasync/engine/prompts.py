@@ -17,12 +17,11 @@ from luceasync.prefix_cache.tenants import Tenants
 from luceasync.request import ChatPrompt, ModelCard, Request, TextPrompt, TokenPrompt
 from luceasync.text.answer.answer_format import AnswerFormat
 from luceasync.text.answer.pieces import PieceMaker
-from luceasync.text.call_memory import CallRecorder
-from luceasync.text.prompt import RenderedPrompt, Tenant
-from luceasync.text.replay_check import ReplayCheck
+from luceasync.text.prompt import CallRecorder, RenderedPrompt, Tenant
 from luceasync.text.roles import FitMessages, Roles
 from luceasync.text.shared_prefix import (
     CommonPrefix,
+    ReplayCheck,
     ToolsBlock,
     begun_answer,
     marked_tokens,
@@ -50,7 +49,7 @@ class PinLimit:
 @dataclass(frozen=True, slots=True)
 class Language:
     """The text side of a model, and the limits that a request is checked against. `pin_limit` None:
-    all of a lane stays on the devices.
+    all of a lane stays on the devices. `answers`, `roles`, `turns`: what the template showed.
     """
 
     card: ModelCard
@@ -60,6 +59,8 @@ class Language:
     num_lanes: int
     pin_limit: PinLimit | None = None
     answers: AnswerFormat = field(default_factory=AnswerFormat)
+    roles: Roles = field(default_factory=Roles)
+    turns: TurnBoundaries = field(default_factory=TurnBoundaries)
 
 
 class Prompts:
@@ -68,8 +69,8 @@ class Prompts:
     def __init__(self, language: Language, tenants: Tenants) -> None:
         self._language = language
         self._tenants = tenants
-        self._turns = TurnBoundaries.of(language.template, language.tokenizer)
-        self._roles = Roles.of(language.template)
+        self._turns = language.turns
+        self._roles = language.roles
         self._common_prefix = CommonPrefix(language.tokenizer)
         self._tools_block = ToolsBlock(language.template, self._common_prefix)
 

@@ -36,7 +36,16 @@ from luceasync.speculation.dflash.process import DraftProcessResources
 from luceasync.status import BackendProcesses
 from luceasync.text.answer.answer_format import AnswerFormat
 from luceasync.text.guarded import GuardedTemplate
-from luceasync.text.template import ChatTemplate, Template
+from luceasync.text.isolation import IsolatedTemplate
+from luceasync.text.roles import Roles
+from luceasync.text.template import (
+    NoTemplate,
+    OwnTemplate,
+    StartTrial,
+    Template,
+    TemplateSource,
+    TurnBoundaries,
+)
 from luceasync.text.tokenizer import Tokenizer, refuse_too_long
 from luceasync.text.told_tools import shows_tools, told_tools
 
@@ -61,7 +70,8 @@ def build_engine(
     model = model or ModelFiles(config.model.model_dir)
     report, drafter = plan_with_drafter(config, model)
     plan = report.plan
-    language = language_of(config, model, plan)
+    own_template = template_of(model)
+    language = language_of(config, model, plan, own_template)
     held_bytes = held_bytes_of(config.cache.cache_dir)
     limits = limits_of(config.cache, held_bytes, plan.host_bytes)
     quiet, stopping = threading.Event(), threading.Event()
@@ -86,6 +96,7 @@ def build_engine(
     )
 
     def release() -> None:
+        own_template.close()
         fleet.close()
         if draft_process is not None:
             draft_process.close()
@@ -168,35 +179,34 @@ def _stoppable(stopping: threading.Event, progress: Progress | None) -> Progress
     return advance
 
 
-def language_of(config: Config, model: ModelFiles, plan: Plan) -> Language:
+def template_of(model: ModelFiles) -> OwnTemplate:
+    """The model's own chat template, in a process of its own. Raises ModelError."""
+    source = TemplateSource.find(model.path, model.gguf)
+    return NoTemplate() if source is None else IsolatedTemplate(source)
+
+
+def language_of(
+    config: Config, model: ModelFiles, plan: Plan, own_template: OwnTemplate
+) -> Language:
     """The text side of the configured model. Messages cannot forge turns unless special tokens are
     trusted. Raises ModelError.
     """
     spec = model.spec
     named = [name for name in config.model.names if name != ANY_NAME]
     own = named[0] if named else model_name(model.path)
-    tokenizer, own_template = (
-        Tokenizer.load(model.path, model.gguf),
-        ChatTemplate.load(model.path, model.gguf),
-    )
-    tells_tools = not shows_tools(own_template)
+    tokenizer = Tokenizer.load(model.path, model.gguf)
+    trial = StartTrial(own_template, model.path)
+    tells_tools = not shows_tools(trial)
     template: Template = own_template
+    tried: Template = trial
     if tells_tools:
-        own_calls = AnswerFormat.of(own_template, tokenizer).calls
-        template = told_tools(own_template, shows_calls=own_calls is not None)
+        shows_calls = AnswerFormat.of(trial, tokenizer).calls is not None
+        template, tried = (told_tools(each, shows_calls=shows_calls) for each in (template, tried))
     answers = AnswerFormat.of(
-        template, tokenizer, config.model.reasoning_format, config.model.tool_format
+        tried, tokenizer, config.model.reasoning_format, config.model.tool_format
     )
-    if tells_tools:
-        logger.info(
-            "The chat template shows no tools: they are described in the system message, and calls "
-            "are written as %s.",
-            answers.calls.name if answers.calls else "text",
-        )
-    elif answers.calls is not None:
-        logger.info("The chat template writes tool calls as %s.", answers.calls.name)
-    else:
-        logger.warning("The chat template shows no known format of tool calls: they stay text.")
+    source = own_template.source
+    _log_formats(answers, has_template=source is not None, tells_tools=tells_tools)
     return Language(
         card=ModelCard(
             name=own,
@@ -206,8 +216,9 @@ def language_of(config: Config, model: ModelFiles, plan: Plan) -> Language:
             family=spec.family,
             aliases=tuple(name for name in config.model.names if name != own),
             reasons=plan.reasons,
-            special_tokens=own_template.special_tokens,
-            chat_template=own_template.source,
+            special_tokens=source.special_tokens if source else {},
+            chat_template=source.default if source else "",
+            takes_chats=source is not None,
             tool_format=answers.calls.name if answers.calls else "",
             tells_tools=tells_tools,
             thinks=answers.reasons,
@@ -226,4 +237,22 @@ def language_of(config: Config, model: ModelFiles, plan: Plan) -> Language:
         if plan.pool is None
         else PinLimit(num_pinnable(plan.num_pages, plan.batch_tokens), plan.pool.pins),
         answers=answers,
+        roles=Roles.of(tried),
+        turns=TurnBoundaries.of(tried, tokenizer),
     )
+
+
+def _log_formats(answers: AnswerFormat, *, has_template: bool, tells_tools: bool) -> None:
+    """Say what the chat template has shown."""
+    if not has_template:
+        logger.warning("The model has no chat template: only /v1/completions is served.")
+    elif tells_tools:
+        logger.info(
+            "The chat template shows no tools: they are described in the system message, and calls "
+            "are written as %s.",
+            answers.calls.name if answers.calls else "text",
+        )
+    elif answers.calls is not None:
+        logger.info("The chat template writes tool calls as %s.", answers.calls.name)
+    else:
+        logger.warning("The chat template shows no known format of tool calls: they stay text.")

@@ -238,6 +238,7 @@ def status_fields(engine: Engine) -> dict[str, object]:
         "max_ctx_tokens": card.max_ctx_tokens,
         "tool_format": card.tool_format or None,
         "tools_in_system_message": card.tells_tools,
+        "takes_chats": card.takes_chats,
         "ready": status.ready,
         "detail": redact_paths(status.detail),
         "num_lanes": status.num_lanes,

@@ -14,7 +14,8 @@ from typing import Any
 
 from luceasync.errors import RequestError
 from luceasync.text.control_tokens import BREAK, ControlTokens, with_breaks
-from luceasync.text.template import Arguments, Template, with_parsed_arguments
+from luceasync.text.past_calls import Arguments, with_parsed_arguments
+from luceasync.text.template import Template
 from luceasync.text.tokenizer import Tokenizer
 
 Cover = Callable[[str], str]

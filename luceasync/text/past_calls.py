@@ -1,7 +1,7 @@
 """Tool calls in a conversation, in a form that any chat template takes.
 
 Models write calls that break off, and clients send them back as they are. Owns what becomes of
-arguments that are no object. Knows no format of calls.
+their arguments. Knows no format of calls.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from hashlib import blake2b
 from itertools import groupby
 from typing import Any, Literal, NamedTuple
 
-from luceasync.text.template import Arguments
-
 Message = Mapping[str, Any]
 Call = Mapping[str, Any]
 
@@ -22,6 +20,30 @@ SHORT_ID_CHARS = 9
 # Which ids of calls a template takes: any; nine letters or digits, as Mistral's; or those that name
 # the function, which it shows in no other way, as Kimi's.
 CallIds = Literal["any", "short", "named"]
+
+
+class Arguments(dict[str, Any]):
+    """The arguments of a call by name. As text, or as JSON, they are `text`: the JSON they were
+    parsed from, as the model wrote it to the space.
+
+    Some templates list arguments one by one, others insert them into text: `+`, `~` and `{{ }}`
+    must not write a Python dict's repr.
+    """
+
+    def __init__(self, values: Mapping[str, Any], text: str) -> None:
+        super().__init__(values)
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __add__(self, other: str) -> str:
+        return self.text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self.text
+
+
 NOTHING = Arguments({}, "{}")
 
 
@@ -30,6 +52,44 @@ class _ReadCalls(NamedTuple):
 
     whole: list[Call]
     broken: list[tuple[str, str]]
+
+
+def with_parsed_arguments(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages, with call arguments that are an object, or the JSON of one, as Arguments. A
+    message without such calls is the same object. Nothing is changed in place.
+
+    Clients send arguments as text; templates that list them one by one want a mapping.
+    """
+    return [_with_parsed_calls(message) for message in messages]
+
+
+def _with_parsed_calls(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    parsed = [_with_parsed_call(call) for call in calls]
+    is_same = all(new is old for new, old in zip(parsed, calls, strict=True))
+    return message if is_same else {**message, "tool_calls": parsed}
+
+
+def _with_parsed_call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    sent = function.get("arguments") if isinstance(function, Mapping) else None
+    arguments = _parsed(sent)
+    if function is None or arguments is None:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _parsed(sent: Any) -> Arguments | None:
+    """None for anything but an object, and for what is parsed already."""
+    try:
+        if isinstance(sent, Mapping) and not isinstance(sent, Arguments):
+            return Arguments(sent, json.dumps(sent, ensure_ascii=False))
+        values = json.loads(sent) if isinstance(sent, str) else None
+    except (ValueError, TypeError, RecursionError):  # not JSON, or nested too deeply
+        return None
+    return Arguments(values, sent) if isinstance(values, dict) else None
 
 
 def with_whole_calls(messages: Sequence[Message], *, keep_broken: bool = False) -> list[Message]:

@@ -1,15 +1,100 @@
-"""A prompt in the model's tokens, and the tenant that sent it."""
+"""A prompt in the model's tokens, the tenant that sent it, and the tool calls it was told.
+
+Clients parse the arguments of calls and serialise them again with other whitespace. Restoring the
+model's own text lets a prompt begin with tokens that were computed before.
+"""
 
 from __future__ import annotations
 
+import json
+import threading
 from array import array
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from luceasync.request import ArgumentsPiece, CallPiece, Piece
 from luceasync.text.answer.pieces import Before, PieceMaker, PlainText
-from luceasync.text.call_memory import CallMemory
 from luceasync.text.history import History
-from luceasync.text.replay_check import ReplayCheck
+from luceasync.text.shared_prefix import ReplayCheck
+
+MAX_CHARS_HELD = 4 << 20
+
+
+class CallMemory:
+    """The calls of one tenant; beyond `max_chars_held` characters the oldest are forgotten. Safe to
+    call from any thread.
+    """
+
+    def __init__(self, max_chars_held: int = MAX_CHARS_HELD) -> None:
+        self._max_chars_held = max_chars_held
+        self._lock = threading.Lock()
+        self._written: OrderedDict[str, str] = OrderedDict()
+        self._num_chars = 0
+
+    def note(self, call_id: str, arguments: str) -> None:
+        """Remember the complete `arguments` of the call `call_id`."""
+        with self._lock:
+            self._num_chars += len(arguments) - len(self._written.pop(call_id, ""))
+            self._written[call_id] = arguments
+            while self._num_chars > self._max_chars_held:
+                self._num_chars -= len(self._written.popitem(last=False)[1])
+
+    def recall(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The messages, with arguments as the model wrote them where they are equal as JSON."""
+        return [self._message(message) for message in messages]
+
+    def _message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        calls = message.get("tool_calls")
+        if not self._written or not isinstance(calls, list):
+            return message
+        return {**message, "tool_calls": [self._call(call) for call in calls]}
+
+    def _call(self, call: Any) -> Any:
+        match call:
+            case {"id": str(call_id), "function": {"arguments": str(sent)}}:
+                with self._lock:
+                    written = self._written.get(call_id)
+                if written is not None and written != sent and _are_equal_json(written, sent):
+                    return {**call, "function": {**call["function"], "arguments": written}}
+        return call
+
+
+class CallRecorder:
+    """A PieceMaker that adds the calls of an answer to a CallMemory, each once it is complete."""
+
+    def __init__(self, maker: PieceMaker, memory: CallMemory) -> None:
+        self._maker = maker
+        self._memory = memory
+        self._id: str | None = None
+        self._arguments: list[str] = []
+
+    def make(self, text: str, *, is_last: bool) -> tuple[Piece, ...]:
+        pieces = self._maker.make(text, is_last=is_last)
+        for piece in pieces:
+            match piece:
+                case CallPiece(_, call_id, _):
+                    self._record()
+                    self._id = call_id
+                case ArgumentsPiece(_, written):
+                    self._arguments.append(written)
+        if is_last:
+            self._record()
+        return pieces
+
+    def _record(self) -> None:
+        if self._id is not None:
+            self._memory.note(self._id, "".join(self._arguments))
+            self._id = None
+            self._arguments.clear()
+
+
+def _are_equal_json(one: str, other: str) -> bool:
+    try:
+        return bool(json.loads(one) == json.loads(other))
+    except (ValueError, RecursionError):
+        return False
 
 
 @dataclass(frozen=True, slots=True)

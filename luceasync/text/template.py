@@ -1,95 +1,32 @@
-"""Renders messages with the model's own chat template, and finds where turns end in the result.
+"""The chat template of a model: where it is found, and where turns end in what it renders.
 
-Owns the sandbox that templates run in. Knows nothing of HTTP or of what a message may contain.
+Knows nothing of HTTP or of what a message may contain.
 """
 
 from __future__ import annotations
 
-import json
+import time
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-import jinja2
-import jinja2.ext
-import jinja2.sandbox
-
-from luceasync.errors import ModelError, RequestError, TemplateRefusal
+from luceasync.errors import ModelError, RequestError, TemplateOverrun
 from luceasync.gguf.model import GgufModel, read_model
 from luceasync.gguf.paths import gguf_at
 from luceasync.gguf.vocabulary import special_tokens_of, templates_of
+from luceasync.text.past_calls import with_parsed_arguments
+from luceasync.text.sandbox import SandboxedTemplate
 from luceasync.text.tokenizer import Tokenizer, read_json, read_text, special_text
 
 JINJA = "chat_template.jinja"
-_RESERVED = frozenset({"messages", "tools"})
-# What a template raises for messages of an unforeseen shape.
-_TEMPLATE_FAILURES = (
-    *(jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError),
-    RecursionError,  # lists within lists, hundreds deep
+NO_TEMPLATE = (
+    "The model has no chat template, so it takes no chats: use /v1/completions, or add a "
+    f"{JINJA} to the model."
 )
-
-
-class Arguments(dict[str, Any]):
-    """The arguments of a call by name. As text, or as JSON, they are `text`: the JSON they were
-    parsed from, as the model wrote it to the space.
-
-    Some templates list arguments one by one, others insert them into text: `+`, `~` and `{{ }}`
-    must not write a Python dict's repr.
-    """
-
-    def __init__(self, values: Mapping[str, Any], text: str) -> None:
-        super().__init__(values)
-        self.text = text
-
-    def __str__(self) -> str:
-        return self.text
-
-    def __add__(self, other: str) -> str:
-        return self.text + other
-
-    def __radd__(self, other: str) -> str:
-        return other + self.text
-
-
-def with_parsed_arguments(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages, with call arguments that are an object, or the JSON of one, as Arguments. A
-    message without such calls is the same object. Nothing is changed in place.
-
-    Clients send arguments as text; templates that list them one by one want a mapping.
-    """
-    return [_with_parsed_calls(message) for message in messages]
-
-
-def _with_parsed_calls(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list):
-        return message
-    parsed = [_with_parsed_call(call) for call in calls]
-    is_same = all(new is old for new, old in zip(parsed, calls, strict=True))
-    return message if is_same else {**message, "tool_calls": parsed}
-
-
-def _with_parsed_call(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    sent = function.get("arguments") if isinstance(function, Mapping) else None
-    arguments = _parsed(sent)
-    if function is None or arguments is None:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
-
-
-def _parsed(sent: Any) -> Arguments | None:
-    """None for anything but an object, and for what is parsed already."""
-    try:
-        if isinstance(sent, Mapping) and not isinstance(sent, Arguments):
-            return Arguments(sent, json.dumps(sent, ensure_ascii=False))
-        values = json.loads(sent) if isinstance(sent, str) else None
-    except (ValueError, TypeError, RecursionError):  # not JSON, or nested too deeply
-        return None
-    return Arguments(values, sent) if isinstance(values, dict) else None
+TRIAL_S = 30.0
+_RESERVED = frozenset({"messages", "tools"})
 
 
 class Template(Protocol):
@@ -106,8 +43,79 @@ class Template(Protocol):
     ) -> str: ...
 
 
+@dataclass(frozen=True, slots=True)
+class TemplateSource:
+    """A chat template as text, not compiled yet. `path`: the model that it is from. `tool_use`: the
+    source for chats with tools; None: the same. `special_tokens`: bos_token and the like.
+    """
+
+    path: Path
+    default: str
+    tool_use: str | None = None
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def find(cls, model_dir: Path, gguf: GgufModel | None = None) -> TemplateSource | None:
+        """The template of `model_dir`: chat_template.jinja, else chat_template in
+        tokenizer_config.json. For a GGUF file, or a directory with one: that of the file, else the
+        chat_template.jinja beside it. None for a model without any.
+
+        Raises ModelError if it cannot be read.
+        """
+        if gguf is None and (file := gguf_at(model_dir)) is not None:
+            gguf = read_model(file)
+        if gguf is not None:
+            sources = templates_of(gguf)
+            if "default" not in sources:
+                beside = read_text(gguf.path.parent / JINJA)
+                sources |= {} if beside is None else {"default": beside}
+            return cls._of(gguf.path, sources, special_tokens_of(gguf))
+        config = read_json(model_dir / "tokenizer_config.json")
+        special_tokens = {
+            name: text
+            for name, value in config.items()
+            if name.endswith("_token") and (text := special_text(value)) is not None
+        }
+        return cls._of(model_dir, _sources(model_dir, config), special_tokens)
+
+    @classmethod
+    def _of(
+        cls, path: Path, sources: Mapping[str, str], special_tokens: Mapping[str, str]
+    ) -> TemplateSource | None:
+        if not sources:
+            return None
+        if "default" not in sources:
+            raise ModelError(f'{path} has no chat template that is named "default".')
+        return cls(path, sources["default"], sources.get("tool_use"), special_tokens)
+
+    def variables(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        kwargs: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """What a template is rendered with. Raises RequestError for reserved `kwargs`."""
+        reserved = sorted(_RESERVED & kwargs.keys())
+        if reserved:
+            raise RequestError(
+                f"chat_template_kwargs must not contain {', '.join(reserved)}.",
+                param="chat_template_kwargs",
+            )
+        return {
+            "documents": None,
+            **self.special_tokens,
+            **kwargs,
+            "messages": with_parsed_arguments(messages),
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
+
+
 class ChatTemplate:
-    """A model's compiled chat template. `render` is safe to call from any thread."""
+    """A model's chat template, rendered in this process: for one that is trusted. `render` is safe
+    to call from any thread.
+    """
 
     def __init__(
         self,
@@ -120,53 +128,27 @@ class ChatTemplate:
 
         Raises ModelError for a source that does not compile.
         """
-        environment = _environment()
-        self._template = _compile(environment, source)
+        self.source = source
+        self._sources = TemplateSource(Path(), source, tool_source, variables or {})
+        self._template = SandboxedTemplate(source)
         self._tool_template = self._template
         if tool_source is not None:
-            self._tool_template = _compile(environment, tool_source)
-        self.source = source
-        self.special_tokens = dict(variables or {})
+            self._tool_template = SandboxedTemplate(tool_source)
 
     @classmethod
     def load(cls, model_dir: Path, gguf: GgufModel | None = None) -> ChatTemplate:
-        """The template of `model_dir`: chat_template.jinja, else chat_template in
-        tokenizer_config.json. For a GGUF file, or a directory with one: that of the file, else the
-        chat_template.jinja beside it.
-
-        Raises ModelError if there is none, or it does not compile.
+        """The template of `model_dir`: see TemplateSource. Raises ModelError if there is none, or
+        it does not compile.
         """
-        if gguf is None and (file := gguf_at(model_dir)) is not None:
-            gguf = read_model(file)
-        if gguf is not None:
-            sources = templates_of(gguf)
-            if "default" not in sources:
-                beside = read_text(gguf.path.parent / JINJA)
-                sources |= {} if beside is None else {"default": beside}
-            advice = f"put a {JINJA} beside it"
-            return cls._of(gguf.path, sources, special_tokens_of(gguf), advice)
-        config = read_json(model_dir / "tokenizer_config.json")
-        variables = {
-            name: text
-            for name, value in config.items()
-            if name.endswith("_token") and (text := special_text(value)) is not None
-        }
-        advice = (
-            f'add a {JINJA}, or a chat_template string (or one named "default") to '
-            "tokenizer_config.json"
-        )
-        return cls._of(model_dir, _sources(model_dir, config), variables, advice)
-
-    @classmethod
-    def _of(
-        cls, path: Path, sources: Mapping[str, str], variables: Mapping[str, str], advice: str
-    ) -> ChatTemplate:
-        if "default" not in sources:
-            raise ModelError(f"{path} has no chat template; {advice}.")
+        found = TemplateSource.find(model_dir, gguf)
+        if found is None:
+            file = gguf.path if gguf is not None else gguf_at(model_dir)
+            advice = f"add a {JINJA}" if file is None else f"put a {JINJA} beside it"
+            raise ModelError(f"{file or model_dir} has no chat template; {advice}.")
         try:
-            return cls(sources["default"], tool_source=sources.get("tool_use"), variables=variables)
+            return cls(found.default, tool_source=found.tool_use, variables=found.special_tokens)
         except ModelError as error:
-            raise ModelError(f"{path}: {error}") from error
+            raise ModelError(f"{found.path}: {error}") from error
 
     def render(
         self,
@@ -182,27 +164,77 @@ class ChatTemplate:
 
         Raises RequestError if the template refuses the messages, or for reserved `kwargs`.
         """
-        reserved = sorted(_RESERVED & kwargs.keys())
-        if reserved:
-            raise RequestError(
-                f"chat_template_kwargs must not contain {', '.join(reserved)}.",
-                param="chat_template_kwargs",
-            )
-        template = self._tool_template if tools else self._template
+        variables = self._sources.variables(messages, tools, add_generation_prompt, kwargs)
+        return (self._tool_template if tools else self._template).render(variables)
+
+
+class OwnTemplate(Template, Protocol):
+    """The template of a model, and where it is from; None: the model has none."""
+
+    @property
+    def source(self) -> TemplateSource | None: ...
+
+    def close(self) -> None:
+        """End what renders. Idempotent; from any thread."""
+        ...
+
+
+class NoTemplate:
+    """Stands for the template of a model that has none: it refuses every chat."""
+
+    source = None
+
+    def close(self) -> None:
+        """Nothing is to be ended."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """Raises RequestError."""
+        raise RequestError(NO_TEMPLATE, param="messages", code="no_chat_template")
+
+
+class StartTrial:
+    """Renders as `template` while a model is being started: one that exceeds a limit, or takes long
+    for all of the trial together, is an error of the model.
+    """
+
+    def __init__(self, template: Template, path: Path, limit_s: float = TRIAL_S) -> None:
+        self._template = template
+        self._path = path
+        self._limit_s = limit_s
+        self._spent_s = 0.0
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """As ChatTemplate.render; raises ModelError at a limit."""
+        begin = time.monotonic()
         try:
-            return template.render(
-                self.special_tokens
-                | kwargs
-                | {
-                    "messages": with_parsed_arguments(messages),
-                    "tools": tools,
-                    "add_generation_prompt": add_generation_prompt,
-                }
+            return self._template.render(
+                messages, tools, add_generation_prompt=add_generation_prompt, **kwargs
             )
-        except _TEMPLATE_FAILURES as error:
-            raise TemplateRefusal(
-                f"The model's chat template refused the messages: {error}", param="messages"
-            ) from error
+        except TemplateOverrun as error:
+            self._refuse(error.excess)
+        finally:
+            self._spent_s += time.monotonic() - begin
+            if self._spent_s > self._limit_s:
+                self._refuse(f"takes more than {self._limit_s:g} s for a few chats")
+
+    def _refuse(self, excess: str) -> NoReturn:
+        raise ModelError(f"{self._path}: the chat template {excess}.") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +245,7 @@ class TurnBoundaries:
     A boundary is the index of a turn's first token, just after the previous turn's last one.
     """
 
-    start_id: int | None
+    start_id: int | None = None
 
     @classmethod
     def of(cls, template: Template, tokenizer: Tokenizer) -> TurnBoundaries:
@@ -270,60 +302,3 @@ def _named_sources(model_dir: Path, configured: Any) -> dict[str, str]:
             f"{model_dir}: chat_template in tokenizer_config.json must be a string or a list of "
             '{"name", "template"} objects.'
         ) from error
-
-
-def _compile(environment: jinja2.Environment, source: str) -> jinja2.Template:
-    try:
-        return environment.from_string(source)
-    except jinja2.TemplateSyntaxError as error:
-        raise ModelError(
-            f"the chat template does not compile: line {error.lineno}: {error.message}"
-        ) from error
-
-
-class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}` marks an answer for training; here only its body matters."""
-
-    tags = {"generation"}  # noqa: RUF012 - the base declares it so
-
-    def parse(self, parser: Any) -> list[Any]:
-        next(parser.stream)
-        body: list[Any] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return body
-
-
-def _environment() -> jinja2.Environment:
-    """The environment that templates on the Hugging Face Hub expect (transformers, Chat
-    templates).
-    """
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _GenerationBlock]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes HTML, which models were not trained on.
-    is_plain = not ensure_ascii and indent is None and separators is None and not sort_keys
-    if isinstance(value, Arguments) and is_plain:
-        return value.text
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)

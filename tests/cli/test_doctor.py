@@ -43,7 +43,7 @@ def test_a_public_port_without_keys_is_noted():
 def test_a_directory_without_a_model_is_broken_and_other_checks_still_run(tmp_path):
     findings = find(replace(HEALTHY, model=ModelConfig(tmp_path)))
     broken = [subject for subject, finding in findings.items() if finding.state == "broken"]
-    assert broken == ["model", "weights", "tokenizer", "chat template"]
+    assert broken == ["model", "weights", "tokenizer"]
     assert findings["port"].state == "ok"
 
 

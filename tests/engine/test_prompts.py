@@ -14,7 +14,8 @@ from luceasync.errors import ContextLengthError, RequestError
 from luceasync.prefix_cache.tenants import Tenants
 from luceasync.request import ChatPrompt, ModelCard, Request, TextPrompt, TokenPrompt
 from luceasync.text.history import History
-from luceasync.text.template import ChatTemplate
+from luceasync.text.roles import Roles
+from luceasync.text.template import ChatTemplate, TurnBoundaries
 from luceasync.text.tokenizer import Tokenizer
 
 MAX_CTX_TOKENS = 256
@@ -25,7 +26,16 @@ CHAT = ChatPrompt([{"role": "user", "content": "to be or not"}])
 def language(tiny_dir: Path) -> Language:
     tokenizer = Tokenizer.load(tiny_dir)
     card = ModelCard("tiny", 0, MAX_CTX_TOKENS, 1, "qwen3")
-    return Language(card, tokenizer, ChatTemplate.load(tiny_dir), vocab_size=300, num_lanes=2)
+    template = ChatTemplate.load(tiny_dir)
+    return Language(
+        card,
+        tokenizer,
+        template,
+        vocab_size=300,
+        num_lanes=2,
+        roles=Roles.of(template),
+        turns=TurnBoundaries.of(template, tokenizer),
+    )
 
 
 @pytest.fixture
@@ -105,9 +115,8 @@ def test_a_history_that_the_template_refuses_is_rendered_as_texts(language):
         "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     )
     template = ChatTemplate(source)
-    prompts = Prompts(
-        replace(language, template=template), Tenants(lambda: History(language.tokenizer))
-    )
+    language = replace(language, template=template, roles=Roles.of(template))
+    prompts = Prompts(language, Tenants(lambda: History(language.tokenizer)))
     call = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
     said = [
         {"role": "user", "content": "do"},

@@ -7,7 +7,8 @@ import copy
 import pytest
 
 from luceasync.text.history import History
-from luceasync.text.template import Arguments, ChatTemplate, with_parsed_arguments
+from luceasync.text.past_calls import Arguments, with_parsed_arguments
+from luceasync.text.template import ChatTemplate
 
 TEXT = '{"path":"a b",  "line": 1.50}'  # spaced as no serialiser would
 ASKED = {"role": "user", "content": "Hi"}

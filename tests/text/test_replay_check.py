@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from luceasync.config import BUNDLED_MODEL_DIR
-from luceasync.text.replay_check import ReplayCheck
+from luceasync.text.shared_prefix import ReplayCheck
 from luceasync.text.template import ChatTemplate
 
 TEMPLATES = Path(__file__).parents[2] / "tests/acceptance/turns"

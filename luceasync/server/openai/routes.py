@@ -87,6 +87,7 @@ def _model(card: ModelCard, name: str) -> dict[str, object]:
             "num_parameters": card.num_parameters,
             "tool_format": card.tool_format or None,
             "tools_in_system_message": card.tells_tools,
+            "takes_chats": card.takes_chats,
             "thinks": card.thinks,
         },
     }

@@ -19,7 +19,7 @@ from luceasync.prefix_tree.node import common_prefix
 from luceasync.request import ChatPrompt, Delta, Finish, Request, Sampling, Stream
 from luceasync.status import EngineStatus
 from luceasync.text.history import History
-from luceasync.text.replay_check import ReplayCheck
+from luceasync.text.shared_prefix import ReplayCheck
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 from tests.acceptance.turns.servers import End, Servers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from luceasync.request import ArgumentsPiece, CallPiece, Piece
-from luceasync.text.call_memory import CallMemory, CallRecorder
+from luceasync.text.prompt import CallMemory, CallRecorder
 
 
 def message(arguments: Any, call_id: str = "one") -> dict[str, Any]:
