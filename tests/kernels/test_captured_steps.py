@@ -7,9 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from luceasync.kernels import attention, tree_attention
 from luceasync.models.files import ModelFiles, read_spec
@@ -34,12 +36,12 @@ Load = Callable[..., LayerSplitBackend]
 @pytest.fixture
 def load(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
     """Backends of a model of two layers with two lanes, captured or not; closed after the test."""
-    model_dir = tiny.save(tiny.build(family, len(KINDS), kinds=KINDS), tmp_path)
+    tiny_dir = tiny.save(tiny.build(family, len(KINDS), kinds=KINDS), tmp_path)
     loaded = []
     for each in (attention, tree_attention):
         monkeypatch.setattr(each, "NUM_SPLITS", NUM_SPLITS)
 
-    def load_one(*, captured: bool) -> LayerSplitBackend:
+    def load_one(*, captured: bool, model_dir: Path = tiny_dir) -> LayerSplitBackend:
         spec = read_spec(model_dir)
         plan = make_plan(
             spec,
@@ -100,3 +102,38 @@ def everything(backend: LayerSplitBackend) -> list[list[int]]:
 
 def test_captured_steps_give_what_plain_ones_give(load: Load) -> None:
     assert everything(load(captured=True)) == everything(load(captured=False))
+
+
+@pytest.mark.parametrize("family", ["qwen3"])
+@pytest.mark.parametrize(
+    ("model_type", "fields"),
+    [
+        ("qwen2", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}),
+        ("smollm3", {"no_rope_layers": [1, 0]}),
+    ],
+)
+def test_biases_and_ropes_are_captured(
+    load: Load, tmp_path: Path, model_type: str, fields: dict[str, Any]
+) -> None:
+    sizes = tiny.COMMON | {"num_hidden_layers": 2, "pad_token_id": 0}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes | fields))
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    model.save_pretrained(tmp_path / model_type)
+    found, expected = (
+        few(load(captured=captured, model_dir=tmp_path / model_type)) for captured in (True, False)
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+def few(backend: LayerSplitBackend) -> torch.Tensor:
+    """Logits of a prompt, a step, a verified tree and a step after its commit: [rows, vocab]."""
+    logits = [backend.prefill(0, 0, PROMPT, project=True).view(1, -1).clone()]
+    logits.append(backend.decode([0], [5], [3]).whole().clone())
+    parents = torch.tensor([[ROOT, 0, 0]], dtype=torch.int32)
+    logits.append(backend.verify([0], [6], torch.tensor([[4, 5, 6]]), parents).whole()[0].clone())
+    backend.commit([[0, 2]])
+    logits.append(backend.decode([0], [8], [3]).whole().clone())
+    return torch.cat(logits)
