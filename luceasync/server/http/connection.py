@@ -6,10 +6,12 @@ Owns when the connection ends: the client leaves, is silent, does not read, or s
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import h11
 from hypercorn.app_wrappers import ASGIWrapper
@@ -40,6 +42,10 @@ LARGE_BYTES = 16 << 10  # of one read; of all clients, one such read is handled 
 SCHEMES = (b"http", b"https")
 NO_BODY = frozenset((204, 304))
 FRAMING = frozenset((b"content-length", b"transfer-encoding"))  # headers that delimit a body
+
+BLANK_LINE = re.compile(rb"\n\r?\n")  # as h11 ends the fields of a request
+CONTENT_LENGTH = re.compile(rb"(?mi)^content-length[ \t]*:([^\n]*)$")
+TRANSFER_ENCODING = re.compile(rb"(?mi)^transfer-encoding[ \t]*:")
 
 Address = tuple[str, int] | None
 
@@ -79,6 +85,8 @@ class AppTaskGroup(TaskGroup):
     handler that has stopped reading a body would keep the connection forever.
     """
 
+    on_read: Callable[[], Awaitable[None]] | None = None  # awaited when a handler reads a body
+
     async def spawn_app(
         self,
         app: AppWrapper,
@@ -96,15 +104,65 @@ class AppTaskGroup(TaskGroup):
                 messages.get_nowait()
             messages.put_nowait(message)
 
+        async def get() -> ASGIReceiveEvent:
+            if self.on_read is not None and messages.empty():
+                await self.on_read()
+            return await messages.get()
+
         in_thread = partial(self._loop.run_in_executor, None)
-        self.spawn(_handle, app, config, scope, messages.get, send, in_thread, None)
+        self.spawn(_handle, app, config, scope, get, send, in_thread, None)
         return put
+
+
+class StrictH11(h11.Connection):
+    """h11's side of a server, which refuses requests that a proxy before it may delimit in another
+    way. When a client is told to send its body is left to `Http11`.
+    """
+
+    def next_event(self) -> Any:
+        """See h11. Raises h11.RemoteProtocolError."""
+        if self.their_state is h11.IDLE:
+            head, *_body = BLANK_LINE.split(self.trailing_data[0], maxsplit=1)
+            if (words := ambiguity_of(head)) is not None:
+                raise h11.RemoteProtocolError(words)
+        return super().next_event()
+
+    @property
+    def they_are_waiting_for_100_continue(self) -> bool:
+        return False  # Hypercorn would tell it at once
+
+
+def ambiguity_of(head: bytes) -> str | None:
+    """Why the fields of a request, or as many as have come, may be read in two ways though RFC 9112
+    (5.2, 6.1, 6.3) lets a server take them: folded lines, several lengths, a length beside chunks.
+    """
+    if b"\n " in head or b"\n\t" in head:
+        return "a header field is folded"
+    lengths = CONTENT_LENGTH.findall(head)
+    if len(lengths) > 1 or any(b"," in length for length in lengths):
+        return "several Content-Length"
+    if lengths and TRANSFER_ENCODING.search(head):
+        return "Content-Length beside Transfer-Encoding"
+    return None
 
 
 class Http11(H11Protocol):
     """HTTP/1.1 and nothing else. An offer to upgrade is ignored, as RFC 9110, 7.8 allows."""
 
     _is_chunked = False  # how the rest of the current body is sent
+
+    async def initiate(self) -> None:
+        self.connection = StrictH11(
+            h11.SERVER, max_incomplete_event_size=self.config.h11_max_incomplete_size
+        )
+
+    async def tell_to_continue(self) -> None:
+        """Tell a client that waits to be told to send its body (RFC 9110, 10.1.1). Called when the
+        body is wanted: not before a request has been refused by its header.
+        """
+        connection = self.connection
+        if isinstance(connection, StrictH11) and connection.client_is_waiting_for_100_continue:
+            await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
 
     async def stream_send(self, event: StreamEvent) -> None:
         if isinstance(event, Body) and self._is_chunked and event.data:
@@ -192,10 +250,11 @@ class Connection(TCPServer):
         self._low_water_bytes = self._transport.get_write_buffer_limits()[0]
 
     async def run(self) -> None:
+        group = AppTaskGroup(self.loop)
         try:
             client, server = self._addresses()
-            async with AppTaskGroup(self.loop) as self._task_group:
-                await self._begin(client, server)
+            async with group as self._task_group:
+                await self._begin(client, server, group)
                 await self.idle_task.restart(self._task_group, self._idle_timeout)
                 await self._read_data()
                 # The task group would wait until it expires.
@@ -207,7 +266,7 @@ class Connection(TCPServer):
             if self._lingering is not None:
                 self._lingering.cancel()
             # Break the reference cycle with the protocol, or both stay until a garbage collection.
-            self._http = None
+            self._http = group.on_read = None
             vars(self).pop("protocol", None)
 
     def abort(self) -> None:
@@ -266,13 +325,13 @@ class Connection(TCPServer):
         client, server = (parse_socket_addr(socket.family, name) for name in names)
         return client, server
 
-    async def _begin(self, client: Address, server: Address) -> None:
+    async def _begin(self, client: Address, server: Address, group: AppTaskGroup) -> None:
         is_encrypted = self.writer.get_extra_info("ssl_object") is not None
         self._http = Http11(
             self.app,
             self.config,
             self.context,
-            self._task_group,
+            group,
             ConnectionState({}),
             is_encrypted,
             client,
@@ -280,6 +339,7 @@ class Connection(TCPServer):
             self.protocol_send,
         )
         self.protocol = self._http  # type: ignore[assignment]
+        group.on_read = self._http.tell_to_continue
         await self._http.initiate()
 
     async def _read_data(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import re
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -143,6 +144,87 @@ async def test_a_connection_with_an_unread_body_ends_soon(on_port, monkeypatch):
         _, writer = await connect(client)
         writer.write(CHAT.partition(b"content-length")[0] + UNREAD["declared"])
         await until(lambda: num_descriptors() == before + 1)  # the client's own end
+        writer.close()
+
+
+EXPECTING = CHAT.partition(b"content-length")[0] + b"expect: 100-continue\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_head", "status"),
+    [
+        (EXPECTING + b"content-length: 5000\r\n\r\n", b"413"),
+        (
+            EXPECTING.replace(b"/v1/chat/completions", b"/nowhere") + b"content-length: 5\r\n\r\n",
+            b"404",
+        ),
+        (EXPECTING + b"content-encoding: gzip\r\ncontent-length: 5\r\n\r\n", b"415"),
+    ],
+)
+async def test_no_body_is_asked_for_that_is_not_wanted(on_port, request_head, status):
+    async with on_port(ScriptedEngine(), ServerConfig(max_body_bytes=1000)) as client:
+        reader, writer = await connect(client)
+        writer.write(request_head)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
+        assert head.startswith(b"HTTP/1.1 %b " % status)
+        assert b"connection: close" in head.lower()
+        writer.close()
+
+
+async def test_a_body_that_is_wanted_is_asked_for_once(on_port):
+    async with on_port(ScriptedEngine()) as client:
+        reader, writer = await connect(client)
+        body = BODY.replace(b"true", b"false")
+        for _ in range(2):
+            writer.write(EXPECTING + b"content-length: %d\r\n\r\n" % len(body))
+            asked = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
+            assert asked.startswith(b"HTTP/1.1 100 ")
+            writer.write(body)
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
+            assert head.startswith(b"HTTP/1.1 200 ")
+            length = re.search(rb"(?i)content-length: (\d+)", head)
+            assert length is not None
+            await asyncio.wait_for(reader.readexactly(int(length[1])), DEADLINE_S)
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b"content-length: %d\r\ncontent-length: %d" % (len(BODY), len(BODY)),
+        b"content-length: %d, %d" % (len(BODY), len(BODY)),
+        b"Content-Length: %d\r\nX: y\r\nCONTENT-LENGTH : %d" % (len(BODY), len(BODY)),
+        b"content-length: %d\r\ntransfer-encoding: chunked" % len(BODY),
+        b"transfer-encoding: chunked\r\nContent-Length: %d" % len(BODY),
+        b"content-length:\r\n %d" % len(BODY),
+        b"x: y\r\n\tz\r\ncontent-length: %d" % len(BODY),
+        b"x: y\n z\r\ncontent-length: %d" % len(BODY),
+    ],
+)
+async def test_a_body_that_proxies_may_delimit_otherwise_is_refused(on_port, fields):
+    async with on_port(ScriptedEngine()) as client:
+        reader, writer = await connect(client)
+        sent = CHAT.partition(b"content-length")[0] + fields + b"\r\n\r\n" + BODY
+        for part in (sent[:60], sent[60:], HEALTH):
+            writer.write(part)
+            await writer.drain()
+        with suppress(ConnectionError):
+            said = await asyncio.wait_for(reader.read(), DEADLINE_S)
+            assert said.startswith(b"HTTP/1.1 400 ") and b"connection: close" in said.lower()
+            assert said.count(b"HTTP/1.1") == 1
+        writer.close()
+
+
+@pytest.mark.parametrize("end", [b"\r\n", b"\n"])
+async def test_what_looks_like_fields_in_a_body_is_none(on_port, end):
+    body = b'{"messages": [{"role": "user", "content": "Hi"}],\n\t"user":\n "content-length: 3"}'
+    head = [b"POST /v1/chat/completions HTTP/1.1", b"host: localhost"]
+    head += [b"content-length: %d" % len(body), b"", b""]
+    async with on_port(ScriptedEngine()) as client:
+        reader, writer = await connect(client)
+        writer.write(end.join(head) + body)
+        said = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), DEADLINE_S)
+        assert said.startswith(b"HTTP/1.1 200 ")
         writer.close()
 
 
