@@ -26,4 +26,5 @@ class MissReason(StrEnum):
     @property
     def is_passing(self) -> bool:
         """Whether the node may be available later."""
-        return self in (MissReason.IO_ERROR, MissReason.NO_MEMORY)
+        passing = (MissReason.IO_ERROR, MissReason.NO_MEMORY, MissReason.PREFILL_IS_FASTER)
+        return self in passing

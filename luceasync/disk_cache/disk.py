@@ -31,7 +31,14 @@ from luceasync.disk_cache.outcomes import (
     miss_of,
     outcome_of,
 )
-from luceasync.disk_cache.reader import Allocate, NodeFile, read_node, with_own_end
+from luceasync.disk_cache.reader import (
+    Allocate,
+    NodeFile,
+    ReadCancelled,
+    ReadProgress,
+    read_node,
+    with_own_end,
+)
 from luceasync.disk_cache.upkeep import Name, Upkeep
 from luceasync.errors import ConfigError, CorruptNode, ForeignNode
 from luceasync.nodes import MissReason
@@ -71,7 +78,9 @@ class HungReads:
 class NodeReader(Protocol):
     """luceasync.disk_cache.reader.read_node, for the nodes of one namespace."""
 
-    def __call__(self, path: Path, *, with_end: bool, is_cancelled: object) -> NodeFile: ...
+    def __call__(
+        self, path: Path, *, with_end: bool, is_cancelled: object, advance: object
+    ) -> NodeFile: ...
 
 
 class NodeReads:
@@ -93,13 +102,16 @@ class NodeReads:
         """Wait until nothing is being read, unless the disk hangs."""
         await self._threads.close(timeout_s)
 
-    async def read(self, key: str, with_end: bool, timeout_s: float | None) -> NodeFile | Miss:
+    async def read(
+        self, key: str, with_end: bool, timeout_s: float | None, progress: ReadProgress
+    ) -> NodeFile | Miss:
         """The node, or without its end only the span, checked to its last byte; or why not. An end
         that is damaged alone is reported with the rest. Raises nothing but cancellation.
 
-        The read is abandoned after `timeout_s`, if that is less than the tier's own timeout, and
-        not tried while an abandoned one has not returned. Up to NUM_READERS are read at a time. A
-        file that is damaged, or not regular, is moved to the quarantine; no other is touched.
+        The read ends early once `progress` is given up. It is abandoned after `timeout_s`, if that
+        is less than the tier's own timeout, and not tried while an abandoned one has not returned.
+        Up to NUM_READERS are read at a time. A file that is damaged, or not regular, is moved to
+        the quarantine; no other is touched.
         """
         patience_s = min(self._timeout_s, timeout_s or self._timeout_s)
         if self._hung:
@@ -107,9 +119,11 @@ class NodeReads:
             return Miss(MissReason.IO_ERROR, "the disk hangs: a read has not returned")
         try:
             async with asyncio.timeout(patience_s):
-                node = await self._read_or_set_aside(key, with_end)
+                node = await self._read_or_set_aside(key, with_end, progress)
         except TimeoutError:
             miss = Miss(MissReason.IO_ERROR, f"node {key} was not read within {patience_s:.3g} s")
+        except ReadCancelled:
+            miss = Miss(MissReason.PREFILL_IS_FASTER, f"node {key}: running its tokens is faster")
         except (CorruptNode, ForeignNode, MemoryError, OSError) as error:
             miss = miss_of(error)
         else:
@@ -122,10 +136,16 @@ class NodeReads:
         self.misses[miss.reason] += 1
         return miss
 
-    async def _read_or_set_aside(self, key: str, with_end: bool) -> NodeFile:
+    async def _read_or_set_aside(
+        self, key: str, with_end: bool, progress: ReadProgress
+    ) -> NodeFile:
         path, end_path = (self._directory.path(key, half=half) for half in Half)
         cancelled = threading.Event()
-        read = partial(self._read, is_cancelled=cancelled.is_set)
+        read = partial(
+            self._read,
+            is_cancelled=lambda: cancelled.is_set() or progress.is_given_up,
+            advance=progress.advance,
+        )
 
         def read_both() -> NodeFile:
             node = read(path, with_end=with_end)
@@ -274,9 +294,14 @@ class DiskTier:
         return WriteResult(outcome, num_bytes, detail)
 
     async def read(
-        self, key: str, *, with_end: bool = True, timeout_s: float | None = None
+        self,
+        key: str,
+        *,
+        with_end: bool = True,
+        timeout_s: float | None = None,
+        progress: ReadProgress | None = None,
     ) -> NodeFile | Miss:
-        return await self._reads.read(key, with_end, timeout_s)
+        return await self._reads.read(key, with_end, timeout_s, progress or ReadProgress())
 
     async def scan(self) -> Scan:
         """The nodes under `root`, those of other namespaces by name only, and what is new or gone

@@ -61,6 +61,22 @@ class ReadCancelled(Exception):
     """The read was abandoned."""
 
 
+class ReadProgress:
+    """How far a read has come. Its reader's thread counts; any other may look, or give it up."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self.is_given_up = False
+
+    def advance(self, num_bytes: int) -> None:
+        """Count bytes that have come."""
+        self.num_bytes += num_bytes
+
+    def give_up(self) -> None:
+        """Have the reader stop soon."""
+        self.is_given_up = True
+
+
 def read_node(
     files: FileSystem,
     path: Path,
@@ -70,11 +86,13 @@ def read_node(
     with_end: bool,
     allocate: Allocate,
     is_cancelled: Callable[[], bool],
+    advance: Callable[[int], None] = lambda num_bytes: None,
 ) -> NodeFile:
     """The content of one of a node's files, checked; without the node's end, only as much of the
     file as lies before it.
 
-    `allocate(num_bytes)` gives the memory, for the span and for the end. Raises CorruptNode,
+    `allocate(num_bytes)` gives the memory, for the span and for the end; `advance(num_bytes)` is
+    told of each piece that has come. Raises CorruptNode,
     ForeignNode, OSError, MemoryError, and ReadCancelled soon after `is_cancelled()`.
     """
     with files.open(path) as raw:
@@ -86,7 +104,7 @@ def read_node(
         for run in filter(None, (slots[:parted], slots[parted:])):
             base = run[0].begin // PAGE_BYTES * PAGE_BYTES  # tensors are aligned as in the file
             content = allocate(max(1, run[-1].end - base))
-            tensors |= _read_run(raw, head, run, base, content, is_cancelled)
+            tensors |= _read_run(raw, head, run, base, content, is_cancelled, advance)
     return NodeFile(header, tensors, frozenset(map(header.part_of, tensors)), slots[-1].end)
 
 
@@ -193,6 +211,7 @@ def _read_run(
     base: int,
     content: memoryview,
     is_cancelled: Callable[[], bool],
+    advance: Callable[[int], None],
 ) -> dict[str, memoryview]:
     """Read and check slots that follow each other in the file. `content` begins with byte `base` of
     the file; `head`: the file's first bytes.
@@ -206,7 +225,7 @@ def _read_run(
     for slot in slots:
         if at < slot.end:
             stop = min(max(slot.end, at + PIECE_BYTES), end)
-            at += _fill(raw, content[at - base : stop - base], is_cancelled)
+            at += _fill(raw, content[at - base : stop - base], is_cancelled, advance)
         if at < slot.end:
             raise CorruptNode(f"{at} bytes: expected {end}")
         tensors[slot.name] = content[slot.begin - base : slot.end - base]
@@ -214,7 +233,12 @@ def _read_run(
     return tensors
 
 
-def _fill(raw: FileIO, view: memoryview, is_cancelled: Callable[[], bool]) -> int:
+def _fill(
+    raw: FileIO,
+    view: memoryview,
+    is_cancelled: Callable[[], bool],
+    advance: Callable[[int], None] = lambda num_bytes: None,
+) -> int:
     """Fill the view as far as the file goes; the number of bytes read. Raises OSError."""
     filled = 0
     while filled < len(view):
@@ -224,4 +248,5 @@ def _fill(raw: FileIO, view: memoryview, is_cancelled: Callable[[], bool]) -> in
         if not num_bytes:
             break
         filled += num_bytes
+        advance(num_bytes)
     return filled

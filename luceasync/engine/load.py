@@ -26,6 +26,7 @@ from luceasync.engine.thread import LoadedEngine
 from luceasync.errors import PlacementError
 from luceasync.host_cache.arena import HostMemory
 from luceasync.models.files import ModelFiles
+from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.backend import LayerSplitBackend, OpenRemote
 from luceasync.pipeline.plan import Plan
 from luceasync.prefix_cache.cache import PrefixCache
@@ -50,6 +51,7 @@ log = logging.getLogger(__name__)
 REHEARSAL_LANE = 0
 NUM_TURNS = 5  # of each kind of step: then its time is trusted for long, see StepCosts.is_due
 REHEARSAL_LIMIT_S = 2.0
+MEASURE_LIMIT_S = 0.3  # of a prefill that is timed after a shorter one
 
 Progress = Callable[[int, int], None]
 DecodeWith = Callable[[LayerSplitBackend, LoadedDraft], LaneDecoding]
@@ -130,6 +132,8 @@ def _load(recipe: Recipe, orders: DiskOrders) -> LoadedEngine:
             setup.check_alive()
 
         pump = _pump(recipe, backend, setup, orders)
+        num_tokens, seconds = measure_prefill(backend, recipe)
+        pump.lanes.prefixes.observe_prefill(0, num_tokens, seconds)
 
         def restart_failed() -> None:
             if backend.restart_failed(pump.lanes.prefixes.lost):
@@ -192,6 +196,7 @@ def _pump(
         recurrent=spec.has_end_state,
         chunk_tokens=plan.prefill_chunk_tokens,
         num_shards=backend.num_shards,
+        attention_tokens=attention_tokens_of(spec),
     )
     backend.lanes.keep_with(prefixes.try_save)
     return Pump(
@@ -205,6 +210,35 @@ def _pump(
         quiet=recipe.quiet,
         lanes=backend.lanes,
     )
+
+
+def attention_tokens_of(spec: ModelSpec) -> float | None:
+    """How many tokens one sees when attention costs it as much as the products with weights; None
+    if there is no attention.
+    """
+    parameters = sum(map(spec.num_layer_parameters, range(spec.num_layers)))
+    query_dims = sum(m.recent.num_heads * m.rows[0].shape[-1] for m in spec.mixers if m.recent)
+    return parameters / (2 * query_dims) if query_dims else None
+
+
+def measure_prefill(backend: LayerSplitBackend, recipe: Recipe) -> tuple[int, float]:
+    """(tokens, seconds) of a prefill, so that the first restore is compared with something. A chunk
+    that was run before; on a CPU fewer tokens if it would take long: a restore is faster there.
+    """
+    plan, vocab_size = recipe.plan, recipe.model.spec.vocab_size
+    chunk_tokens, found = plan.prefill_chunk_tokens, (0, 0.0)
+    for num_tokens in [chunk_tokens] if recipe.runs_async else [16, 64, chunk_tokens]:
+        num_tokens = min(num_tokens, plan.max_ctx_tokens // 2)
+        if found[1] * num_tokens > MEASURE_LIMIT_S * found[0]:
+            break
+        backend.reset(REHEARSAL_LANE)
+        began_s = time.perf_counter()
+        prompt = [i % vocab_size for i in range(num_tokens)]
+        backend.prefill(REHEARSAL_LANE, 0, prompt, project=True)
+        backend.synchronize()
+        found = num_tokens, time.perf_counter() - began_s
+    backend.reset(REHEARSAL_LANE)
+    return found
 
 
 class _WeightProgress:

@@ -248,9 +248,8 @@ class Pump:
         if self.steps.prefill(generation, queued):
             self._advanced([generation])
         if generation.num_prefilled == generation.lease.num_prompt_tokens:
-            num_run = generation.num_prefilled - generation.num_cached
-            seconds = generation.prefill_s
-            self.lanes.prefixes.observe("prefill_tokens_per_s", num_run, seconds)
+            begin, end = generation.num_cached, generation.num_prefilled
+            self.lanes.prefixes.observe_prefill(begin, end, generation.prefill_s)
 
     def _preempt(self) -> None:
         """Take a lane from a client that has had more than others, or does not read."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -32,7 +32,15 @@ from luceasync.prefix_cache.write_back import (
     writes_end_of_path,
     writes_end_when_restored,
 )
-from luceasync.prefix_tree.cost import RateName, Rates, patience_s, restore_or_prefill
+from luceasync.prefix_tree.cost import (
+    LEAST,
+    RateName,
+    Rates,
+    is_given_up,
+    patience_s,
+    prefill_work,
+    restore_or_prefill,
+)
 from luceasync.prefix_tree.node import MEMORY, TIERS, Match, Node, Tier, common_prefix
 from luceasync.request import Restore
 from luceasync.status import CacheStatus
@@ -67,17 +75,46 @@ class RestoreDecision:
     """
 
     def __init__(
-        self, index: NodeIndex, read_in: ReadIn, leases: Leases, *, recurrent: bool
+        self,
+        index: NodeIndex,
+        read_in: ReadIn,
+        leases: Leases,
+        *,
+        recurrent: bool,
+        attention_tokens: float | None,
     ) -> None:
+        self._attention_tokens = attention_tokens
         self._index = index
         self._read_in = read_in
         self._leases = leases
         self._recurrent = recurrent
         self.rates = Rates()
 
-    def observe(self, rate: RateName, amount: int, elapsed_s: float) -> None:
+    def observe(self, rate: RateName, amount: float, elapsed_s: float) -> None:
         """Take into account how long something took."""
         self.rates = self.rates.observed(rate, amount, elapsed_s)
+
+    def work(self, begin: int, end: int) -> float:
+        """What running these tokens costs, see luceasync.prefix_tree.cost."""
+        return prefill_work(begin, end, self._attention_tokens)
+
+    def gives_up(self, lease: Lease, progress: Mapping[NodeKey, int], now_s: float) -> bool:
+        """Whether to run the tokens of a lease that waits for the disk; `progress`: how many bytes
+        have come of each node under way.
+        """
+        assert lease.match is not None and lease.started_s is not None, "it waits for a match"
+        coming = sum(progress.get(key, 0) for key in lease.awaited)
+        num_come, elapsed_s = lease.num_fetched_bytes + coming, now_s - lease.started_s
+        if not is_given_up(
+            self.work(0, lease.match.num_tokens),
+            num_bytes=lease.num_ordered_bytes,
+            num_come=min(num_come, lease.num_ordered_bytes),
+            elapsed_s=elapsed_s,
+            rates=self.rates,
+        ):
+            return False
+        self.observe("disk_bytes_per_s", num_come, elapsed_s)
+        return True
 
     def longest_match(self, lease: Lease) -> Match:
         """The most of the prompt that could be restored now: from the disk too, unless that could
@@ -103,7 +140,7 @@ class RestoreDecision:
             lease.decide("is_run_whole", MissReason.RUN_WHOLE)
             return _nothing_of(match)
         decision = restore_or_prefill(
-            match.num_tokens,
+            self.work(0, match.num_tokens),
             memory_bytes=match.read_bytes("memory"),
             disk_bytes=match.read_bytes("disk"),
             rates=self.rates,
@@ -132,7 +169,7 @@ class RestoreDecision:
 
     def patience_s(self, match: Match) -> float:
         """How long to wait for the match to come from the disk; see luceasync.prefix_tree.cost."""
-        return patience_s(match.num_tokens, self.rates)
+        return patience_s(self.work(0, match.num_tokens), self.rates)
 
     def known_nodes(self, lease: Lease, match: Match) -> tuple[Node, ...]:
         """The nodes, root first, that hold the prompt's first tokens already: even if they are not
@@ -158,9 +195,11 @@ class PrefixCache:
         recurrent: bool,
         chunk_tokens: int,
         num_shards: tuple[int, int] = (1, 0),
+        attention_tokens: float | None = None,
     ) -> None:
         """`recurrent`: the model can go on only from where a state is held; `chunk_tokens`: of its
-        prefill; `num_shards`: in this process and in others.
+        prefill; `num_shards`: in this process and in others; `attention_tokens`: see
+        luceasync.prefix_tree.cost.prefill_work.
         """
         self._num_shards = num_shards
         self._memory = memory
@@ -175,7 +214,11 @@ class PrefixCache:
         self._write_back = WriteBack(self.index, memory, disk, limits)
         self._leases = Leases(self.index, self._read_in, self._write_back, memory.lanes)
         self._decision = RestoreDecision(
-            self.index, self._read_in, self._leases, recurrent=recurrent
+            self.index,
+            self._read_in,
+            self._leases,
+            recurrent=recurrent,
+            attention_tokens=attention_tokens,
         )
         self._lane_saver = LaneSaver(self.index, memory, self._leases, recurrent=recurrent)
         # What these do alone is called on them directly.
@@ -220,7 +263,8 @@ class PrefixCache:
         lease.set_match(match)
         orders = self._read_in.orders(match)
         if orders:
-            lease.wait_for((order.key for order in orders), time.perf_counter())
+            num_bytes = sum(map(self._read_in.size, orders))
+            lease.wait_for((order.key for order in orders), num_bytes, time.perf_counter())
             self._read_in.begin(orders, self._decision.patience_s(match))
         return not orders
 
@@ -342,9 +386,14 @@ class PrefixCache:
         self._leases.remove(lease)
         self._shrink()
 
-    def observe(self, rate: RateName, amount: int, elapsed_s: float) -> None:
+    def observe(self, rate: RateName, amount: float, elapsed_s: float) -> None:
         """Take into account how long something took."""
         self._decision.observe(rate, amount, elapsed_s)
+
+    def observe_prefill(self, begin: int, end: int, elapsed_s: float) -> None:
+        """Take into account how long running tokens `[begin, end)` of a prompt took."""
+        if end - begin >= LEAST["prefill_tokens_per_s"]:
+            self.observe("prefill_tokens_per_s", self._decision.work(begin, end), elapsed_s)
 
     # --- to the disk and back --------------------------------------------------------------------
 
@@ -409,6 +458,16 @@ class PrefixCache:
             assert lease.started_s is not None
             elapsed_s = time.perf_counter() - lease.started_s
             self.observe("disk_bytes_per_s", lease.num_fetched_bytes, elapsed_s)
+
+    def reading(self, progress: Mapping[NodeKey, int]) -> None:
+        """Take note of how many bytes have come of each node under way: prompts stop waiting for a
+        disk that is slower than running them.
+        """
+        now_s = time.perf_counter()
+        waiting = (lease for lease in self._leases if lease.awaited)
+        for lease in [each for each in waiting if self._decision.gives_up(each, progress, now_s)]:
+            given_up = lease.give_up()
+            self._read_in.give_up(key for key in given_up if not self._leases.waiting_for(key))
 
     def files_changed(
         self, added: Iterable[Node], removed: Iterable[NodeKey], *, is_whole: bool = True

@@ -68,7 +68,8 @@ class WriteReport:
 
 class DiskOrders(Protocol):
     """Where nodes are held beyond memory. Every call returns at once; the prefix cache is told the
-    outcome by `fetched` and `written`.
+    outcome by `fetched` and `written`, and by `reading` how many bytes have come of what is under
+    way.
     """
 
     def file_bytes(self, tensors: Mapping[str, Tensor]) -> int:
@@ -77,6 +78,10 @@ class DiskOrders(Protocol):
 
     def read(self, orders: Sequence[ReadOrder]) -> None:
         """Read nodes; `fetched` is called for each."""
+        ...
+
+    def give_up(self, keys: Sequence[NodeKey]) -> None:
+        """Read no more of these nodes; `fetched` is told what became of each."""
         ...
 
     def write(self, node: HalfNode) -> None:
@@ -112,6 +117,9 @@ class NoDisk:
 
     def read(self, orders: Sequence[ReadOrder]) -> None:
         raise AssertionError("nothing was ever written: there is nothing to read")
+
+    def give_up(self, keys: Sequence[NodeKey]) -> None:
+        return None
 
     def write(self, node: HalfNode) -> None:
         raise AssertionError("there is no disk: nodes are not queued for it")

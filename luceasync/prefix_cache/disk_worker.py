@@ -29,7 +29,7 @@ from luceasync.disk_cache.disk import DiskTier
 from luceasync.disk_cache.listing import NodeMeta, Scan, misplaced
 from luceasync.disk_cache.metadata import NodeMetadata
 from luceasync.disk_cache.outcomes import Miss, WriteOutcome
-from luceasync.disk_cache.reader import NodeFile
+from luceasync.disk_cache.reader import NodeFile, ReadProgress
 from luceasync.nodes import MissReason, NodeKey
 from luceasync.prefix_cache.cache import PrefixCache
 from luceasync.prefix_cache.disk_orders import FetchedNode, HalfNode, ReadOrder, WriteReport
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 RESCAN_S = 30.0
 LOOK_AGAIN_S = 5.0
 RESCAN_WHEN_WRITING_S = 1.0  # others may write too, and all files count towards the budget
+PROGRESS_S = 0.01  # between two reports of reads under way
 SCAN_SHARE = 0.05  # of the time, at most, while nodes are written
 DTYPES = {
     torch.float32: "F32",
@@ -73,6 +74,8 @@ class DiskWorker:
         self._others: dict[tuple[str, str], tuple[float, int]] = {}
         self._scanned_at_s = self._scan_s = 0.0
         self._is_scan_due = False
+        self._reading: dict[NodeKey, ReadProgress] = {}
+        self._tells_progress = False
         self._num_removals = self._told_removals = (
             0  # of other models' files, that were carried out
         )
@@ -89,6 +92,9 @@ class DiskWorker:
     def read(self, orders: Sequence[ReadOrder]) -> None:
         for order in orders:
             self._post(partial(self._read, order=order, epoch=self._epoch))
+
+    def give_up(self, keys: Sequence[NodeKey]) -> None:
+        self._post(partial(self._give_up, keys=keys))
 
     def write(self, node: HalfNode) -> None:
         self._post(partial(self._write, node=node, epoch=self._epoch))
@@ -237,9 +243,16 @@ class DiskWorker:
 
     async def _read(self, disk: DiskTier, order: ReadOrder, epoch: int) -> None:
         result: FetchedNode | Miss = Miss(MissReason.IO_ERROR, "it was not read")
+        self._reading[order.key] = progress = ReadProgress()
+        if not self._tells_progress:
+            self._tells_progress = True
+            self._jobs.put_nowait(partial(self._tell_progress, epoch=epoch))
         try:
             found = await disk.read(
-                order.key.hex(), with_end=order.with_end, timeout_s=order.timeout_s
+                order.key.hex(),
+                with_end=order.with_end,
+                timeout_s=order.timeout_s,
+                progress=progress,
             )
             if isinstance(found, Miss):
                 log.debug("node %s: %s: %s", order.key.hex()[:16], found.reason, found.detail)
@@ -247,7 +260,23 @@ class DiskWorker:
             else:
                 result = _fetched(found, with_end=order.with_end)
         finally:
+            self._reading.pop(order.key, None)
             self._answer(epoch, lambda prefixes: prefixes.fetched(order.key, result))
+
+    async def _tell_progress(self, disk: DiskTier, epoch: int) -> None:
+        """Tell how far reads have come, again and again while there are any."""
+        try:
+            while self._reading:
+                await asyncio.sleep(PROGRESS_S)
+                come = {key: progress.num_bytes for key, progress in self._reading.items()}
+                self._answer(epoch, partial(_tell_reading, come))
+        finally:
+            self._tells_progress = False
+
+    async def _give_up(self, disk: DiskTier, keys: Sequence[NodeKey]) -> None:
+        for key in keys:
+            if progress := self._reading.get(key):
+                progress.give_up()
 
     async def _remove(
         self, call: Callable[[str], Awaitable[object]], keys: Sequence[NodeKey]
@@ -301,6 +330,10 @@ class DiskWorker:
             turn_end=node.is_turn_end,
         )
         return encode_file(entries, buffers, metadata, node.half)
+
+
+def _tell_reading(come: Mapping[NodeKey, int], prefixes: PrefixCache) -> None:
+    prefixes.reading(come)
 
 
 async def _each(call: Callable[[str], Awaitable[object]], keys: Iterable[NodeKey]) -> None:

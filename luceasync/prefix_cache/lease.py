@@ -205,6 +205,7 @@ class Lease:
     awaited: set[NodeKey] = field(default_factory=set)
     fetched: set[NodeKey] = field(default_factory=set)  # nodes that have come from the disk
     num_fetched_bytes: int = 0
+    num_ordered_bytes: int = 0  # of what it waits for, or has waited for
     without_disk: bool = False  # the disk could not give a node just now
     used_disk: bool = False
     safe_end: int = 0  # where the last state of its path is that the disk has, or will have
@@ -302,9 +303,10 @@ class Lease:
         self.decision = decision
         self.fault = refused or self.fault
 
-    def wait_for(self, keys: Iterable[NodeKey], now_s: float) -> None:
-        """Nodes were ordered from the disk."""
+    def wait_for(self, keys: Iterable[NodeKey], num_bytes: int, now_s: float) -> None:
+        """Nodes were ordered from the disk, `num_bytes` in all."""
         self.awaited = set(keys)
+        self.num_ordered_bytes = self.num_fetched_bytes + num_bytes
         self.started_s = self.started_s or now_s
 
     def receive(self, key: NodeKey, num_bytes: int) -> None:
@@ -312,6 +314,13 @@ class Lease:
         self.awaited.discard(key)
         self.fetched.add(key)
         self.num_fetched_bytes += num_bytes
+
+    def give_up(self) -> set[NodeKey]:
+        """Wait for the disk no longer: running the tokens is faster. Returns what it waited for."""
+        awaited, self.awaited = self.awaited, set()
+        self.without_disk = True
+        self.decide("prefill_is_faster", MissReason.PREFILL_IS_FASTER)
+        return awaited
 
     def miss(self, key: NodeKey, reason: MissReason) -> None:
         """A node does not come."""

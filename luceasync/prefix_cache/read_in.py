@@ -49,7 +49,7 @@ class ReadIn:
 
     def num_bytes_of(self, orders: Iterable[ReadOrder]) -> int:
         """Memory that the orders will take beyond that."""
-        return sum(self._size(order) for order in orders if order.key not in self._coming)
+        return sum(self.size(order) for order in orders if order.key not in self._coming)
 
     def orders(self, match: Match) -> list[ReadOrder]:
         """What has to be read before the match can be restored."""
@@ -63,11 +63,15 @@ class ReadIn:
                 orders.append(ReadOrder(node.key, with_end=wants_state or wants_logits or near))
         return orders
 
+    def give_up(self, keys: Iterable[NodeKey]) -> None:
+        """Read no more of these nodes. What has come meanwhile is kept."""
+        self._disk.give_up([key for key in keys if key in self._coming])
+
     def begin(self, orders: Sequence[ReadOrder], timeout_s: float | None = None) -> None:
         """Read what is not on its way already, each within `timeout_s`."""
         coming = self._coming
         new = [replace(order, timeout_s=timeout_s) for order in orders if order.key not in coming]
-        self._coming |= {order.key: self._size(order) for order in new}
+        self._coming |= {order.key: self.size(order) for order in new}
         self._disk.read(new)
 
     def fetched(self, key: NodeKey, result: FetchedNode | Miss) -> Miss | None:
@@ -75,7 +79,7 @@ class ReadIn:
         self._coming.pop(key, None)
         return result if isinstance(result, Miss) else self._adopt(key, result)
 
-    def _size(self, order: ReadOrder) -> int:
+    def size(self, order: ReadOrder) -> int:
         """How much memory the node will take when it has come."""
         node = self._index.node(order.key)
         assert node is not None, "what is ordered is in the tree"

@@ -1,4 +1,10 @@
-"""Whether restoring a prefix is faster than running its tokens again, by measured rates. Pure."""
+"""Whether restoring a prefix is faster than running its tokens again, by measured rates. Pure.
+
+What a disk did before says little about the next read: files may be in the page cache or not, which
+is a factor of ten. So a read is begun, and judged by what has come of it when it has taken a small
+share of the time that running the tokens takes. Neither a measurement at the start, which would be
+of other bytes, nor a prefill beside each read is needed.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +12,15 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 RateName = Literal["disk_bytes_per_s", "bus_bytes_per_s", "prefill_tokens_per_s"]
-Reason = Literal["restore_is_faster", "prefill_is_faster", "not_measured"]
+Reason = Literal["restore_is_faster", "prefill_is_faster", "trial", "not_measured"]
 
 _WEIGHT = 0.25  # of the newest observation
 _RELIEF = 1.1  # by which a refused restore is assumed faster next time: so it is measured again
 _PATIENCE = 2.0  # times what running the tokens again takes
 _LEAST_PATIENCE_S = 0.5  # a disk may wake up, or another process may write a lot
 _SLOW_PREFILL_TOKENS_PER_S = 200  # until it is measured: most machines are faster
+_JUDGED_AT = 0.06  # of the time that running the tokens takes: lost if a read is given up
+_LEAST_TRIAL_S = 0.1  # of running the tokens: below, a read is over, or late, before it is judged
 LEAST: dict[RateName, int] = {  # smaller amounts show fixed costs and hiccups, not a rate
     "disk_bytes_per_s": 8 << 20,
     "bus_bytes_per_s": 8 << 20,
@@ -22,13 +30,15 @@ LEAST: dict[RateName, int] = {  # smaller amounts show fixed costs and hiccups, 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The rates of this machine; None: not measured yet. `bus`: host memory to device."""
+    """The rates of this machine; None: not measured yet. `bus`: host memory to device; tokens of a
+    prefill are those of `prefill_work`.
+    """
 
     disk_bytes_per_s: float | None = None
     bus_bytes_per_s: float | None = None
     prefill_tokens_per_s: float | None = None
 
-    def observed(self, rate: RateName, amount: int, elapsed_s: float) -> Rates:
+    def observed(self, rate: RateName, amount: float, elapsed_s: float) -> Rates:
         """The rates after `amount` bytes or tokens took `elapsed_s`.
 
         Seconds per unit are averaged, since seconds are predicted. An amount below LEAST, or no
@@ -67,7 +77,34 @@ class Decision:
     prefill_s: float | None
 
 
-def patience_s(num_tokens: int, rates: Rates) -> float:
+def prefill_work(begin: int, end: int, attention_tokens: float | None) -> float:
+    """What running tokens `[begin, end)` of a prompt costs, in tokens that see nothing before them.
+    `attention_tokens`: how many tokens one sees when attention costs it as much as all else; None:
+    there is no attention.
+    """
+    num_tokens = float(end - begin)
+    if attention_tokens is None:
+        return num_tokens
+    return num_tokens + (end**2 - begin**2) / (2 * attention_tokens)
+
+
+def is_given_up(
+    num_tokens: float, *, num_bytes: int, num_come: int, elapsed_s: float, rates: Rates
+) -> bool:
+    """Whether a read of `num_bytes`, of which `num_come` have come in `elapsed_s`, is given up to
+    run the `num_tokens` tokens that it would save: once its rate is known, and what is left of it
+    takes longer than they do.
+    """
+    prefill_s = _total_s((num_tokens, rates.prefill_tokens_per_s))
+    if prefill_s is None or elapsed_s < _JUDGED_AT * prefill_s:
+        return False
+    if num_come == 0:
+        return True
+    left_s = (num_bytes - num_come) * elapsed_s / num_come
+    return left_s + num_bytes / (rates.bus_bytes_per_s or float("inf")) > prefill_s
+
+
+def patience_s(num_tokens: float, rates: Rates) -> float:
     """How long to wait for a read that would save `num_tokens` tokens: a disk that takes longer
     hangs, or is slower than running them.
     """
@@ -76,11 +113,12 @@ def patience_s(num_tokens: int, rates: Rates) -> float:
 
 
 def restore_or_prefill(
-    num_tokens: int, *, memory_bytes: int, disk_bytes: int, rates: Rates
+    num_tokens: float, *, memory_bytes: int, disk_bytes: int, rates: Rates
 ) -> Decision:
     """Decide about a prefix of `num_tokens` tokens, which is held in `memory_bytes` of memory and
     `disk_bytes` of files. Both cross the bus. A restore whose time is not known yet is done, and so
-    measured.
+    measured. A read that would have been too slow by the rate of earlier ones is tried: see
+    `is_given_up`.
     """
     restore_s = _total_s(
         (disk_bytes, rates.disk_bytes_per_s),
@@ -91,10 +129,13 @@ def restore_or_prefill(
         return Decision(True, "not_measured", restore_s, prefill_s)
     if restore_s <= prefill_s:
         return Decision(True, "restore_is_faster", restore_s, prefill_s)
+    bus_s = _total_s((memory_bytes + disk_bytes, rates.bus_bytes_per_s))
+    if disk_bytes and bus_s is not None and bus_s < prefill_s and prefill_s >= _LEAST_TRIAL_S:
+        return Decision(True, "trial", restore_s, prefill_s)
     return Decision(False, "prefill_is_faster", restore_s, prefill_s)
 
 
-def _total_s(*steps: tuple[int, float | None]) -> float | None:
+def _total_s(*steps: tuple[float, float | None]) -> float | None:
     """The total time of the (amount, rate) steps, None if a rate that matters is not known."""
     total_s = 0.0
     for amount, rate in steps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import weakref
 from array import array
 from collections.abc import AsyncIterator, Callable
@@ -38,6 +39,10 @@ class Heard:
         self.added: list = []
         self.removed: list = []
         self.others: list = []
+        self.come: list = []
+
+    def reading(self, come) -> None:
+        self.come.append(come)
 
     def fetched(self, key: bytes, result) -> None:
         self.fetches.append((key, result))
@@ -215,6 +220,30 @@ async def test_a_passing_fault_of_the_disk_loses_nothing(tmp_path):
         await until(lambda: heard.fetches)
     assert heard.fetches[0][1].reason is MissReason.IO_ERROR
     assert len(list(tmp_path.glob("*/*.safetensors"))) == 1
+
+
+async def test_a_read_is_told_of_and_can_be_given_up(tmp_path):
+    """It is a miss that keeps the file, and no fault of the disk."""
+    may_go = threading.Event()
+    may_go.set()
+    files = FaultyFiles(lambda: may_go.wait(DEADLINE_S), before="open")
+    async with serving(tmp_path, files) as (worker, heard):
+        write(worker, node := kept(1, num_tokens=1 << 12))
+        await until(lambda: len(heard.writes) == 2)
+        may_go.clear()
+        worker.read([ReadOrder(node.key, with_end=True)])
+        await until(lambda: {node.key: 0} in heard.come)
+        worker.give_up([node.key])
+        await until(lambda: worker._reading[node.key].is_given_up)
+        may_go.set()
+        await until(lambda: heard.fetches)
+        assert heard.fetches[0][1].reason is MissReason.PREFILL_IS_FASTER
+        worker.read([ReadOrder(node.key, with_end=True)])
+        await until(lambda: len(heard.fetches) == 2)
+        assert heard.fetches[1][1].num_bytes > 0
+        told = len(heard.come)
+        await asyncio.sleep(3 * module.PROGRESS_S)
+        assert len(heard.come) <= told + 1, "nothing is told while nothing is read"
 
 
 async def test_an_order_that_fails_is_reported(tmp_path):

@@ -13,6 +13,7 @@ from tests.prompts import lease_of
 
 PROMPT = [1, 2, 3, 4] * 75
 SLOW_DISK = Rates(disk_bytes_per_s=1.0, bus_bytes_per_s=1e9, prefill_tokens_per_s=1e6)
+PREFILL_S = 10.0  # of the prompt, which no test waits for
 
 
 def on_disk(**limits) -> Bench:
@@ -40,6 +41,46 @@ def test_a_slow_disk_is_not_read_and_assumed_faster_next_time():
     assert lease.fault is MissReason.PREFILL_IS_FASTER
     assert lease.match.num_tokens == 0 and not bench.disk.reads
     assert decision.rates.disk_bytes_per_s > SLOW_DISK.disk_bytes_per_s
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5])
+def test_a_prompt_waits_for_a_disk_only_as_long_as_the_rest_comes_sooner(share: float):
+    """Once a fifteenth of the time has passed that running the prompt takes."""
+    bench = on_disk()
+    bench.prefixes._decision.rates = Rates(prefill_tokens_per_s=len(PROMPT) / PREFILL_S)
+    lease = bench.lease(PROMPT)
+    assert not bench.prefixes.prepare(lease, [])
+    come = {key: round(share * lease.num_ordered_bytes) for key in lease.awaited}
+    bench.prefixes.reading(come)
+    assert lease.awaited, "it is too early to say"
+    lease.started_s -= PREFILL_S / 15
+    bench.prefixes.reading(come)
+    if share == 0.5:
+        assert lease.awaited and not bench.disk.given_up
+        return
+    assert sorted(bench.disk.given_up) == sorted(bench.disk.reads)
+    assert bench.prefixes.prepare(lease, [])
+    assert (lease.decision, lease.fault) == ("prefill_is_faster", MissReason.PREFILL_IS_FASTER)
+    assert lease.match.num_tokens == 0
+
+
+def test_what_another_prompt_waits_for_is_still_read():
+    bench = on_disk()
+    bench.prefixes._decision.rates = Rates(prefill_tokens_per_s=len(PROMPT) / PREFILL_S)
+    first, second = bench.lease(PROMPT), bench.lease(PROMPT)
+    assert not bench.prefixes.prepare(first, []) and not bench.prefixes.prepare(second, [])
+    first.started_s -= PREFILL_S / 15
+    bench.prefixes.reading({})
+    assert not first.awaited and second.awaited and not bench.disk.given_up
+
+
+def test_a_disk_that_was_slow_is_tried_for_a_long_prompt():
+    bench = on_disk()
+    slow = Rates(disk_bytes_per_s=1.0, bus_bytes_per_s=1e9, prefill_tokens_per_s=30.0)
+    bench.prefixes._decision.rates = slow
+    lease = bench.lease(PROMPT)
+    assert not bench.prefixes.prepare(lease, [])
+    assert lease.decision == "trial"
 
 
 def test_a_disk_is_waited_for_as_long_as_running_the_tokens_could_take():

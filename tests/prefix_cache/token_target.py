@@ -187,6 +187,7 @@ class FakeDisk:
         self.jobs: list[Callable[[PrefixCache, Miss | None], None]] = []
         self.reads: list[bytes] = []
         self.timeouts_s: list[float | None] = []  # of these reads
+        self.given_up: list[bytes] = []
         self.written: list[bytes] = []
         self.ends_written: list[bytes] = []
         self.quarantined: list[bytes] = []
@@ -200,6 +201,9 @@ class FakeDisk:
             self.reads.append(order.key)
             self.timeouts_s.append(order.timeout_s)
             self.jobs.append(lambda p, fault, o=order: p.fetched(o.key, fault or self._fetch(o)))
+
+    def give_up(self, keys: Sequence[bytes]) -> None:
+        self.given_up += keys
 
     def write(self, node: HalfNode) -> None:
         def job(prefixes: PrefixCache, fault: Miss | None) -> None:

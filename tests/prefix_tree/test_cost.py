@@ -2,7 +2,13 @@
 
 import pytest
 
-from luceasync.prefix_tree.cost import Rates, patience_s, restore_or_prefill
+from luceasync.prefix_tree.cost import (
+    Rates,
+    is_given_up,
+    patience_s,
+    prefill_work,
+    restore_or_prefill,
+)
 
 MIB = 1 << 20
 RATES = Rates(disk_bytes_per_s=1e9, bus_bytes_per_s=1e10, prefill_tokens_per_s=1000.0)
@@ -24,7 +30,8 @@ def test_files_are_read_and_all_bytes_cross_the_bus():
     ("num_tokens", "memory_bytes", "disk_bytes", "restore", "reason"),
     [
         (1000, 10**9, 0, True, "restore_is_faster"),
-        (1000, 0, 10**9, False, "prefill_is_faster"),
+        (1000, 10**11, 10**9, False, "prefill_is_faster"),  # the bus alone takes longer
+        (1000, 0, 10**9, True, "trial"),  # the page cache may hold the files
         (5, 0, 10**7, False, "prefill_is_faster"),
         (5000, 0, 10**9, True, "restore_is_faster"),
     ],
@@ -69,10 +76,54 @@ def test_a_small_late_file_does_not_count_as_a_slow_disk():
 def test_a_disk_that_was_slow_once_is_tried_again():
     rates = RATES.observed("disk_bytes_per_s", 10 * MIB, 60.0)
     for _ in range(200):
-        if decide(1000, 0, 10**8, rates).restore:
+        if decide(50, 0, 10**7, rates).restore:
             return
         rates = rates.after_refusal()
     raise AssertionError(rates)
+
+
+TICK_S = 0.01  # between two looks at a read
+
+
+def first_token_s(prefill_s: float, read_s: float, seek_s: float = 0.0) -> float:
+    """When a prompt goes on whose files come at one rate, after a seek, if it may give up."""
+    num_bytes, rates = 10**9, Rates(prefill_tokens_per_s=1000.0 / prefill_s)
+    now_s = 0.0
+    while (now_s := now_s + TICK_S) < seek_s + read_s:
+        num_come = max(0, round(num_bytes * (now_s - seek_s) / read_s))
+        if is_given_up(1000, num_bytes=num_bytes, num_come=num_come, elapsed_s=now_s, rates=rates):
+            return now_s + prefill_s
+    return seek_s + read_s
+
+
+@pytest.mark.parametrize("prefill_s", [0.1, 0.3, 1.44, 20.0])
+@pytest.mark.parametrize("ratio", [0.05, 0.5, 0.9, 1.0, 1.04, 1.1, 2.0, 100.0])
+def test_a_first_restore_is_hardly_later_than_the_better_way(prefill_s: float, ratio: float):
+    found_s = first_token_s(prefill_s, ratio * prefill_s)
+    assert found_s <= 1.1 * min(1.0, ratio) * prefill_s + 1e-9
+    assert found_s == ratio * prefill_s or ratio > 1.0
+
+
+def test_a_read_that_does_not_begin_is_given_up_soon():
+    assert first_token_s(1.0, 0.1, seek_s=30.0) <= 1.1
+
+
+def test_no_read_is_given_up_for_a_prefill_of_unknown_speed():
+    assert not is_given_up(1000, num_bytes=9, num_come=0, elapsed_s=99.0, rates=Rates())
+
+
+def test_what_is_left_must_cross_the_bus_too():
+    rates = Rates(bus_bytes_per_s=1e9, prefill_tokens_per_s=1000.0)
+    left = {"num_bytes": 10**9, "num_come": 10**8, "elapsed_s": 0.1}  # 0.9 s are left
+    assert is_given_up(1000, **left, rates=rates)
+    assert not is_given_up(2000, **left, rates=rates)
+
+
+def test_tokens_cost_more_the_more_they_see():
+    assert prefill_work(0, 2048, None) == 2048
+    assert prefill_work(0, 2000, 1000.0) == 4000
+    halves = prefill_work(0, 1000, 500.0), prefill_work(1000, 2000, 500.0)
+    assert sum(halves) == prefill_work(0, 2000, 500.0) and halves[1] == 2 * halves[0]
 
 
 def test_a_disk_is_not_waited_for_much_longer_than_running_the_tokens_takes():
