@@ -207,14 +207,14 @@ async def test_requests_waiting_when_a_process_dies_are_served_afterwards(
     texts = [f"question {i}" for i in range(7)]  # four of them have a lane
     there = running(tiny_dir, tmp_path / "several", "two", pool_tokens=pool_tokens)
     async with there as engine:
-        alone = [await ask(engine, text, num_tokens=120) for text in texts]
+        told = await asyncio.gather(*(ask(engine, text, num_tokens=120) for text in texts))
         asking = [asyncio.create_task(ask(engine, text, num_tokens=120)) for text in texts]
         await until(lambda: engine.status().num_running == 4)
         kill_first()
         answers = await asyncio.gather(*asking)
     assert [answer.finish.reason for answer in answers].count("error") == 4
-    for answer, told in zip(answers, alone, strict=True):
-        assert answer.finish.reason == "error" or answer.ids == told.ids
+    for answer, before in zip(answers, told, strict=True):
+        assert answer.finish.reason == "error" or answer.ids == before.ids
 
 
 @pytest.mark.covered(0)

@@ -13,13 +13,13 @@ from luceasync.engine import scheduler as roster_module
 from luceasync.engine import streams as stream_module
 from luceasync.engine.admission import Capacity
 from luceasync.engine.engine import LocalEngine
-from luceasync.engine.scheduler import MIN_TURN_TOKENS
 from luceasync.errors import QueueFull
 from luceasync.request import Request, Sampling, Stream
 from tests.engine.pumps import CountingTarget, make_pump
 from tests.engine.test_engine import DEADLINE_S, ask, read, until_idle
 
 NUM_GREEDY = 68
+TURN_TOKENS = 16  # shorter turns than a server's, for shorter answers
 SEEDED = Sampling(temperature=1.0, seed=11, frequency_penalty=0.3)
 
 
@@ -77,21 +77,22 @@ async def test_a_lane_is_had_within_a_bounded_number_of_steps(start_engine, monk
 
 @pytest.mark.covered(0)
 @pytest.mark.slow
-async def test_an_answer_that_had_to_wait_says_what_it_would_have_said(start_engine):
-    request = ask(max_tokens=200, sampling=SEEDED)
+async def test_an_answer_that_had_to_wait_says_what_it_would_have_said(start_engine, monkeypatch):
+    monkeypatch.setattr(roster_module, "MIN_TURN_TOKENS", TURN_TOKENS)
+    request = ask(max_tokens=100, sampling=SEEDED)
     async with start_engine(parallel=2) as engine:
         alone, _, _ = await read(await engine.open(request))
         streams: list[Stream] = []
         for _ in range(3):
             streams.append(await engine.open(of("a", request)))
         first = await anext(streams[1])
-        while engine.status().decoded_tokens_total < 200 + 2 * MIN_TURN_TOKENS:
+        while engine.status().decoded_tokens_total < 100 + 2 * TURN_TOKENS:
             await asyncio.sleep(0.005)
         other = asyncio.create_task(read(await engine.open(of("b", request))))
         texts = [await read(stream) for stream in streams]
         assert (await other)[0] == alone
     assert [texts[0][0], first.text + texts[1][0], texts[2][0]] == [alone] * 3
-    assert {finish.usage.completion_tokens for _, finish, _ in texts} == {200}
+    assert {finish.usage.completion_tokens for _, finish, _ in texts} == {100}
 
 
 @pytest.mark.slow
@@ -99,7 +100,8 @@ async def test_an_answer_that_had_to_wait_says_what_it_would_have_said(start_eng
 async def test_of_two_answers_with_one_lane_both_go_on(start_engine, monkeypatch):
     """Beside another client's there is one lane for both: neither waits for the other's end."""
     monkeypatch.setattr(roster_module, "MAX_STANDING_S", 0.0)
-    request = ask(max_tokens=400, sampling=SEEDED)
+    monkeypatch.setattr(roster_module, "MIN_TURN_TOKENS", TURN_TOKENS)
+    request = ask(max_tokens=120, sampling=SEEDED)
 
     async def follow(stream: Stream) -> tuple[str, int]:
         texts, longest, last = list[str](), 0, 0
@@ -116,11 +118,11 @@ async def test_of_two_answers_with_one_lane_both_go_on(start_engine, monkeypatch
         following = [asyncio.create_task(follow(stream)) for stream in both]
         while engine.status().decode_steps_total < num_before + 2:
             await asyncio.sleep(0.005)
-        other = await engine.open(of("b", ask(max_tokens=400)))
+        other = await engine.open(of("b", ask(max_tokens=120)))
         beside = asyncio.create_task(follow(other))
         for text, longest in await asyncio.gather(*following):
             assert text == alone
-            assert longest < 3 * MIN_TURN_TOKENS
+            assert longest < 3 * TURN_TOKENS
         await beside
 
 
