@@ -147,7 +147,7 @@ def doctor(config: Config) -> None:
 
 
 @app.command()
-@with_config()
+@with_config(quiet=True)  # what is wrong with its settings is in the server's own log
 def health(config: Config) -> None:
     """Ask the server that runs here whether it is ready; exit with 1 if not.
 

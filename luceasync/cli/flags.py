@@ -7,6 +7,7 @@ Owns the bridge between options.py and typer; the only reader of os.environ.
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -49,10 +50,10 @@ FOREIGN_FLAGS = {
 
 
 def with_config(
-    *names: str, environ: Mapping[str, str] = os.environ
+    *names: str, environ: Mapping[str, str] = os.environ, quiet: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add the flags of these sections or single options; the command gets the resulting Config as
-    its argument `config`.
+    its argument `config`. If `quiet`, it logs no warnings, of settings and later.
 
     Variables, those of `environ`, and the TOML file may set everything, whichever flags the command
     has.
@@ -61,6 +62,8 @@ def with_config(
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def run(config_path: str | None = None, **values: Any) -> None:
+            if quiet:
+                logging.getLogger("luceasync").setLevel(logging.ERROR)
             flags = {option.name: _typed(option, values) for option in options}
             path = config_path or environ.get(CONFIG_VARIABLE)
             config = load_config(flags, environ, Path(path) if path else None)

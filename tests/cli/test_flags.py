@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -45,6 +47,20 @@ def test_the_config_flag_wins_over_its_variable(app, tmp_path):
         app, ["/m", "--config", str(path)], env={"LUCEASYNC_CONFIG": "/none"}
     )
     assert result.output.endswith("9 () ()\n")
+
+
+def test_a_quiet_command_leaves_warnings_to_the_server(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, "luceasync")  # what the command sets ends with the test
+    keys = tmp_path / "keys"
+    keys.write_text("sesame\n")
+    keys.chmod(0o644)
+    for quiet, num_warnings in ((False, 1), (True, 0)):
+        app = typer.Typer()
+        app.command()(with_config(quiet=quiet)(lambda config: typer.echo(config.server.api_keys)))
+        caplog.clear()
+        result = CliRunner().invoke(app, [], env={"LUCEASYNC_API_KEY_FILE": str(keys)})
+        assert result.output == "('sesame',)\n"
+        assert len(caplog.messages) == num_warnings
 
 
 @pytest.mark.parametrize(("flags", "ddtree"), [([], True), (["--no-ddtree"], False)])
