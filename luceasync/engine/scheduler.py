@@ -239,8 +239,12 @@ class Scheduler:
         resumes = self._num_resumed < MAX_RESUMED
         index = next_prefill(prompts, self._last_chunk, resumes=resumes)
         chosen = prefilling[index]
-        for g in prefilling[:index]:
-            g.num_skipped += g.client == chosen.client
+        own = [g for g in prefilling if g.client == chosen.client]
+        for g in own[: own.index(chosen)]:
+            g.num_skipped += 1
+        if chosen.num_skipped >= MAX_SKIPPED:  # the next chunk is for a shorter one again
+            for g in own:
+                g.num_skipped = min(g.num_skipped, MAX_SKIPPED - 1)
         chosen.num_skipped = 0
         self._num_resumed = self._num_resumed + 1 if prompts[index].is_resumed else 0
         self._last_chunk[chosen.client] = self._num_chunks

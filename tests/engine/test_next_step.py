@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count, pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -87,6 +91,79 @@ def test_later_prompts_of_a_client_hold_up_none_for_ever():
     assert next_prefill([held_up, unfinished(num_left=1)], {}, resumes=False) == 0
     urgent = unfinished(num_left=1, priority=-1)
     assert next_prefill([held_up, urgent], {}, resumes=False) == 1
+
+
+CHUNK = 256
+
+
+def waiting(num_tokens: int, client: str = "a") -> Any:
+    """As much of a generation as the choice of a chunk looks at."""
+    request = SimpleNamespace(priority=0)
+    return SimpleNamespace(
+        client=client,
+        prepared=SimpleNamespace(request=request),
+        to_prefill=range(num_tokens),
+        num_prefilled=0,
+        num_skipped=0,
+        has_spoken=False,
+    )
+
+
+def next_chunk(scheduler: Scheduler, prompts: list[Any]) -> Any:
+    """The prompt that gets the next chunk; a whole one leaves `prompts`."""
+    chosen = scheduler.next_prefill(prompts)
+    chosen.num_prefilled += CHUNK
+    if chosen.num_prefilled >= len(chosen.to_prefill):
+        prompts.remove(chosen)
+    return chosen
+
+
+def chunks_before(lengths: Sequence[int], num_chunks: int, client: str = "a") -> int:
+    """How many chunks others get before the only one of a short question of `client`, which comes
+    after `num_chunks` chunks of prompts of client a.
+    """
+    scheduler, prompts = Scheduler(8), [waiting(length) for length in lengths]
+    for _ in range(num_chunks):
+        next_chunk(scheduler, prompts)
+    question = waiting(30, client)
+    prompts.append(question)
+    return next(n for n in count() if next_chunk(scheduler, prompts) is question)
+
+
+@pytest.mark.parametrize("lengths", [[7500] * 3, [7500, 7400, 7300], [9000, 4000, 7000, 8000]])
+def test_a_question_waits_as_long_beside_several_long_prompts_as_beside_one(lengths):
+    """Whenever it comes: for the chunk that runs, and now and then for one that was held up."""
+    num_chunks = sum(-(-length // CHUNK) for length in lengths)
+    assert {chunks_before(lengths[:1], begin) for begin in range(1, 29)} == {0}
+    waits = [chunks_before(lengths, begin) for begin in range(1, num_chunks)]
+    assert max(waits) <= 1 and sum(waits) <= num_chunks / MAX_SKIPPED
+    assert {chunks_before(lengths, begin, "b") for begin in range(1, num_chunks)} == {0}
+
+
+def test_long_prompts_are_read_one_after_the_other_beside_short_ones():
+    """So that the first of them is read no later than if each had been read in order."""
+    scheduler, prompts = Scheduler(8), [waiting(7500) for _ in range(3)]
+    first, num_own = prompts[0], 0
+    for number in count():
+        if number % 10 == 5:
+            prompts.append(waiting(30))
+        num_own += next_chunk(scheduler, prompts) is first
+        if first not in prompts:
+            break
+    assert num_own == -(-7500 // CHUNK) and number <= 1.3 * num_own
+
+
+def test_a_long_prompt_gets_chunks_beside_any_number_of_short_ones():
+    scheduler, prompts = Scheduler(8), [waiting(7500), waiting(7500)]
+    long = prompts[:]
+    chosen = []
+    for _ in range(300):
+        prompts.append(waiting(30))
+        chosen.append(next_chunk(scheduler, prompts))
+    for each in long:
+        assert sum(c is each for c in chosen) >= 300 // (2 * MAX_SKIPPED)
+    pairs = pairwise([any(c is each for each in long) for c in chosen])
+    assert not any(all(pair) for pair in pairs)
 
 
 def test_a_chunk_for_a_resumed_answer_goes_to_one_if_there_is_one():
