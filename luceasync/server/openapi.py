@@ -6,6 +6,7 @@ ranges that are checked elsewhere. Knows no API family.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -76,21 +77,33 @@ HEAD = (
 
 
 class OpenApiPages:
-    """The document and its page, built once."""
+    """The document and its page. Building them takes 40 ms, so that is left to the first request
+    for either, and to a thread.
+    """
 
     def __init__(self, families: Sequence[ApiFamily], pages: Iterable[Route]) -> None:
-        self._document = document(families, pages)
-        self._page = HEAD + "".join(_lines(self._document)) + "</main></html>"
+        self._families = families
+        self._pages = list(pages)
+        self._built: tuple[dict[str, Any], str] | None = None
 
     @property
     def routes(self) -> list[Route]:
         return [Route("/openapi.json", self.as_json), Route("/docs", self.as_page)]
 
     async def as_json(self, request: Request) -> Response:
-        return json_response(self._document)
+        found, _ = await asyncio.to_thread(self._build)
+        return json_response(found)
 
     async def as_page(self, request: Request) -> Response:
-        return HTMLResponse(self._page, headers=HEADERS)
+        _, page = await asyncio.to_thread(self._build)
+        return HTMLResponse(page, headers=HEADERS)
+
+    def _build(self) -> tuple[dict[str, Any], str]:
+        """The document and the page, built once."""
+        if self._built is None:
+            found = document(self._families, self._pages)
+            self._built = found, HEAD + "".join(_lines(found)) + "</main></html>"
+        return self._built
 
 
 def document(families: Sequence[ApiFamily], pages: Iterable[Route]) -> dict[str, Any]:
