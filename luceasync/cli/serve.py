@@ -206,4 +206,5 @@ def ready_lines(card: ModelCard, num_lanes: int) -> list[str]:
     return [
         f"Ready: {names}, {lanes} of {card.max_ctx_tokens} tokens of context",
         *(f"- {reason}" for reason in card.reasons),
+        *([] if card.takes_chats else ["- no chat template: /v1/completions only, no chats"]),
     ]
