@@ -227,7 +227,7 @@ class StartTrial:
                 messages, tools, add_generation_prompt=add_generation_prompt, **kwargs
             )
         except TemplateOverrun as error:
-            self._refuse(error.excess)
+            self._refuse(f"{error.excess} for a short chat")
         finally:
             self._spent_s += time.monotonic() - begin
             if self._spent_s > self._limit_s:
