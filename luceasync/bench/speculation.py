@@ -247,14 +247,19 @@ def bench_rounds(
 
 
 def draft_config(target: Shape) -> dict[str, object]:
-    """A drafter such as are published for targets of this size."""
+    """A drafter such as are published for targets of this size; of a target that is too shallow for
+    their rule it reads every layer.
+    """
+    num_layers = target["num_hidden_layers"]
+    is_shallow = num_layers - 4 < DRAFT_LAYERS - 1
+    taps = {"target_layer_ids": [*range(num_layers)]} if is_shallow else {}
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
     return {name: target[name] for name in names} | {
         "head_dim": target["head_dim"],
         "num_hidden_layers": DRAFT_LAYERS,
         "rope_theta": 1e6,
         "block_size": max(shape.block for shape in ROUND_SHAPES),
-        "dflash_config": {"mask_token_id": 9},
+        "dflash_config": {"mask_token_id": 9} | taps,
     }
 
 

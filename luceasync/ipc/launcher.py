@@ -36,6 +36,7 @@ LEASH = Path(__file__).with_name("leash.py")
 # Variables of this process's environment that mislead the Python of another one.
 NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", VARIABLE)
 ALSO_SET = {"OMP_WAIT_POLICY": "passive"}  # threads that wait leave the cores to other processes
+MAX_FIRST_LINE_BYTES = 512
 END_S = 10.0
 START_S = 60.0  # until the program begins: its file may lie on a slow disk
 
@@ -204,7 +205,12 @@ class LocalLauncher:
             stderr=subprocess.PIPE,
             pass_fds=[fd for fd in fds if fd >= 0],
             start_new_session=True,  # Ctrl-C at a terminal is for this process alone
-            env=child_environment(os.environ, self._program.environment, wiring),
+            env=child_environment(
+                os.environ,
+                self._program.environment,
+                wiring,
+                same_python=runs_our_python(self._program.executable),
+            ),
         )
 
 
@@ -215,9 +221,28 @@ def _shut(sock: socket.socket) -> None:
     sock.close()
 
 
+def runs_our_python(executable: Path) -> bool:
+    """Whether the program is a script for the Python that runs this process, by the path in its
+    first line: links of several environments lead to one Python.
+    """
+    try:
+        with executable.open("rb") as file:
+            first = file.readline(MAX_FIRST_LINE_BYTES)
+    except OSError:
+        return False
+    return first.startswith(b"#!") and first[2:].strip() == os.fsencode(sys.executable)
+
+
 def child_environment(
-    own: Mapping[str, str], added: Mapping[str, str], wiring: Wiring
+    own: Mapping[str, str],
+    added: Mapping[str, str],
+    wiring: Wiring,
+    *,
+    same_python: bool = False,
 ) -> dict[str, str]:
-    """The variables of a child in another Python environment; `added` replaces others."""
-    kept = {name: value for name, value in own.items() if name not in NOT_INHERITED}
+    """The variables of a child; `added` replaces others. `same_python`: it finds its packages where
+    this process does; otherwise it is in another Python environment.
+    """
+    left_out = {*NOT_INHERITED} - ({"PYTHONPATH"} if same_python else set())
+    kept = {name: value for name, value in own.items() if name not in left_out}
     return {**kept, **ALSO_SET, **added, VARIABLE: msgspec.json.encode(wiring).decode()}

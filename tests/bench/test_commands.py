@@ -43,9 +43,10 @@ def test_prefill_has_a_row_for_each_length() -> None:
 
 
 @pytest.mark.slow
-def test_speculation_compares_verify_passes_and_rounds_with_steps() -> None:
+@pytest.mark.parametrize("shape", ["small", "small-hybrid"])
+def test_speculation_compares_verify_passes_and_rounds_with_steps(shape: str) -> None:
     sizes = ("--contexts", "64", "--lanes", "1", "--dtype", "fp32", "--rounds", "1")
-    verify, rounds = rows_of("speculation", "--shape", "small-hybrid", *sizes)
+    verify, rounds = rows_of("speculation", "--shape", shape, *sizes)
     assert verify["chain of 16"] > 0 and verify["tree of 60"] > 0
     assert rounds["block 16"] > 0 and rounds["block 16, tree 60"] > 0
 
@@ -78,7 +79,7 @@ def test_serve_counts_every_token() -> None:
 
 @pytest.mark.slow
 def test_serve_tells_how_long_a_question_waits_beside_long_prompts() -> None:
-    sizes = ("--dtype", "fp32", "--sentences", "60", "--rounds", "1")
+    sizes = ("--dtype", "fp32", "--sentences", "20", "--rounds", "1")
     rows = rows_of("serve", "--only", "question", *sizes)
     assert [row["what"] for row in rows][:3] == [
         "first token, alone",
@@ -86,6 +87,7 @@ def test_serve_tells_how_long_a_question_waits_beside_long_prompts() -> None:
         "first token, beside three",
     ]
     assert all(row["this"] > 0 for row in rows)
+    assert [row["ratio"] for row in rows if "ratio" in row][0].startswith("first token, beside")
 
 
 @pytest.mark.slow

@@ -18,7 +18,13 @@ import pytest
 from luceasync.errors import ChannelClosed, ConfigError, PeerMismatch, Unavailable
 from luceasync.ipc import launcher as launcher_module
 from luceasync.ipc.channel import Statement, greet
-from luceasync.ipc.launcher import LocalLauncher, LocalProcess, Program, child_environment
+from luceasync.ipc.launcher import (
+    LocalLauncher,
+    LocalProcess,
+    Program,
+    child_environment,
+    runs_our_python,
+)
 from luceasync.ipc.memory import SealedMemory
 from luceasync.ipc.supervised import Heartbeat
 from luceasync.ipc.wiring import VARIABLE, Rings, Wiring, open_rings
@@ -133,6 +139,27 @@ def test_what_is_added_to_the_environment_wins() -> None:
     made = child_environment(own, {"OMP_WAIT_POLICY": "mine", VARIABLE: "mine"}, wiring)
     assert made.pop(VARIABLE) != "mine"
     assert made == {"PATH": "/bin", "OMP_WAIT_POLICY": "mine"}
+
+
+@pytest.mark.parametrize(
+    ("first_line", "is_passed"),
+    [
+        (f"#!{sys.executable}", True),
+        ("#!/other/bin/python", False),
+        (f"#!/bin/sh {sys.executable}", False),
+        ("\x7fELF", False),
+    ],
+)
+def test_packages_found_by_a_variable_are_found_by_programs_of_the_same_python(
+    tmp_path: Path, first_line: str, is_passed: bool
+) -> None:
+    program = tmp_path / "program"
+    program.write_text(f"{first_line}\nimport luceasync\n")
+    wiring = Wiring(session=1, control=3, ring_bytes=(), written=1, read=0)
+    own = {"PYTHONPATH": "/packages", "PYTHONHOME": "/x"}
+    made = child_environment(own, {}, wiring, same_python=runs_our_python(program))
+    assert (made.get("PYTHONPATH") == "/packages") is is_passed
+    assert "PYTHONHOME" not in made
 
 
 def test_memory_that_is_lent_is_the_same_memory(launch: Launch) -> None:
