@@ -139,8 +139,126 @@ def _types_of_values(schema: Schema) -> set[str]:
     return found
 
 
+class UnkeptKeyword(Exception):
+    """A schema cannot be written as alternatives because of the keyword that is the argument."""
+
+
+MAX_ALTERNATIVES = 64
+_COMBINING = frozenset({"$ref", "allOf", "anyOf", "oneOf", "$defs", "definitions"})
+_SILENT = frozenset({"description", "title", "default", "examples", "deprecated", "$comment"})
+_GREATER = frozenset({"minLength", "minimum", "exclusiveMinimum", "minItems", "minProperties"})
+_LESS = frozenset({"maxLength", "maximum", "exclusiveMaximum", "maxItems", "maxProperties"})
+
+
+def alternatives(schema: Any, root: Schema, *, strict: bool) -> list[dict[str, Any]]:
+    """Schemas of one type at most, without references or combinations, one of which a value must
+    match; empty if nothing can. Raises UnkeptKeyword, if `strict` also for a "oneOf" whose parts
+    may overlap.
+    """
+    return _alternatives(schema, root, strict, frozenset())
+
+
+def _alternatives(
+    schema: Any, root: Schema, strict: bool, seen: frozenset[int]
+) -> list[dict[str, Any]]:
+    if not isinstance(schema, Mapping):
+        return [] if schema is False else [{}]
+    if id(schema) in seen:
+        raise UnkeptKeyword("$ref")
+    seen |= {id(schema)}
+    found = [{word: value for word, value in schema.items() if word not in _COMBINING}]
+    if strict and isinstance(schema.get("$ref"), str) and _referred(schema["$ref"], root) is None:
+        raise UnkeptKeyword("$ref")
+    for parts in _combined(schema, root):
+        options = [
+            (i, each)
+            for i, part in enumerate(parts)
+            for each in _alternatives(part, root, strict, seen)
+        ]
+        if strict and parts is schema.get("oneOf") and _overlap(options):
+            raise UnkeptKeyword("oneOf")
+        merged = (_merged(one, other) for one in found for _, other in options)
+        found = [each for each in merged if each is not None]
+        if len(found) > MAX_ALTERNATIVES:
+            raise UnkeptKeyword("anyOf")
+    return [each for one in found for each in _by_type(one)]
+
+
+def _combined(schema: Schema, root: Schema) -> Iterator[list[Any]]:
+    """Lists of schemas; a value matches at least one of each list."""
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        yield [_referred(reference, root)]
+    parts = schema.get("allOf")
+    for part in parts if isinstance(parts, list) else ():
+        yield [part]
+    for word in ("anyOf", "oneOf"):
+        if isinstance(options := schema.get(word), list):
+            yield options
+
+
+def _overlap(options: list[tuple[int, dict[str, Any]]]) -> bool:
+    """Whether a value may match alternatives of two parts."""
+    kinds: dict[str, int] = {}
+    for i, each in options:
+        for kind in types_of(each, {}) or ("",):
+            kind = "number" if kind == "integer" else kind
+            if kinds.setdefault(kind, i) != i or ("" in kinds and len(kinds) > 1):
+                return True
+    return False
+
+
+def _by_type(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    kinds = schema.get("type")
+    if not isinstance(kinds, list):
+        yield schema
+        return
+    for kind in kinds:
+        yield {**schema, "type": kind}
+
+
+def _merged(one: Schema, other: Schema) -> dict[str, Any] | None:
+    """The schema of what matches both; None if nothing does. Raises UnkeptKeyword."""
+    merged = dict(one)
+    for word, value in other.items():
+        own = merged.get(word, value)
+        if own == value or word in _SILENT:
+            merged.setdefault(word, value)
+        elif word == "type":
+            both = _kinds(own) & _kinds(value)
+            if not both:
+                return None
+            merged[word] = sorted(both)
+        else:
+            merged[word] = _both(word, own, value)
+    return merged
+
+
+def _both(word: str, own: Any, value: Any) -> Any:
+    """What a keyword means together with another value of it. Raises UnkeptKeyword."""
+    match own, value:
+        case ((int() | float()), (int() | float())) if word in _GREATER | _LESS:
+            return max(own, value) if word in _GREATER else min(own, value)
+        case list(), list() if word == "enum":
+            return [each for each in own if each in value]
+        case list(), list() if word == "required":
+            return [*own, *(each for each in value if each not in own)]
+        case Mapping(), Mapping() if word == "properties":
+            shared = {n: {"allOf": [own[n], v]} for n, v in value.items() if n in own}
+            return {**own, **value, **shared}
+    raise UnkeptKeyword(word)
+
+
+def _kinds(listed: Any) -> set[str]:
+    """The types of the keyword "type"; an integer is a number."""
+    kinds = {listed} if isinstance(listed, str) else set(listed)
+    return kinds | ({"integer"} if "number" in kinds else set())
+
+
 def _referred(reference: str, root: Schema) -> Any:
-    """The schema at "#/$defs/name"; None if it is not in `root`."""
+    """The schema at "#" or "#/$defs/name"; None if it is not in `root`."""
+    if reference == "#":
+        return root
     if not reference.startswith("#/"):
         return None
     found: Any = root

@@ -12,7 +12,7 @@ from typing import Any
 
 from luceasync.text.answer import call_grammar, json_call, python_call, tagged_call
 from luceasync.text.answer.argument_types import ToolSchemas
-from luceasync.text.answer.call_grammar import CallGrammar, ToolFunction, WriteCall
+from luceasync.text.answer.call_grammar import CallGrammar, Notation, ToolFunction, WriteCall
 from luceasync.text.answer.growing_text import (
     FormatMismatch,
     GrowingText,
@@ -24,6 +24,7 @@ from luceasync.text.answer.tagged_call import AS_JSON, AS_STRING, GLM, QWEN, Tag
 
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
+ANALYSIS_TO = "<|channel|>analysis to="  # gpt-oss may name the recipient in other places too
 LFM2, LFM2_END = "<|tool_call_start|>", "<|tool_call_end|>"
 OLMO, OLMO_END = "<function_calls>", "</function_calls>"
 MISTRAL = NameWords("", "[TOOL_CALLS]", "[ARGS]", "", "")
@@ -82,6 +83,12 @@ DSML = TagWords(
 )
 DSML_V4 = replace(DSML, call="<｜DSML｜tool_calls>", call_end="</｜DSML｜tool_calls>")
 
+# An object, or a list, with the name of a tool, or with one that is spelled with escapes.
+_LOOKS_JSON = (
+    r"\s*(<\|python_tag\|>)?\s*[{\[](?s:.*)"
+    r'"(name|tool_name)"\s*:\s*"((NAMES)"|[^"]*\\)(?s:.*)'
+)
+
 Reader = Callable[[GrowingText, ToolSchemas], Reading[list[WrittenCall]]]
 
 
@@ -93,7 +100,9 @@ class CallFormat:
     `openings`: what a call may begin with; none is a prefix of another. `only_first`: a call is the
     whole answer, or follows another call. `read` parses calls from an opening on; `write` is the
     grammar of one, `between` separates two, `begin` and `end` surround them all. `signs`: what
-    every call in this notation contains.
+    every call in this notation contains. `anchor`: what each single call begins with, if openings
+    are those of several. `looks`: of those that are the whole answer, a regular expression for
+    what may be read as calls of the tools NAMES.
     """
 
     name: str
@@ -106,6 +115,8 @@ class CallFormat:
     end: str = ""
     only_first: bool = False
     in_channels: bool = False
+    anchor: str = ""
+    looks: str = ""
 
     def must_call(
         self,
@@ -128,13 +139,16 @@ class CallFormat:
         max_calls: int | None,
         places: Sequence[str] = (),
     ) -> CallGrammar | None:
-        """The grammar of an answer whose calls are valid; None if no tool is strict, or the
-        beginning of a call cannot be told from other text, or from that of a further one.
-        """
+        """The grammar of an answer whose calls are valid; None if no tool is strict."""
         functions = _functions(tools, places)
-        if self.only_first or self.begin or not any(function.strict for function in functions):
+        if not any(function.strict for function in functions):
             return None
-        return call_grammar.may_call(self.write, self.openings[0], functions, max_calls)
+        notation = Notation(self.openings, self.between, self.begin, self.end)
+        if self.looks:
+            names = "|".join(call_grammar.quoted(function.name) for function in functions)
+            looks = self.looks.replace("NAMES", names)
+            return call_grammar.may_be_calls(self.write, notation, functions, max_calls, looks)
+        return call_grammar.may_call(self.write, notation, functions, max_calls, self.anchor)
 
 
 def _functions(tools: Sequence[Mapping[str, Any]], places: Sequence[str]) -> list[ToolFunction]:
@@ -300,6 +314,7 @@ def _named_json(name: str, words: NameWords, prefix: str = "", suffix: str = "")
         between="",
         begin=words.section,
         end=words.section_end,
+        anchor=words.call,
     )
 
 
@@ -318,6 +333,7 @@ def _tags(name: str, words: TagWords) -> CallFormat:
         (words.call, words.function, words.parameter),
         begin=f"{words.call}\n" if words.call else "",
         end=f"\n{words.call_end}" if words.call else "",
+        anchor=words.function,
     )
 
 
@@ -330,7 +346,7 @@ def _read_none(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenC
 _ROWS = (
     CallFormat(
         "harmony",
-        ("<|channel|>commentary to=functions.",),
+        ("<|channel|>commentary to=functions.", "<|start|>assistant to=", ANALYSIS_TO),
         _read_none,
         call_grammar.named_json(
             "<|channel|>commentary to=functions.%s <|constrain|>json<|message|>", ""
@@ -444,6 +460,7 @@ _ROWS = (
         ('"name"', '"parameters"'),
         "; ",
         only_first=True,
+        looks=_LOOKS_JSON,
     ),
     CallFormat(
         "json-list",
@@ -455,6 +472,7 @@ _ROWS = (
         begin="[",
         end="]",
         only_first=True,
+        looks=_LOOKS_JSON,
     ),
     CallFormat(
         "pythonic",
@@ -466,6 +484,7 @@ _ROWS = (
         begin="[",
         end="]",
         only_first=True,
+        looks=r"\s*(<\|python_tag\|>)?\s*\[\s*(NAMES)\((?s:.*)",
     ),
 )
 FORMATS = {row.name: row for row in _ROWS}

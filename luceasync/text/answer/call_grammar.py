@@ -7,14 +7,36 @@ Knows no vocabulary and no model; luceasync.text.answer.call_formats parses such
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
-from luceasync.text.answer.argument_types import types_of
+from luceasync.errors import RequestError
+from luceasync.text.answer.argument_types import UnkeptKeyword, alternatives, types_of
 
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 # Keywords that may allow arguments besides those in "properties".
+DEFINITIONS = ("$defs", "definitions")
+ROOT = "root"  # the definition that holds a whole schema, for references to it
+# What cannot be enforced of an object whose members are written one by one.
+UNKEPT_OF_OBJECTS = (
+    "patternProperties", "minProperties", "maxProperties", "propertyNames", "not", "if",
+    "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties",
+)  # fmt: skip
+# As far as regular expressions can tell (RFC 3339, RFC 4122 and so on).
+_DATE, _TIME = r"\d{4}-[01]\d-[0-3]\d", r"[0-2]\d:[0-5]\d:[0-6]\d(\.\d+)?(Z|[+-][0-2]\d:[0-5]\d)"
+TEXT_FORMATS = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "email": r"[^\s@]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*",
+    "hostname": r"[A-Za-z0-9][A-Za-z0-9-]*(\.[A-Za-z0-9][A-Za-z0-9-]*)*",
+    "ipv4": r"((25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(25[0-5]|2[0-4]\d|1?\d?\d)",
+    "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+    "uri": r"[A-Za-z][A-Za-z0-9+.-]*:[^\s<>]+",
+}
+_ODD_PATTERN = re.compile(r"\(\?(?!:|[ims-]+:)|\\[1-9bBkpP]")  # not of every dialect
 OPEN_KEYWORDS = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")
 
 Schema = Mapping[str, Any]
@@ -80,9 +102,47 @@ class ToolFunction:
         """`schema`, a part of the parameters, made self-contained with the definitions that it may
         refer to. `names`: its path in them.
         """
-        shared = {w: self.parameters[w] for w in ("$defs", "definitions") if w in self.parameters}
         place = "".join(f".{name}" for name in names)
+        shared = {w: self.parameters[w] for w in DEFINITIONS if w in self.parameters}
+        if names and not all(_is_shared(each) for each in _references([schema, shared])):
+            shared = {"$defs": {ROOT: _rooted(self.parameters)}}
+            schema = _rooted(schema)
         return ArgumentsSchema({**shared, **schema}, self.strict, self.param + place)
+
+    def refuse(self, keyword: str, *names: str) -> NoReturn:
+        """Raise RequestError for a keyword of the part at `names`."""
+        place = self.param + "".join(f".{name}" for name in names)
+        raise RequestError(
+            f"Invalid value for '{place}': '{keyword}' cannot be enforced in the notation of this "
+            "model's calls; leave it out, or 'strict'.",
+            param=place,
+        )
+
+
+def _is_shared(reference: str) -> bool:
+    return reference.startswith(tuple(f"#/{word}/" for word in DEFINITIONS))
+
+
+def _references(part: Any) -> Iterator[str]:
+    """The references to the same document in `part`."""
+    if isinstance(part, Mapping):
+        if isinstance(reference := part.get("$ref"), str) and reference.startswith("#"):
+            yield reference
+        part = list(part.values())
+    for each in part if isinstance(part, list) else ():
+        yield from _references(each)
+
+
+def _rooted(part: Any) -> Any:
+    """`part` with references to a document that has moved to the definition ROOT."""
+    if isinstance(part, list):
+        return [_rooted(each) for each in part]
+    if not isinstance(part, Mapping):
+        return part
+    moved = {word: _rooted(value) for word, value in part.items()}
+    if isinstance(reference := part.get("$ref"), str) and reference.startswith("#"):
+        moved["$ref"] = f"#/$defs/{ROOT}{reference[1:]}"
+    return moved
 
 
 def _requires_others(schema: Schema) -> bool:
@@ -118,16 +178,78 @@ def _part(written: str) -> str:
     return f" {text(written)} " if written else ""
 
 
+@dataclass(frozen=True, slots=True)
+class Notation:
+    """How calls stand in a text: `begin`, calls with `between` two of them, `end`. `openings`: what
+    they may begin with there.
+    """
+
+    openings: Sequence[str]
+    between: str
+    begin: str = ""
+    end: str = ""
+
+
 def may_call(
-    write: WriteCall, opening: str, functions: Sequence[ToolFunction], max_calls: int | None
+    write: WriteCall,
+    notation: Notation,
+    functions: Sequence[ToolFunction],
+    max_calls: int | None,
+    anchor: str = "",
 ) -> CallGrammar:
-    """An answer of any text with calls in it, each of which is valid from `opening` on."""
+    """An answer of any text with calls in it, each of which is valid from its opening on. `anchor`:
+    what every single call begins with, if that is not the first opening; others do not come.
+    """
     grammar = CallGrammar()
-    call = _any(grammar, write, functions, opening)
-    before = grammar.rule("before", "/(?s:.*)/", f"[suffix={text(opening)}]")
-    times = "?" if max_calls == 1 else "*"
-    grammar.rules.append(f"start: ({before} {call}){times} /(?s:.*)/")
+    opening = anchor or notation.openings[0]
+    begin, end = ("", "") if anchor else (notation.begin, notation.end)
+    call = _any(grammar, write, functions, "" if begin else opening)
+    if begin:
+        more = "" if max_calls == 1 else f" ({text(notation.between)} {call})*"
+        rest = _part(begin[len(opening) :])
+        call = grammar.rule("calls", f"{rest}{call}{more}{_part(end)}")
+    others = [each for each in notation.openings if each != opening and anchor == ""]
+    said = grammar.rule("SAID", without(others))
+    before = grammar.rule("before", said, f"[suffix={text(opening)}]")
+    last = grammar.rule("LAST", without([*others, opening]))
+    if max_calls == 1:  # what follows it is no call, whatever it looks like
+        grammar.rules.append(f"start: {last} | {before} {call} /(?s:.*)/")
+    else:
+        grammar.rules.append(f"start: ({before} {call})* {last}")
     return grammar
+
+
+def may_be_calls(
+    write: WriteCall,
+    notation: Notation,
+    functions: Sequence[ToolFunction],
+    max_calls: int | None,
+    looks: str,
+) -> CallGrammar:
+    """An answer that is valid calls, or any text but one that `looks` matches, a regular expression
+    for what is read as calls.
+    """
+    grammar = CallGrammar()
+    written = [write(grammar, function) for function in functions]
+    call = grammar.rule("call", " | ".join(written))
+    more = "" if max_calls == 1 else f" ({text(notation.between)} {call})*"
+    # One literal up to the name: a part of it would be taken for the beginning of other text.
+    first = " | ".join(text(notation.begin)[:-1] + each[1:] for each in written)
+    calls = grammar.rule("calls", f"({first}){more}{_part(notation.end)}")
+    said = grammar.rule("SAID", f"/(?s:.*)/ & ~/{looks}/")
+    grammar.rules.append(f"start: {calls} | {said}")
+    return grammar
+
+
+def without(words: Sequence[str]) -> str:
+    """A terminal for any text that contains none of `words`."""
+    listed = "|".join(quoted(word) for word in words)
+    return f"/(?s:.*)/ & ~/(?s:.*)({listed})(?s:.*)/" if words else "/(?s:.*)/"
+
+
+def quoted(word: str) -> str:
+    """A regular expression of Lark for `word` alone."""
+    return re.escape(word).replace("/", "\\/").replace("\\\n", "\\n")
 
 
 def _any(
@@ -188,34 +310,64 @@ def keywords(lead: str, colon: str, tail: str) -> WriteCall:
     """
 
     def write(grammar: CallGrammar, function: ToolFunction) -> str:
-        members = []
+        def listed(parameters: Schema) -> str:
+            members = {
+                name: f"{text(name + colon)} "
+                + grammar.json(function.subschema(schema, "properties", name))
+                for name, schema in _properties(parameters).items()
+            }
+            return _listed(grammar, parameters, members)
 
-        def argument(name: str, schema: Schema) -> str:
-            own = function.subschema(schema, "properties", name)
-            members.append(f"{text(name + colon)} {grammar.json(own)}")
-            return members[-1]
-
-        _arguments(function, argument)
-        return f"{text(lead % function.name)} {_listed(grammar, function, members)} {text(tail)}"
+        arguments = _any_of([listed(each) for each in _objects(function)])
+        return f"{text(lead % function.name)} {arguments} {text(tail)}"
 
     return write
 
 
-def _listed(grammar: CallGrammar, function: ToolFunction, members: Sequence[str]) -> str:
+def _listed(grammar: CallGrammar, parameters: Schema, members: Mapping[str, str]) -> str:
     """Some of the members in order, all that are required among them, parted by commas."""
-    names = list(function.parameters.get("properties") or ())
-    required = set(function.parameters.get("required") or ())
+    required = set(parameters.get("required") or ())
     rest = ""  # what may follow an earlier member, from the last on
     first: list[str] = []
-    for name, member in reversed(list(zip(names, members, strict=True))):
+    for name, member in reversed(list(members.items())):
         first.insert(0, f"{member} {rest}".strip())
         if name in required:
             rest, first = f'", " {member} {rest}'.strip(), first[:1]
         else:
             rest = grammar.rule("more", f'", " {member} {rest} | {rest or chr(34) * 2}')
-    is_empty = not required & set(names)
+    is_empty = not required & set(members)
     options = [*first, '""'] if is_empty else first
     return f"({' | '.join(options)})"
+
+
+def _any_of(options: Sequence[str]) -> str:
+    return options[0] if len(options) == 1 else f"({' | '.join(options)})"
+
+
+def _objects(function: ToolFunction) -> list[Schema]:
+    """The objects, one of which the arguments are, each with its properties. Raises RequestError
+    if the tool is strict and says what cannot be enforced.
+    """
+    own = function.parameters
+    try:
+        found: list[Schema] = [*alternatives(own, own, strict=function.strict)]
+    except UnkeptKeyword as error:
+        if function.strict:
+            function.refuse(str(error))
+        return [own]
+    for each in found if function.strict else ():
+        if unkept := next((word for word in UNKEPT_OF_OBJECTS if word in each), None):
+            function.refuse(unkept)
+        if _requires_others(each):
+            function.refuse("required")
+    return found or [own]
+
+
+def _properties(parameters: Schema) -> Mapping[str, Schema]:
+    properties = parameters.get("properties")
+    if not isinstance(properties, Mapping):
+        return {}
+    return {n: each if isinstance(each, Mapping) else {} for n, each in properties.items()}
 
 
 def _object(grammar: CallGrammar, function: ToolFunction) -> str:
@@ -224,29 +376,46 @@ def _object(grammar: CallGrammar, function: ToolFunction) -> str:
 
 def _arguments(function: ToolFunction, write: Callable[[str, Schema], str]) -> str:
     """The required arguments and any optional ones, in the order of the schema."""
-    properties = function.parameters.get("properties")
-    listed = function.parameters.get("required")
-    required = set(listed) if isinstance(listed, list) else set()
-    parts = []
-    for name, schema in (properties if isinstance(properties, Mapping) else {}).items():
-        part = write(name, schema if isinstance(schema, Mapping) else {})
-        parts.append(f"({part})" if name in required else f"({part})?")
-    return " ".join(parts)
+
+    def listed(parameters: Schema) -> str:
+        required = parameters.get("required")
+        needed = set(required) if isinstance(required, list) else set()
+        parts = []
+        for name, schema in _properties(parameters).items():
+            part = write(name, schema)
+            parts.append(f"({part})" if name in needed else f"({part})?")
+        return " ".join(parts)
+
+    return _any_of([listed(each) or '""' for each in _objects(function)])
 
 
 def _value(
     grammar: CallGrammar, function: ToolFunction, name: str, schema: Schema, end: str
 ) -> str:
     """A value followed by `end`: a string without quotes, anything else as JSON."""
+    place = ("properties", name)
     types = types_of(schema, function.parameters)
+    try:
+        found = alternatives(schema, function.parameters, strict=function.strict)
+    except UnkeptKeyword as error:
+        if function.strict and (not types or "string" in types):
+            function.refuse(str(error), *place)
+        found = [{}]
     # A schema that nothing satisfies is refused as one, which names its place.
-    if types and ("string" not in types or (types == {"string"} and _has_no_text(schema))):
-        own = function.subschema(schema, "properties", name)
-        return f"{grammar.json(own)} {text(end)}"
-    if options := _options(schema):
-        return f"({' | '.join(text(option) for option in options)}) {text(end)}"
-    pattern = _pattern(schema) if types == {"string"} else "(?s:.*)"
-    return grammar.rule("value", f"/{pattern}/", f"[suffix={text(end)}]")
+    is_json = bool(types) and "string" not in types
+    if is_json or not found or all(_has_no_text(each) for each in found):
+        return f"{grammar.json(function.subschema(schema, *place))} {text(end)}"
+    parts = []
+    for each in found:
+        kinds = types_of(each, {})
+        if kinds and "string" not in kinds:
+            parts.append(f"{grammar.json(function.subschema(each, *place))} {text(end)}")
+        elif options := _options(each):
+            parts.append(f"({' | '.join(text(option) for option in options)}) {text(end)}")
+        elif not _has_no_text(each):
+            body = grammar.rule("TEXT", _text_of(function, each, end, *place))
+            parts.append(grammar.rule("value", body, f"[suffix={text(end)}]"))
+    return f"({' | '.join(parts)})"
 
 
 def _options(schema: Schema) -> list[str]:
@@ -256,12 +425,39 @@ def _options(schema: Schema) -> list[str]:
     return [value if isinstance(value, str) else _json(value) for value in values]
 
 
-def _pattern(schema: Schema) -> str:
-    """Any text of an allowed length. Other constraints on strings are not enforced."""
+def _text_of(function: ToolFunction, schema: Schema, end: str, *names: str) -> str:
+    """A terminal for a string that matches `schema` and ends at the first `end`. Patterns and
+    formats count for strict tools; what cannot be enforced then is refused.
+    """
     minimum, maximum = _lengths(schema)
-    if minimum is None and maximum is None:
-        return "(?s:.*)"
-    return f"(?s:.{{{minimum or 0},{'' if maximum is None else maximum}}})"
+    is_bounded = schema.get("type") == "string" and (minimum, maximum) != (None, None)
+    bounds = f"{{{minimum or 0},{'' if maximum is None else maximum}}}" if is_bounded else "*"
+    terms = [f"/(?s:.{bounds})/"]
+    for word in ("pattern", "format"):
+        if function.strict and word in schema:
+            regex = _pattern(schema[word]) if word == "pattern" else TEXT_FORMATS.get(schema[word])
+            if regex is None:
+                function.refuse(word, *names)
+            terms.append(f"/{regex.replace('/', chr(92) + '/')}/")
+    if minimum or len(terms) > 1:  # else the shortest text that `end` follows matches anyway
+        terms.append(without([end]))
+    return " & ".join(terms)
+
+
+def _pattern(pattern: str) -> str | None:
+    """An expression for whole texts in which `pattern` is found; None if it has parts that not all
+    dialects have.
+    """
+    body = pattern.removeprefix("^")
+    has_end = body.endswith("$") and not body.endswith("\\$")
+    body = body.removesuffix("$") if has_end else body
+    outside = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "", body)
+    if _ODD_PATTERN.search(body) or "^" in outside or "$" in outside:
+        return None
+    begin, end = ("" if pattern.startswith("^") else ".*"), ("" if has_end else ".*")
+    if "|" in outside and not (begin and end) and (pattern.startswith("^") or has_end):
+        return None  # an anchor belongs to one part
+    return f"(?s:{begin})(?:{body.replace(chr(92) + '/', '/')})(?s:{end})"
 
 
 def _lengths(schema: Schema) -> tuple[int | None, int | None]:

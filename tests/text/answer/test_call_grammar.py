@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from luceasync.errors import RequestError
 from luceasync.grammar.compiler import Compiler, GrammarVocabulary
 from luceasync.grammar.guide import Guide
 from luceasync.grammar.program import compose
@@ -126,30 +127,143 @@ def test_only_named_tools_can_be_called(tokenizer, name):
     assert (calls, said) == ([("stop", {})], "")
 
 
-@pytest.mark.parametrize("name", ["qwen-json", "qwen-xml", "glm-xml"])
-def test_a_call_of_a_strict_tool_within_text_is_valid(tokenizer, name):
-    grammar = FORMATS[name].may_call(TAGGED, 1)
+def finished(tokenizer: Tokenizer, grammar, lead: str, seed: int = 1) -> str | None:
+    """`lead`, and what the grammar demands after it; None if it does not allow `lead`."""
     compiler = Compiler(GrammarVocabulary(tokenizer, tiny.VOCAB_SIZE))
     guide = Guide(compiler._compile(compose(calls=grammar)), None, tiny.VOCAB_SIZE // 32)
-    for token in tokenizer.encode("to be <or> <tool_call>"):
+    for token in tokenizer.encode(lead, special=False):
+        if not guide.allows(token):
+            return None
         guide.consume(token)
-    rng, ids = random.Random(1), []
-    while not guide.is_over and len(ids) < 400:
+    rng, ids = random.Random(seed), []
+    while not guide.is_over and len(ids) < 600:
         bits = np.unpackbits(guide.mask().view(np.uint8), bitorder="little")
         if bits[min(tokenizer.eos_ids)]:
             break
         guide.consume(token := rng.choice(np.flatnonzero(bits).tolist()))
         ids.append(token)
-    text = "to be <or> <tool_call>" + b"".join(map(tokenizer.token_bytes, ids)).decode()
+    assert len(ids) < 600
+    return lead + b"".join(map(tokenizer.token_bytes, ids)).decode()
+
+
+def opening_of(name: str) -> str:
+    """What a call of a tool begins with."""
+    row = FORMATS[name]
+    if row.looks:
+        quoted = '{"name": "get_weather"'
+        return {"llama-json": quoted, "json-list": f"[{quoted}"}.get(name, "[get_weather(")
+    section = row.begin if row.begin != row.anchor else ""
+    return (section + row.anchor) or row.openings[0]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("max_calls", [1, None])
+def test_a_voluntary_call_of_a_strict_tool_is_valid(tokenizer, name, max_calls):
+    grammar = FORMATS[name].may_call(TAGGED, max_calls)
+    lead = "" if FORMATS[name].only_first else "to be <or> "
+    text = finished(tokenizer, grammar, lead + opening_of(name))
     calls, said = read(name, TAGGED, text)
-    assert said.strip() == "to be <or>" and len(calls) == 1
+    assert len(calls) == 1 and lead.strip() == said.strip()
     check(calls)
+    assert finished(tokenizer, grammar, "to be {or} not") == "to be {or} not"
+
+
+def test_an_answer_in_json_is_no_call_of_a_strict_tool(tokenizer):
+    for name in ("llama-json", "json-list"):
+        grammar = FORMATS[name].may_call(TAGGED, None)
+        for text in ('{"title": "a", "of": [1]}', '[{"name": "Ada", "age": 36}]'):
+            assert finished(tokenizer, grammar, text) == text
+        assert finished(tokenizer, grammar, '[{"x": 1, "name": "get_weather"') is None
+    grammar = FORMATS["pythonic"].may_call(TAGGED, None)
+    assert finished(tokenizer, grammar, "[other(1)]") == "[other(1)]"
+
+
+COLOR = {"enum": ["red", "green"]}
+# Schemas of one argument, values that they allow, and values that they do not.
+VALUES: list[tuple[dict[str, Any], list[str], list[str]]] = [
+    ({"$ref": "#/$defs/color"}, ["red"], ["blue", "null"]),
+    ({"anyOf": [{"$ref": "#/$defs/color"}, {"type": "null"}]}, ["green", "null"], ["blue"]),
+    ({"type": ["string", "null"], "maxLength": 3}, ["abc", "null"], ["abcd"]),
+    ({"anyOf": [{"type": "string", "maxLength": 2}, {"type": "integer"}]}, ["ab", "1234"], ["abc"]),
+    ({"allOf": [{"type": "string"}, {"maxLength": 3}, {"minLength": 2}]}, ["ab"], ["a", "abcd"]),
+    ({"allOf": [{"$ref": "#/$defs/color"}, {"enum": ["red", "blue"]}]}, ["red"], ["blue", "green"]),
+    ({"$ref": "#/properties/b"}, ["red"], ["blue"]),
+    ({"$ref": "#"}, ['{"b": "red"}'], ['{"b": "blue"}', "red"]),
+    ({"type": "array", "items": {"$ref": "#/properties/b"}}, ['["red"]'], ['["blue"]']),
+    ({"type": "string", "pattern": "^[a-z]+/$"}, ["ab/"], ["ab", "aB/"]),
+    ({"type": "string", "pattern": "[0-9]"}, ["a1b"], ["ab"]),
+    ({"type": "string", "format": "date"}, ["2026-11-27"], ["tomorrow"]),
+    ({"oneOf": [{"type": "boolean"}, COLOR]}, ["true", "red"], ["blue"]),
+]
+
+
+@pytest.mark.parametrize("name", ["qwen-xml", "minimax-m2"])
+@pytest.mark.parametrize("schema", [each[0] for each in VALUES], ids=str)
+def test_a_strict_schema_holds_for_values_without_quotes(tokenizer, name, schema):
+    parameters = {
+        "properties": {"a": schema, "b": COLOR},
+        "$defs": {"color": COLOR},
+        "required": ["b"],
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    grammar = FORMATS[name].must_call(
+        [{**tool, "function": {**tool["function"], "strict": True}}], ["f"], 1
+    )
+    lead, end = {
+        "qwen-xml": ("<tool_call>\n<function=f>\n<parameter=a>\n", "\n</parameter>\n"),
+        "minimax-m2": (
+            '<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">',
+            "</parameter>\n",
+        ),
+    }[name]
+    [(allowed, refused)] = [(good, bad) for known, good, bad in VALUES if known is schema]
+    for value in allowed:
+        assert finished(tokenizer, grammar, lead + value + end) is not None, value
+    for value in refused:
+        assert finished(tokenizer, grammar, lead + value + end) is None, value
+
+
+def a_tool(strict: bool, **parameters: Any) -> dict[str, Any]:
+    function = {"name": "f", "strict": strict, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+@pytest.mark.parametrize("name", ["qwen-xml", "gemma4"])
+def test_a_strict_tool_whose_arguments_are_one_of_several_objects(tokenizer, name):
+    either = {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}
+    tools = [a_tool(True, properties={"a": {"const": 1}, "b": {"const": 2}}, **either)]
+    seen = set()
+    for seed in range(6):
+        text = written(tokenizer, FORMATS[name].must_call(tools, ["f"], 1), random.Random(seed))
+        calls, _ = read(name, tools, text)
+        seen.add(tuple(sorted(calls[0][1])))
+    assert seen <= {("a",), ("b",), ("a", "b")} and len(seen) > 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "word"),
+    [
+        ({"if": {"required": ["a"]}, "then": {"required": ["b"]}}, "'if'"),
+        ({"dependentRequired": {"a": ["b"]}}, "'dependentRequired'"),
+        ({"required": ["c"]}, "'required'"),
+        ({"properties": {"a": {"type": "string", "format": "json-pointer"}}}, "a'.*'format'"),
+        ({"properties": {"a": {"type": "string", "pattern": "(?=a)b"}}}, "a'.*'pattern'"),
+        ({"properties": {"a": {"$ref": "#/$defs/none"}}}, "a'.*'\\$ref'"),
+        ({"properties": {"a": {"oneOf": [{"type": "string"}, {"maxLength": 2}]}}}, "a'.*'oneOf'"),
+    ],
+)
+def test_strict_refuses_what_tags_cannot_keep(parameters, word):
+    where = "tools[0].function.parameters"
+    schema = {"properties": {"a": {}, "b": {}}, **parameters}
+    with pytest.raises(RequestError, match=word) as refused:
+        FORMATS["qwen-xml"].must_call([a_tool(True, **schema)], ["f"], 1)
+    assert str(refused.value.param).startswith(where)
+    assert FORMATS["qwen-xml"].must_call([a_tool(False, **schema)], ["f"], 1).rules
 
 
 def test_without_a_strict_tool_calls_are_unconstrained():
     loose = [{"type": "function", "function": {"name": "f"}}]
-    assert FORMATS["qwen-json"].may_call(loose, None) is None
-    assert FORMATS["llama-json"].may_call(TOOLS, None) is None
+    assert all(row.may_call(loose, None) is None for row in FORMATS.values())
 
 
 def test_arguments_that_are_required_but_not_described_are_allowed():
