@@ -87,7 +87,7 @@ class LocalEngine:
         self._release = release
         self._processes = processes
         self._num_restarts = 0
-        self._tenants = Tenants(lambda: History(language.tokenizer))
+        self._tenants = Tenants(lambda: History(language.tokenizer), language.calls_in)
         self._preparing = ChoicePreparation(language, self._tenants)
         self._admission = Admission(language.num_lanes, config.max_queue)
         self._answers = OpenAnswers(in_other_thread)

@@ -7,17 +7,25 @@ nothing of how tokens are chosen.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from luceasync.errors import ContextLengthError, RequestError, TemplateRefusal
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.prefix_cache.tenants import Tenants
-from luceasync.request import ChatPrompt, ModelCard, Request, TextPrompt, TokenPrompt
-from luceasync.text.answer.answer_format import AnswerFormat
+from luceasync.request import (
+    ArgumentsPiece,
+    CallPiece,
+    ChatPrompt,
+    ModelCard,
+    Request,
+    TextPrompt,
+    TokenPrompt,
+)
+from luceasync.text.answer.answer_format import TOOL, AnswerFormat
 from luceasync.text.answer.pieces import PieceMaker
-from luceasync.text.prompt import CallRecorder, RenderedPrompt, Tenant
+from luceasync.text.prompt import CallRecorder, PastCall, RenderedPrompt, Tenant
 from luceasync.text.roles import FitMessages, Roles
 from luceasync.text.shared_prefix import (
     CommonPrefix,
@@ -61,6 +69,17 @@ class Language:
     answers: AnswerFormat = field(default_factory=AnswerFormat)
     roles: Roles = field(default_factory=Roles)
     turns: TurnBoundaries = field(default_factory=TurnBoundaries)
+
+    def calls_in(self, ids: Sequence[int]) -> Iterator[PastCall]:
+        """The calls in token ids that the model has generated, of any tools."""
+        spelled = self.tokenizer.spell(ids).decode("utf-8", "replace")
+        name = ""
+        for piece in self.answers.maker("", (TOOL,)).make(spelled, is_last=True):
+            match piece:
+                case CallPiece(_, _, called):
+                    name = called
+                case ArgumentsPiece(_, arguments):
+                    yield PastCall(name, arguments)
 
 
 class Prompts:

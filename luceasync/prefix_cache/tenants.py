@@ -10,12 +10,12 @@ import logging
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from luceasync.nodes import NodeKey
 from luceasync.prefix_tree.node import Node, node_key, tenant_key
 from luceasync.text.history import History
-from luceasync.text.prompt import Tenant
+from luceasync.text.prompt import PastCall, Tenant
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +28,14 @@ MAX_TOKENS_HELD = 2**24  # in the histories of all tenants: 64 MiB
 class Tenants:
     """The tenants that have sent requests; the least recent one is forgotten first."""
 
-    def __init__(self, new_history: Callable[[], History]) -> None:
+    def __init__(
+        self,
+        new_history: Callable[[], History],
+        calls_in: Callable[[Sequence[int]], Iterable[PastCall]] = lambda ids: (),
+    ) -> None:
+        """`calls_in`: the calls in token ids that the model has generated."""
         self._new_history = new_history
+        self._calls_in = calls_in
         self._tenants: OrderedDict[str, Tenant] = OrderedDict()
         self._nodes: dict[NodeKey, Node] = {}  # on disk when the server started
         self._lock = threading.Lock()
@@ -72,6 +78,7 @@ class Tenants:
         ends = [n for n in self._nodes.values() if n.is_generated or n.has_logits]
         ends.sort(key=lambda node: -node.last_used_s)
         learned: list[array[int]] = []
+        answers: list[array[int]] = []
         num_tokens = 0
         for node in ends:
             if not self._is_of(tenant, node):
@@ -81,8 +88,12 @@ class Tenants:
                 break
             if ids := self._sequence(node):
                 learned.append(ids)
+            if node.is_generated:
+                answers.append(node.tokens)
         for ids in reversed(learned):
             tenant.history.relearn(ids)
+        for answer in reversed(answers):
+            tenant.calls.relearn(self._calls_in(answer))
 
     def _sequence(self, node: Node) -> array[int]:
         """All tokens from the root to the node's end; none if a node between is missing, or does

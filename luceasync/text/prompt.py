@@ -10,9 +10,9 @@ import json
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from luceasync.request import ArgumentsPiece, CallPiece, Piece
 from luceasync.text.answer.pieces import Before, PieceMaker, PlainText
@@ -22,9 +22,16 @@ from luceasync.text.shared_prefix import ReplayCheck
 MAX_CHARS_HELD = 4 << 20
 
 
+class PastCall(NamedTuple):
+    """A call whose id is not known, with its arguments as the model wrote them."""
+
+    name: str
+    arguments: str
+
+
 class CallMemory:
-    """The calls of one tenant; beyond `max_chars_held` characters the oldest are forgotten. Safe to
-    call from any thread.
+    """The calls of one tenant, by id, and those of earlier runs, by what they say; beyond
+    `max_chars_held` characters the oldest are forgotten. Safe to call from any thread.
     """
 
     def __init__(self, max_chars_held: int = MAX_CHARS_HELD) -> None:
@@ -35,9 +42,19 @@ class CallMemory:
 
     def note(self, call_id: str, arguments: str) -> None:
         """Remember the complete `arguments` of the call `call_id`."""
+        self._hold(call_id, arguments)
+
+    def relearn(self, calls: Iterable[PastCall]) -> None:
+        """Remember calls of an earlier run. The last of those that say the same counts."""
+        for name, arguments in calls:
+            said = _said(name, arguments)
+            if said is not None:
+                self._hold(said, arguments)
+
+    def _hold(self, key: str, arguments: str) -> None:
         with self._lock:
-            self._num_chars += len(arguments) - len(self._written.pop(call_id, ""))
-            self._written[call_id] = arguments
+            self._num_chars += len(arguments) - len(self._written.pop(key, ""))
+            self._written[key] = arguments
             while self._num_chars > self._max_chars_held:
                 self._num_chars -= len(self._written.popitem(last=False)[1])
 
@@ -53,12 +70,15 @@ class CallMemory:
 
     def _call(self, call: Any) -> Any:
         match call:
-            case {"id": str(call_id), "function": {"arguments": str(sent)}}:
-                with self._lock:
-                    written = self._written.get(call_id)
+            case {"id": str(call_id), "function": {"arguments": str(sent)} as function}:
+                written = self._of(call_id) or self._of(_said(function.get("name"), sent))
                 if written is not None and written != sent and _are_equal_json(written, sent):
                     return {**call, "function": {**call["function"], "arguments": written}}
         return call
+
+    def _of(self, key: str | None) -> str | None:
+        with self._lock:
+            return None if key is None else self._written.get(key)
 
 
 class CallRecorder:
@@ -88,6 +108,14 @@ class CallRecorder:
             self._memory.note(self._id, "".join(self._arguments))
             self._id = None
             self._arguments.clear()
+
+
+def _said(name: Any, arguments: str) -> str | None:
+    """What a call says, however it is written; no id of a call looks like it."""
+    try:
+        return json.dumps([name, json.loads(arguments)], sort_keys=True)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _are_equal_json(one: str, other: str) -> bool:

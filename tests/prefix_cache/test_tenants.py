@@ -9,6 +9,7 @@ from luceasync.prefix_cache import tenants as module
 from luceasync.prefix_cache.tenants import MAX_TENANTS, MAX_TOKENS_HELD, Tenants
 from luceasync.prefix_tree.node import Node, node_key, pack_tokens, tenant_key
 from luceasync.text.history import History
+from luceasync.text.prompt import PastCall
 from luceasync.text.tokenizer import Tokenizer
 
 
@@ -83,6 +84,21 @@ def test_answers_of_an_earlier_run_are_learned(tenants, tokenizer):
     known = [*prompt.tokens, *answer.tokens]
     assert tenants.get("a").history.recall(text)[: len(known)].tolist() == known
     assert tenants.get("b").history.recall(text).tolist() == tokenizer.encode(text)
+
+
+def test_calls_in_answers_of_an_earlier_run_are_learned(tokenizer):
+    def calls_in(ids):
+        assert tokenizer.spell(ids) == b"os.getcwd"
+        return [PastCall("f", '{"a":  1}')]
+
+    tenants = Tenants(lambda: History(tokenizer), calls_in)
+    prompt = node_of(tokenizer, "a", "Call it.", is_prompt=True)
+    tenants.add_nodes([prompt, node_of(tokenizer, "a", "os.getcwd", prompt, is_generated=True)])
+    call = {"id": "any", "function": {"name": "f", "arguments": '{"a":1}'}}
+    message = {"role": "assistant", "tool_calls": [call]}
+    [recalled] = tenants.get("a").calls.recall([message])
+    assert recalled["tool_calls"][0]["function"]["arguments"] == '{"a":  1}'
+    assert tenants.get("b").calls.recall([message]) == [message]
 
 
 def test_a_prompt_that_was_saved_whole_is_learned(tenants, tokenizer):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from luceasync.request import ArgumentsPiece, CallPiece, Piece
-from luceasync.text.prompt import CallMemory, CallRecorder
+from luceasync.text.prompt import CallMemory, CallRecorder, PastCall
 
 
 def message(arguments: Any, call_id: str = "one") -> dict[str, Any]:
@@ -31,6 +31,16 @@ def test_different_arguments_stay() -> None:
     for given in ('{"a":2}', "no JSON", {"a": 1}, None, "[" * 100_000):
         assert arguments_of(memory.recall([message(given)])) == given
     assert arguments_of(memory.recall([message('{"a":1}', "other")])) == '{"a":1}'
+
+
+def test_calls_of_an_earlier_run_are_recalled_by_what_they_say() -> None:
+    memory = CallMemory()
+    memory.relearn([PastCall("f", '{"b":  2, "a": 1}'), PastCall("f", "no JSON")])
+    assert arguments_of(memory.recall([message('{"a":1,"b":2}', "any")])) == '{"b":  2, "a": 1}'
+    memory.relearn([PastCall("g", '{"a": [ ]}')])
+    assert (
+        arguments_of(memory.recall([message('{"a":[]}', "any")])) == '{"a":[]}'
+    )  # of another tool
 
 
 def test_messages_of_any_shape_are_accepted() -> None:
