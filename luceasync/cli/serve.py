@@ -11,8 +11,10 @@ import os
 import queue
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
+import psutil
 import uvloop
 from rich.console import Console
 
@@ -145,8 +147,12 @@ def run_server(config: Config, model: ModelFiles) -> None:
         level=config.server.log_level.upper(), handlers=[BackgroundLogHandler(sys.stderr)]
     )
     logging.getLogger("luceasync.hypercorn").setLevel(logging.WARNING)  # it repeats the URL
+    logging.getLogger("numba").setLevel(logging.WARNING)  # it tells of each step of its compiler
+    began_s = psutil.Process().create_time()
+    logger.debug("start: imports and checks in %.2f s", time.time() - began_s)
     with loading_bar(console) as bar:
         engine = build_engine(config, bar.advance, model=model)
+        logger.debug("start: planned %.2f s after the process began", time.time() - began_s)
         uvloop.run(_run(engine, config, console, bar))
 
 
@@ -160,6 +166,8 @@ async def _run(engine: LocalEngine, config: Config, console: Console, bar: Loadi
         await engine.load()
         loaded.set()
         freeze_heap()
+        began_s = psutil.Process().create_time()
+        logger.debug("start: ready %.2f s after the process began", time.time() - began_s)
         bar.stop()
         for line in ready_lines(engine.card, engine.status().num_lanes):
             console.print(line, markup=False, soft_wrap=True)

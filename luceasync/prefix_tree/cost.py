@@ -20,7 +20,11 @@ _PATIENCE = 2.0  # times what running the tokens again takes
 _LEAST_PATIENCE_S = 0.5  # a disk may wake up, or another process may write a lot
 _SLOW_PREFILL_TOKENS_PER_S = 200  # until it is measured: most machines are faster
 _JUDGED_AT = 0.06  # of the time that running the tokens takes: lost if a read is given up
-_LEAST_TRIAL_S = 0.1  # of running the tokens: below, a read is over, or late, before it is judged
+# Of a read: when its rate is known well enough, and when nothing at all has come for too long.
+# Threads may be late.
+_JUDGED_AT_S, _SILENT_S = 0.02, 0.05
+_SILENT = 0.09  # of the time that running the tokens takes
+_LEAST_TRIAL_S = 0.2  # of running the tokens: below, a read is over, or late, before it is judged
 LEAST: dict[RateName, int] = {  # smaller amounts show fixed costs and hiccups, not a rate
     "disk_bytes_per_s": 8 << 20,
     "bus_bytes_per_s": 8 << 20,
@@ -96,10 +100,12 @@ def is_given_up(
     takes longer than they do.
     """
     prefill_s = _total_s((num_tokens, rates.prefill_tokens_per_s))
-    if prefill_s is None or elapsed_s < _JUDGED_AT * prefill_s:
+    if prefill_s is None or prefill_s < _LEAST_TRIAL_S:
         return False
     if num_come == 0:
-        return True
+        return elapsed_s >= max(_SILENT * prefill_s, _SILENT_S)
+    if elapsed_s < max(_JUDGED_AT * prefill_s, _JUDGED_AT_S):
+        return False
     left_s = (num_bytes - num_come) * elapsed_s / num_come
     return left_s + num_bytes / (rates.bus_bytes_per_s or float("inf")) > prefill_s
 

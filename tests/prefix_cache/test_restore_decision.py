@@ -45,7 +45,7 @@ def test_a_slow_disk_is_not_read_and_assumed_faster_next_time():
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.5])
 def test_a_prompt_waits_for_a_disk_only_as_long_as_the_rest_comes_sooner(share: float):
-    """Once a fifteenth of the time has passed that running the prompt takes."""
+    """Once a tenth of the time has passed that running the prompt takes."""
     bench = on_disk()
     bench.prefixes._decision.rates = Rates(prefill_tokens_per_s=len(PROMPT) / PREFILL_S)
     lease = bench.lease(PROMPT)
@@ -53,7 +53,7 @@ def test_a_prompt_waits_for_a_disk_only_as_long_as_the_rest_comes_sooner(share: 
     come = {key: round(share * lease.num_ordered_bytes) for key in lease.awaited}
     bench.prefixes.reading(come)
     assert lease.awaited, "it is too early to say"
-    lease.started_s -= PREFILL_S / 15
+    lease.started_s -= PREFILL_S / 10
     bench.prefixes.reading(come)
     if share == 0.5:
         assert lease.awaited and not bench.disk.given_up
@@ -69,7 +69,7 @@ def test_what_another_prompt_waits_for_is_still_read():
     bench.prefixes._decision.rates = Rates(prefill_tokens_per_s=len(PROMPT) / PREFILL_S)
     first, second = bench.lease(PROMPT), bench.lease(PROMPT)
     assert not bench.prefixes.prepare(first, []) and not bench.prefixes.prepare(second, [])
-    first.started_s -= PREFILL_S / 15
+    first.started_s -= PREFILL_S / 10
     bench.prefixes.reading({})
     assert not first.awaited and second.awaited and not bench.disk.given_up
 

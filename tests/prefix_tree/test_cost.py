@@ -96,7 +96,7 @@ def first_token_s(prefill_s: float, read_s: float, seek_s: float = 0.0) -> float
     return seek_s + read_s
 
 
-@pytest.mark.parametrize("prefill_s", [0.1, 0.3, 1.44, 20.0])
+@pytest.mark.parametrize("prefill_s", [0.2, 0.4, 1.44, 20.0])
 @pytest.mark.parametrize("ratio", [0.05, 0.5, 0.9, 1.0, 1.04, 1.1, 2.0, 100.0])
 def test_a_first_restore_is_hardly_later_than_the_better_way(prefill_s: float, ratio: float):
     found_s = first_token_s(prefill_s, ratio * prefill_s)
@@ -106,6 +106,11 @@ def test_a_first_restore_is_hardly_later_than_the_better_way(prefill_s: float, r
 
 def test_a_read_that_does_not_begin_is_given_up_soon():
     assert first_token_s(1.0, 0.1, seek_s=30.0) <= 1.1
+
+
+def test_a_short_prompt_waits_for_the_disk():
+    rates = Rates(prefill_tokens_per_s=1000.0)
+    assert not is_given_up(150, num_bytes=9, num_come=0, elapsed_s=9.0, rates=rates)
 
 
 def test_no_read_is_given_up_for_a_prefill_of_unknown_speed():
