@@ -2,10 +2,8 @@
 
     python -m tests.acceptance.check_clients FOLDER [--only NAME ...] [--parts sessions,cases]
 
-Each is installed under FOLDER, once. No request may be refused unless its case expects so. Agents
-hold two turns (a case), and a session with edits, broken calls and killed servers, with the
-settings of docs/agents.md; of a later prompt as much must be cached as the one before has. Exit
-status 1 if one failed.
+Installs each under FOLDER, once. No request may be refused unless its case expects so, and a later
+prompt must be cached as far as the one before went. Exit status 1 if a case failed.
 """
 
 from __future__ import annotations
@@ -73,7 +71,9 @@ def check_turns(program: Program, under: Path, runs: Path, url: str) -> list[str
 def check_session(
     program: Program, under: Path, runs: Path, template: str
 ) -> tuple[list[str], list[list[Exchange]]]:
-    """Errors of an agent in its session, and its requests by run."""
+    """Errors of an agent in its session, and its requests by run. The server is killed before each
+    run but the first, and while the agent waits for a command.
+    """
     agent, home = AGENTS[program.name], runs / "home"
     work = home / "work"
     session = SESSIONS[program.name](work)
