@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from luceasync.bench.report import (
     Report,
@@ -25,7 +25,7 @@ from luceasync.bench.report import (
     percentile,
     spread,
 )
-from luceasync.bench.servers import Client, Messages, server
+from luceasync.bench.servers import Client, Messages, processor_s, server
 
 T = TypeVar("T")
 
@@ -57,23 +57,41 @@ FIGURES: Mapping[str, Callable[[Beside], float]] = {
 }
 
 
+class PromptsRead(NamedTuple):
+    """Seconds until long prompts were read, and of the server's processors."""
+
+    seconds: float
+    processor_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class QuestionWaits:
-    """Seconds to the first token of a question, by the number of long prompts beside it, and until
-    three long prompts were read, without the question and with it.
+    """Seconds to the first token of a question and until all long prompts were read, by the number
+    of these; `alone`: three long prompts without the question.
     """
 
     firsts_s: Mapping[int, float]
-    prompts_s: float
-    prompts_beside_s: float
+    prompts: Mapping[int, PromptsRead]
+    alone: PromptsRead
 
 
 WAITS: Mapping[str, Callable[[QuestionWaits], float]] = {
     "first token, alone": lambda sample: sample.firsts_s[0],
     "first token, beside one long prompt": lambda sample: sample.firsts_s[1],
     "first token, beside three": lambda sample: sample.firsts_s[3],
-    "three long prompts": lambda sample: sample.prompts_s,
-    "three long prompts, beside the question": lambda sample: sample.prompts_beside_s,
+    "one long prompt, beside the question": lambda sample: sample.prompts[1].seconds,
+    "three long prompts": lambda sample: sample.alone.seconds,
+    "three long prompts, beside the question": lambda sample: sample.prompts[3].seconds,
+    "the same in processor time, without it": lambda sample: sample.alone.processor_s,
+    "the same in processor time, with it": lambda sample: sample.prompts[3].processor_s,
+}
+# Of one server, each of one round: other work on the machine changes both alike.
+RATIOS: Mapping[str, Callable[[QuestionWaits], float]] = {
+    "first token, beside three over beside one": lambda s: s.firsts_s[3] / s.firsts_s[1],
+    "three long prompts, with the question over without": lambda s: (
+        s.prompts[3].seconds / s.alone.seconds
+    ),
+    "the same, processor time": lambda s: s.prompts[3].processor_s / s.alone.processor_s,
 }
 
 
@@ -128,9 +146,10 @@ def bench_question(
         for name, root in checkouts(against).items():
             client = stack.enter_context(server(flags, root))
             topics = (f"topic {number}" for number in count())
-            variants[name] = partial(ask_beside, client.url, topics, sentences)
+            variants[name] = partial(ask_beside, client, topics, sentences)
         samples = interleave(variants, rounds)
     show(report, "a one-line question beside long prompts", WAITS, samples)
+    show_ratios(report, "of one round", samples)
 
 
 def checkouts(against: Path | None) -> dict[str, Path | None]:
@@ -153,6 +172,18 @@ def show(
         cells = [ms(median(each), 2) for each in values.values()]
         if is_compared:
             ratios = pair_ratios(values[THIS], values[OTHER])
+            cells += [figure(median(ratios), digits=3), figure(spread(ratios), digits=3)]
+        table.add(what, *cells)
+
+
+def show_ratios(report: Report, title: str, samples: Mapping[str, Sequence[QuestionWaits]]) -> None:
+    """A table of the medians of ratios, and how far they spread."""
+    columns = ("what", *(f"{name}{what}" for name in samples for what in ("", ", spread")))
+    table = report.table(columns, title)
+    for what, of in RATIOS.items():
+        cells = []
+        for found in samples.values():
+            ratios = [of(sample) for sample in found]
             cells += [figure(median(ratios), digits=3), figure(spread(ratios), digits=3)]
         table.add(what, *cells)
 
@@ -246,39 +277,41 @@ def ask_streamed(client: Client, messages: Messages, num_tokens: int) -> tuple[s
     return "".join(content_of(event) for _, event in heard), first_s, cached
 
 
-def ask_beside(url: str, topics: Iterator[str], num_sentences: int) -> QuestionWaits:
+def ask_beside(server: Client, topics: Iterator[str], num_sentences: int) -> QuestionWaits:
     """A question alone, beside one long prompt and beside three, and these without it."""
-    _, prompts_s = read_prompts(url, topics, num_sentences, 3, lambda: 0.0)
-    firsts_s = {}
-    for num_prompts in (0, 1, 3):
-        ask = partial(ask_first, url, next(topics))
-        firsts_s[num_prompts], beside_s = read_prompts(url, topics, num_sentences, num_prompts, ask)
-    return QuestionWaits(firsts_s, prompts_s, beside_s)
+    _, alone = read_prompts(server, topics, num_sentences, 3, lambda: 0.0)
+    firsts_s, prompts = {}, {}
+    for number in (0, 1, 3):
+        ask = partial(ask_first, server.url, next(topics))
+        firsts_s[number], prompts[number] = read_prompts(server, topics, num_sentences, number, ask)
+    return QuestionWaits(firsts_s, prompts, alone)
 
 
 def read_prompts(
-    url: str,
+    server: Client,
     topics: Iterator[str],
     num_sentences: int,
     num_prompts: int,
     meanwhile: Callable[[], float],
-) -> tuple[float, float]:
-    """What `meanwhile` returns while long prompts are read, and the seconds until all are."""
+) -> tuple[float, PromptsRead]:
+    """What `meanwhile` returns while long prompts are read, and what these took."""
+    assert server.pid is not None
 
     def read(topic: str) -> None:
         content = lines_about(topic, num_sentences)
-        with closing(Client(url)) as client:
+        with closing(Client(server.url)) as client:
             client.post(PATH, {"messages": [{"role": "user", "content": content}], **ONE_TOKEN})
 
     readers = [threading.Thread(target=read, args=(next(topics),)) for _ in range(num_prompts)]
-    started = time.perf_counter()
+    started, used_s = time.perf_counter(), processor_s(server.pid)
     for reader in readers:
         reader.start()
     time.sleep(LEAD_S)
     found = meanwhile()
     for reader in readers:
         reader.join()
-    return found, time.perf_counter() - started
+    seconds = time.perf_counter() - started
+    return found, PromptsRead(seconds, processor_s(server.pid) - used_s)
 
 
 def ask_first(url: str, topic: str) -> float:

@@ -48,10 +48,13 @@ class Asked:
 
 
 class Client:
-    """One connection, by the standard library, which adds little to a request's time."""
+    """One connection, by the standard library, which adds little to a request's time. `pid`: of the
+    server's process, if this one has started it.
+    """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, pid: int | None = None) -> None:
         self.url = url
+        self.pid = pid
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=DEADLINE_S)
 
     def close(self) -> None:
@@ -109,7 +112,7 @@ def server(
                     break
             else:
                 raise SystemExit(f"the server did not start: {' '.join(command)}")
-            with closing(Client(url)) as client:
+            with closing(Client(url, process.pid)) as client:
                 yield client
         except http.client.HTTPException:
             process.terminate()
@@ -122,6 +125,14 @@ def server(
                 process.wait(DEADLINE_S)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def processor_s(pid: int) -> float:
+    """Processor time of a process and of its children that have ended, which other work on the
+    machine hardly changes.
+    """
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def ask(client: Client, messages: Messages, max_tokens: int) -> Asked:
