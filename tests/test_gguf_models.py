@@ -30,7 +30,7 @@ from luceasync.prefix_cache.namespace import namespace_of
 from tests import tiny
 from tests.engine.test_processes import running as arranged
 from tests.engines import ask, running, written
-from tests.gguf.tiny_files import K_MIX, Tiny, write
+from tests.gguf.tiny_files import K_MIX, LLAMA3, Tiny, write
 
 pytestmark = pytest.mark.usefixtures("forked_backends")
 
@@ -38,6 +38,7 @@ QUESTION = "to be or not to be, that is the question. " * 6
 NUM_TOKENS = 32
 FOURS = {"ssm_alpha.weight": "F16", "attn_k.weight": "IQ4_XS", "token_embd.weight": "BF16"}
 ODD = FOURS | {"ffn_up.weight": "Q3_K", "ffn_down.weight": "Q2_K", "": "Q5_1"}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 MODELS = {
     "plain": Tiny(),
     "plain hybrid": Tiny("qwen3_5"),
@@ -50,11 +51,27 @@ MODELS = {
     "odd types hybrid": Tiny("qwen3_5", types=ODD, tensors_a_part=20),
 }
 
+# Of which only the numbers are compared: they are served like the others.
+RELATIVES = {
+    "llama 3.1": Tiny("llama", types={"": "Q8_0"}, rope=LLAMA3, tied=True),
+    "mistral": Tiny("mistral", types={"": "Q4_0"}, rope={"rope_type": "linear", "factor": 4.0}),
+    "qwen2": Tiny("qwen2", types=K_MIX),
+    "qwen2, tied, yarn": Tiny("qwen2", types={"": "Q5_0"}, tied=True, rope=YARN, fused=True),
+    "smollm3": Tiny("smollm3", types=K_MIX, tied=True),
+}
+
 
 @pytest.fixture(scope="module", params=MODELS)
 def files(request: pytest.FixtureRequest, tmp_path_factory) -> tuple[Path, Path]:
     """(GGUF, the same numbers in a directory)."""
     return write(MODELS[request.param], tmp_path_factory.mktemp("gguf"))
+
+
+@pytest.fixture(scope="module", params=MODELS | RELATIVES)
+def numbers(request: pytest.FixtureRequest, tmp_path_factory) -> tuple[Path, Path]:
+    """`files`, with those of more families."""
+    model = (MODELS | RELATIVES)[request.param]
+    return write(model, tmp_path_factory.mktemp("numbers"))
 
 
 def open_backend(path: Path, num_shards: int, chunk_tokens: int = 64) -> LayerSplitBackend:
@@ -73,19 +90,19 @@ def open_backend(path: Path, num_shards: int, chunk_tokens: int = 64) -> LayerSp
 
 
 @pytest.mark.slow
-def test_logits_are_those_of_the_same_numbers(files: tuple[Path, Path]):
+def test_logits_are_those_of_the_same_numbers(numbers: tuple[Path, Path]):
     """No further than 1e-4 beyond the directory's own distance from transformers' in float64: what
     float32 rounds in these models is as much as that.
     """
     prompt = [(7 * i) % 400 + 3 for i in range(70)]
-    model = transformers.AutoModelForCausalLM.from_pretrained(files[1], dtype=torch.float64)
+    model = transformers.AutoModelForCausalLM.from_pretrained(numbers[1], dtype=torch.float64)
     with torch.no_grad():
         exact = model(torch.tensor([prompt])).logits[0, -1]
     distances = []
     for path, num_shards, chunk_tokens in (
-        (files[1], 1, 128),
-        (files[0], 1, 128),
-        (files[0], 3, 64),
+        (numbers[1], 1, 128),
+        (numbers[0], 1, 128),
+        (numbers[0], 3, 64),
     ):
         backend = open_backend(path, num_shards, chunk_tokens)
         for begin in range(0, len(prompt), chunk_tokens):
@@ -98,8 +115,8 @@ def test_logits_are_those_of_the_same_numbers(files: tuple[Path, Path]):
     assert max(distances[1:]) < distances[0] + 1e-4
 
 
-def test_the_bytes_that_are_held_are_those_planned(files: tuple[Path, Path]):
-    path = files[0]
+def test_the_bytes_that_are_held_are_those_planned(numbers: tuple[Path, Path]):
+    path = numbers[0]
     [report] = plan_report(Config(model=ModelConfig(path, dtype="fp32"))).shards
     spec, place = read_spec(path), WeightPlacement(TorchOps(), torch.device("cpu"), torch.float32)
     with ModelFiles(path).weights.open() as source:

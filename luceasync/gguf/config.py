@@ -6,6 +6,9 @@ Refuses keys that would change the computation and are not supported.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
+from struct import error as StructError
+from struct import unpack
 from typing import Any
 
 from luceasync.errors import ModelError
@@ -20,7 +23,16 @@ NOT_COMPUTED = (
     *("attention.clamp_kqv", "attn_logit_softcapping", "final_logit_softcapping", "logit_scale"),
     *("embedding_scale", "residual_scale", "rope.scale_linear"),
 )
-SCALED_ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+# The numbers that frequencies are divided by, and pairs of them to choose from by a text's length.
+DIVISORS = "rope_freqs.weight"
+NOT_CHOSEN = ("rope_factors_long.weight", "rope_factors_short.weight")
+# Keys below rope.scaling that are supported with one value alone.
+FIXED_SCALING = {
+    "attn_factor": 1.0,
+    "yarn_attn_factor": 1.0,
+    "yarn_ext_factor": 1.0,
+    "yarn_log_multiplier": 0.0,
+}
 
 Config = dict[str, Any]
 
@@ -81,6 +93,7 @@ def common_config(keys: ArchitectureKeys) -> Config:
             f"{name('attention.value_length')} = {value_dim}: expected {head_dim}, as key_length"
         )
     rotated = keys.integer("rope.dimension_count", head_dim)
+    theta = metadata.real(name("rope.freq_base"), 10000.0)
     num_kv = name("attention.head_count_kv")
     has_kv = num_kv in metadata
     return {
@@ -93,7 +106,7 @@ def common_config(keys: ArchitectureKeys) -> Config:
         "num_key_value_heads": keys.layered("attention.head_count_kv") if has_kv else num_heads,
         "head_dim": head_dim,
         "rms_norm_eps": metadata.real(name("attention.layer_norm_rms_epsilon")),
-        "rope_theta": metadata.real(name("rope.freq_base"), 10000.0),
+        "rope_parameters": _rope(keys, rotated) | {"rope_theta": theta},
         "partial_rotary_factor": rotated / head_dim,
         "max_position_embeddings": keys.integer("context_length"),
         "tie_word_embeddings": HEAD not in model.tensors,
@@ -114,13 +127,56 @@ def _refuse_what_is_not_computed(keys: ArchitectureKeys) -> None:
     for key in map(keys.name, NOT_COMPUTED):
         if key in metadata and (value := metadata.real(key)):
             raise ModelError(f"{key} = {value:g} is not supported")
-    scaling = keys.name("rope.scaling.type")
-    kind = metadata.word(scaling) if scaling in metadata else "none"
-    factor = metadata.real(keys.name("rope.scaling.factor"), 1.0)
-    if kind != "none" or factor not in (0.0, 1.0):
-        raise ModelError(
-            f"{scaling} = {kind!r} with factor {factor:g}: rope scaling is not supported"
-        )
-    for tensor in SCALED_ROPE:
+    for tensor in NOT_CHOSEN:
         if tensor in keys.model.tensors:
             raise ModelError(f"the tensor {tensor!r} scales rope, which is not supported")
+
+
+def _rope(keys: ArchitectureKeys, rotated: int) -> Config:
+    """How rope is scaled, as a config has it. Raises ModelError."""
+    metadata, name = keys.metadata, keys.name("rope.scaling.type")
+    factor = metadata.real(keys.name("rope.scaling.factor"), 1.0) or 1.0
+    unnamed = "none" if factor == 1 else "linear"
+    kind = metadata.word(name) if name in metadata else unnamed
+    for key, only in FIXED_SCALING.items():
+        key = keys.name(f"rope.scaling.{key}")
+        if (value := metadata.real(key, only)) != only:
+            raise ModelError(f"{key} = {value:g} is not supported; expected {only:g}")
+    if DIVISORS in keys.model.tensors:
+        if kind != "none":
+            raise ModelError(f"{name} = {kind!r} beside the tensor {DIVISORS!r} is not supported")
+        return {"rope_type": "divided", "divisors": _divisors(keys.model, rotated // 2)}
+    if kind == "none" and factor == 1:
+        return {"rope_type": "default"}
+    if kind not in ("linear", "yarn"):
+        raise ModelError(
+            f"{name} = {kind!r} with factor {factor:g} is not supported; expected linear or yarn"
+        )
+    scaling: Config = {"rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        original = keys.name("rope.scaling.original_context_length")
+        if original in metadata:
+            scaling["original_max_position_embeddings"] = metadata.integer(original)
+        for beta in ("beta_fast", "beta_slow"):
+            if (key := keys.name(f"rope.scaling.yarn_{beta}")) in metadata:
+                scaling[beta] = metadata.real(key)
+    return scaling
+
+
+def _divisors(model: GgufModel, num: int) -> list[float]:
+    """The numbers of the tensor that divides frequencies. Raises ModelError."""
+    path, tensor = model.tensors[DIVISORS]
+    if tensor.shape != (num,) or tensor.type.name != "F32":
+        raise ModelError(
+            f"{DIVISORS!r} has shape {tensor.shape} and is stored as {tensor.type.name}; expected "
+            f"{(num,)} as F32"
+        )
+    try:
+        with path.open("rb") as file:
+            file.seek(tensor.begin)
+            numbers = unpack(f"<{num}f", file.read(tensor.num_bytes))
+    except (OSError, StructError) as error:
+        raise ModelError(f"{DIVISORS!r} cannot be read: {error}") from None
+    if not all(isfinite(number) and number > 0 for number in numbers):
+        raise ModelError(f"{DIVISORS!r} has a number that is not positive and finite")
+    return list(numbers)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from luceasync.errors import ModelError
-from luceasync.gguf.config import EMBEDDING, HEAD, ArchitectureKeys, Config, common_config
+from luceasync.gguf.config import DIVISORS, EMBEDDING, HEAD, ArchitectureKeys, Config, common_config
 from luceasync.gguf.model import GgufModel
 
 
@@ -34,11 +34,6 @@ class AxisSwaps:
 AS_STORED = AxisSwaps()
 
 
-def llama_config(keys: ArchitectureKeys) -> Config:
-    """The config of a Llama. Raises ModelError."""
-    return whole_heads_config(keys)
-
-
 def llama_orders(config: dict[str, Any]) -> dict[str, AxisSwaps]:
     """ggml rotates neighbouring rows of a head, others rotate its halves: the converter stores row
     i of the first half at 2 i, and row i of the second at 2 i + 1.
@@ -53,9 +48,11 @@ def llama_orders(config: dict[str, Any]) -> dict[str, AxisSwaps]:
 RECURRENT = "attention.recurrent_layers"
 
 
-def qwen3_config(keys: ArchitectureKeys) -> Config:
-    """The config of a dense Qwen3. Raises ModelError."""
-    return whole_heads_config(keys)
+def smollm3_config(keys: ArchitectureKeys) -> Config:
+    """The config of a SmolLM3. The file does not say which layers do not rotate: it is every
+    fourth. Raises ModelError.
+    """
+    return whole_heads_config(keys) | {"no_rope_layer_interval": 4}
 
 
 def whole_heads_config(keys: ArchitectureKeys) -> Config:
@@ -125,6 +122,7 @@ ATTENTION = {
     "input_layernorm.weight": "attn_norm.weight",
     **{f"self_attn.{n}_proj.weight": f"attn_{n}.weight" for n in "qkv"},
     "self_attn.o_proj.weight": "attn_output.weight",
+    **{f"self_attn.{n}_proj.bias": f"attn_{n}.bias" for n in "qkv"},
     **{f"self_attn.{n}_norm.weight": f"attn_{n}_norm.weight" for n in "qk"},
     **{f"mlp.{n}_proj.weight": f"ffn_{n}.weight" for n in ("gate", "up", "down")},
 }
@@ -157,15 +155,12 @@ class Architecture:
     orders: Callable[[dict[str, Any]], dict[str, AxisSwaps]] = lambda config: {}
 
 
+DENSE = ATTENTION | {"post_attention_layernorm.weight": "ffn_norm.weight"}
 ARCHITECTURES = {
-    "llama": Architecture(
-        llama_config,
-        ATTENTION | {"post_attention_layernorm.weight": "ffn_norm.weight"},
-        llama_orders,
-    ),
-    "qwen3": Architecture(
-        qwen3_config, ATTENTION | {"post_attention_layernorm.weight": "ffn_norm.weight"}
-    ),
+    "llama": Architecture(whole_heads_config, DENSE, llama_orders),
+    "qwen2": Architecture(whole_heads_config, DENSE),
+    "qwen3": Architecture(whole_heads_config, DENSE),
+    "smollm3": Architecture(smollm3_config, DENSE, llama_orders),
     "qwen35": Architecture(
         qwen35_config,
         ATTENTION | DELTA | {"post_attention_layernorm.weight": "post_attention_norm.weight"},
@@ -222,9 +217,11 @@ class GgufLayout:
         return TensorLocation(f"blk.{layer}.{other}" if other else stored, 0, orders)
 
     def is_for_others(self, name: str) -> bool:
-        """Whether the stored tensor `name` belongs to a part that is not served: draft layers or
-        the vision tower.
+        """Whether the stored tensor `name` belongs to a part that is not served, draft layers or
+        the vision tower, or to the config.
         """
+        if name == DIVISORS:
+            return True
         in_block = IN_BLOCK.fullmatch(name)
         return name.startswith(OTHER_PARTS) or (
             in_block is not None and int(in_block[1]) >= self.num_layers

@@ -31,6 +31,11 @@ LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
 
 
@@ -55,7 +60,10 @@ PRES = {
     "smollm": PreTokenizer(
         ({"type": "Digits", "individual_digits": True}, BYTES | {"use_regex": True})
     ),
-    "llama-bpe": PreTokenizer((_split(LLAMA3),), ignore_merges=True),
+    **dict.fromkeys(
+        ("llama-bpe", "llama-v3", "llama3"), PreTokenizer((_split(LLAMA3),), ignore_merges=True)
+    ),
+    "tekken": PreTokenizer((_split(TEKKEN),), ignore_merges=True),
 }
 
 

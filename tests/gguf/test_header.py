@@ -144,8 +144,9 @@ def test_tensors_neither_overlap_nor_repeat(file: Path):
         ({"qwen3__attention__head_count": 0}, "num_attention_heads = 0: expected a positive"),
         ({"qwen3__attention__value_length": 16}, "value_length = 16: expected 32"),
         ({"qwen3__attention__layer_norm_rms_epsilon": "x"}, "expected a number"),
-        ({"qwen3__rope__scaling__type": "yarn"}, "'yarn' with factor 1: rope scaling is not"),
-        ({"qwen3__rope__scaling__factor": 4.0}, "'none' with factor 4: rope scaling is not"),
+        ({"qwen3__rope__scaling__type": "longrope"}, "'longrope' with factor 1 is not supported"),
+        ({"qwen3__rope__scaling__type": "none", "qwen3__rope__scaling__factor": 4.0}, "factor 4"),
+        ({"qwen3__rope__scaling__yarn_log_multiplier": 0.1}, "yarn_log_multiplier = 0.1 is not"),
         ({"qwen3__rope__dimension_count": 16}, "expected the whole head"),
         ({"qwen3__expert_count": 64}, "qwen3.expert_count = 64 is not supported"),
         ({"tokenizer__ggml__pre": "klingon"}, "tokenizer.ggml.pre 'klingon' is not supported"),
@@ -185,7 +186,8 @@ def test_a_required_key_that_is_missing_is_named(file: Path, key: str):
     ("name", "words"),
     [
         ("blk.0.attn_q.bias", "no layer uses the tensor 'blk.0.attn_q.bias'"),
-        ("rope_freqs.weight", "'rope_freqs.weight' scales rope, which is not supported"),
+        ("rope_freqs.weight", "'rope_freqs.weight' has a number that is not positive and finite"),
+        ("rope_factors_long.weight", "'rope_factors_long.weight' scales rope, which is not"),
     ],
 )
 def test_a_tensor_that_no_layer_uses_is_refused(file: Path, name: str, words: str):

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 
 from luceasync.errors import ModelError
 from luceasync.gguf.model import read_model
-from luceasync.gguf.vocabulary import QWEN2, QWEN35, vocabulary_of
+from luceasync.gguf.vocabulary import LLAMA3, QWEN2, QWEN35, TEKKEN, vocabulary_of
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 from tests.gguf.files import header, qwen3_keys, qwen3_tensors, save
@@ -28,9 +28,15 @@ def files(request: pytest.FixtureRequest, tmp_path_factory) -> tuple[Path, Path]
 
 
 def test_the_splits_are_those_of_the_families():
+    from transformers.integrations.gguf import gguf_tokenizer_mapping
     from transformers.models.qwen2 import tokenization_qwen2
     from transformers.models.qwen3_5 import tokenization_qwen3_5
 
+    splits = gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS
+    assert {name: splits[name] for name in ("llama-bpe", "tekken")} == {
+        "llama-bpe": LLAMA3,
+        "tekken": TEKKEN,
+    }
     assert QWEN2 == tokenization_qwen2.PRETOKENIZE_REGEX
     assert QWEN35 == tokenization_qwen3_5.PRETOKENIZE_REGEX
 

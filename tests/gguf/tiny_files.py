@@ -23,7 +23,22 @@ if TYPE_CHECKING:  # else only tests that build a model pay for it
     from transformers import PreTrainedModel
 
 VOCAB = 512
-ARCHITECTURES = {"llama": "llama", "qwen3": "qwen3", "qwen3_5": "qwen35"}
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "qwen3_5": "qwen35",
+    "smollm3": "smollm3",
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 TEXTS = ["to be or not to be, that is the question 1234", "être ou ne pas être", "\u0915\u093f ok"]
 # What a K-quant mix has: by the end of a tensor's name, the first that fits.
 K_MIX = {
@@ -70,6 +85,7 @@ class Tiny:
     mtp: bool = False
     vision: bool = False
     fused: bool = False  # query, key and value rows of attention in one matrix
+    rope: dict[str, Any] | None = None  # rope_parameters
     tensors_a_part: int = 0  # 0: one file
     num_layers: int = 4
     dim: int = 256
@@ -79,12 +95,10 @@ class Tiny:
 def build(tiny: Tiny) -> PreTrainedModel:
     """The model as transformers runs it, float32, with norms that are not all alike."""
     from transformers import (
-        LlamaConfig,
-        LlamaForCausalLM,
+        AutoConfig,
+        AutoModelForCausalLM,
         Qwen3_5ForCausalLM,
         Qwen3_5TextConfig,
-        Qwen3Config,
-        Qwen3ForCausalLM,
     )
 
     torch.manual_seed(tiny.seed)
@@ -101,10 +115,13 @@ def build(tiny: Tiny) -> PreTrainedModel:
         "initializer_range": 0.08,
         "tie_word_embeddings": tiny.tied,
     }
-    if tiny.family == "qwen3":
-        model: PreTrainedModel = Qwen3ForCausalLM(Qwen3Config(**common))
-    elif tiny.family == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**common))
+    if tiny.rope is not None:
+        common["rope_parameters"] = {"rope_theta": 10000.0, **tiny.rope}
+    if tiny.family != "qwen3_5":
+        fields = common | {"pad_token_id": 0}
+        fields |= {"sliding_window": None} if tiny.family == "mistral" else {}
+        config = AutoConfig.for_model(tiny.family, **fields)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     else:
         rope = {"rope_theta": 10000.0, "partial_rotary_factor": 0.25, "rope_type": "default"}
         config = Qwen3_5TextConfig(
@@ -121,7 +138,7 @@ def build(tiny: Tiny) -> PreTrainedModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
-                parameter += 0.1 * torch.randn_like(parameter)
+                parameter += (1 if "bias" in name else 0.1) * torch.randn_like(parameter)
             if name.endswith("conv1d.weight"):
                 parameter += 0.3 * torch.randn_like(parameter)
     return model.eval()
@@ -185,6 +202,8 @@ def gguf_name(name: str, arch: str) -> str:
     if rest == "linear_attn.dt_bias":
         return f"blk.{layer}.ssm_dt.bias"
     stem = rest.removesuffix(".weight")
+    if rest.endswith(".bias"):
+        return f"blk.{layer}.{LAYER_NAMES[rest.removesuffix('.bias')]}.bias"
     if stem == "post_attention_layernorm":
         own = "post_attention_norm" if arch == "qwen35" else "ffn_norm"
         return f"blk.{layer}.{own}.weight"
@@ -211,7 +230,8 @@ def _conversions(
 ) -> tuple[Callable[[Numbers], Numbers], Callable[[Numbers], Numbers]]:
     """What the converter does to a tensor, and the way back."""
     rest = name.split(".", 3)[-1] if "layers" in name else name
-    if tiny.family == "llama" and rest.endswith(("q_proj.weight", "k_proj.weight")):
+    turns = ARCHITECTURES[tiny.family] in ("llama", "smollm3")
+    if turns and rest.endswith(("q_proj.weight", "k_proj.weight")):
         return _turned(tiny.dim // 4)
     if tiny.family != "qwen3_5":
         return _same, _same
@@ -275,7 +295,8 @@ def _add_keys(writer: gguf.GGUFWriter, arch: str, tiny: Tiny, config: Any) -> No
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    _add_rope(writer, tiny.rope or {}, config)
     if arch == "qwen35":
         writer.add_rope_dimension_count(config.head_dim // 4)
         pairs = config.head_dim // 8
@@ -286,6 +307,23 @@ def _add_keys(writer: gguf.GGUFWriter, arch: str, tiny: Tiny, config: Any) -> No
         writer.add_ssm_time_step_rank(tiny.value_heads)
         writer.add_ssm_inner_size(tiny.value_heads * tiny.head_dim)
         writer.add_uint32(f"{arch}.full_attention_interval", 4)
+
+
+def _add_rope(writer: gguf.GGUFWriter, rope: dict[str, Any], config: Any) -> None:
+    """Its scaling as keys, or as a tensor of divisors."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    kind = rope.get("rope_type")
+    if kind == "llama3":
+        plain = 1.0 / 10000.0 ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)
+        scaled, _ = ROPE_INIT_FUNCTIONS[kind](config)
+        writer.add_tensor("rope_freqs.weight", (plain / scaled).numpy())
+    elif kind is not None:
+        scaling = {"linear": gguf.RopeScalingType.LINEAR, "yarn": gguf.RopeScalingType.YARN}
+        writer.add_rope_scaling_type(scaling[kind])
+        writer.add_rope_scaling_factor(rope["factor"])
+    if kind == "yarn":
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
 
 
 def save_tokenizer(folder: Path, pattern: str) -> Tokenizer:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from luceasync.errors import ModelError, Unsupported
 from luceasync.models.rope import (
     PLAIN,
+    DividedRope,
     LinearRope,
     Llama3Rope,
     ProportionalRope,
@@ -106,6 +107,11 @@ class ConfigFields:
 ORIGINAL = "original_max_position_embeddings"
 
 
+def _divided_rope(rope: ConfigFields) -> DividedRope:
+    """As the reader of a GGUF file describes it; no config.json does."""
+    return DividedRope(tuple(rope.config["divisors"]))
+
+
 def _linear_rope(rope: ConfigFields) -> LinearRope:
     return LinearRope(rope.number("factor"))
 
@@ -144,6 +150,7 @@ def _yarn_rope(rope: ConfigFields) -> YarnRope:
 # By `rope_type`. Sections of "mrope" are for images: text turns as in the default.
 ROPES: Mapping[str, Callable[[ConfigFields], Rope]] = {
     "default": lambda rope: PLAIN,
+    "divided": _divided_rope,
     "linear": _linear_rope,
     "llama3": _llama3_rope,
     "mrope": lambda rope: PLAIN,
