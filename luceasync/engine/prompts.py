@@ -57,7 +57,8 @@ class PinLimit:
 @dataclass(frozen=True, slots=True)
 class Language:
     """The text side of a model, and the limits that a request is checked against. `pin_limit` None:
-    all of a lane stays on the devices. `answers`, `roles`, `turns`: what the template showed.
+    all of a lane stays on the devices. `answers`, `roles`, `turns`: what the template showed,
+    `tool_roles` with tools.
     """
 
     card: ModelCard
@@ -68,6 +69,7 @@ class Language:
     pin_limit: PinLimit | None = None
     answers: AnswerFormat = field(default_factory=AnswerFormat)
     roles: Roles = field(default_factory=Roles)
+    tool_roles: Roles = field(default_factory=Roles)
     turns: TurnBoundaries = field(default_factory=TurnBoundaries)
 
     def calls_in(self, ids: Sequence[int]) -> Iterator[PastCall]:
@@ -89,7 +91,6 @@ class Prompts:
         self._language = language
         self._tenants = tenants
         self._turns = language.turns
-        self._roles = language.roles
         self._common_prefix = CommonPrefix(language.tokenizer)
         self._tools_block = ToolsBlock(language.template, self._common_prefix)
 
@@ -129,7 +130,8 @@ class Prompts:
         refusal.
         """
         refusals: list[TemplateRefusal] = []
-        for fit in self._roles.fits:
+        roles = self._language.tool_roles if chat.tools else self._language.roles
+        for fit in roles.fits:
             try:
                 return self._fitted(tenant, request, chat, recalled, fit)
             except TemplateRefusal as refusal:

@@ -37,7 +37,7 @@ from luceasync.status import BackendProcesses
 from luceasync.text.answer.answer_format import AnswerFormat
 from luceasync.text.guarded import GuardedTemplate
 from luceasync.text.isolation import IsolatedTemplate
-from luceasync.text.roles import Roles
+from luceasync.text.roles import TOOL, Roles
 from luceasync.text.template import (
     NoTemplate,
     OwnTemplate,
@@ -238,6 +238,7 @@ def language_of(
         else PinLimit(num_pinnable(plan.num_pages, plan.batch_tokens), plan.pool.pins),
         answers=answers,
         roles=Roles.of(tried),
+        tool_roles=Roles.of(tried, [TOOL]),
         turns=TurnBoundaries.of(tried, tokenizer),
     )
 

@@ -141,13 +141,13 @@ def short_id(call_id: str) -> str:
     return digest[:SHORT_ID_CHARS]
 
 
-def as_texts(messages: Sequence[Message]) -> Iterator[Message]:
-    """The messages as text alone: calls become text of the model, results text of the user. Answers
-    that say nothing are left out.
+def as_texts(messages: Sequence[Message], *, keep_results: bool = False) -> Iterator[Message]:
+    """The messages as text alone: calls become text of the model, results text of the user unless
+    they are kept. Answers that say nothing are left out.
     """
     for message in messages:
         if message["role"] == "tool":
-            yield _as_user(message)
+            yield message if keep_results else _as_user(message)
             continue
         if "tool_calls" in message:
             texts = [(call_text(call), "") for call in message["tool_calls"] or ()]

@@ -17,6 +17,7 @@ from luceasync.text.past_calls import CallIds, as_texts, as_users, with_ids, wit
 from luceasync.text.template import Template
 
 Message = Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]] | None
 FitMessages = Callable[[Sequence[Message]], list[Message]]
 
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
@@ -27,6 +28,14 @@ BROKEN = '{"a": "brok'  # arguments of a call that broke off
 WORD, RESULT = "word0", "result0"
 LONG_ID = "call_00000000000000000000000a"  # as this server makes them
 PROBE = {"id": "call00000", "type": "function"}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"a": {"type": "string"}}},
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +58,16 @@ class Roles:
     ids: CallIds = "any"
 
     @classmethod
-    def of(cls, template: Template) -> Roles:
-        """Probe `template` with each order. One whose text it drops counts as refused."""
+    def of(cls, template: Template, tools: Tools = None) -> Roles:
+        """Probe `template` with each order. One whose text it drops counts as refused. `tools`:
+        those that are offered, without which some templates show no calls.
+        """
+        probe = _Probe(template, tools)
 
         def takes(*roles: str) -> bool:
             messages = [{"role": role, "content": f"text{i}"} for i, role in enumerate(roles)]
             try:
-                rendered = template.render(messages)
+                rendered = template.render(messages, tools)
             except RequestError:
                 return False
             return all(message["content"] in rendered for message in messages)
@@ -63,18 +75,18 @@ class Roles:
         if not takes(USER):  # nothing can be learned about it
             return cls()
         call = f'{{"a": "{WORD}"}}'
-        drops_calls = _drops(template, WORD, call)
-        bare_calls = drops_calls and _shows(template, WORD, call, content=None)
+        drops_calls = probe.drops(WORD, call)
+        bare_calls = drops_calls and probe.shows(WORD, call, content=None)
         return cls(
             two_systems=takes(SYSTEM, SYSTEM, USER),
             late_system=takes(USER, SYSTEM, USER) and takes(SYSTEM, USER, ASSISTANT, SYSTEM, USER),
             two_users=takes(USER, USER) and takes(USER, ASSISTANT, USER, USER),
-            broken_calls=_shows(template, BROKEN, BROKEN),
+            broken_calls=probe.shows(BROKEN, BROKEN),
             calls=not drops_calls or bare_calls,
             bare_calls=bare_calls,
-            results=not _drops(template, RESULT),
-            reasoning=_reasoning_field(template),
-            ids=_call_ids(template),
+            results=not probe.drops(RESULT),
+            reasoning=probe.reasoning_field(),
+            ids=probe.call_ids(),
         )
 
     def fit(self, messages: Sequence[Message]) -> list[Message]:
@@ -88,7 +100,7 @@ class Roles:
             fitted = [as_users(message) for message in fitted]
         is_mixed = any(m.get("tool_calls") and m.get("content") for m in fitted)
         if not self.calls or (self.bare_calls and is_mixed):
-            fitted = [*as_texts(fitted)]
+            fitted = [*as_texts(fitted, keep_results=self.results)]
         elif self.bare_calls:
             fitted = [{**m, "content": None} if m.get("tool_calls") else m for m in fitted]
         if self.reasoning != REASONING:
@@ -130,48 +142,53 @@ class Roles:
         return self.fit(turns)
 
 
-def _shows(template: Template, word: str, arguments: str = "{}", **fields: str | None) -> bool:
-    """Whether `template` writes `word`, which is in a call's arguments or in the fields of its
-    message.
-    """
-    return word in _called(template, arguments, fields=fields)
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """Tries a template with a call and its result."""
 
+    template: Template
+    tools: Tools
 
-def _drops(template: Template, word: str, arguments: str = "{}") -> bool:
-    """Whether `template` takes a call and its result, but does not write `word`."""
-    rendered = _called(template, arguments)
-    return bool(rendered) and word not in rendered
+    def shows(self, word: str, arguments: str = "{}", **fields: str | None) -> bool:
+        """Whether the template writes `word`, which is in a call's arguments or in the fields of
+        its message.
+        """
+        return word in self._called(arguments, fields=fields)
 
+    def drops(self, word: str, arguments: str = "{}") -> bool:
+        """Whether the template takes a call and its result, but does not write `word`."""
+        rendered = self._called(arguments)
+        return bool(rendered) and word not in rendered
 
-def _called(
-    template: Template,
-    arguments: str,
-    function: str = "f",
-    call_id: str = PROBE["id"],
-    fields: Mapping[str, str | None] | None = None,
-) -> str:
-    """A call and its result, rendered; "" if the template refuses them."""
-    call = {**PROBE, "id": call_id, "function": {"name": function, "arguments": arguments}}
-    answer = {"role": ASSISTANT, "content": "", "tool_calls": [call], **(fields or {})}
-    result = {"role": "tool", "tool_call_id": call_id, "name": function, "content": RESULT}
-    try:
-        return template.render([{"role": USER, "content": "text0"}, answer, result])
-    except RequestError:
-        return ""
+    def call_ids(self) -> CallIds:
+        if not self._called("{}"):
+            return "any"
+        if not self._called("{}", call_id=LONG_ID):
+            return "short"
+        shown = self._called("{}", function="function0")
+        return "named" if PROBE["id"] in shown and "function0" not in shown else "any"
 
+    def reasoning_field(self) -> str:
+        shown = (name for name in REASONING_FIELDS if self.shows("thought", **{name: "thought"}))
+        return next(shown, REASONING)
 
-def _call_ids(template: Template) -> CallIds:
-    if not _called(template, "{}"):
-        return "any"
-    if not _called(template, "{}", call_id=LONG_ID):
-        return "short"
-    shown = _called(template, "{}", function="function0")
-    return "named" if PROBE["id"] in shown and "function0" not in shown else "any"
-
-
-def _reasoning_field(template: Template) -> str:
-    shown = (name for name in REASONING_FIELDS if _shows(template, "thought", **{name: "thought"}))
-    return next(shown, REASONING)
+    def _called(
+        self,
+        arguments: str,
+        function: str = "f",
+        call_id: str = PROBE["id"],
+        fields: Mapping[str, str | None] | None = None,
+    ) -> str:
+        """A call and its result, rendered; "" if the template refuses them."""
+        call = {**PROBE, "id": call_id, "function": {"name": function, "arguments": arguments}}
+        answer = {"role": ASSISTANT, "content": "", "tool_calls": [call], **(fields or {})}
+        result = {"role": "tool", "tool_call_id": call_id, "name": function, "content": RESULT}
+        try:
+            return self.template.render(
+                [{"role": USER, "content": "text0"}, answer, result], self.tools
+            )
+        except RequestError:
+            return ""
 
 
 def _thinking_aloud(message: Message) -> Message:

@@ -14,7 +14,7 @@ from luceasync.errors import ContextLengthError, RequestError
 from luceasync.prefix_cache.tenants import Tenants
 from luceasync.request import ChatPrompt, ModelCard, Request, TextPrompt, TokenPrompt
 from luceasync.text.history import History
-from luceasync.text.roles import Roles
+from luceasync.text.roles import TOOL, Roles
 from luceasync.text.template import ChatTemplate, TurnBoundaries
 from luceasync.text.tokenizer import Tokenizer
 
@@ -34,6 +34,7 @@ def language(tiny_dir: Path) -> Language:
         vocab_size=300,
         num_lanes=2,
         roles=Roles.of(template),
+        tool_roles=Roles.of(template, [TOOL]),
         turns=TurnBoundaries.of(template, tokenizer),
     )
 
@@ -125,6 +126,31 @@ def test_a_history_that_the_template_refuses_is_rendered_as_texts(language):
     ]
     text = render(prompts, ChatPrompt(said)).text
     assert text == '<user>do<assistant>{"name": "f", "arguments": {}}<user>done'
+
+
+def test_calls_that_a_template_shows_beside_tools_alone_are_text_without(language):
+    source = (
+        "{{ tools | tojson if tools }}{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+        "{% for c in m.tool_calls or [] if tools %}({{ c.function.arguments | tojson }})"
+        "{% endfor %}{% endfor %}"
+    )
+    template = ChatTemplate(source)
+    roles, tool_roles = Roles.of(template), Roles.of(template, [TOOL])
+    language = replace(language, template=template, roles=roles, tool_roles=tool_roles)
+    prompts = Prompts(language, Tenants(lambda: History(language.tokenizer)))
+    said = [
+        {"role": "user", "content": "do"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": '{"a": 1}'}}],
+        },
+        {"role": "tool", "tool_call_id": "c", "content": "done"},
+    ]
+    text = render(prompts, ChatPrompt(said, tools=[TOOL])).text
+    assert text.endswith('<user>do<assistant>({"a": 1})<tool>done')
+    text = render(prompts, ChatPrompt(said)).text
+    assert text == '<user>do<assistant>{"name": "f", "arguments": {"a": 1}}<tool>done'
 
 
 def test_a_begun_answer_is_the_end_of_the_prompt(prompts):

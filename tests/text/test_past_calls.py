@@ -149,6 +149,12 @@ def test_calls_and_results_that_a_template_drops_become_text():
     assert text == '[user]do it[assistant]<call>edit:{"a": "b"}</call>[user]r0'
 
 
+def test_results_stay_where_only_calls_are_dropped():
+    no_calls = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    text = rendered(ChatTemplate(no_calls), history('{"a": "b"}'))
+    assert text == '[user]do it[assistant]{"name": "edit", "arguments": {"a": "b"}}[tool]r0'
+
+
 def test_a_conversation_may_begin_with_the_assistant():
     said = [{"role": "assistant", "content": "Hello"}, {"role": "user", "content": "Hi"}]
     text = rendered(template_of(QUOTED, ALTERNATE), said)
