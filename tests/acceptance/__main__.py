@@ -82,6 +82,12 @@ CHECKS = (
     ),
     Check("check_page", "the page in a headless Chromium", ("{folder}",), needs=("folder",)),
     Check(
+        "check_templates",
+        "chat templates of a folder as transformers renders them",
+        ("{folder}",),
+        needs=("folder",),
+    ),
+    Check(
         "check_llama_cpp",
         "a GGUF file beside llama.cpp",
         ("{gguf}", "--peer", "{peer}"),
@@ -153,7 +159,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="name the checks and end")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], metavar="NAME,...")
     parser.add_argument("--short", action="store_true", help="a small selection of each check")
-    parser.add_argument("--folder", help="where client programs are installed, once")
+    parser.add_argument("--folder", help="of client programs, once, or of templates")
     parser.add_argument("--gguf", metavar="FILE", help="for check_llama_cpp")
     parser.add_argument("--peer", metavar="PYTHON", help="an interpreter with llama-cpp-python")
     options = parser.parse_args(arguments)
@@ -164,8 +170,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def is_asked(check: Check, names: Sequence[str]) -> bool:
-    """Whether `names` has the check's name or its program's."""
-    return check.name in names or check.name.partition(":")[0] in names
+    """Whether `names` has the check's name or its program's, with or without "check_"."""
+    program = check.name.partition(":")[0]
+    return not {check.name, program, program.removeprefix("check_")}.isdisjoint(names)
 
 
 def run(check: Check, options: argparse.Namespace) -> tuple[str, float]:
