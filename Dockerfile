@@ -32,11 +32,14 @@ COPY luceasync luceasync
 RUN /opt/luceasync/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps .
 
 FROM ${BASE} AS runtime-cpu
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends tini \
+    && rm -rf /var/lib/apt/lists/*
 
 # Triton compiles its launchers at run time; CUDA itself came with torch.
 FROM ${BASE} AS runtime-cuda
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && apt-get install -y --no-install-recommends gcc libc6-dev tini \
     && rm -rf /var/lib/apt/lists/*
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
@@ -59,5 +62,7 @@ VOLUME /cache
 EXPOSE 8000
 # Asks /ready, at the address, the port and with the protocol of the running server.
 HEALTHCHECK --interval=10s --timeout=10s --start-period=10m --retries=3 CMD ["luceasync", "health"]
-ENTRYPOINT ["luceasync"]
+# The kernel drops signals that process 1 does not handle: without an init, neither Ctrl-C nor
+# SIGTERM would end a server that is starting.
+ENTRYPOINT ["tini", "-s", "--", "luceasync"]
 CMD ["serve"]

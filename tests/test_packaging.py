@@ -167,6 +167,17 @@ def test_containers_ask_their_own_server_for_their_health() -> None:
     assert "healthcheck" not in (ROOT / "compose.yaml").read_text(encoding="utf-8")
 
 
+def test_the_first_process_of_a_container_is_an_init() -> None:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert re.search(r'^ENTRYPOINT \["tini", "-s", "--", "luceasync"\]$', text, re.MULTILINE)
+    stages = re.split(r"^FROM ", text, flags=re.MULTILINE)
+    runtimes = [stage for stage in stages if re.match(r"\S+ AS runtime-", stage)]
+    assert len(runtimes) == 2
+    assert all(re.search(r"apt-get install .*\btini\b", stage) for stage in runtimes)
+    # One is enough.
+    assert "init:" not in (ROOT / "compose.yaml").read_text(encoding="utf-8")
+
+
 def test_a_module_says_in_a_few_lines_what_it_is() -> None:
     assert [path for path in SOURCES if not 1 <= num_docstring_lines(path) <= 5] == []
 
