@@ -27,6 +27,7 @@ from tests import tiny
 from tests.kernels.conftest import (  # noqa: F401
     one_patch_for_each_launch,
     scalars_of_new_numpy,
+    types_made_once,
 )
 
 pytestmark = [

@@ -129,6 +129,7 @@ CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "Hi"}]}
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("name", UNSERVED_FIELDS)
 @pytest.mark.parametrize("value", [{"type": "object"}, "x" * 5000, True, 0.7, ["a"]])
 async def test_an_unserved_field_is_a_400_that_names_it_without_its_value(in_memory, name, value):
