@@ -141,6 +141,7 @@ def run_sessions(chosen: list[Program], under: Path, runs: Path, template: str) 
     num_faulty = 0
     for program in chosen:
         if program.name in SESSIONS:
+            program.install(under)
             place = runs / "sessions" / program.folder_name
             place.mkdir(parents=True)
             faults, seen = check_session(program, under, place, template)
@@ -168,8 +169,6 @@ def main() -> None:
     under.mkdir(parents=True, exist_ok=True)
     runs = Path(tempfile.mkdtemp(prefix="run-", dir=under))
     chosen = [one for one in PROGRAMS if not args.only or one.name in args.only]
-    for program in chosen:
-        program.install(under)
     print("| client | case | |\n|---|---|---|")
     num_faulty = 0
     if "sessions" in args.parts:
@@ -177,12 +176,14 @@ def main() -> None:
     if "cases" in args.parts:
         with server(runs / "scripted", "--template", args.template) as url:
             for program in chosen:
+                program.install(under)
                 rows = check(program, program.cases, under, runs / "scripted", url)
                 num_faulty += tell(program, under, rows)
     forced = [program for program in chosen if program.forced]
     if "forced" in args.parts and forced:
         with server(runs / "bundled", "--bundled") as url:
             for program in forced:
+                program.install(under)
                 rows = check(program, program.forced, under, runs / "bundled", url)
                 num_faulty += tell(program, under, rows, ", forced")
     sys.exit(1 if num_faulty else 0)
