@@ -21,12 +21,15 @@ pytestmark = pytest.mark.slow
 TEMPLATE = (
     "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>\n"
+    "{% for c in m.tool_calls or [] %}{{ '\n\n' if m.content }}<tool_call>\n"
     '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n'
     "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-WRITTEN = '<tool_call>\n{"name": "read", "arguments": {"path":  "a.py",  "line":  3}}\n</tool_call>'
+WRITTEN = (
+    "I read it: ~b2\n\n"
+    '<tool_call>\n{"name": "read", "arguments": {"path":  "a.py",  "line":  3}}\n</tool_call>'
+)
 TOOLS = [{"type": "function", "function": {"name": "read", "parameters": {"type": "object"}}}]
 
 
@@ -59,7 +62,7 @@ async def test_a_call_that_a_client_spaces_otherwise_is_cached_after_a_restart(
     [call] = message["tool_calls"]
     assert call["function"]["arguments"] == '{"path":  "a.py",  "line":  3}'
     call["function"]["arguments"] = '{"path":"a.py","line":3}'
-    result = {"role": "tool", "tool_call_id": call["id"], "content": "~b2"}
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "three lines"}
     second = await ask(config, [*asked, message, result])
     assert second["choices"][0]["message"]["content"] == "Read."
     seen = first["usage"]["prompt_tokens"] + first["usage"]["completion_tokens"]
