@@ -31,7 +31,7 @@ cdef extern from "quantised.h" nogil:
         int is_bf16, kernel, is_swiglu
     int best_kernel()
     int product(Product* p)
-    int interleave(Description* w, int64_t begin, int64_t end)
+    int interleave_all(Description* w)
     void row_numbers(const Description* w, int64_t row, float* to)
     uint16_t to_bf16(float value)
 
@@ -90,7 +90,7 @@ cdef class Matrix:
         """Rearrange the stored rows as tiles, in place. Call it once."""
         cdef int is_done
         with nogil:
-            is_done = interleave(&self.matrix, 0, self.matrix.num_rows)
+            is_done = interleave_all(&self.matrix)
         if not is_done:
             raise MemoryError("no memory to rearrange quantised rows as tiles")
 

@@ -6,6 +6,7 @@
    half p (0, 1) holds the columns p, p + 2, p + 4, ..., from its low bits on, which is what a product
    of pairs of columns takes at once. luceasync.models.quant.packed says what the numbers mean. */
 #include "floats.h"
+#include "threads.h"
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -150,6 +151,25 @@ static int interleave(Matrix *w, int64_t begin, int64_t end) {
     free(scratch);
     free(units);
     return is_done;
+}
+
+typedef struct {
+    Matrix *w;
+    int is_done;
+} Rearrangement;
+
+static void interleave_tiles(void *given, int64_t begin, int64_t end) {
+    Rearrangement *all = (Rearrangement *)given;
+    int64_t last = end * TILE < all->w->num_rows ? end * TILE : all->w->num_rows;
+    if (!interleave(all->w, begin * TILE, last)) __atomic_store_n(&all->is_done, 0, __ATOMIC_RELAXED);
+}
+
+/* The same with all rows, in threads: a tile is rearranged within its own bytes. */
+static int interleave_all(Matrix *w) {
+    Rearrangement all = {w, 1};
+    int64_t tiles = (w->num_rows + TILE - 1) / TILE;
+    parallel_for(interleave_tiles, &all, tiles, 1 + tiles / 64);
+    return all.is_done;
 }
 
 static inline uint32_t code_at(const Matrix *w, int64_t first, int64_t lanes, int64_t lane, int64_t column) {
