@@ -134,7 +134,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--few",
         action="store_true",
-        help="of every test's combinations of parameters run those that cover each value once",
+        help="of each test's combinations of parameters run those that cover each value once, with "
+        "one model where a test is run with several",
     )
 
 
@@ -201,7 +202,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of combinations that a test marks to be covered only those that are needed for that, with
-    --few of all combinations. What was named one by one is run.
+    --few of all combinations, and of the models of `family` one, another for the next test. What
+    was named one by one is run.
     """
     is_few = config.getoption("--few")
     tests: dict[tuple[Path, str], list[pytest.Function]] = {}
@@ -210,11 +212,16 @@ def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
         if item.get_closest_marker("covered") or (is_few and has_several and not _is_left(item)):
             tests.setdefault((item.path, f"{item.cls} {item.originalname}"), []).append(item)
     left: set[pytest.Item] = set()
-    for these in tests.values():
+    for (_, name), these in tests.items():
         marker = these[0].get_closest_marker("covered")
         strength = min(marker.args[0], 1) if marker and is_few else marker.args[0] if marker else 1
         values = [{k: repr(v) for k, v in each.callspec.params.items()} for each in these]
-        kept = covering(values, strength)
+        if is_few and (families := sorted({each.get("family", "") for each in values}))[0]:
+            family = families[zlib.crc32(name.encode()) % len(families)]
+            places = [i for i, each in enumerate(values) if each["family"] == family]
+        else:
+            places = list(range(len(these)))
+        kept = {places[i] for i in covering([values[place] for place in places], strength)}
         left.update(each for i, each in enumerate(these) if i not in kept)
     if left:
         config.hook.pytest_deselected(items=[*left])

@@ -115,6 +115,7 @@ def test_logits_are_those_of_the_same_numbers(numbers: tuple[Path, Path]):
     assert max(distances[1:]) < distances[0] + 1e-4
 
 
+@pytest.mark.slow
 def test_the_bytes_that_are_held_are_those_planned(numbers: tuple[Path, Path]):
     path = numbers[0]
     [report] = plan_report(Config(model=ModelConfig(path, dtype="fp32"))).shards

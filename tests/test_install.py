@@ -58,6 +58,7 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
+@pytest.mark.slow
 def test_other_extras_compile_nothing_again(checkout):
     packages, project = checkout.install()[0]
     assert "--requirement .venv/requirements.txt" in packages
@@ -69,6 +70,7 @@ def test_other_extras_compile_nothing_again(checkout):
     assert "\npytest" in needed and "\ntorch" in needed
 
 
+@pytest.mark.slow
 def test_a_changed_source_is_compiled_again(checkout):
     checkout.install()
     with (checkout.root / "cyext" / "rows.pyx").open("a") as source:

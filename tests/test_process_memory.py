@@ -84,6 +84,7 @@ def test_resident_bytes():
         assert resident_bytes() - before > len(block) // 2
 
 
+@pytest.mark.slow
 def test_a_frozen_heap_is_not_scanned():
     kept = [[]]
     freeze_heap()

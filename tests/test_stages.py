@@ -182,6 +182,7 @@ def test_stages_are_even_and_none_is_empty():
     assert even_stages(2, 3) == ((0, 1), (1, 2))
 
 
+@pytest.mark.slow
 async def test_what_one_stage_has_kept_is_taken_up_by_several(
     tiny_dir: Path, tmp_path: Path, num_stages: int
 ):

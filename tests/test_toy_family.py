@@ -292,6 +292,7 @@ def test_a_proposal_is_verified_and_committed_as_it_decodes(model_dir: Path):
     backend.close()
 
 
+@pytest.mark.slow
 async def test_it_is_kept_and_taken_up_after_a_restart_under_another_split(
     model_dir: Path, tmp_path: Path
 ):

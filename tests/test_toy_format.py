@@ -241,6 +241,7 @@ def test_its_bytes_are_planned_as_they_are_stored(dirs: tuple[Path, Path]):
     assert in_bytes == sum(tensor.nbytes for tensor in sources)
 
 
+@pytest.mark.slow
 async def test_it_is_kept_and_taken_up_after_a_restart_under_another_split(
     dirs: tuple[Path, Path], tmp_path: Path
 ):

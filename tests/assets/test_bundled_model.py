@@ -50,6 +50,7 @@ def test_weights_are_few_finite_and_bfloat16(weights):
     assert all(tensor.isfinite().all() for tensor in weights.values())
 
 
+@pytest.mark.slow
 def test_embeddings_are_tied_and_as_large_as_the_vocabulary(config, tokenizer, weights):
     assert config.tie_word_embeddings and "lm_head.weight" not in weights
     embedding = weights["model.embed_tokens.weight"]
@@ -135,6 +136,7 @@ def test_evaluation_asks_200_names_in_held_out_wordings():
         assert question.startswith(before) and question.endswith(after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", wordings.HELD_OUT_TEMPLATES)
 def test_training_cannot_draw_a_held_out_wording(template):
     assert not could_be_drawn(template)

@@ -92,6 +92,7 @@ def holder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     made.close()
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(message=COMMANDS)
 def test_an_invalid_command_takes_no_memory(holder: Holder, message: Message) -> None:

@@ -23,6 +23,7 @@ def luceasync() -> Iterator[Commands]:
         yield ready
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [[], ["serve"], ["chat"], ["plan"], ["doctor"], ["cache", "ls"], ["warm"]]
 )
@@ -32,6 +33,7 @@ def test_help_imports_no_torch(luceasync, words):
     assert "Usage:" in result.stdout
 
 
+@pytest.mark.slow
 def test_version():
     for flag in ("--version", "-V"):
         command = [sys.executable, "-m", "luceasync", flag]
@@ -46,6 +48,7 @@ def test_every_setting_of_the_server_is_a_flag_of_serve(luceasync):
     assert "(default: 8000)" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["serve", "chat", "plan", "doctor"])
 def test_help_fits_80_columns_and_cuts_no_flag(luceasync, command):
     text = luceasync.run(command, "--help", COLUMNS="80").stdout
@@ -61,6 +64,7 @@ def test_help_has_a_panel_for_each_section_in_order(luceasync):
     assert titles == ["Arguments", "Options", *SECTIONS.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "environ", "words"),
     [
@@ -79,6 +83,7 @@ def test_a_bad_setting_is_one_line_and_exit_2(luceasync, arguments, environ, wor
     assert words in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -106,6 +111,7 @@ def test_flags_of_other_programs_point_to_flags_of_ours():
     assert not FOREIGN_FLAGS.keys() & flags
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["serve"], ["plan"], ["warm"]])
 def test_help_says_how_a_flag_becomes_a_variable(luceasync, words):
     text = luceasync.run(*words, "--help", COLUMNS="200").stdout

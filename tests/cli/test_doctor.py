@@ -102,6 +102,7 @@ def test_only_what_is_broken_fails(broken, monkeypatch, capsys):
     assert "[b]" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["triton", "numba-cuda"])
 def test_missing_gpu_compilers_are_noted(name, monkeypatch):
     def missing(asked: str) -> str:
@@ -112,6 +113,7 @@ def test_missing_gpu_compilers_are_noted(name, monkeypatch):
     assert "not installed" in find(HEALTHY)[name].words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("product", "kind", "state", "words"),
     [

@@ -18,6 +18,7 @@ def luceasync() -> Iterator[Commands]:
         yield ready
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["serve", "chat", "plan"])
 @pytest.mark.parametrize(
     ("arguments", "words"),
@@ -87,6 +88,7 @@ def refused(result: Ended, words: str) -> None:
     assert words in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["serve", "chat", "plan"])
 def test_gguf_files_that_cannot_be_served(luceasync, command, tmp_path):
     first, second = tmp_path / "a.gguf", tmp_path / "b.gguf"

@@ -78,6 +78,7 @@ async def test_what_a_client_asks_next_is_found(config):
     assert counters.written_bytes > 0 and counters.unwritten_nodes == 0
 
 
+@pytest.mark.slow
 async def test_a_second_run_computes_nothing(config):
     first, _ = await outcomes_of(config, RULES, QUESTION)
     again, _ = await outcomes_of(config, RULES, QUESTION)
@@ -85,6 +86,7 @@ async def test_a_second_run_computes_nothing(config):
     assert all(outcome.was_there for outcome in again)
 
 
+@pytest.mark.slow
 async def test_a_run_that_was_cut_short_goes_on(config):
     await outcomes_of(config, RULES)
     (question, rules), _ = await outcomes_of(config, RULES, QUESTION)
@@ -92,6 +94,7 @@ async def test_a_run_that_was_cut_short_goes_on(config):
     assert 0 < question.num_prefilled < question.num_tokens
 
 
+@pytest.mark.slow
 async def test_what_is_kept_for_one_key_is_not_there_for_another(config):
     await outcomes_of(config, RULES, api_key="one")
     (other,), _ = await outcomes_of(config, RULES, api_key="other")
@@ -184,6 +187,7 @@ def test_an_interrupt_is_told_in_a_line(capsys, interruptible):
     assert "1 of 3 prefixes are done" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -202,6 +206,7 @@ def test_flags_that_cannot_be_honoured_are_refused(tmp_path, monkeypatch, flags,
     assert words in str(result.exception) and "\n" not in str(result.exception)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["-m", "luceasync", "warm"], [str(SCRIPT)]])
 def test_a_refusal_is_one_line_and_exit_code_2(words):
     command = [sys.executable, *words, "--file", "no-such-file"]

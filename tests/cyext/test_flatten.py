@@ -188,6 +188,7 @@ def test_checksums_refuse_what_is_not_contiguous() -> None:
         checksums([b"a", np.zeros(4)[::2]])
 
 
+@pytest.mark.slow
 def test_other_threads_run_during_a_fill(ticks: list[int]) -> None:
     source = np.ones(64 << 20, np.uint8)
     target = np.zeros_like(source)

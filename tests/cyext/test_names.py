@@ -66,6 +66,7 @@ def test_a_name_that_could_not_be_parsed_is_not_built(shard, kind, layer, words)
         format_name(shard, kind, layer)
 
 
+@pytest.mark.slow
 @given(st.sets(st.tuples(KIND, st.integers(0, 60))), BEGINS, BEGINS)
 def test_a_rename_moves_every_layer_to_its_new_shard(
     tensors, old: list[int], new: list[int]
@@ -76,6 +77,7 @@ def test_a_rename_moves_every_layer_to_its_new_shard(
     assert list(table) == names
 
 
+@pytest.mark.slow
 @given(st.sets(st.tuples(KIND, st.integers(0, 60))), BEGINS, BEGINS)
 def test_there_and_back_is_the_same_name(tensors: set, old: list, new: list) -> None:
     names = list(rename_table([format_name(0, *tensor) for tensor in tensors], old).values())

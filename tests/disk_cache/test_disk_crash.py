@@ -41,6 +41,7 @@ async def expect_whole_nodes_or_none(root: Path) -> int:
     return len(keys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("when", ["before", "after"])
 async def test_a_process_killed_at_any_step_leaves_a_whole_node_or_none(

@@ -56,6 +56,7 @@ async def has_room(engine: LocalEngine) -> bool:
         return False
 
 
+@pytest.mark.slow
 async def test_same_seed_same_text_whatever_else_runs(start_engine):
     request = ask(sampling=Sampling(temperature=1.0, seed=11))
     async with start_engine(parallel=4) as engine:
@@ -98,6 +99,7 @@ async def test_an_answer_ends_where_the_context_ends(start_engine):
     assert finish.usage.prompt_tokens + finish.usage.completion_tokens == 64
 
 
+@pytest.mark.slow
 async def test_choices_have_their_own_index_and_seed(start_engine):
     request = ask(num_choices=3, sampling=Sampling(temperature=1.0, seed=5))
     async with start_engine(parallel=2) as engine:
@@ -109,6 +111,7 @@ async def test_choices_have_their_own_index_and_seed(start_engine):
     assert texts[0] == first
 
 
+@pytest.mark.slow
 async def test_a_stop_string_ends_the_text_before_it(start_engine):
     async with start_engine() as engine:
         whole = await answer(engine, ask())
@@ -154,6 +157,7 @@ async def test_the_queue_is_bounded(start_engine):
                 await asyncio.sleep(0.005)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["queue", "prefill", "decode"])
 async def test_closing_a_stream_frees_its_lane_at_every_stage(start_engine, stage: str):
     async with start_engine(parallel=1, prefill_chunk_tokens=64) as engine:
@@ -223,6 +227,7 @@ async def test_running_streams_end_when_the_engine_does(start_engine):
     assert "shutting down" in deltas[-1].finish.error
 
 
+@pytest.mark.slow
 async def test_a_prompt_of_text_or_ids_is_answered_as_the_messages_that_render_to_it(
     start_engine, tiny_dir
 ):
@@ -238,6 +243,7 @@ async def test_a_prompt_of_text_or_ids_is_answered_as_the_messages_that_render_t
     assert {finish.usage.prompt_tokens for _, finish, _ in told} == {len(ids)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [TextPrompt, TokenPrompt])
 async def test_only_after_text_is_an_answer_sent_back_as_the_ids_that_it_was(
     start_engine, tiny_dir, kind

@@ -86,6 +86,7 @@ def tokens(num_tokens: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(3, tiny.VOCAB_SIZE), k=num_tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["qk", "lru"])
 async def test_three_turns_restore_what_the_turns_before_have_computed(tiny_dir: Path, policy):
     async with running(tiny_dir, pool_tokens=POOL, policy=policy) as engine:
@@ -120,6 +121,7 @@ async def test_a_server_that_holds_everything_goes_on_from_nodes_of_one_that_doe
     assert warm == cold and finish.usage.cached_tokens >= 1400
 
 
+@pytest.mark.slow
 async def test_what_was_decoded_while_chunks_were_absent_is_run_again(tiny_dir: Path):
     async with running(tiny_dir, pool_tokens=POOL) as engine:
         prompt = tokens(1000)
@@ -225,6 +227,7 @@ async def test_what_cannot_be_is_refused_at_the_start(tiny_dir: Path, fields, wo
             pass
 
 
+@pytest.mark.slow
 async def test_a_request_pins_tokens_and_an_error_says_how_many_fit(tiny_dir: Path):
     async with running(tiny_dir, pool_tokens=POOL, policy="lru") as engine:
         prompt = tokens(1200)

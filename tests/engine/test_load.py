@@ -47,6 +47,7 @@ def rehearsed(backend, speculator, tokenizer: Tokenizer, **options) -> None:
     rehearse(backend, decoding, tokenizer, small_part(), **options)
 
 
+@pytest.mark.slow
 def test_the_cost_of_steps_is_measured_and_trusted(backend, speculator, costs, tokenizer):
     rehearsed(backend, speculator, tokenizer, limit_s=60.0)
     for shape in (*SHAPES, None):
@@ -56,12 +57,14 @@ def test_the_cost_of_steps_is_measured_and_trusted(backend, speculator, costs, t
         assert not costs.is_due(1, shape)
 
 
+@pytest.mark.slow
 def test_what_its_text_shows_is_not_trusted(backend, speculator, tokenizer):
     rehearsed(backend, speculator, tokenizer)
     nothing = (0,) * (BLOCK - 1)
     assert speculator.status == SpeculationStatus(0, nothing, nothing, 0.0, 0.0, 0.0)
 
 
+@pytest.mark.slow
 def test_the_lane_is_as_if_nothing_had_run_on_it(backend, speculator, tokenizer):
     rehearsed(backend, speculator, tokenizer)
     assert len(speculator.passes.ring.valid(0)) == 0

@@ -89,6 +89,7 @@ async def test_a_pass_that_fails_once_ends_what_ran_and_changes_no_later_answer(
             assert [answer.ids for answer in await answers(engine, TEXTS)] == told, kind
 
 
+@pytest.mark.slow
 async def test_a_group_that_fails_ends_only_what_ran(tiny_dir):
     async with running(tiny_dir, None) as engine:
         told = await answers(engine, ["one", "two", "three"])

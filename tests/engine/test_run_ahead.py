@@ -62,6 +62,7 @@ async def converse(engine: LocalEngine) -> list[Answer]:
     return said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", [1, 3])
 async def test_answers_are_those_of_an_engine_that_waits_for_each_token(
     tiny_dir: Path, parallel: int, monkeypatch: pytest.MonkeyPatch

@@ -41,6 +41,7 @@ def test_the_splits_are_those_of_the_families():
     assert QWEN35 == tokenization_qwen3_5.PRETOKENIZE_REGEX
 
 
+@pytest.mark.slow
 def test_ids_of_any_text_are_the_same(files: tuple[Path, Path]):
     ours, theirs = Tokenizer.load(files[0]), Backend.from_file(str(files[1] / "tokenizer.json"))
     chance = random.Random(0)

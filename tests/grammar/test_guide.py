@@ -47,6 +47,7 @@ def after(new_matcher, tokens: list[int]) -> Guide:
     return guide
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_masks_of_a_tree_are_those_of_its_paths(guide, new_matcher, tokenizer, seed):
     rng = random.Random(seed)

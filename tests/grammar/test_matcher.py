@@ -93,6 +93,7 @@ def test_what_a_matcher_was_only_asked_of_changes_nothing(new_matcher, tokenizer
     assert np.array_equal(matcher.mask(), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_what_is_taken_back_has_not_come(new_matcher, name):
     """Also in a program of which llguidance takes nothing back itself."""

@@ -59,6 +59,7 @@ def verified(backend: LayerSplitBackend, num_rounds: int = 5) -> Tensor:
     return torch.cat(logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_a_decode_step_sees_what_is_here_as_transformers_does(
@@ -81,11 +82,13 @@ def test_a_decode_step_sees_what_is_here_as_transformers_does(
             token = int(row.argmax())
 
 
+@pytest.mark.slow
 def test_where_chunks_lie_changes_no_bit(make_backend, tiny_dir: Path):
     found = [decoded(without_chunks(make_backend(tiny_dir, page_order=o))) for o in ORDERS]
     assert found[0].equal(found[1])
 
 
+@pytest.mark.slow
 def test_a_verify_pass_sees_what_a_decode_step_sees(make_backend, tiny_dir: Path):
     plain = decoded(without_chunks(make_backend(tiny_dir)))
     backend = make_backend(tiny_dir, verify_rows=[6], page_order=ORDERS[1])

@@ -60,6 +60,7 @@ def decode(backend: LayerSplitBackend, lane: int, begin: int) -> Tensor:
     return torch.stack(steps)
 
 
+@pytest.mark.slow
 def test_a_restored_lane_goes_on_with_the_same_bits(deep_dir: Path, make_backend):
     backend = make_backend(deep_dir, page_order=SHUFFLED)
     prefill_and_save(backend, 0)
@@ -131,6 +132,7 @@ def _cast(tensors: dict[str, Tensor]) -> None:
     tensors[name] = tensors[name].half()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [_missing, _renamed, _misnamed, _short, _cast])
 def test_adopt_takes_all_or_nothing(deep_dir: Path, make_backend, damage):
     source, target = make_backend(deep_dir), make_backend(deep_dir, num_shards=3)
@@ -150,6 +152,7 @@ def test_a_save_without_room_leaves_nothing_on_any_shard(deep_dir: Path, make_ba
     assert all(not shard.nodes._nodes for shard in backend._stages[0]._shards)
 
 
+@pytest.mark.slow
 def test_a_refused_adopt_leaves_what_was_held(deep_dir: Path, make_backend):
     backend = make_backend(deep_dir, num_shards=3)
     prefill_and_save(backend, 0)

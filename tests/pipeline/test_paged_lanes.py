@@ -77,6 +77,7 @@ def test_rounds_say_what_plain_steps_say(make_backend, tiny_dir: Path, num_shard
     assert resident(backends[0], lanes[0]) == resident(backends[1], lanes[0])
 
 
+@pytest.mark.slow
 def test_evicted_chunks_come_back_as_they_were(make_backend, tiny_dir: Path):
     """A lane whose chunks are all moved out and in gives what an unmoved lane gives."""
     found = []
@@ -183,6 +184,7 @@ def test_a_group_refuses_changes_out_of_turn(make_backend, tiny_dir: Path):
         backend._passes.place(7, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_room", [True, False])
 @torch.inference_mode()
 def test_a_probe_reads_pages_of_the_newest_chunk_alone(make_backend, tiny_dir: Path, has_room):

@@ -31,6 +31,7 @@ def prefilled(backend: LayerSplitBackend, tokens: list[int], chunk: int = CHUNK)
     return torch.stack(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_a_prompt_of_four_pools_is_what_it_is_without(make_backend, tiny_dir: Path, num_shards):
     sizes = {"max_ctx_tokens": NUM_PROMPT, "chunk_tokens": CHUNK, "num_shards": num_shards}
@@ -49,6 +50,7 @@ def test_a_chunk_of_one_token_sees_everything_too(make_backend, tiny_dir: Path):
     assert (found[0] - found[1]).abs().max() < 1e-4
 
 
+@pytest.mark.slow
 def test_where_chunks_lie_changes_no_bit(make_backend, tiny_dir: Path):
     sizes = {"max_ctx_tokens": NUM_PROMPT, "chunk_tokens": CHUNK, "pool_tokens": POOL}
     found = [
@@ -96,6 +98,7 @@ def looked(backend: LayerSplitBackend, num_tokens: int) -> Tensor:
     return sum(stage.passes.attention_mass(1).of_chunks for stage in backend._stages)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_what_comes_by_in_the_last_pass_says_what_a_look_does(
     make_backend, tiny_dir: Path, num_shards: int

@@ -59,6 +59,7 @@ def test_prefill_logits_are_the_peers_for_every_chunking(
     assert (logits - peer_logits[ends]).abs().max() < TOLERANCE
 
 
+@pytest.mark.slow
 def test_decode_logits_are_the_peers(tiny_dir: Path, peer_logits: Tensor, make_backend):
     backend = make_backend(tiny_dir)
     prefill(backend, 1, prompt(0)[:10], 64)
@@ -67,6 +68,7 @@ def test_decode_logits_are_the_peers(tiny_dir: Path, peer_logits: Tensor, make_b
         assert (logits - peer_logits[position]).abs().max() < TOLERANCE
 
 
+@pytest.mark.slow
 def test_64_greedy_tokens_are_the_peers(family: str, tiny_dir: Path, make_backend):
     ids = torch.tensor([prompt(0)])
     peer = tiny.build(family).generate(ids, max_new_tokens=64, do_sample=False, eos_token_id=None)
@@ -94,6 +96,7 @@ def test_a_rows_logits_do_not_depend_on_the_rows_beside_it(tiny_dir: Path, make_
     assert torch.equal(alone, together)
 
 
+@pytest.mark.slow
 def test_shuffled_pages_change_nothing(tiny_dir: Path, make_backend):
     ordered = greedy(make_backend(tiny_dir), {0: prompt(0), 3: prompt(3, 90)}, 40)
     backend = make_backend(tiny_dir, page_order=[5, 2, 7, 0, 3, 6, 1, 4])

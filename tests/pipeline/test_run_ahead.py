@@ -141,6 +141,7 @@ def prompt(num_tokens: int, seed: int) -> list[int]:
     return torch.randint(3, tiny.VOCAB_SIZE, (num_tokens,), generator=generator).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_whatever_comes_instead_tokens_are_those_of_plain_steps(load: Load, seed: int):
     walks = [Walk(load(), runs_ahead=False)]

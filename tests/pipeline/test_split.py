@@ -63,6 +63,7 @@ def run(backend: LayerSplitBackend, chunk: int = 64) -> Tensor:
     return torch.stack(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
 def test_every_split_gives_the_same_bits(deep_dir: Path, make_backend, split: str):
     weights = SPLITS[split]
@@ -80,6 +81,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.covered(2)
 @pytest.mark.parametrize("chunk", [63, 128])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -95,6 +97,7 @@ def test_reset_reaches_every_shard(deep_dir: Path, make_backend):
     assert torch.equal(run(backend), first)
 
 
+@pytest.mark.slow
 def test_tied_embeddings_are_held_by_both_ends(family: str, tmp_path: Path, make_backend):
     folder = tiny.save(tiny.build(family, NUM_LAYERS, tied=True), tmp_path)
     assert torch.equal(run(make_backend(folder, num_shards=2)), run(make_backend(folder)))

@@ -61,6 +61,7 @@ def expected_rows(backend, parents: tuple[int, ...], tokens: list[int]) -> Tenso
     return torch.stack(rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parents", [CHAIN, random_tree(9, 0), random_tree(23, 1)], ids=len)
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_every_row_sees_its_path_and_nothing_else(
@@ -131,6 +132,7 @@ def test_lanes_are_verified_together_each_with_its_own_tree(tiny_dir: Path, make
         assert (both[i] - alone).abs().max() < TOLERANCE
 
 
+@pytest.mark.slow
 def test_greedy_speculation_with_any_proposal_gives_the_decoded_tokens(tiny_dir, make_backend):
     """Chains that are right at random: whatever is accepted, the text is the one of plain
     decoding.

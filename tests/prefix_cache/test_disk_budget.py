@@ -115,6 +115,7 @@ async def test_states_inside_a_conversation_go_before_its_rows(tmp_path) -> None
     assert sum(held) == len(list(tmp_path.glob("*/*.end")))
 
 
+@pytest.mark.slow
 async def test_what_does_not_fit_at_all_is_not_written(tmp_path) -> None:
     files = Watched(tmp_path)
     async with serving(files) as (bench, _):

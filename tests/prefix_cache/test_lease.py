@@ -270,6 +270,7 @@ def test_behind_tools_that_are_long_enough_there_is_a_fork(tools_end, fork):
     assert fork_behind_tools(tools_end, 900, 300) == fork
 
 
+@pytest.mark.slow
 @given(st.integers(0, 900), st.integers(1, 900), st.integers(0, 900), st.lists(st.integers(1, 900)))
 def test_a_fork_lies_within_what_is_shared_and_run(num_shared, num_tokens, known_end, turns):
     fork = fork_of(num_shared, num_tokens, known_end, turns, 64)

@@ -124,6 +124,7 @@ def forests(draw) -> list:
     return list(tree)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     forests(), st.integers(0, 2000), st.booleans(), st.sampled_from(["memory", "disk"]), st.data()
@@ -138,6 +139,7 @@ def test_victims_are_those_of_a_full_search_each_time(nodes, over_bytes, recurre
     assert found.missing_bytes == max(0, over_bytes - freed)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(forests(), st.integers(0, 2000), st.sampled_from(["memory", "disk"]))
 def test_what_stays_can_still_be_reached(nodes, over_bytes, tier):

@@ -256,6 +256,7 @@ def test_bytes_and_counts_are_those_of_the_nodes(tree):
         assert tree.num_nodes(tier) == sum(tier in node.tiers for node in tree)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(trees(), st.randoms())
 def test_a_tree_is_rebuilt_from_its_nodes_in_any_order(tree, random):
@@ -301,6 +302,7 @@ def build(spans: list[tuple[int, ...]]) -> Siblings:
     return siblings
 
 
+@pytest.mark.slow
 @given(SPANS, PROMPT)
 def test_whole_children_are_prefixes_of_the_prompt(spans, prompt):
     expected = {bytes(span) for span in spans if list(span) == prompt[: len(span)]}
@@ -308,6 +310,7 @@ def test_whole_children_are_prefixes_of_the_prompt(spans, prompt):
     assert set(found) == expected and len(found) == len(expected)
 
 
+@pytest.mark.slow
 @given(SPANS, PROMPT, st.sets(st.integers(0, 19)))
 def test_the_longest_part_is_the_longest_among_the_usable(spans, prompt, hidden):
     usable = {bytes(span) for i, span in enumerate(spans) if i not in hidden}
@@ -318,6 +321,7 @@ def test_the_longest_part_is_the_longest_among_the_usable(spans, prompt, hidden)
     assert key is None if num_tokens == 0 else shared[key] == num_tokens
 
 
+@pytest.mark.slow
 @given(SPANS, st.data())
 def test_what_is_discarded_is_found_no_more(spans, data):
     siblings = build(spans)

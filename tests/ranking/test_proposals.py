@@ -41,6 +41,7 @@ def probabilities(logits: Tensor, found: list[tuple[int, ...]]) -> list[float]:
 shapes = st.tuples(st.integers(1, 3), st.integers(1, 7), st.sampled_from([5, 40, 300]))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(shapes, st.integers(1, 70), st.integers(0, 10**6), st.sampled_from([0.3, 3.0, 20.0]))
 def test_the_tree_expects_what_the_heap_expects(shape, budget, seed, spread):

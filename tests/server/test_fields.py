@@ -36,6 +36,7 @@ def num_separators(value: Any) -> int:
     return 1 + max(0, len(value) - 1) + sum(map(num_separators, inner))
 
 
+@pytest.mark.slow
 @given(JSON)
 def test_only_separators_outside_strings_count(value):
     body = json.dumps(value, ensure_ascii=False).encode()
@@ -45,6 +46,7 @@ def test_only_separators_outside_strings_count(value):
     assert num == 0 or has_too_many_values(body, num - 1)
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(JSON, st.integers(2, 9))
 def test_the_count_does_not_depend_on_the_pieces(monkeypatch, value, piece_bytes):

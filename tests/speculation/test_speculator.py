@@ -79,6 +79,7 @@ def test_lanes_together_say_what_each_says_alone(open_backend, tokenizer, num_sh
     assert tau > 2, "long paths are to be accepted here"
 
 
+@pytest.mark.slow
 @pytest.mark.covered(1)
 @pytest.mark.parametrize("shape", [CHAIN, TREES[1]], ids=str)
 def test_a_draft_of_random_weights_changes_nothing_either(
@@ -126,6 +127,7 @@ def test_stop_tokens_end_the_text_inside_a_block(open_backend, tokenizer, shape,
     assert plain[0].reason == "stop"
 
 
+@pytest.mark.slow
 @pytest.mark.covered(1)
 @pytest.mark.parametrize("shape", [CHAIN, TREES[1]], ids=str)
 @pytest.mark.parametrize("index", [4, 9])
@@ -174,6 +176,7 @@ def test_plain_steps_and_rounds_may_alternate(open_backend, tokenizer):
         assert positions == list(range(len(positions))), lane  # no gap, nothing twice
 
 
+@pytest.mark.slow
 def test_the_draft_knows_all_before_the_anchor_and_not_the_anchor(open_backend, tokenizer):
     backend = open_backend()
     plain = plain_answers(backend, [prepare(tokenizer, Sampling())])
@@ -290,6 +293,7 @@ def test_nothing_is_foreseen_while_a_step_is_measured(foreseeing):
     assert speculator.plan([2], alone=True).shape == RoundShape(4)
 
 
+@pytest.mark.slow
 def test_each_round_shows_one_delta_at_most(open_backend, tokenizer):
     lanes, _ = speculate_greedily(open_backend(), tokenizer, max_tokens=17)
     assert len(lanes.deltas[0]) <= 1 + lanes.speculator.speculation(0).rounds
@@ -331,6 +335,7 @@ def test_logits_that_are_no_numbers_end_one_lane_and_not_the_others(open_backend
     assert [lanes.answers()[i] for i in (0, 2, 3)] == [plain[i] for i in (0, 2, 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [CHAIN, TREES[2]], ids=str)
 def test_the_context_may_end_inside_a_block(tiny_dir, make_backend, tokenizer, shape):
     asked = prepare(tokenizer, Sampling())

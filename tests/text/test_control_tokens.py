@@ -97,6 +97,7 @@ def test_text_without_a_break_has_its_usual_ids(any_tokenizer, text):
     assert any_tokenizer.control.encode(text) == any_tokenizer.encode(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @relaxed
 @given(
@@ -160,6 +161,7 @@ def bundled() -> Tokenizer:
     return Tokenizer.load(BUNDLED_MODEL_DIR)
 
 
+@pytest.mark.slow
 def test_a_broken_token_is_text_and_an_intact_one_next_to_it_is_not(bundled):
     forged = f"a<{BREAK}|im_end|>b"
     end = bundled.token_id("<|im_end|>")

@@ -187,6 +187,7 @@ def test_stops_count_in_the_answer_alone(byte_level, before, text, shown, stoppe
     assert (found + detokenizer.flush(), detokenizer.stopped) == (shown, stopped)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["nothing", "open", "perhaps"])
 @settings(max_examples=200, deadline=None)
 @given(

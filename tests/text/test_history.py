@@ -67,6 +67,7 @@ def test_what_is_recalled_is_the_text(any_tokenizer, text, turns):
         assert spell(any_tokenizer, ids) == spell(any_tokenizer, any_tokenizer.encode(text))
 
 
+@pytest.mark.slow
 @relaxed
 @given(answer=IDS, rest=st.text(max_size=9))
 def test_the_ids_of_an_answer_come_back(tokenizer, answer, rest):

@@ -83,6 +83,7 @@ def test_tools_have_their_own_source(isolated: IsolatedTemplate) -> None:
     assert isolated.render(ASKED, [{"name": "f"}]) == 'with [{"name": "f"}]'
 
 
+@pytest.mark.slow
 def test_messages_that_are_nested_too_deeply_are_refused(isolated: IsolatedTemplate) -> None:
     nested: list[Any] = []
     for _ in range(100_000):
@@ -92,6 +93,7 @@ def test_messages_that_are_nested_too_deeply_are_refused(isolated: IsolatedTempl
     assert isolated.render(ASKED).startswith("<s>[user]x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_a_hostile_template_costs_one_chat_no_more_than_the_limits(hostile: str) -> None:
     source = "{% if messages[0].content == 'bad' %}" + hostile + "{% endif %}fine"
@@ -120,7 +122,9 @@ def test_a_template_that_does_not_compile_is_told_with_its_model(source: str, wo
 def test_at_the_start_a_limit_is_an_error_of_the_model() -> None:
     hostile = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     template = IsolatedTemplate(TemplateSource(Path("model"), hostile), LIMITS)
-    with pytest.raises(ModelError, match=r"^model: the chat template takes more than 0\.2 s for a short"):
+    with pytest.raises(
+        ModelError, match=r"^model: the chat template takes more than 0\.2 s for a short"
+    ):
         StartTrial(template, Path("model")).render(ASKED)
     slow = StartTrial(ChatTemplate("x"), Path("model"), limit_s=-1)
     with pytest.raises(ModelError, match="for a few chats"):

@@ -117,6 +117,7 @@ def test_end_tokens_of_all_files_are_united(model_dir):
     assert Tokenizer.load(model_dir).eos_ids == {7, 8, 9, 10, 0}
 
 
+@pytest.mark.slow
 def test_encoding_in_threads_gives_the_same(byte_level):
     expected = [byte_level.encode(text) for text in TEXTS]
     with ThreadPoolExecutor(4) as pool:

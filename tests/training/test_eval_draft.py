@@ -14,6 +14,7 @@ from training.eval_draft import Rounds, report, speculate
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_the_text_is_that_of_the_target_alone(tmp_path, family):
     model = tiny.build(family)

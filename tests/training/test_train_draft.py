@@ -90,6 +90,7 @@ def test_what_the_target_would_not_say_is_not_counted(models):
     assert not true[:begin].any() and true[begin : begin + 20].all() and not true[begin + 20]
 
 
+@pytest.mark.slow
 def test_slots_behind_the_end_of_an_answer_do_not_count(models):
     _, target, _ = models
     texts = own_answers(target)
@@ -99,6 +100,7 @@ def test_slots_behind_the_end_of_an_answer_do_not_count(models):
     assert batch.blocks[0, 0, :4].tolist() == texts[0].ids[-4:].tolist()
 
 
+@pytest.mark.slow
 def test_anchors_are_drawn_from_answers_only(models):
     _, target, _ = models
     texts = own_answers(target)
@@ -107,6 +109,7 @@ def test_anchors_are_drawn_from_answers_only(models):
     assert (batch.places.rows[..., 0] >= 12).all()  # the shortest prompt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, SLIDING])
 def test_the_network_in_training_is_the_one_that_is_served(models, tmp_path, fields):
     model, target, _ = models
@@ -127,6 +130,7 @@ def test_the_network_in_training_is_the_one_that_is_served(models, tmp_path, fie
         torch.testing.assert_close(draft(drafter, target, batch)[0], rows, atol=2e-4, rtol=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [{}, SLIDING, SLIDING | {"sliding_window": 3}])
 def test_a_shorter_block_is_trained_as_it_is_served(models, fields):
     _, target, _ = models
@@ -142,6 +146,7 @@ def test_a_shorter_block_is_trained_as_it_is_served(models, fields):
     torch.testing.assert_close(rows[..., :4, :], wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_share_of_the_blocks_is_drawn_shorter(models):
     _, target, _ = models
     store = filled(target, own_answers(target, length=60))
@@ -163,6 +168,7 @@ def randomised(spec, target):
     return drafter
 
 
+@pytest.mark.slow
 def test_a_sequence_sees_nothing_of_the_one_packed_before_it(models):
     _, target, _ = models
     spec = parse_draft_spec(tiny.draft_config(), target.spec)

@@ -59,6 +59,7 @@ def test_every_field_has_extremes():
     assert EXTREMES.keys() == {field.name for field in fields(Sampling)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_candidates", [16, 1024])
 def test_a_pair_of_extremes_gives_a_token_or_none_and_touches_no_other_row(num_candidates):
     logits = logits_of(0, spread=10.0)

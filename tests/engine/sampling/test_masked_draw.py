@@ -58,6 +58,7 @@ def what_told(ranked: RankedRows, index: int, row: RowSampling, bits: np.ndarray
     return ("nothing", NO_TOKEN) if behind is None else ("candidates", behind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("num_candidates", [16, 64, 1024])
 def test_firm_tokens_and_candidates_say_what_a_mask_gives(num_candidates: int, seed: int):

@@ -72,6 +72,7 @@ def row_of(sampling: Sampling) -> RowSampling:
     return RowSampling(sampling, seed=0, position=0, counts=counts)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.lists(samplings, min_size=1, max_size=4), st.integers(0, 99))
 def test_each_row_gets_the_edits_of_the_slow_truth(wanted: list[Sampling], seed: int):
@@ -83,6 +84,7 @@ def test_each_row_gets_the_edits_of_the_slow_truth(wanted: list[Sampling], seed:
     assert logits.tolist() == before
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(samplings, min_size=1, max_size=3),

@@ -32,6 +32,7 @@ def rows_of(encoding: QuantEncoding, seed: int = 0) -> torch.Tensor:
     return table.lookup(torch.arange(SHAPE[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*ENCODINGS, *OTHERS])
 def test_numbers_are_about_as_large_as_plain_ones(name: str):
     rows = rows_of((ENCODINGS | OTHERS)[name])

@@ -188,6 +188,7 @@ async def test_a_body_that_is_wanted_is_asked_for_once(on_port):
         writer.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [

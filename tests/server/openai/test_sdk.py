@@ -91,6 +91,7 @@ async def test_the_model_list(connect):
         assert (await client.models.retrieve("tiny")).owned_by == "luceasync"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "expected"),
     [

@@ -248,6 +248,7 @@ def test_the_prompt_that_opens_reasoning_decides(tokenizer: Tokenizer) -> None:
     assert kept.before(prompt) == "nothing"
 
 
+@pytest.mark.slow
 def test_a_named_format_wins(template: ChatTemplate, tokenizer: Tokenizer) -> None:
     answer_format = AnswerFormat.of(
         template, tokenizer, reasoning_format="none", tool_format="llama-json"

@@ -29,6 +29,7 @@ def test_the_setting_offers_every_format() -> None:
     assert set(get_args(ToolFormat)) == {"auto", *FORMATS, "none"}
 
 
+@pytest.mark.slow
 def test_calls_are_parsed_alike_however_the_text_is_split(call_format: str) -> None:
     rng = random.Random(1)
     for _ in range(NUM_CALLS):

@@ -102,6 +102,7 @@ def check(calls: list[tuple[str, Any]]) -> None:
         assert len(arguments.get("tags", [])) <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("max_calls", [1, None])
 def test_forced_calls_are_parsed_as_generated(tokenizer, name, max_calls):
@@ -120,6 +121,7 @@ def test_forced_calls_are_parsed_as_generated(tokenizer, name, max_calls):
     assert seen == set(names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_only_named_tools_can_be_called(tokenizer, name):
     grammar = FORMATS[name].must_call(TAGGED, ["stop"], 1)
@@ -156,6 +158,7 @@ def opening_of(name: str) -> str:
     return (section + row.anchor) or row.openings[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("max_calls", [1, None])
 def test_a_voluntary_call_of_a_strict_tool_is_valid(tokenizer, name, max_calls):
