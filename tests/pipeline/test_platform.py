@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
+
+import gguf
 import msgspec
 import pytest
 import torch
 
 from luceasync.host_cache.copies import DirectCopies
+from luceasync.models.encodings import StoredRows, WeightFile
+from luceasync.models.quant import ggml
 from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.gpu_platform import CudaPlatform, HipPlatform
@@ -127,3 +133,33 @@ def test_what_was_captured_is_done_again_at_each_replay():
     assert captured.output.tolist() == [6, 6, 6]
     captured.replay()
     assert captured.output.tolist() == [8, 8, 8]
+
+
+# --- weights on their way to a device ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["cpu:0", GPU])
+def test_stored_rows_arrive_on_the_device_in_order(name: str, tmp_path: Path):
+    rows = torch.randint(0, 256, (1500, 8200), dtype=torch.uint8)  # two pieces
+    (tmp_path / "rows").write_bytes(rows.numpy().tobytes())
+    swapped = torch.arange(1500).view(-1, 2).flip(1).flatten()
+    platform = open_platform(name)
+    with closing(WeightFile(tmp_path / "rows")) as file:
+        stored = StoredRows.of(file, 0, 8200, 1500).selected(lambda each: each[swapped])
+        with closing(platform.row_transfer()) as transfer:
+            for _ in range(3):  # buffers are used again
+                pieces = [piece.clone() for piece in transfer.pieces(stored)]
+                assert {piece.device for piece in pieces} == {platform.device}
+                assert torch.equal(torch.cat(pieces).cpu(), rows[swapped])
+
+
+@pytest.mark.parametrize("name", ["cpu:0", GPU])
+@pytest.mark.parametrize("kind", sorted(ggml.ENCODINGS))
+def test_blocks_become_the_same_bytes_wherever_they_are_unpacked(name: str, kind: str):
+    block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
+    blocks = torch.randint(0, 256, (48, 3, block_bytes), dtype=torch.uint8)
+    encoding = ggml.ENCODINGS[kind]
+    there = ggml.pack(encoding, blocks.to(open_platform(name).device)).tensors
+    for part, tensor in ggml.pack(encoding, blocks).tensors.items():
+        found = there[part].cpu().contiguous().view(torch.uint8)
+        assert torch.equal(found, tensor.contiguous().view(torch.uint8)), part
