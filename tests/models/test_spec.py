@@ -201,20 +201,23 @@ def test_whole_heads_are_rotated_where_transformers_does_so(model_type: str, fac
     assert spec == parse_spec(config_of(model_type))
 
 
-@pytest.mark.parametrize("model_type", ["llama", *BOTH])
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "smollm3", *BOTH])
 @pytest.mark.parametrize("name", ["head_dim", "num_key_value_heads", "max_position_embeddings"])
 def test_a_field_that_is_missing_has_transformers_default(model_type: str, name: str):
     sizes = {"num_attention_heads": 64, "hidden_size": 2048, "max_position_embeddings": 7}
     config = config_of(model_type, **sizes | {name: None})
-    spec = parse_spec(config)
+    windows = {"sliding_window": None} if model_type == "mistral" else {}
+    spec = parse_spec(config | windows)
     attention = spec.mixers[-1]
     ours = {
-        "head_dim": attention.head_dim,
         "num_key_value_heads": attention.num_kv_heads,
         "max_position_embeddings": spec.max_positions,
+        "tie_word_embeddings": spec.tied_embeddings,
     }
     theirs = AutoConfig.for_model(**config)
     assert ours == {field: getattr(theirs, field) for field in ours}
+    assert attention.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert attention.head_dim == getattr(theirs, "head_dim", None) or 2048 // 64
 
 
 def test_rope_parameters_win_over_the_top_level():
@@ -286,6 +289,8 @@ def test_the_rope_is_an_object(name: str, value: object):
         ("llama", "LlamaForCausalLMEagle3"),
         ("llama", "LlamaForSequenceClassification"),
         ("llama", "LlamaModel"),
+        ("qwen2", "Qwen2ForRewardModel"),
+        ("mistral", "MistralModel"),
         ("qwen3", "DFlashDraftModel"),
         ("qwen3", "Qwen3ForTokenClassification"),
         ("qwen3", "Qwen3ForRewardModel"),

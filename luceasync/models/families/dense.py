@@ -140,6 +140,7 @@ def parse_attention(fields: ConfigFields, *, gated: bool, rotary_factor: float) 
             f"num_attention_heads = {num_heads} is not a multiple of "
             f"num_key_value_heads = {num_kv_heads}"
         )
+    fields.must_be("is_causal", True)
     theta, rope = fields.rope()
     head_dim = fields.positive("head_dim", fields.positive("hidden_size") // num_heads)
     rotary_dim = int(head_dim * rotary_factor)

@@ -1,0 +1,166 @@
+"""Every field that transformers has in the config of a dense family is honoured, has no effect on
+what is computed, or is refused by its name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from luceasync.errors import ModelError
+from luceasync.models.files import parse_spec
+
+SIZES = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "vocab_size": 512,
+}
+# Fields that change what is computed, with a value other than the default.
+HONOURED: dict[str, Any] = {
+    "eos_token_id": 7,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 8,
+    "num_key_value_heads": 1,
+    "rms_norm_eps": 1e-4,
+    "rope_parameters": {"rope_type": "linear", "factor": 2.0},
+    "tie_word_embeddings": True,
+    "vocab_size": 1024,
+}
+# Fields of training, of Python objects, and of the tokenizer.
+WITHOUT_EFFECT: dict[str, Any] = {
+    "_name_or_path": "somewhere",
+    "attention_dropout": 0.1,
+    "bos_token_id": 9,
+    "chunk_size_feed_forward": 2,
+    "dtype": "float16",
+    "id2label": {"0": "a"},
+    "initializer_range": 0.5,
+    "is_encoder_decoder": True,
+    "label2id": {"a": 0},
+    "output_attentions": True,
+    "output_hidden_states": True,
+    "pad_token_id": 11,
+    "problem_type": "regression",
+    "return_dict": False,
+    "transformers_version": "1.0",
+    "use_cache": False,
+}
+REFUSED: dict[str, Any] = {
+    "architectures": ["SomeModelForSequenceClassification"],
+    "hidden_act": "gelu",
+    "is_causal": False,
+    "model_type": "mamba",
+}
+SLIDING = ["full_attention", "sliding_attention"] * 2
+# By model type: what else its config has.
+OWN: dict[str, dict[str, dict[str, Any]]] = {
+    "llama": {
+        "honoured": {"head_dim": 32},
+        "without effect": {"pretraining_tp": 2},
+        "refused": {"attention_bias": True, "mlp_bias": True},
+    },
+    "ministral": {
+        "honoured": {"head_dim": 32},
+        "refused": {"layer_types": SLIDING, "sliding_window": 16},
+    },
+    "mistral": {"honoured": {"head_dim": 32}, "refused": {"sliding_window": 16}},
+    "qwen2": {
+        "without effect": {"max_window_layers": 2, "sliding_window": 16},
+        "refused": {"layer_types": SLIDING, "use_sliding_window": True},
+    },
+    "qwen3": {
+        "honoured": {"head_dim": 32},
+        "without effect": {"max_window_layers": 2, "sliding_window": 16},
+        "refused": {"attention_bias": True, "layer_types": SLIDING, "use_sliding_window": True},
+    },
+    "smollm3": {
+        "honoured": {"no_rope_layers": [1, 1, 0, 1], "no_rope_layer_interval": 2},
+        "without effect": {"sliding_window": 16},
+        "refused": {
+            "attention_bias": True,
+            "layer_types": SLIDING,
+            "mlp_bias": True,
+            "use_sliding_window": True,
+        },
+    },
+}
+UNLIKE_DEFAULTS = {name: {"sliding_window": None} for name in ("ministral", "mistral")}
+
+
+def config_of(model_type: str, name: str = "", value: object = None) -> dict[str, Any]:
+    config = SIZES | UNLIKE_DEFAULTS.get(model_type, {}) | {"model_type": model_type}
+    return config | {name: value} if name else config
+
+
+def fields_of(model_type: str, what: str, common: dict[str, Any]) -> dict[str, Any]:
+    return common | OWN[model_type].get(what, {})
+
+
+@pytest.mark.parametrize("model_type", OWN)
+def test_each_field_is_of_one_kind(model_type: str):
+    listed = [
+        *fields_of(model_type, "honoured", HONOURED),
+        *fields_of(model_type, "without effect", WITHOUT_EFFECT),
+        *fields_of(model_type, "refused", REFUSED),
+    ]
+    assert len(listed) == len(set(listed))
+    theirs = AutoConfig.for_model(model_type).to_dict().keys() | {"is_causal"}
+    assert theirs == {*listed}
+
+
+@pytest.mark.parametrize("model_type", OWN)
+def test_what_is_honoured_changes_the_model(model_type: str):
+    plain = parse_spec(config_of(model_type))
+    for name, value in fields_of(model_type, "honoured", HONOURED).items():
+        assert parse_spec(config_of(model_type, name, value)) != plain, name
+
+
+@pytest.mark.parametrize("model_type", OWN)
+def test_what_is_without_effect_does_not(model_type: str):
+    plain = parse_spec(config_of(model_type))
+    for name, value in fields_of(model_type, "without effect", WITHOUT_EFFECT).items():
+        assert parse_spec(config_of(model_type, name, value)) == plain, name
+
+
+@pytest.mark.parametrize("model_type", OWN)
+def test_what_is_not_computed_is_refused_by_its_name(model_type: str):
+    for name, value in fields_of(model_type, "refused", REFUSED).items():
+        with pytest.raises(ModelError, match=f"^{name} .* is not supported"):
+            parse_spec(config_of(model_type, name, value))
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "ministral"])
+def test_a_window_that_a_config_does_not_mention_is_the_default_and_refused(model_type: str):
+    words = "sliding_window = 4096 is not supported; expected None"
+    with pytest.raises(ModelError, match=words):
+        parse_spec(SIZES | {"model_type": model_type})
+
+
+def test_a_window_that_no_layer_has_is_without_effect():
+    plain = parse_spec(config_of("ministral"))
+    layers = config_of("ministral", "layer_types", ["full_attention"] * 4)
+    assert parse_spec(layers | {"sliding_window": 16}) == plain
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("1", "no_rope_layers = '1': expected a list of 0 and 1"),
+        ([1, 2, 1, 1], r"no_rope_layers = \[1, 2, 1, 1\]: expected a list of 0 and 1"),
+        ([1, 1], r"no_rope_layers = \[1, 1\]: expected 4 entries"),
+    ],
+)
+def test_layers_without_rope_are_listed_by_flags(flags: object, words: str):
+    with pytest.raises(ModelError, match=words):
+        parse_spec(config_of("smollm3", "no_rope_layers", flags))
