@@ -25,7 +25,7 @@ NO_TEMPLATE = (
     "The model has no chat template, so it takes no chats: use /v1/completions, or add a "
     f"{JINJA} to the model."
 )
-TRIAL_S = 30.0
+TRIAL_S = 60.0  # of a busy machine; an idle one takes some ten milliseconds
 _RESERVED = frozenset({"messages", "tools"})
 
 

@@ -239,7 +239,6 @@ def found(name: str, subject: Subject) -> Finding:
         else:
             fitted += 1
     answers = subject.answers
-    reasoning = "opened by the prompt" if answers.before(opened(subject)) == "open" else "think"
     return Finding(
         name,
         equal,
@@ -249,16 +248,20 @@ def found(name: str, subject: Subject) -> Finding:
         differing,
         calls=answers.calls.name if answers.calls else "none",
         max_calls=answers.max_calls,
-        reasoning=reasoning if answers.reasons else "none",
+        reasoning=reasoning_of(subject),
     )
 
 
-def opened(subject: Subject) -> str:
-    """The prompt of a short chat; "" if the template refuses it."""
+def reasoning_of(subject: Subject) -> str:
+    """How the reasoning of an answer to a short chat begins."""
+    answers = subject.answers
+    if not answers.reasons:
+        return "none"
     try:
-        return subject.rendered(CHATS[0])
-    except RequestError:
-        return ""
+        is_open = answers.before(subject.rendered(CHATS[0])) == "open"
+    except RequestError:  # the template takes no chat without tools
+        is_open = False
+    return f"`{answers.words.begin.strip()}`" + (", in the prompt" if is_open else "")
 
 
 def unlike(paths: Sequence[Path], digest: Callable[[Path], str]) -> list[Path]:

@@ -18,8 +18,16 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from rich.console import Console
 
-from luceasync.cli.chat import Conversation, Messages, ShownPiece, run_chat
-from luceasync.errors import Unavailable
+from luceasync.cli.chat import (
+    AnswerOptions,
+    Conversation,
+    Messages,
+    ShownPiece,
+    open_local,
+    run_chat,
+)
+from luceasync.config import Config, ModelConfig
+from luceasync.errors import ModelError, Unavailable
 from luceasync.request import ReasoningPiece, TextPiece
 
 
@@ -171,3 +179,13 @@ def test_a_text_that_begins_like_a_command_is_one_only_if_it_is_a_line():
         conversation.take("/clear")
         conversation.take("/usr/bin/env\nprint()")
     assert responder.heard[0][0]["content"] == "/usr/bin/env\nprint()"
+
+
+def test_a_model_without_a_chat_template_is_refused_before_it_is_loaded(tmp_path):
+    async def chat() -> None:
+        async with open_local(Config(model=ModelConfig(tmp_path)), AnswerOptions()):
+            pass
+
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="has no chat template, so it takes no chats"):
+        asyncio.run(chat())

@@ -77,6 +77,7 @@ def test_ready_lines_name_the_model_and_the_reasons_for_its_context():
     assert ready_lines(replace(card, reasons=()), 1) == [
         "Ready: tiny or small, 1 lane of 5120 tokens of context"
     ]
+    assert "no chat template" in ready_lines(replace(card, takes_chats=False), 1)[-1]
 
 
 def wait_bound(process: subprocess.Popen[str]) -> str:

@@ -16,7 +16,7 @@ NO_CALLS = "{{ tools }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% en
 def test_a_template_renders_as_transformers_renders_it() -> None:
     finding = find(TURNS / "qwen3.jinja")
     assert not finding.differing and finding.equal == len(CHATS)
-    assert (finding.calls, finding.max_calls, finding.reasoning) == ("qwen-json", None, "think")
+    assert (finding.calls, finding.max_calls, finding.reasoning) == ("qwen-json", None, "`<think>`")
 
 
 @pytest.mark.slow
