@@ -40,6 +40,7 @@ IN_WORDS = (
     (re.compile(r"is not present in a registry and .*", re.DOTALL), "is not part of the schema"),
     (re.compile(r"^oneOf constraints are not supported\..*"), "oneOf cannot be enforced"),
     (re.compile(r"^Unimplemented keys: \[(.*)\]"), r"these words cannot be enforced: \1"),
+    (re.compile(r"^(lexer error: )?too many expressions.*"), "its expressions are too large"),
     (re.compile(r"^schema too large"), "it is too large with all its references"),
 )
 WORD_BITS = 32  # tokens in a word of a mask

@@ -29,7 +29,7 @@ NOT_LARK = "neither Lark, without 'start:', nor GBNF: "
 # As llguidance tells them apart, but in linear time, also of lines without anything.
 IS_LARK = re.compile(r"(?m)^[^\S\n]*(?:%llguidance\b|start\s*(?:\[[^\]\n]*\]\s*)?:(?!:=))")
 LARK_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
-LARK_EXCERPT = re.compile(r"\n   *\d+ \|.*", re.DOTALL)
+LARK_EXCERPT = re.compile(r"\n *\d+ \|.*", re.DOTALL)
 VIA = re.compile(r"\n  while processing .*")  # by which references an error was reached
 NAMED = re.compile(r"(@\w+|%json|%regex|'[\w-]+')")  # what an error without a place names
 WHOLE = "whole"  # the name of a schema in one that refers to a part of it

@@ -54,7 +54,8 @@ def decode(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
         whole = with_whole_characters(body)
         if whole != body:
             return decode(decoder, whole)
-        raise RequestError(f"The request body is not valid JSON: {error}.") from None
+        why = "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+        raise RequestError(f"The request body is not valid JSON: {why}.") from None
 
 
 def _require_utf8(body: bytes) -> None:

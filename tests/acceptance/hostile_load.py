@@ -2,6 +2,7 @@
 
 python -m tests.acceptance.hostile_load connections [--seconds 60] [--per-second 1000]
 python -m tests.acceptance.hostile_load crowd [--seconds 60] [--clients 100]
+python -m tests.acceptance.hostile_load grammars [--requests 200] [--seed 0]
 """
 
 from __future__ import annotations
@@ -137,6 +138,25 @@ def crowd(server: Server, arguments: argparse.Namespace) -> None:
     print(f"slowest /health: {seen[0]:.3f} s")
 
 
+def grammars(server: Server, arguments: argparse.Namespace) -> None:
+    """Odd schemas, expressions and grammars, one after the other, beside a stream."""
+    fill(server)
+    time.sleep(REST_S)
+    before = server.memory_mib
+    stream = Streams(server, OTHERS["one stream"])
+    with watched(server) as seen, stream:
+        time.sleep(REST_S)
+        alone_s, stream.longest_gap_s = stream.longest_gap_s, 0.0
+        said, samples = driven(server, "grammars", arguments.requests, arguments.seed)
+    print(json.dumps(said, indent=1))
+    time.sleep(REST_S)
+    print(f"the stream: {dict(stream.counts)}")
+    print(f"its longest gap: alone {alone_s:.3f} s, beside them {stream.longest_gap_s:.3f} s")
+    told("descriptors", [sample[1] for sample in samples])
+    print(f"memory before, most, after: {before:.0f}, {seen[1]:.0f}, {server.memory_mib:.0f} MiB")
+    print(f"slowest /health: {seen[0]:.3f} s")
+
+
 def fill(server: Server) -> None:
     """Ask long prompts side by side, so that every lane has been used to its end."""
     body = chat("read the file and close it " * 400, max_tokens=4)
@@ -151,12 +171,15 @@ def main() -> None:
     loads: dict[str, Callable[[Server, argparse.Namespace], None]] = {
         "connections": connections,
         "crowd": crowd,
+        "grammars": grammars,
     }
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("load", choices=loads)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--per-second", type=float, default=1000.0)
     parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--memory", default="0", help="for prefixes; what is kept counts as growth")
     arguments = parser.parse_args()
     server = Server(flags=["--prefix-cache-memory", arguments.memory, "--log-level", "warning"])

@@ -143,6 +143,7 @@ async def test_a_refusal_says_where(compiler, kind, source, param, words):
         ('root ::= "a" other-one', "line 1, column 14", "Rule 'other-one' not found"),
         ('root ::= "a" my-rule\nmy-rule ::= [z-a]', "line 2, column 1", "invalid regex: "),
         ('root ::= "a\\', "line 1, column 13", "unexpected end"),
+        ("start: a" + "\n" * 1000 + "b: c", "line 1, column 8", 'unknown name: "a"'),
         ("an answer", "line 1, column 4", "neither Lark, without 'start:', nor GBNF"),
     ],
 )
