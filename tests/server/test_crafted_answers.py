@@ -6,6 +6,7 @@ The model is real and says a given text (tests/crafted.py).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,10 +14,13 @@ from typing import Any
 
 import httpx
 import pytest
+from openai.types.chat import ChatCompletionMessage
 
 from luceasync.config import Config, EngineConfig, ModelConfig, ServerConfig
 from luceasync.engine.start import build_engine
+from luceasync.errors import RequestError
 from luceasync.server.app import create_app
+from luceasync.server.openai.chat_body import check_tools
 from tests import crafted
 
 pytestmark = pytest.mark.slow
@@ -281,6 +285,80 @@ async def test_what_the_model_says_is_told_alike_by_every_api(kind: str, tmp_pat
                 for call in message.get("tool_calls") or []
             ]
             await chat(client, [*asked, message, *results, asked[0]])
+
+
+SQL = {
+    "type": "custom",
+    "custom": {
+        "name": "query",
+        "description": "d",
+        "format": {
+            "type": "grammar",
+            "grammar": {"syntax": "regex", "definition": "SELECT [a-z]{1,3}( LIMIT [0-9])?"},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("kind", ["json", "xml"])
+async def test_a_custom_tool_gets_one_text_that_follows_its_expression(
+    kind: str, tmp_path: Path
+) -> None:
+    asks = [{"role": "user", "content": "~k1"}]
+    async with serving(
+        crafted.save(tmp_path / "crafted", {"k1": "so k1"}, _template(kind))
+    ) as client:
+        body = {"messages": asks, "tools": [*CHAT_TOOLS, SQL], "max_tokens": 200}
+        body["tool_choice"] = {"type": "custom", "custom": {"name": "query"}}
+        body["reasoning_effort"] = "none"
+        [choice] = (await post(client, "/v1/chat/completions", body))["choices"]
+        [call] = choice["message"]["tool_calls"]
+        assert (call["type"], call["custom"]["name"]) == ("custom", "query")
+        written = call["custom"]["input"]
+        assert re.fullmatch("SELECT [a-z]{1,3}( LIMIT [0-9])?", written)
+        assert choice["finish_reason"] == "tool_calls"
+        ChatCompletionMessage.model_validate(choice["message"])
+        streamed = await client.post(
+            "/v1/chat/completions",
+            json={"model": "crafted", "temperature": 0, **body, "stream": True},
+        )
+        deltas = [
+            call
+            for line in streamed.text.splitlines()
+            if line.startswith("data: {")
+            for choice in json.loads(line[6:])["choices"]
+            for call in choice["delta"].get("tool_calls") or ()
+        ]
+        assert [(d.get("type"), d["custom"].get("name")) for d in deltas] == [
+            ("custom", "query"),
+            (None, None),
+        ]
+        assert "".join(d["custom"].get("input", "") for d in deltas) == written
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "3 rows"}
+        again = {**body, "messages": [*asks, choice["message"], result], "tool_choice": "none"}
+        await post(client, "/v1/chat/completions", again)
+
+
+@pytest.mark.parametrize(
+    ("custom", "param"),
+    [
+        (None, "tools[0].custom"),
+        ({}, "tools[0].custom.name"),
+        ({"name": "f", "format": {"type": "odd"}}, "tools[0].custom.format"),
+        (
+            {"name": "f", "format": {"type": "grammar", "grammar": {"definition": "a"}}},
+            "tools[0].custom.format.grammar.syntax",
+        ),
+        (
+            {"name": "f", "format": {"type": "grammar", "grammar": {"syntax": "regex"}}},
+            "tools[0].custom.format.grammar.definition",
+        ),
+    ],
+)
+def test_a_malformed_custom_tool_is_refused_with_its_field(custom: Any, param: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        check_tools([{"type": "custom", "custom": custom}])
+    assert refused.value.param == param
 
 
 async def test_a_stop_counts_in_the_answer_alone(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from luceasync.server.openai.common import (
     error_body,
     usage_of,
 )
+from luceasync.server.openai.responses_tools import input_of
 
 
 class ChoiceLogprobs(msgspec.Struct):
@@ -59,13 +60,23 @@ class FunctionDelta(msgspec.Struct, omit_defaults=True):
     name: str | None = None
 
 
+class CustomDelta(msgspec.Struct, omit_defaults=True):
+    """As FunctionDelta, of a call of a custom tool."""
+
+    input: str = msgspec.field(default_factory=str)
+    name: str | None = None
+
+
 class CallDelta(msgspec.Struct, omit_defaults=True):
-    """A part of call `index`; the first one has its id and type."""
+    """A part of call `index`; the first one has its id and type. That of a custom tool has
+    `custom` instead of `function`.
+    """
 
     index: int
-    function: FunctionDelta
+    function: FunctionDelta | None = None
     id: str | None = None
-    type: Literal["function"] | None = None
+    type: Literal["function", "custom"] | None = None
+    custom: CustomDelta | None = None
 
 
 class DeltaMessage(msgspec.Struct, omit_defaults=True):
@@ -109,6 +120,19 @@ class AnswerCall(msgspec.Struct):
     type: Literal["function"] = "function"
 
 
+class CustomInput(msgspec.Struct):
+    name: str
+    input: str
+
+
+class AnswerCustomCall(msgspec.Struct):
+    """A call of a custom tool."""
+
+    id: str
+    custom: CustomInput
+    type: Literal["custom"] = "custom"
+
+
 class AnswerMessage(msgspec.Struct):
     """`content` is None if the answer is nothing but calls."""
 
@@ -116,7 +140,7 @@ class AnswerMessage(msgspec.Struct):
     content: str | None
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
-    tool_calls: list[AnswerCall] | UnsetType = UNSET
+    tool_calls: list[AnswerCall | AnswerCustomCall] | UnsetType = UNSET
 
 
 class AnswerChoice(msgspec.Struct):
@@ -154,6 +178,7 @@ class ChatEvents:
         self._num_completion_tokens = 0
         self._finishes: dict[int, Finish] = {}
         self._calling: set[int] = set()  # choices that have called a tool
+        self._custom: set[tuple[int, int]] = set()  # choice and index of calls of custom tools
         self._reasoning = [ReasoningTokens() for _ in range(chat.request.num_choices)]
         self._id = f"chatcmpl-{random.getrandbits(128):032x}"
         self._created = int(time.time())
@@ -185,7 +210,9 @@ class ChatEvents:
         for piece in self._shown(delta):
             if isinstance(piece, CallPiece):
                 self._calling.add(delta.index)
-            yield self._chunk([ChunkChoice(delta.index, _message(piece), logprobs)])
+            yield self._chunk(
+                [ChunkChoice(delta.index, self._message(delta.index, piece), logprobs)]
+            )
             logprobs = None  # the first chunk has those of all tokens of the delta
         if logprobs is not None:
             yield self._chunk([ChunkChoice(delta.index, DeltaMessage(content=""), logprobs)])
@@ -196,6 +223,18 @@ class ChatEvents:
             reason = self._reason(delta.index, delta.finish)
             choice = ChunkChoice(delta.index, DeltaMessage(), None, reason)
             yield self._last_chunk([choice]) if is_last else self._chunk([choice])
+
+    def _message(self, choice: int, piece: Piece) -> DeltaMessage:
+        """The delta for a piece; custom tools have their own kind."""
+        match piece:
+            case CallPiece(index, call_id, name) if name in self._chat.custom_tools:
+                self._custom.add((choice, index))
+                custom = CustomDelta(name=name)
+                return _calling(CallDelta(index, id=call_id, type="custom", custom=custom))
+            case ArgumentsPiece(index, text) if (choice, index) in self._custom:
+                return _calling(CallDelta(index, custom=CustomDelta(input_of(text))))
+            case _:
+                return _message(piece)
 
     def _shown(self, delta: Delta) -> Iterator[Piece]:
         """The pieces that the client asked for."""
@@ -254,16 +293,16 @@ class ChatMessageFold:
         self._content.append(delta.content or "")
         self._reasoning.append(delta.reasoning_content or "")
         for call in delta.tool_calls or ():
-            _, arguments = self._calls.setdefault(call.index, (call, []))
-            arguments.append(call.function.arguments)
+            _, written = self._calls.setdefault(call.index, (call, []))
+            if call.function is not None:
+                written.append(call.function.arguments)
+            if call.custom is not None:
+                written.append(call.custom.input)
 
     def message(self) -> AnswerMessage:
         """The message so far."""
         content, reasoning = "".join(self._content), "".join(self._reasoning)
-        calls = [
-            AnswerCall(call.id or "", AnswerFunction(call.function.name or "", "".join(arguments)))
-            for call, arguments in self._calls.values()
-        ]
+        calls = [_call(call, "".join(written)) for call, written in self._calls.values()]
         return AnswerMessage(
             "assistant",
             content if content or not calls else None,
@@ -317,6 +356,18 @@ class ChatFold:
         )
 
 
+def _call(first: CallDelta, written: str) -> AnswerCall | AnswerCustomCall:
+    """A call whose first delta is `first`."""
+    if first.custom is not None:
+        return AnswerCustomCall(first.id or "", CustomInput(first.custom.name or "", written))
+    name = first.function.name if first.function is not None else None
+    return AnswerCall(first.id or "", AnswerFunction(name or "", written))
+
+
+def _calling(call: CallDelta) -> DeltaMessage:
+    return DeltaMessage(tool_calls=[call])
+
+
 def _message(piece: Piece) -> DeltaMessage:
     match piece:
         case TextPiece(text):
@@ -325,9 +376,9 @@ def _message(piece: Piece) -> DeltaMessage:
             return DeltaMessage(reasoning_content=text)
         case CallPiece(index, call_id, name):
             function = FunctionDelta(arguments="", name=name)
-            return DeltaMessage(tool_calls=[CallDelta(index, function, call_id, "function")])
+            return _calling(CallDelta(index, function, call_id, "function"))
         case ArgumentsPiece(index, text):
-            return DeltaMessage(tool_calls=[CallDelta(index, FunctionDelta(text))])
+            return _calling(CallDelta(index, FunctionDelta(text)))
 
 
 class ChatCompletions:

@@ -38,6 +38,7 @@ from luceasync.server.openai.request_body import (
     name_of,
     request_of,
 )
+from luceasync.server.openai.responses_tools import custom_function, input_arguments
 from luceasync.server.unserved import refuse_unserved
 
 THINKING_TYPES = {"enabled": True, "adaptive": True, "auto": None, "disabled": False}
@@ -189,7 +190,9 @@ class ChatBody(ReasoningBody, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ParsedChat:
-    """A checked body: the engine's request, and how to send the answer."""
+    """A checked body: the engine's request, and how to send the answer. `custom_tools`: the names
+    of tools whose calls have one text.
+    """
 
     request: Request
     stream: bool = False
@@ -197,6 +200,7 @@ class ParsedChat:
     continuous_usage: bool = False
     shows_reasoning: bool = True
     shows_stop: bool = False
+    custom_tools: frozenset[str] = frozenset()
 
 
 _decoder = msgspec.json.Decoder(ChatBody)
@@ -232,15 +236,22 @@ def parse_chat(
         continuous_usage=bool(options.continuous_usage_stats),
         shows_reasoning=reasoning.is_shown,
         shows_stop=bool(chat.include_stop_str_in_output),
+        custom_tools=frozenset(
+            tool["custom"]["name"] for tool in chat.tools or () if tool["type"] == "custom"
+        ),
     )
 
 
 def _prompt(chat: ChatBody, template_kwargs: dict[str, Any]) -> ChatPrompt:
     choice, allowed = allowed_tools(chat.tool_choice)
+    if isinstance(choice, dict) and choice.get("type") == "custom":
+        choice = {"type": "function", "function": choice.get("custom", choice)}
     names = None if allowed is None else [name_of(each) for each in allowed]
     offered = [
-        (f"tools[{i}].function.parameters", tool)
-        for i, tool in enumerate(described_tools(chat.tools or ()))
+        (_schema_place(i, sent), tool)
+        for i, (sent, tool) in enumerate(
+            zip(chat.tools or (), described_tools(chat.tools or ()), strict=True)
+        )
         if choice != "none" and (names is None or tool["function"]["name"] in names)
     ]
     tools = [tool for _, tool in offered]
@@ -250,10 +261,16 @@ def _prompt(chat: ChatBody, template_kwargs: dict[str, Any]) -> ChatPrompt:
         template_kwargs=template_kwargs,
         max_calls=max_calls(choice, chat.parallel_tool_calls),
         must_call=must_call(choice, tools),
-        schema_places=() if names is None else tuple(place for place, _ in offered),
+        schema_places=tuple(place for place, _ in offered),
         marks=tuple(_marks(chat.messages)),
         is_begun=_is_begun(chat),
     )
+
+
+def _schema_place(index: int, tool: Mapping[str, Any]) -> str:
+    """Where the body has the schema of a tool's arguments."""
+    place = "custom.format" if tool["type"] == "custom" else "function.parameters"
+    return f"tools[{index}].{place}"
 
 
 def _is_begun(chat: ChatBody) -> bool:
@@ -308,11 +325,23 @@ def _message(index: int, message: ChatMessage) -> dict[str, Any]:
     at_most(f"messages[{index}].tool_calls", message.tool_calls or (), MAX_TOOL_CALLS, "calls")
     check_calls(f"messages[{index}].tool_calls", message.tool_calls or ())
     fields = {name: value for name, value in _fields(message) if value is not None}
+    if message.tool_calls:
+        fields["tool_calls"] = [_as_function(call) for call in message.tool_calls]
     if thought := next(filter(None, [fields.pop(name, None) for name in REASONING]), None):
         fields[REASONING[0]] = thought
     fields["role"] = "system" if message.role == "developer" else message.role
     fields["content"] = _content(where, message.content)
     return fields
+
+
+def _as_function(call: dict[str, Any]) -> dict[str, Any]:
+    """A call; that of a custom tool as one of the function that stands for it."""
+    if call.get("type") != "custom":
+        return call
+    custom = call["custom"]
+    arguments = input_arguments(custom.get("input") or "")
+    function = {"name": custom["name"], "arguments": arguments}
+    return {"id": call.get("id"), "type": "function", "function": function}
 
 
 def _fields(message: ChatMessage) -> list[tuple[str, Any]]:
@@ -349,11 +378,16 @@ def _marks(messages: list[ChatMessage]) -> Iterator[tuple[int, int]]:
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
-    """Raise RequestError, which names the field, unless all are functions with a name."""
+    """Raise RequestError, which names the field, unless all are functions or custom tools with a
+    name.
+    """
     for i, tool in enumerate(tools):
         where = f"tools[{i}]"
+        if tool.get("type") == "custom":
+            _check_custom(f"{where}.custom", tool.get("custom"))
+            continue
         if tool.get("type") != "function":
-            _refuse(f"{where}.type", "'function' (no other kind is served)")
+            _refuse(f"{where}.type", "'function' or 'custom' (no other kind is served)")
         function = tool.get("function")
         if not isinstance(function, Mapping):
             _refuse(f"{where}.function", "an object")
@@ -369,9 +403,41 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
             _refuse(f"{where}.function.strict", "true or false")
 
 
+def _check_custom(where: str, custom: object) -> None:
+    if not isinstance(custom, Mapping):
+        _refuse(where, "an object")
+    if not isinstance(custom.get("name"), str) or not custom["name"]:
+        _refuse(f"{where}.name", "a name")
+    if not isinstance(custom.get("description"), str | None):
+        _refuse(f"{where}.description", "text")
+    described = custom.get("format")
+    if not isinstance(described, Mapping | None):
+        _refuse(f"{where}.format", "an object")
+    if described is None or described.get("type") == "text":
+        return
+    grammar = described.get("grammar")
+    if described.get("type") != "grammar" or not isinstance(grammar, Mapping):
+        _refuse(f"{where}.format", "the type 'text', or 'grammar' and the object of that name")
+    if not isinstance(grammar.get("definition"), str) or not grammar["definition"]:
+        _refuse(f"{where}.format.grammar.definition", "text")
+    custom_function(
+        f"{where}.format.grammar", "", None, grammar.get("syntax"), grammar["definition"]
+    )
+
+
 def described_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Checked tools, with the fields that chat templates read."""
-    return [{**tool, "function": tool_function(tool["function"])} for tool in tools]
+    """Checked tools as functions, with the fields that chat templates read."""
+    return [_described(tool) for tool in tools]
+
+
+def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
+    if tool["type"] == "function":
+        return {**tool, "function": tool_function(tool["function"])}
+    custom = tool["custom"]
+    grammar = (custom.get("format") or {}).get("grammar") or {}
+    syntax, definition = grammar.get("syntax"), grammar.get("definition")
+    about = custom["name"], custom.get("description")
+    return {"type": "function", "function": custom_function("tools", *about, syntax, definition)}
 
 
 def check_calls(where: str, calls: Sequence[Mapping[str, Any]]) -> None:
@@ -379,6 +445,9 @@ def check_calls(where: str, calls: Sequence[Mapping[str, Any]]) -> None:
     and has its arguments as text or as an object.
     """
     for i, call in enumerate(calls):
+        if call.get("type") == "custom":
+            _check_custom_call(f"{where}[{i}].custom", call.get("custom"))
+            continue
         function = call.get("function")
         if function is None:
             function = call  # some clients put the name into the call itself
@@ -389,6 +458,15 @@ def check_calls(where: str, calls: Sequence[Mapping[str, Any]]) -> None:
             _refuse(f"{where}[{i}].function.name", "a name")
         if not isinstance(function.get("arguments"), str | Mapping | None):
             _refuse(f"{where}[{i}].function.arguments", "text or an object")
+
+
+def _check_custom_call(where: str, custom: object) -> None:
+    if not isinstance(custom, Mapping):
+        _refuse(where, "an object")
+    if not isinstance(custom.get("name"), str) or not custom["name"]:
+        _refuse(f"{where}.name", "a name")
+    if not isinstance(custom.get("input"), str | None):
+        _refuse(f"{where}.input", "text")
 
 
 def _refuse(param: str, expected: str) -> NoReturn:

@@ -22,6 +22,7 @@ from luceasync.request import (
     Delta,
     Engine,
     Finish,
+    InfillPrompt,
     Request,
     Stream,
     TextPrompt,
@@ -221,8 +222,8 @@ class CompletionCall:
 
 def _refuse_unserved(body: CompletionBody) -> None:
     refuse_unserved(body)
-    if body.suffix:
-        refuse("suffix", body.suffix, "none (the model only continues text)")
+    if body.suffix and body.echo:
+        refuse("echo", body.echo, "false with a 'suffix'")
     if body.best_of is not None and body.best_of != (body.n or 1):
         refuse("best_of", body.best_of, "the same as 'n'")
 
@@ -242,18 +243,20 @@ def _prompts(body: CompletionBody) -> list[Prompt]:
     return prompts
 
 
+def _prompt(prompt: Prompt, suffix: str | None) -> InfillPrompt | TextPrompt | TokenPrompt:
+    if isinstance(prompt, str):
+        return InfillPrompt(prompt, suffix) if suffix else TextPrompt(prompt)
+    if suffix:
+        refuse("prompt", prompt, "text with a 'suffix'")
+    return TokenPrompt(tuple(prompt))
+
+
 def _request(body: CompletionBody, prompt: Prompt, caller: Caller, headers: Headers) -> Request:
     has_limit = body.max_tokens is not None or body.n_predict is not None
     most = max_tokens_of(body, least=0 if body.echo else 1) if has_limit else DEFAULT_MAX_TOKENS
     top = None if body.logprobs is None else in_range("logprobs", body.logprobs, 0, MAX_LOGPROBS)
     return replace(
-        request_of(
-            body,
-            TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(tuple(prompt)),
-            most,
-            caller,
-            headers,
-        ),
+        request_of(body, _prompt(prompt, body.suffix), most, caller, headers),
         top_logprobs=top,
         prompt_top_logprobs=top if body.echo else None,
     )

@@ -252,7 +252,12 @@ def allowed_tools(choice: ToolChoice | None) -> tuple[ToolChoice | None, list[An
     mode, tools = (inner.get("mode"), inner.get("tools")) if isinstance(inner, dict) else ("", ())
     if mode not in ("auto", "required") or not isinstance(tools, list) or not tools:
         refuse("tool_choice", choice, "a 'mode', 'auto' or 'required', and a list of 'tools'")
-    return mode, [tool.get("function", tool) if isinstance(tool, dict) else tool for tool in tools]
+    return mode, [_named_tool(tool) if isinstance(tool, dict) else tool for tool in tools]
+
+
+def _named_tool(tool: dict[str, Any]) -> Any:
+    """The object with the name of a listed tool: chat has it a level below."""
+    return tool.get("function", tool.get("custom", tool))
 
 
 def name_of(tool: Any) -> object:

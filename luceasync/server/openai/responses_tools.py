@@ -1,7 +1,7 @@
 """The tools of a responses request as the functions that a model is offered, and back.
 
-Source: OpenAI's OpenAPI document, `Tool`. Custom tools take one text; those in a namespace are
-offered under a joined name. Owns both names of each tool.
+Source: OpenAI's OpenAPI document, `Tool`. Custom tools, which chat has too, take one text; those in
+a namespace are offered under a joined name. Owns both names of each tool.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from luceasync.server.fields import (
     with_whole_characters,
 )
 from luceasync.server.openai.request_body import (
+    MAX_GRAMMAR_CHARS,
     ToolChoice,
     allowed_tools,
     max_calls,
@@ -36,6 +37,7 @@ INPUT_SCHEMA = {
     "additionalProperties": False,
 }
 
+SYNTAXES = ("lark", "regex")
 CLIENT_TOOLS = ("function", "custom", "namespace")
 
 TemplateTool = dict[str, Any]
@@ -103,15 +105,16 @@ class ClientTool:
         tool, where = self.tool, self.where
         if not tool.name:
             refuse(f"{where}.name", tool.name, "a name")
-        described: dict[str, Any]
         if self.is_custom:
-            described = {"description": _with_format(tool), "parameters": INPUT_SCHEMA}
-        else:
-            check_arguments_schema(f"{where}.parameters", tool.parameters or {})
-            described = {"description": tool.description, "parameters": tool.parameters}
+            form = tool.format or CustomFormat("text")
+            about = self.offered_name, tool.description
+            custom = custom_function(f"{where}.format", *about, form.syntax, form.definition)
+            return {"type": "function", "function": custom}
+        check_arguments_schema(f"{where}.parameters", tool.parameters or {})
+        fields = {"description": tool.description, "parameters": tool.parameters}
         strict = {"strict": True} if tool.strict else {}
-        function = tool_function({"name": self.offered_name, **described, **strict})
-        return {"type": "function", "function": function}
+        named = tool_function({"name": self.offered_name, **fields, **strict})
+        return {"type": "function", "function": named}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,27 @@ class OfferedTools:
         return tuple(one.schema_place for one in self.by_name.values())
 
 
+def custom_function(
+    where: str, name: str, description: str | None, syntax: str | None, definition: str | None
+) -> dict[str, Any]:
+    """The function that stands for a custom tool. The text of a tool with a regular expression
+    follows it; another grammar stands in the description. Raises RequestError, which names the
+    field below `where`.
+    """
+    if not definition:
+        return {"name": name, "description": description or "", "parameters": INPUT_SCHEMA}
+    if syntax not in SYNTAXES:
+        refuse(f"{where}.syntax", syntax, "'lark' or 'regex'")
+    if len(definition) > MAX_GRAMMAR_CHARS:
+        refuse(f"{where}.definition", definition, f"at most {MAX_GRAMMAR_CHARS} characters")
+    shown = f"The text of `{INPUT}` follows this {syntax} grammar:\n{definition}"
+    function = {"name": name, "description": "\n\n".join(filter(None, [description, shown]))}
+    if syntax == "lark":
+        return {**function, "parameters": INPUT_SCHEMA}
+    text = {"type": "string", "pattern": f"^(?:{definition})$"}
+    return {**function, "parameters": {**INPUT_SCHEMA, "properties": {INPUT: text}}, "strict": True}
+
+
 def offered_name(namespace: str | None, name: str) -> str:
     """The name that the model knows."""
     if not namespace:
@@ -183,16 +207,6 @@ def _of_client(tools: Sequence[ResponsesTool]) -> Iterator[ClientTool]:
             for j, inner in enumerate(tool.tools or ()):
                 if inner.type in ("function", "custom"):
                     yield ClientTool(f"tools[{i}].tools[{j}]", inner, tool.name)
-
-
-def _with_format(tool: ResponsesTool) -> str:
-    """The description of a custom tool, with the grammar of its text."""
-    definition = tool.format.definition if tool.format is not None else None
-    if not definition:
-        return tool.description or ""
-    assert tool.format is not None
-    shown = f"The text of `{INPUT}` follows this {tool.format.syntax or ''} grammar:\n{definition}"
-    return "\n\n".join(filter(None, [tool.description, shown]))
 
 
 def _is_meant(one: ClientTool, choice: Any) -> bool:

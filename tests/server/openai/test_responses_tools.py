@@ -51,6 +51,21 @@ async def test_the_model_is_offered_a_function_for_each(in_memory):
     )  # fmt: skip
 
 
+async def test_the_text_of_a_custom_tool_must_follow_a_regular_expression(in_memory):
+    form = {"type": "grammar", "syntax": "regex", "definition": "[a-z]+"}
+    engine = ScriptedEngine()
+    async with in_memory(engine) as client:
+        asked = {**BODY, "tools": [{**PATCH, "format": form}]}
+        await client.post(RESPONSES, json=asked)
+        form["syntax"] = "bnf"
+        refused = await client.post(RESPONSES, json=asked)
+    [tool] = engine.requests[0].prompt.tools
+    assert tool["function"]["strict"] is True
+    properties = tool["function"]["parameters"]["properties"]
+    assert properties == {"input": {"type": "string", "pattern": "^(?:[a-z]+)$"}}
+    assert refused.json()["error"]["param"] == "tools[0].format.syntax"
+
+
 async def test_a_call_of_a_custom_tool_has_one_text(in_memory):
     engine = calling("apply_patch", '{"input": "*** Beg', 'in\\n"}')
     item = await output(in_memory, engine)
