@@ -20,6 +20,7 @@ import uvloop
 
 from tests.combinations import covering
 from tests.forked_backends import Forks
+from tests.renderers import Renderers
 
 # Imports and collection make many objects and free few: there is no garbage to look for until then.
 gc.disable()
@@ -164,6 +165,21 @@ def forked_backends(forks: Forks) -> Iterator[None]:
     """Launchers fork backends, which have imported torch then."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("luceasync.ipc.launcher.subprocess", forks)
+        yield
+
+
+@pytest.fixture(scope="session")
+def renderers() -> Iterator[Renderers]:
+    renderers = Renderers()
+    yield renderers
+    renderers.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def reused_renderers(renderers: Renderers) -> Iterator[None]:
+    """Engines one after the other render the same template in the same process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("luceasync.text.isolation._RenderProcess", renderers)
         yield
 
 

@@ -43,6 +43,11 @@ HOSTILE = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def reused_renderers() -> None:
+    """Each template has a process of its own here."""
+
+
 @pytest.fixture(scope="module")
 def isolated() -> Iterator[IsolatedTemplate]:
     template = IsolatedTemplate(SOURCE)
