@@ -158,7 +158,16 @@ class TokenPrompt:
     ids: tuple[int, ...]
 
 
-Prompt = ChatPrompt | TextPrompt | TokenPrompt
+@dataclass(frozen=True, slots=True)
+class InfillPrompt:
+    """The text before and after what is to be written; special tokens in it are ordinary text."""
+
+    param: ClassVar[str] = "prompt"
+    before: str
+    after: str
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt | InfillPrompt
 
 
 @dataclass(frozen=True, slots=True)

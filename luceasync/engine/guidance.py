@@ -102,7 +102,8 @@ class Guidance:
         num_words = self._vocabulary.num_words
         min_tokens: MinTokens | None = None
         if request.min_tokens:
-            end_ids = self._vocabulary.tokenizer.eos_ids.union(request.stop_token_ids)
+            eos_ids = self._vocabulary.tokenizer.eos_ids
+            end_ids = eos_ids.union(request.stop_token_ids, prompt.ends)
             min_tokens = MinTokens.of(request.min_tokens, end_ids, num_words)
         if matcher is None and reasoning is None and min_tokens is None:
             return unguided

@@ -60,7 +60,8 @@ def prepare(
     check_logit_bias(sampling, language.vocab_size)
     pins = pins_of(request, prompt, language.pin_limit)
     room = language.card.max_ctx_tokens - len(prompt.ids)
-    end_ids = frozenset() if request.ignore_eos else language.tokenizer.eos_ids
+    end_ids = language.tokenizer.eos_ids | prompt.ends
+    end_ids = frozenset() if request.ignore_eos else end_ids
     seed = random.getrandbits(63) if sampling.seed is None else sampling.seed
     return [
         PreparedChoice(

@@ -18,6 +18,7 @@ from luceasync.request import (
     ArgumentsPiece,
     CallPiece,
     ChatPrompt,
+    InfillPrompt,
     ModelCard,
     Request,
     TextPrompt,
@@ -109,6 +110,8 @@ class Prompts:
                     raise error.named(param) from None
             case TextPrompt(text):
                 prompt = self._of_text(tenant, text, param)
+            case InfillPrompt(before, after):
+                prompt = self._of_infill(tenant, before, after, param)
             case TokenPrompt(ids) if len(ids) >= max_ctx:
                 raise ContextLengthError(max_ctx, len(ids), param)
             case TokenPrompt(ids):
@@ -203,6 +206,23 @@ class Prompts:
     def _of_text(self, tenant: Tenant, text: str, param: str) -> RenderedPrompt:
         ids = self._recall(tenant, text, param)
         return RenderedPrompt(tenant, text, ids, tuple(self._turns.ends(ids)))
+
+    def _of_infill(self, tenant: Tenant, before: str, after: str, param: str) -> RenderedPrompt:
+        """A prompt whose middle is to be written. Raises RequestError if the model's tokenizer has
+        no tokens for it.
+        """
+        tokenizer, max_ctx = self._language.tokenizer, self._language.card.max_ctx_tokens
+        if (tokens := tokenizer.infill) is None:
+            raise RequestError(
+                "suffix: the model only continues text; its tokenizer has no tokens to fill in",
+                param="suffix",
+            )
+        parts = []
+        for text in (before, after):
+            refuse_too_long(tokenizer, text, max_ctx, param)
+            parts.append(tokenizer.encode(text, special=False))
+        ids = array("i", [tokens.before, *parts[0], tokens.after, *parts[1], tokens.middle])
+        return RenderedPrompt(tenant, None, ids, (), ends=tokens.ends)
 
     def _recall(self, tenant: Tenant, text: str, param: str) -> array[int]:
         """Encode `text`, with the ids that the history has for it. Raises ContextLengthError,

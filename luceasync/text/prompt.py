@@ -146,7 +146,7 @@ class RenderedPrompt:
     whether a later prompt may begin with this one and that answer. `tools_end`: where prompts with
     the same tools and another system message diverge. `new_pieces`: makes the parser of an answer.
     `before`: what comes before the text of an answer. `marks`: number of tokens before each cache
-    mark of the client.
+    mark of the client. `ends`: tokens that end the answer, besides those that end a text.
     """
 
     tenant: Tenant
@@ -158,3 +158,4 @@ class RenderedPrompt:
     new_pieces: Callable[[], PieceMaker] = PlainText
     before: Before = "nothing"
     marks: tuple[int, ...] = ()
+    ends: frozenset[int] = frozenset()

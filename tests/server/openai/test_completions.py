@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from luceasync.errors import Unavailable
-from luceasync.request import TextPrompt, TokenLogprob, TokenPrompt
+from luceasync.request import InfillPrompt, TextPrompt, TokenLogprob, TokenPrompt
 from luceasync.server.openai.completions import merge_streams
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, ScriptedStream, answer
@@ -86,6 +86,14 @@ async def test_logprobs_are_lists_of_the_same_length(in_memory):
     }  # fmt: skip
 
 
+async def test_a_suffix_stands_after_what_is_written(in_memory):
+    engine = ScriptedEngine()
+    await plain(in_memory, {"prompt": ["a", "b"], "suffix": "z"}, engine)
+    await plain(in_memory, {"prompt": "a", "suffix": ""}, engine)
+    prompts = [request.prompt for request in engine.requests]
+    assert prompts == [InfillPrompt("a", "z"), InfillPrompt("b", "z"), TextPrompt("a")]
+
+
 async def test_sixteen_tokens_by_default(in_memory):
     engine = ScriptedEngine()
     await plain(in_memory, {}, engine)
@@ -101,7 +109,8 @@ async def test_sixteen_tokens_by_default(in_memory):
         ({"prompt": [1, "a"]}, "prompt"),
         ({"model": "other"}, "model"),
         ({"prompt": ["a"] * 5, "n": 16}, "n"),
-        ({"suffix": "x"}, "suffix"),
+        ({"suffix": "x", "echo": True}, "echo"),
+        ({"suffix": "x", "prompt": [1, 2]}, "prompt"),
         ({"best_of": 3}, "best_of"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"logprobs": 21}, "logprobs"),
