@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from luceasync.config import BUNDLED_MODEL_DIR
@@ -26,16 +27,17 @@ from tests.acceptance.clients.script import WRITERS
 from tests.acceptance.clients.seen import of_agent, refusals, tier, uncached, usage
 from tests.acceptance.clients.serve import MAX_CTX_TOKENS
 from tests.acceptance.clients.servers import RecordedServer
-from tests.acceptance.clients.session import SESSIONS
+from tests.acceptance.clients.session import SESSIONS, SHELLS, Session, long_session
 
-PARTS = ["sessions", "cases", "forced"]
+PARTS = ["sessions", "compaction", "cases", "forced"]
 EXPECTS_REFUSALS = ("errors",)
 TEMPLATES = Path(__file__).parent / "turns"
 OPENS = {"qwen3": True, "qwen3.5": False}  # whether the model opens its thoughts itself
-SHELLS = {
-    "Claude Code": ("Bash", {"command": "echo luce-$((40+2))", "description": "say it"}),
-    "Codex": ("exec_command", {"cmd": "echo luce-$((40+2))"}),
-    "OpenCode": ("bash", {"command": "echo luce-$((40+2))", "description": "say it"}),
+# Contexts that the output of a command fills.
+SMALL = {
+    "Claude Code": {"65536": "38000"},
+    "Codex": {"52000": "12000"},
+    "OpenCode": {"65536": "20000"},
 }
 TURNS = (
     ("Do this: [[{tool} {arguments}]] [[say the tool said it]]", "the tool said it"),
@@ -54,10 +56,11 @@ def check_turns(program: Program, under: Path, runs: Path, url: str) -> list[str
     """Errors of an agent in two turns with a call in each."""
     agent, log = AGENTS[program.name], runs / "requests.jsonl"
     home, faults, seen = runs / "homes" / program.folder_name, [], []
-    tool, arguments = SHELLS[program.name]
+    tool, argument, more = SHELLS[program.name]
+    arguments = json.dumps({**more, argument: "echo luce-$((40+2))"})
     for i, (asked, end) in enumerate(TURNS):
         begin = len(exchanges(log))
-        question = asked.format(tool=tool, arguments=json.dumps(arguments))
+        question = asked.format(tool=tool, arguments=arguments)
         ran = agent.run(under / program.folder_name, home, url, question, goes_on=i > 0)
         if ran.status or end not in ran.output:
             faults.append(f"{ran.status}: {(ran.output + ran.errors)[-400:]}")
@@ -78,12 +81,9 @@ def check_session(
     work = home / "work"
     session = SESSIONS[program.name](work)
     session.begin(work)
-    texts = session.texts(WRITERS[template], opens=OPENS[template])
-    source = (TEMPLATES / f"{template}.jinja").read_text()
-    model = crafted.save(runs / "model", texts, source, MAX_CTX_TOKENS, BUNDLED_MODEL_DIR)
     faults: list[str] = []
     seen: list[list[Exchange]] = []
-    with RecordedServer(runs, "--model", str(model)) as running:
+    with scripted(runs, session, template) as running:
 
         def kill_while_it_waits() -> None:
             if (work / "waiting").exists():
@@ -111,6 +111,36 @@ def check_session(
     return faults + uncached(seen) + session.faults(work), seen
 
 
+def check_compaction(
+    program: Program, under: Path, runs: Path, template: str
+) -> tuple[list[str], list[list[Exchange]]]:
+    """Errors of an agent whose context becomes full, and its requests."""
+    agent = replace(AGENTS[program.name], changes=SMALL[program.name])
+    home, session = runs / "home", long_session(program.name)
+    [asked], [(_, turns)] = session.asked(), session.runs
+    session.begin(home / "work")
+    with scripted(runs, session, template) as running:
+        ran = agent.run(under / program.folder_name, home, running.url, asked, goes_on=False)
+        found = exchanges(running.log)
+    faults = refusals(found) + session.faults(home / "work")
+    if ran.status or turns[-1].words not in ran.output:
+        faults.append(f"{ran.status}: {(ran.output + ran.errors)[-400:]}")
+    sizes = [counts[0] for one in of_agent(found) if (counts := usage(one))]
+    if sizes == sorted(sizes):
+        faults.append(f"nothing was compacted: {sizes}")
+    return faults, [of_agent(found)]
+
+
+@contextmanager
+def scripted(runs: Path, session: Session, template: str) -> Iterator[RecordedServer]:
+    """A server whose model says what the session has it say."""
+    texts = session.texts(WRITERS[template], opens=OPENS[template])
+    source = (TEMPLATES / f"{template}.jinja").read_text()
+    model = crafted.save(runs / "model", texts, source, MAX_CTX_TOKENS, BUNDLED_MODEL_DIR)
+    with RecordedServer(runs, "--model", str(model)) as running:
+        yield running
+
+
 def check(
     program: Program, cases: str | None, under: Path, runs: Path, url: str
 ) -> dict[str, list[str]]:
@@ -136,19 +166,25 @@ def tell(program: Program, under: Path, rows: dict[str, list[str]], how: str = "
     return sum(map(bool, rows.values()))
 
 
-def run_sessions(chosen: list[Program], under: Path, runs: Path, template: str) -> int:
-    """Hold a session with each agent; returns the number of failures."""
+def run_sessions(part: str, chosen: list[Program], under: Path, runs: Path, template: str) -> int:
+    """Hold a session of `part` with each agent; returns the number of failures."""
+    case, hold = HELD[part]
     num_faulty = 0
     for program in chosen:
         if program.name in SESSIONS:
             program.install(under)
-            place = runs / "sessions" / program.folder_name
+            place = runs / part / program.folder_name
             place.mkdir(parents=True)
-            faults, seen = check_session(program, under, place, template)
+            faults, seen = hold(program, under, place, template)
             cached = "; ".join(" ".join(_cached(one) for one in run) for run in seen)
-            case = f"a session, killed three times ({cached})"
-            num_faulty += tell(program, under, {case: faults})
+            num_faulty += tell(program, under, {f"{case} ({cached})": faults})
     return num_faulty
+
+
+HELD = {
+    "sessions": ("a session, killed three times", check_session),
+    "compaction": ("a session that fills the context", check_compaction),
+}
 
 
 def _cached(one: Exchange) -> str:
@@ -171,8 +207,8 @@ def main() -> None:
     chosen = [one for one in PROGRAMS if not args.only or one.name in args.only]
     print("| client | case | |\n|---|---|---|")
     num_faulty = 0
-    if "sessions" in args.parts:
-        num_faulty += run_sessions(chosen, under, runs, args.template)
+    for part in [part for part in HELD if part in args.parts]:
+        num_faulty += run_sessions(part, chosen, under, runs, args.template)
     if "cases" in args.parts:
         with server(runs / "scripted", "--template", args.template) as url:
             for program in chosen:

@@ -11,8 +11,8 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 PAGE = Path(__file__).parents[3] / "docs/agents.md"
@@ -22,13 +22,16 @@ TIMEOUT_S = 300.0
 BLOCK = re.compile(r"^```\w+\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 EXPORT = re.compile(r"^export (\w+)=(.*)$", re.MULTILINE)
 
+Changes = Mapping[str, str]  # of settings: what a text is replaced by
 
-def settings(title: str, url: str) -> list[str]:
-    """The blocks of a section of the page, for the server at `url`."""
+
+def settings(title: str, url: str, changes: Changes) -> list[str]:
+    """The blocks of a section of the page, for the server at `url`, with texts replaced."""
     section = PAGE.read_text().partition(f"\n## {title}\n")[2].partition("\n## ")[0]
-    blocks = [block.replace(URL, url) for block in BLOCK.findall(section)]
-    assert blocks, f"{PAGE} has no settings of {title}"
-    return blocks
+    for old, new in {URL: url, **changes}.items():
+        assert old in section, f"{PAGE} does not say {old} of {title}"
+        section = section.replace(old, new)
+    return BLOCK.findall(section)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +47,14 @@ class Ran:
 class Agent:
     """`command` gives the program's words, depending on whether it goes on with its last session;
     the question is the last word, or comes on standard input if `reads_input`. `prepare` writes
-    settings into a home and returns variables.
+    settings into a home and returns variables; `changes`: what it changes of them.
     """
 
     bin: str
     command: Callable[[bool], Sequence[str]]
-    prepare: Callable[[Path, str], dict[str, str]]
+    prepare: Callable[[Path, str, Changes], dict[str, str]]
     reads_input: bool = False
+    changes: Changes = field(default_factory=dict)
 
     def run(
         self,
@@ -67,7 +71,8 @@ class Agent:
         """
         work = home / "work"
         work.mkdir(parents=True, exist_ok=True)
-        environment = {"PATH": os.environ["PATH"], "HOME": str(home), **self.prepare(home, url)}
+        environment = {"PATH": os.environ["PATH"], "HOME": str(home)}
+        environment |= self.prepare(home, url, self.changes)
         for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
             environment[name] = str(home / name.lower())
         words = [str(folder / "node_modules/.bin" / self.bin), *self.command(goes_on)]
@@ -96,12 +101,15 @@ class Agent:
         return Ran(process.returncode, output.read_text(), errors.read_text())
 
 
-def _claude(home: Path, url: str) -> dict[str, str]:
-    return {**dict(EXPORT.findall(settings("Claude Code", url)[0])), "DISABLE_AUTOUPDATER": "1"}
+def _claude(home: Path, url: str, changes: Changes) -> dict[str, str]:
+    return {
+        **dict(EXPORT.findall(settings("Claude Code", url, changes)[0])),
+        "DISABLE_AUTOUPDATER": "1",
+    }
 
 
-def _codex(home: Path, url: str) -> dict[str, str]:
-    config, catalog = settings("Codex", url)
+def _codex(home: Path, url: str, changes: Changes) -> dict[str, str]:
+    config, catalog = settings("Codex", url, changes)
     folder = home / ".codex"
     folder.mkdir(exist_ok=True)
     (folder / "luceasync.json").write_text(catalog)
@@ -114,8 +122,8 @@ def _codex(home: Path, url: str) -> dict[str, str]:
     return {}
 
 
-def _opencode(home: Path, url: str) -> dict[str, str]:
-    (home / "work/opencode.json").write_text(settings("OpenCode", url)[0])
+def _opencode(home: Path, url: str, changes: Changes) -> dict[str, str]:
+    (home / "work/opencode.json").write_text(settings("OpenCode", url, changes)[0])
     return {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"}
 
 

@@ -20,6 +20,14 @@ CHARS_CUT = 9  # of the last argument, at its end
 # Lets whoever watches end the server and start another one while the agent runs a command.
 HOLD = "touch waiting; for i in $(seq 600); do test -e go && break; sleep 0.1; done; rm go; echo on"
 
+COUNT = "seq -s ' ' 4000"
+# Of each agent's shell: its name, the name of a command, and other arguments.
+SHELLS: dict[str, tuple[str, str, dict[str, str]]] = {
+    "Claude Code": ("Bash", "command", {"description": "work"}),
+    "Codex": ("exec_command", "cmd", {}),
+    "OpenCode": ("bash", "command", {"description": "work"}),
+}
+
 How = Literal["whole", "cut", "in a thought"]
 
 
@@ -121,7 +129,7 @@ def claude_code(work: Path) -> Session:
                 },
             ),
         ),
-        shell=("Bash", "command", {"description": "write a file"}),
+        shell=SHELLS["Claude Code"],
     )
 
 
@@ -144,7 +152,7 @@ def codex(work: Path) -> Session:
             Turn("I take a note.", "mcp__notes__add_note", {"line": "greet says hello"}),
             Turn("I document it.", "apply_patch", {"input": document}),
         ),
-        shell=("exec_command", "cmd", {}),
+        shell=SHELLS["Codex"],
     )
     after = {**session.after, "notes.txt": "greet says hello\n"}
     return Session(session.letter, session.runs, session.before, after)
@@ -173,7 +181,7 @@ def opencode(work: Path) -> Session:
                 },
             ),
         ),
-        shell=("bash", "command", {"description": "write a file"}),
+        shell=SHELLS["OpenCode"],
     )
 
 
@@ -212,6 +220,22 @@ def _session(
         ("Is it all done?", (Turn("All parts are done."),)),
     )
     return Session(letter, runs, {"greet.py": GREET}, {"greet.py": DOCUMENTED})
+
+
+def long_session(agent: str) -> Session:
+    """A command whose output fills a small context, so that the agent has the model sum up what was
+    said before it goes on. Codex asks for that after the second call's result, others before it.
+    """
+    tool, argument, more = SHELLS[agent]
+    summary = [Turn("I counted. I have yet to write the greeting.")] if agent == "Codex" else []
+    turns = (
+        Turn("I count.", tool, {**more, argument: COUNT}),
+        Turn("I look around.", tool, {**more, argument: "echo here"}),
+        *summary,
+        Turn("I write it.", tool, {**more, argument: "echo hello > greet.py"}),
+        Turn("The greeting is written."),
+    )
+    return Session("z", [("Count, then write a greeting.", turns)], {}, {"greet.py": "hello\n"})
 
 
 SESSIONS = {"Claude Code": claude_code, "Codex": codex, "OpenCode": opencode}

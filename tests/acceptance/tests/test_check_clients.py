@@ -29,16 +29,16 @@ def answered(prompt: int, cached: int) -> Exchange:
     return Exchange("POST", "/v1/chat/completions", {}, "{}", 200, json.dumps({"usage": told}))
 
 
-def test_the_page_has_settings_that_agents_can_read():
-    [exports] = settings("Claude Code", SERVER)
+def test_the_page_has_settings_that_agents_can_read() -> None:
+    [exports] = settings("Claude Code", SERVER, {})
     assert dict(EXPORT.findall(exports))["ANTHROPIC_BASE_URL"] == SERVER
-    config, catalog = settings("Codex", SERVER)
+    config, catalog = settings("Codex", SERVER, {})
     codex = tomllib.loads(config)
     assert codex["model_providers"]["luceasync"]["base_url"] == f"{SERVER}/v1"
     [model] = json.loads(catalog)["models"]
     assert model["slug"] == codex["model"]
     assert model["context_window"] > codex["model_auto_compact_token_limit"]
-    [opencode] = settings("OpenCode", SERVER)
+    [opencode] = settings("OpenCode", SERVER, {})
     provider = json.loads(opencode)["provider"]["luceasync"]
     assert provider["options"]["baseURL"] == f"{SERVER}/v1"
 
@@ -54,12 +54,12 @@ def test_the_page_has_settings_that_agents_can_read():
 )
 def test_prompts_that_were_not_cached_are_told(
     runs: Sequence[Sequence[tuple[int, int]]], places: list[str]
-):
+) -> None:
     seen = [[answered(*counts) for counts in run] for run in runs]
     assert [fault.partition(":")[0] for fault in uncached(seen)] == places
 
 
-def test_usage_of_every_api_is_read():
+def test_usage_of_every_api_is_read() -> None:
     assert usage(answered(100, 40)) == (100, 40)
     told: list[Any] = [
         {"usage": {"input_tokens": 60, "cache_read_input_tokens": 40}},
@@ -76,7 +76,7 @@ def test_usage_of_every_api_is_read():
 
 @pytest.mark.parametrize("template", WRITERS)
 @pytest.mark.parametrize("agent", SESSIONS)
-def test_only_whole_calls_of_a_session_are_calls(agent: str, template: str):
+def test_only_whole_calls_of_a_session_are_calls(agent: str, template: str) -> None:
     session = SESSIONS[agent](Path("/home/work"))
     opens = template == "qwen3"
     texts = session.texts(WRITERS[template], opens=opens)
