@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, takewhile
 from typing import Any
 
-from luceasync.errors import RequestError
+from luceasync.errors import RequestError, TemplateOverrun
 from luceasync.text.control_tokens import BREAK
 from luceasync.text.template import Template, TurnBoundaries
 from luceasync.text.tokenizer import Tokenizer
@@ -270,6 +270,8 @@ def _is_replayed(
     for start, continuation in tried:
         try:
             later = template.render([*messages, *continuation], tools, **variables)
+        except TemplateOverrun:  # nor could a later prompt be rendered
+            return False
         except RequestError:
             continue
         if later.startswith(text + start):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from luceasync.config import BUNDLED_MODEL_DIR
+from luceasync.errors import TemplateOverrun
 from luceasync.text.shared_prefix import ReplayCheck
 from luceasync.text.template import ChatTemplate
 
@@ -100,3 +101,18 @@ def test_if_every_trial_is_refused_answers_may_be_replayed(returns, said, though
     source = "{% if messages | length > 2 %}{{ raise_exception('one turn') }}{% endif %}x"
     found = returns(ChatTemplate(source))
     assert found(said) and found(thought)
+
+
+def test_a_template_that_takes_too_long_for_a_continuation_is_not_tried_again(returns, said):
+    class Slow:
+        num_rendered = 0
+
+        def render(self, messages, tools=None, /, **kwargs) -> str:
+            if messages == ASKED:
+                return "asked"
+            self.num_rendered += 1
+            raise TemplateOverrun("takes more than 3 s")
+
+    slow = Slow()
+    assert not returns(slow, tools=TOOLS)(said)
+    assert slow.num_rendered == 1
