@@ -31,16 +31,16 @@ def shared() -> Draws:
     return drawn()
 
 
-def test_a_test_begins_with_the_numbers_of_its_name() -> None:
-    name = "tests/test_seeds.py::test_a_test_begins_with_the_numbers_of_its_name"
-    assert drawn() == first_of(name)
-
-
 def test_a_fixture_that_tests_share_has_its_own_and_changes_theirs_in_nothing(
     shared: Draws,
 ) -> None:
     assert shared == first_of("tests/test_seeds.py shared 0")
     assert drawn() == first_of(os.environ["PYTEST_CURRENT_TEST"].rpartition(" ")[0])
+
+
+def test_a_test_begins_with_the_numbers_of_its_name() -> None:
+    name = "tests/test_seeds.py::test_a_test_begins_with_the_numbers_of_its_name"
+    assert drawn() == first_of(name)
 
 
 def test_each_example_begins_with_the_same() -> None:
