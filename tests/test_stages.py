@@ -139,6 +139,7 @@ def test_a_tied_head_may_be_in_another_stage_than_the_embedding(
     assert torch.equal(life(open_stages(folder, 2, 2)), life(open_stages(folder, 1, 1)))
 
 
+@pytest.mark.slow
 def test_nodes_go_between_one_stage_and_several(tiny_dir: Path, open_stages, num_stages: int):
     one, several = open_stages(tiny_dir, 1, 1), open_stages(tiny_dir, num_stages)
     life(one)

@@ -41,6 +41,7 @@ def test_version():
         assert printed.stdout == f"luceasync {__version__}\n"
 
 
+@pytest.mark.slow
 def test_every_setting_of_the_server_is_a_flag_of_serve(luceasync):
     text = luceasync.run("serve", "--help", COLUMNS="100").stdout
     for flag in ("--host", "--port", "--parallel", "--max-ctx", "--dtype", "--api-key", "--config"):

@@ -36,6 +36,7 @@ def test_a_typo_is_one_line_and_no_torch(luceasync, command, arguments, words):
     refused(luceasync.run(command, *arguments), words)
 
 
+@pytest.mark.slow
 def test_a_value_of_a_file_names_the_file(luceasync, tmp_path):
     path = tmp_path / "c.toml"
     path.write_text('[placement]\ntarget_device = "abacus"\n')

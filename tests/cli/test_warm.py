@@ -70,6 +70,7 @@ async def outcomes_of(config: Config, *entries: WarmEntry, **options):
     return sorted(outcomes, key=lambda outcome: outcome.entry.origin), counters
 
 
+@pytest.mark.slow
 async def test_what_a_client_asks_next_is_found(config):
     (question, rules), counters = await outcomes_of(config, RULES, QUESTION, verify="all")
     assert (rules.error, question.error) == ("", "")

@@ -51,6 +51,7 @@ def test_hashes_agree_as_far_as_the_tokens_do(tokens, others, chunk_tokens) -> N
         assert (a == b) == (tokens[:end] == others[:end])
 
 
+@pytest.mark.slow
 @given(TOKENS, CHUNKS, st.integers(0, 9))
 def test_a_chain_goes_on_from_any_of_its_hashes(tokens, chunk_tokens, num_chunks) -> None:
     whole = chain(int32(tokens), KEY, ROOT, chunk_tokens)

@@ -30,6 +30,7 @@ def test_what_is_built_is_taken_apart_again(shard: int, kind: str, layer: int) -
     assert parse_name(format_name(shard, kind, layer)) == (shard, kind, layer)
 
 
+@pytest.mark.slow
 @given(NEAR_NAMES | st.text() | st.from_regex(slow.NAME, fullmatch=True))
 def test_the_same_texts_are_names_as_in_the_slow_truth(name: str) -> None:
     assert parsed_or_none(name) == slow.parse_name(name)

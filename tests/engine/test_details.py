@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from luceasync.request import ChatPrompt, Request
 from tests.engines import ask, running, user, written
 
@@ -33,6 +35,7 @@ async def test_lanes_are_seen_while_they_run_and_nodes_afterwards(tiny_dir, tmp_
         assert all(node.parent is None or node.parent in known for node in look.nodes)
 
 
+@pytest.mark.slow
 async def test_what_is_dropped_is_run_again_also_after_a_restart(tiny_dir, tmp_path):
     async with running(tiny_dir, tmp_path / "cache") as engine:
         first = await ask(engine, LONG, 4)
@@ -51,6 +54,7 @@ async def test_what_is_dropped_is_run_again_also_after_a_restart(tiny_dir, tmp_p
         assert (await ask(engine, LONG, 4)).num_cached == 0
 
 
+@pytest.mark.slow
 async def test_one_node_goes_with_what_continues_it_and_what_runs_keeps_its_own(tiny_dir, tmp_path):
     async with running(tiny_dir, tmp_path / "cache") as engine:
         await ask(engine, LONG, 4)

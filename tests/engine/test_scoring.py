@@ -44,6 +44,7 @@ def expected(network) -> torch.Tensor:
     return logits.float().log_softmax(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 3])
 async def test_they_are_those_of_the_model(model, shards):
     network, folder = model
@@ -58,6 +59,7 @@ async def test_they_are_those_of_the_model(model, shards):
         assert best == pytest.approx(rows[i].topk(TOP).values.tolist(), abs=1e-3)
 
 
+@pytest.mark.slow
 async def test_what_is_kept_is_run_all_the_same_and_what_was_scored_is_kept(model):
     network, folder = model
     async with running(tiny.save(network, folder)) as engine:
@@ -69,6 +71,7 @@ async def test_what_is_kept_is_run_all_the_same_and_what_was_scored_is_kept(mode
         assert num_cached >= len(PROMPT) - 64
 
 
+@pytest.mark.slow
 async def test_a_prompt_alone_can_be_scored(model):
     network, folder = model
     async with running(tiny.save(network, folder)) as engine:

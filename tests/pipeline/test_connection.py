@@ -75,6 +75,7 @@ def answered(ends: Ends, message: Message, num_bytes: int) -> None:
     ends.there.send(message, room, answers=got.number, deadline_s=DEADLINE_S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 @given(message=ANSWERS, num_bytes=SIZES)
 @settings(max_examples=60)

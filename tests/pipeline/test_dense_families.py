@@ -103,6 +103,7 @@ def greedy(backend: LayerSplitBackend, prompts: dict[int, list[int]], num_tokens
     return out
 
 
+@pytest.mark.slow
 def test_logits_are_the_peers_for_every_chunking(make_backend, model_dir: Path, expected: Tensor):
     backend = make_backend(model_dir)
     for chunk in (1, 7, 63, 64, 65, NUM_PROMPT):
@@ -112,6 +113,7 @@ def test_logits_are_the_peers_for_every_chunking(make_backend, model_dir: Path, 
         torch.testing.assert_close(logits, expected[ends], rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [1, 2, 3])
 def test_greedy_tokens_are_the_peers_on_any_split(
     make_backend, model_dir: Path, expected: Tensor, num_shards: int
@@ -127,6 +129,7 @@ def test_lanes_that_step_together_are_each_as_alone(make_backend, model_dir: Pat
     assert greedy(backend, PROMPTS, 10) == alone
 
 
+@pytest.mark.slow
 def test_drafts_right_or_wrong_change_no_token(make_backend, model_dir: Path, expected: Tensor):
     backend = make_backend(model_dir, num_shards=2, verify_rows=(4,))
     tokens = expected[NUM_PROMPT - 1 :].argmax(-1).tolist()
@@ -145,6 +148,7 @@ def test_drafts_right_or_wrong_change_no_token(make_backend, model_dir: Path, ex
     assert spoken == tokens[: len(spoken)]
 
 
+@pytest.mark.slow
 def test_the_bytes_that_are_held_are_those_planned(make_backend, model_dir: Path):
     [shard] = make_backend(model_dir).plan.shards
     spec, place = (

@@ -138,6 +138,7 @@ def test_what_was_captured_is_done_again_at_each_replay():
 # --- weights on their way to a device ------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cpu:0", GPU])
 def test_stored_rows_arrive_on_the_device_in_order(name: str, tmp_path: Path):
     rows = torch.randint(0, 256, (1500, 8200), dtype=torch.uint8)  # two pieces

@@ -190,6 +190,7 @@ def left(walk: Walk) -> None:
     walk.backend.reset(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "comes", [other_token, again, begun, read, verified, left], ids=lambda comes: comes.__name__
 )

@@ -91,6 +91,7 @@ def test_every_option_holds_on_every_shard(deep_dir: Path, make_backend, options
     assert torch.equal(run(divided, chunk), whole)
 
 
+@pytest.mark.slow
 def test_reset_reaches_every_shard(deep_dir: Path, make_backend):
     backend = make_backend(deep_dir, num_shards=3)
     first = run(backend)

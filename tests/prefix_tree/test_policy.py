@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,6 +105,7 @@ def states(path: list) -> set[int]:
     return {i for i, node in enumerate(path, 1) if node.has_state}
 
 
+@pytest.mark.slow
 @given(st.integers(1, 300), st.sets(st.integers(1, 300), max_size=20))
 def test_turn_ends_the_newest_and_a_logarithm_of_the_rest_keep_their_state(num_nodes, turn_ends):
     kept = states(thinned(path_of(num_nodes, turn_ends)))
@@ -111,6 +113,7 @@ def test_turn_ends_the_newest_and_a_logarithm_of_the_rest_keep_their_state(num_n
     assert len(kept - turn_ends) <= num_nodes.bit_length() + 1
 
 
+@pytest.mark.slow
 @given(st.integers(1, 300), st.data())
 def test_a_prompt_that_parts_near_the_tip_runs_little_again(num_nodes, data):
     kept = states(thinned(path_of(num_nodes)))

@@ -105,6 +105,7 @@ def speculate_greedily(backend, tokenizer, shape=CHAIN, share_wrong=0.0, **field
     return lanes, plain
 
 
+@pytest.mark.slow
 @pytest.mark.covered(1)
 @pytest.mark.parametrize("shape", [CHAIN, TREES[1]], ids=str)
 @pytest.mark.parametrize("max_tokens", [2, 3, 8, 9, 10])
@@ -140,6 +141,7 @@ def test_stop_strings_end_the_text_inside_a_block(open_backend, tokenizer, shape
     assert plain[0].reason == "stop"
 
 
+@pytest.mark.slow
 @pytest.mark.covered(1)
 @pytest.mark.parametrize("shape", [CHAIN, TREES[2]], ids=str)
 @pytest.mark.parametrize("max_tokens", [2, 5, 9])

@@ -172,6 +172,7 @@ def test_a_broken_token_is_text_and_an_intact_one_next_to_it_is_not(bundled):
     assert ids[1:-1] == bundled.encode("a<|im_end|>b", special=False)
 
 
+@pytest.mark.slow
 @relaxed
 @given(text=TEXT)
 def test_broken_text_spells_the_same_without_control_tokens(bundled, text):

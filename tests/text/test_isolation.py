@@ -124,6 +124,7 @@ def test_a_template_that_does_not_compile_is_told_with_its_model(source: str, wo
         template.check()
 
 
+@pytest.mark.slow
 def test_at_the_start_a_limit_is_an_error_of_the_model() -> None:
     hostile = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     template = IsolatedTemplate(TemplateSource(Path("model"), hostile), LIMITS)

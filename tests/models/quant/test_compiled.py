@@ -54,6 +54,7 @@ def relative_error(found: Tensor, exact: Tensor) -> float:
     return float((found.double() - exact).norm() / exact.norm())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("name", ALL)
 def test_products_are_those_of_float64_and_rows_those_of_dequantise(name: str, kernel: str):

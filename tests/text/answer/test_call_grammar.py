@@ -200,6 +200,7 @@ VALUES: list[tuple[dict[str, Any], list[str], list[str]]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen-xml", "minimax-m2"])
 @pytest.mark.parametrize("schema", [each[0] for each in VALUES], ids=str)
 def test_a_strict_schema_holds_for_values_without_quotes(tokenizer, name, schema):
