@@ -209,10 +209,16 @@ SIZES = {
     "num_key_value_heads": 2,
     "head_dim": 64,
     "max_position_embeddings": 32768,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
 }
 EXISTING = {
     ("llama", "bf16"): "56e5dfaf7d2e51c906b3b3af99215eb8",
     ("llama", "fp32"): "160421cfede6ab58370004b127bb528a",
+    ("ministral", "bf16"): "a1cb3337e4901dfaa6036f78473db8f9",
+    ("mistral", "bf16"): "97a867ce56b06cbb6426af40d2cd497e",
+    ("qwen2", "bf16"): "0568eaa9fae5f09fe3dee568a2131ff8",
+    ("smollm3", "bf16"): "524dd472aca3390f8cd64831eb07c787",
     ("qwen3", "bf16"): "f4ea67d208814072ca6fae87381d1b80",
     ("qwen3", "fp32"): "83ded957d99ab44bde8432eb6a996845",
     ("qwen3_5_text", "bf16"): "bc62f24a57b5c1b3ba837646364b3f59",
