@@ -28,8 +28,8 @@ IN_WORDS = (
         "a boundary or anchor is not supported:",
     ),
     (
-        re.compile(r"^Failed to generate regex for integer range:.*", re.DOTALL),
-        "its range exceeds integers of 64 bits",
+        re.compile(r"^Failed to generate regex for \w+ range:.*", re.DOTALL),
+        "its range exceeds numbers of 64 bits",
     ),
     (
         re.compile(r"(invalid regex .* \(in regex\): )?regex parse error:.*\nerror: ", re.DOTALL),

@@ -24,7 +24,6 @@ MAX_PLACES = 200  # parts of a schema that are tried to find where it is wrong
 MAX_PLACE_S = 1.0  # of processor time, for that
 NUM_STEPS = 64  # of a made-up answer
 END = 256
-CIRCULAR = "circular references"  # of llguidance's error
 NOT_LARK = "neither Lark, without 'start:', nor GBNF: "
 # As llguidance tells them apart, but in linear time, also of lines without anything.
 IS_LARK = re.compile(r"(?m)^[^\S\n]*(?:%llguidance\b|start\s*(?:\[[^\]\n]*\]\s*)?:(?!:=))")
@@ -33,6 +32,8 @@ LARK_EXCERPT = re.compile(r"\n *\d+ \|.*", re.DOTALL)
 VIA = re.compile(r"\n  while processing .*")  # by which references an error was reached
 NAMED = re.compile(r"(@\w+|%json|%regex|'[\w-]+')")  # what an error without a place names
 WHOLE = "whole"  # the name of a schema in one that refers to a part of it
+CIRCULAR = "circular references"  # of llguidance's error
+BEYOND = "Failed to generate regex for"  # likewise: a range beyond its numbers
 RANGE = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 Key = str | int
@@ -123,10 +124,11 @@ class GrammarTrial:
         """
         if "pattern" in schema and self._schema_error({"pattern": schema["pattern"]}, limits):
             del schema["pattern"]
-        for key in RANGE:
-            alone = {"type": "integer", key: schema.get(key)}
-            if isinstance(alone[key], int | float) and self._schema_error(alone, limits):
-                del schema[key]
+        ranges = {key: schema[key] for key in RANGE if _is_number(schema.get(key))}
+        for kind in ("integer", "number") if ranges else ():
+            while BEYOND in self._schema_error({"type": kind, **ranges}, limits):
+                key, _value = max(ranges.items(), key=lambda item: abs(item[1]))
+                del ranges[key], schema[key]
         named = schema.get("patternProperties")
         if isinstance(named, dict):
             for pattern in list(named):
@@ -374,6 +376,10 @@ def parts_of(schema: dict[str, Any]) -> Iterator[tuple[Sequence[Key], dict[str, 
         found = schema.get(key)
         if isinstance(found, list):
             yield from (((key, i), inner) for i, inner in enumerate(found) if _is_schema(inner))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_schema(value: Any) -> bool:

@@ -17,7 +17,7 @@ import llguidance
 import pytest
 
 from luceasync.errors import RequestError, Unavailable
-from luceasync.grammar import trial
+from luceasync.grammar import proving, trial
 from luceasync.grammar.compiler import MAX_WAITING, Compiler
 from luceasync.grammar.program import compose
 from luceasync.grammar.proving import START, GrammarProver
@@ -205,6 +205,9 @@ def tree(child: Any) -> dict[str, Any]:
             '{"a": ["c"]}',
             "[]",
         ),
+        ({"type": "integer", "minimum": 10**30}, "7", "7.5"),
+        ({"type": "number", "minimum": -1.7e308, "maximum": 1.7e308}, "1.5", '"a"'),
+        ({"minimum": -1.7e308, "exclusiveMaximum": 9.5}, "9", "10"),
         (tree({**NODE, "minProperties": 1}), '{"next": {"next": {}}}', '{"next": 1}'),
         (tree({"allOf": [NODE, {"required": ["next"]}]}), '{"next": {}}', '{"next": 1}'),
         (tree({"anyOf": [{**NODE, "type": "object"}, {"type": "null"}]}), '{"next": null}', "1"),
@@ -270,6 +273,29 @@ async def test_a_process_that_dies_is_started_again(compiler):
     await compiled(compiler, "regex", "a")
     compiler._prover._process.kill()
     await compiler._prover._process.wait()
+    await compiled(compiler, "regex", "b")
+
+
+async def test_time_without_a_processor_does_not_count(vocabulary):
+    compiler = Compiler(vocabulary, GrammarProver(limit_s=0.3))
+    await compiled(compiler, "regex", "a")
+    process = compiler._prover._process
+    os.kill(process.pid, signal.SIGSTOP)
+    asked = asyncio.create_task(compiled(compiler, "regex", "b"))
+    await asyncio.sleep(0.5)
+    assert not asked.done()
+    os.kill(process.pid, signal.SIGCONT)
+    assert not (await asked).is_over
+    await compiler.close()
+
+
+async def test_a_machine_that_is_too_busy_is_no_fault_of_the_request(compiler, monkeypatch):
+    await compiled(compiler, "regex", "a")
+    os.kill(compiler._prover._process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(proving, "PATIENCE_S", 0.1)
+    with pytest.raises(Unavailable, match="too busy to compile 'field'"):
+        await compiled(compiler, "regex", "b")
+    monkeypatch.undo()
     await compiled(compiler, "regex", "b")
 
 
