@@ -200,6 +200,7 @@ def may_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--all"):
         _leave_out(config, items)
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items or _has_gpu():
         return

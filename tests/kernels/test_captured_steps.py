@@ -100,6 +100,7 @@ def everything(backend: LayerSplitBackend) -> list[list[int]]:
     return found
 
 
+@pytest.mark.first
 def test_captured_steps_give_what_plain_ones_give(load: Load) -> None:
     assert everything(load(captured=True)) == everything(load(captured=False))
 

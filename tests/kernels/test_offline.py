@@ -57,7 +57,8 @@ SPILLS = pytest.mark.xfail(reason="the scan of the delta rule spills 4.5 KB a la
 WAVES_OF_32 = ("gfx1100", "gfx1201")
 
 
-@pytest.mark.covered(0)  # a minute per GPU
+@pytest.mark.first
+@pytest.mark.covered(0)  # half a minute per GPU
 @pytest.mark.parametrize(
     "name", [pytest.param(card, marks=[SPILLS] * (card in WAVES_OF_32)) for card in CARDS]
 )

@@ -130,6 +130,7 @@ def in_few_rows(form: Form) -> Form:
 
 
 @pytest.mark.slow
+@pytest.mark.first
 async def test_what_has_learnt_finds_what_is_away(tmp_path: Path):
     """As in docs/results/kvflash.md, in small: whole servers, free-running."""
     torch.manual_seed(0)
