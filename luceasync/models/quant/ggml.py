@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from luceasync.models.quant.packed import Packed
 
 NORMAL_4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+LOW_HALVES = 0x0F0F0F0F0F0F0F0F  # of the bytes of a word
 FLOAT_4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # e2m1, doubled
 
 ENCODINGS = {
@@ -99,7 +100,7 @@ def _q4_k(encoding: QuantEncoding, blocks: Tensor) -> Packed:
         encoding,
         _of_64(blocks[..., 48 if has_high else 16 :]),
         _fp16(blocks[..., :2]),
-        planes=_plane(_bits(blocks[..., 16:48])) if has_high else None,
+        planes=_turned(blocks[..., 16:48]).flatten(1)[:, None] if has_high else None,
         small_scales=small_scales,
         minimums=_fp16(blocks[..., 2:4]),
         small_minimums=small_minimums,
@@ -111,12 +112,12 @@ def _q6_k(encoding: QuantEncoding, blocks: Tensor) -> Packed:
 
     from luceasync.models.quant.packed import Packed
 
-    halves = blocks[..., :128].unflatten(-1, (2, 2, 2, 16))  # of a block, 64 columns, 32
-    first, second = halves[..., 0, :], halves[..., 1, :]
-    low, high = first & 15 | second << 4, first >> 4 | second & 0xF0
-    codes = torch.stack([low, high], -3).flatten(1)
-    twos = _twos(blocks[..., 128:192])
-    planes = torch.cat([_plane(twos & 1), _plane(twos >> 1)], 1)
+    halves = _words(blocks[..., :128]).unflatten(-1, (2, 2, 2, 2))  # of a block, 64 columns, 32
+    low, high = _paired(halves[..., 0, :], halves[..., 1, :])
+    codes = torch.stack([low, high], -3).flatten(1).view(torch.uint8)
+    # Bits of a byte are of four quarters, two each: [blocks, half, quarter, plane, byte].
+    turned = _turned(blocks[..., 128:192].unflatten(-1, (2, 32))).unflatten(-2, (4, 2))
+    planes = turned.permute(0, 4, 1, 2, 3, 5).flatten(2)
     small = blocks[..., 192:208].contiguous().view(torch.int8)
     return Packed(encoding, codes, _fp16(blocks[..., 208:]), planes, small_scales=small.flatten(1))
 
@@ -166,10 +167,35 @@ def _of_64(codes: Tensor) -> Tensor:
     """Reorder low halves: those in a byte are 32 columns apart, ours 16."""
     import torch
 
-    halves = codes.unflatten(-1, (-1, 2, 16))
-    first, second = halves[..., 0, :], halves[..., 1, :]
-    low, high = first & 15 | second << 4, first >> 4 | second & 0xF0
-    return torch.stack([low, high], -2).flatten(1)
+    halves = _words(codes).unflatten(-1, (-1, 2, 2))
+    low, high = _paired(halves[..., 0, :], halves[..., 1, :])
+    return torch.stack([low, high], -2).flatten(1).view(torch.uint8)
+
+
+def _words(some: Tensor) -> Tensor:
+    """Bytes as int64, eight each: few numbers are few steps of a CPU."""
+    import torch
+
+    return some.clone(memory_format=torch.contiguous_format).view(torch.int64)
+
+
+def _paired(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """The low halves of both, and their high halves, of int64 words of eight bytes each."""
+    low, high = first & LOW_HALVES | second << 4 & ~LOW_HALVES, first >> 4 & LOW_HALVES
+    return low, high | second & ~LOW_HALVES
+
+
+def _turned(some: Tensor) -> Tensor:
+    """Bit b of bytes [..., 8 n] becomes a row of its own: [..., 8, n], of which bit i of byte j was
+    in byte 8 j + i.
+    """
+    import torch
+
+    x = _words(some)  # eight rows of eight bits each, which are transposed
+    for shift, mask in ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0xF0F0F0F0)):
+        swapped = (x ^ x >> shift) & mask
+        x = x ^ swapped ^ swapped << shift
+    return x.view(torch.uint8).unflatten(-1, (-1, 8)).transpose(-1, -2)
 
 
 def _twos(packed: Tensor) -> Tensor:
@@ -185,9 +211,3 @@ def _bits(packed: Tensor) -> Tensor:
     import torch
 
     return torch.stack([packed >> shift & 1 for shift in range(8)], -2).flatten(1)
-
-
-def _plane(bits: Tensor) -> Tensor:
-    from luceasync.models.quant.packed import pack_plane
-
-    return pack_plane(bits)[:, None]

@@ -168,12 +168,3 @@ def pack_codes(codes: Tensor) -> Tensor:
     halves = codes.unflatten(1, (-1, 2, HALF))
     packed: Tensor = (halves[:, :, 0] & 15 | halves[:, :, 1] << 4).flatten(1)
     return packed
-
-
-def pack_plane(bits: Tensor) -> Tensor:
-    """Pack one bit of each column: uint8 [rows, columns] of 0 and 1 -> [rows, columns / 8]."""
-    eights = bits.unflatten(1, (-1, 8))
-    packed: Tensor = eights[:, :, 0].clone()
-    for i in range(1, 8):
-        packed |= eights[:, :, i] << i
-    return packed
