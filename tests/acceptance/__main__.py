@@ -129,6 +129,11 @@ CHECKS = (
         ("--routes",),
         ("--requests", "100"),
     ),
+    Check(
+        "fuzz_answers",
+        "answers of every format, broken at random, through every API",
+        short=("--texts", "56", "--model", "6"),
+    ),
     Check("soak", "mixed load for a quarter of an hour", short=("--minutes", "0.5")),
 )
 

@@ -215,9 +215,12 @@ def _shown_format(
         said = _called(content, _call(call_id, ARGUMENTS))
         example = _rendered(template, said, [TOOL], add_generation_prompt=False)
         call = _without_common_ends(example, words)
+        message = f"{CHANNEL}{call}"  # what precedes it is common to all messages in channels
         for call_format in FORMATS.values():
             if _reads(call_format, call, tokenizer):
                 return call_format, call, content
+            if call_format.in_channels and _reads(call_format, message, tokenizer):
+                return call_format, message, content
     return None, "", ""
 
 
