@@ -44,7 +44,9 @@ from luceasync.text.template import (
     StartTrial,
     Template,
     TemplateSource,
+    TextParts,
     TurnBoundaries,
+    wants_parts,
 )
 from luceasync.text.tokenizer import Tokenizer, refuse_too_long
 from luceasync.text.told_tools import shows_tools, told_tools
@@ -195,12 +197,13 @@ def language_of(
     named = [name for name in config.model.names if name != ANY_NAME]
     own = named[0] if named else model_name(model.path)
     tokenizer = Tokenizer.load(model.path, model.gguf)
-    trial = StartTrial(own_template, model.path)
-    tells_tools = not shows_tools(trial)
     template: Template = own_template
-    tried: Template = trial
+    tried: Template = StartTrial(own_template, model.path)
+    if wants_parts(tried):
+        template, tried = TextParts(template), TextParts(tried)
+    tells_tools = not shows_tools(tried)
     if tells_tools:
-        shows_calls = AnswerFormat.of(trial, tokenizer).calls is not None
+        shows_calls = AnswerFormat.of(tried, tokenizer).calls is not None
         template, tried = (told_tools(each, shows_calls=shows_calls) for each in (template, tried))
     answers = AnswerFormat.of(
         tried, tokenizer, config.model.reasoning_format, config.model.tool_format

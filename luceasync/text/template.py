@@ -200,6 +200,51 @@ class NoTemplate:
         raise RequestError(NO_TEMPLATE, param="messages", code="no_chat_template")
 
 
+class TextParts:
+    """Renders as `template`, which shows texts only as lists of parts, as those of models for
+    images do.
+    """
+
+    def __init__(self, template: Template) -> None:
+        self._template = template
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """As ChatTemplate.render."""
+        return self._template.render(
+            [in_parts(message) for message in messages],
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            **kwargs,
+        )
+
+
+def in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The message with its text, if it has one, as a list of one part."""
+    text = message.get("content")
+    return {**message, "content": [{"type": "text", "text": text}]} if text else message
+
+
+def wants_parts(template: Template) -> bool:
+    """Whether `template` shows what a user says only as a list of parts."""
+    text = "probe of a text"
+
+    def is_shown(tried: Template) -> bool:
+        try:
+            return text in tried.render([{"role": "user", "content": text}])
+        except RequestError:
+            return False
+
+    return not is_shown(template) and is_shown(TextParts(template))
+
+
 class StartTrial:
     """Renders as `template` while a model is being started: one that exceeds a limit, or takes long
     for all of the trial together, is an error of the model.

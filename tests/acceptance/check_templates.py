@@ -28,7 +28,14 @@ from luceasync.text.isolation import IsolatedTemplate
 from luceasync.text.roles import TOOL as PROBE_TOOL
 from luceasync.text.roles import Roles
 from luceasync.text.shared_prefix import begun_answer
-from luceasync.text.template import StartTrial, TemplateSource
+from luceasync.text.template import (
+    StartTrial,
+    Template,
+    TemplateSource,
+    TextParts,
+    in_parts,
+    wants_parts,
+)
 from luceasync.text.tokenizer import Tokenizer
 from luceasync.text.told_tools import shows_tools, told_tools
 from tests.acceptance import command
@@ -140,7 +147,10 @@ class Subject:
         self.text = path.read_text(encoding="utf-8")
         self.source = TemplateSource(path, self.text, special_tokens=SPECIAL_TOKENS)
         self.own = IsolatedTemplate(self.source)
-        trial = StartTrial(self.own, path)
+        trial: Template = StartTrial(self.own, path)
+        self.wants_parts = wants_parts(trial)
+        if self.wants_parts:
+            trial = TextParts(trial)
         self.tokenizer = tokenizer_of(self.text)
         self.tells = not shows_tools(trial)
         shows_calls = AnswerFormat.of(trial, self.tokenizer).calls is not None
@@ -185,11 +195,14 @@ def tokenizer_of(source: str) -> Tokenizer:
     return Tokenizer(backend.to_str())
 
 
-def expected(source: str, chat: Chat) -> Iterator[str]:
-    """What transformers renders, with arguments as objects and as JSON; nothing if it refuses."""
+def expected(source: str, chat: Chat, *, wants_parts: bool = False) -> Iterator[str]:
+    """What transformers renders, with arguments as objects and as JSON; nothing if it refuses.
+    `wants_parts`: texts are lists of parts.
+    """
     variables = {"add_generation_prompt": not chat.begun, **SPECIAL_TOKENS, **chat.variables}
     for as_text in (False, True):
-        messages = json.loads(json.dumps(list(chat.messages)))
+        said = [in_parts(message) if wants_parts else message for message in chat.messages]
+        messages = json.loads(json.dumps(said))
         for message in messages:
             for call in message.get("tool_calls", ()) if as_text else ():
                 call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
@@ -222,7 +235,7 @@ def found(name: str, subject: Subject) -> Finding:
     equal = refused = fitted = told = 0
     differing: dict[str, tuple[str, str]] = {}
     for chat in CHATS:
-        theirs = list(dict.fromkeys(expected(subject.text, chat)))
+        theirs = list(dict.fromkeys(expected(subject.text, chat, wants_parts=subject.wants_parts)))
         try:
             ours = subject.rendered(chat)
         except LuceasyncError as error:
@@ -261,7 +274,8 @@ def reasoning_of(subject: Subject) -> str:
         is_open = answers.before(subject.rendered(CHATS[0])) == "open"
     except RequestError:  # the template takes no chat without tools
         is_open = False
-    return f"`{answers.words.begin.strip()}`" + (", in the prompt" if is_open else "")
+    begin = answers.words.begin.strip().replace("|", "\\|")
+    return f"`{begin}`" + (", in the prompt" if is_open else "")
 
 
 def unlike(paths: Sequence[Path], digest: Callable[[Path], str]) -> list[Path]:

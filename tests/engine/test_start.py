@@ -74,3 +74,12 @@ def test_a_template_that_is_hostile_to_one_chat_refuses_that_one(tmp_path):
         prompts.render(Request(ChatPrompt([{"role": "user", "content": "a trap"}])))
     assert (caught.value.status, caught.value.code) == (400, "template_overrun")
     assert prompts.render(ASKED).text == "x"
+
+
+def test_a_template_that_shows_texts_as_parts_gets_them(tmp_path):
+    source = (
+        "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+    )
+    language = started(bundled_with(source, tmp_path))
+    prompts = Prompts(language, Tenants(lambda: History(language.tokenizer)))
+    assert prompts.render(ASKED).text == "x"

@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from luceasync.errors import ModelError, RequestError
-from luceasync.text.template import ChatTemplate, TurnBoundaries
+from luceasync.text.template import ChatTemplate, TextParts, TurnBoundaries, wants_parts
 
 CHATML = """\
 {%- for message in messages %}
@@ -196,3 +196,16 @@ def test_without_a_special_opening_token_there_are_no_boundaries(byte_level, sou
     turns = TurnBoundaries.of(ChatTemplate(source), byte_level)
     assert turns.start_id is None
     assert turns.ends(byte_level.encode("<|im_start|>x<|im_start|>y")) == []
+
+
+def test_texts_are_parts_for_a_template_that_shows_them_only_so():
+    source = (
+        "{% for m in messages %}[{{ m.role }}]{% for part in m.content or [] "
+        "if part.type == 'text' %}{{ part.text }}{% endfor %}{% endfor %}"
+    )
+    template = ChatTemplate(source)
+    assert wants_parts(template) and not wants_parts(ChatTemplate(CHATML))
+    assert not wants_parts(ChatTemplate("{{ raise_exception('no') }}"))
+    chat = [*CHAT, {"role": "assistant", "content": None}]
+    said = "".join(f"[{message['role']}]{message['content'] or ''}" for message in chat)
+    assert TextParts(template).render(chat) == said
