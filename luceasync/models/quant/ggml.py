@@ -195,7 +195,8 @@ def _turned(some: Tensor) -> Tensor:
     for shift, mask in ((7, 0x00AA00AA00AA00AA), (14, 0x0000CCCC0000CCCC), (28, 0xF0F0F0F0)):
         swapped = (x ^ x >> shift) & mask
         x = x ^ swapped ^ swapped << shift
-    return x.view(torch.uint8).unflatten(-1, (-1, 8)).transpose(-1, -2)
+    rows: Tensor = x.view(torch.uint8).unflatten(-1, (-1, 8)).transpose(-1, -2)
+    return rows
 
 
 def _twos(packed: Tensor) -> Tensor:
