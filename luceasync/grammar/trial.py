@@ -111,7 +111,7 @@ class GrammarTrial:
         for part in parsed["grammars"]:
             root = part.get("json_schema")
             if _is_schema(root) and root.get("x-guidance", {}).get("lenient"):
-                for schema in list(_all_of(root)):
+                for schema in _all_of(root):
                     self._relax(schema, limits)
                 if CIRCULAR in error or CIRCULAR in self._schema_error(root, limits):
                     drop_beside_recursive(root)
@@ -119,8 +119,8 @@ class GrammarTrial:
         return "" if relaxed == json.dumps(json.loads(program)) else relaxed
 
     def _relax(self, schema: dict[str, Any], limits: LLParserLimits) -> None:
-        """Drop patterns that llguidance does not know, such as look-around, and ranges beyond its
-        numbers.
+        """Drop patterns that llguidance does not know, such as look-around, those of names that
+        another one has too, and ranges beyond its numbers.
         """
         if "pattern" in schema and self._schema_error({"pattern": schema["pattern"]}, limits):
             del schema["pattern"]
@@ -129,12 +129,17 @@ class GrammarTrial:
             while BEYOND in self._schema_error({"type": kind, **ranges}, limits):
                 key, _value = max(ranges.items(), key=lambda item: abs(item[1]))
                 del ranges[key], schema[key]
-        named = schema.get("patternProperties")
-        if isinstance(named, dict):
-            for pattern in list(named):
-                if self._schema_error({"pattern": pattern}, limits):
-                    del named[pattern]
-                    schema.pop("additionalProperties", None)  # may forbid what it allowed
+        named, kept = schema.get("patternProperties"), dict[str, Any]()
+        named = named if isinstance(named, dict) else {}
+        for pattern in list(named):
+            names = {"patternProperties": {**kept, pattern: {}}}
+            if self._schema_error({"pattern": pattern}, limits) or self._schema_error(
+                names, limits
+            ):
+                del named[pattern]
+                schema.pop("additionalProperties", None)  # may forbid what it allowed
+            else:
+                kept[pattern] = {}
 
     def _schema_error(self, schema: Any, limits: LLParserLimits) -> str:
         return self._error(json.dumps({"grammars": [{"json_schema": schema}]}), limits)
@@ -236,7 +241,8 @@ class SchemaSearch:
         self._error_of = error_of
         self._rest = {key: root[key] for key in ("x-guidance", "$schema") if key in root}
         skipped = ("x-guidance", "$schema", "$id")
-        self._whole = _referring({key: root[key] for key in root if key not in skipped})
+        parts = {key: root[key] for key in root if key not in skipped}
+        self._whole = _referring(parts, root.get("$id"))
 
     def place_of(self, error: str) -> list[Key]:
         """The keys of the innermost part that gives the same error alone; those of a definition if
@@ -276,22 +282,34 @@ class SchemaSearch:
         return found.replace(f"/$defs/{WHOLE}", "") == error
 
 
-def _referring(value: Any) -> Any:
-    """The schema as a definition named WHOLE: its references lead there."""
+def _referring(value: Any, name: Any) -> Any:
+    """The schema, whose `$id` is `name`, as a definition WHOLE: its references lead there."""
     if isinstance(value, list):
-        return [_referring(each) for each in value]
+        return [_referring(each, name) for each in value]
     if not isinstance(value, dict):
         return value
-    made = {key: _referring(each) for key, each in value.items()}
-    reference = made.get("$ref")
-    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
-        made["$ref"] = f"#/$defs/{WHOLE}{reference[1:]}"
+    made = {key: _referring(each, name) for key, each in value.items()}
+    pointer = _pointer_in(made, name)
+    if pointer is not None:
+        made["$ref"] = f"#/$defs/{WHOLE}{pointer}"
     return made
+
+
+def _pointer_in(schema: dict[str, Any], name: Any) -> str | None:
+    """The pointer of the schema's reference into the root, whose `$id` is `name`; None if it has
+    none, or one to elsewhere.
+    """
+    reference = schema.get("$ref")
+    if not isinstance(reference, str):
+        return None
+    resource, _, pointer = reference.partition("#")
+    is_root = not resource or (isinstance(name, str) and resource == name.rstrip("#"))
+    return pointer if is_root and (not pointer or pointer.startswith("/")) else None
 
 
 def drop_beside_recursive(root: dict[str, Any]) -> None:
     """Drop what stands beside a reference to a schema that holds it, which llguidance refuses."""
-    for schema in list(_all_of(root)):
+    for schema in _all_of(root):
         members = schema.get("allOf")
         together = [schema, *filter(_is_schema, members if isinstance(members, list) else ())]
         references = [each for each in together if "$ref" in each]
@@ -327,12 +345,12 @@ def _leads_to(root: Any, begin: dict[str, Any], sought: dict[str, Any]) -> bool:
 
 def _target(root: Any, schema: dict[str, Any]) -> Place | None:
     """The place in `root` to which the schema refers; None if to none."""
-    reference = schema.get("$ref")
-    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+    pointer = _pointer_in(schema, root.get("$id"))
+    if pointer is None:
         return None
     place: Place = ()
     value = root
-    for written in reference.split("/")[1:]:
+    for written in pointer.split("/")[1:]:
         name = written.replace("~1", "/").replace("~0", "~")
         key: Key = int(name) if isinstance(value, list) and name.isdecimal() else name
         place += (key,)
@@ -355,11 +373,21 @@ def _pointer(place: Place) -> str:
     return "".join(f"/{name}" for name in names)
 
 
-def _all_of(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The schema and all within it, the innermost first."""
-    for _keys, inner in parts_of(schema):
-        yield from _all_of(inner)
-    yield schema
+def _all_of(root: dict[str, Any]) -> list[dict[str, Any]]:
+    """The schema, all within it, and all to which these refer."""
+    found: dict[int, dict[str, Any]] = {}
+    waiting = [root]
+    while waiting:
+        schema = waiting.pop()
+        if id(schema) in found:
+            continue
+        found[id(schema)] = schema
+        waiting += [inner for _keys, inner in parts_of(schema)]
+        target = _target(root, schema)
+        referred = None if target is None else _value_at(root, target)
+        if isinstance(referred, dict):
+            waiting.append(referred)
+    return list(found.values())
 
 
 def parts_of(schema: dict[str, Any]) -> Iterator[tuple[Sequence[Key], dict[str, Any]]]:

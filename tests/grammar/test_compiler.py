@@ -205,10 +205,37 @@ def tree(child: Any) -> dict[str, Any]:
             '{"a": ["c"]}',
             "[]",
         ),
+        (
+            {
+                "type": "object",
+                "patternProperties": {"^a": {"type": "integer"}, "^ab$": {"const": 5}},
+                "additionalProperties": False,
+            },
+            '{"ab": 1}',
+            '{"ab": "x"}',
+        ),
+        (
+            {
+                "items": {"$ref": "#/shared/names/full"},
+                "shared": {"names": {"full": {"pattern": "(?!a)"}}},
+            },
+            '["a"]',
+            "[",
+        ),
         ({"type": "integer", "minimum": 10**30}, "7", "7.5"),
         ({"type": "number", "minimum": -1.7e308, "maximum": 1.7e308}, "1.5", '"a"'),
         ({"minimum": -1.7e308, "exclusiveMaximum": 9.5}, "9", "10"),
         (tree({**NODE, "minProperties": 1}), '{"next": {"next": {}}}', '{"next": 1}'),
+        (
+            {
+                "$id": "https://example.com/x#",
+                "type": "object",
+                "properties": {"a": {"$ref": "https://example.com/x#", "type": "object"}},
+                "additionalProperties": False,
+            },
+            '{"a": {"a": {}}}',
+            '{"a": 1}',
+        ),
         (tree({"allOf": [NODE, {"required": ["next"]}]}), '{"next": {}}', '{"next": 1}'),
         (tree({"anyOf": [{**NODE, "type": "object"}, {"type": "null"}]}), '{"next": null}', "1"),
     ],
