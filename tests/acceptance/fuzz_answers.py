@@ -48,9 +48,10 @@ from luceasync.text.answer.answer_format import REASONING_WORDS, AnswerFormat
 from luceasync.text.answer.call_formats import FORMATS
 from luceasync.text.answer.pieces import THINK, ReasoningWords
 from luceasync.text.history import History
+from luceasync.text.past_calls import with_parsed_arguments
 from luceasync.text.prompt import RenderedPrompt
 from luceasync.text.roles import Roles
-from luceasync.text.template import TurnBoundaries, with_parsed_arguments
+from luceasync.text.template import TurnBoundaries
 from luceasync.text.tokenizer import Tokenizer
 from tests import crafted
 from tests.acceptance.fuzz_requests import post
