@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from luceasync.engine.sampling.choose import MaskedRanking, RankedRows, is_checked, nothing, rank
 from luceasync.engine.sampling.row import RowLogprobs, RowSampling, has_penalties
@@ -194,12 +193,11 @@ class Acceptance:
         The host waits for the device once; twice if a choice has penalties and `fit` has not
         waited, since the edits of a row then depend on the proposed tokens above it.
         """
-        carry = _columns_of(proposal)
         rows = self._rows(proposal)
-        ranked = rank(logits, rows, carry=carry.flatten(0, 1), meanwhile=self._while_verifying)
+        ranked = rank(logits, rows, proposal=proposal, meanwhile=self._while_verifying)
         self.arrived_at = time.perf_counter()
-        carried = ranked.carried.reshape(*carry.shape).tolist()
-        return [self._walk(i, logits, ranked, entry) for i, entry in enumerate(carried)]
+        entries = ranked.proposal.reshape(*proposal.tokens.shape, -1).tolist()
+        return [self._walk(i, logits, ranked, entry) for i, entry in enumerate(entries)]
 
     def _while_verifying(self) -> None:
         """Everything is queued: guides catch up, and `meanwhile` runs."""
@@ -292,14 +290,6 @@ def _columns(entry: Sequence[Sequence[int]]) -> ProposalRows:
     """Split an entry's rows [rows, 1 or 2] into tokens and parents."""
     tokens = [row[0] for row in entry]
     return tokens, [row[1] for row in entry] if len(entry[0]) == 2 else None
-
-
-def _columns_of(proposal: Proposal) -> torch.Tensor:
-    """Tokens and parents side by side, int64 [entries, rows, 1 or 2], on the device."""
-    tokens = proposal.tokens[..., None].long()
-    if proposal.parents is None:
-        return tokens
-    return torch.cat([tokens, proposal.parents[..., None].long()], -1)
 
 
 def _rows_of(proposal: Proposal) -> list[ProposalRows]:

@@ -25,11 +25,13 @@ from luceasync.pipeline.static_inputs import (
     Feedback,
     StaticInputs,
     TreeInputs,
+    VerifiedTokens,
     place_numbers,
 )
 from luceasync.pipeline.steps import EagerSteps
 from luceasync.ranking.local import KnownBest, RankingKernels
 from luceasync.ranking.logits import NO_TOKEN
+from luceasync.ranking.proposals import Proposal
 
 FEW_ROWS = 128  # of a short prefill chunk: the library has other kernels for few rows
 NUM_RANKED = 1024  # ranked tokens when drawing; other numbers near it use the same kernels
@@ -47,13 +49,15 @@ class DecodePass:
 
 @dataclass(frozen=True, slots=True)
 class TreePass:
-    """A pass over trees of rows to capture, and for a verify pass what commits its rows. Each
-    captured function reads its own parameters first; a short prefill pass is sent them.
+    """A pass over trees of rows to capture, and for a verify pass what commits its rows and what it
+    finds if the shard has all layers. Each captured function reads its own parameters first; a
+    short prefill pass is sent them.
     """
 
     inputs: TreeInputs
     run: Callable[[], Tensor]
     commit: Callable[[], None] | None = None
+    found: VerifiedTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ class TreeStep:
     captured: Captured[Tensor]
     taps: dict[int, Tensor]
     committed: Captured[None] | None
+    found: VerifiedTokens | None = None
 
     def replay(self, shard: Shard) -> Tensor:
         """Run the pass on its inputs and set the shard's taps."""
@@ -209,6 +214,7 @@ class GraphedSteps:
         self._dtype = torch_dtype(plan.precision.compute)
         self._long = EagerSteps(shard)
         self._verified: TreeStep | None = None
+        self._best: KnownBest | None = None
         # The largest first: smaller ones then fit into its memory.
         sizes = sorted(plan.decode_sizes, reverse=True)
         with shard.on_device():
@@ -276,11 +282,12 @@ class GraphedSteps:
         """
         step = self._steps[len(batch.lanes)]
         self._decodes.run(step, batch, given)
+        self._best = self._decodes.best
         return step.captured.output
 
     @property
     def best(self) -> KnownBest | None:
-        return self._decodes.best
+        return self._best
 
     def run_ahead(self, batch: Batch) -> None:
         self._decodes.run_ahead(batch)
@@ -295,6 +302,7 @@ class GraphedSteps:
         step.inputs.set_parents(parents)
         step.inputs.given.copy_(given, non_blocking=True)
         step.inputs.place.put(place_numbers(batch))
+        self._best = step.found
         return step.replay(self._shard)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -310,7 +318,7 @@ class GraphedSteps:
         self._steps.clear()
         self._verify.clear()
         self._short.clear()
-        self._verified = None
+        self._verified = self._best = None
         self._logits = torch.empty(0)
 
     def prepare(self, kind: StepKind, batch: Batch) -> None:
@@ -374,7 +382,7 @@ class GraphedSteps:
         taps, commit = self._shard.taps, None
         if each.commit is not None:
             commit = self._capture(each.commit, num_warmups=WARMUP_STEPS)
-        return TreeStep(each.inputs, captured, taps, commit)
+        return TreeStep(each.inputs, captured, taps, commit, each.found)
 
     def _decode_pass(self, size: int) -> DecodePass:
         shard, inputs = self._shard, StaticInputs(size, self._shard.device, self._activation)
@@ -395,18 +403,26 @@ class GraphedSteps:
 
     def _verify_pass(self, size: int, num_rows: int) -> TreePass:
         shard, inputs = self._shard, self._tree_inputs(size, num_rows)
-        logits = self._logits[: size * num_rows].view(size, num_rows, -1)
+        num_all = size * num_rows
+        logits = self._logits[:num_all].view(size, num_rows, -1)
+        found = VerifiedTokens(num_all, inputs.place, shard.device) if self._has_all else None
 
         def run() -> Tensor:
             inputs.place.take()
             x = self._verified_rows(inputs)
-            return shard.ends.project(x, logits) if shard.plan.is_last else x
+            if not shard.plan.is_last:
+                return x
+            projected = shard.ends.project(x, logits)
+            if found is not None:  # launching these kernels by themselves would take the host long
+                columns = Proposal(inputs.given, inputs.parents).columns()
+                found.take(self._bodies.best(projected.flatten(0, 1), columns, NO_TOKEN))
+            return projected
 
         def commit() -> None:
             inputs.paths.take()
             shard.commit(self._paths(inputs))
 
-        return TreePass(inputs, run, commit)
+        return TreePass(inputs, run, commit, found)
 
     def _short_pass(self, num_rows: int) -> TreePass:
         """A short chunk as a verify pass over a chain, whose first rows are committed at once.

@@ -110,7 +110,7 @@ class ShardPasses:
         self._verified = batch
         if not self._shard.plan.is_last:
             return output
-        self._logits, self._best = output, None
+        self._logits, self._best = output, self._steps.best
         return None
 
     def prepare(self, kind: StepKind, batch: Batch) -> None:

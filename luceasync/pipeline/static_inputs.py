@@ -38,7 +38,7 @@ def feed_best(logits: Tensor, given: Tensor, place: Tensor, found: Tensor, no_to
 
 
 class FedTokens:
-    """Best tokens that a step fed itself, on their way to the host: a FoundBest. `tokens`: None
+    """Best tokens that a step fed itself, on their way to the host: a KnownBest. `tokens`: None
     until the host has fetched them.
     """
 
@@ -58,7 +58,7 @@ class FedTokens:
             self._arrival.synchronize()
             self._arrival = None
         self.tokens = tuple(self._numbers.tolist())
-        return self._numbers.copy()
+        return self._numbers.copy()[:, None]
 
 
 class Feedback:
@@ -77,6 +77,23 @@ class Feedback:
         self._next, self._last = self._last, self._next
         self._last.take(self.found)
         return self._last
+
+
+class VerifiedTokens:
+    """What a captured verify pass copies to the host: a KnownBest. Valid until its next replay."""
+
+    def __init__(self, num_rows: int, place: PassParameters, device: torch.device) -> None:
+        """`num_rows`: of all entries; `place`: the pass's own, which note its replays."""
+        self._place = place
+        self._copy = host_buffer(num_rows * 3, torch.int64, device).view(num_rows, 3)
+
+    def take(self, packed: Tensor) -> None:
+        """Copy int64 [rows, 3]: token, parent, best token; captured at the end of the pass."""
+        self._copy.copy_(packed, non_blocking=True)
+
+    def fetch(self) -> np.ndarray:
+        self._place.wait()
+        return self._copy.numpy()
 
 
 class KnownInputs:

@@ -29,7 +29,7 @@ class ShardSteps(Protocol):
 
     @property
     def best(self) -> KnownBest | None:
-        """Best tokens of the last decode, if the step found them itself."""
+        """Best tokens of the last decode or verify, if the step found them itself."""
         ...
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None: ...

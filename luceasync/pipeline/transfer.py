@@ -105,13 +105,17 @@ class PassParameters:
         """Set the values for the next replay. Waits until the last replay has taken its own, which
         it has if the host has seen its result.
         """
-        if self._taken is not None:
-            self._taken.synchronize()
+        self.wait()
         self._format.pack_into(self._bytes, 0, *numbers)
 
     def take(self) -> None:
         """Copy the values to the device; captured at the front of the pass that reads them."""
         self.values.copy_(self._here, non_blocking=True)
+
+    def wait(self) -> None:
+        """Wait until the last replay has ended."""
+        if self._taken is not None:
+            self._taken.synchronize()
 
     def replayed(self) -> None:
         """Note that a replay is queued. Call it behind each one."""

@@ -26,6 +26,7 @@ from luceasync.ranking.logits import (
     TopLogits,
     WholeRow,
 )
+from luceasync.ranking.proposals import Proposal
 
 # Of a mask.
 _WORD_BITS = 32
@@ -157,8 +158,9 @@ class KnownBest(Protocol):
     """The best tokens of logits, found by the pass that computed them."""
 
     def fetch(self) -> np.ndarray:
-        """Wait for int64 `[rows]` as BestTokens finds them; rows that were not requested may
-        follow. The pass learns that the host knows them.
+        """Wait for int64 `[rows, n + 1]`: the columns of the proposal that the pass verified, if it
+        verified one, then the tokens as BestTokens finds them. Rows and columns of a proposal that
+        were not requested may be there too. The pass learns that the host knows them.
         """
         ...
 
@@ -186,14 +188,14 @@ class LocalLogits:
     def whole(self) -> Tensor:
         return self._logits
 
-    def rank(self, request: RankRequest, carry: Tensor | None = None) -> Ranking:
+    def rank(self, request: RankRequest, proposal: Proposal | None = None) -> Ranking:
         """See Logits. A row's candidates depend on that row alone. Log-probabilities are of the raw
         logits, in float32.
         """
-        found = self._found
-        if found is not None and carry is None and request == BEST:
-            return _BestOfPass(found, np.empty((len(self._logits), 0), np.int64))
-        return self._rank(request, carry)
+        if self._found is not None and request == BEST:
+            num_columns = 0 if proposal is None else proposal.num_columns
+            return _BestOfPass(self._found, self._logits.shape[:-1].numel(), num_columns)
+        return self._rank(request, None if proposal is None else proposal.columns())
 
     @torch.inference_mode()
     def _rank(self, request: RankRequest, carry: Tensor | None) -> Ranking:
@@ -229,13 +231,15 @@ class _BestOnly:
 
 @dataclass(frozen=True, slots=True)
 class _BestOfPass(_BestOnly):
-    """The highest logits as the pass has found them; `carried` int64 `[rows, 0]`."""
+    """The highest logits as the pass has found them."""
 
     found: KnownBest
-    carried: np.ndarray
+    num_rows: int
+    num_columns: int  # of the proposal
 
     def candidates(self) -> Candidates:
-        return Candidates(self.carried, self.found.fetch()[: len(self.carried)], None)
+        host = self.found.fetch()[: self.num_rows]
+        return Candidates(host[:, : self.num_columns], host[:, -1], None)
 
 
 @dataclass(frozen=True, slots=True)

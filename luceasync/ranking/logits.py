@@ -11,6 +11,8 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from luceasync.ranking.proposals import Proposal
+
 NO_TOKEN = -1
 
 
@@ -84,11 +86,12 @@ class TopLogits:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """`carried` int64 `[rows, n]`: the `carry` of `Logits.rank`. `best`: int64 `[rows]`, the lowest
+    """`proposal` int64 `[rows, n]`: the columns of the proposal that `Logits.rank` was given, none
+    without one. `best`: int64 `[rows]`, the lowest
     id of the highest edited logit; NO_TOKEN if that is not finite. `block` None: nothing is ranked.
     """
 
-    carried: np.ndarray
+    proposal: np.ndarray
     best: np.ndarray
     block: TopLogits | None
 
@@ -127,9 +130,9 @@ class Logits(Protocol):
     @property
     def num_vocab(self) -> int: ...
 
-    def rank(self, request: RankRequest, carry: Tensor | None = None) -> Ranking:
-        """Queue a ranking without waiting for it. `carry` integers `[rows, n]`, on the device of
-        the logits, come to the host in the same copy.
+    def rank(self, request: RankRequest, proposal: Proposal | None = None) -> Ranking:
+        """Queue a ranking without waiting for it. `proposal`: the one whose verify pass computed
+        these logits; its tokens and parents come to the host in the same copy.
         """
         ...
 

@@ -24,6 +24,16 @@ class Proposal:
     tokens: Tensor
     parents: Tensor | None
 
+    @property
+    def num_columns(self) -> int:
+        """The columns of `columns`: tokens, and parents if they are listed."""
+        return 1 if self.parents is None else 2
+
+    def columns(self) -> Tensor:
+        """Tokens and parents side by side, int64 [entries * rows, 1 or 2], on the device."""
+        parts = [self.tokens] if self.parents is None else [self.tokens, self.parents]
+        return torch.stack([part.flatten().long() for part in parts], 1)
+
 
 def propose_chain(anchors: Tensor, logits: Tensor) -> Proposal:
     """A chain of the most probable token of each slot.

@@ -54,9 +54,9 @@ class Asked(LocalLogits):
 
     num_times = 0
 
-    def rank(self, wanted, carry=None):
+    def rank(self, wanted, proposal=None):
         self.num_times += 1
-        return super().rank(wanted, carry)
+        return super().rank(wanted, proposal)
 
 
 def logits_of(best: list[int]) -> Asked:

@@ -60,7 +60,7 @@ def test_nothing_is_copied_for_a_step_that_continues_where_it_fed_itself():
     step = Step()
     assert step(at((3, 1), (10, 20)), (5, 6)) == [[5, 6], [3, 1], [10, 20]]
     for more in range(1, 4):
-        assert step.fed.fetch().tolist() == [5 + more, 6 + more]
+        assert step.fed.fetch()[:, 0].tolist() == [5 + more, 6 + more]
         seen = step(at((3, 1), (10 + more, 20 + more)), [5 + more, 6 + more])
         assert seen == [[5 + more, 6 + more], [3, 1], [10 + more, 20 + more]]
     assert step.num_copies == 1
@@ -95,7 +95,7 @@ def test_a_padding_entry_keeps_its_input():
     for more in range(4):
         seen = step(at((3, NO_LANE), (10 + more, 0)), (5 + more, 0))
         assert seen == [[5 + more, 0], [3, NO_LANE], [10 + more, 0]]
-        assert step.fed.fetch().tolist() == [6 + more, 0]
+        assert step.fed.fetch()[:, 0].tolist() == [6 + more, 0]
     assert step.num_copies == 1
 
 
@@ -103,11 +103,13 @@ def test_a_step_that_feeds_itself_keeps_the_tokens_of_the_one_before():
     step = Step()
     step(at((3, 1), (10, 20)), (5, 6))
     first, second = step.fed, step.run()
-    assert first.tokens is None and first.fetch().tolist() == [6, 7] and first.tokens == (6, 7)
-    assert second.tokens is None and second.fetch().tolist() == [7, 8]
+    assert (
+        first.tokens is None and first.fetch()[:, 0].tolist() == [6, 7] and first.tokens == (6, 7)
+    )
+    assert second.tokens is None and second.fetch()[:, 0].tolist() == [7, 8]
     assert step(at((3, 1), (12, 22)), (7, 8)) == [[7, 8], [3, 1], [12, 22]]
     assert step.num_copies == 1
-    assert second.fetch().tolist() == [7, 8] and step.fed.fetch().tolist() == [8, 9]
+    assert second.fetch()[:, 0].tolist() == [7, 8] and step.fed.fetch()[:, 0].tolist() == [8, 9]
 
 
 def test_after_a_step_that_was_not_wanted_the_place_is_copied_again():

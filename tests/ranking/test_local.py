@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from luceasync.ranking.local import LocalLogits, apply_edits, apply_masks
 from luceasync.ranking.logits import NO_TOKEN, Edits, Masks, RankRequest
+from luceasync.ranking.proposals import Proposal
 
 VOCAB = 50
 
@@ -25,7 +27,7 @@ def test_without_more_requested_only_the_highest_come():
     found = LocalLogits(logits).rank(RankRequest()).candidates()
     best = logits.argmax(-1).flatten().tolist()
     assert found.best.tolist() == [best[0], NO_TOKEN, *best[2:]]
-    assert found.block is None and found.carried.shape == (6, 0)
+    assert found.block is None and found.proposal.shape == (6, 0)
 
 
 def test_no_answer_is_as_wide_as_the_vocabulary():
@@ -81,13 +83,14 @@ def test_edits_change_the_order_but_neither_the_logits_nor_their_log_probabiliti
 
 @dataclass
 class Found:
-    """Best tokens of four rows that are no row's highest."""
+    """Best tokens of four rows that are no row's highest, or `host`."""
 
-    num_fetched: int = 0
+    def __init__(self, host: Sequence[Sequence[int]] = ((7,), (8,), (9,), (10,))) -> None:
+        self.num_fetched, self._host = 0, np.array(host)
 
     def fetch(self) -> np.ndarray:
         self.num_fetched += 1
-        return np.array([7, 8, 9, 10])
+        return self._host
 
 
 def test_best_tokens_that_are_found_are_fetched_when_they_are_read() -> None:
@@ -95,7 +98,7 @@ def test_best_tokens_that_are_found_are_fetched_when_they_are_read() -> None:
     ranking = LocalLogits(logits_of(3), found=found).rank(RankRequest())
     assert found.num_fetched == 0
     candidates = ranking.candidates()
-    assert candidates.best.tolist() == [7, 8, 9] and candidates.carried.shape == (3, 0)
+    assert candidates.best.tolist() == [7, 8, 9] and candidates.proposal.shape == (3, 0)
 
 
 def test_best_tokens_of_the_pass_serve_only_requests_for_these() -> None:
@@ -108,9 +111,21 @@ def test_best_tokens_of_the_pass_serve_only_requests_for_these() -> None:
     assert logits.rank(RankRequest(num_ranked=1)).candidates().best.tolist() == best
     assert logits.rank(RankRequest((edits,))).candidates().best.tolist() == [best[0], 5, best[2]]
     assert logits.rank(RankRequest(masks=masks)).candidates().best.tolist() == [*best[:2], 4]
-    carried = logits.rank(RankRequest(), torch.ones(3, 1, dtype=torch.int64)).candidates()
-    assert carried.best.tolist() == best and carried.carried.tolist() == [[1]] * 3
     assert found.num_fetched == 0
+
+
+@pytest.mark.parametrize("parents", [None, torch.tensor([[-1, 0, 0]], dtype=torch.int32)])
+def test_a_verify_pass_that_found_the_best_tokens_brings_its_proposal_along(
+    parents: torch.Tensor | None,
+) -> None:
+    raw = logits_of(3)
+    proposal = Proposal(torch.tensor([[7, 2**40, 9]]), parents)
+    host = [[7, -1, 30], [2**40, 0, 31], [9, 0, 32], [0, 0, 0]]  # the last is of padding
+    logits = LocalLogits(raw[None], found=Found(host))
+    for found, best in ((logits, [30, 31, 32]), (LocalLogits(raw[None]), raw.argmax(-1).tolist())):
+        ranked = found.rank(RankRequest(), proposal).candidates()
+        assert ranked.best.tolist() == best
+        assert ranked.proposal.tolist() == proposal.columns().tolist()
 
 
 # --- edits ----------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from torch import Tensor
 
 from luceasync.engine.sampling.draw import (
     draw,
@@ -31,6 +30,7 @@ from luceasync.ranking.logits import (
     RankRequest,
     TopLogits,
 )
+from luceasync.ranking.proposals import Proposal
 from luceasync.request import Sampling
 
 # Without top_k, so many candidates nearly always hold the mass that top_p keeps.
@@ -51,11 +51,11 @@ def rank(
     logits: Logits,
     rows: Sequence[RowSampling],
     *,
-    carry: Tensor | None = None,
+    proposal: Proposal | None = None,
     num_candidates: int = NUM_CANDIDATES,
     meanwhile: Callable[[], None] = nothing,
 ) -> RankedRows:
-    """Rank the rows of `logits`, to choose from them. `carry` int `[rows, n]`, on the same device,
+    """Rank the rows of `logits`, to choose from them. `proposal`: the one that was verified, which
     comes to the host in the same copy. `meanwhile` is called when everything is queued and the host
     would wait for the device.
 
@@ -71,7 +71,7 @@ def rank(
     host, in one copy; a row whose filters or draw reach further is fetched whole, with the same
     result as if it always were.
     """
-    ranking = logits.rank(rank_request_of(rows, logits.num_vocab, num_candidates), carry)
+    ranking = logits.rank(rank_request_of(rows, logits.num_vocab, num_candidates), proposal)
     meanwhile()
     return RankedRows(rows, logits.num_vocab, ranking, ranking.candidates())
 
@@ -140,7 +140,7 @@ class RankedRows:
         self._ranking = ranking
         self.best: list[int] = candidates.best.tolist()  # by row; NO_TOKEN as in `choose`
         self._block = candidates.block
-        self.carried = candidates.carried  # int64 [rows, n], from `carry`
+        self.proposal = candidates.proposal  # int64 [rows, n], its columns
 
     def choose(self, index: int, position: int) -> tuple[int, RowLogprobs | None]:
         """The token of row `index` at `position` of its sequence; NO_TOKEN if the highest logit is

@@ -235,7 +235,7 @@ class RemoteLogits:
     def num_vocab(self) -> int:
         return self._sizes.num_vocab
 
-    def rank(self, wanted: RankRequest, carry: Tensor | None = None) -> Ranking:
+    def rank(self, wanted: RankRequest, proposal: Proposal | None = None) -> Ranking:
         """Send the command, and do not wait."""
         command = wire.RankLogits(
             num_entries=self._shape[0],
@@ -254,7 +254,9 @@ class RemoteLogits:
         num_rows = command.num_masked if wanted.is_of_masked else prod(self._shape)
         index = self._num_rankings
         self._num_rankings += 1
-        return _RemoteRanking(self._connection, self._sizes, num_rows, wanted, carry, number, index)
+        return _RemoteRanking(
+            self._connection, self._sizes, num_rows, wanted, proposal, number, index
+        )
 
     def whole(self) -> Tensor:
         """All logits, row by row; for measurements."""
@@ -267,13 +269,13 @@ class RemoteLogits:
 
 @dataclass(frozen=True)
 class _RemoteRanking:
-    """See Ranking. `carry` does not cross: it comes to the host beside the candidates."""
+    """See Ranking. The proposal does not cross: it comes to the host beside the candidates."""
 
     _connection: BackendConnection
     _sizes: StageSizes
     _num_rows: int
     _wanted: RankRequest
-    _carry: Tensor | None
+    _proposal: Proposal | None
     _number: int  # of the command
     _index: int  # among the rankings of the pass
 
@@ -281,12 +283,12 @@ class _RemoteRanking:
         wanted = self._wanted
         call = CallKind("rank", self._num_rows)  # it ends with the pass
         if not wanted.num_ranked:
-            return Candidates(self._carried(), self._best(call), None)
+            return Candidates(self._columns(), self._best(call), None)
         specs = self._sizes.ranked(self._num_rows, wanted.num_ranked, wanted.num_top)
         tensors = self._connection.result(self._number, specs, call)
         best, values, ids, masses, *logprobs = (tensor.numpy() for tensor in tensors)
         known = Logprobs(*logprobs) if logprobs else None
-        return Candidates(self._carried(), best, TopLogits(values, ids, masses, known))
+        return Candidates(self._columns(), best, TopLogits(values, ids, masses, known))
 
     def _best(self, call: CallKind) -> np.ndarray[Any, np.dtype[np.int64]]:
         answer, _ = self._connection.answer_with(self._number, wire.BestTokens, [], call)
@@ -296,10 +298,10 @@ class _RemoteRanking:
             self._connection.fail(words)
         return np.array(tokens, np.int64)
 
-    def _carried(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        if self._carry is None:
+    def _columns(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        if self._proposal is None:
             return np.empty((self._num_rows, 0), np.int64)
-        return self._carry.cpu().numpy().astype(np.int64)
+        return self._proposal.columns().cpu().numpy()
 
     def whole_row(self, index: int) -> WholeRow:
         return self._read("edited", index)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from luceasync.pipeline.capture import Capture, Captured
+from luceasync.pipeline.capture import Capture
+from luceasync.pipeline.transfer import Arrival, host_buffer
 
 NUM_EAGER_CALLS = 2  # kernels are compiled meanwhile, and a rare shape is not captured
 NUM_WARM_UPS = NUM_EAGER_CALLS  # after one to compile: then a pass is run as it will be
@@ -50,10 +50,47 @@ class EagerRunner:
         """Do nothing."""
 
 
-@dataclass(frozen=True, slots=True)
 class _Step:
-    inputs: tuple[Tensor, ...]
-    captured: Captured[Any]
+    """A captured pass and its inputs. What the host gives is taken from pinned memory by the graph
+    itself: a copy of its own would take the host as long as a launch.
+    """
+
+    def __init__(self, capture: Capture, work: Pass, inputs: Sequence[Tensor]) -> None:
+        device = capture.device
+        self._static = tuple(x.to(device, copy=True) for x in inputs)
+        self._pinned = {
+            i: host_buffer(x.numel(), x.dtype, device).view_as(x)
+            for i, x in enumerate(inputs)
+            if x.device != device
+        }
+        self._taken = None if device.type == "cpu" else Arrival()  # by the last replay
+        self._set(inputs)
+        self._captured = capture(lambda: self._run(work), num_warmups=1)
+
+    def __call__(self, inputs: Sequence[Tensor]) -> Any:
+        """Queue the pass on these inputs. Returns its output."""
+        self._set(inputs)
+        self._captured.replay()
+        if self._taken is not None:
+            self._taken.record()
+        return self._captured.output
+
+    def _run(self, work: Pass) -> Any:
+        for i, pinned in self._pinned.items():
+            self._static[i].copy_(pinned, non_blocking=True)
+        return work(*self._static)
+
+    def _set(self, inputs: Sequence[Tensor]) -> None:
+        """Set the inputs; those that are on the device already, in one launch. Waits until the last
+        replay has taken what the host gave, which it has if the host has seen a later result.
+        """
+        if self._taken is not None:
+            self._taken.synchronize()
+        for i, pinned in self._pinned.items():
+            pinned.copy_(inputs[i])
+        here = [i for i in range(len(inputs)) if i not in self._pinned]
+        if here:
+            torch._foreach_copy_([self._static[i] for i in here], [inputs[i] for i in here])
 
 
 class GraphRunner:
@@ -73,26 +110,9 @@ class GraphRunner:
             self._num_calls[full_key] += 1
             if self._num_calls[full_key] <= NUM_EAGER_CALLS:
                 return work(*inputs)
-            step = self._steps[full_key] = self._step_of(work, inputs)
-        _copy(step.inputs, inputs)
-        step.captured.replay()
-        return step.captured.output
+            step = self._steps[full_key] = _Step(self._capture, work, inputs)
+        return step(inputs)
 
     def close(self) -> None:
         """Free the graphs."""
         self._steps.clear()
-
-    def _step_of(self, work: Pass, inputs: tuple[Tensor, ...]) -> _Step:
-        static = tuple(x.to(self._capture.device, copy=True) for x in inputs)
-        return _Step(static, self._capture(lambda: work(*static), num_warmups=1))
-
-
-def _copy(static: Sequence[Tensor], given: Sequence[Tensor]) -> None:
-    """Copy inputs; those that are on the device already, in one launch."""
-    pairs = list(zip(static, given, strict=True))
-    for to, x in pairs:
-        if x.device != to.device:
-            to.copy_(x, non_blocking=True)
-    here = [(to, x) for to, x in pairs if x.device == to.device]
-    if here:
-        torch._foreach_copy_([to for to, _ in here], [x for _, x in here])

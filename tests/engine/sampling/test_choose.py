@@ -16,6 +16,7 @@ from luceasync.engine.sampling.draw import uniform
 from luceasync.engine.sampling.row import RowSampling, TokenCounts
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import NO_TOKEN
+from luceasync.ranking.proposals import Proposal
 from luceasync.request import Sampling
 from tests import chosen as chosen_tokens
 from tests.reference import sampler as slow
@@ -266,11 +267,12 @@ def test_a_ranked_row_chosen_at_a_position_is_the_row_that_asked_for_it(top_logp
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_is_carried_comes_to_the_host_with_the_rows(temperature):
-    carry = torch.tensor([[2**40, -1], [7, 8]])
+def test_a_verified_proposal_comes_to_the_host_with_its_rows(temperature):
+    parents = torch.tensor([[-1, 0]], dtype=torch.int32)
+    proposal = Proposal(torch.tensor([[2**40, 7]]), parents)
     rows = [row_of(Sampling(temperature=temperature))] * 2
-    ranked = rank(random_logits(2), rows, carry=carry)
-    assert ranked.carried.tolist() == carry.tolist()
+    ranked = rank(random_logits(2), rows, proposal=proposal)
+    assert ranked.proposal.tolist() == [[2**40, -1], [7, 0]]
 
 
 @pytest.mark.slow
