@@ -197,6 +197,7 @@ async def test_speculation_says_what_plain_decoding_says(
 
 
 @pytest.mark.slow
+@pytest.mark.covered(0)
 async def test_a_request_for_which_there_is_no_host_memory_ends_alone(tiny_dir: Path):
     async with running(tiny_dir, pool_tokens=POOL, policy="lru") as engine:
         pump = engine._pump

@@ -63,7 +63,8 @@ async def converse(engine: LocalEngine) -> list[Answer]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parallel", [1, 3])
+@pytest.mark.covered(1)
+@pytest.mark.parametrize("parallel", [3, 1])
 async def test_answers_are_those_of_an_engine_that_waits_for_each_token(
     tiny_dir: Path, parallel: int, monkeypatch: pytest.MonkeyPatch
 ):
