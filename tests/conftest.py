@@ -22,9 +22,6 @@ from tests.combinations import covering
 from tests.forked_backends import Forks
 from tests.renderers import Renderers
 
-# Imports and collection make many objects and free few: there is no garbage to look for until then.
-gc.disable()
-
 hypothesis.settings.register_profile("no deadline", deadline=None)  # timings decide no test
 hypothesis.settings.load_profile("no deadline")
 
@@ -55,9 +52,11 @@ def _hands_out(words: list[str]) -> bool:
     return wanted != "0"
 
 
-# Who only hands tests out, for which the others wait, does without torch. All others settle it now:
-# settings of folders that are named to pytest are imported next, some of them with triton.
+# The process that hands tests out, for which the others wait, does without torch. All others settle
+# it now: conftest.py of folders that are named to pytest are imported next, some with triton.
 if "PYTEST_XDIST_WORKER" in os.environ or not _hands_out(sys.argv):
+    # Imports and collection make many objects and free few: no garbage is looked for until then.
+    gc.disable()
     _settle_kernels()
 
 
