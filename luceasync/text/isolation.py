@@ -183,7 +183,9 @@ class _RenderProcess:
             self._socket.sendall(sandbox.HEADER.pack(sandbox.ORDER, len(order)))
             self._socket.sendall(order)
             kind, num_bytes = sandbox.HEADER.unpack(self._received(sandbox.HEADER.size, deadline))
-            payload = self._received(min(num_bytes, self._limits.max_text_bytes), deadline)
+            if num_bytes > max(self._limits.max_text_bytes, sandbox.MAX_REFUSAL_BYTES):
+                raise EOFError  # not what the program sends
+            payload = self._received(num_bytes, deadline)
         except TimeoutError:
             self._finalizer()
             raise TemplateOverrun(f"takes more than {self._limits.wall_s:g} s") from None

@@ -25,14 +25,10 @@ from luceasync.errors import ModelError, TemplateRefusal
 from luceasync.text.past_calls import Arguments
 
 MAX_ERROR_CHARS = 2000
+MAX_REFUSAL_BYTES = 1 << 16  # of that many characters, and the words around them
 HEADER = struct.Struct("<cQ")  # the kind of a message, and how many bytes follow
 # Kinds of messages: an order, and the answers to one.
 ORDER, TEXT, REFUSED, BROKEN, MEMORY, LENGTH = b"O", b"T", b"R", b"B", b"M", b"L"
-# What a template raises for messages of an unforeseen shape.
-_TEMPLATE_FAILURES = (
-    *(jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError),
-    RuntimeError,  # as RecursionError: lists within lists, macros that call themselves
-)
 
 
 class SandboxedTemplate:
@@ -52,10 +48,14 @@ class SandboxedTemplate:
             raise ModelError(f"the chat template does not compile: {error}") from error
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """The text. Raises TemplateRefusal if the template does not take the variables."""
+        """The text. Raises TemplateRefusal if the template does not take the variables, and
+        MemoryError.
+        """
         try:
             return self._template.render(variables)
-        except _TEMPLATE_FAILURES as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # templates call whatever methods their values have
             raise refusal(str(error)) from error
 
 

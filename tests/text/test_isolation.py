@@ -48,6 +48,17 @@ def reused_renderers() -> None:
     """Each template has a process of its own here."""
 
 
+FAILURES = {
+    "division": "{{ 1 / 0 }}",
+    "runtime": "{{ cycler() }}",
+    "lookup": "{{ 'a'.encode('no') }}",
+    "type": "{{ 1 | items | list }}",
+    "undefined": "{{ x.y.z }}",
+    "recursion": "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+    "long": "{{ raise_exception('a' * 9999) }}",
+}
+
+
 @pytest.fixture(scope="module")
 def isolated() -> Iterator[IsolatedTemplate]:
     template = IsolatedTemplate(SOURCE)
@@ -86,6 +97,24 @@ def test_a_text_is_the_same_as_in_this_process(isolated: IsolatedTemplate, messa
 
 def test_tools_have_their_own_source(isolated: IsolatedTemplate) -> None:
     assert isolated.render(ASKED, [{"name": "f"}]) == 'with [{"name": "f"}]'
+
+
+@pytest.fixture(scope="module")
+def failing() -> Iterator[IsolatedTemplate]:
+    """Fails in the way that the message names."""
+    cases = (f"{{% if messages[0].content == '{name}' %}}{FAILURES[name]}" for name in FAILURES)
+    source = "".join(f"{case}{{% endif %}}" for case in cases) + "fine"
+    template = IsolatedTemplate(TemplateSource(Path("model"), source))
+    yield template
+    template.close()
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_whatever_a_template_raises_is_told_briefly(failing: IsolatedTemplate, name: str) -> None:
+    with pytest.raises(TemplateRefusal, match=r"^The model's chat template refused") as caught:
+        failing.render([{"role": "user", "content": name}])
+    assert len(str(caught.value)) < 2100
+    assert failing.render(ASKED) == "fine"
 
 
 @pytest.mark.slow
