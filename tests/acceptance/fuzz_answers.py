@@ -576,7 +576,7 @@ async def fuzz_model(num_texts: int, seed: int, names: Sequence[str]) -> tuple[i
             texts = {key: f"{key}: {case.text}" for key, case in cases.items()}
             model = crafted.save(Path(directory), texts, PLAIN_TEMPLATE)
             config = Config(
-                model=ModelConfig(model_dir=model, dtype="fp32", tool_format=name),  # type: ignore[arg-type]
+                model=ModelConfig(model_dir=model, dtype="fp32", names=("tiny",), tool_format=name),  # type: ignore[arg-type]
                 engine=EngineConfig(max_ctx_tokens=4096, parallel=2),
             )
             async with build_engine(config) as engine:
