@@ -88,10 +88,12 @@ WAITS: Mapping[str, Callable[[QuestionWaits], float]] = {
 # Of one server, each of one round: other work on the machine changes both alike.
 RATIOS: Mapping[str, Callable[[QuestionWaits], float]] = {
     "first token, beside three over beside one": lambda s: s.firsts_s[3] / s.firsts_s[1],
-    "three long prompts, with the question over without": lambda s: (
-        s.prompts[3].seconds / s.alone.seconds
+    "three long prompts and the question, together over apart": lambda s: (
+        s.prompts[3].seconds / (s.alone.seconds + s.firsts_s[0])
     ),
-    "the same, processor time": lambda s: s.prompts[3].processor_s / s.alone.processor_s,
+    "the same, processor time": lambda s: (
+        s.prompts[3].processor_s / (s.alone.processor_s + s.prompts[0].processor_s)
+    ),
 }
 
 

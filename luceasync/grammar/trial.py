@@ -308,17 +308,34 @@ def _pointer_in(schema: dict[str, Any], name: Any) -> str | None:
 
 
 def drop_beside_recursive(root: dict[str, Any]) -> None:
-    """Drop what stands beside a reference to a schema that holds it, which llguidance refuses."""
+    """Drop what stands beside a reference to a schema that holds it, or beside alternatives with
+    one, which llguidance refuses.
+    """
     for schema in _all_of(root):
-        members = schema.get("allOf")
-        together = [schema, *filter(_is_schema, members if isinstance(members, list) else ())]
-        references = [each for each in together if "$ref" in each]
-        if references and any(_leads_to(root, each, schema) for each in references):
-            shared = {key: schema[key] for key in _SHARED if key in schema}
-            reference = references[0]["$ref"]
-            schema.clear()
-            schema.update(shared)
-            schema["$ref"] = reference
+        references = _recursive(root, schema, [schema, *_members(schema, "allOf")])
+        kept = {key: schema[key] for key in _SHARED if key in schema}
+        if references:
+            kept["$ref"] = references[0]["$ref"]
+        else:
+            found = (key for key in ("anyOf", "oneOf") if key in schema)
+            key = next((k for k in found if _recursive(root, schema, _members(schema, k))), None)
+            if key is None:
+                continue
+            kept[key] = schema[key]
+        schema.clear()
+        schema.update(kept)
+
+
+def _members(schema: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    members = schema.get(key)
+    return [*filter(_is_schema, members if isinstance(members, list) else ())]
+
+
+def _recursive(
+    root: Any, schema: dict[str, Any], together: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Those of the schemas that refer to one which holds `schema`."""
+    return [each for each in together if "$ref" in each and _leads_to(root, each, schema)]
 
 
 _SHARED = ("$defs", "definitions", "x-guidance", "$schema")

@@ -236,6 +236,11 @@ def tree(child: Any) -> dict[str, Any]:
             '{"a": {"a": {}}}',
             '{"a": 1}',
         ),
+        (
+            tree({"type": "object", "anyOf": [NODE, {"type": "null"}], "minProperties": 1}),
+            '{"next": {"next": null}}',
+            '{"next": 1}',
+        ),
         (tree({"allOf": [NODE, {"required": ["next"]}]}), '{"next": {}}', '{"next": 1}'),
         (tree({"anyOf": [{**NODE, "type": "object"}, {"type": "null"}]}), '{"next": null}', "1"),
     ],
