@@ -107,7 +107,7 @@ class DraftProcessResources:
         device = drafter.device
         weight_bytes = drafter.spec.weight_bytes(plan.precision.weight_bytes)
         return wire.LoadDraft(
-            spec=drafter.spec,
+            described=wire.describe(drafter.spec),
             device=device.name,
             dtype=plan.precision.compute,
             shapes=drafter.shapes,

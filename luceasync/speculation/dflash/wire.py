@@ -6,11 +6,15 @@ luceasync.pipeline.remote.wire.
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import torch
 
 from luceasync.ipc.packets import Message, Natural, Positive, WireError
 from luceasync.ipc.supervised import CallKind
 from luceasync.models.precision import Dtype, torch_dtype
+from luceasync.models.rope import PLAIN
 from luceasync.pipeline.remote import wire
 from luceasync.pipeline.remote.tensors import Spec
 from luceasync.pipeline.remote.wire import Command
@@ -58,13 +62,23 @@ class DraftSizes:
 # --- commands -------------------------------------------------------------------------------------
 
 
+def describe(spec: DraftSpec) -> dict[str, Any]:
+    """The spec as it is sent: without the kind of its rotation, which drafters have the plain one
+    of. A message cannot name one class of several.
+    """
+    described: dict[str, Any] = msgspec.to_builtins(spec)
+    assert spec.attention.rope == PLAIN, spec.attention.rope
+    del described["attention"]["rope"]
+    return described
+
+
 class LoadDraft(Command, frozen=True):
     """Load the drafter on the receiver's device `device`. Comes with the mask token's row of the
     target's embedding. `dtype`: of all numbers; `short_rows`: see LocalDraft; `node_bytes`: of
-    memory for nodes, if none is lent. Answered as LoadStage.
+    memory for nodes, if none is lent; `described`: see `describe`. Answered as LoadStage.
     """
 
-    spec: DraftSpec
+    described: dict[str, Any]
     device: str
     dtype: Dtype
     shapes: tuple[RoundShape, ...]
@@ -73,6 +87,11 @@ class LoadDraft(Command, frozen=True):
     short_rows: tuple[Positive, ...]
     has_one_thread: bool
     node_bytes: Positive
+
+    @property
+    def spec(self) -> DraftSpec:
+        """The drafter."""
+        return msgspec.convert(self.described, DraftSpec)
 
     @property
     def sizes(self) -> DraftSizes:
