@@ -24,6 +24,7 @@ _JUDGED_AT = 0.06  # of the time that running the tokens takes: lost if a read i
 # Threads may be late.
 _JUDGED_AT_S, _SILENT_S = 0.02, 0.05
 _SILENT = 0.09  # of the time that running the tokens takes
+LEAST_JUDGED_BYTES = 16 << 20  # of files: fewer show hiccups, and are soon there
 _LEAST_TRIAL_S = 0.2  # of running the tokens: below, a read is over, or late, before it is judged
 LEAST: dict[RateName, int] = {  # smaller amounts show fixed costs and hiccups, not a rate
     "disk_bytes_per_s": 8 << 20,
@@ -100,7 +101,7 @@ def is_given_up(
     takes longer than they do.
     """
     prefill_s = _total_s((num_tokens, rates.prefill_tokens_per_s))
-    if prefill_s is None or prefill_s < _LEAST_TRIAL_S:
+    if num_bytes < LEAST_JUDGED_BYTES or prefill_s is None or prefill_s < _LEAST_TRIAL_S:
         return False
     if num_come == 0:
         return elapsed_s >= max(_SILENT * prefill_s, _SILENT_S)
@@ -136,7 +137,8 @@ def restore_or_prefill(
     if restore_s <= prefill_s:
         return Decision(True, "restore_is_faster", restore_s, prefill_s)
     bus_s = _total_s((memory_bytes + disk_bytes, rates.bus_bytes_per_s))
-    if disk_bytes and bus_s is not None and bus_s < prefill_s and prefill_s >= _LEAST_TRIAL_S:
+    is_judged = disk_bytes >= LEAST_JUDGED_BYTES and prefill_s >= _LEAST_TRIAL_S
+    if is_judged and bus_s is not None and bus_s < prefill_s:
         return Decision(True, "trial", restore_s, prefill_s)
     return Decision(False, "prefill_is_faster", restore_s, prefill_s)
 

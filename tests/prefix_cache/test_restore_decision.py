@@ -7,6 +7,7 @@ import pytest
 from luceasync.nodes import MissReason
 from luceasync.prefix_cache.cache import tokens_to_come
 from luceasync.prefix_cache.lease import Lease
+from luceasync.prefix_tree import cost
 from luceasync.prefix_tree.cost import Rates
 from tests.prefix_cache.token_target import FAULT, STATE_BYTES, TOKEN_BYTES, Bench
 from tests.prompts import lease_of
@@ -43,6 +44,12 @@ def test_a_slow_disk_is_not_read_and_assumed_faster_next_time():
     assert decision.rates.disk_bytes_per_s > SLOW_DISK.disk_bytes_per_s
 
 
+@pytest.fixture
+def few_bytes_show_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "LEAST_JUDGED_BYTES", 1)
+
+
+@pytest.mark.usefixtures("few_bytes_show_a_rate")
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.5])
 def test_a_prompt_waits_for_a_disk_only_as_long_as_the_rest_comes_sooner(share: float):
     """Once a tenth of the time has passed that running the prompt takes."""
@@ -64,6 +71,7 @@ def test_a_prompt_waits_for_a_disk_only_as_long_as_the_rest_comes_sooner(share: 
     assert lease.match.num_tokens == 0
 
 
+@pytest.mark.usefixtures("few_bytes_show_a_rate")
 def test_what_another_prompt_waits_for_is_still_read():
     bench = on_disk()
     bench.prefixes._decision.rates = Rates(prefill_tokens_per_s=len(PROMPT) / PREFILL_S)
@@ -74,6 +82,7 @@ def test_what_another_prompt_waits_for_is_still_read():
     assert not first.awaited and second.awaited and not bench.disk.given_up
 
 
+@pytest.mark.usefixtures("few_bytes_show_a_rate")
 def test_a_disk_that_was_slow_is_tried_for_a_long_prompt():
     bench = on_disk()
     slow = Rates(disk_bytes_per_s=1.0, bus_bytes_per_s=1e9, prefill_tokens_per_s=30.0)

@@ -110,11 +110,17 @@ def test_a_read_that_does_not_begin_is_given_up_soon():
 
 def test_a_short_prompt_waits_for_the_disk():
     rates = Rates(prefill_tokens_per_s=1000.0)
-    assert not is_given_up(150, num_bytes=9, num_come=0, elapsed_s=9.0, rates=rates)
+    assert not is_given_up(150, num_bytes=10**9, num_come=0, elapsed_s=9.0, rates=rates)
+
+
+def test_small_files_are_waited_for():
+    rates = Rates(prefill_tokens_per_s=1000.0)
+    assert not is_given_up(9000, num_bytes=15 * MIB, num_come=0, elapsed_s=9.0, rates=rates)
+    assert is_given_up(9000, num_bytes=16 * MIB, num_come=0, elapsed_s=9.0, rates=rates)
 
 
 def test_no_read_is_given_up_for_a_prefill_of_unknown_speed():
-    assert not is_given_up(1000, num_bytes=9, num_come=0, elapsed_s=99.0, rates=Rates())
+    assert not is_given_up(1000, num_bytes=10**9, num_come=0, elapsed_s=99.0, rates=Rates())
 
 
 def test_what_is_left_must_cross_the_bus_too():
