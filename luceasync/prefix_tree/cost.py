@@ -17,7 +17,7 @@ Reason = Literal["restore_is_faster", "prefill_is_faster", "trial", "not_measure
 _WEIGHT = 0.25  # of the newest observation
 _RELIEF = 1.1  # by which a refused restore is assumed faster next time: so it is measured again
 _PATIENCE = 2.0  # times what running the tokens again takes
-_LEAST_PATIENCE_S = 0.5  # a disk may wake up, or another process may write a lot
+_LEAST_PATIENCE_S = 2.0  # a disk may wake up, or other processes keep the machine busy
 _SLOW_PREFILL_TOKENS_PER_S = 200  # until it is measured: most machines are faster
 _JUDGED_AT = 0.06  # of the time that running the tokens takes: lost if a read is given up
 # Of a read: when its rate is known well enough, and when nothing at all has come for too long.

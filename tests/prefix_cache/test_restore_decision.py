@@ -94,10 +94,10 @@ def test_a_disk_that_was_slow_is_tried_for_a_long_prompt():
 
 def test_a_disk_is_waited_for_as_long_as_running_the_tokens_could_take():
     bench = on_disk()
-    bench.prefixes._decision.rates = Rates(prefill_tokens_per_s=len(PROMPT) / 0.4)
+    bench.prefixes._decision.rates = Rates(prefill_tokens_per_s=len(PROMPT) / 4)
     bench.prefixes.prepare(bench.lease(PROMPT), [])
     assert bench.disk.timeouts_s
-    assert bench.disk.timeouts_s == pytest.approx([0.8] * len(bench.disk.reads))
+    assert bench.disk.timeouts_s == pytest.approx([8.0] * len(bench.disk.reads))
 
 
 def test_what_memory_has_no_room_for_is_run_again():
