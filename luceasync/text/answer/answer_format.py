@@ -123,6 +123,8 @@ class AnswerFormat:
         calls, written, content = _shown_format(template, tokenizer)
         if tool_format != AUTO:
             calls = FORMATS.get(tool_format)
+        if calls is not None and calls.in_channels:
+            words = next(row for row in REASONING_WORDS if row.has_channels)
         separates = reasoning_format == AUTO
         reasons = words is not None and separates
         words = words or THINK
@@ -132,7 +134,9 @@ class AnswerFormat:
             opens=reasons and _opens_reasoning(template, words),
             max_calls=_most_calls(template, content) if calls else None,
             separates=separates,
-            shown=_shown_tokens(tokenizer, words if reasons else None, calls, written),
+            shown=_shown_tokens(
+                tokenizer, words if reasons or words.has_channels else None, calls, written
+            ),
             words=words,
         )
 

@@ -178,6 +178,20 @@ def test_reasoning_is_found_between_the_words_of_the_template(
     assert [text.strip() for text in texts.values()] == ["why", "so"]
 
 
+def test_a_call_whose_channel_comes_before_its_recipient_is_of_harmony(
+    tokenizer: Tokenizer,
+) -> None:
+    """What all messages begin with is not cut from the call."""
+    template = ChatTemplate(
+        "{% for m in messages %}<|start|>{{ m.role }}<|channel|>{% for c in m.tool_calls or [] %}"
+        "commentary to=functions.{{ c.function.name }} <|constrain|>json<|message|>"
+        "{{ c.function.arguments | tojson }}<|call|>{% else %}final<|message|>{{ m.content }}"
+        "<|end|>{% endfor %}{% endfor %}{{ tools | tojson if tools }}<|start|>assistant"
+    )
+    found = AnswerFormat.of(template, tokenizer)
+    assert found.calls is not None and found.calls.name == "harmony" and found.words.has_channels
+
+
 def test_a_token_alone_says_how_a_model_reasons() -> None:
     backend = BACKENDS["fallback"]()
     backend.add_special_tokens(["[THINK]", "[/THINK]"])
