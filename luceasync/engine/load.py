@@ -132,8 +132,10 @@ def _load(recipe: Recipe, orders: DiskOrders) -> LoadedEngine:
             setup.check_alive()
 
         pump = _pump(recipe, backend, setup, orders)
-        num_tokens, seconds = measure_prefill(backend, recipe)
-        pump.lanes.prefixes.observe_prefill(0, num_tokens, seconds)
+        if recipe.limits.disk_bytes:  # else there is no file to compare prefill with
+            num_tokens, seconds = measure_prefill(backend, recipe)
+            pump.lanes.prefixes.observe_prefill(0, num_tokens, seconds)
+            log.debug("start: prefill of %d tokens in %.3f s", num_tokens, seconds)
 
         def restart_failed() -> None:
             if backend.restart_failed(pump.lanes.prefixes.lost):
