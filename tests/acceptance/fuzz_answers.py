@@ -567,7 +567,7 @@ def _kinds(case: Case, seen: Seen) -> Counter[str]:
 async def fuzz_model(num_texts: int, seed: int, names: Sequence[str]) -> tuple[int, list[str]]:
     """The same through a whole engine, whose model says each text: how many, and what was wrong."""
     num_said, wrong = 0, list[str]()
-    for name in names:
+    for name in names if num_texts else ():
         rng, cases = random.Random(f"{seed} model {name}"), dict[str, Case]()
         while len(cases) < -(-num_texts // len(names)):
             case = replace(a_case(name, THINK, rng), is_opened=False, odd_bytes=False)
