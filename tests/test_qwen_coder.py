@@ -176,7 +176,10 @@ def test_it_calls_tools_streams_is_killed_and_goes_on_under_another_split(tmp_pa
 
 
 def test_it_answers_with_an_eighth_of_its_context_on_the_device(tmp_path: Path):
-    facts = "\n".join(f"The code of room {room} is {room * 37 % 1000}." for room in range(50))
-    messages = [{"role": "user", "content": f"{facts}\nWhat is the code of room 7?"}]
+    facts = [f"The code of room {room} is {room * 37 % 1000}." for room in range(50)]
+    facts.insert(20, "The password of Anna is 'sunflower'.")
+    question = "\n".join([*facts, "What is the password of Anna?"])
     with server(tmp_path, "--max-ctx", "4096", "--kvflash", "512") as (_, url):
-        assert "259" in text_of(ask(url, messages))
+        answer = ask(url, [{"role": "user", "content": question}])
+    assert answer["usage"]["prompt_tokens"] > 512
+    assert "sunflower" in text_of(answer)
