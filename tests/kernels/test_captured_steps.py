@@ -105,6 +105,7 @@ def test_captured_steps_give_what_plain_ones_give(load: Load) -> None:
     assert everything(load(captured=True)) == everything(load(captured=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3"])
 @pytest.mark.parametrize(
     ("model_type", "fields"),

@@ -114,6 +114,7 @@ def test_logits_are_the_peers_for_every_chunking(make_backend, model_dir: Path, 
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [1, 2, 3])
 def test_greedy_tokens_are_the_peers_on_any_split(
     make_backend, model_dir: Path, expected: Tensor, num_shards: int
