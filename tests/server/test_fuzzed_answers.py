@@ -14,7 +14,9 @@ from luceasync.config import ServerConfig
 from luceasync.server.app import create_app
 from luceasync.text.answer.answer_format import REASONING_WORDS
 from luceasync.text.answer.pieces import THINK, ReasoningWords
-from tests.acceptance.fuzz_answers import Case, SayingEngine, Wrong, check, fuzz
+from tests.acceptance.answers.cases import Case, Wrong
+from tests.acceptance.answers.saying import SayingEngine
+from tests.acceptance.fuzz_answers import check, fuzz
 from tests.text.answer.written import WRITERS
 
 HARMONY = REASONING_WORDS[0]

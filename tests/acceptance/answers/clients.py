@@ -1,0 +1,202 @@
+"""What clients of each API ask, see of an answer, and send back."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+from anthropic.types import Message, RawMessageStreamEvent
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from tests.acceptance.answers.cases import Case, Seen, Wrong
+from tests.text.answer.written import SCHEMA, TOOL
+
+MAX_ANSWER_TOKENS = 1 << 15
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+TOOLS = {
+    CHAT: [{"type": "function", "function": {"name": TOOL, "parameters": SCHEMA}}],
+    MESSAGES: [{"name": TOOL, "input_schema": SCHEMA}],
+    RESPONSES: [{"type": "function", "name": TOOL, "parameters": SCHEMA}],
+}
+RESPONSE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+MESSAGE_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+
+
+def body_of(path: str, case: Case, asks: str) -> dict[str, Any]:
+    """A request that gets the answer of `case`."""
+    most = case.max_tokens or MAX_ANSWER_TOKENS
+    body: dict[str, Any] = {"model": "tiny", "temperature": 0}
+    if case.has_tools:
+        body["tools"] = TOOLS[path]
+    if path == CHAT:
+        body |= {"messages": [{"role": "user", "content": asks}], "max_tokens": most}
+        body |= {"stop": case.stop, "parallel_tool_calls": case.is_parallel}
+    elif path == MESSAGES:
+        body |= {"messages": [{"role": "user", "content": asks}], "max_tokens": most}
+        body["thinking"] = {"type": "enabled", "budget_tokens": 1024}
+        body |= {"stop_sequences": [case.stop]} if case.stop else {}
+        if case.has_tools and not case.is_parallel:
+            body["tool_choice"] = {"type": "auto", "disable_parallel_tool_use": True}
+    else:
+        body |= {"input": [{"role": "user", "content": asks}], "max_output_tokens": most}
+        body["parallel_tool_calls"] = case.is_parallel
+    return body
+
+
+def parsed(written: str) -> dict[str, Any]:
+    """The arguments of a call, which are an object."""
+    try:
+        found = json.loads(written)
+    except ValueError as error:
+        raise Wrong(f"arguments do not parse: {written!r}") from error
+    if not isinstance(found, dict):
+        raise Wrong(f"arguments are no object: {written!r}")
+    return found
+
+
+def seen_in_chat(answer: dict[str, Any]) -> Seen:
+    ChatCompletion.model_validate(answer)
+    [choice] = answer["choices"]
+    message = choice["message"]
+    calls = [each["function"] for each in message.get("tool_calls") or ()]
+    return Seen(
+        message.get("reasoning_content") or "",
+        message["content"] or "",
+        [(each["name"], parsed(each["arguments"])) for each in calls],
+        choice["finish_reason"],
+    )
+
+
+def seen_in_chunks(events: list[dict[str, Any]]) -> Seen:
+    reasoning = content = finish = ""
+    calls: dict[int, list[str]] = {}
+    for event in events:
+        ChatCompletionChunk.model_validate(event)
+        for choice in event["choices"]:
+            delta = choice["delta"]
+            reasoning += delta.get("reasoning_content") or ""
+            content += delta.get("content") or ""
+            finish = choice["finish_reason"] or finish
+            for call in delta.get("tool_calls") or ():
+                parts = calls.setdefault(call["index"], ["", ""])
+                parts[0] += call["function"].get("name") or ""
+                parts[1] += call["function"].get("arguments") or ""
+    return Seen(reasoning, content, [(n, parsed(a)) for n, a in calls.values()], finish)
+
+
+FINISHES = {"end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls"}
+
+
+def seen_in_message(answer: dict[str, Any]) -> Seen:
+    Message.model_validate(answer)
+    blocks = answer["content"]
+    calls = [(b["name"], b["input"]) for b in blocks if b["type"] == "tool_use"]
+    return Seen(
+        "".join(b["thinking"] for b in blocks if b["type"] == "thinking"),
+        "".join(b["text"] for b in blocks if b["type"] == "text"),
+        calls,
+        _finish(answer["stop_reason"], has_calls=bool(calls)),
+    )
+
+
+def _finish(reason: str, *, has_calls: bool) -> str:
+    """A stop reason of Anthropic's in OpenAI's words, where a call comes before a stop string."""
+    if reason == "stop_sequence" and has_calls:
+        return "tool_calls"
+    return FINISHES.get(reason, "length")
+
+
+def seen_in_message_events(events: list[dict[str, Any]]) -> Seen:
+    texts: dict[str, str] = {"thinking": "", "text": ""}
+    calls: list[list[str]] = []
+    finish = ""
+    for event in events:
+        if event["type"] != "ping":  # which the library drops
+            MESSAGE_EVENT.validate_python(event)
+        match event:
+            case {"type": "content_block_start", "content_block": {"type": "tool_use"} as block}:
+                calls.append([block["name"], ""])
+            case {"delta": {"type": "input_json_delta", "partial_json": part}}:
+                calls[-1][1] += part
+            case {"delta": {"type": "text_delta", "text": part}}:
+                texts["text"] += part
+            case {"delta": {"type": "thinking_delta", "thinking": part}}:
+                texts["thinking"] += part
+            case {"delta": {"stop_reason": reason}}:
+                finish = _finish(reason, has_calls=bool(calls))
+    named = [(name, parsed(written)) for name, written in calls]
+    return Seen(texts["thinking"], texts["text"], named, finish)
+
+
+def seen_in_response(answer: dict[str, Any]) -> Seen:
+    Response.model_validate(answer)
+    items = answer["output"]
+    calls = [(i["name"], parsed(i["arguments"])) for i in items if i["type"] == "function_call"]
+    finish = "tool_calls" if calls else "stop"
+    return Seen(
+        "".join(s["text"] for i in items if i["type"] == "reasoning" for s in i["summary"]),
+        "".join(c["text"] for i in items if i["type"] == "message" for c in i["content"]),
+        calls,
+        "length" if answer["status"] == "incomplete" else finish,
+    )
+
+
+def seen_in_response_events(events: list[dict[str, Any]]) -> Seen:
+    for event in events:
+        RESPONSE_EVENT.validate_python(event)
+    deltas = Counter[str]()
+    texts: dict[str, str] = {}
+    for event in events:
+        if isinstance(event.get("delta"), str):
+            deltas[event["type"]] += 1
+            texts[event["type"]] = texts.get(event["type"], "") + event["delta"]
+    seen = seen_in_response(events[-1]["response"])
+    told = (
+        texts.get("response.output_text.delta", ""),
+        texts.get("response.reasoning_summary_text.delta", ""),
+    )
+    if told != (seen.content, seen.reasoning):
+        raise Wrong(f"deltas of a response: {told} and not {seen}")
+    return seen
+
+
+def events_of(raw: bytes) -> list[dict[str, Any]]:
+    lines = (line[6:] for line in raw.decode().split("\n") if line.startswith("data: {"))
+    return [json.loads(line) for line in lines]
+
+
+def next_body(path: str, body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+    """The request that sends the answer back, with the results of its calls."""
+    user = {"role": "user", "content": "y"}
+    if path == CHAT:
+        message = answer["choices"][0]["message"]
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": "done"}
+            for call in message.get("tool_calls") or ()
+        ]
+        return {**body, "messages": [*body["messages"], message, *results, user]}
+    if path == MESSAGES:
+        said = {"role": "assistant", "content": answer["content"] or "nothing"}
+        results = [
+            {"type": "tool_result", "tool_use_id": block["id"], "content": "done"}
+            for block in answer["content"]
+            if block["type"] == "tool_use"
+        ]
+        user["content"] = [*results, {"type": "text", "text": "y"}]  # type: ignore[assignment]
+        return {**body, "messages": [*body["messages"], said, user]}
+    results = [
+        {"type": "function_call_output", "call_id": item["call_id"], "output": "done"}
+        for item in answer["output"]
+        if item["type"] == "function_call"
+    ]
+    return {**body, "input": [*body["input"], *answer["output"], *results, user]}
+
+
+READERS = {
+    CHAT: (seen_in_chat, seen_in_chunks),
+    MESSAGES: (seen_in_message, seen_in_message_events),
+    RESPONSES: (seen_in_response, seen_in_response_events),
+}
