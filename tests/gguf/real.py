@@ -5,19 +5,24 @@ of them.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import gguf
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from luceasync.models.feed_forward.dense import DenseSpec
 from luceasync.models.files import read_spec
 from luceasync.models.mixers.attention import AttentionSpec
 from tests.gguf.tiny_files import ARCHITECTURES, gguf_name
 
+if TYPE_CHECKING:  # else only tests that build a model pay for it
+    from transformers import PreTrainedModel
+
 
 def as_transformers_runs_it(path: Path) -> PreTrainedModel:
     """The model of a dense family without scaled rope, in float32."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     spec = read_spec(path)
     attention, feed_forward = spec.layers[0].mixer, spec.layers[0].feed_forward
     assert isinstance(attention, AttentionSpec) and isinstance(feed_forward, DenseSpec)

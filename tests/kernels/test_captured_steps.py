@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from luceasync.kernels import attention, tree_attention
 from luceasync.models.files import ModelFiles, read_spec
@@ -107,6 +106,8 @@ def test_captured_steps_give_what_plain_ones_give(load: Load) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3"])
 def test_biases_and_a_scaled_rope_are_captured(load: Load, tmp_path: Path) -> None:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
     rope = {"rope_type": "yarn", "factor": 4.0}  # with a magnitude
     sizes = tiny.COMMON | {"num_hidden_layers": 1, "rope_parameters": rope}
     torch.manual_seed(0)

@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from transformers import AutoConfig
 
 from luceasync.errors import ModelError
 from luceasync.models.files import parse_spec
@@ -109,6 +108,8 @@ def fields_of(model_type: str, what: str, common: dict[str, Any]) -> dict[str, A
 
 @pytest.mark.parametrize("model_type", OWN)
 def test_each_field_is_of_one_kind(model_type: str):
+    from transformers import AutoConfig
+
     listed = [
         *fields_of(model_type, "honoured", HONOURED),
         *fields_of(model_type, "without effect", WITHOUT_EFFECT),

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from luceasync.errors import ModelError
 from luceasync.models.families.family import ConfigFields
@@ -40,14 +37,19 @@ ROPES: dict[str, dict[str, Any]] = {
 }
 
 
-def config_of(rope: dict[str, Any], theta: float, head_dim: int) -> LlamaConfig:
-    return LlamaConfig(
+def peer_of(rope: dict[str, Any], theta: float, head_dim: int) -> tuple[dict[str, Any], Any]:
+    """A config, and what transformers turns heads with."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = LlamaConfig(
         hidden_size=head_dim * 4,
         num_attention_heads=4,
         head_dim=head_dim,
         max_position_embeddings=131072,
         rope_parameters=rope | {"rope_theta": theta},
     )
+    return config.to_dict(), LlamaRotaryEmbedding(config)
 
 
 def attention_of(config: dict[str, Any]) -> AttentionSpec:
@@ -61,9 +63,8 @@ def attention_of(config: dict[str, Any]) -> AttentionSpec:
 def test_frequencies_and_turns_are_those_of_transformers(
     rope: dict[str, Any], theta: float, head_dim: int
 ):
-    config = config_of(rope, theta, head_dim)
-    peer = LlamaRotaryEmbedding(config)
-    spec = attention_of(config.to_dict())
+    config, peer = peer_of(rope, theta, head_dim)
+    spec = attention_of(config)
     assert torch.equal(frequencies(spec, torch.device("cpu")), peer.inv_freq)
     positions = torch.tensor([[0, 1, 63, 4096, 131071]], dtype=torch.int32)
     ours = TorchAttention(spec).prepare(positions)
@@ -73,6 +74,8 @@ def test_frequencies_and_turns_are_those_of_transformers(
 
 
 def test_every_type_that_transformers_knows_is_known_or_refused_by_name():
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     known = {"linear", "llama3", "proportional", "yarn"}
     for name in ROPE_INIT_FUNCTIONS.keys() - known:
         with pytest.raises(ModelError, match=f"rope_type '{name}' is not supported"):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from luceasync.models.encodings import WeightPlacement
 from luceasync.models.families import family_of
@@ -17,6 +16,9 @@ from luceasync.models.loader import TensorReader
 from luceasync.models.ops import TorchOps
 from luceasync.pipeline.backend import LayerSplitBackend
 from tests import tiny
+
+if TYPE_CHECKING:  # else only tests that build a model pay for it
+    from transformers import PreTrainedModel
 
 NUM_PROMPT, NUM_ANSWER = 130, 64
 PROMPT = [(7 * i) % 500 + 3 for i in range(NUM_PROMPT)]
@@ -48,6 +50,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.fixture(scope="module", params=MODELS)
 def peer(request: pytest.FixtureRequest) -> PreTrainedModel:
     """The model as transformers runs it, float32, with norms and biases that are not all alike."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     torch.manual_seed(0)
     model_type, fields = MODELS[request.param]
     sizes = tiny.COMMON | {"num_hidden_layers": 4, "pad_token_id": 0}
