@@ -27,7 +27,7 @@ NUM_TOKENS = 32
 INT4_32 = INT4 | {"group_size": 32, "symmetric": False}
 MODELS: dict[str, tuple[str, dict[str, Any], Callable[..., truth.Module]]] = {
     "awq": (
-        "qwen3",
+        "qwen2",
         {"quant_method": "awq", "bits": 4, "group_size": 32},
         lambda rows, columns, seed: truth.awq(rows, columns, 32, seed),
     ),
