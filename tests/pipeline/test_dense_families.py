@@ -154,6 +154,19 @@ def test_drafts_right_or_wrong_change_no_token(make_backend, model_dir: Path, ex
 
 
 @pytest.mark.slow
+def test_a_prompt_that_exceeds_its_pool_is_what_it_is_without(
+    make_backend, peer: PreTrainedModel, model_dir: Path
+):
+    prompt = [(13 * i) % 500 + 3 for i in range(700)]
+    sizes = {"max_ctx_tokens": 1024, "chunk_tokens": 192, "pool_tokens": 512}
+    backend = make_backend(model_dir, num_shards=2, **sizes)
+    logits = prefilled(backend, 1, prompt, 192)[-1]
+    with torch.inference_mode():
+        expected = peer(torch.tensor([prompt])).logits[0, -1]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-4)
+    backend.decode([1], [700], [int(logits.argmax())]).whole()  # with absent chunks
+
+
 def test_the_bytes_that_are_held_are_those_planned(make_backend, model_dir: Path):
     [shard] = make_backend(model_dir).plan.shards
     spec, place = (
