@@ -156,6 +156,42 @@ def as_texts(messages: Sequence[Message], *, keep_results: bool = False) -> Iter
             yield message
 
 
+def one_by_one(messages: Sequence[Message]) -> Iterator[Message]:
+    """The messages with one call each: a message with several becomes as many, each followed by
+    the results of its call.
+    """
+    waiting: list[Message] = []  # calls whose results are still to come
+    for is_result, group in groupby(messages, lambda message: message["role"] == "tool"):
+        if is_result:
+            yield from _each_with_results(waiting, list(group))
+            waiting = []
+            continue
+        for message in group:
+            yield from waiting
+            waiting = _split(message)
+    yield from waiting
+
+
+def _split(message: Message) -> list[Message]:
+    """The message with its first call, and one for each other call."""
+    calls = message.get("tool_calls") or ()
+    if len(calls) < 2:
+        return [message]
+    first, *others = ([call] for call in calls)
+    said = {"role": message["role"], "content": ""}
+    return [{**message, "tool_calls": first}, *({**said, "tool_calls": each} for each in others)]
+
+
+def _each_with_results(calls: Sequence[Message], results: list[Message]) -> Iterator[Message]:
+    """The messages with a call, each before the results of its id; the others come last."""
+    for i, message in enumerate(calls):
+        yield message
+        called = {call.get("id") for call in message.get("tool_calls") or ()}
+        is_last = i == len(calls) - 1
+        yield from (r for r in results if is_last or r.get("tool_call_id") in called)
+        results = [r for r in results if r.get("tool_call_id") not in called]
+
+
 def call_text(call: Call) -> str:
     """A call as text, with its arguments as they were sent."""
     function = _function(call)

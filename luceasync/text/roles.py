@@ -7,13 +7,20 @@ messages in a row, and calls that broke off. What the template takes stays as it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from luceasync.errors import RequestError
-from luceasync.text.past_calls import CallIds, as_texts, as_users, with_ids, with_whole_calls
+from luceasync.text.past_calls import (
+    CallIds,
+    as_texts,
+    as_users,
+    one_by_one,
+    with_ids,
+    with_whole_calls,
+)
 from luceasync.text.template import Template
 
 Message = Mapping[str, Any]
@@ -26,6 +33,7 @@ REASONING = "reasoning_content"
 REASONING_FIELDS = (REASONING, "thinking", "reasoning")  # of a message, by what templates read
 BROKEN = '{"a": "brok'  # arguments of a call that broke off
 WORD, RESULT = "word0", "result0"
+SECOND = "word1"  # in the arguments of a second call
 LONG_ID = "call_00000000000000000000000a"  # as this server makes them
 PROBE = {"id": "call00000", "type": "function"}
 TOOL = {
@@ -43,7 +51,8 @@ class Roles:
     """Which orders a template takes: two system messages at the beginning, one later on, and two
     user messages in a row. `broken_calls`: it inserts arguments that are no object as they are.
     `calls`, `results`: it shows calls, and their results; if it drops either, that becomes text.
-    `bare_calls`: it shows calls only beside the content None. `reasoning`: the field in which it
+    `bare_calls`: it shows calls only beside the content None. `one_call`: it shows a second call of
+    a message only as a message of its own. `reasoning`: the field in which it
     looks for a message's reasoning. `ids`: those of calls.
     """
 
@@ -54,6 +63,7 @@ class Roles:
     calls: bool = True
     results: bool = True
     bare_calls: bool = False
+    one_call: bool = False
     reasoning: str = REASONING
     ids: CallIds = "any"
 
@@ -77,6 +87,7 @@ class Roles:
         call = f'{{"a": "{WORD}"}}'
         drops_calls = probe.drops(WORD, call)
         bare_calls = drops_calls and probe.shows(WORD, call, content=None)
+        content = None if bare_calls else ""
         return cls(
             two_systems=takes(SYSTEM, SYSTEM, USER),
             late_system=takes(USER, SYSTEM, USER) and takes(SYSTEM, USER, ASSISTANT, SYSTEM, USER),
@@ -84,6 +95,7 @@ class Roles:
             broken_calls=probe.shows(BROKEN, BROKEN),
             calls=not drops_calls or bare_calls,
             bare_calls=bare_calls,
+            one_call=not probe.shows_two(content) and probe.shows_two(content, one_by_one),
             results=not probe.drops(RESULT),
             reasoning=probe.reasoning_field(),
             ids=probe.call_ids(),
@@ -94,6 +106,8 @@ class Roles:
         neighbours that must not be two are merged, and calls that broke off become text.
         """
         fitted = with_whole_calls(messages, keep_broken=self.broken_calls)
+        if self.one_call:
+            fitted = [*one_by_one(fitted)]
         if self.ids != "any":
             fitted = with_ids(fitted, self.ids)
         if not self.results:
@@ -160,6 +174,20 @@ class _Probe:
         rendered = self._called(arguments)
         return bool(rendered) and word not in rendered
 
+    def shows_two(
+        self, content: str | None, fit: Callable[[Sequence[Message]], Iterable[Message]] = list
+    ) -> bool:
+        """Whether the template writes both calls of a message that `fit` has changed."""
+        calls, results = [], []
+        for call_id, word in ((PROBE["id"], WORD), ("call00001", SECOND)):
+            function = {"name": "f", "arguments": {"a": word}}
+            calls.append({**PROBE, "id": call_id, "function": function})
+            results.append({"role": "tool", "tool_call_id": call_id, "name": "f", "content": "x"})
+        answer = {"role": ASSISTANT, "content": content, "tool_calls": calls}
+        said: list[Message] = [{"role": USER, "content": "text0"}, answer, *results]
+        rendered = self._rendered([*fit(with_whole_calls(said))])
+        return WORD in rendered and SECOND in rendered
+
     def call_ids(self) -> CallIds:
         if not self._called("{}"):
             return "any"
@@ -183,10 +211,12 @@ class _Probe:
         call = {**PROBE, "id": call_id, "function": {"name": function, "arguments": arguments}}
         answer = {"role": ASSISTANT, "content": "", "tool_calls": [call], **(fields or {})}
         result = {"role": "tool", "tool_call_id": call_id, "name": function, "content": RESULT}
+        return self._rendered([{"role": USER, "content": "text0"}, answer, result])
+
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        """The prompt; "" if the template refuses it."""
         try:
-            return self.template.render(
-                [{"role": USER, "content": "text0"}, answer, result], self.tools
-            )
+            return self.template.render(messages, self.tools)
         except RequestError:
             return ""
 

@@ -168,3 +168,58 @@ def test_a_user_who_interrupts_does_not_make_calls_text():
     assert text == '[user]do it[assistant]<call>edit:{"a": "b"}</call>[tool]r0[assistant][user]stop'
     del said[2]
     assert "</call>[assistant][user]stop" in rendered(template_of(QUOTED, ALTERNATE), said)
+
+
+FIRST_ONLY = (  # as gpt-oss's: a result is that of the last call
+    "{% set last = namespace(name=none) %}{% for m in messages %}{% if m.role == 'tool' %}"
+    "{% if last.name is none %}{{ raise_exception('no call') }}{% endif %}"
+    "<{{ last.name }}>{{ m.content }}{% elif m.tool_calls %}{% set c = m.tool_calls[0].function %}"
+    "|{{ m.thinking }}|{{ m.content }}<call>{{ c.name }}:{{ c.arguments | tojson }}"
+    "{% set last.name = c.name %}{% else %}[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}"
+)
+ONE_AT_A_TIME = (
+    "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length != 1 %}"
+    "{{ raise_exception('one call at once') }}{% endif %}[{{ m.role }}]{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function.name }}:"
+    "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+)
+
+
+def two_calls() -> list[dict[str, Any]]:
+    """Two calls of one message, whose results come in another order, and a question."""
+    messages = history('{"a": 1}', '{"a": 2}', content="Now:")
+    messages[1]["tool_calls"][1]["function"]["name"] = "read"
+    question = {"role": "user", "content": "y"}
+    return [*messages[:2], messages[3], messages[2], question]
+
+
+def test_a_second_call_is_told_where_the_template_shows_the_first_of_a_message():
+    called = two_calls()
+    called[1]["reasoning_content"] = "hm"
+    assert rendered(ChatTemplate(FIRST_ONLY), called) == (
+        '[user]do it|hm|Now:<call>edit:{"a": 1}<edit>r0||<call>read:{"a": 2}<read>r1[user]y'
+    )
+
+
+def test_a_second_call_is_a_message_where_the_template_refuses_two():
+    assert rendered(ChatTemplate(ONE_AT_A_TIME), two_calls()) == (
+        '[user]do it[assistant]Now:<call>edit:{"a": 1}[tool]r0[assistant]<call>read:{"a": 2}'
+        "[tool]r1[user]y"
+    )
+
+
+def test_results_of_no_call_stay_where_calls_are_parted():
+    called = two_calls()
+    called[2]["tool_call_id"] = "unknown"
+    assert rendered(ChatTemplate(ONE_AT_A_TIME), called) == (
+        '[user]do it[assistant]Now:<call>edit:{"a": 1}[tool]r0[assistant]<call>read:{"a": 2}'
+        "[tool]r1[user]y"
+    )
+    assert rendered(ChatTemplate(ONE_AT_A_TIME), called[:2]).count("<call>") == 2
+
+
+def test_calls_stay_together_where_the_template_shows_both():
+    assert rendered(template_of(INSERTED), two_calls()) == (
+        '[user]do it[assistant]Now:<call>edit:{"a": 1}</call><call>read:{"a": 2}</call>'
+        "[tool]r1[tool]r0[user]y"
+    )
