@@ -1,15 +1,20 @@
-"""`luceasync bench restore`: how soon kept prefixes are taken up, from memory and from files.
+"""`luceasync bench restore`: how soon kept prefixes are taken up, from memory and from files, and
+what of a turn a kill loses.
 
-What conversations find again is measured in `sessions`.
+An engine that is killed is a process that runs this file.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,6 +26,7 @@ from luceasync.bench.device import is_gpu, synchronize
 from luceasync.bench.engines import (
     Answered,
     EngineSetup,
+    Messages,
     ask,
     engine_of,
     text_of,
@@ -41,7 +47,7 @@ from luceasync.bench.report import (
     percentile,
     share,
 )
-from luceasync.bench.shapes import Shape
+from luceasync.bench.shapes import SMALL, Shape
 from luceasync.cyext.flatten import fill
 from luceasync.disk_cache.disk import NUM_READERS
 from luceasync.host_cache.arena import HostMemory
@@ -330,3 +336,133 @@ def fill_from(file: Path, host: torch.Tensor) -> None:
     with file.open("rb", buffering=0) as raw:
         while done < len(region):
             done += raw.readinto(region[done:]) or 0
+
+
+# --- what a kill loses ----------------------------------------------------------------------------
+
+KILLED_DEVICE = "cpu:0"
+KILLED_DTYPE: Dtype = "fp32"
+NUM_ANSWER_TOKENS = 32
+DEADLINE_S = 600.0
+
+# A state of 150 MB, as many bytes as the rows of 2,300 tokens: the proportions of Qwen3.5-27B.
+KILLED_SHAPE = SMALL["qwen3_5"] | {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "linear_key_head_dim": 256,
+    "linear_value_head_dim": 512,
+    "linear_num_key_heads": 24,
+    "linear_num_value_heads": 48,
+}
+ALL, NEXT = "all written", "next"
+KILLED_TOKENS = 160  # of a turn
+
+
+def setup_in(root: Path, shape: Shape, num_tokens: int) -> EngineSetup:
+    """An engine's setup over a model and a cache directory in `root`."""
+    model_dir = root / "model"
+    write_random_model(model_dir, shape, KILLED_DTYPE, num_tokens + 4096)
+    return EngineSetup(model_dir, KILLED_DEVICE, KILLED_DTYPE, num_tokens, root / "cache")
+
+
+def bench_killed(report: Report, *, delays: Sequence[float], rounds: int) -> None:
+    """A chat's second turn is answered and its process is killed after each delay; a new process
+    is asked the third turn. Lost is what it would have found, had all been written.
+    """
+    columns = ("kill -9 after", "found of the next turn's", "lost tokens", "written before, MB")
+    table = report.table((*columns, "of", "left unfinished"))
+    names = [*map(str, delays), ALL]
+    runs = {name: partial(killed_after, name) for name in names}
+    samples = interleave(runs, rounds, num_warmups=0)
+    full = samples[ALL][0]
+    for name in names:
+        found = samples[name]
+        table.add(
+            name if name == ALL else f"{name} s",
+            f"{min(sample['cached'] for sample in found):.0f} of {full['prompt']:.0f}",
+            int(max(full["cached"] - sample["cached"] for sample in found)),
+            figure(median([sample["bytes"] for sample in found]) / 1e6, digits=0),
+            figure(full["bytes"] / 1e6, digits=0),
+            int(max(sample["unfinished"] for sample in found)),
+        )
+    seconds = median([sample["seconds"] for sample in samples[ALL]])
+    report.say(f"\nAll is written {seconds:.2f} s after the answer (median of {rounds}).")
+
+
+def killed_after(delay: str) -> dict[str, float]:
+    """One sample: bytes in the directory after the kill, and what the next process found."""
+    with tempfile.TemporaryDirectory() as root:
+        with part_process(delay, root) as process:
+            seconds = fields_after(process, "written")["seconds"] if delay == ALL else 0.0
+            assert process.wait(DEADLINE_S) == -signal.SIGKILL
+        files = [path for path in Path(root, "cache").rglob("*") if path.is_file()]
+        unfinished = [path for path in files if path.suffix == ".tmp"]
+        num_bytes = sum(path.stat().st_size for path in files) - sum(
+            path.stat().st_size for path in unfinished
+        )
+        with part_process(NEXT, root) as process:
+            found = fields_after(process, "found")
+        left = [path for path in Path(root).rglob("*") if path.suffix == ".tmp"]
+        assert not left, f"{len(left)} temporary files outlive the next start"
+    return found | {"bytes": num_bytes, "unfinished": len(unfinished), "seconds": seconds}
+
+
+def part_process(part: str, root: str) -> subprocess.Popen[str]:
+    """A process that does the part."""
+    command = [sys.executable, "-m", "luceasync.bench.restore", part, root]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def fields_after(process: subprocess.Popen[str], word: str) -> dict[str, float]:
+    """The fields that the process prints after that word."""
+    assert process.stdout is not None
+    for text in process.stdout:
+        if text.startswith(word):
+            fields: dict[str, float] = json.loads(text.removeprefix(word))
+            return fields
+    raise SystemExit(f"the process ended before it had {word}")
+
+
+def say(word: str, fields: Mapping[str, float]) -> None:
+    print(word, json.dumps(fields), flush=True)
+
+
+async def be_killed(setup: EngineSetup, root: Path, delay: str) -> None:
+    """Two turns, the first of which is written before the second; then this process kills itself,
+    which no other load delays.
+    """
+    messages: Messages = []
+    async with engine_of(setup) as engine:
+        for number in range(2):
+            messages += user(text_of(KILLED_TOKENS, f"{number}. "))
+            answered = await ask(engine, messages, NUM_ANSWER_TOKENS // 2)
+            answered_at = time.perf_counter()
+            messages.append({"role": "assistant", "content": answered.text})
+            (root / "chat.json").write_text(json.dumps(messages))
+            if number == 0:
+                await wait_until_written(engine)
+        if delay == ALL:
+            await wait_until_written(engine)
+            say("written", {"seconds": time.perf_counter() - answered_at})
+        else:
+            await asyncio.sleep(float(delay))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def ask_next(setup: EngineSetup, root: Path) -> None:
+    """The third turn, by a process that knows the files alone."""
+    messages: Messages = json.loads((root / "chat.json").read_text())
+    async with engine_of(setup) as engine:
+        usage = (await ask(engine, [*messages, *user("And now?")], 1)).finish.usage
+        say("found", {"cached": usage.cached_tokens, "prompt": usage.prompt_tokens})
+
+
+def run_part(part: str, root: Path) -> None:
+    """What a killed process, or the next one, does."""
+    setup = setup_in(root, KILLED_SHAPE, 2048)
+    asyncio.run(ask_next(setup, root) if part == NEXT else be_killed(setup, root, part))
+
+
+if __name__ == "__main__":
+    run_part(sys.argv[1], Path(sys.argv[2]))

@@ -179,8 +179,7 @@ def restore(
 ) -> None:
     """Kept prefixes: copies beside a stream, first tokens after a restart, what a kill loses."""
     parts = _parts(only, ("memory", "disk", "killed"))
-    from luceasync.bench.killed import bench_killed
-    from luceasync.bench.restore import bench_memory, bench_restart
+    from luceasync.bench.restore import bench_killed, bench_memory, bench_restart
 
     found = _shape(shape)
     report = _open_report([device], as_json)
