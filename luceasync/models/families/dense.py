@@ -16,7 +16,7 @@ from luceasync.models.rope import NoRope
 from luceasync.models.spec import LayerSpec, ModelSpec
 
 T = TypeVar("T")
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL = "full_attention"
 # What transformers assumes where a config leaves a field out.
 LLAMA_DEFAULTS = {"max_position_embeddings": 2048}
 MISTRAL_DEFAULTS = {
