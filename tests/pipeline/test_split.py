@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -110,6 +110,12 @@ def test_loading_holds_one_stored_tensor_beside_the_model(deep_dir: Path, num_sh
     alive: list[weakref.ref] = []
     most = 0
 
+    def counted(tensor: Tensor) -> Tensor:
+        nonlocal most
+        alive.append(weakref.ref(tensor))
+        most = max(most, sum(ref() is not None for ref in alive))
+        return tensor
+
     class Counting:
         def __init__(self, checkpoint) -> None:
             self._checkpoint = checkpoint
@@ -118,11 +124,19 @@ def test_loading_holds_one_stored_tensor_beside_the_model(deep_dir: Path, num_sh
             return DenseEncoding()
 
         def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-            nonlocal most
-            tensor = self._checkpoint.read(name, shape)
-            alive.append(weakref.ref(tensor))
-            most = max(most, sum(ref() is not None for ref in alive))
-            return tensor
+            return counted(self._checkpoint.read(name, shape))
+
+        def stored(self, name: str, shape: tuple[int, ...]) -> Pieces:
+            return Pieces(self._checkpoint.stored(name, shape))
+
+    class Pieces:
+        def __init__(self, stored) -> None:
+            self.label = stored.label
+            self._stored = stored
+
+        def numbers(self, select, place) -> Iterator[Tensor]:
+            for piece in self._stored.numbers(select, place):
+                yield counted(piece)
 
     spec = read_spec(deep_dir)
     plan = _plan(deep_dir, num_shards)
