@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NoReturn
 
 from luceasync.errors import RequestError
@@ -380,11 +381,8 @@ def _arguments(function: ToolFunction, write: Callable[[str, Schema], str]) -> s
     def listed(parameters: Schema) -> str:
         required = parameters.get("required")
         needed = set(required) if isinstance(required, list) else set()
-        parts = []
-        for name, schema in _properties(parameters).items():
-            part = write(name, schema)
-            parts.append(f"({part})" if name in needed else f"({part})?")
-        return " ".join(parts)
+        written = {name: write(name, each) for name, each in _properties(parameters).items()}
+        return " ".join(f"({part}){'' if n in needed else '?'}" for n, part in written.items())
 
     return _any_of([listed(each) or '""' for each in _objects(function)])
 
@@ -451,13 +449,15 @@ def _pattern(pattern: str) -> str | None:
     body = pattern.removeprefix("^")
     has_end = body.endswith("$") and not body.endswith("\\$")
     body = body.removesuffix("$") if has_end else body
-    outside = re.sub(r"\\.|\[\^?\]?[^\]]*\]", "", body)
+    outside = re.sub(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", "", body)
     if _ODD_PATTERN.search(body) or "^" in outside or "$" in outside:
         return None
     begin, end = ("" if pattern.startswith("^") else ".*"), ("" if has_end else ".*")
-    if "|" in outside and not (begin and end) and (pattern.startswith("^") or has_end):
+    depths = accumulate((char == "(") - (char == ")") for char in outside)
+    if ("|", 0) in zip(outside, depths, strict=True) and not (begin and end):
         return None  # an anchor belongs to one part
-    return f"(?s:{begin})(?:{body.replace(chr(92) + '/', '/')})(?s:{end})"
+    body = re.sub(r"\\(.)", lambda found: "/" if found[1] == "/" else found[0], body)
+    return f"(?s:{begin})(?:{body})(?s:{end})"
 
 
 def _lengths(schema: Schema) -> tuple[int | None, int | None]:

@@ -153,7 +153,7 @@ def opening_of(name: str) -> str:
     row = FORMATS[name]
     if row.looks:
         quoted = '{"name": "get_weather"'
-        return {"llama-json": quoted, "json-list": f"[{quoted}"}.get(name, "[get_weather(")
+        return "[get_weather(" if name == "pythonic" else row.begin + quoted
     section = row.begin if row.begin != row.anchor else ""
     return (section + row.anchor) or row.openings[0]
 
@@ -230,6 +230,24 @@ def test_a_strict_schema_holds_for_values_without_quotes(tokenizer, name, schema
 def a_tool(strict: bool, **parameters: Any) -> dict[str, Any]:
     function = {"name": "f", "strict": strict, "parameters": parameters}
     return {"type": "function", "function": function}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "values"),
+    [
+        ("^(?:a|b)$", {"a", "b"}),
+        ("^(x|yy)z$", {"xz", "yyz"}),
+        (r"^a[\]|]$", {"a]", "a|"}),
+        (r"^(?:\\/|/)$", {"\\/", "/"}),
+    ],
+)
+def test_a_pattern_with_choices_in_a_group_is_kept_as_text(tokenizer, pattern, values):
+    tools = [a_tool(True, properties={"a": {"type": "string", "pattern": pattern}}, required=["a"])]
+    grammar, seen = FORMATS["qwen-xml"].must_call(tools, ["f"], 1), set()
+    for seed in range(8):
+        calls, _ = read("qwen-xml", tools, written(tokenizer, grammar, random.Random(seed)))
+        seen.add(calls[0][1]["a"])
+    assert seen == values
 
 
 @pytest.mark.parametrize("name", ["qwen-xml", "gemma4"])
