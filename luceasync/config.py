@@ -19,11 +19,12 @@ BUNDLED_DRAFT_DIR = Path(__file__).parent / "assets" / "stdlib-15m-dflash"
 DtypeName = Literal["auto", "bf16", "fp32"]
 # fmt: off
 ToolFormat = Literal[
-    "auto", "harmony", "qwen-xml", "glm-xml", "qwen-json", "function-json", "mistral",
-    "mistral-json", "deepseek-v3", "deepseek-v3.1", "deepseek-v3.2", "deepseek-v4", "kimi-k2",
-    "minimax-m2", "seed-xml", "minicpm-xml", "granite-json", "phi4-json", "nemotron-json",
-    "tool-calls-json", "command-json", "lfm2", "lfm2-json", "olmo3", "gemma4", "functiongemma",
-    "llama-json", "json-list", "pythonic", "none",
+    "auto", "harmony", "qwen-xml", "glm-xml", "qwen-json", "function-json", "mistral-id",
+    "mistral", "mistral-json", "deepseek-v3", "deepseek-v3.1", "deepseek-v3.2", "deepseek-v4",
+    "kimi-k2", "solar", "minimax-m2", "seed-xml", "minicpm-xml", "granite-json", "phi4-json",
+    "nemotron-json", "tool-calls-json", "command-json", "apertus", "gigachat3", "gigachat3.1",
+    "internlm2", "function-call-json", "lfm2", "lfm2-json", "minicpm3", "olmo3", "gemma4",
+    "functiongemma", "functools-json", "llama-json", "json-list", "pythonic", "none",
 ]
 # fmt: on
 ReasoningFormat = Literal["auto", "none"]

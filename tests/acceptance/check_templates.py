@@ -43,7 +43,7 @@ from tests.acceptance import command
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
 # What looks like a control token in the source of a template.
 CONTROL = re.compile(
-    r"<[|\uff5c][^|\uff5c<>\s'\"{}]+[|\uff5c]>|</?[a-z_]+>|\[/?[A-Z_]+\]|<[|\uff5c]\w+>"
+    r"<[|\uff5c][^|\uff5c<>\s'\"{}]+[|\uff5c]>|</?[a-z_]+>|<[A-Z_]+_\d+>|\[/?[A-Z_]+\]|<[|\uff5c]\w+>"
 )
 TOOL = {
     "type": "function",

@@ -45,6 +45,8 @@ TOOL = {
 }
 ARGUMENTS = {"a": "b"}
 OTHER_ARGUMENTS = {"a": "other"}
+# Some templates repeat calls as in Python, but texts in them without quotes.
+SHOWN_ARGUMENTS: tuple[Mapping[str, Any], ...] = (ARGUMENTS, {"a": 1})
 IDS = ("callcall0", "functions.f:0")  # Mistral's have nine letters or digits; Kimi's name the tool
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # of a message
 WORDS = "§§"  # the beginning of no call
@@ -81,7 +83,7 @@ REASONING_WORDS = (
 )
 
 
-def _call(call_id: str, arguments: Mapping[str, str]) -> Mapping[str, Any]:
+def _call(call_id: str, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     function = {"name": "f", "arguments": arguments}
     return {"id": call_id, "type": "function", "function": function}
 
@@ -120,7 +122,7 @@ class AnswerFormat:
     ) -> AnswerFormat:
         """The format that `template` shows by examples; formats other than auto override it."""
         words = _reasoning_words(template, tokenizer)
-        calls, written, content = _shown_format(template, tokenizer)
+        calls, written, content = _shown_format(template, tokenizer, words or THINK)
         if tool_format != AUTO:
             calls = FORMATS.get(tool_format)
         if calls is not None and calls.in_channels:
@@ -209,23 +211,39 @@ def _shown_tokens(
 
 
 def _shown_format(
-    template: Template, tokenizer: Tokenizer
+    template: Template, tokenizer: Tokenizer, reasoning: ReasoningWords
 ) -> tuple[CallFormat | None, str, str | None]:
     """The format whose parser reads back the call that `template` renders, that call, and the
     content beside which it renders one; None if no format does.
     """
-    words = _rendered(template, ANSWERED, [TOOL], add_generation_prompt=False)
-    for content, call_id in product(("", None), IDS):  # some show calls only beside None
-        said = _called(content, _call(call_id, ARGUMENTS))
+    others = _rendered(template, ANSWERED, [TOOL], add_generation_prompt=False)
+    opened = _rendered(template, [USER], [TOOL])
+    # Some show calls only beside None.
+    for arguments, content, call_id in product(SHOWN_ARGUMENTS, ("", None), IDS):
+        said = _called(content, _call(call_id, arguments))
         example = _rendered(template, said, [TOOL], add_generation_prompt=False)
-        call = _without_common_ends(example, words)
-        message = f"{CHANNEL}{call}"  # what precedes it is common to all messages in channels
-        for call_format in FORMATS.values():
-            if _reads(call_format, call, tokenizer):
-                return call_format, call, content
-            if call_format.in_channels and _reads(call_format, message, tokenizer):
-                return call_format, message, content
+        for call in _calls_in(example, others, opened, reasoning):
+            message = f"{CHANNEL}{call}"  # what precedes it is common to all messages in channels
+            for call_format in FORMATS.values():
+                if call_format.told not in example:
+                    continue
+                if _reads(call_format, call, tokenizer, arguments):
+                    return call_format, call, content
+                if call_format.in_channels and _reads(call_format, message, tokenizer, arguments):
+                    return call_format, message, content
     return None, "", ""
+
+
+def _calls_in(example: str, other: str, opened: str, reasoning: ReasoningWords) -> list[str]:
+    """What may be the call in `example`, without reasoning, which is empty: what an answer without
+    one, `other`, does not have, and what follows the prompt that has `opened` an answer.
+    """
+    found = [_without_common_ends(example, other)]
+    if opened and example.startswith(opened):
+        found.append(example.removeprefix(opened))
+    for word in (reasoning.begin, reasoning.end):
+        found = [each.lstrip().removeprefix(word) for each in found]
+    return found
 
 
 def _without_common_ends(text: str, other: str) -> str:
@@ -246,9 +264,11 @@ def _num_common(text: str, other: str) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _reads(call_format: CallFormat, text: str, tokenizer: Tokenizer) -> bool:
-    """Whether the format's parser finds the example's call in `text`, and nothing else but an end
-    of the turn.
+def _reads(
+    call_format: CallFormat, text: str, tokenizer: Tokenizer, expected: Mapping[str, Any]
+) -> bool:
+    """Whether the format's parser finds the example's call in `text`, with the `expected`
+    arguments, and nothing else but an end of the turn.
     """
     if not all(sign in text for sign in call_format.signs):
         return False
@@ -262,7 +282,7 @@ def _reads(call_format: CallFormat, text: str, tokenizer: Tokenizer) -> bool:
             return False
     for control in tokenizer.added_texts:
         rest = rest.replace(control, "")
-    return not rest.strip() and json.loads(arguments) == ARGUMENTS
+    return not rest.strip() and json.loads(arguments) == expected
 
 
 def _example_maker(call_format: CallFormat) -> PieceMaker:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
+
+from luceasync.text.answer.growing_text import GrowingText, Reading, WrittenCall
 
 Schema = Mapping[str, Any]
 Tool = Mapping[str, Any]
@@ -36,6 +38,9 @@ class ToolSchemas:
         properties = root.get("properties")
         own = properties.get(argument) if isinstance(properties, Mapping) else None
         return _value(text, types_of(own, root))
+
+
+CallReader = Callable[[GrowingText, ToolSchemas], Reading[list[WrittenCall]]]
 
 
 def parsed_json(text: str, *, strict: bool = True) -> Any:

@@ -2,7 +2,6 @@
 
 Owns the names of formats. Knows no model by name: a rendered example shows the format.
 """
-# ruff: noqa: RUF001 - DeepSeek's tags contain such characters
 
 from __future__ import annotations
 
@@ -11,85 +10,30 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from luceasync.text.answer import call_grammar, json_call, python_call, tagged_call
-from luceasync.text.answer.argument_types import ToolSchemas
-from luceasync.text.answer.call_grammar import CallGrammar, Notation, ToolFunction, WriteCall
+from luceasync.text.answer.argument_types import CallReader, ToolSchemas
+from luceasync.text.answer.call_grammar import ID, CallGrammar, Notation, ToolFunction, WriteCall
 from luceasync.text.answer.growing_text import (
     FormatMismatch,
     GrowingText,
     Reading,
     WrittenCall,
 )
-from luceasync.text.answer.json_call import NameWords
+from luceasync.text.answer.json_call import MISTRAL, SOLAR, NameWords
 from luceasync.text.answer.tagged_call import AS_JSON, AS_STRING, GLM, QWEN, TagWords
 
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
 ANALYSIS_TO = "<|channel|>analysis to="  # gpt-oss may name the recipient in other places too
 LFM2, LFM2_END = "<|tool_call_start|>", "<|tool_call_end|>"
-OLMO, OLMO_END = "<function_calls>", "</function_calls>"
-MISTRAL = NameWords("", "[TOOL_CALLS]", "[ARGS]", "", "")
-KIMI = NameWords(
-    "<|tool_calls_section_begin|>",
-    "<|tool_call_begin|>",
-    "<|tool_call_argument_begin|>",
-    "<|tool_call_end|>",
-    "<|tool_calls_section_end|>",
-)
-DEEPSEEK = NameWords(
-    "<｜tool▁calls▁begin｜>",
-    "<｜tool▁call▁begin｜>",
-    "<｜tool▁sep｜>",
-    "<｜tool▁call▁end｜>",
-    "<｜tool▁calls▁end｜>",
-)
-DEEPSEEK_V3 = replace(
-    DEEPSEEK,
-    call="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
-    name_end="\n```json\n",
-    call_end="\n```<｜tool▁call▁end｜>",
-)
-FUNCTION = NameWords("", "<function=", ">", "</function>", "")
-MINIMAX = TagWords(
-    call="<minimax:tool_call>",
-    call_end="</minimax:tool_call>",
-    function='<invoke name="',
-    name_end='">',
-    function_end="</invoke>",
-    parameter='<parameter name="',
-    parameter_name_end='">',
-    parameter_end="</parameter>",
-)
-SEED = replace(QWEN, call="<seed:tool_call>", call_end="</seed:tool_call>")
-MINICPM = TagWords(
-    call="",
-    call_end="",
-    function='<function name="',
-    name_end='">',
-    function_end="</function>",
-    parameter='<param name="',
-    parameter_name_end='">',
-    parameter_end="</param>",
-)
-DSML = TagWords(
-    call="<｜DSML｜function_calls>",
-    call_end="</｜DSML｜function_calls>",
-    function='<｜DSML｜invoke name="',
-    name_end='">',
-    function_end="</｜DSML｜invoke>",
-    parameter='<｜DSML｜parameter name="',
-    parameter_name_end='"',
-    parameter_end="</｜DSML｜parameter>",
-    has_attributes=True,
-)
-DSML_V4 = replace(DSML, call="<｜DSML｜tool_calls>", call_end="</｜DSML｜tool_calls>")
-
+PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"  # Llama 4's
+FUNCTOOLS = "functools"
+APERTUS, APERTUS_END = "<|tools_prefix|>", "<|tools_suffix|>"
 # An object, or a list, with the name of a tool, or with one that is spelled with escapes.
+_BEFORE = r"(<\|python_tag\|>|<\|python_start\|>|functools)?\s*(<\|python_end\|>)?"
 _LOOKS_JSON = (
-    r"\s*(<\|python_tag\|>)?\s*[{\[](?s:.*)"
+    rf"\s*{_BEFORE}\s*[{{\[](?s:.*)"
     r'"(name|tool_name)"\s*:\s*"((NAMES)"|[^"]*\\)(?s:.*)'
 )
-
-Reader = Callable[[GrowingText, ToolSchemas], Reading[list[WrittenCall]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +46,13 @@ class CallFormat:
     grammar of one, `between` separates two, `begin` and `end` surround them all. `signs`: what
     every call in this notation contains. `anchor`: what each single call begins with, if openings
     are those of several. `looks`: of those that are the whole answer, a regular expression for
-    what may be read as calls of the tools NAMES.
+    what may be read as calls of the tools NAMES. `told`: what only a template for such models tells
+    them, if it repeats their calls in another notation.
     """
 
     name: str
     openings: tuple[str, ...]
-    read: Reader
+    read: CallReader
     write: WriteCall
     signs: tuple[str, ...]
     between: str = "\n"
@@ -117,6 +62,7 @@ class CallFormat:
     in_channels: bool = False
     anchor: str = ""
     looks: str = ""
+    told: str = ""
 
     def must_call(
         self,
@@ -187,11 +133,19 @@ def _read_keyed(text: GrowingText, schemas: ToolSchemas) -> Reading[list[Written
 
 def _read_bare(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
     """Only calls of known tools: an answer may be JSON for other reasons."""
-    yield from text.may_take(PYTHON_TAG)
-    yield from text.skip()
+    yield from _python_begin(text)
     calls = yield from json_call.read_calls(text, known=tuple(schemas.by_name))
-    yield from text.may_take(";")  # Llama's separator of calls
+    yield from text.may_take(";", PYTHON_END)  # Llama's separator of calls, and Llama 4's end
     return calls
+
+
+def _python_begin(text: GrowingText) -> Reading[None]:
+    """Skip the tag before calls as Llama models write them, which Llama 4's template may end before
+    them.
+    """
+    yield from text.may_take(PYTHON_TAG, PYTHON_START, FUNCTOOLS)
+    yield from text.may_take(PYTHON_END)
+    yield from text.skip()
 
 
 def _read_mistral(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
@@ -205,12 +159,17 @@ def _read_mistral(text: GrowingText, schemas: ToolSchemas) -> Reading[list[Writt
     return (yield from json_call.read_named(text, MISTRAL))
 
 
-def _json_between(opening: str, end: str) -> Reader:
+def _json_between(
+    opening: str,
+    end: str,
+    read_calls: Callable[[GrowingText], Reading[list[WrittenCall]]] = json_call.read_calls,
+) -> CallReader:
     """Reads JSON between two words, of which the last may be missing."""
 
     def read(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
         yield from text.take(opening)
-        calls = yield from json_call.read_calls(text)
+        yield from text.skip()
+        calls = yield from read_calls(text)
         if end:
             yield from text.may_take(end)
         return calls
@@ -218,14 +177,14 @@ def _json_between(opening: str, end: str) -> Reader:
     return read
 
 
-def _named(words: NameWords) -> Reader:
+def _named(words: NameWords) -> CallReader:
     def read(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
         return (yield from json_call.read_named(text, words))
 
     return read
 
 
-def _functions_between(words: TagWords) -> Reader:
+def _functions_between(words: TagWords) -> CallReader:
     """Reads functions as tags, between the words of a call if the notation has them."""
 
     def read(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
@@ -242,9 +201,10 @@ def _functions_between(words: TagWords) -> Reader:
 
 def _read_pythonic(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
     """Only calls of known tools: an answer may be a list for other reasons."""
-    yield from text.may_take(PYTHON_TAG)
-    yield from text.skip()
-    return (yield from python_call.read_list(text, tuple(schemas.by_name)))
+    yield from _python_begin(text)
+    calls = yield from python_call.read_list(text, tuple(schemas.by_name))
+    yield from text.may_take(PYTHON_END)
+    return calls
 
 
 def _read_lfm2(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
@@ -261,27 +221,29 @@ def _read_lfm2(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenC
     return calls
 
 
-def _read_olmo(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
-    """<function_calls>, a call on each line, </function_calls>."""
-    yield from text.take(OLMO)
-    calls = []
-    while (yield from text.may_take(OLMO_END)) is None:
-        yield from text.skip()
-        calls.append((yield from python_call.read_call(text)))
-    if not calls:
-        raise FormatMismatch
-    return calls
+def _gemma(name: str, opening: str, end: str) -> CallFormat:
+    """A row for calls as Gemma writes them, each between two words."""
+    return CallFormat(
+        name,
+        (opening,),
+        python_call.gemma_between(opening, end),
+        call_grammar.keywords(f"{opening}call:%s{{", ":", "}" + end),
+        (f"{opening}call:",),
+        between="",
+    )
 
 
-def _gemma(opening: str, end: str) -> Reader:
-    def read(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
-        yield from text.take(opening)
-        yield from text.skip()
-        call = yield from python_call.read_gemma(text)
-        yield from text.may_take(end)
-        return [call]
-
-    return read
+def _python_lines(name: str, begin: Sequence[str], end: Sequence[str]) -> CallFormat:
+    """A row for calls as in Python, one a line."""
+    return CallFormat(
+        name,
+        (begin[0],),
+        python_call.lines_between(begin, end),
+        call_grammar.keywords("%s(", "=", ")"),
+        (*begin, "("),
+        begin="\n".join(begin) + "\n",
+        end="\n" + "\n".join(end),
+    )
 
 
 def _json_list(name: str, opening: str, end: str, *members: str) -> CallFormat:
@@ -296,6 +258,48 @@ def _json_list(name: str, opening: str, end: str, *members: str) -> CallFormat:
         between=", ",
         begin=f"{opening}[",
         end=f"]{end}",
+    )
+
+
+def _bare_json(
+    name: str, arguments: str, begin: str, end: str, openings: tuple[str, ...], told: str = ""
+) -> CallFormat:
+    """A row for JSON that is the whole answer."""
+    return CallFormat(
+        name,
+        openings,
+        _read_bare,
+        call_grammar.json_object("", "name", arguments, ""),
+        ('"name"', f'"{arguments}"'),
+        between=", ",
+        begin=begin,
+        end=end,
+        only_first=True,
+        looks=_LOOKS_JSON,
+        told=told,
+    )
+
+
+def _mistral(name: str, call_id: str = "", *signs: str) -> CallFormat:
+    """A row for names and JSON as Mistral's models write them, with `call_id` after the name."""
+    return CallFormat(
+        name,
+        (MISTRAL.call,),
+        _read_mistral,
+        call_grammar.named_json(f"{MISTRAL.call}%s{call_id}{MISTRAL.name_end}", ""),
+        (MISTRAL.call, *signs, MISTRAL.name_end),
+        between="",
+    )
+
+
+def _json_each(name: str, opening: str, space: str, end: str = "") -> CallFormat:
+    """A row for a JSON object that follows `opening` and, as models write it, `space`."""
+    return CallFormat(
+        name,
+        (opening,),
+        _json_between(opening, end),
+        call_grammar.json_object(opening + space, "name", "arguments", end),
+        (opening, '"name"', '"arguments"'),
     )
 
 
@@ -384,15 +388,9 @@ _ROWS = (
         call_grammar.json_object("<tool_call>\n", "name", "arguments", "\n</tool_call>"),
         (TOOL_CALL, '"name"'),
     ),
-    _named_json("function-json", FUNCTION),
-    CallFormat(
-        "mistral",
-        (MISTRAL.call,),
-        _read_mistral,
-        call_grammar.named_json("[TOOL_CALLS]%s[ARGS]", ""),
-        (MISTRAL.call, MISTRAL.name_end),
-        between="",
-    ),
+    _named_json("function-json", json_call.FUNCTION),
+    _mistral("mistral-id", f"{MISTRAL.id_word}{ID}", MISTRAL.id_word),
+    _mistral("mistral"),
     CallFormat(
         "mistral-json",
         (MISTRAL.call,),
@@ -403,19 +401,44 @@ _ROWS = (
         begin="[TOOL_CALLS] [",
         end="]",
     ),
-    _named_json("deepseek-v3", DEEPSEEK_V3),
-    _named_json("deepseek-v3.1", DEEPSEEK),
-    _tags("deepseek-v3.2", DSML),
-    _tags("deepseek-v4", DSML_V4),
-    _named_json("kimi-k2", KIMI, "functions.", ":0"),
-    _tags("minimax-m2", MINIMAX),
-    _tags("seed-xml", SEED),
-    _tags("minicpm-xml", MINICPM),
+    _named_json("deepseek-v3", json_call.DEEPSEEK_V3),
+    _named_json("deepseek-v3.1", json_call.DEEPSEEK),
+    _tags("deepseek-v3.2", tagged_call.DSML),
+    _tags("deepseek-v4", tagged_call.DSML_V4),
+    _named_json("kimi-k2", json_call.KIMI, "functions.", ":0"),
+    # Its last word ends the turn, so it is not written.
+    replace(_named_json("solar", SOLAR, f"{ID}{SOLAR.id_word}"), end=""),
+    _tags("minimax-m2", tagged_call.MINIMAX),
+    _tags("seed-xml", tagged_call.SEED),
+    _tags("minicpm-xml", tagged_call.MINICPM),
     _json_list("granite-json", "<|tool_call|>", ""),
     _json_list("phi4-json", "<|tool_call|>", "<|/tool_call|>"),
     _json_list("nemotron-json", "<TOOLCALL>", "</TOOLCALL>"),
     _json_list("tool-calls-json", "<tool_calls>", "</tool_calls>"),
-    _json_list("command-json", "<|START_ACTION|>", "<|END_ACTION|>", "tool_name", "parameters"),
+    CallFormat(
+        "command-json",
+        ("<|START_ACTION|>",),
+        _json_between("<|START_ACTION|>", "<|END_ACTION|>"),
+        call_grammar.json_object("", "tool_name", "parameters", "", "tool_call_id"),
+        ("<|START_ACTION|>", '"tool_name"'),
+        between=",\n    ",
+        begin="<|START_ACTION|>[\n    ",
+        end="\n]<|END_ACTION|>",
+    ),
+    CallFormat(
+        "apertus",
+        (APERTUS,),
+        _json_between(APERTUS, APERTUS_END, json_call.read_by_name),
+        call_grammar.named_json('{"%s": ', "}"),
+        (APERTUS,),
+        between=", ",
+        begin=f"{APERTUS}[",
+        end=f"]{APERTUS_END}",
+    ),
+    _json_each("gigachat3", "<|message_sep|>\n\nfunction call<|role_sep|>", "\n"),
+    _json_each("gigachat3.1", "<|function_call|>", ""),
+    _json_each("internlm2", "<|action_start|><|plugin|>", "\n", "<|action_end|>"),
+    _json_each("function-call-json", "<function_call>", " "),
     CallFormat(
         "lfm2",
         (LFM2,),
@@ -427,56 +450,24 @@ _ROWS = (
         end=f"]{LFM2_END}",
     ),
     replace(_json_list("lfm2-json", LFM2, LFM2_END), read=_read_lfm2),
-    CallFormat(
-        "olmo3",
-        (OLMO,),
-        _read_olmo,
-        call_grammar.keywords("%s(", "=", ")"),
-        (OLMO, "("),
-        begin=f"{OLMO}\n",
-        end=f"\n{OLMO_END}",
+    _python_lines("minicpm3", (LFM2, "```python"), ("```", LFM2_END)),
+    _python_lines("olmo3", ("<function_calls>",), ("</function_calls>",)),
+    _gemma("gemma4", "<|tool_call>", "<tool_call|>"),
+    _gemma("functiongemma", "<start_function_call>", "<end_function_call>"),
+    _bare_json(
+        "functools-json", "arguments", f"{FUNCTOOLS}[", "]", (f"{FUNCTOOLS}[", "{"), f"{FUNCTOOLS}["
     ),
-    CallFormat(
-        "gemma4",
-        ("<|tool_call>",),
-        _gemma("<|tool_call>", "<tool_call|>"),
-        call_grammar.keywords("<|tool_call>call:%s{", ":", "}<tool_call|>"),
-        ("<|tool_call>call:",),
-        between="",
+    replace(
+        _bare_json("llama-json", "parameters", "", "", ("{", PYTHON_TAG, PYTHON_START)),
+        between="; ",
     ),
-    CallFormat(
-        "functiongemma",
-        ("<start_function_call>",),
-        _gemma("<start_function_call>", "<end_function_call>"),
-        call_grammar.keywords("<start_function_call>call:%s{", ":", "}<end_function_call>"),
-        ("<start_function_call>call:",),
-        between="",
-    ),
-    CallFormat(
-        "llama-json",
-        ("{", PYTHON_TAG),
-        _read_bare,
-        call_grammar.json_object("", "name", "parameters", ""),
-        ('"name"', '"parameters"'),
-        "; ",
-        only_first=True,
-        looks=_LOOKS_JSON,
-    ),
-    CallFormat(
-        "json-list",
-        ("[",),
-        _read_bare,
-        call_grammar.json_object("", "name", "arguments", ""),
-        ("[", '"name"', '"arguments"'),
-        ", ",
-        begin="[",
-        end="]",
-        only_first=True,
-        looks=_LOOKS_JSON,
+    replace(
+        _bare_json("json-list", "arguments", "[", "]", ("[",)),
+        signs=("[", '"name"', '"arguments"'),
     ),
     CallFormat(
         "pythonic",
-        ("[", PYTHON_TAG),
+        ("[", PYTHON_TAG, PYTHON_START),
         _read_pythonic,
         call_grammar.keywords("%s(", "=", ")"),
         ("[", "("),
@@ -484,7 +475,7 @@ _ROWS = (
         begin="[",
         end="]",
         only_first=True,
-        looks=r"\s*(<\|python_tag\|>)?\s*\[\s*(NAMES)\((?s:.*)",
+        looks=rf"\s*{_BEFORE}\s*\[\s*(NAMES)\((?s:.*)",
     ),
 )
 FORMATS = {row.name: row for row in _ROWS}

@@ -38,6 +38,9 @@ TEXT_FORMATS = {
     "uri": r"[A-Za-z][A-Za-z0-9+.-]*:[^\s<>]+",
 }
 _ODD_PATTERN = re.compile(r"\(\?(?!:|[ims-]+:)|\\[1-9bBkpP]")  # not of every dialect
+# Stand for ids in what is written of a call.
+ID, NUMBER = "\x00", "\x01"
+ID_REGEX = {ID: "/[A-Za-z0-9]{9}/", NUMBER: "/[0-9]{1,3}/"}
 OPEN_KEYWORDS = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")
 
 Schema = Mapping[str, Any]
@@ -263,24 +266,37 @@ def _any(
     return grammar.rule("call", " | ".join(rest))
 
 
-def json_object(lead: str, name: str, arguments: str, tail: str) -> WriteCall:
-    """Writes `lead`, {"name": "f", "arguments": {...}} with these names of the members, `tail`."""
+def json_object(lead: str, name: str, arguments: str, tail: str, numbered: str = "") -> WriteCall:
+    """Writes `lead`, {"name": "f", "arguments": {...}} with these names of the members, `tail`.
+    `numbered`: the name of a first member that is a number as a string, if there is one.
+    """
 
     def write(grammar: CallGrammar, function: ToolFunction) -> str:
-        begin = f"{lead}{{{_json(name)}: {_json(function.name)}, {_json(arguments)}: "
-        return f"{text(begin)} {_object(grammar, function)} {text('}' + tail)}"
+        begin = f"{lead}{{"
+        if numbered:
+            begin += f'{_json(numbered)}: "{NUMBER}", '
+        begin += f"{_json(name)}: {_json(function.name)}, {_json(arguments)}: "
+        return f"{_with_ids(begin)} {_object(grammar, function)} {text('}' + tail)}"
 
     return write
 
 
 def named_json(lead: str, tail: str) -> WriteCall:
-    """Writes `lead`, with the function's name for %s, the object of its arguments, and `tail`."""
+    """Writes `lead`, with the function's name for %s and an id for ID, the object of its arguments,
+    and `tail`.
+    """
 
     def write(grammar: CallGrammar, function: ToolFunction) -> str:
-        call = f"{text(lead % function.name)} {_object(grammar, function)}"
+        call = f"{_with_ids(lead % function.name)} {_object(grammar, function)}"
         return f"{call}{_part(tail)}".rstrip()
 
     return write
+
+
+def _with_ids(written: str) -> str:
+    """`written` as Lark strings, with expressions for ID and NUMBER."""
+    parts = re.split(f"([{ID}{NUMBER}])", written)
+    return " ".join(ID_REGEX.get(part) or text(part) for part in parts)
 
 
 def tagged(

@@ -3,13 +3,14 @@
 Owns what a model may leave out or put in another order. Arguments are passed on as the model wrote
 them, to the space, so that a later prompt can repeat the same text.
 """
+# ruff: noqa: RUF001 - DeepSeek's tags contain such characters
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from luceasync.text.answer.argument_types import json_text, parsed_json
@@ -25,6 +26,7 @@ _SPECIAL = re.compile(r'["{}\[\]]')
 _IN_STRING = re.compile(r'["\\]')
 _LITERAL = re.compile(r"[^\s,:{}\[\]\"<|]*")
 _NAME = re.compile(r"\s*(?:functions\.)?([^\s<>\[\]{}\"]+?)(?::\d+)?\s*")  # Kimi's: functions.f:0
+_ID = re.compile(r"[^\s<>\[\]{}\"]*")
 MAX_NAME_CHARS = 256
 MAX_LITERAL_CHARS = 512  # no number is longer
 NAMES = ("name", "tool_name")
@@ -152,11 +154,31 @@ def read_calls(text: GrowingText, known: Sequence[str] | None = None) -> Reading
 
 def read_list(text: GrowingText, known: Sequence[str] | None = None) -> Reading[list[WrittenCall]]:
     """[{...}, {...}], with at least one call."""
+    return (yield from _list_of(text, lambda each: read_object(each, known)))
+
+
+def read_by_name(text: GrowingText) -> Reading[list[WrittenCall]]:
+    """[{"f": {...}}, {"g": {...}}], with at least one call: names are keys of their arguments."""
+    return (yield from _list_of(text, _read_by_name))
+
+
+def _read_by_name(text: GrowingText) -> Reading[WrittenCall]:
+    yield from text.take("{")
+    name = _name((yield from key(text)), None)
+    arguments = yield from arguments_object(text)
+    yield from text.skip()
+    yield from text.take("}")
+    return WrittenCall(name, arguments)
+
+
+def _list_of(
+    text: GrowingText, read_one: Callable[[GrowingText], Reading[WrittenCall]]
+) -> Reading[list[WrittenCall]]:
     yield from text.take("[")
     calls = []
     while True:
         yield from text.skip()
-        calls.append((yield from read_object(text, known)))
+        calls.append((yield from read_one(text)))
         yield from text.skip()
         if (yield from text.take(",", "]")) == "]":
             return calls
@@ -193,7 +215,8 @@ def read_object(text: GrowingText, known: Sequence[str] | None = None) -> Readin
 class NameWords:
     """Words around calls that are a name and the JSON object of its arguments; "" for one that a
     notation lacks: `section`, then calls, then `section_end`. A call is `call`, its name,
-    `name_end`, the object, `call_end`.
+    `name_end`, the object, `call_end`. `id_word`: what may part the name from the call's id, which
+    follows it, or precedes it with `id_first`.
     """
 
     section: str
@@ -201,11 +224,58 @@ class NameWords:
     name_end: str
     call_end: str
     section_end: str
+    id_word: str = ""
+    id_first: bool = False
 
     @property
     def openings(self) -> tuple[str, ...]:
         """What calls may begin with."""
         return tuple(word for word in (self.section, self.call) if word)
+
+    def name_in(self, header: str) -> str:
+        """The name in what stands between `call` and `name_end`. Raises FormatMismatch for an id
+        that is none.
+        """
+        if not self.id_word or self.id_word not in header:
+            return header
+        before, _, after = header.partition(self.id_word)
+        name, call_id = (after, before) if self.id_first else (before, after)
+        if _ID.fullmatch(call_id.strip()) is None:
+            raise FormatMismatch
+        return name
+
+
+MISTRAL = NameWords("", "[TOOL_CALLS]", "[ARGS]", "", "", id_word="[CALL_ID]")
+KIMI = NameWords(
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+)
+DEEPSEEK = NameWords(
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+)
+DEEPSEEK_V3 = replace(
+    DEEPSEEK,
+    call="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+    name_end="\n```json\n",
+    call_end="\n```<｜tool▁call▁end｜>",
+)
+FUNCTION = NameWords("", "<function=", ">", "</function>", "")
+SOLAR = NameWords(
+    "<|tool_calls|>",
+    "<|tool_call:begin|>",
+    "<|tool_call:args|>",
+    "<|tool_call:end|>",
+    "<|calls|>",
+    id_word="<|tool_call:name|>",
+    id_first=True,
+)
 
 
 def read_named(text: GrowingText, words: NameWords) -> Reading[list[WrittenCall]]:
@@ -229,8 +299,8 @@ def read_named(text: GrowingText, words: NameWords) -> Reading[list[WrittenCall]
 
 def _read_named(text: GrowingText, words: NameWords) -> Reading[WrittenCall]:
     yield from text.take(words.call)
-    written = yield from text.until(words.name_end, MAX_NAME_CHARS)
-    found = _NAME.fullmatch(written)
+    header = yield from text.until(words.name_end, MAX_NAME_CHARS)
+    found = _NAME.fullmatch(words.name_in(header))
     if found is None:
         raise FormatMismatch
     yield from text.skip()

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from luceasync.text.answer.argument_types import json_text
+from luceasync.text.answer.argument_types import CallReader, ToolSchemas, json_text
 from luceasync.text.answer.growing_text import (
     FormatMismatch,
     GrowingText,
@@ -43,6 +43,17 @@ def read_list(text: GrowingText, known: Sequence[str] | None = None) -> Reading[
             return calls
 
 
+def read_lines(text: GrowingText, end: str) -> Reading[list[WrittenCall]]:
+    """Calls on lines of their own, at least one, up to `end`, which is consumed."""
+    calls = []
+    while (yield from text.may_take(end)) is None:
+        yield from text.skip()
+        calls.append((yield from read_call(text)))
+    if not calls:
+        raise FormatMismatch
+    return calls
+
+
 def read_call(text: GrowingText, known: Sequence[str] | None = None) -> Reading[WrittenCall]:
     """f(a="b", n=1)."""
     name = yield from _name_before(text, "(")
@@ -58,6 +69,36 @@ def read_gemma(text: GrowingText) -> Reading[WrittenCall]:
     name = yield from _name_before(text, "{")
     body = yield from _balanced(text, (*GEMMA_QUOTES, '"'))
     return WrittenCall(name, _object(_Literals(body, (*GEMMA_QUOTES, '"')).object()))
+
+
+def lines_between(begin: Sequence[str], end: Sequence[str]) -> CallReader:
+    """Reads calls as in Python, one a line, after the words of `begin` and up to the first of
+    `end`. Its others may be missing.
+    """
+
+    def read(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
+        for word in begin:
+            yield from text.skip()
+            yield from text.take(word)
+        calls = yield from read_lines(text, end[0])
+        for word in end[1:]:
+            yield from text.may_take(word)
+        return calls
+
+    return read
+
+
+def gemma_between(opening: str, end: str) -> CallReader:
+    """Reads a call as Gemma writes it between two words, of which the last may be missing."""
+
+    def read(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
+        yield from text.take(opening)
+        yield from text.skip()
+        call = yield from read_gemma(text)
+        yield from text.may_take(end)
+        return [call]
+
+    return read
 
 
 def _object(arguments: dict[str, Any]) -> str:

@@ -3,12 +3,13 @@
 Qwen3.5 and Qwen3-Coder write <function=f><parameter=a>; GLM and Laguna <arg_key> and <arg_value>.
 Owns where a value ends, and the JSON made of it, whose types follow the tool's schema.
 """
+# ruff: noqa: RUF001 - DeepSeek's tags contain such characters
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from luceasync.text.answer import json_call
 from luceasync.text.answer.argument_types import ToolSchemas, json_text, parsed_json
@@ -78,6 +79,39 @@ GLM = TagWords(
     parameter_end="</arg_value>",
     value="<arg_value>",
 )
+MINIMAX = TagWords(
+    call="<minimax:tool_call>",
+    call_end="</minimax:tool_call>",
+    function='<invoke name="',
+    name_end='">',
+    function_end="</invoke>",
+    parameter='<parameter name="',
+    parameter_name_end='">',
+    parameter_end="</parameter>",
+)
+SEED = replace(QWEN, call="<seed:tool_call>", call_end="</seed:tool_call>")
+MINICPM = TagWords(
+    call="",
+    call_end="",
+    function='<function name="',
+    name_end='">',
+    function_end="</function>",
+    parameter='<param name="',
+    parameter_name_end='">',
+    parameter_end="</param>",
+)
+DSML = TagWords(
+    call="<｜DSML｜function_calls>",
+    call_end="</｜DSML｜function_calls>",
+    function='<｜DSML｜invoke name="',
+    name_end='">',
+    function_end="</｜DSML｜invoke>",
+    parameter='<｜DSML｜parameter name="',
+    parameter_name_end='"',
+    parameter_end="</｜DSML｜parameter>",
+    has_attributes=True,
+)
+DSML_V4 = replace(DSML, call="<｜DSML｜tool_calls>", call_end="</｜DSML｜tool_calls>")
 
 
 def read_functions(

@@ -63,6 +63,21 @@ SHOWN = {
     "qwen-json": '<tool_call>\n{"name": "{{ c.name }}", "arguments": {{ args }}}\n</tool_call>',
     "function-json": "<function={{ c.name }}>{{ args }}</function>",
     "mistral": "[TOOL_CALLS]{{ c.name }}[ARGS]{{ args }}",
+    "mistral-id": "[TOOL_CALLS]{{ c.name }}[CALL_ID]callcall0[ARGS]{{ args }}",
+    "solar": "<|tool_calls|><|tool_call:begin|>callcall0<|tool_call:name|>{{ c.name }}"
+    "<|tool_call:args|>{{ args }}<|tool_call:end|><|calls|>",
+    "command-json": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "{{ c.name }}", '
+    '"parameters": {{ args }}}\n]<|END_ACTION|>',
+    "apertus": '<|tools_prefix|>[{"{{ c.name }}": {{ args }}}]<|tools_suffix|>',
+    "gigachat3": "<|message_sep|>\n\nfunction call<|role_sep|>\n"
+    '{"name": "{{ c.name }}", "arguments": {{ args }}}',
+    "gigachat3.1": '<|function_call|>{"name": "{{ c.name }}", "arguments": {{ args }}}',
+    "internlm2": '<|action_start|><|plugin|>\n{"name": "{{ c.name }}", "arguments": {{ args }}}'
+    "<|action_end|>",
+    "function-call-json": '<function_call> {"name": "{{ c.name }}", "arguments": {{ args }}}',
+    "minicpm3": "<|tool_call_start|>\n```python\n{{ c.name }}("
+    "{% for k, v in c.arguments | items %}{{ k }}={{ v | tojson }}{% endfor %})\n```\n"
+    "<|tool_call_end|>",
     "mistral-json": '[TOOL_CALLS][{"name": "{{ c.name }}", "arguments": {{ args }}}]',
     "kimi-k2": "<|tool_call_begin|>functions.{{ c.name }}:0<|tool_call_argument_begin|>{{ args }}"
     "<|tool_call_end|>",
@@ -102,6 +117,59 @@ def test_the_format_is_that_of_the_call_that_the_template_renders(
 ) -> None:
     found = AnswerFormat.of(template_of(SHOWN[name]), tokenizer)
     assert found.calls is not None and found.calls.name == name
+
+
+def called_by(template: ChatTemplate, tokenizer: Tokenizer) -> str | None:
+    found = AnswerFormat.of(template, tokenizer).calls
+    return found.name if found else None
+
+
+def test_empty_reasoning_before_a_call_is_no_part_of_it(tokenizer: Tokenizer) -> None:
+    for lead in ("<think></think>", "<think>\n\n</think>\n", "</think>   "):
+        call = "{{ '<think>' if thinking }}" + lead + SHOWN["deepseek-v3.1"]
+        assert called_by(template_of(call), tokenizer) == "deepseek-v3.1"
+
+
+def test_a_call_may_stand_in_a_message_that_other_answers_begin_otherwise(
+    tokenizer: Tokenizer,
+) -> None:
+    """Here a line end precedes it. Then the prompt that opens an answer shows where it begins."""
+    source = (
+        "{% for m in messages %}{% if m.tool_calls %}{{ '\n' }}<|begin|>assistant<|end|>"
+        "{% for c in m.tool_calls %}{% set c = c.function %}{% set args = c.arguments | tojson %}"
+        + SHOWN["llama-json"]
+        + "{% endfor %}{% else %}<|begin|>{{ m.role }}<|end|>{{ m.content }}{% endif %}{% endfor %}"
+    )
+    opening = "{% if add_generation_prompt %}{{ '\n' }}<|begin|>assistant<|end|>{% endif %}"
+    assert called_by(ChatTemplate(source), tokenizer) is None
+    assert called_by(ChatTemplate(source + opening), tokenizer) == "llama-json"
+
+
+def test_calls_as_in_python_are_known_by_a_number_if_texts_stand_without_quotes(
+    tokenizer: Tokenizer,
+) -> None:
+    call = "[{{ c.name }}({% for k, v in c.arguments | items %}{{ k }}={{ v }}{% endfor %})]"
+    assert called_by(template_of(call), tokenizer) == "pythonic"
+
+
+def test_a_marker_that_the_template_tells_names_the_format_of_bare_json(
+    tokenizer: Tokenizer,
+) -> None:
+    """Phi-4-mini's template repeats calls without it."""
+    call = '{"name": "{{ c.name }}", "arguments": {{ args }}}'
+    told = ChatTemplate(
+        "Write functools[...].{% for m in messages %}{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}{% set c = c.function %}"
+        "{% set args = c.arguments | tojson %}" + call + "{% endfor %}{% endfor %}"
+    )
+    assert called_by(told, tokenizer) == "functools-json"
+    assert called_by(template_of(call), tokenizer) is None
+
+
+def test_a_call_may_follow_the_end_of_python_that_is_empty(tokenizer: Tokenizer) -> None:
+    """Llama 4's template puts the content of a message with calls between two tags."""
+    call = "<|python_start|><|python_end|>" + SHOWN["llama-json"]
+    assert called_by(template_of(call), tokenizer) == "llama-json"
 
 
 @pytest.mark.parametrize(

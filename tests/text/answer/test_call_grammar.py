@@ -166,7 +166,8 @@ def test_a_voluntary_call_of_a_strict_tool_is_valid(tokenizer, name, max_calls):
     lead = "" if FORMATS[name].only_first else "to be <or> "
     text = finished(tokenizer, grammar, lead + opening_of(name))
     calls, said = read(name, TAGGED, text)
-    assert len(calls) == 1 and lead.strip() == said.strip()
+    assert calls and lead.strip() == said.strip()
+    assert max_calls is None or len(calls) == 1  # else a list may go on
     check(calls)
     assert finished(tokenizer, grammar, "to be {or} not") == "to be {or} not"
 

@@ -186,14 +186,14 @@ def write_dsml(word: str) -> Callable[[Call], str]:
 
 
 def write_around(
-    begin: str, end: str, names: tuple[str, str] = ("name", "arguments")
+    begin: str, end: str, names: tuple[str, str] = ("name", "arguments"), *, begun: bool = False
 ) -> Callable[[Call], str]:
-    """Writes an object of JSON between two texts."""
+    """Writes an object of JSON between two texts; `begun`: `begin` has its first member."""
     name, arguments = names
 
     def write(call: Call) -> str:
         body = json.dumps({name: call.name, arguments: call.arguments}, ensure_ascii=False)
-        return f"{begin}{body}{end}"
+        return f"{begin}{body.removeprefix('{') if begun else body}{end}"
 
     return write
 
@@ -252,6 +252,7 @@ WRITERS: dict[str, Callable[[Call], str]] = {
     "llama-json": write_bare,
     "function-json": write_named("<function=", ">", "</function>"),
     "mistral": write_named("[TOOL_CALLS]", "[ARGS]", ""),
+    "mistral-id": write_named("[TOOL_CALLS]", "[CALL_ID]a1B2c3D4e[ARGS]", ""),
     "mistral-json": write_around("[TOOL_CALLS] [", "]"),
     "deepseek-v3": write_named(
         f"{_DEEPSEEK}function<｜tool▁sep｜>",
@@ -267,6 +268,11 @@ WRITERS: dict[str, Callable[[Call], str]] = {
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.",
         ":0<|tool_call_argument_begin|>",
         "<|tool_call_end|><|tool_calls_section_end|>",
+    ),
+    "solar": write_named(
+        "<|tool_calls|><|tool_call:begin|>call12345<|tool_call:name|>",
+        "<|tool_call:args|>",
+        "<|tool_call:end|><|calls|>",
     ),
     "minimax-m2": write_tags(
         '<minimax:tool_call>\n<invoke name="%s">',
@@ -286,13 +292,23 @@ WRITERS: dict[str, Callable[[Call], str]] = {
     "nemotron-json": write_around("<TOOLCALL>[", "]</TOOLCALL>"),
     "tool-calls-json": write_around("<tool_calls>[", "]</tool_calls>"),
     "command-json": write_around(
-        "<|START_ACTION|>[", "]<|END_ACTION|>", ("tool_name", "parameters")
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", ',
+        "\n]<|END_ACTION|>",
+        ("tool_name", "parameters"),
+        begun=True,
     ),
+    "apertus": write_named('<|tools_prefix|>[{"', '": ', "}]<|tools_suffix|>"),
+    "gigachat3": write_around("<|message_sep|>\n\nfunction call<|role_sep|>\n", ""),
+    "gigachat3.1": write_around("<|function_call|>", ""),
+    "internlm2": write_around("<|action_start|><|plugin|>\n", "<|action_end|>"),
+    "function-call-json": write_around("<function_call> ", ""),
     "lfm2": write_python("<|tool_call_start|>[", "]<|tool_call_end|>"),
     "lfm2-json": write_around("<|tool_call_start|>[", "]<|tool_call_end|>"),
+    "minicpm3": write_python("<|tool_call_start|>\n```python\n", "\n```\n<|tool_call_end|>"),
     "olmo3": write_python("<function_calls>\n", "\n</function_calls>"),
     "gemma4": write_gemma("<|tool_call>", '<|"|>', "<tool_call|>"),
     "functiongemma": write_gemma("<start_function_call>", "<escape>", "<end_function_call>"),
+    "functools-json": write_around("functools[", "]"),
     "json-list": write_around("[", "]"),
     "pythonic": write_python("[", "]"),
 }
