@@ -287,56 +287,63 @@ async def test_what_the_model_says_is_told_alike_by_every_api(kind: str, tmp_pat
             await chat(client, [*asked, message, *results, asked[0]])
 
 
-SQL = {
-    "type": "custom",
-    "custom": {
-        "name": "query",
-        "description": "d",
-        "format": {
-            "type": "grammar",
-            "grammar": {"syntax": "regex", "definition": "SELECT [a-z]{1,3}( LIMIT [0-9])?"},
-        },
-    },
+def _custom(name: str, syntax: str, definition: str) -> dict[str, Any]:
+    form = {"type": "grammar", "grammar": {"syntax": syntax, "definition": definition}}
+    return {"type": "custom", "custom": {"name": name, "description": "d", "format": form}}
+
+
+SQL = _custom("query", "regex", "SELECT [a-z]{1,3}( LIMIT [0-9]| OFFSET 0)?")
+PATCH = _custom("patch", "lark", 'start: "*** " LINE~1..2 "end"\nLINE: /[+-]["a-c]{1,3}/ "\\n"')
+TEXTS = {
+    "query": r"SELECT [a-z]{1,3}( LIMIT [0-9]| OFFSET 0)?",
+    "patch": r'\*\*\* ([+-]["a-c]{1,3}\n){1,2}end',
 }
 
 
 @pytest.mark.parametrize("kind", ["json", "xml"])
-async def test_a_custom_tool_gets_one_text_that_follows_its_expression(
+async def test_a_custom_tool_gets_one_text_that_follows_its_grammar(
     kind: str, tmp_path: Path
 ) -> None:
     asks = [{"role": "user", "content": "~k1"}]
     async with serving(
         crafted.save(tmp_path / "crafted", {"k1": "so k1"}, _template(kind))
     ) as client:
-        body = {"messages": asks, "tools": [*CHAT_TOOLS, SQL], "max_tokens": 200}
-        body["tool_choice"] = {"type": "custom", "custom": {"name": "query"}}
+        body = {"messages": asks, "tools": [*CHAT_TOOLS, SQL, PATCH], "max_tokens": 200}
         body["reasoning_effort"] = "none"
-        [choice] = (await post(client, "/v1/chat/completions", body))["choices"]
-        [call] = choice["message"]["tool_calls"]
-        assert (call["type"], call["custom"]["name"]) == ("custom", "query")
-        written = call["custom"]["input"]
-        assert re.fullmatch("SELECT [a-z]{1,3}( LIMIT [0-9])?", written)
-        assert choice["finish_reason"] == "tool_calls"
-        ChatCompletionMessage.model_validate(choice["message"])
-        streamed = await client.post(
-            "/v1/chat/completions",
-            json={"model": "crafted", "temperature": 0, **body, "stream": True},
-        )
-        deltas = [
-            call
-            for line in streamed.text.splitlines()
-            if line.startswith("data: {")
-            for choice in json.loads(line[6:])["choices"]
-            for call in choice["delta"].get("tool_calls") or ()
-        ]
-        assert [(d.get("type"), d["custom"].get("name")) for d in deltas] == [
-            ("custom", "query"),
-            (None, None),
-        ]
-        assert "".join(d["custom"].get("input", "") for d in deltas) == written
-        result = {"role": "tool", "tool_call_id": call["id"], "content": "3 rows"}
-        again = {**body, "messages": [*asks, choice["message"], result], "tool_choice": "none"}
-        await post(client, "/v1/chat/completions", again)
+        for name, written in TEXTS.items():
+            body["tool_choice"] = {"type": "custom", "custom": {"name": name}}
+            [choice] = (await post(client, "/v1/chat/completions", body))["choices"]
+            [call] = choice["message"]["tool_calls"]
+            assert (call["type"], call["custom"]["name"]) == ("custom", name)
+            assert re.fullmatch(written, call["custom"]["input"])
+            assert choice["finish_reason"] == "tool_calls"
+            ChatCompletionMessage.model_validate(choice["message"])
+            assert await streamed_input(client, body) == (name, call["custom"]["input"])
+            result = {"role": "tool", "tool_call_id": call["id"], "content": "3 rows"}
+            again = {**body, "messages": [*asks, choice["message"], result]}
+            again |= {"tool_choice": "none", "max_tokens": 2}
+            await post(client, "/v1/chat/completions", again)
+        asked = {"input": "~k1", "reasoning": {"effort": "none"}, "max_output_tokens": 200}
+        form = {"type": "grammar", **PATCH["custom"]["format"]["grammar"]}
+        asked["tools"] = [{"type": "custom", "name": "patch", "format": form}]
+        asked["tool_choice"] = {"type": "custom", "name": "patch"}
+        [item] = (await post(client, "/v1/responses", asked))["output"]
+        assert item["type"] == "custom_tool_call" and re.fullmatch(TEXTS["patch"], item["input"])
+
+
+async def streamed_input(client: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, str]:
+    """The name and the text of the one call of a streamed chat, of a custom tool."""
+    asked = {"model": "crafted", "temperature": 0, **body, "stream": True}
+    streamed = await client.post("/v1/chat/completions", json=asked)
+    first, *others = [
+        call
+        for line in streamed.text.splitlines()
+        if line.startswith("data: {")
+        for choice in json.loads(line[6:])["choices"]
+        for call in choice["delta"].get("tool_calls") or ()
+    ]
+    assert first["type"] == "custom"
+    return first["custom"]["name"], "".join(each["custom"]["input"] for each in others)
 
 
 @pytest.mark.parametrize(

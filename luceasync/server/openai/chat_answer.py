@@ -45,7 +45,7 @@ from luceasync.server.openai.common import (
     error_body,
     usage_of,
 )
-from luceasync.server.openai.responses_tools import input_of
+from luceasync.server.openai.custom_tools import input_of
 
 
 class ChoiceLogprobs(msgspec.Struct):

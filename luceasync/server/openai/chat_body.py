@@ -27,6 +27,7 @@ from luceasync.server.fields import (
 )
 from luceasync.server.http.auth import Caller
 from luceasync.server.openai.common import check_model
+from luceasync.server.openai.custom_tools import custom_function, input_arguments
 from luceasync.server.openai.request_body import (
     SamplingBody,
     StreamOptions,
@@ -38,7 +39,6 @@ from luceasync.server.openai.request_body import (
     name_of,
     request_of,
 )
-from luceasync.server.openai.responses_tools import custom_function, input_arguments
 from luceasync.server.unserved import refuse_unserved
 
 THINKING_TYPES = {"enabled": True, "adaptive": True, "auto": None, "disabled": False}

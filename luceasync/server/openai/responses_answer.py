@@ -35,9 +35,15 @@ from luceasync.server.family import BodySpec
 from luceasync.server.http.auth import Caller
 from luceasync.server.http.responses import encode_event
 from luceasync.server.openai.common import LogprobEntry, OpenAiError, ReasoningTokens, entries_of
-from luceasync.server.openai.responses_body import ParsedResponses, ResponsesBody, parse_responses
+from luceasync.server.openai.custom_tools import input_of
+from luceasync.server.openai.responses_body import (
+    CLIENT_TOOLS,
+    OfferedTools,
+    ParsedResponses,
+    ResponsesBody,
+    parse_responses,
+)
 from luceasync.server.openai.responses_items import InputItem, ResponseStore
-from luceasync.server.openai.responses_tools import CLIENT_TOOLS, OfferedTools, input_of
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

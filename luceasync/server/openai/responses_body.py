@@ -1,12 +1,14 @@
 """The JSON body of a responses request: its types, its ranges, and the Request that follows.
 
-Source: OpenAI's OpenAPI document, `CreateResponse`.
+Source: OpenAI's OpenAPI document, `CreateResponse` and `Tool`. Tools in a namespace are offered
+under a joined name. Owns both names of each tool.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers
@@ -15,6 +17,7 @@ from luceasync.request import ChatPrompt, Constraint, ModelCard, Request, Sampli
 from luceasync.server.fields import (
     MAX_INT,
     at_most,
+    check_arguments_schema,
     conversation_id_of,
     decode,
     effort_tokens,
@@ -23,14 +26,19 @@ from luceasync.server.fields import (
     refuse,
     temperature_of,
     template_kwargs_of,
+    tool_function,
     top_p_of,
 )
 from luceasync.server.http.auth import Caller
 from luceasync.server.openai.common import check_model
+from luceasync.server.openai.custom_tools import custom_function
 from luceasync.server.openai.request_body import (
     FORMATS,
     NO_LIMIT,
     ToolChoice,
+    allowed_tools,
+    max_calls,
+    must_call,
     priority_of,
     schema_constraint,
 )
@@ -40,14 +48,51 @@ from luceasync.server.openai.responses_items import (
     PlacedItem,
     ResponseStore,
     messages_of,
+    offered_name,
 )
-from luceasync.server.openai.responses_tools import OfferedTools, ResponsesTool
 from luceasync.server.unserved import ChatFieldsBody, refuse_unserved
 
 MAX_ITEMS = 16384
 MAX_TOP_LOGPROBS = 20
 INCLUDE_LOGPROBS = "message.output_text.logprobs"
 PREVIOUS = "previous_response_id"
+MAX_TOOLS = 1024
+CLIENT_TOOLS = ("function", "custom", "namespace")
+
+TemplateTool = dict[str, Any]
+
+
+class CustomFormat(msgspec.Struct, omit_defaults=True):
+    """What the text of a custom tool looks like."""
+
+    type: str
+    syntax: str | None = None
+    definition: str | None = None
+
+
+class ResponsesTool(msgspec.Struct):
+    """A function, a custom tool or a namespace of the client's, or a tool of another `type`."""
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    format: CustomFormat | None = None
+    tools: list[ResponsesTool] | None = None
+
+    def echo(self) -> dict[str, Any]:
+        """The tool as the response repeats it, with the fields that clients' types want."""
+        fields: dict[str, Any]
+        match self.type:
+            case "function":
+                fields = {"parameters": self.parameters, "strict": self.strict}
+            case "custom":
+                fields = {} if self.format is None else {"format": self.format}
+            case _:
+                fields = {"tools": [tool.echo() for tool in self.tools or ()]}
+        described = {"name": self.name, "description": self.description or ""}
+        return {"type": self.type, **described, **fields}
 
 
 class TextFormat(msgspec.Struct):
@@ -94,6 +139,84 @@ class ResponsesBody(ChatFieldsBody, kw_only=True):
 
 
 _decoder = msgspec.json.Decoder(ResponsesBody)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTool:
+    """A tool under the client's own name; `where`: the path of its field."""
+
+    where: str
+    tool: ResponsesTool
+    namespace: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.tool.name or ""
+
+    @property
+    def is_custom(self) -> bool:
+        return self.tool.type == "custom"
+
+    @property
+    def offered_name(self) -> str:
+        return offered_name(self.namespace, self.name)
+
+    @property
+    def schema_place(self) -> str:
+        return f"{self.where}.format" if self.is_custom else f"{self.where}.parameters"
+
+    def function(self) -> TemplateTool:
+        """The function that the model is offered. Raises RequestError, which names the field."""
+        tool, where = self.tool, self.where
+        if not tool.name:
+            refuse(f"{where}.name", tool.name, "a name")
+        if self.is_custom:
+            form = tool.format or CustomFormat("text")
+            about = self.offered_name, tool.description
+            custom = custom_function(f"{where}.format", *about, form.syntax, form.definition)
+            return {"type": "function", "function": custom}
+        check_arguments_schema(f"{where}.parameters", tool.parameters or {})
+        fields = {"description": tool.description, "parameters": tool.parameters}
+        strict = {"strict": True} if tool.strict else {}
+        named = tool_function({"name": self.offered_name, **fields, **strict})
+        return {"type": "function", "function": named}
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTools:
+    """The tools of one request, by the names that the model knows; `functions` are what its
+    template shows.
+    """
+
+    by_name: dict[str, ClientTool] = field(default_factory=dict)
+    functions: tuple[TemplateTool, ...] = ()
+    max_calls: int | None = None
+    must_call: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        tools: Sequence[ResponsesTool],
+        choice: ToolChoice | None = None,
+        parallel: bool | None = None,
+    ) -> OfferedTools:
+        """Tools that run on OpenAI's servers are left out. Raises RequestError."""
+        at_most("tools", tools, MAX_TOOLS, "tools")
+        if choice == "none":
+            return cls()
+        listed = list(_of_client(tools))
+        at_most("tools", listed, MAX_TOOLS, "tools")
+        choice, allowed = allowed_tools(choice)
+        if allowed is not None:
+            listed = [one for one in listed if any(_is_meant(one, each) for each in allowed)]
+        by_name = {one.offered_name: one for one in listed}
+        functions = tuple(one.function() for one in by_name.values())
+        choice = _offered_choice(choice, listed)
+        return cls(by_name, functions, max_calls(choice, parallel), must_call(choice, functions))
+
+    @property
+    def schema_places(self) -> tuple[str, ...]:
+        return tuple(one.schema_place for one in self.by_name.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,3 +328,28 @@ def prompt_of(body: ResponsesBody, tools: OfferedTools, placed: Sequence[PlacedI
         schema_places=tools.schema_places,
         param="input",
     )
+
+
+def _of_client(tools: Sequence[ResponsesTool]) -> Iterator[ClientTool]:
+    for i, tool in enumerate(tools):
+        if tool.type in ("function", "custom"):
+            yield ClientTool(f"tools[{i}]", tool)
+        elif tool.type == "namespace":
+            for j, inner in enumerate(tool.tools or ()):
+                if inner.type in ("function", "custom"):
+                    yield ClientTool(f"tools[{i}].tools[{j}]", inner, tool.name)
+
+
+def _is_meant(one: ClientTool, choice: Any) -> bool:
+    """Whether an object that chooses a tool means this one."""
+    if not isinstance(choice, dict) or choice.get("name") not in (one.name, one.offered_name):
+        return False
+    return choice.get("namespace") in (None, one.namespace)
+
+
+def _offered_choice(choice: ToolChoice | None, listed: Sequence[ClientTool]) -> ToolChoice | None:
+    """The choice under the name that the model knows."""
+    if not isinstance(choice, dict) or choice.get("type") not in ("function", "custom"):
+        return choice
+    meant = next((one for one in listed if _is_meant(one, choice)), None)
+    return choice if meant is None else {"type": "function", "name": meant.offered_name}

@@ -19,7 +19,7 @@ import msgspec
 
 from luceasync.errors import RequestError
 from luceasync.server.fields import at_most, refuse, shorten
-from luceasync.server.openai.responses_tools import input_arguments, offered_name
+from luceasync.server.openai.custom_tools import input_arguments
 
 MAX_PARTS = 8192  # of one content
 MAX_BYTES = 64 << 20  # of all conversations that are kept, as JSON
@@ -138,6 +138,13 @@ def _call(where: str, item: InputItem) -> TemplateMessage:
         "arguments": _as_text(arguments),
     }
     return {"id": item.call_id, "type": "function", "function": function}
+
+
+def offered_name(namespace: str | None, name: str) -> str:
+    """The name by which the model knows a tool."""
+    if not namespace:
+        return name
+    return f"{namespace}{name}" if namespace.endswith("_") else f"{namespace}__{name}"
 
 
 def _deed(item: InputItem) -> str:

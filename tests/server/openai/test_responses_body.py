@@ -9,9 +9,13 @@ import pytest
 
 from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt
-from luceasync.server.openai.responses_body import ResponsesBody, placed_items, prompt_of
+from luceasync.server.openai.responses_body import (
+    OfferedTools,
+    ResponsesBody,
+    placed_items,
+    prompt_of,
+)
 from luceasync.server.openai.responses_items import ResponseStore
-from luceasync.server.openai.responses_tools import OfferedTools
 
 HI = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
 SAID = {"role": "user", "content": "Hi"}

@@ -1,15 +1,26 @@
-"""Custom tools and namespaces: offered as functions, answered in the client's own form."""
+"""Custom tools and namespaces: offered as functions, answered in the client's own form. Grammars in
+Lark are regular expressions where their rules do not lead back to themselves.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from luceasync.errors import RequestError
 from luceasync.request import ArgumentsPiece, CallPiece, Delta, TextPiece, TokenLogprob
+from luceasync.server.openai.custom_tools import (
+    INPUT_SCHEMA,
+    MAX_REGEX_CHARS,
+    NotRegular,
+    custom_function,
+    lark_regex,
+)
 from tests.server.openai.test_responses import BODY, RESPONSES, events_of
 from tests.server.scripted import ScriptedEngine, finish
 
@@ -184,3 +195,94 @@ async def test_log_probabilities_of_the_text(in_memory):
     deltas = [event for event in events if event["type"] == "response.output_text.delta"]
     assert [[one["token"] for one in delta["logprobs"]] for delta in deltas] == [["a"], ["b", "c"]]
     assert json.dumps(events[-1]).count('"token"') == 3
+
+
+APPLY_PATCH = """
+start: begin_patch hunk+ end_patch
+begin_patch: "*** Begin Patch" LF
+end_patch: "*** End Patch" LF?
+
+hunk: add_hunk | delete_hunk
+    | update_hunk  // the rest
+add_hunk: "*** Add File: " filename LF add_line+
+delete_hunk: "*** Delete File: " filename LF
+update_hunk: "*** Update File: " filename LF change_move? change?
+filename: /(.+)/
+add_line: "+" /(.*)/ LF -> line
+change_move: "*** Move to: " filename LF
+change: (change_context | change_line)+ eof_line?
+change_context: ("@@" | "@@ " /(.+)/) LF
+change_line: ("+" | "-" | " ") /(.*)/ LF
+eof_line: "*** End of File" LF
+
+%import common.LF
+"""
+ADDED = "*** Begin Patch\n*** Add File: a.py\n+x\n+\n*** End Patch"
+UPDATED = "*** Begin Patch\n*** Update File: a/b\n*** Move to: c\n@@ f\n-x\n+y\n z\n*** End Patch\n"
+SUM = """
+?start: term (("+" | "-") term)*
+term.2: NUMBER | "(" NAME ")" | [ "not"i ] NAME ~ 2
+NAME: "a".."c" /[x\\/"]/i
+%import common (NUMBER, WS)
+%ignore WS
+"""
+
+
+@pytest.mark.parametrize(
+    ("grammar", "taken", "refused"),
+    [
+        (APPLY_PATCH, [ADDED, UPDATED], [ADDED.replace("+x", "x"), ADDED[:-2], UPDATED[1:]]),
+        (SUM, ["1+ ( aX )\n-2.5 ", 'NOT a/b"', "cxbx"], ["1+", "ax", "1 + (ax", "dxdx", "axbxcx"]),
+        (
+            'start: "a" ~ 2..3 | "b"{2} | "c"{1,} |',
+            ["aa", "aaa", "bb", "ccc", ""],
+            ["a", "b", "bbb"],
+        ),
+        ('start: A*\nA: "\\\\n" | "\\n" | "."\n | "\\u20ac"', ["\\n\n.€."], ["x", "\\"]),
+        ("start: /a.b/s | /a.b/ # dots", ["a\nb", "a.b"], ["ab"]),
+        ('%import common.INT -> N\nstart: N ("," N)*', ["1,22"], ["1,"]),
+    ],
+)
+def test_a_grammar_without_recursion_is_an_expression(grammar, taken, refused):
+    regex = re.compile(lark_regex(grammar))
+    assert [text for text in taken if not regex.fullmatch(text)] == []
+    assert [text for text in refused if regex.fullmatch(text)] == []
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'start: "(" start ")" | "x"',
+        'start: a\na: b\nb: "x" | a',
+        r"start: /a\b/",
+        "start: /^a$/",
+        "start: /a(?=b)/",
+        "start: /a/x",
+        'start: pair{"a"}\npair{x}: x x',
+        "start: A\n%declare A",
+        "%import python.NAME\nstart: NAME",
+        "start: %json {}",
+        'start: ("x"',
+        'start: "x")',
+        "start: A\nA: b\nb: /x/",
+        "no grammar",
+        "",
+        "start: " + "(" * 200 + '"x"' + ")" * 200,
+        "\n".join(["start: a0", *(f"a{i}: a{i + 1} a{i + 1}" for i in range(40)), 'a40: "x"']),
+        f'start: "{"x" * (MAX_REGEX_CHARS + 1)}"',
+    ],
+)
+def test_another_grammar_is_told_and_not_enforced(grammar):
+    with pytest.raises(NotRegular):
+        lark_regex(grammar)
+    if 0 < len(grammar) < 1000:
+        function = custom_function("tools[0].format", "f", "d", "lark", grammar)
+        assert function["parameters"] == INPUT_SCHEMA and "strict" not in function
+        assert function["description"].endswith(grammar)
+
+
+@pytest.mark.parametrize(("grammar", "name"), [("start: a", "a"), ('a: "x"', "start")])
+def test_a_grammar_that_lacks_a_rule_is_refused_with_its_name(grammar, name):
+    with pytest.raises(RequestError, match=f"definition': '{name}'") as refused:
+        custom_function("tools[0].format", "f", None, "lark", grammar)
+    assert refused.value.param == "tools[0].format.definition"
