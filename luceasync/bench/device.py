@@ -35,6 +35,23 @@ def is_gpu(device: str) -> bool:
     return open_platform(device).device.index is not None
 
 
+def device_kind(device: str) -> str:
+    """A GPU's name, as torch reports it, or "cpu"."""
+    place = open_platform(device).device
+    return torch.cuda.get_device_name(place) if is_gpu(device) else place.type
+
+
+def gpu_pair(device: str) -> tuple[str, ...]:
+    """The first two GPUs of the device's backend; nothing if there is one."""
+    backend = device.partition(":")[0]
+    return (f"{backend}:0", f"{backend}:1") if torch.cuda.device_count() > 1 else ()
+
+
+def runs_cuda(device: str) -> bool:
+    """Whether kernels in CUDA C++ run on it."""
+    return device.startswith("cuda")
+
+
 def synchronize() -> None:
     """Wait for the GPU, if there is one."""
     if torch.cuda.is_available():

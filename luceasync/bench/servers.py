@@ -1,4 +1,4 @@
-"""Servers in their own processes, and greedy requests to them over HTTP."""
+"""Servers and other commands in their own processes, and greedy requests to servers over HTTP."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import http.client
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,6 +24,8 @@ from luceasync.config import BUNDLED_MODEL_DIR
 QUESTIONS = BUNDLED_MODEL_DIR / "eval.jsonl"
 DEADLINE_S = 300.0
 HOST = "127.0.0.1"
+MISSING_PACKAGE = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
+NUM_ERROR_LINES = 12  # of a command that has failed
 Messages = list[dict[str, Any]]
 
 
@@ -186,3 +189,58 @@ def run_clients(port: int, num_streams: int, results: Connection) -> None:
         return await asyncio.gather(*(read_stream(port) for _ in range(num_streams)))
 
     results.send([one for many in asyncio.run(run()) for one in many])
+
+
+# --- commands in their own processes --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a process has printed. `status` None: it was killed at its deadline."""
+
+    status: int | None
+    output: str
+    errors: str
+    seconds: float
+
+    @property
+    def lacks(self) -> str | None:
+        """The package that it needs and this environment has not; its own would be a fault."""
+        found = MISSING_PACKAGE.search(self.errors)
+        return found[1] if found and found[1].partition(".")[0] != "luceasync" else None
+
+    @property
+    def last_errors(self) -> str:
+        return "\n".join(self.errors.strip().splitlines()[-NUM_ERROR_LINES:])
+
+
+def run_python(words: Sequence[str], cwd: Path, deadline_s: float) -> Ended:
+    """Run `python -m` with these words. It ends with all processes that it has started."""
+    started = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", *words],
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        output, errors = process.communicate(timeout=deadline_s)
+        status: int | None = process.returncode
+    except subprocess.TimeoutExpired:
+        kill_group(process.pid)
+        output, errors = process.communicate()
+        status = None
+    finally:
+        kill_group(process.pid)
+        process.wait()
+    return Ended(status, output, errors, time.perf_counter() - started)
+
+
+def kill_group(pid: int) -> None:
+    """Kill what is left of the processes that began with this one."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)

@@ -394,6 +394,48 @@ def against(
     )
 
 
+@bench_app.command()
+def check(
+    only: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Of the benches; default: all.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="Default: the first GPU, else cpu:0.")
+    ] = None,
+    tests: Annotated[
+        bool | None, typer.Option(help="Run the GPU tests first; default: on a GPU.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Write this run's figures.")] = False,
+    figures: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Kept figures; default: docs/results/figures.json."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """The GPU tests and each bench in a short form, beside the figures kept for such a device.
+
+    Exits with 1 if a test or bench fails or a figure is worse than its tolerance.
+    """
+    from luceasync.bench.check import BENCHES, KEPT_FILE, bench_check
+    from luceasync.bench.device import is_gpu
+    from luceasync.pipeline.devices import default_device
+
+    parts = _parts(only, BENCHES) if only is not None else BENCHES
+    name = device or default_device()
+    report = _open_report([name], as_json)
+    if tests and not is_gpu(name):
+        raise ConfigError(f"--tests: they need a GPU, and --device is {name}")
+    is_well = bench_check(
+        report,
+        name,
+        only=parts,
+        has_tests=is_gpu(name) if tests is None else tests,
+        path=figures or KEPT_FILE,
+        keeps=keep,
+    )
+    raise typer.Exit(0 if is_well else 1)
+
+
 def _open_report(devices: Sequence[str], as_json: bool) -> Report:
     from luceasync.bench.device import open_report
 
