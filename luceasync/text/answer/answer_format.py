@@ -44,7 +44,7 @@ TOOL = {
     },
 }
 ARGUMENTS = {"a": "b"}
-OTHER_ARGUMENTS = {"a": "other"}
+OTHER_ARGUMENTS = {"a": "qxzj"}  # a word that stands in no prompt
 # Some templates repeat calls as in Python, but texts in them without quotes.
 SHOWN_ARGUMENTS: tuple[Mapping[str, Any], ...] = (ARGUMENTS, {"a": 1})
 IDS = ("callcall0", "functions.f:0")  # Mistral's have nine letters or digits; Kimi's name the tool

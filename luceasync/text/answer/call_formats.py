@@ -27,6 +27,7 @@ ANALYSIS_TO = "<|channel|>analysis to="  # gpt-oss may name the recipient in oth
 LFM2, LFM2_END = "<|tool_call_start|>", "<|tool_call_end|>"
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"  # Llama 4's
 FUNCTOOLS = "functools"
+GIGACHAT = "function call<|role_sep|>"
 APERTUS, APERTUS_END = "<|tools_prefix|>", "<|tools_suffix|>"
 # An object, or a list, with the name of a tool, or with one that is spelled with escapes.
 _BEFORE = r"(<\|python_tag\|>|<\|python_start\|>|functools)?\s*(<\|python_end\|>)?"
@@ -160,14 +161,14 @@ def _read_mistral(text: GrowingText, schemas: ToolSchemas) -> Reading[list[Writt
 
 
 def _json_between(
-    opening: str,
+    openings: tuple[str, ...],
     end: str,
     read_calls: Callable[[GrowingText], Reading[list[WrittenCall]]] = json_call.read_calls,
 ) -> CallReader:
-    """Reads JSON between two words, of which the last may be missing."""
+    """Reads JSON between one of the openings and an end, which may be missing."""
 
     def read(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
-        yield from text.take(opening)
+        yield from text.take(*openings)
         yield from text.skip()
         calls = yield from read_calls(text)
         if end:
@@ -252,7 +253,7 @@ def _json_list(name: str, opening: str, end: str, *members: str) -> CallFormat:
     return CallFormat(
         name,
         (opening,),
-        _json_between(opening, end),
+        _json_between((opening,), end),
         call_grammar.json_object("", keys[0], keys[1], ""),
         (opening, f'"{keys[0]}"'),
         between=", ",
@@ -292,14 +293,14 @@ def _mistral(name: str, call_id: str = "", *signs: str) -> CallFormat:
     )
 
 
-def _json_each(name: str, opening: str, space: str, end: str = "") -> CallFormat:
-    """A row for a JSON object that follows `opening` and, as models write it, `space`."""
+def _json_each(name: str, openings: tuple[str, ...], space: str, end: str = "") -> CallFormat:
+    """A row for a JSON object that follows an opening and, as models write it, `space`."""
     return CallFormat(
         name,
-        (opening,),
-        _json_between(opening, end),
-        call_grammar.json_object(opening + space, "name", "arguments", end),
-        (opening, '"name"', '"arguments"'),
+        openings,
+        _json_between(openings, end),
+        call_grammar.json_object(openings[0] + space, "name", "arguments", end),
+        (openings[-1], '"name"', '"arguments"'),
     )
 
 
@@ -418,7 +419,7 @@ _ROWS = (
     CallFormat(
         "command-json",
         ("<|START_ACTION|>",),
-        _json_between("<|START_ACTION|>", "<|END_ACTION|>"),
+        _json_between(("<|START_ACTION|>",), "<|END_ACTION|>"),
         call_grammar.json_object("", "tool_name", "parameters", "", "tool_call_id"),
         ("<|START_ACTION|>", '"tool_name"'),
         between=",\n    ",
@@ -428,17 +429,17 @@ _ROWS = (
     CallFormat(
         "apertus",
         (APERTUS,),
-        _json_between(APERTUS, APERTUS_END, json_call.read_by_name),
+        _json_between((APERTUS,), APERTUS_END, json_call.read_by_name),
         call_grammar.named_json('{"%s": ', "}"),
         (APERTUS,),
         between=", ",
         begin=f"{APERTUS}[",
         end=f"]{APERTUS_END}",
     ),
-    _json_each("gigachat3", "<|message_sep|>\n\nfunction call<|role_sep|>", "\n"),
-    _json_each("gigachat3.1", "<|function_call|>", ""),
-    _json_each("internlm2", "<|action_start|><|plugin|>", "\n", "<|action_end|>"),
-    _json_each("function-call-json", "<function_call>", " "),
+    _json_each("gigachat3", (f"<|message_sep|>\n\n{GIGACHAT}", GIGACHAT), "\n"),
+    _json_each("gigachat3.1", ("<|function_call|>",), ""),
+    _json_each("internlm2", ("<|action_start|><|plugin|>",), "\n", "<|action_end|>"),
+    _json_each("function-call-json", ("<function_call>",), " "),
     CallFormat(
         "lfm2",
         (LFM2,),

@@ -112,6 +112,19 @@ def test_omissions_of_models_are_tolerated() -> None:
             '<tool_call>{"name": "run_it", "arguments": "{\\"num\\": 5}"}</tool_call>',
             '<tool_call>{"id": 1, "name": "run_it", "arguments": {"num": 5}}',
         ],
+        "mistral-id": ['[TOOL_CALLS]run_it[ARGS]{"num": 5}'],
+        "solar": ['<|tool_call:begin|>run_it<|tool_call:args|>{"num": 5}'],
+        "gigachat3": ['function call<|role_sep|>\n{"name": "run_it", "arguments": {"num": 5}}'],
+        "command-json": ['<|START_ACTION|>[{"tool_name": "run_it", "parameters": {"num": 5}}]'],
+        "functools-json": [
+            'functools[{"name": "run_it", "arguments": {"num": 5}}]',
+            '{"name": "run_it", "arguments": {"num": 5}}',
+        ],
+        "llama-json": [
+            '<|python_start|>{"name": "run_it", "parameters": {"num": 5}}<|python_end|>',
+            '<|python_start|><|python_end|>{"name": "run_it", "parameters": {"num": 5}}',
+        ],
+        "pythonic": ["<|python_start|>[run_it(num=5)]<|python_end|>"],
     }
     for call_format, texts in cases.items():
         for text in texts:
@@ -119,6 +132,14 @@ def test_omissions_of_models_are_tolerated() -> None:
             assert found.text == "" and [json.loads(a) for _, a in found.calls] == [{"num": 5}], (
                 text
             )
+
+
+def test_a_call_whose_id_is_none_is_text() -> None:
+    for text in (
+        '[TOOL_CALLS]run_it[CALL_ID]a b[ARGS]{"num": 5}',
+        '[TOOL_CALLS]run_it[CALL_ID][CALL_ID]a[ARGS]{"num": 5}',
+    ):
+        assert read("mistral-id", text).text == text
 
 
 def test_a_line_end_within_a_string_is_escaped() -> None:
