@@ -258,6 +258,14 @@ def test_the_words_that_all_share_need_the_standard_library_only() -> None:
     assert foreign_imports(read_tree(ROOT)) == []
 
 
+def test_nothing_loads_torchs_compiler() -> None:
+    """Importing it takes seconds, of every start on a GPU."""
+    compiler = ("torch._dynamo", "torch._inductor", "torch.nn.attention.bias")
+    tree = read_tree(ROOT)
+    eager = [(m, e.name) for m in tree for e in tree[m] if not e.lazy]
+    assert [pair for pair in eager if pair[1].startswith(compiler)] == []
+
+
 def test_compiled_modules_import_nothing_of_ours() -> None:
     sources = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("cyext/*.p[yx]*")}
     ours = re.compile(r"^\s*(from|c?import)\s+(luceasync|cyext|\.)", re.MULTILINE)

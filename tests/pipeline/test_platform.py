@@ -159,6 +159,7 @@ def test_stored_rows_arrive_on_the_device_in_order(name: str, tmp_path: Path):
 def test_blocks_become_the_same_bytes_wherever_they_are_unpacked(name: str, kind: str):
     block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1]
     blocks = torch.randint(0, 256, (48, 3, block_bytes), dtype=torch.uint8)
+    blocks[..., 1:4:2] &= 0xBF  # no NaN where a sign is changed: its bits are the device's own
     encoding = ggml.ENCODINGS[kind]
     there = ggml.pack(encoding, blocks.to(open_platform(name).device)).tensors
     for part, tensor in ggml.pack(encoding, blocks).tensors.items():

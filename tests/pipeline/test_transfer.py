@@ -13,6 +13,7 @@ from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.transfer import HostCopier, PassParameters
 from luceasync.ranking.local import LocalLogits, RankingKernels
 from luceasync.ranking.logits import RankRequest
+from luceasync.ranking.proposals import Proposal
 
 CPU = torch.device("cpu")
 
@@ -27,11 +28,12 @@ def test_what_was_sent_stays_whatever_is_sent_after_it() -> None:
 
 def test_two_rankings_that_are_open_at_once_keep_what_they_found() -> None:
     bodies, logits = RankingKernels(send=HostCopier()), torch.eye(3)
-    first = LocalLogits(logits, bodies).rank(RankRequest(), torch.tensor([[7], [8], [9]]))
+    proposal = Proposal(torch.tensor([[7, 8, 9]]), None)
+    first = LocalLogits(logits, bodies).rank(RankRequest(), proposal)
     second = LocalLogits(logits.flip(0), bodies).rank(RankRequest(num_ranked=1))
     assert second.candidates().best.tolist() == [2, 1, 0]
     found = first.candidates()
-    assert found.best.tolist() == [0, 1, 2] and found.carried.tolist() == [[7], [8], [9]]
+    assert found.best.tolist() == [0, 1, 2] and found.proposal.tolist() == [[7], [8], [9]]
 
 
 def test_what_is_told_is_there_when_it_is_taken() -> None:

@@ -12,8 +12,8 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.bias import causal_lower_right
 
 from luceasync.kernels import attention as attention_kernels
 from luceasync.kernels import attention_cuda
@@ -35,6 +35,7 @@ LIBRARY_KERNELS = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
+FLASH_ALIGNMENT = 8  # of its head size
 
 
 class TritonAttention:
@@ -196,14 +197,31 @@ def _attend_entries(queries: Tensor, keys: Tensor, values: Tensor, rows: Rows) -
 
 
 def attend_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """attention_torch.attention by the library's kernels for causal attention."""
+    """attention_torch.attention by the library's kernels for causal attention: what
+    torch.nn.attention.bias.causal_lower_right selects, whose module imports torch's compiler, which
+    takes seconds of a start.
+    """
     if q.shape[0] == 1:
         return attend_one(q, k, v, k.shape[0])
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    causal = causal_lower_right(q.shape[2], k.shape[2])
     with sdpa_kernel(LIBRARY_KERNELS):
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=causal, enable_gqa=True)
-    return out[0].transpose(0, 1)
+        return _attend_causally(q, k, v)[0].transpose(0, 1)
+
+
+def _attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """[1, heads, rows, head_dim] each; the last query sees all keys."""
+    head_dim = q.shape[3]
+    if q.shape[2] == k.shape[2]:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    params = SDPAParams(q, k, v, None, 0.0, False, True)  # no dropout, not causal, grouped heads
+    if head_dim % FLASH_ALIGNMENT == 0 and can_use_flash_attention(params):
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        causal: Tensor = flash(q, k, v, 0.0, True, False, scale=head_dim**-0.5)[0]  # lower right
+        return causal
+    from torch.nn.attention.bias import causal_lower_right
+
+    mask = causal_lower_right(q.shape[2], k.shape[2])
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
 
 class TritonProbe:

@@ -73,6 +73,7 @@ def test_wherever_the_drafter_is_no_answer_changes(opened):
 
 
 @pytest.mark.parametrize(("devices", "draft_device"), [GPU])
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_round_waits_for_the_gpu_only_where_it_reads_tokens(opened):
     """That wait is for an event. An operation that waits by itself raises here."""
     greedy = [p for p in opened.prepared(100) if p.request.sampling == Sampling()]
@@ -81,8 +82,8 @@ def test_a_round_waits_for_the_gpu_only_where_it_reads_tokens(opened):
         plan = RoundPlan(shape, (0,), False)
         for _ in range(4):  # until its graphs are captured
             lanes.round(list(lanes.running), plan)
-        torch.cuda.set_sync_debug_mode("error")
         try:
+            torch.cuda.set_sync_debug_mode("error")
             lanes.round(list(lanes.running), plan)
         finally:
             torch.cuda.set_sync_debug_mode("default")
