@@ -267,7 +267,6 @@ class ResponsesEvents:
             return CallItem(_new_id("fc"), call_id, name)
         namespace = tool.namespace or UNSET
         if tool.is_custom:
-            self._custom_arguments = ""
             return CustomCallItem(_new_id("ctc"), call_id, tool.name, namespace=namespace)
         return CallItem(_new_id("fc"), call_id, tool.name, namespace=namespace)
 
@@ -311,7 +310,7 @@ class ResponsesEvents:
                 done = "response.function_call_arguments.done"
                 yield self._item_event(done, name=name, arguments=arguments)
             case CustomCallItem():
-                item.input = input_of(self._custom_arguments)
+                item.input, self._custom_arguments = input_of(self._custom_arguments), ""
                 kind = "response.custom_tool_call_input"
                 yield self._item_event(f"{kind}.delta", delta=item.input)
                 yield self._item_event(f"{kind}.done", input=item.input)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from luceasync.text.answer.answer_format import REASONING_WORDS
 from luceasync.text.answer.pieces import ReasoningWords
-from tests.text.answer.written import IN_CHANNELS, WRITERS, a_call, a_string
+from tests.text.answer.written import IN_CHANNELS, WRITERS, Call, a_call, a_string
 
 STOP = "STOP here"
+CUSTOM = "write_text"  # a tool with one text
 
 
 class Wrong(Exception):
@@ -29,7 +30,7 @@ class Seen(NamedTuple):
 @dataclass(frozen=True)
 class Case:
     """`text`: what the model writes, of which `words` are outside of calls; the prompt has opened
-    reasoning if it `is_opened`.
+    reasoning if it `is_opened`. `custom`: the format of a custom tool that is offered, if one is.
     """
 
     text: str
@@ -40,6 +41,7 @@ class Case:
     stop: str | None
     max_tokens: int | None
     odd_bytes: bool
+    custom: Literal["text", "lark", "regex"] | None = None
 
 
 def words_of(name: str, rng: random.Random) -> ReasoningWords:
@@ -64,8 +66,10 @@ def a_case(name: str, words: ReasoningWords, rng: random.Random) -> Case:
         written += rng.choice([[words.end, words.after], [words.end, words.after], [words.end], []])
     if has_channels and rng.random() < 0.9:
         written.append(words.lead)
+    custom = rng.choice(["text", "lark", "regex"]) if rng.random() < 0.4 else None
     for _ in range(rng.randrange(5)):
-        call = WRITERS[name](a_call(rng))
+        is_custom = rng.random() < (0.5 if custom else 0.05)
+        call = WRITERS[name](a_custom_call(rng) if is_custom else a_call(rng))
         place = rng.randrange(len(call))
         broken = rng.choice([call[:place], call[place:], call[:place] + call[place + 1 :]])
         odd = rng.choice([words.end, words.begin, "{", "[", '"', "é😀", "\n\n", "<tool_call>", " "])
@@ -85,4 +89,12 @@ def a_case(name: str, words: ReasoningWords, rng: random.Random) -> Case:
         stop=stop,
         max_tokens=rng.randrange(1, len(text) + 2) if rng.random() < 0.15 else None,
         odd_bytes=rng.random() < 0.05,
+        custom=custom,  # type: ignore[arg-type]
     )
+
+
+def a_custom_call(rng: random.Random) -> Call:
+    """A call of the custom tool; a few lack its text, or have something else too."""
+    odd = rng.choice([{}, {"other": a_string(rng)}, {"input": a_string(rng), "num": 3}])
+    arguments = odd if rng.random() < 0.1 else {"input": a_string(rng) + "\n" * rng.randrange(2)}
+    return Call(CUSTOM, arguments)

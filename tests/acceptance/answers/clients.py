@@ -11,7 +11,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tests.acceptance.answers.cases import Case, Seen, Wrong
+from tests.acceptance.answers.cases import CUSTOM, Case, Seen, Wrong
 from tests.text.answer.written import SCHEMA, TOOL
 
 MAX_ANSWER_TOKENS = 1 << 15
@@ -21,6 +21,12 @@ TOOLS = {
     MESSAGES: [{"name": TOOL, "input_schema": SCHEMA}],
     RESPONSES: [{"type": "function", "name": TOOL, "parameters": SCHEMA}],
 }
+TEXT_SCHEMA = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
+GRAMMARS = {"lark": 'start: LINE+\nLINE: /x.*/ "\\n"?', "regex": "(x.*\n?)+"}
 RESPONSE_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 MESSAGE_EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
@@ -30,7 +36,7 @@ def body_of(path: str, case: Case, asks: str) -> dict[str, Any]:
     most = case.max_tokens or MAX_ANSWER_TOKENS
     body: dict[str, Any] = {"model": "tiny", "temperature": 0}
     if case.has_tools:
-        body["tools"] = TOOLS[path]
+        body["tools"] = [*TOOLS[path], *([custom_tool(path, case.custom)] if case.custom else ())]
     if path == CHAT:
         body |= {"messages": [{"role": "user", "content": asks}], "max_tokens": most}
         body |= {"stop": case.stop, "parallel_tool_calls": case.is_parallel}
@@ -46,6 +52,18 @@ def body_of(path: str, case: Case, asks: str) -> dict[str, Any]:
     return body
 
 
+def custom_tool(path: str, kind: str) -> dict[str, Any]:
+    """A tool with one text, which follows a grammar of the kind; Anthropic's has a schema."""
+    if path == MESSAGES:
+        return {"name": CUSTOM, "input_schema": TEXT_SCHEMA}
+    grammar = {"syntax": kind, "definition": GRAMMARS.get(kind)}
+    if path == CHAT:
+        form = {"type": "text"} if kind == "text" else {"type": "grammar", "grammar": grammar}
+        return {"type": "custom", "custom": {"name": CUSTOM, "format": form}}
+    form = {"type": "text"} if kind == "text" else {"type": "grammar", **grammar}
+    return {"type": "custom", "name": CUSTOM, "format": form}
+
+
 def parsed(written: str) -> dict[str, Any]:
     """The arguments of a call, which are an object."""
     try:
@@ -57,34 +75,56 @@ def parsed(written: str) -> dict[str, Any]:
     return found
 
 
+def of_text(text: str) -> dict[str, Any]:
+    """The arguments of a call of a custom tool, which stand as they are if they have no text."""
+    try:
+        return parsed(text)
+    except Wrong:
+        return {"input": text}
+
+
+def _named(name: str, arguments: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A call of any tool; of what the custom tool gets besides its text, others see nothing."""
+    if name == CUSTOM and isinstance(text := arguments.get("input"), str):
+        return name, {"input": text}
+    return name, arguments
+
+
+def called_in_chat(call: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    if call["type"] == "custom":
+        return call["custom"]["name"], of_text(call["custom"]["input"])
+    return _named(call["function"]["name"], parsed(call["function"]["arguments"]))
+
+
 def seen_in_chat(answer: dict[str, Any]) -> Seen:
     ChatCompletion.model_validate(answer)
     [choice] = answer["choices"]
     message = choice["message"]
-    calls = [each["function"] for each in message.get("tool_calls") or ()]
     return Seen(
         message.get("reasoning_content") or "",
         message["content"] or "",
-        [(each["name"], parsed(each["arguments"])) for each in calls],
+        [called_in_chat(call) for call in message.get("tool_calls") or ()],
         choice["finish_reason"],
     )
 
 
 def seen_in_chunks(events: list[dict[str, Any]]) -> Seen:
     reasoning = content = finish = ""
-    calls: dict[int, list[str]] = {}
+    calls: dict[int, dict[str, Any]] = {}
     for event in events:
-        ChatCompletionChunk.model_validate(event)
+        if '"custom": {' not in json.dumps(event):  # whose deltas the library has no types for
+            ChatCompletionChunk.model_validate(event)
         for choice in event["choices"]:
             delta = choice["delta"]
             reasoning += delta.get("reasoning_content") or ""
             content += delta.get("content") or ""
             finish = choice["finish_reason"] or finish
             for call in delta.get("tool_calls") or ():
-                parts = calls.setdefault(call["index"], ["", ""])
-                parts[0] += call["function"].get("name") or ""
-                parts[1] += call["function"].get("arguments") or ""
-    return Seen(reasoning, content, [(n, parsed(a)) for n, a in calls.values()], finish)
+                known = calls.setdefault(call["index"], {"type": call.get("type")})
+                whole = known.setdefault(known["type"], {"name": "", "input": "", "arguments": ""})
+                for part, text in call[known["type"]].items():
+                    whole[part] += text
+    return Seen(reasoning, content, [called_in_chat(call) for call in calls.values()], finish)
 
 
 FINISHES = {"end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls"}
@@ -93,7 +133,7 @@ FINISHES = {"end_turn": "stop", "stop_sequence": "stop", "tool_use": "tool_calls
 def seen_in_message(answer: dict[str, Any]) -> Seen:
     Message.model_validate(answer)
     blocks = answer["content"]
-    calls = [(b["name"], b["input"]) for b in blocks if b["type"] == "tool_use"]
+    calls = [_named(b["name"], b["input"]) for b in blocks if b["type"] == "tool_use"]
     return Seen(
         "".join(b["thinking"] for b in blocks if b["type"] == "thinking"),
         "".join(b["text"] for b in blocks if b["type"] == "text"),
@@ -127,14 +167,23 @@ def seen_in_message_events(events: list[dict[str, Any]]) -> Seen:
                 texts["thinking"] += part
             case {"delta": {"stop_reason": reason}}:
                 finish = _finish(reason, has_calls=bool(calls))
-    named = [(name, parsed(written)) for name, written in calls]
+    named = [_named(name, parsed(written)) for name, written in calls]
     return Seen(texts["thinking"], texts["text"], named, finish)
+
+
+RESULTS = {"function_call": "function_call_output", "custom_tool_call": "custom_tool_call_output"}
+
+
+def called_in_response(item: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    if item["type"] == "custom_tool_call":
+        return item["name"], of_text(item["input"])
+    return _named(item["name"], parsed(item["arguments"]))
 
 
 def seen_in_response(answer: dict[str, Any]) -> Seen:
     Response.model_validate(answer)
     items = answer["output"]
-    calls = [(i["name"], parsed(i["arguments"])) for i in items if i["type"] == "function_call"]
+    calls = [called_in_response(item) for item in items if item["type"] in RESULTS]
     finish = "tool_calls" if calls else "stop"
     return Seen(
         "".join(s["text"] for i in items if i["type"] == "reasoning" for s in i["summary"]),
@@ -154,12 +203,15 @@ def seen_in_response_events(events: list[dict[str, Any]]) -> Seen:
             deltas[event["type"]] += 1
             texts[event["type"]] = texts.get(event["type"], "") + event["delta"]
     seen = seen_in_response(events[-1]["response"])
-    told = (
-        texts.get("response.output_text.delta", ""),
-        texts.get("response.reasoning_summary_text.delta", ""),
-    )
-    if told != (seen.content, seen.reasoning):
-        raise Wrong(f"deltas of a response: {told} and not {seen}")
+    items = events[-1]["response"]["output"]
+    whole = {
+        "response.output_text.delta": seen.content,
+        "response.reasoning_summary_text.delta": seen.reasoning,
+        "response.function_call_arguments.delta": "".join(i.get("arguments", "") for i in items),
+        "response.custom_tool_call_input.delta": "".join(i.get("input", "") for i in items),
+    }
+    if texts != {kind: text for kind, text in whole.items() if text}:
+        raise Wrong(f"deltas of a response: {texts} and not {whole}")
     return seen
 
 
@@ -188,9 +240,9 @@ def next_body(path: str, body: dict[str, Any], answer: dict[str, Any]) -> dict[s
         user["content"] = [*results, {"type": "text", "text": "y"}]  # type: ignore[assignment]
         return {**body, "messages": [*body["messages"], said, user]}
     results = [
-        {"type": "function_call_output", "call_id": item["call_id"], "output": "done"}
+        {"type": RESULTS[item["type"]], "call_id": item["call_id"], "output": "done"}
         for item in answer["output"]
-        if item["type"] == "function_call"
+        if item["type"] in RESULTS
     ]
     return {**body, "input": [*body["input"], *answer["output"], *results, user]}
 

@@ -87,6 +87,17 @@ async def test_a_call_of_a_custom_tool_has_one_text(in_memory):
     }  # fmt: skip
 
 
+async def test_each_of_two_calls_in_a_row_has_its_text(in_memory):
+    pieces = []
+    for index, text in enumerate(("x", "y")):
+        pieces += [CallPiece(index, f"call_{index}", "apply_patch")]
+        pieces += [ArgumentsPiece(index, f'{{"input": "{text}"}}')]
+    script = [Delta(0, tuple(pieces), (1,)), Delta(0, finish=finish("stop", 1))]
+    async with in_memory(ScriptedEngine(script)) as client:
+        response = await client.post(RESPONSES, json={**BODY, "tools": TOOLS})
+    assert [item["input"] for item in response.json()["output"]] == ["x", "y"]
+
+
 async def test_openais_own_types_read_all_of_it(in_memory):
     read_event = TypeAdapter(ResponseStreamEvent).validate_python
     for name, arguments in (("apply_patch", '{"input": "x"}'), ("mcp__fs__read", "{}")):
