@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -72,8 +73,6 @@ RULES: Mapping[str, tuple[FigureRule, ...]] = {
     "decode": (higher("limit / step", 0.1),),
     "prefill": (higher("share", 0.1),),
     "speculation": (
-        lower("chain of 16", 0.1),
-        lower("tree of 22", 0.1),
         lower("block 16", 0.15),
         lower("block 16, tree 22", 0.15),
         higher("ratio", 0.4, "chain"),
@@ -131,8 +130,8 @@ def gpu_words(device: str) -> dict[str, str]:
         "decode": f"decode --models qwen3-4b,qwen3.5-4b,qwen3-4b:Q4_K_M --devices {device} "
         "--rounds 3",
         "prefill": f"prefill --models qwen3-4b,qwen3.5-4b --devices {device} --prompts 8192",
-        "speculation": f"speculation --only verify,rounds,servers --shape qwen3-4b "
-        f"--device {device} --lanes 1 --rounds 10 --questions 30",
+        "speculation": f"speculation --only rounds,servers --shape qwen3-4b --device {device} "
+        "--lanes 1 --rounds 10 --questions 30",
         "restore": f"restore --shape qwen3-0.6b --device {device} --tokens 8192 --steps 60 "
         "--rounds 2",
         "paging": f"paging --shape qwen3-0.6b --device {device} --context 32768 --pool 4096 "
@@ -156,7 +155,7 @@ def cpu_words(device: str) -> dict[str, str]:
         "decode": f"decode --models small,small-hybrid:Q8_0 --devices {device} --contexts 512 "
         "--rounds 3",
         "prefill": f"prefill --models small,small-hybrid --devices {device} --prompts 512",
-        "speculation": f"speculation --only verify,rounds,servers --device {device} "
+        "speculation": f"speculation --only rounds,servers --device {device} "
         "--contexts 256 --lanes 1 --dtype fp32 --rounds 5 --questions 6 --max-tokens 48",
         "restore": f"restore --device {device} --dtype fp32 --tokens 2048 --steps 20 --rounds 1",
         "paging": f"paging --device {device} --dtype fp32 --context 4096 --pool 512 --lanes 1 "
@@ -410,6 +409,7 @@ def bench_check(
     Returns whether no test or bench has failed and no figure is worse or missing. Raises
     ConfigError if the file is not one of figures.
     """
+    started = time.perf_counter()
     kind, kept = device_kind(device), read_kept(path)
     known = kept.get(kind, {})
     if not known:
@@ -425,10 +425,9 @@ def bench_check(
         write_kept(path, kept | {kind: kept_after(known, check.taken, check.measured)})
         report.say(f"\nkept in {path}")
     bad = [line for line in lines if line.verdict in ("worse", "missing")]
-    report.say(
-        f"\n{len(lines)} figures, {len(bad)} worse or missing"
-        + (", and a test or bench has failed" if check.has_failed else "")
-    )
+    failed = ", and a test or bench has failed" if check.has_failed else ""
+    seconds = time.perf_counter() - started
+    report.say(f"\n{len(lines)} figures in {seconds:.0f} s, {len(bad)} worse or missing{failed}")
     return not bad and not check.has_failed
 
 

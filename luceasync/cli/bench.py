@@ -397,7 +397,12 @@ def against(
 @bench_app.command()
 def check(
     only: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Of the benches; default: all.")
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Of decode,prefill,speculation,restore,paging,serve,kernels,ipc,processes; "
+            "default: all.",
+        ),
     ] = None,
     device: Annotated[
         str | None, typer.Option(metavar="DEVICE", help="Default: the first GPU, else cpu:0.")
