@@ -398,11 +398,7 @@ def against(
 def check(
     only: Annotated[
         str | None,
-        typer.Option(
-            metavar="LIST",
-            help="Of decode,prefill,speculation,restore,paging,serve,kernels,ipc,processes; "
-            "default: all.",
-        ),
+        typer.Option(metavar="LIST", help="Benches, such as decode,kernels; default: all."),
     ] = None,
     device: Annotated[
         str | None, typer.Option(metavar="DEVICE", help="Default: the first GPU, else cpu:0.")
