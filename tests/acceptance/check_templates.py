@@ -14,7 +14,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from luceasync.errors import LuceasyncError, ModelError, RequestError
 from luceasync.text.answer.answer_format import AnswerFormat
 from luceasync.text.isolation import IsolatedTemplate
+from luceasync.text.past_calls import one_by_one
 from luceasync.text.roles import TOOL as PROBE_TOOL
 from luceasync.text.roles import Roles
 from luceasync.text.shared_prefix import begun_answer
@@ -122,9 +123,9 @@ CHATS = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What is known of a template, chats by kind. `refused`: by both. `fitted`: only by
-    transformers, since a conversation is fitted to the template here. `told`: the template drops
-    tools, calls or results, which become text here. `differing`: both texts.
+    """What is known of a template, chats by kind. `refused`: by both. `fitted`: a conversation is
+    fitted to the template here, which otherwise refuses it or drops a second call. `told`: the
+    template drops tools, calls or results, which become text here. `differing`: both texts.
     """
 
     name: str
@@ -219,6 +220,12 @@ def expected(source: str, chat: Chat, *, wants_parts: bool = False) -> Iterator[
         yield text
 
 
+def with_one_call_each(subject: Subject, chat: Chat) -> Iterator[str]:
+    """What transformers renders if each call is a message of its own."""
+    parted = replace(chat, messages=list(one_by_one(chat.messages)))
+    return expected(subject.text, parted, wants_parts=subject.wants_parts)
+
+
 def find(path: Path) -> Finding:
     """Try one template with every chat."""
     try:
@@ -247,6 +254,8 @@ def found(name: str, subject: Subject) -> Finding:
             equal += 1
         elif subject.rewrites(chat):
             told += 1
+        elif subject.roles_of(chat).one_call and ours in with_one_call_each(subject, chat):
+            fitted += 1
         elif theirs:
             differing[chat.name] = (ours, theirs[0])
         else:
