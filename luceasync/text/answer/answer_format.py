@@ -294,8 +294,12 @@ def _example_maker(call_format: CallFormat) -> PieceMaker:
 def _most_calls(template: Template, content: str | None) -> int | None:
     """1 if `template` refuses or drops the second of two calls beside `content`; else None."""
     both = _called(content, _call(IDS[0], ARGUMENTS), _call("callcall1", OTHER_ARGUMENTS))
-    takes_one = bool(_rendered(template, _called(content, _call(IDS[0], ARGUMENTS)), [TOOL]))
-    takes_two = OTHER_ARGUMENTS["a"] in _rendered(template, both, [TOOL])
+    one = _called(content, _call(IDS[0], ARGUMENTS))
+    # Without the opening of a next answer, before which some drop a call that has no result.
+    takes_one = bool(_rendered(template, one, [TOOL], add_generation_prompt=False))
+    takes_two = OTHER_ARGUMENTS["a"] in _rendered(
+        template, both, [TOOL], add_generation_prompt=False
+    )
     return 1 if takes_one and not takes_two else None
 
 

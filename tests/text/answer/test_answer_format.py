@@ -290,6 +290,8 @@ def test_a_template_that_takes_one_call_allows_one(tokenizer: Tokenizer) -> None
         assert (found.max_calls, found.most_calls(None), found.most_calls(3)) == (1, 1, 1)
     telling = AnswerFormat.of(ChatTemplate("any other text" + template_of(drops).source), tokenizer)
     assert telling.max_calls == 1
+    closed = "{% if not add_generation_prompt %}" + one + "{% endif %}"
+    assert AnswerFormat.of(template_of(closed), tokenizer).max_calls is None
     several = AnswerFormat.of(template_of(one), tokenizer)
     assert (several.most_calls(None), several.most_calls(3)) == (None, 3)
 
