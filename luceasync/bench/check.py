@@ -76,7 +76,7 @@ RULES: Mapping[str, tuple[FigureRule, ...]] = {
         lower("block 16", 0.15),
         lower("block 16, tree 22", 0.15),
         higher("ratio", 0.4, "chain"),
-        higher("tau", 0.05, "chain"),
+        higher("tau", 0.1, "chain"),
     ),
     "restore": (
         lower("p99 / alone", 0.5, "beside saves", "beside restores"),
