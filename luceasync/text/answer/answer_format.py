@@ -48,6 +48,7 @@ OTHER_ARGUMENTS = {"a": "qxzj"}  # a word that stands in no prompt
 # Some templates repeat calls as in Python, but texts in them without quotes.
 SHOWN_ARGUMENTS: tuple[Mapping[str, Any], ...] = (ARGUMENTS, {"a": 1})
 IDS = ("callcall0", "functions.f:0")  # Mistral's have nine letters or digits; Kimi's name the tool
+CONTENTS = ("", None, " ")  # some templates show calls only beside None, others refuse no content
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # of a message
 WORDS = "§§"  # the beginning of no call
 USER = {"role": "user", "content": "x"}
@@ -218,8 +219,7 @@ def _shown_format(
     """
     others = _rendered(template, ANSWERED, [TOOL], add_generation_prompt=False)
     opened = _rendered(template, [USER], [TOOL])
-    # Some show calls only beside None.
-    for arguments, content, call_id in product(SHOWN_ARGUMENTS, ("", None), IDS):
+    for arguments, content, call_id in product(SHOWN_ARGUMENTS, CONTENTS, IDS):
         said = _called(content, _call(call_id, arguments))
         example = _rendered(template, said, [TOOL], add_generation_prompt=False)
         for call in _calls_in(example, others, opened, reasoning):

@@ -145,6 +145,12 @@ def test_a_call_may_stand_in_a_message_that_other_answers_begin_otherwise(
     assert called_by(ChatTemplate(source + opening), tokenizer) == "llama-json"
 
 
+def test_a_template_may_refuse_a_call_without_content(tokenizer: Tokenizer) -> None:
+    """Command A's looks at the first part of it."""
+    refusal = "{{ raise_exception('no content') if m.tool_calls and not m.content }}"
+    assert called_by(template_of(refusal + SHOWN["command-json"]), tokenizer) == "command-json"
+
+
 def test_calls_as_in_python_are_known_by_a_number_if_texts_stand_without_quotes(
     tokenizer: Tokenizer,
 ) -> None:
