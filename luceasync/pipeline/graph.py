@@ -98,7 +98,7 @@ class TreeStep:
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep the rows of `paths` of the last replay, a path for each entry."""
         assert self.committed is not None, "only verify passes commit"
-        self.inputs.paths.put(self.inputs.path_numbers(paths))
+        self.inputs.paths.put_numbers(self.inputs.path_numbers(paths))
         self.committed.replay()
         self.inputs.paths.replayed()
 
@@ -301,7 +301,7 @@ class GraphedSteps:
         step = self._verified = self._verify[len(batch.lanes), batch.num_rows]
         step.inputs.set_parents(parents)
         step.inputs.given.copy_(given, non_blocking=True)
-        step.inputs.place.put(place_numbers(batch))
+        step.inputs.place.put_numbers(place_numbers(batch))
         self._best = step.found
         return step.replay(self._shard)
 
@@ -326,7 +326,7 @@ class GraphedSteps:
         self.forget()
         size = len(batch.lanes)
         if kind == "verify":
-            self._verify[size, batch.num_rows].inputs.place.put(place_numbers(batch))
+            self._verify[size, batch.num_rows].inputs.place.put_numbers(place_numbers(batch))
         else:
             self._steps[size].inputs.set_place(batch)
 

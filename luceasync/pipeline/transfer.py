@@ -83,30 +83,29 @@ class HostCopier:
         return copy
 
 
-class PassParameters:
-    """A few integers that the host passes to a captured pass: int32 `values`, on the pass's device.
+class HostInput:
+    """A tensor that the host passes to a captured pass: `values`, on the pass's device.
 
-    The pass begins with `take`, a copy from host memory, so setting the values costs the host no
-    copy and no allocation.
+    The pass begins with `take`, a copy from pinned memory, so setting the values costs the host no
+    copy to the device and no allocation.
 
         put(v1)  replay: take v1 ...                   device reads v1 when it gets there
         put(v2)  waits until that replay has taken v1, then replay: take v2 ...
     """
 
-    def __init__(self, numbers: Sequence[int], device: torch.device) -> None:
-        """`numbers`: the initial values."""
-        self._here = host_buffer(len(numbers), torch.int32, device)
-        self._format, self._bytes = Struct(f"={len(numbers)}i"), self._here.numpy().data
+    def __init__(self, given: Tensor, device: torch.device) -> None:
+        """`given`: the initial values, on the host."""
+        self._here = host_buffer(given.numel(), given.dtype, device).view_as(given)
         self._taken = None if device.type == "cpu" else Arrival()  # by the last replay
-        self.values = torch.tensor(numbers, dtype=torch.int32, device=device)
-        self.put(numbers)
+        self.values = given.to(device, copy=True)
+        self.put(given)
 
-    def put(self, numbers: Sequence[int]) -> None:
+    def put(self, given: Tensor) -> None:
         """Set the values for the next replay. Waits until the last replay has taken its own, which
         it has if the host has seen its result.
         """
         self.wait()
-        self._format.pack_into(self._bytes, 0, *numbers)
+        self._here.copy_(given)
 
     def take(self) -> None:
         """Copy the values to the device; captured at the front of the pass that reads them."""
@@ -121,6 +120,20 @@ class PassParameters:
         """Note that a replay is queued. Call it behind each one."""
         if self._taken is not None:
             self._taken.record()
+
+
+class PassParameters(HostInput):
+    """A few integers that the host passes to a captured pass: int32 `values`."""
+
+    def __init__(self, numbers: Sequence[int], device: torch.device) -> None:
+        """`numbers`: the initial values."""
+        super().__init__(on_host(numbers, np.int32), device)
+        self._format, self._bytes = Struct(f"={len(numbers)}i"), self._here.numpy().data
+
+    def put_numbers(self, numbers: Sequence[int]) -> None:
+        """`put` without a tensor."""
+        self.wait()
+        self._format.pack_into(self._bytes, 0, *numbers)
 
     def send(self, numbers: Sequence[int]) -> None:
         """Set the values by a copy in stream order, for a pass that does not take them. Does not

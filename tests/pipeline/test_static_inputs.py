@@ -184,7 +184,7 @@ def test_new_inputs_are_of_no_lane_and_keep_nothing() -> None:
 
 def test_a_place_is_there_when_the_pass_takes_it() -> None:
     trees = inputs()
-    trees.place.put(place_numbers(Batch((5, NO_LANE), (70, 0), 3)))
+    trees.place.put_numbers(place_numbers(Batch((5, NO_LANE), (70, 0), 3)))
     assert trees.lanes.tolist() == [NO_LANE] * 2
     trees.place.take()
     assert trees.lanes.tolist() == [5, NO_LANE] and trees.begins.tolist() == [70, 0]

@@ -39,7 +39,7 @@ def test_two_rankings_that_are_open_at_once_keep_what_they_found() -> None:
 def test_what_is_told_is_there_when_it_is_taken() -> None:
     parameters = PassParameters([-1, 0], CPU)
     assert parameters.values.tolist() == [-1, 0]
-    parameters.put([3, 4])
+    parameters.put_numbers([3, 4])
     assert parameters.values.tolist() == [-1, 0], "a pass that reads it may not have begun"
     parameters.take()
     parameters.replayed()
@@ -71,9 +71,9 @@ def test_what_a_replay_may_not_have_taken_is_waited_for(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(parameters, "_taken", moment)
     monkeypatch.setattr(parameters, "_format", SimpleNamespace(pack_into=heard))
-    parameters.put([1])
+    parameters.put_numbers([1])
     parameters.replayed()
-    parameters.put([2])
+    parameters.put_numbers([2])
     assert moment.heard == ["waited", "written", "recorded", "waited", "written"]
 
 
@@ -108,7 +108,7 @@ def test_captured_passes_take_what_each_was_told_however_late_they_run() -> None
     captured = capture(run, num_warmups=1)
     at.zero_()
     for number in range(40):
-        parameters.put([number, -number])
+        parameters.put_numbers([number, -number])
         captured.replay()
         parameters.replayed()
     assert found.tolist() == [[float(n), float(-n)] for n in range(40)]

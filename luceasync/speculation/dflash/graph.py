@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from luceasync.pipeline.capture import Capture
-from luceasync.pipeline.transfer import Arrival, host_buffer
+from luceasync.pipeline.transfer import HostInput
 
 NUM_EAGER_CALLS = 2  # kernels are compiled meanwhile, and a rare shape is not captured
 NUM_WARM_UPS = NUM_EAGER_CALLS  # after one to compile: then a pass is run as it will be
@@ -51,46 +51,39 @@ class EagerRunner:
 
 
 class _Step:
-    """A captured pass and its inputs. What the host gives is taken from pinned memory by the graph
-    itself: a copy of its own would take the host as long as a launch.
+    """A captured pass and its inputs. The graph itself takes those of the host from pinned memory:
+    a copy of its own would take the host as long as a launch.
     """
 
     def __init__(self, capture: Capture, work: Pass, inputs: Sequence[Tensor]) -> None:
         device = capture.device
-        self._static = tuple(x.to(device, copy=True) for x in inputs)
-        self._pinned = {
-            i: host_buffer(x.numel(), x.dtype, device).view_as(x)
-            for i, x in enumerate(inputs)
-            if x.device != device
+        self._of_host = {
+            i: HostInput(x, device) for i, x in enumerate(inputs) if x.device != device
         }
-        self._taken = None if device.type == "cpu" else Arrival()  # by the last replay
-        self._set(inputs)
+        self._static = tuple(
+            self._of_host[i].values if i in self._of_host else x.clone()
+            for i, x in enumerate(inputs)
+        )
         self._captured = capture(lambda: self._run(work), num_warmups=1)
 
     def __call__(self, inputs: Sequence[Tensor]) -> Any:
-        """Queue the pass on these inputs. Returns its output."""
-        self._set(inputs)
+        """Queue the pass on these inputs, those on the device copied in one launch. Returns its
+        output.
+        """
+        for i, given in self._of_host.items():
+            given.put(inputs[i])
+        here = [i for i in range(len(inputs)) if i not in self._of_host]
+        if here:
+            torch._foreach_copy_([self._static[i] for i in here], [inputs[i] for i in here])
         self._captured.replay()
-        if self._taken is not None:
-            self._taken.record()
+        for given in self._of_host.values():
+            given.replayed()
         return self._captured.output
 
     def _run(self, work: Pass) -> Any:
-        for i, pinned in self._pinned.items():
-            self._static[i].copy_(pinned, non_blocking=True)
+        for given in self._of_host.values():
+            given.take()
         return work(*self._static)
-
-    def _set(self, inputs: Sequence[Tensor]) -> None:
-        """Set the inputs; those that are on the device already, in one launch. Waits until the last
-        replay has taken what the host gave, which it has if the host has seen a later result.
-        """
-        if self._taken is not None:
-            self._taken.synchronize()
-        for i, pinned in self._pinned.items():
-            pinned.copy_(inputs[i])
-        here = [i for i in range(len(inputs)) if i not in self._pinned]
-        if here:
-            torch._foreach_copy_([self._static[i] for i in here], [inputs[i] for i in here])
 
 
 class GraphRunner:
