@@ -107,7 +107,7 @@ class IsolatedTemplate:
             self._turn.release()
 
     def _at_second_try(self, ask: Any) -> str:
-        """The answer of the process, which may have been killed by whoever lacks memory. Raises
+        """The answer of the process, which the system may have killed for lack of memory. Raises
         TemplateOverrun, TemplateRefusal, ModelError and Unavailable.
         """
         how = ""

@@ -17,7 +17,7 @@ GREET = 'def greet(name):\n    return "hello " + name\n'
 GREETED = 'def greet(name):\n    return f"Hello, {name}!"\n'
 DOCUMENTED = 'def greet(name):\n    """Say hello."""\n    return f"Hello, {name}!"\n'
 CHARS_CUT = 9  # of the last argument, at its end
-# Lets whoever watches end the server and start another one while the agent runs a command.
+# Gives the check time to end the server and start another one while the agent runs a command.
 HOLD = "touch waiting; for i in $(seq 600); do test -e go && break; sleep 0.1; done; rm go; echo on"
 
 COUNT = "seq -s ' ' 4000"
