@@ -315,7 +315,7 @@ def _named_json(name: str, words: NameWords, prefix: str = "", suffix: str = "")
         call_grammar.named_json(
             words.call + prefix + "%s" + suffix + words.name_end, words.call_end
         ),
-        (words.call, words.name_end),
+        tuple(filter(None, (words.call, words.id_word, words.name_end))),
         between="",
         begin=words.section,
         end=words.section_end,

@@ -340,6 +340,17 @@ def test_the_prompt_that_opens_reasoning_decides(tokenizer: Tokenizer) -> None:
     assert kept.before(prompt) == "nothing"
 
 
+@pytest.mark.parametrize("name", ["mistral-id", "solar"])
+def test_the_words_around_an_id_are_shown_in_a_named_format_too(name: str) -> None:
+    """Without them a name and its id are one word."""
+    backend = BACKENDS["fallback"]()
+    words = ["[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<|tool_calls|>", "<|tool_call:begin|>"]
+    words += ["<|tool_call:name|>", "<|tool_call:args|>"]
+    backend.add_special_tokens(words)
+    found = AnswerFormat.of(template_of(""), Tokenizer(backend.to_str()), tool_format=name)
+    assert found.shown == {word for word in words if word.startswith("[") == (name != "solar")}
+
+
 @pytest.mark.slow
 def test_a_named_format_wins(template: ChatTemplate, tokenizer: Tokenizer) -> None:
     answer_format = AnswerFormat.of(
