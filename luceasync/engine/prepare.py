@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
 from luceasync.engine.guidance import Guidance, NewGuide, is_guided, unguided
 from luceasync.engine.prompts import Language, PinSpans, Prompts, pins_of
@@ -15,11 +19,17 @@ from luceasync.engine.sampling.draw import choice_seed
 from luceasync.engine.sampling.row import TokenCounts, check_logit_bias, has_penalties
 from luceasync.grammar.guide import Guide
 from luceasync.prefix_cache.tenants import Tenants
-from luceasync.request import Request
+from luceasync.request import ChatPrompt, Request
 from luceasync.text.answer.pieces import PieceMaker, PlainText
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.prompt import RenderedPrompt
 from luceasync.text.tokenizer import Tokenizer
+
+# Most of these threads wait for their turn with the template; those of the event loop's own pool,
+# which is as small as the machine, must not.
+CHAT_THREADS = 64
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +106,16 @@ class ChoicePreparation:
         self._language = language
         self._prompts = Prompts(language, tenants)
         self._guidance = Guidance(language)
+        self._chats = ThreadPoolExecutor(CHAT_THREADS, "prepare-chat")
 
     async def rendered(self, request: Request) -> RenderedPrompt:
         """Render the prompt. Raises RequestError."""
-        return await asyncio.to_thread(self._prompts.render, request)
+        return await self._in_thread(request, partial(self._prompts.render, request))
 
     async def choices(self, request: Request, stream_id: int) -> list[PreparedChoice]:
         """Prepare the request's choices, at least one. Raises RequestError."""
-        prompt, choices = await asyncio.to_thread(self._at_once, request, stream_id)
+        at_once = partial(self._at_once, request, stream_id)
+        prompt, choices = await self._in_thread(request, at_once)
         if choices is None:
             new_guide = await self._guidance.of(request, prompt)
             choices = await asyncio.to_thread(
@@ -113,7 +125,18 @@ class ChoicePreparation:
 
     async def close(self) -> None:
         """Wait for the compiler of grammars."""
+        self._chats.shutdown(wait=False, cancel_futures=True)
         await self._guidance.close()
+
+    async def _in_thread(self, request: Request, call: Callable[[], T]) -> T:
+        """The result of `call`, in a thread where it delays only requests that render as this one
+        does.
+        """
+        match request.prompt:
+            case ChatPrompt():
+                return await asyncio.get_running_loop().run_in_executor(self._chats, call)
+            case _:
+                return await asyncio.to_thread(call)
 
     def _at_once(
         self, request: Request, stream_id: int

@@ -8,13 +8,15 @@ Knows no cache.
 from __future__ import annotations
 
 import threading
+import time
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from itertools import accumulate, takewhile
 from typing import Any
 
-from luceasync.errors import RequestError, TemplateOverrun
+from luceasync.errors import RequestError, TemplateOverrun, Unavailable
 from luceasync.text.control_tokens import BREAK
 from luceasync.text.template import Template, TurnBoundaries
 from luceasync.text.tokenizer import Tokenizer
@@ -32,6 +34,7 @@ USER_TURN = {"role": "user", "content": "0"}  # some templates refuse a chat wit
 REASONING, CONTENT = "thought", "said"  # of the answer that is tried
 OPENING = "<think>"  # written by a model that opens its reasoning itself
 WITH_REASONING = f"{OPENING}\n{REASONING}\n</think>\n\n{CONTENT}"
+REPLAY_S = 2.0  # renderings take milliseconds, unless the machine or the template is very slow
 CALL = {"id": "0", "type": "function", "function": {"name": "f", "arguments": {}}}
 
 
@@ -202,7 +205,8 @@ class ReplayCheck:
     vocabulary.
 
     Each kind is tried once, on first use, since rendering a long chat again takes a while. Safe to
-    call from any thread; concurrent callers wait.
+    call from any thread; a call returns `limit_s` after the first one at the latest, so the engine
+    thread never waits for the renderings of other chats.
     """
 
     def __init__(
@@ -210,11 +214,13 @@ class ReplayCheck:
         others: Callable[[], bool] = lambda: True,
         reasoning: Callable[[], bool] = lambda: True,
         opening_id: int | None = None,
+        limit_s: float = REPLAY_S,
     ) -> None:
         self._tries = {False: others, True: reasoning}  # by whether the answer opens reasoning
         self._opening_id = opening_id
+        self._limit_s = limit_s
         self._lock = threading.Lock()
-        self._results: dict[bool, bool] = {}
+        self._results: dict[bool, tuple[Future[bool], float]] = {}  # and when each was begun
 
     @classmethod
     def of(
@@ -247,12 +253,31 @@ class ReplayCheck:
         return cls(others, reasoning, opening_id)
 
     def __call__(self, generated_ids: Sequence[int]) -> bool:
-        """Whether a later prompt may begin with this complete answer."""
+        """Whether a later prompt may begin with this complete answer; False while that is unknown:
+        the answer is then computed again.
+        """
         opens_reasoning = len(generated_ids) > 0 and generated_ids[0] == self._opening_id
         with self._lock:
             if opens_reasoning not in self._results:
-                self._results[opens_reasoning] = self._tries[opens_reasoning]()
-            return self._results[opens_reasoning]
+                self._results[opens_reasoning] = self._begin(opens_reasoning), time.monotonic()
+            result, begun_s = self._results[opens_reasoning]
+        try:
+            return result.result(max(0.0, begun_s + self._limit_s - time.monotonic()))
+        except TimeoutError:
+            return False
+
+    def _begin(self, opens_reasoning: bool) -> Future[bool]:
+        """Try in a thread of its own."""
+        result: Future[bool] = Future()
+
+        def run() -> None:
+            try:
+                result.set_result(self._tries[opens_reasoning]())
+            except BaseException as error:
+                result.set_exception(error)  # raised to all that ask
+
+        threading.Thread(target=run, name="replay-check", daemon=True).start()
+        return result
 
 
 def _is_replayed(
@@ -270,7 +295,7 @@ def _is_replayed(
     for start, continuation in tried:
         try:
             later = template.render([*messages, *continuation], tools, **variables)
-        except TemplateOverrun:  # nor could a later prompt be rendered
+        except (TemplateOverrun, Unavailable):  # a later prompt could not be rendered, or not now
             return False
         except RequestError:
             continue

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from luceasync.engine.prepare import prepare
+from luceasync.engine.prepare import ChoicePreparation, prepare
 from luceasync.engine.prompts import Language
 from luceasync.errors import RequestError
-from luceasync.request import ModelCard, Request, Sampling, TokenPrompt
+from luceasync.prefix_cache.tenants import Tenants
+from luceasync.request import ChatPrompt, ModelCard, Request, Sampling, TextPrompt, TokenPrompt
 from luceasync.text.history import History
 from luceasync.text.prompt import RenderedPrompt, Tenant
 from luceasync.text.template import ChatTemplate
@@ -71,3 +75,23 @@ def test_tokens_of_the_request_end_it_too(language):
 def test_a_bias_outside_the_vocabulary_is_refused(language):
     with pytest.raises(RequestError, match="token 300"):
         choices(language, sampling=Sampling(logit_bias={300: 1.0}))
+
+
+async def test_chats_that_wait_for_the_template_hold_up_no_text(language):
+    is_free = threading.Event()
+
+    class Slow:
+        def render(self, messages, tools=None, /, **kwargs) -> str:
+            return "ab" if is_free.wait(20) else "late"
+
+    slow = replace(language, template=Slow())
+    preparation = ChoicePreparation(slow, Tenants(lambda: History(language.tokenizer)))
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    asked = Request(ChatPrompt([{"role": "user", "content": "Hi"}]))
+    chats = [asyncio.create_task(preparation.rendered(asked)) for _ in range(4)]
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(10):
+        assert (await preparation.rendered(Request(TextPrompt("ab")))).ids
+        is_free.set()
+        assert all(prompt.text == "ab" for prompt in await asyncio.gather(*chats))
+    await preparation.close()

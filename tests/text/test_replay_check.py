@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from luceasync.config import BUNDLED_MODEL_DIR
-from luceasync.errors import TemplateOverrun
+from luceasync.errors import TemplateOverrun, Unavailable
 from luceasync.text.shared_prefix import ReplayCheck
 from luceasync.text.template import ChatTemplate
 
@@ -103,7 +105,8 @@ def test_if_every_trial_is_refused_answers_may_be_replayed(returns, said, though
     assert found(said) and found(thought)
 
 
-def test_a_template_that_takes_too_long_for_a_continuation_is_not_tried_again(returns, said):
+@pytest.mark.parametrize("error", [TemplateOverrun("takes more than 3 s"), Unavailable("busy")])
+def test_a_continuation_that_cannot_be_rendered_is_not_tried_again(returns, said, error):
     class Slow:
         num_rendered = 0
 
@@ -111,8 +114,27 @@ def test_a_template_that_takes_too_long_for_a_continuation_is_not_tried_again(re
             if messages == ASKED:
                 return "asked"
             self.num_rendered += 1
-            raise TemplateOverrun("takes more than 3 s")
+            raise error
 
     slow = Slow()
     assert not returns(slow, tools=TOOLS)(said)
     assert slow.num_rendered == 1
+
+
+def test_an_answer_does_not_wait_for_the_renderings_of_other_chats():
+    """The engine thread asks: all lanes would stand still."""
+    is_free = threading.Event()
+    found = ReplayCheck(lambda: is_free.wait(60), limit_s=0.05)
+    assert not found([5])
+    is_free.set()
+
+
+def test_a_result_that_is_late_counts_from_then_on():
+    is_free = threading.Event()
+    found = ReplayCheck(lambda: is_free.wait(60), limit_s=0.05)
+    assert not found([5])
+    is_free.set()
+    deadline = time.monotonic() + 20
+    while not found([5]):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
