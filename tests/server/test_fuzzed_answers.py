@@ -27,6 +27,7 @@ async def test_every_api_tells_any_answer_alike() -> None:
     found, wrong = await fuzz(2 * len(WRITERS), 0, sorted(WRITERS))
     assert not wrong
     assert found["with calls"] > len(WRITERS) // 2 and found["with reasoning"] > 10
+    assert found["calls of a custom tool"] > 5
 
 
 @pytest.mark.parametrize(("name", "words"), [("qwen-json", THINK), ("harmony", HARMONY)])
