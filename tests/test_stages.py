@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -162,6 +163,10 @@ class NotingSource:
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         self.names.add(name)
         return self._source.read(name, shape)
+
+    def stored(self, name: str, shape: tuple[int, ...]) -> Any:
+        self.names.add(name)
+        return self._source.stored(name, shape)
 
 
 def test_a_stage_reads_its_own_shards_only(tiny_dir: Path):
