@@ -306,7 +306,7 @@ class DraftConfig:
         parsers.integer(1, 256),
         "an integer from 1 to 256",
         "N",
-        "Most nodes of a proposed tree; default: by measurement.",
+        "Most nodes of a proposed tree; default: 22.",
         needs="ddtree",
     )
 

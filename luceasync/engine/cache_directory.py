@@ -26,6 +26,7 @@ from luceasync.prefix_cache.tenants import Tenants
 from luceasync.status import CacheStatus
 
 MIN_FREE_BYTES = 1 << 30  # of the disk, left free
+LEAST_SHARE_BYTES = 1 << 30  # of a full disk: writes begin once it has space again
 TRANSIT_BYTES = 1 << 30  # of memory, for nodes on their way to and from the disk
 WARM_SHARE = 4  # one part in so many of the cache's memory gets its pages before it is needed
 
@@ -117,7 +118,8 @@ def limits_of(config: CacheConfig, held_bytes: int, least_bytes: int = 0) -> Lim
     disk_bytes = config.budget_bytes
     if disk_bytes is None and config.cache_dir is not None:
         # Includes what is there already, or each start would take less than the one before.
-        disk_bytes = (_free_bytes(config.cache_dir) + held_bytes) // 2
+        share_bytes = (_free_bytes(config.cache_dir) + held_bytes) // 2
+        disk_bytes = max(share_bytes, LEAST_SHARE_BYTES)
     return Limits(
         memory_bytes=memory_bytes,
         transit_bytes=0 if disk_bytes is None else TRANSIT_BYTES,

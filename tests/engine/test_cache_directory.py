@@ -76,10 +76,16 @@ def keep_a_node(directory: Path) -> int:
 
 
 def test_the_share_of_the_disk_does_not_shrink_by_what_is_stored(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("luceasync.engine.cache_directory._free_bytes", lambda directory: 10_000)
-    assert disk_bytes(tmp_path / "new") == disk_bytes(tmp_path) == 5_000
+    monkeypatch.setattr("luceasync.engine.cache_directory._free_bytes", lambda directory: 10 << 30)
+    assert disk_bytes(tmp_path / "new") == disk_bytes(tmp_path) == 5 << 30
     num_bytes = keep_a_node(tmp_path)
-    assert disk_bytes(tmp_path) == 5_000 + num_bytes // 2
+    assert disk_bytes(tmp_path) == (5 << 30) + num_bytes // 2
+
+
+def test_a_disk_that_is_full_at_the_start_is_written_once_it_has_space(tmp_path: Path, monkeypatch):
+    """A share of nothing would hold no node, and nobody would be told of the full disk."""
+    monkeypatch.setattr("luceasync.engine.cache_directory._free_bytes", lambda directory: 4096)
+    assert disk_bytes(tmp_path) == 1 << 30
 
 
 def test_a_file_in_place_of_the_directory_is_refused_later(tmp_path: Path):
