@@ -4,6 +4,7 @@ the server.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import threading
@@ -29,6 +30,8 @@ SHOWN = (
 SOURCE = TemplateSource(Path("model"), SHOWN, "with {{ tools | tojson }}", {"bos_token": "<s>"})
 ASKED = [{"role": "user", "content": "x"}]
 LIMITS = RenderLimits(cpu_s=0.2, memory_bytes=256 << 20, max_text_bytes=1 << 20)
+# For the limits of memory and text: on a slow machine the limit of time must not come first.
+UNHURRIED = dataclasses.replace(LIMITS, cpu_s=60.0)
 # What a model from anywhere may bring, and what it exceeds.
 HOSTILE = {
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}": "0.2 s",
@@ -131,7 +134,8 @@ def test_messages_that_are_nested_too_deeply_are_refused(isolated: IsolatedTempl
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_a_hostile_template_costs_one_chat_no_more_than_the_limits(hostile: str) -> None:
     source = "{% if messages[0].content == 'bad' %}" + hostile + "{% endif %}fine"
-    template = IsolatedTemplate(TemplateSource(Path("model"), source), LIMITS)
+    limits = UNHURRIED if "MiB" in HOSTILE[hostile] else LIMITS
+    template = IsolatedTemplate(TemplateSource(Path("model"), source), limits)
     with pytest.raises(TemplateOverrun, match=rf"chat template .*{HOSTILE[hostile]}"):
         template.render([{"role": "user", "content": "bad"}])
     assert template.render(ASKED) == "fine"
