@@ -90,7 +90,11 @@ class TensorSlot:
 
 
 SUFFIXES = {Half.ROWS: ".safetensors", Half.END: ".end"}
-TEMPORARY = re.compile(r"\.[0-9a-f]+\.([0-9]{1,9})\.[0-9a-f]+\.tmp")
+# A key, the host and process that write the file, and a random number. Without the host: a file
+# of an earlier version, whose servers shared no directory between hosts.
+TEMPORARY = re.compile(
+    r"\.[0-9a-f]+\.(?:(?P<host>[0-9a-f]{16})\.)?(?P<process>[0-9]{1,9})\.[0-9a-f]+\.tmp"
+)
 NAMESPACE = re.compile(r"[0-9A-Za-z_-]{1,128}")
 
 

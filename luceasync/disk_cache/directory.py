@@ -11,7 +11,8 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from io import FileIO
 from pathlib import Path
@@ -27,6 +28,7 @@ from luceasync.disk_cache.codec import (
 from luceasync.disk_cache.files import FileSystem
 from luceasync.disk_cache.listing import EMPTY_LISTING, Listing, NodeMeta, list_nodes, namespaces
 from luceasync.disk_cache.metadata import KEY
+from luceasync.disk_cache.outcomes import is_gone
 from luceasync.errors import ConfigError, CorruptNode
 
 FLAG = "--kv-cache-dir"
@@ -35,6 +37,7 @@ NUM_QUARANTINED = 16  # files of all namespaces for inspection, which must not f
 PROBE_KEY = "0" * 8
 PROBE_BYTES = 1 << 20  # read in one call
 ORPHAN_AGE_S = 3600
+TOUCH_S = 600  # last uses are told apart no finer, so that hits cost a shared directory little
 LONE_END_AGE_S = 60  # its rows may have been renamed while the directory was listed
 
 
@@ -75,7 +78,8 @@ class NodeDirectory:
 
     def temporary(self, key: str) -> Path:
         """A unique name, under which a file is written before it is renamed to the node's."""
-        return self.path(key).with_name(f".{key}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
+        writer = f"{self._files.host}.{os.getpid()}.{secrets.token_hex(8)}"
+        return self.path(key).with_name(f".{key}.{writer}.tmp")
 
     def make(self) -> None:
         """Make missing directories, for their owner alone. Raises OSError."""
@@ -133,6 +137,18 @@ class NodeDirectory:
             listings[name] = replace(seen, faults=(*seen.faults, *faults))
         own = listings.get(self._namespace, EMPTY_LISTING)
         return listings, sum(map(self.set_aside, own.damaged))
+
+    def touch(self, keys: Iterable[str]) -> int:
+        """Mark nodes as used now, unless they were within TOUCH_S, for every process that looks at
+        the directory; how many of them exist. Raises OSError.
+        """
+        now_s, num_there = time.time(), 0
+        for path in map(self.path, keys):
+            with contextlib.suppress(FileNotFoundError):
+                if abs(now_s - path.lstat().st_mtime) > TOUCH_S:
+                    os.utime(path, follow_symlinks=False)
+                num_there += 1
+        return num_there
 
     def remove(self, key: str, namespace: str | None = None) -> int:
         """Remove a node; the bytes that it took, 0 if there is none. Raises OSError."""
@@ -203,18 +219,22 @@ class NodeDirectory:
         """Remove a temporary file whose writer is gone; what went wrong.
 
         The process id in the name may be another container's: the lock tells. A file that was just
-        created may not be locked yet: the id tells.
+        created may not be locked yet: the id tells. Of another host's file only the age tells, by
+        the clock of the file system: neither ids nor, on some, locks reach further than a host.
         """
         match = TEMPORARY.fullmatch(path.name)
         assert match is not None, path
+        is_ours = match["host"] in (None, self._files.host)
         try:
+            now_s = now_s if is_ours else self._files.now_s(path.parent)
             is_old = now_s - path.lstat().st_mtime > ORPHAN_AGE_S
-            if is_old or not (_is_alive(int(match[1])) or self._files.is_locked(path)):
+            is_written = not is_ours or _is_alive(int(match["process"]))
+            if is_old or not (is_written or self._files.is_locked(path)):
                 self._files.remove(path)
-        except (FileNotFoundError, CorruptNode):  # gone, or not a writer's file
+        except CorruptNode:  # not a writer's file
             return []
         except OSError as error:
-            return [str(error)]
+            return [] if is_gone(error) else [str(error)]
         return []
 
 

@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +27,7 @@ from luceasync.disk_cache.outcomes import (
     Miss,
     WriteOutcome,
     WriteResult,
+    is_gone,
     miss_of,
     outcome_of,
 )
@@ -117,6 +117,7 @@ class NodeReads:
         if self._hung:
             self.misses[MissReason.IO_ERROR] += 1
             return Miss(MissReason.IO_ERROR, "the disk hangs: a read has not returned")
+        is_fault = True
         try:
             async with asyncio.timeout(patience_s):
                 node = await self._read_or_set_aside(key, with_end, progress)
@@ -126,12 +127,13 @@ class NodeReads:
             miss = Miss(MissReason.PREFILL_IS_FASTER, f"node {key}: running its tokens is faster")
         except (CorruptNode, ForeignNode, MemoryError, OSError) as error:
             miss = miss_of(error)
+            is_fault = not (isinstance(error, OSError) and is_gone(error))
         else:
             self._faults.tell("read")
             self.hits += 1
             self.bytes_read += node.num_bytes
             return node
-        if miss.reason is MissReason.IO_ERROR:
+        if is_fault and miss.reason is MissReason.IO_ERROR:
             self._faults.tell("read", miss.detail, partial(self._directory.try_read, key))
         self.misses[miss.reason] += 1
         return miss
@@ -340,7 +342,7 @@ class DiskTier:
 
     async def touch(self, keys: Sequence[str]) -> int:
         """Mark nodes as used now, for other processes too; how many of them exist."""
-        return await self._try(partial(_touch, [*map(self._directory.path, keys)]), 0)
+        return await self._try(partial(self._directory.touch, keys), 0)
 
     async def remove(self, key: str, namespace: str | None = None) -> int:
         """Remove a node, of another namespace if one is named; the bytes that were freed, 0 if
@@ -394,20 +396,11 @@ class DiskTier:
         try:
             async with asyncio.timeout(self._read_timeout_s):
                 result = await self._threads.submit(function)
-        except FileNotFoundError:
-            return otherwise
         except OSError as error:
+            if is_gone(error):
+                return otherwise
             words = str(error) or f"no answer within {self._read_timeout_s} s"
             self._faults.tell("upkeep", words, partial(self._directory.try_write, 0))
             return otherwise
         self._faults.tell("upkeep")
         return result
-
-
-def _touch(paths: Sequence[Path]) -> int:
-    num_there = 0
-    for path in paths:
-        with suppress(FileNotFoundError):
-            os.utime(path, follow_symlinks=False)
-            num_there += 1
-    return num_there

@@ -9,11 +9,15 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import hashlib
 import mmap
 import os
+import secrets
 import stat
+import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
@@ -29,12 +33,24 @@ HUGE_PAGE_BYTES = 2 << 20  # systems align a mapping of whole huge pages so that
 NUM_THREADS = 4
 PIECE_BYTES = 4 << 20  # a hop to a thread and back costs as much as half a MiB
 SMALL_BYTES = 1 << 20
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 T = TypeVar("T")
 
 
 class FileSystem:
     """What the disk tier needs of the operating system. Every call may raise OSError."""
+
+    @cached_property
+    def host(self) -> str:
+        """What tells this host, since it was started, from others that use the same directory: 16
+        hexadecimal digits. Containers of one host share it.
+        """
+        try:
+            boot = BOOT_ID.read_bytes()
+        except OSError:
+            boot = uuid.getnode().to_bytes(8, "big")
+        return hashlib.blake2b(boot, digest_size=8).hexdigest()
 
     def create(self, path: Path) -> FileIO:
         """A new file for its owner alone, locked while it is open."""
@@ -94,6 +110,15 @@ class FileSystem:
         """Bytes that may still be written to the file system of `path`."""
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
+
+    def now_s(self, directory: Path) -> float:
+        """The time by the clock that dates the directory's files, which may be another host's."""
+        path = directory / f".{secrets.token_hex(8)}.clock"
+        try:
+            with self.create(path) as raw:
+                return os.fstat(raw.fileno()).st_mtime
+        finally:
+            self.remove(path)
 
     def is_locked(self, path: Path) -> bool:
         """Whether a writer, of this process or another, has the file open."""

@@ -21,6 +21,7 @@ from luceasync.disk_cache.codec import (
 )
 from luceasync.disk_cache.files import FileSystem
 from luceasync.disk_cache.metadata import NodeMetadata
+from luceasync.disk_cache.outcomes import is_gone
 from luceasync.disk_cache.reader import TokenAllowance, read_header, read_tokens
 from luceasync.errors import CorruptNode, ForeignNode
 
@@ -165,7 +166,8 @@ def list_nodes(
             except CorruptNode:
                 damaged.append(path)
             except OSError as error:
-                faults.append(str(error))
+                if not is_gone(error):  # stale: it was replaced just now
+                    faults.append(str(error))
                 if old is not None:
                     found[half][key] = old
     return Listing(

@@ -31,6 +31,13 @@ class Miss:
     detail: str
 
 
+def is_gone(error: OSError) -> bool:
+    """Whether the file was removed, or replaced on another host while it was looked at: a network
+    file system tells that as a stale handle. No fault of the disk.
+    """
+    return error.errno in (errno.ENOENT, errno.ESTALE)
+
+
 def miss_of(error: CorruptNode | ForeignNode | MemoryError | OSError) -> Miss:
     """The miss for a file that could not be read."""
     if isinstance(error, FileNotFoundError):

@@ -5,12 +5,15 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from luceasync.disk_cache.directory import NUM_QUARANTINED, make_usable
+from luceasync.disk_cache.codec import TEMPORARY
+from luceasync.disk_cache.directory import NUM_QUARANTINED, NodeDirectory, make_usable
 from luceasync.disk_cache.disk import DiskTier
+from luceasync.disk_cache.files import FileSystem
 from luceasync.disk_cache.outcomes import WriteOutcome
 from luceasync.errors import ConfigError
 from luceasync.nodes import MissReason
@@ -154,3 +157,42 @@ def test_a_directory_of_another_user_is_refused_with_both_users(
     monkeypatch.setattr(os, "geteuid", lambda: owner_id + 1)
     with pytest.raises(ConfigError, match=f"user {owner_id} owns it, this is user {owner_id + 1}"):
         make_usable(tmp_path)
+
+
+async def test_of_another_hosts_temporary_file_only_the_age_tells(
+    tier: DiskTier, directory: Path
+) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    new, old = (f".{KEY}.{'0a' * 8}.{dead.pid}.{number}.tmp" for number in ("00", "01"))
+    for name in (new, old):
+        (directory / name).touch()
+    os.utime(directory / old, (1000, 1000))
+    await tier.scan()
+    assert [entry.name for entry in temporaries(directory)] == [new]
+
+
+async def test_ages_of_other_hosts_files_are_told_by_the_file_systems_clock(
+    tier: DiskTier, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 9e9)  # this host's clock is far ahead
+    name = f".{KEY}.{'0a' * 8}.1.00.tmp"
+    (directory / name).touch()
+    await tier.scan()
+    assert [entry.name for entry in temporaries(directory)] == [name]
+
+
+async def test_a_temporary_file_of_ours_names_this_host(directory: Path, tmp_path: Path) -> None:
+    ours = NodeDirectory(FileSystem(), tmp_path, NAMESPACE, 0, END_KINDS)
+    match = TEMPORARY.fullmatch(ours.temporary(KEY).name)
+    assert match is not None
+    assert (match["host"], match["process"]) == (FileSystem().host, str(os.getpid()))
+
+
+async def test_a_node_is_touched_at_most_every_ten_minutes(tier: DiskTier, path: Path) -> None:
+    await tier.write(node(contents_of()))
+    now_s = time.time()
+    for age_s, moves in ((300, False), (900, True)):
+        os.utime(path, (now_s - age_s,) * 2)
+        assert await tier.touch([KEY]) == 1
+        assert (path.stat().st_mtime > now_s - 60) is moves

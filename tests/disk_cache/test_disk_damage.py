@@ -1,5 +1,6 @@
 """Whatever happened to a file: a miss of the right kind, no error, and never a wrong byte."""
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -12,6 +13,7 @@ from luceasync.disk_cache.codec import encode_header
 from luceasync.disk_cache.disk import DiskTier
 from luceasync.disk_cache.outcomes import Miss
 from luceasync.nodes import MissReason
+from tests.disk_cache.faulty_files import BIG, FaultyFiles
 from tests.disk_cache.node_files import (
     KEY,
     METADATA,
@@ -173,3 +175,18 @@ async def test_an_order_of_another_writer_gives_the_same_span(tier: DiskTier, pa
     found = await tier.read(KEY, with_end=False)
     assert as_bytes(found) == {name: contents[name] for name in SPAN}
     assert as_bytes(await tier.read(KEY)) == contents
+
+
+@pytest.mark.parametrize("step", ["open", "readinto"])
+async def test_a_file_that_another_host_has_just_replaced_is_a_miss_and_no_fault(
+    tmp_path: Path, path: Path, step: str
+) -> None:
+    def stale() -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    async with tier_of(tmp_path, FaultyFiles(stale, before=step)) as tier:
+        path.write_bytes(file_of(contents_of(0, BIG), BIG))
+        assert await reason_of(tier) == MissReason.IO_ERROR
+        assert tier.degraded == ""
+    assert path.exists()
+    assert not quarantined(path.parent)
