@@ -5,8 +5,16 @@ Values only; luceasync.request.Engine returns them.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+
+def conversation_label(word: str) -> str | None:
+    """Eight digits by which a client finds its own conversations, without their names; None for a
+    conversation without a name.
+    """
+    return f"{zlib.crc32(word.encode()):08x}" if word else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +22,7 @@ class LaneStatus:
     """A choice on a lane. `phase` is restoring, prefilling, decoding or unread; the lane holds
     `done_tokens` of the prompt, of which `cached_tokens` were not run; `running_s`: since its
     start. `tau` None: there is no draft. `resident_tokens`, `absent_tokens` None: all are on the
-    devices.
+    devices. `conversation`: its label; `tier`, `decision`, `miss_reason`: see Restore.
     """
 
     lane: int
@@ -29,20 +37,26 @@ class LaneStatus:
     rounds: int = 0
     resident_tokens: int | None = None
     absent_tokens: int | None = None
+    conversation: str | None = None
+    tier: str | None = None
+    decision: str | None = None
+    miss_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingStatus:
-    """A choice that waits for a lane."""
+    """A choice that waits for a lane; `conversation`: its label."""
 
     prompt_tokens: int
     waiting_s: float
+    conversation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
     """A cached node, tokens `[begin, end)` after those of `parent`: bytes by tier, how many
     requests restored it (`hits`), and seconds since the last. Keys are the names of files.
+    `conversation`: the label of one that goes on at its end.
     """
 
     key: str
@@ -53,17 +67,21 @@ class NodeStatus:
     has_state: bool
     hits: int
     idle_s: float
+    conversation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineDetails:
-    """Lanes, queue and cache, without text or tokens. `nodes`: those used last, of `num_nodes`."""
+    """Lanes, queue and cache, without text or tokens. `nodes`: those used last, of `num_nodes`.
+    `device_bytes`: of weights and lanes; `device_parts`: of each, and free before, by device.
+    """
 
     lanes: tuple[LaneStatus, ...] = ()
     waiting: tuple[WaitingStatus, ...] = ()
     nodes: tuple[NodeStatus, ...] = ()
     num_nodes: int = 0
     device_bytes: Mapping[str, int] | None = None
+    device_parts: Mapping[str, Mapping[str, int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

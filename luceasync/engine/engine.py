@@ -41,6 +41,7 @@ from luceasync.status import (
     EngineStatus,
     LaneStatus,
     WaitingStatus,
+    conversation_label,
 )
 from luceasync.text.history import History
 
@@ -74,12 +75,12 @@ class LocalEngine:
         stopping: threading.Event | None = None,
         release: Callable[[], None] = lambda: None,
         processes: Callable[[], BackendProcesses] = lambda: NO_PROCESSES,
-        device_bytes: Mapping[str, int] | None = None,
+        device_parts: Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:
         """`stopping`, `release`: see EngineThread. `processes`: of stages and drafter, besides this
         one.
         """
-        self._device_bytes = device_bytes
+        self._device_parts = device_parts or {}
         self._language = language
         self._load = load
         self._directory_spec = directory_spec
@@ -229,7 +230,9 @@ class LocalEngine:
         return tuple((await self._preparing.rendered(request)).ids)
 
     async def details(self) -> EngineDetails:
-        return replace(await self._ask(details_of), device_bytes=self._device_bytes)
+        parts = self._device_parts
+        sums = {name: each["weights"] + each["lanes"] for name, each in parts.items()}
+        return replace(await self._ask(details_of), device_bytes=sums, device_parts=parts)
 
     async def drop_nodes(self, keys: Sequence[str] | None) -> int:
         return await self._ask(lambda pump: drop_nodes(pump, keys))
@@ -395,13 +398,17 @@ def unavailable(detail: str, retry_after_s: int) -> Unavailable:
 def details_of(pump: Pump, num_nodes: int = MAX_NODES) -> EngineDetails:
     """Lanes, queue and the nodes used last. Engine thread only."""
     now_s, nodes = time.monotonic(), list(pump.lanes.prefixes.index)
+    words = pump.lanes.prefixes.conversation_words()
+    labels = {key.hex(): conversation_label(word) for key, word in words.items()}
     return EngineDetails(
         lanes=tuple(_lane_status(pump, g, now_s) for g in pump.scheduler.running),
         waiting=tuple(
-            WaitingStatus(len(g.prepared.prompt.ids), now_s - g.submitted_at)
+            WaitingStatus(len(g.prepared.prompt.ids), now_s - g.submitted_at, _label(g))
             for g in pump.scheduler.waiting[:MAX_WAITING]
         ),
-        nodes=newest(nodes, num_nodes),
+        nodes=tuple(
+            replace(node, conversation=labels.get(node.key)) for node in newest(nodes, num_nodes)
+        ),
         num_nodes=len(nodes),
     )
 
@@ -423,7 +430,15 @@ def _lane_status(pump: Pump, generation: Generation, now_s: float) -> LaneStatus
         rounds=0 if speculation is None else speculation.rounds,
         resident_tokens=None if residence is None else residence.resident_tokens,
         absent_tokens=None if residence is None else residence.absent_tokens,
+        conversation=_label(generation),
+        tier=generation.lease.restore.tier,
+        decision=generation.lease.restore.decision,
+        miss_reason=generation.lease.restore.miss_reason,
     )
+
+
+def _label(generation: Generation) -> str | None:
+    return conversation_label(generation.prepared.request.conversation)
 
 
 def _phase(generation: Generation) -> str:

@@ -118,7 +118,7 @@ def build_engine(
         stopping=stopping,
         release=release,
         processes=processes,
-        device_bytes=_device_bytes(plan),
+        device_parts=_device_parts(plan),
     )
 
 
@@ -150,12 +150,14 @@ def _directory_spec_of(
     )
 
 
-def _device_bytes(plan: Plan) -> dict[str, int]:
-    """Bytes of the target's weights and lanes, by device."""
-    found: dict[str, int] = {}
-    for shard in plan.shards:
-        own = shard.weight_bytes + plan.parallel * plan.lane_bytes(shard)
-        found[shard.device] = found.get(shard.device, 0) + own
+def _device_parts(plan: Plan) -> dict[str, dict[str, int]]:
+    """Bytes of the target's weights and lanes by device, and what was free there before."""
+    found: dict[str, dict[str, int]] = {}
+    for device, shard in zip(plan.devices, plan.shards, strict=True):
+        nothing = {"weights": 0, "lanes": 0, "free_before": device.free_bytes}
+        parts = found.setdefault(shard.device, nothing)
+        parts["weights"] += shard.weight_bytes
+        parts["lanes"] += plan.parallel * plan.lane_bytes(shard)
     return found
 
 

@@ -223,7 +223,7 @@ class PrefixCache:
         self._lane_saver = LaneSaver(self.index, memory, self._leases, recurrent=recurrent)
         # What these do alone is called on them directly.
         self.lost = self.index.lost
-        self.clear = self._leases.clear
+        self.clear, self.conversation_words = self._leases.clear, self._leases.words
         self.try_save = self._lane_saver.try_save
 
     def __repr__(self) -> str:

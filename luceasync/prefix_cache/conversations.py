@@ -108,6 +108,13 @@ class Conversations:
         while len(self._lines) > MAX_NAMES:
             self._lines.popitem(last=False)
 
+    def words(self) -> dict[NodeKey, str]:
+        """The name, as its client wrote it, of the line that goes on at each end; of those used
+        last where several do.
+        """
+        pairs = ((name.word, line) for name, lines in self._lines.items() for line in lines)
+        return {end: word for word, line in pairs for end in line.ends}
+
     def claims(self, now_s: float) -> list[tuple[NodeKey, ...]]:
         """Ends of the main lines, of those used last first, whose claims have not expired."""
         mains = (_main(lines) for lines in reversed(self._lines.values()))

@@ -30,6 +30,7 @@ class Leases:
         self._write_back = write_back
         self._leases: list[Lease] = []
         self._conversations = Conversations()
+        self.words = self._conversations.words
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._leases)

@@ -1,10 +1,13 @@
 """The statistics in an answer: timings, what was restored, what speculation did.
 
-Adds up the choices of a request. All APIs report them in this form.
+Adds up the choices of a request. All APIs report them in this form. Keeps those of the last answers
+for people who watch the server.
 """
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -14,6 +17,7 @@ from msgspec import UNSET, UnsetType
 from luceasync.request import Finish, Residence, Speculation
 
 Finishes = Mapping[int, Finish]
+MAX_RECENT = 24
 
 
 class TimingsBody(msgspec.Struct):
@@ -139,3 +143,46 @@ def _ms(seconds: float) -> float:
 
 def _rate(num_tokens: int, seconds: float) -> float:
     return round(num_tokens / seconds, 3) if seconds > 0 else 0.0
+
+
+class AnswerRecord(msgspec.Struct, frozen=True):
+    """The first choice of an ended request. `conversation`: its label."""
+
+    conversation: str | None
+    reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    timings: TimingsBody
+    luceasync: LuceasyncBody
+    ended_s: float
+
+
+class RecentAnswers:
+    """The last MAX_RECENT answers, without text."""
+
+    def __init__(self) -> None:
+        self._records: deque[AnswerRecord] = deque(maxlen=MAX_RECENT)
+
+    def add(self, conversation: str | None, finish: Finish) -> None:
+        """Keep what the answer tells of itself."""
+        usage, one = finish.usage, {0: finish}
+        record = AnswerRecord(
+            conversation,
+            finish.reason,
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
+            timings_of(one),
+            luceasync_of(one),
+            time.monotonic(),
+        )
+        self._records.append(record)
+
+    def fields(self) -> list[dict[str, object]]:
+        """JSON fields, the newest first; `ended_s`: seconds since its end."""
+        now_s = time.monotonic()
+        return [
+            msgspec.to_builtins(msgspec.structs.replace(record, ended_s=now_s - record.ended_s))
+            for record in reversed(self._records)
+        ]

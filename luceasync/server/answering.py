@@ -153,7 +153,7 @@ class Answering:
         async with AsyncExitStack() as closing:
             streams = []
             for request in requests:
-                clock = self._context.metrics.clock()
+                clock = self._context.metrics.clock(request.conversation)
                 stream = await self._context.engine.open(request)
                 closing.push_async_callback(stream.aclose)
                 streams.append(AnswerStream(stream, request.num_choices, clock, note))

@@ -65,7 +65,7 @@ def create_app(
     pages = [
         *StatusPages(engine, drain, metrics).routes,
         *context.running.routes,
-        *StatusEvents(engine, drain).routes,
+        *StatusEvents(engine, drain, metrics.recent).routes,
         *CacheAdmin(engine, config.admin_keys).routes,
     ]
     routes = [

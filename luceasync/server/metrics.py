@@ -15,12 +15,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from luceasync.request import Delta, Engine, Speculation
+from luceasync.server.answer_stats import RecentAnswers
 from luceasync.status import (
     CacheStatus,
     EngineStatus,
     ProcessStatus,
     ResidenceStatus,
     SpeculationStatus,
+    conversation_label,
 )
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -36,16 +38,25 @@ PROCESS = "luceasync_process"
 
 
 class AnswerClock:
-    """Observes the time to the first token of one answer, and between its tokens."""
+    """Observes the time to the first token of one answer, and between its tokens; at its end, adds
+    it to `recent`.
+    """
 
-    def __init__(self, first_token: Histogram, next_token: Histogram) -> None:
+    def __init__(
+        self, first_token: Histogram, next_token: Histogram, recent: RecentAnswers, word: str
+    ) -> None:
+        """`word`: the name of its conversation."""
         self._first_token = first_token
         self._next_token = next_token
+        self._recent = recent
+        self._word = word
         self._last_s = time.perf_counter()
         self._begun = False
 
     def tick(self, delta: Delta) -> None:
         """Note that `delta` has come; deltas without tokens do not count."""
+        if delta.finish is not None and delta.index == 0:
+            self._recent.add(conversation_label(self._word), delta.finish)
         if not delta.token_ids:
             return
         now_s = time.perf_counter()
@@ -61,6 +72,7 @@ class Metrics:
     """The registry of one app, and the metrics of the server itself."""
 
     def __init__(self, engine: Engine) -> None:
+        self.recent = RecentAnswers()
         self._registry = CollectorRegistry()
         self._registry.register(EngineCollector(engine))
         self._requests = Counter(
@@ -87,9 +99,9 @@ class Metrics:
     def count(self, route: str, status: int) -> None:
         self._requests.labels(route, str(status)).inc()
 
-    def clock(self) -> AnswerClock:
-        """Start the clock of one answer."""
-        return AnswerClock(self._first_token, self._next_token)
+    def clock(self, word: str = "") -> AnswerClock:
+        """Start the clock of one answer in the conversation `word`."""
+        return AnswerClock(self._first_token, self._next_token, self.recent, word)
 
     async def watch_lag(self) -> NoReturn:
         """Observe the event loop's lag until cancelled."""

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from luceasync import __version__
 from luceasync.errors import LuceasyncError, RequestError, Unavailable
 from luceasync.request import Engine, Speculation
+from luceasync.server.answer_stats import RecentAnswers
 from luceasync.server.drain import Drain, race
 from luceasync.server.failures import redact_paths
 from luceasync.server.fields import refuse
@@ -127,9 +128,10 @@ class StatusEvents:
     Watchers do not hold up a shutdown.
     """
 
-    def __init__(self, engine: Engine, drain: Drain) -> None:
+    def __init__(self, engine: Engine, drain: Drain, recent: RecentAnswers) -> None:
         self._engine = engine
         self._drain = drain
+        self._recent = recent
         self._num_watchers = 0
 
     @property
@@ -174,9 +176,10 @@ class StatusEvents:
     async def _status(self) -> dict[str, object]:
         fields = status_fields(self._engine)
         try:
-            return fields | {"live": detail_fields(await self._engine.details())}
+            live = detail_fields(await self._engine.details())
         except LuceasyncError:  # not loaded yet, or failed: the status says so
             return fields | {"live": None}
+        return fields | {"live": live | {"recent": self._recent.fields()}}
 
 
 class CacheAdmin:
@@ -239,6 +242,8 @@ def status_fields(engine: Engine) -> dict[str, object]:
         "tool_format": card.tool_format or None,
         "tools_in_system_message": card.tells_tools,
         "takes_chats": card.takes_chats,
+        "thinks": card.thinks,
+        "reasons": [redact_paths(reason) for reason in card.reasons],
         "ready": status.ready,
         "detail": redact_paths(status.detail),
         "num_lanes": status.num_lanes,
@@ -290,4 +295,5 @@ def _speculation(speculation: SpeculationStatus) -> dict[str, object]:
         "proposed_total": proposed,
         "accepted_total": accepted,
         "tau": total.tau,
+        "off_reason": redact_paths(speculation.off_reason or "") or None,
     }

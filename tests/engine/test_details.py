@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from luceasync.request import ChatPrompt, Request
+from luceasync.status import conversation_label
 from tests.engines import ask, running, user, written
 
 LONG = "To be or not to be, that is the question. " * 12
@@ -13,7 +14,8 @@ LONG = "To be or not to be, that is the question. " * 12
 async def test_lanes_are_seen_while_they_run_and_nodes_afterwards(tiny_dir, tmp_path):
     async with running(tiny_dir, tmp_path / "cache", parallel=1) as engine:
         prompt = ChatPrompt(user(LONG))
-        stream = await engine.open(Request(prompt, max_tokens=1500, ignore_eos=True))
+        asked = Request(prompt, max_tokens=1500, ignore_eos=True, conversation="mine")
+        stream = await engine.open(asked)
         waits = await engine.open(Request(ChatPrompt(user("x")), max_tokens=1))
         async for delta in stream:
             if len(delta.token_ids):
@@ -23,7 +25,9 @@ async def test_lanes_are_seen_while_they_run_and_nodes_afterwards(tiny_dir, tmp_
         assert (lane.phase, lane.prompt_tokens) == ("decoding", stream.num_prompt_tokens)
         assert 0 < lane.generated_tokens < lane.max_tokens
         assert waiting.prompt_tokens == waits.num_prompt_tokens
+        assert lane.conversation == conversation_label("mine") and lane.miss_reason == "empty"
         assert look.device_bytes and all(look.device_bytes.values())
+        assert look.device_parts and all(all(x.values()) for x in look.device_parts.values())
         await stream.aclose()
         await waits.aclose()
         await written(engine)
@@ -31,6 +35,7 @@ async def test_lanes_are_seen_while_they_run_and_nodes_afterwards(tiny_dir, tmp_
         assert not look.lanes and not look.waiting
         assert look.num_nodes == len(look.nodes) > 0
         assert {tier for node in look.nodes for tier in node.num_bytes} == {"memory", "disk"}
+        assert {node.conversation for node in look.nodes} == {conversation_label("mine"), None}
         known = {node.key for node in look.nodes}
         assert all(node.parent is None or node.parent in known for node in look.nodes)
 

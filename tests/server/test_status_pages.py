@@ -8,8 +8,11 @@ import json
 import pytest
 
 from luceasync.config import ServerConfig
+from luceasync.request import Delta, Restore
 from luceasync.server import status_pages
-from tests.server.scripted import ScriptedEngine
+from luceasync.server.answer_stats import RecentAnswers
+from luceasync.status import conversation_label
+from tests.server.scripted import ScriptedEngine, answer, finish
 
 
 async def events(lines):
@@ -42,6 +45,23 @@ async def _first(stream, count):
             return
 
 
+async def test_a_watcher_sees_why_the_last_answers_took_their_time(on_port):
+    engine = ScriptedEngine(
+        [*answer("a")[:1], Delta(0, finish=finish(restore=Restore(miss_reason="no_memory")))]
+    )
+    body = {"messages": [{"role": "user", "content": "x"}], "prompt_cache_key": "mine"}
+    async with on_port(engine) as client:
+        await client.post("/v1/chat/completions", json=body)
+        async with client.stream("GET", "/status/events") as response:
+            [event] = [event async for event, _ in _first(events(response.aiter_lines()), 1)]
+    [record] = event["live"]["recent"]
+    assert record["conversation"] == conversation_label("mine")
+    assert (record["prompt_tokens"], record["cached_tokens"]) == (10, 4)
+    assert record["luceasync"]["miss_reason"] == "no_memory"
+    assert record["timings"]["queued_ms"] == 1.0 and record["ended_s"] >= 0
+    assert "mine" not in str(event)
+
+
 async def test_watchers_are_bounded(on_port, monkeypatch):
     monkeypatch.setattr(status_pages, "MAX_WATCHERS", 1)
     async with (
@@ -70,7 +90,7 @@ async def test_a_shutdown_ends_the_stream_of_a_watcher():
         drain.begin()
 
     await asyncio.wait_for(
-        status_pages.StatusEvents(ScriptedEngine(), drain).watch(receive, send), 5
+        status_pages.StatusEvents(ScriptedEngine(), drain, RecentAnswers()).watch(receive, send), 5
     )
     assert sent[-1]["more_body"] is False
 
