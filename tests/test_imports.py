@@ -24,6 +24,7 @@ OPEN = {
     "errors",
     "nodes",
     "options",
+    "server_config",
     "parsers",
     "process_memory",
     "request",
@@ -60,7 +61,7 @@ MAY_IMPORT = {
 }
 
 # API families; the common part of the server knows none of them, and none knows another.
-FAMILIES = {"server.openai", "server.anthropic"}
+FAMILIES = {"server.openai", "server.anthropic", "server.ollama"}
 COMPOSES_FAMILIES = "luceasync.server.app"
 
 # Importing these loads none of HEAVY, not even through other modules of ours.

@@ -1,4 +1,4 @@
-"""Answers one request, from its body to the last byte, in any API.
+"""CallAnswers one HTTP request, from its body to the last byte, in any API.
 
 Owns the order of steps and what may end the work. Knows nothing of what a body or an event says.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,14 +16,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from luceasync.config import ServerConfig
-from luceasync.errors import (
-    DisplacedFromQueue,
-    GenerationFailed,
-    HostMemoryExhausted,
-    RequestError,
-    Unavailable,
-)
-from luceasync.request import Delta, Engine, Finish, Request, Stream
+from luceasync.request import Delta, Engine, Request
+from luceasync.server.answers import CallAnswers, Observer
 from luceasync.server.cancellation import Cancellation, RunningRequests
 from luceasync.server.drain import Drain, race
 from luceasync.server.failures import describe
@@ -39,8 +31,8 @@ from luceasync.server.http.body import (
     read_body,
     wait_for_disconnect,
 )
-from luceasync.server.http.responses import EventStream, json_response
-from luceasync.server.metrics import AnswerClock, Metrics
+from luceasync.server.http.responses import EventStream, Framing, json_response
+from luceasync.server.metrics import Metrics
 from luceasync.server.request_log import RequestNote, note_of
 
 logger = logging.getLogger(__name__)
@@ -64,8 +56,9 @@ class Answering:
     closed at once.
     """
 
-    def __init__(self, endpoint: Endpoint, context: ServerContext) -> None:
+    def __init__(self, endpoint: Endpoint, framing: Framing, context: ServerContext) -> None:
         self._endpoint = endpoint
+        self._framing = framing
         self._context = context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,7 +96,7 @@ class Answering:
             response = await race(self._plain_answer(call, note, reservation), *watchers)
             await response(scope, receive, send)
             return
-        events = EventStream(send)
+        events = EventStream(send, self._framing)
         keep_alive = events.keep_alive(context.config.keep_alive_s)
         try:
             # Within the last send Hypercorn says that the client has left: the answer is whole.
@@ -129,96 +122,30 @@ class Answering:
     async def _plain_answer(
         self, call: Call[Any], note: RequestNote, reservation: BodyReservation
     ) -> Response:
-        opening = self._open_streams(call.requests, note, reservation)
-        async with opening as streams, aclosing(call.events(streams)) as events:
-            return json_response(await call.fold(events))
+        # The engine has taken the requests, which fit its context: the body is needed no more.
+        return json_response(await self._answers(note).plain(call, reservation.release))
 
     async def _stream_answer(
         self, call: Call[Any], out: EventStream, note: RequestNote, reservation: BodyReservation
     ) -> None:
-        opening = self._open_streams(call.requests, note, reservation)
-        async with opening as streams, aclosing(call.events(streams)) as events:
+        async with self._answers(note).events(call, reservation.release) as events:
             async for event in events:
                 await out.write(call.encode(event))
         await out.close(call.end(None))
 
-    @asynccontextmanager
-    async def _open_streams(
-        self, requests: Sequence[Request], note: RequestNote, reservation: BodyReservation
-    ) -> AsyncIterator[Sequence[Stream]]:
-        """The engine's Streams, timed and checked; closed on every way out.
+    def _answers(self, note: RequestNote) -> CallAnswers:
+        """CallAnswers whose deltas are timed and noted."""
 
-        Releases the body's memory: the engine has taken the requests, which fit its context.
-        """
-        async with AsyncExitStack() as closing:
-            streams = []
-            for request in requests:
-                clock = self._context.metrics.clock(request.conversation)
-                stream = await self._context.engine.open(request)
-                closing.push_async_callback(stream.aclose)
-                streams.append(AnswerStream(stream, request.num_choices, clock, note))
-            reservation.release()
-            yield streams
+        def observer(request: Request) -> Observer:
+            clock = self._context.metrics.clock(request.conversation)
 
+            def observe(delta: Delta) -> None:
+                clock.tick(delta)
+                note.take(delta)
 
-class AnswerStream:
-    """A Stream whose deltas are timed and noted, and whose failures are exceptions.
+            return observe
 
-    `__anext__` raises GenerationFailed, RequestError, DisplacedFromQueue, HostMemoryExhausted or
-    Unavailable unless all `num_choices` end well.
-    """
-
-    def __init__(
-        self, stream: Stream, num_choices: int, clock: AnswerClock, note: RequestNote
-    ) -> None:
-        self._stream = stream
-        self._num_open = num_choices
-        self._clock = clock
-        self._note = note
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return self._stream.num_prompt_tokens
-
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        return self
-
-    async def __anext__(self) -> Delta:
-        try:
-            delta = await self._stream.__anext__()
-        except StopAsyncIteration:
-            if self._num_open > 0:
-                raise GenerationFailed(
-                    "The generation ended before every choice was finished."
-                ) from None
-            raise
-        self._clock.tick(delta)
-        self._note.take(delta)
-        if delta.finish is not None:
-            _raise_failure(delta.finish)
-            self._num_open -= 1
-        return delta
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
-def _raise_failure(finish: Finish) -> None:
-    if finish.reason == "error":
-        message = finish.error or "The generation failed."
-        match finish.error_kind:
-            case "request":
-                raise RequestError(message, code="cannot_be_followed")
-            case "gave_way":
-                raise DisplacedFromQueue(finish.retry_after_s)
-            case "unavailable":
-                raise Unavailable(message, finish.retry_after_s)
-            case "kv_host_memory":
-                raise HostMemoryExhausted(message, finish.retry_after_s)
-            case "failed":
-                raise GenerationFailed(message)
-    if finish.reason == "cancelled":
-        raise Unavailable(finish.error or "The generation was cancelled.")
+        return CallAnswers(self._context.engine, observer)
 
 
 def _peer_address(scope: Scope) -> str:

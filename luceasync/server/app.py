@@ -31,20 +31,18 @@ from luceasync.server.http.origins import origin_middleware
 from luceasync.server.http.responses import json_response
 from luceasync.server.malloc_trim import trim_periodically
 from luceasync.server.metrics import Metrics
+from luceasync.server.ollama.routes import Ollama
 from luceasync.server.openai.routes import OpenAi
 from luceasync.server.openapi import OpenApiPages
 from luceasync.server.request_log import LogRequests, note_of
 from luceasync.server.status_pages import CacheAdmin, StatusEvents, StatusPages
 
 OTHER_NAMES = {  # of routes, on other servers
-    "/api/chat": "/v1/chat/completions",
-    "/api/generate": "/v1/completions",
-    "/api/tags": "/v1/models",
     "/completion": "/v1/completions",
 }
 # The first family words the errors of all routes that belong to none. If two families share a
 # path, the later one is asked first: its route tells which requests are its own.
-FAMILIES: tuple[MakeFamily, ...] = (OpenAi, Anthropic)
+FAMILIES: tuple[MakeFamily, ...] = (OpenAi, Anthropic, Ollama)
 
 
 def create_app(
@@ -88,7 +86,7 @@ def create_app(
 
 def _routes(family: ApiFamily, context: ServerContext) -> list[Route]:
     endpoints = (
-        Route(endpoint.path, Answering(endpoint, context), methods=["POST"])
+        Route(endpoint.path, Answering(endpoint, family.framing, context), methods=["POST"])
         for endpoint in family.endpoints
     )
     return [*family.pages, *endpoints]

@@ -18,6 +18,7 @@ from luceasync.errors import Unavailable
 from luceasync.request import Engine, Request, Stream
 from luceasync.server.failures import Failure
 from luceasync.server.http.auth import Caller
+from luceasync.server.http.responses import Framing
 
 EventT = TypeVar("EventT")
 
@@ -43,7 +44,7 @@ class Call(Protocol[EventT]):
         ...
 
     def encode(self, event: EventT) -> bytes:
-        """`event` as one or more complete server-sent events."""
+        """`event` as one or more complete events, in the family's framing."""
         ...
 
     def end(self, failure: Failure | None) -> bytes:
@@ -58,7 +59,7 @@ class Call(Protocol[EventT]):
 @dataclass(frozen=True, slots=True)
 class BodySpec:
     """The types of a JSON body, its answer and an error, for the API's description; `event`: that
-    of a server-sent event, if the answer may be streamed.
+    of an event, if the answer may be streamed.
     """
 
     struct: type[msgspec.Struct]
@@ -82,7 +83,10 @@ class Endpoint(Protocol):
 
 
 class ApiFamily(Protocol):
-    """The routes of one API, and the form of its errors."""
+    """The routes of one API, how its events are sent, and the form of its errors."""
+
+    @property
+    def framing(self) -> Framing: ...
 
     @property
     def endpoints(self) -> Sequence[Endpoint]: ...
@@ -121,6 +125,21 @@ class LookupCall:
 
     async def fold(self, events: AsyncIterator[None]) -> object:
         return await self._look_up()
+
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+def typed_answer(answer: Any, **by_method: Any) -> Callable[[Handler], Handler]:
+    """Mark the handler of a page with the type of its JSON, for the API's description; `by_method`:
+    that of other methods.
+    """
+
+    def mark(handler: Handler) -> Handler:
+        vars(handler)["answers"] = {"": answer, **by_method}
+        return handler
+
+    return mark
 
 
 def require_ready(engine: Engine) -> None:

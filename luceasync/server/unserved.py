@@ -32,6 +32,7 @@ NEUTRAL: dict[str, frozenset[bytes]] = {
     "repetition_penalty": ONE,
     "repeat_penalty": ONE,
     "n": ONE,
+    "tool_choice": frozenset({b'"auto"'}),
 }
 
 
@@ -126,7 +127,7 @@ ALWAYS_USED = frozenset(
     {
         "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
         "guided_grammar", "json_schema", "regex", "ebnf", "grammar", "enable_thinking", "think",
-        "thinking", "thinking_budget", "thinking_token_budget", "reasoning_effort",
+        "thinking", "thinking_budget", "thinking_token_budget", "reasoning_effort", "tool_choice",
     }
 )  # fmt: skip
 
@@ -137,7 +138,14 @@ def refuse_unserved(body: UnservedBody, *more: str) -> None:
     """
     own = CHAT_FIELDS if isinstance(body, ChatFieldsBody) else ()
     for name in (*UNSERVED_FIELDS, *own, *more):
-        value = bytes(getattr(body, name))
-        unused = ABSENT if name in ALWAYS_USED else UNUSED
-        if value not in unused and value not in NEUTRAL.get(name, ()):
-            raise RequestError(f"'{name}' is not served here: leave it out.", param=name)
+        refuse_if_used(name, getattr(body, name))
+
+
+def refuse_if_used(param: str, sent: msgspec.Raw) -> None:
+    """Raise RequestError if the value of a field that is not served says anything. `param`: the
+    field's path.
+    """
+    name, value = param.rpartition(".")[2], bytes(sent)
+    unused = ABSENT if name in ALWAYS_USED else UNUSED
+    if value not in unused and value not in NEUTRAL.get(name, ()):
+        raise RequestError(f"'{param}' is not served here: leave it out.", param=param)

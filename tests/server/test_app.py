@@ -163,7 +163,6 @@ async def test_health_and_ready_need_no_key(in_memory):
         ("/api/v1/responses", "/v1/responses"),
         ("/v1/tokenize", "/tokenize"),
         ("/models", "/v1/models"),
-        ("/api/chat", "/v1/chat/completions"),
     ],
 )
 async def test_a_route_that_is_not_there_names_the_one_that_was_meant(in_memory, path, meant):

@@ -22,6 +22,7 @@ from luceasync.server.app import FAMILIES, create_app
 from luceasync.server.failures import Failure
 from luceasync.server.family import Endpoint
 from luceasync.server.http.auth import Caller
+from luceasync.server.http.responses import SERVER_SENT
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, answer
 
@@ -30,6 +31,8 @@ TELL = "/toy/tell"
 
 class Toy:
     """Bodies are lines of text, one request each; events are named; errors are one string."""
+
+    framing = SERVER_SENT
 
     def __init__(self, engine: Engine) -> None:
         self.endpoints: Sequence[Endpoint] = (Tell(),)

@@ -31,7 +31,7 @@ from luceasync.server.failures import Failure
 from luceasync.server.family import BodySpec, Endpoint, LookupCall, require_ready
 from luceasync.server.fields import decode
 from luceasync.server.http.auth import Caller
-from luceasync.server.http.responses import encode_event, json_response
+from luceasync.server.http.responses import SERVER_SENT, encode_event, json_response
 
 VERSION_HEADER = b"anthropic-version"
 
@@ -40,6 +40,8 @@ _count_decoder = msgspec.json.Decoder(CountBody)
 
 
 class Anthropic:
+    framing = SERVER_SENT
+
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.endpoints: Sequence[Endpoint] = (Messages(engine), CountTokens(engine))

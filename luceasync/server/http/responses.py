@@ -1,4 +1,4 @@
-"""Responses: JSON, and streams of server-sent events.
+"""Responses: JSON, and streams of events, which are server-sent or lines of JSON.
 
 Owns the start of an event stream and its keep-alives. Knows nothing of what events say.
 """
@@ -7,18 +7,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Send
 
-KEEP_ALIVE = b": keep-alive\n\n"
 
-EVENT_STREAM_HEADERS: tuple[tuple[bytes, bytes], ...] = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-)
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How a family sends its events; `keep_alive`: bytes between two events that say nothing."""
+
+    media_type: str
+    keep_alive: bytes
+
+    @property
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """The headers of a stream."""
+        charset = b"; charset=utf-8" if self.media_type.startswith("text/") else b""
+        return [
+            (b"content-type", self.media_type.encode() + charset),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        ]
+
+
+SERVER_SENT = Framing("text/event-stream", b": keep-alive\n\n")
+# An empty line would be invalid JSON to its reader; a space belongs to the line that follows.
+JSON_LINES = Framing("application/x-ndjson", b" ")
 
 _encoder = msgspec.json.Encoder()
 
@@ -36,6 +52,11 @@ def encode_event(payload: object, name: str | None = None) -> bytes:
     return named + b"data: " + _encoder.encode(payload) + b"\n\n"
 
 
+def encode_line(payload: object) -> bytes:
+    """`payload` as a line of JSON."""
+    return _encoder.encode(payload) + b"\n"
+
+
 class EventStream:
     """The body of one event-stream response; the headers go out with the first bytes.
 
@@ -43,8 +64,9 @@ class EventStream:
     last bytes are on their way and nothing can be added.
     """
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, framing: Framing = SERVER_SENT) -> None:
         self._send = send
+        self._framing = framing
         # The answer and the keep-alive task write to one connection, and the start must go out
         # before any body. Not an asyncio.Lock: taking a free one costs every token more than this.
         self._is_sending = False
@@ -65,13 +87,13 @@ class EventStream:
         await self._write(events, is_last=True)
 
     async def keep_alive(self, interval_s: float) -> None:
-        """Write a comment after every `interval_s` of silence, until cancelled."""
+        """Write a keep-alive after every `interval_s` of silence, until cancelled."""
         while True:
             silence_s = self._now_s() - self._last_write_s
             if silence_s < interval_s:
                 await asyncio.sleep(interval_s - silence_s)
             else:
-                await self.write(KEEP_ALIVE)
+                await self.write(self._framing.keep_alive)
 
     async def _write(self, events: bytes, *, is_last: bool) -> None:
         while self._is_sending:
@@ -89,5 +111,6 @@ class EventStream:
 
     async def _start(self) -> None:
         self.started = True
-        headers = list(EVENT_STREAM_HEADERS)
-        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send(
+            {"type": "http.response.start", "status": 200, "headers": self._framing.headers}
+        )

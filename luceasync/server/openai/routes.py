@@ -21,7 +21,7 @@ from luceasync.server.failures import Failure
 from luceasync.server.family import BodySpec, Endpoint, LookupCall, require_ready
 from luceasync.server.fields import at_most, decode
 from luceasync.server.http.auth import Caller
-from luceasync.server.http.responses import json_response
+from luceasync.server.http.responses import SERVER_SENT, json_response
 from luceasync.server.openai.chat_answer import ChatCompletions
 from luceasync.server.openai.chat_body import ChatMessage, messages_of
 from luceasync.server.openai.common import OpenAiError, check_model, error_body
@@ -32,6 +32,8 @@ MAX_IDS = 1 << 20
 
 
 class OpenAi:
+    framing = SERVER_SENT
+
     def __init__(self, engine: Engine) -> None:
         self.endpoints: Sequence[Endpoint] = (
             ChatCompletions(engine),

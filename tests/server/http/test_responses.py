@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
-from luceasync.server.http.responses import KEEP_ALIVE, EventStream, encode_event
+from luceasync.server.http.responses import (
+    JSON_LINES,
+    SERVER_SENT,
+    EventStream,
+    encode_event,
+    encode_line,
+)
 
 
 class Wire:
@@ -68,4 +75,20 @@ async def test_silence_is_filled_with_comments():
         await wire.seen.wait()
     task.cancel()
     assert wire.kinds == ["start", "body", "body"]
-    assert wire.messages[1]["body"] == KEEP_ALIVE == b": keep-alive\n\n"
+    assert wire.messages[1]["body"] == SERVER_SENT.keep_alive == b": keep-alive\n\n"
+
+
+async def test_lines_of_json_are_whole_around_a_silence():
+    """A keep-alive is the space before the next line: an empty line would be invalid JSON."""
+    wire = Wire()
+    events = EventStream(wire.send, JSON_LINES)
+    await events.write(encode_line({"text": "a\nb"}))
+    task = asyncio.create_task(events.keep_alive(0.01))
+    while len(wire.messages) < 4:
+        wire.seen.clear()
+        await wire.seen.wait()
+    task.cancel()
+    await events.close(encode_line({"text": "c"}))
+    assert dict(wire.messages[0]["headers"])[b"content-type"] == b"application/x-ndjson"
+    lines = b"".join(message["body"] for message in wire.messages[1:]).splitlines()
+    assert [json.loads(line)["text"] for line in lines] == ["a\nb", "c"]

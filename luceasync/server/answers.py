@@ -1,0 +1,126 @@
+"""The answer of a Call: its requests go to the engine, whose streams become events or their fold.
+
+The one way to an answer, over HTTP and in this process. Knows neither sockets nor bodies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any
+
+from luceasync.errors import (
+    DisplacedFromQueue,
+    GenerationFailed,
+    HostMemoryExhausted,
+    RequestError,
+    Unavailable,
+)
+from luceasync.request import Delta, Engine, Finish, Request, Stream
+from luceasync.server.family import Call
+
+Observer = Callable[[Delta], None]
+
+
+def observe_nothing(request: Request) -> Observer:
+    """An observer for each request that nobody watches."""
+    return lambda delta: None
+
+
+class CallAnswers:
+    """CallAnswers calls by `engine`. `observer` is asked for each request before it is queued; what it
+    returns sees every delta before the call does.
+    """
+
+    def __init__(
+        self, engine: Engine, observer: Callable[[Request], Observer] = observe_nothing
+    ) -> None:
+        self._engine = engine
+        self._observer = observer
+
+    async def plain(self, call: Call[Any], accepted: Callable[[], None] = lambda: None) -> object:
+        """The fold of all events. `accepted` is called once the engine has all requests.
+
+        Raises what `Engine.open` and AnswerStream raise.
+        """
+        async with self.events(call, accepted) as events:
+            return await call.fold(events)
+
+    @asynccontextmanager
+    async def events(
+        self, call: Call[Any], accepted: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[AsyncIterator[Any]]:
+        """The events, as they come. On every way out of the `async with` the streams are closed,
+        which frees their lanes.
+        """
+        opening = self._open(call.requests)
+        async with opening as streams, aclosing(call.events(streams)) as events:
+            accepted()
+            yield events
+
+    @asynccontextmanager
+    async def _open(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Stream]]:
+        async with AsyncExitStack() as closing:
+            streams = []
+            for request in requests:
+                observe = self._observer(request)
+                stream = await self._engine.open(request)
+                closing.push_async_callback(stream.aclose)
+                streams.append(AnswerStream(stream, request.num_choices, observe))
+            yield streams
+
+
+class AnswerStream:
+    """A Stream whose deltas are observed, and whose failures are exceptions.
+
+    `__anext__` raises GenerationFailed, RequestError, DisplacedFromQueue, HostMemoryExhausted or
+    Unavailable unless all `num_choices` end well.
+    """
+
+    def __init__(self, stream: Stream, num_choices: int, observe: Observer) -> None:
+        self._stream = stream
+        self._num_open = num_choices
+        self._observe = observe
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self._stream.num_prompt_tokens
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        try:
+            delta = await self._stream.__anext__()
+        except StopAsyncIteration:
+            if self._num_open > 0:
+                raise GenerationFailed(
+                    "The generation ended before every choice was finished."
+                ) from None
+            raise
+        self._observe(delta)
+        if delta.finish is not None:
+            _raise_failure(delta.finish)
+            self._num_open -= 1
+        return delta
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def _raise_failure(finish: Finish) -> None:
+    if finish.reason == "error":
+        message = finish.error or "The generation failed."
+        match finish.error_kind:
+            case "request":
+                raise RequestError(message, code="cannot_be_followed")
+            case "gave_way":
+                raise DisplacedFromQueue(finish.retry_after_s)
+            case "unavailable":
+                raise Unavailable(message, finish.retry_after_s)
+            case "kv_host_memory":
+                raise HostMemoryExhausted(message, finish.retry_after_s)
+            case "failed":
+                raise GenerationFailed(message)
+    if finish.reason == "cancelled":
+        raise Unavailable(finish.error or "The generation was cancelled.")
