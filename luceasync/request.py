@@ -160,11 +160,18 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class InfillPrompt:
-    """The text before and after what is to be written; special tokens in it are ordinary text."""
+    """The text before and after what is to be written, and what is `begun` of it; special tokens in
+    them are ordinary text. `files`: names and texts of others, the one that matters least first:
+    those that a context has no room for are left out. `param`, `after_param`: the fields of the
+    text before and of that after it, for errors.
+    """
 
-    param: ClassVar[str] = "prompt"
     before: str
     after: str
+    begun: str = ""
+    files: tuple[tuple[str, str], ...] = ()
+    param: str = "prompt"
+    after_param: str = "suffix"
 
 
 Prompt = ChatPrompt | TextPrompt | TokenPrompt | InfillPrompt
@@ -175,8 +182,9 @@ class Request:
     """One request, checked by the server and not yet rendered.
 
     `max_tokens` None: until the context is full. The answer does not end before `min_tokens`,
-    unless a constraint ends it; a token of `stop_token_ids` ends it too. `num_choices` answers are
-    generated for the one prompt. `top_logprobs` None: no log-probabilities; 0: of the chosen tokens
+    unless a constraint ends it; a token of `stop_token_ids` ends it too, as does a line after the
+    first that is indented by less than `least_indent`. `num_choices` answers are generated for the
+    one prompt. `top_logprobs` None: no log-probabilities; 0: of the chosen tokens
     only; `prompt_top_logprobs`: the same for the prompt's own tokens, all of which are run then.
     What was computed for a `tenant` (an API key, or a salt that the server trusts; "" is shared) is
     never used for another. `client`: lanes and places in the queue are shared between clients;
@@ -194,6 +202,7 @@ class Request:
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    least_indent: int = 0
     ignore_eos: bool = False
     num_choices: int = 1
     top_logprobs: int | None = None
@@ -298,7 +307,7 @@ class Finish:
     its place went to a client that holds fewer; "kv_host_memory": host memory had no room for its
     context; "failed": a bug of ours. `retry_after_s`: when to come back. `speculation` None: the
     server has no draft; `residence` None: all of a context stays on the devices. `stop`: the stop
-    string that ended it.
+    string that ended it. `num_left_out`: files of the prompt that the context had no room for.
     """
 
     reason: FinishReason
@@ -311,6 +320,7 @@ class Finish:
     retry_after_s: int = 1
     residence: Residence | None = None
     stop: str | None = None
+    num_left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from luceasync.text.answer.call_formats import CallFormat
 from luceasync.text.answer.call_grammar import CallGrammar
 from luceasync.text.answer.pieces import Before
 from luceasync.text.prompt import RenderedPrompt
+from luceasync.text.tokenizer import Tokenizer
 
 NO_FORMAT = (
     "Invalid value for 'tool_choice': this model's chat template does not show how calls of tools "
@@ -102,14 +103,21 @@ class Guidance:
         num_words = self._vocabulary.num_words
         min_tokens: MinTokens | None = None
         if request.min_tokens:
-            eos_ids = self._vocabulary.tokenizer.eos_ids
-            end_ids = eos_ids.union(request.stop_token_ids, prompt.ends)
+            tokenizer = self._vocabulary.tokenizer
+            end_ids = tokenizer.eos_ids | prompt.ends | stop_ids_of(request, tokenizer)
             min_tokens = MinTokens.of(request.min_tokens, end_ids, num_words)
         if matcher is None and reasoning is None and min_tokens is None:
             return unguided
         return lambda: Guide(
             None if matcher is None else matcher.copy(), reasoning, num_words, min_tokens
         )
+
+
+def stop_ids_of(request: Request, tokenizer: Tokenizer) -> frozenset[int]:
+    """The tokens that end the answer because the request says so: special tokens have no text in
+    which a stop string could be found.
+    """
+    return tokenizer.special_ids(request.stop).union(request.stop_token_ids)
 
 
 def is_guided(request: Request) -> bool:

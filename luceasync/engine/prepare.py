@@ -13,7 +13,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from luceasync.engine.guidance import Guidance, NewGuide, is_guided, unguided
+from luceasync.engine.guidance import (
+    Guidance,
+    NewGuide,
+    is_guided,
+    stop_ids_of,
+    unguided,
+)
 from luceasync.engine.prompts import Language, PinSpans, Prompts, pins_of
 from luceasync.engine.sampling.draw import choice_seed
 from luceasync.engine.sampling.row import TokenCounts, check_logit_bias, has_penalties
@@ -80,7 +86,7 @@ def prepare(
             stream_id,
             index,
             max_tokens=room if request.max_tokens is None else min(room, request.max_tokens),
-            stop_ids=end_ids.union(request.stop_token_ids),
+            stop_ids=end_ids | stop_ids_of(request, language.tokenizer),
             seed=choice_seed(seed, index),
             counts=TokenCounts(prompt.ids) if has_penalties(sampling) else None,
             tokenizer=language.tokenizer,
@@ -90,6 +96,7 @@ def prepare(
                 prompt.before,
                 language.answers.shown,
                 language.answers.words,
+                request.least_indent,
             ),
             piece_maker=prompt.new_pieces(),
             pins=pins,

@@ -26,6 +26,7 @@ from luceasync.request import (
 )
 from luceasync.text.answer.answer_format import TOOL, AnswerFormat
 from luceasync.text.answer.pieces import PieceMaker
+from luceasync.text.infill import InfillParts, infill_ids
 from luceasync.text.prompt import CallRecorder, PastCall, RenderedPrompt, Tenant
 from luceasync.text.roles import FitMessages, Roles
 from luceasync.text.shared_prefix import (
@@ -110,8 +111,8 @@ class Prompts:
                     raise error.named(param) from None
             case TextPrompt(text):
                 prompt = self._of_text(tenant, text, param)
-            case InfillPrompt(before, after):
-                prompt = self._of_infill(tenant, before, after, param)
+            case InfillPrompt() as infill:
+                prompt = self._of_infill(tenant, infill, request.max_tokens)
             case TokenPrompt(ids) if len(ids) >= max_ctx:
                 raise ContextLengthError(max_ctx, len(ids), param)
             case TokenPrompt(ids):
@@ -204,25 +205,46 @@ class Prompts:
         return marked_tokens(self._common_prefix, text, ids, messages, marks, render)
 
     def _of_text(self, tenant: Tenant, text: str, param: str) -> RenderedPrompt:
-        ids = self._recall(tenant, text, param)
-        return RenderedPrompt(tenant, text, ids, tuple(self._turns.ends(ids)))
+        ids, infill = self._recall(tenant, text, param), self._language.tokenizer.infill
+        # An editor may have written the notation itself.
+        ends = infill.ends if infill is not None and infill.middle in ids else frozenset()
+        return RenderedPrompt(tenant, text, ids, tuple(self._turns.ends(ids)), ends=ends)
 
-    def _of_infill(self, tenant: Tenant, before: str, after: str, param: str) -> RenderedPrompt:
+    def _of_infill(
+        self, tenant: Tenant, prompt: InfillPrompt, max_tokens: int | None
+    ) -> RenderedPrompt:
         """A prompt whose middle is to be written. Raises RequestError if the model's tokenizer has
         no tokens for it.
         """
         tokenizer, max_ctx = self._language.tokenizer, self._language.card.max_ctx_tokens
         if (tokens := tokenizer.infill) is None:
             raise RequestError(
-                "suffix: the model only continues text; its tokenizer has no tokens to fill in",
-                param="suffix",
+                f"{prompt.after_param}: the model only continues text; its tokenizer has no tokens "
+                "to fill in",
+                param=prompt.after_param,
             )
-        parts = []
-        for text in (before, after):
-            refuse_too_long(tokenizer, text, max_ctx, param)
-            parts.append(tokenizer.encode(text, special=False))
-        ids = array("i", [tokens.before, *parts[0], tokens.after, *parts[1], tokens.middle])
-        return RenderedPrompt(tenant, None, ids, (), ends=tokens.ends)
+
+        def encode(text: str) -> list[int]:
+            return tokenizer.encode(text, special=False)
+
+        for text in (prompt.before, prompt.after, prompt.begun):
+            refuse_too_long(tokenizer, text, max_ctx, prompt.param)
+        parts = InfillParts(
+            encode(prompt.before),
+            encode(prompt.after),
+            encode(prompt.begun),
+            [(encode(f"{name}\n"), encode(text)) for name, text in prompt.files],
+        )
+        wanted = max_ctx // 4 if max_tokens is None else max_tokens
+        made = infill_ids(tokens, parts, encode, max_ctx - max(1, min(wanted, max_ctx // 4)))
+        return RenderedPrompt(
+            tenant,
+            None,
+            array("i", made.ids),
+            made.boundaries,
+            ends=tokens.ends,
+            num_left_out=made.num_left_out,
+        )
 
     def _recall(self, tenant: Tenant, text: str, param: str) -> array[int]:
         """Encode `text`, with the ids that the history has for it. Raises ContextLengthError,

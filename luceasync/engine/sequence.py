@@ -276,6 +276,7 @@ class Generation:
             retry_after_s=self._retry_after_s,
             residence=residence,
             stop=self.prepared.detokenizer.stopped_by,
+            num_left_out=self.prepared.prompt.num_left_out,
         )
 
     def _work(self, speculation: Speculation | None) -> LaneWork:

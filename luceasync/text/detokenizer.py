@@ -34,16 +34,20 @@ class Detokenizer:
         before: Before = "nothing",
         shown: frozenset[str] = frozenset(),
         words: ReasoningWords = THINK,
+        least_indent: int = 0,
     ) -> None:
         """`before`: the reasoning before the answer, between `words`, in which `stop` does not
-        count. `shown`: special tokens that are text all the same. Raises RequestError for an empty
+        count. `shown`: special tokens that are text all the same. A line after the first that is
+        indented by less than `least_indent` ends the text too. Raises RequestError for an empty
         stop string.
         """
         self._token = tokenizer.shown_token
         self._special_token = tokenizer.special_token
         self._shown = shown
         self._stream = tokenizer.stream()
-        self._scanner = StopScanner(stop) if stop else None
+        self._scanner: StopScanner | IndentScanner | None = StopScanner(stop) if stop else None
+        if least_indent > 0:
+            self._scanner = IndentScanner(least_indent, StopScanner(stop))
         self._reasoning: ReasoningScanner | ChannelScanner = (
             ChannelScanner() if words.has_channels else ReasoningScanner(before, words)
         )
@@ -56,7 +60,7 @@ class Detokenizer:
 
     @property
     def has_stops(self) -> bool:
-        """Whether there are stop strings."""
+        """Whether anything in the text may end it."""
         return self._scanner is not None
 
     def push(self, token_id: int) -> SafeText:
@@ -85,7 +89,9 @@ class Detokenizer:
         safe = self._scan(self._scanner, text, is_last=True)
         return safe.text if safe.stopped else safe.text + self._scanner.flush()
 
-    def _scan(self, scanner: StopScanner, text: str, *, is_last: bool = False) -> SafeText:
+    def _scan(
+        self, scanner: StopScanner | IndentScanner, text: str, *, is_last: bool = False
+    ) -> SafeText:
         parts = self._reasoning.push(text)
         if is_last:
             parts += self._reasoning.flush()
@@ -251,3 +257,53 @@ class StopScanner:
         while state and char not in self._next[state]:
             state = self._fail[state]
         return self._next[state].get(char, 0)
+
+
+class IndentScanner:
+    """Ends a text before the first line but the first that is not blank and has fewer than `least`
+    blanks before it, or before a stop string.
+    """
+
+    def __init__(self, least: int, stops: StopScanner) -> None:
+        self._least = least
+        self._stops = stops
+        self._num_blanks: int | None = None  # in the line so far; None: it is indented enough
+        self._held = ""  # a line end, and blanks after it that are still too few
+        self.found: str | None = None
+
+    def push(self, text: str) -> SafeText:
+        """The text before the end, or as much as is certain to be before it."""
+        safe = self._stops.push(text)
+        found = self._scan(safe.text)
+        if self.found is not None:
+            return SafeText(found, True)
+        self.found = self._stops.found
+        return SafeText(found + self._take_held(), True) if safe.stopped else SafeText(found, False)
+
+    def flush(self) -> str:
+        """The text held back, when nothing follows."""
+        found = self._scan(self._stops.flush())
+        return found if self.found is not None else found + self._take_held()
+
+    def _scan(self, text: str) -> str:
+        """The part of `text`, with what was held before it, that is certain."""
+        buffer, num_before = self._held + text, len(self._held)
+        num_safe = 0 if self._held else len(buffer)
+        for place, char in enumerate(text, start=num_before):
+            if char == "\n":
+                num_safe, self._num_blanks = place, 0
+            elif self._num_blanks is None or char == "\r":
+                continue
+            elif char not in " \t":
+                self.found, self._held = "\n", ""
+                return buffer[:num_safe]
+            else:
+                self._num_blanks += 1
+                if self._num_blanks >= self._least:
+                    num_safe, self._num_blanks = len(buffer), None
+        self._held = buffer[num_safe:]
+        return buffer[:num_safe]
+
+    def _take_held(self) -> str:
+        held, self._held = self._held, ""
+        return held

@@ -147,6 +147,7 @@ class RenderedPrompt:
     the same tools and another system message diverge. `new_pieces`: makes the parser of an answer.
     `before`: what comes before the text of an answer. `marks`: number of tokens before each cache
     mark of the client. `ends`: tokens that end the answer, besides those that end a text.
+    `num_left_out`: files that had no room in it.
     """
 
     tenant: Tenant
@@ -159,3 +160,4 @@ class RenderedPrompt:
     before: Before = "nothing"
     marks: tuple[int, ...] = ()
     ends: frozenset[int] = frozenset()
+    num_left_out: int = 0

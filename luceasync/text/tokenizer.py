@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,36 +20,12 @@ from luceasync.gguf.vocabulary import vocabulary_of
 from luceasync.process_memory import trim_heap
 from luceasync.text.control_tokens import BREAK, ControlTokens
 from luceasync.text.ids_to_text import TextStream, rules_of
+from luceasync.text.infill import InfillTokens
 
 SMALL_CHARS = 4096  # encoded in milliseconds, so the GIL need not be released
 LARGE_CHARS = 1 << 20  # encoding takes a hundred times as many bytes
 CHARS_PER_TOKEN = 8  # longer texts are tried by their beginning first; most have 2 to 5
 CUT_TOKENS = 1024  # more than a cut can add: the longest tokens have some hundred characters
-
-
-# Tokens before the text that comes first, before the text that comes last, and before what is
-# written between them, by the models that were trained so.
-INFILL = (
-    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
-    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
-    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
-    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
-)
-# Tokens that end what is written, besides those that end a text.
-INFILL_ENDS = (
-    *("<|endoftext|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|cursor|>"),
-    *("<fim_pad>", "<fim-pad>", "<reponame>", "<repo_name>", "<file_sep>", "<filename>"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class InfillTokens:
-    """The tokens of a prompt whose middle is to be written; each of `ends` ends it."""
-
-    before: int
-    after: int
-    middle: int
-    ends: frozenset[int]
 
 
 class Tokenizer:
@@ -178,18 +153,17 @@ class Tokenizer:
     @cached_property
     def infill(self) -> InfillTokens | None:
         """The tokens for prompts whose middle is to be written; None for models that know none."""
-        for names in INFILL:
-            before, after, middle = map(self.token_id, names)
-            if before is not None and after is not None and middle is not None:
-                found = map(self.token_id, INFILL_ENDS)
-                ends = {token_id for token_id in found if token_id is not None}
-                return InfillTokens(before, after, middle, frozenset(ends))
-        return None
+        return InfillTokens.of(self.token_id)
 
     @property
     def special_texts(self) -> frozenset[str]:
         """The special tokens, which have no text in an answer."""
         return frozenset(self._special_texts)
+
+    def special_ids(self, texts: Iterable[str]) -> frozenset[int]:
+        """The special tokens among `texts`."""
+        named = (self.token_id(text) for text in texts if text in self._special_texts)
+        return frozenset(token_id for token_id in named if token_id is not None)
 
     @property
     def added_texts(self) -> frozenset[str]:

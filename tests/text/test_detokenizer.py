@@ -9,7 +9,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from luceasync.errors import RequestError
-from luceasync.text.detokenizer import Detokenizer, ReasoningScanner, SafeText, StopScanner
+from luceasync.text.detokenizer import (
+    Detokenizer,
+    IndentScanner,
+    ReasoningScanner,
+    SafeText,
+    StopScanner,
+)
 
 relaxed = settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -214,3 +220,43 @@ def test_reasoning_is_found_however_the_text_is_split(before, words, cuts):
         reasoning,
         answer,
     )
+
+
+def indented(text: str, least: int, stop: list[str]) -> str:
+    """`text` before the first line but the first that is indented too little, or a stop string."""
+    cut = first_stop(text, stop)
+    whole = text if cut is None else cut
+    lines = whole.split("\n")
+    for number, line in enumerate(lines[1:], start=1):
+        bare = line.lstrip(" \t").lstrip("\r")
+        num_blanks = len(line) - len(line.lstrip(" \t"))
+        if bare and num_blanks < least:
+            return "\n".join(lines[:number])
+    return whole
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.text(alphabet=" \tab\n", max_size=24),
+    st.integers(1, 4),
+    st.lists(st.text(alphabet="ab\n", min_size=1, max_size=3), max_size=2),
+    st.lists(st.integers(0, 24), max_size=5),
+)
+def test_a_text_ends_before_a_line_that_is_indented_too_little(text, least, stop, cuts):
+    scanner, shown = IndentScanner(least, StopScanner(stop)), ""
+    places = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
+    for begin, end in pairwise(places):
+        safe = scanner.push(text[begin:end])
+        shown += safe.text
+        if safe.stopped:
+            break
+    else:
+        shown += scanner.flush()
+    assert shown == indented(text, least, stop)
+
+
+def test_blanks_are_held_back_until_the_line_is_known():
+    scanner = IndentScanner(4, StopScanner(()))
+    pushed = [scanner.push(piece).text for piece in ("a\n  ", "  ", "b\n", "\n    ")]
+    assert pushed == ["a", "\n    ", "b", "\n\n    "]
+    assert scanner.push("c\nd") == SafeText("c", True) and scanner.found == "\n"

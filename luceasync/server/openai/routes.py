@@ -26,6 +26,7 @@ from luceasync.server.openai.chat_answer import ChatCompletions
 from luceasync.server.openai.chat_body import ChatMessage, messages_of
 from luceasync.server.openai.common import OpenAiError, check_model, error_body
 from luceasync.server.openai.completions import Completions
+from luceasync.server.openai.native import Infill, NativeCompletion
 from luceasync.server.openai.responses_answer import Responses
 
 MAX_IDS = 1 << 20
@@ -39,6 +40,8 @@ class OpenAi:
             ChatCompletions(engine),
             Completions(engine),
             Responses(engine),
+            Infill(engine),
+            NativeCompletion(engine),
             Tokenize(engine),
             Detokenize(engine),
         )

@@ -1,0 +1,124 @@
+"""Prompts whose middle is to be written, in the notation that a code model was trained with.
+
+Owns the tokens of each notation, the order of the parts, and which files give way when a context
+has no room. Knows no requests and no answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+# Tokens before the text that comes first, before the text that comes last, and before what is
+# written between them, by the models that were trained so.
+INFILL = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),
+    ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
+)
+# Tokens that end what is written, besides those that end a text.
+INFILL_ENDS = (
+    *("<|endoftext|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|cursor|>"),
+    *("<fim_pad>", "<fim-pad>", "<reponame>", "<repo_name>", "<file_sep>", "<filename>"),
+    "\u2581<EOT>",
+)
+# Tokens before the name of a repository, and before that of each of its files.
+REPOSITORY = ("<|repo_name|>", "<repo_name>", "<reponame>")
+FILE = ("<|file_sep|>", "<file_sep>", "<filename>")
+# What llama.cpp's documentation writes for names that no client sends.
+REPOSITORY_NAME, OWN_NAME = "myproject\n", "filename\n"
+SNIPPET = "\n\n--- snippet ---\n\n"  # before each file, for models without a token for them
+
+Encode = Callable[[str], list[int]]
+Ids = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class InfillTokens:
+    """The tokens of a prompt whose middle is to be written; each of `ends` ends it. `repository`,
+    `file`: before their names; None for models that know none.
+    """
+
+    before: int
+    after: int
+    middle: int
+    ends: frozenset[int]
+    repository: int | None = None
+    file: int | None = None
+
+    @classmethod
+    def of(cls, token_id: Callable[[str], int | None]) -> InfillTokens | None:
+        """Those of the vocabulary in which `token_id` finds a token; None if it has none."""
+        for names in INFILL:
+            before, after, middle = map(token_id, names)
+            if before is not None and after is not None and middle is not None:
+                ends = {found for found in map(token_id, INFILL_ENDS) if found is not None}
+                repository, file = _first(token_id, REPOSITORY), _first(token_id, FILE)
+                return cls(before, after, middle, frozenset(ends), repository, file)
+        return None
+
+
+def _first(token_id: Callable[[str], int | None], names: Sequence[str]) -> int | None:
+    return next((found for found in map(token_id, names) if found is not None), None)
+
+
+@dataclass(frozen=True, slots=True)
+class InfillParts:
+    """Token ids of the texts of a prompt: `before` and `after` what is written, what is `begun` of
+    it, and of each file its name and its text, the one that matters least first.
+    """
+
+    before: Ids
+    after: Ids
+    begun: Ids = ()
+    files: Sequence[tuple[Ids, Ids]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class InfillIds:
+    """A whole prompt. `boundaries`: where the files end, and where what is written begins.
+    `num_left_out`: how many files have no room.
+    """
+
+    ids: list[int]
+    boundaries: tuple[int, ...]
+    num_left_out: int
+
+
+def infill_ids(tokens: InfillTokens, parts: InfillParts, encode: Encode, room: int) -> InfillIds:
+    """The prompt of `parts`. The first files are left out if it would exceed `room` tokens, which
+    the other parts may exceed all the same. What is begun comes last, so that prompts in which only
+    that grows share all that precedes it.
+    """
+    around = [tokens.before, *parts.before, tokens.after, *parts.after, tokens.middle]
+    files, num_left_out = _files(tokens, parts.files, encode, room - len(around) - len(parts.begun))
+    ids = [*files, *around, *parts.begun]
+    ends = (len(files), len(files) + len(around))
+    boundaries = tuple(end for end in ends if 0 < end < len(ids))
+    return InfillIds(ids, boundaries, num_left_out)
+
+
+def _files(
+    tokens: InfillTokens, files: Sequence[tuple[Ids, Ids]], encode: Encode, room: int
+) -> tuple[list[int], int]:
+    """The last of `files` that `room` tokens hold, and how many are left out."""
+    if not files:
+        return [], 0
+    lead = [] if tokens.repository is None else [tokens.repository, *encode(REPOSITORY_NAME)]
+    own = [] if tokens.file is None else [tokens.file, *encode(OWN_NAME)]
+    snippet = encode(SNIPPET) if tokens.file is None else []
+    kept: list[list[int]] = []
+    room -= len(lead) + len(own)
+    for name, text in reversed(files):
+        whole = [*snippet, *text] if tokens.file is None else [tokens.file, *name, *text]
+        room -= len(whole)
+        if room < 0:
+            break
+        kept.append(whole)
+    if not kept:
+        return [], len(files)
+    ids = [*lead, *(token for whole in reversed(kept) for token in whole), *own]
+    return ids, len(files) - len(kept)
