@@ -38,7 +38,7 @@ from luceasync.server.request_log import LogRequests, note_of
 from luceasync.server.status_pages import CacheAdmin, StatusEvents, StatusPages
 
 OTHER_NAMES = {  # of routes, on other servers
-    "/completion": "/v1/completions",
+    "/generate": "/v1/completions",
 }
 # The first family words the errors of all routes that belong to none. If two families share a
 # path, the later one is asked first: its route tells which requests are its own.
