@@ -29,12 +29,13 @@ AT_HOME = (
 MODULES = {
     f"luceasync.models.{room}.{kind}"
     for room, kinds in {
-        "mixers": ("attention", "delta", "gated_delta"),
+        "mixers": ("attention", "delta", "gated_delta", "sliding"),
         "feed_forward": ("dense",),
     }.items()
     for kind in kinds
 }
-WORDS = {"attention", "delta", "attn_k", "attn_v", "conv", "linear_attention", "full_attention"}
+WORDS = {"attention", "delta", "sliding", "attn_k", "attn_v", "conv", "window_k", "window_v"}
+WORDS |= {"linear_attention", "full_attention", "sliding_attention"}
 
 
 def strange_words(path: Path) -> Iterator[str]:

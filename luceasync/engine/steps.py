@@ -68,6 +68,8 @@ class Steps:
         end = min(end, begin + SCORED_TOKENS) if scores else end
         started = time.perf_counter()
         lane, mark = generation.on_lane, generation.lease.mark_within(begin, end)
+        if mark is not None and not self._target.sets_ends_aside:
+            end, mark = mark, None
         is_last = end == len(prompt)
         try:
             logits = self._target.prefill(

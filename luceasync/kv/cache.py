@@ -31,7 +31,8 @@ class LaneCache:
     commit of all layers is one operation. `layers` are views of `stacked`.
 
     Rows: [layers, lanes, places, ...]. End state: [layers, lanes + 1, ...]; the extra lane takes
-    the writes of padding entries, and between two passes may hold a lane's earlier end.
+    the writes of padding entries, and between two passes may hold a lane's earlier end. End state
+    without a spare has no extra lane.
     """
 
     def __init__(
@@ -57,10 +58,12 @@ class LaneCache:
         for kind in dict.fromkeys(self._keeps):
             num_layers = self._keeps.count(kind)
             places = (num_layers, num_lanes, num_pages * CHUNK_TOKENS)
-            ends = (num_layers, num_lanes + 1)
             self.stacked[kind] = (
                 *(_made(torch.empty, places, t, dtype_of, device) for t in kind.rows),
-                *(_made(torch.zeros, ends, t, dtype_of, device) for t in kind.end),
+                *(
+                    _made(torch.zeros, (num_layers, num_lanes + t.has_spare), t, dtype_of, device)
+                    for t in kind.end
+                ),
             )
         layers = {kind: zip(*stack, strict=True) for kind, stack in self.stacked.items()}
         self.layers: list[LayerState] = [next(layers[kind]) for kind in self._keeps]
@@ -77,7 +80,7 @@ class LaneCache:
         self._row_shapes = self._shapes(self._rows_of, 3)
         self._state_shapes = self._shapes(self._ends_of, 2)
         self._bytes: dict[tuple[bool, int], dict[TensorKey, Tensor]] = {}
-        # Rows [layers, lanes, places, ...] in the order of `row_shapes`, ends [layers, lanes + 1,
+        # Rows [layers, lanes, places, ...] in the order of `row_shapes`, ends [layers, lanes (+ 1),
         # ...] in that of `state_shapes`.
         self.row_stacks = [stack for _, _, stack in self._rows_of()]
         self.state_stacks = [stack for _, _, stack in self._ends_of()]
@@ -180,7 +183,7 @@ class LaneCache:
         return self.layers[layer - self._first_layer][names.index(name)]
 
     def copy_end_aside(self, lane: int) -> None:
-        """Copy the lane's end state to the padding lane."""
+        """Copy the lane's end state to the padding lane, which all of it must have."""
         for stack in self.state_stacks:
             stack[:, PADDING] = stack[:, lane]
 
@@ -200,6 +203,7 @@ class LaneCache:
         """
         if self._aside is None or self._aside[0] != lane:
             return lane
+        assert all(t.has_spare for kind in self._keeps for t in kind.end), "no end is set aside"
         _, then, now = self._aside
         assert num_tokens in (then, now), f"{num_tokens} tokens; ends after {then} and {now}"
         return PADDING if num_tokens == then else lane

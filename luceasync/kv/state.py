@@ -19,12 +19,15 @@ Role = Literal["kv", "compute", "float32"]
 class StateTensor:
     """A tensor that a layer keeps. `name` is the kind in the tensor's snapshot name.
 
-    `shape` is that of one token's row, or of one lane's end.
+    `shape` is that of one token's row, or of one lane's end. `has_spare`, of an end: beside the
+    lanes there is another one, which takes what padding entries write and the end at a mark. Ends
+    that are too large for that are written by lanes alone, and taken where a chunk ends.
     """
 
     name: str
     shape: tuple[int, ...]
     role: Role
+    has_spare: bool = True
 
 
 class StateLayout(Hashable, Protocol):

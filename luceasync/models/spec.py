@@ -74,6 +74,11 @@ class ModelSpec:
         return any(mixer.end for mixer in self.mixers)
 
     @property
+    def sets_ends_aside(self) -> bool:
+        """Whether the state within a prefill chunk can be kept, at its mark."""
+        return all(tensor.has_spare for mixer in self.mixers for tensor in mixer.end)
+
+    @property
     def end_kinds(self) -> frozenset[str]:
         """Snapshot names of tensors that belong to the newest token alone."""
         return frozenset(tensor.name for mixer in self.mixers for tensor in mixer.end)

@@ -113,6 +113,11 @@ class LayerSplitBackend:
         return sum(local for local, _ in counts), sum(remote for _, remote in counts)
 
     @property
+    def sets_ends_aside(self) -> bool:
+        """Whether prefill takes a `mark`; else the chunk must end there."""
+        return self._spec.sets_ends_aside
+
+    @property
     def nodes(self) -> Nodes:
         """Saved state of lanes by name."""
         return self.lanes.nodes

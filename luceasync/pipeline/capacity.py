@@ -124,10 +124,8 @@ def loads_of(
             0,
             drafter.token_bytes,
         )
-        return [
-            *loads,
-            (drafter.device, ShardPlan(drafter.device.name, 0, 0, False, False, *sizes)),
-        ]
+        alone = ShardPlan(drafter.device.name, 0, 0, False, False, *sizes)
+        return [*loads, (drafter.device, replace(alone, spare_state_bytes=drafter.lane_bytes))]
     [place] = hosts
     shard = shards[place]
     together = replace(
@@ -136,6 +134,7 @@ def loads_of(
         token_bytes=shard.token_bytes + drafter.token_bytes,
         lane_state_bytes=shard.lane_state_bytes + drafter.lane_bytes,
         spare_token_bytes=drafter.token_bytes,
+        spare_state_bytes=shard.spare_state_bytes + drafter.lane_bytes,
     )
     loads[place] = (devices[place], together)
     return loads
@@ -212,7 +211,8 @@ def context_that_fits(shards: Sequence[ShardPlan], room: Sequence[int], parallel
     """Tokens per lane that fit the tightest device, in whole chunks."""
     fits = []
     for shard, room_bytes in zip(shards, room, strict=True):
-        left = room_bytes - (parallel + 1) * (shard.lane_state_bytes + shard.lane_ring_bytes)
+        left = room_bytes - parallel * shard.lane_state_bytes - shard.spare_state_bytes
+        left -= (parallel + 1) * shard.lane_ring_bytes
         left -= parallel * shard.lane_scratch_bytes + shard.spare_scratch_bytes(parallel)
         chunk_bytes = CHUNK_TOKENS * (parallel * shard.token_bytes + shard.spare_token_bytes)
         fits.append(left // chunk_bytes * CHUNK_TOKENS if chunk_bytes else (left > 0) * 2**31)

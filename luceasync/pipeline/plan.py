@@ -126,7 +126,7 @@ class Plan:
 
     def device_bytes(self, shard: ShardPlan) -> int:
         """Weights and state of the shard, without workspace."""
-        extra_lane = shard.lane_state_bytes + shard.lane_ring_bytes  # what padding entries write
+        extra_lane = shard.spare_state_bytes + shard.lane_ring_bytes  # what padding entries write
         lanes = self.parallel * self.lane_bytes(shard) + extra_lane
         return shard.weight_bytes + lanes + shard.spare_scratch_bytes(self.parallel)
 

@@ -30,13 +30,14 @@ class ShardPlan:
     is_last: bool
     weight_bytes: int
     token_bytes: int  # keys and values of one token, all layers of the shard
-    lane_state_bytes: int  # recurrent and convolution state of one lane
+    lane_state_bytes: int  # what one lane keeps of its end: recurrent state, windows
     lane_scratch_bytes: int  # for the rows that verify one lane's proposal
     workspace_bytes: int
     spare_token_bytes: int = 0  # like token_bytes, of the drafter's padding lane
     short_rows: tuple[int, ...] = ()  # see Offer
     short_scratch_bytes: int = 0  # scratch of the largest of short_rows
     lane_ring_bytes: int = 0  # one lane's newest queries, which probe its chunks
+    spare_state_bytes: int = 0  # of lane_state_bytes, what there is once more beside the lanes
 
     def spare_scratch_bytes(self, num_lanes: int) -> int:
         """Scratch that a short prefill chunk needs beyond that of `num_lanes` lanes."""
@@ -63,7 +64,8 @@ def plan_shard(
     """
     is_first, is_last = begin == 0, end == spec.num_layers
     mixers = spec.mixers[begin:end]
-    state_bytes = sum(num_bytes(mixer.end, precision) for mixer in mixers)
+    ends = [tensor for mixer in mixers for tensor in mixer.end]
+    state_bytes = num_bytes(ends, precision)
     scratch_row_bytes = sum(num_bytes(mixer.scratch, precision) for mixer in mixers)
     rings = [mixer.recent for mixer in mixers if probes and mixer.recent is not None]
     scratch_row_bytes += sum(num_bytes([recent.scratch], precision) for recent in rings)
@@ -93,6 +95,7 @@ def plan_shard(
         short_rows=device.short_rows,
         short_scratch_bytes=max(device.short_rows, default=0) * scratch_row_bytes,
         lane_ring_bytes=sum(num_bytes([recent.ring], precision) for recent in rings),
+        spare_state_bytes=num_bytes([end for end in ends if end.has_spare], precision),
     )
 
 

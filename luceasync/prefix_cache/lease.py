@@ -89,8 +89,11 @@ def chunk_ends(
 
 def min_state_tokens(token: NodeSize) -> int:
     """How many tokens a state must save to be worth its bytes; `token`: the sizes of one and of the
-    state after it. Several prompts will part there, so it may be larger than what it saves once.
+    state after it. Several prompts will part there, so it may be larger than what it saves once. A
+    token without rows is as good as any.
     """
+    if not token.span_bytes:
+        return MIN_STATE_TOKENS
     worth_bytes = MAX_STATE_BYTES * token.span_bytes
     return max(MIN_STATE_TOKENS, -(-token.end_bytes // worth_bytes))
 

@@ -26,6 +26,7 @@ class CountingTarget:
     """Always predicts token + 1; writes down what it was asked."""
 
     sizes = NodeSizes(token_bytes=1, state_bytes=1)
+    sets_ends_aside = True
 
     def __init__(self) -> None:
         self.calls: list[tuple] = []

@@ -62,6 +62,7 @@ REFUSED: dict[str, Any] = {
     "model_type": "mamba",
 }
 SLIDING = ["full_attention", "sliding_attention"] * 2
+OTHER_LAYERS = ["full_attention", "chunked_attention"] * 2
 # By model type: what else its config has.
 OWN: dict[str, dict[str, dict[str, Any]]] = {
     "llama": {
@@ -70,31 +71,33 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
         "refused": {"attention_bias": True, "mlp_bias": True},
     },
     "ministral": {
-        "honoured": {"head_dim": 32},
-        "refused": {"layer_types": SLIDING, "sliding_window": 16},
+        "honoured": {"head_dim": 32, "layer_types": SLIDING, "sliding_window": 16},
     },
-    "mistral": {"honoured": {"head_dim": 32}, "refused": {"sliding_window": 16}},
+    "mistral": {"honoured": {"head_dim": 32, "sliding_window": 16}},
     "qwen2": {
-        "without effect": {"max_window_layers": 2, "sliding_window": 16},
-        "refused": {"layer_types": SLIDING, "use_sliding_window": True},
+        "honoured": {"layer_types": SLIDING, "max_window_layers": 1, "sliding_window": 16}
+        | {"use_sliding_window": False},
     },
     "qwen3": {
-        "honoured": {"head_dim": 32},
-        "without effect": {"max_window_layers": 2, "sliding_window": 16},
-        "refused": {"attention_bias": True, "layer_types": SLIDING, "use_sliding_window": True},
+        "honoured": {"layer_types": SLIDING, "max_window_layers": 1, "sliding_window": 16}
+        | {"use_sliding_window": False, "head_dim": 32},
+        "refused": {"attention_bias": True},
     },
     "smollm3": {
-        "honoured": {"no_rope_layers": [1, 1, 0, 1], "no_rope_layer_interval": 2},
-        "without effect": {"sliding_window": 16},
-        "refused": {
-            "attention_bias": True,
-            "layer_types": SLIDING,
-            "mlp_bias": True,
-            "use_sliding_window": True,
-        },
+        "honoured": {"no_rope_layers": [1, 1, 0, 1], "no_rope_layer_interval": 2}
+        | {"layer_types": SLIDING, "sliding_window": 16, "use_sliding_window": False},
+        "refused": {"attention_bias": True, "mlp_bias": True},
     },
 }
-UNLIKE_DEFAULTS = {name: {"sliding_window": None} for name in ("ministral", "mistral")}
+# Windows are in use, so that what is said of them matters.
+USED = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 2}
+UNLIKE_DEFAULTS = {
+    "ministral": {"sliding_window": 32},
+    "mistral": {"sliding_window": 32},
+    "qwen2": USED,
+    "qwen3": USED,
+    "smollm3": {"use_sliding_window": True, "sliding_window": 32},
+}
 
 
 def config_of(model_type: str, name: str = "", value: object = None) -> dict[str, Any]:
@@ -142,16 +145,30 @@ def test_what_is_not_computed_is_refused_by_its_name(model_type: str):
 
 
 @pytest.mark.parametrize("model_type", ["mistral", "ministral"])
-def test_a_window_that_a_config_does_not_mention_is_the_default_and_refused(model_type: str):
-    words = "sliding_window = 4096 is not supported; expected None"
-    with pytest.raises(ModelError, match=words):
-        parse_spec(SIZES | {"model_type": model_type})
+def test_a_window_that_a_config_does_not_mention_is_the_default(model_type: str):
+    spec = parse_spec(SIZES | {"model_type": model_type})
+    assert {mixer.window for mixer in spec.mixers} == {4096}
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "smollm3"])
+def test_windows_that_are_not_used_are_without_effect(model_type: str):
+    plain = SIZES | {"model_type": model_type}
+    fields = {"sliding_window": 16, "max_window_layers": 2}
+    assert parse_spec(plain | fields) == parse_spec(plain)
+    with pytest.raises(ModelError, match=r"^layer_types .* is not supported"):
+        parse_spec(plain | {"layer_types": SLIDING})
 
 
 def test_a_window_that_no_layer_has_is_without_effect():
-    plain = parse_spec(config_of("ministral"))
+    plain = parse_spec(config_of("ministral", "sliding_window", None))
     layers = config_of("ministral", "layer_types", ["full_attention"] * 4)
-    assert parse_spec(layers | {"sliding_window": 16}) == plain
+    assert parse_spec(layers) == plain
+
+
+@pytest.mark.parametrize("layers", [OTHER_LAYERS, SLIDING[1:], "sliding_attention"])
+def test_layers_with_and_without_windows_are_listed_by_name(layers: object):
+    with pytest.raises(ModelError, match=r"^layer_types = .*: expected 4 entries of"):
+        parse_spec(config_of("ministral", "layer_types", layers))
 
 
 @pytest.mark.parametrize(

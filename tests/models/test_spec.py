@@ -133,7 +133,6 @@ def test_the_norms_epsilon_is_a_positive_number(value: object):
     [
         ("qwen3", "attention_bias", True),
         ("qwen3_5_text", "attention_bias", True),
-        ("qwen3", "use_sliding_window", True),
         ("qwen3", "hidden_act", "gelu"),
         ("qwen3_5_text", "hidden_act", "gelu"),
     ],

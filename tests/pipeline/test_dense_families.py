@@ -35,13 +35,20 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+MIXED = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
 # By name: the model type, and what differs from tests.tiny.COMMON.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama 3.2": ("llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3}),
     "ministral": ("ministral", {"layer_types": ["full_attention"] * 4}),
+    "ministral, windows": ("ministral", {"layer_types": MIXED, "sliding_window": 24}),
     "mistral": ("mistral", {"sliding_window": None, "head_dim": 32}),
+    "mistral, windows alone": ("mistral", {"sliding_window": 24, "head_dim": 32}),
     "qwen2": ("qwen2", {"head_dim": 32}),
     "qwen2, tied, yarn": ("qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
+    "qwen2, windows above": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 70, "max_window_layers": 2},
+    ),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1, 1]}),
     "smollm3, by interval": ("smollm3", {"no_rope_layer_interval": 2, "head_dim": 32}),
 }
@@ -117,7 +124,6 @@ def test_logits_are_the_peers_for_every_chunking(make_backend, model_dir: Path, 
         torch.testing.assert_close(logits, expected[ends], rtol=0, atol=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 @pytest.mark.parametrize("num_shards", [1, 2, 3])
 def test_greedy_tokens_are_the_peers_on_any_split(

@@ -1,22 +1,25 @@
 """Dense decoders: attention and SwiGLU in every layer. Llama, Mistral, Ministral, Qwen2, Qwen3 and
-SmolLM3 differ in head norms, biases, defaults and in which layers rotate.
+SmolLM3 differ in head norms, biases, defaults and in which layers rotate or see a window only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from luceasync.errors import ModelError
 from luceasync.models.families.family import ConfigFields, Family, sizes_of, suppressed_of
+from luceasync.models.families.family import architecture as layered_architecture
 from luceasync.models.feed_forward.dense import DenseSpec
 from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.mixers.sliding import SlidingSpec
 from luceasync.models.rope import NoRope
 from luceasync.models.spec import LayerSpec, ModelSpec
 
 T = TypeVar("T")
-FULL = "full_attention"
+FULL, SLIDING = "full_attention", "sliding_attention"
 # What transformers assumes where a config leaves a field out.
 LLAMA_DEFAULTS = {"max_position_embeddings": 2048}
 MISTRAL_DEFAULTS = {
@@ -24,7 +27,12 @@ MISTRAL_DEFAULTS = {
     "max_position_embeddings": 131072,
     "sliding_window": 4096,
 }
-QWEN2_DEFAULTS = {"num_key_value_heads": 32, "max_position_embeddings": 32768}
+QWEN2_DEFAULTS = {
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+}
 QWEN3_DEFAULTS = QWEN2_DEFAULTS | {"head_dim": 128}
 SMOLLM3_DEFAULTS = {
     "num_key_value_heads": 4,
@@ -45,31 +53,31 @@ def parse_llama(fields: ConfigFields) -> ModelSpec:
 def parse_mistral(fields: ConfigFields) -> ModelSpec:
     """The spec of a Mistral's config, all of whose layers have its window. Raises ModelError."""
     fields = fields.with_defaults(MISTRAL_DEFAULTS)
-    fields.must_be("sliding_window", None)
-    return parse_dense(fields, "mistral")
+    return parse_dense(fields, "mistral", windows=_windows(fields, [SLIDING] * _num_layers(fields)))
 
 
 def parse_ministral(fields: ConfigFields) -> ModelSpec:
-    """The spec of a Ministral's config, whose window is that of the layers that are named so.
-    Raises ModelError.
+    """The spec of a Ministral's config, whose window is that of the layers that are named so, or of
+    all. Raises ModelError.
     """
     fields = fields.with_defaults(MISTRAL_DEFAULTS)
-    if fields.config.get("layer_types") is None:
-        fields.must_be("sliding_window", None)
-    return parse_dense(fields, "ministral")
+    windows = _windows(fields, [SLIDING] * _num_layers(fields))
+    return parse_dense(fields, "ministral", windows=windows)
 
 
 def parse_qwen2(fields: ConfigFields) -> ModelSpec:
     """The spec of a Qwen2's config, whose queries, keys and values have biases. Raises
     ModelError.
     """
-    return parse_dense(fields.with_defaults(QWEN2_DEFAULTS), "qwen2", has_bias=True)
+    fields = fields.with_defaults(QWEN2_DEFAULTS)
+    return parse_dense(fields, "qwen2", has_bias=True, windows=_upper_windows(fields))
 
 
 def parse_qwen3(fields: ConfigFields) -> ModelSpec:
     """The spec of a Qwen3's config. Raises ModelError."""
     fields.must_be("attention_bias", False)
-    return parse_dense(fields.with_defaults(QWEN3_DEFAULTS), "qwen3", has_head_norms=True)
+    fields = fields.with_defaults(QWEN3_DEFAULTS)
+    return parse_dense(fields, "qwen3", has_head_norms=True, windows=_upper_windows(fields))
 
 
 def parse_smollm3(fields: ConfigFields) -> ModelSpec:
@@ -77,7 +85,43 @@ def parse_smollm3(fields: ConfigFields) -> ModelSpec:
     fields.must_be("mlp_bias", False)
     fields.must_be("attention_bias", False)
     fields = fields.with_defaults(SMOLLM3_DEFAULTS)
-    return parse_dense(fields, "smollm3", rotating=_rotating_layers(fields))
+    rotating = _rotating_layers(fields)
+    windows: list[int | None] = []
+    if fields.config.get("use_sliding_window"):
+        windows = _windows(fields, [FULL if rotates else SLIDING for rotates in rotating])
+    return parse_dense(fields, "smollm3", rotating=rotating, windows=windows)
+
+
+def _num_layers(fields: ConfigFields) -> int:
+    return fields.positive("num_hidden_layers")
+
+
+def _upper_windows(fields: ConfigFields) -> list[int | None]:
+    """The window of each layer of a Qwen: if windows are used, from `max_window_layers` on."""
+    if not fields.config.get("use_sliding_window"):
+        return []
+    num_layers = _num_layers(fields)
+    num_full = min(fields.natural("max_window_layers"), num_layers)
+    return _windows(fields, [FULL] * num_full + [SLIDING] * (num_layers - num_full))
+
+
+def _windows(fields: ConfigFields, default: Sequence[str]) -> list[int | None]:
+    """The window of each layer, by `layer_types` or the `default` kinds; empty: no layer has one.
+    Raises ModelError.
+    """
+    if fields.config.get("sliding_window") is None:
+        return []
+    listed = fields.config.get("layer_types")
+    kinds = default if listed is None else listed
+    fits = isinstance(kinds, Sequence) and len(kinds) == len(default)
+    if not fits or not all(kind in (FULL, SLIDING) for kind in kinds):
+        raise ModelError(
+            f"layer_types = {listed!r}: expected {len(default)} entries of {[FULL, SLIDING]}"
+        )
+    if SLIDING not in kinds:
+        return []
+    window = fields.positive("sliding_window")
+    return [window if kind == SLIDING else None for kind in kinds]
 
 
 def _rotating_layers(fields: ConfigFields) -> list[bool]:
@@ -101,20 +145,23 @@ def parse_dense(
     has_head_norms: bool = False,
     has_bias: bool = False,
     rotating: Sequence[bool] = (),
+    windows: Sequence[int | None] = (),
 ) -> ModelSpec:
-    """The spec of a `family` whose layers are all alike, except that some may not be `rotating`.
-    They rotate whole heads, whatever `partial_rotary_factor` says, as in transformers. Raises
-    ModelError.
+    """The spec of a `family` whose layers are all alike, except that some may not be `rotating`,
+    and some may have `windows`. They rotate whole heads, whatever `partial_rotary_factor` says, as
+    in transformers. Raises ModelError.
     """
     fields.must_be("hidden_act", "silu")
-    fields.must_be("use_sliding_window", False)
-    num_layers = fields.positive("num_hidden_layers")
-    fields.must_be("layer_types", [FULL] * num_layers)
+    num_layers = _num_layers(fields)
+    if not windows:
+        fields.must_be("layer_types", [FULL] * num_layers)
     feed_forward = DenseSpec(fields.positive("intermediate_size"))
     attention = parse_attention(fields, gated=False, rotary_factor=1.0)
     attention = replace(attention, has_head_norms=has_head_norms, has_bias=has_bias)
     still = replace(attention, rope=NoRope())
-    mixers = [attention if rotates else still for rotates in rotating or [True] * num_layers]
+    whole = [attention if rotates else still for rotates in rotating or [True] * num_layers]
+    pairs = zip(whole, windows or [None] * num_layers, strict=True)
+    mixers = [mixer if window is None else sliding(mixer, window) for mixer, window in pairs]
     return ModelSpec(
         family=family,
         prefix="model.",
@@ -127,6 +174,12 @@ def parse_dense(
         max_positions=fields.positive("max_position_embeddings"),
         eos_ids=fields.eos_ids(),
     )
+
+
+def sliding(attention: AttentionSpec, window: int) -> SlidingSpec:
+    """The same attention to a window."""
+    sizes = {each.name: getattr(attention, each.name) for each in dataclass_fields(attention)}
+    return SlidingSpec(**sizes | {"window": window})
 
 
 def parse_attention(fields: ConfigFields, *, gated: bool, rotary_factor: float) -> AttentionSpec:
@@ -161,7 +214,11 @@ def parse_attention(fields: ConfigFields, *, gated: bool, rotary_factor: float) 
 
 
 def architecture(spec: ModelSpec) -> dict[str, Any]:
-    """In the shape that namespaces of prefix caches have had from the start."""
+    """In the shape that namespaces of prefix caches have had from the start, where there are no
+    windows.
+    """
+    if any(isinstance(mixer, SlidingSpec) for mixer in spec.mixers):
+        return layered_architecture(spec)
     return ends_architecture(spec) | {
         "attention": attention_architecture(spec),
         "delta": None,

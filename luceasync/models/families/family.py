@@ -44,6 +44,12 @@ class ConfigFields:
             raise ModelError(f"{name} = {value!r}: expected a positive integer")
         return value
 
+    def natural(self, name: str) -> int:
+        value = self.config.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ModelError(f"{name} = {value!r}: expected an integer, 0 or more")
+        return value
+
     def number(self, name: str, default: float | None = None) -> float:
         value = self.config.get(name, default)
         if not _is_positive_number(value):

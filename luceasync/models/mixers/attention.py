@@ -45,7 +45,7 @@ class AttentionSpec(AttentionSizes):
         return self.rows
 
     @property
-    def recent(self) -> RecentQueries:
+    def recent(self) -> RecentQueries | None:
         return RecentQueries(self.num_heads, self.head_dim)
 
     @property

@@ -19,7 +19,7 @@ class AttentionSizes:
     """`rotary_dim` of each head's `head_dim` numbers are rotated. `gated`: the output is multiplied
     by sigmoid(gate), and q_proj holds query and gate of each head side by side. `has_head_norms`:
     each query and key head has an RMS norm. `has_bias`: query, key and value projections add a
-    bias.
+    bias. `window`: newest tokens that a token sees, itself included; 0: all.
     """
 
     num_heads: int
@@ -31,6 +31,7 @@ class AttentionSizes:
     has_head_norms: bool = True
     rope: Rope = PLAIN
     has_bias: bool = False
+    window: int = 0
 
     @property
     def query_dim(self) -> int:

@@ -57,7 +57,7 @@ class TorchAttention:
                 out.append(attend_past(q[i], rows.past, (k[i], v[i]), newest))
                 continue
             out.append(self.attend_entry(q[i], own_keys, own_values, entry))
-        return gated(_of_all(out, q).flatten(2), gates)
+        return gated(of_all(out, q).flatten(2), gates)
 
     def heads(
         self, projected: Tensor, norms: HeadNorms, turn: Rotation
@@ -99,7 +99,7 @@ class TorchAttention:
             committed = keys[entry.lane, entry.read], values[entry.lane, entry.read]
             new = new_keys[i], new_values[i]
             out.append(attend_tree(q[i], committed, entry.begin, new, trees.ancestors[i]))
-        return gated(_of_all(out, q).flatten(2), gates)
+        return gated(of_all(out, q).flatten(2), gates)
 
     def commit(self, scratch: State, state: State, paths: Paths) -> None:
         """Write the accepted rows of all layers to their places: [layers, lanes, places, ...]."""
@@ -112,7 +112,7 @@ class TorchAttention:
                 keep_recent(stack[:, kept.lane].transpose(0, 1), chosen, kept.begin)
 
 
-def _of_all(of_lanes: list[Tensor], q: Tensor) -> Tensor:
+def of_all(of_lanes: list[Tensor], q: Tensor) -> Tensor:
     """Stack outputs of lanes, with zeros for padding, to `q`'s shape; a single one is not
     copied.
     """

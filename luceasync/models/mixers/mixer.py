@@ -156,7 +156,7 @@ class MixerLayer(Protocol):
 
     def forward(self, x: Tensor, state: State, rows: Rows) -> Tensor:
         """x: [entries, rows, hidden], the residual stream. Updates `state` in place, and copies the
-        end state after `rows.mark` rows to lane NO_LANE.
+        end state after `rows.mark` rows to lane NO_LANE; ends without a spare have no mark.
         """
         ...
 

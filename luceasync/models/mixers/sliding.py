@@ -1,0 +1,55 @@
+"""Grouped-query attention to a window of the newest tokens: its state, and its bodies.
+
+The window is state of the end: a lane keeps a ring of `window` rows, that of position p at
+p % window. So a lane's bytes do not grow, and a node's end holds all that a next token needs.
+
+    window 4, lane at 6 tokens:   place     0  1  2  3
+                                  position  4  5  2  3
+
+Imports no torch at its top.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from luceasync.kv.state import StateTensor
+from luceasync.models.mixers.attention import AttentionBody, AttentionSpec
+
+END_KINDS = WINDOW_K, WINDOW_V = "window_k", "window_v"  # snapshot names of the end state
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingSpec(AttentionSpec):
+    """The Mixer of attention in which a token sees itself and the `window` - 1 tokens before it."""
+
+    @property
+    def rows(self) -> tuple[StateTensor, ...]:
+        return ()
+
+    @property
+    def end(self) -> tuple[StateTensor, ...]:
+        ring = (self.window, self.num_kv_heads, self.head_dim)
+        kinds = (WINDOW_K, WINDOW_V)
+        return tuple(StateTensor(kind, ring, "kv", has_spare=False) for kind in kinds)
+
+    @property
+    def scratch(self) -> tuple[StateTensor, ...]:
+        heads = (self.num_kv_heads, self.head_dim)
+        return StateTensor(WINDOW_K, heads, "kv"), StateTensor(WINDOW_V, heads, "kv")
+
+    @property
+    def recent(self) -> None:
+        """None: no part of a window is ever absent."""
+        return None
+
+    def torch_body(self) -> AttentionBody:
+        from luceasync.models.mixers.sliding_torch import TorchSliding
+
+        return TorchSliding(self)
+
+    def triton_body(self) -> AttentionBody:
+        return self.torch_body()
+
+    def compiled_body(self) -> AttentionBody:
+        return self.torch_body()
