@@ -244,9 +244,10 @@ def choice(
     return setting(default, Setting(name, parse, allowed, metavar, help, needs=needs))
 
 
-def switch(name: str, help: str) -> bool:
-    """A field that is off by default."""
-    return setting(False, Setting(name, boolean, "on | off", "on|off", help, switch=True))
+def switch(name: str, help: str, needs: str | None = None) -> bool:
+    """A field that is off by default; `needs`: see Setting."""
+    kind = Setting(name, boolean, "on | off", "on|off", help, switch=True, needs=needs)
+    return setting(False, kind)
 
 
 def section(kind: type[T], title: str) -> T:

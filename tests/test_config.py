@@ -27,7 +27,8 @@ TEXTS = {
     "target-devices": "cuda:0,cpu", "target-layer-split": "0.3,0.7", "peer-access": "off",
     "parallel": "2", "max-ctx": "8K", "prefill-chunk": "128", "max-queue": "0", "host": "::",
     "prefix-cache-memory": "0", "kv-cache-dir": "/cache", "kv-cache-budget": "1M",
-    "kv-cache-min-tokens": "0", "snapshot-interval": "64", "trust-cache-salt": "on",
+    "kv-cache-min-tokens": "0", "kv-cache-shared": "on", "snapshot-interval": "64",
+    "trust-cache-salt": "on",
     "draft": "none", "draft-device": "cpu", "draft-ctx-max": "4K", "draft-swa-window": "1K",
     "draft-block": "2", "draft-ipc-bin": "/bin/backend",
     "ddtree": "true", "ddtree-budget": "1", "port": "0", "api-key": "one,two", "admin-key": "root",
@@ -232,6 +233,7 @@ def test_the_example_file_has_every_setting_with_an_allowed_value(tmp_path):
     [
         ("kv-cache-budget", "1G", "--kv-cache-dir"),
         ("kv-cache-min-tokens", "9", "--kv-cache-dir"),
+        ("kv-cache-shared", "on", "--kv-cache-dir"),
         ("ddtree-budget", "8", "--ddtree"),
         ("kvflash-policy", "lru", "--kvflash"),
         ("kvflash-tau", "8", "--kvflash"),

@@ -26,7 +26,14 @@ from luceasync.disk_cache.codec import (
     file_name,
 )
 from luceasync.disk_cache.files import FileSystem
-from luceasync.disk_cache.listing import EMPTY_LISTING, Listing, NodeMeta, list_nodes, namespaces
+from luceasync.disk_cache.listing import (
+    EMPTY_LISTING,
+    Listing,
+    NodeMeta,
+    list_nodes,
+    look_up,
+    namespaces,
+)
 from luceasync.disk_cache.metadata import KEY
 from luceasync.disk_cache.outcomes import is_gone
 from luceasync.errors import ConfigError, CorruptNode
@@ -149,6 +156,12 @@ class NodeDirectory:
                     os.utime(path, follow_symlinks=False)
                 num_there += 1
         return num_there
+
+    def find(self, keys: Iterable[str]) -> list[NodeMeta]:
+        """Those of these nodes that are there. Raises OSError."""
+        directory = self._root / self._namespace
+        found = (look_up(self._files, directory, key, self._end_kinds) for key in keys)
+        return [meta for meta in found if meta is not None]
 
     def remove(self, key: str, namespace: str | None = None) -> int:
         """Remove a node; the bytes that it took, 0 if there is none. Raises OSError."""

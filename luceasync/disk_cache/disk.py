@@ -20,7 +20,8 @@ from typing import Any, Protocol, Self, TypeVar
 from luceasync.disk_cache.codec import Buffer, EncodedFile, EndKinds, Half
 from luceasync.disk_cache.directory import BelowFloor, NodeDirectory
 from luceasync.disk_cache.files import FileSystem, FileThreads, ThreadedFile, allocate, pieces
-from luceasync.disk_cache.listing import Listing, Scan, changes
+from luceasync.disk_cache.keeper import KeeperLease
+from luceasync.disk_cache.listing import Listing, NodeMeta, Scan, changes
 from luceasync.disk_cache.outcomes import (
     DiskCounters,
     Faults,
@@ -177,7 +178,8 @@ class DiskTier:
     Other processes may use the same directory. `max_pending_bytes` bounds what waits to be
     written; a write never leaves less than `min_free_bytes` of free space. Nodes are read into
     memory from `allocate(num_bytes)`, which is called from several threads and may raise
-    MemoryError. `end_kinds`: see luceasync.disk_cache.codec.
+    MemoryError. `end_kinds`: see luceasync.disk_cache.codec. `is_shared`: servers on other hosts
+    use the directory, and one of all keeps its budget.
     """
 
     def __init__(
@@ -193,6 +195,7 @@ class DiskTier:
         write_timeout_s: float = 120.0,
         allocate: Allocate = allocate,
         files: FileSystem | None = None,
+        is_shared: bool = False,
     ) -> None:
         self._root = root
         self._namespace = namespace
@@ -203,6 +206,8 @@ class DiskTier:
         self._read_timeout_s = read_timeout_s
         self._scan_timeout_s = scan_timeout_s
         self._write_timeout_s = write_timeout_s
+        self.is_shared = is_shared
+        self._lease = KeeperLease(self._files, root)
         self._threads = FileThreads()
         self._writing = asyncio.Lock()
         self._scanning = asyncio.Lock()
@@ -240,6 +245,8 @@ class DiskTier:
 
     async def __aexit__(self, *_: object) -> None:
         """Wait until abandoned calls have removed their temporary files, unless the disk hangs."""
+        if self.is_shared:
+            await self._try(self._lease.release, None)
         await self._reads.close(CLOSE_TIMEOUT_S)
         await self._threads.close(CLOSE_TIMEOUT_S)
 
@@ -339,6 +346,16 @@ class DiskTier:
             except OSError:
                 continue
             self._faults.tell(work)
+
+    async def find(self, keys: Sequence[str]) -> list[NodeMeta]:
+        """Those of these nodes that are there, whether or not a scan has listed them."""
+        return await self._try(partial(self._directory.find, keys), [])
+
+    async def keep(self) -> bool:
+        """Whether this server keeps the budget of the directory for the next LEASE_S. Called every
+        RENEW_S where the directory is shared.
+        """
+        return await self._try(self._lease.renew, False)
 
     async def touch(self, keys: Sequence[str]) -> int:
         """Mark nodes as used now, for other processes too; how many of them exist."""

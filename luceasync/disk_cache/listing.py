@@ -6,6 +6,7 @@ Only reads; its calls block. Knows no deadline and no event loop.
 from __future__ import annotations
 
 import os
+import stat
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from luceasync.disk_cache.codec import (
     EndKinds,
     Half,
     NodePart,
+    file_name,
     parse_file_name,
 )
 from luceasync.disk_cache.files import FileSystem
@@ -158,9 +160,14 @@ def list_nodes(
             key, half = named
             old = before[half].get(key)
             try:
-                found[half][key] = _examine(
-                    files, path, entry, old, opening=opening, allowance=allowance
-                )
+                status = entry.stat(follow_symlinks=False)
+                if old is not None and old.is_still(status):
+                    allowance.count(len(old.meta.tokens))
+                    found[half][key] = old
+                else:
+                    found[half][key] = _examine(
+                        files, path, status, opening=opening, allowance=allowance
+                    )
             except FileNotFoundError:  # another process has just removed it
                 continue
             except CorruptNode:
@@ -173,6 +180,26 @@ def list_nodes(
     return Listing(
         found[Half.ROWS], found[Half.END], tuple(damaged), tuple(temporaries), tuple(faults)
     )
+
+
+def look_up(files: FileSystem, directory: Path, key: str, opening: EndKinds) -> NodeMeta | None:
+    """The node of this key; None if there is none that can be read now, or it is of another schema.
+    A damaged file is left to list_nodes. Raises OSError for faults of the disk.
+    """
+    found: dict[Half, NodeMeta] = {}
+    for half in Half:
+        path = directory / file_name(key, half)
+        try:
+            found[half] = _examine(files, path, os.lstat(path), opening=opening).meta
+        except CorruptNode:
+            continue
+        except OSError as error:
+            if not is_gone(error):
+                raise
+    rows, end = found.get(Half.ROWS), found.get(Half.END)
+    if rows is None or rows.metadata is None:
+        return None
+    return rows if end is None or end.metadata is None else rows.with_end(end)
 
 
 def changes(before: Mapping[str, Listing], after: Mapping[str, Listing]) -> Scan:
@@ -217,17 +244,12 @@ def _last_used_first(entry: os.DirEntry[str]) -> float:
 def _examine(
     files: FileSystem,
     path: Path,
-    entry: os.DirEntry[str],
-    before: ListedFile | None,
+    status: os.stat_result,
     *,
     opening: EndKinds | None,
-    allowance: TokenAllowance,
+    allowance: TokenAllowance | None = None,
 ) -> ListedFile:
     """The file. Raises OSError, and CorruptNode if it is damaged or not regular."""
-    status = entry.stat(follow_symlinks=False)
-    if before is not None and before.is_still(status):
-        allowance.count(len(before.meta.tokens))
-        return before
     named = parse_file_name(path.name)
     assert named is not None, path
     key, half = named
@@ -251,6 +273,6 @@ def _examine(
             parts=header.parts,
             end_bytes=header.end_bytes,
         )
-    elif not entry.is_file(follow_symlinks=False):
+    elif not stat.S_ISREG(status.st_mode):
         raise CorruptNode(f"{path.name}: expected a regular file")
     return ListedFile(meta, status.st_ino, status.st_mtime_ns)

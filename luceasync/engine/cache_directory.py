@@ -47,10 +47,12 @@ def directory_spec_of(
     end_kinds: frozenset[str],
     find_namespace: Callable[[], str],
     allocate: Callable[[int], memoryview],
+    *,
+    is_shared: bool = False,
 ) -> CacheDirectorySpec:
     """The spec of `cache_dir`, which is made if need be. `find_namespace` may take long: it hashes
     weights. `allocate` gives the memory for nodes that are read. `end_kinds`: the kinds of tensors
-    that belong to a node's end.
+    that belong to a node's end. `is_shared`: servers on other hosts use the directory too.
     """
 
     @asynccontextmanager
@@ -58,7 +60,12 @@ def directory_spec_of(
         await asyncio.to_thread(make_usable, cache_dir)
         namespace = await asyncio.to_thread(find_namespace)
         async with DiskTier(
-            cache_dir, namespace, end_kinds, min_free_bytes=MIN_FREE_BYTES, allocate=allocate
+            cache_dir,
+            namespace,
+            end_kinds,
+            min_free_bytes=MIN_FREE_BYTES,
+            allocate=allocate,
+            is_shared=is_shared,
         ) as disk:
             yield disk
 
@@ -126,6 +133,7 @@ def limits_of(config: CacheConfig, held_bytes: int, least_bytes: int = 0) -> Lim
         disk_bytes=disk_bytes,
         min_disk_tokens=config.min_tokens,
         interval_tokens=config.interval_tokens,
+        is_shared=config.is_shared,
     )
 
 

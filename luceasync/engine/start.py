@@ -7,9 +7,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from pathlib import Path
 
-from luceasync.config import Config
+from luceasync.config import CacheConfig, Config
 from luceasync.engine.cache_directory import (
     CacheDirectorySpec,
     directory_spec_of,
@@ -114,7 +113,7 @@ def build_engine(
         language,
         lambda orders: load(recipe, orders),
         config.engine,
-        _directory_spec_of(config.cache.cache_dir, model, plan, host),
+        _directory_spec_of(config.cache, model, plan, host),
         stopping=stopping,
         release=release,
         processes=processes,
@@ -136,10 +135,10 @@ def _host_memory_of(
 
 
 def _directory_spec_of(
-    cache_dir: Path | None, model: ModelFiles, plan: Plan, host: HostMemory
+    config: CacheConfig, model: ModelFiles, plan: Plan, host: HostMemory
 ) -> CacheDirectorySpec | None:
     """The model's part of the cache directory; None if there is none."""
-    if cache_dir is None:
+    if (cache_dir := config.cache_dir) is None:
         return None
     return directory_spec_of(
         cache_dir,
@@ -147,6 +146,7 @@ def _directory_spec_of(
         model.spec.end_kinds,
         lambda: namespace_of(model.weights.paths, model.spec, plan.precision, cache_dir),
         host.allocate,
+        is_shared=config.is_shared,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,14 +16,19 @@ from torch import Tensor
 
 from luceasync.disk_cache.outcomes import Miss
 from luceasync.host_cache.copy_stream import COPY_TIMEOUT_S, Callback, Ticket
-from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.nodes import MissReason, NodeKey
 from luceasync.prefix_cache.disk_orders import DiskOrders, FetchedNode, WriteReport
 from luceasync.prefix_cache.index import Limits, NodeIndex
-from luceasync.prefix_cache.lease import Lease, MatchMemo, min_state_tokens
+from luceasync.prefix_cache.lease import Lease, min_state_tokens
 from luceasync.prefix_cache.leases import Leases
+from luceasync.prefix_cache.lookup import DirectLookup
 from luceasync.prefix_cache.memory import MemoryNodes
 from luceasync.prefix_cache.read_in import ReadIn, nodes_of
+from luceasync.prefix_cache.restore_decision import (
+    RestoreDecision,
+    shared_tokens,
+    tokens_to_come,
+)
 from luceasync.prefix_cache.save_lane import LaneSaver, SavePoint
 from luceasync.prefix_cache.write_back import (
     PendingFile,
@@ -35,152 +40,12 @@ from luceasync.prefix_cache.write_back import (
 from luceasync.prefix_tree.cost import (
     LEAST,
     RateName,
-    Rates,
-    is_given_up,
-    patience_s,
-    prefill_work,
-    restore_or_prefill,
 )
-from luceasync.prefix_tree.node import MEMORY, TIERS, Match, Node, Tier, common_prefix
+from luceasync.prefix_tree.node import Match, Node, Tier
 from luceasync.request import Restore
 from luceasync.status import CacheStatus
 
 log = logging.getLogger(__name__)
-
-
-def shared_tokens(lease: Lease, running: Lease) -> int:
-    """How many tokens both prompts begin with, 0 for those of different tenants."""
-    is_ours = lease is not running and lease.tenant == running.tenant
-    return common_prefix(lease.prompt, running.prompt) if is_ours else 0
-
-
-def tokens_to_come(lease: Lease, running: Lease, *, recurrent: bool) -> int:
-    """How many tokens of the lease's prompt the prefill of `running` will have saved at its end."""
-    if not running.cuts or lease.is_run_whole:
-        return 0
-    prompt, shared = lease.prompt, shared_tokens(lease, running)
-    if shared == len(prompt) == running.num_prompt_tokens:
-        return shared  # with the logits after it: nothing is left to run
-    usable = min(shared, len(prompt) - 1)
-    ends = [cut.end for cut in running.cuts]
-    whole = max((end for end in ends if end <= usable), default=0)
-    if recurrent or ends[-1] < usable:
-        return whole
-    return max(whole, usable // CHUNK_TOKENS * CHUNK_TOKENS)
-
-
-class RestoreDecision:
-    """Whether a prompt's prefix is restored, from memory or from the disk, or run again. Owns the
-    rates that were observed. Engine thread only.
-    """
-
-    def __init__(
-        self,
-        index: NodeIndex,
-        read_in: ReadIn,
-        leases: Leases,
-        *,
-        recurrent: bool,
-        attention_tokens: float | None,
-    ) -> None:
-        self._attention_tokens = attention_tokens
-        self._index = index
-        self._read_in = read_in
-        self._leases = leases
-        self._recurrent = recurrent
-        self.rates = Rates()
-
-    def observe(self, rate: RateName, amount: float, elapsed_s: float) -> None:
-        """Take into account how long something took."""
-        self.rates = self.rates.observed(rate, amount, elapsed_s)
-
-    def work(self, begin: int, end: int) -> float:
-        """What running these tokens costs, see luceasync.prefix_tree.cost."""
-        return prefill_work(begin, end, self._attention_tokens)
-
-    def gives_up(self, lease: Lease, progress: Mapping[NodeKey, int], now_s: float) -> bool:
-        """Whether to run the tokens of a lease that waits for the disk; `progress`: how many bytes
-        have come of each node under way.
-        """
-        assert lease.match is not None and lease.started_s is not None, "it waits for a match"
-        coming = sum(progress.get(key, 0) for key in lease.awaited)
-        num_come, elapsed_s = lease.num_fetched_bytes + coming, now_s - lease.started_s
-        if not is_given_up(
-            self.work(0, lease.match.num_tokens),
-            num_bytes=lease.num_ordered_bytes,
-            num_come=min(num_come, lease.num_ordered_bytes),
-            elapsed_s=elapsed_s,
-            rates=self.rates,
-        ):
-            return False
-        self.observe("disk_bytes_per_s", num_come, elapsed_s)
-        return True
-
-    def longest_match(self, lease: Lease) -> Match:
-        """The most of the prompt that could be restored now: from the disk too, unless that could
-        not give what this lease has asked for.
-        """
-        tree, tiers = self._index.tree(lease.tenant), MEMORY if lease.without_disk else TIERS
-        memo = lease.memo
-        if memo is None or (memo.num_changes, memo.tiers) != (tree.num_changes, tiers):
-            match = tree.match(
-                lease.prompt, recurrent=self._recurrent, chunk_tokens=CHUNK_TOKENS, tiers=tiers
-            )
-            memo = MatchMemo(tree.num_changes, tiers, match)
-            lease.remember(memo)
-        return memo.match
-
-    def choose(self, lease: Lease, match: Match) -> Match:
-        """What of the match to restore: all of it, or nothing where running it again is faster, or
-        where memory has no room for what would come from the disk.
-        """
-        if match.num_tokens == 0:
-            return match
-        if lease.is_run_whole:
-            lease.decide("is_run_whole", MissReason.RUN_WHOLE)
-            return _nothing_of(match)
-        decision = restore_or_prefill(
-            self.work(0, match.num_tokens),
-            memory_bytes=match.read_bytes("memory"),
-            disk_bytes=match.read_bytes("disk"),
-            rates=self.rates,
-        )
-        orders = self._read_in.orders(match)  # what memory holds already needs no room
-        fits = not orders or self._leases.make_room(self._read_in.num_bytes_of(orders))
-        if decision.restore and fits:
-            lease.decide(decision.reason)
-            return match
-        refused = MissReason.NO_MEMORY if decision.restore else MissReason.PREFILL_IS_FASTER
-        lease.decide(decision.reason, refused)
-        self.rates = self.rates if decision.restore else self.rates.after_refusal()
-        return _nothing_of(match)
-
-    def lost_reason(self, lease: Lease, match: Match) -> MissReason | None:
-        """Why the match is no longer, for a prompt that was run before; None if no more of it is
-        known to have been computed.
-        """
-        last = match.nodes[-1].key if match.nodes else None
-        if match.part is None and self._index.eviction_misses.matches(
-            (lease.tenant, last), lease.prompt[match.num_tokens :]
-        ):
-            return MissReason.NO_MEMORY
-        num_more = match.num_shared_tokens - match.num_tokens
-        return MissReason.NO_STATE if self._recurrent and num_more > CHUNK_TOKENS else None
-
-    def patience_s(self, match: Match) -> float:
-        """How long to wait for the match to come from the disk; see luceasync.prefix_tree.cost."""
-        return patience_s(self.work(0, match.num_tokens), self.rates)
-
-    def known_nodes(self, lease: Lease, match: Match) -> tuple[Node, ...]:
-        """The nodes, root first, that hold the prompt's first tokens already: even if they are not
-        restored, there is no need to save them again.
-        """
-        return match.nodes or self.longest_match(lease).nodes
-
-
-def _nothing_of(match: Match) -> Match:
-    """The same prompt, of which nothing is restored."""
-    return replace(match, nodes=(), part=None, num_tokens=0, exact=False)
 
 
 class PrefixCache:
@@ -220,6 +85,14 @@ class PrefixCache:
             recurrent=recurrent,
             attention_tokens=attention_tokens,
         )
+        self._lookup = DirectLookup(
+            self.index,
+            disk,
+            limits,
+            recurrent=recurrent,
+            chunk_tokens=chunk_tokens,
+            min_fork_tokens=self._min_fork_tokens,
+        )
         self._lane_saver = LaneSaver(self.index, memory, self._leases, recurrent=recurrent)
         # What these do alone is called on them directly.
         self.lost = self.index.lost
@@ -247,12 +120,14 @@ class PrefixCache:
 
     def prepare(self, lease: Lease, prefilling: Iterable[Lease]) -> bool:
         """Whether the lease can have a lane now; False while what it needs is on its way, from the
-        disk or out of one of the running prefills.
+        disk or out of one of the running prefills, or is looked for on the disk.
         """
         if lease.awaited:
             return False
         match = self._decision.longest_match(lease)
         lease.set_match(match)
+        if self._lookup.is_due(lease, match):
+            return False
         others = list(prefilling) if self._limits.hold_any else []  # else nothing of them is saved
         coming = (tokens_to_come(lease, r, recurrent=self._recurrent) for r in others)
         if lease.is_worth_waiting(max(coming, default=0), match.num_tokens):
@@ -468,6 +343,16 @@ class PrefixCache:
         for lease in [each for each in waiting if self._decision.gives_up(each, progress, now_s)]:
             given_up = lease.give_up()
             self._read_in.give_up(key for key in given_up if not self._leases.waiting_for(key))
+
+    def found(self, asked: Sequence[NodeKey], there: Sequence[Node]) -> None:
+        """Take in which of the files that were looked for are there."""
+        self.index.files_changed(there, (), is_whole=False)
+        self._lookup.found(asked, [node.key for node in there])
+
+    def keep_disk(self, keeps_disk: bool) -> None:
+        """Whether this server keeps the budget of a directory that it shares."""
+        self.index.keeps_disk = keeps_disk
+        self._shrink()
 
     def files_changed(
         self, added: Iterable[Node], removed: Iterable[NodeKey], *, is_whole: bool = True

@@ -68,8 +68,8 @@ class WriteReport:
 
 class DiskOrders(Protocol):
     """Where nodes are held beyond memory. Every call returns at once; the prefix cache is told the
-    outcome by `fetched` and `written`, and by `reading` how many bytes have come of what is under
-    way.
+    outcome by `fetched`, `written` and `found`, and by `reading` how many bytes have come of what
+    is under way.
     """
 
     def file_bytes(self, tensors: Mapping[str, Tensor]) -> int:
@@ -78,6 +78,10 @@ class DiskOrders(Protocol):
 
     def read(self, orders: Sequence[ReadOrder]) -> None:
         """Read nodes; `fetched` is called for each."""
+        ...
+
+    def find(self, keys: Sequence[NodeKey]) -> None:
+        """Look for files of these nodes that no scan has listed yet; `found` is called once."""
         ...
 
     def give_up(self, keys: Sequence[NodeKey]) -> None:
@@ -117,6 +121,9 @@ class NoDisk:
 
     def read(self, orders: Sequence[ReadOrder]) -> None:
         raise AssertionError("nothing was ever written: there is nothing to read")
+
+    def find(self, keys: Sequence[NodeKey]) -> None:
+        raise AssertionError("no server shares a disk that is not there")
 
     def give_up(self, keys: Sequence[NodeKey]) -> None:
         return None

@@ -26,6 +26,7 @@ from luceasync.disk_cache.codec import (
     header_bytes_at_most,
 )
 from luceasync.disk_cache.disk import DiskTier
+from luceasync.disk_cache.keeper import RENEW_S
 from luceasync.disk_cache.listing import NodeMeta, Scan, misplaced
 from luceasync.disk_cache.metadata import NodeMetadata
 from luceasync.disk_cache.outcomes import Miss, WriteOutcome
@@ -41,6 +42,8 @@ log = logging.getLogger(__name__)
 RESCAN_S = 30.0
 LOOK_AGAIN_S = 5.0
 RESCAN_WHEN_WRITING_S = 1.0  # others may write too, and all files count towards the budget
+RESCAN_SHARED_S = 300.0  # where names are looked for, and another server keeps the budget
+FIND_TIMEOUT_S = 1.0  # a prompt waits for it
 PROGRESS_S = 0.01  # between two reports of reads under way
 SCAN_SHARE = 0.05  # of the time, at most, while nodes are written
 DTYPES = {
@@ -74,6 +77,7 @@ class DiskWorker:
         self._others: dict[tuple[str, str], tuple[float, int]] = {}
         self._scanned_at_s = self._scan_s = 0.0
         self._is_scan_due = False
+        self._keeps_disk = False
         self._reading: dict[NodeKey, ReadProgress] = {}
         self._tells_progress = False
         self._num_removals = self._told_removals = (
@@ -92,6 +96,9 @@ class DiskWorker:
     def read(self, orders: Sequence[ReadOrder]) -> None:
         for order in orders:
             self._post(partial(self._read, order=order, epoch=self._epoch))
+
+    def find(self, keys: Sequence[NodeKey]) -> None:
+        self._post(partial(self._find, keys=keys, epoch=self._epoch))
 
     def give_up(self, keys: Sequence[NodeKey]) -> None:
         self._post(partial(self._give_up, keys=keys))
@@ -168,14 +175,18 @@ class DiskWorker:
     async def serve(self, disk: DiskTier) -> None:
         """Work until cancelled. Scans every RESCAN_S for what other processes have done."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._rescan())
+            tasks.create_task(self._rescan(disk))
             tasks.create_task(self._watch(disk))
+            if disk.is_shared:
+                tasks.create_task(self._keep(disk))
             while True:
                 # No name for the job: it would hold the last node's memory until the next comes.
                 tasks.create_task(self._do(await self._jobs.get(), disk))
 
     def scan_again(self) -> None:
         """Scan the disk for an index that knows nothing of it."""
+        if self._keeps_disk:
+            self._tell(partial(_keep_disk, True))
         self._jobs.put_nowait(partial(self.scan, is_again=True))
 
     async def drain(self, timeout_s: float) -> None:
@@ -200,10 +211,23 @@ class DiskWorker:
             degraded=disk.degraded,
         )
 
-    async def _rescan(self) -> None:
+    async def _rescan(self, disk: DiskTier) -> None:
         while True:
-            await asyncio.sleep(RESCAN_S)
+            is_left_to_others = disk.is_shared and not self._keeps_disk
+            await asyncio.sleep(RESCAN_SHARED_S if is_left_to_others else RESCAN_S)
             self._jobs.put_nowait(self.scan)
+
+    async def _keep(self, disk: DiskTier) -> None:
+        """Renew the lease of the budget, and tell when this server has it and when not."""
+        while True:
+            keeps_disk = await disk.keep()
+            if keeps_disk != self._keeps_disk:
+                self._keeps_disk = keeps_disk
+                self._tell(partial(_keep_disk, keeps_disk))
+                self._jobs.put_nowait(self.scan)
+            elif keeps_disk:
+                self._scan_soon()  # others write too
+            await asyncio.sleep(RENEW_S)
 
     async def _watch(self, disk: DiskTier) -> None:
         """Look again, by and by, at a disk that had faults: it may heal while there is no work."""
@@ -262,6 +286,17 @@ class DiskWorker:
         finally:
             self._reading.pop(order.key, None)
             self._answer(epoch, lambda prefixes: prefixes.fetched(order.key, result))
+
+    async def _find(self, disk: DiskTier, keys: Sequence[NodeKey], epoch: int) -> None:
+        there: list[Node] = []
+        try:
+            async with asyncio.timeout(FIND_TIMEOUT_S):
+                found = await disk.find([key.hex() for key in keys])
+            there = [node for meta in found if (node := _node(meta)) is not None]
+        except TimeoutError:
+            log.debug("%d files were not found within %g s", len(keys), FIND_TIMEOUT_S)
+        finally:
+            self._answer(epoch, lambda prefixes: prefixes.found(keys, there))
 
     async def _tell_progress(self, disk: DiskTier, epoch: int) -> None:
         """Tell how far reads have come, again and again while there are any."""
@@ -334,6 +369,10 @@ class DiskWorker:
 
 def _tell_reading(come: Mapping[NodeKey, int], prefixes: PrefixCache) -> None:
     prefixes.reading(come)
+
+
+def _keep_disk(keeps_disk: bool, prefixes: PrefixCache) -> None:
+    prefixes.keep_disk(keeps_disk)
 
 
 async def _each(call: Callable[[str], Awaitable[object]], keys: Iterable[NodeKey]) -> None:

@@ -27,6 +27,7 @@ from luceasync.status import CacheStatus, NodeStatus
 
 log = logging.getLogger(__name__)
 
+HEADROOM = 0.05  # of the budget of a shared disk: what others may write until the next scan
 SLACK = 0.02  # of a budget: what is freed beyond the need, so that eviction is rare
 ORPHAN_AGE_S = 3600.0
 MAX_EVICTION_MISSES = 4096  # a quarter of a KiB each
@@ -37,7 +38,8 @@ NONE_YET: dict[str, int] = dict.fromkeys(sorted(TIERS), 0)
 class Limits:
     """Sizes of the prefix cache. `transit_bytes` of memory may be taken beyond `memory_bytes` by
     nodes on their way to or from the disk. `disk_bytes` None: there is no disk; prefixes of fewer
-    than `min_disk_tokens` tokens are not worth a file.
+    than `min_disk_tokens` tokens are not worth a file. `is_shared`: servers on other hosts use it
+    too, and the one that keeps its budget makes room for what all of them write.
     """
 
     memory_bytes: int
@@ -45,6 +47,7 @@ class Limits:
     disk_bytes: int | None = None
     min_disk_tokens: int = 1
     interval_tokens: int = 2048
+    is_shared: bool = False
 
     @property
     def hold_any(self) -> bool:
@@ -204,6 +207,7 @@ class NodeIndex:
         self._ownerless = OwnerlessFiles()
         self._foreign: set[NodeKey] = set()  # ownerless files that are no known tenant's
         self.others = OtherFiles()
+        self.keeps_disk = not limits.is_shared  # else another server makes room on the disk
         # Every key is there from the start: other threads read while they are counted up.
         self.saved = NONE_YET.copy()
         self.evicted = NONE_YET.copy()
@@ -315,7 +319,7 @@ class NodeIndex:
         new = [node for node in self._ownerless if node.key not in self._foreign]
         own = {key for tenant in self._trees for key in self._own_files(tenant, new)}
         self._foreign = {node.key for node in self._ownerless} - own
-        if is_whole:
+        if is_whole and self.keeps_disk:
             self._collect_orphans(time.time())
 
     def thin(self, path: Sequence[NodeKey], keep: AbstractSet[NodeKey]) -> None:
@@ -345,9 +349,11 @@ class NodeIndex:
     def make_file_room(self, num_bytes: int, keep: Retention) -> bool:
         """Whether files of `num_bytes` fit on the disk, after removing those that are worth least,
         and those that were just written only if it has to be. Nothing is removed if that is not
-        enough.
+        enough, or if another server keeps the budget.
         """
         most = (self._limits.disk_bytes or 0) - num_bytes
+        if not self.keeps_disk:
+            return self.num_bytes("disk") + self.others.num_bytes <= most
         return most >= 0 and any(
             self._evict("disk", most, keep, min_age_s=min_age_s, in_part=False)
             for min_age_s in (MIN_AGE_S, 0.0)
@@ -356,8 +362,9 @@ class NodeIndex:
     def shrink(self, keep: Retention) -> None:
         """Evict what exceeds the budgets."""
         self._evict("memory", self._limits.memory_bytes, keep)
-        if self._limits.disk_bytes is not None:
-            self._evict("disk", self._limits.disk_bytes, keep, min_age_s=MIN_AGE_S)
+        if self._limits.disk_bytes is not None and self.keeps_disk:
+            share = 1.0 - HEADROOM * self._limits.is_shared
+            self._evict("disk", int(share * self._limits.disk_bytes), keep, min_age_s=MIN_AGE_S)
 
     def _evict(
         self,

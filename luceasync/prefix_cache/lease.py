@@ -183,8 +183,9 @@ class Lease:
     is wanted even within a chunk, at the opener and near the client's marks. `forks`: places within
     a turn where other prompts part from it, behind its tools and where it parts from one with which
     it shares `num_shared` tokens. `is_main`: its turn is on the main line of its conversation; if
-    not, `spared` are the ends of that line. `awaited`: nodes on their way from the disk. `logits`:
-    those after the prompt, float32 [vocab], if nothing is to run.
+    not, `spared` are the ends of that line. `awaited`: nodes on their way from the disk. `sought`:
+    nodes whose files are looked for, below the nodes `sought_below`. `logits`: those after the
+    prompt, float32 [vocab], if nothing is to run.
     """
 
     request: Request
@@ -206,6 +207,8 @@ class Lease:
     cuts: deque[PrefillCut] = field(default_factory=deque)
     saved: list[NodeKey] = field(default_factory=list)  # the nodes that its own run has made
     awaited: set[NodeKey] = field(default_factory=set)
+    sought: set[NodeKey] = field(default_factory=set)
+    sought_below: set[NodeKey | None] = field(default_factory=set)
     fetched: set[NodeKey] = field(default_factory=set)  # nodes that have come from the disk
     num_fetched_bytes: int = 0
     num_ordered_bytes: int = 0  # of what it waits for, or has waited for
@@ -305,6 +308,11 @@ class Lease:
         """Why the match is restored, or with `refused`, why it is run again."""
         self.decision = decision
         self.fault = refused or self.fault
+
+    def seek(self, keys: set[NodeKey], below: Iterable[NodeKey | None]) -> None:
+        """Files of these nodes, which continue those of `below`, are looked for."""
+        self.sought = keys
+        self.sought_below.update(below)
 
     def wait_for(self, keys: Iterable[NodeKey], num_bytes: int, now_s: float) -> None:
         """Nodes were ordered from the disk, `num_bytes` in all."""

@@ -193,6 +193,19 @@ class Tree:
         exact = best.num_tokens == len(tokens)
         return Match(nodes, part, best.num_tokens, exact, num_shared, None)
 
+    def whole_nodes(self, tokens: array[int]) -> list[Node]:
+        """The nodes all of whose tokens `tokens` begin with, on every path, parents first."""
+        found: list[Node] = []
+        walk: list[tuple[NodeKey | None, int]] = [(None, 0)]
+        while walk:
+            parent, begin = walk.pop()
+            if (siblings := self._children.get(parent)) is not None:
+                rest = tokens[begin : begin + siblings.longest]
+                below = [self._nodes[key] for key in siblings.whole(rest)]
+                walk += [(node.key, node.end) for node in below]
+                found += below
+        return found
+
     def insert(self, node: Node) -> Node:
         """Add a node whose parent is here, or add tiers, hits and a later last use to the node with
         the same key. Returns the node as it is now.

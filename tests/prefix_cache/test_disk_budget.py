@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from io import FileIO
 from pathlib import Path
 
@@ -14,6 +14,8 @@ import torch
 from luceasync.disk_cache.codec import PAGE_BYTES
 from luceasync.disk_cache.disk import DiskTier
 from luceasync.disk_cache.files import FileSystem
+from luceasync.prefix_cache import disk_worker as module
+from luceasync.prefix_cache import index
 from luceasync.prefix_cache.disk_worker import DiskWorker
 from tests.disk_cache.tiers import tier_of
 from tests.prefix_cache.token_target import Bench, TokenTarget
@@ -40,6 +42,10 @@ class Worker(DiskWorker):
     def nodes(self) -> list:
         return []
 
+    def find(self, keys) -> None:
+        """No prompt here continues what another server has written."""
+        self._tell(lambda prefixes: prefixes.found(keys, []))
+
 
 class Watched(FileSystem):
     """Knows the most that ever lay there: when a file is whole under its temporary name."""
@@ -58,13 +64,13 @@ def bytes_in(root: Path) -> int:
 
 
 @asynccontextmanager
-async def serving(files: Watched, **how) -> AsyncIterator[tuple[Bench, DiskTier]]:
+async def serving(files: FileSystem, root: Path, **how) -> AsyncIterator[tuple[Bench, DiskTier]]:
     prefixes: list = []
     worker = Worker((0,), lambda outcome: outcome(prefixes[0]))
     bench = Bench(disk=worker, disk_bytes=BUDGET_BYTES, **how)
     bench.target.__class__ = LargeStates
     prefixes.append(bench.prefixes)
-    async with tier_of(files.root, files) as disk:
+    async with tier_of(root, files, is_shared=how.get("is_shared", False)) as disk:
         task = asyncio.create_task(worker.serve(disk))
         yield bench, disk
         task.cancel()
@@ -93,7 +99,7 @@ async def chat(bench: Bench, number: int, num_turns: int, *, is_settled: bool) -
 @pytest.mark.parametrize("recurrent", [True, False])
 async def test_a_minutes_writes_never_exceed_the_budget(tmp_path, recurrent, is_settled) -> None:
     files = Watched(tmp_path)
-    async with serving(files, recurrent=recurrent) as (bench, disk):
+    async with serving(files, tmp_path, recurrent=recurrent) as (bench, disk):
         for number in range(12):  # all within the age at which files stay
             await chat(bench, number, 4, is_settled=is_settled)
         await settled(bench)
@@ -105,7 +111,7 @@ async def test_a_minutes_writes_never_exceed_the_budget(tmp_path, recurrent, is_
 
 @pytest.mark.slow
 async def test_states_inside_a_conversation_go_before_its_rows(tmp_path) -> None:
-    async with serving(Watched(tmp_path)) as (bench, _):
+    async with serving(Watched(tmp_path), tmp_path) as (bench, _):
         await chat(bench, 0, 16, is_settled=True)
         ends = bench.ends("disk")
     assert len(list(tmp_path.glob("*/*.safetensors"))) == len(ends) > 16  # no rows were removed
@@ -118,7 +124,31 @@ async def test_states_inside_a_conversation_go_before_its_rows(tmp_path) -> None
 @pytest.mark.slow
 async def test_what_does_not_fit_at_all_is_not_written(tmp_path) -> None:
     files = Watched(tmp_path)
-    async with serving(files) as (bench, _):
+    async with serving(files, tmp_path) as (bench, _):
         bench.serve([1] * 40_000, num_generated=6)
         await settled(bench)
     assert files.most_bytes <= BUDGET_BYTES
+
+
+async def test_of_servers_that_share_a_directory_one_keeps_its_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "RENEW_S", 0.02)
+    monkeypatch.setattr(module, "RESCAN_WHEN_WRITING_S", 0.01)
+    monkeypatch.setattr(module, "SCAN_SHARE", 1.0)
+    monkeypatch.setattr(index, "MIN_AGE_S", 0.0)
+    async with AsyncExitStack() as stack:
+        benches = []
+        for _ in range(4):
+            server = serving(FileSystem(), tmp_path, is_shared=True)
+            benches.append((await stack.enter_async_context(server))[0])
+        for number in range(12):
+            await chat(benches[number % 4], number, 4, is_settled=True)
+        written = [bench.index.saved["disk"] for bench in benches]
+        async with asyncio.timeout(DEADLINE_S):
+            while bytes_in(tmp_path) > BUDGET_BYTES:
+                await asyncio.sleep(0.01)
+        evicted = [bench.index.evicted["disk"] for bench in benches]
+    assert min(written) > 0
+    assert sorted(evicted)[:3] == [0, 0, 0]
+    assert max(evicted) > 0

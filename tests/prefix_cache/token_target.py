@@ -188,6 +188,7 @@ class FakeDisk:
         self.reads: list[bytes] = []
         self.timeouts_s: list[float | None] = []  # of these reads
         self.given_up: list[bytes] = []
+        self.sought: list[list[bytes]] = []
         self.written: list[bytes] = []
         self.ends_written: list[bytes] = []
         self.quarantined: list[bytes] = []
@@ -201,6 +202,14 @@ class FakeDisk:
             self.reads.append(order.key)
             self.timeouts_s.append(order.timeout_s)
             self.jobs.append(lambda p, fault, o=order: p.fetched(o.key, fault or self._fetch(o)))
+
+    def find(self, keys: Sequence[bytes]) -> None:
+        def job(prefixes: PrefixCache, fault: Miss | None) -> None:
+            there = [self.files[key] for key in keys if key in self.files and fault is None]
+            prefixes.found(keys, [_found(node) for node in there])
+
+        self.sought.append(list(keys))
+        self.jobs.append(job)
 
     def give_up(self, keys: Sequence[bytes]) -> None:
         self.given_up += keys
