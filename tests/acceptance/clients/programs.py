@@ -124,6 +124,8 @@ PROGRAMS = (
     Program("llm", "pip", ("llm",), "llm_python.py", "llm_forced.py"),
     Program("aider", "pip", ("aider-chat",), "aider_python.py"),
     Program("lm_eval", "pip", ("lm_eval[api]",), "lm_eval_python.py"),
+    Program("ollama", "pip", ("ollama",), "ollama_python.py", "ollama_forced.py"),
+    Program("ollama", "npm", ("ollama",), "ollama.mjs"),
     Program("guidellm", "pip", ("guidellm",), "guidellm_python.py"),
 )
 
