@@ -16,34 +16,43 @@ from luceasync.models.weights import EmbeddingTable, Weight
 @dataclass(frozen=True, slots=True)
 class ModelEnds:
     """The ends that a shard has. A tied head is the embedding. `suppressed`: int64 ids of tokens
-    that are never chosen; their logits are -inf.
+    that are never chosen; their logits are -inf. `scale`, `cap`: see ModelSpec.
     """
 
     embedding: EmbeddingTable | None
     norm: Norm | None
     head: Weight | None
     suppressed: Tensor | None = None
+    scale: float = 1.0
+    cap: float | None = None
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Look up int64 tokens [...] -> [..., hidden]. First shard only."""
         assert self.embedding is not None, "only the first shard embeds"
-        return self.embedding.lookup(tokens)
+        rows = self.embedding.lookup(tokens)
+        if self.scale == 1.0:
+            return rows
+        # In the rows' dtype, as the models were trained.
+        return rows * torch.tensor(self.scale, dtype=rows.dtype).item()
 
     def project_rows(self, x: Tensor) -> Tensor:
         """Apply the head without the final norm: [..., hidden] -> logits float32 [..., vocab]. Last
         shard only.
         """
         assert self.head is not None, "only the last shard projects"
-        return self._without_suppressed(self.head.linear_float(x))
+        return self._chosen(self.head.linear_float(x))
 
     def project(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Apply norm and head: [..., hidden] -> logits float32 [..., vocab], in `out` if given.
         Last shard only.
         """
         assert self.norm is not None and self.head is not None, "only the last shard projects"
-        return self._without_suppressed(self.head.linear_float(x, self.norm, out))
+        return self._chosen(self.head.linear_float(x, self.norm, out))
 
-    def _without_suppressed(self, logits: Tensor) -> Tensor:
+    def _chosen(self, logits: Tensor) -> Tensor:
+        """The logits that tokens are chosen by, in place."""
+        if self.cap is not None:
+            logits.div_(self.cap).tanh_().mul_(self.cap)
         if self.suppressed is None:
             return logits
         return logits.index_fill_(-1, self.suppressed, -torch.inf)
@@ -60,7 +69,7 @@ def read_ends(reader: TensorReader, *, is_first: bool, is_last: bool) -> ModelEn
     spec, shape = reader.spec, (reader.spec.vocab_size, reader.spec.hidden_size)
     embedding = reader.table(spec.embedding_name, shape) if is_first else None
     if not is_last:
-        return ModelEnds(embedding, None, None)
+        return ModelEnds(embedding, None, None, scale=spec.embedding_scale)
     norm = reader.norm(f"{spec.prefix}{spec.end_names.norm}", (spec.hidden_size,))
     if not spec.tied_embeddings:
         name = spec.end_names.head
@@ -70,4 +79,4 @@ def read_ends(reader: TensorReader, *, is_first: bool, is_last: bool) -> ModelEn
     suppressed = None
     if spec.suppressed:
         suppressed = torch.tensor(spec.suppressed, device=reader.place.device)
-    return ModelEnds(embedding, norm, head, suppressed)
+    return ModelEnds(embedding, norm, head, suppressed, spec.embedding_scale, spec.logit_cap)

@@ -42,6 +42,7 @@ class ModelSpec:
 
     `norm_offset` is added to the stored weights of RMS norms over the residual stream (Qwen3.5
     stores w of 1 + w). `prefix` precedes tensor names. `suppressed`: tokens that are never chosen.
+    `embedding_scale` multiplies embedded tokens. Logits x become c tanh(x / c), if `logit_cap` is c.
     """
 
     family: str
@@ -56,6 +57,8 @@ class ModelSpec:
     eos_ids: frozenset[int]
     end_names: EndNames = MOST_ENDS
     suppressed: tuple[int, ...] = ()
+    embedding_scale: float = 1.0
+    logit_cap: float | None = None
 
     @property
     def num_layers(self) -> int:

@@ -38,6 +38,19 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 MIXED = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
 # By name: the model type, and what differs from tests.tiny.COMMON.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma 3": (
+        "gemma3_text",
+        {
+            "layer_types": MIXED,
+            "sliding_window": 24,
+            "query_pre_attn_scalar": 40,
+            "tie_word_embeddings": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
     "llama 3.2": ("llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3}),
     "ministral": ("ministral", {"layer_types": ["full_attention"] * 4}),
     "ministral, windows": ("ministral", {"layer_types": MIXED, "sliding_window": 24}),

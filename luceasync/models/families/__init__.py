@@ -1,12 +1,14 @@
 """Model families, one or several alike per module, and the tables that find them by name."""
 
-from luceasync.models.families import dense, qwen3_5
+from luceasync.models.families import dense, gemma3, qwen3_5
 from luceasync.models.families.family import Family
 from luceasync.models.spec import ModelSpec
 
 # By `model_type` of config.json.
 FAMILIES: dict[str, Family] = {
     **dense.FAMILIES,
+    "gemma3": gemma3.WRAPPED,
+    "gemma3_text": gemma3.FAMILY,
     "qwen3_5": qwen3_5.WRAPPED,
     "qwen3_5_text": qwen3_5.FAMILY,
 }
@@ -14,6 +16,7 @@ FAMILIES: dict[str, Family] = {
 # By `general.architecture` of a GGUF file.
 GGUF_FAMILIES: dict[str, Family] = {
     **{name: FAMILIES[name] for name in ("llama", "qwen2", "qwen3", "smollm3")},
+    "gemma3": gemma3.GGUF,
     "qwen35": qwen3_5.GGUF,
 }
 

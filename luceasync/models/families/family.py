@@ -37,6 +37,12 @@ class ConfigFields:
         """The same config, with values for fields that it does not have."""
         return ConfigFields({**defaults, **self.config})
 
+    def with_rope(self, rope: Mapping[str, Any]) -> ConfigFields:
+        """The same config with these rope parameters and no others."""
+        others = ("rope_scaling", "rope_theta", "partial_rotary_factor")
+        kept = {name: value for name, value in self.config.items() if name not in others}
+        return ConfigFields({**kept, "rope_parameters": rope})
+
     def positive(self, name: str, default: int | None = None) -> int:
         value = self.config.get(name)
         value = default if value is None else value
@@ -55,6 +61,10 @@ class ConfigFields:
         if not _is_positive_number(value):
             raise ModelError(f"{name} = {value!r}: expected a positive number")
         return float(value)
+
+    def optional_number(self, name: str) -> float | None:
+        """None if the field is missing or null."""
+        return None if self.config.get(name) is None else self.number(name)
 
     def mapping(self, name: str) -> Mapping[str, Any]:
         value = self.config.get(name)
@@ -205,7 +215,8 @@ def architecture(spec: ModelSpec) -> dict[str, Any]:
         )
     }
     layers = [_kinds(layer.mixer, layer.feed_forward) for layer in spec.layers]
-    return agreed | suppressed_of(spec) | {"layers": layers}
+    capped = {} if spec.logit_cap is None else {"logit_cap": spec.logit_cap}
+    return agreed | capped | suppressed_of(spec) | {"layers": layers}
 
 
 def suppressed_of(spec: ModelSpec) -> dict[str, Any]:

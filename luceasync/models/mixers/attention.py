@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 RECENT_ROWS = 64  # queries of a lane that probe its chunks
 BIASES = tuple(f"self_attn.{name}_proj.bias" for name in "qkv")
+OUTPUT_NORM = "post_attention_layernorm.weight"
 VERIFY_SPLITS = 32  # parts of a context that programs of kernels.tree_attention share
 
 
@@ -72,6 +73,7 @@ class AttentionSpec(AttentionSizes):
             **{name: (dim,) for name, dim in biases},
             **{name: (self.head_dim,) for name in norms if self.has_head_norms},
             "input_layernorm.weight": (hidden_size,),
+            **({OUTPUT_NORM: (hidden_size,)} if self.norms_output else {}),
         }
 
     def load(self, reader: LayerReader) -> AttentionLayer:
@@ -88,6 +90,7 @@ class AttentionSpec(AttentionSizes):
             bias=self._bias(reader),
             head_norms=self._head_norms(reader),
             output=reader.matrix("self_attn.o_proj.weight"),
+            output_norm=reader.norm(OUTPUT_NORM) if self.norms_output else None,
         )
 
     def _bias(self, reader: LayerReader) -> Tensor | None:
@@ -101,11 +104,12 @@ class AttentionSpec(AttentionSizes):
 
     def _head_norms(self, reader: LayerReader) -> HeadNorms:
         if not self.has_head_norms:
+            assert self.query_scale == 1.0, "a norm's weight holds it"
             return HeadNorms(None, None, reader.norm_eps)
         query, key = (
             reader.vector(f"self_attn.{name}_norm.weight", reader.norm_offset) for name in "qk"
         )
-        return HeadNorms(query, key, reader.norm_eps)
+        return HeadNorms(query * self.query_scale, key, reader.norm_eps)
 
     def torch_body(self) -> AttentionBody:
         from luceasync.models.mixers.attention_torch import TorchAttention
@@ -190,22 +194,28 @@ class AttentionLayer:
     bias: Tensor | None
     head_norms: HeadNorms
     output: Weight
+    output_norm: Norm | None = None
 
     @property
     def num_bytes(self) -> int:
-        parts = (self.norm, self.projection, self.head_norms, self.output)
+        parts = (self.norm, self.projection, self.head_norms, self.output, self.output_norm)
         bias_bytes = 0 if self.bias is None else self.bias.nbytes
-        return sum(part.num_bytes for part in parts) + bias_bytes
+        return sum(part.num_bytes for part in parts if part is not None) + bias_bytes
 
     def forward(self, x: Tensor, state: State, rows: Rows) -> Tensor:
-        mixed = self.body.attend(self._projected(x), self.head_norms, state, rows)
-        return self.output.linear_add(mixed, x)
+        return self._added(self.body.attend(self._projected(x), self.head_norms, state, rows), x)
 
     def verify(self, x: Tensor, state: State, rows: Rows, trees: Trees, scratch: State) -> Tensor:
         mixed = self.body.attend_tree(
             self._projected(x), self.head_norms, state, rows, trees, scratch
         )
-        return self.output.linear_add(mixed, x)
+        return self._added(mixed, x)
+
+    def _added(self, mixed: Tensor, x: Tensor) -> Tensor:
+        """The residual stream and the output of `mixed` heads."""
+        if self.output_norm is None:
+            return self.output.linear_add(mixed, x)
+        return x + self.output_norm(self.output.linear(mixed))
 
     def _projected(self, x: Tensor) -> Tensor:
         projected = self.projection.linear(x, self.norm)

@@ -20,6 +20,8 @@ class AttentionSizes:
     by sigmoid(gate), and q_proj holds query and gate of each head side by side. `has_head_norms`:
     each query and key head has an RMS norm. `has_bias`: query, key and value projections add a
     bias. `window`: newest tokens that a token sees, itself included; 0: all.
+    `query_scale` multiplies normed queries. `norms_output`: an RMS norm comes before the addition
+    to the residual stream.
     """
 
     num_heads: int
@@ -32,6 +34,8 @@ class AttentionSizes:
     rope: Rope = PLAIN
     has_bias: bool = False
     window: int = 0
+    query_scale: float = 1.0
+    norms_output: bool = False
 
     @property
     def query_dim(self) -> int:

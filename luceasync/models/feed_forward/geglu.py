@@ -1,0 +1,69 @@
+"""GeGLU (Shazeer, "GLU Variants Improve Transformer", 2020) between two norms, as Gemma has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from luceasync.models.feed_forward.feed_forward import Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from luceasync.models.layer_reader import LayerReader
+    from luceasync.models.ops import Norm
+    from luceasync.models.weights import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class GegluSpec:
+    """A FeedForward of `inner_size` numbers in the middle, whose output is normed before it is
+    added to the residual stream.
+    """
+
+    inner_size: int
+
+    @property
+    def width(self) -> int:
+        return 3 * self.inner_size
+
+    def tensors(self, hidden_size: int) -> dict[str, Shape]:
+        """See FeedForward."""
+        return {
+            "pre_feedforward_layernorm.weight": (hidden_size,),
+            "mlp.gate_proj.weight": (self.inner_size, hidden_size),
+            "mlp.up_proj.weight": (self.inner_size, hidden_size),
+            "mlp.down_proj.weight": (hidden_size, self.inner_size),
+            "post_feedforward_layernorm.weight": (hidden_size,),
+        }
+
+    def load(self, reader: LayerReader) -> GegluLayer:
+        """See FeedForward."""
+        return GegluLayer(
+            norm=reader.norm("pre_feedforward_layernorm.weight"),
+            gate_up=reader.matrix("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+            down=reader.matrix("mlp.down_proj.weight"),
+            output_norm=reader.norm("post_feedforward_layernorm.weight"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GegluLayer:
+    """A FeedForwardLayer. gate_up: rows of the gate, then of the values that it multiplies."""
+
+    norm: Norm
+    gate_up: Weight
+    down: Weight
+    output_norm: Norm
+
+    @property
+    def num_bytes(self) -> int:
+        parts = (self.norm, self.gate_up, self.down, self.output_norm)
+        return sum(part.num_bytes for part in parts)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See FeedForwardLayer."""
+        from torch.nn.functional import gelu
+
+        gate, up = self.gate_up.linear(x, self.norm).chunk(2, -1)
+        return x + self.output_norm(self.down.linear(gelu(gate, approximate="tanh") * up))
