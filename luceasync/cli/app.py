@@ -120,21 +120,19 @@ def chat(
     ] = None,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.6,
 ) -> None:
-    """Chat in the terminal. /clear starts over, /quit ends, Ctrl-C stops an answer."""
+    """Chat in the terminal. /help lists commands, /quit ends, Ctrl-C stops an answer."""
     from luceasync.cli.serve import check_load
 
     model = None
     if url is None:
         model = check_load(config)
         die_on_ctrl_c()
-    from luceasync.cli.chat import AnswerOptions, open_local, open_remote, run_chat
+    from luceasync.cli.chat.conversation import run_chat
+    from luceasync.cli.chat.responders import AnswerOptions, open_local, open_remote
 
-    options = AnswerOptions(max_tokens, temperature)
-    if url is None:
-        responder = open_local(config, options, model)
-    else:
-        responder = open_remote(url, api_key, options)
-    raise typer.Exit(0 if run_chat(responder, system) else EXIT_BROKEN)
+    responder = open_local(config, model) if url is None else open_remote(url, api_key)
+    answered_all = run_chat(responder, system, AnswerOptions(max_tokens, temperature))
+    raise typer.Exit(0 if answered_all else EXIT_BROKEN)
 
 
 @app.command()

@@ -7,7 +7,7 @@ import ssl
 
 import pytest
 
-from luceasync.cli.chat import AnswerOptions, open_remote
+from luceasync.cli.chat.responders import AnswerOptions, ShownPiece, open_remote
 from luceasync.config import ServerConfig
 from luceasync.errors import ConfigError, Unavailable
 from luceasync.options import load_config
@@ -97,12 +97,13 @@ async def test_http_1_1_alone_is_offered(on_port, offered):
 async def test_the_terminal_chat_trusts_ssl_cert_file(on_port, monkeypatch):
     async with on_port(ScriptedEngine(), SECURE) as client:
         messages = [{"role": "user", "content": "Hi"}]
-        async with open_remote(str(client.base_url), None, AnswerOptions()) as voice:
+        async with open_remote(str(client.base_url), None) as voice:
             with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
-                [piece async for piece in voice.reply(messages)]
+                [piece async for piece in voice.reply(messages, AnswerOptions())]
         monkeypatch.setenv("SSL_CERT_FILE", str(CERT))
-        async with open_remote(str(client.base_url), None, AnswerOptions()) as voice:
-            said = [piece.text async for piece in voice.reply(messages)]
+        async with open_remote(str(client.base_url), None) as voice:
+            heard = [piece async for piece in voice.reply(messages, AnswerOptions())]
+            said = [piece.text for piece in heard if isinstance(piece, ShownPiece)]
             assert "".join(said) == "Hello!"
 
 
