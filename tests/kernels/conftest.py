@@ -104,6 +104,33 @@ def types_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_get_np_dtype", numpy_type_once)
 
 
+@pytest.fixture(autouse=True)
+def equal_types_are_not_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before each operation the interpreter converts both sides to one type and one shape, which
+    takes long where nothing is to be done. Return them at once then.
+    """
+    from triton.language import core
+    from triton.language.semantic import TritonSemantic
+
+    cast, broadcast = TritonSemantic.cast, TritonSemantic.broadcast_impl_value
+    is_equal = core.dtype.__eq__
+
+    def cast_others(self, given, to, *rounding) -> Any:
+        return given if given.type.scalar is to else cast(self, given, to, *rounding)
+
+    def broadcast_others(self, left, right) -> Any:
+        shapes = left.type.__dict__.get("shape"), right.type.__dict__.get("shape")
+        if shapes[0] is shapes[1] or (all(shapes) and shapes[0].values == shapes[1].values):
+            return left, right
+        return broadcast(self, left, right)
+
+    monkeypatch.setattr(TritonSemantic, "cast", cast_others)
+    monkeypatch.setattr(TritonSemantic, "broadcast_impl_value", broadcast_others)
+    monkeypatch.setattr(
+        core.dtype, "__eq__", lambda self, other: self is other or is_equal(self, other)
+    )
+
+
 @pytest.fixture
 def rows_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter multiplies with NumPy, whose bits of a row depend on the number of rows on

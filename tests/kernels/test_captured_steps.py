@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from luceasync.kernels import attention, tree_attention
+from luceasync.kernels import attention, gemv, tree_attention
 from luceasync.models.files import ModelFiles, read_spec
 from luceasync.models.precision import Precision
 from luceasync.models.trees import ROOT
@@ -26,6 +26,7 @@ from tests.kernels.interpreted import InterpretedPlatform
 PROMPT = [5, 7, 11, 13, 17]
 VERIFY_ROWS = 3
 NUM_SPLITS = 2  # of a context: empty splits cost the interpreter time too
+WEIGHT_ROWS = 256  # at a time, for the same reason
 KINDS = ("linear_attention", "full_attention")
 
 Load = Callable[..., LayerSplitBackend]
@@ -38,6 +39,10 @@ def load(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     loaded = []
     for each in (attention, tree_attention):
         monkeypatch.setattr(each, "NUM_SPLITS", NUM_SPLITS)
+    tile = gemv.tile
+    monkeypatch.setattr(
+        gemv, "tile", lambda *sizes, **more: replace(tile(*sizes, **more), block_n=WEIGHT_ROWS)
+    )
 
     def load_one(*, captured: bool, model_dir: Path = tiny_dir) -> LayerSplitBackend:
         spec = read_spec(model_dir)
