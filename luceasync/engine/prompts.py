@@ -153,15 +153,21 @@ class Prompts:
         """The prompt of a chat whose messages, `recalled`, are fitted to the template."""
         messages = fit(recalled)
         is_beginning = _is_beginning(request, messages)
-        prompt = (self._prefix if is_beginning else self._of_chat)(tenant, chat, messages)
+        prompt = (
+            self._prefix(tenant, chat, messages)
+            if is_beginning
+            else self._of_chat(tenant, chat, messages, has_form=request.constraint is not None)
+        )
         if not chat.marks:
             return prompt
         return replace(prompt, marks=self._marks(prompt, chat, recalled, fit))
 
     def _of_chat(
-        self, tenant: Tenant, chat: ChatPrompt, messages: Sequence[ChatMessage]
+        self, tenant: Tenant, chat: ChatPrompt, messages: Sequence[ChatMessage], *, has_form: bool
     ) -> RenderedPrompt:
-        """`messages`: those of the chat, fitted to the template's roles."""
+        """`messages`: those of the chat, fitted to the template's roles. `has_form`: the request
+        constrains the text, so that JSON is no call.
+        """
         template, tokenizer = self._language.template, self._language.tokenizer
         if chat.is_begun:
             text = begun_answer(template, messages, chat.tools, **chat.template_kwargs)
@@ -170,7 +176,8 @@ class Prompts:
         ids = self._recall(tenant, text, chat.param)
 
         def new_pieces() -> PieceMaker:
-            maker = self._language.answers.maker(text, chat.tools, chat.max_calls)
+            answers = self._language.answers
+            maker = answers.maker(text, chat.tools, chat.max_calls, reads_json=not has_form)
             return CallRecorder(maker, tenant.calls)
 
         said = messages, chat.tools, chat.template_kwargs

@@ -64,6 +64,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--types", type=command.names, default=[], help="that the file is made of")
     parser.add_argument("--texts", type=int, default=0, help="whose token ids are compared")
+    parser.add_argument(
+        "--plain", action="store_true", help="only the file's numbers in F32, not the file itself"
+    )
     options = parser.parse_args()
     report = command.open_report(options)
     tokenizer = Tokenizer.load(options.file)
@@ -72,7 +75,8 @@ def main() -> None:
     prompts = prompts_of(options.file, tokenizer)
     with tempfile.TemporaryDirectory() as folder:
         plain = write_plain(options.file, Path(folder) / "plain.gguf")
-        files = {options.file.name: options.file, "the same in F32": plain}
+        files = {} if options.plain else {options.file.name: options.file}
+        files["the same in F32"] = plain
         for kind in options.types:
             path = requantise(options.peer, plain, Path(folder) / f"{kind}.gguf", kind)
             written = write_plain(path, Path(folder) / f"{kind}.plain.gguf")

@@ -12,7 +12,19 @@ import pytest
 from luceasync.engine.prompts import Language, Prompts
 from luceasync.errors import ContextLengthError, RequestError
 from luceasync.prefix_cache.tenants import Tenants
-from luceasync.request import ChatPrompt, ModelCard, Request, TextPrompt, TokenPrompt
+from luceasync.request import (
+    ArgumentsPiece,
+    CallPiece,
+    ChatPrompt,
+    Constraint,
+    ModelCard,
+    Request,
+    TextPiece,
+    TextPrompt,
+    TokenPrompt,
+)
+from luceasync.text.answer.answer_format import AnswerFormat
+from luceasync.text.answer.call_formats import FORMATS
 from luceasync.text.history import History
 from luceasync.text.roles import TOOL, Roles
 from luceasync.text.template import ChatTemplate, TurnBoundaries
@@ -183,3 +195,19 @@ def test_a_long_text_of_few_tokens_is_served(prompts, language):
     text = long_token * (MAX_CTX_TOKENS - 1)
     assert len(text) > 8 * MAX_CTX_TOKENS
     assert len(render(prompts, TextPrompt(text)).ids) == MAX_CTX_TOKENS - 1
+
+
+def test_an_answer_of_a_form_that_was_asked_for_is_no_call(language):
+    """The JSON of a call is a call, unless the request constrains the text."""
+    answers = AnswerFormat(calls=FORMATS["qwen-json"])
+    prompts = Prompts(
+        replace(language, answers=answers), Tenants(lambda: History(language.tokenizer))
+    )
+    tool = {"type": "function", "function": {"name": "f"}}
+    prompt = replace(CHAT, tools=[tool])
+    written = '{"name": "f", "arguments": {}}'
+    called = render(prompts, prompt).new_pieces().make(written, is_last=True)
+    assert [type(piece) for piece in called] == [CallPiece, ArgumentsPiece]
+    constraint = Constraint("json_object", "", "response_format")
+    form = render(prompts, prompt, constraint=constraint).new_pieces()
+    assert form.make(written, is_last=True) == (TextPiece(written),)

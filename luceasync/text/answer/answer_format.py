@@ -169,8 +169,12 @@ class AnswerFormat:
         tools: Sequence[Mapping[str, Any]] | None,
         max_calls: int | None = None,
         call_id: Callable[[], str] = new_call_id,
+        *,
+        reads_json: bool = True,
     ) -> PieceMaker:
-        """A parser of one answer to the rendered `prompt`, which offers `tools`."""
+        """A parser of one answer to the rendered `prompt`, which offers `tools`. `reads_json`:
+        see AnswerPieces.
+        """
         if self.words.has_channels:
             return ChannelPieces(
                 separates=self.separates,
@@ -186,6 +190,7 @@ class AnswerFormat:
             calls=self.calls if tools else None,
             schemas=ToolSchemas.of(tools or ()),
             max_calls=self.most_calls(max_calls),
+            reads_json=reads_json,
             call_id=call_id,
         )
 

@@ -22,15 +22,34 @@ LITERALS = {"True": "true", "False": "false", "None": "null"}  # from models tra
 
 @dataclass(frozen=True, slots=True)
 class ToolSchemas:
-    """The JSON schemas of a request's tools, by tool name; {}: any arguments."""
+    """The JSON schemas of a request's tools, by tool name; {}: any arguments. `strict`: the names
+    of those whose schemas are enforced.
+    """
 
     by_name: Mapping[str, Schema] = field(default_factory=dict)
+    strict: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, tools: Iterable[Tool]) -> ToolSchemas:
         """The schemas of validated OpenAI tools: {"type": "function", "function": {...}}."""
         functions = [tool["function"] for tool in tools]
-        return cls({each["name"]: each.get("parameters") or {} for each in functions})
+        return cls(
+            {each["name"]: each.get("parameters") or {} for each in functions},
+            frozenset(each["name"] for each in functions if each.get("strict") is True),
+        )
+
+    def fits(self, tool: str, arguments: Mapping[str, Any]) -> bool:
+        """Whether the tool is there and its schema allows the arguments. What a schema says besides
+        is taken as allowing them, but not for a strict one.
+        """
+        root = self.by_name.get(tool)
+        if root is None:
+            return False
+        is_strict = tool in self.strict
+        try:
+            return _Fit(root, strict=is_strict).matches(arguments, root)
+        except (UnkeptKeyword, RecursionError):
+            return not is_strict
 
     def value(self, tool: str, argument: str, text: str) -> Any:
         """The JSON value that `text` means as `argument` of `tool`."""
@@ -38,6 +57,47 @@ class ToolSchemas:
         properties = root.get("properties")
         own = properties.get(argument) if isinstance(properties, Mapping) else None
         return _value(text, types_of(own, root))
+
+
+class _Fit:
+    """Whether values match parts of a schema, each of which is taken apart once. `strict`: a
+    keyword that is not looked at raises UnkeptKeyword.
+    """
+
+    def __init__(self, root: Schema, *, strict: bool) -> None:
+        self._root = root
+        self._strict = strict
+        self._found: dict[int, list[dict[str, Any]]] = {}  # by the identity of a part of the root
+
+    def matches(self, value: Any, schema: Any) -> bool:
+        """Whether `value` matches `schema`, a part of the root."""
+        if id(schema) not in self._found:
+            self._found[id(schema)] = alternatives(schema, self._root, strict=self._strict)
+        return any(
+            all(self._keeps(value, word, each) for word in each) for each in self._found[id(schema)]
+        )
+
+    def _keeps(self, value: Any, word: str, schema: Schema) -> bool:
+        """Whether `value` keeps to one keyword of a schema without references or combinations."""
+        match word, schema[word], value:
+            case "type", str(kind), _:
+                return kind == "string" if isinstance(value, str) else kind in _types_of(value)
+            case "enum", list(listed), _:
+                return json_text(value) in map(json_text, listed)
+            case "const", wanted, _:
+                return json_text(value) == json_text(wanted)
+            case "required", list(names), dict():
+                return all(name in value for name in names)
+            case "properties", Mapping() as parts, dict():
+                return all(self.matches(value[n], part) for n, part in parts.items() if n in value)
+            case "additionalProperties", bool() | Mapping() as part, dict():
+                named = schema.get("properties") or {}
+                return all(self.matches(v, part) for n, v in value.items() if n not in named)
+            case "items", bool() | Mapping() as part, list():
+                return all(self.matches(each, part) for each in value)
+            case _ if self._strict and word not in _SILENT | _OF_KINDS:
+                raise UnkeptKeyword(word)
+        return True
 
 
 CallReader = Callable[[GrowingText, ToolSchemas], Reading[list[WrittenCall]]]
@@ -150,6 +210,8 @@ class UnkeptKeyword(Exception):
 
 MAX_ALTERNATIVES = 64
 _COMBINING = frozenset({"$ref", "allOf", "anyOf", "oneOf", "$defs", "definitions"})
+# Of objects and lists, which say nothing of other values.
+_OF_KINDS = frozenset({"required", "properties", "additionalProperties", "items"})
 _SILENT = frozenset({"description", "title", "default", "examples", "deprecated", "$comment"})
 _GREATER = frozenset({"minLength", "minimum", "exclusiveMinimum", "minItems", "minProperties"})
 _LESS = frozenset({"maxLength", "maximum", "exclusiveMaximum", "maxItems", "maxProperties"})

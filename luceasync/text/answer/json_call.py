@@ -11,9 +11,10 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from luceasync.text.answer.argument_types import json_text, parsed_json
+from luceasync.text.answer.argument_types import ToolSchemas, json_text, parsed_json
 from luceasync.text.answer.growing_text import (
     EndOfText,
     FormatMismatch,
@@ -209,6 +210,59 @@ def read_object(text: GrowingText, known: Sequence[str] | None = None) -> Readin
     if name is None:
         raise FormatMismatch
     return WrittenCall(name, "{}" if arguments is None else arguments)
+
+
+def read_answer(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
+    """The calls that are the whole rest of `text`: an object, several one after another, or a list
+    of them, each with the name of a tool and then arguments that its schema allows, and no more.
+    Raises FormatMismatch as soon as the text can be nothing of that, and EndOfText.
+    """
+    yield from text.skip()
+    is_list = (yield from text.peek(("[",), text.place)) is not None
+    read_one = partial(_read_exact, schemas=schemas)
+    calls = yield from _list_of(text, read_one) if is_list else _row_of(text, read_one)
+    try:
+        yield from text.skip()
+    except EndOfText:
+        return calls
+    raise FormatMismatch
+
+
+def _row_of(
+    text: GrowingText, read_one: Callable[[GrowingText], Reading[WrittenCall]]
+) -> Reading[list[WrittenCall]]:
+    """One or more calls, with whitespace between them, up to the end of the text."""
+    calls = []
+    while True:
+        calls.append((yield from read_one(text)))
+        try:
+            yield from text.skip()
+        except EndOfText:
+            return calls
+
+
+def _read_exact(text: GrowingText, schemas: ToolSchemas) -> Reading[WrittenCall]:
+    """The object of a call with its members in order, whose arguments fit the tool's schema."""
+    yield from text.take("{")
+    yield from _member(text, '"name"')
+    name = _name((yield from value(text))[0], tuple(schemas.by_name))
+    yield from text.skip()
+    yield from text.take(",")
+    yield from _member(text, *(f'"{word}"' for word in ARGUMENTS))
+    arguments, written = yield from value(text)
+    yield from text.skip()
+    yield from text.take("}")
+    if not isinstance(arguments, dict) or not schemas.fits(name, arguments):
+        raise FormatMismatch
+    return WrittenCall(name, written)
+
+
+def _member(text: GrowingText, *keys: str) -> Reading[None]:
+    """Consume one of `keys`, in quotes, and its colon."""
+    yield from text.skip()
+    yield from text.take(*keys)
+    yield from text.skip()
+    yield from text.take(":")
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,8 @@ class AnswerPieces:
 
     `reasons`: text between the two of `words` at the beginning of the answer is reasoning;
     `is_reasoning`: the prompt has opened it. `calls`: the format of tool calls; None: there are no
-    tools, and all is text. `max_calls`: further calls are text, in one notation.
+    tools, and all is text. `max_calls`: further calls are text, in one notation. `reads_json`: in
+    every format, a text that is nothing but the JSON of calls of the tools is these calls.
 
     A call in reasoning that ends is reasoning; in reasoning that the answer never ends, it is a
     call. Whitespace around calls is kept only between two texts.
@@ -105,6 +106,7 @@ class AnswerPieces:
         calls: CallFormat | None = None,
         schemas: ToolSchemas | None = None,
         max_calls: int | None = None,
+        reads_json: bool = True,
         call_id: Callable[[], str] = new_call_id,
     ) -> None:
         self._text = GrowingText()
@@ -113,6 +115,7 @@ class AnswerPieces:
         self._calls = calls
         self._schemas = schemas or ToolSchemas()
         self._max_calls = max_calls
+        self._reads_json = reads_json and calls is not None and not calls.only_first
         self._call_id = call_id
         self._num_calls = 0
         self._num_unfinished = 0
@@ -137,6 +140,8 @@ class AnswerPieces:
                 yield from self._reasoning()
             if self._words.answer and (is_reasoning or reasons):
                 yield from self._begins_with(self._words.answer)
+            if self._reads_json and (yield from self._is_json_of_calls()):
+                return
             while True:
                 opening = yield from self._text_before_call()
                 if opening.word == self._answer_end:
@@ -145,6 +150,20 @@ class AnswerPieces:
                     yield from self._call_or_text(opening)
         except EndOfText:
             return
+
+    def _is_json_of_calls(self) -> PieceReading[bool]:
+        """Whether the rest of the answer is the JSON of calls, which are yielded then. Known at the
+        end, or as soon as it is not.
+        """
+        begin = self._text.place
+        try:
+            calls = yield from json_call.read_answer(self._text, self._schemas)
+        except (FormatMismatch, EndOfText):
+            self._text.place = begin
+            return False
+        for call in calls:
+            yield from self._called(call)
+        return True
 
     def _begins_with(self, word: str) -> PieceReading[bool]:
         """Whether `word` is what comes next, which is consumed then."""

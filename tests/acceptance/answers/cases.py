@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -69,11 +70,13 @@ def a_case(name: str, words: ReasoningWords, rng: random.Random) -> Case:
     custom = rng.choice(["text", "lark", "regex"]) if rng.random() < 0.4 else None
     for _ in range(rng.randrange(5)):
         is_custom = rng.random() < (0.5 if custom else 0.05)
-        call = WRITERS[name](a_custom_call(rng) if is_custom else a_call(rng))
+        what = a_custom_call(rng) if is_custom else a_call(rng)
+        call = WRITERS[name](what)
+        bare = json.dumps({"name": what.name, "arguments": what.arguments})
         place = rng.randrange(len(call))
         broken = rng.choice([call[:place], call[place:], call[:place] + call[place + 1 :]])
         odd = rng.choice([words.end, words.begin, "{", "[", '"', "é😀", "\n\n", "<tool_call>", " "])
-        written.append(rng.choice([call, call, call, broken, odd, a_string(rng)]))
+        written.append(rng.choice([call, call, call, bare, broken, odd, a_string(rng)]))
         if rng.random() < 0.7:
             written.append(word())
     stop = STOP if rng.random() < 0.1 else None
