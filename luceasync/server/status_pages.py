@@ -36,6 +36,7 @@ from luceasync.status import (
 )
 
 CACHE_KEY = re.compile(r"[0-9a-f]{64}")
+THINKS = re.compile("think|reason", re.IGNORECASE)  # in the chat template of a model that can
 EVENTS_INTERVAL_S = 0.5
 MAX_WATCHERS = 16
 
@@ -64,7 +65,7 @@ class StatusPages:
     async def root(self, request: Request) -> Response:
         """The web page for browsers, JSON for programs that check whether the server is there."""
         if wants_page(request):
-            return self._page.index(request)
+            return await self._page.index(request)
         return json_response({"name": "luceasync", "version": __version__})
 
     async def version(self, request: Request) -> Response:
@@ -242,7 +243,7 @@ def status_fields(engine: Engine) -> dict[str, object]:
         "tool_format": card.tool_format or None,
         "tools_in_system_message": card.tells_tools,
         "takes_chats": card.takes_chats,
-        "thinks": card.thinks,
+        "thinks": card.thinks and THINKS.search(card.chat_template) is not None,
         "reasons": [redact_paths(reason) for reason in card.reasons],
         "ready": status.ready,
         "detail": redact_paths(status.detail),

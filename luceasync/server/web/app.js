@@ -1,334 +1,372 @@
-// The page: input and display. Answers come from answer.js, stored conversations from store.js.
+// The page: what the user does, and which part shows it.
 
-import { ask, get } from "./answer.js";
-import { button, make } from "./dom.js";
+import { Answers } from "./answers.js";
+import { get } from "./api.js";
+import { append, create, path, select, titleOf } from "./conversation.js";
+import { icon } from "./dom.js";
+import { showEmpty } from "./empty.js";
+import { AttachedFiles, takeDropped, textOf } from "./files.js";
 import { Live } from "./live.js";
-import { render } from "./markdown.js";
+import { openMenu, rename } from "./menu.js";
+import { MessageList } from "./messages.js";
+import { Panel } from "./panel.js";
+import { Series } from "./series.js";
+import { Settings, applyTheme } from "./settings.js";
+import { Sidebar } from "./sidebar.js";
 import { Store } from "./store.js";
+import { Toasts } from "./toasts.js";
+import { download, fromFile, toJson, toMarkdown } from "./transfer.js";
+import { labelOf } from "./words.js";
 
-const MAX_FILE_BYTES = 1 << 20;
 const POLL_MS = 2000;
+const HIDDEN_POLL_MS = 20_000;
 const at = (id) => document.getElementById(id);
-const store = new Store();
-const live = new Live(at("live"), () => store.key);
-let current = store.begin();
-let attached = []; // { name, text }
-let asking = null; // the AbortController of the running answer
-let answered = current; // its conversation
 
-// --- display -----------------------------------------------------------------------------------
+const store = new Store();
+const settings = new Settings(store);
+const toasts = new Toasts(at("toasts"));
+const series = new Series();
+const files = new AttachedFiles(at("attached"), (words) => toasts.show(words));
+const state = { current: create(settings.values.system), status: null };
+
+const answers = new Answers({ grown, ended }, () => ({ fields: settings.request(state.status?.thinks), key: store.key }));
+const sidebar = new Sidebar(at("conversations"), at("search"), { open: openId, menu: (id, anchor) => showMenu(byId(id), anchor), changed: showList });
+const list = new MessageList(at("messages"), at("to-end"), {
+  edited: (id, content) => branchFrom(id, content),
+  regenerate: (id) => answerAgain(id),
+  goOn: () => start((conversation) => answers.goOn(conversation)),
+  select: (id) => { select(state.current, id); keep(state.current); show(); },
+  copy,
+  thinkingShown: (showsThinking) => settings.set({ showsThinking }),
+});
+const panel = new Panel(at("settings"), settings, {
+  current: () => state.current,
+  changed: () => { if (store.has(state.current)) keep(state.current); },
+  exportAll: () => download("conversations.json", "application/json", toJson(store.conversations)),
+  importFiles: () => pickFiles(importFiles),
+});
+const live = new Live(at("live"), { key: () => store.key, titleOf: titleOfLabel, series, took });
+
+// --- what is shown -------------------------------------------------------------------------------
 
 function show() {
-  at("title").textContent = current.title || "New conversation";
+  const { current } = state;
+  const isEmpty = !path(current).length;
+  showTitle();
+  at("empty").hidden = !isEmpty;
+  at("messages").hidden = isEmpty;
+  if (isEmpty) showEmpty(at("empty"), state.status, (text) => send(text));
+  list.showsThinking = settings.values.showsThinking;
+  list.show(current, answers.of(current));
+  showBusy();
+  showList();
+}
+
+function showTitle() {
+  const { current } = state;
+  at("title").textContent = live.isOpen ? "What the server does" : current.title || "New conversation";
   document.title = current.title ? `${current.title} · luceasync` : "luceasync";
-  at("delete").hidden = !current.messages.length;
-  at("messages").replaceChildren(...current.messages.map(shown));
-  showConversations();
-  toEnd(true);
+  at("more").hidden = live.isOpen || !path(current).length;
 }
 
-function showConversations() {
-  at("conversations").replaceChildren(...store.conversations.map((conversation) => {
-    const open = button(conversation.title || "New conversation", () => { current = conversation; watchLive(false); closeMenu(); show(); });
-    if (conversation === current) open.setAttribute("aria-current", "true");
-    return make("li", {}, open);
-  }));
+function showList() {
+  sidebar.show(store.conversations, state.current, new Set(answers.running.keys()));
 }
 
-function shown(message, place) {
-  const item = make("li", { className: message.role });
-  item.append(make("div", { className: "who", textContent: message.role === "user" ? "You" : "Model" }));
-  item.append(...(message.role === "user" ? [saidByUser(message)] : saidByModel(message)));
-  const told = make("div", { className: "told" }, ...figures(message));
-  if (!asking) {
-    if (message.role === "user") told.append(button("Edit", () => edit(item, place)));
-    else told.append(button("Copy", () => copy(message.content)), button("Regenerate", () => regenerate(place)));
+function showBusy() {
+  const isBusy = Boolean(answers.of(state.current));
+  at("send").hidden = isBusy;
+  at("stop").hidden = !isBusy;
+  checkSend();
+}
+
+function checkSend() {
+  at("send").disabled = !at("question").value.trim() && !files.files.length;
+}
+
+function showStatus() {
+  const { status } = state;
+  const isWell = status?.ready;
+  at("server").className = isWell ? "well" : "ill";
+  at("server").textContent = status
+    ? isWell ? `${status.num_running} of ${status.num_lanes} lanes busy${status.num_queued ? `, ${status.num_queued} waiting` : ""}` : status.detail
+    : "The server cannot be reached";
+  at("think").hidden = !status?.thinks;
+  at("think").setAttribute("aria-pressed", String(settings.values.thinking));
+  at("question").placeholder = status ? `Message ${status.model}` : "Message";
+  if (!path(state.current).length) show();
+}
+
+/** Show the live view, or the chat. */
+function watchLive(isOn) {
+  at("live").hidden = !isOn;
+  at("chat").hidden = isOn;
+  at("watch").setAttribute("aria-pressed", String(isOn));
+  if (isOn) live.open();
+  else {
+    live.close();
+    list.keepEnd();
   }
-  item.append(told);
-  return item;
+  showTitle();
 }
 
-function saidByUser(message) {
-  return make("div", { className: "said", textContent: message.content });
+// --- what happens --------------------------------------------------------------------------------
+
+function grown(conversation, message) {
+  if (conversation === state.current && !at("chat").hidden) list.update(message, message);
 }
 
-function saidByModel(message) {
-  const parts = [];
-  if (message.reasoning_content) {
-    const thought = make("details", { className: "reasoning", open: Boolean(message.thinks) });
-    thought.append(make("summary", { textContent: message.thinks ? "Thinking" : "Thought" }));
-    thought.append(make("div", { textContent: message.reasoning_content }));
-    parts.push(thought);
-  }
-  const said = make("div", { className: "said" });
-  said.append(render(message.content));
-  if (message.grows) said.classList.add("growing");
-  parts.push(said);
-  for (const call of message.tool_calls ?? []) {
-    const node = make("div", { className: "call", textContent: `Calls ${call.function.name}` });
-    node.append(make("pre", { textContent: call.function.arguments, tabIndex: 0 }));
-    parts.push(node);
-  }
-  if (message.error) parts.push(make("p", { className: "wrong", textContent: message.error }));
-  return parts;
+function ended(conversation, message, error) {
+  if (store.has(conversation)) keep(conversation); // it may have been deleted meanwhile
+  if (error?.status === 401) panel.open({ atKey: true });
+  if (conversation === state.current) show();
+  else showList();
 }
 
-// Time to the first token, tokens per second, cached tokens, tokens per round of speculation.
-function figures(message) {
-  const { usage, timings, luceasync, firstMs } = message.told ?? {};
-  const told = [];
-  if (firstMs !== undefined) told.push(`first token after ${Math.round(firstMs)} ms`);
-  if (timings?.predicted_per_second) told.push(`${timings.predicted_per_second.toFixed(1)} tokens/s`);
-  if (usage) told.push(`${usage.prompt_tokens} prompt tokens, ${usage.prompt_tokens_details?.cached_tokens ?? 0} cached`);
-  if (usage) told.push(`${usage.completion_tokens} generated`);
-  if (luceasync?.tier === "disk") told.push("from disk");
-  if (luceasync?.speculation?.rounds) told.push(`tau ${luceasync.speculation.tau.toFixed(2)}`);
-  if (message.stopped) told.push("stopped");
-  if (message.cut) told.push("cut off at the maximum length");
-  return told.map((text) => make("span", { textContent: text }));
+/** Keep the conversation in the browser. */
+async function keep(conversation) {
+  const problem = await store.save(conversation);
+  if (problem) toasts.show(problem);
+  showList();
 }
 
-function notice(text) {
-  at("notice").textContent = text;
-  at("notice").hidden = !text;
-}
-
-function toEnd(always) {
-  const list = at("messages");
-  const isNear = list.scrollHeight - list.scrollTop - list.clientHeight < 120;
-  if (always || isNear) list.scrollTop = list.scrollHeight;
-}
-
-// --- actions -----------------------------------------------------------------------------------
-
-async function answer() {
-  asking = new AbortController();
-  const message = { role: "assistant", content: "", grows: true };
-  const conversation = answered = current;
-  conversation.messages.push(message);
-  busy(true);
+/** Answer in the current conversation with `how`, unless one is being written there. */
+function start(how) {
+  const { current } = state;
+  if (answers.of(current)) return;
+  watchLive(false);
+  how(current);
+  keep(current);
+  list.isFollowing = true;
   show();
-  const begun = performance.now();
-  const place = conversation.messages.length - 1;
-  const draw = throttled(() => {
-    if (conversation !== current) return;
-    at("messages").children[place]?.replaceWith(shown(message, place));
-    toEnd(false);
-  });
-  try {
-    await ask(bodyOf(conversation), store.key, asking.signal, (said, chunk) => {
-      Object.assign(message, said);
-      message.thinks = Boolean(said.reasoning_content) && !said.content;
-      message.told ??= {};
-      if (message.told.firstMs === undefined && (said.content || said.reasoning_content || said.tool_calls)) {
-        message.told.firstMs = performance.now() - begun;
-      }
-      if (chunk.usage) Object.assign(message.told, { usage: chunk.usage, timings: chunk.timings, luceasync: chunk.luceasync });
-      if (chunk.choices[0]?.finish_reason === "length") message.cut = true;
-      draw();
-    });
-  } catch (error) {
-    if (error.name === "AbortError") message.stopped = true;
-    else message.error = error.message;
-    if (error.status === 401) askForKey();
-  }
-  message.grows = message.thinks = false;
-  asking = null;
-  busy(false);
-  notice(store.save(conversation));
-  show(); // even if another conversation is open: its buttons come back
-  at("question").focus();
-}
-
-function bodyOf(conversation) {
-  const { system, temperature, maxTokens, thinking } = store.settings;
-  const said = conversation.messages.slice(0, -1).filter(hasSaid).map(({ role, content, reasoning_content, tool_calls }) => (
-    { role, content, reasoning_content, tool_calls }
-  ));
-  return {
-    messages: [...(system ? [{ role: "system", content: system }] : []), ...said],
-    temperature: Number(temperature),
-    ...(maxTokens ? { max_tokens: Number(maxTokens) } : {}),
-    chat_template_kwargs: { enable_thinking: thinking },
-  };
-}
-
-// False for an answer that failed before its first word.
-function hasSaid({ role, content, tool_calls }) {
-  return role === "user" || Boolean(content || tool_calls?.length);
 }
 
 function send(text) {
-  const files = attached.map(({ name, text: content }) => `${name}:\n\`\`\`\n${content}\n\`\`\``);
-  const content = [...files, text].filter(Boolean).join("\n\n");
-  if (!content || asking) return;
-  attached = [];
-  showAttached();
+  const { current } = state;
+  if (answers.of(current) || (!text.trim() && !files.files.length)) return;
+  const question = { role: "user", content: text.trim(), ...(files.files.length ? { files: files.take() } : {}) };
+  current.title ||= titleOf(question);
+  append(current, current.head, question);
   at("question").value = "";
-  current.title ||= (text || content).slice(0, 60);
-  current.messages.push({ role: "user", content });
-  answer();
+  grow();
+  start((conversation) => answers.begin(conversation));
 }
 
-function regenerate(place) {
-  current.messages.length = place;
-  answer();
+function branchFrom(id, content) {
+  const { current } = state;
+  const { parent, files: attached } = current.messages[id];
+  if (answers.of(current)) return;
+  append(current, parent, { role: "user", content, ...(attached ? { files: attached } : {}) });
+  start((conversation) => answers.begin(conversation));
 }
 
-function edit(item, place) {
-  const area = make("textarea", { value: current.messages[place].content, rows: 6 });
-  area.setAttribute("aria-label", "Edit the question");
-  const again = () => {
-    current.messages.length = place;
-    current.messages.push({ role: "user", content: area.value });
-    answer();
-  };
-  area.addEventListener("keydown", (event) => {
-    if (event.key === "Escape") show();
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) again();
+function answerAgain(id) {
+  const { current } = state;
+  if (answers.of(current)) return;
+  current.head = current.messages[id].parent;
+  start((conversation) => answers.begin(conversation));
+}
+
+// --- conversations -------------------------------------------------------------------------------
+
+const byId = (id) => store.conversations.find((each) => each.id === id);
+
+function openId(id) {
+  state.current = byId(id);
+  watchLive(false);
+  closeSide();
+  show();
+}
+
+function begin() {
+  state.current = create(settings.values.system);
+  watchLive(false);
+  closeSide();
+  show();
+  at("question").focus();
+}
+
+function showMenu(conversation, anchor) {
+  const name = conversation.title || "conversation";
+  openMenu(anchor, [
+    ["edit", "Rename", () => renameAt(conversation, anchor)],
+    ["settings", "System prompt", () => { if (conversation !== state.current) openId(conversation.id); panel.open({ atSystem: true }); }],
+    ["export", "Export as Markdown", () => download(`${name}.md`, "text/markdown", toMarkdown(conversation))],
+    ["export", "Export as JSON", () => download(`${name}.json`, "application/json", toJson([conversation]))],
+    ["trash", "Delete", () => remove(conversation)],
+  ]);
+}
+
+function renameAt(conversation, anchor) {
+  const node = anchor === at("more") ? at("title") : sidebar.itemOf(conversation.id);
+  rename(node, conversation.title, async (title) => {
+    conversation.title = title;
+    await keep(conversation);
+    show();
   });
-  item.replaceChildren(make("div", { className: "edit" }, area, button("Send", again), button("Cancel", show)));
-  area.focus();
 }
+
+async function remove(conversation) {
+  answers.stop(conversation);
+  const wasKept = store.has(conversation);
+  await store.remove(conversation);
+  if (conversation === state.current) begin();
+  else showList();
+  if (!wasKept) return;
+  toasts.show(`“${conversation.title || "Conversation"}” was deleted.`, ["Undo", async () => {
+    await keep(conversation);
+    openId(conversation.id);
+  }]);
+}
+
+async function importFiles(chosen) {
+  for (const file of chosen) {
+    try {
+      const found = fromFile(file.name, await textOf(file));
+      for (const each of found) await store.save(each);
+      toasts.show(`${found.length === 1 ? `“${found[0].title}” was` : `${found.length} conversations were`} imported.`);
+      at("settings").close();
+      openId(found[0].id);
+    } catch (error) {
+      toasts.show(error.message.startsWith(file.name) ? error.message : `${file.name} was not imported: it ${error.message}.`);
+    }
+  }
+}
+
+function titleOfLabel(label) {
+  return store.conversations.find(({ id }) => labelOf(id) === label)?.title ?? null;
+}
+
+// --- the server ----------------------------------------------------------------------------------
+
+function took(status) {
+  state.status = status;
+  series.add(status, performance.now());
+  showStatus();
+}
+
+async function poll() {
+  if (!live.isOpen) {
+    try {
+      took(await get("status", store.key));
+    } catch (error) {
+      state.status = null;
+      showStatus();
+      if (error.status) at("server").textContent = error.message;
+    }
+  }
+  setTimeout(poll, document.hidden ? HIDDEN_POLL_MS : POLL_MS);
+}
+
+// --- input ---------------------------------------------------------------------------------------
 
 async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
-    notice("");
   } catch {
-    notice("The browser does not allow this page to write to the clipboard.");
+    toasts.show("The browser does not let this page write to the clipboard.");
   }
 }
 
-async function attach(files) {
-  for (const file of files) {
-    const bytes = file.size <= MAX_FILE_BYTES ? await file.arrayBuffer() : null;
-    try {
-      if (!bytes) throw new Error("is larger than 1 MiB");
-      attached.push({ name: file.name, text: new TextDecoder("utf-8", { fatal: true }).decode(bytes) });
-    } catch (error) {
-      notice(`${file.name} was not attached: it ${bytes ? "is not UTF-8 text" : error.message}.`);
-    }
+function pickFiles(take) {
+  const input = at("file");
+  input.onchange = () => {
+    take([...input.files]);
+    input.value = "";
+  };
+  input.click();
+}
+
+// Fits the field to its text, where the browser's style sheet cannot.
+function grow() {
+  const area = at("question");
+  if (!CSS.supports("field-sizing", "content")) {
+    area.style.height = "auto";
+    area.style.height = `${area.scrollHeight}px`;
   }
-  showAttached();
+  checkSend();
 }
 
-function showAttached() {
-  at("attached").replaceChildren(...attached.map((file) => {
-    const remove = button(`${file.name} ×`, () => { attached = attached.filter((each) => each !== file); showAttached(); });
-    remove.setAttribute("aria-label", `Remove ${file.name}`);
-    return make("li", {}, remove);
-  }));
-}
-
-function askForKey() {
-  at("settings").open = true;
-  at("side").classList.add("open");
-  at("key").focus();
-}
-
-function busy(is) {
-  at("send").hidden = is;
-  at("stop").hidden = !is;
-}
-
-// The live view replaces the messages; the input stays.
-function watchLive(is) {
-  at("live").hidden = !is;
-  at("messages").hidden = is;
-  at("watch").setAttribute("aria-pressed", String(is));
-  if (is) live.open();
-  else live.close();
-}
-
-function begin() {
-  watchLive(false);
-  current = store.begin();
-  closeMenu();
-  show();
+async function attach(chosen) {
+  await files.add(chosen);
+  checkSend();
   at("question").focus();
 }
 
-// --- the server's status ------------------------------------------------------------------------
-
-async function watch() {
-  try {
-    showServer(await get("status", store.key));
-  } catch (error) {
-    at("server").replaceChildren(make("dt", { textContent: "server" }), make("dd", { textContent: error.status ? error.message : "cannot be reached" }));
-  }
-  setTimeout(watch, document.hidden ? POLL_MS * 10 : POLL_MS);
-}
-
-function showServer(status) {
-  const rows = [
-    ["model", status.model],
-    ["lanes", `${status.num_running} of ${status.num_lanes} running`],
-    ["queue", status.num_queued],
-    ["context", `${status.max_ctx_tokens} tokens`],
-    ...Object.entries(status.cache?.num_bytes ?? {}).map(([tier, bytes]) => (
-      [`cache, ${tier}`, `${(bytes / 2 ** 20).toFixed(1)} MiB, ${status.cache.num_nodes[tier] ?? 0} nodes`]
-    )),
-    ...(status.speculation?.rounds_total ? [["tokens per round", status.speculation.tau.toFixed(2)]] : []),
-    ...(status.ready ? [] : [["not ready", status.detail]]),
-  ];
-  at("server").replaceChildren(...rows.flatMap(([name, value]) => (
-    [make("dt", { textContent: name }), make("dd", { textContent: String(value) })]
-  )));
-}
-
-// --- helpers ------------------------------------------------------------------------------------
-
-// Draws at most once per frame.
-function throttled(draw) {
-  let isDue = false;
-  return () => {
-    if (isDue) return;
-    isDue = true;
-    requestAnimationFrame(() => { isDue = false; draw(); });
-  };
-}
-
-function closeMenu() {
+function closeSide() {
   at("side").classList.remove("open");
   at("menu").setAttribute("aria-expanded", "false");
 }
 
-function bind(id, field, read) {
-  const node = at(id);
-  if (node.type === "checkbox") node.checked = store.settings[field];
-  else node.value = store.settings[field];
-  const changed = () => { store.settings[field] = read(node); at("temperature-shown").value = store.settings.temperature; store.save(); };
-  node.addEventListener("input", changed);
-  changed();
+function bindButtons() {
+  const buttons = {
+    new: ["new", begin],
+    "close-side": ["close", closeSide],
+    menu: ["menu", () => at("menu").setAttribute("aria-expanded", String(at("side").classList.toggle("open")))],
+    more: ["more", () => showMenu(state.current, at("more"))],
+    attach: ["attach", () => pickFiles(attach)],
+    stop: ["stop", () => answers.stop(state.current)],
+    send: ["send", () => {}],
+    watch: ["live", () => watchLive(at("live").hidden)],
+    "open-settings": ["settings", () => { closeSide(); panel.open(); }],
+    think: [null, () => { settings.set({ thinking: !settings.values.thinking }); showStatus(); }],
+  };
+  for (const [id, [name, act]] of Object.entries(buttons)) {
+    if (name) at(id).append(icon(name));
+    at(id).addEventListener("click", act);
+  }
+  at("watch").append("Live");
+  at("open-settings").append("Settings");
 }
 
-bind("system", "system", (node) => node.value);
-bind("temperature", "temperature", (node) => Number(node.value));
-bind("max-tokens", "maxTokens", (node) => node.value);
-bind("thinking", "thinking", (node) => node.checked);
-at("key").value = store.key;
-at("key").addEventListener("input", () => { store.key = at("key").value; store.save(); });
-at("watch").addEventListener("click", () => watchLive(at("live").hidden));
-at("new").addEventListener("click", begin);
-at("stop").addEventListener("click", () => asking?.abort());
-at("delete").addEventListener("click", () => { asking?.abort(); store.remove(current); begin(); });
-at("file").addEventListener("change", () => { attach(at("file").files); at("file").value = ""; });
-at("menu").addEventListener("click", () => {
-  const isOpen = at("side").classList.toggle("open");
-  at("menu").setAttribute("aria-expanded", String(isOpen));
-});
-at("ask").addEventListener("submit", (event) => { event.preventDefault(); send(at("question").value.trim()); });
-at("question").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(at("question").value.trim()); }
-});
-document.addEventListener("keydown", (event) => {
-  if (event.altKey && event.key === "l") { event.preventDefault(); watchLive(at("live").hidden); }
-  if (event.altKey && event.key === "n") { event.preventDefault(); begin(); }
-  if (event.key === "Escape") { asking?.abort(); closeMenu(); }
-});
+function bindForm() {
+  at("ask").addEventListener("submit", (event) => {
+    event.preventDefault();
+    send(at("question").value);
+  });
+  at("question").addEventListener("input", grow);
+  at("question").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      send(at("question").value);
+    }
+    if (event.key === "ArrowUp" && !at("question").value && !answers.of(state.current)) {
+      event.preventDefault();
+      list.edit();
+    }
+  });
+  takeDropped(at("main"), at("question"), attach);
+}
 
-addEventListener("storage", () => { store.refresh(current, answered); showConversations(); });
+function bindKeys() {
+  const keys = { n: begin, l: () => watchLive(at("live").hidden), s: () => panel.open() };
+  document.addEventListener("keydown", (event) => {
+    const isTyping = event.target.closest("input, textarea, select, dialog");
+    if (event.altKey && keys[event.key]) {
+      event.preventDefault();
+      keys[event.key]();
+    } else if (event.key === "/" && !isTyping && !event.ctrlKey && !event.metaKey) {
+      event.preventDefault();
+      at("search").focus();
+    } else if (event.key === "Escape" && !event.target.closest("dialog, [popover]")) {
+      if (at("side").classList.contains("open")) closeSide();
+      else answers.stop(state.current);
+    }
+  });
+}
 
-show();
-watch();
+async function main() {
+  applyTheme(settings.values.theme);
+  bindButtons();
+  bindForm();
+  bindKeys();
+  show();
+  poll();
+  await store.open((id) => {
+    if (id === state.current.id && store.has(state.current)) show();
+    else showList();
+  }, (id) => answers.running.has(id));
+  showList();
+}
+
+main();

@@ -1,119 +1,150 @@
-// Renders Markdown as DOM nodes. Everything else stays text; HTML is never parsed.
+// Markdown as DOM nodes: parsed by markdown-it, coloured by highlight.js, cleaned by DOMPurify.
+// HTML in a text stays text; nothing is loaded from elsewhere: images are links.
 
-const FENCE = /^(\s*)(`{3,}|~{3,})\s*(\S*).*$/;
-const HEADING = /^(#{1,6})\s+(.*)$/;
-const BULLET = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
-const QUOTE = /^>\s?(.*)$/;
-const RULE = /^(-{3,}|\*{3,}|_{3,})\s*$/;
-const TABLE_LINE = /^\s*\|?[\s:|-]+\|[\s:|-]*$/;
-const INLINE = /(`+)([\s\S]*?[^`])\1(?!`)|\*\*(?=\S)([\s\S]*?\S)\*\*|\*(?=\S)([^*\n]*?\S)\*|~~(?=\S)([\s\S]*?\S)~~|\[([^\]\n]+)\]\(([^\s()]+)\)|(https?:\/\/[^\s<>()]+)/;
-const MAX_DEPTH = 8; // of nested lists and quotes
+import { morph } from "./morph.js";
+import { drawMath, mathRules } from "./math.js";
+import DOMPurify from "./vendor/dompurify-3.4.18.js";
+import highlighter from "./vendor/highlight-11.12.0.js";
+import footnotes from "./vendor/markdown-it-footnote-4.0.0.js";
+import MarkdownIt from "./vendor/markdown-it-15.0.3.js";
 
-export function render(text) {
-  const whole = document.createDocumentFragment();
-  blocks(text.replace(/\r\n?/g, "\n").split("\n"), whole, 0);
-  return whole;
-}
+const MAX_COLOURED_CHARS = 40_000; // of a code block
+const TASK = /^\[([ xX])\]\s+/;
+const INLINE_HTML = /^<(br\s*\/?|\/?(?:sub|sup|kbd))>/i; // what models write amid Markdown
+const CLEAN = {
+  ALLOWED_TAGS: [
+    "a", "blockquote", "br", "button", "code", "del", "div", "em", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "input", "kbd",
+    "li", "ol", "p", "pre", "s", "section", "span", "strong", "sub", "sup", "table", "tbody", "td", "th", "thead", "tr", "ul",
+  ],
+  ALLOWED_ATTR: [
+    "aria-label", "checked", "class", "data-act", "data-display", "data-whole", "disabled", "href", "id", "rel", "role",
+    "start", "tabindex", "target", "title", "type",
+  ],
+  ALLOWED_URI_REGEXP: /^(?:https?:|mailto:|#)/i,
+  ADD_URI_SAFE_ATTR: [ // all but href
+    "aria-label", "checked", "data-act", "data-display", "data-whole", "disabled", "rel", "start", "tabindex", "target", "type",
+  ],
+  ALLOW_DATA_ATTR: false,
+  RETURN_DOM_FRAGMENT: true,
+};
 
-function blocks(lines, parent, depth) {
-  let at = 0;
-  while (at < lines.length) {
-    const line = lines[at];
-    if (!line.trim()) { at += 1; }
-    else if (FENCE.test(line)) { at = fence(lines, at, parent); }
-    else if (HEADING.test(line)) {
-      const [, marks, title] = HEADING.exec(line);
-      const heading = add(parent, `h${Math.min(6, marks.length + 2)}`);
-      inline(title, heading);
-      at += 1;
-    }
-    else if (RULE.test(line)) { add(parent, "hr"); at += 1; }
-    else if (depth < MAX_DEPTH && QUOTE.test(line)) {
-      const end = until(lines, at, (each) => !QUOTE.test(each));
-      blocks(lines.slice(at, end).map((each) => QUOTE.exec(each)[1]), add(parent, "blockquote"), depth + 1);
-      at = end;
-    }
-    else if (depth < MAX_DEPTH && BULLET.test(line)) { at = list(lines, at, parent, depth); }
-    else if (line.includes("|") && TABLE_LINE.test(lines[at + 1] ?? "")) { at = table(lines, at, parent); }
-    else {
-      const end = Math.max(at + 1, until(lines, at + 1, begins));
-      inline(lines.slice(at, end).join("\n"), add(parent, "p"));
-      at = end;
-    }
+const parser = new MarkdownIt({ html: false, linkify: true, breaks: true }).use(footnotes).use(mathRules).use(ownRules);
+
+/** A place that shows a text, and only draws what a new text changes. */
+export class MarkdownView {
+  /** @param {HTMLElement} place
+   * @param {string} name unique in the page: footnotes are linked by it */
+  constructor(place, name) {
+    this.place = place;
+    this.name = name;
+    this.text = null;
+    this.blocks = []; // the HTML of each
+  }
+
+  /** Show `text`, whose end may still be missing. */
+  update(text) {
+    if (text === this.text) return;
+    this.text = text;
+    const blocks = rendered(text, this.name);
+    blocks.forEach((html, i) => {
+      if (this.blocks[i] === html) return;
+      const node = this.place.children[i] ?? this.place.appendChild(document.createElement("div"));
+      const clean = DOMPurify.sanitize(html, CLEAN);
+      drawMath(clean);
+      morph(node, clean);
+    });
+    while (this.place.children.length > blocks.length) this.place.lastChild.remove();
+    this.blocks = blocks;
   }
 }
 
-function begins(line) {
-  return !line.trim() || FENCE.test(line) || HEADING.test(line) || QUOTE.test(line) || BULLET.test(line) || RULE.test(line);
-}
-
-function until(lines, at, ends) {
-  const found = lines.findIndex((line, i) => i >= at && ends(line));
-  return found < 0 ? lines.length : found;
-}
-
-function fence(lines, at, parent) {
-  const [, indent, marks, language] = FENCE.exec(lines[at]);
-  const end = until(lines, at + 1, (line) => line.trim().startsWith(marks) && !line.trim().slice(marks.length).trim());
-  const code = add(add(parent, "pre"), "code");
-  code.parentNode.tabIndex = 0; // it may scroll
-  if (language) code.dataset.language = language;
-  code.textContent = lines.slice(at + 1, end).map((line) => line.startsWith(indent) ? line.slice(indent.length) : line).join("\n");
-  return end + 1;
-}
-
-function list(lines, at, parent, depth) {
-  const [, indent, mark] = BULLET.exec(lines[at]);
-  const isOrdered = /\d/.test(mark);
-  const node = add(parent, isOrdered ? "ol" : "ul");
-  if (isOrdered) node.start = parseInt(mark, 10);
-  while (at < lines.length) {
-    const bullet = BULLET.exec(lines[at]);
-    if (!bullet || bullet[1].length !== indent.length || /\d/.test(bullet[2]) !== isOrdered) break;
-    const inner = bullet[1].length + bullet[2].length + 1;
-    const end = until(lines, at + 1, (line) => line.trim() !== "" && line.search(/\S/) < Math.min(inner, indent.length + 2));
-    const own = lines.slice(at + 1, end).map((line) => line.slice(Math.min(inner, Math.max(0, line.search(/\S/)))));
-    blocks([bullet[3], ...own], add(node, "li"), depth + 1);
-    at = end;
-  }
-  return at;
-}
-
-function table(lines, at, parent) {
-  const end = until(lines, at, (line) => !line.includes("|"));
-  const node = add(parent, "table");
-  lines.slice(at, end).forEach((line, i) => {
-    if (i === 1) return;
-    const row = add(node, "tr");
-    for (const cell of line.trim().replace(/^\||\|$/g, "").split("|")) inline(cell.trim(), add(row, i ? "td" : "th"));
+/** @returns {string[]} the HTML of each block of the text that is in no other. */
+function rendered(text, name) {
+  const environment = { docId: name };
+  const tokens = parser.parse(text, environment);
+  const blocks = [];
+  let begin = 0;
+  let depth = 0;
+  tokens.forEach((token, i) => {
+    depth += token.nesting;
+    if (depth > 0) return;
+    blocks.push(parser.renderer.render(tokens.slice(begin, i + 1), parser.options, environment));
+    begin = i + 1;
   });
-  return end;
+  return blocks;
 }
 
-function inline(text, parent) {
-  let rest = text;
-  for (let found = INLINE.exec(rest); found; found = INLINE.exec(rest)) {
-    parent.append(rest.slice(0, found.index));
-    const [all, , code, strong, emphasis, struck, label, href, bare] = found;
-    if (code !== undefined) add(parent, "code").textContent = code;
-    else if (strong !== undefined) inline(strong, add(parent, "strong"));
-    else if (emphasis !== undefined) inline(emphasis, add(parent, "em"));
-    else if (struck !== undefined) inline(struck, add(parent, "del"));
-    else link(parent, label ?? bare, href ?? bare);
-    rest = rest.slice(found.index + all.length);
-  }
-  parent.append(rest);
+function ownRules(md) {
+  const { rules } = md.renderer;
+  rules.fence = (tokens, i) => codeBlock(tokens[i].content, tokens[i].info.trim().split(/\s+/)[0]);
+  rules.code_block = (tokens, i) => codeBlock(tokens[i].content, "");
+  rules.image = (tokens, i) => imageLink(md, tokens[i]);
+  rules.link_open = (tokens, i, options, environment, self) => {
+    tokens[i].attrSet("rel", "noreferrer noopener");
+    tokens[i].attrSet("target", "_blank");
+    return self.renderToken(tokens, i, options);
+  };
+  rules.table_open = () => '<div class="table" tabindex="0" role="region" aria-label="Table"><table>';
+  rules.table_close = () => "</table></div>";
+  for (const cell of ["th_open", "td_open"]) rules[cell] = alignedCell;
+  rules.heading_open = (tokens, i) => `<h${heading(tokens[i])}>`;
+  rules.heading_close = (tokens, i) => `</h${heading(tokens[i])}>`;
+  rules.task = (tokens, i) => {
+    const isDone = tokens[i].meta;
+    return `<input type="checkbox" disabled aria-label="${isDone ? "done" : "not done"}"${isDone ? " checked" : ""}> `;
+  };
+  md.core.ruler.after("inline", "tasks", markTasks);
+  md.inline.ruler.before("autolink", "inline_html", inlineHtml);
 }
 
-function link(parent, label, href) {
-  if (!/^(https?:|mailto:)/i.test(href)) { parent.append(label); return; }
-  const node = add(parent, "a");
-  node.href = href;
-  node.rel = "noreferrer noopener";
-  node.target = "_blank";
-  node.textContent = label;
+// The page itself has headings of the first and second level.
+const heading = (token) => Math.min(6, Number(token.tag.slice(1)) + 2);
+
+// The alignment as a class: the page's policy forbids the attribute "style".
+function alignedCell(tokens, i, options, environment, self) {
+  const found = /text-align:(\w+)/.exec(tokens[i].attrGet("style") ?? "");
+  tokens[i].attrs = found ? [["class", `to-${found[1]}`]] : null;
+  return self.renderToken(tokens, i, options);
 }
 
-function add(parent, name) {
-  return parent.appendChild(document.createElement(name));
+function codeBlock(text, language) {
+  const code = text.replace(/\n$/, "");
+  const isKnown = language && highlighter.getLanguage(language) && code.length <= MAX_COLOURED_CHARS;
+  const coloured = isKnown ? highlighter.highlight(code, { language, ignoreIllegals: true }).value : escaped(code);
+  const told = `<span>${escaped(language || "text")}</span>`;
+  const copy = '<button type="button" data-act="copy-code">Copy</button>';
+  return `<div class="code"><div>${told}${copy}</div><pre tabindex="0"><code>${coloured}</code></pre></div>`;
+}
+
+function imageLink(md, token) {
+  const href = token.attrGet("src") ?? "";
+  const words = escaped(token.content || href);
+  if (!/^https?:/i.test(href)) return words;
+  return `<a href="${escaped(href)}" rel="noreferrer noopener" target="_blank">${words} (image)</a>`;
+}
+
+function markTasks(state) {
+  state.tokens.forEach((token, i) => {
+    if (token.type !== "inline" || state.tokens[i - 2]?.type !== "list_item_open") return;
+    const first = token.children[0];
+    const found = first?.type === "text" && TASK.exec(first.content);
+    if (!found) return;
+    first.content = first.content.slice(found[0].length);
+    const task = new state.Token("task", "", 0);
+    task.meta = found[1] !== " ";
+    token.children.unshift(task);
+    state.tokens[i - 2].attrJoin("class", "task");
+  });
+}
+
+function inlineHtml(state, silent) {
+  const found = INLINE_HTML.exec(state.src.slice(state.pos, state.pos + 8));
+  if (!found) return false;
+  if (!silent) state.push("html_inline", "", 0).content = found[0].toLowerCase();
+  state.pos += found[0].length;
+  return true;
+}
+
+function escaped(text) {
+  return text.replace(/[&<>"]/g, (letter) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[letter]);
 }

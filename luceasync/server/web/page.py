@@ -5,10 +5,15 @@ Its policy lets a browser load from this server alone. Knows nothing of what the
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import hashlib
+from dataclasses import dataclass
 from importlib import resources
-from pathlib import PurePath
+from importlib.resources.abc import Traversable
+from pathlib import PurePosixPath
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -19,11 +24,13 @@ TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
 }
 INDEX = "index.html"
+VERSIONED = "vendor/"  # another version of a library has another name
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
     "content-security-policy": POLICY,
@@ -32,6 +39,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-cache",
 }
+FOREVER = "public, max-age=31536000, immutable"
 
 
 def wants_page(request: Request) -> bool:
@@ -39,36 +47,68 @@ def wants_page(request: Request) -> bool:
     return "text/html" in request.headers.get("accept", "")
 
 
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """A file of the page. `zipped` None: compression gains nothing."""
+
+    content: bytes
+    zipped: bytes | None
+    tag: str
+
+    @classmethod
+    def of(cls, content: bytes, suffix: str) -> PageFile:
+        """Read it once: compressed and with its ETag."""
+        zipped = None if suffix == ".woff2" else gzip.compress(content, 6, mtime=0)
+        return cls(content, zipped, hashlib.sha256(content).hexdigest()[:32])
+
+
 class WebPage:
-    """The page's files, read once."""
+    """The page's files, each read and compressed when it is first asked for."""
 
     def __init__(self) -> None:
-        self._files = {
-            entry.name: entry.read_bytes()
-            for entry in FOLDER.iterdir()
-            if PurePath(entry.name).suffix in TYPES
-        }
+        self._sources = dict(_files_below(FOLDER))
+        self._files: dict[str, PageFile] = {}
 
     @property
     def routes(self) -> list[Route]:
-        """A route for each file except the page itself."""
-        return [
-            Route(f"/web/{name}", self._file, name=name, include_in_schema=False)
-            for name in self._files
-            if name != INDEX
-        ]
+        """The route of all files except the page itself."""
+        return [Route("/web/{name:path}", self._file, include_in_schema=False)]
 
-    def index(self, request: Request) -> Response:
+    async def index(self, request: Request) -> Response:
         """The page itself."""
-        return self._answer(request, INDEX)
+        return await self._answer(request, INDEX)
 
     async def _file(self, request: Request) -> Response:
-        return self._answer(request, PurePath(request.url.path).name)
+        return await self._answer(request, request.path_params["name"])
 
-    def _answer(self, request: Request, name: str) -> Response:
-        content = self._files[name]
-        tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-        headers = {**HEADERS, "etag": tag}
+    async def _answer(self, request: Request, name: str) -> Response:
+        if name not in self._sources:
+            raise HTTPException(404)
+        suffix = PurePosixPath(name).suffix
+        if name not in self._files:
+            content = await asyncio.to_thread(self._sources[name].read_bytes)
+            self._files[name] = await asyncio.to_thread(PageFile.of, content, suffix)
+        file = self._files[name]
+        is_zipped = file.zipped is not None and "gzip" in request.headers.get("accept-encoding", "")
+        tag = f'"{file.tag}{"-gzip" if is_zipped else ""}"'
+        headers = {**HEADERS, "etag": tag, "vary": "accept-encoding"}
+        if name.startswith(VERSIONED):
+            headers["cache-control"] = FOREVER
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
-        return Response(content, headers=headers, media_type=TYPES[PurePath(name).suffix])
+        content = file.content
+        if is_zipped and file.zipped is not None:
+            content, headers["content-encoding"] = file.zipped, "gzip"
+        return Response(content, headers=headers, media_type=TYPES[suffix])
+
+
+def _files_below(folder: Traversable, prefix: str = "") -> list[tuple[str, Traversable]]:
+    """What is served, with its path below `folder`."""
+    found: list[tuple[str, Traversable]] = []
+    for entry in folder.iterdir():
+        name = f"{prefix}{entry.name}"
+        if entry.is_dir():
+            found += _files_below(entry, f"{name}/")
+        elif PurePosixPath(name).suffix in TYPES:
+            found.append((name, entry))
+    return found

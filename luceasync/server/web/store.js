@@ -1,78 +1,138 @@
-// Conversations and settings, stored in this browser alone if it allows that.
+// Conversations in this browser's IndexedDB, settings in its localStorage, if it allows that.
 
-const CONVERSATION = "luceasync.conversation."; // plus an id, so that tabs do not overwrite each other's
-const TOGETHER = "luceasync.conversations"; // where earlier versions stored all of them, newest first
+import { upgraded } from "./conversation.js";
+
+const DATABASE = "luceasync";
+const TABLE = "conversations";
 const SETTINGS = "luceasync.settings";
 const KEY = "luceasync.key";
-const DEFAULTS = { system: "", temperature: 0.7, maxTokens: "", thinking: true };
+const EARLIER = "luceasync.conversation."; // plus an id: where earlier versions kept each
+const EARLIEST = "luceasync.conversations"; // where the first versions kept all, newest first
+
+/** @typedef {import("./conversation.js").Conversation} Conversation */
 
 export class Store {
   constructor() {
     this.local = allowed("localStorage");
     this.session = allowed("sessionStorage");
-    this.settings = { ...DEFAULTS, ...read(this.local, SETTINGS) };
-    this.key = this.session?.getItem(KEY) ?? ""; // gone with the tab
-    this.migrate(read(this.local, TOGETHER) ?? []);
-    this.conversations = this.read();
+    this.database = null;
+    /** @type {Conversation[]} newest first */
+    this.conversations = [];
+    this.tabs = null; // tells other tabs what has changed
   }
 
-  // Conversations of an earlier version; the old entry stays until all of them are stored anew.
-  migrate(conversations) {
-    const now = Date.now();
+  /**
+   * Read what is kept. `changed` is called with the id of what another tab has saved or removed,
+   * unless `isHeld(id)`: then this tab's version is the one to keep.
+   */
+  open(changed, isHeld) {
+    this.opening = this.read(changed, isHeld);
+    return this.opening;
+  }
+
+  async read(changed, isHeld) {
     try {
-      conversations.forEach((each, age) => {
-        const name = CONVERSATION + each.id;
-        if (!this.local.getItem(name)) this.local.setItem(name, JSON.stringify({ savedAt: now - age, ...each }));
-      });
-      if (conversations.length) this.local.removeItem(TOGETHER);
+      this.database = await opened();
+      await this.migrate();
+      const kept = (await this.all()).map(upgraded).filter(Boolean);
+      const isNew = (each) => !kept.some(({ id }) => id === each.id);
+      this.conversations = sorted([...kept, ...this.conversations.filter(isNew)]);
+      this.tabs = new BroadcastChannel(DATABASE);
+      this.tabs.onmessage = async ({ data: id }) => {
+        if (isHeld(id)) return;
+        const kept = upgraded(await asked(this.table().get(id)));
+        const others = this.conversations.filter((each) => each.id !== id);
+        const before = this.conversations.find((each) => each.id === id);
+        // The same object, so that a view of it stays one of what is kept.
+        const now = kept && before ? Object.assign(before, kept) : kept;
+        this.conversations = now ? sorted([now, ...others]) : others;
+        changed(id);
+      };
     } catch {
-      // No room: tried again when the page is opened next.
+      this.database = null; // kept in this tab alone; save() says so
     }
   }
 
-  // Conversations without messages are dropped.
-  begin() {
-    const conversation = { id: crypto.randomUUID?.() ?? String(Date.now()), title: "", messages: [] };
-    this.conversations = [conversation, ...this.conversations.filter((each) => each.messages.length)];
-    return conversation;
+  table(mode = "readonly") {
+    return this.database.transaction(TABLE, mode).objectStore(TABLE);
   }
 
-  remove(conversation) {
-    this.conversations = this.conversations.filter((each) => each !== conversation);
-    this.local?.removeItem(CONVERSATION + conversation.id);
+  all() {
+    return asked(this.table().getAll());
   }
 
-  // Read what other tabs have stored; `open` are the conversations that this tab works on.
-  refresh(...open) {
-    const found = this.read().filter(({ id }) => !open.some((each) => each.id === id));
-    this.conversations = [...this.conversations.filter((each) => open.includes(each)), ...found];
+  /** Take over what an earlier version kept in localStorage, which is emptied then. */
+  async migrate() {
+    const names = Object.keys(this.local ?? {}).filter((name) => name.startsWith(EARLIER));
+    const now = Date.now();
+    const earliest = (read(this.local, EARLIEST) ?? []).map((each, age) => ({ savedAt: now - age, ...each }));
+    const found = [...earliest, ...names.map((name) => read(this.local, name))].map(upgraded).filter(Boolean);
+    for (const each of found) if (!(await asked(this.table().get(each.id)))) await asked(this.table("readwrite").put(each));
+    for (const name of [...names, EARLIEST]) this.local?.removeItem(name);
   }
 
-  // Returns a message for the user if the browser could not store it, else "".
-  save(conversation) {
+  /** @returns {Promise<string>} what the user should know if it could not be kept, else "". */
+  async save(conversation) {
+    conversation.savedAt = Date.now();
+    const others = this.conversations.filter((each) => each.id !== conversation.id);
+    this.conversations = [conversation, ...others];
+    await this.opening;
+    if (!this.database) return "This browser does not let the page store anything: conversations are lost when this tab closes.";
     try {
-      this.local.setItem(SETTINGS, JSON.stringify(this.settings));
-      this.session.setItem(KEY, this.key);
-      if (conversation && this.conversations.includes(conversation)) { // it may have been removed
-        conversation.savedAt = Date.now();
-        this.local.setItem(CONVERSATION + conversation.id, JSON.stringify(conversation));
-      }
+      await asked(this.table("readwrite").put(conversation));
+      this.tabs.postMessage(conversation.id);
       return "";
     } catch {
-      return this.local
-        ? "The browser's storage is full: new messages are lost when this tab closes. Delete some conversations."
-        : "This browser does not let the page store anything: conversations are lost when this tab closes.";
+      return "The browser's storage is full: this conversation is lost when the tab closes. Export it, or delete others.";
     }
   }
 
-  // Newest first.
-  read() {
-    return Object.keys(this.local ?? {})
-      .filter((name) => name.startsWith(CONVERSATION))
-      .map((name) => read(this.local, name))
-      .filter((each) => each?.messages?.length)
-      .sort((one, other) => other.savedAt - one.savedAt);
+  async remove(conversation) {
+    this.conversations = this.conversations.filter((each) => each.id !== conversation.id);
+    if (!this.database) return;
+    await asked(this.table("readwrite").delete(conversation.id));
+    this.tabs.postMessage(conversation.id);
   }
+
+  has(conversation) {
+    return this.conversations.includes(conversation);
+  }
+
+  // --- settings ----------------------------------------------------------------------------------
+
+  get settings() {
+    return read(this.local, SETTINGS) ?? {};
+  }
+
+  set settings(settings) {
+    write(this.local, SETTINGS, JSON.stringify(settings));
+  }
+
+  /** The API key, which is gone with the tab. */
+  get key() {
+    return this.session?.getItem(KEY) ?? this.ownKey ?? "";
+  }
+
+  set key(key) {
+    this.ownKey = key;
+    write(this.session, KEY, key);
+  }
+}
+
+const sorted = (conversations) => conversations.sort((one, other) => other.savedAt - one.savedAt);
+
+function opened() {
+  const request = indexedDB.open(DATABASE, 1);
+  request.onupgradeneeded = () => request.result.createObjectStore(TABLE, { keyPath: "id" });
+  return asked(request);
+}
+
+function asked(request) {
+  return new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+    request.onblocked = () => reject(new Error("The database is in use."));
+  });
 }
 
 // One of the browser's storages; null if the page has no access.
@@ -89,5 +149,13 @@ function read(storage, name) {
     return JSON.parse(storage.getItem(name));
   } catch {
     return null;
+  }
+}
+
+function write(storage, name, text) {
+  try {
+    storage?.setItem(name, text);
+  } catch {
+    // No room: the setting holds until the page is closed.
   }
 }
