@@ -20,7 +20,9 @@ typedef struct {
     const uint8_t *x, *residual; /* [rows][columns], [rows][out] or NULL */
     uint8_t *out, *panels;       /* [rows][out]; x in steps of 32 columns, each [rows][32] */
     float *sums;                 /* of each 16 columns of x */
+    const int32_t *rows;         /* the row of x that each row is; NULL: the same */
     int64_t num_rows, num_out;
+    int64_t begin[2];            /* the rows of w that are multiplied begin here; of swiglu's ups */
     int is_bf16, kernel, is_swiglu;
 } Product;
 
@@ -39,7 +41,8 @@ INLINE void lay_out(const Product *p, int64_t begin, int64_t end) {
         int64_t rows = p->num_rows - first < MAX_ROWS ? p->num_rows - first : MAX_ROWS;
         for (int64_t step = begin; step < end; step++)
             for (int64_t m = 0; m < rows; m++) {
-                int64_t from = (first + m) * columns + step * STEP, to = first * columns + (step * rows + m) * STEP;
+                int64_t row = p->rows ? p->rows[first + m] : first + m;
+                int64_t from = row * columns + step * STEP, to = first * columns + (step * rows + m) * STEP;
                 float numbers[STEP];
                 if (p->is_bf16)
                     for (int i = 0; i < STEP; i++) numbers[i] = of_bf16(((const uint16_t *)p->x)[from + i]);
@@ -105,7 +108,7 @@ INLINE void tiles_in_turn(const Product *p, int64_t begin, int64_t end, float (*
         const int64_t count = end - first < room ? end - first : room;
         for (int part = 0; part < (p->is_swiglu ? 2 : 1); part++)
             for (int64_t i = 0; i < count; i++) {
-                const int64_t row = (first + i) * TILE + part * p->num_out;
+                const int64_t row = p->begin[part] + (first + i) * TILE;
                 float *const to[] = {sums[part] + i * size};
                 multiply(p, &row, 1, 0, p->num_rows, to);
             }
@@ -126,10 +129,11 @@ INLINE void product_tiles(const Product *p, int64_t begin, int64_t end) {
     for (int64_t first = begin * TILE; first < last; first += step)
         for (int64_t row = 0; row < p->num_rows; row += MAX_ROWS) {
             const int64_t rows = p->num_rows - row < MAX_ROWS ? p->num_rows - row : MAX_ROWS;
-            const int64_t both[2] = {first, first + (p->is_swiglu ? p->num_out : TILE)};
-            const int count = p->is_swiglu || both[1] < last ? 2 : 1;
+            const int64_t both[2] = {p->begin[0] + first, p->is_swiglu ? p->begin[1] + first : p->begin[0] + first + TILE};
+            const int count = p->is_swiglu || first + TILE < last ? 2 : 1;
             multiply(p, both, count, row, rows, out);
-            for (int t = 0; t < (p->is_swiglu ? 1 : count); t++) put_tile(p, row, rows, both[t], sums[t], sums[1]);
+            for (int t = 0; t < (p->is_swiglu ? 1 : count); t++)
+                put_tile(p, row, rows, first + t * TILE, sums[t], sums[1]);
         }
 }
 
@@ -148,22 +152,92 @@ static int best_kernel(void) {
     return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi") ? AVX512_BF16 : AVX512;
 }
 
+/* Allocate where rows of x are laid out. Returns 0 if out of memory. */
+static int make_room(Product *p) {
+    const int64_t columns = p->w->num_columns;
+    size_t num_bytes = (size_t)(p->num_rows * columns * 4), sum_bytes = (size_t)(p->num_rows * columns / 4);
+    p->panels = (uint8_t *)aligned_alloc(64, (num_bytes + sum_bytes + 127) / 64 * 64);
+    p->sums = (float *)(p->panels + (num_bytes + 63) / 64 * 64);
+    return p->panels != NULL;
+}
+
 /* x @ w^T (+ residual), or silu(gate) * up of its two halves. Returns 0 if out of memory. */
 static int product(Product *p) {
     const int64_t columns = p->w->num_columns, steps = columns / STEP;
-    size_t num_bytes = (size_t)(p->num_rows * columns * 4), sum_bytes = (size_t)(p->num_rows * columns / 4);
-    uint8_t *room = (uint8_t *)aligned_alloc(64, (num_bytes + sum_bytes + 127) / 64 * 64);
-    if (!room) return 0;
-    p->panels = room;
-    p->sums = (float *)(room + (num_bytes + 63) / 64 * 64);
+    if (!make_room(p)) return 0;
     p->num_out = p->is_swiglu ? p->w->num_rows / 2 : p->w->num_rows;
+    p->begin[0] = 0, p->begin[1] = p->num_out;
     parallel_for(lay_out_steps, p, steps, p->num_rows * columns > 1 << 16 ? 1 + steps / 16 : steps);
     int64_t tiles = (p->num_out + TILE - 1) / TILE;
     parallel_for(p->kernel == AVX2 ? avx2_tiles : avx512_tiles, p, tiles, 2 + tiles / 64 * 2);
-    free(room);
+    free(p->panels);
     return 1;
+}
+
+/* Products of different rows of x with different rows of one matrix. */
+typedef struct {
+    Product *each;
+    int64_t tiles; /* of each */
+} Products;
+
+static void lay_out_products(void *given, int64_t begin, int64_t end) {
+    const Products *all = (const Products *)given;
+    for (int64_t i = begin; i < end; i++) lay_out_steps(&all->each[i], 0, all->each[i].w->num_columns / STEP);
+}
+
+/* Tiles [begin, end), counted through all products. */
+INLINE void tiles_of_products(const Products *all, int64_t begin, int64_t end, Task task) {
+    while (begin < end) {
+        const int64_t first = begin % all->tiles, left = all->tiles - first;
+        const int64_t count = end - begin < left ? end - begin : left;
+        task(&all->each[begin / all->tiles], first, first + count);
+        begin += count;
+    }
+}
+
+static void avx2_products(void *all, int64_t begin, int64_t end) {
+    tiles_of_products((const Products *)all, begin, end, avx2_tiles);
+}
+
+static void avx512_products(void *all, int64_t begin, int64_t end) {
+    tiles_of_products((const Products *)all, begin, end, avx512_tiles);
+}
+
+/* For each expert the product of its rows [bounds[e], bounds[e + 1]) with its part of the matrix, which is
+   [experts][num_out] rows, of swiglu first all gates, then all ups. Returns 0 if out of memory. */
+static int product_of_experts(Product *p, const int32_t *bounds, int64_t num_experts) {
+    const int64_t columns = p->w->num_columns, item = p->is_bf16 ? 2 : 4, laid = p->kernel == AVX512_BF16 ? 2 : 4;
+    Products all = {(Product *)malloc((size_t)num_experts * sizeof(Product)), 0};
+    const int is_done = all.each && make_room(p);
+    int64_t count = 0;
+    p->num_out = p->w->num_rows / num_experts / (p->is_swiglu ? 2 : 1);
+    for (int64_t e = 0; is_done && e < num_experts; e++) {
+        const int64_t first = bounds[e], rows = bounds[e + 1] - bounds[e];
+        if (!rows) continue;
+        Product *own = &all.each[count++];
+        *own = *p;
+        own->num_rows = rows;
+        if (p->rows) own->rows += first;
+        else own->x += first * columns * item;
+        own->out += first * p->num_out * item;
+        own->panels += first * columns * laid, own->sums += first * columns / 16;
+        own->begin[0] = e * p->num_out, own->begin[1] = (num_experts + e) * p->num_out;
+    }
+    all.tiles = (p->num_out + TILE - 1) / TILE;
+    if (is_done) {
+        parallel_for(lay_out_products, &all, count, p->num_rows * columns > 1 << 16 ? 1 : count);
+        const int64_t tiles = count * all.tiles;
+        parallel_for(p->kernel == AVX2 ? avx2_products : avx512_products, &all, tiles, 2 + tiles / 64 * 2);
+        free(p->panels);
+    }
+    free(all.each);
+    return is_done;
 }
 #else
 static int best_kernel(void) { return NO_KERNEL; }
 static int product(Product *p) { (void)p; return 0; }
+static int product_of_experts(Product *p, const int32_t *bounds, int64_t num_experts) {
+    (void)p, (void)bounds, (void)num_experts;
+    return 0;
+}
 #endif

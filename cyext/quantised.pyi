@@ -24,4 +24,15 @@ class Matrix:
         self, x: int, num_rows: int, is_bf16: bool, out: int, residual: int, kernel: str
     ) -> None: ...
     def swiglu(self, x: int, num_rows: int, is_bf16: bool, out: int, kernel: str) -> None: ...
+    def multiply_experts(
+        self,
+        x: int,
+        rows: int,
+        bounds: int,
+        sizes: tuple[int, int],
+        is_swiglu: bool,
+        is_bf16: bool,
+        out: int,
+        kernel: str,
+    ) -> None: ...
     def numbers(self, ids: int, num_ids: int, out: int) -> None: ...

@@ -5,7 +5,7 @@ Owns the description of a matrix, not its memory, which the caller keeps valid a
 layout that docs/quantised.md draws. The products are in quantised.h.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uintptr_t
 from libc.string cimport memcpy
 
 cdef extern from "quantised.h" nogil:
@@ -27,10 +27,12 @@ cdef extern from "quantised.h" nogil:
         const uint8_t* x
         const uint8_t* residual
         uint8_t* out
+        const int32_t* rows
         int64_t num_rows
         int is_bf16, kernel, is_swiglu
     int best_kernel()
     int product(Product* p)
+    int product_of_experts(Product* p, const int32_t* bounds, int64_t num_experts)
     int interleave_all(Description* w)
     void row_numbers(const Description* w, int64_t row, float* to)
     uint16_t to_bf16(float value)
@@ -113,8 +115,39 @@ cdef class Matrix:
         given.residual, given.is_swiglu = NULL, True
         self._run(&given, x, num_rows, is_bf16, out, kernel)
 
+    def multiply_experts(
+        self, uintptr_t x, uintptr_t rows, uintptr_t bounds, tuple sizes not None, bint is_swiglu,
+        bint is_bf16, uintptr_t out, str kernel not None,
+    ) -> None:
+        """The products of each expert's rows of x with its own part of the matrix: [experts] times
+        equally many rows, a multiple of a tile; with `is_swiglu` first all gates, then all ups.
+
+        rows: int32 [places], the row of x of each place; 0: x has a row for each place. bounds:
+        int32 [experts + 1], where the places of each expert begin. `sizes`: places, experts.
+        """
+        cdef Product given
+        cdef int64_t num_experts = sizes[1]
+        given.residual, given.is_swiglu = NULL, is_swiglu
+        given.rows = <const int32_t*>rows
+        if self.matrix.num_rows % (num_experts * TILE * (2 if is_swiglu else 1)):
+            raise ValueError(f"{self.matrix.num_rows} rows are not whole tiles of {num_experts} experts")
+        self._begin(&given, x, sizes[0], is_bf16, out, kernel)
+        cdef int is_done
+        with nogil:
+            is_done = product_of_experts(&given, <const int32_t*>bounds, num_experts)
+        if not is_done:
+            raise MemoryError(f"a product of {sizes[0]} rows: no memory to lay them out")
+
     cdef _run(self, Product* given, uintptr_t x, int64_t num_rows, bint is_bf16, uintptr_t out, str kernel):
         cdef int is_done
+        given.rows = NULL
+        self._begin(given, x, num_rows, is_bf16, out, kernel)
+        with nogil:
+            is_done = product(given)
+        if not is_done:
+            raise MemoryError(f"a product of {num_rows} rows: no memory to lay them out")
+
+    cdef _begin(self, Product* given, uintptr_t x, int64_t num_rows, bint is_bf16, uintptr_t out, str kernel):
         given.w, given.x, given.out = &self.matrix, <const uint8_t*>x, <uint8_t*>out
         given.num_rows, given.is_bf16 = num_rows, is_bf16
         given.kernel = NAMES.index(kernel) if kernel in KERNELS else 0
@@ -122,10 +155,6 @@ cdef class Matrix:
             raise ValueError(f"no kernel {kernel!r} on this machine, which has {KERNELS}")
         if given.kernel == AVX512_BF16 and not is_bf16:
             given.kernel = AVX512
-        with nogil:
-            is_done = product(given)
-        if not is_done:
-            raise MemoryError(f"a product of {num_rows} rows: no memory to lay them out")
 
     def numbers(self, uintptr_t ids, int64_t num_ids, uintptr_t out) -> None:
         """Dequantise the rows of int64 ids to float32 [num_ids, columns]. Raises IndexError."""

@@ -30,7 +30,7 @@ MODULES = {
     f"luceasync.models.{room}.{kind}"
     for room, kinds in {
         "mixers": ("attention", "delta", "gated_delta", "sliding"),
-        "feed_forward": ("dense",),
+        "feed_forward": ("dense", "experts"),
     }.items()
     for kind in kinds
 }

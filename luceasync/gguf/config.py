@@ -5,7 +5,7 @@ Refuses keys that would change the computation and are not supported.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import isfinite
 from struct import error as StructError
 from struct import unpack
@@ -75,9 +75,14 @@ class ArchitectureKeys:
         return layers
 
 
-def common_config(keys: ArchitectureKeys) -> Config:
-    """The fields that all architectures have. Raises ModelError."""
-    _refuse_what_is_not_computed(keys)
+EXPERTS = "expert_count"
+
+
+def common_config(keys: ArchitectureKeys, computed: Sequence[str] = ()) -> Config:
+    """The fields that all architectures have. `computed`: keys of NOT_COMPUTED that this one reads
+    itself. Raises ModelError.
+    """
+    _refuse_what_is_not_computed(keys, computed)
     metadata, name, model = keys.metadata, keys.name, keys.model
     head_dim = keys.integer("attention.key_length", 0)
     num_heads = keys.layered("attention.head_count")
@@ -101,7 +106,7 @@ def common_config(keys: ArchitectureKeys) -> Config:
         "hidden_size": hidden,
         "vocab_size": _vocab_size(model),
         "num_hidden_layers": keys.num_layers,
-        "intermediate_size": keys.layered("feed_forward_length"),
+        **_dense_size(keys, is_needed=EXPERTS not in computed),
         "num_attention_heads": num_heads,
         "num_key_value_heads": keys.layered("attention.head_count_kv") if has_kv else num_heads,
         "head_dim": head_dim,
@@ -122,9 +127,30 @@ def _vocab_size(model: GgufModel) -> int:
     return found[1].shape[0]
 
 
-def _refuse_what_is_not_computed(keys: ArchitectureKeys) -> None:
+def experts_config(keys: ArchitectureKeys) -> Config:
+    """The fields of routed experts. Raises ModelError."""
+    scale = keys.name("expert_weights_scale")
+    if (value := keys.metadata.real(scale, 1.0)) not in (0.0, 1.0):
+        raise ModelError(f"{scale} = {value:g} is not supported; expected 1")
+    return {
+        "num_experts": keys.integer(EXPERTS),
+        "num_experts_per_tok": keys.integer("expert_used_count"),
+        "moe_intermediate_size": keys.layered("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
+
+
+def _dense_size(keys: ArchitectureKeys, *, is_needed: bool) -> Config:
+    """The size of dense feed-forward networks, which a model of experts need not give."""
+    is_given = keys.name("feed_forward_length") in keys.metadata
+    return (
+        {"intermediate_size": keys.layered("feed_forward_length")} if is_given or is_needed else {}
+    )
+
+
+def _refuse_what_is_not_computed(keys: ArchitectureKeys, computed: Sequence[str]) -> None:
     metadata = keys.metadata
-    for key in map(keys.name, NOT_COMPUTED):
+    for key in (keys.name(key) for key in NOT_COMPUTED if key not in computed):
         if key in metadata and (value := metadata.real(key)):
             raise ModelError(f"{key} = {value:g} is not supported")
     for tensor in NOT_CHOSEN:

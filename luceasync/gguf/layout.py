@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from luceasync.errors import ModelError
-from luceasync.gguf.config import DIVISORS, EMBEDDING, HEAD, ArchitectureKeys, Config, common_config
+from luceasync.gguf.config import (
+    DIVISORS,
+    EMBEDDING,
+    EXPERTS,
+    HEAD,
+    ArchitectureKeys,
+    Config,
+    common_config,
+    experts_config,
+)
 from luceasync.gguf.model import GgufModel
 
 
@@ -55,15 +64,27 @@ def smollm3_config(keys: ArchitectureKeys) -> Config:
     return whole_heads_config(keys) | {"no_rope_layer_interval": 4}
 
 
-def whole_heads_config(keys: ArchitectureKeys) -> Config:
+def qwen3moe_config(keys: ArchitectureKeys) -> Config:
+    """The config of a Qwen3 with experts. Raises ModelError."""
+    return whole_heads_config(keys, [EXPERTS]) | experts_config(keys)
+
+
+def whole_heads_config(keys: ArchitectureKeys, computed: Sequence[str] = ()) -> Config:
     """The common fields of a model that rotates whole heads. Raises ModelError."""
-    config = common_config(keys)
+    config = common_config(keys, computed)
     if config.pop("partial_rotary_factor") != 1.0:
         raise ModelError(f"{keys.name('rope.dimension_count')}: expected the whole head")
     return config
 
 
-def qwen35_config(keys: ArchitectureKeys) -> Config:
+def qwen35moe_config(keys: ArchitectureKeys) -> Config:
+    """The config of a Qwen3.5 with experts. Raises ModelError."""
+    shared = keys.layered("expert_shared_feed_forward_length")
+    config = qwen35_config(keys, [EXPERTS]) | experts_config(keys)
+    return config | {"shared_expert_intermediate_size": shared}
+
+
+def qwen35_config(keys: ArchitectureKeys, computed: Sequence[str] = ()) -> Config:
     """The config of a Qwen3.5. Raises ModelError."""
     key_heads, value_heads = keys.integer("ssm.group_count"), keys.integer("ssm.time_step_rank")
     head_dim, inner = keys.integer("ssm.state_size"), keys.integer("ssm.inner_size")
@@ -72,7 +93,7 @@ def qwen35_config(keys: ArchitectureKeys) -> Config:
             f"{keys.name('ssm.inner_size')} = {inner}: {value_heads} value heads of {head_dim} "
             f"are {value_heads * head_dim}"
         )
-    return common_config(keys) | {
+    return common_config(keys, computed) | {
         "linear_num_key_heads": key_heads,
         "linear_num_value_heads": value_heads,
         "linear_key_head_dim": head_dim,
@@ -117,6 +138,7 @@ def qwen35_orders(config: dict[str, Any]) -> dict[str, AxisSwaps]:
     return {f"linear_attn.{name}": orders for name, orders in moved.items()}
 
 
+FFN = ("gate", "up", "down")
 ENDS = {"embed_tokens.weight": EMBEDDING, "norm.weight": "output_norm.weight"}
 ATTENTION = {
     "input_layernorm.weight": "attn_norm.weight",
@@ -124,7 +146,7 @@ ATTENTION = {
     "self_attn.o_proj.weight": "attn_output.weight",
     **{f"self_attn.{n}_proj.bias": f"attn_{n}.bias" for n in "qkv"},
     **{f"self_attn.{n}_norm.weight": f"attn_{n}_norm.weight" for n in "qk"},
-    **{f"mlp.{n}_proj.weight": f"ffn_{n}.weight" for n in ("gate", "up", "down")},
+    **{f"mlp.{n}_proj.weight": f"ffn_{n}.weight" for n in FFN},
 }
 DELTA = {
     "linear_attn.in_proj_qkv.weight": "attn_qkv.weight",
@@ -137,6 +159,14 @@ DELTA = {
     "linear_attn.norm.weight": "ssm_norm.weight",
     "linear_attn.out_proj.weight": "ssm_out.weight",
 }
+# Experts are one tensor [experts, rows, columns] of each kind, or of gates and ups together.
+ROUTED = {
+    "mlp.gate.weight": "ffn_gate_inp.weight",
+    "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
+    **{f"mlp.shared_expert.{n}_proj.weight": f"ffn_{n}_shexp.weight" for n in FFN},
+}
+EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
+GATES_AND_UPS = "ffn_gate_up_exps.weight"
 ALIASES = {"ssm_dt.bias": "ssm_dt"}  # some files use the other name
 FUSED = "attn_qkv.weight"  # query, key and value rows of an attention layer, in some files
 IN_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
@@ -155,27 +185,30 @@ class Architecture:
     orders: Callable[[dict[str, Any]], dict[str, AxisSwaps]] = lambda config: {}
 
 
+HYBRID = ATTENTION | DELTA | {"post_attention_layernorm.weight": "post_attention_norm.weight"}
 DENSE = ATTENTION | {"post_attention_layernorm.weight": "ffn_norm.weight"}
 ARCHITECTURES = {
     "llama": Architecture(whole_heads_config, DENSE, llama_orders),
     "qwen2": Architecture(whole_heads_config, DENSE),
     "qwen3": Architecture(whole_heads_config, DENSE),
     "smollm3": Architecture(smollm3_config, DENSE, llama_orders),
-    "qwen35": Architecture(
-        qwen35_config,
-        ATTENTION | DELTA | {"post_attention_layernorm.weight": "post_attention_norm.weight"},
-        qwen35_orders,
-    ),
+    "qwen3moe": Architecture(qwen3moe_config, DENSE | ROUTED),
+    "qwen35": Architecture(qwen35_config, HYBRID, qwen35_orders),
+    "qwen35moe": Architecture(qwen35moe_config, HYBRID | ROUTED, qwen35_orders),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class TensorLocation:
-    """Rows of the stored tensor `name` from `begin` on."""
+    """Rows of the stored tensor `name` from `begin` on. `expert`: if it holds those of all experts,
+    whose it is; `num_parts`: how many such matrices it has for each.
+    """
 
     name: str
     begin: int = 0
     orders: AxisSwaps = AS_STORED
+    expert: int | None = None
+    num_parts: int = 1
 
 
 class GgufLayout:
@@ -206,15 +239,27 @@ class GgufLayout:
         if in_layer is None:
             return TensorLocation(HEAD if name == "lm_head.weight" else ENDS[below])
         layer, rest = in_layer[1], in_layer[2]
+        if (expert := EXPERT.fullmatch(rest)) is not None:
+            return self._of_expert(layer, int(expert[1]), expert[2])
         stored = f"blk.{layer}.{self._names[rest]}"
         orders = self._orders.get(rest, AS_STORED)
         if stored in self.model.tensors:
             return TensorLocation(stored, 0, orders)
-        fused, of_fused = f"blk.{layer}.{FUSED}", self._begins()
-        if rest in of_fused and fused in self.model.tensors:
-            return TensorLocation(fused, of_fused[rest], orders)
+        fused = self.model.tensors.get(f"blk.{layer}.{FUSED}")
+        if fused is not None and rest in (begins := self._begins(fused[1].shape[0])):
+            return TensorLocation(fused[1].name, begins[rest], orders)
         other = ALIASES.get(self._names[rest])
         return TensorLocation(f"blk.{layer}.{other}" if other else stored, 0, orders)
+
+    def _of_expert(self, layer: str, expert: int, kind: str) -> TensorLocation:
+        both = f"blk.{layer}.{GATES_AND_UPS}"
+        is_both = kind != "down" and both in self.model.tensors
+        name = both if is_both else f"blk.{layer}.ffn_{kind}_exps.weight"
+        num_parts = 2 if is_both else 1
+        found = self.model.tensors.get(name)
+        height = found[1].shape[1] if found and len(found[1].shape) == 3 else 0
+        begin = expert * height + (height // 2 if is_both and kind == "up" else 0)
+        return TensorLocation(name, begin, AS_STORED, expert, num_parts)
 
     def is_for_others(self, name: str) -> bool:
         """Whether the stored tensor `name` belongs to a part that is not served, draft layers or
@@ -227,9 +272,8 @@ class GgufLayout:
             in_block is not None and int(in_block[1]) >= self.num_layers
         )
 
-    def _begins(self) -> dict[str, int]:
-        """Where query, key and value rows begin in a fused matrix."""
-        heads = (self.config["num_attention_heads"], self.config["num_key_value_heads"])
-        query, kv = (number * self.config["head_dim"] for number in heads)
-        begins = (0, query, query + kv)
+    def _begins(self, num_rows: int) -> dict[str, int]:
+        """Where query, key and value rows begin in a fused matrix. A query may have a gate."""
+        kv = self.config["num_key_value_heads"] * self.config["head_dim"]
+        begins = (0, num_rows - 2 * kv, num_rows - kv)
         return {f"self_attn.{n}_proj.weight": b for n, b in zip("qkv", begins, strict=True)}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from luceasync.errors import ModelError
 from luceasync.models.precision import Precision
-from luceasync.models.weights import EmbeddingTable, Weight
+from luceasync.models.weights import EmbeddingTable, ExpertWeights, Weight
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from luceasync.models.ops import Ops
 
 Shape = tuple[int, ...]
+
+
+class FloatMatrix(tuple[int, ...]):
+    """The shape of a matrix that is float32 on a device, whatever the model's dtype."""
+
+
 Select = Callable[["Tensor"], "Tensor"]  # selects rows of a stored matrix or of its scales
 
 
@@ -255,6 +261,10 @@ class Stack(Protocol):
         """The whole matrix with plain rows."""
         ...
 
+    def experts(self, num_experts: int, num_parts: int) -> ExpertWeights:
+        """The matrix as those of experts, part by part: see Ops.experts."""
+        ...
+
 
 class Encoding(Protocol):
     """How a file stores the numbers of one tensor. Tensors of equal encoding may share a Stack."""
@@ -327,16 +337,22 @@ class NumbersInMemory:
 
 @dataclass(frozen=True, slots=True)
 class DenseEncoding:
-    """Plain numbers. On a device matrices have the model's dtype, other tensors are float32."""
+    """Plain numbers. On a device matrices have the model's dtype, other tensors are float32, and so
+    is a FloatMatrix.
+    """
 
     def num_bytes(self, shape: Shape, precision: Precision) -> int:
-        return prod(shape) * (precision.weight_bytes if len(shape) == 2 else 4)
+        return prod(shape) * (precision.weight_bytes if _has_models_dtype(shape) else 4)
 
     def type_name(self, shape: Shape, precision: Precision) -> str:
-        return precision.weights if len(shape) == 2 else "fp32"
+        return precision.weights if _has_models_dtype(shape) else "fp32"
 
     def stack(self, shape: Shape, place: WeightPlacement) -> Stack:
         return _DenseStack(shape, place)
+
+
+def _has_models_dtype(shape: Shape) -> bool:
+    return len(shape) == 2 and not isinstance(shape, FloatMatrix)
 
 
 class _DenseStack:
@@ -361,3 +377,6 @@ class _DenseStack:
 
     def table(self) -> EmbeddingTable:
         return self._place.ops.table(self._rows)
+
+    def experts(self, num_experts: int, num_parts: int) -> ExpertWeights:
+        return self._place.ops.experts(self._rows, num_experts, num_parts)

@@ -79,9 +79,14 @@ def _stored(layout: GgufLayout, name: str, shape: Shape) -> GgufTensor:
             f"{where.name!r} is stored as {kind}, which is not supported; "
             f"supported: {', '.join(SUPPORTED)}"
         )
-    is_there = rows == own[0] or (where.name.endswith("attn_qkv.weight") and rows > own[0])
-    if tensor.shape[1:] != own[1:] or not is_there or where.begin + own[0] > rows:
-        raise ModelError(f"{where.name!r} has shape {tensor.shape}; expected {own}")
+    if where.expert is not None:
+        expected = (layout.config["num_experts"], where.num_parts * own[0], own[1])
+        if tensor.shape != expected:
+            raise ModelError(f"{where.name!r} has shape {tensor.shape}; expected {expected}")
+    elif tensor.shape != own[own[0] == 1 :]:
+        is_there = rows == own[0] or (where.name.endswith("attn_qkv.weight") and rows > own[0])
+        if tensor.shape[1:] != own[1:] or not is_there or where.begin + own[0] > rows:
+            raise ModelError(f"{where.name!r} has shape {tensor.shape}; expected {own}")
     stored = GgufTensor(path, tensor, where.begin, shape, where.orders)
     if isinstance(stored.encoding, QuantEncoding):
         _check_quantised(stored, stored.encoding)

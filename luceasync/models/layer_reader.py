@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from luceasync.models.ops import Norm, Ops
-    from luceasync.models.weights import Weight
+    from luceasync.models.weights import ExpertWeights, Weight
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -53,6 +53,16 @@ class LayerReader(Protocol):
 
     def stacked(self, parts: Sequence[TensorPart]) -> Weight:
         """Parts of matrices, stacked along their rows."""
+        ...
+
+    def float_matrix(self, name: str) -> Weight:
+        """A matrix in float32, whose shape is a FloatMatrix."""
+        ...
+
+    def experts(self, *parts: Sequence[str]) -> ExpertWeights:
+        """The matrices of experts: the names of all of them, or of all gates and of all ups. They
+        have one encoding.
+        """
         ...
 
     def vector(self, name: str, offset: float = 0.0) -> Tensor:

@@ -5,7 +5,7 @@ Knows no kind of layer and no file format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import groupby
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from luceasync.errors import ModelError
 from luceasync.models.encodings import (
     DenseEncoding,
     Encoding,
@@ -26,11 +27,12 @@ from luceasync.models.layer_reader import TensorPart, whole
 from luceasync.models.mixers.mixer import MixerLayer, State
 from luceasync.models.ops import Norm, Ops
 from luceasync.models.pass_rows import Rows
+from luceasync.models.precision import Precision
 from luceasync.models.quant.encoding import QuantEncoding
 from luceasync.models.quant.random import RandomModule
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import Trees
-from luceasync.models.weights import EmbeddingTable, Weight
+from luceasync.models.weights import EmbeddingTable, ExpertWeights, Weight
 
 
 class TensorSource(Protocol):
@@ -49,6 +51,12 @@ class TensorSource(Protocol):
     def stored(self, name: str, shape: Shape) -> Any:
         """The matrix `name` in the form that its encoding's Stack takes. Checks its shape; may
         read nothing yet. Raises ModelError.
+        """
+        ...
+
+    def stored_together(self, names: Sequence[str], shape: Shape) -> Iterator[tuple[int, Any]]:
+        """Matrices of one shape, as `stored` has one: several as one matrix of all their rows where
+        the file has them in one tensor. Each with their number.
         """
         ...
 
@@ -83,6 +91,11 @@ class RandomSource:
         if isinstance(encoding, QuantEncoding):
             return RandomModule(name, encoding, shape, self._seeded(name))
         return NumbersInMemory(name, self.read(name, shape))
+
+    def stored_together(
+        self, names: Sequence[str], shape: Shape
+    ) -> Iterator[tuple[int, NumbersInMemory | RandomModule]]:
+        return ((1, self.stored(name, shape)) for name in names)
 
     def read(self, name: str, shape: Shape) -> Tensor:
         self._seeded(name)
@@ -167,6 +180,28 @@ class TensorReader:
             segments.append(stack.weight())
         return segments[0] if len(segments) == 1 else self.ops.stacked(segments)
 
+    def experts(self, parts: Sequence[Sequence[str]], shape: Shape) -> ExpertWeights:
+        """Matrices of one shape, as many in each part, which must have one encoding."""
+        names = [name for part in parts for name in part]
+        encoding = self._source.encoding(names[0])
+        for name in names:
+            if (other := self._source.encoding(name)) != encoding:
+                types = [each.type_name(shape, Precision.of("fp32")) for each in (encoding, other)]
+                raise ModelError(
+                    f"{names[0]!r} is stored as {types[0]}, {name!r} as {types[1]}; experts of one "
+                    "layer must have one encoding"
+                )
+        stack, begin = encoding.stack((len(names) * shape[0], *shape[1:]), self.place), 0
+        for part in parts:
+            for count, stored in self._source.stored_together(part, shape):
+                self._advance(stack.fill(begin, stored, whole))
+                begin += count * shape[0]
+        return stack.experts(len(parts[0]), len(parts))
+
+    def float_matrix(self, name: str, shape: Shape) -> Weight:
+        """A small matrix in float32."""
+        return self.ops.float_matrix(self.vector(name, shape))
+
     def table(self, name: str, shape: Shape) -> EmbeddingTable:
         """A matrix with plain rows, which can be looked up."""
         stack = self._source.encoding(name).stack(shape, self.place)
@@ -213,6 +248,14 @@ class _TensorsOfLayer:
     def stacked(self, parts: Sequence[TensorPart]) -> Weight:
         full = [TensorPart(self._prefix + p.name, p.select, p.divisor) for p in parts]
         return self._reader.stacked(full, self._shapes)
+
+    def float_matrix(self, name: str) -> Weight:
+        name = self._prefix + name
+        return self._reader.float_matrix(name, self._shapes[name])
+
+    def experts(self, *parts: Sequence[str]) -> ExpertWeights:
+        full = [[self._prefix + name for name in part] for part in parts]
+        return self._reader.experts(full, self._shapes[full[0][0]])
 
     def vector(self, name: str, offset: float = 0.0) -> Tensor:
         name = self._prefix + name

@@ -14,12 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from luceasync.models import torch_experts
 from luceasync.models.quant.packed import Packed
 from luceasync.models.quant.torch_weight import TorchQuantWeight
 from luceasync.models.trees import Trees, torch_trees
 from luceasync.models.weights import (
+    Choice,
     EmbeddingTable,
+    ExpertWeights,
     InputNorm,
+    Routing,
     StackedWeight,
     SwiGLU,
     Weight,
@@ -50,6 +54,30 @@ class Ops(Protocol):
 
     def gated(self, gate_up: Weight, down: Weight) -> SwiGLU:
         """A gated feed-forward network of two of these weights."""
+        ...
+
+    def float_matrix(self, rows: Tensor) -> Weight:
+        """A float32 matrix [out, dim] for float32 rows, whatever the model's dtype. A row's bits do
+        not depend on the rows beside it in a decode step.
+        """
+        ...
+
+    def experts(self, rows: Tensor, num_experts: int, num_parts: int) -> ExpertWeights:
+        """The matrices of experts: [experts * out, dim]; with two parts all gates, then all ups."""
+        ...
+
+    def quantised_experts(self, packed: Packed, num_experts: int, num_parts: int) -> ExpertWeights:
+        """`experts` of a quantised matrix."""
+        ...
+
+    def choose(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> Choice:
+        """The experts of each row of float32 logits [n, experts], see models.torch_experts."""
+        ...
+
+    def add_weighted(self, results: Tensor, choice: Choice, base: Tensor) -> Tensor:
+        """base [n, dim] + the sum of each row's results [places, dim] by its weights, in float32
+        and in the order of the row's choice.
+        """
         ...
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -93,6 +121,21 @@ class TorchOps:
 
     def gated(self, gate_up: Weight, down: Weight) -> SwiGLU:
         return SwiGLU(gate_up, down)
+
+    def float_matrix(self, rows: Tensor) -> Weight:
+        return self.pack(rows)
+
+    def experts(self, rows: Tensor, num_experts: int, num_parts: int) -> ExpertWeights:
+        return torch_experts.plain_experts(rows, num_experts, num_parts)
+
+    def quantised_experts(self, packed: Packed, num_experts: int, num_parts: int) -> ExpertWeights:
+        return torch_experts.quantised_experts(packed, num_experts, num_parts)
+
+    def choose(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> Choice:
+        return torch_experts.choose(logits, bias, routing)
+
+    def add_weighted(self, results: Tensor, choice: Choice, base: Tensor) -> Tensor:
+        return torch_experts.add_weighted(results, choice, base)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm(x, weight, eps)

@@ -18,12 +18,21 @@ from torch import Tensor
 
 from luceasync.cyext.rows import MAX_ROW, STEP
 from luceasync.cyext.rows import rms_norm as compiled_norm
+from luceasync.models import packed_experts, torch_experts
 from luceasync.models.ops import TorchOps, TorchTable
+from luceasync.models.packed_experts import CompiledExperts, PackedExperts, can_compile
 from luceasync.models.pass_rows import round_up_rows
 from luceasync.models.quant.cpu import CompiledQuantWeight, best_kernel, can_multiply
 from luceasync.models.quant.packed import Packed
 from luceasync.models.quant.torch_weight import TorchQuantWeight
-from luceasync.models.weights import EmbeddingTable, InputNorm, Weight
+from luceasync.models.weights import (
+    Choice,
+    EmbeddingTable,
+    ExpertWeights,
+    InputNorm,
+    Routing,
+    Weight,
+)
 
 MIN_ROWS = 4  # from so many on, a row's float32 bits do not depend on the number of rows
 ROWS_HINT = 4  # the layout suits a decode batch; prefill loses nothing by it
@@ -54,6 +63,30 @@ class PackedOps(TorchOps):
         if kernel and can_multiply(packed.layout, packed.shape[1]):
             return CompiledQuantWeight(packed, dtype, kernel)
         return TorchQuantWeight(packed, dtype, product)
+
+    def float_matrix(self, rows: Tensor) -> Weight:
+        return FilledTable(torch.ops.mkldnn._reorder_linear_weight(rows, ROWS_HINT))
+
+    def experts(self, rows: Tensor, num_experts: int, num_parts: int) -> ExpertWeights:
+        each = rows.view(num_parts, num_experts, -1, rows.shape[1])
+        matrices = []
+        for expert in range(num_experts):
+            own = each[:, expert].flatten(0, 1)
+            matrices.append(torch.ops.mkldnn._reorder_linear_weight(own, ROWS_HINT))
+        return PackedExperts(matrices, rows.nbytes, product)
+
+    def quantised_experts(self, packed: Packed, num_experts: int, num_parts: int) -> ExpertWeights:
+        kernel, (num_rows, num_columns) = best_kernel(), packed.shape
+        is_fine = kernel and can_multiply(packed.layout, num_columns)
+        if is_fine and can_compile(num_rows, num_experts, num_parts):
+            return CompiledExperts(packed, num_experts, kernel)
+        return torch_experts.quantised_experts(packed, num_experts, num_parts, product)
+
+    def choose(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> Choice:
+        return packed_experts.choose(logits, bias, routing)
+
+    def add_weighted(self, results: Tensor, choice: Choice, base: Tensor) -> Tensor:
+        return packed_experts.add_weighted(results, choice, base)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         dim = x.shape[-1]
@@ -90,8 +123,18 @@ class PackedTable(TorchTable):
         return out[:num_rows].view(*x.shape[:-1], -1)
 
 
+class FilledTable(PackedTable):
+    """A PackedTable that fills up few rows, so that a row's float32 bits do not depend on their
+    number.
+    """
+
+    def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
+        x = x if norm is None else norm(x)
+        return product(x.reshape(-1, x.shape[-1]), self.rows).view(*x.shape[:-1], -1)
+
+
 def product(x: Tensor, rows: Tensor) -> Tensor:
-    """x @ rows^T in float32, [n, dim] and [out, dim]. A row's result is the same alone and among
+    """x @ rows^T in one dtype, [n, dim] and [out, dim]. A row's result is the same alone and among
     others.
     """
     num_rows = len(x)

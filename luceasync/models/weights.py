@@ -1,12 +1,14 @@
 """Weights: what layers multiply rows with, in any encoding.
 
-Owns the protocols, and weights whose parts differ in encoding. Pure at its top; names no format.
+Owns the protocols, those of routed experts included, and weights whose parts differ in encoding.
+Pure at its top; names no format.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -119,3 +121,48 @@ class StackedWeight:
 
         gate, up = self.linear(x, norm).chunk(2, -1)
         return silu(gate) * up
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a router's logits become `num_chosen` experts of a row and their weights, in float32.
+
+    `is_normalised`: weights are divided by their sum; then they are multiplied by `scale`. Of equal
+    scores that of the lower number comes first.
+    """
+
+    num_chosen: int
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    is_normalised: bool = True
+    scale: float = 1.0
+    softcap: float = 0.0  # of logits; 0: none
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The experts of each of n rows, k of them, and the n * k choices sorted by expert.
+
+    `weights`: float32 [n, k], that of the best expert first. `rows`: [n * k], the row of each place
+    in the sorted order; `places`: [n, k], the place of each choice; `bounds`: [experts + 1], where
+    the places of each expert begin. All are integers on the rows' device.
+    """
+
+    weights: Tensor
+    rows: Tensor
+    places: Tensor
+    bounds: Tensor
+
+
+class ExpertWeights(Protocol):
+    """One matrix [out, dim] for each expert, or the gate and the up of each, on a device."""
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    def linear(self, x: Tensor, choice: Choice) -> Tensor:
+        """x @ weight^T of each place's expert: [places, dim] -> [places, out]."""
+        ...
+
+    def swiglu(self, x: Tensor, choice: Choice) -> Tensor:
+        """silu(gate) * up of each place's expert: [rows, dim] -> [places, out / 2]."""
+        ...

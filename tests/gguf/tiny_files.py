@@ -29,6 +29,8 @@ ARCHITECTURES = {
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_5": "qwen35",
+    "qwen3_5_moe": "qwen35moe",
+    "qwen3_moe": "qwen3moe",
     "smollm3": "smollm3",
 }
 LLAMA3 = {
@@ -44,6 +46,7 @@ TEXTS = ["to be or not to be, that is the question 1234", "être ou ne pas être
 K_MIX = {
     "attn_v.weight": "Q6_K",
     "ffn_down.weight": "Q6_K",
+    "ffn_down_exps.weight": "Q6_K",
     "attn_qkv.weight": "Q5_K",
     "ssm_alpha.weight": "F32",
     "ssm_beta.weight": "Q8_0",
@@ -62,6 +65,9 @@ LAYER_NAMES = {
     "self_attn.o_proj": "attn_output",
     **{f"self_attn.{n}_norm": f"attn_{n}_norm" for n in "qk"},
     **{f"mlp.{n}_proj": f"ffn_{n}" for n in ("gate", "up", "down")},
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    **{f"mlp.shared_expert.{n}_proj": f"ffn_{n}_shexp" for n in ("gate", "up", "down")},
     "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_b": "ssm_beta",
@@ -70,6 +76,7 @@ LAYER_NAMES = {
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
 }
+FLOATS = ("conv1d.weight", "norm.weight", "mlp.gate.weight")  # never quantised
 Numbers = np.ndarray
 
 
@@ -84,22 +91,22 @@ class Tiny:
     head_dim: int = 128  # of linear layers
     mtp: bool = False
     vision: bool = False
-    fused: bool = False  # query, key and value rows of attention in one matrix
+    # Query, key and value rows of attention in one matrix, and gates and ups of experts.
+    fused: bool = False
     rope: dict[str, Any] | None = None  # rope_parameters
     tensors_a_part: int = 0  # 0: one file
     num_layers: int = 4
     dim: int = 256
     seed: int = 0
 
+    @property
+    def is_hybrid(self) -> bool:
+        return self.family.startswith("qwen3_5")
+
 
 def build(tiny: Tiny) -> PreTrainedModel:
     """The model as transformers runs it, float32, with norms that are not all alike."""
-    from transformers import (
-        AutoConfig,
-        AutoModelForCausalLM,
-        Qwen3_5ForCausalLM,
-        Qwen3_5TextConfig,
-    )
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(tiny.seed)
     common = {
@@ -117,14 +124,18 @@ def build(tiny: Tiny) -> PreTrainedModel:
     }
     if tiny.rope is not None:
         common["rope_parameters"] = {"rope_theta": 10000.0, **tiny.rope}
-    if tiny.family != "qwen3_5":
+    if "moe" in tiny.family:
+        common |= {"moe_intermediate_size": tiny.dim, "num_experts": 8, "num_experts_per_tok": 3}
+        common |= {"norm_topk_prob": True, "shared_expert_intermediate_size": tiny.dim}
+    if not tiny.is_hybrid:
         fields = common | {"pad_token_id": 0}
         fields |= {"sliding_window": None} if tiny.family == "mistral" else {}
         config = AutoConfig.for_model(tiny.family, **fields)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     else:
         rope = {"rope_theta": 10000.0, "partial_rotary_factor": 0.25, "rope_type": "default"}
-        config = Qwen3_5TextConfig(
+        config = AutoConfig.for_model(
+            f"{tiny.family}_text",
             **common,
             linear_conv_kernel_dim=4,
             linear_key_head_dim=tiny.head_dim,
@@ -134,7 +145,7 @@ def build(tiny: Tiny) -> PreTrainedModel:
             layer_types=(["linear_attention"] * 3 + ["full_attention"]) * (tiny.num_layers // 4),
             rope_parameters=rope,
         )
-        model = Qwen3_5ForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
@@ -153,16 +164,19 @@ def write(tiny: Tiny, folder: Path) -> tuple[Path, Path]:
         folder / "model.gguf", arch, split_max_tensors=tiny.tensors_a_part, use_temp_file=False
     )
     _add_keys(writer, arch, tiny, model.config)
-    tokenizer = save_tokenizer(plain, {"qwen3_5": QWEN35}.get(tiny.family, QWEN2))
+    tokenizer = save_tokenizer(plain, QWEN35 if tiny.is_hybrid else QWEN2)
     _add_tokenizer(writer, tokenizer, arch)
     state, parts = model.state_dict(), {}
     for number, (name, tensor) in enumerate(sorted(state.items())):
         if name == "lm_head.weight" and tiny.tied:
             continue
+        if ".experts." in name:
+            state[name] = _add_experts(writer, tiny, name, tensor.numpy(), seed=number)
+            continue
         there, back = _conversions(name, tiny)
         own_name = gguf_name(name, arch)
         stored, kind = there(tensor.numpy()), _type(tiny, own_name)
-        if stored.ndim == 1 or name.endswith(("conv1d.weight", "norm.weight")):
+        if stored.ndim == 1 or name.endswith(FLOATS):
             kind = "F32"
         data = encoded(stored, kind, seed=number)
         if tiny.fused and own_name.endswith(QKV):
@@ -192,6 +206,28 @@ def write(tiny: Tiny, folder: Path) -> tuple[Path, Path]:
     return min(folder.glob("*.gguf")), plain
 
 
+def _add_experts(
+    writer: gguf.GGUFWriter, tiny: Tiny, name: str, numbers: Numbers, *, seed: int
+) -> torch.Tensor:
+    """Write the matrices of all experts, [experts, rows, columns]; the numbers that are read."""
+    block = f"blk.{name.split('.')[2]}"
+    if name.endswith("down_proj"):
+        parts = {"ffn_down_exps": numbers}
+    elif tiny.fused:
+        parts = {"ffn_gate_up_exps": numbers}
+    else:
+        gates, ups = np.split(numbers, 2, axis=1)
+        parts = {"ffn_gate_exps": gates, "ffn_up_exps": ups}
+    found = []
+    for i, (end, part) in enumerate(parts.items()):
+        kind = _type(tiny, f"{block}.{end}.weight")
+        data = encoded(part.reshape(-1, part.shape[-1]), kind, seed=seed + 1000 * i)
+        raw, rows = gguf.GGMLQuantizationType[kind], part.shape[:2]
+        writer.add_tensor(f"{block}.{end}.weight", data.reshape(*rows, -1), raw_dtype=raw)
+        found.append(gguf.dequantize(data, raw).reshape(part.shape))
+    return torch.from_numpy(np.concatenate(found, 1))
+
+
 def gguf_name(name: str, arch: str) -> str:
     """What llama.cpp calls it."""
     if name in NAMES:
@@ -205,7 +241,7 @@ def gguf_name(name: str, arch: str) -> str:
     if rest.endswith(".bias"):
         return f"blk.{layer}.{LAYER_NAMES[rest.removesuffix('.bias')]}.bias"
     if stem == "post_attention_layernorm":
-        own = "post_attention_norm" if arch == "qwen35" else "ffn_norm"
+        own = "post_attention_norm" if arch.startswith("qwen35") else "ffn_norm"
         return f"blk.{layer}.{own}.weight"
     return f"blk.{layer}.{LAYER_NAMES[stem]}.weight"
 
@@ -233,7 +269,9 @@ def _conversions(
     turns = ARCHITECTURES[tiny.family] in ("llama", "smollm3")
     if turns and rest.endswith(("q_proj.weight", "k_proj.weight")):
         return _turned(tiny.dim // 4)
-    if tiny.family != "qwen3_5":
+    if rest == "mlp.shared_expert_gate.weight":
+        return (lambda w: w[0]), (lambda w: w[None])
+    if not tiny.is_hybrid:
         return _same, _same
     if rest.endswith("norm.weight") and "linear_attn" not in rest:
         return (lambda w: w + 1), (lambda w: w - 1)
@@ -289,7 +327,12 @@ def _add_keys(writer: gguf.GGUFWriter, arch: str, tiny: Tiny, config: Any) -> No
         writer.add_uint32(f"{arch}.nextn_predict_layers", 1)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
+    if "moe" in arch:
+        writer.add_expert_count(8)
+        writer.add_expert_used_count(3)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(config.head_dim)
@@ -297,7 +340,9 @@ def _add_keys(writer: gguf.GGUFWriter, arch: str, tiny: Tiny, config: Any) -> No
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     _add_rope(writer, tiny.rope or {}, config)
-    if arch == "qwen35":
+    if arch == "qwen35moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+    if tiny.is_hybrid:
         writer.add_rope_dimension_count(config.head_dim // 4)
         pairs = config.head_dim // 8
         writer.add_rope_dimension_sections([pairs - 2 * (pairs // 3), pairs // 3, pairs // 3, 0])
@@ -355,7 +400,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer, arch: str) -> 
     kinds = {True: gguf.TokenType.CONTROL, False: gguf.TokenType.USER_DEFINED}
     tokens = [by_id.get(i, f"[PAD{i}]") for i in range(VOCAB)]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen35" if arch == "qwen35" else "qwen2")
+    writer.add_tokenizer_pre("qwen35" if arch.startswith("qwen35") else "qwen2")
     writer.add_token_list(tokens)
     writer.add_token_types(
         [

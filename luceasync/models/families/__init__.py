@@ -1,6 +1,6 @@
 """Model families, one or several alike per module, and the tables that find them by name."""
 
-from luceasync.models.families import dense, gemma3, qwen3_5
+from luceasync.models.families import dense, gemma3, qwen3_5, qwen3_5_moe, qwen3_moe
 from luceasync.models.families.family import Family
 from luceasync.models.spec import ModelSpec
 
@@ -11,6 +11,9 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": gemma3.FAMILY,
     "qwen3_5": qwen3_5.WRAPPED,
     "qwen3_5_text": qwen3_5.FAMILY,
+    "qwen3_5_moe": qwen3_5_moe.WRAPPED,
+    "qwen3_5_moe_text": qwen3_5_moe.FAMILY,
+    "qwen3_moe": qwen3_moe.FAMILY,
 }
 
 # By `general.architecture` of a GGUF file.
@@ -18,6 +21,8 @@ GGUF_FAMILIES: dict[str, Family] = {
     **{name: FAMILIES[name] for name in ("llama", "qwen2", "qwen3", "smollm3")},
     "gemma3": gemma3.GGUF,
     "qwen35": qwen3_5.GGUF,
+    "qwen35moe": qwen3_5_moe.GGUF,
+    "qwen3moe": qwen3_moe.FAMILY,
 }
 
 

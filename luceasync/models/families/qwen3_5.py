@@ -14,6 +14,7 @@ from luceasync.models.families.dense import (
 )
 from luceasync.models.families.family import ConfigFields, Family
 from luceasync.models.feed_forward.dense import DenseSpec
+from luceasync.models.feed_forward.feed_forward import FeedForward
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.delta import DeltaSpec
 from luceasync.models.spec import LayerSpec, ModelSpec
@@ -21,39 +22,59 @@ from luceasync.models.spec import LayerSpec, ModelSpec
 DEFAULTS = {"head_dim": 256, "num_key_value_heads": 4, "max_position_embeddings": 32768}
 
 
+WRAPPED_PREFIX = "model.language_model."
+
+
 def parse(fields: ConfigFields) -> ModelSpec:
     """The spec of a text model's config. Raises ModelError."""
-    return _parse(fields, prefix="model.")
+    return parse_text(fields, "qwen3_5", DenseSpec(fields.positive("intermediate_size")))
 
 
 def parse_wrapped(fields: ConfigFields) -> ModelSpec:
     """The spec of the text part of a vision model. Raises ModelError."""
-    text = dict(fields.mapping("text_config"))
-    text.setdefault("tie_word_embeddings", fields.config.get("tie_word_embeddings", False))
-    text.setdefault("eos_token_id", fields.config.get("eos_token_id"))
-    return _parse(ConfigFields(text), prefix="model.language_model.")
+    return replace(parse(text_of(fields)), prefix=WRAPPED_PREFIX)
 
 
 def parse_gguf(fields: ConfigFields) -> ModelSpec:
-    """The spec of a GGUF file, whose norms hold 1 + w, and which stores the decay rate itself
-    instead of its logarithm. Raises ModelError.
+    """The spec of a GGUF file. Raises ModelError."""
+    return as_in_gguf(parse(fields))
+
+
+def text_of(fields: ConfigFields) -> ConfigFields:
+    """The config of the text part of a vision model. Raises ModelError."""
+    text = dict(fields.mapping("text_config"))
+    text.setdefault("tie_word_embeddings", fields.config.get("tie_word_embeddings", False))
+    text.setdefault("eos_token_id", fields.config.get("eos_token_id"))
+    return ConfigFields(text)
+
+
+def as_in_gguf(spec: ModelSpec) -> ModelSpec:
+    """The model as a GGUF file stores it, whose norms hold 1 + w, and which has the decay rate
+    itself instead of its logarithm.
     """
-    spec = _parse(fields, prefix="model.", stores_decay_rate=True)
-    return replace(spec, norm_offset=0.0)
+    layers = [
+        replace(layer, mixer=replace(layer.mixer, stores_decay_rate=True))
+        if isinstance(layer.mixer, DeltaSpec)
+        else layer
+        for layer in spec.layers
+    ]
+    return replace(spec, norm_offset=0.0, layers=tuple(layers))
 
 
-def _parse(fields: ConfigFields, *, prefix: str, stores_decay_rate: bool = False) -> ModelSpec:
+def parse_text(fields: ConfigFields, family: str, feed_forward: FeedForward) -> ModelSpec:
+    """The spec of a text model of `family`, whose layers all have this `feed_forward`. Raises
+    ModelError.
+    """
     fields = fields.with_defaults(DEFAULTS)
     fields.must_be("hidden_act", "silu")
-    delta = replace(_parse_delta(fields), stores_decay_rate=stores_decay_rate)
+    delta = _parse_delta(fields)
     fields.must_be("attention_bias", False)
     share = fields.rotary_share(0.25)
     attention = parse_attention(fields, gated=True, rotary_factor=share)
-    feed_forward = DenseSpec(fields.positive("intermediate_size"))
     mixers = [attention if is_full else delta for is_full in _full_layers(fields)]
     return ModelSpec(
-        family="qwen3_5",
-        prefix=prefix,
+        family=family,
+        prefix="model.",
         vocab_size=fields.positive("vocab_size"),
         hidden_size=fields.positive("hidden_size"),
         layers=tuple(LayerSpec(mixer, feed_forward) for mixer in mixers),

@@ -5,9 +5,11 @@ Knows how numbers are stored, and undoes the converter's reordering of rows and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import groupby
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,7 +84,8 @@ class GgufSource:
     def read(self, name: str, shape: Shape) -> Tensor:
         import torch
 
-        plain = self._plain(self._found(name, shape))
+        found = self._found(name, shape)
+        plain = _plain(found, self._rows([found]))
         raw = torch.empty((len(plain.rows), plain.rows.row_bytes), dtype=torch.uint8)
         plain.rows.read(0, len(raw), raw)
         numbers = plain.in_order(raw).reshape(shape)
@@ -90,18 +93,23 @@ class GgufSource:
         return numbers
 
     def stored(self, name: str, shape: Shape) -> PlainNumbers | QuantBlocks:
-        stored = self._found(name, shape)
+        return self._together([self._found(name, shape)])
+
+    def stored_together(
+        self, names: Sequence[str], shape: Shape
+    ) -> Iterator[tuple[int, PlainNumbers | QuantBlocks]]:
+        found = (self._found(name, shape) for name in names)
+        for _, alike in groupby(found, lambda each: (each.path, each.tensor.name)):
+            parts = list(alike)
+            yield len(parts), self._together(parts)
+
+    def _together(self, parts: Sequence[GgufTensor]) -> PlainNumbers | QuantBlocks:
+        """Rows of one tensor, one part after the other."""
+        stored, rows = parts[0], self._rows(parts)
         if isinstance(encoding := stored.encoding, QuantEncoding):
-            rows, columns = self._rows(stored), stored.orders.columns
-            return QuantBlocks(_label(stored), encoding, rows, stored.tensor.type, columns)
-        return self._plain(stored)
-
-    def _plain(self, stored: GgufTensor) -> PlainNumbers:
-        import torch
-
-        dtypes = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-        dtype, columns = dtypes[stored.tensor.type.name], stored.orders.columns
-        return PlainNumbers(_label(stored), self._rows(stored), dtype, columns)
+            kind, columns = stored.tensor.type, stored.orders.columns
+            return QuantBlocks(_label(stored), encoding, rows, kind, columns)
+        return _plain(stored, rows)
 
     def _found(self, name: str, shape: Shape | None = None) -> GgufTensor:
         stored = self._contents.stored.get(name)
@@ -111,13 +119,26 @@ class GgufSource:
             raise ModelError(f"{stored.path}: {name!r} has shape {stored.shape}, expected {shape}")
         return stored
 
-    def _rows(self, stored: GgufTensor) -> StoredRows:
-        """The rows in the order of the spec; nothing is read yet."""
-        tensor, order = stored.tensor, stored.orders.rows
-        row_bytes = tensor.num_bytes // tensor.shape[0]
-        begin, file = tensor.begin + stored.begin * row_bytes, self._files[stored.path]
-        rows = StoredRows.of(file, begin, row_bytes, stored.shape[0])
+    def _rows(self, parts: Sequence[GgufTensor]) -> StoredRows:
+        """The rows of parts of a tensor, in the order of the spec; nothing is read yet."""
+        import torch
+
+        stored, order = parts[0], parts[0].orders.rows
+        tensor, num_rows = stored.tensor, stored.shape[0]
+        row_bytes = tensor.num_bytes * prod(stored.shape[1:]) // prod(tensor.shape)
+        begins = torch.tensor([part.begin for part in parts])
+        numbers = (begins[:, None] + torch.arange(num_rows)).flatten()
+        rows = StoredRows(self._files[stored.path], tensor.begin, row_bytes, numbers)
         return rows if order is None else rows.selected(lambda each: _moved(each, order))
+
+
+def _plain(stored: GgufTensor, rows: StoredRows) -> PlainNumbers:
+    import torch
+
+    dtypes = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    return PlainNumbers(
+        _label(stored), rows, dtypes[stored.tensor.type.name], stored.orders.columns
+    )
 
 
 def _label(stored: GgufTensor) -> str:

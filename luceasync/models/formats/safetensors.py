@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 from math import prod
@@ -119,6 +120,33 @@ BESIDE_MATRIX = (
 CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".prob_scale")
 IF_ZERO = (".bias", ".weight_zero_point", ".input_zero_point")  # then these say nothing
 STORED_DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors names them
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedPart:
+    """A matrix among those of all experts, which are stored as one tensor [experts, rows, columns]:
+    `part` of `num_parts` of each expert's rows.
+    """
+
+    tensor: str
+    expert: int
+    part: int
+    num_parts: int
+
+    @classmethod
+    def of(cls, name: str) -> FusedPart | None:
+        """Where an expert's matrix `name` is if it is fused with others; None for other tensors."""
+        if (found := EXPERT.fullmatch(name)) is None:
+            return None
+        experts, expert, kind = found[1], int(found[2]), found[3]
+        if kind == "down":
+            return cls(f"{experts}.down_proj", expert, 0, 1)
+        return cls(f"{experts}.gate_up_proj", expert, ("gate", "up").index(kind), 2)
+
+    def shape(self, num_experts: int, own: Shape) -> Shape:
+        """That of the fused tensor, by the shape of a part."""
+        return (num_experts, self.num_parts * own[0], *own[1:])
 
 
 class Safetensors:
@@ -150,14 +178,25 @@ class SafetensorsWeights:
 
     def check(self, shapes: Mapping[str, Shape]) -> None:
         infos, modules = self._infos, self._modules
-        for name, shape in shapes.items():
-            if (found := modules.find(name)) is None:
-                check_plain(self._model_dir, name, infos.get(name), shape)
-            else:
+        for name, shape in {**shapes, **self._fused(shapes)}.items():
+            if (found := modules.find(name)) is not None:
                 check_stored(self._model_dir, name, found.shape, shape)
+            elif name in infos or not self._is_fused(name):
+                check_plain(self._model_dir, name, infos.get(name), shape)
+
+    def _fused(self, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+        """The shapes of tensors that hold the matrices of several experts."""
+        parts = {name: FusedPart.of(name) for name in shapes if name not in self._infos}
+        fused = {n: part for n, part in parts.items() if part and part.tensor in self._infos}
+        numbers = Counter(part.tensor for part in fused.values() if not part.part)
+        return {p.tensor: p.shape(numbers[p.tensor], shapes[n]) for n, p in fused.items()}
+
+    def _is_fused(self, name: str) -> bool:
+        part = FusedPart.of(name)
+        return part is not None and part.tensor in self._infos
 
     def check_unused(self, shapes: Mapping[str, Shape]) -> None:
-        used = set(shapes)
+        used = {*shapes, *self._fused(shapes)}
         for name in shapes:
             if (found := self._modules.find(name)) is not None:
                 module = name.removesuffix(WEIGHT)
@@ -210,6 +249,10 @@ class SafetensorsWeights:
         for path in self.paths:
             identity = identity_of(path)
             own = read_infos(path)
+            if twice := infos.keys() & own.keys():
+                raise ModelError(
+                    f"{path}: {min(twice)!r} is also in {self._files[min(twice)].name}"
+                )
             infos |= own
             self._files |= dict.fromkeys(own, path)
             self._identities[path] = identity
@@ -274,6 +317,9 @@ class Checkpoint:
     def stored(self, name: str, shape: Shape) -> NumbersInFile | ModuleTensors:
         found = self._modules.find(name)
         if found is None:
+            part = None if name in self._places else FusedPart.of(name)
+            if part is not None and part.tensor in self._places:
+                return self._fused_numbers([part], shape)
             return self._numbers(name, shape)
         check_stored(self._model_dir, name, found.shape, shape)
         try:
@@ -281,6 +327,31 @@ class Checkpoint:
         except SafetensorError as error:
             raise ModelError(f"{self._model_dir}: {name!r} cannot be read: {error}") from None
         return ModuleTensors(self._label(name), found, tensors)
+
+    def stored_together(
+        self, names: Sequence[str], shape: Shape
+    ) -> Iterator[tuple[int, NumbersInFile | ModuleTensors]]:
+        parts = [part for name in names if (part := FusedPart.of(name)) is not None]
+        is_fused = (
+            len(parts) == len(names) and {part.tensor for part in parts} <= self._places.keys()
+        )
+        if is_fused and not any(name in self._places for name in names):
+            yield len(names), self._fused_numbers(parts, shape)
+        else:
+            yield from ((1, self.stored(name, shape)) for name in names)
+
+    def _fused_numbers(self, parts: Sequence[FusedPart], shape: Shape) -> NumbersInFile:
+        """The rows of parts of one tensor, one after the other. Raises ModelError."""
+        import torch
+
+        first = parts[0]
+        num_experts = self._files[first.tensor].get_slice(first.tensor).get_shape()[0]
+        numbers = self._numbers(first.tensor, first.shape(num_experts, shape))
+        begins = [(part.expert * part.num_parts + part.part) * shape[0] for part in parts]
+        order = torch.tensor(begins)[:, None] + torch.arange(shape[0])
+        row_bytes = numbers.rows.row_bytes // (first.num_parts * shape[0])
+        rows = replace(numbers.rows, row_bytes=row_bytes, order=order.flatten())
+        return replace(numbers, rows=rows, row_shape=shape[1:])
 
     def read(self, name: str, shape: Shape) -> Tensor:
         self._check(name, shape)

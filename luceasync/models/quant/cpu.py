@@ -39,7 +39,7 @@ class CompiledQuantWeight:
         self._num_rows, self._num_columns = self._packed.shape
         self._dtype = dtype
         self._kernel = kernel
-        self._matrix = _matrix(self._packed)
+        self._matrix = matrix_of(self._packed)
         self._matrix.interleave()
         for tensor in self._packed.tensors.values():
             into_large_pages(tensor.data_ptr(), tensor.nbytes)
@@ -99,7 +99,8 @@ class CompiledQuantWeight:
         return rows.data_ptr(), count, rows.dtype is torch.bfloat16
 
 
-def _matrix(packed: Packed) -> Matrix:
+def matrix_of(packed: Packed) -> Matrix:
+    """The matrix as the kernels see it. It owns no memory: keep `packed` alive."""
     layout, (num_rows, num_columns) = packed.layout, packed.shape
     return Matrix(
         (num_rows, num_columns),

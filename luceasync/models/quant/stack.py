@@ -10,7 +10,7 @@ from torch import Tensor
 from luceasync.models.encodings import Select, Shape, WeightPlacement, is_finite
 from luceasync.models.quant.layout import QuantLayout
 from luceasync.models.quant.packed import Packed, empty
-from luceasync.models.weights import EmbeddingTable, Weight
+from luceasync.models.weights import EmbeddingTable, ExpertWeights, Weight
 
 
 class StoredQuantised(Protocol):
@@ -53,6 +53,9 @@ class QuantStack:
 
     def table(self) -> EmbeddingTable:
         return self._place.ops.quantised(self._rows, self._place.dtype)
+
+    def experts(self, num_experts: int, num_parts: int) -> ExpertWeights:
+        return self._place.ops.quantised_experts(self._rows, num_experts, num_parts)
 
 
 def _checked(packed: Packed) -> list[Tensor]:

@@ -1,0 +1,129 @@
+"""Routed experts: of many small SwiGLUs a router chooses a few for each row; all rows may share one
+more (Qwen3-MoE, Qwen3.5-MoE, Laguna).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from luceasync.models.encodings import FloatMatrix
+from luceasync.models.feed_forward.feed_forward import Shape
+from luceasync.models.weights import Routing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from luceasync.models.layer_reader import LayerReader
+    from luceasync.models.ops import Norm, Ops
+    from luceasync.models.weights import ExpertWeights, SwiGLU, Weight
+
+NORM = "post_attention_layernorm.weight"
+ROUTER, BIAS = "mlp.gate.weight", "mlp.experts.e_score_correction_bias"
+SHARED_GATE = "mlp.shared_expert_gate.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """A FeedForward of `num_experts` experts with `inner_size` numbers in the middle, and a shared
+    one of `shared_size`, 0 for none.
+
+    `has_shared_gate`: a number of each row weighs the shared expert. `has_bias`: the router's
+    scores have a bias, for the choice alone.
+    """
+
+    num_experts: int
+    inner_size: int
+    routing: Routing
+    shared_size: int = 0
+    has_shared_gate: bool = False
+    has_bias: bool = False
+
+    @property
+    def width(self) -> int:
+        return 2 * (self.routing.num_chosen * self.inner_size + self.shared_size)
+
+    def tensors(self, hidden_size: int) -> dict[str, Shape]:
+        """See FeedForward."""
+        found: dict[str, Shape] = {
+            NORM: (hidden_size,),
+            ROUTER: FloatMatrix((self.num_experts, hidden_size)),
+        }
+        inner, outer = (self.inner_size, hidden_size), (hidden_size, self.inner_size)
+        for kind, shape in (("gate", inner), ("up", inner), ("down", outer)):
+            found |= dict.fromkeys(self._names(kind), shape)
+        if self.has_bias:
+            found[BIAS] = (self.num_experts,)
+        if self.shared_size:
+            inner, outer = (self.shared_size, hidden_size), (hidden_size, self.shared_size)
+            found |= {_shared("gate"): inner, _shared("up"): inner, _shared("down"): outer}
+        if self.has_shared_gate:
+            found[SHARED_GATE] = FloatMatrix((1, hidden_size))
+        return found
+
+    def load(self, reader: LayerReader) -> ExpertsLayer:
+        """See FeedForward."""
+        shared = gate = None
+        if self.shared_size:
+            gate_up = reader.matrix(_shared("gate"), _shared("up"))
+            shared = reader.ops.gated(gate_up, reader.matrix(_shared("down")))
+        if self.has_shared_gate:
+            gate = reader.float_matrix(SHARED_GATE)
+        return ExpertsLayer(
+            reader.ops,
+            self.routing,
+            reader.norm(NORM),
+            reader.float_matrix(ROUTER),
+            reader.vector(BIAS) if self.has_bias else None,
+            reader.experts(self._names("gate"), self._names("up")),
+            reader.experts(self._names("down")),
+            shared,
+            gate,
+        )
+
+    def _names(self, kind: str) -> list[str]:
+        return [f"mlp.experts.{i}.{kind}_proj.weight" for i in range(self.num_experts)]
+
+
+def _shared(kind: str) -> str:
+    return f"mlp.shared_expert.{kind}_proj.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsLayer:
+    """A FeedForwardLayer."""
+
+    ops: Ops
+    routing: Routing
+    norm: Norm
+    router: Weight
+    bias: Tensor | None  # float32 [experts]
+    gate_up: ExpertWeights
+    down: ExpertWeights
+    shared: SwiGLU | None
+    shared_gate: Weight | None
+
+    @property
+    def num_bytes(self) -> int:
+        halves = (self.norm, self.router, self.gate_up, self.down, self.shared, self.shared_gate)
+        own = 0 if self.bias is None else self.bias.nbytes
+        return own + sum(half.num_bytes for half in halves if half is not None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See FeedForwardLayer."""
+        rows = x.reshape(-1, x.shape[-1])
+        normed = self.norm(rows)
+        exact = normed.float()
+        choice = self.ops.choose(self.router.linear(exact), self.bias, self.routing)
+        results = self.down.linear(self.gate_up.swiglu(normed, choice), choice)
+        base = self._with_shared(rows, normed, exact)
+        return self.ops.add_weighted(results, choice, base).view(x.shape)
+
+    def _with_shared(self, rows: Tensor, normed: Tensor, exact: Tensor) -> Tensor:
+        """The rows with what the shared expert adds. `exact`: `normed` in float32."""
+        if self.shared is None:
+            return rows
+        inner = self.shared.gate_up.swiglu(normed)
+        if self.shared_gate is not None:
+            inner = inner * self.shared_gate.linear(exact).sigmoid().to(inner.dtype)
+        return self.shared.down.linear_add(inner, rows)
