@@ -2,6 +2,7 @@
 the lives of a request, an activation and a node, and the glossary.
 
 cli           commands; builds the Config          server        HTTP; one package per API family
+local         a model in this process, for Python
 text          strings <-> token ids                grammar       what an answer may say, as masks
 engine        requests on lanes, step by step      prefix_cache  saves and restores lanes' prefixes
 prefix_tree   the index of prefixes (pure)         host_cache    nodes in host memory
@@ -12,7 +13,7 @@ ranking       candidates instead of logits         gguf          headers of GGUF
 ipc           channels between processes           backend       the program at the other end
 bench         the measurements                     cuda, cyext   Numba kernels, Cython loops
 
-Imports run downwards: cli -> server, engine -> prefix_cache -> text, prefix_tree, disk_cache,
+Imports run downwards: cli, local -> server, engine -> prefix_cache -> text, prefix_tree, disk_cache,
 host_cache; speculation -> pipeline -> models, host_cache -> kv -> kernels. request.py and status.py
 are what server and engine say to each other; config.py, options.py and parsers.py are the settings;
 errors.py has the exceptions.

@@ -93,8 +93,23 @@ def load_config(
     """
     for warning in unknown_variables(environ):
         log.warning("%s", warning)
+    return _config(_from_toml(toml_path), _from_environ(environ), _from_flags(flags))
+
+
+def config_of(settings: Mapping[str, object], toml_path: Path | None = None) -> Config:
+    """Build the Config of a model in this process from settings > TOML file > defaults.
+
+    `settings` maps keys ("max_ctx") to what a flag or a TOML file may say; None counts as not
+    given. Variables are not read. Raises ConfigError as `load_config` does, and for a setting that
+    there is not, or that only a server has.
+    """
+    return _config(_from_toml(toml_path), _from_settings(settings))
+
+
+def _config(*sources: Iterable[Assignment]) -> Config:
+    """The Config of all assignments, the later source first."""
     assigned: dict[str, Assignment] = {}
-    for source in (_from_toml(toml_path), _from_environ(environ), _from_flags(flags)):
+    for source in sources:
         assigned.update({each.option.name: each for each in source})
     values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for each in assigned.values():
@@ -135,6 +150,20 @@ def _from_flags(flags: Mapping[str, object]) -> Iterable[Assignment]:
     for name, value in flags.items():
         if value is not None and value != []:
             yield Assignment(by_name[name], by_name[name].flag, value)
+
+
+def _from_settings(settings: Mapping[str, object]) -> Iterable[Assignment]:
+    by_key = {option.key: option for option in OPTIONS}
+    own = [key for key, option in by_key.items() if option.section != "server"]
+    for key, value in settings.items():
+        if key not in by_key:
+            near = get_close_matches(key, own, n=1, cutoff=0.0)
+            raise ConfigError(f"{key}: there is no such setting; the nearest one is {near[0]}")
+        if key not in own:
+            raise ConfigError(f"{key}: only a server has this setting; there is none here")
+        if value is not None:
+            plain = str(value) if isinstance(value, Path) else value
+            yield Assignment(by_key[key], key, plain)
 
 
 def _from_environ(environ: Mapping[str, str]) -> Iterable[Assignment]:

@@ -34,6 +34,7 @@ LEAVES = {"kernels", "cuda", "cyext"}  # they import nothing of ours
 
 # Which of our packages, or of their modules, a package may import besides itself and OPEN.
 MAY_IMPORT = {
+    "local": {"engine", "server", "models.files", "disk_cache.directory"},
     "server": set(),
     "engine": {"prefix_cache", "text", "speculation", "pipeline", "ranking", "grammar"}
     | {"host_cache.arena", "kv.pages", "models.files", "models.directory", "models.spec"}

@@ -28,7 +28,7 @@ def observe_nothing(request: Request) -> Observer:
 
 
 class CallAnswers:
-    """CallAnswers calls by `engine`. `observer` is asked for each request before it is queued; what it
+    """Answers calls by `engine`. `observer` is asked for each request before it is queued; what it
     returns sees every delta before the call does.
     """
 

@@ -106,6 +106,11 @@ class ChatChunk(msgspec.Struct):
     timings: TimingsBody | UnsetType = UNSET
     luceasync: LuceasyncBody | UnsetType = UNSET
 
+    @property
+    def text(self) -> str:
+        """What it adds to the text of the first choice."""
+        return "".join([each.delta.content or "" for each in self.choices if each.index == 0])
+
 
 class AnswerFunction(msgspec.Struct):
     """`arguments` is a JSON object, as text, unless the answer was cut off."""
@@ -162,6 +167,11 @@ class ChatCompletion(msgspec.Struct):
     usage: UsageBody | UnsetType | None
     timings: TimingsBody | UnsetType
     luceasync: LuceasyncBody | UnsetType
+
+    @property
+    def text(self) -> str:
+        """The text of the first choice; empty if it is nothing but calls."""
+        return self.choices[0].message.content or ""
 
 
 class ChatEvents:

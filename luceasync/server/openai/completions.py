@@ -115,6 +115,11 @@ class Completion(msgspec.Struct):
     timings: TimingsBody | UnsetType = UNSET
     luceasync: LuceasyncBody | UnsetType = UNSET
 
+    @property
+    def text(self) -> str:
+        """The text of the first choice, or what an event adds to it."""
+        return "".join([each.text for each in self.choices if each.index == 0])
+
 
 _decoder = msgspec.json.Decoder(CompletionBody)
 
