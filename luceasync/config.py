@@ -237,6 +237,24 @@ class CacheConfig:
         "others have just written is looked for.",
         needs="kv-cache-dir",
     )
+    store_url: str | None = value(
+        None,
+        "kv-store",
+        parsers.text,
+        "a URL: s3://BUCKET/PREFIX, gs://..., az://... or file:///PATH",
+        "URL",
+        "Object store behind --kv-cache-dir, whose prefixes any server may take up; default: none.",
+        needs="kv-cache-dir",
+    )
+    store_key_file: Path | None = value(
+        None,
+        "kv-store-key-file",
+        parsers.path,
+        "the path of a file with a secret that all servers of the store share",
+        "PATH",
+        "Believe only what servers with the same secret have put into --kv-store.",
+        needs="kv-store",
+    )
     interval_tokens: int = value(
         2048,
         "snapshot-interval",

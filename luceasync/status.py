@@ -134,7 +134,8 @@ class CacheStatus:
     `restored_total` counts requests by tier, `missed_total` by reason, `restored_tokens_total`
     tokens by tier; `saved_total` nodes by tier, `evicted_total` likewise. `num_unwritten` nodes
     are still to be written to the disk. `degraded` is not empty while a fault of the disk prevents
-    reads or writes.
+    reads or writes. `store`: what was asked of the store behind the disk, by name; empty without
+    one.
     """
 
     num_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -149,6 +150,7 @@ class CacheStatus:
     quarantined_total: int = 0
     num_unwritten: int = 0
     degraded: str = ""
+    store: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ TEXTS = {
     "parallel": "2", "max-ctx": "8K", "prefill-chunk": "128", "max-queue": "0", "host": "::",
     "prefix-cache-memory": "0", "kv-cache-dir": "/cache", "kv-cache-budget": "1M",
     "kv-cache-min-tokens": "0", "kv-cache-shared": "on", "snapshot-interval": "64",
+    "kv-store": "file:///nodes", "kv-store-key-file": "/secret",
     "trust-cache-salt": "on",
     "draft": "none", "draft-device": "cpu", "draft-ctx-max": "4K", "draft-swa-window": "1K",
     "draft-block": "2", "draft-ipc-bin": "/bin/backend",
@@ -70,11 +71,19 @@ def test_every_setting_is_tested():
     assert {option.name for option in OPTIONS} == TEXTS.keys() | {"api-key-file"}
 
 
+def needed_by(option: Option) -> dict[str, str]:
+    """The settings without which it is refused, and those that these need."""
+    if option.setting.needs is None:
+        return {}
+    needed = next(other for other in OPTIONS if other.name == option.setting.needs)
+    return {needed.name: TEXTS[needed.name], **needed_by(needed)}
+
+
 @pytest.mark.parametrize("option", TEXT_OPTIONS, ids=lambda option: option.name)
 def test_flag_variable_and_toml_set_the_same_thing(option, tmp_path):
     text = TEXTS[option.name]
     toml = write(tmp_path / "c.toml", f'[{option.section}]\n{option.key} = "{text}"\n')
-    rest = {option.setting.needs: TEXTS[option.setting.needs]} if option.setting.needs else {}
+    rest = needed_by(option)
     by_flag = load_config(rest | {option.name: text}, {}, None)
     by_variable = load_config(rest, {option.variable: text}, None)
     by_toml = load_config(rest, {}, toml)
@@ -234,6 +243,8 @@ def test_the_example_file_has_every_setting_with_an_allowed_value(tmp_path):
         ("kv-cache-budget", "1G", "--kv-cache-dir"),
         ("kv-cache-min-tokens", "9", "--kv-cache-dir"),
         ("kv-cache-shared", "on", "--kv-cache-dir"),
+        ("kv-store", "s3://bucket/nodes", "--kv-cache-dir"),
+        ("kv-store-key-file", "/secret", "--kv-store"),
         ("ddtree-budget", "8", "--ddtree"),
         ("kvflash-policy", "lru", "--kvflash"),
         ("kvflash-tau", "8", "--kvflash"),

@@ -21,6 +21,7 @@ from luceasync.disk_cache.codec import (
     NAMESPACE,
     PAGE_BYTES,
     TEMPORARY,
+    Buffer,
     EndKinds,
     Half,
     file_name,
@@ -156,6 +157,22 @@ class NodeDirectory:
                     os.utime(path, follow_symlinks=False)
                 num_there += 1
         return num_there
+
+    def place(self, key: str, half: Half, num_bytes: int, pieces: Iterable[Buffer]) -> None:
+        """Make `pieces`, the bytes of a node's file, that file, in place of an older one. It is
+        not synced: after a power cut its checksums tell, and its source still has it. Raises
+        OSError, BelowFloor among them.
+        """
+        temporary = self.temporary(key)
+        try:
+            with self.create(temporary, num_bytes) as raw:
+                for piece in pieces:
+                    view = memoryview(piece)
+                    while view:
+                        view = view[raw.write(view) :]
+                self._files.rename(temporary, self.path(key, half=half))
+        finally:
+            self._files.remove(temporary)
 
     def find(self, keys: Iterable[str]) -> list[NodeMeta]:
         """Those of these nodes that are there. Raises OSError."""

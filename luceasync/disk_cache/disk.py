@@ -7,21 +7,28 @@ library; NodeDirectory knows what lies where.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
-from luceasync.disk_cache.codec import Buffer, EncodedFile, EndKinds, Half
+from luceasync.disk_cache.codec import END_PARTS, Buffer, EncodedFile, EndKinds, Half
 from luceasync.disk_cache.directory import BelowFloor, NodeDirectory
 from luceasync.disk_cache.files import FileSystem, FileThreads, ThreadedFile, allocate, pieces
 from luceasync.disk_cache.keeper import KeeperLease
 from luceasync.disk_cache.listing import Listing, NodeMeta, Scan, changes
+from luceasync.disk_cache.object_store import (
+    MIN_UPLOAD_TOKENS,
+    NodeName,
+    ObjectStore,
+    StoreSpec,
+)
 from luceasync.disk_cache.outcomes import (
     DiskCounters,
     Faults,
@@ -179,7 +186,7 @@ class DiskTier:
     written; a write never leaves less than `min_free_bytes` of free space. Nodes are read into
     memory from `allocate(num_bytes)`, which is called from several threads and may raise
     MemoryError. `end_kinds`: see luceasync.disk_cache.codec. `is_shared`: servers on other hosts
-    use the directory, and one of all keeps its budget.
+    use the directory, and one of all keeps its budget. `store`: what holds nodes behind it.
     """
 
     def __init__(
@@ -196,6 +203,7 @@ class DiskTier:
         allocate: Allocate = allocate,
         files: FileSystem | None = None,
         is_shared: bool = False,
+        store: StoreSpec | None = None,
     ) -> None:
         self._root = root
         self._namespace = namespace
@@ -208,6 +216,8 @@ class DiskTier:
         self._write_timeout_s = write_timeout_s
         self.is_shared = is_shared
         self._lease = KeeperLease(self._files, root)
+        self._store_spec = store
+        self._store: ObjectStore | None = None
         self._threads = FileThreads()
         self._writing = asyncio.Lock()
         self._scanning = asyncio.Lock()
@@ -234,19 +244,24 @@ class DiskTier:
         return f"DiskTier({self._root / self._namespace}, {self._pending_bytes} bytes pending)"
 
     async def __aenter__(self) -> Self:
-        """Make the directories. Raises ConfigError if that fails."""
+        """Make the directories, and open the store. Raises ConfigError if that fails."""
         try:
             await self._threads.submit(self._directory.make)
         except OSError as error:
             raise ConfigError(
                 f"--kv-cache-dir {self._root}: {error}; expected a directory to write to"
             ) from None
+        if self._store_spec is not None:
+            self._store = ObjectStore(self._store_spec, self._directory, self._namespace)
+            await self._store.check()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Wait until abandoned calls have removed their temporary files, unless the disk hangs."""
         if self.is_shared:
             await self._try(self._lease.release, None)
+        if self._store is not None:
+            await self._store.close()
         await self._reads.close(CLOSE_TIMEOUT_S)
         await self._threads.close(CLOSE_TIMEOUT_S)
 
@@ -259,7 +274,9 @@ class DiskTier:
         """What is wrong with the disk; empty once work of each kind that had failed has succeeded.
         Paths are relative: clients may see it.
         """
-        return str(self._faults).replace(f"{self._root}{os.sep}", "")
+        faults = [str(self._faults).replace(f"{self._root}{os.sep}", "")]
+        faults += [] if self._store is None else [self._store.degraded]
+        return "; ".join(filter(None, faults))
 
     @property
     def pending_bytes(self) -> int:
@@ -278,6 +295,11 @@ class DiskTier:
             bytes_read=reads.bytes_read,
             quarantined=self._quarantined + reads.quarantined,
         )
+
+    @property
+    def store_counts(self) -> dict[str, int]:
+        """What was asked of the store since it was opened, by name; empty without one."""
+        return {} if self._store is None else self._store.counts
 
     async def write(self, file: EncodedFile) -> WriteResult:
         """Write half a node under its key, in place of an older file.
@@ -300,6 +322,9 @@ class DiskTier:
         self._outcomes[outcome] += 1
         self._bytes_written += num_bytes if outcome is WriteOutcome.WRITTEN else 0
         self._faults.tell("write", detail, partial(self._directory.try_write, num_bytes))
+        is_long = file.metadata.end >= MIN_UPLOAD_TOKENS
+        if self._store is not None and is_long and outcome is WriteOutcome.WRITTEN:
+            self._store.offer(NodeName(file.metadata.key, file.half))
         return WriteResult(outcome, num_bytes, detail)
 
     async def read(
@@ -347,9 +372,40 @@ class DiskTier:
                 continue
             self._faults.tell(work)
 
-    async def find(self, keys: Sequence[str]) -> list[NodeMeta]:
-        """Those of these nodes that are there, whether or not a scan has listed them."""
-        return await self._try(partial(self._directory.find, keys), [])
+    async def find(self, wanted: Mapping[NodeName, float]) -> list[NodeMeta]:
+        """Those of the wanted nodes that are there, whether or not a scan has listed them. What the
+        directory lacks comes from the store, if there is one, within so many seconds each.
+        """
+        find = partial(self._directory.find, {name.key for name in wanted})
+        none: list[NodeMeta] = []
+        found = await self._try(find, none)
+        if self._store is None:
+            return found
+        there = {meta.key: meta for meta in found}
+        absent = [name for name in wanted if not _holds(there.get(name.key), name.half)]
+        async with asyncio.TaskGroup() as tasks:
+            fetches = [
+                tasks.create_task(self._fetch(self._store, name, wanted[name])) for name in absent
+            ]
+        come = {name.key for name, fetch in zip(absent, fetches, strict=True) if fetch.result()}
+        if not come:
+            return found
+        found = await self._try(find, none)
+        for key in come - {meta.key for meta in found}:  # not what its name says
+            await self.quarantine(key)
+        return found
+
+    async def _fetch(self, store: ObjectStore, name: NodeName, patience_s: float) -> bool:
+        try:
+            return await store.fetch(name, patience_s)
+        except OSError as error:
+            self._faults.tell("write", str(error), partial(self._directory.try_write, 0))
+            return False
+
+    async def upload(self) -> None:
+        """Bring to the store what it lacks, until cancelled. No-op without one."""
+        if self._store is not None:
+            await self._store.upload()
 
     async def keep(self) -> bool:
         """Whether this server keeps the budget of the directory for the next LEASE_S. Called every
@@ -359,6 +415,9 @@ class DiskTier:
 
     async def touch(self, keys: Sequence[str]) -> int:
         """Mark nodes as used now, for other processes too; how many of them exist."""
+        if self._store is not None:
+            for name in itertools.starmap(NodeName, itertools.product(keys, Half)):
+                self._store.offer(name)
         return await self._try(partial(self._directory.touch, keys), 0)
 
     async def remove(self, key: str, namespace: str | None = None) -> int:
@@ -421,3 +480,8 @@ class DiskTier:
             return otherwise
         self._faults.tell("upkeep")
         return result
+
+
+def _holds(meta: NodeMeta | None, half: Half) -> bool:
+    """Whether the node's files have that half."""
+    return meta is not None and (half is Half.ROWS or bool(meta.parts & END_PARTS))

@@ -13,9 +13,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from blake3 import blake3
+
 from luceasync.config import CacheConfig
 from luceasync.disk_cache.directory import make_usable
 from luceasync.disk_cache.disk import DiskTier
+from luceasync.disk_cache.object_store import StoreSpec
 from luceasync.disk_cache.upkeep import Upkeep
 from luceasync.errors import ConfigError
 from luceasync.host_cache.arena import node_bytes_of
@@ -28,6 +31,8 @@ from luceasync.status import CacheStatus
 MIN_FREE_BYTES = 1 << 30  # of the disk, left free
 LEAST_SHARE_BYTES = 1 << 30  # of a full disk: writes begin once it has space again
 TRANSIT_BYTES = 1 << 30  # of memory, for nodes on their way to and from the disk
+MIN_SECRET_BYTES = 16
+SEAL_CONTEXT = "luceasync 2026-11-27 seals of objects in a store of nodes"
 WARM_SHARE = 4  # one part in so many of the cache's memory gets its pages before it is needed
 
 
@@ -49,10 +54,12 @@ def directory_spec_of(
     allocate: Callable[[int], memoryview],
     *,
     is_shared: bool = False,
+    store: StoreSpec | None = None,
 ) -> CacheDirectorySpec:
     """The spec of `cache_dir`, which is made if need be. `find_namespace` may take long: it hashes
     weights. `allocate` gives the memory for nodes that are read. `end_kinds`: the kinds of tensors
     that belong to a node's end. `is_shared`: servers on other hosts use the directory too.
+    `store`: what holds nodes behind it.
     """
 
     @asynccontextmanager
@@ -66,6 +73,7 @@ def directory_spec_of(
             min_free_bytes=MIN_FREE_BYTES,
             allocate=allocate,
             is_shared=is_shared,
+            store=store,
         ) as disk:
             yield disk
 
@@ -134,7 +142,26 @@ def limits_of(config: CacheConfig, held_bytes: int, least_bytes: int = 0) -> Lim
         min_disk_tokens=config.min_tokens,
         interval_tokens=config.interval_tokens,
         is_shared=config.is_shared,
+        has_store=config.store_url is not None,
     )
+
+
+def store_spec_of(config: CacheConfig) -> StoreSpec | None:
+    """The store of the configuration; None if there is none. Raises ConfigError for a key file that
+    cannot be read, or that anybody could guess.
+    """
+    if config.store_url is None:
+        return None
+    if config.store_key_file is None:
+        return StoreSpec(config.store_url)
+    flag = f"--kv-store-key-file {config.store_key_file}"
+    try:
+        secret = config.store_key_file.read_bytes().strip()
+    except OSError as error:
+        raise ConfigError(f"{flag}: {error.strerror}") from None
+    if len(secret) < MIN_SECRET_BYTES:
+        raise ConfigError(f"{flag}: {len(secret)} bytes; expected at least {MIN_SECRET_BYTES}")
+    return StoreSpec(config.store_url, blake3(secret, derive_key_context=SEAL_CONTEXT).digest())
 
 
 def warm_bytes_of(limits: Limits, held_bytes: int) -> int:

@@ -14,6 +14,7 @@ from luceasync.engine.cache_directory import (
     directory_spec_of,
     held_bytes_of,
     limits_of,
+    store_spec_of,
     warm_bytes_of,
 )
 from luceasync.engine.engine import LocalEngine
@@ -147,6 +148,7 @@ def _directory_spec_of(
         lambda: namespace_of(model.weights.paths, model.spec, plan.precision, cache_dir),
         host.allocate,
         is_shared=config.is_shared,
+        store=store_spec_of(config),
     )
 
 

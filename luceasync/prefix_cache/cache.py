@@ -17,7 +17,7 @@ from torch import Tensor
 from luceasync.disk_cache.outcomes import Miss
 from luceasync.host_cache.copy_stream import COPY_TIMEOUT_S, Callback, Ticket
 from luceasync.nodes import MissReason, NodeKey
-from luceasync.prefix_cache.disk_orders import DiskOrders, FetchedNode, WriteReport
+from luceasync.prefix_cache.disk_orders import DiskOrders, FetchedNode, FindOrder, WriteReport
 from luceasync.prefix_cache.index import Limits, NodeIndex
 from luceasync.prefix_cache.lease import Lease, min_state_tokens
 from luceasync.prefix_cache.leases import Leases
@@ -92,6 +92,7 @@ class PrefixCache:
             recurrent=recurrent,
             chunk_tokens=chunk_tokens,
             min_fork_tokens=self._min_fork_tokens,
+            patience_s=self._decision.span_patience_s,
         )
         self._lane_saver = LaneSaver(self.index, memory, self._leases, recurrent=recurrent)
         # What these do alone is called on them directly.
@@ -344,10 +345,10 @@ class PrefixCache:
             given_up = lease.give_up()
             self._read_in.give_up(key for key in given_up if not self._leases.waiting_for(key))
 
-    def found(self, asked: Sequence[NodeKey], there: Sequence[Node]) -> None:
+    def found(self, asked: Sequence[FindOrder], there: Sequence[Node]) -> None:
         """Take in which of the files that were looked for are there."""
         self.index.files_changed(there, (), is_whole=False)
-        self._lookup.found(asked, [node.key for node in there])
+        self._lookup.found(asked, there)
 
     def keep_disk(self, keeps_disk: bool) -> None:
         """Whether this server keeps the budget of a directory that it shares."""

@@ -41,6 +41,15 @@ class ReadOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class FindOrder:
+    """Half a node whose files no scan has listed; it is worth waiting `patience_s` for."""
+
+    key: NodeKey
+    half: Half
+    patience_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class FetchedNode:
     """A node from the disk, or its span alone, checked to its last byte; the receiver owns the
     tensors. `parts`: those that were read; `file_parts`: all that the files hold, None if the file
@@ -80,8 +89,8 @@ class DiskOrders(Protocol):
         """Read nodes; `fetched` is called for each."""
         ...
 
-    def find(self, keys: Sequence[NodeKey]) -> None:
-        """Look for files of these nodes that no scan has listed yet; `found` is called once."""
+    def find(self, orders: Sequence[FindOrder]) -> None:
+        """Look for files, here and in the store behind; `found` is called once."""
         ...
 
     def give_up(self, keys: Sequence[NodeKey]) -> None:
@@ -122,7 +131,7 @@ class NoDisk:
     def read(self, orders: Sequence[ReadOrder]) -> None:
         raise AssertionError("nothing was ever written: there is nothing to read")
 
-    def find(self, keys: Sequence[NodeKey]) -> None:
+    def find(self, orders: Sequence[FindOrder]) -> None:
         raise AssertionError("no server shares a disk that is not there")
 
     def give_up(self, keys: Sequence[NodeKey]) -> None:

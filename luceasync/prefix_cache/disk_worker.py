@@ -29,11 +29,18 @@ from luceasync.disk_cache.disk import DiskTier
 from luceasync.disk_cache.keeper import RENEW_S
 from luceasync.disk_cache.listing import NodeMeta, Scan, misplaced
 from luceasync.disk_cache.metadata import NodeMetadata
+from luceasync.disk_cache.object_store import NodeName
 from luceasync.disk_cache.outcomes import Miss, WriteOutcome
 from luceasync.disk_cache.reader import NodeFile, ReadProgress
 from luceasync.nodes import MissReason, NodeKey
 from luceasync.prefix_cache.cache import PrefixCache
-from luceasync.prefix_cache.disk_orders import FetchedNode, HalfNode, ReadOrder, WriteReport
+from luceasync.prefix_cache.disk_orders import (
+    FetchedNode,
+    FindOrder,
+    HalfNode,
+    ReadOrder,
+    WriteReport,
+)
 from luceasync.prefix_tree.node import DISK, KEY_BYTES, NOWHERE, Node
 from luceasync.status import CacheStatus
 
@@ -43,7 +50,7 @@ RESCAN_S = 30.0
 LOOK_AGAIN_S = 5.0
 RESCAN_WHEN_WRITING_S = 1.0  # others may write too, and all files count towards the budget
 RESCAN_SHARED_S = 300.0  # where names are looked for, and another server keeps the budget
-FIND_TIMEOUT_S = 1.0  # a prompt waits for it
+FIND_TIMEOUT_S = 1.0  # for the directory: a prompt waits for it
 PROGRESS_S = 0.01  # between two reports of reads under way
 SCAN_SHARE = 0.05  # of the time, at most, while nodes are written
 DTYPES = {
@@ -97,8 +104,8 @@ class DiskWorker:
         for order in orders:
             self._post(partial(self._read, order=order, epoch=self._epoch))
 
-    def find(self, keys: Sequence[NodeKey]) -> None:
-        self._post(partial(self._find, keys=keys, epoch=self._epoch))
+    def find(self, orders: Sequence[FindOrder]) -> None:
+        self._post(partial(self._find, orders=orders, epoch=self._epoch))
 
     def give_up(self, keys: Sequence[NodeKey]) -> None:
         self._post(partial(self._give_up, keys=keys))
@@ -177,6 +184,7 @@ class DiskWorker:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._rescan(disk))
             tasks.create_task(self._watch(disk))
+            tasks.create_task(disk.upload())
             if disk.is_shared:
                 tasks.create_task(self._keep(disk))
             while True:
@@ -208,6 +216,7 @@ class DiskWorker:
             written_bytes_total=counters.bytes_written,
             read_bytes_total=counters.bytes_read,
             quarantined_total=counters.quarantined,
+            store=disk.store_counts,
             degraded=disk.degraded,
         )
 
@@ -287,16 +296,18 @@ class DiskWorker:
             self._reading.pop(order.key, None)
             self._answer(epoch, lambda prefixes: prefixes.fetched(order.key, result))
 
-    async def _find(self, disk: DiskTier, keys: Sequence[NodeKey], epoch: int) -> None:
+    async def _find(self, disk: DiskTier, orders: Sequence[FindOrder], epoch: int) -> None:
         there: list[Node] = []
+        wanted = {NodeName(order.key.hex(), order.half): order.patience_s for order in orders}
+        timeout_s = FIND_TIMEOUT_S + max(wanted.values())
         try:
-            async with asyncio.timeout(FIND_TIMEOUT_S):
-                found = await disk.find([key.hex() for key in keys])
+            async with asyncio.timeout(timeout_s):
+                found = await disk.find(wanted)
             there = [node for meta in found if (node := _node(meta)) is not None]
         except TimeoutError:
-            log.debug("%d files were not found within %g s", len(keys), FIND_TIMEOUT_S)
+            log.debug("%d files were not found within %.3g s", len(orders), timeout_s)
         finally:
-            self._answer(epoch, lambda prefixes: prefixes.found(keys, there))
+            self._answer(epoch, lambda prefixes: prefixes.found(orders, there))
 
     async def _tell_progress(self, disk: DiskTier, epoch: int) -> None:
         """Tell how far reads have come, again and again while there are any."""

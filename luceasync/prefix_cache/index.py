@@ -39,7 +39,8 @@ class Limits:
     """Sizes of the prefix cache. `transit_bytes` of memory may be taken beyond `memory_bytes` by
     nodes on their way to or from the disk. `disk_bytes` None: there is no disk; prefixes of fewer
     than `min_disk_tokens` tokens are not worth a file. `is_shared`: servers on other hosts use it
-    too, and the one that keeps its budget makes room for what all of them write.
+    too, and the one that keeps its budget makes room for what all of them write. `has_store`: the
+    disk has a store of other servers' files behind it.
     """
 
     memory_bytes: int
@@ -48,6 +49,7 @@ class Limits:
     min_disk_tokens: int = 1
     interval_tokens: int = 2048
     is_shared: bool = False
+    has_store: bool = False
 
     @property
     def hold_any(self) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from luceasync.disk_cache.codec import Half
 from luceasync.host_cache.copy_stream import Ticket
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.nodes import MissReason, NodeKey
@@ -184,8 +185,8 @@ class Lease:
     a turn where other prompts part from it, behind its tools and where it parts from one with which
     it shares `num_shared` tokens. `is_main`: its turn is on the main line of its conversation; if
     not, `spared` are the ends of that line. `awaited`: nodes on their way from the disk. `sought`:
-    nodes whose files are looked for, below the nodes `sought_below`. `logits`: those after the
-    prompt, float32 [vocab], if nothing is to run.
+    files that are looked for, of nodes below `sought_below`, and the ends `sought_ends`. `logits`:
+    those after the prompt, float32 [vocab], if nothing is to run.
     """
 
     request: Request
@@ -207,8 +208,9 @@ class Lease:
     cuts: deque[PrefillCut] = field(default_factory=deque)
     saved: list[NodeKey] = field(default_factory=list)  # the nodes that its own run has made
     awaited: set[NodeKey] = field(default_factory=set)
-    sought: set[NodeKey] = field(default_factory=set)
+    sought: set[tuple[NodeKey, Half]] = field(default_factory=set)
     sought_below: set[NodeKey | None] = field(default_factory=set)
+    sought_ends: set[NodeKey] = field(default_factory=set)
     fetched: set[NodeKey] = field(default_factory=set)  # nodes that have come from the disk
     num_fetched_bytes: int = 0
     num_ordered_bytes: int = 0  # of what it waits for, or has waited for
@@ -309,10 +311,11 @@ class Lease:
         self.decision = decision
         self.fault = refused or self.fault
 
-    def seek(self, keys: set[NodeKey], below: Iterable[NodeKey | None]) -> None:
-        """Files of these nodes, which continue those of `below`, are looked for."""
-        self.sought = keys
+    def seek(self, files: set[tuple[NodeKey, Half]], below: Iterable[NodeKey | None]) -> None:
+        """These files are looked for: rows of nodes that continue those of `below`, and ends."""
+        self.sought = files
         self.sought_below.update(below)
+        self.sought_ends.update(key for key, half in files if half is Half.END)
 
     def wait_for(self, keys: Iterable[NodeKey], num_bytes: int, now_s: float) -> None:
         """Nodes were ordered from the disk, `num_bytes` in all."""

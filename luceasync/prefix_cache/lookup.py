@@ -7,10 +7,11 @@ names are being looked for and which were not there. Engine thread only.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from luceasync.disk_cache.codec import Half
 from luceasync.nodes import NodeKey
-from luceasync.prefix_cache.disk_orders import DiskOrders
+from luceasync.prefix_cache.disk_orders import DiskOrders, FindOrder
 from luceasync.prefix_cache.index import Limits, NodeIndex
 from luceasync.prefix_cache.lease import (
     MIN_LAST_TOKENS,
@@ -20,16 +21,22 @@ from luceasync.prefix_cache.lease import (
     opener_of,
     split_points,
 )
-from luceasync.prefix_tree.node import Match, node_key
+from luceasync.prefix_tree.node import Match, Node, node_key
 from luceasync.prefix_tree.policy import plan_cuts
 
 ABSENT_S = 5.0  # how long a name that was not there is taken not to be
 MAX_TAIL_TOKENS = 4  # that a template puts between the last token of an answer and the next turn
 MAX_ABSENT = 4096
+MAX_ENDS = 4  # that are looked for of one prompt
+
+
+FileName = tuple[NodeKey, Half]
 
 
 class DirectLookup:
-    """Looks for files that continue what is known of a prompt, in a directory of several hosts."""
+    """Looks for files that continue what is known of a prompt, in a directory of several hosts and
+    in the store behind it.
+    """
 
     def __init__(
         self,
@@ -40,69 +47,91 @@ class DirectLookup:
         recurrent: bool,
         chunk_tokens: int,
         min_fork_tokens: int,
+        patience_s: Callable[[int, int], float],
     ) -> None:
+        """`patience_s(begin, end)`: how long to wait for a node of these tokens."""
         self._index = index
         self._disk = disk
         self._limits = limits
         self._recurrent = recurrent
         self._chunk_tokens = chunk_tokens
         self._min_fork_tokens = min_fork_tokens
-        self._pending: set[NodeKey] = set()
-        self._absent: dict[NodeKey, float] = {}  # since when each is known not to be there
+        self._patience_s = patience_s
+        self._pending: set[FileName] = set()
+        self._absent: dict[FileName, float] = {}  # since when each is known not to be there
 
     def is_due(self, lease: Lease, match: Match) -> bool:
         """Whether the lease has to wait: files are being looked for that may continue its match.
         Those below a node are looked for once.
         """
-        if not self._limits.is_shared or lease.without_disk or lease.is_run_whole:
+        if not (self._limits.is_shared or self._limits.has_store):
+            return False
+        if lease.without_disk or lease.is_run_whole:
             return False
         if lease.sought & self._pending:
             return True
         if lease.num_prompt_tokens - match.num_tokens < self._limits.min_disk_tokens:
             return False
         begin = match.nodes[-1].end if match.nodes else 0
-        # A recurrent model's match ends before nodes whose states are gone; others may go on there.
+        # A recurrent model's match ends before nodes without states; others may go on there.
         known = self._index.tree(lease.tenant).whole_nodes(lease.prompt)
         tips: dict[NodeKey | None, int] = {n.key: n.end for n in known if n.end >= begin}
         tips |= {} if begin else {None: 0}
         below = tips.keys() - lease.sought_below
-        keys = {key for tip in below for key in self._names(lease, tip, tips[tip])}
-        lease.seek(keys, below)
-        new = [key for key in keys if key not in self._pending]
-        self._pending.update(new)
+        orders = [order for tip in below for order in self._rows_below(lease, tip, tips[tip])]
+        orders = orders or self._end_of_tip(lease, match, known)
+        lease.seek({(order.key, order.half) for order in orders}, below)
+        new = [order for order in orders if (order.key, order.half) not in self._pending]
+        self._pending.update((order.key, order.half) for order in new)
         if new:
             self._disk.find(new)
         return bool(lease.sought & self._pending)
 
-    def found(self, asked: Iterable[NodeKey], there: Iterable[NodeKey]) -> None:
-        """Take in which of the names that were asked for are there."""
+    def found(self, asked: Iterable[FindOrder], there: Iterable[Node]) -> None:
+        """Take in which of the files that were asked for are there."""
         now_s = time.monotonic()
-        asked = set(asked)
-        self._pending -= asked
-        self._absent |= dict.fromkeys(asked.difference(there), now_s)
+        names = {(order.key, order.half) for order in asked}
+        found = {(n.key, half) for n in there for half in Half if half is Half.ROWS or n.has_state}
+        self._pending -= names
+        self._absent |= dict.fromkeys(names - found, now_s)
         if len(self._absent) > MAX_ABSENT:
             self._absent = {k: s for k, s in self._absent.items() if now_s - s < ABSENT_S}
 
-    def _names(self, lease: Lease, below: NodeKey | None, begin: int) -> set[NodeKey]:
-        """The keys of nodes below `below` that may be there, and are not known."""
-        now_s = time.monotonic()
-        keys = {
-            node_key(lease.sequence[begin:end], lease.tenant, below)
-            for end in likely_ends(
-                begin,
-                lease.num_prompt_tokens,
-                lease.boundaries,
-                lease.rendered.tools_end,
-                interval_tokens=self._limits.interval_tokens,
-                chunk_tokens=self._chunk_tokens if self._recurrent else None,
-                min_fork_tokens=self._min_fork_tokens,
-            )
-        }
-        return {
-            key
-            for key in keys
-            if key not in self._index and now_s - self._absent.get(key, -ABSENT_S) >= ABSENT_S
-        }
+    def _rows_below(self, lease: Lease, below: NodeKey | None, begin: int) -> list[FindOrder]:
+        """Nodes below `below` that may be there, and are not known."""
+        ends = likely_ends(
+            begin,
+            lease.num_prompt_tokens,
+            lease.boundaries,
+            lease.rendered.tools_end,
+            interval_tokens=self._limits.interval_tokens,
+            chunk_tokens=self._chunk_tokens if self._recurrent else None,
+            min_fork_tokens=self._min_fork_tokens,
+        )
+        keys = {node_key(lease.sequence[begin:end], lease.tenant, below): end for end in ends}
+        return [
+            FindOrder(key, Half.ROWS, self._patience_s(begin, end))
+            for key, end in keys.items()
+            if key not in self._index and self._may_be_there((key, Half.ROWS))
+        ]
+
+    def _end_of_tip(self, lease: Lease, match: Match, known: Sequence[Node]) -> list[FindOrder]:
+        """The end of the last node that may have one in the store, for a model that goes on only
+        where a state is held. One at a time: states are large.
+        """
+        if not (self._recurrent and self._limits.has_store):
+            return []
+        usable = [n for n in known if match.num_tokens < n.end < lease.num_prompt_tokens]
+        for node in sorted(usable, key=lambda node: -node.end):
+            is_new = node.key not in lease.sought_ends and self._may_be_there((node.key, Half.END))
+            if is_new and not node.has_state and len(lease.sought_ends) < MAX_ENDS:
+                work_s = self._patience_s(match.num_tokens, node.end)
+                return [FindOrder(node.key, Half.END, work_s)]
+        return []
+
+    def _may_be_there(self, name: FileName) -> bool:
+        """Whether the name was not missed just now."""
+        return time.monotonic() - self._absent.get(name, -ABSENT_S) >= ABSENT_S
 
 
 def likely_ends(
@@ -123,7 +152,7 @@ def likely_ends(
     """
     last = opener_of(boundaries, num_tokens)
     num_opening = 0 if last is None else num_tokens - last  # of the answer; the same in each turn
-    later = [boundary for boundary in boundaries if boundary > begin]
+    later = [boundary for boundary in boundaries if boundary >= begin]
     prompts = {min(boundary + num_opening, num_tokens) for boundary in later} | {num_tokens}
     ends: set[int] = set()
     for prompt_end in prompts:
@@ -146,6 +175,6 @@ def likely_ends(
         )
         ends.update(cut.end for cut in cuts[:1])
         ends.update([fork] if fork is not None else [])
-    for boundary in later[:2]:  # the end of the turn that begins here, or of the next one
+    for boundary in later[:3]:  # the end of the turn that begins here, or of the next one
         ends.update(range(boundary - MAX_TAIL_TOKENS + 1, boundary + 1))
     return sorted(end for end in ends if begin < end <= num_tokens)

@@ -145,6 +145,10 @@ class RestoreDecision:
         """How long to wait for the match to come from the disk; see luceasync.prefix_tree.cost."""
         return patience_s(self.work(0, match.num_tokens), self.rates)
 
+    def span_patience_s(self, begin: int, end: int) -> float:
+        """How long to wait for a node of these tokens."""
+        return patience_s(self.work(begin, end), self.rates)
+
     def known_nodes(self, lease: Lease, match: Match) -> tuple[Node, ...]:
         """The nodes, root first, that hold the prompt's first tokens already: even if they are not
         restored, there is no need to save them again.

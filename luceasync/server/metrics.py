@@ -168,6 +168,9 @@ def _cache(cache: CacheStatus) -> Iterator[Metric]:
         ("quarantined_nodes", "Damaged files quarantined.", cache.quarantined_total),
     ):
         yield CounterMetricFamily(f"{CACHE}_{name}", help_text, value=value)
+    for name, count in cache.store.items():
+        help_text = f"Asked of the store behind the disk: {name.replace('_', ' ')}."
+        yield CounterMetricFamily(f"luceasync_store_{name}", help_text, value=count)
     help_text = "1 while disk errors keep nodes from being written or read."
     yield GaugeMetricFamily(f"{CACHE}_degraded", help_text, value=float(bool(cache.degraded)))
 

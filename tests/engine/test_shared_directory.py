@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from luceasync.config import (
     CacheConfig,
@@ -19,6 +20,7 @@ from luceasync.config import (
     PlacementConfig,
     ServerConfig,
 )
+from luceasync.disk_cache import disk, object_store
 from luceasync.disk_cache.keeper import LEASE
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
@@ -104,6 +106,37 @@ async def test_a_turn_on_one_server_goes_on_on_another_of_another_split(
     assert again["luceasync"]["tier"] == third["luceasync"]["tier"] == "disk"
     assert num_run(again) < MIN_TOKENS
     assert num_run(third) < num_run(expected[2]) + MIN_TOKENS
+
+
+async def test_what_one_server_puts_into_a_store_another_takes_up(
+    tiny_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "MIN_UPLOAD_TOKENS", 1)
+    monkeypatch.setattr(object_store, "UPLOAD_SHARE", 1.0)
+    key_file = tmp_path / "secret"
+    key_file.write_text("a secret of all these servers")
+    store = {
+        "is_shared": False,
+        "store_url": f"file://{tmp_path}/store",
+        "store_key_file": key_file,
+    }
+    two = (SYSTEM, QUESTION, SAID, NEXT)
+    async with servers_of(tiny_dir, tmp_path / "a", None, **store) as (a,):
+        first = await a.ask(SYSTEM, QUESTION)
+        second = await a.ask(*two)
+        num_files = len([*tmp_path.glob("a/*/*.safetensors"), *tmp_path.glob("a/*/*.end")])
+        async with asyncio.timeout(DEADLINE_S):
+            while len(list(tmp_path.glob("store/*/*/*"))) < num_files:
+                await asyncio.sleep(0.01)
+    async with servers_of(tiny_dir, tmp_path / "b", (0.5, 0.5), **store) as (b,):
+        again = await b.ask(*two)
+        assert (said(again), again["luceasync"]["tier"]) == (said(second), "disk")
+        assert num_run(again) <= num_run(await b.ask(*two)) + MIN_TOKENS
+    key_file.write_text("the secret of somebody else")
+    async with servers_of(tiny_dir, tmp_path / "c", None, **store) as (c,):
+        unknown = await c.ask(SYSTEM, QUESTION)
+    assert said(unknown) == said(first)
+    assert num_run(unknown) == unknown["usage"]["prompt_tokens"]
 
 
 async def test_the_budget_is_given_up_at_the_end(tiny_dir: Path, tmp_path: Path) -> None:

@@ -42,9 +42,9 @@ class Worker(DiskWorker):
     def nodes(self) -> list:
         return []
 
-    def find(self, keys) -> None:
+    def find(self, orders) -> None:
         """No prompt here continues what another server has written."""
-        self._tell(lambda prefixes: prefixes.found(keys, []))
+        self._tell(lambda prefixes: prefixes.found(orders, []))
 
 
 class Watched(FileSystem):

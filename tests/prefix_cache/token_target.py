@@ -22,7 +22,7 @@ from luceasync.kv.cache import Shape
 from luceasync.models.mixers import END_KINDS
 from luceasync.nodes import MissReason
 from luceasync.prefix_cache.cache import PrefixCache
-from luceasync.prefix_cache.disk_orders import FetchedNode, HalfNode, ReadOrder, WriteReport
+from luceasync.prefix_cache.disk_orders import FetchedNode, FindOrder, HalfNode, ReadOrder, WriteReport
 from luceasync.prefix_cache.index import Limits
 from luceasync.prefix_cache.lease import Lease, chunk_end
 from luceasync.prefix_cache.memory import MemoryNodes, UnreadFeatures
@@ -203,12 +203,13 @@ class FakeDisk:
             self.timeouts_s.append(order.timeout_s)
             self.jobs.append(lambda p, fault, o=order: p.fetched(o.key, fault or self._fetch(o)))
 
-    def find(self, keys: Sequence[bytes]) -> None:
+    def find(self, orders: Sequence[FindOrder]) -> None:
         def job(prefixes: PrefixCache, fault: Miss | None) -> None:
-            there = [self.files[key] for key in keys if key in self.files and fault is None]
-            prefixes.found(keys, [_found(node) for node in there])
+            keys = {order.key for order in orders if fault is None}
+            there = [self.files[key] for key in keys if key in self.files]
+            prefixes.found(orders, [_found(node) for node in there])
 
-        self.sought.append(list(keys))
+        self.sought.append([order.key for order in orders])
         self.jobs.append(job)
 
     def give_up(self, keys: Sequence[bytes]) -> None:

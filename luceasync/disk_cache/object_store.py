@@ -1,0 +1,317 @@
+"""The store behind the directory: node files as immutable objects of S3, GCS, Azure or a path.
+
+What is fetched becomes a file of the directory, and is read and checked there like any other. Owns
+the queue of uploads and how the store has answered. Knows no tree and no tensor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple, TypeVar
+
+from blake3 import blake3
+
+from luceasync.disk_cache.codec import Half, file_name
+from luceasync.disk_cache.directory import NodeDirectory
+from luceasync.disk_cache.files import FileThreads
+from luceasync.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+FLAG = "--kv-store"
+SCHEMES = ("s3", "gs", "az", "file")
+SEAL_BYTES = 32  # behind the file's bytes, where the store's writers have a key
+RANGE_BYTES = 8 << 20  # asked for in one request
+NUM_RANGES = 8  # at a time
+NUM_FETCHES = 6  # at a time
+NUM_FAILURES = 3  # in a row, after which the store is left alone for REST_S
+REST_S = 30.0
+OPEN_TIMEOUT_S = 10.0
+UPLOAD_TIMEOUT_S = 600.0
+UPLOAD_SHARE = 0.5  # of the time, at most
+MAX_QUEUED = 4096
+MIN_UPLOAD_TOKENS = 4096  # shorter prefixes go up once they are used again
+RATE_WEIGHT = 0.3  # of the newest transfer
+
+T = TypeVar("T")
+
+
+class NodeName(NamedTuple):
+    """Half a node, as a file of the directory and as an object."""
+
+    key: str
+    half: Half
+
+
+class Health:
+    """Whether the store answers: after a few failures in a row it rests."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._num_failures = 0
+        self._until_s = 0.0
+        self.fault = ""
+
+    @property
+    def rests(self) -> bool:
+        """Whether it is left alone now."""
+        return self._now_s() < self._until_s
+
+    def tell(self, fault: str = "") -> None:
+        """Record how a call ended; an empty fault: it was answered."""
+        self.fault = fault
+        self._num_failures = self._num_failures + 1 if fault else 0
+        if self._num_failures >= NUM_FAILURES:
+            self._until_s = self._now_s() + REST_S
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSpec:
+    """Where a store is. `seal_key`: 32 bytes that its writers share; each object then carries a
+    keyed hash of its name and bytes, and one without it is a miss.
+    """
+
+    url: str
+    seal_key: bytes | None = field(default=None, repr=False)
+
+
+class ObjectStore:
+    """Node files of one namespace in a store. Event loop only."""
+
+    def __init__(
+        self,
+        spec: StoreSpec,
+        directory: NodeDirectory,
+        namespace: str,
+        health: Health | None = None,
+    ) -> None:
+        """Raises ConfigError for a URL of another kind, or without the package that speaks to
+        stores.
+        """
+        self._url = spec.url
+        self._directory = directory
+        self._namespace = namespace
+        self._seal_key = spec.seal_key
+        self._obstore = _package()
+        self._store = _opened(self._obstore, spec.url)
+        self._health = health or Health()
+        self._threads = FileThreads(2)
+        self._fetching = asyncio.Semaphore(NUM_FETCHES)
+        self._queue: deque[NodeName] = deque()
+        self._queued: set[NodeName] = set()
+        self._is_queued = asyncio.Event()
+        self._there: set[NodeName] = set()  # known to be in the store
+        self._bytes_per_s: float | None = None
+        names = ("hits", "misses", "failures", "read_bytes", "written_bytes")
+        self._counts = dict.fromkeys(names, 0)
+
+    def __repr__(self) -> str:
+        return f"ObjectStore({self._url}, {len(self._queue)} to upload)"
+
+    @property
+    def degraded(self) -> str:
+        """What is wrong with the store; empty if its last call was answered."""
+        return self._health.fault
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What was asked of the store since it was opened, by name."""
+        return dict(self._counts)
+
+    async def check(self) -> None:
+        """Ask the store for an object. Raises ConfigError if it does not answer, or refuses."""
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT_S):
+                await self._obstore.head_async(self._store, self._path("0" * 8, Half.ROWS))
+        except FileNotFoundError:
+            return
+        except TimeoutError:
+            raise ConfigError(f"{FLAG} {self._url}: no answer in {OPEN_TIMEOUT_S:g} s") from None
+        except self._errors as error:
+            raise ConfigError(f"{FLAG} {self._url}: {_first_line(error)}") from None
+
+    async def close(self) -> None:
+        """Wait for writes of fetched files."""
+        await self._threads.close(OPEN_TIMEOUT_S)
+
+    # --- from the store --------------------------------------------------------------------------
+
+    async def fetch(self, name: NodeName, patience_s: float) -> bool:
+        """Whether the object is a file of the directory now. It is given up after `patience_s`, and
+        not begun where the rate of earlier ones says that it takes longer. Raises OSError for
+        faults of the directory.
+        """
+        if self._health.rests:
+            return False
+        content = None
+        try:
+            async with asyncio.timeout(patience_s), self._fetching:
+                content = await self._get(name, patience_s)
+        except FileNotFoundError:
+            self._health.tell()
+        except TimeoutError:
+            self._fail(f"{name.key[:16]} did not come within {patience_s:.3g} s")
+        except self._errors as error:
+            self._fail(_first_line(error))
+        else:
+            self._health.tell()
+        self._counts["misses" if content is None else "hits"] += 1
+        if content is None:
+            return False
+        num_bytes = sum(map(len, content))
+        await self._threads.submit(self._directory.place, *name, num_bytes, content)
+        self._there.add(name)
+        return True
+
+    async def _get(self, name: NodeName, patience_s: float) -> list[memoryview] | None:
+        """The file's bytes, in pieces; None if they would come too late, or their seal is wrong."""
+        path = self._path(*name)
+        size = (await self._obstore.head_async(self._store, path))["size"]
+        if self._bytes_per_s is not None and size > patience_s * self._bytes_per_s:
+            return None
+        began_s = time.monotonic()
+        begins = range(0, size, RANGE_BYTES)
+        pieces: list[memoryview] = []
+        for at in range(0, len(begins), NUM_RANGES):
+            some = begins[at : at + NUM_RANGES]
+            ends = [min(size, begin + RANGE_BYTES) for begin in some]
+            got = await self._obstore.get_ranges_async(
+                self._store, path, starts=list(some), ends=ends
+            )
+            pieces += map(memoryview, got)
+        self._observe(size, time.monotonic() - began_s)
+        self._counts["read_bytes"] += size
+        return await self._threads.submit(self._unsealed, name, pieces)
+
+    def _observe(self, num_bytes: int, elapsed_s: float) -> None:
+        rate = num_bytes / max(elapsed_s, 1e-6)
+        before = self._bytes_per_s
+        self._bytes_per_s = rate if before is None else before + RATE_WEIGHT * (rate - before)
+
+    def _unsealed(self, name: NodeName, pieces: list[memoryview]) -> list[memoryview] | None:
+        """The pieces without their seal; None if it is not that of a server with our key."""
+        if self._seal_key is None:
+            return pieces
+        content = memoryview(b"".join(pieces))
+        body, seal = content[:-SEAL_BYTES], bytes(content[-SEAL_BYTES:])
+        if len(content) < SEAL_BYTES or self._seal(name, [body]) != seal:
+            log.warning("%s: an object without the seal of %s", name.key[:16], f"{FLAG}-key-file")
+            return None
+        return [body]
+
+    def _seal(self, name: NodeName, pieces: Sequence[memoryview]) -> bytes:
+        assert self._seal_key is not None
+        seal = blake3(self._path(*name).encode(), key=self._seal_key)
+        for piece in pieces:
+            seal.update(piece)
+        return seal.digest()
+
+    # --- to the store ----------------------------------------------------------------------------
+
+    def offer(self, name: NodeName) -> None:
+        """Upload a file of the directory by and by, unless the store has it. Files that were
+        offered before many others may be left out.
+        """
+        if name in self._queued or name in self._there:
+            return
+        self._queue.append(name)
+        self._queued.add(name)
+        if len(self._queue) > MAX_QUEUED:
+            self._queued.discard(self._queue.popleft())
+        self._is_queued.set()
+
+    async def upload(self) -> None:
+        """Upload what is offered, until cancelled, in UPLOAD_SHARE of the time."""
+        while True:
+            await self._is_queued.wait()
+            if not self._queue:
+                self._is_queued.clear()
+                continue
+            if self._health.rests:
+                await asyncio.sleep(1.0)
+                continue
+            began_s = time.monotonic()
+            name = self._queue.popleft()
+            self._queued.discard(name)
+            await self._put(name)
+            await asyncio.sleep((time.monotonic() - began_s) * (1 / UPLOAD_SHARE - 1))
+
+    async def _put(self, name: NodeName) -> None:
+        """Upload the file, unless it is gone or the store has it: objects do not change."""
+        path = self._directory.path(name.key, half=name.half)
+        try:
+            content = await self._threads.submit(self._sealed, name, path)
+        except OSError as error:
+            log.debug("%s is not uploaded: %s", path.name, error)
+            return
+        put = partial(self._obstore.put_async, self._store, self._path(*name), mode="create")
+        try:
+            async with asyncio.timeout(UPLOAD_TIMEOUT_S):
+                await put(content)
+            self._counts["written_bytes"] += len(content)
+        except self._obstore.exceptions.AlreadyExistsError:
+            pass
+        except TimeoutError:
+            self._fail(f"no upload of {len(content)} bytes within {UPLOAD_TIMEOUT_S:g} s")
+            return
+        except self._errors as error:
+            self._fail(_first_line(error))
+            return
+        self._health.tell()
+        self._there.add(name)
+
+    def _sealed(self, name: NodeName, path: Path) -> bytes:
+        content = path.read_bytes()
+        return (
+            content if self._seal_key is None else content + self._seal(name, [memoryview(content)])
+        )
+
+    # ---------------------------------------------------------------------------------------------
+
+    @property
+    def _errors(self) -> tuple[type[Exception], ...]:
+        """What calls of the package raise besides FileNotFoundError."""
+        return (self._obstore.exceptions.BaseError, OSError, ValueError)
+
+    def _fail(self, fault: str) -> None:
+        self._counts["failures"] += 1
+        self._health.tell(fault)
+        log.warning("the store %s: %s", self._url, fault)
+
+    def _path(self, key: str, half: Half) -> str:
+        return f"{self._namespace}/{key[:2]}/{file_name(key, half)}"
+
+
+def _package() -> ModuleType:
+    try:
+        return importlib.import_module("obstore")
+    except ImportError:
+        raise ConfigError(f"{FLAG} needs the package obstore: install luceasync[store]") from None
+
+
+def _opened(obstore: ModuleType, url: str) -> Any:
+    scheme = url.partition("://")[0]
+    if scheme not in SCHEMES or "://" not in url:
+        known = ", ".join(f"{name}://" for name in SCHEMES)
+        raise ConfigError(f"{FLAG} {url}: expected a URL with one of {known}")
+    options: dict[str, Any] = {"mkdir": True} if scheme == "file" else {}
+    if scheme != "file":
+        options["client_options"] = {"connect_timeout": "5s", "timeout": f"{UPLOAD_TIMEOUT_S:g}s"}
+        options["retry_config"] = {"max_retries": 1}
+    try:
+        return importlib.import_module("obstore.store").from_url(url, **options)
+    except (obstore.exceptions.BaseError, ValueError, OSError) as error:
+        raise ConfigError(f"{FLAG} {url}: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
