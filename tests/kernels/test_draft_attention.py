@@ -112,7 +112,8 @@ def layer_weights(heads: AttentionSpec, device: torch.device) -> DraftLayerWeigh
 def test_lanes_of_any_length_are_attended_as_torch_does(name, dtype, device) -> None:
     if name != "plain" and dtype == torch.float16:
         pytest.skip("in the interpreter one shape shows what half does")
-    twins = Twins.of(spec_of(HEADS[name]), dtype, device)
+    layers = LAYERS if name == "plain" and dtype == torch.float32 else LAYERS[:1]
+    twins = Twins.of(spec_of(HEADS[name], layers), dtype, device)
     twins.write([2, 0], [0, 0], [70, 64], 70)
     twins.write([2, 1, 0], [70, 0, 64], [5, 0, 9], 9)
     assert twins.agree([0, 2, 1], [73, 75, 0], 9)

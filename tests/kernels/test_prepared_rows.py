@@ -5,6 +5,7 @@ groups are exact.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
 import torch
@@ -58,17 +59,16 @@ def padded(x: Tensor) -> Tensor:
 def columns_of(x: Tensor, lifts: tuple[float, float]) -> Tensor:
     """[units, 4, 2, 2, 32, 8], number by number."""
     x = padded(x).cpu()
-    found = torch.empty(x.shape[1] // 256, 4, 2, 2, 32, 8, dtype=x.dtype)
-    for row, unit, block, half, pair in torch.cartesian_prod(
-        *map(torch.arange, (16, len(found), 4, 2, 4))
-    ).tolist():
-        for number in range(8):
-            quarter = 2 * half + number // 4
-            column = 256 * unit + 64 * block + 16 * quarter + 4 * pair + number % 4
-            lane = 4 * (row % 8) + pair
-            lifted = x[row, column] * lifts[quarter % 2]
-            found[unit, block, row // 8, half, lane, number] = lifted
-    return found
+    places, columns, lifted = [], [], []  # within a unit: [4, 2, 2, 32, 8]; [16, 256]; by what
+    for row, block, half, pair, number in product(range(16), *map(range, (4, 2, 4, 8))):
+        quarter, lane = 2 * half + number // 4, 4 * (row % 8) + pair
+        places.append((((block * 2 + row // 8) * 2 + half) * 32 + lane) * 8 + number)
+        columns.append(256 * row + 64 * block + 16 * quarter + 4 * pair + number % 4)
+        lifted.append(lifts[quarter % 2])
+    units = x.unflatten(1, (-1, 256)).transpose(0, 1).flatten(1)
+    found = torch.empty_like(units)
+    found[:, places] = units[:, columns] * torch.tensor(lifted, dtype=x.dtype)
+    return found.view(-1, 4, 2, 2, 32, 8)
 
 
 def sums_of(arranged: ArrangedRows) -> Tensor:

@@ -32,7 +32,10 @@ MOST_STACK_BYTES = 16  # of a lane: a register or two spilled
 OTHERS = tuple(name for name in ALL if name not in FEW)
 SPLITS = (QuantSplit(1, 4, 3), QuantSplit(2, 2, 2), QuantSplit(2, 2, 2, splits=2))
 SHAPES = ((48, 384), (32, 2304))
-# One of each kind of codes, scales and minimums, for the CPU, with a split and a shape each.
+# One of each kind of codes, scales and minimums, for the CPU, with a split and a shape each, and
+# numbers of rows in turns: the program of one row, that of up to 8, and that of up to 16.
+ANY_ROWS = (1, 2, 8, 9, 16)
+EMULATED_ROWS = ((1, 9, 16), (2, 8))
 EMULATED = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_1", "FP8", "MXFP4", "NVFP4", "Q5_0", "Q3_K")
 
 
@@ -52,9 +55,9 @@ def place(request: pytest.FixtureRequest) -> torch.device:
     return emulate(quant_gemv_cuda, _PRODUCT="quant_gemv")
 
 
-def products() -> Iterator[tuple[str, tuple[int, int], tuple[QuantSplit, ...]]]:
+def products() -> Iterator[tuple[str, tuple[int, int], tuple[QuantSplit, ...], tuple[int, ...]]]:
     for i, name in enumerate(EMULATED):
-        yield name, SHAPES[i // 2 % 2], (SPLITS[i % len(SPLITS)],)
+        yield name, SHAPES[i // 2 % 2], (SPLITS[i % len(SPLITS)],), EMULATED_ROWS[i % 2]
 
 
 def rows(num_rows: int, num_columns: int, device: torch.device) -> Tensor:
@@ -62,16 +65,20 @@ def rows(num_rows: int, num_columns: int, device: torch.device) -> Tensor:
 
 
 @on_both(
-    "name, shape, splits",
-    [(name, shape, (None, *SPLITS)) for name in ALL for shape in SHAPES],
+    "name, shape, splits, numbers_of_rows",
+    [(name, shape, (None, *SPLITS), ANY_ROWS) for name in ALL for shape in SHAPES],
     [*products()],
 )
 def test_products_are_those_of_float64(
-    name: str, shape: tuple[int, int], splits: Sequence[QuantSplit | None], place
+    name: str,
+    shape: tuple[int, int],
+    splits: Sequence[QuantSplit | None],
+    numbers_of_rows: Sequence[int],
+    place,
 ) -> None:
     tiled, numbers = matrix(ALL[name], *shape, place)
     x = rows(16, shape[1], place)
-    for num_rows in (1, 2, 8, 9, 16):
+    for num_rows in numbers_of_rows:
         for chosen in splits:
             part = x[:num_rows]
             found = quant_gemv_cuda.linear(part, tiled, dtype=torch.float32, chosen=chosen)
@@ -154,7 +161,7 @@ def test_a_product_arranges_its_results_for_the_next_one(name: str, num_rows: in
     assert error(found, inner, numbers) < 1e-5
 
 
-@on_both("num_rows", [1, 5, 11], [1, 5, 11])
+@on_both("num_rows", [1, 5, 11], [1, 11])
 def test_rows_are_prepared_once_for_several_matrices(num_rows: int, place) -> None:
     x, norm = rows(num_rows, 512, place), Norm(torch.rand(512, device=place) + 0.5)
     several = [matrix(ALL[name], 48, 512, place)[0] for name in ("Q4_K", "Q6_K")]
@@ -164,7 +171,7 @@ def test_rows_are_prepared_once_for_several_matrices(num_rows: int, place) -> No
         assert torch.equal(found, quant_gemv_cuda.linear(x, tiled, norm=norm))
 
 
-@on_both("num_rows", [1, 5, 11], [1, 5, 11])
+@on_both("num_rows", [1, 5, 11], [5, 11])
 def test_a_product_beside_another_gives_what_it_gives_alone(num_rows: int, place) -> None:
     """It starts, and may finish its sums, before the preceding one has, many times in turns."""
     x = rows(num_rows, 1024, place)
@@ -184,7 +191,7 @@ def test_a_product_beside_another_gives_what_it_gives_alone(num_rows: int, place
             assert torch.equal(part, wanted)
 
 
-@on_both("num_rows", [1, 7, 16], [1, 7, 16])
+@on_both("num_rows", [1, 7, 16], [1, 16])
 def test_results_may_be_columns_of_a_wider_matrix(num_rows: int, place) -> None:
     tiled, _ = matrix(ALL["Q4_K"], 48, 512, place)
     x = rows(num_rows, 512, place)

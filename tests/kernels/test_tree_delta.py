@@ -64,11 +64,13 @@ def check_against_torch(case: DeltaCase, parents: torch.Tensor, dtype: torch.dty
     assert torch.equal(case.conv_state, before.conv_state)
 
 
+@pytest.mark.covered(2)
 @pytest.mark.usefixtures("launches")
 def test_rows_follow_their_parents(spec, dtype, device) -> None:
     check_against_torch(delta_case(spec, [1, 0], 9, dtype, device), random_parents(2, 9), dtype)
 
 
+@pytest.mark.covered(2)
 @pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("num_rows", [1, 2, 16])
 def test_chains_run_as_trees_do(num_rows, dtype, device) -> None:
