@@ -73,10 +73,12 @@ def test_every_setting_is_tested():
 
 def needed_by(option: Option) -> dict[str, str]:
     """The settings without which it is refused, and those that these need."""
-    if option.setting.needs is None:
-        return {}
-    needed = next(other for other in OPTIONS if other.name == option.setting.needs)
-    return {needed.name: TEXTS[needed.name], **needed_by(needed)}
+    by_name = {other.name: other for other in OPTIONS}
+    found: dict[str, str] = {}
+    while (name := option.setting.needs) is not None and name not in found:
+        found[name] = TEXTS[name]
+        option = by_name[name]
+    return found
 
 
 @pytest.mark.parametrize("option", TEXT_OPTIONS, ids=lambda option: option.name)

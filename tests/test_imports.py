@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "server": set(),
     "engine": {"prefix_cache", "text", "speculation", "pipeline", "ranking", "grammar"}
     | {"host_cache.arena", "kv.pages", "models.files", "models.directory", "models.spec"}
-    | {"disk_cache.directory", "disk_cache.disk", "disk_cache.upkeep"},
+    | {"disk_cache.directory", "disk_cache.disk", "disk_cache.object_store", "disk_cache.upkeep"},
     "prefix_cache": {"prefix_tree", "disk_cache", "host_cache", "kv.pages", "pipeline.paging"}
     | {"text.history", "text.prompt"}
     | {"models.spec", "models.families", "models.formats", "models.precision"},
