@@ -60,6 +60,12 @@ class ModelCard:
         """Its own name and its aliases, without ANY_NAME."""
         return (self.name, *(alias for alias in self.aliases if alias != ANY_NAME))
 
+    @property
+    def can_think(self) -> bool:
+        """Whether there is reasoning to separate: its template speaks of it."""
+        template = self.chat_template.lower()
+        return self.thinks and ("think" in template or "reason" in template)
+
     def serves(self, name: str) -> bool:
         """Whether a client that asks for `name` means this model."""
         return ANY_NAME in self.aliases or name in self.names

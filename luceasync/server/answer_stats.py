@@ -179,10 +179,10 @@ class RecentAnswers:
         )
         self._records.append(record)
 
-    def fields(self) -> list[dict[str, object]]:
-        """JSON fields, the newest first; `ended_s`: seconds since its end."""
+    def records(self) -> list[AnswerRecord]:
+        """The newest first; `ended_s`: seconds since its end."""
         now_s = time.monotonic()
         return [
-            msgspec.to_builtins(msgspec.structs.replace(record, ended_s=now_s - record.ended_s))
+            msgspec.structs.replace(record, ended_s=now_s - record.ended_s)
             for record in reversed(self._records)
         ]

@@ -23,6 +23,7 @@ from luceasync.errors import LuceasyncError
 from luceasync.request import Engine
 from luceasync.server.answering import Answering, ServerContext
 from luceasync.server.anthropic.routes import Anthropic
+from luceasync.server.api_page import ApiPages
 from luceasync.server.drain import Drain
 from luceasync.server.failures import Failure, describe
 from luceasync.server.family import ApiFamily, MakeFamily
@@ -33,7 +34,6 @@ from luceasync.server.malloc_trim import trim_periodically
 from luceasync.server.metrics import Metrics
 from luceasync.server.ollama.routes import Ollama
 from luceasync.server.openai.routes import OpenAi
-from luceasync.server.openapi import OpenApiPages
 from luceasync.server.request_log import LogRequests, note_of
 from luceasync.server.status_pages import CacheAdmin, StatusEvents, StatusPages
 
@@ -68,7 +68,7 @@ def create_app(
     ]
     routes = [
         *pages,
-        *OpenApiPages([family for family, _ in routed], pages).routes,
+        *ApiPages([family for family, _ in routed], pages).routes,
         *(route for _, routes in reversed(routed) for route in routes),
     ]
     app = Starlette(

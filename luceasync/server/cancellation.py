@@ -11,14 +11,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from luceasync.errors import RequestError
+from luceasync.server.family import typed_answer
 from luceasync.server.fields import shorten
 from luceasync.server.http.auth import accepted_key
 from luceasync.server.http.responses import json_response
+
+
+class Cancelled(msgspec.Struct):
+    """How many requests with that id were ended."""
+
+    id: str
+    cancelled: int
 
 
 class Cancellation:
@@ -70,6 +79,7 @@ class RunningRequests:
         """POST /cancel/ID, by the `x-request-id` of the answer."""
         return [Route("/cancel/{request_id:path}", self._cancel, methods=["POST"])]
 
+    @typed_answer(Cancelled)
     async def _cancel(self, request: Request) -> Response:
         """End the running request of that `x-request-id`."""
         request_id = request.path_params["request_id"]
@@ -81,4 +91,4 @@ class RunningRequests:
                 code="not_running",
                 status=404,
             )
-        return json_response({"id": request_id, "cancelled": num_cancelled})
+        return json_response(Cancelled(request_id, num_cancelled))

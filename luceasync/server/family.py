@@ -6,8 +6,8 @@ nothing of sockets, disconnects, keys or shutdowns.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -21,6 +21,7 @@ from luceasync.server.http.auth import Caller
 from luceasync.server.http.responses import Framing
 
 EventT = TypeVar("EventT")
+SOME_MODEL = "MODEL"  # in examples, where the page puts the name of the served one
 
 
 class Call(Protocol[EventT]):
@@ -59,13 +60,14 @@ class Call(Protocol[EventT]):
 @dataclass(frozen=True, slots=True)
 class BodySpec:
     """The types of a JSON body, its answer and an error, for the API's description; `event`: that
-    of an event, if the answer may be streamed.
+    of an event, if the answer may be streamed. `example`: a body to begin with.
     """
 
     struct: type[msgspec.Struct]
     answer: type[msgspec.Struct]
     error: type[msgspec.Struct]
     event: Any = None
+    example: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Endpoint(Protocol):
@@ -128,18 +130,37 @@ class LookupCall:
 
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
+PAGE_SPEC = "luceasync_page_spec"  # an attribute of handlers
 
 
-def typed_answer(answer: Any, **by_method: Any) -> Callable[[Handler], Handler]:
-    """Mark the handler of a page with the type of its JSON, for the API's description; `by_method`:
-    that of other methods.
-    """
+@dataclass(frozen=True, slots=True)
+class PageSpec:
+    """The types of a page's answers by method, "" for all others, for the API's description."""
+
+    answers: Mapping[str, Any]
+    media_type: str
+
+    def answer(self, method: str) -> Any:
+        """What it answers to `method`."""
+        return self.answers.get(method, self.answers[""])
+
+
+def typed_answer(
+    answer: Any, media_type: str = "application/json", **by_method: Any
+) -> Callable[[Handler], Handler]:
+    """Mark the handler of a page with the type of its answer; `by_method`: those of methods."""
 
     def mark(handler: Handler) -> Handler:
-        vars(handler)["answers"] = {"": answer, **by_method}
+        setattr(handler, PAGE_SPEC, PageSpec({"": answer, **by_method}, media_type))
         return handler
 
     return mark
+
+
+def page_spec(handler: object) -> PageSpec:
+    """What `typed_answer` has said of a handler; anything, if it is not marked."""
+    spec: PageSpec = getattr(handler, PAGE_SPEC, PageSpec({"": Any}, "*/*"))
+    return spec
 
 
 def require_ready(engine: Engine) -> None:

@@ -1,31 +1,26 @@
-"""The OpenAPI document at /openapi.json, and a page of it without scripts at /docs.
+"""The OpenAPI document at /openapi.json.
 
-Source: OpenAPI 3.1. Bodies are described by the structs that the server decodes; LIMITS has the
-ranges that are checked elsewhere. Knows no API family.
+Source: OpenAPI 3.1. Bodies are described by the structs that the server decodes, answers by those
+that it sends; LIMITS has the ranges that are checked elsewhere. Knows no API family.
 """
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache, reduce
-from html import escape
 from operator import or_
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from luceasync import __version__
-from luceasync.server.family import ApiFamily, Endpoint
+from luceasync.server.family import ApiFamily, BodySpec, Endpoint, page_spec
 from luceasync.server.fields import MAX_INT
-from luceasync.server.http.responses import json_response
-from luceasync.server.web.page import HEADERS
 
 # The widest range that any API accepts, by field name. Keep in step with the checks.
 LIMITS: Mapping[str, Mapping[str, Any]] = {
@@ -65,68 +60,44 @@ ERRORS = {
     "503": "The model is not available; Retry-After says when to come back.",
 }
 REF = "#/components/schemas/{name}"
-ANYTHING: dict[str, Any] = {"schema": {}}
-OBJECT = {"schema": {"type": "object"}}
-
-HEAD = (
-    '<!doctype html><html lang="en"><meta charset="utf-8"><title>luceasync: API</title>'
-    '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    '<link rel="stylesheet" href="web/api.css"><main><h1>luceasync</h1>'
-    '<p>As a document: <a href="openapi.json">openapi.json</a></p>'
-)
 
 
-class OpenApiPages:
-    """The document and its page. Building them takes 40 ms, so that is left to the first request
-    for either, and to a thread.
-    """
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A route and a method. `request`: the type of its body; `answers`: types by media type."""
 
-    def __init__(self, families: Sequence[ApiFamily], pages: Iterable[Route]) -> None:
-        self._families = families
-        self._pages = list(pages)
-        self._built: tuple[dict[str, Any], str] | None = None
+    path: str
+    method: str
+    tag: str
+    handler: object
+    answers: Mapping[str, Any]
+    error: Any
+    request: Any = None
+    example: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def routes(self) -> list[Route]:
-        return [Route("/openapi.json", self.as_json), Route("/docs", self.as_page)]
+    def name(self) -> str:
+        """Its operationId."""
+        return "_".join([self.method.lower(), *re.findall(r"\w+", self.path)])
 
-    async def as_json(self, request: Request) -> Response:
-        found, _ = await asyncio.to_thread(self._build)
-        return json_response(found)
-
-    async def as_page(self, request: Request) -> Response:
-        _, page = await asyncio.to_thread(self._build)
-        return HTMLResponse(page, headers=HEADERS)
-
-    def _build(self) -> tuple[dict[str, Any], str]:
-        """The document and the page, built once."""
-        if self._built is None:
-            found = document(self._families, self._pages)
-            self._built = found, HEAD + "".join(_lines(found)) + "</main></html>"
-        return self._built
+    @property
+    def kinds(self) -> list[Any]:
+        """All of its types, as they are described."""
+        asked = [] if self.request is None else [self.request]
+        return [described(kind) for kind in (*asked, *self.answers.values(), self.error)]
 
 
 def document(families: Sequence[ApiFamily], pages: Iterable[Route]) -> dict[str, Any]:
     """The document of all routes of `families`, and of the server's own `pages`."""
+    found = list(_operations(families, pages))
+    kinds = [kind for each in found for kind in each.kinds]
+    schemas, components = msgspec.json.schema_components(kinds, ref_template=REF)
+    remaining = iter(schemas)
     paths: dict[str, dict[str, Any]] = {}
-    endpoints = {each.path: each for family in families for each in family.endpoints if each.body}
-    bodies = {path: endpoint.body for path, endpoint in endpoints.items() if endpoint.body}
-    kinds = {
-        (path, part): described(getattr(body, part))
-        for path, body in bodies.items()
-        for part in ("struct", "answer", "error", "event")
-    }
-    schemas, components = msgspec.json.schema_components(kinds.values(), ref_template=REF)
-    of = dict(zip(kinds, schemas, strict=True))
-    for path, body in bodies.items():
-        schema, answer, error = (of[path, part] for part in ("struct", "answer", "error"))
-        content = {"application/json": {"schema": answer}}
-        if body.event is not None:
-            content["text/event-stream"] = {"schema": of[path, "event"]}
-        paths[path] = {"post": _operation(endpoints[path], schema, content, {"schema": error})}
-    for family in families:
-        _add_pages(paths, family.pages)
-    _add_pages(paths, pages)
+    for each in found:
+        told = _described_operation(each, [next(remaining) for _ in each.kinds])
+        methods, method = paths.setdefault(each.path, {}), each.method.lower()
+        methods[method] = _either(methods[method], told) if method in methods else told
     return {
         "openapi": "3.1.0",
         "info": {"title": "luceasync", "version": __version__},
@@ -142,50 +113,75 @@ def document(families: Sequence[ApiFamily], pages: Iterable[Route]) -> dict[str,
     }
 
 
-def _operation(
-    endpoint: Endpoint,
-    schema: Mapping[str, Any],
-    content: Mapping[str, Any],
-    error: Mapping[str, Any],
-) -> dict[str, Any]:
-    return {
-        "operationId": _name("post", endpoint.path),
-        "summary": _summary(type(endpoint)),
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {"200": {"description": "The answer.", "content": content}, **_errors(error)},
-    }
+def _operations(families: Sequence[ApiFamily], pages: Iterable[Route]) -> Iterator[Operation]:
+    """All operations; of two with the same path and method, the later one is asked first."""
+    errors = [_error_of(family) for family in families]
+    for family, error in zip(families, errors, strict=True):
+        tag = type(family).__name__
+        for endpoint in family.endpoints:
+            if endpoint.body is not None:
+                yield _posting(endpoint, endpoint.body, tag, family.framing.media_type)
+        yield from _of_pages(family.pages, tag, error)
+    yield from _of_pages(pages, "Server", errors[0] if errors else Any)
 
 
-def _add_pages(paths: dict[str, dict[str, Any]], routes: Iterable[Route]) -> None:
+def _error_of(family: ApiFamily) -> Any:
+    """The type of its errors, which all of its endpoints have."""
+    return next((each.body.error for each in family.endpoints if each.body is not None), Any)
+
+
+def _posting(endpoint: Endpoint, body: BodySpec, tag: str, event_type: str) -> Operation:
+    answers = {"application/json": body.answer}
+    if body.event is not None:
+        answers[event_type] = body.event
+    asked = body.struct, body.example
+    return Operation(endpoint.path, "POST", tag, type(endpoint), answers, body.error, *asked)
+
+
+def _of_pages(routes: Iterable[Route], tag: str, error: Any) -> Iterator[Operation]:
     for route in routes:
-        if not route.include_in_schema:
-            continue
-        path = re.sub(r"{(\w+):path}", r"{\1}", route.path)
-        for method in sorted((route.methods or set()) - {"HEAD"}):
-            paths.setdefault(path, {})[method.lower()] = _page(path, method, route)
+        if route.include_in_schema:
+            path, spec = re.sub(r"{(\w+):path}", r"{\1}", route.path), page_spec(route.endpoint)
+            for method in sorted((route.methods or set()) - {"HEAD"}):
+                answers = {spec.media_type: spec.answer(method)}
+                yield Operation(path, method, tag, route.endpoint, answers, error)
 
 
-def _page(path: str, method: str, route: Route) -> dict[str, Any]:
-    parameters = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-        for name in re.findall(r"{(\w+)}", path)
-    ]
-    content = {"*/*": ANYTHING}
-    return {
-        "operationId": _name(method.lower(), path),
-        "summary": _summary(route.endpoint, method),
-        "parameters": parameters,
-        "responses": {"200": {"description": "The answer.", "content": content}, **_errors(OBJECT)},
+def _described_operation(of: Operation, schemas: Sequence[Any]) -> dict[str, Any]:
+    """The operation in the document's form; `schemas` belong to its `kinds`."""
+    num_asked = 0 if of.request is None else 1
+    asked, answers, error = schemas[:num_asked], schemas[num_asked:-1], schemas[-1]
+    content = {
+        media_type: {"schema": schema}
+        for media_type, schema in zip(of.answers, answers, strict=True)
     }
+    told: dict[str, Any] = {"operationId": of.name, "tags": [of.tag]}
+    told["summary"] = _summary(of.handler, of.method)
+    told["parameters"] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+        for name in re.findall(r"{(\w+)}", of.path)
+    ]
+    for schema in asked:
+        body = {"schema": schema, **({"example": dict(of.example)} if of.example else {})}
+        told["requestBody"] = {"required": True, "content": {"application/json": body}}
+    told["responses"] = {
+        "200": {"description": "The answer.", "content": content},
+        **{
+            status: {"description": text, "content": {"application/json": {"schema": error}}}
+            for status, text in ERRORS.items()
+        },
+    }
+    return told
 
 
-def _errors(error: Mapping[str, Any]) -> dict[str, Any]:
-    content = {"application/json": error}
-    return {status: {"description": text, "content": content} for status, text in ERRORS.items()}
-
-
-def _name(method: str, path: str) -> str:
-    return "_".join([method, *re.findall(r"\w+", path)])
+def _either(one: Any, other: Any) -> Any:
+    """Two descriptions of one operation as one, with the answers and errors of both."""
+    for status, response in one["responses"].items():
+        for media_type, content in response["content"].items():
+            second = other["responses"][status]["content"].get(media_type, content)
+            if second != content:
+                content["schema"] = {"anyOf": [content["schema"], second["schema"]]}
+    return one
 
 
 def _summary(handler: Any, method: str = "") -> str:
@@ -240,15 +236,15 @@ def described(kind: Any) -> Any:
 def _struct(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
     fields: list[Any] = []
     tag = _tag(kind)
-    for field in msgspec.structs.fields(kind):
-        if tag is not None and field.name == TAG:
+    for each in msgspec.structs.fields(kind):
+        if tag is not None and each.name == TAG:
             continue
-        default: tuple[Any, ...] = () if field.required else (field.default,)
-        if field.type is msgspec.Raw:
+        default: tuple[Any, ...] = () if each.required else (each.default,)
+        if each.type is msgspec.Raw:
             default = (None,)
-        elif not field.required and field.default is msgspec.NODEFAULT:
-            default = (msgspec.field(default_factory=field.default_factory),)
-        fields.append((field.name, described(field.type), *default))
+        elif not each.required and each.default is msgspec.NODEFAULT:
+            default = (msgspec.field(default_factory=each.default_factory),)
+        fields.append((each.name, described(each.type), *default))
     namespace = {"__doc__": kind.__doc__}
     tagged: dict[str, Any] = {} if tag is None else {"tag_field": TAG, "tag": tag}
     return msgspec.defstruct(
@@ -258,9 +254,9 @@ def _struct(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
 
 def _tag(kind: type[msgspec.Struct]) -> str | None:
     """The constant `type` of a struct, if it has one."""
-    for field in msgspec.structs.fields(kind):
-        if field.name == TAG and get_origin(field.type) is Literal and not field.required:
-            return str(field.default)
+    for each in msgspec.structs.fields(kind):
+        if each.name == TAG and get_origin(each.type) is Literal and not each.required:
+            return str(each.default)
     return None
 
 
@@ -275,39 +271,3 @@ def _is_rebuilt(kind: Any, seen: set[Any]) -> bool:
             return True
         return any(_is_rebuilt(field.type, seen) for field in msgspec.structs.fields(kind))
     return any(_is_rebuilt(each, seen) for each in get_args(kind))
-
-
-# The page
-
-
-def _lines(api: Mapping[str, Any]) -> Iterator[str]:
-    schemas = api["components"]["schemas"]
-    for path, methods in api["paths"].items():
-        for method, operation in methods.items():
-            yield f"<h2><code>{method.upper()} {escape(path)}</code></h2>"
-            if "summary" in operation:
-                yield f"<p>{escape(operation['summary'])}</p>"
-            body = operation.get("requestBody")
-            if body is not None:
-                name = body["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
-                yield from _fields(schemas[name])
-
-
-def _fields(schema: Mapping[str, Any]) -> Iterator[str]:
-    required = schema.get("required", ())
-    yield "<table><tr><th>field<th>type<th></tr>"
-    for name, field in schema.get("properties", {}).items():
-        need = "required" if name in required else ""
-        yield f"<tr><td><code>{escape(name)}</code><td>{escape(_kind(field))}<td>{need}</tr>"
-    yield "</table>"
-
-
-def _kind(field: Mapping[str, Any]) -> str:
-    if "anyOf" in field:
-        return " or ".join(_kind(each) for each in field["anyOf"])
-    if "$ref" in field:
-        return str(field["$ref"]).rpartition("/")[2]
-    if "enum" in field:
-        return ", ".join(map(str, field["enum"]))
-    kind = str(field.get("type", "anything"))
-    return f"list of {_kind(field['items'])}" if kind == "array" and field.get("items") else kind

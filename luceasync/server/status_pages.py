@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from typing import NoReturn
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -18,9 +19,10 @@ from starlette.types import Receive, Scope, Send
 from luceasync import __version__
 from luceasync.errors import LuceasyncError, RequestError, Unavailable
 from luceasync.request import Engine, Speculation
-from luceasync.server.answer_stats import RecentAnswers
+from luceasync.server.answer_stats import AnswerRecord, RecentAnswers
 from luceasync.server.drain import Drain, race
 from luceasync.server.failures import redact_paths
+from luceasync.server.family import typed_answer
 from luceasync.server.fields import refuse
 from luceasync.server.http.auth import matching_key
 from luceasync.server.http.body import wait_for_disconnect
@@ -29,16 +31,128 @@ from luceasync.server.metrics import CONTENT_TYPE, Metrics
 from luceasync.server.web.page import WebPage, wants_page
 from luceasync.status import (
     CacheStatus,
-    EngineDetails,
     EngineStatus,
+    LaneStatus,
+    NodeStatus,
     ProcessStatus,
     SpeculationStatus,
+    WaitingStatus,
 )
 
 CACHE_KEY = re.compile(r"[0-9a-f]{64}")
-THINKS = re.compile("think|reason", re.IGNORECASE)  # in the chat template of a model that can
 EVENTS_INTERVAL_S = 0.5
 MAX_WATCHERS = 16
+
+
+class CacheFields(msgspec.Struct):
+    """The prefix cache: bytes, nodes and totals by tier, misses by reason."""
+
+    num_bytes: dict[str, int]
+    num_nodes: dict[str, int]
+    restored_total: dict[str, int]
+    restored_tokens_total: dict[str, int]
+    missed_total: dict[str, int]
+    num_unwritten: int
+    degraded: str
+
+
+class SpeculationFields(msgspec.Struct):
+    """Draft tokens since the start; `off_reason`: why there are none."""
+
+    rounds_total: int
+    proposed_total: int
+    accepted_total: int
+    tau: float
+    off_reason: str | None
+
+
+class ProcessFields(msgspec.Struct):
+    """A process of the engine besides this one; `detail` is empty while it works."""
+
+    name: str
+    devices: list[str]
+    detail: str
+    num_starts: int
+    resident_bytes: int
+    node_bytes: int
+
+
+class StatusFields(msgspec.Struct):
+    """What the engine serves, holds and has counted since its start."""
+
+    model: str
+    family: str
+    num_parameters: int
+    max_ctx_tokens: int
+    tool_format: str | None
+    tools_in_system_message: bool
+    takes_chats: bool
+    thinks: bool
+    reasons: list[str]
+    ready: bool
+    detail: str
+    num_lanes: int
+    num_running: int
+    num_queued: int
+    prefilled_tokens_total: int
+    decoded_tokens_total: int
+    decode_steps_total: int
+    restarts_total: int
+    cache: CacheFields | None
+    speculation: SpeculationFields | None
+    processes: list[ProcessFields]
+
+
+class LiveFields(msgspec.Struct):
+    """What changes from one event to the next: lanes, queue, the nodes used last, devices' memory
+    and the last answers.
+    """
+
+    lanes: tuple[LaneStatus, ...]
+    waiting: tuple[WaitingStatus, ...]
+    nodes: tuple[NodeStatus, ...]
+    num_nodes: int
+    device_bytes: Mapping[str, int] | None
+    device_parts: Mapping[str, Mapping[str, int]] | None
+    recent: list[AnswerRecord]
+
+
+class LiveStatus(StatusFields, kw_only=True):
+    """An event: the status and, once the model is loaded, what is live."""
+
+    live: LiveFields | None
+
+
+class ServerName(msgspec.Struct):
+    name: str
+    version: str
+
+
+class ServerVersion(msgspec.Struct):
+    version: str
+
+
+class HealthFields(msgspec.Struct):
+    """`status` is ok, degraded or failed; `detail` says why."""
+
+    status: str
+    detail: str
+
+
+class ReadyFields(msgspec.Struct):
+    ready: bool
+    detail: str
+
+
+class CachedNodes(msgspec.Struct):
+    """The nodes used last, of `num_nodes`."""
+
+    num_nodes: int
+    nodes: tuple[NodeStatus, ...]
+
+
+class DroppedNodes(msgspec.Struct):
+    dropped: int
 
 
 class StatusPages:
@@ -62,20 +176,24 @@ class StatusPages:
             Route("/metrics", self.metrics),
         ]
 
+    @typed_answer(ServerName)
     async def root(self, request: Request) -> Response:
         """The web page for browsers, JSON for programs that check whether the server is there."""
         if wants_page(request):
             return await self._page.index(request)
-        return json_response({"name": "luceasync", "version": __version__})
+        return json_response(ServerName("luceasync", __version__))
 
+    @typed_answer(ServerVersion)
     async def version(self, request: Request) -> Response:
         """The server's version."""
-        return json_response({"version": __version__})
+        return json_response(ServerVersion(__version__))
 
+    @typed_answer(StatusFields)
     async def status(self, request: Request) -> Response:
         """What the engine serves, holds and has counted."""
         return json_response(status_fields(self._engine))
 
+    @typed_answer(HealthFields)
     async def health(self, request: Request) -> Response:
         """Whether the process works, model loaded or not.
 
@@ -86,15 +204,16 @@ class StatusPages:
         status = self._engine.status()
         if status.has_failed:
             detail, retry_after_s = status.detail, status.retry_after_s
-            return _unavailable({"status": "failed", "detail": redact_paths(detail)}, retry_after_s)
+            return _unavailable(HealthFields("failed", redact_paths(detail)), retry_after_s)
         if status.ready and (away := status.processes.away) is not None:
             detail, retry_after_s = away.detail, away.retry_after_s
-            return _unavailable({"status": "failed", "detail": redact_paths(detail)}, retry_after_s)
+            return _unavailable(HealthFields("failed", redact_paths(detail)), retry_after_s)
         faults = _faults(status)
         if faults:
-            return json_response({"status": "degraded", "detail": redact_paths(faults)})
-        return json_response({"status": "ok", "detail": redact_paths(status.detail)})
+            return json_response(HealthFields("degraded", redact_paths(faults)))
+        return json_response(HealthFields("ok", redact_paths(status.detail)))
 
+    @typed_answer(ReadyFields)
     async def ready(self, request: Request) -> Response:
         """503 while the model loads, while one of its processes is away, and during shutdown."""
         status = self._engine.status()
@@ -104,9 +223,10 @@ class StatusPages:
             detail = "shutting down"
         elif ready and (away := status.processes.away) is not None:
             ready, detail, retry_after_s = False, away.detail, away.retry_after_s
-        answer = {"ready": ready, "detail": redact_paths(detail)}
+        answer = ReadyFields(ready, redact_paths(detail))
         return json_response(answer) if ready else _unavailable(answer, retry_after_s)
 
+    @typed_answer(str, "text/plain")
     async def metrics(self, request: Request) -> Response:
         """Metrics in Prometheus' text format."""
         return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE})
@@ -139,6 +259,7 @@ class StatusEvents:
     def routes(self) -> list[Route]:
         return [Route("/status/events", self._Watch(self), methods=["GET"])]
 
+    @typed_answer(LiveStatus, "text/event-stream")
     class _Watch:
         """The status of the engine and what is live, as server-sent events. An ASGI app, since a
         Starlette endpoint would have to return a response.
@@ -174,13 +295,22 @@ class StatusEvents:
             await asyncio.sleep(EVENTS_INTERVAL_S)
         raise Unavailable("The server is shutting down.")
 
-    async def _status(self) -> dict[str, object]:
-        fields = status_fields(self._engine)
+    async def _status(self) -> LiveStatus:
+        fields = msgspec.structs.asdict(status_fields(self._engine))
         try:
-            live = detail_fields(await self._engine.details())
+            found = await self._engine.details()
         except LuceasyncError:  # not loaded yet, or failed: the status says so
-            return fields | {"live": None}
-        return fields | {"live": live | {"recent": self._recent.fields()}}
+            return LiveStatus(**fields, live=None)
+        live = LiveFields(
+            lanes=found.lanes,
+            waiting=found.waiting,
+            nodes=found.nodes,
+            num_nodes=found.num_nodes,
+            device_bytes=found.device_bytes,
+            device_parts=found.device_parts,
+            recent=self._recent.records(),
+        )
+        return LiveStatus(**fields, live=live)
 
 
 class CacheAdmin:
@@ -197,16 +327,18 @@ class CacheAdmin:
             Route("/admin/cache/{key}", self.drop_node, methods=["DELETE"]),
         ]
 
+    @typed_answer(CachedNodes, DELETE=DroppedNodes)
     async def nodes(self, request: Request) -> Response:
         """GET: the most recently used nodes. DELETE: drop all that no request needs, from memory
         and from disk.
         """
         self._check(request)
         if request.method == "DELETE":
-            return json_response({"dropped": await self._engine.drop_nodes(None)})
-        fields = detail_fields(await self._engine.details())
-        return json_response({"num_nodes": fields["num_nodes"], "nodes": fields["nodes"]})
+            return json_response(DroppedNodes(await self._engine.drop_nodes(None)))
+        found = await self._engine.details()
+        return json_response(CachedNodes(found.num_nodes, found.nodes))
 
+    @typed_answer(DroppedNodes)
     async def drop_node(self, request: Request) -> Response:
         """Drop a node and its descendants."""
         self._check(request)
@@ -221,7 +353,7 @@ class CacheAdmin:
                 code="not_found",
                 status=404,
             )
-        return json_response({"dropped": num_dropped})
+        return json_response(DroppedNodes(num_dropped))
 
     def _check(self, request: Request) -> None:
         if matching_key(request.scope, self._keys) is None:
@@ -232,69 +364,64 @@ class CacheAdmin:
             )
 
 
-def status_fields(engine: Engine) -> dict[str, object]:
-    """The engine's status as JSON fields, with all paths redacted."""
+def status_fields(engine: Engine) -> StatusFields:
+    """The engine's status, with all paths redacted."""
     status, card = engine.status(), engine.card
-    return {
-        "model": card.name,
-        "family": card.family,
-        "num_parameters": card.num_parameters,
-        "max_ctx_tokens": card.max_ctx_tokens,
-        "tool_format": card.tool_format or None,
-        "tools_in_system_message": card.tells_tools,
-        "takes_chats": card.takes_chats,
-        "thinks": card.thinks and THINKS.search(card.chat_template) is not None,
-        "reasons": [redact_paths(reason) for reason in card.reasons],
-        "ready": status.ready,
-        "detail": redact_paths(status.detail),
-        "num_lanes": status.num_lanes,
-        "num_running": status.num_running,
-        "num_queued": status.num_queued,
-        "prefilled_tokens_total": status.prefilled_tokens_total,
-        "decoded_tokens_total": status.decoded_tokens_total,
-        "decode_steps_total": status.decode_steps_total,
-        "restarts_total": status.restarts_total,
-        "cache": None if status.cache is None else _cache(status.cache),
-        "speculation": None if status.speculation is None else _speculation(status.speculation),
-        "processes": [_process(each) for each in status.processes.all],
-    }
+    return StatusFields(
+        model=card.name,
+        family=card.family,
+        num_parameters=card.num_parameters,
+        max_ctx_tokens=card.max_ctx_tokens,
+        tool_format=card.tool_format or None,
+        tools_in_system_message=card.tells_tools,
+        takes_chats=card.takes_chats,
+        thinks=card.can_think,
+        reasons=[redact_paths(reason) for reason in card.reasons],
+        ready=status.ready,
+        detail=redact_paths(status.detail),
+        num_lanes=status.num_lanes,
+        num_running=status.num_running,
+        num_queued=status.num_queued,
+        prefilled_tokens_total=status.prefilled_tokens_total,
+        decoded_tokens_total=status.decoded_tokens_total,
+        decode_steps_total=status.decode_steps_total,
+        restarts_total=status.restarts_total,
+        cache=None if status.cache is None else _cache(status.cache),
+        speculation=None if status.speculation is None else _speculation(status.speculation),
+        processes=[_process(each) for each in status.processes.all],
+    )
 
 
-def detail_fields(details: EngineDetails) -> Any:
-    """Lanes, queue and nodes as JSON fields."""
-    return msgspec.to_builtins(details)
+def _process(process: ProcessStatus) -> ProcessFields:
+    return ProcessFields(
+        name=process.name,
+        devices=list(process.devices),
+        detail=redact_paths(process.detail),
+        num_starts=process.num_starts,
+        resident_bytes=process.resident_bytes,
+        node_bytes=process.node_bytes,
+    )
 
 
-def _process(process: ProcessStatus) -> dict[str, object]:
-    return {
-        "name": process.name,
-        "devices": list(process.devices),
-        "detail": redact_paths(process.detail),
-        "num_starts": process.num_starts,
-        "resident_bytes": process.resident_bytes,
-        "node_bytes": process.node_bytes,
-    }
+def _cache(cache: CacheStatus) -> CacheFields:
+    return CacheFields(
+        num_bytes=dict(cache.num_bytes),
+        num_nodes=dict(cache.num_nodes),
+        restored_total=dict(cache.restored_total),
+        restored_tokens_total=dict(cache.restored_tokens_total),
+        missed_total=dict(cache.missed_total),
+        num_unwritten=cache.num_unwritten,
+        degraded=redact_paths(cache.degraded),
+    )
 
 
-def _cache(cache: CacheStatus) -> dict[str, object]:
-    return {
-        "num_bytes": dict(cache.num_bytes),
-        "num_nodes": dict(cache.num_nodes),
-        "restored_total": dict(cache.restored_total),
-        "restored_tokens_total": dict(cache.restored_tokens_total),
-        "missed_total": dict(cache.missed_total),
-        "num_unwritten": cache.num_unwritten,
-        "degraded": redact_paths(cache.degraded),
-    }
-
-
-def _speculation(speculation: SpeculationStatus) -> dict[str, object]:
+def _speculation(speculation: SpeculationStatus) -> SpeculationFields:
     proposed, accepted = sum(speculation.proposed_by_slot), sum(speculation.accepted_by_slot)
     total = Speculation(speculation.rounds_total, proposed, accepted)
-    return {
-        "rounds_total": total.rounds,
-        "proposed_total": proposed,
-        "accepted_total": accepted,
-        "tau": total.tau,
-        "off_reason": redact_paths(speculation.off_reason or "") or None,
-    }
+    return SpeculationFields(
+        rounds_total=total.rounds,
+        proposed_total=proposed,
+        accepted_total=accepted,
+        tau=total.tau,
+        off_reason=redact_paths(speculation.off_reason or "") or None,
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Literal
 
 import msgspec
 from starlette.datastructures import Headers
@@ -28,15 +29,38 @@ from luceasync.server.anthropic.answer import (
 )
 from luceasync.server.anthropic.body import CountBody, MessagesBody, prompt_of, request_of
 from luceasync.server.failures import Failure
-from luceasync.server.family import BodySpec, Endpoint, LookupCall, require_ready
+from luceasync.server.family import (
+    SOME_MODEL,
+    BodySpec,
+    Endpoint,
+    LookupCall,
+    require_ready,
+    typed_answer,
+)
 from luceasync.server.fields import decode
 from luceasync.server.http.auth import Caller
 from luceasync.server.http.responses import SERVER_SENT, encode_event, json_response
 
 VERSION_HEADER = b"anthropic-version"
+COUNT_EXAMPLE = {"model": SOME_MODEL, "messages": [{"role": "user", "content": "Hello"}]}
+EXAMPLE = {**COUNT_EXAMPLE, "max_tokens": 100}
 
 _messages_decoder = msgspec.json.Decoder(MessagesBody)
 _count_decoder = msgspec.json.Decoder(CountBody)
+
+
+class AnthropicModel(msgspec.Struct):
+    id: str
+    display_name: str
+    created_at: str
+    type: Literal["model"] = "model"
+
+
+class AnthropicModels(msgspec.Struct):
+    data: list[AnthropicModel]
+    first_id: str
+    last_id: str
+    has_more: bool = False
 
 
 class Anthropic:
@@ -53,14 +77,15 @@ class Anthropic:
     def error(self, failure: Failure) -> AnthropicError:
         return error_body(failure)
 
+    @typed_answer(AnthropicModels)
     async def models(self, request: HttpRequest) -> Response:
         """The served model under each of its names."""
         require_ready(self._engine)
         card = self._engine.card
         data = [_model(card, name) for name in card.names]
-        listed = {"data": data, "has_more": False, "first_id": card.name, "last_id": card.names[-1]}
-        return json_response(listed)
+        return json_response(AnthropicModels(data, card.name, card.names[-1]))
 
+    @typed_answer(AnthropicModel)
     async def model(self, request: HttpRequest) -> Response:
         """The model of that name."""
         require_ready(self._engine)
@@ -69,9 +94,9 @@ class Anthropic:
         return json_response(_model(card, name))
 
 
-def _model(card: ModelCard, name: str) -> dict[str, object]:
+def _model(card: ModelCard, name: str) -> AnthropicModel:
     created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
-    return {"type": "model", "id": name, "display_name": name, "created_at": created}
+    return AnthropicModel(name, name, created)
 
 
 class VersionedRoute(Route):
@@ -87,7 +112,7 @@ class Messages:
     """Answer a conversation in Anthropic's form."""
 
     path = "/v1/messages"
-    body = BodySpec(MessagesBody, AnthropicAnswer, AnthropicError, AnthropicEvent)
+    body = BodySpec(MessagesBody, AnthropicAnswer, AnthropicError, AnthropicEvent, EXAMPLE)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -137,7 +162,7 @@ class CountTokens:
     """Count the tokens of a conversation's prompt."""
 
     path = "/v1/messages/count_tokens"
-    body = BodySpec(CountBody, TokenCount, AnthropicError)
+    body = BodySpec(CountBody, TokenCount, AnthropicError, example=COUNT_EXAMPLE)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

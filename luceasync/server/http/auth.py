@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from luceasync.errors import RequestError
 
-OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+OPEN_PATHS = frozenset({"/", "/docs", "/openapi.json", "/health", "/ready"})
 OPEN_FOLDER = "/web/"  # static files
 MAX_SALT_CHARS = 256
 # No HTTP header and thus no key can hold it, so key and salt cannot run into each other.

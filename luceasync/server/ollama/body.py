@@ -308,7 +308,7 @@ def thinking_of(body: OllamaBody, card: ModelCard) -> tuple[dict[str, Any], int 
         return {"enable_thinking": False}, 0
     if think is not True and think not in THINK:
         refuse("think", think, f"true, false, or one of {', '.join(THINK)}")
-    if not card.thinks:
+    if not card.can_think:
         message = f"'think' is not served: '{card.name}' does not support thinking"
         raise RequestError(message, param="think")
     if think is True:

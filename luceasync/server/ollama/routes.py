@@ -20,6 +20,7 @@ from luceasync.errors import RequestError
 from luceasync.request import Engine, ModelCard
 from luceasync.server.failures import Failure
 from luceasync.server.family import (
+    SOME_MODEL,
     BodySpec,
     Call,
     Endpoint,
@@ -82,6 +83,7 @@ class Ollama:
         return error_body(failure)
 
 
+@typed_answer(OllamaError)
 async def refused(request: HttpRequest) -> Response:
     """Not served; the error says why."""
     path = request.url.path
@@ -96,7 +98,13 @@ class Chat:
     """Answer a conversation in Ollama's form."""
 
     path = "/api/chat"
-    body = BodySpec(OllamaChatBody, ChatLine, OllamaError, ChatLine)
+    body = BodySpec(
+        OllamaChatBody,
+        ChatLine,
+        OllamaError,
+        ChatLine,
+        {"model": SOME_MODEL, "messages": [{"role": "user", "content": "Hello"}]},
+    )
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -114,7 +122,13 @@ class Generate:
     """Continue a prompt in Ollama's form: through the chat template, or `raw`."""
 
     path = "/api/generate"
-    body = BodySpec(OllamaGenerateBody, GenerateLine, OllamaError, GenerateLine)
+    body = BodySpec(
+        OllamaGenerateBody,
+        GenerateLine,
+        OllamaError,
+        GenerateLine,
+        {"model": SOME_MODEL, "prompt": "Hello", "options": {"num_predict": 100}},
+    )
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -219,7 +233,7 @@ class Show:
     """Tell of the model: context, template and what it can do."""
 
     path = "/api/show"
-    body = BodySpec(ShowBody, ShownModel, OllamaError)
+    body = BodySpec(ShowBody, ShownModel, OllamaError, example={"model": SOME_MODEL})
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -301,7 +315,7 @@ class OllamaPages:
 
 
 def _capabilities(card: ModelCard) -> list[str]:
-    can = {"completion": True, "tools": bool(card.tool_format), "thinking": card.thinks}
+    can = {"completion": True, "tools": bool(card.tool_format), "thinking": card.can_think}
     return [name for name, is_there in can.items() if is_there]
 
 

@@ -391,11 +391,18 @@ def _message(piece: Piece) -> DeltaMessage:
             return _calling(CallDelta(index, FunctionDelta(text)))
 
 
+EXAMPLE = {
+    "messages": [{"role": "user", "content": "Hello"}],
+    "max_tokens": 100,
+    "stream": True,
+}
+
+
 class ChatCompletions:
     """Answer a chat."""
 
     path = "/v1/chat/completions"
-    body = BodySpec(ChatBody, ChatCompletion, OpenAiError, ChatChunk)
+    body = BodySpec(ChatBody, ChatCompletion, OpenAiError, ChatChunk, EXAMPLE)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -57,6 +57,7 @@ from luceasync.server.unserved import refuse_unserved
 MAX_PROMPTS = 64
 MAX_LOGPROBS = 5  # as in OpenAI's API; a prompt that is echoed may have many tokens
 DEFAULT_MAX_TOKENS = 16
+EXAMPLE = {"prompt": "Once upon a time", "max_tokens": 50}
 
 Prompt = str | list[int]
 
@@ -128,7 +129,7 @@ class Completions:
     """Continue text."""
 
     path = "/v1/completions"
-    body = BodySpec(CompletionBody, Completion, OpenAiError, Completion)
+    body = BodySpec(CompletionBody, Completion, OpenAiError, Completion, EXAMPLE)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

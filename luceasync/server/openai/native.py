@@ -131,7 +131,13 @@ class Infill:
     """Write the text between two others."""
 
     path = "/infill"
-    body = BodySpec(InfillBody, NativeAnswer, OpenAiError, NativeAnswer)
+    body = BodySpec(
+        InfillBody,
+        NativeAnswer,
+        OpenAiError,
+        NativeAnswer,
+        {"input_prefix": "def add(a, b):\n    ", "input_suffix": "\n", "n_predict": 32},
+    )
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -158,7 +164,13 @@ class NativeCompletion:
     """Continue text."""
 
     path = "/completion"
-    body = BodySpec(NativeCompletionBody, NativeAnswer, OpenAiError, NativeAnswer)
+    body = BodySpec(
+        NativeCompletionBody,
+        NativeAnswer,
+        OpenAiError,
+        NativeAnswer,
+        {"prompt": "Once upon a time", "n_predict": 50},
+    )
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -363,7 +363,13 @@ class Responses:
     """Answer a conversation that consists of items."""
 
     path = "/v1/responses"
-    body = BodySpec(ResponsesBody, ResponseObject, OpenAiError, ResponsesEvent)
+    body = BodySpec(
+        ResponsesBody,
+        ResponseObject,
+        OpenAiError,
+        ResponsesEvent,
+        {"input": "Hello", "max_output_tokens": 100},
+    )
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.datastructures import Headers
@@ -18,7 +18,7 @@ from starlette.routing import Route
 from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt, Engine, ModelCard, Request, TextPrompt
 from luceasync.server.failures import Failure
-from luceasync.server.family import BodySpec, Endpoint, LookupCall, require_ready
+from luceasync.server.family import BodySpec, Endpoint, LookupCall, require_ready, typed_answer
 from luceasync.server.fields import at_most, decode
 from luceasync.server.http.auth import Caller
 from luceasync.server.http.responses import SERVER_SENT, json_response
@@ -51,6 +51,31 @@ class OpenAi:
         return error_body(failure)
 
 
+class ModelMeta(msgspec.Struct):
+    """What OpenAI has no field for; `thinks`: reasoning is separated from answers."""
+
+    family: str
+    num_parameters: int
+    tool_format: str | None
+    tools_in_system_message: bool
+    takes_chats: bool
+    thinks: bool
+
+
+class OpenAiModel(msgspec.Struct):
+    id: str
+    created: int
+    max_model_len: int
+    meta: ModelMeta
+    object: Literal["model"] = "model"
+    owned_by: str = "luceasync"
+
+
+class OpenAiModels(msgspec.Struct):
+    data: list[OpenAiModel]
+    object: Literal["list"] = "list"
+
+
 class ModelPages:
     """GET /v1/models: the served model, under each of its names."""
 
@@ -64,14 +89,14 @@ class ModelPages:
             Route("/v1/models/{model:path}", self.model),
         ]
 
+    @typed_answer(OpenAiModels)
     async def models(self, request: HttpRequest) -> Response:
         """The served model under each of its names."""
         require_ready(self._engine)
         card = self._engine.card
-        return json_response(
-            {"object": "list", "data": [_model(card, name) for name in card.names]}
-        )
+        return json_response(OpenAiModels([_model(card, name) for name in card.names]))
 
+    @typed_answer(OpenAiModel)
     async def model(self, request: HttpRequest) -> Response:
         """The model of that name."""
         require_ready(self._engine)
@@ -80,22 +105,16 @@ class ModelPages:
         return json_response(_model(card, name))
 
 
-def _model(card: ModelCard, name: str) -> dict[str, object]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": card.created,
-        "owned_by": "luceasync",
-        "max_model_len": card.max_ctx_tokens,
-        "meta": {
-            "family": card.family,
-            "num_parameters": card.num_parameters,
-            "tool_format": card.tool_format or None,
-            "tools_in_system_message": card.tells_tools,
-            "takes_chats": card.takes_chats,
-            "thinks": card.thinks,
-        },
-    }
+def _model(card: ModelCard, name: str) -> OpenAiModel:
+    meta = ModelMeta(
+        family=card.family,
+        num_parameters=card.num_parameters,
+        tool_format=card.tool_format or None,
+        tools_in_system_message=card.tells_tools,
+        takes_chats=card.takes_chats,
+        thinks=card.thinks,
+    )
+    return OpenAiModel(name, card.created, card.max_ctx_tokens, meta)
 
 
 class TokenizeBody(msgspec.Struct):
@@ -138,7 +157,12 @@ class Tokenize:
     """The tokens of a text or of a chat, which is rendered first."""
 
     path = "/tokenize"
-    body = BodySpec(TokenizeBody, TokenizedPrompt, OpenAiError)
+    body = BodySpec(
+        TokenizeBody,
+        TokenizedPrompt,
+        OpenAiError,
+        example={"prompt": "Hello", "return_token_strs": True},
+    )
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -161,7 +185,7 @@ class Detokenize:
     """The text of tokens."""
 
     path = "/detokenize"
-    body = BodySpec(DetokenizeBody, DetokenizedText, OpenAiError)
+    body = BodySpec(DetokenizeBody, DetokenizedText, OpenAiError, example={"tokens": [1, 2, 3]})
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -187,6 +211,7 @@ class TokenizerPages:
     def routes(self) -> list[Route]:
         return [Route("/tokenizer_info", self.info)]
 
+    @typed_answer(dict[str, str])
     async def info(self, request: HttpRequest) -> Response:
         """Special tokens by name, and the chat template."""
         require_ready(self._engine)

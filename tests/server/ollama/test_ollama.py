@@ -51,7 +51,7 @@ CALLING = [
 def thinking_engine(*script: Any) -> ScriptedEngine:
     engine = ScriptedEngine(script)
     engine.card = replace(
-        engine.card, thinks=True, tool_format="qwen-json", chat_template="{{ x }}"
+        engine.card, thinks=True, tool_format="qwen-json", chat_template="{{ think }}"
     )
     return engine
 

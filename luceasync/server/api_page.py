@@ -1,0 +1,161 @@
+"""Serves the OpenAPI document, and a page at /docs on which it is read and tried.
+
+The page is complete without its script, which adds the sending of requests. Knows no route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from luceasync.server.family import ApiFamily
+from luceasync.server.http.responses import json_response
+from luceasync.server.openapi import document
+from luceasync.server.web.page import HEADERS
+
+Schemas = Mapping[str, Mapping[str, Any]]
+
+HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>luceasync: API</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="web/icon.svg"><link rel="stylesheet" href="web/api.css">
+<script type="module" src="web/docs.js"></script></head><body>
+<header><h1>luceasync: API</h1><nav><a href="./">Chat</a>
+<a href="openapi.json">openapi.json</a></nav>
+<label>API key <input id="key" type="password" autocomplete="off" placeholder="none"></label>
+<label>Find <input id="find" type="search" placeholder="chat, tokens, cache"></label></header><main>
+"""
+MAX_ENUM = 12  # words of a choice that are shown
+
+
+class ApiPages:
+    """The document and its page. Building them takes 60 ms, so that is left to the first request
+    for either, and to a thread.
+    """
+
+    def __init__(self, families: Sequence[ApiFamily], pages: Iterable[Route]) -> None:
+        self._families = families
+        self._pages = list(pages)
+        self._built: tuple[dict[str, Any], str] | None = None
+
+    @property
+    def routes(self) -> list[Route]:
+        return [Route("/openapi.json", self.as_json), Route("/docs", self.as_page)]
+
+    async def as_json(self, request: Request) -> Response:
+        found, _ = await asyncio.to_thread(self._build)
+        return json_response(found)
+
+    async def as_page(self, request: Request) -> Response:
+        _, page = await asyncio.to_thread(self._build)
+        return HTMLResponse(page, headers=HEADERS)
+
+    def _build(self) -> tuple[dict[str, Any], str]:
+        """The document and the page, built once."""
+        if self._built is None:
+            found = document(self._families, self._pages)
+            self._built = found, page_of(found)
+        return self._built
+
+
+def page_of(api: Mapping[str, Any]) -> str:
+    """The document as a page of HTML: an operation is a fold with its fields and a form."""
+    by_tag: dict[str, list[tuple[str, str, Any]]] = defaultdict(list)
+    for path, methods in api["paths"].items():
+        for method, operation in methods.items():
+            by_tag[operation["tags"][0]].append((path, method.upper(), operation))
+    schemas: Schemas = api["components"]["schemas"]
+    parts = [HEAD]
+    for tag, operations in by_tag.items():
+        parts.append(f"<section><h2>{escape(tag)}</h2>")
+        for path, method, operation in operations:
+            parts += _operation(path, method, operation, schemas)
+        parts.append("</section>")
+    return "".join(parts) + "</main></body></html>"
+
+
+def _operation(
+    path: str, method: str, operation: Mapping[str, Any], schemas: Schemas
+) -> Iterator[str]:
+    yield f'<details id="{escape(operation["operationId"])}"><summary>'
+    yield f'<code class="{method.lower()}">{method}</code> <code>{escape(path)}</code> '
+    yield f"<span>{escape(operation['summary'])}</span></summary>"
+    body = operation.get("requestBody", {}).get("content", {}).get("application/json")
+    yield from _form(path, method, operation, body)
+    if body is not None:
+        yield from _fields("Request", body["schema"], schemas)
+    for media_type, content in operation["responses"]["200"]["content"].items():
+        yield from _fields(f"Answer, {media_type}", content["schema"], schemas)
+    yield "</details>"
+
+
+def _form(
+    path: str, method: str, operation: Mapping[str, Any], body: Mapping[str, Any] | None
+) -> Iterator[str]:
+    yield f'<form data-method="{method}" data-path="{escape(path)}">'
+    for parameter in operation["parameters"]:
+        name = escape(parameter["name"])
+        yield f'<label>{name} <input name="{name}" required></label>'
+    if body is not None:
+        example = json.dumps(body.get("example", {}), indent=2, ensure_ascii=False)
+        rows = example.count("\n") + 1
+        label = f"Body of {method} {escape(path)}"
+        yield f'<textarea aria-label="{label}" rows="{rows}" spellcheck="false">'
+        yield f"{escape(example, quote=False)}</textarea>"
+    yield '<p><button type="submit">Send</button> '
+    yield '<button type="button" class="stop" hidden>Stop</button> <output></output></p>'
+    yield '<pre tabindex="0" hidden></pre></form>'
+
+
+def _fields(title: str, schema: Mapping[str, Any], schemas: Schemas) -> Iterator[str]:
+    """A table of the fields of an object; of anything else its kind alone."""
+    found = _resolved(schema, schemas)
+    yield f"<h3>{escape(title)}</h3>"
+    if "properties" not in found:
+        yield f"<p>{escape(_kind(schema))}</p>"
+        return
+    if "description" in found:
+        yield f"<p>{escape(found['description'])}</p>"
+    required = found.get("required", ())
+    yield "<table><thead><tr><th>field<th>type<th>default</tr></thead>"
+    for name, one in found["properties"].items():
+        default = "required" if name in required else _default(one)
+        yield f"<tr><td><code>{escape(name)}</code><td>{escape(_told(one))}"
+        yield f"<td>{escape(default)}</tr>"
+    yield "</table>"
+
+
+def _resolved(schema: Mapping[str, Any], schemas: Schemas) -> Mapping[str, Any]:
+    reference = str(schema.get("$ref", ""))
+    return schemas[reference.rpartition("/")[2]] if reference else schema
+
+
+def _default(one: Mapping[str, Any]) -> str:
+    default = one.get("default")
+    return "" if default is None or default in ("", [], {}) else json.dumps(default)
+
+
+def _told(one: Mapping[str, Any]) -> str:
+    """The kind of a field and its range."""
+    low, high = one.get("minimum"), one.get("maximum")
+    return _kind(one) if low is None else f"{_kind(one)}, {low} to {high}"
+
+
+def _kind(one: Mapping[str, Any]) -> str:
+    if "anyOf" in one:
+        return " or ".join(_kind(each) for each in one["anyOf"])
+    if "$ref" in one:
+        return str(one["$ref"]).rpartition("/")[2]
+    if "enum" in one:
+        return ", ".join(map(str, one["enum"][:MAX_ENUM]))
+    if "const" in one:
+        return str(one["const"])
+    kind = str(one.get("type", "anything"))
+    return f"list of {_kind(one['items'])}" if kind == "array" and one.get("items") else kind
