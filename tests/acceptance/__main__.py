@@ -120,6 +120,11 @@ CHECKS = (
         ("{gguf}", "--peer", "{peer}"),
         needs=("gguf", "peer"),
     ),
+    Check(
+        "check_real_models",
+        "real models call tools, fill in, outlive kills and splits; those that are fetched",
+        short=("smollm2-135m",),
+    ),
     Check("chaos_ipc", "a channel's other end dies, hangs and lies", short=("--rounds", "12")),
     Check(
         "chaos_backends",
