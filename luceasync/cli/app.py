@@ -16,6 +16,7 @@ from luceasync import __version__
 from luceasync.cli.bench import bench_app
 from luceasync.cli.cache import cache_app
 from luceasync.cli.flags import UsageError, usage_words, with_config
+from luceasync.cli.launch.command import PASSES_FLAGS_ON, LaunchCommand, launch
 from luceasync.cli.output import one_line
 from luceasync.cli.warm.command import warm
 from luceasync.config import Config
@@ -175,3 +176,4 @@ def plan(
 
 
 app.command()(warm)
+app.command(cls=LaunchCommand, context_settings=PASSES_FLAGS_ON)(launch)

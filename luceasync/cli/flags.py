@@ -92,7 +92,7 @@ def config_of(words: Sequence[str], environ: Mapping[str, str]) -> Config:
 
     app = typer.Typer(add_completion=False)
     app.command()(with_config(*SECTIONS, environ=environ)(take))
-    app(list(words), standalone_mode=False)
+    app(list(words), standalone_mode=False, prog_name="luceasync serve")
     return configs[0]
 
 

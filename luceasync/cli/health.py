@@ -37,9 +37,13 @@ def run_health(config: ServerConfig) -> bool:
 
 
 def running_server(processes: Sequence[psutil.Process]) -> ServerConfig | None:
-    """The settings of the only server among `processes`, by its own flags and variables; None if
-    there is none, or several.
-    """
+    """The settings of the only server among `processes`; None if there is none, or several."""
+    found = running_servers(processes)
+    return found[0] if len(found) == 1 else None
+
+
+def running_servers(processes: Sequence[psutil.Process]) -> list[ServerConfig]:
+    """The settings of the servers among `processes`, by their own flags and variables."""
     found = {}
     for process in processes:
         try:
@@ -48,10 +52,7 @@ def running_server(processes: Sequence[psutil.Process]) -> ServerConfig | None:
                 found[tuple(words)] = process.environ()
         except psutil.Error:  # it has ended, or is another user's
             continue
-    if len(found) != 1:
-        return None
-    [(flags, environ)] = found.items()
-    return config_of(flags, environ).server
+    return [config_of(words, environ).server for words, environ in found.items()]
 
 
 def words_of_serve(command: Sequence[str]) -> list[str] | None:
@@ -64,7 +65,7 @@ def words_of_serve(command: Sequence[str]) -> list[str] | None:
 
 def _connection(config: ServerConfig) -> HTTPConnection:
     """A connection to the server's own address, whatever names its certificate is for."""
-    host = _reachable(config.host)
+    host = reachable_host(config.host)
     if config.tls_cert is None:
         return HTTPConnection(host, config.port, timeout=TIMEOUT_S)
     context = ssl.create_default_context()
@@ -73,7 +74,7 @@ def _connection(config: ServerConfig) -> HTTPConnection:
     return HTTPSConnection(host, config.port, timeout=TIMEOUT_S, context=context)
 
 
-def _reachable(host: str) -> str:
+def reachable_host(host: str) -> str:
     """The loopback address in place of one that stands for every interface."""
     try:
         address = ipaddress.ip_address(host)

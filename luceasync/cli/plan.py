@@ -15,7 +15,7 @@ from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.models.files import ModelFiles
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.report import PlanReport, ShardReport
-from luceasync.speculation.dflash.placement import Drafter, plan_with_drafter
+from luceasync.speculation.dflash.placement import DFlashPlacement, plan_with_drafter
 
 
 def run_plan(config: Config, as_json: bool, model: ModelFiles | None = None) -> None:
@@ -96,7 +96,9 @@ def _shard_summary(report: ShardReport) -> dict[str, object]:
     }
 
 
-def _drafter_summary(report: PlanReport, drafter: Drafter | None) -> dict[str, object] | None:
+def _drafter_summary(
+    report: PlanReport, drafter: DFlashPlacement | None
+) -> dict[str, object] | None:
     if drafter is None or report.drafter is None:
         return None
     return {
@@ -139,7 +141,7 @@ def _types_words(shards: Sequence[ShardReport]) -> str:
     return ", ".join(f"{size_text(size)} in {words}" for words, size in found.most_common())
 
 
-def _print_drafter(report: PlanReport, drafter: Drafter) -> None:
+def _print_drafter(report: PlanReport, drafter: DFlashPlacement) -> None:
     assert report.drafter is not None
     num_tokens = min(report.plan.max_ctx_tokens, drafter.spec.ctx_max_tokens or 2**63)
     lane_bytes = report.drafter.lane_bytes + num_tokens * report.drafter.token_bytes

@@ -21,6 +21,7 @@ from luceasync.config import BUNDLED_MODEL_DIR
 from tests import crafted
 from tests.acceptance import command
 from tests.acceptance.clients.agents import AGENTS
+from tests.acceptance.clients.launched import BIN, GREETING, LAUNCHED
 from tests.acceptance.clients.programs import PROGRAMS, Program
 from tests.acceptance.clients.record import Exchange, exchanges
 from tests.acceptance.clients.script import WRITERS
@@ -29,7 +30,7 @@ from tests.acceptance.clients.serve import MAX_CTX_TOKENS
 from tests.acceptance.clients.servers import RecordedServer
 from tests.acceptance.clients.session import SESSIONS, SHELLS, Session, long_session
 
-PARTS = ["sessions", "compaction", "cases", "forced"]
+PARTS = ["sessions", "compaction", "launch", "cases", "forced"]
 EXPECTS_REFUSALS = ("errors",)
 TEMPLATES = Path(__file__).parent / "turns"
 OPENS = {"qwen3": True, "qwen3.5": False}  # whether the model opens its thoughts itself
@@ -131,6 +132,33 @@ def check_compaction(
     return faults, [of_agent(found)]
 
 
+def check_launch(
+    program: Program, under: Path, runs: Path, template: str
+) -> tuple[list[str], list[list[Exchange]]]:
+    """Errors of an agent that `luceasync launch` sets up for a server with a small context, in
+    three turns, and its requests by turn.
+    """
+    agent, home = LAUNCHED[program.name], runs / "home"
+    programs = under / program.folder_name / BIN[program.kind]
+    faults: list[str] = []
+    seen: list[list[Exchange]] = []
+    flags = ("--template", template, "--max-ctx", str(agent.max_ctx_tokens))
+    with RecordedServer(runs, *flags) as running:
+        for i, question in enumerate(agent.questions()):
+            begin = len(exchanges(running.log))
+            told = agent.ask(home, programs, running.url, question, i > 0)
+            found = exchanges(running.log)[begin:]
+            faults += [f"turn {i}: {fault}" for fault in (*told, *refusals(found))]
+            seen.append([one for one in found if agent.marks in one.body])
+    greeting = home / "work/greet.py"
+    if not greeting.exists() or greeting.read_text() != GREETING:
+        faults.append("the last turn did not write its file")
+    sizes = [len(one.body) for run in seen for one in run]
+    if sizes == sorted(sizes):
+        faults.append(f"nothing was compacted: {sizes} bytes")
+    return faults, seen
+
+
 @contextmanager
 def scripted(runs: Path, session: Session, template: str) -> Iterator[RecordedServer]:
     """A server whose model says what the session has it say."""
@@ -171,7 +199,7 @@ def run_sessions(part: str, chosen: list[Program], under: Path, runs: Path, temp
     case, hold = HELD[part]
     num_faulty = 0
     for program in chosen:
-        if program.name in SESSIONS:
+        if program.name in (LAUNCHED if part == "launch" else SESSIONS):
             program.install(under)
             place = runs / part / program.folder_name
             place.mkdir(parents=True)
@@ -184,6 +212,7 @@ def run_sessions(part: str, chosen: list[Program], under: Path, runs: Path, temp
 HELD = {
     "sessions": ("a session, killed three times", check_session),
     "compaction": ("a session that fills the context", check_compaction),
+    "launch": ("by `luceasync launch`, with a full context", check_launch),
 }
 
 
@@ -212,6 +241,8 @@ def main() -> None:
     if "cases" in args.parts:
         with server(runs / "scripted", "--template", args.template) as url:
             for program in chosen:
+                if program.cases is None and program.name not in AGENTS:
+                    continue
                 program.install(under)
                 rows = check(program, program.cases, under, runs / "scripted", url)
                 num_faulty += tell(program, under, rows)

@@ -94,6 +94,8 @@ PROGRAMS = (
     Program("Claude Code", "npm", ("@anthropic-ai/claude-code@2.1.330",)),
     Program("Codex", "npm", ("@openai/codex@0.169.0",)),
     Program("OpenCode", "npm", ("opencode-ai@1.18.33",)),
+    Program("Qwen Code", "npm", ("@qwen-code/qwen-code@0.24.4",)),
+    Program("pi", "npm", ("@earendil-works/pi-coding-agent@1.5.2",)),
     Program("openai", "pip", ("openai",), "openai_python.py"),
     Program("anthropic", "pip", ("anthropic",), "anthropic_python.py"),
     Program(

@@ -23,6 +23,7 @@ from luceasync.config import (
     BUNDLED_MODEL_DIR,
     CacheConfig,
     Config,
+    DraftConfig,
     EngineConfig,
     ModelConfig,
     ServerConfig,
@@ -156,12 +157,15 @@ def chosen(folder: Path, args: argparse.Namespace) -> tuple[ModelConfig, int]:
 async def run(folder: Path, args: argparse.Namespace) -> None:
     """Serve until a signal."""
     model, max_ctx_tokens = chosen(folder, args)
+    max_ctx_tokens = args.max_ctx or max_ctx_tokens
     config = Config(
         model=model,
         engine=EngineConfig(parallel=3, max_ctx_tokens=max_ctx_tokens),
         cache=CacheConfig(cache_dir=folder / "cache", budget_bytes=4 << 30, memory_bytes=1 << 30),
         server=ServerConfig(port=args.port),
     )
+    if args.model is None and not args.bundled:  # rounds would choose tokens without the script
+        config = replace(config, draft=DraftConfig(draft_dir="none"))
     engine = build_engine(config)
     async with engine:
         app = create_app(engine, config.server)
@@ -181,6 +185,7 @@ def main() -> None:
     parser.add_argument("--template", choices=WRITERS, default="qwen3.5")
     parser.add_argument("--bundled", action="store_true", help="the bundled model, no script")
     parser.add_argument("--model", type=Path, metavar="DIR", help="a model, no script")
+    parser.add_argument("--max-ctx", type=int, help="tokens of context; default: the model's")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     uvloop.install()

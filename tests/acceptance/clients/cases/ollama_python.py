@@ -38,7 +38,7 @@ def chat():
     assert second.message.content == WORDS
     assert second.prompt_eval_count > first.prompt_eval_count
     # The first turn's prompt was kept, so little of the second was run.
-    assert 0 < second.eval_duration and second.total_duration > second.prompt_eval_duration > 0
+    assert second.eval_duration > 0 and second.total_duration > second.prompt_eval_duration > 0
 
 
 def stream():

@@ -1,0 +1,1 @@
+"""The launch command: a coding agent, set up for a server here."""
