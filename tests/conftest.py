@@ -218,27 +218,31 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of combinations that a test marks to be covered only those that are needed for that, with
-    --few of all combinations, and of the models of `family` one, another for the next test. What
-    was named one by one is run.
+    --few of all combinations. Of the models of `family` one, another for the next test, with --few
+    or where any will do; then all tests of a module have the same, and share its fixtures. What was
+    named one by one is run.
     """
     is_few = config.getoption("--few")
     tests: dict[tuple[Path, str], list[pytest.Function]] = {}
     for item in items:
         has_several = isinstance(item, pytest.Function) and hasattr(item, "callspec")
-        if item.get_closest_marker("covered") or (is_few and has_several and not _is_left(item)):
+        is_marked = any(item.get_closest_marker(name) for name in ("covered", "any_family"))
+        if has_several and (is_marked or (is_few and not _is_left(item))):
             tests.setdefault((item.path, f"{item.cls} {item.originalname}"), []).append(item)
     left: set[pytest.Item] = set()
-    for (_, name), these in tests.items():
+    for (path, name), these in tests.items():
         marker = these[0].get_closest_marker("covered")
-        strength = min(marker.args[0], 1) if marker and is_few else marker.args[0] if marker else 1
         values = [{k: repr(v) for k, v in each.callspec.params.items()} for each in these]
-        if is_few and (families := sorted({each.get("family", "") for each in values}))[0]:
-            family = families[zlib.crc32(name.encode()) % len(families)]
-            places = [i for i, each in enumerate(values) if each["family"] == family]
-        else:
-            places = list(range(len(these)))
-        kept = {places[i] for i in covering([values[place] for place in places], strength)}
-        left.update(each for i, each in enumerate(these) if i not in kept)
+        places = list(range(len(these)))
+        families = sorted({each.get("family", "") for each in values})
+        if families[0] and (is_few or these[0].get_closest_marker("any_family")):
+            chosen = families[zlib.crc32((name if is_few else path.name).encode()) % len(families)]
+            places = [i for i, each in enumerate(values) if each["family"] == chosen]
+        if marker or is_few:
+            strength = marker.args[0] if marker else 1
+            strength = min(strength, 1) if is_few else strength
+            places = [places[i] for i in covering([values[i] for i in places], strength)]
+        left.update(each for i, each in enumerate(these) if i not in places)
     if left:
         config.hook.pytest_deselected(items=[*left])
         items[:] = [item for item in items if item not in left]

@@ -33,7 +33,11 @@ from tests import tiny
 from tests.processes import placed
 from tests.stages import in_stages
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_backends")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.any_family,
+    pytest.mark.usefixtures("forked_backends"),
+]
 
 PERSON = {
     "type": "object",
@@ -117,7 +121,7 @@ def plain(tiny_dir: Path) -> tuple[list[list[tuple[str, str | None]]], int]:
     """
 
     async def said() -> tuple[list[list[tuple[str, str | None]]], int]:
-        async with started(tiny_dir) as engine:
+        async with started(tiny_dir, draft_dir="none") as engine:
             alone = [await ask(engine, text, **fields) for text, fields in PAIRS]
             together, num_steps = await ask_all(engine)
         assert alone == together

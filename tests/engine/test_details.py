@@ -8,6 +8,8 @@ from luceasync.request import ChatPrompt, Request
 from luceasync.status import conversation_label
 from tests.engines import ask, running, user, written
 
+pytestmark = pytest.mark.any_family
+
 LONG = "To be or not to be, that is the question. " * 12
 
 

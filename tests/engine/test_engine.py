@@ -24,6 +24,8 @@ from luceasync.request import (
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.any_family
+
 DEADLINE_S = 20.0
 
 

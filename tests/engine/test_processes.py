@@ -151,6 +151,7 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.any_family
 @pytest.mark.covered(1)
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 @pytest.mark.parametrize("is_busy", [True, False], ids=["in an answer", "idle"])

@@ -116,6 +116,7 @@ async def test_what_a_failed_answer_computed_is_not_taken_up(tiny_dir):
     assert (again.finish.reason, again.num_cached) == ("length", 0)
 
 
+@pytest.mark.any_family
 @pytest.mark.slow
 async def test_an_engine_that_cannot_decode_ends_all_requests_and_is_loaded_again(
     tiny_dir, tmp_path, monkeypatch
@@ -144,6 +145,7 @@ async def test_an_engine_that_cannot_decode_ends_all_requests_and_is_loaded_agai
     assert (after.ids, after.finish.restore.tier) == (before.ids, "disk")
 
 
+@pytest.mark.any_family
 async def test_a_shutdown_does_not_wait_for_an_engine_that_is_to_come_back(tiny_dir):
     async with running(tiny_dir, None) as engine:
         Fails(engine, "decode", ZeroDivisionError("no way"), num_times=10**9, skip=0)

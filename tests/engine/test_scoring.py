@@ -16,7 +16,7 @@ from tests import tiny
 from tests.engine.test_processes import running as several_processes
 from tests.engines import running
 
-pytestmark = pytest.mark.usefixtures("forked_backends")
+pytestmark = [pytest.mark.any_family, pytest.mark.usefixtures("forked_backends")]
 
 PROMPT = tuple((7 * i * i + 11 * i) % 500 + 5 for i in range(2 * SCORED_TOKENS + 45))
 TOP = 3

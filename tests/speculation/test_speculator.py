@@ -105,6 +105,7 @@ def speculate_greedily(backend, tokenizer, shape=CHAIN, share_wrong=0.0, **field
     return lanes, plain
 
 
+@pytest.mark.any_family
 @pytest.mark.slow
 @pytest.mark.covered(1)
 @pytest.mark.parametrize("shape", [CHAIN, TREES[1]], ids=str)
@@ -115,6 +116,7 @@ def test_max_tokens_end_the_text_inside_a_block(open_backend, tokenizer, shape, 
     assert plain[0].num_tokens == max_tokens
 
 
+@pytest.mark.any_family
 @pytest.mark.covered(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [CHAIN, TREES[1]], ids=str)
@@ -128,6 +130,7 @@ def test_stop_tokens_end_the_text_inside_a_block(open_backend, tokenizer, shape,
     assert plain[0].reason == "stop"
 
 
+@pytest.mark.any_family
 @pytest.mark.slow
 @pytest.mark.covered(1)
 @pytest.mark.parametrize("shape", [CHAIN, TREES[1]], ids=str)
@@ -190,6 +193,7 @@ def test_the_draft_knows_all_before_the_anchor_and_not_the_anchor(open_backend, 
         lanes.round([generation], RoundPlan(CHAIN, (0,), False))
 
 
+@pytest.mark.any_family
 def test_a_right_draft_is_accepted_whole_and_counted(open_backend, tokenizer):
     lanes, _ = speculate_greedily(open_backend(), tokenizer, max_tokens=17)
     speculation = lanes.speculator.speculation(0)
@@ -295,12 +299,14 @@ def test_nothing_is_foreseen_while_a_step_is_measured(foreseeing):
     assert speculator.plan([2], alone=True).shape == RoundShape(4)
 
 
+@pytest.mark.any_family
 @pytest.mark.slow
 def test_each_round_shows_one_delta_at_most(open_backend, tokenizer):
     lanes, _ = speculate_greedily(open_backend(), tokenizer, max_tokens=17)
     assert len(lanes.deltas[0]) <= 1 + lanes.speculator.speculation(0).rounds
 
 
+@pytest.mark.any_family
 def test_the_decision_can_be_forced_to_measure_time(open_backend, tokenizer):
     backend = open_backend()
     draft = ScriptedDraft({0: [5] * 500})
