@@ -165,7 +165,7 @@ def write(tiny: Tiny, folder: Path) -> tuple[Path, Path]:
     )
     _add_keys(writer, arch, tiny, model.config)
     tokenizer = save_tokenizer(plain, QWEN35 if tiny.is_hybrid else QWEN2)
-    _add_tokenizer(writer, tokenizer, arch)
+    add_tokenizer(writer, tokenizer, arch)
     state, parts = model.state_dict(), {}
     for number, (name, tensor) in enumerate(sorted(state.items())):
         if name == "lm_head.weight" and tiny.tied:
@@ -393,7 +393,8 @@ def save_tokenizer(folder: Path, pattern: str) -> Tokenizer:
     return tokenizer
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer, arch: str) -> None:
+def add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer, arch: str) -> None:
+    """Write it as a converter does."""
     definition = json.loads(tokenizer.to_str())
     by_id = {i: token for token, i in tokenizer.get_vocab().items()}
     special = {token["id"]: token["special"] for token in definition["added_tokens"]}

@@ -9,6 +9,9 @@ has llama-cpp-python, and imports nothing of ours.
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable
+from functools import partial
 
 import llama_cpp
 import numpy as np
@@ -17,7 +20,8 @@ from llama_cpp import Llama
 
 def main(path: str, context: int, num_threads: int, kv: int) -> None:
     """Answer lines. "answer N IDS": logits float32 [vocab] after the ids and after each of N greedy
-    tokens, as bytes in hexadecimal. "tokens TEXT", with the text's bytes in hexadecimal: its ids.
+    tokens, as bytes in hexadecimal. "timed N IDS": seconds of the ids, and of N greedy tokens, each
+    by the clock and of the processor. "tokens TEXT", with the text's bytes in hexadecimal: its ids.
     """
     model = Llama(
         path,
@@ -39,9 +43,26 @@ def main(path: str, context: int, num_threads: int, kv: int) -> None:
                 logits = last_logits(model)
                 print(logits.tobytes().hex(), flush=True)
                 model.eval([int(logits.argmax())])
+        elif what == "timed":
+            model.reset()
+            taken = timed(partial(model.eval, [int(number) for number in count[1:]]))
+            print(*taken, *timed(partial(steps, model, int(count[0]))), flush=True)
         elif what == "tokens":
             text = bytes.fromhex("".join(count))
             print(*model.tokenize(text, add_bos=False, special=False), flush=True)
+
+
+def steps(model: Llama, count: int) -> None:
+    """Greedy tokens."""
+    for _ in range(count):
+        model.eval([int(last_logits(model).argmax())])
+
+
+def timed(run: Callable[[], object]) -> tuple[float, float]:
+    """Seconds by the clock, and of the processor."""
+    begin, busy = time.perf_counter(), time.process_time()
+    run()
+    return time.perf_counter() - begin, time.process_time() - busy
 
 
 def last_logits(model: Llama) -> np.ndarray:

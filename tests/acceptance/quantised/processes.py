@@ -51,6 +51,13 @@ class Peer:
         lines = [self._answer() for _ in range(num_tokens)]
         return [np.frombuffer(bytes.fromhex(line), np.float32) for line in lines]
 
+    def timed(self, ids: Sequence[int], num_tokens: int) -> list[float]:
+        """Seconds of the ids and of `num_tokens` greedy tokens, each by the clock and of the
+        processor.
+        """
+        self._ask(f"timed {num_tokens} {' '.join(map(str, ids))}")
+        return [float(number) for number in self._answer().split()]
+
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, with nothing added; special tokens are ordinary text."""
         found = []

@@ -1,0 +1,189 @@
+"""Decode and prefill of a small model of experts in Q4_K_M's types, beside llama.cpp.
+
+    python -m scripts.bench_experts_cpu [--context 512] [--rounds 5] [--threads 2] [--peer PYTHON]
+
+Random weights: 8 layers, 2,048 wide, 64 experts of 768, 8 of them for each token. All in turns;
+`--peer` is an interpreter that has llama-cpp-python. Seconds are those of the clock and, as other
+programs may run, of the processor.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as the command line does, before torch
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+
+from luceasync.bench.report import median
+from luceasync.models.files import ModelFiles
+from luceasync.models.precision import Precision
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.offer import offer_of
+from luceasync.pipeline.plan import make_plan
+from tests.acceptance.quantised.processes import Peer
+from tests.gguf.blocks import random_blocks
+from tests.gguf.tiny_files import QWEN2, VOCAB, add_tokenizer, save_tokenizer
+
+LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 8, 2048, 32, 4, 128
+EXPERTS, CHOSEN, INNER = 64, 8, 768
+NUM_TOKENS = 16  # decoded in each measurement
+SCALES = {"Q4_K": 2e-4, "Q6_K": 1e-5}
+
+
+def write(folder: Path) -> Path:
+    """The model as a GGUF file."""
+    path = folder / "experts.gguf"
+    writer = gguf.GGUFWriter(path, "qwen3moe", use_temp_file=False)
+    writer.add_block_count(LAYERS)
+    writer.add_context_length(32768)
+    writer.add_embedding_length(HIDDEN)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(KV_HEADS)
+    writer.add_key_length(HEAD_DIM)
+    writer.add_value_length(HEAD_DIM)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(1e6)
+    writer.add_expert_count(EXPERTS)
+    writer.add_expert_used_count(CHOSEN)
+    writer.add_expert_feed_forward_length(INNER)
+    add_tokenizer(writer, save_tokenizer(folder / "tokenizer", QWEN2), "qwen3moe")
+    for name, shape, kind in tensors():
+        if kind == "F32":
+            random = np.random.default_rng(len(name)).normal(size=shape).astype(np.float32)
+            numbers = 1 + 0.1 * random if len(shape) == 1 else random * HIDDEN**-0.5
+            writer.add_tensor(name, numbers.astype(np.float32))
+            continue
+        blocks = random_blocks(kind, int(np.prod(shape[:-1])), shape[-1], scale=SCALES[kind])
+        raw = gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(name, blocks.reshape(*shape[:-1], -1), raw_dtype=raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def tensors() -> list[tuple[str, tuple[int, ...], str]]:
+    """Name, shape and type of each tensor: as in a Q4_K_M file, in which half of the layers have
+    more bits where it matters most.
+    """
+    query, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    found: list[tuple[str, tuple[int, ...], str]] = [
+        ("token_embd.weight", (VOCAB, HIDDEN), "Q4_K"),
+        ("output_norm.weight", (HIDDEN,), "F32"),
+        ("output.weight", (VOCAB, HIDDEN), "Q6_K"),
+    ]
+    for layer in range(LAYERS):
+        more = "Q6_K" if layer % 2 else "Q4_K"
+        found += [
+            (f"blk.{layer}.{name}.weight", shape, kind)
+            for name, shape, kind in (
+                ("attn_norm", (HIDDEN,), "F32"),
+                ("attn_q", (query, HIDDEN), "Q4_K"),
+                ("attn_k", (kv, HIDDEN), "Q4_K"),
+                ("attn_v", (kv, HIDDEN), more),
+                ("attn_output", (HIDDEN, query), "Q4_K"),
+                ("attn_q_norm", (HEAD_DIM,), "F32"),
+                ("attn_k_norm", (HEAD_DIM,), "F32"),
+                ("ffn_norm", (HIDDEN,), "F32"),
+                ("ffn_gate_inp", (EXPERTS, HIDDEN), "F32"),
+                ("ffn_gate_exps", (EXPERTS, INNER, HIDDEN), "Q4_K"),
+                ("ffn_up_exps", (EXPERTS, INNER, HIDDEN), "Q4_K"),
+                ("ffn_down_exps", (EXPERTS, HIDDEN, INNER), more),
+            )
+        ]
+    return found
+
+
+def open_backend(path: Path, context: int) -> LayerSplitBackend:
+    files = ModelFiles(path)
+    plan = make_plan(
+        files.spec,
+        [offer_of("cpu:0", 2**34)],
+        precision=Precision.of("bf16"),
+        weights=None,
+        parallel=1,
+        max_ctx_tokens=context + 256,
+        prefill_chunk_tokens=512,
+        encoding_of=files.weights.encoding,
+    )
+    begin = time.perf_counter()
+    backend = LayerSplitBackend.open(files, plan)
+    seconds, size = time.perf_counter() - begin, path.stat().st_size
+    print(f"{size / 1e9:.2f} GB loaded in {seconds:.2f} s, {size / seconds / 1e9:.2f} GB/s")
+    return backend
+
+
+def timed(run: Callable[[], object]) -> tuple[float, float]:
+    """Seconds by the clock, and of the processor."""
+    begin, busy = time.perf_counter(), time.process_time()
+    run()
+    return time.perf_counter() - begin, time.process_time() - busy
+
+
+def ours(backend: LayerSplitBackend, ids: list[int]) -> list[float]:
+    """Seconds of the ids and of NUM_TOKENS greedy tokens, each by the clock and the processor."""
+    backend.reset(0)
+    at, token = len(ids), 0
+
+    def prefill() -> None:
+        nonlocal token
+        for begin in range(0, len(ids), 512):
+            logits = backend.prefill(0, begin, ids[begin : begin + 512], project=True)
+        assert logits is not None
+        token = int(logits.argmax())
+
+    def decode() -> None:
+        nonlocal token
+        for step in range(NUM_TOKENS):
+            token = int(backend.decode([0], [at + step], [token]).whole().argmax())
+
+    return [*timed(prefill), *timed(decode)]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--peer")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    ids = [(7 * i) % 400 + 3 for i in range(options.context)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder))
+        backend = open_backend(path, options.context)
+        runs: dict[str, Callable[[], list[float]]] = {"ours": lambda: ours(backend, ids)}
+        if options.peer:
+            peer = Peer(options.peer, path, options.context)
+            runs["llama.cpp"] = lambda: peer.timed(ids, NUM_TOKENS)
+        samples: dict[str, list[list[float]]] = {name: [] for name in runs}
+        for _ in range(options.rounds + 1):
+            for name, run in runs.items():
+                samples[name].append(run())
+    for column, what in enumerate(("prefill", "", "decode", "")):
+        if not what:
+            continue
+        count = options.context if what == "prefill" else NUM_TOKENS
+        for offset, clock in enumerate(("wall", "processor")):
+            took = {n: [row[column + offset] for row in rows[1:]] for n, rows in samples.items()}
+            cells = [f"{name} {count / median(rows):.1f}" for name, rows in took.items()]
+            if len(took) == 2:
+                pairs = zip(took["llama.cpp"], took["ours"], strict=True)
+                cells.append(f"ratio {median([peer / own for peer, own in pairs]):.2f}")
+            print(f"{what}, tokens a second of {clock}: {', '.join(cells)}")
+
+
+if __name__ == "__main__":
+    main()
