@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
@@ -19,6 +20,7 @@ from starlette.routing import Route
 from luceasync.server.family import ApiFamily
 from luceasync.server.http.responses import json_response
 from luceasync.server.openapi import document
+from luceasync.server.unserved import NOT_SERVED
 from luceasync.server.web.page import HEADERS
 
 Schemas = Mapping[str, Mapping[str, Any]]
@@ -33,6 +35,7 @@ HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>luce
 <label>Find <input id="find" type="search" placeholder="chat, tokens, cache"></label></header><main>
 """
 MAX_ENUM = 12  # words of a choice that are shown
+QUOTED = re.compile(r"`([^`]+)`")
 
 
 class ApiPages:
@@ -78,7 +81,7 @@ def page_of(api: Mapping[str, Any]) -> str:
         for path, method, operation in operations:
             parts += _operation(path, method, operation, schemas)
         parts.append("</section>")
-    return "".join(parts) + "</main></body></html>"
+    return "".join([*parts, *_types(schemas)]) + "</main></body></html>"
 
 
 def _operation(
@@ -119,17 +122,39 @@ def _fields(title: str, schema: Mapping[str, Any], schemas: Schemas) -> Iterator
     found = _resolved(schema, schemas)
     yield f"<h3>{escape(title)}</h3>"
     if "properties" not in found:
-        yield f"<p>{escape(_kind(schema))}</p>"
+        yield f"<p>{_kind(schema)}</p>"
         return
-    if "description" in found:
-        yield f"<p>{escape(found['description'])}</p>"
-    required = found.get("required", ())
+    yield from _table(found)
+
+
+def _table(schema: Mapping[str, Any]) -> Iterator[str]:
+    """The fields of an object; those that are refused are named below them."""
+    if "description" in schema:
+        yield f"<p>{_prose(schema['description'])}</p>"
+    required, refused = schema.get("required", ()), []
     yield "<table><thead><tr><th>field<th>type<th>default</tr></thead>"
-    for name, one in found["properties"].items():
+    for name, one in schema.get("properties", {}).items():
+        if one.get("description") == NOT_SERVED:
+            refused.append(f"<code>{escape(name)}</code>")
+            continue
         default = "required" if name in required else _default(one)
-        yield f"<tr><td><code>{escape(name)}</code><td>{escape(_told(one))}"
-        yield f"<td>{escape(default)}</tr>"
+        yield f"<tr><td><code>{escape(name)}</code><td>{_told(one)}<td>{escape(default)}</tr>"
     yield "</table>"
+    if refused:
+        yield f"<p>Not served, and a 400 if used: {', '.join(refused)}.</p>"
+
+
+def _types(schemas: Schemas) -> Iterator[str]:
+    """The types that tables name."""
+    yield "<section><h2>Types</h2>"
+    for name, schema in sorted(schemas.items()):
+        yield f'<details id="type-{escape(name)}"><summary><code>{escape(name)}</code></summary>'
+        if "properties" in schema:
+            yield from _table(schema)
+        else:
+            yield f"<p>{_kind(schema)}</p>"
+        yield "</details>"
+    yield "</section>"
 
 
 def _resolved(schema: Mapping[str, Any], schemas: Schemas) -> Mapping[str, Any]:
@@ -142,6 +167,11 @@ def _default(one: Mapping[str, Any]) -> str:
     return "" if default is None or default in ("", [], {}) else json.dumps(default)
 
 
+def _prose(text: str) -> str:
+    """Text with its quoted names as code."""
+    return QUOTED.sub(r"<code>\1</code>", escape(text, quote=False))
+
+
 def _told(one: Mapping[str, Any]) -> str:
     """The kind of a field and its range."""
     low, high = one.get("minimum"), one.get("maximum")
@@ -149,13 +179,19 @@ def _told(one: Mapping[str, Any]) -> str:
 
 
 def _kind(one: Mapping[str, Any]) -> str:
+    """What a value is, in words, with links to types."""
     if "anyOf" in one:
         return " or ".join(_kind(each) for each in one["anyOf"])
     if "$ref" in one:
-        return str(one["$ref"]).rpartition("/")[2]
+        name = escape(str(one["$ref"]).rpartition("/")[2])
+        return f'<a href="#type-{name}">{name}</a>'
     if "enum" in one:
-        return ", ".join(map(str, one["enum"][:MAX_ENUM]))
+        return escape(", ".join(map(str, one["enum"][:MAX_ENUM])))
     if "const" in one:
-        return str(one["const"])
-    kind = str(one.get("type", "anything"))
-    return f"list of {_kind(one['items'])}" if kind == "array" and one.get("items") else kind
+        return escape(str(one["const"]))
+    kind = escape(str(one.get("type", "anything")))
+    if kind == "array" and one.get("items"):
+        return f"list of {_kind(one['items'])}"
+    if kind == "object" and isinstance(values := one.get("additionalProperties"), Mapping):
+        return f"object of {_kind(values)}"
+    return kind

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache, reduce
 from operator import or_
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 from starlette.routing import Route
@@ -224,6 +224,8 @@ def described(kind: Any) -> Any:
         return Any
     if not _is_rebuilt(kind, set()):
         return kind
+    if get_origin(kind) is Annotated:
+        return Annotated[described(kind.__origin__), *kind.__metadata__]
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return _struct(kind)
     inner = tuple(map(described, get_args(kind)))
@@ -240,7 +242,7 @@ def _struct(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
         if tag is not None and each.name == TAG:
             continue
         default: tuple[Any, ...] = () if each.required else (each.default,)
-        if each.type is msgspec.Raw:
+        if msgspec.Raw in (each.type, getattr(each.type, "__origin__", None)):
             default = (None,)
         elif not each.required and each.default is msgspec.NODEFAULT:
             default = (msgspec.field(default_factory=each.default_factory),)

@@ -23,7 +23,7 @@ async def test_every_operation_has_a_fold_a_form_and_an_example_that_is_json(in_
     forms = re.findall(r'<form data-method="(\w+)" data-path="([^"]+)">', text)
     assert set(forms) == operations and len(forms) == len(operations)
     ids = re.findall(r'<details id="(\w+)">', text)
-    assert len(set(ids)) == len(operations)
+    assert len(set(ids)) == len(ids) == len(operations)
     for example in re.findall(r"<textarea[^>]*>(.*?)</textarea>", text, re.DOTALL):
         assert json.loads(unescape(example))
 
@@ -31,7 +31,23 @@ async def test_every_operation_has_a_fold_a_form_and_an_example_that_is_json(in_
 async def test_fields_have_types_ranges_and_defaults(in_memory):
     text, _ = await page(in_memory)
     assert "<code>temperature</code><td>number or null, 0 to 2" in text
-    assert "<code>messages</code><td>list of ChatMessage<td>required" in text
+    link = '<a href="#type-ChatMessage">ChatMessage</a>'
+    assert f"<code>messages</code><td>list of {link}<td>required" in text
+
+
+async def test_every_type_that_is_named_is_there(in_memory):
+    text, _ = await page(in_memory)
+    named = set(re.findall(r'href="#(type-\w+)"', text))
+    assert len(named) > 20 and named <= set(re.findall(r'<details id="([\w-]+)">', text))
+
+
+async def test_fields_that_are_refused_stand_apart(in_memory):
+    text, _ = await page(in_memory)
+    chat = text[text.index('id="post_v1_chat_completions"') :]
+    chat = chat[: chat.index("Answer, application/json")]
+    assert "<tr><td><code>logit_bias</code>" in chat and "<tr><td><code>mirostat</code>" not in chat
+    refused = chat[chat.index("Not served, and a 400 if used") :]
+    assert "<code>mirostat</code>" in refused and "<code>guided_json</code>" not in refused
 
 
 async def test_it_loads_from_this_server_alone_and_runs_no_script_within(in_memory):

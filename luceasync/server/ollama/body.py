@@ -41,7 +41,7 @@ from luceasync.server.fields import (
     tool_function,
 )
 from luceasync.server.http.auth import Caller
-from luceasync.server.unserved import ABSENT, refuse_if_used
+from luceasync.server.unserved import ABSENT, Unserved, refuse_if_used
 
 MAX_MESSAGES = 8192
 MAX_TOOLS = 1024
@@ -77,9 +77,9 @@ class OllamaOptions(msgspec.Struct, kw_only=True):
     frequency_penalty: float | None = None
     penalize_newline: bool | None = None
     num_ctx: int | None = None
-    mirostat: Raw = Raw()
-    tfs_z: Raw = Raw()
-    typical_p: Raw = Raw()
+    mirostat: Unserved = Raw()
+    tfs_z: Unserved = Raw()
+    typical_p: Unserved = Raw()
 
 
 class OllamaFunction(msgspec.Struct):
@@ -129,17 +129,17 @@ class OllamaBody(GenerationBody, kw_only=True):
     keep_alive: float | str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    template: Raw = Raw()
+    template: Unserved = Raw()
     # Of other APIs, or misplaced.
-    max_tokens: Raw = Raw()
-    min_p: Raw = Raw()
-    num_predict: Raw = Raw()
-    repeat_penalty: Raw = Raw()
-    response_format: Raw = Raw()
-    seed: Raw = Raw()
-    stop: Raw = Raw()
-    tool_choice: Raw = Raw()
-    top_k: Raw = Raw()
+    max_tokens: Unserved = Raw()
+    min_p: Unserved = Raw()
+    num_predict: Unserved = Raw()
+    repeat_penalty: Unserved = Raw()
+    response_format: Unserved = Raw()
+    seed: Unserved = Raw()
+    stop: Unserved = Raw()
+    tool_choice: Unserved = Raw()
+    top_k: Unserved = Raw()
 
 
 class OllamaChatBody(OllamaBody, kw_only=True):

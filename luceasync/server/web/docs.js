@@ -86,10 +86,13 @@ function filter() {
   }
 }
 
-/** Opens the operation that the address names. */
+/** Opens the fold that the address names, which a search may have hidden. */
 function unfold() {
   const named = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-  if (named?.matches("details")) named.open = true;
+  if (!named?.matches("details")) return;
+  named.open = true;
+  named.hidden = named.closest("section").hidden = false;
+  named.scrollIntoView();
 }
 
 document.addEventListener("submit", (event) => {
