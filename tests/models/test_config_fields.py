@@ -63,6 +63,7 @@ REFUSED: dict[str, Any] = {
 }
 SLIDING = ["full_attention", "sliding_attention"] * 2
 OTHER_LAYERS = ["full_attention", "chunked_attention"] * 2
+OF_ROUTERS = {"output_router_logits": True, "router_aux_loss_coef": 0.5}  # in training
 # By model type: what else its config has.
 OWN: dict[str, dict[str, dict[str, Any]]] = {
     "gemma3_text": {
@@ -100,13 +101,30 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
         | {"use_sliding_window": False, "head_dim": 32},
         "refused": {"attention_bias": True},
     },
+    "qwen3_moe": {
+        "honoured": {"num_local_experts": 16, "num_experts_per_tok": 2, "norm_topk_prob": True}
+        | {"moe_intermediate_size": 32, "decoder_sparse_step": 1, "mlp_only_layers": [1]},
+        "without effect": {"sliding_window": 16, **OF_ROUTERS},
+        "refused": {"attention_bias": True, "use_sliding_window": True},
+    },
+    "qwen3_5_moe_text": {
+        "honoured": {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+        | {"shared_expert_intermediate_size": 32, "head_dim": 32, "linear_conv_kernel_dim": 2}
+        | {"linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_num_key_heads": 8}
+        | {"linear_num_value_heads": 16, "layer_types": ["full_attention"] * 4},
+        "without effect": OF_ROUTERS,
+        "refused": {"attention_bias": True},
+    },
     "smollm3": {
         "honoured": {"no_rope_layers": [1, 1, 0, 1], "no_rope_layer_interval": 2}
         | {"layer_types": SLIDING, "sliding_window": 16, "use_sliding_window": False},
         "refused": {"attention_bias": True, "mlp_bias": True},
     },
 }
-OTHER_NAMES = {"gemma3_text": {"hidden_act": "hidden_activation"}}  # of fields that all have
+OTHER_NAMES = {  # of fields that all have
+    "gemma3_text": {"hidden_act": "hidden_activation"},
+    "qwen3_5_moe_text": {"intermediate_size": "moe_intermediate_size"},
+}
 # Windows are in use, so that what is said of them matters.
 USED = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 2}
 UNLIKE_DEFAULTS = {
@@ -114,6 +132,7 @@ UNLIKE_DEFAULTS = {
     "mistral": {"sliding_window": 32},
     "qwen2": USED,
     "qwen3": USED,
+    "qwen3_moe": {"decoder_sparse_step": 2},
     "smollm3": {"use_sliding_window": True, "sliding_window": 32},
 }
 

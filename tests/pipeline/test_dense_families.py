@@ -1,4 +1,6 @@
-"""Dense families say what transformers says, however the work is cut, shared out or drafted."""
+"""Families of dense layers and of experts say what transformers says, however the work is cut,
+shared out or drafted.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +38,15 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 MIXED = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+EXPERTS = {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 3}
+DELTA = {
+    "shared_expert_intermediate_size": 48,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25},
+}
 # By name: the model type, and what differs from tests.tiny.COMMON.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma 3": (
@@ -62,6 +73,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen2",
         {"use_sliding_window": True, "sliding_window": 70, "max_window_layers": 2},
     ),
+    "qwen3_moe": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True, "decoder_sparse_step": 2}),
+    "qwen3_moe, as is": ("qwen3_moe", EXPERTS | {"mlp_only_layers": [2]}),
+    "qwen3_5_moe": ("qwen3_5_moe_text", EXPERTS | DELTA),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1, 1]}),
     "smollm3, by interval": ("smollm3", {"no_rope_layer_interval": 2, "head_dim": 32}),
 }

@@ -22,6 +22,7 @@ DEFAULTS = {
 def parse(fields: ConfigFields) -> ModelSpec:
     """The spec of a config. Raises ModelError."""
     fields.must_be("attention_bias", False)
+    fields.must_be("use_sliding_window", False)
     fields = fields.with_defaults(DEFAULTS)
     spec = parse_dense(fields, "qwen3_moe", has_head_norms=True)
     normalised = bool(fields.config.get("norm_topk_prob", False))
