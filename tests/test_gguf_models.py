@@ -39,6 +39,7 @@ NUM_TOKENS = 32
 FOURS = {"ssm_alpha.weight": "F16", "attn_k.weight": "IQ4_XS", "token_embd.weight": "BF16"}
 ODD = FOURS | {"ffn_up.weight": "Q3_K", "ffn_down.weight": "Q2_K", "": "Q5_1"}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LINEAR = {"rope_type": "linear", "factor": 8.0}
 MODELS = {
     "plain": Tiny(),
     "plain hybrid": Tiny("qwen3_5"),
@@ -55,6 +56,7 @@ MODELS = {
 
 # Of which only the numbers are compared: they are served like the others.
 RELATIVES = {
+    "gemma 3": Tiny("gemma3_text", types=K_MIX, tied=True, num_layers=6, rope=LINEAR),
     "llama 3.1": Tiny("llama", types={"": "Q8_0"}, rope=LLAMA3, tied=True),
     "mistral": Tiny("mistral", types={"": "Q4_0"}, rope={"rope_type": "linear", "factor": 4.0}),
     "qwen2": Tiny("qwen2", types=K_MIX),

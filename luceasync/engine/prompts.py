@@ -212,7 +212,9 @@ class Prompts:
         return marked_tokens(self._common_prefix, text, ids, messages, marks, render)
 
     def _of_text(self, tenant: Tenant, text: str, param: str) -> RenderedPrompt:
-        ids, infill = self._recall(tenant, text, param), self._language.tokenizer.infill
+        lead, infill = self._language.tokenizer.lead, self._language.tokenizer.infill
+        text = text if text.startswith(lead) else lead + text
+        ids = self._recall(tenant, text, param)
         # An editor may have written the notation itself.
         ends = infill.ends if infill is not None and infill.middle in ids else frozenset()
         return RenderedPrompt(tenant, text, ids, tuple(self._turns.ends(ids)), ends=ends)

@@ -198,6 +198,14 @@ class Metadata:
         code = SCALARS[value.kind].format
         return unpack_from(f"<{value.num_items}{code[1:]}", self._view, value.begin)
 
+    def reals(self, key: str) -> tuple[float, ...]:
+        """The reals of an array."""
+        value = self._found(key)
+        if value.num_items is None or value.kind not in REALS:
+            raise ModelError(f"{key} is {_words(value)}; expected an array of reals")
+        code = SCALARS[value.kind].format
+        return unpack_from(f"<{value.num_items}{code[1:]}", self._view, value.begin)
+
     def strings(self, key: str) -> list[str]:
         """The strings of an array."""
         return [text_of(content, f"an entry of {key}") for content in self._entries(key)]

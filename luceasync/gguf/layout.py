@@ -55,6 +55,8 @@ def llama_orders(config: dict[str, Any]) -> dict[str, AxisSwaps]:
 
 
 RECURRENT = "attention.recurrent_layers"
+WINDOW, LOGIT_CAP = "attention.sliding_window", "final_logit_softcapping"
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def smollm3_config(keys: ArchitectureKeys) -> Config:
@@ -62,6 +64,43 @@ def smollm3_config(keys: ArchitectureKeys) -> Config:
     fourth. Raises ModelError.
     """
     return whole_heads_config(keys) | {"no_rope_layer_interval": 4}
+
+
+def gemma3_config(keys: ArchitectureKeys) -> Config:
+    """The config of a Gemma 3. The file says neither which layers have windows unless that differs
+    from the usual, every one but each sixth, nor what scores are divided by: the root of a head's
+    size, and in the model of 62 layers that of its share of the hidden size. Raises ModelError.
+    """
+    config = whole_heads_config(keys, (WINDOW, LOGIT_CAP))
+    window, num_layers = keys.integer(WINDOW, 0), keys.num_layers
+    scalar = config["head_dim"]
+    if num_layers == 62:
+        scalar = config["hidden_size"] // config["num_attention_heads"]
+    theta = keys.metadata.real(keys.name("rope.freq_base_swa"), 10000.0)
+    local = {"rope_type": "default", "rope_theta": theta}
+    del config["hidden_act"]
+    return config | {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": scalar,
+        "rope_parameters": {FULL: config["rope_parameters"], SLIDING: local},
+        "final_logit_softcapping": keys.metadata.real(keys.name(LOGIT_CAP), 0.0) or None,
+        "sliding_window": window or None,
+        "layer_types": _windowed_layers(keys, 6) if window else [FULL] * num_layers,
+    }
+
+
+def _windowed_layers(keys: ArchitectureKeys, usual: int) -> list[str]:
+    """The kind of each layer, given layer by layer or as the interval of layers without a window,
+    which is `usual` if the file has neither. Raises ModelError.
+    """
+    name, num_layers = keys.name(f"{WINDOW}_pattern"), keys.num_layers
+    if name in keys.metadata and keys.metadata.is_array(name):
+        flags = keys.metadata.integers(name)[:num_layers]
+        return [SLIDING if flag else FULL for flag in flags]
+    interval = keys.integer(f"{WINDOW}_pattern", usual)
+    if interval < 1:
+        raise ModelError(f"{name} = {interval}: expected 1 or more")
+    return [SLIDING if (layer + 1) % interval else FULL for layer in range(num_layers)]
 
 
 def qwen3moe_config(keys: ArchitectureKeys) -> Config:
@@ -187,7 +226,13 @@ class Architecture:
 
 HYBRID = ATTENTION | DELTA | {"post_attention_layernorm.weight": "post_attention_norm.weight"}
 DENSE = ATTENTION | {"post_attention_layernorm.weight": "ffn_norm.weight"}
+BETWEEN_NORMS = ATTENTION | {
+    "post_attention_layernorm.weight": "post_attention_norm.weight",
+    "pre_feedforward_layernorm.weight": "ffn_norm.weight",
+    "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
+}
 ARCHITECTURES = {
+    "gemma3": Architecture(gemma3_config, BETWEEN_NORMS),
     "llama": Architecture(whole_heads_config, DENSE, llama_orders),
     "qwen2": Architecture(whole_heads_config, DENSE),
     "qwen3": Architecture(whole_heads_config, DENSE),

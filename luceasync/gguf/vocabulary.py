@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +12,15 @@ from luceasync.gguf.header import Metadata
 from luceasync.gguf.model import GgufModel
 
 # Values of tokenizer.ggml.token_type.
-CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 ADDED = (CONTROL, USER_DEFINED)
 # Keys of the tokens that end a text, a turn and a message; all but the first are optional. ENDS end
 # a text too, if they are control tokens.
 END_KEYS = tuple(f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom"))
 ENDS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
+ENDS += ("<end_of_turn>",)
+BEGIN = "tokenizer.ggml.bos_token_id"
+SPACE = "\u2581"  # of pieces
 TEMPLATE = "tokenizer.chat_template"
 
 QWEN2 = (
@@ -108,11 +112,19 @@ def special_tokens_of(model: GgufModel) -> dict[str, str]:
     return {name: text for name, text in zip(ids, texts, strict=True) if text is not None}
 
 
-def check_tokenizer(metadata: Metadata) -> PreTokenizer:
-    """How the file splits text. Raises ModelError if that is not supported."""
-    model, pre = metadata.word("tokenizer.ggml.model"), metadata.word("tokenizer.ggml.pre")
-    if model != "gpt2":
-        raise ModelError(f"tokenizer.ggml.model {model!r} is not supported; expected 'gpt2'")
+def check_tokenizer(metadata: Metadata) -> None:
+    """Raise ModelError if the file's tokenizer is not supported."""
+    model = metadata.word("tokenizer.ggml.model")
+    if model not in MODELS:
+        raise ModelError(
+            f"tokenizer.ggml.model {model!r} is not supported; expected {' or '.join(MODELS)}"
+        )
+    if model == "gpt2":
+        _pre_of(metadata)
+
+
+def _pre_of(metadata: Metadata) -> PreTokenizer:
+    pre = metadata.word("tokenizer.ggml.pre")
     if pre not in PRES:
         raise ModelError(
             f"tokenizer.ggml.pre {pre!r} is not supported; supported: {', '.join(sorted(PRES))}"
@@ -120,42 +132,148 @@ def check_tokenizer(metadata: Metadata) -> PreTokenizer:
     return PRES[pre]
 
 
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """The tokens of a file by id, and their kinds. `ids`: without those that are not used."""
+
+    texts: list[str]
+    kinds: tuple[int, ...]
+    ids: dict[str, int]
+
+    @classmethod
+    def of(cls, metadata: Metadata) -> _Tokens:
+        texts = metadata.strings("tokenizer.ggml.tokens")
+        kinds = metadata.integers("tokenizer.ggml.token_type")
+        if len(kinds) != len(texts):
+            raise ModelError(
+                f"tokenizer.ggml.token_type has {len(kinds)} entries for {len(texts)} tokens"
+            )
+        ids = {text: i for i, text in enumerate(texts) if kinds[i] != UNUSED}
+        if len(ids) != len(kinds) - kinds.count(UNUSED):
+            raise ModelError("tokenizer.ggml.tokens has a duplicate token")
+        return cls(texts, kinds, ids)
+
+    def text_at(self, metadata: Metadata, key: str) -> str:
+        """The token whose id the file has at `key`."""
+        token_id = metadata.integer(key)
+        if token_id >= len(self.texts):
+            raise ModelError(f"{key} = {token_id}: there are only {len(self.texts)} tokens")
+        return self.texts[token_id]
+
+
 def _vocabulary(metadata: Metadata) -> GgufVocabulary:
-    pre = check_tokenizer(metadata)
-    tokens = metadata.strings("tokenizer.ggml.tokens")
-    kinds = metadata.integers("tokenizer.ggml.token_type")
-    if len(kinds) != len(tokens):
-        raise ModelError(
-            f"tokenizer.ggml.token_type has {len(kinds)} entries for {len(tokens)} tokens"
-        )
-    added = [i for i, kind in enumerate(kinds) if kind in ADDED]
-    ids = {token: i for i, token in enumerate(tokens) if kinds[i] != UNUSED}
-    if len(ids) != len(kinds) - kinds.count(UNUSED):
-        raise ModelError("tokenizer.ggml.tokens has a duplicate token")
-    merges = [_merge(entry, ids) for entry in metadata.strings("tokenizer.ggml.merges")]
+    check_tokenizer(metadata)
+    tokens = _Tokens.of(metadata)
+    parts = MODELS[metadata.word("tokenizer.ggml.model")](metadata, tokens)
+    added = [i for i, kind in enumerate(tokens.kinds) if kind in ADDED]
     definition = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [_added(i, tokens[i], kinds[i]) for i in added],
+        "added_tokens": [_added(i, tokens.texts[i], tokens.kinds[i]) for i in added],
+        **parts,
+    }
+    return GgufVocabulary(json.dumps(definition), _eos_ids(metadata, tokens.texts, tokens.kinds))
+
+
+def _byte_level(metadata: Metadata, tokens: _Tokens) -> dict[str, Any]:
+    """The parts of a definition whose tokens are bytes, with merges in the order of the file."""
+    pre, ids = _pre_of(metadata), tokens.ids
+    merges = [_merge(entry, ids) for entry in metadata.strings("tokenizer.ggml.merges")]
+    return {
         "normalizer": {"type": "NFC"} if pre.nfc else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": _pretokenizers(pre)},
-        "post_processor": None,
+        "post_processor": _beginning(metadata, tokens, default=False),
         "decoder": BYTES | {"use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": "",
-            "end_of_word_suffix": "",
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": pre.ignore_merges,
-            "vocab": ids,
-            "merges": merges,
-        },
+        "model": _bpe(ids, merges) | {"ignore_merges": pre.ignore_merges},
     }
-    return GgufVocabulary(json.dumps(definition), _eos_ids(metadata, tokens, kinds))
+
+
+def _pieces(metadata: Metadata, tokens: _Tokens) -> dict[str, Any]:
+    """The parts of a definition of SentencePiece (Kudo and Richardson, 2018), whose tokens are text
+    with SPACE for spaces. Other characters become bytes.
+    """
+    spaced = metadata.flag("tokenizer.ggml.add_space_prefix", True)
+    replaced = [("Replace", {"pattern": {"String": " "}, "content": SPACE})]
+    if spaced:
+        replaced.insert(0, ("Prepend", {"prepend": SPACE}))
+    restored = [
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if spaced:
+        restored.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    key = "tokenizer.ggml.unknown_token_id"
+    unknown = tokens.text_at(metadata, key) if key in metadata else None
+    merges = _merges_by_score(metadata, tokens)
+    return {
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [{"type": kind, **fields} for kind, fields in replaced],
+        },
+        "pre_tokenizer": None,
+        "post_processor": _beginning(metadata, tokens, default=True),
+        "decoder": {"type": "Sequence", "decoders": restored},
+        "model": _bpe(tokens.ids, merges)
+        | {"unk_token": unknown, "fuse_unk": True, "byte_fallback": True},
+    }
+
+
+def _merges_by_score(metadata: Metadata, tokens: _Tokens) -> list[list[str]]:
+    """All pairs of pieces that make up a piece, that with the highest score first. Of equal pieces
+    SentencePiece merges the first in the text; here pairs have an order, which can differ only
+    where a piece overlaps itself.
+    """
+    key = "tokenizer.ggml.scores"
+    scores = metadata.reals(key)
+    if len(scores) != len(tokens.texts):
+        raise ModelError(f"{key} has {len(scores)} entries for {len(tokens.texts)} tokens")
+    pieces = {text for text, kind in zip(tokens.texts, tokens.kinds, strict=True) if kind == NORMAL}
+    by_score = sorted(pieces, key=lambda text: (-scores[tokens.ids[text]], tokens.ids[text]))
+    return [
+        [left, right]
+        for text in by_score
+        for cut in range(1, len(text))
+        if (left := text[:cut]) in pieces and (right := text[cut:]) in pieces
+    ]
+
+
+# By the value of tokenizer.ggml.model.
+MODELS: Mapping[str, Callable[[Metadata, _Tokens], dict[str, Any]]] = {
+    "gpt2": _byte_level,
+    "llama": _pieces,
+}
+
+
+def _bpe(ids: dict[str, int], merges: list[list[str]]) -> dict[str, Any]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": "",
+        "end_of_word_suffix": "",
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": ids,
+        "merges": merges,
+    }
+
+
+def _beginning(metadata: Metadata, tokens: _Tokens, *, default: bool) -> dict[str, Any] | None:
+    """What puts the first token before a text, if the file says so or the `default` does."""
+    if not metadata.flag("tokenizer.ggml.add_bos_token", default) or BEGIN not in metadata:
+        return None
+    text = tokens.text_at(metadata, BEGIN)
+    first, sequence = {"SpecialToken": {"id": text, "type_id": 0}}, {"id": "A", "type_id": 0}
+    known = {"id": text, "ids": [metadata.integer(BEGIN)], "tokens": [text]}
+    return {
+        "type": "TemplateProcessing",
+        "single": [first, {"Sequence": sequence}],
+        "pair": [first, {"Sequence": sequence}, {"Sequence": sequence | {"id": "B"}}],
+        "special_tokens": {text: known},
+    }
 
 
 def _pretokenizers(pre: PreTokenizer) -> list[dict[str, Any]]:

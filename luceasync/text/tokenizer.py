@@ -151,6 +151,17 @@ class Tokenizer:
         return self._backend.token_to_id(token)
 
     @cached_property
+    def lead(self) -> str:
+        """The control tokens with which the model's texts begin, for most none. Chat templates
+        write them themselves.
+        """
+        plain = self._backend.encode("a", add_special_tokens=False).ids
+        led = self._backend.encode("a").ids
+        starts = range(len(led) - len(plain) + 1)
+        begin = next((i for i in starts if led[i : i + len(plain)] == plain), 0)
+        return "".join(self.special_token(token_id) or "" for token_id in led[:begin])
+
+    @cached_property
     def infill(self) -> InfillTokens | None:
         """The tokens for prompts whose middle is to be written; None for models that know none."""
         return InfillTokens.of(self.token_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,27 @@ def test_text_and_ids_are_the_prompt_of_the_messages_that_render_to_them(prompts
 def test_raw_text_gets_no_template(prompts, language):
     ids = language.tokenizer.encode("to be or not")
     assert render(prompts, TextPrompt("to be or not")).ids.tolist() == ids
+
+
+def test_raw_text_begins_with_what_the_tokenizer_puts_before_texts(language, tiny_dir: Path):
+    """Once, also where the text has it; chats have it from their template, ids as they come."""
+    definition = json.loads((tiny_dir / "tokenizer.json").read_text())
+    first = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
+    sequence = {"Sequence": {"id": "A", "type_id": 0}}
+    known = {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}
+    definition["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [first, sequence],
+        "pair": [first, sequence, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<|endoftext|>": known},
+    }
+    led = Tokenizer(json.dumps(definition))
+    prompts = Prompts(replace(language, tokenizer=led), Tenants(lambda: History(led)))
+    expected = [0, *led.encode("to be or not")]
+    for text in ("to be or not", "<|endoftext|>to be or not"):
+        assert render(prompts, TextPrompt(text)).ids.tolist() == expected
+    assert render(prompts, CHAT).ids.tolist() == led.encode(language.template.render(CHAT.messages))
+    assert render(prompts, TokenPrompt((5, 6))).ids.tolist() == [5, 6]
 
 
 def test_ids_outside_the_vocabulary_are_refused_with_their_place(prompts):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
+import struct
 import unicodedata
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 from tests.gguf.files import header, qwen3_keys, qwen3_tensors, save
 from tests.gguf.tiny_files import Tiny, write
+from tests.reference.pieces import SPACE, pieces_of
 
 ALPHABET = "aeiou tbn TBQ 0123 .,'!?\n\r\t  éüß नमस्ते हिन्दी 中文字 ñ ﬁ ỗ́ 👩‍👩‍👧 <|im_end|>"
 
@@ -124,3 +127,86 @@ def test_the_template_named_tool_use_is_that_for_tools(tmp_path: Path):
     path = save(tmp_path / "m.gguf", header(keys, tensors), tensors)
     tools = [json.loads('{"type": "function"}')]
     assert ChatTemplate.load(path).render([], tools) == "with 1"
+
+
+# --- SentencePiece ------------------------------------------------------------------------------
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+PIECES = ["a", "b", "n", "e", "é", "中", "文", SPACE, "an", "ban", "ana", "aa", SPACE + "a"]
+PIECES += [SPACE + "b", "ba", "na", "nana", "ee", SPACE + "ban", "anan", "中文", "\U0001f389"]
+SPOKEN = "aaabbnnee é中文 \U0001f389ñ  \n0x"
+
+
+def pieces_file(folder: Path, **other: object) -> Path:
+    """A file with a tokenizer of pieces, whose scores fall as they do in real ones."""
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<end_of_turn>", "\n", "  "]
+    kinds = [CONTROL, CONTROL, CONTROL, UNKNOWN, CONTROL, USER_DEFINED, USER_DEFINED]
+    tokens = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
+    kinds += [BYTE] * 256 + [NORMAL] * len(PIECES)
+    scores = struct.pack(f"<{len(tokens)}f", *(-float(i) for i in range(len(tokens))))
+    keys = {name: each for name, each in qwen3_keys().items() if "tokenizer" not in name}
+    keys |= {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.scores": struct.pack("<IIQ", 9, 6, len(tokens)) + scores,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 3,
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_space_prefix": False,
+        **other,
+    }
+    return save(folder / "pieces.gguf", header(keys, qwen3_tensors()), qwen3_tensors())
+
+
+def spelled(text: str) -> list[str]:
+    """What `text` is spelled by; tokens of the user are found first."""
+    scores = {piece: -float(i) for i, piece in enumerate(PIECES)}
+    parts = re.split("(\n|  )", text)
+    return [
+        p for part in parts for p in ([part] if part in ("\n", "  ") else pieces_of(part, scores))
+    ]
+
+
+def test_texts_are_spelled_by_the_pieces_of_the_highest_scores(tmp_path: Path):
+    tokenizer, chance = Tokenizer.load(pieces_file(tmp_path)), random.Random(0)
+    for _ in range(1000):
+        text = "".join(chance.choices(SPOKEN, k=chance.randrange(1, 40)))
+        ids = tokenizer.encode(text)
+        assert [tokenizer._backend.id_to_token(i) for i in ids] == spelled(text)
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.spell(ids) == text.encode()
+
+
+def test_the_turns_of_gemma_end_a_text(tmp_path: Path):
+    assert Tokenizer.load(pieces_file(tmp_path)).eos_ids == {1, 4}
+
+
+def test_texts_begin_with_what_the_file_puts_before_them(tmp_path: Path):
+    assert Tokenizer.load(pieces_file(tmp_path)).lead == "<bos>"
+    none = {"tokenizer.ggml.add_bos_token": False}
+    assert Tokenizer.load(pieces_file(tmp_path, **none)).lead == ""
+
+
+def test_a_space_before_a_text_is_the_tokenizers_own(tmp_path: Path):
+    """Llama 2's; a text is decoded without it."""
+    spaced = {"tokenizer.ggml.add_space_prefix": True}
+    tokenizer = Tokenizer.load(pieces_file(tmp_path, **spaced))
+    ids = tokenizer.encode("an ban")
+    assert tokenizer.token_text(ids[0]).startswith(" ") and tokenizer.decode(ids) == "an ban"
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"tokenizer.ggml.scores": [1, 2]}, "scores is an array, each entry an integer; expected"),
+        ({"tokenizer.ggml.scores": struct.pack("<IIQf", 9, 6, 1, 0.0)}, "scores has 1 entries for"),
+        ({"tokenizer.ggml.bos_token_id": 9999}, "bos_token_id = 9999: there are only"),
+        ({"tokenizer.ggml.model": "t5"}, "model 't5' is not supported; expected gpt2 or llama"),
+    ],
+)
+def test_invalid_pieces_are_refused(tmp_path: Path, keys, words: str):
+    with pytest.raises(ModelError, match=words):
+        vocabulary_of(read_model(pieces_file(tmp_path, **keys)))

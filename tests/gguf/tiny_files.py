@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # else only tests that build a model pay for it
 
 VOCAB = 512
 ARCHITECTURES = {
+    "gemma3_text": "gemma3",
     "llama": "llama",
     "mistral": "llama",
     "qwen2": "qwen2",
@@ -68,6 +69,8 @@ LAYER_NAMES = {
     "mlp.gate": "ffn_gate_inp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     **{f"mlp.shared_expert.{n}_proj": f"ffn_{n}_shexp" for n in ("gate", "up", "down")},
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
     "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_b": "ssm_beta",
@@ -130,6 +133,10 @@ def build(tiny: Tiny) -> PreTrainedModel:
     if not tiny.is_hybrid:
         fields = common | {"pad_token_id": 0}
         fields |= {"sliding_window": None} if tiny.family == "mistral" else {}
+        if tiny.family == "gemma3_text":
+            whole = {"rope_type": "default", "rope_theta": 50000.0, **(tiny.rope or {})}
+            fields |= {"sliding_window": 24, "query_pre_attn_scalar": common["head_dim"]}
+            fields |= {"rope_parameters": {"full_attention": whole}}
         config = AutoConfig.for_model(tiny.family, **fields)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     else:
@@ -241,7 +248,8 @@ def gguf_name(name: str, arch: str) -> str:
     if rest.endswith(".bias"):
         return f"blk.{layer}.{LAYER_NAMES[rest.removesuffix('.bias')]}.bias"
     if stem == "post_attention_layernorm":
-        own = "post_attention_norm" if arch.startswith("qwen35") else "ffn_norm"
+        is_last = arch.startswith(("qwen35", "gemma"))
+        own = "post_attention_norm" if is_last else "ffn_norm"
         return f"blk.{layer}.{own}.weight"
     return f"blk.{layer}.{LAYER_NAMES[stem]}.weight"
 
@@ -271,7 +279,7 @@ def _conversions(
         return _turned(tiny.dim // 4)
     if rest == "mlp.shared_expert_gate.weight":
         return (lambda w: w[0]), (lambda w: w[None])
-    if not tiny.is_hybrid:
+    if not tiny.is_hybrid and tiny.family != "gemma3_text":
         return _same, _same
     if rest.endswith("norm.weight") and "linear_attn" not in rest:
         return (lambda w: w + 1), (lambda w: w - 1)
@@ -338,7 +346,9 @@ def _add_keys(writer: gguf.GGUFWriter, arch: str, tiny: Tiny, config: Any) -> No
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_rope_freq_base(_whole_rope(config.rope_parameters)["rope_theta"])
+    if arch == "gemma3":
+        writer.add_sliding_window(config.sliding_window)
     _add_rope(writer, tiny.rope or {}, config)
     if arch == "qwen35moe":
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
@@ -352,6 +362,12 @@ def _add_keys(writer: gguf.GGUFWriter, arch: str, tiny: Tiny, config: Any) -> No
         writer.add_ssm_time_step_rank(tiny.value_heads)
         writer.add_ssm_inner_size(tiny.value_heads * tiny.head_dim)
         writer.add_uint32(f"{arch}.full_attention_interval", 4)
+
+
+def _whole_rope(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Rope of layers that see all tokens."""
+    whole: dict[str, Any] = parameters.get("full_attention", parameters)
+    return whole
 
 
 def _add_rope(writer: gguf.GGUFWriter, rope: dict[str, Any], config: Any) -> None:

@@ -59,9 +59,10 @@ def _parse(fields: ConfigFields, *, prefix: str) -> ModelSpec:
     fields.must_be("attention_bias", False)
     fields.must_be("attn_logit_softcapping", None)
     fields.must_be("use_bidirectional_attention", False)
-    kinds, window = layer_kinds(fields), fields.positive("sliding_window")
-    whole = {kind: _attention(fields, kind) for kind in (FULL, SLIDING)}
-    mixers = {FULL: whole[FULL], SLIDING: sliding(whole[SLIDING], window)}
+    kinds = layer_kinds(fields)
+    mixers = {kind: _attention(fields, kind) for kind in set(kinds)}
+    if SLIDING in mixers:
+        mixers[SLIDING] = sliding(mixers[SLIDING], fields.positive("sliding_window"))
     feed_forward = GegluSpec(fields.positive("intermediate_size"))
     hidden_size = fields.positive("hidden_size")
     return ModelSpec(
