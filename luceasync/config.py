@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from luceasync import parsers
-from luceasync.parsers import choice, section, switch, value
+from luceasync.parsers import Setting, choice, section, setting, switch, value
 from luceasync.server_config import ServerConfig as ServerConfig
 
 BUNDLED_MODEL_DIR = Path(__file__).parent / "assets" / "stdlib-15m"
@@ -275,13 +275,24 @@ class DraftConfig:
     this process. Other None: chosen from drafter and model.
     """
 
-    draft_dir: Path | Literal["none"] | None = value(
+    draft_dir: Path | Literal["none", "lookup"] | None = value(
         None,
         "draft",
-        parsers.path_or_none,
-        "the path of a DFlash drafter's directory, or none",
-        "DIR|none",
-        "DFlash drafter for the model; default: the bundled model's own, else none.",
+        parsers.drafter,
+        "the path of a DFlash drafter's directory, lookup, or none",
+        "DIR|lookup|none",
+        "DFlash drafter for the model; lookup: copy from the text alone; none: no speculation; "
+        "default: the bundled model's own and lookup, else lookup.",
+    )
+    lookup: bool = setting(
+        True,
+        Setting(
+            "draft-lookup",
+            parsers.boolean,
+            "on | off",
+            "on|off",
+            "Copy proposals from the text itself, beside the drafter; default: on.",
+        ),
     )
     device: str | None = value(
         None,
@@ -391,7 +402,15 @@ class Config:
     @property
     def drafter_dir(self) -> Path | None:
         """The drafter to load: the given one, else the bundled model's own; None: none."""
-        if self.draft.draft_dir == "none":
-            return None
-        own = BUNDLED_DRAFT_DIR if self.model.model_dir == BUNDLED_MODEL_DIR else None
-        return self.draft.draft_dir or own
+        match self.draft.draft_dir:
+            case "none" | "lookup":
+                return None
+            case None:
+                return BUNDLED_DRAFT_DIR if self.model.model_dir == BUNDLED_MODEL_DIR else None
+            case given:
+                return given
+
+    @property
+    def drafts_copies(self) -> bool:
+        """Whether proposals are copied from the text itself."""
+        return self.draft.lookup and self.draft.draft_dir != "none"

@@ -36,9 +36,11 @@ def path(value: object) -> Path:
     return Path(text(value)).expanduser()
 
 
-def path_or_none(value: object) -> Path | Literal["none"]:
-    """The word "none", or a path; a directory of that name is `./none`."""
-    return "none" if value == "none" else path(value)
+def drafter(value: object) -> Path | Literal["none", "lookup"]:
+    """The word "none" or "lookup", or a path; a directory of that name is `./none`."""
+    if value == "none" or value == "lookup":
+        return value
+    return path(value)
 
 
 def boolean(value: object) -> bool:

@@ -154,10 +154,19 @@ class CacheStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterStatus:
+    """Rounds of one drafter since the start, each of one lane, and its tokens in them."""
+
+    rounds_total: int = 0
+    proposed_total: int = 0
+    accepted_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class SpeculationStatus:
     """Speculation since the start: `accepted_by_slot[i]` of `proposed_by_slot[i]` tokens in slot i
-    of the draft's block were accepted; seconds by part of a round. `off_reason`: why it is off for
-    all requests.
+    of the draft's block were accepted; seconds by part of a round. `off_reason`: why a drafter
+    proposes nothing, for all requests. `drafters`: the rounds of each, by name.
     """
 
     rounds_total: int = 0
@@ -167,6 +176,7 @@ class SpeculationStatus:
     verify_s_total: float = 0.0
     host_s_total: float = 0.0
     off_reason: str | None = None
+    drafters: Mapping[str, DrafterStatus] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from luceasync.config import CacheConfig, Config, EngineConfig, ModelConfig, PlacementConfig
+from luceasync.config import (
+    CacheConfig,
+    Config,
+    DraftConfig,
+    EngineConfig,
+    ModelConfig,
+    PlacementConfig,
+)
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.request import ChatPrompt, Finish, Request
@@ -40,6 +47,7 @@ async def running(
     shards: int = 1,
     parallel: int = 2,
     max_ctx_tokens: int = 2048,
+    draft: DraftConfig | None = None,
     **cache: Any,
 ) -> AsyncIterator[LocalEngine]:
     """In float32 on the CPU, over `cache_dir`; everything is worth a file."""
@@ -50,6 +58,7 @@ async def running(
             engine=EngineConfig(
                 parallel=parallel, max_ctx_tokens=max_ctx_tokens, prefill_chunk_tokens=128
             ),
+            draft=draft or DraftConfig(),
             cache=CacheConfig(
                 **{
                     "cache_dir": cache_dir,

@@ -31,7 +31,7 @@ TEXTS = {
     "kv-store": "file:///nodes", "kv-store-key-file": "/secret",
     "trust-cache-salt": "on",
     "draft": "none", "draft-device": "cpu", "draft-ctx-max": "4K", "draft-swa-window": "1K",
-    "draft-block": "2", "draft-ipc-bin": "/bin/backend",
+    "draft-block": "2", "draft-lookup": "off", "draft-ipc-bin": "/bin/backend",
     "ddtree": "true", "ddtree-budget": "1", "port": "0", "api-key": "one,two", "admin-key": "root",
     "max-body": "1M", "keep-alive": "2.5", "graceful-timeout": "0", "log-level": "debug",
     "trust-special-tokens": "on", "tool-format": "glm-xml", "reasoning-format": "none",
@@ -274,6 +274,22 @@ def test_only_the_bundled_model_has_a_default_drafter():
     assert load_config({"model-dir": "/m", "draft": "/d"}, {}, None).drafter_dir == Path("/d")
     assert load_config({"draft": "none"}, {}, None).drafter_dir is None
     assert load_config({"draft": "./none"}, {}, None).drafter_dir == Path("none")
+    assert load_config({"draft": "lookup"}, {}, None).drafter_dir is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "copies"),
+    [
+        ({}, True),
+        ({"draft": "/d"}, True),
+        ({"draft": "lookup"}, True),
+        ({"draft": "none"}, False),
+        ({"draft-lookup": "off"}, False),
+        ({"draft": "/d", "draft-lookup": "off"}, False),
+    ],
+)
+def test_proposals_are_copied_unless_speculation_or_copies_are_off(flags, copies):
+    assert load_config(flags, {}, None).drafts_copies == copies
 
 
 def test_a_cache_directory_alone_is_enough():

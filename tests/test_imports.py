@@ -37,6 +37,7 @@ MAY_IMPORT = {
     "local": {"engine", "server", "models.files", "disk_cache.directory"},
     "server": set(),
     "engine": {"prefix_cache", "text", "speculation", "pipeline", "ranking", "grammar"}
+    | {"cyext.copies"}
     | {"host_cache.arena", "kv.pages", "models.files", "models.directory", "models.spec"}
     | {"disk_cache.directory", "disk_cache.disk", "disk_cache.object_store", "disk_cache.upkeep"},
     "prefix_cache": {"prefix_tree", "disk_cache", "host_cache", "kv.pages", "pipeline.paging"}
@@ -44,7 +45,7 @@ MAY_IMPORT = {
     | {"models.spec", "models.families", "models.formats", "models.precision"},
     "backend": {"ipc", "pipeline", "host_cache", "kv", "ranking", "models", "speculation"},
     "speculation": {"pipeline", "ranking", "models", "kv", "ipc", "host_cache", "cuda"}
-    | {"kernels"},
+    | {"kernels", "cyext.copies"},
     "bench": {"engine", "prefix_cache", "text", "disk_cache", "host_cache", "speculation"}
     | {"pipeline", "models", "kv", "cyext", "ranking", "kernels", "ipc", "server"},
     "prefix_tree": {"cyext"},

@@ -19,7 +19,8 @@ from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.ranking.logits import NO_TOKEN, Logits
 from luceasync.request import Speculation
 from luceasync.speculation.choice import RoundPlan
-from luceasync.speculation.speculator import Anchor, Decide, Speculator, matching_child
+from luceasync.speculation.drafter import Anchor, LiveText
+from luceasync.speculation.speculator import Decide, Speculator, matching_child
 from luceasync.status import SpeculationStatus
 
 
@@ -134,14 +135,21 @@ class SpeculativeDecoding:
     ) -> None:
         anchors = anchors_of(generations)
         lanes = [a.lane for a in anchors]
-        plan = self._force(lanes) if self._force else self._speculator.plan(lanes, alone=alone)
+        plan = self._plan(anchors, lanes, alone=alone)
         pairs = list(zip(generations, anchors, strict=True))
 
         def foresee() -> None:
             meanwhile()
             self._speculator.foresee(lanes, plan, alone=alone)
 
-        for run, is_round, then in ((self._round, True, foresee), (self._plain, False, meanwhile)):
+        is_plain = alone and not plan.speculating and all(map(takes_best_twice, generations))
+
+        def run_ahead() -> None:
+            if is_plain and self._speculator.is_plain_next(lanes):
+                self._target.run_ahead()  # the devices begin it without waiting for the host
+            meanwhile()
+
+        for run, is_round, then in ((self._round, True, foresee), (self._plain, False, run_ahead)):
             part = [(g, a) for g, a in pairs if (a.lane in plan.speculating) == is_round]
             if not part:
                 continue
@@ -150,6 +158,12 @@ class SpeculativeDecoding:
                 run(chosen, places, plan, then)
             except DraftFailed:  # before anything has happened: these get a plain token
                 self._plain(chosen, places, plan, meanwhile)
+
+    def _plan(self, anchors: Sequence[Anchor], lanes: Sequence[int], *, alone: bool) -> RoundPlan:
+        if self._force is not None:
+            return self._force(lanes)
+        promises = self._speculator.promises(anchors)
+        return self._speculator.plan(lanes, alone=alone, promises=promises)
 
     def _round(
         self,
@@ -193,7 +207,9 @@ def anchors_of(generations: Sequence[Generation]) -> list[Anchor]:
     anchors = []
     for g in generations:
         assert g.lane is not None and g.last_token is not None
-        anchors.append(Anchor(g.lane, g.position, g.last_token))
+        copies = g.prepared.copies
+        text = None if copies is None else LiveText(g.lease.sequence, copies)
+        anchors.append(Anchor(g.lane, g.position, g.last_token, text))
     return anchors
 
 

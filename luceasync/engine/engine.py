@@ -76,9 +76,10 @@ class LocalEngine:
         release: Callable[[], None] = lambda: None,
         processes: Callable[[], BackendProcesses] = lambda: NO_PROCESSES,
         device_parts: Mapping[str, Mapping[str, int]] | None = None,
+        drafts_copies: bool = False,
     ) -> None:
         """`stopping`, `release`: see EngineThread. `processes`: of stages and drafter, besides this
-        one.
+        one. `drafts_copies`: proposals are copied from texts, which are indexed for that.
         """
         self._device_parts = device_parts or {}
         self._language = language
@@ -89,7 +90,7 @@ class LocalEngine:
         self._processes = processes
         self._num_restarts = 0
         self._tenants = Tenants(lambda: History(language.tokenizer), language.calls_in)
-        self._preparing = ChoicePreparation(language, self._tenants)
+        self._preparing = ChoicePreparation(language, self._tenants, drafts_copies=drafts_copies)
         self._admission = Admission(language.num_lanes, config.max_queue)
         self._answers = OpenAnswers(in_other_thread)
         self._stream_ids = itertools.count()

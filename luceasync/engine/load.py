@@ -39,8 +39,10 @@ from luceasync.request import Request, TokenPrompt
 from luceasync.speculation.choice import RoundPlan, RoundShape
 from luceasync.speculation.dflash.feature_contents import DraftFeatures
 from luceasync.speculation.dflash.load import LoadedDraft, load_draft, start_draft
-from luceasync.speculation.dflash.placement import Drafter
+from luceasync.speculation.dflash.placement import DFlashPlacement
 from luceasync.speculation.dflash.process import DraftProcessResources
+from luceasync.speculation.lookup.drafter import LookupDrafter
+from luceasync.speculation.speculator import Speculator
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.history import History
 from luceasync.text.prompt import RenderedPrompt, Tenant
@@ -50,16 +52,17 @@ log = logging.getLogger(__name__)
 
 REHEARSAL_LANE = 0
 NUM_TURNS = 5  # of each kind of step: then its time is trusted for long, see StepCosts.is_due
+NUM_COPY_TURNS = 3  # if there are rounds of copies alone, which are measured again as they come
 REHEARSAL_LIMIT_S = 2.0
 MEASURE_LIMIT_S = 0.3  # of a prefill that is timed after a shorter one
 
 Progress = Callable[[int, int], None]
-DecodeWith = Callable[[LayerSplitBackend, LoadedDraft], LaneDecoding]
+DecodeWith = Callable[[LayerSplitBackend, Speculator], LaneDecoding]
 
 
-def speculate(backend: LayerSplitBackend, draft: LoadedDraft) -> LaneDecoding:
-    """How lanes decode with a drafter."""
-    return SpeculativeDecoding(backend, draft.speculator)
+def speculate(backend: LayerSplitBackend, speculator: Speculator) -> LaneDecoding:
+    """How lanes decode with drafters."""
+    return SpeculativeDecoding(backend, speculator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +72,9 @@ class Recipe:
     model: ModelFiles
     plan: Plan
     tokenizer: Tokenizer
-    drafter: Drafter | None
+    drafter: DFlashPlacement | None
     draft_process: DraftProcessResources | None  # None: the drafter runs in this process
+    copied_shapes: tuple[RoundShape, ...]  # of rounds that copy from the text; none: none do
     limits: Limits
     host: HostMemory
     open_remote: OpenRemote
@@ -155,35 +159,50 @@ class _DecodingSetup:
     rehearsed: LaneDecoding
     shapes: tuple[RoundShape, ...]
     features: FeatureHolder
-    raise_if_failed: Callable[[], None]  # of a drafter: DraftPasses.refresh
+    raise_if_failed: Callable[[], None]  # see Speculator.refresh
     check_alive: Callable[[], None]
 
 
 def _decoding_setup(
     recipe: Recipe, backend: LayerSplitBackend, progress: _WeightProgress, closing: ExitStack
 ) -> _DecodingSetup:
+    plan, shapes = recipe.plan, recipe.copied_shapes
+    lookup = LookupDrafter(shapes, plan.parallel) if shapes else None
+    features: FeatureHolder = UnreadFeatures()
     if recipe.drafter is None:
-        plain = PlainDecoding(backend)
-        return _DecodingSetup(plain, plain, (), UnreadFeatures(), nothing, nothing)
+        if lookup is None:
+            plain = PlainDecoding(backend)
+            return _DecodingSetup(plain, plain, (), features, nothing, nothing)
+        speculator = Speculator(backend, [lookup], plan.parallel)
+    else:
+        draft = _drafter_of(recipe, recipe.drafter, backend, progress)
+        closing.callback(draft.close)
+        speculator = draft.speculator if lookup is None else draft.speculator.beside(lookup)
+        features = DraftFeatures(draft.features, speculator)
+    forced = in_turns(speculator.shapes)
+    return _DecodingSetup(
+        recipe.decode_with(backend, speculator),
+        SpeculativeDecoding(backend, speculator.rehearsing(), force=forced),
+        speculator.shapes,
+        features,
+        speculator.refresh,
+        speculator.check_alive,
+    )
+
+
+def _drafter_of(
+    recipe: Recipe, drafter: DFlashPlacement, backend: LayerSplitBackend, progress: _WeightProgress
+) -> LoadedDraft:
+    """The loaded drafter, here or in its process."""
     plan, draft_process = recipe.plan, recipe.draft_process
     if draft_process is None:
-        draft = load_draft(recipe.drafter, plan, backend, progress.advance, recipe.host)
+        draft = load_draft(drafter, plan, backend, progress.advance, recipe.host)
     else:
-        draft = start_draft(draft_process, recipe.drafter, plan, backend, progress.advance)
-    closing.callback(draft.close)
+        draft = start_draft(draft_process, drafter, plan, backend, progress.advance)
     if plan.pool is not None and plan.pool.policy == "drafter":
         assert draft.attention_probe is not None, "placement refuses a drafter that is elsewhere"
         backend.lanes.probe_with(draft.attention_probe)
-    speculator = draft.speculator
-    forced = in_turns(speculator.shapes)
-    return _DecodingSetup(
-        recipe.decode_with(backend, draft),
-        SpeculativeDecoding(backend, speculator.rehearsing(), force=forced),
-        speculator.shapes,
-        DraftFeatures(draft.features, speculator),
-        speculator.passes.refresh,
-        speculator.passes.check_alive,
-    )
+    return draft
 
 
 def _pump(
@@ -278,7 +297,7 @@ def _rehearse(
         recipe.model.spec.vocab_size,
         setup.shapes,
         runs_async=recipe.runs_async,
-        num_turns=num_turns,
+        num_turns=num_turns if recipe.drafter else min(num_turns, NUM_COPY_TURNS),
     )
     rehearse(backend, setup.rehearsed, recipe.tokenizer, rehearsal)
 
@@ -317,8 +336,8 @@ def rehearsal_for(
 
 
 def in_turns(shapes: Sequence[RoundShape]) -> Callable[[Sequence[int]], RoundPlan]:
-    """The plans of steps: a round of each shape, a plain step, and again."""
-    kinds = itertools.cycle((*shapes, None))
+    """The plans of steps: a plain step, a round of each shape, the last first, and again."""
+    kinds = itertools.cycle((None, *reversed(shapes)))
 
     def plan(lanes: Sequence[int]) -> RoundPlan:
         shape = next(kinds)

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+from luceasync.cyext.copies import CopyIndex
+from luceasync.engine.copies import PromptCopies
 from luceasync.engine.guidance import (
     Guidance,
     NewGuide,
@@ -43,7 +45,8 @@ class PreparedChoice:
     """One choice of a request, ready to run.
 
     `seed` is drawn already; `counts` is None unless a penalty needs them. `pins`: spans of the
-    prompt's tokens that stay on the devices. `guide`: which tokens may come; None: any.
+    prompt's tokens that stay on the devices. `guide`: which tokens may come; None: any. `copies`:
+    an index of the prompt, and in time of the answer, that proposals are copied from; None: none.
     """
 
     request: Request
@@ -59,6 +62,7 @@ class PreparedChoice:
     piece_maker: PieceMaker = field(default_factory=PlainText)
     pins: PinSpans = ()
     guide: Guide | None = None
+    copies: CopyIndex | None = None
 
 
 def prepare(
@@ -67,10 +71,11 @@ def prepare(
     prompt: RenderedPrompt,
     stream_id: int,
     new_guide: NewGuide = unguided,
+    prompt_copies: PromptCopies | None = None,
 ) -> list[PreparedChoice]:
     """The request's choices, by index. Draws a seed unless the request has one. `new_guide` makes
-    the guide of each. Raises RequestError for a bias outside the vocabulary, an empty stop string
-    and pins that do not fit.
+    the guide of each, `prompt_copies` their index, None: they have none. Raises RequestError
+    for a bias outside the vocabulary, an empty stop string and pins that do not fit.
     """
     sampling = request.sampling
     check_logit_bias(sampling, language.vocab_size)
@@ -79,6 +84,8 @@ def prepare(
     end_ids = language.tokenizer.eos_ids | prompt.ends
     end_ids = frozenset() if request.ignore_eos else end_ids
     seed = random.getrandbits(63) if sampling.seed is None else sampling.seed
+    stop_ids = end_ids.union(request.stop_token_ids)
+    copies = None if prompt_copies is None else prompt_copies.index(prompt, stop_ids)
     return [
         PreparedChoice(
             request,
@@ -101,6 +108,7 @@ def prepare(
             piece_maker=prompt.new_pieces(),
             pins=pins,
             guide=new_guide(),
+            copies=copies if copies is None or index == 0 else copies.copy(),
         )
         for index in range(request.num_choices)
     ]
@@ -109,9 +117,13 @@ def prepare(
 class ChoicePreparation:
     """Prepares the requests of one model."""
 
-    def __init__(self, language: Language, tenants: Tenants) -> None:
+    def __init__(
+        self, language: Language, tenants: Tenants, *, drafts_copies: bool = False
+    ) -> None:
+        """`drafts_copies`: index prompts, so that proposals can be copied from them."""
         self._language = language
         self._prompts = Prompts(language, tenants)
+        self._copies = PromptCopies(language.tokenizer) if drafts_copies else None
         self._guidance = Guidance(language)
         self._chats = ThreadPoolExecutor(CHAT_THREADS, "prepare-chat")
 
@@ -126,7 +138,7 @@ class ChoicePreparation:
         if choices is None:
             new_guide = await self._guidance.of(request, prompt)
             choices = await asyncio.to_thread(
-                prepare, self._language, request, prompt, stream_id, new_guide
+                prepare, self._language, request, prompt, stream_id, new_guide, self._copies
             )
         return choices
 
@@ -156,4 +168,5 @@ class ChoicePreparation:
         new_guide = self._guidance.known(request, prompt) if guided else unguided
         if new_guide is None:
             return prompt, None
-        return prompt, prepare(self._language, request, prompt, stream_id, new_guide)
+        choices = prepare(self._language, request, prompt, stream_id, new_guide, self._copies)
+        return prompt, choices

@@ -31,7 +31,7 @@ from luceasync.pipeline.remote.discovery import processes_of
 from luceasync.pipeline.remote.fleet import Fleet
 from luceasync.prefix_cache.namespace import namespace_of
 from luceasync.request import ANY_NAME, ModelCard
-from luceasync.speculation.dflash.placement import Drafter, plan_with_drafter
+from luceasync.speculation.dflash.placement import DFlashPlacement, copied_shapes, plan_with_drafter
 from luceasync.speculation.dflash.process import DraftProcessResources
 from luceasync.status import BackendProcesses
 from luceasync.text.answer.answer_format import AnswerFormat
@@ -89,6 +89,7 @@ def build_engine(
         language.tokenizer,
         drafter,
         draft_process,
+        copied_shapes(config, drafter),
         limits,
         host,
         fleet.open_stage,
@@ -119,6 +120,7 @@ def build_engine(
         release=release,
         processes=processes,
         device_parts=_device_parts(plan),
+        drafts_copies=config.drafts_copies,
     )
 
 
@@ -164,7 +166,7 @@ def _device_parts(plan: Plan) -> dict[str, dict[str, int]]:
 
 
 def _draft_process_of(
-    drafter: Drafter | None, plan: Plan, config: Config, node_bytes: int
+    drafter: DFlashPlacement | None, plan: Plan, config: Config, node_bytes: int
 ) -> DraftProcessResources | None:
     """The resources of a drafter's process; None if it has none."""
     if drafter is None or drafter.program is None:

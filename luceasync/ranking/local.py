@@ -195,7 +195,10 @@ class LocalLogits:
         if self._found is not None and request == BEST:
             num_columns = 0 if proposal is None else proposal.num_columns
             return _BestOfPass(self._found, self._logits.shape[:-1].numel(), num_columns)
-        return self._rank(request, None if proposal is None else proposal.columns())
+        columns = None if proposal is None else proposal.columns()
+        if columns is not None:  # a proposal may have been made on the host
+            columns = columns.to(self._logits.device, non_blocking=True)
+        return self._rank(request, columns)
 
     @torch.inference_mode()
     def _rank(self, request: RankRequest, carry: Tensor | None) -> Ranking:

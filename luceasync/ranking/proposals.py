@@ -6,6 +6,7 @@ accepted.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +34,21 @@ class Proposal:
         """Tokens and parents side by side, int64 [entries * rows, 1 or 2], on the device."""
         parts = [self.tokens] if self.parents is None else [self.tokens, self.parents]
         return torch.stack([part.flatten().long() for part in parts], 1)
+
+    def with_entries(self, entries: Sequence[int], others: Proposal) -> Proposal:
+        """This proposal, with the entries of that numbers replaced by those of `others`, which has
+        the same shape, on any device.
+        """
+        device = self.tokens.device
+        at = torch.tensor(entries, dtype=torch.int64).to(device, non_blocking=True)
+
+        def put(rows: Tensor, other: Tensor) -> Tensor:
+            return rows.index_copy(0, at, other.to(device, rows.dtype, non_blocking=True))
+
+        tokens = put(self.tokens, others.tokens)
+        if self.parents is None or others.parents is None:
+            return Proposal(tokens, None)
+        return Proposal(tokens, put(self.parents, others.parents))
 
 
 def propose_chain(anchors: Tensor, logits: Tensor) -> Proposal:

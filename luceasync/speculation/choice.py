@@ -6,7 +6,7 @@ Pure: decides from measured costs and accepted rows. Knows no tensors.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import truediv
@@ -25,12 +25,13 @@ STALE_STEPS = 1000  # at most until then, as costs grow with the context
 
 
 class RoundShape(NamedTuple):
-    """A round's fixed sizes: the draft runs `block` rows, its known first token included; `budget`
-    rows of a tree are verified after the anchor, None: the chain.
+    """A round's fixed sizes and who fills it: the draft runs `block` rows, its known first token
+    included; `budget` rows of a tree are verified after the anchor, None: the chain.
     """
 
     block: int
     budget: int | None = None
+    drafter: str = "dflash"
 
     @property
     def num_rows(self) -> int:
@@ -108,6 +109,22 @@ class AcceptanceRecord:
 
     def as_prior(self) -> AcceptanceRecord:
         return AcceptanceRecord(self.chain.as_prior(), self.tree.as_prior())
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a drafter expects of the rows that it has for a lane now: `taus[n]` tokens of a round of
+    n slots, bonus included. It has no more rows than that.
+    """
+
+    taus: Sequence[float]
+
+    def tau(self, shape: RoundShape) -> float:
+        """The expected tokens of a round of this shape."""
+        return self.taus[min(shape.block, len(self.taus)) - 1]
+
+
+Promises = Mapping[str, Promise]  # of one lane, by drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,74 +210,145 @@ class StepCosts:
 @dataclass(frozen=True, slots=True)
 class RoundPlan:
     """The next step: a round of `shape` for the lanes `speculating` (indices), and a plain step for
-    the others. `off_reasons`, by index: why speculation does not pay. `is_measured`: measure its
-    time.
+    the others. `others`, by index: lanes whose rows come from another drafter than the shape's.
+    `off_reasons`, by index: why speculation does not pay. `is_measured`: measure its time.
     """
 
     shape: RoundShape | None
     speculating: tuple[int, ...]
     is_measured: bool
     off_reasons: dict[int, str] = field(default_factory=dict)
+    others: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundKinds:
+    """The shapes that a plan chooses from, largest first. `recorded`: of a drafter whose rounds on
+    a lane tell what the next one will give; `promised`: of drafters that know it of each round.
+    """
+
+    recorded: tuple[RoundShape, ...] = ()
+    promised: tuple[RoundShape, ...] = ()
+
+    @property
+    def all(self) -> tuple[RoundShape, ...]:
+        return (*self.recorded, *self.promised)
 
 
 def plan_step(
     outlooks: Sequence[LaneOutlook],
-    shapes: Sequence[RoundShape],
+    kinds: RoundKinds,
     costs: StepCosts,
     *,
     measure: bool,
+    promises: Sequence[Promises] = (),
 ) -> RoundPlan:
     """The step with the most tokens per second: a round for all lanes, a round for those that it
     pays for and a plain step for the rest, or a plain step for all, unless a lane is on trial.
 
-    `measure`: a cost that is due is measured first.
+    `measure`: a cost that is due is measured first. `promises`: of each lane, or none at all.
     """
     num_lanes = len(outlooks)
     everyone = tuple(range(num_lanes))
-    due = [shape for shape in (*shapes, None) if measure and costs.is_due(num_lanes, shape)]
-    if due:
-        return RoundPlan(due[0], everyone if due[0] is not None else (), measure)
+    promises = promises or ({},) * num_lanes
+    promised = [shape for shape in kinds.promised if any(shape.drafter in p for p in promises)]
+    if measure:
+        due = [
+            *(shape for shape in (*kinds.recorded, None) if costs.is_due(num_lanes, shape)),
+            *(
+                s
+                for s in promised
+                if _is_worth_measuring(s, promises) and costs.is_due(num_lanes, s)
+            ),
+        ]
+        if due:
+            return RoundPlan(due[0], everyone if due[0] is not None else (), measure)
     plain_s = costs.seconds(num_lanes, None)
+    shapes = [*kinds.recorded, *promised]
     known = {s: cost for s in shapes if (cost := costs.seconds(num_lanes, s)) is not None}
-    if plain_s is None or not known:
-        return RoundPlan(shapes[0], everyone, measure)
-    taus = zip(*(outlook.record.taus(list(known)) for outlook in outlooks), strict=True)
+    if kinds.recorded and (plain_s is None or not known):
+        return RoundPlan(kinds.recorded[0], everyone, measure)
+    if plain_s is None:
+        return RoundPlan(None, (), measure)
+    taus: dict[RoundShape, tuple[float, ...]] = {}
+    if recorded := [shape for shape in kinds.recorded if shape in known]:
+        of_lanes = (outlook.record.taus(recorded) for outlook in outlooks)
+        taus = dict(zip(recorded, zip(*of_lanes, strict=True), strict=True))
     offers = [
-        _Offer.of(shape, of_lanes, outlooks, round_s / plain_s)
-        for (shape, round_s), of_lanes in zip(known.items(), taus, strict=True)
+        _Offer.of(shape, taus.get(shape), outlooks, promises, round_s / plain_s)
+        for shape, round_s in known.items()
     ]
-    best: tuple[RoundShape | None, tuple[int, ...]] = (None, ())
-    best_rate = 0.0 if any(o.num_trials for o in outlooks) else num_lanes / plain_s
+    best: tuple[_Offer | None, tuple[int, ...]] = (None, ())
+    on_trial = bool(kinds.recorded) and any(o.num_trials for o in outlooks)
+    best_rate = 0.0 if on_trial else num_lanes / plain_s
     for offer in offers:
         for speculating in dict.fromkeys((everyone, offer.paying)):
             rate = offer.rate(speculating, costs)
             if rate > best_rate:
-                best, best_rate = (offer.shape, speculating), rate
-    off = [i for i in everyone if i not in best[1]]
-    return RoundPlan(*best, measure, {i: _why_off(i, offers) for i in off})
+                best, best_rate = (offer, speculating), rate
+    chosen, speculating = best
+    off = [i for i in everyone if i not in speculating] if offers else []
+    off_reasons = {i: _why_off(i, offers) for i in off}
+    if chosen is None:
+        return RoundPlan(None, (), measure, off_reasons)
+    others = {i: name for i, name in chosen.others.items() if i in speculating}
+    return RoundPlan(chosen.shape, speculating, measure, off_reasons, others)
+
+
+def pays(promise: Promise, num_lanes: int, kinds: RoundKinds, costs: StepCosts) -> bool:
+    """Whether a round is worth its time for a lane with such a promise, one of `num_lanes`."""
+    plain_s = costs.seconds(num_lanes, None)
+    if plain_s is None:
+        return False
+    rounds = ((shape, costs.seconds(num_lanes, shape)) for shape in kinds.promised)
+    return any(s is not None and promise.tau(shape) * plain_s > s for shape, s in rounds)
+
+
+def _is_worth_measuring(shape: RoundShape, promises: Sequence[Promises]) -> bool:
+    """Whether a lane is likely to accept half of such a round."""
+    found = (p.get(shape.drafter) for p in promises)
+    return any(2 * promise.tau(shape) >= shape.block for promise in found if promise is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
     """The expected tokens of a round of one shape for each lane, `taus`. `break_even`: tokens that
-    pay for its time; `paying`: lanes that reach them, and those on trial.
+    pay for its time; `paying`: lanes that reach them, and those on trial. `others`: lanes for which
+    another drafter than the shape's promises more.
     """
 
     shape: RoundShape
     taus: Sequence[float]
     break_even: float
     paying: tuple[int, ...]
+    others: dict[int, str]
 
     @classmethod
     def of(
         cls,
         shape: RoundShape,
-        taus: Sequence[float],
+        recorded: Sequence[float] | None,
         outlooks: Sequence[LaneOutlook],
+        promises: Sequence[Promises],
         break_even: float,
     ) -> _Offer:
-        paying = [i for i, o in enumerate(outlooks) if o.num_trials or taus[i] > break_even]
-        return cls(shape, taus, break_even, tuple(paying))
+        """`recorded`: the expected tokens by the lanes' records, None: they say nothing of this
+        shape, and a lane without a promise gets one token.
+        """
+        taus = [1.0] * len(outlooks) if recorded is None else [*recorded]
+        others = {}
+        for i, of_lane in enumerate(promises):
+            for name, promise in of_lane.items():
+                if (tau := promise.tau(shape)) > taus[i]:
+                    taus[i] = tau
+                    if name != shape.drafter:
+                        others[i] = name
+        paying = [
+            i
+            for i, tau in enumerate(taus)
+            if tau > break_even or (recorded is not None and outlooks[i].num_trials)
+        ]
+        return cls(shape, taus, break_even, tuple(paying), others)
 
     def rate(self, speculating: tuple[int, ...], costs: StepCosts) -> float:
         """Tokens per second of a round for some lanes, then a plain step for the others."""

@@ -18,14 +18,17 @@ from luceasync.request import Speculation
 from luceasync.speculation.choice import (
     AcceptanceRecord,
     LaneOutlook,
+    Promises,
+    RoundKinds,
     RoundPlan,
     RoundShape,
     StepCosts,
+    pays,
     plan_step,
     without_context,
 )
-from luceasync.speculation.drafter import DraftPasses, Target
-from luceasync.status import SpeculationStatus
+from luceasync.speculation.drafter import Anchor, Drafter, Target
+from luceasync.status import DrafterStatus, SpeculationStatus
 
 
 class Acceptor(Protocol):
@@ -47,26 +50,17 @@ class Acceptor(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Anchor:
-    """The last token of a lane, which has not been run."""
-
-    lane: int
-    position: int
-    token: int
-
-
 @dataclass(slots=True)
 class LaneTally:
-    """Counts of one choice's speculation."""
+    """Counts of one choice's speculation, by one drafter or by all."""
 
     rounds: int = 0
     proposed: int = 0
     accepted: int = 0
 
-    def add(self, shape: RoundShape, num_accepted: int) -> None:
+    def add(self, num_proposed: int, num_accepted: int) -> None:
         self.rounds += 1
-        self.proposed += shape.num_rows - 1
+        self.proposed += num_proposed
         self.accepted += num_accepted
 
     def summary(self, off_reason: str | None) -> Speculation:
@@ -90,13 +84,16 @@ class SpeculationTotals:
     draft_s: float = 0.0
     verify_s: float = 0.0
     host_s: float = 0.0
+    drafters: dict[str, LaneTally] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.proposed, self.accepted = [0] * self.num_slots, [0] * self.num_slots
 
-    def add(self, shape: RoundShape, num_accepted: int) -> None:
+    def add(self, drafter: str, num_proposed: int, num_slots: int, num_accepted: int) -> None:
+        """Count a lane's round; `num_slots` depths were proposed."""
         self.rounds += 1
-        for slot in range(shape.block - 1):
+        self.drafters.setdefault(drafter, LaneTally()).add(num_proposed, num_accepted)
+        for slot in range(num_slots):
             self.proposed[slot] += 1
         for slot in range(num_accepted):
             self.accepted[slot] += 1
@@ -109,12 +106,16 @@ class SpeculationTotals:
             self.draft_s,
             self.verify_s,
             self.host_s,
+            drafters={
+                name: DrafterStatus(tally.rounds, tally.proposed, tally.accepted)
+                for name, tally in self.drafters.items()
+            },
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Foreseen:
-    """The plan to return if `plan` is called for these lanes next."""
+    """The plan to return if `plan` is called for these lanes next, and nothing is promised."""
 
     lanes: tuple[int, ...]
     alone: bool
@@ -127,37 +128,67 @@ class Speculator:
     def __init__(
         self,
         target: Target,
-        passes: DraftPasses,
-        shapes: Sequence[RoundShape],
+        drafters: Sequence[Drafter],
         num_lanes: int,
         costs: StepCosts | None = None,
     ) -> None:
-        """`shapes`: of rounds, largest first. `costs` None: they are measured as they come up."""
+        """`drafters`: at most one that does not promise. `costs` None: they are measured as they
+        come up.
+        """
         self._target = target
-        self.passes = passes
-        self.shapes = tuple(shapes)
+        self.drafters = tuple(drafters)
+        self._by_name = {drafter.name: drafter for drafter in drafters}
+        self._tapped = [d.tapped for d in drafters if d.tapped is not None]
+        [*self._recorded] = (d for d in drafters if not d.promises)
+        assert len(self._recorded) <= 1, "records are kept for one drafter"
+        self._promising = [d for d in drafters if d.promises]
+        promised = tuple(shape for d in self._promising for shape in d.shapes)
+        self._kinds = RoundKinds(self._recorded[0].shapes if self._recorded else (), promised)
         self._outlooks = [LaneOutlook()] * num_lanes
         self._tallies = [LaneTally()] * num_lanes
+        self._off_reasons: list[str | None] = [None] * num_lanes  # of promising drafters
         self._common = AcceptanceRecord()  # of all lanes so far: the prior of a new one
-        self._totals = SpeculationTotals(shapes[0].block - 1)
+        self._num_slots = max(shape.block for shape in self._kinds.all) - 1
+        self._totals = SpeculationTotals(self._num_slots)
         self._costs = costs or StepCosts()
         self._is_settled = True  # the last plain step
         self._foreseen: _Foreseen | None = None
+
+    def beside(self, drafter: Drafter) -> Speculator:
+        """Another speculator for the same lanes, with one drafter more."""
+        return Speculator(self._target, (*self.drafters, drafter), len(self._outlooks), self._costs)
 
     def rehearsing(self) -> Speculator:
         """Another speculator for the same lanes, while this one has none: it shares what steps
         cost, and not what texts have shown.
         """
-        return Speculator(self._target, self.passes, self.shapes, len(self._outlooks), self._costs)
+        return Speculator(self._target, self.drafters, len(self._outlooks), self._costs)
+
+    @property
+    def shapes(self) -> tuple[RoundShape, ...]:
+        """Of all rounds that may come."""
+        return self._kinds.all
 
     @property
     def status(self) -> SpeculationStatus:
         """Totals since the start; for the seconds see SpeculationTotals."""
-        return replace(self._totals.summary(), off_reason=self.passes.off_reason)
+        reasons = (drafter.off_reason for drafter in self.drafters)
+        return replace(self._totals.summary(), off_reason=next(filter(None, reasons), None))
 
     def speculation(self, lane: int) -> Speculation:
         """What speculation did for the choice on `lane`, and why it is off if it is."""
-        return self._tallies[lane].summary(self._outlooks[lane].off_reason)
+        off_reason = self._outlooks[lane].off_reason if self._recorded else self._off_reasons[lane]
+        return self._tallies[lane].summary(off_reason)
+
+    def refresh(self) -> None:
+        """Let go of drafters that are known to be gone, and take up those that are back."""
+        for drafter in self.drafters:
+            drafter.refresh()
+
+    def check_alive(self) -> None:
+        """Find out whether all drafters are still there. Call while nothing runs."""
+        for drafter in self.drafters:
+            drafter.check_alive()
 
     # --- lanes ---------------------------------------------------------------
 
@@ -166,17 +197,19 @@ class Speculator:
         """Begin another choice on the lane, which is empty."""
         self._foreseen = None
         self._outlooks[lane] = LaneOutlook(self._common.as_prior())
-        self._tallies[lane] = LaneTally()
-        self.passes.reset(lane)
+        self._tallies[lane], self._off_reasons[lane] = LaneTally(), None
+        for drafter in self.drafters:
+            drafter.start(lane)
 
     @inference_mode
     def restored(self, lane: int, end: int, *, with_features: bool) -> None:
-        """Note that the lane ends at `end` after a restored prefix. `with_features`: the drafter
-        will be given features that reach this end.
+        """Note that the lane ends at `end` after a restored prefix. `with_features`: the tapped
+        drafters will be given features that reach this end.
         """
         self._foreseen = None
         if not with_features:
-            self.passes.reset(lane, end)
+            for tapped in self._tapped:
+                tapped.reset(lane, end)
             self._outlooks[lane] = self._without_context("restored without features")
 
     @inference_mode
@@ -185,36 +218,73 @@ class Speculator:
         if (off_reason := self._off_reason()) is not None:
             self._outlooks[lane] = self._without_context(off_reason)
             return
-        self._target.send_chunk_taps(self.passes, lane, begin, num_tokens)
+        for tapped in self._tapped:
+            self._target.send_chunk_taps(tapped, lane, begin, num_tokens)
 
     # --- steps ----------------------------------------------------------------------------------
 
-    def plan(self, lanes: Sequence[int], *, alone: bool) -> RoundPlan:
+    def promises(self, anchors: Sequence[Anchor]) -> list[Promises]:
+        """What drafters that know it promise of the next round, for each lane."""
+        return [
+            {
+                drafter.name: promise
+                for drafter in self._promising
+                if (promise := drafter.promise(anchor)) is not None
+            }
+            for anchor in anchors
+        ]
+
+    def plan(
+        self, lanes: Sequence[int], *, alone: bool, promises: Sequence[Promises] = ()
+    ) -> RoundPlan:
         """The next step for decoding `lanes`, which it names by number. `alone`: nothing else runs
-        beside it, so that its time can be measured.
+        beside it, so that its time can be measured. `promises`: of each lane; none at all: nothing
+        is promised.
         """
         foreseen, self._foreseen = self._foreseen, None
+        kinds, outlooks = self._kinds, [self._outlooks[lane] for lane in lanes]
         if (off_reason := self._off_reason()) is not None:
+            kinds = RoundKinds((), kinds.promised)
             for lane in lanes:
                 self._outlooks[lane] = self._without_context(off_reason)
-            return RoundPlan(None, (), is_measured=alone)
-        if foreseen is not None and (foreseen.lanes, foreseen.alone) == (tuple(lanes), alone):
+        elif (
+            foreseen is not None
+            and (foreseen.lanes, foreseen.alone) == (tuple(lanes), alone)
+            and not self._pays_any(promises, len(lanes))
+        ):
             return foreseen.plan
-        outlooks = [self._outlooks[lane] for lane in lanes]
-        plan = plan_step(outlooks, self.shapes, self._costs, measure=alone)
+        plan = plan_step(outlooks, kinds, self._costs, measure=alone, promises=promises)
         return replace(
             plan,
             speculating=tuple(lanes[i] for i in plan.speculating),
             off_reasons={lanes[i]: why for i, why in plan.off_reasons.items()},
+            others={lanes[i]: name for i, name in plan.others.items()},
         )
 
     def foresee(self, lanes: Sequence[int], under_way: RoundPlan, *, alone: bool) -> None:
         """Plan the step after the one under way, for the same lanes, while a device works on that.
         One round more hardly changes what pays, unless it is the one that measures it.
         """
-        if not self._costs.is_due(len(lanes), under_way.shape):
+        if self._recorded and not self._costs.is_due(len(lanes), under_way.shape):
             plan = self.plan(lanes, alone=alone)
             self._foreseen = _Foreseen(tuple(lanes), alone, plan)
+
+    def is_plain_next(self, lanes: Sequence[int]) -> bool:
+        """Whether the step after the one under way will be a plain one for these lanes, which
+        decode plainly in this one, whatever token each gets.
+        """
+        if self._recorded:
+            return False
+        after = (drafter.promise_after(lane) for drafter in self._promising for lane in lanes)
+        found = [{"": promise} for promise in after if promise is not None]
+        return not self._pays_any(found, len(lanes))
+
+    def _pays_any(self, promises: Sequence[Promises], num_lanes: int) -> bool:
+        return any(
+            pays(promise, num_lanes, self._kinds, self._costs)
+            for of_lane in promises
+            for promise in of_lane.values()
+        )
 
     @inference_mode
     def round(
@@ -225,34 +295,46 @@ class Speculator:
         """
         shape = plan.shape
         assert shape is not None, "a round has a shape"
-        started_at, num_unsettled = time.perf_counter(), self.passes.num_unsettled
+        started_at, num_unsettled = time.perf_counter(), self._num_unsettled
         lanes, begins = [a.lane for a in anchors], [a.position for a in anchors]
-        proposal = self.passes.propose([a.token for a in anchors], lanes, begins, shape)
-        proposal = accept.fit(proposal, shape.block)
+        proposal = accept.fit(self._propose(anchors, plan, shape), shape.block)
         proposed_at = time.perf_counter()
         logits = self._target.verify(lanes, begins, proposal.tokens, proposal.parents)
         paths = accept(proposal, logits)
         self._target.commit(paths)
-        self._target.send_taps(self.passes, lanes, begins, paths, shape.block)
-        self._count(lanes, shape, paths)
+        for tapped in self._tapped:
+            self._target.send_taps(tapped, lanes, begins, paths, shape.block)
+        self._count(lanes, plan, shape, paths)
         ended_at = time.perf_counter()
         self._totals.draft_s += proposed_at - started_at
         self._totals.verify_s += accept.arrived_at - proposed_at
         self._totals.host_s += ended_at - accept.arrived_at
-        if plan.is_measured and self.passes.num_unsettled == num_unsettled:
+        if plan.is_measured and self._num_unsettled == num_unsettled:
             self._costs.observe(len(lanes), shape, ended_at - started_at)
         return paths
+
+    def _propose(self, anchors: Sequence[Anchor], plan: RoundPlan, shape: RoundShape) -> Proposal:
+        """The rows of a round: those of the shape's drafter, but for lanes where others propose."""
+        proposal = self._by_name[shape.drafter].propose(anchors, shape)
+        for name in dict.fromkeys(plan.others.values()):
+            entries = [i for i, a in enumerate(anchors) if plan.others.get(a.lane) == name]
+            if entries:
+                rows = self._by_name[name].propose([anchors[i] for i in entries], shape)
+                proposal = proposal.with_entries(entries, rows)
+        return proposal
 
     @inference_mode
     def decoded(self, anchors: Sequence[Anchor], plan: RoundPlan) -> None:
         """Absorb tokens that the target has just decoded in a plain step, as planned."""
         lanes, begins = [a.lane for a in anchors], [a.position for a in anchors]
-        num_unsettled = self.passes.num_unsettled
-        if self.passes.off_reason is None:
-            self._target.send_taps(self.passes, lanes, begins, [[0]] * len(lanes), 1)
-        self._is_settled = self.passes.num_unsettled == num_unsettled
+        num_unsettled = self._num_unsettled
+        if all(drafter.off_reason is None for drafter in self._recorded):
+            for tapped in self._tapped:
+                self._target.send_taps(tapped, lanes, begins, [[0]] * len(lanes), 1)
+        self._is_settled = self._num_unsettled == num_unsettled
         for lane in lanes:
-            if lane in plan.off_reasons:
+            self._off_reasons[lane] = plan.off_reasons.get(lane)
+            if self._recorded and lane in plan.off_reasons:
                 self._outlooks[lane] = self._outlooks[lane].after_plain(plan.off_reasons[lane])
 
     def timed(self, num_lanes: int, plan: RoundPlan, seconds: float) -> None:
@@ -260,22 +342,41 @@ class Speculator:
         if plan.is_measured and self._is_settled:
             self._costs.observe(num_lanes, None, seconds)
 
+    @property
+    def _num_unsettled(self) -> int:
+        return sum(drafter.num_unsettled for drafter in self.drafters)
+
     def _off_reason(self) -> str | None:
-        self.passes.refresh()
-        return self.passes.off_reason
+        """Why the drafter whose rounds are recorded proposes nothing."""
+        for drafter in self._recorded:
+            drafter.refresh()
+            return drafter.off_reason
+        return None
 
     def _without_context(self, off_reason: str) -> LaneOutlook:
-        return without_context(self.shapes[0].block - 1, off_reason)
+        return without_context(self._num_slots, off_reason)
 
     def _count(
-        self, lanes: Sequence[int], shape: RoundShape, paths: Sequence[Sequence[int]]
+        self,
+        lanes: Sequence[int],
+        plan: RoundPlan,
+        shape: RoundShape,
+        paths: Sequence[Sequence[int]],
     ) -> None:
         for lane, path in zip(lanes, paths, strict=True):
-            num_accepted = len(path) - 1
-            self._outlooks[lane] = self._outlooks[lane].after_round(shape, num_accepted)
-            self._common = self._common.after(shape, num_accepted)
-            self._tallies[lane].add(shape, num_accepted)
-            self._totals.add(shape, num_accepted)
+            drafter = self._by_name[plan.others.get(lane, shape.drafter)]
+            num_proposed, num_accepted = drafter.num_proposed(lane, shape), len(path) - 1
+            self._off_reasons[lane] = None
+            if not num_proposed:  # its rows were padding
+                continue
+            if drafter.promises:
+                num_slots = max(num_proposed, num_accepted)
+            else:
+                num_slots = shape.block - 1
+                self._outlooks[lane] = self._outlooks[lane].after_round(shape, num_accepted)
+                self._common = self._common.after(shape, num_accepted)
+            self._tallies[lane].add(num_proposed, num_accepted)
+            self._totals.add(drafter.name, num_proposed, num_slots, num_accepted)
 
 
 # Which rows of a verified proposal stand: a walk from the anchor down its tree, on the host. Pure.

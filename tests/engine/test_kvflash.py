@@ -40,7 +40,7 @@ async def running(
     shards: int = 1,
     memory_bytes: int = 1 << 28,
     parallel: int = 2,
-    draft_dir: Path | None = None,
+    draft_dir: Path | str = "none",
     placement: PlacementConfig | None = None,
     **kvflash: Any,
 ) -> AsyncIterator[LocalEngine]:
@@ -87,6 +87,7 @@ def tokens(num_tokens: int, seed: int = 0) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("policy", ["qk", "lru"])
 async def test_three_turns_restore_what_the_turns_before_have_computed(tiny_dir: Path, policy):
     async with running(tiny_dir, pool_tokens=POOL, policy=policy) as engine:
@@ -178,21 +179,22 @@ def draft_dir(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("policy", ["qk", "drafter"])
 async def test_speculation_says_what_plain_decoding_says(
     tiny_dir: Path, draft_dir: Path, policy: str
 ):
     """As long as no chunk moves: 54 tokens are left in the last one."""
     prompt, answers = tokens(970), []
-    for drafter in (None, draft_dir):
-        chosen = "lru" if policy == "drafter" and not drafter else policy
+    for drafter in ("none", "lookup", draft_dir):
+        chosen = "lru" if policy == "drafter" and drafter != draft_dir else policy
         async with running(tiny_dir, draft_dir=drafter, pool_tokens=POOL, policy=chosen) as engine:
             answer, finish = await said(engine, prompt, 24)
             answers.append(answer)
             status = engine.status().residence
             assert (status.looks_total > 0) == (chosen != "lru")
     if policy == "qk":
-        assert answers[0] == answers[1]
+        assert answers[0] == answers[1] == answers[2]
     assert finish.speculation is not None and finish.speculation.rounds > 0
 
 
@@ -213,6 +215,7 @@ async def test_a_request_for_which_there_is_no_host_memory_ends_alone(tiny_dir: 
         assert finish.reason == "length"
 
 
+@pytest.mark.any_family
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -228,6 +231,7 @@ async def test_what_cannot_be_is_refused_at_the_start(tiny_dir: Path, fields, wo
             pass
 
 
+@pytest.mark.any_family
 @pytest.mark.slow
 async def test_a_request_pins_tokens_and_an_error_says_how_many_fit(tiny_dir: Path):
     async with running(tiny_dir, pool_tokens=POOL, policy="lru") as engine:

@@ -22,7 +22,11 @@ from tests.engine.test_speculation import ask_all
 from tests.engines import ask, written
 from tests.processes import backend_program, placed
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_backends")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.any_family,
+    pytest.mark.usefixtures("forked_backends"),
+]
 
 TREE = {"ddtree": True, "ddtree_budget": 12}
 
@@ -54,7 +58,7 @@ async def running(
                 budget_bytes=1 << 30 if cache_dir else None,
                 min_tokens=1,
             ),
-            draft=DraftConfig(**draft),
+            draft=DraftConfig(lookup=False, **draft),
         )
     )
     async with engine:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from luceasync.config import DraftConfig
 from luceasync.engine.engine import LocalEngine
 from luceasync.models.files import read_spec
 from luceasync.pipeline.backend import LayerSplitBackend
@@ -68,7 +69,7 @@ async def converse(engine: LocalEngine) -> list[Answer]:
 async def test_answers_are_those_of_an_engine_that_waits_for_each_token(
     tiny_dir: Path, parallel: int, monkeypatch: pytest.MonkeyPatch
 ):
-    async with running(tiny_dir, parallel=parallel) as engine:
+    async with running(tiny_dir, parallel=parallel, draft=DraftConfig("none")) as engine:
         expected = await converse(engine)
     decode, launched = LayerSplitBackend.decode, []
     with recaptured() as replayed:
@@ -80,7 +81,7 @@ async def test_answers_are_those_of_an_engine_that_waits_for_each_token(
             return logits
 
         monkeypatch.setattr(LayerSplitBackend, "decode", heard)
-        async with running(tiny_dir, parallel=parallel) as engine:
+        async with running(tiny_dir, parallel=parallel, draft=DraftConfig("none")) as engine:
             assert await converse(engine) == expected
     assert {answer.reason for answer in expected} == {"stop", "length"}
     if read_spec(tiny_dir).has_end_state:

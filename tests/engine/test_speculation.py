@@ -16,6 +16,7 @@ from luceasync.engine.load import DecodeWith, speculate
 from luceasync.engine.start import build_engine
 from luceasync.request import ChatPrompt, Finish, Request, Sampling
 from luceasync.speculation.choice import TRIAL_ROUNDS, RoundPlan, RoundShape, StepCosts
+from luceasync.speculation.drafter import BlockDrafter
 from luceasync.speculation.speculator import Speculator
 from tests import tiny
 
@@ -73,12 +74,13 @@ async def ask_all(
 @pytest.mark.covered(1)
 @pytest.mark.parametrize("tree", [{}, {"ddtree": True, "ddtree_budget": 12}], ids=["chain", "tree"])
 async def test_every_answer_is_the_one_without_a_drafter(tiny_dir, draft_dir, tree):
-    async with started(tiny_dir) as engine:
+    async with started(tiny_dir, draft_dir="none") as engine:
         plain = await ask_all(engine)
     async with started(tiny_dir, draft_dir=draft_dir, **tree) as engine:
         assert await ask_all(engine) == plain
 
 
+@pytest.mark.any_family
 async def test_an_answer_tells_what_speculation_did(tiny_dir, draft_dir):
     async with started(tiny_dir, draft_dir=draft_dir) as engine:
         _, _, finish = await ask(engine, "hello", ignore_eos=True)
@@ -89,8 +91,9 @@ async def test_an_answer_tells_what_speculation_did(tiny_dir, draft_dir):
     assert 1 <= told.tau <= 8
 
 
+@pytest.mark.any_family
 async def test_without_a_drafter_there_is_nothing_to_tell(tiny_dir):
-    async with started(tiny_dir) as engine:
+    async with started(tiny_dir, draft_dir="none") as engine:
         _, _, finish = await ask(engine, "hello")
         assert engine.status().speculation is None
     assert finish.speculation is None
@@ -106,28 +109,31 @@ class Dear(StepCosts):
         return False
 
 
+@pytest.mark.any_family
 async def test_a_drafter_that_is_never_right_is_given_up(tiny_dir, draft_dir):
-    def decode_with(backend, draft):
-        speculator = Speculator(backend, draft.speculator.passes, [RoundShape(8)], 4, Dear())
+    def decode_with(backend, speculator):
+        drafters = [BlockDrafter(speculator.drafters[0].passes, [RoundShape(8)])]
+        speculator = Speculator(backend, drafters, 4, Dear())
         return SpeculativeDecoding(backend, speculator)
 
-    async with started(tiny_dir, decode_with, draft_dir=draft_dir) as engine:
+    async with started(tiny_dir, decode_with, draft_dir=draft_dir, lookup=False) as engine:
         _, _, finish = await ask(engine, "hello", max_tokens=120, ignore_eos=True)
     assert finish.speculation.off_reason == "1.00 tokens a round, 2.00 would pay for it"
     # The step after the last trial was planned while that was under way.
     assert finish.speculation.rounds == TRIAL_ROUNDS + 1
 
 
+@pytest.mark.any_family
 async def test_a_measurement_says_what_every_round_is(tiny_dir, draft_dir):
     """Whatever it costs: a drafter that is never right is not given up."""
 
-    def decode_with(backend, draft):
+    def decode_with(backend, speculator):
         def force(lanes):
             return RoundPlan(RoundShape(8, 12), tuple(lanes), False)
 
-        return SpeculativeDecoding(backend, draft.speculator, force=force)
+        return SpeculativeDecoding(backend, speculator, force=force)
 
-    tree = {"ddtree": True, "ddtree_budget": 12}
+    tree = {"ddtree": True, "ddtree_budget": 12, "lookup": False}
     async with started(tiny_dir, decode_with, draft_dir=draft_dir, **tree) as engine:
         _, _, finish = await ask(engine, "hello", max_tokens=120, ignore_eos=True)
     assert finish.speculation.off_reason is None

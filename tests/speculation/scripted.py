@@ -29,6 +29,7 @@ from luceasync.speculation.dflash.draft_config import read_draft_spec
 from luceasync.speculation.dflash.features import FeatureRing, FeatureSpec
 from luceasync.speculation.dflash.graph import Runner
 from luceasync.speculation.dflash.passes import LocalDraft
+from luceasync.speculation.drafter import BlockDrafter
 from luceasync.speculation.speculator import Decide, Speculator, matching_child
 from luceasync.text.tokenizer import Tokenizer
 from tests import tiny
@@ -268,7 +269,7 @@ def speculator_of(
     )
     head = draft if head is None else head
     passes = LocalDraft(draft, ring, head.propose_from, run=run, short_rows=short_rows)
-    return Speculator(backend, passes, SHAPES, num_lanes=4, costs=costs)
+    return Speculator(backend, [BlockDrafter(passes, SHAPES)], num_lanes=4, costs=costs)
 
 
 def random_speculator(

@@ -13,12 +13,17 @@ from luceasync.speculation.choice import (
     AcceptanceRecord,
     DepthRates,
     LaneOutlook,
+    Promise,
+    RoundKinds,
+    RoundPlan,
     RoundShape,
     StepCosts,
+    pays,
     plan_step,
     shapes_for,
     without_context,
 )
+from luceasync.speculation.lookup.drafter import lookup_shapes
 from luceasync.speculation.speculator import LaneTally, SpeculationTotals
 
 SHAPES = shapes_for(16, None)
@@ -54,7 +59,7 @@ def accepting(*num_accepted: int) -> LaneOutlook:
 
 
 def plan(outlooks, costs, shapes=SHAPES, measure=False):
-    return plan_step(outlooks, shapes, costs, measure=measure)
+    return plan_step(outlooks, RoundKinds(tuple(shapes)), costs, measure=measure)
 
 
 # --- shapes ---------------------------------------------------------------------------------------
@@ -236,8 +241,8 @@ def observed(*seconds: float, num_lanes: int = 1, shape: RoundShape | None = CHA
 
 def test_a_lane_counts_rounds_and_tokens():
     tally = LaneTally()
-    tally.add(CHAIN, 3)
-    tally.add(RoundShape(4, 8), 1)
+    tally.add(3, 3)
+    tally.add(8, 1)
     summary = tally.summary("why")
     assert (summary.rounds, summary.proposed, summary.accepted, summary.off_reason) == (
         2,
@@ -250,8 +255,8 @@ def test_a_lane_counts_rounds_and_tokens():
 
 def test_slots_are_counted_by_depth():
     totals = SpeculationTotals(3)
-    totals.add(CHAIN, 2)
-    totals.add(RoundShape(2), 1)
+    totals.add("dflash", 3, 3, 2)
+    totals.add("dflash", 1, 1, 1)
     summary = totals.summary()
     assert summary.proposed_by_slot == (2, 1, 1)
     assert summary.accepted_by_slot == (2, 1, 0)
@@ -295,3 +300,73 @@ def test_a_cost_is_due_until_it_was_measured_and_when_it_is_old():
             waits[-1] += 1
         costs.observe(1, CHAIN, 1.0)
     assert waits == [17, 65, 257, STALE_STEPS + 1, STALE_STEPS + 1]
+
+
+# --- drafters that promise ------------------------------------------------------------------------
+
+LOOKUP = lookup_shapes((16, 8, 4))
+COPIES = Table(dict(zip(LOOKUP, (2.0, 1.6, 1.3), strict=True)))
+OFF = LaneOutlook(num_trials=0)
+
+
+def promising(*lanes: float | None, costs=COPIES, shapes=(), measure=False) -> RoundPlan:
+    """The plan for lanes that are promised that share of all tokens; None: nothing."""
+    promises = [
+        {} if share is None else {"lookup": Promise([1.0 + share * n for n in range(32)])}
+        for share in lanes
+    ]
+    outlooks = [accepting(3) if shapes else LaneOutlook()] * len(lanes)
+    kinds = RoundKinds(tuple(shapes), LOOKUP)
+    return plan_step(outlooks, kinds, costs, measure=measure, promises=promises)
+
+
+@pytest.mark.parametrize(
+    ("share", "block"), [(1.0, 16), (0.3, 16), (0.08, 16), (0.05, None), (0.0, None), (None, None)]
+)
+def test_a_round_of_copies_is_run_where_it_pays(share, block):
+    found = promising(share)
+    assert (found.shape and found.shape.block) == block
+    assert found.speculating == (() if block is None else (0,))
+
+
+def test_rows_that_a_drafter_does_not_have_are_not_paid_for():
+    promises = [{"lookup": Promise([1.0, 2.0, 3.0, 4.0])}]
+    found = plan_step([OFF], RoundKinds((), LOOKUP), COPIES, measure=False, promises=promises)
+    assert found.shape == LOOKUP[-1]
+
+
+def test_why_a_promise_does_not_pay_is_told():
+    assert promising(0.05).off_reasons == {0: "1.15 tokens a round, 1.30 would pay for it"}
+    assert promising(None).off_reasons == {}
+
+
+def test_a_lane_without_a_promise_rides_along_or_takes_its_own_step():
+    assert promising(1.0, None).speculating == (0, 1)
+    dear = Table(COPIES.steps, per_lane=0.5)
+    found = promising(1.0, None, costs=dear)
+    assert (found.speculating, [*found.off_reasons]) == ((0,), [1])
+
+
+def test_a_lane_takes_the_rows_of_the_drafter_that_gives_more():
+    costs = Table({**IDLE.steps, **COPIES.steps, RoundShape(16): 1.9})
+    shapes = (RoundShape(16), RoundShape(8))
+    found = promising(1.0, None, costs=costs, shapes=shapes)
+    assert (found.shape, found.speculating) == (RoundShape(16), (0, 1))
+    assert found.others == {0: "lookup"}
+    alone = promising(1.0, costs=Table({**costs.steps, LOOKUP[0]: 1.2}), shapes=shapes)
+    assert (alone.shape, alone.others) == (LOOKUP[0], {})
+
+
+def test_the_cost_of_copies_is_measured_where_half_of_them_are_likely_to_stand():
+    costs = Table(COPIES.steps, due=LOOKUP)
+    assert promising(0.05, costs=costs, measure=True).shape is None
+    assert promising(0.9, costs=costs, measure=True).shape == LOOKUP[0]
+    assert promising(None, costs=costs, measure=True).shape is None
+
+
+def test_nothing_is_known_to_pay_before_it_was_measured():
+    assert promising(1.0, costs=Table({})).shape is None
+    kinds = RoundKinds((), LOOKUP)
+    likely = Promise([1.0 + n for n in range(32)])
+    assert pays(likely, 1, kinds, COPIES) and not pays(likely, 1, kinds, Table({}))
+    assert not pays(Promise([1.0] * 32), 1, kinds, COPIES)

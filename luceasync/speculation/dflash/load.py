@@ -28,10 +28,11 @@ from luceasync.speculation.dflash.feature_contents import FeatureContents, Local
 from luceasync.speculation.dflash.features import FeatureRing, FeatureSpec
 from luceasync.speculation.dflash.graph import NUM_WARM_UPS, EagerRunner, GraphRunner, Runner
 from luceasync.speculation.dflash.passes import LocalDraft
-from luceasync.speculation.dflash.placement import Drafter, ring_capacity
+from luceasync.speculation.dflash.placement import DFlashPlacement, ring_capacity
 from luceasync.speculation.dflash.process import DraftProcess, DraftProcessResources
 from luceasync.speculation.dflash.remote import RemoteDraft
 from luceasync.speculation.dflash.remote_features import remote_features
+from luceasync.speculation.drafter import BlockDrafter
 from luceasync.speculation.speculator import Speculator
 
 
@@ -48,7 +49,7 @@ class LoadedDraft:
 @torch.inference_mode()
 def start_draft(
     resources: DraftProcessResources,
-    drafter: Drafter,
+    drafter: DFlashPlacement,
     plan: Plan,
     backend: LayerSplitBackend,
     advance: Callable[[int], None] = lambda num_bytes: None,
@@ -60,13 +61,13 @@ def start_draft(
     features = remote_features(process, resources)
     capacity_tokens = resources.capacity_tokens
     passes = RemoteDraft(process, backend, resources.spec, resources.sizes, capacity_tokens)
-    speculator = Speculator(backend, passes, drafter.shapes, plan.parallel)
+    speculator = Speculator(backend, [BlockDrafter(passes, drafter.shapes)], plan.parallel)
     return LoadedDraft(speculator, features, None, process.close)
 
 
 @torch.inference_mode()
 def load_draft(
-    drafter: Drafter,
+    drafter: DFlashPlacement,
     plan: Plan,
     backend: LayerSplitBackend,
     advance: Callable[[int], None] = lambda num_bytes: None,
@@ -122,7 +123,7 @@ def join(
             device.short_rows,
         )
         platform.warm_up(lambda: passes.warm_up(shapes), NUM_WARM_UPS)
-        speculator = Speculator(backend, passes, shapes, plan.parallel)
+        speculator = Speculator(backend, [BlockDrafter(passes, shapes)], plan.parallel)
         features = LocalFeatures(passes, memory or PlainMemory())
         probe = DraftAttentionProbe(network, passes.ring)
         return LoadedDraft(speculator, features, probe, closing.pop_all().close)

@@ -29,6 +29,7 @@ from luceasync.speculation.dflash.draft_config import (
     read_draft_spec,
     refuse_without_drafter,
 )
+from luceasync.speculation.lookup.drafter import lookup_shapes
 
 DDTREE_BUDGET = 22
 DEVICE, BIN = "--draft-device", "--draft-ipc-bin"
@@ -36,7 +37,7 @@ DRAFTERS = -1  # the process of a drafter, beside those of the target
 
 
 @dataclass(frozen=True, slots=True)
-class Drafter:
+class DFlashPlacement:
     """A drafter to load: its spec, its device, the shapes of its rounds, largest first, and the
     program that runs it; None: this process.
     """
@@ -59,7 +60,7 @@ class Drafter:
 
 def drafter_of(
     config: Config, target: ModelSpec, target_devices: Sequence[Offer]
-) -> Drafter | None:
+) -> DFlashPlacement | None:
     """The drafter of the config; None: the model decodes plainly. Raises ConfigError."""
     asked, draft_dir = config.draft, config.drafter_dir
     if draft_dir is None:
@@ -77,7 +78,18 @@ def drafter_of(
     else:
         device = device_of(program, asked.device, target_devices)
     budget = (asked.ddtree_budget or DDTREE_BUDGET) if asked.ddtree else None
-    return Drafter(draft_dir, spec, device, shapes_for(spec.block, budget), program)
+    return DFlashPlacement(draft_dir, spec, device, shapes_for(spec.block, budget), program)
+
+
+def copied_shapes(config: Config, drafter: DFlashPlacement | None) -> tuple[RoundShape, ...]:
+    """The rounds of proposals that are copied from the text: of as many rows as the chains of the
+    drafter, whose passes are there already; none if the config wants none.
+    """
+    if not config.drafts_copies:
+        return ()
+    if drafter is None:
+        return lookup_shapes()
+    return lookup_shapes([shape.block for shape in drafter.shapes if shape.budget is None])
 
 
 def _device_here(asked: str | None, target_devices: Sequence[Offer]) -> Offer:
@@ -106,28 +118,30 @@ def device_of(program: Path, asked: str | None, target_devices: Sequence[Offer])
 
 def plan_with_drafter(
     config: Config, model: ModelFiles | None = None
-) -> tuple[PlanReport, Drafter | None]:
+) -> tuple[PlanReport, DFlashPlacement | None]:
     """The plan of model and drafter together. Raises ConfigError."""
     model = model or ModelFiles(config.model.model_dir)
     spec = model.spec
     devices, precision = devices_of(config)
     drafter = drafter_of(config, spec, devices)
+    copied_rows = [shape.num_rows for shape in copied_shapes(config, drafter)]
     if config.kvflash.pool_tokens is not None:
         _check_policy(config, drafter)
     if drafter is None:
-        return plan_report(config, model, found=(devices, precision)), None
+        report = plan_report(config, model, verify_rows=copied_rows, found=(devices, precision))
+        return report, None
     footprint = drafter.footprint(spec, precision)
     report = plan_report(
         config,
         model,
-        verify_rows=drafter.verify_rows,
+        verify_rows=(*drafter.verify_rows, *copied_rows),
         drafter=footprint,
         found=(devices, precision),
     )
     return report, _beside(report.plan, drafter)
 
 
-def _check_policy(config: Config, drafter: Drafter | None) -> None:
+def _check_policy(config: Config, drafter: DFlashPlacement | None) -> None:
     """Refuse a drafter that cannot choose resident chunks, since it does not see all of them."""
     if config.kvflash.policy != "drafter":
         return
@@ -145,7 +159,7 @@ def _check_policy(config: Config, drafter: Drafter | None) -> None:
         )
 
 
-def _beside(plan: Plan, drafter: Drafter) -> Drafter:
+def _beside(plan: Plan, drafter: DFlashPlacement) -> DFlashPlacement:
     """The drafter, limited to the resident part of a lane, unless it has another limit."""
     pool, spec = plan.pool, drafter.spec
     if pool is None or pool.policy == "drafter" or spec.ctx_max_tokens is not None:

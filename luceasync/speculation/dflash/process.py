@@ -32,7 +32,7 @@ from luceasync.pipeline.remote.process import (
 from luceasync.pipeline.remote.tensors import PIECE_BYTES
 from luceasync.speculation.dflash import wire
 from luceasync.speculation.dflash.features import FeatureSpec, LaneSpans
-from luceasync.speculation.dflash.placement import Drafter, ring_capacity
+from luceasync.speculation.dflash.placement import DFlashPlacement, ring_capacity
 from luceasync.status import ProcessStatus
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class DraftProcessResources:
     """
 
     def __init__(
-        self, drafter: Drafter, program: Path, plan: Plan, transport: str, node_bytes: int
+        self, drafter: DFlashPlacement, program: Path, plan: Plan, transport: str, node_bytes: int
     ) -> None:
         """`program`: what runs it; `node_bytes`: of memory for nodes of model and drafter. Raises
         ConfigError.

@@ -27,7 +27,7 @@ from luceasync.engine.start import build_engine
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.request import ChatPrompt, Request, Sampling
 from luceasync.speculation.choice import RoundShape
-from luceasync.speculation.dflash.load import LoadedDraft
+from luceasync.speculation.speculator import Speculator
 from tests.acceptance.lossless.cases import KINDS, Answer, Answers, Case, Kind, Target
 from tests.acceptance.lossless.rounds import ScriptedDecoding, forced
 
@@ -92,7 +92,7 @@ async def running(
 ) -> AsyncIterator[LocalEngine]:
     """An engine as the case wants it; `drafts` False: without speculation."""
     tree = case.budget is not None
-    draft = DraftConfig(target.draft_dir, ddtree=tree, ddtree_budget=case.budget)
+    draft = DraftConfig(target.draft_dir, ddtree=tree, ddtree_budget=case.budget, lookup=False)
     keeps = 0 if case.origin == "cold" else 1 << 28
     config = Config(
         model=ModelConfig(target.model_dir, dtype="fp32"),
@@ -102,11 +102,13 @@ async def running(
         draft=draft if drafts else DraftConfig("none"),
     )
 
-    def decode_with(backend: LayerSplitBackend, draft: LoadedDraft) -> LaneDecoding:
+    def decode_with(backend: LayerSplitBackend, speculator: Speculator) -> LaneDecoding:
         shape = RoundShape(target.block, case.budget)
         if target.is_scripted and plain is not None:
-            return ScriptedDecoding(backend, draft, shape, plain_ids(case, plain), case.num_lanes)
-        return SpeculativeDecoding(backend, draft.speculator, force=forced(shape))
+            return ScriptedDecoding(
+                backend, speculator, shape, plain_ids(case, plain), case.num_lanes
+            )
+        return SpeculativeDecoding(backend, speculator, force=forced(shape))
 
     async with build_engine(config, decode_with=decode_with if drafts else speculate) as engine:
         await engine.load()

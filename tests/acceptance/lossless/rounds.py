@@ -9,8 +9,8 @@ from luceasync.engine.decoding import SpeculativeDecoding
 from luceasync.engine.sequence import Generation
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.speculation.choice import RoundPlan, RoundShape
-from luceasync.speculation.dflash.load import LoadedDraft
 from luceasync.speculation.dflash.passes import LocalDraft
+from luceasync.speculation.drafter import BlockDrafter
 from luceasync.speculation.speculator import Speculator
 
 SHARE_WRONG = 0.15  # of a scripted draft's tokens
@@ -29,7 +29,7 @@ class ScriptedDecoding(SpeculativeDecoding):
     def __init__(
         self,
         backend: LayerSplitBackend,
-        draft: LoadedDraft,
+        speculator: Speculator,
         shape: RoundShape,
         known: Mapping[int, tuple[int, ...]],
         num_lanes: int,
@@ -41,14 +41,13 @@ class ScriptedDecoding(SpeculativeDecoding):
 
         self._scripts: dict[int, tuple[int, ...]] = {}
         self._known = known
-        self._draft = draft
+        self._looks_on = speculator
         script = ScriptedDraft(self._scripts, is_wrong)
-        looks_on = draft.speculator.passes
-        assert isinstance(looks_on, LocalDraft), "a drafter of this process"
-        passes = LocalDraft(script, looks_on.ring, script.propose_from)
-        super().__init__(
-            backend, Speculator(backend, passes, [shape], num_lanes), force=forced(shape)
-        )
+        [drafter] = speculator.drafters
+        assert isinstance(drafter, BlockDrafter) and isinstance(drafter.passes, LocalDraft)
+        passes = LocalDraft(script, drafter.passes.ring, script.propose_from)
+        drafters = [BlockDrafter(passes, [shape])]
+        super().__init__(backend, Speculator(backend, drafters, num_lanes), force=forced(shape))
 
     def step(
         self,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -310,17 +308,3 @@ def test_slots_past_the_count_may_hold_anything() -> None:
     paths = torch.tensor([[0, -7, 1 << 30]], dtype=torch.int32)
     torch_scatter([torch.ones(1, 1, 1)], one * 0, one.long() * 2, one, paths, store, 4)
     assert store[:4].flatten().tolist() == [0, 0, 1, 0]
-
-
-@pytest.mark.slow
-def test_a_ring_on_the_cpu_loads_no_numba() -> None:
-    code = """
-import sys
-from luceasync.speculation.dflash.features import scatter_on
-from luceasync.pipeline.cpu_platform import CpuPlatform
-scatter_on(CpuPlatform())
-print("numba" in sys.modules)
-"""
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout == "False\n"

@@ -14,7 +14,7 @@ from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.request import Sampling
 from luceasync.speculation.choice import RoundPlan
 from luceasync.speculation.dflash.load import LoadedDraft, load_draft
-from luceasync.speculation.dflash.placement import Drafter, plan_with_drafter
+from luceasync.speculation.dflash.placement import DFlashPlacement, plan_with_drafter
 from luceasync.text.tokenizer import Tokenizer
 from tests import tiny
 from tests.speculation.scripted import Lanes, plain_answers, prepare, speculated_answers
@@ -37,7 +37,7 @@ class Opened:
         )
         report, drafter = plan_with_drafter(config)
         assert drafter is not None
-        self.drafter: Drafter = drafter
+        self.drafter: DFlashPlacement = drafter
         taps = drafter.spec.taps
         self.backend = LayerSplitBackend.open(ModelFiles(model_dir), report.plan, taps=taps)
         self.draft: LoadedDraft = load_draft(drafter, report.plan, self.backend)
@@ -92,4 +92,4 @@ def test_a_round_waits_for_the_gpu_only_where_it_reads_tokens(opened):
 @pytest.mark.parametrize(("devices", "draft_device"), [PLACES[0]])
 def test_closing_twice_is_closing_once(opened):
     opened.draft.close()
-    assert opened.draft.speculator.passes.ring.num_bytes > 0  # still referenced
+    assert opened.draft.speculator.drafters[0].passes.ring.num_bytes > 0  # still referenced

@@ -46,7 +46,7 @@ def prefill(backend, speculator: Speculator, lane: int, cuts: list[int]) -> None
 
 @torch.inference_mode()
 def proposed(speculator: Speculator, lane: int) -> list[int]:
-    proposal = speculator.passes.propose([7], [lane], [len(TOKENS)], CHAIN)
+    proposal = speculator.drafters[0].passes.propose([7], [lane], [len(TOKENS)], CHAIN)
     return proposal.tokens[0].tolist()
 
 
@@ -59,7 +59,7 @@ def test_chunks_of_any_size_leave_the_same_context(backend, speculator):
 @pytest.mark.slow
 def test_chunks_of_any_size_are_taken_up_in_few_sizes(backend, speculator, monkeypatch):
     sizes = set()
-    draft = speculator.passes._draft
+    draft = speculator.drafters[0].passes._draft
     write = draft.write_context
 
     def written(features, *index):
@@ -95,7 +95,7 @@ def test_shards_may_fill_up_a_chunk_or_not(backend, tiny_dir: Path, tmp_path: Pa
     taps = taps_of(backend)
     taps[0] = torch.nn.functional.pad(taps[0], (0, 0, 0, 6), value=9.0)
     with torch.inference_mode():
-        short.passes.absorb_chunk(taps, 1, 80, 10)
+        short.drafters[0].passes.absorb_chunk(taps, 1, 80, 10)
     assert proposed(short, 1) == proposed(short, 0)
 
 
@@ -109,13 +109,13 @@ def test_a_committed_path_leaves_what_prefill_would(backend, speculator):
     backend.verify([1], [88], rows, parents)
     backend.commit([[0, 2]])
     with torch.inference_mode():
-        backend.send_taps(speculator.passes, [1], [88], [[0, 2]], BLOCK)
+        backend.send_taps(speculator.drafters[0].passes, [1], [88], [[0, 2]], BLOCK)
     assert proposed(speculator, 1) == proposed(speculator, 0)
 
 
 def test_restored_features_propose_what_computed_ones_do(backend, speculator):
     prefill(backend, speculator, 0, [40])
-    features = LocalFeatures(speculator.passes, PlainMemory())
+    features = LocalFeatures(speculator.drafters[0].passes, PlainMemory())
     content = features.save(0, 0, len(TOKENS))
     speculator.start(3)
     speculator.restored(3, len(TOKENS), with_features=True)
@@ -143,13 +143,13 @@ def test_context_with_a_gap_before_it_begins_after_the_gap(backend):
     prefill(backend, speculator, 0, [32])
     backend.prefill(0, 90, TOKENS[:10], project=False)
     assert draft.valid_from[0] == 0
-    backend.send_taps(speculator.passes, [0], [99], [range(4)], 10)
+    backend.send_taps(speculator.drafters[0].passes, [0], [99], [range(4)], 10)
     assert draft.valid_from[0] == 99
 
 
 def test_warming_up_leaves_every_lane_as_it_was(backend, speculator):
     prefill(backend, speculator, 0, [])
-    before, passes = proposed(speculator, 0), speculator.passes
+    before, passes = proposed(speculator, 0), speculator.drafters[0].passes
     with torch.inference_mode():
         passes.warm_up([CHAIN, RoundShape(4, 6)])
     assert proposed(speculator, 0) == before
@@ -163,4 +163,4 @@ def test_a_lane_given_to_another_starts_empty(backend):
     speculator.restored(0, len(TOKENS), with_features=False)
     speculator.start(0)
     assert speculator.speculation(0).off_reason is None
-    assert speculator.passes.ring.valid(0) == range(0)
+    assert speculator.drafters[0].passes.ring.valid(0) == range(0)

@@ -69,7 +69,7 @@ class Both:
 
     @property
     def process(self):
-        return self.there.speculator.passes._process
+        return self.there.speculator.drafters[0].passes._process
 
     @property
     def traffic(self):
@@ -111,7 +111,7 @@ def both(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 
 @torch.inference_mode()
 def proposed(draft: LoadedDraft, lane: int, shape: RoundShape, end: int = len(TOKENS)) -> list:
-    proposal = draft.speculator.passes.propose([7], [lane], [end], shape)
+    proposal = draft.speculator.drafters[0].passes.propose([7], [lane], [end], shape)
     return [None if t is None else t.tolist() for t in (proposal.tokens, proposal.parents)]
 
 
@@ -142,7 +142,7 @@ def test_what_was_committed_is_what_it_goes_on_from(both, transport):
     both.backend.verify(lanes, begins, tokens, parents)
     both.backend.commit(paths)
     for draft in (both.here, both.there):
-        both.backend.send_taps(draft.speculator.passes, lanes, begins, paths, 8)
+        both.backend.send_taps(draft.speculator.drafters[0].passes, lanes, begins, paths, 8)
     agree(both, 0, len(TOKENS) + 3)
     agree(both, 2, len(TOKENS) + 1)
 
@@ -171,7 +171,9 @@ def test_only_rows_that_the_ring_keeps_go_there(both, transport):
     before = both.traffic.payload_bytes_sent
     both.backend.verify([0], [len(TOKENS)], torch.tensor([[7, 5, 9, 6, 6, 6, 6, 6]]))
     both.backend.commit([[0, 1, 2]])
-    both.backend.send_taps(both.there.speculator.passes, [0], [len(TOKENS)], [[0, 1, 2]], 8)
+    both.backend.send_taps(
+        both.there.speculator.drafters[0].passes, [0], [len(TOKENS)], [[0, 1, 2]], 8
+    )
     assert both.traffic.payload_bytes_sent - before == 3 * row_bytes
 
 
@@ -221,8 +223,8 @@ def kill(both: Both, how: signal.Signals = signal.SIGKILL) -> None:
 
 def until_it_is_back(both: Both) -> None:
     limit = time.monotonic() + 60
-    while both.there.speculator.passes.off_reason is not None:
-        both.there.speculator.passes.refresh()
+    while both.there.speculator.drafters[0].passes.off_reason is not None:
+        both.there.speculator.drafters[0].passes.refresh()
         time.sleep(0.05)
         assert time.monotonic() < limit
 
@@ -232,7 +234,7 @@ def until_it_is_back(both: Both) -> None:
 def test_one_that_was_killed_is_left_out_and_started_again(both, transport, may_start):
     both = both(transport)
     both.prefill(0, [])
-    features, passes = both.there.features, both.there.speculator.passes
+    features, passes = both.there.features, both.there.speculator.drafters[0].passes
     kept = features.save(0, 0, len(TOKENS))
     may_start.clear()
     kill(both)
@@ -275,7 +277,7 @@ def test_a_proposal_that_never_comes_is_given_up_at_its_deadline(both, monkeypat
     both.prefill(0, [])
     connection = both.process.life.connection
     with torch.inference_mode():
-        both.there.speculator.passes.propose([7], [0], [len(TOKENS)], CHAIN)
+        both.there.speculator.drafters[0].passes.propose([7], [0], [len(TOKENS)], CHAIN)
     monkeypatch.setattr(connection._deadlines, "deadline_s", lambda call: 0.3)
     unanswered, send = wire.ResetDraftLane(0, 0), connection._channel.send
     monkeypatch.setattr(connection, "send", lambda *told: send(unanswered, deadline_s=1.0))
@@ -288,7 +290,7 @@ def test_a_proposal_that_never_comes_is_given_up_at_its_deadline(both, monkeypat
 def test_one_that_dies_idle_is_noticed(both):
     both = both()
     kill(both)
-    both.there.speculator.passes.check_alive()
+    both.there.speculator.drafters[0].passes.check_alive()
     assert both.there.speculator.status.off_reason is not None
     until_it_is_back(both)
     assert both.there.speculator.status.off_reason is None
@@ -297,7 +299,7 @@ def test_one_that_dies_idle_is_noticed(both):
 def test_nothing_is_left_of_one_that_is_ended_while_it_starts(both):
     both = both("stream", **SLIDING)
     kill(both)
-    both.there.speculator.passes.check_alive()
+    both.there.speculator.drafters[0].passes.check_alive()
     both.there.close()
     assert both.process.life is None
     both.there.close()

@@ -1,0 +1,1 @@
+"""The drafter that copies: what followed a text's last tokens where they stood before."""

@@ -1,0 +1,207 @@
+"""An engine that copies proposals from texts says what one that decodes plainly says."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, PlacementConfig
+from luceasync.engine.decoding import SpeculativeDecoding
+from luceasync.engine.engine import LocalEngine
+from luceasync.engine.load import DecodeWith, speculate
+from luceasync.engine.start import build_engine
+from luceasync.request import ChatPrompt, Constraint, Finish, Request, Sampling
+from luceasync.speculation.choice import RoundPlan, RoundShape
+from luceasync.speculation.lookup.drafter import LOOKUP
+from tests import tiny
+
+pytestmark = pytest.mark.slow
+
+SCHEMA = """{"type": "object", "properties": {"name": {"type": "string", "maxLength": 12},
+    "tags": {"type": "array", "items": {"enum": ["red", "green"]}, "maxItems": 3}},
+    "required": ["name", "tags"], "additionalProperties": false}"""
+LOOP: dict[str, Any] = {"sampling": Sampling(logit_bias={70: 50.0}), "ignore_eos": True}
+REQUESTS: list[dict[str, Any]] = [
+    LOOP,  # the tiny models seldom repeat themselves
+    {"ignore_eos": True},
+    {"sampling": Sampling(temperature=1.0, seed=4), "ignore_eos": True},
+    {"sampling": Sampling(repetition_penalty=1.3, presence_penalty=0.4), "top_logprobs": 2},
+    {"stop": ("a", "e"), "sampling": Sampling(temperature=1.0, seed=9)},
+    {"sampling": Sampling(temperature=0.9, top_p=0.9, seed=1), "num_choices": 2},
+    {"constraint": Constraint("json_schema", SCHEMA, "response_format"), "max_tokens": 60},
+    {"max_tokens": 9, "top_logprobs": 0},
+]
+TEXTS = [f"a list: {'one two three, ' * 3}and question {i}" for i in range(len(REQUESTS))]
+
+
+@asynccontextmanager
+async def started(
+    model_dir: Path,
+    decode_with: DecodeWith = speculate,
+    *,
+    num_shards: int = 1,
+    placement: PlacementConfig | None = None,
+    parallel: int = 4,
+    **draft: Any,
+) -> AsyncIterator[LocalEngine]:
+    shards = PlacementConfig(devices=tuple(f"cpu:{i}" for i in range(num_shards)))
+    engine = build_engine(
+        Config(
+            model=ModelConfig(model_dir=model_dir, dtype="fp32"),
+            placement=placement or shards,
+            engine=EngineConfig(max_ctx_tokens=512, parallel=parallel),
+            draft=DraftConfig(**draft),
+        ),
+        decode_with=decode_with,
+    )
+    async with engine:
+        await engine.load()
+        yield engine
+
+
+Told = list[tuple[tuple[int, ...], str, tuple[Any, ...]]]  # of each choice
+
+
+async def ask(engine: LocalEngine, text: str, **fields: Any) -> tuple[Told, list[Finish]]:
+    request = Request(
+        ChatPrompt([{"role": "user", "content": text}]), **{"max_tokens": 40, **fields}
+    )
+    num = request.num_choices
+    ids: list[list[int]] = [[] for _ in range(num)]
+    logprobs: list[list[Any]] = [[] for _ in range(num)]
+    texts, finishes = [""] * num, {}
+    async for delta in await engine.open(request):
+        ids[delta.index] += delta.token_ids
+        texts[delta.index] += delta.text
+        logprobs[delta.index] += [(p.token, round(p.logprob, 3)) for p in delta.logprobs]
+        if delta.finish is not None:
+            finishes[delta.index] = delta.finish
+    told = [
+        (tuple(ids[i]), f"{texts[i]} ({finishes[i].reason})", tuple(logprobs[i]))
+        for i in range(num)
+    ]
+    return told, [finishes[i] for i in range(num)]
+
+
+async def ask_all(engine: LocalEngine) -> list[Told]:
+    pairs = zip(TEXTS, REQUESTS, strict=True)
+    return [told for told, _ in await asyncio.gather(*(ask(engine, t, **f) for t, f in pairs))]
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_dir: Path) -> list[Told]:
+    """What is said without speculation."""
+
+    async def said() -> list[Told]:
+        async with started(tiny_dir, draft_dir="none") as engine:
+            return await ask_all(engine)
+
+    return asyncio.run(said())
+
+
+def rounds_of(*blocks: int) -> DecodeWith:
+    """A round of copies for every lane at every step, whatever it costs; of these sizes in turn."""
+    sizes = itertools.cycle(blocks)
+
+    def decode_with(backend, speculator):
+        def force(lanes: Sequence[int]) -> RoundPlan:
+            return RoundPlan(RoundShape(next(sizes), None, LOOKUP), tuple(lanes), False)
+
+        return SpeculativeDecoding(backend, speculator, force=force)
+
+    return decode_with
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "parallel", "decode_with"),
+    [(1, 4, speculate), (1, 1, rounds_of(32)), (3, 4, rounds_of(16, 4, 8))],
+    ids=["chosen", "one lane", "three shards"],
+)
+async def test_every_answer_is_the_plain_one(tiny_dir, plain, num_shards, parallel, decode_with):
+    sizes = {"num_shards": num_shards, "parallel": parallel}
+    async with started(tiny_dir, decode_with, **sizes) as engine:
+        assert await ask_all(engine) == plain
+        status = engine.status().speculation
+    assert status is not None and [*status.drafters] == [LOOKUP]
+    assert status.drafters[LOOKUP].accepted_total > 4
+
+
+async def test_beside_a_drafter_that_fills_blocks_it_is_the_plain_one_too(
+    tiny_dir, plain, tmp_path
+):
+    draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config())
+
+    def decode_with(backend, speculator):
+        shapes, turn = speculator.shapes, itertools.count()
+
+        def force(lanes: Sequence[int]) -> RoundPlan:
+            """Rounds of either drafter, and of one for half of the lanes."""
+            number = next(turn)
+            shape = shapes[number % len(shapes)]
+            others = dict.fromkeys(lanes[number % 2 :: 2], LOOKUP) if number % 3 else {}
+            return RoundPlan(shape, tuple(lanes), False, others=others)
+
+        return SpeculativeDecoding(backend, speculator, force=force)
+
+    tree = {"ddtree": True, "ddtree_budget": 12}
+    async with started(tiny_dir, decode_with, draft_dir=draft_dir, **tree) as engine:
+        assert await ask_all(engine) == plain
+        status = engine.status().speculation
+    assert status is not None and {*status.drafters} == {LOOKUP, "dflash"}
+    assert status.rounds_total == sum(d.rounds_total for d in status.drafters.values())
+
+
+async def test_an_answer_tells_of_its_rounds(tiny_dir):
+    async with started(tiny_dir, rounds_of(8)) as engine:
+        _, [finish] = await ask(engine, "hello hello hello", **LOOP)
+        status = engine.status().speculation
+    assert finish.speculation is not None and status is not None
+    assert finish.speculation.rounds == status.rounds_total > 0
+    assert finish.speculation.accepted == status.drafters[LOOKUP].accepted_total
+
+
+async def test_an_answer_that_was_read_back_is_copied_from(tiny_dir):
+    """Whatever was restored: the index is of the prompt's tokens."""
+    async with started(tiny_dir, rounds_of(32)) as engine:
+        text = "some words that come again " * 12
+        for _ in range(2):
+            _, [finish] = await ask(engine, text, **LOOP)
+    assert finish.restore.tier == "memory"
+    assert finish.speculation is not None and finish.speculation.accepted > 0
+
+
+@pytest.mark.parametrize("draft", [{"draft_dir": "none"}, {"lookup": False}])
+async def test_nothing_is_copied_where_that_is_off(tiny_dir, draft):
+    async with started(tiny_dir, **draft) as engine:
+        _, [finish] = await ask(engine, "hello hello hello", **LOOP)
+        assert engine.status().speculation is None
+    assert finish.speculation is None
+
+
+async def test_no_text_is_copied_from_another_one(tiny_dir, monkeypatch):
+    """Not even from one of the same client, however equal they are."""
+    seen = []
+
+    def decode_with(backend, speculator):
+        [lookup] = speculator.drafters
+        propose = lookup.propose
+
+        def heard(anchors, shape):
+            proposal = propose(anchors, shape)
+            for anchor, row in zip(anchors, proposal.tokens.tolist(), strict=True):
+                if anchor.text is not None:
+                    seen.append((set(anchor.text.ids), set(row)))
+            return proposal
+
+        monkeypatch.setattr(lookup, "propose", heard)
+        return rounds_of(16)(backend, speculator)
+
+    async with started(tiny_dir, decode_with) as engine:
+        await ask_all(engine)
+    assert seen and all(rows <= own for own, rows in seen)
