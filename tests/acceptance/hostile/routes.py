@@ -14,6 +14,7 @@ import msgspec
 
 from luceasync.server.anthropic.body import CountBody, MessagesBody
 from luceasync.server.openai.completions import CompletionBody
+from luceasync.server.openai.native import InfillBody, NativeCompletionBody
 from luceasync.server.openai.responses_body import ResponsesBody
 from luceasync.server.openai.routes import DetokenizeBody, TokenizeBody
 from tests.acceptance.hostile.extremes import LISTS, MOST_TOKENS, TEXT, WRONG, of_type
@@ -46,6 +47,8 @@ class Asked:
 SAID = '[{"role":"user","content":"What does os.getcwd do?"}]'
 ROUTES = {
     "/v1/completions": Asked(CompletionBody, {"prompt": '"os.getcwd"'}, "max_tokens"),
+    "/completion": Asked(NativeCompletionBody, {"prompt": '"os.getcwd"'}, "n_predict"),
+    "/infill": Asked(InfillBody, {"input_prefix": '"os."', "input_suffix": '"()"'}, "n_predict"),
     "/v1/messages": Asked(MessagesBody, {"model": '"any"', "messages": SAID}, "max_tokens"),
     "/v1/messages/count_tokens": Asked(CountBody, {"model": '"any"', "messages": SAID}),
     "/v1/responses": Asked(ResponsesBody, {"input": '"os.getcwd"'}, "max_output_tokens"),
