@@ -100,6 +100,7 @@ async def test_four_that_ask_the_same_at_once_are_one_prefill(tiny_dir, cold):
     assert cached == [0, *[cold.num_prompt_tokens] * 3]
 
 
+@pytest.mark.any_family
 async def test_another_model_of_the_same_shapes_takes_up_nothing(tiny_dir, family, tmp_path):
     from tests import tiny
 
@@ -112,6 +113,7 @@ async def test_another_model_of_the_same_shapes_takes_up_nothing(tiny_dir, famil
         expect(await ask(engine, LONG, NUM_TOKENS), cold, None, 0)
 
 
+@pytest.mark.any_family
 async def test_what_one_tenant_said_is_prefilled_for_another(tiny_dir, cold, tmp_path):
     async with running(tiny_dir, tmp_path) as engine:
         await ask(engine, LONG, NUM_TOKENS, tenant="one", **KEEP)

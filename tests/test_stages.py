@@ -202,6 +202,7 @@ async def test_what_one_stage_has_kept_is_taken_up_by_several(
     assert cold.ids == from_disk.ids == again.ids
 
 
+@pytest.mark.any_family
 @pytest.mark.covered(1)
 @pytest.mark.slow
 async def test_speculation_over_several_stages_says_the_same(

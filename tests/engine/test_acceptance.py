@@ -107,6 +107,7 @@ def exact_pairs(sampling: Sampling) -> Tensor:
 
 
 @pytest.mark.slow
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("budget", [None, 12], ids=["chain", "tree"])
 @pytest.mark.parametrize("presence_penalty", [0.0, 0.7])
 def test_thousands_of_samples_are_distributed_as_plain_sampling(budget, presence_penalty):

@@ -18,6 +18,7 @@ async def answer():
         placement=PlacementConfig(devices=("cpu",)),
         engine=EngineConfig(parallel=1, max_ctx_tokens=512),
     )
+    assert config.drafter_dir is not None, "with a drafter and its ring"
     async with build_engine(config) as engine:
         await engine.load()
         async for delta in await engine.open(Request(TextPrompt("Hi"), max_tokens=3)):

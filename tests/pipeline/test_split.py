@@ -25,6 +25,7 @@ from luceasync.pipeline.transfer import choose_transfer, direct, staged
 from tests import tiny
 
 NUM_LAYERS = 8
+NUM_LIVES = 6
 SPLITS = {
     "2 even": (1, 1),
     "2 uneven": (0.1, 0.9),
@@ -149,10 +150,10 @@ def test_loading_holds_one_stored_tensor_beside_the_model(deep_dir: Path, num_sh
 
 @pytest.mark.covered(0)
 @pytest.mark.slow
-def test_twenty_lives_leave_nothing_behind(deep_dir: Path):
+def test_many_lives_leave_nothing_behind(deep_dir: Path):
     shards: list[weakref.ref] = []
     plan = _plan(deep_dir, 3)
-    for _ in range(20):
+    for _ in range(NUM_LIVES):
         backend = LayerSplitBackend.open(ModelFiles(deep_dir), plan)
         shards.extend(weakref.ref(shard) for shard in backend._stages[0]._shards)
         run(backend)
@@ -160,7 +161,7 @@ def test_twenty_lives_leave_nothing_behind(deep_dir: Path):
         backend.close()
         del backend
     gc.collect()
-    assert len(shards) == 60
+    assert len(shards) == 3 * NUM_LIVES
     assert not any(ref() for ref in shards)
 
 

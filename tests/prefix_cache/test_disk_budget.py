@@ -95,6 +95,7 @@ async def chat(bench: Bench, number: int, num_turns: int, *, is_settled: bool) -
 
 
 @pytest.mark.slow
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("is_settled", [True, False])
 @pytest.mark.parametrize("recurrent", [True, False])
 async def test_a_minutes_writes_never_exceed_the_budget(tmp_path, recurrent, is_settled) -> None:
