@@ -198,6 +198,13 @@ def _speculation(status: SpeculationStatus) -> Iterator[Metric]:
         "host": status.host_s_total,
     }
     yield _counters(f"{SPECULATION}_seconds", "Time by part of a round.", "part", seconds)
+    drafters = status.drafters.items()
+    for name, help_text, values in (
+        ("rounds", "Verify steps by drafter.", {d: of.rounds_total for d, of in drafters}),
+        ("proposed", "Draft tokens by drafter.", {d: of.proposed_total for d, of in drafters}),
+        ("accepted", "Accepted by drafter.", {d: of.accepted_total for d, of in drafters}),
+    ):
+        yield _counters(f"{SPECULATION}_drafter_{name}", help_text, "drafter", values)
 
 
 def _residence(status: ResidenceStatus) -> Iterator[Metric]:

@@ -1,1 +1,1 @@
-"""Speculation: a DFlash drafter proposes, the target decides, and the text stays the target's."""
+"""Speculation: drafters propose, the target decides, and the text stays the target's."""

@@ -7,6 +7,7 @@ from luceasync.status import (
     CacheStatus,
     ProcessStatus,
     ResidenceStatus,
+    DrafterStatus,
     SpeculationStatus,
 )
 from tests.server.scripted import ScriptedEngine
@@ -121,6 +122,18 @@ async def test_speculation_metrics_by_slot_and_part(in_memory):
         'seconds_total{part="verify"} 1.5', 'seconds_total{part="host"} 0.25', "off 0.0",
     ):  # fmt: skip
         assert f"luceasync_speculation_{line}" in lines
+
+
+async def test_speculation_metrics_by_drafter(in_memory):
+    engine = ScriptedEngine()
+    drafters = {"lookup": DrafterStatus(3, 40, 22), "dflash": DrafterStatus(5, 35, 9)}
+    engine.speculation = SpeculationStatus(8, drafters=drafters)
+    lines = await lines_of(in_memory, engine)
+    for line in (
+        'rounds_total{drafter="lookup"} 3.0', 'rounds_total{drafter="dflash"} 5.0',
+        'proposed_total{drafter="lookup"} 40.0', 'accepted_total{drafter="dflash"} 9.0',
+    ):  # fmt: skip
+        assert f"luceasync_speculation_drafter_{line}" in lines
 
 
 async def test_a_drafter_that_is_gone_shows_in_health_and_metrics(in_memory):
