@@ -57,10 +57,9 @@ def add_weighted(results: Tensor, choice: Choice, base: Tensor) -> Tensor:
     """base + the sum of each row's results by its weights, rounded once. results: [places, dim];
     base: [n, dim].
     """
-    each = results[choice.places].float()  # [n, k, dim]
     sums = base.float()
-    for number in range(each.shape[1]):  # in the order of the row's choice
-        sums = sums + choice.weights[:, number, None] * each[:, number]
+    for weights, places in zip(choice.weights.unbind(1), choice.places.unbind(1), strict=True):
+        sums = sums + weights[:, None] * results[places].float()
     return sums.to(base.dtype)
 
 
