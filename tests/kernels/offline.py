@@ -1,5 +1,5 @@
 """Compiles every Triton kernel for a GPU that is not there, as that GPU would request it:
-`python -m tests.kernels.offline sm_86 [--few]` prints, as JSON, what resources each kernel takes.
+`python -m tests.kernels.offline sm_86` prints, as JSON, what resources each kernel takes.
 """
 
 from __future__ import annotations
@@ -166,26 +166,21 @@ def dense_products() -> None:
 
 
 def quantised_products() -> None:
-    """One of each coding, in the tiles of few rows and of more."""
-    quantised("Q4_K", 1)
-    quantised("Q4_K", 16, paired=False)
-    for name in ("Q6_K", "Q8_0", "IQ4_XS"):
-        quantised(name, 1, paired=False)
+    """One of each coding, of one in the tiles of few rows and of more, paired and divided too."""
+    quantised("Q4_K", 1, in_all_forms=True)
+    for name, num_rows in (("Q4_K", 16), ("Q6_K", 1), ("Q8_0", 1), ("IQ4_XS", 1)):
+        quantised(name, num_rows)
 
 
-def one_quantised_product() -> None:
-    quantised("Q4_K", 1, paired=False)
-
-
-def quantised(name: str, num_rows: int, *, paired: bool = True) -> None:
+def quantised(name: str, num_rows: int, *, in_all_forms: bool = False) -> None:
     """Products with a matrix of this type, and lookups."""
     tiled = tile(random_packed(ENCODINGS[name], (1024, 2560), torch.Generator()))
     x = torch.empty(num_rows, 2560, dtype=DTYPE)
     quant_gemv.linear(x, tiled, x.new_empty(num_rows, 1024))
-    if paired:
+    if in_all_forms:
         quant_gemv.swiglu(x, tiled)
-    divided = quant_gemv.QuantTile(row_blocks=1, strides=4, steps=1, num_splits=2)
-    quant_gemv.linear(x, tiled, chosen=divided)
+        divided = quant_gemv.QuantTile(row_blocks=1, strides=4, steps=1, num_splits=2)
+        quant_gemv.linear(x, tiled, chosen=divided)
     quant_dequantize.lookup(tiled, torch.zeros(4, dtype=torch.long), DTYPE)
 
 
@@ -302,7 +297,6 @@ ALL = (
     delta,
     drafts,
 )
-FEW = (one_quantised_product, rows_of_prefill, ends_of_a_step)
 
 
 # --- what it takes --------------------------------------------------------------------------------
@@ -334,7 +328,7 @@ def _of_cubin(cubin: bytes) -> tuple[int, int]:
 def main() -> None:
     card = CARDS[sys.argv[1]]
     with on(card) as compiled:
-        for launches in FEW if "--few" in sys.argv else ALL:
+        for launches in ALL:
             launches()
     once = {kernel.hash: kernel for kernel in compiled}
     print(json.dumps([asdict(taken(kernel, card)) for kernel in once.values()]))

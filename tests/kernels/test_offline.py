@@ -31,11 +31,11 @@ pytestmark = [
 ]
 
 
-def compiled_for(name: str, *flags: str) -> list[Taken]:
+def compiled_for(name: str) -> list[Taken]:
     """Compile in a process of its own, in which every tensor counts as one on this GPU."""
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.offline", name, *flags],
+        [sys.executable, "-m", "tests.kernels.offline", name],
         env=env,
         stdout=subprocess.PIPE,
         timeout=DEADLINE_S,

@@ -186,6 +186,7 @@ def test_what_was_ranked_before_can_still_be_asked_for(open_in):
     assert ranking.logprob(0, 7) == pytest.approx(logits.whole()[0].log_softmax(-1)[7].item())
 
 
+@pytest.mark.any_family
 @pytest.mark.parametrize("num_kept", [40, 64])
 def test_of_a_prompt_only_rows_cross_that_a_ring_keeps(open_in, num_kept: int):
     heard, backend = HeardTaps(num_kept), open_in("two")
@@ -226,6 +227,7 @@ def test_a_chunk_is_not_waited_for_where_work_is_queued(open_in):
     assert torch.equal(life(backend), life(open_in("one")))
 
 
+@pytest.mark.any_family
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 def test_a_step_is_announced_while_its_activation_is_computed(open_in, monkeypatch, transport: str):
     monkeypatch.setattr("luceasync.pipeline.remote.passes.HOST", torch.device("meta"))
@@ -254,9 +256,9 @@ def test_neighbours_in_processes_are_passed_payloads_by_reference(open_in):
 
 @pytest.mark.covered(0)
 def test_a_process_that_hangs_is_a_failed_group(open_in, monkeypatch):
-    monkeypatch.setattr(connection, "PING_S", 0.3)
     backend = open_in("two")
     backend.check_alive()
+    monkeypatch.setattr(connection, "PING_S", 0.3)
     os.kill(pid_of(backend), signal.SIGSTOP)
     with pytest.raises(StageFailed, match=r"silent for 0\.3 s.*its process lives"):
         backend.check_alive()
@@ -264,7 +266,7 @@ def test_a_process_that_hangs_is_a_failed_group(open_in, monkeypatch):
 
 @pytest.mark.covered(0)
 def test_a_process_that_hangs_in_a_pass_is_ended_long_before_the_pass_is_due(open_in, monkeypatch):
-    monkeypatch.setattr(fleet, "HEARTBEAT", Heartbeat(0.05, 0.3))
+    monkeypatch.setattr(fleet, "HEARTBEAT", Heartbeat(0.05, 0.6))
     backend = open_in("two")
     threading.Timer(0.3, os.kill, (pid_of(backend), signal.SIGSTOP)).start()
     began_s = time.monotonic()
@@ -287,6 +289,7 @@ def test_a_process_that_dies_is_a_failed_group(open_in):
         backend.reset(0)
 
 
+@pytest.mark.any_family
 @pytest.mark.covered(1)
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 def test_a_group_is_brought_back_alone_with_what_lies_in_shared_memory(open_in, transport: str):

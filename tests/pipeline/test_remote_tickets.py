@@ -22,7 +22,7 @@ from tests.pipeline.test_remote import Opened
 from tests.processes import placed
 from tests.test_stages import NUM_PROMPT, SPAN, life
 
-pytestmark = pytest.mark.usefixtures("forked_backends")
+pytestmark = [pytest.mark.any_family, pytest.mark.usefixtures("forked_backends")]
 
 DEADLINE_S = 30.0
 LATE = "tests.pipeline.late_backend"
