@@ -199,8 +199,12 @@ def _with_limits(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _portable(schema: Any) -> Any:
-    """Fixed tuples as lists of their first type: generators fail on `items: false`."""
+    """What generators read: they fail on `items: false`, of fixed tuples, which become lists of
+    their first type, and on lists of anything without `items`.
+    """
     match schema:
+        case {"type": "array"} if "items" not in schema and "prefixItems" not in schema:
+            return {**schema, "items": {}}
         case {"prefixItems": [first, *_], "items": False}:
             rest = {name: each for name, each in schema.items() if name != "prefixItems"}
             return {**rest, "items": _portable(first)}
