@@ -125,6 +125,13 @@ CHECKS = (
         "real models call tools, fill in, outlive kills and splits; those that are fetched",
         short=("smollm2-135m",),
     ),
+    Check(
+        "check_store",
+        "servers of different splits over one bucket",
+        ("--moto", "{moto}"),
+        ("--kills", "1"),
+        ("moto",),
+    ),
     Check("chaos_ipc", "a channel's other end dies, hangs and lies", short=("--rounds", "12")),
     Check(
         "chaos_backends",
@@ -199,6 +206,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--folder", help="of client programs, once, or of templates")
     parser.add_argument("--gguf", metavar="FILE", help="for check_llama_cpp")
     parser.add_argument("--peer", metavar="PYTHON", help="an interpreter with llama-cpp-python")
+    parser.add_argument("--moto", metavar="PYTHON", help="an interpreter with moto[server]")
     options = parser.parse_args(arguments)
     for name in options.only:
         if not any(is_asked(check, [name]) for check in CHECKS):
@@ -220,7 +228,8 @@ def run(check: Check, options: argparse.Namespace) -> tuple[str, float]:
     print(f"\n=== {check.name}: {check.what}", flush=True)
     started = time.monotonic()
     with server_for(check) as url:
-        given = {"url": url, "folder": options.folder, "gguf": options.gguf, "peer": options.peer}
+        given = {"url": url, "moto": options.moto}
+        given |= {"folder": options.folder, "gguf": options.gguf, "peer": options.peer}
         words = [word.format(**given) for word in check.args]
         words += check.short if options.short else ()
         command = [sys.executable, "-m", check.module, *words]

@@ -145,7 +145,7 @@ async def test_a_store_that_hangs_is_a_miss_within_the_patience(tmp_path: Path) 
         began_s = time.monotonic()
         assert await find(ours, ROWS, patience_s=0.05) == []
         assert time.monotonic() - began_s < DEADLINE_S
-        assert "0.05 s" in ours.degraded
+        assert "in time" in ours.degraded
 
 
 async def test_after_three_failures_the_store_is_left_alone_for_a_while(tmp_path: Path) -> None:
