@@ -5,6 +5,7 @@ Owns their flags; imports what measures when a command runs. Sizes default to wh
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -121,22 +122,27 @@ def prefill(
 @bench_app.command()
 def speculation(
     only: Annotated[
-        str, typer.Option(metavar="LIST", help="Of verify,rounds,servers.")
+        str, typer.Option(metavar="LIST", help="Of verify,rounds,servers,edits.")
     ] = "verify,rounds",
     shape: ShapeName = "small",
+    model: Annotated[
+        Path, typer.Option(metavar="PATH", help="A model that edits code, for edits.")
+    ] = BUNDLED_MODEL_DIR,
     device: Device = "cpu:0",
     contexts: Contexts = "1024",
     lanes: Lanes = "1,4",
     dtype: DtypeOption = "bf16",
     rounds: Rounds = 20,
-    questions: Annotated[int, typer.Option(min=1, metavar="N", help="For servers.")] = 40,
+    questions: Annotated[int, typer.Option(min=1, metavar="N", help="For servers, edits.")] = 40,
     clients: Annotated[int, typer.Option(min=1, metavar="N", help="For servers.")] = 1,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Of an answer, for servers.")] = 128,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Of an answer, for servers, edits.")] = 128,
     ddtree: Annotated[bool, typer.Option("--ddtree", help="A server with trees, too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Verify passes and whole rounds beside decode steps; servers with and without the drafter."""
-    parts = _parts(only, ("verify", "rounds", "servers"))
+    """Verify passes and whole rounds beside decode steps; servers with and without the drafter;
+    edits of code with and without copied proposals.
+    """
+    parts = _parts(only, ("verify", "rounds", "servers", "edits"))
     from luceasync.bench.model import parse_model
     from luceasync.bench.speculation import bench_rounds, bench_servers, bench_verify
 
@@ -159,6 +165,11 @@ def speculation(
             max_tokens=max_tokens,
             has_trees=ddtree,
         )
+    if "edits" in parts:
+        from luceasync.bench.edits import bench_edits
+
+        sizes = {"questions": questions, "max_tokens": max_tokens}
+        asyncio.run(bench_edits(report, model, device, dtype=dtype, **sizes))
 
 
 @bench_app.command()

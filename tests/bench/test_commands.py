@@ -53,6 +53,16 @@ def test_speculation_compares_verify_passes_and_rounds_with_steps(shape: str) ->
 
 
 @pytest.mark.slow
+def test_speculation_compares_copies_with_plain_decoding_by_kind_of_answer() -> None:
+    sizes = ("--questions", "1", "--max-tokens", "8", "--dtype", "fp32")
+    rows = rows_of("speculation", "--only", "edits", *sizes)
+    assert [row["answers"] for row in rows] == [
+        *("whole rewrite", "search and replace", "unified diff", "new code", "prose")
+    ]
+    assert all(row["tau"] >= 1 and row["equal texts"] == "1 of 1" for row in rows)
+
+
+@pytest.mark.slow
 def test_restore_finds_the_prompt_again_in_memory_and_on_disk() -> None:
     sizes = ("--tokens", "512", "--dtype", "fp32", "--steps", "4", "--rounds", "1")
     rows = rows_of("restore", "--shape", "small-hybrid", *sizes)

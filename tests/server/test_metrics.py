@@ -5,9 +5,9 @@ from __future__ import annotations
 from luceasync.status import (
     BackendProcesses,
     CacheStatus,
+    DrafterStatus,
     ProcessStatus,
     ResidenceStatus,
-    DrafterStatus,
     SpeculationStatus,
 )
 from tests.server.scripted import ScriptedEngine

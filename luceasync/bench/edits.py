@@ -1,0 +1,182 @@
+"""`luceasync bench speculation --only edits`: what copied proposals give, by kind of answer.
+
+A real model edits functions of Python's standard library, writes new code, and writes prose. One
+engine decodes plainly and one copies; they answer each question in turns.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from luceasync.bench.report import NOTHING, Report, figure
+from luceasync.config import (
+    CacheConfig,
+    Config,
+    DraftConfig,
+    EngineConfig,
+    ModelConfig,
+    PlacementConfig,
+)
+from luceasync.engine.engine import LocalEngine
+from luceasync.engine.start import build_engine
+from luceasync.request import ChatPrompt, Request, Sampling
+
+MODULES = (
+    "bisect calendar colorsys difflib fnmatch fractions glob heapq keyword linecache locale "
+    "mimetypes ntpath posixpath pprint quopri random reprlib sched shlex shutil statistics string "
+    "tempfile textwrap token tokenize traceback types uuid warnings weakref zipfile"
+).split()
+LEAST_LINES, MOST_LINES = 8, 40
+PLAIN, COPIED = "plain", "lookup"
+MAX_CTX_TOKENS = 4096
+
+NEW_CODE = (
+    "a function that parses a line of an Apache access log into a dict",
+    "a class for a least-recently-used cache with get and put",
+    "a function that finds the shortest path in a grid of walls with A*",
+    "a function that converts Roman numerals to integers and back",
+    "a command line program that counts words in files, with argparse",
+    "a function that merges overlapping intervals",
+    "a class for a bank account with deposits, withdrawals and a history",
+    "a function that validates an IPv4 address without the standard library",
+)
+PROSE = (
+    "how a bicycle stays upright",
+    "the history of the printing press",
+    "why the sky is blue in the day and red in the evening",
+    "how bread rises, and what salt does in the dough",
+    "the life of a river from its spring to the sea",
+    "what makes a good teacher",
+    "how sailing boats can sail against the wind",
+    "the difference between weather and climate",
+)
+
+FUNCTION = "Here is a Python function:\n\n```python\n{source}```\n\n{task} "
+RENAME = "Rename its parameter `{old}` to `{new}` everywhere."
+ANSWERS: Mapping[str, str] = {
+    "whole rewrite": "Answer with the whole function in a code block and with nothing else.",
+    "search and replace": (
+        "Answer with blocks of this form and with nothing else, each with whole lines of the "
+        "function and the lines that replace them:\n"
+        "<<<<<<< SEARCH\nold lines\n=======\nnew lines\n>>>>>>> REPLACE"
+    ),
+    "unified diff": "Answer with a unified diff, with three lines of context, and nothing else.",
+}
+KINDS = (*ANSWERS, "new code", "prose")
+
+
+def functions(num: int) -> list[tuple[str, str]]:
+    """(source, name of the first parameter) of functions of the standard library."""
+    found = []
+    for name in MODULES:
+        module = importlib.import_module(name)
+        for _, function in sorted(inspect.getmembers(module, inspect.isfunction)):
+            if function.__module__ != name:
+                continue
+            try:
+                source = inspect.getsource(function)
+            except OSError:  # it was made by a program
+                continue
+            parameters = [*inspect.signature(function).parameters]
+            num_lines = source.count("\n")
+            if parameters and LEAST_LINES <= num_lines <= MOST_LINES and source.startswith("def "):
+                found.append((source, parameters[0]))
+    step = max(1, len(found) // num)
+    return found[::step][:num]
+
+
+def questions_of(kind: str, num: int) -> list[str]:
+    """Questions whose answers are of this kind."""
+    if kind == "new code":
+        return [f"Write {what} in Python. Explain nothing." for what in NEW_CODE[:num]]
+    if kind == "prose":
+        return [f"Tell me about {what}, in three paragraphs." for what in PROSE[:num]]
+    return [
+        FUNCTION.format(source=source, task=RENAME.format(old=old, new=f"the_{old}"))
+        + ANSWERS[kind]
+        for source, old in functions(num)
+    ]
+
+
+@dataclass
+class Totals:
+    """Of an engine's answers of one kind; `decode_s` by the clock, `cpu_s` of this process."""
+
+    num_tokens: int = 0
+    decode_s: float = 0.0
+    cpu_s: float = 0.0
+    num_rounds: int = 0
+    num_accepted: int = 0
+    texts: list[str] = field(default_factory=list)
+
+
+async def bench_edits(
+    report: Report, model: Path, device: str, *, dtype: str, questions: int, max_tokens: int
+) -> None:
+    """Tokens per second after the first, greedily, by kind of answer."""
+    config = Config(
+        model=ModelConfig(model_dir=model, dtype=dtype),  # type: ignore[arg-type]
+        placement=PlacementConfig(device=device),
+        engine=EngineConfig(parallel=1, max_ctx_tokens=MAX_CTX_TOKENS),
+        cache=CacheConfig(memory_bytes=0),
+    )
+    columns = ("answers", "tokens", "tau", PLAIN, COPIED, "ratio", "CPU time", "equal texts")
+    table = report.table(
+        columns, f"{model.name}, tokens/s while decoding; {questions} questions of each kind"
+    )
+    async with AsyncExitStack() as stack:
+        engines: dict[str, LocalEngine] = {}
+        for name, draft in ((PLAIN, "none"), (COPIED, "lookup")):
+            chosen = replace(config, draft=DraftConfig(draft_dir=draft))  # type: ignore[arg-type]
+            engines[name] = await stack.enter_async_context(build_engine(chosen))
+            await engines[name].load()
+        for kind in KINDS:
+            totals = {name: Totals() for name in engines}
+            for number, question in enumerate(questions_of(kind, questions)):
+                names: Sequence[str] = (PLAIN, COPIED) if number % 2 else (COPIED, PLAIN)
+                for name in names:
+                    await _ask(engines[name], question, max_tokens, totals[name])
+            plain, copied = totals[PLAIN], totals[COPIED]
+
+            def rate(of: Totals, seconds: Callable[[Totals], float]) -> float:
+                return of.num_tokens / max(seconds(of), 1e-9)
+
+            by_clock = [rate(of, lambda t: t.decode_s) for of in (plain, copied)]
+            by_cpu = [rate(of, lambda t: t.cpu_s) for of in (plain, copied)]
+            tau = copied.num_tokens / max(copied.num_tokens - copied.num_accepted, 1)
+            num_equal = sum(map(str.__eq__, plain.texts, copied.texts))
+            table.add(
+                kind,
+                copied.num_tokens,
+                figure(tau),
+                *(figure(each, digits=1) for each in by_clock),
+                figure(by_clock[1] / by_clock[0]),
+                figure(by_cpu[1] / by_cpu[0]) if by_cpu[0] else NOTHING,
+                f"{num_equal} of {len(plain.texts)}",
+            )
+
+
+async def _ask(engine: LocalEngine, question: str, max_tokens: int, totals: Totals) -> None:
+    """Add an answer to the totals."""
+    prompt = ChatPrompt([{"role": "user", "content": question}])
+    text, began_s, cpu_s = "", 0.0, 0.0
+    stream = await engine.open(Request(prompt, sampling=Sampling(), max_tokens=max_tokens))
+    async for delta in stream:
+        if not began_s:
+            began_s, cpu_s = time.perf_counter(), time.process_time()
+        text += delta.words
+        if delta.finish is not None:
+            speculation = delta.finish.speculation
+            totals.num_tokens += delta.finish.usage.completion_tokens - 1
+            if speculation is not None:
+                totals.num_rounds += speculation.rounds
+                totals.num_accepted += speculation.accepted
+    totals.decode_s += time.perf_counter() - began_s
+    totals.cpu_s += time.process_time() - cpu_s
+    totals.texts.append(text)
