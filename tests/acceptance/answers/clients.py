@@ -16,8 +16,10 @@ from tests.text.answer.written import SCHEMA, TOOL
 
 MAX_ANSWER_TOKENS = 1 << 15
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+OLLAMA = "/api/chat"
 TOOLS = {
     CHAT: [{"type": "function", "function": {"name": TOOL, "parameters": SCHEMA}}],
+    OLLAMA: [{"type": "function", "function": {"name": TOOL, "parameters": SCHEMA}}],
     MESSAGES: [{"name": TOOL, "input_schema": SCHEMA}],
     RESPONSES: [{"type": "function", "name": TOOL, "parameters": SCHEMA}],
 }
@@ -46,6 +48,11 @@ def body_of(path: str, case: Case, asks: str) -> dict[str, Any]:
         body |= {"stop_sequences": [case.stop]} if case.stop else {}
         if case.has_tools and not case.is_parallel:
             body["tool_choice"] = {"type": "auto", "disable_parallel_tool_use": True}
+    elif path == OLLAMA:
+        options = {"temperature": body.pop("temperature"), "num_predict": most}
+        options |= {"stop": [case.stop]} if case.stop else {}
+        body |= {"messages": [{"role": "user", "content": asks}], "options": options}
+        body["stream"] = False
     else:
         body |= {"input": [{"role": "user", "content": asks}], "max_output_tokens": most}
         body["parallel_tool_calls"] = case.is_parallel
@@ -53,9 +60,13 @@ def body_of(path: str, case: Case, asks: str) -> dict[str, Any]:
 
 
 def custom_tool(path: str, kind: str) -> dict[str, Any]:
-    """A tool with one text, which follows a grammar of the kind; Anthropic's has a schema."""
+    """A tool with one text, which follows a grammar of the kind; Anthropic's and Ollama's have a
+    schema.
+    """
     if path == MESSAGES:
         return {"name": CUSTOM, "input_schema": TEXT_SCHEMA}
+    if path == OLLAMA:
+        return {"type": "function", "function": {"name": CUSTOM, "parameters": TEXT_SCHEMA}}
     grammar = {"syntax": kind, "definition": GRAMMARS.get(kind)}
     if path == CHAT:
         form = {"type": "text"} if kind == "text" else {"type": "grammar", "grammar": grammar}
@@ -215,7 +226,31 @@ def seen_in_response_events(events: list[dict[str, Any]]) -> Seen:
     return seen
 
 
+def seen_in_ollama(answer: dict[str, Any]) -> Seen:
+    return seen_in_lines([answer])
+
+
+def seen_in_lines(lines: list[dict[str, Any]]) -> Seen:
+    reasoning = content = ""
+    calls: list[tuple[str, dict[str, Any]]] = []
+    for line in lines:
+        message = line["message"]
+        reasoning += message.get("thinking", "")
+        content += message["content"]
+        for call in message.get("tool_calls", ()):
+            function = call["function"]
+            if function["index"] != len(calls) or not isinstance(function["arguments"], dict):
+                raise Wrong(f"a call of Ollama's: {call}")
+            calls.append(_named(function["name"], function["arguments"]))
+    if [line["done"] for line in lines] != [False] * (len(lines) - 1) + [True]:
+        raise Wrong(f"lines of Ollama's: {lines}")
+    finish = lines[-1]["done_reason"]
+    return Seen(reasoning, content, calls, "tool_calls" if calls and finish == "stop" else finish)
+
+
 def events_of(raw: bytes) -> list[dict[str, Any]]:
+    if raw.startswith(b"{"):
+        return [json.loads(line) for line in raw.splitlines()]
     lines = (line[6:] for line in raw.decode().split("\n") if line.startswith("data: {"))
     return [json.loads(line) for line in lines]
 
@@ -230,6 +265,13 @@ def next_body(path: str, body: dict[str, Any], answer: dict[str, Any]) -> dict[s
             for call in message.get("tool_calls") or ()
         ]
         return {**body, "messages": [*body["messages"], message, *results, user]}
+    if path == OLLAMA:
+        said = answer["message"]
+        results = [
+            {"role": "tool", "tool_name": call["function"]["name"], "content": "done"}
+            for call in said.get("tool_calls", ())
+        ]
+        return {**body, "messages": [*body["messages"], said, *results, user]}
     if path == MESSAGES:
         said = {"role": "assistant", "content": answer["content"] or "nothing"}
         results = [
@@ -251,4 +293,5 @@ READERS = {
     CHAT: (seen_in_chat, seen_in_chunks),
     MESSAGES: (seen_in_message, seen_in_message_events),
     RESPONSES: (seen_in_response, seen_in_response_events),
+    OLLAMA: (seen_in_ollama, seen_in_lines),
 }

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import msgspec
 
 from luceasync.server.anthropic.body import CountBody, MessagesBody
+from luceasync.server.ollama.body import OllamaChatBody, OllamaGenerateBody, OllamaOptions
+from luceasync.server.ollama.routes import ShowBody
 from luceasync.server.openai.completions import CompletionBody
 from luceasync.server.openai.native import InfillBody, NativeCompletionBody
 from luceasync.server.openai.responses_body import ResponsesBody
@@ -42,8 +44,10 @@ class Asked:
     body: type[msgspec.Struct]
     needs: dict[str, str]
     bound: str | None = None
+    least: str = str(MOST_TOKENS)
 
 
+OLLAMA_BOUND = ("options", f'{{"num_predict":{MOST_TOKENS}}}')
 SAID = '[{"role":"user","content":"What does os.getcwd do?"}]'
 ROUTES = {
     "/v1/completions": Asked(CompletionBody, {"prompt": '"os.getcwd"'}, "max_tokens"),
@@ -52,6 +56,9 @@ ROUTES = {
     "/v1/messages": Asked(MessagesBody, {"model": '"any"', "messages": SAID}, "max_tokens"),
     "/v1/messages/count_tokens": Asked(CountBody, {"model": '"any"', "messages": SAID}),
     "/v1/responses": Asked(ResponsesBody, {"input": '"os.getcwd"'}, "max_output_tokens"),
+    "/api/chat": Asked(OllamaChatBody, {"model": '"any"', "messages": SAID}, *OLLAMA_BOUND),
+    "/api/generate": Asked(OllamaGenerateBody, {"model": '"any"', "prompt": '"x"'}, *OLLAMA_BOUND),
+    "/api/show": Asked(ShowBody, {"model": '"any"'}),
     "/tokenize": Asked(TokenizeBody, {"prompt": '"os.getcwd"'}),
     "/detokenize": Asked(DetokenizeBody, {"tokens": "[1,2]"}),
 }
@@ -65,6 +72,9 @@ def extremes(asked: Asked) -> dict[str, list[str]]:
     for field in info.fields:
         own = [*TURNS, *IDS, *TEXT] if field.name in asked.needs else LISTS
         found[field.name] = [*WRONG, *of_type(field.name, field.type), *own]
+    if "options" in found:
+        within = extremes(Asked(OllamaOptions, {})).items()
+        found["options"] += [f'{{"{name}":{value}}}' for name, values in within for value in values]
     return found
 
 
@@ -76,7 +86,7 @@ def pairs(asked: Asked, num: int, seed: int = 0) -> Iterator[bytes]:
     for number in range(num):
         fields = dict(asked.needs)
         if asked.bound is not None:
-            fields[asked.bound] = str(MOST_TOKENS)
+            fields[asked.bound] = asked.least
         if number < len(singles):
             fields |= dict(singles[number : number + 1])
         else:
@@ -88,10 +98,14 @@ def pairs(asked: Asked, num: int, seed: int = 0) -> Iterator[bytes]:
 def wrong_in(status: int, answer: bytes) -> str | None:
     """What is wrong with an answer of any route."""
     if 400 <= status < 500:
-        said = json.loads(answer)["error"]["message"]
+        error = json.loads(answer)["error"]
+        said = error if isinstance(error, str) else error["message"]
         return None if said and len(answer) < 2000 else "a refusal that is not words"
     if status != 200:
         return f"status {status}"
+    if b'"done":' in answer[:4096] and not answer.startswith((b"data:", b"event:")):
+        lines = [json.loads(line, parse_constant=_no_number) for line in answer.splitlines()]
+        return "lines that were broken off" if "error" in lines[-1] else None
     if answer.startswith((b"data:", b"event:", b":")):
         is_broken = b'"type":"error"' in answer or b'data: {"error"' in answer
         return "a stream that was broken off" if is_broken else None
