@@ -47,6 +47,17 @@ DELTA = {
     "linear_num_value_heads": 4,
     "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25},
 }
+LAGUNA = EXPERTS | {"shared_expert_intermediate_size": 48, "moe_routed_scaling_factor": 2.5}
+WINDOWS = {
+    "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
+    "num_attention_heads_per_layer": [4, 6, 6, 4],
+    "sliding_window": 24,
+    "rope_parameters": {
+        "full_attention": YARN | {"rope_theta": 500000.0, "partial_rotary_factor": 0.5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "moe_router_logit_softcapping": 3.0,
+}
 # By name: the model type, and what differs from tests.tiny.COMMON.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma 3": (
@@ -76,6 +87,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True, "decoder_sparse_step": 2}),
     "qwen3_moe, as is": ("qwen3_moe", EXPERTS | {"mlp_only_layers": [2]}),
     "qwen3_5_moe": ("qwen3_5_moe_text", EXPERTS | DELTA),
+    "laguna": ("laguna", LAGUNA | WINDOWS),
+    "laguna, a gate of each number": ("laguna", LAGUNA | {"gating": "per-element"}),
     "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1, 1]}),
     "smollm3, by interval": ("smollm3", {"no_rope_layer_interval": 2, "head_dim": 32}),
 }

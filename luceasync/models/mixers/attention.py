@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 RECENT_ROWS = 64  # queries of a lane that probe its chunks
 BIASES = tuple(f"self_attn.{name}_proj.bias" for name in "qkv")
+SOFTPLUS_GATE = "self_attn.g_proj.weight"
 OUTPUT_NORM = "post_attention_layernorm.weight"
 VERIFY_SPLITS = 32  # parts of a context that programs of kernels.tree_attention share
 
@@ -74,6 +75,7 @@ class AttentionSpec(AttentionSizes):
             **{name: (self.head_dim,) for name in norms if self.has_head_norms},
             "input_layernorm.weight": (hidden_size,),
             **({OUTPUT_NORM: (hidden_size,)} if self.norms_output else {}),
+            **({SOFTPLUS_GATE: (self.softplus_dim, hidden_size)} if self.softplus_gate else {}),
         }
 
     def load(self, reader: LayerReader) -> AttentionLayer:
@@ -91,6 +93,7 @@ class AttentionSpec(AttentionSizes):
             head_norms=self._head_norms(reader),
             output=reader.matrix("self_attn.o_proj.weight"),
             output_norm=reader.norm(OUTPUT_NORM) if self.norms_output else None,
+            softplus_gate=reader.matrix(SOFTPLUS_GATE) if self.softplus_gate else None,
         )
 
     def _bias(self, reader: LayerReader) -> Tensor | None:
@@ -195,12 +198,14 @@ class AttentionLayer:
     head_norms: HeadNorms
     output: Weight
     output_norm: Norm | None = None
+    softplus_gate: Weight | None = None
 
     @property
     def num_bytes(self) -> int:
-        parts = (self.norm, self.projection, self.head_norms, self.output, self.output_norm)
+        parts = (self.norm, self.projection, self.head_norms, self.output)
+        own = (*parts, self.output_norm, self.softplus_gate)
         bias_bytes = 0 if self.bias is None else self.bias.nbytes
-        return sum(part.num_bytes for part in parts if part is not None) + bias_bytes
+        return sum(part.num_bytes for part in own if part is not None) + bias_bytes
 
     def forward(self, x: Tensor, state: State, rows: Rows) -> Tensor:
         return self._added(self.body.attend(self._projected(x), self.head_norms, state, rows), x)
@@ -213,9 +218,18 @@ class AttentionLayer:
 
     def _added(self, mixed: Tensor, x: Tensor) -> Tensor:
         """The residual stream and the output of `mixed` heads."""
+        if self.softplus_gate is not None:
+            mixed = self._gated(mixed, x, self.softplus_gate)
         if self.output_norm is None:
             return self.output.linear_add(mixed, x)
         return x + self.output_norm(self.output.linear(mixed))
+
+    def _gated(self, mixed: Tensor, x: Tensor, weight: Weight) -> Tensor:
+        """Heads [..., numbers], each times softplus of its gate, which is computed in float32."""
+        from torch.nn.functional import softplus
+
+        gate = softplus(weight.linear(x, self.norm).float()).to(mixed.dtype)
+        return (mixed.unflatten(-1, (gate.shape[-1], -1)) * gate[..., None]).flatten(-2)
 
     def _projected(self, x: Tensor) -> Tensor:
         projected = self.projection.linear(x, self.norm)

@@ -6,7 +6,7 @@ Imports no torch at its top.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from luceasync.models.rope import PLAIN, Rope
 
@@ -21,7 +21,8 @@ class AttentionSizes:
     each query and key head has an RMS norm. `has_bias`: query, key and value projections add a
     bias. `window`: newest tokens that a token sees, itself included; 0: all.
     `query_scale` multiplies normed queries. `norms_output`: an RMS norm comes before the addition
-    to the residual stream.
+    to the residual stream. `softplus_gate`: the output is multiplied by softplus of g_proj's
+    product, which has a number for each head, or for each "element" of each.
     """
 
     num_heads: int
@@ -36,10 +37,16 @@ class AttentionSizes:
     window: int = 0
     query_scale: float = 1.0
     norms_output: bool = False
+    softplus_gate: Literal["", "head", "element"] = ""
 
     @property
     def query_dim(self) -> int:
         return self.num_heads * self.head_dim
+
+    @property
+    def softplus_dim(self) -> int:
+        """Numbers of the softplus gate of a row."""
+        return {"": 0, "head": self.num_heads, "element": self.query_dim}[self.softplus_gate]
 
     @property
     def kv_dim(self) -> int:
