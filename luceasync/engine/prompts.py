@@ -242,6 +242,7 @@ class Prompts:
             encode(prompt.before),
             encode(prompt.after),
             encode(prompt.begun),
+            tokenizer.encode(tokenizer.lead),
             [(encode(f"{name}\n"), encode(text)) for name, text in prompt.files],
         )
         wanted = max_ctx // 4 if max_tokens is None else max_tokens

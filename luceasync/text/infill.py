@@ -68,12 +68,14 @@ def _first(token_id: Callable[[str], int | None], names: Sequence[str]) -> int |
 @dataclass(frozen=True, slots=True)
 class InfillParts:
     """Token ids of the texts of a prompt: `before` and `after` what is written, what is `begun` of
-    it, and of each file its name and its text, the one that matters least first.
+    it, and of each file its name and its text, the one that matters least first. `lead`: the
+    tokens with which the model's texts begin.
     """
 
     before: Ids
     after: Ids
     begun: Ids = ()
+    lead: Ids = ()
     files: Sequence[tuple[Ids, Ids]] = ()
 
 

@@ -102,11 +102,11 @@ def main() -> None:
 
 
 def prompts_of(path: Path, tokenizer: Tokenizer) -> list[list[int]]:
-    """The questions in the file's chat template or, without one, as they are."""
+    """The questions in the file's chat template or, without one, as texts of the model begin."""
     try:
         template = ChatTemplate.load(path)
     except ModelError:
-        return [tokenizer.encode(question) for question in QUESTIONS]
+        return [tokenizer.encode(tokenizer.lead + question) for question in QUESTIONS]
     messages = ([{"role": "user", "content": question}] for question in QUESTIONS)
     return [tokenizer.encode(template.render(each)) for each in messages]
 

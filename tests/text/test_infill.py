@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from luceasync.text.infill import FILE, INFILL, REPOSITORY, InfillParts, InfillTokens, infill_ids
@@ -20,7 +22,7 @@ def vocabulary(*names: str) -> InfillTokens | None:
 
 def parts(before: str = "b", after: str = "a", begun: str = "", **files: str) -> InfillParts:
     named = [(encode(f"{name}\n"), encode(text)) for name, text in files.items()]
-    return InfillParts(encode(before), encode(after), encode(begun), named)
+    return InfillParts(encode(before), encode(after), encode(begun), files=named)
 
 
 QWEN = vocabulary(*INFILL[0], REPOSITORY[0], FILE[0], "<|fim_pad|>")
@@ -45,6 +47,13 @@ def test_files_come_first_and_what_is_begun_last():
     assert made.ids == [*lead, *AROUND, *b"x"]
     assert made.boundaries == (len(lead), len(lead) + len(AROUND))
     assert made.num_left_out == 0
+
+
+def test_the_models_texts_begin_as_always():
+    whole = replace(parts(f="F"), lead=[7])
+    made, without = (infill_ids(PLAIN, each, encode, 100) for each in (whole, parts(f="F")))
+    assert made.ids == [7, *without.ids]
+    assert made.boundaries == tuple(end + 1 for end in without.boundaries)
 
 
 def test_without_files_there_is_no_repository():
