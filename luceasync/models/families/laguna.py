@@ -14,6 +14,7 @@ from luceasync.models.families.family import ConfigFields, Family
 from luceasync.models.families.qwen3_moe import parse_experts
 from luceasync.models.feed_forward.dense import DenseSpec
 from luceasync.models.feed_forward.experts import ExpertsSpec
+from luceasync.models.feed_forward.feed_forward import FeedForward
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.spec import LayerSpec, ModelSpec
 
@@ -54,7 +55,8 @@ def parse(fields: ConfigFields) -> ModelSpec:
     fields.must_be("attention_bias", False)
     fields.must_be("moe_apply_router_weight_on_input", False)
     num_layers = fields.positive("num_hidden_layers")
-    networks = {DENSE: DenseSpec(fields.positive("intermediate_size")), SPARSE: _experts(fields)}
+    dense = DenseSpec(fields.positive("intermediate_size"))
+    networks: dict[str, FeedForward] = {DENSE: dense, SPARSE: _experts(fields)}
     sparse = [DENSE] + [SPARSE] * (num_layers - 1)
     kinds = _listed(fields, "mlp_layer_types", sparse, (DENSE, SPARSE))
     pairs = zip(_mixers(fields, num_layers), kinds, strict=True)
@@ -133,7 +135,7 @@ def _listed(
     fits = isinstance(found, list) and len(found) == len(default)
     if not fits or not all(kind in allowed for kind in found):
         raise ModelError(f"{name} = {found!r}: expected {len(default)} entries of {allowed}")
-    return found
+    return [*found]
 
 
 FAMILY = Family("laguna", parse, ("LagunaForCausalLM",))

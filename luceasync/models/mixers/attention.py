@@ -229,7 +229,8 @@ class AttentionLayer:
         from torch.nn.functional import softplus
 
         gate = softplus(weight.linear(x, self.norm).float()).to(mixed.dtype)
-        return (mixed.unflatten(-1, (gate.shape[-1], -1)) * gate[..., None]).flatten(-2)
+        heads: Tensor = mixed.unflatten(-1, (gate.shape[-1], -1)) * gate[..., None]
+        return heads.flatten(-2)
 
     def _projected(self, x: Tensor) -> Tensor:
         projected = self.projection.linear(x, self.norm)
