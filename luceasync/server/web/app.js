@@ -55,7 +55,7 @@ function show() {
   showTitle();
   at("empty").hidden = !isEmpty;
   at("messages").hidden = isEmpty;
-  if (isEmpty) showEmpty(at("empty"), state.status, (text) => send(text));
+  if (isEmpty) showEmpty(at("empty"), state.status, send);
   list.showsThinking = settings.values.showsThinking;
   list.show(current, answers.of(current));
   showBusy();
@@ -94,7 +94,7 @@ function showStatus() {
   at("think").hidden = !status?.thinks;
   at("think").setAttribute("aria-pressed", String(settings.values.thinking));
   at("question").placeholder = status ? `Message ${status.model}` : "Message";
-  if (!path(state.current).length) show();
+  if (!path(state.current).length) showEmpty(at("empty"), status, send);
 }
 
 /** Show the live view, or the chat. */
@@ -113,7 +113,8 @@ function watchLive(isOn) {
 // --- what happens --------------------------------------------------------------------------------
 
 function grown(conversation, message) {
-  if (conversation === state.current && !at("chat").hidden) list.update(message, message);
+  const isRunning = answers.of(conversation) === message; // else its end was shown before this frame
+  if (isRunning && conversation === state.current && !at("chat").hidden) list.update(message, message);
 }
 
 function ended(conversation, message, error) {

@@ -17,8 +17,11 @@ const STDLIB_STARTERS = [ // what the bundled model has learnt
 ];
 const BUNDLED = "stdlib-15m";
 
-/** Show it in `place`. `status`: the server's, or null before it is known. */
+/** Show it in `place`, unless it is there. `status`: the server's, or null before it is known. */
 export function showEmpty(place, status, ask) {
+  const words = about(status);
+  if (place.dataset.words === words) return;
+  place.dataset.words = words;
   const isBundled = status?.model === BUNDLED;
   const starters = (isBundled ? STDLIB_STARTERS : STARTERS).map(([title, text]) => {
     const card = make("button", { type: "button", className: "starter" }, make("b", { textContent: title }), make("span", { textContent: text }));
@@ -27,7 +30,7 @@ export function showEmpty(place, status, ask) {
   });
   place.replaceChildren(
     make("h2", { textContent: status ? status.model : "luceasync" }),
-    make("p", { textContent: about(status) }),
+    make("p", { textContent: words }),
     ...(isBundled ? [make("p", { textContent: "A small demonstration model. It answers questions about Python's standard library, and nothing else." })] : []),
     ...(status && !status.takes_chats ? [make("p", { className: "wrong", textContent: "This model has no chat template: it can only continue texts, through the API." })] : []),
     make("div", { className: "starters" }, ...(status && !status.takes_chats ? [] : starters)),
@@ -39,7 +42,7 @@ function about(status) {
   if (!status.ready) return `Not ready yet: ${status.detail}`;
   const told = [
     status.num_parameters ? parameters(status.num_parameters) : "",
-    status.family,
+    status.family.replaceAll("_", "."),
     `${number(status.max_ctx_tokens)} tokens of context`,
     `${status.num_lanes} at a time`,
     status.speculation ? "speculative decoding" : "",

@@ -5,7 +5,7 @@ import { Charts } from "./charts.js";
 import { make } from "./dom.js";
 import { morph } from "./morph.js";
 import { timeBar } from "./timebar.js";
-import { drawTree } from "./tree.js";
+import { TreeView } from "./tree.js";
 import { MISSED, duration, explained, laneStory, number, rate, size, tokens } from "./words.js";
 
 const RECONNECT_MS = 2000;
@@ -54,6 +54,8 @@ export class Live {
     this.charts = new Charts(charts, this.context.series);
     this.place.replaceChildren(this.problem, charts);
     for (const title of ["Lanes", "Last answers", "Kept prefixes", "Memory", "Processes", "Why these sizes"]) this.part(title);
+    this.tree = new TreeView(this.whose);
+    this.parts.get("Kept prefixes").section.append(this.tree.root);
   }
 
   part(title) {
@@ -111,8 +113,9 @@ export class Live {
       `${size(bytes)} ${tier === "disk" ? "on disk" : "in memory"}`
     ));
     const shown = live.nodes.length < live.num_nodes ? `${live.nodes.length} of ${number(live.num_nodes)} nodes, those used last` : `${number(live.num_nodes)} nodes`;
-    const tree = live.nodes.length ? [legend(), drawTree(live.nodes, this.whose)] : [make("p", { textContent: "Nothing is kept yet." })];
-    this.fill("Kept prefixes", [shown, ...sums].join(" · "), list(reused(status.cache)), ...tree);
+    const words = live.nodes.length ? legend() : make("p", { textContent: "Nothing is kept yet." });
+    this.fill("Kept prefixes", [shown, ...sums].join(" · "), list(reused(status.cache)), words);
+    this.tree.update(live.nodes);
   }
 
   /** Whose prompts: titles of this browser's conversations, and how many are others'. */

@@ -9,6 +9,7 @@ import footnotes from "./vendor/markdown-it-footnote-4.0.0.js";
 import MarkdownIt from "./vendor/markdown-it-15.0.3.js";
 
 const MAX_COLOURED_CHARS = 40_000; // of a code block
+const MAX_COLOURED_BLOCKS = 300; // that are remembered
 const TASK = /^\[([ xX])\]\s+/;
 const INLINE_HTML = /^<(br\s*\/?|\/?(?:sub|sup|kbd))>/i; // what models write amid Markdown
 const CLEAN = {
@@ -28,6 +29,7 @@ const CLEAN = {
   RETURN_DOM_FRAGMENT: true,
 };
 
+const coloured = new Map(); // HTML by language and code: an answer that grows is parsed again and again
 const parser = new MarkdownIt({ html: false, linkify: true, breaks: true }).use(footnotes).use(mathRules).use(ownRules);
 
 /** A place that shows a text, and only draws what a new text changes. */
@@ -110,10 +112,19 @@ function alignedCell(tokens, i, options, environment, self) {
 function codeBlock(text, language) {
   const code = text.replace(/\n$/, "");
   const isKnown = language && highlighter.getLanguage(language) && code.length <= MAX_COLOURED_CHARS;
-  const coloured = isKnown ? highlighter.highlight(code, { language, ignoreIllegals: true }).value : escaped(code);
+  const html = isKnown ? colours(code, language) : escaped(code);
   const told = `<span>${escaped(language || "text")}</span>`;
   const copy = '<button type="button" data-act="copy-code">Copy</button>';
-  return `<div class="code"><div>${told}${copy}</div><pre tabindex="0"><code>${coloured}</code></pre></div>`;
+  return `<div class="code"><div>${told}${copy}</div><pre tabindex="0"><code>${html}</code></pre></div>`;
+}
+
+function colours(code, language) {
+  const key = `${language}\n${code}`;
+  if (!coloured.has(key)) {
+    if (coloured.size >= MAX_COLOURED_BLOCKS) coloured.delete(coloured.keys().next().value);
+    coloured.set(key, highlighter.highlight(code, { language, ignoreIllegals: true }).value);
+  }
+  return coloured.get(key);
 }
 
 function imageLink(md, token) {

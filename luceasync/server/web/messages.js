@@ -8,6 +8,9 @@ import { timeBar } from "./timebar.js";
 import { explained, number, rate, duration } from "./words.js";
 
 const NEAR_END_PX = 40; // the reader follows the answer from there
+const DRAWN_AT_ONCE = 8; // messages at the end; the others when they come near, or in idle time
+const NEAR_VIEW = "1500px 0px";
+const IDLE_MS = 6; // that drawing one more message may take
 
 /**
  * @typedef {object} Actions what the user does to a message, by its id
@@ -35,13 +38,22 @@ export class MessageList {
     place.addEventListener("scroll", () => this.scrolled(), { passive: true });
     toEnd.addEventListener("click", () => this.follow());
     new ResizeObserver(() => this.keepEnd()).observe(place);
+    this.due = new Map(); // views that are not drawn yet: what draws each, by message id
+    this.nearing = new IntersectionObserver((entries) => {
+      for (const { isIntersecting, target } of entries) if (isIntersecting) this.drawDue(target.dataset.id);
+    }, { root: place, rootMargin: NEAR_VIEW });
+    this.isIdling = false;
   }
 
   /** Show a conversation's branch. `running`: the answer that is being written, if any. */
   show(conversation, running) {
     const isOther = conversation !== this.conversation;
     this.conversation = conversation;
-    if (isOther) this.views.clear();
+    if (isOther) {
+      this.views.clear();
+      this.due.clear();
+      this.nearing.disconnect();
+    }
     const messages = path(conversation);
     const views = messages.map((message) => {
       const known = this.views.get(message.id) ?? new MessageView(message, this.showsThinking);
@@ -49,7 +61,13 @@ export class MessageList {
       return known;
     });
     placeAll(this.place, views.map((view) => view.root));
-    messages.forEach((message, i) => this.draw(message, running, i === messages.length - 1));
+    const siblings = Map.groupBy(Object.values(conversation.messages), ({ parent }) => parent);
+    messages.forEach((message, i) => {
+      const all = siblings.get(message.parent);
+      const draw = () => this.views.get(message.id)?.update(message, { running, isLast: i === messages.length - 1, others: { all, at: all.indexOf(message) } });
+      if (this.views.get(message.id).isDrawn || i >= messages.length - DRAWN_AT_ONCE) draw();
+      else this.drawLater(message.id, draw);
+    });
     for (const id of [...this.views.keys()]) if (!(id in conversation.messages)) this.views.delete(id);
     if (isOther) this.follow();
     else this.keepEnd();
@@ -57,15 +75,36 @@ export class MessageList {
 
   /** Draw one message anew, if it is shown. */
   update(message, running) {
-    if (!this.views.get(message.id)?.root.isConnected) return;
-    this.draw(message, running, true);
+    const view = this.views.get(message.id);
+    if (!view?.root.isConnected) return;
+    const all = children(this.conversation, message.parent);
+    view.update(message, { running, isLast: true, others: { all, at: all.indexOf(message) } });
     this.keepEnd();
   }
 
-  draw(message, running, isLast) {
-    const siblings = children(this.conversation, message.parent);
-    const others = { all: siblings, at: siblings.indexOf(message) };
-    this.views.get(message.id).update(message, { running, isLast, others });
+  drawLater(id, draw) {
+    if (!this.due.has(id)) this.nearing.observe(this.views.get(id).root);
+    this.due.set(id, draw);
+    if (this.isIdling) return;
+    this.isIdling = true;
+    const idle = (deadline) => {
+      // The last ones first: they are nearest to where the reader begins.
+      for (const due of [...this.due.keys()].reverse()) {
+        if (deadline.timeRemaining() < IDLE_MS) break;
+        this.drawDue(due);
+      }
+      if (this.due.size) (globalThis.requestIdleCallback ?? waited)(idle);
+      else this.isIdling = false;
+    };
+    (globalThis.requestIdleCallback ?? waited)(idle);
+  }
+
+  drawDue(id) {
+    const draw = this.due.get(id);
+    this.due.delete(id);
+    const root = this.views.get(id)?.root;
+    if (root) this.nearing.unobserve(root);
+    draw?.();
   }
 
   /** Open the editor of a question: `id`, or the last one. */
@@ -133,9 +172,20 @@ class MessageView {
     this.body = make("div", { className: message.role === "user" ? "bubble" : "answer" });
     this.root.append(this.body, this.foot);
     this.showsThinking = showsThinking;
+    this.shown = null; // what all of it was drawn from
+  }
+
+  get isDrawn() {
+    return this.shown !== null;
   }
 
   update(message, context) {
+    const { running, isLast, others } = context;
+    const { content, reasoning_content: thought, error, stopped, cut, told } = message;
+    const calls = JSON.stringify(message.tool_calls);
+    const shown = [running === message, Boolean(running), isLast, others.all.length, others.at, content, thought, error, stopped, cut, told?.usage, calls];
+    if (this.shown?.every((each, i) => each === shown[i])) return;
+    this.shown = shown;
     if (message.role === "user") this.showQuestion(message);
     else this.showAnswer(message, context.running === message);
     const foot = make("div", {}, ...footOf(message, context));
@@ -212,6 +262,9 @@ class MessageView {
   }
 }
 
+// For browsers without idle callbacks.
+const waited = (act) => setTimeout(() => act({ timeRemaining: () => 2 * IDLE_MS }), 30);
+
 function placeAll(place, roots) {
   roots.forEach((root, i) => {
     if (place.children[i] !== root) place.insertBefore(root, place.children[i] ?? null);
@@ -246,7 +299,7 @@ function footOf(message, { running, isLast, others }) {
       acts.append(make("button", { type: "button", className: "go-on", data: { act: "continue" } }, icon("go"), "Continue"));
     }
   }
-  return [acts, ...figures(message)];
+  return [...figures(message), acts];
 }
 
 function branches({ all, at }) {

@@ -1,9 +1,11 @@
 // The prefix tree, drawn to scale: a row for each chain of nodes that has no branch.
 
-import { make } from "./dom.js";
+import { button, make } from "./dom.js";
 import { duration, number, size } from "./words.js";
 
 const ROW_PX = 30;
+const MAX_ROWS = 200; // until all are asked for
+const MAX_UP_ROWS = 40; // that a line to a parent crosses
 
 /**
  * @typedef {{key: string, parent: string | null, begin: number, end: number, num_bytes: Record<string, number>,
@@ -48,27 +50,57 @@ export function chains(nodes) {
   return rows;
 }
 
-/** @returns {HTMLElement} the rows; `whose(labels)`: whose prompts begin so. */
-export function drawTree(nodes, whose) {
-  const rows = chains(nodes);
-  const total = rows.reduce((most, { end }) => Math.max(most, end), 1);
-  return make("ul", { className: "tree" }, ...rows.map((row, i) => drawRow(row, i, rows, total, whose)));
+/** The rows in a place; only what has changed is drawn again. */
+export class TreeView {
+  /** @param {(labels: string[]) => string} whose says whose prompts begin so */
+  constructor(whose) {
+    this.whose = whose;
+    this.rows = new Map(); // by key: { drawn, node }
+    this.list = make("ul", { className: "tree" });
+    this.isWhole = false;
+    this.more = button("", () => {
+      this.isWhole = true;
+      this.update(this.nodes);
+    });
+    this.root = make("div", {}, this.list, this.more);
+  }
+
+  /** @param {PrefixNode[]} nodes */
+  update(nodes) {
+    this.nodes = nodes;
+    const all = chains(nodes);
+    const total = all.reduce((most, { end }) => Math.max(most, end), 1);
+    const shown = this.isWhole ? all : all.slice(0, MAX_ROWS);
+    this.more.hidden = shown.length === all.length;
+    this.more.textContent = `Show ${number(all.length - shown.length)} more`;
+    const known = this.rows;
+    this.rows = new Map();
+    shown.forEach((row, i) => {
+      const words = tellRow(row, this.whose);
+      const bars = spans(row.nodes);
+      const drawn = [total, i - (row.above ?? i), words.title, words.more, ...bars.map(({ tier, end }) => tier + end)].join();
+      const before = known.get(row.key);
+      const node = before?.drawn === drawn ? before.node : drawRow(row, i, total, words, bars);
+      this.rows.set(row.key, { drawn, node });
+      if (this.list.children[i] !== node) this.list.insertBefore(node, this.list.children[i] ?? null);
+    });
+    while (this.list.children.length > shown.length) this.list.lastChild.remove();
+  }
 }
 
-function drawRow(row, i, rows, total, whose) {
+function drawRow(row, i, total, words, bars) {
   const left = `${(100 * row.begin) / total}%`;
   const track = make("div", { className: "track" });
   if (row.above !== null) {
-    const height = (i - row.above) * ROW_PX - ROW_PX / 2;
-    track.append(make("i", { style: { left, height: `${height + 4}px`, top: `${ROW_PX / 2 - height}px` } }));
+    const up = Math.min(i - row.above, MAX_UP_ROWS) * ROW_PX - ROW_PX / 2;
+    track.append(make("i", { style: { left, height: `${up + 4}px`, top: `${ROW_PX / 2 - up}px` } }));
   }
-  for (const { tier, begin, end } of spans(row.nodes)) {
+  for (const { tier, begin, end } of bars) {
     const style = { left: `${(100 * begin) / total}%`, width: `max(3px, ${(100 * (end - begin)) / total}%)` };
     track.append(make("span", { className: tier, style }));
   }
-  const words = tellRow(row, whose);
   const text = make("div", { className: "words" }, make("b", { textContent: words.title }), make("span", { textContent: words.more }));
-  return make("li", { data: { key: row.key }, title: `${words.title}: ${words.more}` }, track, text);
+  return make("li", { title: `${words.title}: ${words.more}` }, track, text);
 }
 
 /** Neighbours in the same tiers as one span. */

@@ -11,7 +11,9 @@ export function duration(ms) {
   return ms < 7_200_000 ? `${Math.round(ms / 60_000)} min` : `${Math.round(ms / 3_600_000)} h`;
 }
 
-export const number = (value) => Math.round(value).toLocaleString("en");
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+
+export const number = (value) => whole.format(value);
 
 export const tokens = (count) => `${number(count)} token${Math.round(count) === 1 ? "" : "s"}`;
 

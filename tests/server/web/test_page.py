@@ -16,7 +16,7 @@ from tests.server.scripted import ScriptedEngine
 WEB = Path(page.__file__).parent
 VENDOR = WEB / "vendor"
 OWN = [path for path in WEB.iterdir() if path.suffix in page.TYPES]
-OF_THE_DOCS = {"api.css"}
+OF_THE_DOCS = {"api.css", "docs.js"}
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 MAX_ZIPPED_BYTES = 600_000  # of all that is vendored; a page without formulas loads a third of it
 

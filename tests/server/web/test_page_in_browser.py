@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.check_clients import server
-from tests.acceptance.check_page import BROWSER, drive
+from tests.acceptance.check_page import BROWSER, PROGRAMS, drive
 
 VARIABLE = "LUCEASYNC_TEST_BROWSER"
 FOLDER = Path(os.environ.get(VARIABLE) or "/nowhere")
@@ -22,5 +22,5 @@ FOLDER = Path(os.environ.get(VARIABLE) or "/nowhere")
 )
 def test_every_case_of_the_page_passes(tmp_path):
     with server(tmp_path / "run", "--template", "qwen3.5") as url:
-        told = drive(FOLDER, "drive.mjs", url)
+        told = [line for program in PROGRAMS for line in drive(FOLDER, program, url)]
     assert told and [line for line in told if line["error"]] == []
