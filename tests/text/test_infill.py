@@ -51,7 +51,7 @@ def test_files_come_first_and_what_is_begun_last():
 
 def test_the_models_texts_begin_as_always():
     whole = replace(parts(f="F"), lead=[7])
-    made, without = (infill_ids(PLAIN, each, encode, 100) for each in (whole, parts(f="F")))
+    without, made = (infill_ids(PLAIN, each, encode, 100) for each in (parts(f="F"), whole))
     assert made.ids == [7, *without.ids]
     assert made.boundaries == tuple(end + 1 for end in without.boundaries)
 
