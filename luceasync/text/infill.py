@@ -96,9 +96,11 @@ def infill_ids(tokens: InfillTokens, parts: InfillParts, encode: Encode, room: i
     that grows share all that precedes it.
     """
     around = [tokens.before, *parts.before, tokens.after, *parts.after, tokens.middle]
-    files, num_left_out = _files(tokens, parts.files, encode, room - len(around) - len(parts.begun))
-    ids = [*files, *around, *parts.begun]
-    ends = (len(files), len(files) + len(around))
+    room -= len(parts.lead) + len(around) + len(parts.begun)
+    files, num_left_out = _files(tokens, parts.files, encode, room)
+    before = [*parts.lead, *files]
+    ids = [*before, *around, *parts.begun]
+    ends = (len(before), len(before) + len(around))
     boundaries = tuple(end for end in ends if 0 < end < len(ids))
     return InfillIds(ids, boundaries, num_left_out)
 
