@@ -62,6 +62,8 @@ RELATIVES = {
     "qwen2": Tiny("qwen2", types=K_MIX),
     "qwen2, tied, yarn": Tiny("qwen2", types={"": "Q5_0"}, tied=True, rope=YARN, fused=True),
     "experts, fused": Tiny("qwen3_5_moe", types={"": "Q8_0"}, fused=True),
+    "laguna": Tiny("laguna", types=K_MIX, rope=YARN | {"attention_factor": 1.25}),
+    "laguna, plain rope": Tiny("laguna", types={"": "Q8_0"}, fused=True),
     "experts, plain": Tiny("qwen3_moe", types={"ffn_down_exps.weight": "Q5_0", "": "F16"}),
     "smollm3": Tiny("smollm3", types=K_MIX, tied=True),
 }
@@ -156,6 +158,7 @@ async def test_it_is_kept_and_taken_up_after_a_restart_under_another_split(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("files", ["K-quants", "experts", "odd types hybrid"], indirect=True)
 async def test_a_drafter_changes_no_answer(files: tuple[Path, Path], tmp_path: Path):
     sizes = {"hidden_size": 256, "dflash_config": {"mask_token_id": 3, "target_layer_ids": [1]}}
     draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config(**sizes))

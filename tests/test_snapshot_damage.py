@@ -176,12 +176,19 @@ async def served(model_dir: Path, cache_dir: Path, cold: Answer) -> tuple[int, i
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-async def test_a_damaged_node_is_a_miss_and_is_written_again(model_dir, whole, tmp_path, kind: str):
+async def test_a_damaged_node_is_a_miss(model_dir, whole, tmp_path, kind: str):
     shutil.copytree(whole[0], tmp_path / "cache")
     DAMAGE[kind](nodes(tmp_path / "cache")[0])
     num_cached, num_set_aside = await served(model_dir, tmp_path / "cache", whole[1])
     assert num_cached == 0  # all of it goes on from that node
     assert num_set_aside == (2 if kind == "swapped" else 1)
+
+
+@pytest.mark.parametrize("kind", ["the seal", "swapped"])
+async def test_a_node_that_was_damaged_is_written_again(model_dir, whole, tmp_path, kind: str):
+    shutil.copytree(whole[0], tmp_path / "cache")
+    DAMAGE[kind](nodes(tmp_path / "cache")[0])
+    await served(model_dir, tmp_path / "cache", whole[1])
     num_cached, _ = await served(model_dir, tmp_path / "cache", whole[1])
     # What opens the answer is too short for a file of its own where nobody asks for it.
     assert whole[1].num_prompt_tokens - num_cached <= NUM_OPENER_TOKENS
