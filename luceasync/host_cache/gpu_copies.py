@@ -186,14 +186,17 @@ class StreamCopies:
         self._paging = paging
         self._pages_in = PageStream(cache, paging.gather)
         self._pages_out = PageStream(cache, paging.scatter)
-        has_state = any(stack.numel() for stack in cache.state_stacks)
-        self._staged = deque(_StagedState(cache) for _ in range(num_staged if has_state else 0))
+        # State that is too large to have a spare is too large to be staged.
+        is_staged = cache.has_spare_ends and any(stack.numel() for stack in cache.state_stacks)
+        self._staged = deque(_StagedState(cache) for _ in range(num_staged if is_staged else 0))
         # By lane: saves that read it; its restore; copies of what it held before, which its next
         # pass comes after; what is paged in.
         self._saves: dict[int, list[CopyJob | StreamPoint]] = defaultdict(list)
         self._restores: dict[int, CopyJob] = {}
         self._before_use: dict[int, list[CopyJob | StreamPoint]] = defaultdict(list)
         self._paged_in: dict[int, list[StreamPoint]] = defaultdict(list)
+        # Saves that read a lane's own state, which nothing may change meanwhile.
+        self._state_saves: dict[int, list[CopyJob]] = defaultdict(list)
         self._held: list[tuple[CopyJob | StreamPoint, object]] = []
         # Two threads, so that a restore that has arrived is not reported after a longer save.
         self._saved, self._restored = CopyWaiter("saved"), CopyWaiter("restored")
@@ -208,7 +211,9 @@ class StreamCopies:
         end: int,
         rows_at: Sequence[int] | None = None,
     ) -> SaveTicket:
-        """The state is first copied on the device, in stream order with passes."""
+        """The state is first copied on the device, in stream order with passes, if it is staged;
+        else the lane's next pass comes after its copy.
+        """
         with torch.cuda.device(self._device):
             copies = self._save(lane, runs, row_region, state_region, end, rows_at)
         return StreamTicket(copies, self._saved)
@@ -222,6 +227,11 @@ class StreamCopies:
         end: int,
         rows_at: Sequence[int] | None,
     ) -> CopyJob | StreamPoint:
+        if state_region is not None and not self._cache.has_spare_ends:
+            after: list[StreamDependency] = [StreamPoint(self._computing)]
+            if row_region is not None:
+                after.append(self._save(lane, runs, row_region, None, end, rows_at))
+            return self._save_state(lane, state_region, after)
         staged = None if state_region is None else self._stage(end)
         regions = [region for region in (row_region, state_region) if region is not None]
         if rows_at is None and sum(region.nbytes for region in regions) <= SMALL_BYTES:
@@ -245,6 +255,18 @@ class StreamCopies:
         self._hold(job, [row_region, state_region])
         return job
 
+    def _save_state(
+        self, lane: int, region: memoryview, after: Sequence[StreamDependency]
+    ) -> CopyJob:
+        """Copy the lane's state from where it is."""
+        sources = [*self._cache.state_bytes(lane).values()]
+        sizes = [source.numel() for source in sources]
+        targets = torch.frombuffer(region, dtype=torch.uint8).split(sizes)
+        job = self._out.put(after, zip(targets, sources, strict=True))
+        self._state_saves[lane].append(job)
+        self._hold(job, region)
+        return job
+
     def restore(
         self,
         lane: int,
@@ -252,7 +274,7 @@ class StreamCopies:
         memory: object,
         after: Sequence[SaveTicket],
     ) -> Ticket:
-        saves = self._before_use[lane]
+        saves = [*self._before_use[lane], *self._state_saves.pop(lane, [])]
         job = self._in.put([StreamPoint(self._computing), *saves, *after], pairs)
         self._restores[lane] = job
         self._hold(job, memory)
@@ -282,6 +304,7 @@ class StreamCopies:
         """Copies of the lanes that are not all queued yet are hurried."""
         self._release()
         for lane in lanes:
+            self._hurry_state(lane)
             for copies in self._before_use.pop(lane, []):
                 copies.hurry_before(self._computing)
             restore = self._restores.get(lane)
@@ -292,11 +315,17 @@ class StreamCopies:
 
     def rewrite(self, lane: int) -> None:
         """A restore that is under way is abandoned."""
+        self._hurry_state(lane)
         restore = self._restores.pop(lane, None)
         if restore is not None and self._in.cancel(restore):
             restore.precede(self._computing)
         under_way = [*self._before_use[lane], *self._saves.pop(lane, [])]
         self._before_use[lane] = _on_their_way([*under_way, *self._paged_in.pop(lane, [])])
+
+    def _hurry_state(self, lane: int) -> None:
+        """What is queued next may change the lane's state: its copies come first."""
+        for copies in self._state_saves.pop(lane, []):
+            copies.hurry_before(self._computing)
 
     def rehearse(self) -> None:
         with torch.cuda.device(self._device):

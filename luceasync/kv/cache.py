@@ -86,6 +86,11 @@ class LaneCache:
         self.state_stacks = [stack for _, _, stack in self._ends_of()]
 
     @property
+    def has_spare_ends(self) -> bool:
+        """Whether all end state has an extra lane."""
+        return all(tensor.has_spare for kind in self._keeps for tensor in kind.end)
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of the state tensors."""
         return sum(t.numel() * t.element_size() for state in self.layers for t in state)
@@ -203,7 +208,7 @@ class LaneCache:
         """
         if self._aside is None or self._aside[0] != lane:
             return lane
-        assert all(t.has_spare for kind in self._keeps for t in kind.end), "no end is set aside"
+        assert self.has_spare_ends, "no end is set aside"
         _, then, now = self._aside
         assert num_tokens in (then, now), f"{num_tokens} tokens; ends after {then} and {now}"
         return PADDING if num_tokens == then else lane

@@ -74,7 +74,8 @@ def plan_shard(
     verified_row_bytes = max(mixer.verified_row_bytes for mixer in spec.mixers)
     verified_bytes = max(num_rows, *device.short_rows, 0) * verified_row_bytes
     verified_bytes += is_last * num_rows * spec.vocab_size * (4 + 4)
-    staged_bytes = device.num_staged_states * state_bytes
+    spare_bytes = num_bytes([end for end in ends if end.has_spare], precision)
+    staged_bytes = device.num_staged_states * spare_bytes
     if pages:
         widest = max(num_bytes(mixer.rows, precision) for mixer in mixers)
         staged_bytes += device.num_staged_tokens * widest
@@ -95,7 +96,7 @@ def plan_shard(
         short_rows=device.short_rows,
         short_scratch_bytes=max(device.short_rows, default=0) * scratch_row_bytes,
         lane_ring_bytes=sum(num_bytes([recent.ring], precision) for recent in rings),
-        spare_state_bytes=num_bytes([end for end in ends if end.has_spare], precision),
+        spare_state_bytes=spare_bytes,
     )
 
 

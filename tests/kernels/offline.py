@@ -42,9 +42,13 @@ from luceasync.kernels.highest_tokens import highest_tokens
 from luceasync.kernels.kernel import Kernel
 from luceasync.kernels.positions import rotation, row_indices, trees
 from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.mixers.attention_sizes import HeadNorms
 from luceasync.models.mixers.attention_triton import TritonAttention
 from luceasync.models.mixers.delta import DeltaSpec
 from luceasync.models.mixers.delta_triton import TritonDelta
+from luceasync.models.mixers.sliding import SlidingSpec
+from luceasync.models.mixers.sliding_triton import TritonSliding
+from luceasync.models.pass_rows import Rows
 from luceasync.models.quant.ggml import ENCODINGS
 from luceasync.models.quant.random import random_packed
 from luceasync.models.quant.tiles import tile
@@ -250,6 +254,24 @@ def trees_of_attention() -> None:
     commit_recent(queries, torch.empty(1, 3, 64, 16, 256, dtype=DTYPE), *path, *rest)
 
 
+def windows() -> None:
+    """A step and a tree, with Gemma 3's sizes."""
+    spec = SlidingSpec(8, 4, 256, 256, 1e4, gated=False, window=1024)
+    body, rings = TritonSliding(spec), [torch.empty(2, 1024, 4, 256, dtype=DTYPE)] * 2
+    small = HeadNorms(torch.empty(256), torch.empty(256), 1e-6)
+    for num_rows in (1, NUM_ROWS):
+        projected = torch.empty(2, num_rows, 16 * 256, dtype=DTYPE)
+        positions, lanes = torch.zeros(2, num_rows).int(), torch.zeros(2, dtype=torch.int32)
+        prepared = {spec: body.prepare(positions)}
+        given = Rows((), lanes, positions, torch.zeros(2, 0).int(), prepared)
+        if num_rows == 1:
+            body.attend(projected, small, tuple(rings), given)
+            continue
+        tree = cases.torch_trees(cases.random_parents(2, num_rows), 1)
+        scratch = tuple(torch.empty(2, num_rows, 4, 256, dtype=DTYPE) for _ in range(2))
+        body.attend_tree(projected, small, tuple(rings), given, tree, scratch)
+
+
 def delta() -> None:
     """A step, a chunk, a tree and its commit."""
     body = TritonDelta(DELTA)
@@ -294,6 +316,7 @@ ALL = (
     attention,
     blocks_of_attention,
     trees_of_attention,
+    windows,
     delta,
     drafts,
 )

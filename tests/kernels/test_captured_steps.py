@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from luceasync.kernels import attention, gemv, tree_attention
+from luceasync.kernels import attention, gemv, tree_attention, window_attention
 from luceasync.models.files import ModelFiles, read_spec
 from luceasync.models.precision import Precision
 from luceasync.models.trees import ROOT
@@ -37,7 +37,7 @@ def load(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     """Backends of a model of two layers with two lanes, captured or not; closed after the test."""
     tiny_dir = tiny.save(tiny.build(family, len(KINDS), kinds=KINDS), tmp_path)
     loaded = []
-    for each in (attention, tree_attention):
+    for each in (attention, tree_attention, window_attention):
         monkeypatch.setattr(each, "NUM_SPLITS", NUM_SPLITS)
     tile = gemv.tile
     monkeypatch.setattr(
@@ -123,6 +123,21 @@ def test_biases_and_a_scaled_rope_are_captured(load: Load, tmp_path: Path) -> No
     model.save_pretrained(tmp_path / "qwen2")
     found, expected = (
         few(load(captured=captured, model_dir=tmp_path / "qwen2")) for captured in (True, False)
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3"])
+def test_windows_and_what_gemma_adds_are_captured(load: Load, tmp_path: Path) -> None:
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    kinds = ["sliding_attention", "full_attention"]
+    sizes = tiny.COMMON | {"num_hidden_layers": 2, "layer_types": kinds, "sliding_window": 4}
+    torch.manual_seed(0)
+    Gemma3ForCausalLM(Gemma3TextConfig(**sizes)).save_pretrained(tmp_path / "gemma3")
+    found, expected = (
+        few(load(captured=captured, model_dir=tmp_path / "gemma3")) for captured in (True, False)
     )
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 

@@ -35,3 +35,12 @@ def make_hybrid_spec(**fields: int) -> ModelSpec:
             **fields,
         }
     )
+
+
+def make_windowed_spec(window: int = 1024, *, num_layers: int = 8) -> ModelSpec:
+    """Every fourth layer sees all tokens, the others a window."""
+    kinds = ["sliding_attention"] * 3 + ["full_attention"]
+    sizes = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "head_dim": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": num_layers}
+    layers = {"layer_types": [kinds[i % 4] for i in range(num_layers)], "sliding_window": window}
+    return parse_spec({"model_type": "ministral", **sizes, **heads, **layers})

@@ -21,7 +21,7 @@ from luceasync.pipeline.shard_plan import (
     split_layers,
 )
 from tests.pipeline.plans import plan_of, refusal
-from tests.pipeline.specs import make_hybrid_spec, make_spec
+from tests.pipeline.specs import make_hybrid_spec, make_windowed_spec, make_spec
 
 
 def shard_of(
@@ -37,6 +37,13 @@ def test_a_gpu_has_room_for_states_on_their_way_to_host_memory():
     on_gpu, on_cpu = (shard_of(spec, name, num_verify_rows=rows) for name in ("cuda:0", "cpu:0"))
     staged_bytes = on_gpu.workspace_bytes - on_cpu.workspace_bytes
     assert staged_bytes == NUM_STAGED_STATES * on_gpu.lane_state_bytes > 0
+
+
+def test_windows_go_to_host_memory_from_where_they_are():
+    spec = make_windowed_spec(window=2048)
+    sizes = [shard_of(spec, name, num_verify_rows=max(SHORT_ROWS)) for name in ("cuda:0", "cpu:0")]
+    assert sizes[0].lane_state_bytes > 2**20
+    assert sizes[0].workspace_bytes == sizes[1].workspace_bytes
 
 
 def test_a_gpu_has_scratch_for_a_short_chunk_and_a_cpu_needs_none():

@@ -49,7 +49,9 @@ class SlidingSpec(AttentionSpec):
         return TorchSliding(self)
 
     def triton_body(self) -> AttentionBody:
-        return self.torch_body()
+        from luceasync.models.mixers.sliding_triton import TritonSliding
+
+        return TritonSliding(self)
 
     def compiled_body(self) -> AttentionBody:
         return self.torch_body()

@@ -17,6 +17,11 @@ from luceasync.models.mixers.sliding import SlidingSpec
 from luceasync.models.pass_rows import NO_LANE, AcceptedRows, Entry, Paths, Rows
 from luceasync.models.rope import NoRope
 from luceasync.models.trees import Trees, torch_trees
+from tests.kernels.conftest import (  # noqa: F401
+    one_patch_for_each_launch,
+    scalars_of_new_numpy,
+    types_made_once,
+)
 from tests.reference import windows as truth
 
 HEADS, KV_HEADS, DIM, LANES = 4, 2, 32, 3
@@ -99,12 +104,14 @@ def close(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-5)
 
 
+@pytest.mark.covered(2)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("chunk", [1, 7, 33, NUM_TOKENS])
 def test_however_tokens_are_cut_each_sees_its_window(make_body, window: int, chunk: int):
     spec, given = spec_of(window), tokens(NUM_TOKENS, window)
     lane = Sequences(make_body(spec), spec)
-    found = torch.cat([lane.run({1: part})[1] for part in given.split(chunk)])
+    parts = given.split(chunk if chunk > 1 else [60] + [1] * 20)
+    found = torch.cat([lane.run({1: part})[1] for part in parts])
     close(found, expected(given, window))
 
 
@@ -148,6 +155,7 @@ def trees_of(parents: list[list[int]]) -> Trees:
     return torch_trees(torch.tensor(parents, dtype=torch.int32), 1)
 
 
+@pytest.mark.covered(2)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("committed", [0, 3, 70])
 @pytest.mark.parametrize("parents", [random_tree(9, 1), [*range(-1, 11)]], ids=["tree", "chain"])
@@ -172,6 +180,7 @@ def test_a_row_of_a_tree_sees_what_is_in_the_window_of_its_path(
         close(out[row].unflatten(-1, (-1, DIM)), wanted)
 
 
+@pytest.mark.covered(2)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("length", [1, 4, 9])
 def test_a_committed_path_leaves_the_ring_that_running_it_leaves(

@@ -1,0 +1,167 @@
+"""Attention to a window on GPUs: a fused kernel over the rings for steps and trees, and torch's
+products for the many rows of a prompt.
+
+Everything but passes of many rows can be captured as a CUDA graph, and reads `rows` and `paths`
+from the device alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from luceasync.kernels.commit import commit_recent
+from luceasync.kernels.positions import rotation
+from luceasync.kernels.rows import split_heads
+from luceasync.kernels.window_attention import attend_window
+from luceasync.models.mixers.attention_sizes import AttentionSizes, HeadNorms
+from luceasync.models.mixers.attention_torch import Rotation, frequencies, masked_attention
+from luceasync.models.mixers.mixer import State
+from luceasync.models.pass_rows import NO_LANE, Paths, Rows
+from luceasync.models.trees import Trees
+
+BLOCK_ROWS = 1024  # of a chunk whose scores are computed at once
+
+
+@dataclass(frozen=True, slots=True)
+class TurnOnDevice:
+    """`rotation` of the rows, and their positions, int32 [entries, rows] contiguous."""
+
+    rotation: Rotation
+    positions: Tensor
+
+
+class TritonSliding:
+    """Attention to a window as a fused kernel; sliding_torch.TorchSliding documents the methods."""
+
+    def __init__(self, spec: AttentionSizes) -> None:
+        self._spec = spec
+        self._frequencies: Tensor | None = None  # on the device of the first pass, as of all
+
+    def prepare(self, positions: Tensor) -> TurnOnDevice:
+        if self._frequencies is None:
+            self._frequencies = frequencies(self._spec, positions.device)
+        turn = rotation(positions, self._frequencies, self._spec.rope.magnitude)
+        return TurnOnDevice(turn, positions.contiguous())
+
+    def attend(self, projected: Tensor, norms: HeadNorms, state: State, rows: Rows) -> Tensor:
+        assert rows.mark is None, "rings are large: nothing takes them beside the lanes"
+        prepared: TurnOnDevice = rows.prepared[self._spec]
+        if projected.shape[1] > 1:
+            return self._attend_chunk(projected, norms, state, rows, prepared)
+        num_entries = len(projected)
+        alone = torch.ones((num_entries, 1, 1), dtype=torch.bool, device=projected.device)
+        new = self._new_rows(projected, state)
+        out = self._attend(projected, norms, state, rows, alone, new)
+        begins = prepared.positions[:, 0]
+        path = torch.zeros_like(prepared.positions), torch.ones_like(begins)
+        for stack, scratch in zip(state, new, strict=True):
+            commit_recent(scratch[None], stack[None], rows.lanes, begins, *path)
+        return out
+
+    def attend_tree(
+        self,
+        projected: Tensor,
+        norms: HeadNorms,
+        state: State,
+        rows: Rows,
+        trees: Trees,
+        scratch: State,
+    ) -> Tensor:
+        new_keys, new_values = scratch
+        return self._attend(projected, norms, state, rows, trees.ancestors, (new_keys, new_values))
+
+    def commit(self, scratch: State, state: State, paths: Paths) -> None:
+        path = (paths.lanes, paths.positions, paths.rows, paths.counts)
+        for stack, new in zip(state, scratch, strict=True):
+            commit_recent(new, stack, *path)
+
+    def _attend(
+        self,
+        projected: Tensor,
+        norms: HeadNorms,
+        state: State,
+        rows: Rows,
+        ancestors: Tensor,
+        new: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        spec, (keys, values) = self._spec, state
+        prepared: TurnOnDevice = rows.prepared[spec]
+        return attend_window(
+            projected,
+            (norms.query, norms.key, norms.eps),
+            keys,
+            values,
+            rows.lanes,
+            prepared.positions,
+            prepared.rotation,
+            ancestors,
+            new,
+            num_heads=spec.num_heads,
+            rotary_dim=spec.rotary_dim,
+            gated=spec.gated,
+        )
+
+    def _new_rows(self, projected: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """Room for keys and values of a pass."""
+        shape = (*projected.shape[:2], *state[0].shape[2:])
+        return state[0].new_empty(shape), state[1].new_empty(shape)
+
+    def _attend_chunk(
+        self,
+        projected: Tensor,
+        norms: HeadNorms,
+        state: State,
+        rows: Rows,
+        prepared: TurnOnDevice,
+    ) -> Tensor:
+        """Attend with many rows of each lane, operation by operation. Where they begin only the
+        device knows: the ring is read whole, and what is in no row's window is masked.
+        """
+        spec, new = self._spec, self._new_rows(projected, state)
+        queries = split_heads(
+            projected.contiguous(),
+            (norms.query, norms.key, norms.eps),
+            prepared.rotation,
+            new,
+            num_heads=spec.num_heads,
+            rotary_dim=spec.rotary_dim,
+        )
+        out = torch.zeros_like(queries)
+        for i, entry in enumerate(rows.entries):
+            if entry.lane == NO_LANE:
+                continue
+            begin = prepared.positions[i, 0].long()
+            rings = [stack[entry.lane] for stack in state]
+            own = [each[i] for each in new]
+            out[i] = self._attend_rows(queries[i], rings, own, begin)
+            for ring, each in zip(rings, own, strict=True):
+                num_kept = min(len(each), spec.window)
+                first = begin + len(each) - num_kept
+                places = (first + torch.arange(num_kept, device=each.device)) % spec.window
+                ring[places] = each[len(each) - num_kept :]
+        out = out.flatten(2)
+        if spec.gated:
+            out = out * torch.sigmoid(projected[..., -spec.query_dim :])
+        return out
+
+    def _attend_rows(
+        self, q: Tensor, rings: list[Tensor], new: list[Tensor], begin: Tensor
+    ) -> Tensor:
+        """Attention of rows [rows, heads, head_dim] from position `begin` on, block by block."""
+        window, num_rows = self._spec.window, len(q)
+        before = torch.arange(1 - window, 0, device=q.device)  # from `begin` on, as all below
+        places = (begin + before) % window
+        keys, values = (torch.cat([r[places], n]) for r, n in zip(rings, new, strict=True))
+        out = []
+        for first in range(0, num_rows, BLOCK_ROWS):
+            block = q[first : first + BLOCK_ROWS]
+            seen = slice(first, first + window - 1 + len(block))
+            there = torch.arange(seen.start, seen.stop, device=q.device) + 1 - window
+            own = torch.arange(first, first + len(block), device=q.device)
+            apart = own[:, None] - there
+            mask = (apart >= 0) & (apart < window) & (there >= -begin)
+            out.append(masked_attention(block, keys[seen], values[seen], mask))
+        return out[0] if len(out) == 1 else torch.cat(out)
