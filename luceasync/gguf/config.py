@@ -62,6 +62,16 @@ class ArchitectureKeys:
             raise ModelError(f"{name} is 0 in all layers")
         return number
 
+    def of_layers(self, key: str) -> list[int]:
+        """A positive integer for each layer, which a file may give once for all."""
+        name = self.name(key)
+        if not self.metadata.is_array(name):
+            return [self.layered(key)] * self.num_layers
+        numbers = [*self.metadata.integers(name)[: self.num_layers]]
+        if len(numbers) < self.num_layers or min(numbers) < 1:
+            raise ModelError(f"{name}: expected {self.num_layers} positive integers")
+        return numbers
+
     def _num_layers(self) -> int:
         """The number of layers without those that only draft. It cannot exceed that of tensors."""
         blocks = self.integer("block_count")
@@ -78,14 +88,16 @@ class ArchitectureKeys:
 EXPERTS = "expert_count"
 
 
-def common_config(keys: ArchitectureKeys, computed: Sequence[str] = ()) -> Config:
+def common_config(
+    keys: ArchitectureKeys, computed: Sequence[str] = (), num_heads: int | None = None
+) -> Config:
     """The fields that all architectures have. `computed`: keys of NOT_COMPUTED that this one reads
-    itself. Raises ModelError.
+    itself. `num_heads`: if layers differ in it. Raises ModelError.
     """
     _refuse_what_is_not_computed(keys, computed)
     metadata, name, model = keys.metadata, keys.name, keys.model
     head_dim = keys.integer("attention.key_length", 0)
-    num_heads = keys.layered("attention.head_count")
+    num_heads = num_heads or keys.layered("attention.head_count")
     hidden = keys.integer("embedding_length")
     if not head_dim and hidden % num_heads:
         raise ModelError(
@@ -111,7 +123,7 @@ def common_config(keys: ArchitectureKeys, computed: Sequence[str] = ()) -> Confi
         "num_key_value_heads": keys.layered("attention.head_count_kv") if has_kv else num_heads,
         "head_dim": head_dim,
         "rms_norm_eps": metadata.real(name("attention.layer_norm_rms_epsilon")),
-        "rope_parameters": _rope(keys, rotated) | {"rope_theta": theta},
+        "rope_parameters": _rope(keys, rotated, computed) | {"rope_theta": theta},
         "partial_rotary_factor": rotated / head_dim,
         "max_position_embeddings": keys.integer("context_length"),
         "tie_word_embeddings": HEAD not in model.tensors,
@@ -127,11 +139,13 @@ def _vocab_size(model: GgufModel) -> int:
     return found[1].shape[0]
 
 
-def experts_config(keys: ArchitectureKeys) -> Config:
+SCALE = "expert_weights_scale"
+
+
+def experts_config(keys: ArchitectureKeys, computed: Sequence[str] = ()) -> Config:
     """The fields of routed experts. Raises ModelError."""
-    scale = keys.name("expert_weights_scale")
-    if (value := keys.metadata.real(scale, 1.0)) not in (0.0, 1.0):
-        raise ModelError(f"{scale} = {value:g} is not supported; expected 1")
+    if SCALE not in computed and (value := keys.metadata.real(keys.name(SCALE), 1.0)) not in (0, 1):
+        raise ModelError(f"{keys.name(SCALE)} = {value:g} is not supported; expected 1")
     return {
         "num_experts": keys.integer(EXPERTS),
         "num_experts_per_tok": keys.integer("expert_used_count"),
@@ -158,13 +172,15 @@ def _refuse_what_is_not_computed(keys: ArchitectureKeys, computed: Sequence[str]
             raise ModelError(f"the tensor {tensor!r} scales rope, which is not supported")
 
 
-def _rope(keys: ArchitectureKeys, rotated: int) -> Config:
+def _rope(keys: ArchitectureKeys, rotated: int, computed: Sequence[str]) -> Config:
     """How rope is scaled, as a config has it. Raises ModelError."""
     metadata, name = keys.metadata, keys.name("rope.scaling.type")
     factor = metadata.real(keys.name("rope.scaling.factor"), 1.0) or 1.0
     unnamed = "none" if factor == 1 else "linear"
     kind = metadata.word(name) if name in metadata else unnamed
     for key, only in FIXED_SCALING.items():
+        if key in computed:
+            continue
         key = keys.name(f"rope.scaling.{key}")
         if (value := metadata.real(key, only)) != only:
             raise ModelError(f"{key} = {value:g} is not supported; expected {only:g}")

@@ -13,6 +13,7 @@ from luceasync.gguf.config import (
     EMBEDDING,
     EXPERTS,
     HEAD,
+    SCALE,
     ArchitectureKeys,
     Config,
     common_config,
@@ -101,6 +102,52 @@ def _windowed_layers(keys: ArchitectureKeys, usual: int) -> list[str]:
     if interval < 1:
         raise ModelError(f"{name} = {interval}: expected 1 or more")
     return [SLIDING if (layer + 1) % interval else FULL for layer in range(num_layers)]
+
+
+MAGNITUDE = "yarn_attn_factor"
+SIGMOID = 2  # as an expert_gating_func
+
+
+def laguna_config(keys: ArchitectureKeys) -> Config:
+    """The config of a Laguna. The file does not say what kind of gates a layer has: its tensor's
+    rows do. Without a list every fourth layer sees all tokens, the first of them. Raises
+    ModelError.
+    """
+    heads, num_layers = keys.of_layers("attention.head_count"), keys.num_layers
+    config = common_config(keys, (EXPERTS, WINDOW, MAGNITUDE), max(heads))
+    full = config["rope_parameters"]
+    full["partial_rotary_factor"] = config.pop("partial_rotary_factor")
+    if (name := keys.name(f"rope.scaling.{MAGNITUDE}")) in keys.metadata:
+        full["attention_factor"] = keys.metadata.real(name)
+    theta = keys.metadata.real(keys.name("rope.freq_base_swa"), full["rope_theta"])
+    rotated = keys.integer("rope.dimension_count_swa", config["head_dim"])
+    local = {"rope_theta": theta, "partial_rotary_factor": rotated / config["head_dim"]}
+    window, dense = keys.integer(WINDOW, 0), keys.integer("leading_dense_block_count", 0)
+    usual = [FULL if layer % 4 == 0 else SLIDING for layer in range(num_layers)]
+    has_list = keys.name(f"{WINDOW}_pattern") in keys.metadata
+    for key, only in (("expert_gating_func", SIGMOID), ("expert_shared_count", 1)):
+        if (value := keys.integer(key, only)) != only:
+            raise ModelError(f"{keys.name(key)} = {value} is not supported; expected {only}")
+    return {
+        **config,
+        **experts_config(keys, [SCALE]),
+        "shared_expert_intermediate_size": keys.layered("expert_shared_feed_forward_length"),
+        "moe_routed_scaling_factor": keys.metadata.real(keys.name(SCALE), 1.0) or 1.0,
+        "num_attention_heads_per_layer": heads,
+        "gating_types": [_gate_of(keys, layer, number) for layer, number in enumerate(heads)],
+        "mlp_layer_types": ["dense"] * dense + ["sparse"] * (num_layers - dense),
+        "rope_parameters": {FULL: full, SLIDING: {"rope_type": "default", **local}},
+        "sliding_window": window or None,
+        "layer_types": (_windowed_layers(keys, 4) if has_list else usual)
+        if window
+        else [FULL] * num_layers,
+    }
+
+
+def _gate_of(keys: ArchitectureKeys, layer: int, num_heads: int) -> str:
+    found = keys.model.tensors.get(f"blk.{layer}.attn_gate.weight")
+    is_per_head = found is None or found[1].shape[0] == num_heads  # a missing one is told later
+    return "per-head" if is_per_head else "per-element"
 
 
 def qwen3moe_config(keys: ArchitectureKeys) -> Config:
@@ -204,6 +251,10 @@ ROUTED = {
     "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
     **{f"mlp.shared_expert.{n}_proj.weight": f"ffn_{n}_shexp.weight" for n in FFN},
 }
+GATED = {
+    "self_attn.g_proj.weight": "attn_gate.weight",
+    "mlp.experts.e_score_correction_bias": "exp_probs_b.bias",
+}
 EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
 GATES_AND_UPS = "ffn_gate_up_exps.weight"
 ALIASES = {"ssm_dt.bias": "ssm_dt"}  # some files use the other name
@@ -237,6 +288,7 @@ ARCHITECTURES = {
     "qwen2": Architecture(whole_heads_config, DENSE),
     "qwen3": Architecture(whole_heads_config, DENSE),
     "smollm3": Architecture(smollm3_config, DENSE, llama_orders),
+    "laguna": Architecture(laguna_config, DENSE | ROUTED | GATED),
     "qwen3moe": Architecture(qwen3moe_config, DENSE | ROUTED),
     "qwen35": Architecture(qwen35_config, HYBRID, qwen35_orders),
     "qwen35moe": Architecture(qwen35moe_config, HYBRID | ROUTED, qwen35_orders),

@@ -67,6 +67,7 @@ PRES = {
     **dict.fromkeys(
         ("llama-bpe", "llama-v3", "llama3"), PreTokenizer((_split(LLAMA3),), ignore_merges=True)
     ),
+    "laguna": PreTokenizer((_split(r"[^\n]+|[\n]+"), _split(QWEN2))),
     "tekken": PreTokenizer((_split(TEKKEN),), ignore_merges=True),
 }
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # else only tests that build a model pay for it
 
 VOCAB = 512
 ARCHITECTURES = {
+    "laguna": "laguna",
     "gemma3_text": "gemma3",
     "llama": "llama",
     "mistral": "llama",
@@ -67,6 +68,8 @@ LAYER_NAMES = {
     **{f"self_attn.{n}_norm": f"attn_{n}_norm" for n in "qk"},
     **{f"mlp.{n}_proj": f"ffn_{n}" for n in ("gate", "up", "down")},
     "mlp.gate": "ffn_gate_inp",
+    "self_attn.g_proj": "attn_gate",
+    **{f"mlp.shared_experts.{n}_proj": f"ffn_{n}_shexp" for n in ("gate", "up", "down")},
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
     **{f"mlp.shared_expert.{n}_proj": f"ffn_{n}_shexp" for n in ("gate", "up", "down")},
     "pre_feedforward_layernorm": "ffn_norm",
@@ -80,6 +83,7 @@ LAYER_NAMES = {
     "linear_attn.out_proj": "ssm_out",
 }
 FLOATS = ("conv1d.weight", "norm.weight", "mlp.gate.weight")  # never quantised
+PARTIAL = "partial_rotary_factor"
 Numbers = np.ndarray
 
 
@@ -101,6 +105,10 @@ class Tiny:
     num_layers: int = 4
     dim: int = 256
     seed: int = 0
+
+    @property
+    def has_experts(self) -> bool:
+        return "moe" in self.family or self.family == "laguna"
 
     @property
     def is_hybrid(self) -> bool:
@@ -127,12 +135,22 @@ def build(tiny: Tiny) -> PreTrainedModel:
     }
     if tiny.rope is not None:
         common["rope_parameters"] = {"rope_theta": 10000.0, **tiny.rope}
-    if "moe" in tiny.family:
+    if tiny.has_experts:
         common |= {"moe_intermediate_size": tiny.dim, "num_experts": 8, "num_experts_per_tok": 3}
         common |= {"norm_topk_prob": True, "shared_expert_intermediate_size": tiny.dim}
     if not tiny.is_hybrid:
         fields = common | {"pad_token_id": 0}
         fields |= {"sliding_window": None} if tiny.family == "mistral" else {}
+        if tiny.family == "laguna":
+            kinds = ["full_attention", *["sliding_attention"] * 3]
+            fields |= {"layer_types": kinds, "num_attention_heads_per_layer": [4, 8, 8, 8]}
+            fields |= {"sliding_window": 24, "moe_routed_scaling_factor": 2.5}
+            ropes = {"full_attention": 0.5, "sliding_attention": 1.0}
+            plain = {"rope_type": "default", "rope_theta": 10000.0}
+            fields["rope_parameters"] = {
+                kind: plain | (tiny.rope or {} if share < 1 else {}) | {PARTIAL: share}
+                for kind, share in ropes.items()
+            }
         if tiny.family == "gemma3_text":
             whole = {"rope_type": "default", "rope_theta": 50000.0, **(tiny.rope or {})}
             fields |= {"sliding_window": 24, "query_pre_attn_scalar": common["head_dim"]}
@@ -245,6 +263,8 @@ def gguf_name(name: str, arch: str) -> str:
     if rest == "linear_attn.dt_bias":
         return f"blk.{layer}.ssm_dt.bias"
     stem = rest.removesuffix(".weight")
+    if rest.endswith("e_score_correction_bias"):
+        return f"blk.{layer}.exp_probs_b.bias"
     if rest.endswith(".bias"):
         return f"blk.{layer}.{LAYER_NAMES[rest.removesuffix('.bias')]}.bias"
     if stem == "post_attention_layernorm":
@@ -335,22 +355,32 @@ def _add_keys(writer: gguf.GGUFWriter, arch: str, tiny: Tiny, config: Any) -> No
         writer.add_uint32(f"{arch}.nextn_predict_layers", 1)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
-    if "moe" in arch:
+    if tiny.has_experts:
         writer.add_expert_count(8)
         writer.add_expert_used_count(3)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    else:
+    if "moe" not in arch:
         writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count(getattr(config, "num_attention_heads_per_layer", None) or 4)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(config.head_dim)
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(_whole_rope(config.rope_parameters)["rope_theta"])
-    if arch == "gemma3":
+    if arch in ("gemma3", "laguna"):
         writer.add_sliding_window(config.sliding_window)
     _add_rope(writer, tiny.rope or {}, config)
-    if arch == "qwen35moe":
+    if arch == "laguna":
+        writer.add_rope_dimension_count(config.head_dim // 2)
+        writer.add_rope_dimension_count_swa(config.head_dim)
+        writer.add_leading_dense_block_count(1)
+        writer.add_expert_weights_scale(config.moe_routed_scaling_factor)
+        writer.add_expert_weights_norm(True)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_float32(f"{arch}.rope.freq_base_swa", 10000.0)
+        if "attention_factor" in (tiny.rope or {}):
+            writer.add_rope_scaling_yarn_attn_factor(tiny.rope["attention_factor"])
+    if arch in ("laguna", "qwen35moe"):
         writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if tiny.is_hybrid:
         writer.add_rope_dimension_count(config.head_dim // 4)
