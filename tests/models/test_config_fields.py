@@ -83,6 +83,16 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
             "use_bidirectional_attention": True,
         },
     },
+    "laguna": {
+        "honoured": {"num_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+        | {"shared_expert_intermediate_size": 32, "head_dim": 32}
+        | {"gating": "per-element", "layer_types": SLIDING, "mlp_layer_types": ["sparse"] * 4}
+        | {"num_attention_heads_per_layer": [4, 6, 6, 6], "moe_routed_scaling_factor": 2.5}
+        | {"moe_router_logit_softcapping": 3.0}
+        | {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 2.0}}},
+        "without effect": {"sliding_window": 16, **OF_ROUTERS},  # no layer has one unless listed
+        "refused": {"attention_bias": True, "moe_apply_router_weight_on_input": True},
+    },
     "llama": {
         "honoured": {"head_dim": 32},
         "without effect": {"pretraining_tp": 2},
