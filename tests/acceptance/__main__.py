@@ -87,6 +87,20 @@ CHECKS = (
         ("folder",),
     ),
     Check(
+        "check_clients:launch",
+        "agents that `luceasync launch` starts, until their context is full",
+        ("{folder}", "--parts", "launch"),
+        ("--only", "pi"),
+        ("folder",),
+    ),
+    Check(
+        "check_clients:recipes",
+        "the recipes of docs/agents.md, as they stand",
+        ("{folder}", "--parts", "recipes"),
+        ("--only", "langchain"),
+        ("folder",),
+    ),
+    Check(
         "check_clients:cases",
         "client programs as people use them",
         ("{folder}", "--parts", "cases"),
@@ -107,6 +121,7 @@ CHECKS = (
         ("--cases", "3"),
         ("folder",),
     ),
+    Check("check_terminal", "luceasync chat in a terminal, by tmux"),
     Check("check_page", "the page in a headless Chromium", ("{folder}",), needs=("folder",)),
     Check(
         "check_templates",

@@ -23,6 +23,7 @@ from tests.acceptance import command
 from tests.acceptance.clients.agents import AGENTS
 from tests.acceptance.clients.launched import BIN, GREETING, LAUNCHED
 from tests.acceptance.clients.programs import PROGRAMS, Program
+from tests.acceptance.clients.recipes import TRIES, Place, try_recipe
 from tests.acceptance.clients.record import Exchange, exchanges
 from tests.acceptance.clients.script import WRITERS
 from tests.acceptance.clients.seen import of_agent, refusals, tier, uncached, usage
@@ -30,7 +31,7 @@ from tests.acceptance.clients.serve import MAX_CTX_TOKENS
 from tests.acceptance.clients.servers import RecordedServer
 from tests.acceptance.clients.session import SESSIONS, SHELLS, Session, long_session
 
-PARTS = ["sessions", "compaction", "launch", "cases", "forced"]
+PARTS = ["sessions", "compaction", "launch", "recipes", "cases", "forced"]
 EXPECTS_REFUSALS = ("errors",)
 TEMPLATES = Path(__file__).parent / "turns"
 OPENS = {"qwen3": True, "qwen3.5": False}  # whether the model opens its thoughts itself
@@ -149,7 +150,7 @@ def check_launch(
             told = agent.ask(home, programs, running.url, question, i > 0)
             found = exchanges(running.log)[begin:]
             faults += [f"turn {i}: {fault}" for fault in (*told, *refusals(found))]
-            seen.append([one for one in found if agent.marks in one.body])
+            seen.append([one for one in found if agent.has_asked(one.body)])
     greeting = home / "work/greet.py"
     if not greeting.exists() or greeting.read_text() != GREETING:
         faults.append("the last turn did not write its file")
@@ -209,6 +210,20 @@ def run_sessions(part: str, chosen: list[Program], under: Path, runs: Path, temp
     return num_faulty
 
 
+def run_recipes(chosen: list[Program], under: Path, runs: Path, template: str) -> int:
+    """Follow the recipes of docs/agents.md; returns the number of failures."""
+    num_faulty = 0
+    with RecordedServer(runs, "--template", template) as running:
+        for program in chosen:
+            if program.name in TRIES:
+                place = Place(program.install(under), runs / "homes" / program.folder_name)
+                begin = len(exchanges(running.log))
+                faults = try_recipe(program.name, running.url, place)
+                faults += refusals(exchanges(running.log)[begin:])
+                num_faulty += tell(program, under, {"the recipe as it stands": faults})
+    return num_faulty
+
+
 HELD = {
     "sessions": ("a session, killed three times", check_session),
     "compaction": ("a session that fills the context", check_compaction),
@@ -238,6 +253,8 @@ def main() -> None:
     num_faulty = 0
     for part in [part for part in HELD if part in args.parts]:
         num_faulty += run_sessions(part, chosen, under, runs, args.template)
+    if "recipes" in args.parts:
+        num_faulty += run_recipes(chosen, under, runs / "recipes", args.template)
     if "cases" in args.parts:
         with server(runs / "scripted", "--template", args.template) as url:
             for program in chosen:

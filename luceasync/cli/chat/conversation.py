@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -71,16 +71,17 @@ def run_chat(
         conversation = Conversation(portal, responder, screen, system, options)
         if on_terminal:
             conversation.introduce()
-        for line in screen.turns():
-            if line == "/quit":
-                break
-            try:
-                conversation.take(line)
-            except ConfigError:
-                raise
-            except LuceasyncError as error:
-                screen.error(str(error))
-                all_answered = False
+        with closing(screen.turns()) as turns:
+            for line in turns:
+                if line == "/quit":
+                    break
+                try:
+                    conversation.take(line)
+                except ConfigError:
+                    raise
+                except LuceasyncError as error:
+                    screen.error(str(error))
+                    all_answered = False
     return all_answered
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import select
 import sys
 import termios
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -34,6 +34,7 @@ FRAMES_PER_S = 10
 ROWS_BELOW = 2  # of the terminal, which stay free below an answer that grows
 CODE_THEME = "ansi_dark"  # the terminal's own colours
 PASTE_GAP_S = 0.05  # between two lines of a paste that the terminal does not mark
+INPUT_MODES, LOCAL_MODES = 0, 3  # places in what termios tells
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 
 ShownPiece = TextPiece | ReasoningPiece
@@ -48,7 +49,7 @@ class AnswerView(Protocol):
 class Screen(Protocol):
     """Where a chat is held."""
 
-    def turns(self) -> Iterator[str]:
+    def turns(self) -> Generator[str]:
         """What is typed, a turn at a time, until the input ends."""
         ...
 
@@ -90,7 +91,7 @@ class _Answer(AnswerView, Protocol):
 class PipeScreen:
     """Lines in, text out, as the model wrote it; errors to stderr."""
 
-    def turns(self) -> Iterator[str]:
+    def turns(self) -> Generator[str]:
         for line in sys.stdin:
             yield line.strip()
 
@@ -150,16 +151,17 @@ class TerminalScreen:
             reserve_space_for_menu=4,
         )
 
-    def turns(self) -> Iterator[str]:
+    def turns(self) -> Generator[str]:
         """Ctrl-C at the prompt starts anew, Ctrl-D ends."""
-        while True:
-            try:
-                typed = self._session.prompt("> ").strip()
-            except KeyboardInterrupt:
-                continue
-            except EOFError:
-                return
-            yield typed
+        with _typing_unseen():
+            while True:
+                try:
+                    typed = self._session.prompt("> ").strip()
+                except KeyboardInterrupt:
+                    continue
+                except EOFError:
+                    return
+                yield typed
 
     def note(self, text: str) -> None:
         self._console.print(Text(visible(text), style="dim"))
@@ -251,10 +253,8 @@ class RenderedAnswer:
             refresh_per_second=FRAMES_PER_S,
             vertical_overflow="crop",
         )
-        self._typing = _without_echo()
 
     def __enter__(self) -> Self:
-        self._typing.__enter__()
         self._live.start()
         return self
 
@@ -278,12 +278,9 @@ class RenderedAnswer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            self._live.stop()
-            self._end_thought()
-            self._print_blocks(blocks(self._text + "\n"))
-        finally:
-            self._typing.__exit__(None, None, None)
+        self._live.stop()
+        self._end_thought()
+        self._print_blocks(blocks(self._text + "\n"))
 
     def _print_thought(self, lines: str) -> None:
         if lines:
@@ -368,18 +365,16 @@ def blocks(text: str) -> list[str]:
 
 
 @contextmanager
-def _without_echo() -> Iterator[None]:
-    """What is typed while an answer grows is not shown in its midst: it waits for the prompt."""
-    try:
-        before = termios.tcgetattr(sys.stdin)
-    except (termios.error, ValueError):
-        yield
-        return
-    silent = [*before]
-    silent[3] &= ~termios.ECHO
-    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, silent)
+def _typing_unseen() -> Iterator[None]:
+    """Between two prompts what is typed waits for the next one, key by key, and is not shown in the
+    midst of an answer. Ctrl-C is a signal as ever.
+    """
+    before = termios.tcgetattr(sys.stdin)
+    unseen = [*before]
+    unseen[INPUT_MODES] &= ~termios.ICRNL
+    unseen[LOCAL_MODES] &= ~(termios.ECHO | termios.ICANON)
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, unseen)
     try:
         yield
     finally:
-        with suppress(termios.error):
-            termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

@@ -219,7 +219,7 @@ AGENTS = {
         "aider", "aider", "uv tool install aider-chat", 3_000, _aider, calls_tools=False
     ),
     "qwen-code": CodingAgent(
-        "Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", 15_000, _qwen_code
+        "Qwen Code", "qwen", "npm install -g @qwen-code/qwen-code", 23_000, _qwen_code
     ),
     "pi": CodingAgent("pi", "pi", "npm install -g @earendil-works/pi-coding-agent", 2_000, _pi),
 }

@@ -26,7 +26,7 @@ class LaunchedAgent:
     """`command` gives its own words for a question, depending on whether it goes on with its last
     session; `shell`: its tool for commands, the argument that has the command, and others; None: it
     edits files by its answers. `max_ctx_tokens`: of the server; `fills`: how many commands of how
-    many lines fill it.
+    many lines fill it. `reads_input`: the question comes on standard input.
     """
 
     name: str
@@ -35,11 +35,14 @@ class LaunchedAgent:
     fills: tuple[int, int]
     shell: tuple[str, str, dict[str, object]] | None
     environ: dict[str, str] = field(default_factory=dict)
+    reads_input: bool = False
 
-    @property
-    def marks(self) -> str:
-        """What the bodies of its own requests have, and those for titles and summaries have not."""
-        return '"stream": true' if self.shell is None else '"tools"'
+    def has_asked(self, body: str) -> bool:
+        """Whether a request is the agent's own, which has tools, or is streamed if it has none at
+        all; those for titles and summaries are not.
+        """
+        asked = json.loads(body or "{}")
+        return bool(asked.get("stream" if self.shell is None else "tools"))
 
     def questions(self) -> list[str]:
         """What it is asked, turn by turn, with the steps of the scripted model."""
@@ -76,7 +79,7 @@ class LaunchedAgent:
             [*launch, *self.command(question, goes_on)],
             cwd=work,
             env=environ,
-            stdin=subprocess.DEVNULL,
+            input=question if self.reads_input else "",
             capture_output=True,
             text=True,
             timeout=TURN_S,
@@ -118,11 +121,12 @@ LAUNCHED = {
     ),
     "OpenCode": LaunchedAgent(
         "opencode",
-        lambda question, goes_on: ["run", *(["-c"] if goes_on else []), question],
+        lambda question, goes_on: ["run", *(["-c"] if goes_on else [])],
         32_000,
         (3, 500),
         ("bash", "command", {"description": "work"}),
         {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"},
+        reads_input=True,  # words of more than one it would put in quotes
     ),
     "Qwen Code": LaunchedAgent(
         "qwen-code",

@@ -96,6 +96,8 @@ PROGRAMS = (
     Program("OpenCode", "npm", ("opencode-ai@1.18.33",)),
     Program("Qwen Code", "npm", ("@qwen-code/qwen-code@0.24.4",)),
     Program("pi", "npm", ("@earendil-works/pi-coding-agent@1.5.2",)),
+    Program("Continue", "npm", ("@continuedev/cli@1.5.47",)),
+    Program("Cline", "npm", ("cline@3.0.65",)),
     Program("openai", "pip", ("openai",), "openai_python.py"),
     Program("anthropic", "pip", ("anthropic",), "anthropic_python.py"),
     Program(
