@@ -22,6 +22,7 @@ NUM_SAMPLES = 8  # of each kind of step
 NUM_MEASURED = 3  # the first is dropped: kernels may have been compiled or graphs captured
 FIRST_WAIT_STEPS = 16  # until it is measured again: the first times may have been outliers
 STALE_STEPS = 1000  # at most until then, as costs grow with the context
+LENGTHS = (4096, 16384, 65536)  # tokens of the longest context from which costs are kept apart
 
 
 class RoundShape(NamedTuple):
@@ -161,15 +162,31 @@ def without_context(num_slots: int, off_reason: str) -> LaneOutlook:
 
 class StepCosts:
     """Seconds of steps, by number of lanes and shape: the lower quartile of the latest, since a
-    step may be delayed and is never early.
+    step may be delayed and is never early. Of contexts of one range of lengths: see `at`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, shorter: StepCosts | None = None) -> None:
+        """`shorter`: of shorter contexts."""
+        self._shorter = shorter
+        self._longer: StepCosts | None = None
         self._samples: dict[tuple[int, RoundShape | None], deque[float]] = {}
         self._seconds: dict[RoundShape | None, dict[int, float]] = {}  # by number of lanes
         self._num_seen: dict[tuple[int, RoundShape | None], int] = {}
         self._measured_at: dict[tuple[int, RoundShape | None], int] = {}
         self._num_steps = 0
+
+    def at(self, num_tokens: int) -> StepCosts:
+        """The costs of steps whose longest context has so many tokens. In longer contexts every
+        step takes longer, and a round not as a plain step does.
+        """
+        costs = self
+        for begin in LENGTHS:
+            if num_tokens < begin:
+                break
+            if costs._longer is None:
+                costs._longer = StepCosts(costs)
+            costs = costs._longer
+        return costs
 
     def observe(self, num_lanes: int, shape: RoundShape | None, seconds: float) -> None:
         """Count a step that nothing else ran beside; `shape` None: a plain one."""
@@ -184,15 +201,25 @@ class StepCosts:
 
     def seconds(self, num_lanes: int, shape: RoundShape | None) -> float | None:
         """Seconds of one step for `num_lanes` lanes; `shape` None: a plain step. The nearest number
-        of lanes stands in for others, larger ones first. None if nothing comparable was measured.
+        of lanes stands in for others, larger ones first; then those of shorter contexts, as many
+        plain steps as there. None if nothing comparable was measured.
         """
         known = self._seconds.get(shape)
         if not known:
-            return None
+            return self._as_shorter(num_lanes, shape)
         if num_lanes in known:
             return known[num_lanes]
         nearest = min(known, key=lambda lanes: (abs(lanes - num_lanes), -lanes))
         return known[nearest]
+
+    def _as_shorter(self, num_lanes: int, shape: RoundShape | None) -> float | None:
+        if self._shorter is None:
+            return None
+        there = self._shorter.seconds(num_lanes, shape)
+        if there is None or not self._seconds.get(None) or shape is None:
+            return there
+        plain_s, plain_there = self.seconds(num_lanes, None), self._shorter.seconds(num_lanes, None)
+        return there * plain_s / plain_there if plain_s and plain_there else there
 
     def is_due(self, num_lanes: int, shape: RoundShape | None) -> bool:
         """Whether to measure it: too rarely so far, or long ago. The interval grows each time."""

@@ -150,19 +150,21 @@ class Speculator:
         self._common = AcceptanceRecord()  # of all lanes so far: the prior of a new one
         self._num_slots = max(shape.block for shape in self._kinds.all) - 1
         self._totals = SpeculationTotals(self._num_slots)
-        self._costs = costs or StepCosts()
+        self._all_costs = self._costs = costs or StepCosts()
         self._is_settled = True  # the last plain step
         self._foreseen: _Foreseen | None = None
 
     def beside(self, drafter: Drafter) -> Speculator:
         """Another speculator for the same lanes, with one drafter more."""
-        return Speculator(self._target, (*self.drafters, drafter), len(self._outlooks), self._costs)
+        return Speculator(
+            self._target, (*self.drafters, drafter), len(self._outlooks), self._all_costs
+        )
 
     def rehearsing(self) -> Speculator:
         """Another speculator for the same lanes, while this one has none: it shares what steps
         cost, and not what texts have shown.
         """
-        return Speculator(self._target, self.drafters, len(self._outlooks), self._costs)
+        return Speculator(self._target, self.drafters, len(self._outlooks), self._all_costs)
 
     @property
     def shapes(self) -> tuple[RoundShape, ...]:
@@ -224,7 +226,10 @@ class Speculator:
     # --- steps ----------------------------------------------------------------------------------
 
     def promises(self, anchors: Sequence[Anchor]) -> list[Promises]:
-        """What drafters that know it promise of the next round, for each lane."""
+        """What drafters that know it promise of the next round, for each lane. Until it is called
+        again, costs are those of contexts as long as these.
+        """
+        self._costs = self._all_costs.at(max(anchor.position for anchor in anchors))
         return [
             {
                 drafter.name: promise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from luceasync.speculation.choice import (
+    LENGTHS,
     NUM_MEASURED,
     REFILL_TOKENS,
     RETRY_TOKENS,
@@ -284,6 +285,22 @@ def test_the_nearest_number_of_lanes_stands_in_and_no_other_shape():
     costs.observe(4, CHAIN, 3.0)
     assert [costs.seconds(n, CHAIN) for n in (1, 2, 3, 8)] == [1.0, 1.0, 3.0, 3.0]
     assert costs.seconds(2, RoundShape(2)) is None
+
+
+def test_costs_of_long_contexts_are_their_own_and_before_that_follow_the_plain_step():
+    costs = observed(1.0, 1.0, shape=None)
+    for seconds in (3.0, 3.0):
+        costs.observe(1, CHAIN, seconds)
+    far = costs.at(LENGTHS[1])
+    assert far.seconds(1, CHAIN) == 3.0 and far is costs.at(LENGTHS[1] + 5) is not costs
+    assert costs.at(LENGTHS[0] - 1) is costs
+    far.observe(1, None, 9.0)
+    far.observe(1, None, 2.0)
+    assert (far.seconds(1, None), far.seconds(1, CHAIN)) == (2.0, 6.0)
+    far.observe(1, CHAIN, 9.0)
+    far.observe(1, CHAIN, 8.0)
+    assert far.seconds(1, CHAIN) == 8.0
+    assert (costs.seconds(1, None), costs.seconds(1, CHAIN)) == (1.0, 3.0)
 
 
 def test_a_cost_is_due_until_it_was_measured_and_when_it_is_old():
