@@ -130,6 +130,7 @@ PROGRAMS = (
     Program("lm_eval", "pip", ("lm_eval[api]",), "lm_eval_python.py"),
     Program("ollama", "pip", ("ollama",), "ollama_python.py", "ollama_forced.py"),
     Program("ollama", "npm", ("ollama",), "ollama.mjs"),
+    Program("langchain-ollama", "pip", ("langchain-ollama", "litellm"), "ollama_apps_python.py"),
     Program("guidellm", "pip", ("guidellm",), "guidellm_python.py"),
 )
 
