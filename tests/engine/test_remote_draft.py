@@ -124,10 +124,10 @@ async def test_answers_are_those_without_a_drafter(
 @pytest.mark.parametrize(
     ("transport", "first", "second", "num_words"),
     [
-        ("shared", False, True, 240),
+        ("shared", False, True, 130),
         ("stream", True, False, 40),
         ("shared", True, True, 40),
-        ("stream", True, True, 240),
+        ("stream", True, True, 130),
     ],
 )
 async def test_a_restart_speculates_from_kept_features(
