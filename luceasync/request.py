@@ -38,7 +38,8 @@ class ModelCard:
     names in tokenizer_config.json; `chat_template`: the source of its template. `tool_format`: how
     it writes tool calls, "" if that is unknown; `tells_tools`: its template shows none, so they are
     described in the system message; `thinks`: its reasoning is separated from its answers;
-    `takes_chats`: it has a template, else it only continues text.
+    `takes_chats`: it has a template, else it only continues text. `fills_in`: it has tokens for
+    text between two others.
     """
 
     name: str
@@ -54,6 +55,7 @@ class ModelCard:
     tells_tools: bool = False
     thinks: bool = False
     takes_chats: bool = True
+    fills_in: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -228,6 +228,7 @@ def language_of(
             special_tokens=source.special_tokens if source else {},
             chat_template=source.default if source else "",
             takes_chats=source is not None,
+            fills_in=tokenizer.infill is not None,
             tool_format=answers.calls.name if answers.calls else "",
             tells_tools=tells_tools,
             thinks=answers.reasons,

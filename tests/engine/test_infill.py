@@ -68,6 +68,7 @@ async def test_the_parts_are_between_the_models_tokens(
     ids = (before, *parts[0], after, *parts[1], middle)
     assert before not in parts[0]
     async with running(model_dir) as engine:
+        assert engine.card.fills_in
         expected, _ = await written(engine, TokenPrompt(ids))
         assert (await written(engine, InfillPrompt(*texts)))[0] == expected
         ends = {end: 100.0}

@@ -315,7 +315,12 @@ class OllamaPages:
 
 
 def _capabilities(card: ModelCard) -> list[str]:
-    can = {"completion": True, "tools": bool(card.tool_format), "thinking": card.can_think}
+    can = {
+        "completion": True,
+        "tools": bool(card.tool_format),
+        "thinking": card.can_think,
+        "insert": card.fills_in,
+    }
     return [name for name, is_there in can.items() if is_there]
 
 

@@ -347,6 +347,14 @@ async def test_generate_is_a_chat_unless_it_is_raw_or_fills_in(in_memory):
 # What is served
 
 
+async def test_a_model_that_fills_in_can_insert(in_memory):
+    engine = ScriptedEngine()
+    engine.card = replace(engine.card, fills_in=True)
+    async with in_memory(engine) as client:
+        shown = (await client.post("/api/show", json={"name": "tiny"})).json()
+    assert shown["capabilities"] == ["completion", "insert"]
+
+
 async def test_the_model_is_listed_shown_and_running(in_memory):
     async with in_memory(thinking_engine()) as client:
         [listed] = (await client.get("/api/tags")).json()["models"]
