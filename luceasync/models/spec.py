@@ -42,7 +42,8 @@ class ModelSpec:
 
     `norm_offset` is added to the stored weights of RMS norms over the residual stream (Qwen3.5
     stores w of 1 + w). `prefix` precedes tensor names. `suppressed`: tokens that are never chosen.
-    `embedding_scale` multiplies embedded tokens. Logits x become c tanh(x / c), if `logit_cap` is c.
+    `embedding_scale` multiplies embedded tokens. If `logit_cap` is c, logits x become
+    c tanh(x / c).
     """
 
     family: str

@@ -73,6 +73,23 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma 4": (
+        "gemma4_text",
+        {
+            "layer_types": MIXED[::2] + MIXED[1:3],
+            "sliding_window": 24,
+            "tie_word_embeddings": True,
+            "hidden_size_per_layer_input": 0,
+            "attention_k_eq_v": True,
+            "global_head_dim": 32,
+            "num_global_key_value_heads": 1,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+    "gemma 4, values of their own": (
+        "gemma4_unified_text",
+        {"layer_types": [MIXED[0], MIXED[2]] * 2, "sliding_window": 24, "global_head_dim": 32},
+    ),
     "llama 3.2": ("llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3}),
     "ministral": ("ministral", {"layer_types": ["full_attention"] * 4}),
     "ministral, windows": ("ministral", {"layer_types": MIXED, "sliding_window": 24}),
@@ -108,6 +125,9 @@ def peer(request: pytest.FixtureRequest) -> PreTrainedModel:
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter += torch.randn_like(parameter) * (1.0 if "bias" in name else 0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer *= 1 + torch.rand(1).item()
     return model
 
 

@@ -21,7 +21,7 @@ from luceasync.pipeline.shard_plan import (
     split_layers,
 )
 from tests.pipeline.plans import plan_of, refusal
-from tests.pipeline.specs import make_hybrid_spec, make_windowed_spec, make_spec
+from tests.pipeline.specs import make_hybrid_spec, make_spec, make_windowed_spec
 
 
 def shard_of(

@@ -1,6 +1,6 @@
 """Model families, one or several alike per module, and the tables that find them by name."""
 
-from luceasync.models.families import dense, gemma3, laguna, qwen3_5, qwen3_5_moe, qwen3_moe
+from luceasync.models.families import dense, gemma3, gemma4, laguna, qwen3_5, qwen3_5_moe, qwen3_moe
 from luceasync.models.families.family import Family
 from luceasync.models.spec import ModelSpec
 
@@ -9,6 +9,7 @@ FAMILIES: dict[str, Family] = {
     **dense.FAMILIES,
     "gemma3": gemma3.WRAPPED,
     "gemma3_text": gemma3.FAMILY,
+    **gemma4.FAMILIES,
     "laguna": laguna.FAMILY,
     "qwen3_5": qwen3_5.WRAPPED,
     "qwen3_5_text": qwen3_5.FAMILY,

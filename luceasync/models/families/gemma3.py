@@ -59,7 +59,7 @@ def _parse(fields: ConfigFields, *, prefix: str) -> ModelSpec:
     fields.must_be("attention_bias", False)
     fields.must_be("attn_logit_softcapping", None)
     fields.must_be("use_bidirectional_attention", False)
-    kinds = layer_kinds(fields)
+    kinds = layer_kinds(fields, fields.positive("sliding_window_pattern"))
     mixers = {kind: _attention(fields, kind) for kind in set(kinds)}
     if SLIDING in mixers:
         mixers[SLIDING] = sliding(mixers[SLIDING], fields.positive("sliding_window"))
@@ -81,12 +81,11 @@ def _parse(fields: ConfigFields, *, prefix: str) -> ModelSpec:
     )
 
 
-def layer_kinds(fields: ConfigFields) -> list[str]:
-    """The kind of each layer: as listed, or every `sliding_window_pattern`-th sees all tokens.
-    Raises ModelError.
+def layer_kinds(fields: ConfigFields, interval: int) -> list[str]:
+    """The kind of each layer: as listed, or every `interval`-th sees all tokens. Raises
+    ModelError.
     """
     num_layers = fields.positive("num_hidden_layers")
-    interval = fields.positive("sliding_window_pattern")
     default = [FULL if (layer + 1) % interval == 0 else SLIDING for layer in range(num_layers)]
     listed = fields.config.get("layer_types") or default
     fits = isinstance(listed, list) and len(listed) == num_layers

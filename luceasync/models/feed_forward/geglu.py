@@ -14,14 +14,17 @@ if TYPE_CHECKING:
     from luceasync.models.ops import Norm
     from luceasync.models.weights import Weight
 
+SCALE = "layer_scalar"
+
 
 @dataclass(frozen=True, slots=True)
 class GegluSpec:
     """A FeedForward of `inner_size` numbers in the middle, whose output is normed before it is
-    added to the residual stream.
+    added to the residual stream. `scales_layer`: a number multiplies what the layer gives.
     """
 
     inner_size: int
+    scales_layer: bool = False
 
     @property
     def width(self) -> int:
@@ -35,6 +38,7 @@ class GegluSpec:
             "mlp.up_proj.weight": (self.inner_size, hidden_size),
             "mlp.down_proj.weight": (hidden_size, self.inner_size),
             "post_feedforward_layernorm.weight": (hidden_size,),
+            **({SCALE: (1,)} if self.scales_layer else {}),
         }
 
     def load(self, reader: LayerReader) -> GegluLayer:
@@ -44,26 +48,32 @@ class GegluSpec:
             gate_up=reader.matrix("mlp.gate_proj.weight", "mlp.up_proj.weight"),
             down=reader.matrix("mlp.down_proj.weight"),
             output_norm=reader.norm("post_feedforward_layernorm.weight"),
+            scale=reader.vector(SCALE) if self.scales_layer else None,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class GegluLayer:
-    """A FeedForwardLayer. gate_up: rows of the gate, then of the values that it multiplies."""
+    """A FeedForwardLayer. gate_up: rows of the gate, then of the values that it multiplies. scale:
+    float32 [1].
+    """
 
     norm: Norm
     gate_up: Weight
     down: Weight
     output_norm: Norm
+    scale: Tensor | None
 
     @property
     def num_bytes(self) -> int:
         parts = (self.norm, self.gate_up, self.down, self.output_norm)
-        return sum(part.num_bytes for part in parts)
+        scale_bytes = 0 if self.scale is None else self.scale.nbytes
+        return sum(part.num_bytes for part in parts) + scale_bytes
 
     def forward(self, x: Tensor) -> Tensor:
         """See FeedForwardLayer."""
         from torch.nn.functional import gelu
 
         gate, up = self.gate_up.linear(x, self.norm).chunk(2, -1)
-        return x + self.output_norm(self.down.linear(gelu(gate, approximate="tanh") * up))
+        x = x + self.output_norm(self.down.linear(gelu(gate, approximate="tanh") * up))
+        return x if self.scale is None else x * self.scale.to(x.dtype)

@@ -17,7 +17,7 @@ from luceasync.models.mixers.mixer import MixerBody, ProbeBody, Shape, State
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from luceasync.models.ops import Norm
+    from luceasync.models.ops import Norm, Ops
     from luceasync.models.pass_rows import Rows
     from luceasync.models.trees import Trees
     from luceasync.models.weights import Weight
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 RECENT_ROWS = 64  # queries of a lane that probe its chunks
 BIASES = tuple(f"self_attn.{name}_proj.bias" for name in "qkv")
 SOFTPLUS_GATE = "self_attn.g_proj.weight"
+VALUES = "self_attn.v_proj.weight"
 OUTPUT_NORM = "post_attention_layernorm.weight"
 VERIFY_SPLITS = 32  # parts of a context that programs of kernels.tree_attention share
 
@@ -66,10 +67,11 @@ class AttentionSpec(AttentionSizes):
         norms = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
         dims = (self.query_dim, self.kv_dim, self.kv_dim)
         biases = zip(BIASES, dims, strict=True) if self.has_bias else ()
+        values = {} if self.shares_keys else {VALUES: (self.kv_dim, hidden_size)}
         return {
             "self_attn.q_proj.weight": (self.query_dim * (2 if self.gated else 1), hidden_size),
             "self_attn.k_proj.weight": (self.kv_dim, hidden_size),
-            "self_attn.v_proj.weight": (self.kv_dim, hidden_size),
+            **values,
             "self_attn.o_proj.weight": (hidden_size, self.query_dim),
             **{name: (dim,) for name, dim in biases},
             **{name: (self.head_dim,) for name in norms if self.has_head_norms},
@@ -84,7 +86,8 @@ class AttentionSpec(AttentionSizes):
         if self.gated:  # stacked, the gates of all heads come after the values
             gates = [TensorPart(query.name, self._of_each_head(1), divisor=2)]
             query = TensorPart(query.name, self._of_each_head(0), divisor=2)
-        keys_values = [TensorPart(f"self_attn.{name}_proj.weight") for name in "kv"]
+        names = "k" if self.shares_keys else "kv"
+        keys_values = [TensorPart(f"self_attn.{name}_proj.weight") for name in names]
         return AttentionLayer(
             body=reader.ops.pick(self.torch_body, self.triton_body, self.compiled_body),
             norm=reader.norm("input_layernorm.weight"),
@@ -94,6 +97,7 @@ class AttentionSpec(AttentionSizes):
             output=reader.matrix("self_attn.o_proj.weight"),
             output_norm=reader.norm(OUTPUT_NORM) if self.norms_output else None,
             softplus_gate=reader.matrix(SOFTPLUS_GATE) if self.softplus_gate else None,
+            values=self._value_norm(reader),
         )
 
     def _bias(self, reader: LayerReader) -> Tensor | None:
@@ -113,6 +117,15 @@ class AttentionSpec(AttentionSizes):
             reader.vector(f"self_attn.{name}_norm.weight", reader.norm_offset) for name in "qk"
         )
         return HeadNorms(query * self.query_scale, key, reader.norm_eps)
+
+    def _value_norm(self, reader: LayerReader) -> ValueNorm | None:
+        if not self.norms_values:
+            assert not self.shares_keys, "values that are keys are normed"
+            return None
+        assert not self.gated, "gates come after the values"
+        begin = self.query_dim + (0 if self.shares_keys else self.kv_dim)
+        end = self.query_dim + self.kv_dim
+        return ValueNorm(reader.ops, begin, end, self.head_dim, reader.norm_eps)
 
     def torch_body(self) -> AttentionBody:
         from luceasync.models.mixers.attention_torch import TorchAttention
@@ -169,6 +182,28 @@ class RecentQueries:
         return TritonProbe()
 
 
+@dataclass(frozen=True, slots=True)
+class ValueNorm:
+    """RMS norms of value heads, without a weight. Values are the projection's last columns, from
+    `begin` on, which may be its keys; keys end at `end`.
+    """
+
+    ops: Ops
+    begin: int
+    end: int
+    head_dim: int
+    eps: float
+
+    def __call__(self, projected: Tensor) -> Tensor:
+        """[..., width] -> query, key and normed value columns."""
+        import torch
+
+        heads = projected[..., self.begin :].unflatten(-1, (-1, self.head_dim))
+        plain = torch.ones(self.head_dim, device=projected.device)
+        values = self.ops.norm(heads.contiguous(), plain, self.eps).flatten(-2)
+        return torch.cat([projected[..., : self.end], values], -1)
+
+
 class AttentionBody(MixerBody, Protocol):
     """A body of attention; attention_torch.TorchAttention documents the methods."""
 
@@ -199,6 +234,7 @@ class AttentionLayer:
     output: Weight
     output_norm: Norm | None = None
     softplus_gate: Weight | None = None
+    values: ValueNorm | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -234,5 +270,7 @@ class AttentionLayer:
 
     def _projected(self, x: Tensor) -> Tensor:
         projected = self.projection.linear(x, self.norm)
+        if self.values is not None:
+            projected = self.values(projected)
         # Added in float32 and rounded once more: biases of keys may be hundreds of times larger.
         return projected if self.bias is None else projected.add_(self.bias)

@@ -23,6 +23,8 @@ class AttentionSizes:
     `query_scale` multiplies normed queries. `norms_output`: an RMS norm comes before the addition
     to the residual stream. `softplus_gate`: the output is multiplied by softplus of g_proj's
     product, which has a number for each head, or for each "element" of each.
+    `norms_values`: each value head has an RMS norm without a weight. `shares_keys`: values are what
+    the projection of keys gives, before norm and rotation.
     """
 
     num_heads: int
@@ -37,6 +39,8 @@ class AttentionSizes:
     window: int = 0
     query_scale: float = 1.0
     norms_output: bool = False
+    norms_values: bool = False
+    shares_keys: bool = False
     softplus_gate: Literal["", "head", "element"] = ""
 
     @property

@@ -1,0 +1,102 @@
+"""Gemma 4's configs, as hubs and transformers write them, and what a large one takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from luceasync.errors import ModelError
+from luceasync.models.files import parse_spec
+from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.precision import Precision
+from luceasync.models.rope import PLAIN, ProportionalRope
+from luceasync.pipeline.offer import offer_of
+from luceasync.pipeline.plan import Plan, make_plan
+
+# Sizes of the 31B model.
+LARGE = {
+    "model_type": "gemma4_text",
+    "hidden_size": 5376,
+    "intermediate_size": 21504,
+    "num_hidden_layers": 60,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "num_global_key_value_heads": 4,
+    "global_head_dim": 512,
+    "attention_k_eq_v": True,
+    "sliding_window": 1024,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 30.0,
+    "use_bidirectional_attention": "vision",
+}
+
+
+def sizes(attention: AttentionSpec) -> tuple[object, ...]:
+    heads = (attention.num_kv_heads, attention.head_dim, attention.window)
+    return *heads, attention.shares_keys, attention.rope
+
+
+def test_layers_have_the_sizes_of_their_kind():
+    spec = parse_spec(LARGE)
+    window = (16, 256, 1024, False, PLAIN)
+    whole = (4, 512, 0, True, ProportionalRope(0.25, 1.0))
+    found = [sizes(mixer) for mixer in spec.mixers]
+    assert found == [whole if layer % 6 == 5 else window for layer in range(60)]
+    assert spec.logit_cap == 30.0 and spec.vocab_size == 262144
+
+
+def test_the_last_layer_sees_all_tokens_whatever_is_listed():
+    spec = parse_spec(LARGE | {"layer_types": ["sliding_attention"] * 60})
+    assert [mixer.window for mixer in spec.mixers] == [1024] * 59 + [0]
+
+
+def test_transformers_saves_the_same_by_layer():
+    full = {"head_dim": 512, "num_key_value_heads": 4}
+    saved = {str(layer): full for layer in range(5, 60, 6)}
+    others = {name: LARGE[name] for name in LARGE if "global" not in name}
+    assert parse_spec(others | {"per_layer_config": saved}) == parse_spec(LARGE)
+
+
+def test_the_text_half_of_a_model_of_several_media_is_read():
+    text = {name: LARGE[name] for name in LARGE if name != "model_type"}
+    wrapped = parse_spec({"model_type": "gemma4", "text_config": text, "eos_token_id": [1, 106]})
+    assert wrapped.prefix == "model.language_model." and wrapped.eos_ids == {1, 106}
+    assert wrapped.layers == parse_spec(LARGE).layers
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input = 256 is not"),
+        ({"num_kv_shared_layers": 20}, "num_kv_shared_layers = 20 is not supported"),
+        ({"enable_moe_block": True}, "enable_moe_block = True is not supported"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention = 'all' is not"),
+        ({"per_layer_config": {"5": 7}}, r"per_layer_config\[5\] = 7: expected a JSON object"),
+    ],
+)
+def test_what_is_not_computed_is_refused(fields: dict[str, Any], words: str):
+    with pytest.raises(ModelError, match=f"^{words}"):
+        parse_spec(LARGE | fields)
+
+
+def planned(max_ctx_tokens: int) -> Plan:
+    return make_plan(
+        parse_spec(LARGE),
+        [offer_of("cuda:0", 140 * 2**30)],
+        precision=Precision.of("bf16"),
+        weights=None,
+        parallel=1,
+        max_ctx_tokens=max_ctx_tokens,
+        prefill_chunk_tokens=2048,
+    )
+
+
+def test_a_lane_of_the_large_model_stays_small():
+    """A GB of windows at any context, and 80 KiB for each token."""
+    [short], [long] = planned(8192).shards, planned(131072).shards
+    windows = 50 * 1024 * 2 * 16 * 256 * 2
+    assert short.lane_state_bytes == long.lane_state_bytes == windows
+    assert short.token_bytes == 10 * 2 * 4 * 512 * 2 == 80 * 1024
+    at_32k = planned(32768)
+    assert at_32k.lane_bytes(at_32k.shards[0]) == windows + 32768 * 80 * 1024 < 4 * 10**9
