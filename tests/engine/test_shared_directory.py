@@ -89,6 +89,7 @@ async def servers_of(tiny_dir: Path, cache_dir: Path, *splits: tuple[float, ...]
         yield servers
 
 
+@pytest.mark.slow
 async def test_a_turn_on_one_server_goes_on_on_another_of_another_split(
     tiny_dir: Path, tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ async def test_a_turn_on_one_server_goes_on_on_another_of_another_split(
     assert num_run(third) < num_run(expected[2]) + MIN_TOKENS
 
 
+@pytest.mark.slow
 async def test_what_one_server_puts_into_a_store_another_takes_up(
     tiny_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def test_a_span_of_any_length_goes_on_in_another_lane_and_under_another_split(
     assert torch.equal(decoded(target, 1, end), expected)
 
 
+@pytest.mark.slow
 async def test_what_memory_disk_and_a_restart_give_back_is_what_was_computed(
     model_dir: Path, tmp_path: Path
 ):
