@@ -2,8 +2,8 @@
 
     python -m tests.acceptance.check_page FOLDER [--shots FOLDER --url URL]
 
-The browser and axe-core are installed under FOLDER, once. `--shots` takes screenshots of the server
-at URL instead. Exit status 1 if a case failed.
+The browser and axe-core are installed under FOLDER, once. `--shots` takes pictures instead, of the
+server at URL or of one with the bundled model. Exit status 1 if a case failed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,13 @@ import argparse
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,7 @@ PAGE = Path(__file__).parent / "page"
 PROGRAMS = ("chat.mjs", "live.mjs", "docs.mjs", "large.mjs")
 BROWSER = Program("browser", "npm", ("@sparticuz/chromium", "playwright-core", "axe-core"))
 LIMIT_S = 600.0
+READY_S = 120.0
 
 
 def drive(folder: Path, program: str, *words: str) -> list[dict[str, Any]]:
@@ -47,16 +53,49 @@ def drive(folder: Path, program: str, *words: str) -> list[dict[str, Any]]:
     return told
 
 
+@contextmanager
+def bundled() -> Iterator[str]:
+    """URL of `luceasync serve`, without a cache on the disk."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "luceasync", "serve", "--port", str(port)]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url, give_up_s = f"http://127.0.0.1:{port}", time.monotonic() + READY_S
+    try:
+        while not _is_ready(url):
+            if running.poll() is not None or time.monotonic() > give_up_s:
+                sys.exit(f"luceasync serve is not ready after {READY_S:.0f} s")
+            time.sleep(0.5)
+        yield url
+    finally:
+        running.terminate()
+        running.wait()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=5) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="where the browser is installed")
     parser.add_argument("--shots", type=Path, help="where pictures go")
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="server of the pictures")
+    parser.add_argument("--url", help="server of the pictures")
     args = parser.parse_args()
     folder = args.folder.resolve()
     BROWSER.install(folder)
     if args.shots:
-        told = drive(folder, "shots.mjs", args.url, str(args.shots.resolve()))
+        shots = str(args.shots.resolve())
+        if args.url:
+            told = drive(folder, "shots.mjs", args.url, shots)
+        else:
+            with bundled() as url:
+                told = drive(folder, "shots.mjs", url, shots)
     else:
         with server(folder / f"run-{os.getpid()}", "--template", "qwen3.5") as url:
             told = [line for program in PROGRAMS for line in drive(folder, program, url)]

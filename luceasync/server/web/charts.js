@@ -45,8 +45,8 @@ export class Charts {
 
   resize() {
     for (const { plot, figure } of this.charts) {
-      const width = Math.floor(figure.clientWidth);
-      if (width && width !== plot.width) plot.setSize({ width, height: HEIGHT_PX });
+      const width = innerWidth(figure);
+      if (width > 0 && width !== plot.width) plot.setSize({ width, height: HEIGHT_PX });
     }
   }
 }
@@ -65,7 +65,7 @@ class Chart {
     const colours = coloursIn(this.figure);
     const axis = { stroke: colours("--faint"), font: "11px system-ui", ticks: { show: false }, grid: { stroke: colours("--line"), width: 1 } };
     this.plot = new Plot({
-      width: Math.max(100, Math.floor(this.figure.clientWidth)),
+      width: Math.max(100, innerWidth(this.figure)),
       height: HEIGHT_PX,
       legend: { show: false },
       cursor: { y: false, points: { show: false }, drag: { x: false, y: false }, sync: { key: "live" } },
@@ -97,6 +97,12 @@ class Chart {
       node.textContent = value === null || value === undefined ? "–" : this.format(value);
     });
   }
+}
+
+// Without the padding.
+function innerWidth(figure) {
+  const { paddingLeft, paddingRight } = getComputedStyle(figure);
+  return Math.floor(figure.clientWidth - parseFloat(paddingLeft) - parseFloat(paddingRight));
 }
 
 function niceEnd(high) {

@@ -54,7 +54,7 @@ export function icon(name) {
     for (const [field, value] of Object.entries(fields)) node.setAttribute(field, value);
     return node;
   };
-  const drawing = made("svg", { viewBox: "0 0 24 24", class: `drawing ${name}`, "aria-hidden": "true" });
+  const drawing = made("svg", { viewBox: "0 0 24 24", class: `drawing draw-${name}`, "aria-hidden": "true" });
   drawing.append(made("path", { d: ICONS[name] }));
   return drawing;
 }

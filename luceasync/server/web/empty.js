@@ -20,8 +20,9 @@ const BUNDLED = "stdlib-15m";
 /** Show it in `place`, unless it is there. `status`: the server's, or null before it is known. */
 export function showEmpty(place, status, ask) {
   const words = about(status);
-  if (place.dataset.words === words) return;
-  place.dataset.words = words;
+  const shown = `${status?.model} ${words}`;
+  if (place.dataset.shown === shown) return;
+  place.dataset.shown = shown;
   const isBundled = status?.model === BUNDLED;
   const starters = (isBundled ? STDLIB_STARTERS : STARTERS).map(([title, text]) => {
     const card = make("button", { type: "button", className: "starter" }, make("b", { textContent: title }), make("span", { textContent: text }));
@@ -42,7 +43,7 @@ function about(status) {
   if (!status.ready) return `Not ready yet: ${status.detail}`;
   const told = [
     status.num_parameters ? parameters(status.num_parameters) : "",
-    status.family.replaceAll("_", "."),
+    status.family.replace(/(\d)_(\d)/, "$1.$2"),
     `${number(status.max_ctx_tokens)} tokens of context`,
     `${status.num_lanes} at a time`,
     status.speculation ? "speculative decoding" : "",

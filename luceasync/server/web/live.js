@@ -109,7 +109,8 @@ export class Live {
     const now = performance.now();
     if (now - this.treeDrawnMs < TREE_EVERY_MS) return;
     this.treeDrawnMs = now;
-    const sums = Object.entries(status.cache?.num_bytes ?? {}).map(([tier, bytes]) => (
+    const held = Object.entries(status.cache?.num_bytes ?? {}).filter(([, bytes]) => bytes);
+    const sums = held.map(([tier, bytes]) => (
       `${size(bytes)} ${tier === "disk" ? "on disk" : "in memory"}`
     ));
     const shown = live.nodes.length < live.num_nodes ? `${live.nodes.length} of ${number(live.num_nodes)} nodes, those used last` : `${number(live.num_nodes)} nodes`;
@@ -124,7 +125,7 @@ export class Live {
     const titles = all.map((label) => this.context.titleOf(label)).filter(Boolean);
     const others = all.length - titles.length;
     const named = titles.length ? `“${titles[0]}”${titles.length > 1 ? ` and ${titles.length - 1} more` : ""}` : "";
-    if (!others) return named || "No named conversation";
+    if (!others) return named || "Unnamed conversation";
     const told = others === 1 ? "another client's conversation" : `${others} conversations of other clients`;
     return named ? `${named}, ${told}` : told[0].toUpperCase() + told.slice(1);
   };
@@ -226,13 +227,14 @@ function devices(status, live) {
   const kept = status.cache?.num_bytes.memory ?? 0;
   const rows = Object.entries(live.device_parts ?? {}).map(([name, { weights, lanes: own, free_before: free }]) => {
     const parts = [["weights", weights], ["state", own]];
-    if (name === "cpu") parts.push(["kept", kept]);
+    if (isHost(name)) parts.push(["kept", kept]);
     return memoryRow(name, parts, free);
   });
-  if (rows.length && !live.device_parts.cpu && kept) rows.push(memoryRow("host", [["kept", kept]], kept));
+  if (rows.length && !Object.keys(live.device_parts).some(isHost) && kept) rows.push(memoryRow("host", [["kept", kept]], kept));
   return rows.length ? [make("ul", { className: "devices" }, ...rows)] : [];
 }
 
+const isHost = (device) => /^cpu\b/.test(device);
 const MEMORY = { weights: "weights", state: "lanes' keys, values and states", kept: "kept prefixes" };
 
 function memoryRow(name, parts, free) {

@@ -123,10 +123,10 @@ function tellRow({ nodes, begin, end, labels }, whose) {
   const hits = Math.max(...nodes.map((node) => node.hits));
   const idle = Math.min(...nodes.map((node) => node.idle_s));
   const more = [
-    `tokens ${number(begin)} to ${number(end)}`,
-    ...Object.entries(bytes).map(([tier, count]) => `${size(count)} ${tier === "disk" ? "on disk" : "in memory"}`),
     hits ? `used ${number(hits)}×` : "not used yet",
     idle < 60 ? "just now" : `${duration(Math.floor(idle / 60) * 60_000)} ago`,
+    `tokens ${number(begin)} to ${number(end)}`,
+    Object.values(bytes).map(size).join(" + "),
     `${nodes.length} node${nodes.length === 1 ? "" : "s"}`,
   ];
   return { title: whose(labels), more: more.join(" · ") };

@@ -29,7 +29,7 @@ export const MISSED = {
   empty: "nothing has been kept yet",
   no_common_prefix: "nothing that is kept begins like this prompt",
   too_short: "what is kept shares fewer than 64 tokens with it",
-  no_state: "this model needs its recurrent state at the place where the prompts part, and none was kept there",
+  no_state: "no recurrent state was kept where the prompts part",
   no_memory: "there was no memory to keep more, or to take it up",
   prefill_is_faster: "computing it again was expected to be faster than reading it",
   run_whole: "the request asked for probabilities of the whole prompt",
@@ -71,7 +71,7 @@ export function explained({ prompt, cached, written, timings, luceasync }) {
   const slowest = parts({ timings, luceasync }).reduce((one, other) => (other.ms > one.ms ? other : one));
   const sum = parts({ timings, luceasync }).reduce((all, { ms }) => all + ms, 0);
   if (sum > 0) said.push(`${Math.round((100 * slowest.ms) / sum)} % of the time went into ${slowest.words}.`);
-  if (timings.queued_ms >= 50) said.push(`It waited ${duration(timings.queued_ms)} because all lanes were taken.`);
+  if (timings.queued_ms >= 50) said.push(`It waited ${duration(timings.queued_ms)} until it got a lane.`);
   if (cached) {
     const from = TIERS[tier] ? ` from ${TIERS[tier]} in ${duration(restoreMs)}` : "";
     const why = tier === "disk" && DECIDED[decision] ? `: ${DECIDED[decision]}` : "";
