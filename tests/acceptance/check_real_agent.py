@@ -106,7 +106,7 @@ def edit(aider: Path, client: Client, work: Path, task: str) -> str:
 def wait_for_files(cache: Path) -> None:
     """Wait until the directory has some of the prompt."""
     deadline = time.monotonic() + DEADLINE_S
-    while not list(cache.glob("*/*.end")):
+    while not list(cache.glob("*/*.safetensors")):
         assert time.monotonic() < deadline, "nothing was written"
         time.sleep(0.1)
 
