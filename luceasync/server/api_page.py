@@ -95,7 +95,8 @@ def _operation(
     if body is not None:
         yield from _fields("Request", body["schema"], schemas)
     for media_type, content in operation["responses"]["200"]["content"].items():
-        yield from _fields(f"Answer, {media_type}", content["schema"], schemas)
+        event = content["schema"].get("properties", {}).get("data", {}).get("contentSchema")
+        yield from _fields(f"Answer, {media_type}", event or content["schema"], schemas)
     yield "</details>"
 
 

@@ -21,6 +21,7 @@ from starlette.routing import Route
 from luceasync import __version__
 from luceasync.server.family import ApiFamily, BodySpec, Endpoint, page_spec
 from luceasync.server.fields import MAX_INT
+from luceasync.server.unserved import NOT_SERVED
 
 # The widest range that any API accepts, by field name. Keep in step with the checks.
 LIMITS: Mapping[str, Mapping[str, Any]] = {
@@ -152,7 +153,7 @@ def _described_operation(of: Operation, schemas: Sequence[Any]) -> dict[str, Any
     num_asked = 0 if of.request is None else 1
     asked, answers, error = schemas[:num_asked], schemas[num_asked:-1], schemas[-1]
     content = {
-        media_type: {"schema": schema}
+        media_type: {"schema": _as_sent(media_type, schema)}
         for media_type, schema in zip(of.answers, answers, strict=True)
     }
     told: dict[str, Any] = {"operationId": of.name, "tags": [of.tag]}
@@ -174,6 +175,18 @@ def _described_operation(of: Operation, schemas: Sequence[Any]) -> dict[str, Any
     return told
 
 
+def _as_sent(media_type: str, schema: Any) -> Any:
+    """What is sent as that type; of server-sent events the schema is that of each event."""
+    if media_type != "text/event-stream":
+        return schema
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
+    return {
+        "type": "object",
+        "required": ["data"],
+        "properties": {"event": {"type": "string"}, "data": data},
+    }
+
+
 def _either(one: Any, other: Any) -> Any:
     """Two descriptions of one operation as one, with the answers and errors of both."""
     for status, response in one["responses"].items():
@@ -192,10 +205,14 @@ def _summary(handler: Any, method: str = "") -> str:
 
 def _with_limits(schema: Mapping[str, Any]) -> dict[str, Any]:
     fields = {
-        name: {**field, **LIMITS[name]} if name in LIMITS else field
-        for name, field in schema.get("properties", {}).items()
+        name: {**one, **LIMITS[name]} if _is_limited(name, one) else one
+        for name, one in schema.get("properties", {}).items()
     }
     return {**schema, "properties": fields} if fields else dict(schema)
+
+
+def _is_limited(name: str, one: Mapping[str, Any]) -> bool:
+    return name in LIMITS and one.get("description") != NOT_SERVED
 
 
 def _portable(schema: Any) -> Any:

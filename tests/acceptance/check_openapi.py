@@ -90,7 +90,7 @@ def main() -> None:
         print("\n".join(faults), flush=True)
         ran = run(folder, url, args.cases) if args.cases else None
     if ran is not None:
-        print(ran.stdout[-20000:], ran.stderr[-2000:])
+        print(ran.stdout[-60000:], ran.stderr[-2000:])
     sys.exit(1 if faults else ran.returncode if ran is not None else 0)
 
 

@@ -25,6 +25,11 @@ async def document(in_memory) -> dict:
         return (await client.get("/openapi.json")).json()
 
 
+def event_of(content: dict) -> dict:
+    """The schema of the data of each server-sent event."""
+    return content["text/event-stream"]["schema"]["properties"]["data"]["contentSchema"]
+
+
 async def test_every_route_is_there_with_its_methods(in_memory):
     told = await document(in_memory)
     app = create_app(ScriptedEngine(), ServerConfig())
@@ -102,13 +107,13 @@ async def test_answers_and_errors_are_typed(in_memory, path, answer, event):
     assert content["application/json"]["schema"]["$ref"].endswith(f"/{answer}")
     assert "Error" in responses["400"]["content"]["application/json"]["schema"]["$ref"]
     if event is not None:
-        assert content["text/event-stream"]["schema"]["$ref"].endswith(f"/{event}")
+        assert event_of(content)["$ref"].endswith(f"/{event}")
 
 
 async def test_a_union_tells_its_structs_apart(in_memory):
     told = await document(in_memory)
     events = told["paths"]["/v1/messages"]["post"]["responses"]["200"]["content"]
-    union = events["text/event-stream"]["schema"]
+    union = event_of(events)
     assert union["discriminator"]["propertyName"] == "type"
     assert len(union["anyOf"]) == 7
     assert told["components"]["schemas"]["TextBlock"]["properties"]["type"] == {"enum": ["text"]}
@@ -161,7 +166,7 @@ async def test_every_answer_is_typed(in_memory):
 
 async def test_events_of_the_status_are_typed(in_memory):
     content = (await document(in_memory))["paths"]["/status/events"]["get"]["responses"]["200"]
-    assert content["content"]["text/event-stream"]["schema"]["$ref"].endswith("/LiveStatus")
+    assert event_of(content["content"])["$ref"].endswith("/LiveStatus")
 
 
 async def test_a_path_that_two_apis_share_has_the_answers_of_both(in_memory):
@@ -187,3 +192,10 @@ async def test_it_is_read_without_a_key(in_memory):
         assert (await client.get("/openapi.json")).status_code == 200
         assert (await client.get("/docs")).status_code == 200
         assert (await client.get("/v1/models")).status_code == 401
+
+
+async def test_a_field_that_is_refused_has_no_range(in_memory):
+    """0 of them is taken, since it switches a field off."""
+    schemas = (await document(in_memory))["components"]["schemas"]
+    assert "minimum" not in schemas["ResponsesBody"]["properties"]["n"]
+    assert schemas["ChatBody"]["properties"]["n"]["minimum"] == 1
