@@ -67,6 +67,7 @@ class Chart {
     this.plot = new Plot({
       width: Math.max(100, innerWidth(this.figure)),
       height: HEIGHT_PX,
+      padding: [8, 6, 0, 0],
       legend: { show: false },
       cursor: { y: false, points: { show: false }, drag: { x: false, y: false }, sync: { key: "live" } },
       scales: { x: { time: false, range: [-SHOWN_S, 0] }, y: { range: (_, low, high) => [0, max ?? niceEnd(high)] } },
