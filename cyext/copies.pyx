@@ -13,6 +13,9 @@ cdef enum:
     NUM_GRAMS = 3
     MAX_LENGTH = 64  # of a match: longer ones count as equal
     MIN_ROOM = 1024  # tokens
+    LONG = 8  # a match of so many tokens, or one that was resumed, is looked for again near its end
+    SHORT = 4  # matches elsewhere count less than one that is resumed
+    MAX_LOST = 16  # tokens that may stand between
     NOTHING = -1
     GAP = -1  # between texts; no token
 
@@ -33,8 +36,9 @@ cdef class CopyIndex:
     """The places of a text's last 2, 4 and 8 tokens, by hash: 16 bytes a token, and 12 for each
     entry of the tables; 42 bytes a token at most, beyond the first thousand.
 
-    `find` looks at the newest `num_tried` places of each length, and at the one that the last match
-    goes on to. Safe to use from one thread at a time.
+    `find` looks at the newest `num_tried` places of each length, at the one that the last match
+    goes on to, and near the place where it was lost: behind a changed word the copy goes on. Safe
+    to use from one thread at a time.
     """
 
     cdef int32_t* _ids
@@ -43,6 +47,8 @@ cdef class CopyIndex:
     cdef Py_ssize_t _room, _num_slots, _end, _begin
     cdef int _num_tried
     cdef int32_t _place, _length  # of the last match
+    cdef bint _is_resumed  # it is shorter than LONG, and stands near where a long one was lost
+    cdef int32_t _lost, _since  # the token that did not come, and how many have come since
     cdef readonly bytes _ends  # int32s
 
     def __cinit__(self):
@@ -51,6 +57,7 @@ cdef class CopyIndex:
             self._before[i] = self._newest[i] = NULL
         self._room = self._num_slots = self._end = self._begin = 0
         self._place, self._length = NOTHING, 0
+        self._lost, self._since, self._is_resumed = NOTHING, 0, False
 
     def __init__(self, ends=(), int num_tried=16):
         """`ends`: tokens behind which nothing is proposed."""
@@ -143,12 +150,19 @@ cdef class CopyIndex:
         cdef Py_ssize_t at = self._end
         self._ids[at] = token
         self._end = at + 1
+        if self._lost != NOTHING:
+            self._since += 1
+            if self._since > MAX_LOST:
+                self._lost = NOTHING
         if self._place != NOTHING:
             if token != GAP and self._ids[self._place] == token:
                 self._place += 1
                 self._length = min(self._length + 1, <int>MAX_LENGTH)
+                self._is_resumed = self._is_resumed and self._length < LONG
             else:
-                self._place, self._length = NOTHING, 0
+                if self._length >= LONG or self._is_resumed:
+                    self._lost, self._since = self._place, 1
+                self._place, self._length, self._is_resumed = NOTHING, 0, False
         self._link(at)
 
     cdef void _link(self, Py_ssize_t at) noexcept nogil:
@@ -175,13 +189,35 @@ cdef class CopyIndex:
             length += 1
         return length
 
+    cdef (Py_ssize_t, int) _resumed(self) noexcept nogil:
+        """(place, length) of the longest match in the tokens behind the one that was lost; of
+        equals that which is the least shifted.
+        """
+        cdef Py_ssize_t best = NOTHING, place, shift, best_shift = 0
+        cdef int length, best_length = 0
+        for place in range(self._lost + 1, min(self._lost + MAX_LOST, self._end - 1) + 1):
+            length = min(self._length_at(place - 1), self._since)
+            shift = place - self._lost - self._since
+            shift = -shift if shift < 0 else shift
+            if length > best_length or (length == best_length and length and shift < best_shift):
+                best, best_length, best_shift = place, length, shift
+        return best, best_length
+
+    @property
+    def is_lost(self):
+        """Whether a match may be resumed behind the next token."""
+        return self._lost != NOTHING or self._length >= LONG or self._is_resumed
+
     def find(self):
-        """(place, length) of the longest match: the text's last `length` tokens stood right before
-        token `place`, which is not the end. The newest of equals; (-1, 0) if there is none.
+        """(place, length, is_resumed) of the longest match: the text's last `length` tokens stood
+        right before token `place`, which is not the end. The newest of equals; (-1, 0, False) if
+        there is none. `is_resumed`: it stands near where a long one was lost; shorter ones than
+        four tokens give way to such.
         """
         cdef int gram, num_left, length, best_length = 0
         cdef int32_t at
-        cdef Py_ssize_t best = NOTHING
+        cdef Py_ssize_t best = NOTHING, place
+        cdef bint is_resumed = False
         with nogil:
             for gram in range(NUM_GRAMS):
                 if best_length >= GRAMS[gram] or self._end < GRAMS[gram]:
@@ -193,10 +229,17 @@ cdef class CopyIndex:
                         best, best_length = at + 1, length
                     num_left -= 1
                     at = self._before[gram][at]
-            if self._length > best_length:
-                best, best_length = self._place, self._length
+            if self._length > best_length or (self._is_resumed and best_length < SHORT):
+                best, best_length, is_resumed = self._place, self._length, self._is_resumed
+            elif self._lost != NOTHING and best_length < SHORT:
+                place, length = self._resumed()
+                if length:
+                    best, best_length, is_resumed = place, length, True
             self._place, self._length = <int32_t>best, best_length
-        return best, best_length
+            self._is_resumed = is_resumed
+            if best_length >= LONG or is_resumed:
+                self._lost = NOTHING
+        return best, best_length, is_resumed
 
     def copied(self, Py_ssize_t place, Py_ssize_t num_tokens):
         """The tokens that follow from token `place`, at most `num_tokens`: up to a gap, or a token
@@ -248,6 +291,8 @@ cdef class CopyIndex:
         other._room, other._num_slots = self._room, self._num_slots
         other._end, other._begin = self._end, self._begin
         other._place, other._length = self._place, self._length
+        other._lost, other._since = self._lost, self._since
+        other._is_resumed = self._is_resumed
         return other
 
 

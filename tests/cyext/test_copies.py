@@ -12,6 +12,9 @@ from luceasync.cyext.copies import CopyIndex
 from tests.reference.copies import SlowCopies
 
 FEW = st.lists(st.integers(0, 3), max_size=60)  # tokens of few kinds, which repeat
+# A text, and what is said of it: parts of it from some place on, and now and then another token.
+EDITS = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 14)), max_size=12)
+COPIED = tuple(range(10, 40))
 PARTS = st.lists(FEW, min_size=1, max_size=6)
 
 
@@ -41,10 +44,50 @@ def test_a_match_is_the_one_that_a_slow_search_finds(parts, before, num_tried, n
             assert fast.copied(found[0], num_tokens) == slow.copied(found[0], num_tokens)
 
 
+@pytest.mark.slow
+@given(EDITS)
+def test_a_copy_is_resumed_where_a_slow_search_resumes_it(edits):
+    fast, slow = CopyIndex(), SlowCopies()
+    for begin, num_tokens in [(0, 30), *edits]:
+        for token in (*COPIED[begin : begin + num_tokens], 50 + begin % 3):
+            fast.extend(ids(token))
+            slow.extend([token])
+            assert fast.find() == slow.find()
+
+
 def test_what_followed_is_copied_from_the_longest_match():
     index = index_of(1, 2, 3, 7, 7, 2, 3, 8, 8, 1, 2, 3)
-    place, length = index.find()
+    place, length, _ = index.find()
     assert (length, index.copied(place, 3)) == (3, [7, 7, 2])
+
+
+@pytest.mark.parametrize(
+    ("changed", "following"),
+    [
+        ((99, 26), 27),  # 99 instead of 25
+        ((99, 98, 26), 27),  # two for one
+        ((99, 25), 26),  # 99 is new
+        ((27,), 28),  # 25 and 26 are left out
+    ],
+)
+def test_behind_a_changed_word_the_copy_goes_on(changed, following):
+    index = index_of(*COPIED, 7, *COPIED[:15])
+    assert index.copied(index.find()[0], 1) == [25]
+    index.extend(ids(*changed))
+    place, length, is_resumed = index.find()
+    assert is_resumed and length < 3 and index.copied(place, 1) == [following]
+    index.extend(ids(*range(following, 40)))
+    assert index.find()[2] == (40 - following < 8)
+
+
+def test_a_copy_that_was_lost_is_soon_forgotten():
+    index = index_of(*COPIED, 7, *COPIED[:15])
+    index.find()
+    assert index.is_lost
+    index.extend(ids(*range(100, 117)))
+    assert not index.is_lost
+    index.extend(ids(26))
+    assert index.find() == (-1, 0, False)
 
 
 def test_of_equal_matches_the_newest_counts():
@@ -54,7 +97,7 @@ def test_of_equal_matches_the_newest_counts():
 
 @pytest.mark.parametrize("tokens", [(), (1,), (1, 2), (1, 2, 3, 4, 2)])
 def test_less_than_two_tokens_are_no_match(tokens):
-    assert index_of(*tokens).find() == (-1, 0)
+    assert index_of(*tokens).find() == (-1, 0, False)
 
 
 def test_a_repetition_goes_on_beyond_what_is_known():
@@ -95,7 +138,7 @@ def test_a_copy_goes_its_own_way():
     other = one.copy()
     one.extend(ids(3))
     other.extend(ids(9))
-    assert one.copied(one.find()[0], 1) == [4] and other.find() == (-1, 0)
+    assert one.copied(one.find()[0], 1) == [4] and other.find() == (-1, 0, False)
     other.extend(ids(1, 2))
     assert other.copied(other.find()[0], 1) == [9]
 

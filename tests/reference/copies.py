@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 GRAMS = (8, 4, 2)
 MAX_LENGTH = 64
+LONG, SHORT, MAX_LOST = 8, 4, 16
 GAP = -1
 
 
@@ -18,22 +19,34 @@ class SlowCopies:
         self._ids: list[int] = []
         self._place: int | None = None
         self._length = 0
+        self._is_resumed = False
+        self._lost: int | None = None  # the token that did not come
+        self._since = 0  # how many have come since
 
     def put_before(self, tokens: Sequence[int]) -> None:
         self._ids += [*tokens, GAP]
 
     def extend(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            if self._place is not None and self._ids[self._place] == token:
-                self._place, self._length = self._place + 1, min(self._length + 1, MAX_LENGTH)
-            else:
-                self._place, self._length = None, 0
             self._ids.append(token)
+            if self._lost is not None:
+                self._since += 1
+                self._lost = self._lost if self._since <= MAX_LOST else None
+            if self._place is None:
+                continue
+            if self._ids[self._place] == token:
+                self._place, self._length = self._place + 1, min(self._length + 1, MAX_LENGTH)
+                self._is_resumed &= self._length < LONG
+                continue
+            if self._length >= LONG or self._is_resumed:
+                self._lost, self._since = self._place, 1
+            self._place, self._length, self._is_resumed = None, 0, False
 
-    def find(self) -> tuple[int, int]:
+    def find(self) -> tuple[int, int, bool]:
         """The longest match of the text's end among the newest places that share its last 8
         tokens; if there is none, its last 4, then 2. The place that the last match goes on to
-        counts, too.
+        counts, too. Without a match of four tokens, one near the place where a long one was lost
+        is taken, however short.
         """
         end = len(self._ids)
         best = (-1, 0)
@@ -44,10 +57,25 @@ class SlowCopies:
                     best = place, self._length_at(place)
             if best[1]:
                 break
-        if self._place is not None and self._length > best[1]:
-            best = self._place, self._length
+        is_resumed = False
+        resumed = (-1, 0) if self._lost is None else self._near(self._lost, end)
+        if self._length > best[1] or (self._is_resumed and best[1] < SHORT):
+            assert self._place is not None
+            best, is_resumed = (self._place, self._length), self._is_resumed
+        elif resumed[1] and best[1] < SHORT:
+            best, is_resumed = resumed, True
         self._place, self._length = best if best[1] else (None, 0)
-        return best
+        self._is_resumed = is_resumed
+        if best[1] >= LONG or is_resumed:
+            self._lost = None
+        return *best, is_resumed
+
+    def _near(self, lost: int, end: int) -> tuple[int, int]:
+        """The longest match of tokens that have come since; of equals the least shifted one."""
+        places = range(lost + 1, min(lost + MAX_LOST, end - 1) + 1)
+        found = [(p, min(self._length_at(p), self._since)) for p in places]
+        expected = lost + self._since
+        return min(found, key=lambda each: (-each[1], abs(each[0] - expected)), default=(-1, 0))
 
     def _length_at(self, place: int) -> int:
         """How many tokens before `place` are those at the end."""

@@ -23,10 +23,11 @@ LOOKUP = "lookup"
 BLOCKS = (32, 16, 8, 4)  # rows of rounds if no other drafter says which
 # Matches of so many tokens and more are a class; shorter ones are nothing.
 CLASSES = (2, 3, 4, 6, 9, 16, 32)
+NUM_CLASSES = len(CLASSES) + 2  # those that were resumed are apart: of one token, and of more
 # Before a text has shown anything: the share of first tokens that are right, and of each further
 # one if those before it are. Of new code (docs/speculation.md); where text is copied it is more.
-FIRST_RIGHT = (0.33, 0.47, 0.62, 0.73, 0.81, 0.91, 0.92)
-NEXT_RIGHT = (0.63, 0.70, 0.76, 0.80, 0.87, 0.93, 0.95)
+FIRST_RIGHT = (0.33, 0.47, 0.62, 0.73, 0.81, 0.91, 0.92, 0.60, 0.80)
+NEXT_RIGHT = (0.63, 0.70, 0.76, 0.80, 0.87, 0.93, 0.95, 0.85, 0.90)
 
 
 def lookup_shapes(blocks: Sequence[int] = BLOCKS) -> tuple[RoundShape, ...]:
@@ -85,6 +86,8 @@ class _LaneCopies:
     watched: dict[int, _Watched] = field(default_factory=dict)
     end: int = -1
     length: int = 0
+    kind: int = 0  # of the match
+    is_lost: bool = False  # a match may be resumed after one more token
     tokens: list[int] = field(default_factory=list)
     num_filled: int = 0  # rows of the last proposal
 
@@ -102,7 +105,7 @@ class LookupDrafter:
         """`shapes`: of its own rounds, largest first."""
         self.shapes = tuple(shapes)
         self._num_slots = shapes[0].block - 1
-        kinds = range(len(CLASSES))
+        kinds = range(NUM_CLASSES)
         # Of all lanes so far: the priors of a new text.
         self._common = [_ClassRecord(prior_of(k, self._num_slots), self._num_slots) for k in kinds]
         self._lanes = [_LaneCopies([]) for _ in range(num_lanes)]
@@ -125,7 +128,7 @@ class LookupDrafter:
         self._look(copies, anchor)
         if not copies.tokens:
             return None
-        taus = copies.records[class_of(copies.length)].taus
+        taus = copies.records[copies.kind].taus
         num_slots = len(copies.tokens)
         return Promise(taus if num_slots == self._num_slots else taus[: num_slots + 1])
 
@@ -134,7 +137,8 @@ class LookupDrafter:
         copies = self._lanes[lane]
         if copies.end < 0:
             return None
-        kinds = range(class_of(max(copies.length, CLASSES[0] - 1) + 1) + 1)
+        kinds = [*range(class_of(max(copies.length, CLASSES[0] - 1) + 1) + 1)]
+        kinds += range(len(CLASSES), NUM_CLASSES) if copies.is_lost else ()
         return Promise(
             [max(taus) for taus in zip(*(copies.records[k].taus for k in kinds), strict=True)]
         )
@@ -169,13 +173,12 @@ class LookupDrafter:
         if index.end == copies.end:
             return
         self._learn(copies, index)
-        place, copies.length = index.find()
-        copies.end = index.end
+        place, copies.length, is_resumed = index.find()
+        copies.kind = class_of(copies.length, is_resumed=is_resumed)
+        copies.end, copies.is_lost = index.end, index.is_lost
         copies.tokens = index.copied(place, self._num_slots)
-        if copies.tokens:
-            kind = class_of(copies.length)
-            if kind not in copies.watched:
-                copies.watched[kind] = _Watched(place, index.end, len(copies.tokens))
+        if copies.tokens and copies.kind not in copies.watched:
+            copies.watched[copies.kind] = _Watched(place, index.end, len(copies.tokens))
 
     def _learn(self, copies: _LaneCopies, index: CopyIndex) -> None:
         """Enter what the text has shown of the matches that are watched."""
@@ -193,6 +196,6 @@ class LookupDrafter:
             del copies.watched[kind]
 
 
-def class_of(length: int) -> int:
-    """The class of a match of so many tokens, at least CLASSES[0]."""
-    return bisect_right(CLASSES, length) - 1
+def class_of(length: int, *, is_resumed: bool = False) -> int:
+    """The class of a match of so many tokens, at least CLASSES[0] unless it `is_resumed`."""
+    return len(CLASSES) + (length > 1) if is_resumed else bisect_right(CLASSES, length) - 1

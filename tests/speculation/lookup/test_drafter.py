@@ -173,6 +173,20 @@ def test_lengths_are_in_classes(length: int, kind: int):
     assert class_of(length) == kind
 
 
+def test_copies_that_were_resumed_are_classes_of_their_own():
+    assert [class_of(length, is_resumed=True) for length in (1, 2, 7)] == [7, 8, 8]
+
+
+def test_behind_a_changed_word_a_copy_is_worth_more_than_a_match_of_one_token(drafter):
+    text = Text(*range(10, 40), 7, *range(10, 25))
+    drafter.promise(text.anchor)
+    text.say(99)
+    assert drafter.promise(text.anchor) is None
+    text.say(26)
+    assert promised(drafter, text).tau(BIG) > 3
+    assert rows_of(drafter, text) == [[26, 27, 28, 29, 30, 31, 32, 33]]
+
+
 def test_rounds_are_chains_named_by_the_drafter():
     shapes: Sequence[RoundShape] = lookup_shapes()
     assert [s.num_rows for s in shapes] == [32, 16, 8, 4]
