@@ -59,6 +59,7 @@ class TokenTarget:
     """
 
     sizes = NodeSizes(TOKEN_BYTES, STATE_BYTES)
+    sets_ends_aside = True
 
     def __init__(self, num_lanes: int, *, recurrent: bool) -> None:
         self.lanes: list[list[int]] = [[] for _ in range(num_lanes)]
