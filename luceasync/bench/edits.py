@@ -58,7 +58,11 @@ PROSE = (
 )
 
 FUNCTION = "Here is a Python function:\n\n```python\n{source}```\n\n{task} "
-RENAME = "Rename its parameter `{old}` to `{new}` everywhere."
+EDITS = (
+    "Rename the function to `new_{name}`.",
+    "Add a docstring of one line.",
+    "Rename its parameter `{parameter}` to `the_{parameter}` everywhere.",
+)
 ANSWERS: Mapping[str, str] = {
     "whole rewrite": "Answer with the whole function in a code block and with nothing else.",
     "search and replace": (
@@ -71,8 +75,8 @@ ANSWERS: Mapping[str, str] = {
 KINDS = (*ANSWERS, "new code", "prose")
 
 
-def functions(num: int) -> list[tuple[str, str]]:
-    """(source, name of the first parameter) of functions of the standard library."""
+def functions(num: int) -> list[tuple[str, str, str]]:
+    """(source, name, first parameter) of functions of the standard library."""
     found = []
     for name in MODULES:
         module = importlib.import_module(name)
@@ -86,7 +90,7 @@ def functions(num: int) -> list[tuple[str, str]]:
             parameters = [*inspect.signature(function).parameters]
             num_lines = source.count("\n")
             if parameters and LEAST_LINES <= num_lines <= MOST_LINES and source.startswith("def "):
-                found.append((source, parameters[0]))
+                found.append((source, function.__name__, parameters[0]))
     step = max(1, len(found) // num)
     return found[::step][:num]
 
@@ -97,11 +101,11 @@ def questions_of(kind: str, num: int) -> list[str]:
         return [f"Write {what} in Python. Explain nothing." for what in NEW_CODE[:num]]
     if kind == "prose":
         return [f"Tell me about {what}, in three paragraphs." for what in PROSE[:num]]
-    return [
-        FUNCTION.format(source=source, task=RENAME.format(old=old, new=f"the_{old}"))
-        + ANSWERS[kind]
-        for source, old in functions(num)
-    ]
+    found = []
+    for number, (source, name, parameter) in enumerate(functions(num)):
+        task = EDITS[number % len(EDITS)].format(name=name, parameter=parameter)
+        found.append(FUNCTION.format(source=source, task=task) + ANSWERS[kind])
+    return found
 
 
 @dataclass
