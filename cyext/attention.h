@@ -19,6 +19,7 @@ typedef struct {
     const int64_t *places;            /* of keys, in order; NULL: `first` and the following ones */
     uint8_t *out;                     /* like q */
     int64_t first, place_bytes, num_rows, begin, num_heads, num_kv_heads, head_dim;
+    int64_t window;     /* the last keys of these that a row sees; 0: all */
     int64_t task_heads; /* kv heads that a thread takes at once */
     int is_bf16, has_failed;
 } Attention; /* row r sees the first begin + r + 1 keys */
@@ -152,8 +153,8 @@ INLINE void share_out(const Attention *a, Room *room, int64_t key, int64_t row, 
     const __m512 scale = _mm512_set1_ps((float)(1.0 / sqrt((double)a->head_dim)));
     const __m512 nothing = _mm512_set1_ps(-INFINITY);
     for (int64_t r = 0; r < num_queries; r++) {
-        int64_t left = a->begin + (row + r) / group + 1 - key;
-        if (left <= 0) { /* this query sees nothing of the block, others do */
+        int64_t left = a->begin + (row + r) / group + 1 - key, hidden = a->window ? left - a->window : 0;
+        if (left <= 0 || hidden >= BLOCK_KEYS) { /* this query sees nothing of the block, others do */
             for (int i = 0; i < (is_bf16 ? 2 : 4); i++)
                 _mm512_store_si512(room->shares + (i * num_queries + r) * 16, _mm512_setzero_si512());
             continue;
@@ -163,6 +164,8 @@ INLINE void share_out(const Attention *a, Room *room, int64_t key, int64_t row, 
         for (int i = 0; i < 4; i++) {
             int64_t visible = left - 16 * i;
             __mmask16 mask = visible >= 16 ? 0xffff : visible <= 0 ? 0 : (__mmask16)((1u << visible) - 1);
+            int64_t before = hidden - 16 * i;
+            if (before > 0) mask &= before >= 16 ? 0 : (__mmask16)(0xffff << before);
             scores[i] = _mm512_mul_ps(_mm512_load_ps(room->scores + (i * num_queries + r) * 16), scale);
             scores[i] = _mm512_mask_mov_ps(nothing, mask, scores[i]);
             most = _mm512_max_ps(most, scores[i]);
@@ -253,11 +256,13 @@ INLINE void attend_queries(const Attention *a, const Room *all, int64_t head, in
                            int64_t num_queries, const int is_bf16) {
     const int item = is_bf16 ? 2 : 4;
     const int64_t group = a->num_heads / a->num_kv_heads, end = a->begin + (row + num_queries - 1) / group + 1;
+    const int64_t before = a->window ? a->begin + row / group + 1 - a->window : 0; /* the first query's window */
+    const int64_t first = before > 0 ? before / BLOCK_KEYS * BLOCK_KEYS : 0;
     for (int64_t h = head; h < end_head; h++) {
         Room room = room_of(a, all, h - head, num_queries, item);
         take_queries(a, &room, h, row, num_queries, item);
     }
-    for (int64_t key = 0; key < end; key += BLOCK_KEYS)
+    for (int64_t key = first; key < end; key += BLOCK_KEYS)
         for (int64_t h = head; h < end_head; h++) {
             Room room = room_of(a, all, h - head, num_queries, item);
             see_block(a, &room, key, end, h, row, num_queries, is_bf16);

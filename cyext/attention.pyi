@@ -14,4 +14,5 @@ def attend(
     first: int,
     begin: int,
     is_bf16: bool,
+    window: int = 0,
 ) -> None: ...

@@ -13,7 +13,7 @@ cdef extern from "attention.h" nogil:
         const uint8_t* values
         const int64_t* places
         uint8_t* out
-        int64_t first, place_bytes, num_rows, begin, num_heads, num_kv_heads, head_dim
+        int64_t first, place_bytes, num_rows, begin, num_heads, num_kv_heads, head_dim, window
         int is_bf16, has_failed
     int can_attend()
     int attend_c "attend"(Attention* a)
@@ -32,11 +32,13 @@ def attend(
     uintptr_t places,
     int64_t first,
     int64_t begin,
-    bint is_bf16
+    bint is_bf16,
+    int64_t window=0
 ) -> None:
     """q, out: contiguous [rows, heads, head_dim] = `shape`; keys, values: [places, num_kv_heads,
     head_dim], `place_bytes` from place to place. Row r sees begin + r + 1 keys: those at the
-    int64 `places`, or, if that is 0, from place `first` on. head_dim: a multiple of 32.
+    int64 `places`, or, if that is 0, from place `first` on; of these the last `window`, unless that
+    is 0. head_dim: a multiple of 32.
     """
     cdef Attention given
     cdef int is_done
@@ -44,8 +46,8 @@ def attend(
     given.out, given.places, given.first = <uint8_t*>out, <int64_t*>places, first
     given.num_rows, given.num_heads, given.head_dim = shape
     given.num_kv_heads, given.place_bytes, given.begin = num_kv_heads, place_bytes, begin
-    given.is_bf16, given.has_failed = is_bf16, 0
-    if not HAS_KERNEL or given.head_dim % 32 or begin < 0:
+    given.is_bf16, given.has_failed, given.window = is_bf16, 0, window
+    if not HAS_KERNEL or given.head_dim % 32 or begin < 0 or window < 0:
         raise ValueError(f"no attention for rows {shape} from {begin} on, or on this machine")
     with nogil:
         is_done = attend_c(&given)

@@ -31,25 +31,7 @@ class CompiledAttention(TorchAttention):
     def heads(
         self, projected: Tensor, norms: HeadNorms, turn: Rotation
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        spec, x, (cos, sin) = self._spec, projected.contiguous(), turn
-        shape = x.shape[:-1]
-        q = x.new_empty((*shape, spec.num_heads, spec.head_dim))
-        k = x.new_empty((*shape, spec.num_kv_heads, spec.head_dim))
-        turn_heads(
-            x.data_ptr(),
-            q.data_ptr(),
-            k.data_ptr(),
-            (x.numel() // x.shape[-1], x.shape[-1], spec.head_dim, spec.rotary_dim),
-            (spec.num_heads, spec.num_kv_heads),
-            (_address(norms.query), _address(norms.key)),
-            norms.eps,
-            cos.data_ptr(),
-            sin.data_ptr(),
-            x.dtype == torch.bfloat16,
-        )
-        first, end = spec.query_dim + spec.kv_dim, spec.query_dim + 2 * spec.kv_dim
-        v = x[..., first:end].unflatten(-1, (-1, spec.head_dim))
-        return q, k, v, x[..., end:] if spec.gated else None
+        return compiled_heads(projected, self._spec, norms, turn)
 
     def attend_entry(self, q: Tensor, keys: Tensor, values: Tensor, entry: Entry) -> Tensor:
         assert q.dtype == keys.dtype and keys.stride() == values.stride(), (q.dtype, keys.dtype)
@@ -72,6 +54,31 @@ class CompiledAttention(TorchAttention):
             rows.dtype == torch.bfloat16,
         )
         return out
+
+
+def compiled_heads(
+    projected: Tensor, spec: AttentionSizes, norms: HeadNorms, turn: Rotation
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """attention_torch.heads_of by the compiled kernel."""
+    x, (cos, sin) = projected.contiguous(), turn
+    shape = x.shape[:-1]
+    q = x.new_empty((*shape, spec.num_heads, spec.head_dim))
+    k = x.new_empty((*shape, spec.num_kv_heads, spec.head_dim))
+    turn_heads(
+        x.data_ptr(),
+        q.data_ptr(),
+        k.data_ptr(),
+        (x.numel() // x.shape[-1], x.shape[-1], spec.head_dim, spec.rotary_dim),
+        (spec.num_heads, spec.num_kv_heads),
+        (_address(norms.query), _address(norms.key)),
+        norms.eps,
+        cos.data_ptr(),
+        sin.data_ptr(),
+        x.dtype == torch.bfloat16,
+    )
+    first, end = spec.query_dim + spec.kv_dim, spec.query_dim + 2 * spec.kv_dim
+    v = x[..., first:end].unflatten(-1, (-1, spec.head_dim))
+    return q, k, v, x[..., end:] if spec.gated else None
 
 
 def _address(weight: Tensor | None) -> int:

@@ -54,4 +54,7 @@ class SlidingSpec(AttentionSpec):
         return TritonSliding(self)
 
     def compiled_body(self) -> AttentionBody:
-        return self.torch_body()
+        from luceasync.models.mixers.attention_compiled import can_attend
+        from luceasync.models.mixers.sliding_compiled import CompiledSliding
+
+        return CompiledSliding(self) if can_attend(self) else self.torch_body()

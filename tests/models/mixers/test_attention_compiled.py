@@ -12,6 +12,8 @@ from luceasync.cyext.attention import HAS_KERNEL
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.attention_compiled import CompiledAttention, can_attend
 from luceasync.models.mixers.attention_torch import attention
+from luceasync.models.mixers.sliding_compiled import CompiledSliding
+from luceasync.models.mixers.sliding_torch import TorchSliding
 from luceasync.models.pass_rows import Entry
 
 pytestmark = pytest.mark.skipif(not HAS_KERNEL, reason="this machine has no kernel")
@@ -90,3 +92,22 @@ def test_large_scores_and_equal_ones():
 def test_heads_that_it_does_not_take_are_torchs():
     assert can_attend(SPEC)
     assert not can_attend(replace(SPEC, head_dim=48))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(
+    ("num_rows", "window"), [(1, 1), (1, 200), (70, 1), (200, 24), (200, 64), (200, 65), (130, 500)]
+)
+def test_windows_are_those_of_float64(dtype: torch.dtype, num_rows: int, window: int):
+    """The rows' keys come last, whatever stands before their windows."""
+    num_keys = num_rows + min(window - 1, 150)
+    q = torch.randn(num_rows, 4, 64).to(dtype)
+    keys, values = (torch.randn(num_keys, 2, 64).to(dtype) for _ in range(2))
+    body = CompiledSliding(replace(SPEC, window=window))
+    found = body.attend_rows(q, keys, values)
+    exact = TorchSliding(body._spec).attend_rows(q.double(), keys.double(), values.double())
+    assert (found.double() - exact).norm() < TOLERANCE[dtype] * exact.norm()
+    row = num_rows // 2  # the same bits as alone, if blocks of keys begin at the same place
+    end = num_keys - num_rows + row + 1
+    alone = body.attend_rows(q[row : row + 1], keys[:end], values[:end])
+    assert torch.equal(alone, found[row : row + 1])
