@@ -22,7 +22,13 @@ from luceasync.kv.cache import Shape
 from luceasync.models.mixers import END_KINDS
 from luceasync.nodes import MissReason
 from luceasync.prefix_cache.cache import PrefixCache
-from luceasync.prefix_cache.disk_orders import FetchedNode, FindOrder, HalfNode, ReadOrder, WriteReport
+from luceasync.prefix_cache.disk_orders import (
+    FetchedNode,
+    FindOrder,
+    HalfNode,
+    ReadOrder,
+    WriteReport,
+)
 from luceasync.prefix_cache.index import Limits
 from luceasync.prefix_cache.lease import Lease, chunk_end
 from luceasync.prefix_cache.memory import MemoryNodes, UnreadFeatures
