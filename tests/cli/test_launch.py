@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -16,7 +17,7 @@ import pytest
 
 from luceasync.cli.flags import UsageError, usage_words
 from luceasync.cli.launch.agents import AGENTS, Served
-from luceasync.cli.launch.run import ask, run_launch, script, url_of
+from luceasync.cli.launch.run import ask, run_agent, run_launch, script, url_of
 from luceasync.config import BUNDLED_MODEL_DIR, ServerConfig
 from luceasync.errors import ConfigError, LuceasyncError
 from luceasync.request import ModelCard
@@ -158,6 +159,25 @@ def test_what_cannot_be_started_is_refused_in_one_line(tmp_path, monkeypatch):
         "--max-ctx: not allowed with --url, whose server runs already"
     )
     assert refused(server=("/no/model",)).startswith("/no/model: does not exist")
+
+
+def test_a_script_is_not_printed_for_a_server_that_would_be_gone(monkeypatch):
+    monkeypatch.setattr("psutil.process_iter", lambda: iter(()))
+    with pytest.raises(ConfigError, match="--print: shows the settings for a server that runs"):
+        run_launch("codex", [], [str(BUNDLED_MODEL_DIR)], None, None, only_print=True)
+
+
+@pytest.mark.parametrize(
+    ("does", "status"),
+    [
+        ("exit 5", 5),
+        ("kill -INT $PPID; kill -INT $PPID; exit 6", 6),  # Ctrl-C goes to both
+        ("trap 'exit 7' TERM; kill -TERM $PPID; while :; do sleep 0.01; done", 7),
+        ("kill -KILL $$", 128 + signal.SIGKILL),
+    ],
+)
+def test_signals_and_the_exit_status_are_the_agents(does, status):
+    assert run_agent(["/bin/sh", "-c", does], {"PATH": "/usr/bin:/bin"}) == status
 
 
 def test_without_a_server_and_a_model_there_is_nothing_to_use(tmp_path, monkeypatch):

@@ -60,7 +60,9 @@ def run_launch(
     program = chosen.program if only_print else _found(chosen)
     with ExitStack() as stack:
         if url is None:
-            url, api_key = stack.enter_context(_found_or_started(server_words, api_key))
+            url, api_key = stack.enter_context(
+                _found_or_started(server_words, api_key, may_start=not only_print)
+            )
         served, warnings = ask(url.rstrip("/").removesuffix("/v1"), api_key or "", chosen)
         if only_print:
             print(script(chosen, served, words), end="")
@@ -129,20 +131,26 @@ def environment(settings: AgentSettings, environ: Mapping[str, str]) -> dict[str
 
 
 def run_agent(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run it in this terminal; returns its exit status. Ctrl-C is the agent's; a SIGTERM is passed
-    on to it.
+    """Run it in this terminal; returns its exit status. Ctrl-C is the agent's alone; a SIGTERM is
+    passed on to it.
     """
-    with subprocess.Popen(command, env=dict(environ)) as process:
+    started: list[subprocess.Popen[bytes]] = []
 
-        def end(signum: int, frame: FrameType | None) -> None:
+    def ignore(signum: int, frame: FrameType | None) -> None:
+        """As SIG_IGN, which the agent would inherit."""
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        for process in started:
             process.terminate()
 
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGTERM, end)
-        try:
+    before = signal.signal(signal.SIGINT, ignore), signal.signal(signal.SIGTERM, end)
+    try:
+        with subprocess.Popen(command, env=dict(environ)) as process:
+            started.append(process)
             status = process.wait()
-        finally:
-            signal.signal(signal.SIGINT, before[0])
-            signal.signal(signal.SIGTERM, before[1])
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])
     return status if status >= 0 else 128 - status
 
 
@@ -155,7 +163,7 @@ def ask(url: str, key: str, agent: CodingAgent) -> tuple[Served, list[str]]:
     """
     model = _first_model(url, key)
     meta = model.get("meta") or {}
-    if "max_model_len" not in model:
+    if not isinstance(model.get("max_model_len"), int):
         raise LuceasyncError(f"{url}/v1/models: does not say how large the context is")
     served = Served(url, model["id"], model["max_model_len"], bool(meta.get("thinks")), key)
     if not meta.get("takes_chats", True):
@@ -197,7 +205,9 @@ def _first_model(url: str, key: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _found_or_started(words: Sequence[str], key: str | None) -> Iterator[tuple[str, str | None]]:
+def _found_or_started(
+    words: Sequence[str], key: str | None, *, may_start: bool
+) -> Iterator[tuple[str, str | None]]:
     """URL and key of a server: with `words`, or a model among the settings, one that ends with the
     block; else the one that runs here. Raises ConfigError.
     """
@@ -213,6 +223,8 @@ def _found_or_started(words: Sequence[str], key: str | None) -> Iterator[tuple[s
         return
     if not words and config.model.model_dir == BUNDLED_MODEL_DIR:
         raise ConfigError("no server runs here; name a model to serve, or a server with --url")
+    if not may_start:
+        raise ConfigError("--print: shows the settings for a server that runs; none would then")
     from luceasync.cli.serve import check_load
 
     check_load(config)

@@ -1,4 +1,4 @@
-"""Agents as `luceasync launch` starts them, in sessions of three turns, of which the second fills
+"""Agents as `luceasync launch` starts them, in sessions of three turns, of which the last fills
 their context.
 
 Owns how each is asked, and what it must have done in the end. Knows no settings: those are what is
@@ -25,14 +25,15 @@ GREETING = "hello\n"
 class LaunchedAgent:
     """`command` gives its own words for a question, depending on whether it goes on with its last
     session; `shell`: its tool for commands, the argument that has the command, and others; None: it
-    edits files by its answers. `max_ctx_tokens`: of the server; `fills`: how many commands of how
-    many lines fill it. `reads_input`: the question comes on standard input.
+    edits files by its answers. `max_ctx_tokens`: of the server; `fills`: how many commands of the
+    second turn print how many lines, and how many lines the last question has. `reads_input`: the
+    question comes on standard input.
     """
 
     name: str
     command: Callable[[str, bool], Sequence[str]]
     max_ctx_tokens: int
-    fills: tuple[int, int]
+    fills: tuple[int, int, int]
     shell: tuple[str, str, dict[str, object]] | None
     environ: dict[str, str] = field(default_factory=dict)
     reads_input: bool = False
@@ -45,21 +46,24 @@ class LaunchedAgent:
         return bool(asked.get("stream" if self.shell is None else "tools"))
 
     def questions(self) -> list[str]:
-        """What it is asked, turn by turn, with the steps of the scripted model."""
+        """What it is asked, turn by turn, with the steps of the scripted model: after a summary it
+        takes those of the last question from the first one on.
+        """
+        num_calls, num_lines, num_words = self.fills
+        many = "\n".join([WORDS] * num_words)
         if self.shell is None:
             first, last = (f"[[say greet.py\n```\n{text}```\n]]" for text in ("hi\n", GREETING))
-            many = "\n".join([WORDS] * self.fills[1])
             return [
                 f"Write greet.py. {first}",
                 f"Read this:\n{many}\n[[say I have read it.]]",
                 f"Write another greeting. {last}",
             ]
-        num_calls, num_lines = self.fills
         fill = self._call(f"yes {WORDS} | head -n {num_lines}")
         return [
             f"Write a file. {self._call('echo hi > greet.py')} [[say The file is written.]]",
             f"Look at this. {' '.join([fill] * num_calls)} [[say I have looked.]]",
-            f"Write another. {self._call('echo hello > greet.py')} [[say All is written.]]",
+            f"Read this:\n{many}\nWrite another. {self._call('echo hello > greet.py')} "
+            "[[say All is written.]]",
         ]
 
     def _call(self, command: str) -> str:
@@ -103,8 +107,8 @@ LAUNCHED = {
             *(["-c"] if goes_on else []),
             *("--allowedTools", "Bash", "-p", question),
         ],
-        38_000,
-        (3, 450),
+        50_000,
+        (2, 650, 700),
         ("Bash", "command", {"description": "work"}),
         {"DISABLE_AUTOUPDATER": "1"},
     ),
@@ -116,14 +120,14 @@ LAUNCHED = {
             question,
         ],
         18_000,
-        (2, 250),
+        (1, 250, 350),
         ("exec_command", "cmd", {}),
     ),
     "OpenCode": LaunchedAgent(
         "opencode",
         lambda question, goes_on: ["run", *(["-c"] if goes_on else [])],
         32_000,
-        (3, 500),
+        (2, 500, 650),
         ("bash", "command", {"description": "work"}),
         {"OPENCODE_DISABLE_MODELS_FETCH": "1", "OPENCODE_DISABLE_AUTOUPDATE": "1"},
         reads_input=True,  # words of more than one it would put in quotes
@@ -132,18 +136,18 @@ LAUNCHED = {
         "qwen-code",
         lambda question, goes_on: [*(["-c"] if goes_on else []), "--yolo", "-p", question],
         48_000,
-        (4, 450),
+        (1, 450, 100),
         ("run_shell_command", "command", {"is_background": False}),
     ),
     "pi": LaunchedAgent(
         "pi",
         lambda question, goes_on: [*(["-c"] if goes_on else []), "-p", question],
         48_000,
-        (4, 900),
+        (2, 900, 1300),
         ("bash", "command", {}),
         {"PI_OFFLINE": "1"},
     ),
     "aider": LaunchedAgent(
-        "aider", _aider, 20_000, (1, 300), None, {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+        "aider", _aider, 20_000, (0, 0, 300), None, {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     ),
 }

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
-READY_S = 120.0
+READY_S = 300.0
 WRITTEN_S = 60.0
 END_S = 60.0
 
