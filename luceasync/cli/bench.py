@@ -151,8 +151,8 @@ def speculation(
     at, counts = _numbers("--contexts", contexts), _numbers("--lanes", lanes)
     common = {"contexts": at, "lanes": counts}
     if "verify" in parts:
-        model = parse_model(shape)
-        bench_verify(report, model, device, **common, dtype=dtype, rounds=rounds)
+        verified = parse_model(shape)
+        bench_verify(report, verified, device, **common, dtype=dtype, rounds=rounds)
     if "rounds" in parts:
         bench_rounds(report, shape, found, device, **common, dtype=dtype, rounds=rounds)
     if "servers" in parts:

@@ -20,6 +20,7 @@ from luceasync.request import ChatPrompt, Constraint, Finish, Request, Sampling
 from luceasync.speculation.choice import RoundPlan, RoundShape
 from luceasync.speculation.lookup.drafter import LOOKUP
 from tests import tiny
+from tests.processes import placed
 
 pytestmark = pytest.mark.slow
 
@@ -130,6 +131,15 @@ async def test_every_answer_is_the_plain_one(tiny_dir, plain, num_shards, parall
         status = engine.status().speculation
     assert status is not None and [*status.drafters] == [LOOKUP]
     assert status.drafters[LOOKUP].accepted_total > 4
+
+
+@pytest.mark.usefixtures("forked_backends")
+async def test_with_layers_in_other_processes_it_is_the_plain_one_too(tiny_dir, plain, tmp_path):
+    where = placed(tmp_path, "three", "shared")
+    async with started(tiny_dir, rounds_of(8, 32), placement=where) as engine:
+        assert await ask_all(engine) == plain
+        status = engine.status().speculation
+    assert status is not None and status.drafters[LOOKUP].accepted_total > 4
 
 
 async def test_beside_a_drafter_that_fills_blocks_it_is_the_plain_one_too(
