@@ -2,7 +2,7 @@
 
     python -m scripts.bench_experts_cpu [--context 512] [--rounds 5] [--threads 2] [--peer PYTHON]
 
-Random weights: 8 layers, 2,048 wide, 64 experts of 768, 8 of them for each token. All in turns;
+Random weights: 4 layers, 2,048 wide, 64 experts of 768, 8 of them for each token. All in turns;
 `--peer` is an interpreter that has llama-cpp-python. Seconds are those of the clock and, as other
 programs may run, of the processor.
 """
@@ -33,7 +33,7 @@ from tests.acceptance.quantised.processes import Peer
 from tests.gguf.blocks import random_blocks
 from tests.gguf.tiny_files import QWEN2, VOCAB, add_tokenizer, save_tokenizer
 
-LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 8, 2048, 32, 4, 128
+LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 4, 2048, 32, 4, 128
 EXPERTS, CHOSEN, INNER = 64, 8, 768
 NUM_TOKENS = 16  # decoded in each measurement
 SCALES = {"Q4_K": 2e-4, "Q6_K": 1e-5}
