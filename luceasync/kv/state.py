@@ -22,12 +22,14 @@ class StateTensor:
     `shape` is that of one token's row, or of one lane's end. `has_spare`, of an end: beside the
     lanes there is another one, which takes what padding entries write and the end at a mark. Ends
     that are too large for that are written by lanes alone, and taken where a chunk ends.
+    `can_rerun`, of an end: after the next token was run, another one may be run in its place.
     """
 
     name: str
     shape: tuple[int, ...]
     role: Role
     has_spare: bool = True
+    can_rerun: bool = False
 
 
 class StateLayout(Hashable, Protocol):

@@ -78,6 +78,11 @@ class ModelSpec:
         return any(mixer.end for mixer in self.mixers)
 
     @property
+    def can_rerun(self) -> bool:
+        """Whether another token may be run in the place of the newest one."""
+        return all(tensor.can_rerun for mixer in self.mixers for tensor in mixer.end)
+
+    @property
     def sets_ends_aside(self) -> bool:
         """Whether the state within a prefill chunk can be kept, at its mark."""
         return all(tensor.has_spare for mixer in self.mixers for tensor in mixer.end)

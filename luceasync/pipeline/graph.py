@@ -160,7 +160,7 @@ class DecodeSteps:
         comes instead, that row is never read: passes read below a lane's end, saves end there, and
         whatever moves the end (a step, a chunk, a commit) first writes the row again, behind this
         step on the same stream. Copies of a restore, too, run after all queued work. Pages never
-        pass from one lane to another.
+        pass from one lane to another. A window's row goes where that is which left the window.
         """
         step, given, self._last = self._last, self.best, None
         if self._changes_state or step is None or given is None or not step.inputs.is_at(batch):
@@ -208,7 +208,7 @@ class GraphedSteps:
         self._shard = shard
         self._bodies, self._feed = bodies, feed
         self._has_all = shard.plan.is_first and shard.plan.is_last
-        self._decodes = DecodeSteps(shard, changes_state=spec.has_end_state)
+        self._decodes = DecodeSteps(shard, changes_state=not spec.can_rerun)
         self._capture = capture
         self._spec = spec
         self._dtype = torch_dtype(plan.precision.compute)

@@ -81,8 +81,8 @@ def greedy(backend: LayerSplitBackend, lanes, positions, tokens, num_steps: int)
     return found
 
 
-def everything(backend: LayerSplitBackend) -> list[list[int]]:
-    """Steps, with other calls between them."""
+def everything(backend: LayerSplitBackend, *, goes_back: bool = True) -> list[list[int]]:
+    """Steps, with other calls between them. `goes_back`: one is run a second time."""
     found = []
     for lane in (0, 1):
         backend.prefill(lane, 0, PROMPT[lane:], project=True)
@@ -90,7 +90,8 @@ def everything(backend: LayerSplitBackend) -> list[list[int]]:
     found += greedy(backend, [0], [8], [found[-1][0]], 2)  # of another size
     found += greedy(backend, [0, 1], [10, 7], [found[-1][0], found[2][1]], 2)
     found += greedy(backend, [0, 1], [12, 9], [9, found[-1][1]], 1)  # one token is not the best
-    found += greedy(backend, [0, 1], [12, 9], [9, 9], 1)  # the same positions again
+    if goes_back:
+        found += greedy(backend, [0, 1], [12, 9], [9, 9], 1)  # the same positions again
     found += greedy(backend, [1, 0], [10, 13], [6, 8], 1)  # lanes the other way round
     rows = torch.tensor([[found[-1][1], 3, 4]])
     logits = backend.verify([0], [14], rows, torch.tensor([[ROOT, 0, 1]], dtype=torch.int32))
@@ -140,6 +141,22 @@ def test_windows_and_what_gemma_adds_are_captured(load: Load, tmp_path: Path) ->
         few(load(captured=captured, model_dir=tmp_path / "gemma3")) for captured in (True, False)
     )
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3"])
+def test_steps_run_ahead_of_windows_too(load: Load, tmp_path: Path) -> None:
+    """Whether the next step is the one that was announced or not."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    sizes = tiny.COMMON | {"num_hidden_layers": 1, "sliding_window": 3}
+    torch.manual_seed(0)
+    MistralForCausalLM(MistralConfig(**sizes)).save_pretrained(tmp_path / "mistral")
+    found, expected = (
+        everything(load(captured=captured, model_dir=tmp_path / "mistral"), goes_back=False)
+        for captured in (True, False)
+    )
+    assert found == expected
 
 
 def few(backend: LayerSplitBackend) -> torch.Tensor:

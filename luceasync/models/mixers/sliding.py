@@ -30,8 +30,9 @@ class SlidingSpec(AttentionSpec):
     @property
     def end(self) -> tuple[StateTensor, ...]:
         ring = (self.window, self.num_kv_heads, self.head_dim)
-        kinds = (WINDOW_K, WINDOW_V)
-        return tuple(StateTensor(kind, ring, "kv", has_spare=False) for kind in kinds)
+        # A row replaces the one that has just left its window, so one in its place sees the same.
+        how = {"has_spare": False, "can_rerun": True}
+        return tuple(StateTensor(kind, ring, "kv", **how) for kind in (WINDOW_K, WINDOW_V))
 
     @property
     def scratch(self) -> tuple[StateTensor, ...]:
