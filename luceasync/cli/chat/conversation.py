@@ -106,7 +106,7 @@ class SavedConversation(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class ChatTotals:
     """The figures of all answers so far, and those of the last."""
 
     num_answers: int = 0
@@ -117,9 +117,9 @@ class Totals:
     decode_s: float = 0.0
     last: Figures | None = None
 
-    def plus(self, figures: Figures) -> Totals:
+    def plus(self, figures: Figures) -> ChatTotals:
         """With one more answer."""
-        return Totals(
+        return ChatTotals(
             self.num_answers + 1,
             self.prompt_tokens + figures.prompt_tokens,
             self.cached_tokens + figures.cached_tokens,
@@ -147,7 +147,7 @@ class Conversation:
         self._system = system or ""
         self._options = options
         self._messages: Messages = []  # without the system message
-        self._totals = Totals()
+        self._totals = ChatTotals()
         self._about: About | None = None
         self._file: Path | None = None
         self._commands: dict[str, Callable[[str], None]] = {
@@ -203,7 +203,7 @@ class Conversation:
         self._answer(self._messages[: asked + 1])
 
     def _clear(self, _: str) -> None:
-        self._messages, self._totals, self._file = [], Totals(), None
+        self._messages, self._totals, self._file = [], ChatTotals(), None
         self._screen.note("(cleared)")
 
     def _save(self, name: str) -> None:
@@ -233,7 +233,7 @@ class Conversation:
         messages: Messages = msgspec.to_builtins(saved.messages)
         self._system = "\n\n".join(each["content"] for each in messages if _is_system(each))
         self._messages = [each for each in messages if not _is_system(each)]
-        self._totals, self._file = Totals(), path
+        self._totals, self._file = ChatTotals(), path
         self._screen.note(f"loaded {count_text(len(messages), 'message')} from {path}")
 
     def _stats(self) -> str:
