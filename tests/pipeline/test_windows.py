@@ -15,6 +15,7 @@ from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import Plan, make_plan
 from tests import tiny
+from tests.engine.test_processes import running as arranged
 from tests.engines import ask, running, written
 
 WINDOW = 24
@@ -78,6 +79,28 @@ async def test_what_memory_disk_and_a_restart_give_back_is_what_was_computed(
         restarted = await ask(engine, QUESTION, 40)
     assert restarted.finish.restore.tier == "disk" and restarted.num_prefilled == 0
     assert [each.ids for each in (first, again, restarted)] == [cold.ids] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_backends")
+async def test_several_processes_with_trees_of_drafts_say_and_keep_what_one_does(
+    model_dir: Path, tmp_path: Path
+):
+    async with arranged(model_dir, tmp_path / "one", "one") as engine:
+        cold = await ask(engine, QUESTION, 40)
+    draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config())
+    drafts = {"draft_dir": draft_dir, "ddtree": True, "ddtree_budget": 12}
+    cache_dir = tmp_path / "cache"
+    async with arranged(
+        model_dir, tmp_path / "a", "three", cache_dir=cache_dir, **drafts
+    ) as engine:
+        several = await ask(engine, QUESTION, 40, keep_prefix=True)
+        await written(engine)
+        assert engine.status().speculation.rounds_total > 0
+    async with arranged(model_dir, tmp_path / "b", "one", cache_dir=cache_dir) as engine:
+        again = await ask(engine, QUESTION, 40)
+    assert again.finish.restore.tier == "disk" and again.num_prefilled == 0
+    assert several.ids == again.ids == cold.ids
 
 
 async def test_the_next_turn_goes_on_where_the_opening_of_the_answer_begins(model_dir: Path):
