@@ -18,13 +18,13 @@ from luceasync.kv.state import num_bytes
 from luceasync.models.files import read_spec
 from luceasync.models.precision import Precision
 
-ModelName = Literal["attention", "hybrid", "bundled"]
+ModelName = Literal["attention", "hybrid", "windows", "bundled"]
 TemplateName = Literal["qwen3", "qwen3.5", "whole"]
-MODELS: tuple[ModelName, ...] = ("attention", "hybrid", "bundled")
+MODELS: tuple[ModelName, ...] = ("attention", "hybrid", "windows", "bundled")
 TEMPLATES: tuple[TemplateName, ...] = ("qwen3.5", "qwen3", "whole")
 MAX_CTX_TOKENS = 16384
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-# A row is 4 KiB without recurrent layers and 1 KiB with them, a state 53 KiB.
+# A row is 4 KiB without recurrent layers and 1 KiB with them or windows, a state 53 or 51 KiB.
 COMMON: dict[str, Any] = {
     "vocab_size": 8192,
     "hidden_size": 64,
@@ -42,8 +42,8 @@ COMMON: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model in a folder. `row_bytes`: of a token; `state_bytes`: of its recurrent layers;
-    `tolerance`: allowed difference of log-probabilities to a cold server's.
+    """A model in a folder. `row_bytes`: of a token; `state_bytes`: of its recurrent layers and
+    windows; `tolerance`: allowed difference of log-probabilities to a cold server's.
     """
 
     model_dir: Path
@@ -95,6 +95,8 @@ def _make_random(name: ModelName, model_dir: Path) -> None:
     import torch
     import transformers
     from transformers import (
+        Gemma3ForCausalLM,
+        Gemma3TextConfig,
         PreTrainedModel,
         Qwen3_5ForCausalLM,
         Qwen3_5TextConfig,
@@ -105,8 +107,13 @@ def _make_random(name: ModelName, model_dir: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
     logging.getLogger("transformers").setLevel(logging.ERROR)
     torch.manual_seed(0)
+    model: PreTrainedModel
     if name == "attention":
-        model: PreTrainedModel = Qwen3ForCausalLM(Qwen3Config(**COMMON))
+        model = Qwen3ForCausalLM(Qwen3Config(**COMMON))
+    elif name == "windows":
+        # Three layers of windows, which do not divide a chunk, and one without.
+        layers = {"sliding_window": 17, "sliding_window_pattern": 4, "query_pre_attn_scalar": 64}
+        model = Gemma3ForCausalLM(Gemma3TextConfig(**COMMON, **layers))
     else:
         kinds = ["linear_attention"] * 3 + ["full_attention"]
         config = Qwen3_5TextConfig(
