@@ -12,7 +12,7 @@ from typing import Literal
 
 from luceasync import parsers
 from luceasync.parsers import Setting, choice, section, setting, switch, value
-from luceasync.server_config import ServerConfig as ServerConfig
+from luceasync.server_config import ServerConfig
 
 BUNDLED_MODEL_DIR = Path(__file__).parent / "assets" / "stdlib-15m"
 BUNDLED_DRAFT_DIR = Path(__file__).parent / "assets" / "stdlib-15m-dflash"

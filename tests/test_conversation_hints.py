@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from luceasync.config import ServerConfig
 from luceasync.server.app import create_app
+from luceasync.server_config import ServerConfig
 from tests.engines import running
 
 pytestmark = pytest.mark.slow

@@ -10,12 +10,12 @@ import httpx
 import msgspec
 import pytest
 
-from luceasync.config import ServerConfig
 from luceasync.errors import ConfigError, QueueFull, RequestError, Unavailable
 from luceasync.local import LocalModel
 from luceasync.options import OPTIONS, config_of
 from luceasync.request import Delta
 from luceasync.server.app import create_app
+from luceasync.server_config import ServerConfig
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, answer, finish
 

@@ -18,7 +18,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from luceasync.config import ServerConfig
 from luceasync.kv.state import StateTensor
 from luceasync.models.families import FAMILIES
 from luceasync.models.families.family import ConfigFields, Family
@@ -35,6 +34,7 @@ from luceasync.models.weights import Weight
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
+from luceasync.server_config import ServerConfig
 from tests import tiny
 from tests.engines import ask, running, written
 

@@ -24,10 +24,10 @@ from luceasync.config import (
     KvFlashConfig,
     ModelConfig,
     PlacementConfig,
-    ServerConfig,
 )
 from luceasync.engine.start import build_engine
 from luceasync.server.app import create_app
+from luceasync.server_config import ServerConfig
 from training.recall.facts import LANGUAGES, NUM_VALUES, Fact, Hop, Language, Writer
 
 DEPTHS = (0.1, 0.5, 0.9)

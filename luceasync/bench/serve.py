@@ -15,11 +15,12 @@ import uvloop
 
 from luceasync.bench.report import NOTHING, Report, figure, median, ms, percentile, us
 from luceasync.bench.servers import run_clients
-from luceasync.config import Config, EngineConfig, ServerConfig
+from luceasync.config import Config, EngineConfig
 from luceasync.engine.start import build_engine
 from luceasync.request import Delta, Finish, ModelCard, Request, TextPiece, Timings, Usage
 from luceasync.server.app import create_app
 from luceasync.server.http.listener import listen, run_hypercorn, url_of
+from luceasync.server_config import ServerConfig
 from luceasync.status import EngineStatus
 
 LAG_INTERVAL_S = 0.002

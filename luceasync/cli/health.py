@@ -15,7 +15,7 @@ import psutil
 
 from luceasync.cli.flags import config_of
 from luceasync.cli.output import one_line
-from luceasync.config import ServerConfig
+from luceasync.server_config import ServerConfig
 
 TIMEOUT_S = 4.0
 

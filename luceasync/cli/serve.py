@@ -19,13 +19,14 @@ import uvloop
 from rich.console import Console
 
 from luceasync.cli.output import LoadingBar, count_text, loading_bar
-from luceasync.config import Config, ServerConfig
+from luceasync.config import Config
 from luceasync.disk_cache.directory import make_usable
 from luceasync.errors import ModelError
 from luceasync.models.files import ModelFiles
 from luceasync.pipeline.shard_plan import check_devices, check_weights, named_devices
 from luceasync.process_memory import freeze_heap, keep_large_blocks_apart
 from luceasync.request import ModelCard
+from luceasync.server_config import ServerConfig
 from luceasync.speculation.dflash.draft_config import read_draft_spec, refuse_without_drafter
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from luceasync.config import ServerConfig
 from luceasync.request import Delta, Engine, Request
 from luceasync.server.answers import CallAnswers, Observer
 from luceasync.server.cancellation import Cancellation, RunningRequests
@@ -34,6 +33,7 @@ from luceasync.server.http.body import (
 from luceasync.server.http.responses import EventStream, Framing, json_response
 from luceasync.server.metrics import Metrics
 from luceasync.server.request_log import RequestNote, note_of
+from luceasync.server_config import ServerConfig
 
 logger = logging.getLogger(__name__)
 

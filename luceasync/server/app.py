@@ -18,7 +18,6 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from luceasync.config import ServerConfig
 from luceasync.errors import LuceasyncError
 from luceasync.request import Engine
 from luceasync.server.answering import Answering, ServerContext
@@ -36,6 +35,7 @@ from luceasync.server.ollama.routes import Ollama
 from luceasync.server.openai.routes import OpenAi
 from luceasync.server.request_log import LogRequests, note_of
 from luceasync.server.status_pages import CacheAdmin, StatusEvents, StatusPages
+from luceasync.server_config import ServerConfig
 
 OTHER_NAMES = {  # of routes, on other servers
     "/generate": "/v1/completions",

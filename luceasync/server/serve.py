@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 
 from starlette.applications import Starlette
 
-from luceasync.config import ServerConfig
 from luceasync.server.drain import Drain, race
 from luceasync.server.http.listener import LINGER_S, listen, run_hypercorn, tls_context, url_of
+from luceasync.server_config import ServerConfig
 
 EXIT_S = 5.0  # after the graceful timeout
 HANGING_STATUS = 1

@@ -22,9 +22,10 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from luceasync.config import Config, EngineConfig, ModelConfig, ServerConfig
+from luceasync.config import Config, EngineConfig, ModelConfig
 from luceasync.engine.start import build_engine
 from luceasync.server.app import create_app
+from luceasync.server_config import ServerConfig
 from luceasync.text.answer.pieces import THINK
 from tests import crafted
 from tests.acceptance.answers.cases import CUSTOM, Case, Seen, Wrong, a_case, words_of

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from luceasync.cli.doctor import Finding, examine, run_doctor
-from luceasync.config import CacheConfig, Config, DraftConfig, ModelConfig, ServerConfig
+from luceasync.config import CacheConfig, Config, DraftConfig, ModelConfig
 from luceasync.pipeline import gpu_platform
+from luceasync.server_config import ServerConfig
 
 HEALTHY = Config(server=ServerConfig(port=0))
 

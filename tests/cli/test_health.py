@@ -9,9 +9,9 @@ import psutil
 import pytest
 
 from luceasync.cli.health import run_health, running_server, words_of_serve
-from luceasync.config import ServerConfig
 from luceasync.server.app import create_app
 from luceasync.server.http.listener import listen, run_hypercorn, tls_context
+from luceasync.server_config import ServerConfig
 from tests.server.scripted import ScriptedEngine
 from tests.server.secure import SECURE
 

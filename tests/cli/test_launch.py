@@ -18,9 +18,10 @@ import pytest
 from luceasync.cli.flags import UsageError, usage_words
 from luceasync.cli.launch.agents import AGENTS, Served
 from luceasync.cli.launch.run import ask, run_agent, run_launch, script, url_of
-from luceasync.config import BUNDLED_MODEL_DIR, ServerConfig
+from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.errors import ConfigError, LuceasyncError
 from luceasync.request import ModelCard
+from luceasync.server_config import ServerConfig
 from tests.server.scripted import ScriptedEngine
 
 SERVED = Served("http://127.0.0.1:9999", "luce", 65536, thinks=True)

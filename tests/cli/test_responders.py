@@ -16,10 +16,10 @@ from luceasync.cli.chat.responders import (
     ShownPiece,
     open_remote,
 )
-from luceasync.config import ServerConfig
 from luceasync.errors import LuceasyncError, QueueFull, Unavailable
 from luceasync.request import Delta, ReasoningPiece, Restore, Speculation, TextPiece
 from luceasync.server.app import create_app
+from luceasync.server_config import ServerConfig
 from tests.server.scripted import ScriptedEngine, Step, answer, finish
 
 HI = [{"role": "user", "content": "Hi"}]

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from luceasync.cli.serve import is_open_to_others, ready_lines
-from luceasync.config import ServerConfig
 from luceasync.request import ModelCard
+from luceasync.server_config import ServerConfig
 
 DEADLINE_S = 60
 

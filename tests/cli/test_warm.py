@@ -20,10 +20,11 @@ from luceasync.cli.app import app
 from luceasync.cli.warm.client import Counters, WarmClient, WarmRefused, keep, open_directory, warm
 from luceasync.cli.warm.entries import WarmEntry
 from luceasync.cli.warm.run import EXIT_INTERRUPTED, Job, run
-from luceasync.config import CacheConfig, Config, EngineConfig, ModelConfig, ServerConfig
+from luceasync.config import CacheConfig, Config, EngineConfig, ModelConfig
 from luceasync.errors import ConfigError, QueueFull, RequestError, Unavailable
 from luceasync.request import Request
 from luceasync.server.app import create_app
+from luceasync.server_config import ServerConfig
 from luceasync.status import CacheStatus
 from tests.server.scripted import ScriptedEngine, ScriptedStream
 

@@ -11,10 +11,11 @@ import httpx
 import pytest
 from safetensors import safe_open
 
-from luceasync.config import CacheConfig, Config, EngineConfig, ModelConfig, ServerConfig
+from luceasync.config import CacheConfig, Config, EngineConfig, ModelConfig
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.server.app import create_app
+from luceasync.server_config import ServerConfig
 
 SYSTEM = {"role": "system", "content": "to be or not to be, that is the question " * 12}
 QUESTION = {"role": "user", "content": "whether it is nobler in the mind to suffer the slings?"}

@@ -12,19 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
-from luceasync.config import (
-    CacheConfig,
-    Config,
-    EngineConfig,
-    ModelConfig,
-    PlacementConfig,
-    ServerConfig,
-)
+from luceasync.config import CacheConfig, Config, EngineConfig, ModelConfig, PlacementConfig
 from luceasync.disk_cache import disk, object_store
 from luceasync.disk_cache.keeper import LEASE
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.server.app import create_app
+from luceasync.server_config import ServerConfig
 
 DEADLINE_S = 60.0
 MIN_TOKENS = 64  # that are worth a file, and a look for one

@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from luceasync.config import ServerConfig
 from luceasync.server.app import create_app
 from luceasync.server.http.listener import listen, run_hypercorn, tls_context, url_of
+from luceasync.server_config import ServerConfig
 from tests.server.scripted import ScriptedEngine
 
 Clients = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]

@@ -6,7 +6,7 @@ import asyncio
 import ssl
 from pathlib import Path
 
-from luceasync.config import ServerConfig
+from luceasync.server_config import ServerConfig
 
 FILES = Path(__file__).parent / "tls"
 CERT, KEY = FILES / "cert.pem", FILES / "key.pem"

@@ -12,11 +12,11 @@ import time
 
 import uvloop
 
-from luceasync.config import ServerConfig
 from luceasync.errors import ModelError
 from luceasync.server import serve as serve_module
 from luceasync.server.app import create_app
 from luceasync.server.serve import serve
+from luceasync.server_config import ServerConfig
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, answer
 

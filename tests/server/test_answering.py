@@ -9,11 +9,11 @@ import threading
 import httpx
 import pytest
 
-from luceasync.config import ServerConfig
 from luceasync.errors import Unavailable
 from luceasync.request import Delta
 from luceasync.server.http.body import SMALL_BYTES
 from luceasync.server.openai import chat_answer
+from luceasync.server_config import ServerConfig
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, answer, finish
 

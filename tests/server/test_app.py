@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from luceasync.config import ServerConfig
 from luceasync.errors import ContextLengthError, QueueFull, RequestError, Unavailable
+from luceasync.server_config import ServerConfig
 from luceasync.status import BackendProcesses, ProcessStatus
 from tests.server.scripted import ScriptedEngine
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from luceasync.config import ServerConfig
+from luceasync.server_config import ServerConfig
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine
 

@@ -16,11 +16,12 @@ import httpx
 import pytest
 from openai.types.chat import ChatCompletionMessage
 
-from luceasync.config import Config, EngineConfig, ModelConfig, ServerConfig
+from luceasync.config import Config, EngineConfig, ModelConfig
 from luceasync.engine.start import build_engine
 from luceasync.errors import RequestError
 from luceasync.server.app import create_app
 from luceasync.server.openai.chat_body import check_tools
+from luceasync.server_config import ServerConfig
 from tests import crafted
 
 pytestmark = pytest.mark.slow

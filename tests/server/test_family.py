@@ -15,7 +15,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from luceasync.config import ServerConfig
 from luceasync.errors import QueueFull, RequestError, Unavailable
 from luceasync.request import Engine, Request, Stream, TextPrompt
 from luceasync.server.app import FAMILIES, create_app
@@ -23,6 +22,7 @@ from luceasync.server.failures import Failure
 from luceasync.server.family import Endpoint
 from luceasync.server.http.auth import Caller
 from luceasync.server.http.responses import SERVER_SENT
+from luceasync.server_config import ServerConfig
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, answer
 

@@ -10,8 +10,8 @@ import random
 
 import pytest
 
-from luceasync.config import ServerConfig
 from luceasync.server.app import create_app
+from luceasync.server_config import ServerConfig
 from luceasync.text.answer.answer_format import REASONING_WORDS
 from luceasync.text.answer.pieces import THINK, ReasoningWords
 from tests.acceptance.answers.cases import Case, Wrong

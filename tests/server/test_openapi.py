@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from starlette.routing import Match
 
-from luceasync.config import ServerConfig
 from luceasync.server.app import create_app
 from luceasync.server.family import page_spec
 from luceasync.server.openapi import LIMITS
+from luceasync.server_config import ServerConfig
 from luceasync.status import BackendProcesses, CacheStatus, ProcessStatus, SpeculationStatus
 from tests.server.scripted import ScriptedEngine
 
@@ -27,7 +27,8 @@ async def document(in_memory) -> dict:
 
 def event_of(content: dict) -> dict:
     """The schema of the data of each server-sent event."""
-    return content["text/event-stream"]["schema"]["properties"]["data"]["contentSchema"]
+    data = content["text/event-stream"]["schema"]["properties"]["data"]
+    return data.get("anyOf", [data])[0]["contentSchema"]
 
 
 async def test_every_route_is_there_with_its_methods(in_memory):
@@ -199,3 +200,20 @@ async def test_a_field_that_is_refused_has_no_range(in_memory):
     schemas = (await document(in_memory))["components"]["schemas"]
     assert "minimum" not in schemas["ResponsesBody"]["properties"]["n"]
     assert schemas["ChatBody"]["properties"]["n"]["minimum"] == 1
+
+
+async def test_the_end_of_a_stream_and_chosen_fields_are_described(in_memory):
+    paths = (await document(in_memory))["paths"]
+    told = paths["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
+    *_, last = told["text/event-stream"]["schema"]["properties"]["data"]["anyOf"]
+    assert last["enum"] == ["[DONE]"]
+    chosen = paths["/completion"]["post"]["responses"]["200"]["content"]["application/json"]
+    assert chosen["schema"]["anyOf"][1] == {"type": "object"}
+
+
+async def test_tokenize_takes_as_many_messages_as_it_says(in_memory):
+    most = (await document(in_memory))["components"]["schemas"]["TokenizeBody"]["properties"]
+    messages = [{"role": "user", "content": "x"}] * (most["messages"]["maxItems"] + 1)
+    async with in_memory(ScriptedEngine()) as client:
+        answer = await client.post("/tokenize", json={"messages": messages})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages"

@@ -9,11 +9,11 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from luceasync.config import ServerConfig
 from luceasync.request import Speculation, Timings
 from luceasync.server.app import create_app
 from luceasync.server.http.responses import EventStream
 from luceasync.server.request_log import LogRequests
+from luceasync.server_config import ServerConfig
 from tests.deltas import text_delta
 from tests.server import secure
 from tests.server.scripted import ScriptedEngine, answer, finish

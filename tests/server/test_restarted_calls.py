@@ -11,9 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from luceasync.config import CacheConfig, Config, EngineConfig, ModelConfig, ServerConfig
+from luceasync.config import CacheConfig, Config, EngineConfig, ModelConfig
 from luceasync.engine.start import build_engine
 from luceasync.server.app import create_app
+from luceasync.server_config import ServerConfig
 from tests import crafted
 
 pytestmark = pytest.mark.slow

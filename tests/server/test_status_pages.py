@@ -7,10 +7,10 @@ import json
 
 import pytest
 
-from luceasync.config import ServerConfig
 from luceasync.request import Delta, Restore
 from luceasync.server import status_pages
 from luceasync.server.answer_stats import RecentAnswers
+from luceasync.server_config import ServerConfig
 from luceasync.status import conversation_label
 from tests.server.scripted import ScriptedEngine, answer, finish
 

@@ -13,9 +13,10 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from luceasync.config import KvFlashConfig, ServerConfig
+from luceasync.config import KvFlashConfig
 from luceasync.engine.start import build_engine
 from luceasync.server.app import create_app
+from luceasync.server_config import ServerConfig
 from luceasync.text.tokenizer import Tokenizer
 from training.eval_recall import DEPTHS, config_of, contexts, shares_of
 from training.recall.beginning import begin

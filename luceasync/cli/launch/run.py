@@ -28,9 +28,10 @@ from luceasync.cli.flags import config_of
 from luceasync.cli.health import reachable_host, running_servers
 from luceasync.cli.launch.agents import AGENTS, KEY_VARIABLE, AgentSettings, CodingAgent, Served
 from luceasync.cli.output import one_line
-from luceasync.config import BUNDLED_MODEL_DIR, ServerConfig
+from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.errors import ConfigError, LuceasyncError, Unavailable
 from luceasync.ipc.launcher import LEASH
+from luceasync.server_config import ServerConfig
 
 ASK_TIMEOUT_S = 10.0
 LOAD_TIMEOUT_S = 3600.0  # of a model from a slow disk

@@ -19,8 +19,9 @@ from rich.console import Console
 
 from luceasync.cli.output import loading_bar
 from luceasync.cli.warm.entries import Verify, WarmEntry
-from luceasync.config import Config, ServerConfig
+from luceasync.config import Config
 from luceasync.errors import ConfigError, LuceasyncError
+from luceasync.server_config import ServerConfig
 
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 3600.0  # a long prompt on a CPU sends nothing before it is done

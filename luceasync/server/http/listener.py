@@ -18,10 +18,10 @@ from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config as HypercornConfig
 from starlette.applications import Starlette
 
-from luceasync.config import ServerConfig
 from luceasync.errors import ConfigError
 from luceasync.server.http.connection import Connection, LoopThrottle
 from luceasync.server.http.connections import Connections
+from luceasync.server_config import ServerConfig
 
 LINGER_S = 2.0  # for last events and closing connections, after the running requests have ended
 BACKLOG = 1024

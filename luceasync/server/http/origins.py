@@ -15,8 +15,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from luceasync.config import ServerConfig
 from luceasync.errors import RequestError
+from luceasync.server_config import ServerConfig
 
 ANY = "*"
 MAX_ECHO_CHARS = 100

@@ -26,7 +26,6 @@ from luceasync.config import (
     DraftConfig,
     EngineConfig,
     ModelConfig,
-    ServerConfig,
 )
 from luceasync.engine import decoding, steps
 from luceasync.engine.sampling.choose import nothing
@@ -36,6 +35,7 @@ from luceasync.engine.start import build_engine
 from luceasync.ranking.logits import Logits
 from luceasync.server.app import create_app
 from luceasync.server.serve import serve
+from luceasync.server_config import ServerConfig
 from tests.acceptance.clients.record import Recorder
 from tests.acceptance.clients.script import WRITERS, WriteCall, answer
 from tests.chosen import choose

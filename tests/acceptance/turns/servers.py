@@ -16,10 +16,11 @@ from typing import Literal
 import httpx
 
 from luceasync.cli.warm.client import WarmClient, open_directory
-from luceasync.config import Config, ServerConfig
+from luceasync.config import Config
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.server.app import create_app
+from luceasync.server_config import ServerConfig
 
 End = Literal["settled", "at once", "in order"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from luceasync.config import ServerConfig
 from luceasync.errors import Unavailable
+from luceasync.server_config import ServerConfig
 from tests.server.anthropic.test_messages import CALLING
 from tests.server.scripted import ScriptedEngine
 

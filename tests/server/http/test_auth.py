@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
-from luceasync.config import ServerConfig
 from luceasync.errors import RequestError
 from luceasync.server.http.auth import Caller, network_of
+from luceasync.server_config import ServerConfig
 from tests.server.scripted import ScriptedEngine
 
 CHAT = "/v1/chat/completions"

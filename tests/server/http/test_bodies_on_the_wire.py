@@ -11,7 +11,7 @@ from itertools import product
 
 import pytest
 
-from luceasync.config import ServerConfig
+from luceasync.server_config import ServerConfig
 from tests.server.http.test_connection import BODY, CHAT, DEADLINE_S, HEALTH, connect
 from tests.server.scripted import ScriptedEngine
 

@@ -17,12 +17,12 @@ from hypercorn.config import Config
 from hypercorn.events import RawData
 from hypercorn.protocol.http_stream import HTTPStream
 
-from luceasync.config import ServerConfig
 from luceasync.server.app import create_app
 from luceasync.server.http import connection as connection_module
 from luceasync.server.http import listener as listener_module
 from luceasync.server.http.connection import Connection, Http11, LoopThrottle, in_origin_form
 from luceasync.server.http.connections import AcceptedConnection
+from luceasync.server_config import ServerConfig
 from tests.deltas import text_delta
 from tests.server import secure
 from tests.server.scripted import ScriptedEngine, answer

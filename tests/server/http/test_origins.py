@@ -7,8 +7,8 @@ import socket
 import httpx
 import pytest
 
-from luceasync.config import ServerConfig
 from luceasync.server.http.origins import listens_on_loopback
+from luceasync.server_config import ServerConfig
 from tests.server.scripted import ScriptedEngine
 
 CHAT = "/v1/chat/completions"

@@ -8,11 +8,11 @@ import ssl
 import pytest
 
 from luceasync.cli.chat.responders import AnswerOptions, ShownPiece, open_remote
-from luceasync.config import ServerConfig
 from luceasync.errors import ConfigError, Unavailable
 from luceasync.options import load_config
 from luceasync.server.http import connections as connections_module
 from luceasync.server.http.listener import tls_context
+from luceasync.server_config import ServerConfig
 from tests.server.scripted import ScriptedEngine
 from tests.server.secure import CERT, DEADLINE_S, FILES, KEY, SECURE, trusting
 

@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from luceasync.config import ServerConfig
 from luceasync.errors import Unavailable
 from luceasync.request import (
     ArgumentsPiece,
@@ -25,6 +24,7 @@ from luceasync.request import (
     TextPrompt,
     TokenLogprob,
 )
+from luceasync.server_config import ServerConfig
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, finish
 

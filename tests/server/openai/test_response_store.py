@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from luceasync.config import ServerConfig
 from luceasync.errors import RequestError
 from luceasync.server.openai.responses_items import InputItem, ResponseStore
+from luceasync.server_config import ServerConfig
 from tests.server.openai.test_responses import CALLING, RESPONSES
 from tests.server.scripted import ScriptedEngine
 

@@ -11,9 +11,9 @@ import httpx
 import openai
 import pytest
 
-from luceasync.config import ServerConfig
 from luceasync.errors import Unavailable
 from luceasync.request import ArgumentsPiece, CallPiece, Delta, ReasoningPiece, TextPiece
+from luceasync.server_config import ServerConfig
 from tests.server.scripted import ScriptedEngine, answer, finish
 
 RESPONSES = "/v1/responses"

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import openai
 import pytest
 
-from luceasync.config import ServerConfig
 from luceasync.errors import ContextLengthError, QueueFull, Unavailable
 from luceasync.request import TokenLogprob
+from luceasync.server_config import ServerConfig
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, answer
 

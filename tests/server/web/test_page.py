@@ -7,9 +7,9 @@ import hashlib
 import re
 from pathlib import Path
 
-from luceasync.config import ServerConfig
 from luceasync.request import ModelCard
 from luceasync.server.web import page
+from luceasync.server_config import ServerConfig
 from luceasync.status import CacheStatus, SpeculationStatus
 from tests.server.scripted import ScriptedEngine
 
