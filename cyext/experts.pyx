@@ -38,7 +38,7 @@ def choose(
     bint is_normalised,
     float scale,
     uintptr_t weights,
-    tuple places not None,
+    tuple places not None
 ) -> None:
     """Choose the experts of each row with the largest scores, the lower number of equal ones, and
     sort the choices by expert.
@@ -72,7 +72,7 @@ def add_weighted(
     uintptr_t weights,
     uintptr_t out,
     tuple sizes not None,
-    bint is_bf16,
+    bint is_bf16
 ) -> None:
     """base + the sum of a row's results by its weights, in the order of its choice, in float32,
     rounded once. results: [places, width]; base, out: [rows, width]; `sizes`: rows, experts of a
