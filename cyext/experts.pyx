@@ -38,7 +38,7 @@ def choose(
     bint is_normalised,
     float scale,
     uintptr_t weights,
-    tuple places not None
+    tuple places
 ) -> None:
     """Choose the experts of each row with the largest scores, the lower number of equal ones, and
     sort the choices by expert.
