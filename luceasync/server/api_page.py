@@ -95,8 +95,7 @@ def _operation(
     if body is not None:
         yield from _fields("Request", body["schema"], schemas)
     for media_type, content in operation["responses"]["200"]["content"].items():
-        event = content["schema"].get("properties", {}).get("data", {}).get("contentSchema")
-        yield from _fields(f"Answer, {media_type}", event or content["schema"], schemas)
+        yield from _fields(f"Answer, {media_type}", _told_in(content["schema"]), schemas)
     yield "</details>"
 
 
@@ -116,6 +115,17 @@ def _form(
     yield '<p><button type="submit">Send</button> '
     yield '<button type="button" class="stop" hidden>Stop</button> <output></output></p>'
     yield '<pre tabindex="0" hidden></pre></form>'
+
+
+def _told_in(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What an answer or an event tells, without what is around it: of several forms the first."""
+    told: Mapping[str, Any] = schema.get("properties", {}).get("data", schema)
+    if "contentSchema" in told.get("anyOf", [{}])[0]:  # or the last event
+        told = told["anyOf"][0]
+    told = told.get("contentSchema", told)
+    if told.get("anyOf", [])[1:] == [{"type": "object"}]:  # some of its fields
+        told = told["anyOf"][0]
+    return told
 
 
 def _fields(title: str, schema: Mapping[str, Any], schemas: Schemas) -> Iterator[str]:

@@ -60,7 +60,9 @@ class Call(Protocol[EventT]):
 @dataclass(frozen=True, slots=True)
 class BodySpec:
     """The types of a JSON body, its answer and an error, for the API's description; `event`: that
-    of an event, if the answer may be streamed. `example`: a body to begin with.
+    of an event, if the answer may be streamed. `example`: a body to begin with. `last`: the data of
+    the last event, if it is no JSON. `is_selected`: requests may ask for some of the answer's
+    fields.
     """
 
     struct: type[msgspec.Struct]
@@ -68,6 +70,8 @@ class BodySpec:
     error: type[msgspec.Struct]
     event: Any = None
     example: Mapping[str, Any] = field(default_factory=dict)
+    last: str = ""
+    is_selected: bool = False
 
 
 class Endpoint(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, reduce
 from operator import or_
 from types import UnionType
@@ -65,7 +65,7 @@ REF = "#/components/schemas/{name}"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A route and a method. `request`: the type of its body; `answers`: types by media type."""
+    """A route and a method. `body`: of requests; `answers`: types by media type."""
 
     path: str
     method: str
@@ -73,8 +73,7 @@ class Operation:
     handler: object
     answers: Mapping[str, Any]
     error: Any
-    request: Any = None
-    example: Mapping[str, Any] = field(default_factory=dict)
+    body: BodySpec | None = None
 
     @property
     def name(self) -> str:
@@ -84,7 +83,7 @@ class Operation:
     @property
     def kinds(self) -> list[Any]:
         """All of its types, as they are described."""
-        asked = [] if self.request is None else [self.request]
+        asked = [] if self.body is None else [self.body.struct]
         return [described(kind) for kind in (*asked, *self.answers.values(), self.error)]
 
 
@@ -135,8 +134,7 @@ def _posting(endpoint: Endpoint, body: BodySpec, tag: str, event_type: str) -> O
     answers = {"application/json": body.answer}
     if body.event is not None:
         answers[event_type] = body.event
-    asked = body.struct, body.example
-    return Operation(endpoint.path, "POST", tag, type(endpoint), answers, body.error, *asked)
+    return Operation(endpoint.path, "POST", tag, type(endpoint), answers, body.error, body)
 
 
 def _of_pages(routes: Iterable[Route], tag: str, error: Any) -> Iterator[Operation]:
@@ -150,10 +148,10 @@ def _of_pages(routes: Iterable[Route], tag: str, error: Any) -> Iterator[Operati
 
 def _described_operation(of: Operation, schemas: Sequence[Any]) -> dict[str, Any]:
     """The operation in the document's form; `schemas` belong to its `kinds`."""
-    num_asked = 0 if of.request is None else 1
+    num_asked = 0 if of.body is None else 1
     asked, answers, error = schemas[:num_asked], schemas[num_asked:-1], schemas[-1]
     content = {
-        media_type: {"schema": _as_sent(media_type, schema)}
+        media_type: {"schema": _as_sent(media_type, schema, of.body)}
         for media_type, schema in zip(of.answers, answers, strict=True)
     }
     told: dict[str, Any] = {"operationId": of.name, "tags": [of.tag]}
@@ -162,8 +160,8 @@ def _described_operation(of: Operation, schemas: Sequence[Any]) -> dict[str, Any
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in re.findall(r"{(\w+)}", of.path)
     ]
-    for schema in asked:
-        body = {"schema": schema, **({"example": dict(of.example)} if of.example else {})}
+    if of.body is not None:
+        body = {"schema": asked[0], "example": dict(of.body.example)}
         told["requestBody"] = {"required": True, "content": {"application/json": body}}
     told["responses"] = {
         "200": {"description": "The answer.", "content": content},
@@ -175,16 +173,17 @@ def _described_operation(of: Operation, schemas: Sequence[Any]) -> dict[str, Any
     return told
 
 
-def _as_sent(media_type: str, schema: Any) -> Any:
+def _as_sent(media_type: str, schema: Any, body: BodySpec | None) -> Any:
     """What is sent as that type; of server-sent events the schema is that of each event."""
+    if body is not None and body.is_selected:
+        schema = {"anyOf": [schema, {"type": "object"}]}
     if media_type != "text/event-stream":
         return schema
     data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
-    return {
-        "type": "object",
-        "required": ["data"],
-        "properties": {"event": {"type": "string"}, "data": data},
-    }
+    if body is not None and body.last:
+        data = {"anyOf": [data, {"type": "string", "enum": [body.last]}]}
+    properties = {"event": {"type": "string"}, "data": data}
+    return {"type": "object", "required": ["data"], "properties": properties}
 
 
 def _either(one: Any, other: Any) -> Any:

@@ -40,7 +40,7 @@ def run(folder: Path, url: str, num_cases: int, *more: str) -> subprocess.Comple
         {},
         *(str(folder / SCHEMATHESIS.folder_name / "bin/schemathesis"), "run"),
         *(f"{url}/openapi.json", "--exclude-path", ENDLESS, "--exclude-checks", LEFT_OUT),
-        *("--max-examples", str(num_cases), "--request-timeout", "60", *more),
+        *("--max-examples", str(num_cases), "--request-timeout", "600", *more),
     )
 
 

@@ -35,6 +35,7 @@ from luceasync.server.http.responses import encode_event
 from luceasync.server.openai.chat_body import ChatBody, ParsedChat, parse_chat
 from luceasync.server.openai.common import (
     DONE,
+    DONE_DATA,
     SYSTEM_FINGERPRINT,
     CompletionTokensDetails,
     LogprobEntry,
@@ -402,7 +403,7 @@ class ChatCompletions:
     """Answer a chat."""
 
     path = "/v1/chat/completions"
-    body = BodySpec(ChatBody, ChatCompletion, OpenAiError, ChatChunk, EXAMPLE)
+    body = BodySpec(ChatBody, ChatCompletion, OpenAiError, ChatChunk, EXAMPLE, DONE_DATA)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

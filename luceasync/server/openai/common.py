@@ -14,7 +14,8 @@ from luceasync.server.answer_stats import Finishes
 from luceasync.server.failures import Failure
 
 SYSTEM_FINGERPRINT = f"luceasync-{__version__}"
-DONE = b"data: [DONE]\n\n"
+DONE_DATA = "[DONE]"
+DONE = f"data: {DONE_DATA}\n\n".encode()
 MAX_NAME_CHARS = 100  # of an unknown model's name in an error message
 MIN_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON lacks
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}

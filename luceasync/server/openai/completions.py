@@ -37,6 +37,7 @@ from luceasync.server.http.auth import Caller
 from luceasync.server.http.responses import encode_event
 from luceasync.server.openai.common import (
     DONE,
+    DONE_DATA,
     SYSTEM_FINGERPRINT,
     OpenAiError,
     UsageBody,
@@ -129,7 +130,7 @@ class Completions:
     """Continue text."""
 
     path = "/v1/completions"
-    body = BodySpec(CompletionBody, Completion, OpenAiError, Completion, EXAMPLE)
+    body = BodySpec(CompletionBody, Completion, OpenAiError, Completion, EXAMPLE, DONE_DATA)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

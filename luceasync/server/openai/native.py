@@ -137,6 +137,7 @@ class Infill:
         OpenAiError,
         NativeAnswer,
         {"input_prefix": "def add(a, b):\n    ", "input_suffix": "\n", "n_predict": 32},
+        is_selected=True,
     )
 
     def __init__(self, engine: Engine) -> None:
@@ -170,6 +171,7 @@ class NativeCompletion:
         OpenAiError,
         NativeAnswer,
         {"prompt": "Once upon a time", "n_predict": 50},
+        is_selected=True,
     )
 
     def __init__(self, engine: Engine) -> None:

@@ -23,7 +23,7 @@ from luceasync.server.fields import at_most, decode
 from luceasync.server.http.auth import Caller
 from luceasync.server.http.responses import SERVER_SENT, json_response
 from luceasync.server.openai.chat_answer import ChatCompletions
-from luceasync.server.openai.chat_body import ChatMessage, messages_of
+from luceasync.server.openai.chat_body import MAX_MESSAGES, ChatMessage, messages_of
 from luceasync.server.openai.common import OpenAiError, check_model, error_body
 from luceasync.server.openai.completions import Completions
 from luceasync.server.openai.native import Infill, NativeCompletion
@@ -228,5 +228,6 @@ def _prompt(body: TokenizeBody) -> TextPrompt | ChatPrompt:
         raise RequestError("Expected either 'prompt' or 'messages'.", param="prompt")
     if body.messages is None:
         return TextPrompt(body.prompt or "")
+    at_most("messages", body.messages, MAX_MESSAGES, "messages")
     kwargs = body.chat_template_kwargs or {}
     return ChatPrompt(messages_of(body.messages), body.tools or None, kwargs)
