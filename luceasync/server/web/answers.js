@@ -39,7 +39,7 @@ export class Answers {
   /** Write on at the end of the conversation's last answer. */
   goOn(conversation) {
     const message = path(conversation).at(-1);
-    message.stopped = message.cut = false;
+    message.cut = false;
     delete message.error;
     const messages = requestMessages(conversation);
     return this.run(conversation, message, { messages, continue_final_message: true });
@@ -52,12 +52,14 @@ export class Answers {
     const request = { ...fields, ...body, prompt_cache_key: conversation.id };
     const taken = new Taken(message, eachFrame(() => this.watcher.grown(conversation, message)));
     let failure = null;
+    message.stopped = true; // what is kept of it meanwhile, should the page be closed
     try {
       await ask(request, key, abort.signal, (said, chunk) => taken.take(said, chunk));
+      message.stopped = false;
     } catch (error) {
       failure = error;
-      if (error.name === "AbortError") message.stopped = true;
-      else message.error = error.message;
+      message.stopped = error.name === "AbortError";
+      if (!message.stopped) message.error = error.message;
     }
     this.running.delete(conversation.id);
     this.watcher.ended(conversation, message, failure);

@@ -3,7 +3,7 @@
 import { Answers } from "./answers.js";
 import { get } from "./api.js";
 import { append, create, path, select, titleOf } from "./conversation.js";
-import { icon } from "./dom.js";
+import { icon, make } from "./dom.js";
 import { showEmpty } from "./empty.js";
 import { AttachedFiles, takeDropped, textOf } from "./files.js";
 import { Live } from "./live.js";
@@ -20,6 +20,7 @@ import { labelOf } from "./words.js";
 
 const POLL_MS = 2000;
 const HIDDEN_POLL_MS = 20_000;
+const KEEP_EVERY_MS = 5000;
 const at = (id) => document.getElementById(id);
 
 const store = new Store();
@@ -27,7 +28,7 @@ const settings = new Settings(store);
 const toasts = new Toasts(at("toasts"));
 const series = new Series();
 const files = new AttachedFiles(at("attached"), (words) => toasts.show(words));
-const state = { current: create(settings.values.system), status: null };
+const state = { current: create(settings.values.system), status: null, needsKey: false };
 
 const answers = new Answers({ grown, ended }, () => ({ fields: settings.request(state.status?.thinks), key: store.key }));
 const sidebar = new Sidebar(at("conversations"), at("search"), { open: openId, menu: (id, anchor) => showMenu(byId(id), anchor), changed: showList });
@@ -55,7 +56,7 @@ function show() {
   showTitle();
   at("empty").hidden = !isEmpty;
   at("messages").hidden = isEmpty;
-  if (isEmpty) showEmpty(at("empty"), state.status, send);
+  showBegin();
   list.showsThinking = settings.values.showsThinking;
   list.show(current, answers.of(current));
   showBusy();
@@ -94,7 +95,14 @@ function showStatus() {
   at("think").hidden = !status?.thinks;
   at("think").setAttribute("aria-pressed", String(settings.values.thinking));
   at("question").placeholder = status ? `Message ${status.model}` : "Message";
-  if (!path(state.current).length) showEmpty(at("empty"), status, send);
+  showBegin();
+}
+
+/** Show what the model is, if nothing has been asked yet. */
+function showBegin() {
+  if (path(state.current).length) return;
+  const enterKey = state.needsKey ? () => panel.open({ atKey: true }) : null;
+  showEmpty(at("empty"), state.status, { ask: send, enterKey });
 }
 
 /** Show the live view, or the chat. */
@@ -113,6 +121,7 @@ function watchLive(isOn) {
 // --- what happens --------------------------------------------------------------------------------
 
 function grown(conversation, message) {
+  keepNowAndThen(conversation);
   const isRunning = answers.of(conversation) === message; // else its end was shown before this frame
   if (isRunning && conversation === state.current && !at("chat").hidden) list.update(message, message);
 }
@@ -122,6 +131,11 @@ function ended(conversation, message, error) {
   if (error?.status === 401) panel.open({ atKey: true });
   if (conversation === state.current) show();
   else showList();
+}
+
+// What has come of a long answer, should the page be closed.
+function keepNowAndThen(conversation) {
+  if (Date.now() - conversation.savedAt > KEEP_EVERY_MS && store.has(conversation)) store.save(conversation);
 }
 
 /** Keep the conversation in the browser. */
@@ -140,6 +154,7 @@ function start(how) {
   keep(current);
   list.isFollowing = true;
   show();
+  focusQuestion();
 }
 
 function send(text) {
@@ -184,7 +199,7 @@ function begin() {
   watchLive(false);
   closeSide();
   show();
-  at("question").focus();
+  focusQuestion();
 }
 
 function showMenu(conversation, anchor) {
@@ -242,6 +257,7 @@ function titleOfLabel(label) {
 
 function took(status) {
   state.status = status;
+  state.needsKey = false;
   series.add(status, performance.now());
   showStatus();
 }
@@ -252,6 +268,7 @@ async function poll() {
       took(await get("status", store.key));
     } catch (error) {
       state.status = null;
+      state.needsKey = error.status === 401;
       showStatus();
       if (error.status) at("server").textContent = error.message;
     }
@@ -263,10 +280,24 @@ async function poll() {
 
 async function copy(text) {
   try {
-    await navigator.clipboard.writeText(text);
+    if (navigator.clipboard) await navigator.clipboard.writeText(text);
+    else copySelected(text);
+    return true;
   } catch {
     toasts.show("The browser does not let this page write to the clipboard.");
+    return false;
   }
+}
+
+// Pages without HTTPS, as in a local network, have no other clipboard.
+function copySelected(text) {
+  const area = document.body.appendChild(make("textarea", { value: text, className: "hidden" }));
+  const focused = document.activeElement;
+  area.select();
+  const isCopied = document.execCommand("copy");
+  area.remove();
+  focused?.focus();
+  if (!isCopied) throw new Error("not copied");
 }
 
 function pickFiles(take) {
@@ -276,6 +307,11 @@ function pickFiles(take) {
     input.value = "";
   };
   input.click();
+}
+
+// Not on phones, where a keyboard would cover the page.
+function focusQuestion() {
+  if (matchMedia("(hover: hover)").matches) at("question").focus();
 }
 
 // Fits the field to its text, where the browser's style sheet cannot.
@@ -349,6 +385,8 @@ function bindKeys() {
     } else if (event.key === "/" && !isTyping && !event.ctrlKey && !event.metaKey) {
       event.preventDefault();
       at("search").focus();
+    } else if (event.key.length === 1 && event.key !== " " && !isTyping && !event.ctrlKey && !event.metaKey && !event.altKey && !at("chat").hidden) {
+      at("question").focus(); // which the key then goes to
     } else if (event.key === "Escape" && !event.target.closest("dialog, [popover]")) {
       if (at("side").classList.contains("open")) closeSide();
       else answers.stop(state.current);
@@ -362,6 +400,7 @@ async function main() {
   bindForm();
   bindKeys();
   show();
+  focusQuestion();
   poll();
   await store.open((id) => {
     if (id === state.current.id && store.has(state.current)) show();

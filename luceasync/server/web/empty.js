@@ -1,6 +1,6 @@
 // The page before the first question: which model this is, and questions to begin with.
 
-import { make } from "./dom.js";
+import { button, make } from "./dom.js";
 import { number, parameters } from "./words.js";
 
 const STARTERS = [
@@ -17,9 +17,12 @@ const STDLIB_STARTERS = [ // what the bundled model has learnt
 ];
 const BUNDLED = "stdlib-15m";
 
-/** Show it in `place`, unless it is there. `status`: the server's, or null before it is known. */
-export function showEmpty(place, status, ask) {
-  const words = about(status);
+/**
+ * Show it in `place`, unless it is there. `status`: the server's, or null before it is known; `ask`
+ * takes a question; `enterKey`: lets the user enter an API key, null if none is needed.
+ */
+export function showEmpty(place, status, { ask, enterKey }) {
+  const words = enterKey ? "This server needs an API key." : about(status);
   const shown = `${status?.model} ${words}`;
   if (place.dataset.shown === shown) return;
   place.dataset.shown = shown;
@@ -34,7 +37,8 @@ export function showEmpty(place, status, ask) {
     make("p", { textContent: words }),
     ...(isBundled ? [make("p", { textContent: "A small demonstration model. It answers questions about Python's standard library, and nothing else." })] : []),
     ...(status && !status.takes_chats ? [make("p", { className: "wrong", textContent: "This model has no chat template: it can only continue texts, through the API." })] : []),
-    make("div", { className: "starters" }, ...(status && !status.takes_chats ? [] : starters)),
+    ...(enterKey ? [button("Enter the key", enterKey, { className: "main" })] : []),
+    make("div", { className: "starters" }, ...(enterKey || (status && !status.takes_chats) ? [] : starters)),
   );
 }
 

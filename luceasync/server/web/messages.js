@@ -18,7 +18,7 @@ const IDLE_MS = 6; // that drawing one more message may take
  * @property {(id: string) => void} regenerate
  * @property {(id: string) => void} goOn
  * @property {(id: string) => void} select
- * @property {(text: string) => void} copy
+ * @property {(text: string) => Promise<boolean>} copy whether it was
  * @property {(shown: boolean) => void} thinkingShown
  */
 
@@ -113,7 +113,7 @@ export class MessageList {
     if (message) this.views.get(id).edit(message, (content) => this.actions.edited(id, content));
   }
 
-  clicked(event) {
+  async clicked(event) {
     const act = event.target.closest("[data-act]")?.dataset.act;
     const id = event.target.closest("[data-id]")?.dataset.id;
     if (event.target.closest(".thinking > summary")) {
@@ -123,12 +123,12 @@ export class MessageList {
     if (!act) return;
     const message = this.conversation.messages[id];
     if (act === "copy-code") {
-      this.actions.copy(event.target.closest(".code").querySelector("code").textContent);
-      confirmed(event.target.closest("button"));
+      const node = event.target.closest("button");
+      if (await this.actions.copy(node.closest(".code").querySelector("code").textContent)) confirmed(node);
     }
     if (act === "copy") {
-      this.actions.copy(message.content);
-      confirmed(event.target.closest("button"));
+      const node = event.target.closest("button");
+      if (await this.actions.copy(message.content)) confirmed(node);
     }
     if (act === "edit") this.edit(id);
     if (act === "regenerate") this.actions.regenerate(id);

@@ -25,11 +25,12 @@ export class Panel {
     this.settings = settings;
     this.actions = actions;
     dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
-    dialog.addEventListener("close", () => actions.changed());
+    dialog.addEventListener("close", () => { if (actions.current().system !== this.systemBefore) actions.changed(); });
   }
 
   /** Open it, at the field of the API key if that is wanted. */
   open({ atKey = false, atSystem = false } = {}) {
+    if (!this.dialog.open) this.systemBefore = this.actions.current().system;
     const close = iconButton("close", "Close", () => this.dialog.close());
     this.dialog.replaceChildren(
       make("header", {}, make("h2", { textContent: "Settings" }), close),

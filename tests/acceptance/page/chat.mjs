@@ -404,6 +404,43 @@ await run({
     own.delete(CHAT);
     faults.splice(0); // the browser tells of both
   },
+  async a_server_with_keys_says_so_at_once() {
+    own.set("/status", (request, response) => {
+      response.writeHead(request.headers.authorization === "Bearer secret" ? 302 : 401, { "content-type": "application/json", location: `/status?again` });
+      response.end(JSON.stringify({ error: { message: "No key." } }));
+    });
+    const context = await browser.newContext({ locale: "en-US" });
+    const locked = await context.newPage();
+    await locked.goto(url);
+    await locked.getByRole("button", { name: "Enter the key" }).click();
+    await locked.locator("#settings #key").fill("secret");
+    await locked.keyboard.press("Escape");
+    await locked.locator(".starter").first().waitFor(WAIT);
+    await context.close();
+    own.delete("/status");
+  },
+  async a_closed_page_keeps_what_has_come_of_an_answer() {
+    let go;
+    const gate = new Promise((open) => { go = open; });
+    const words = Array.from({ length: 300 }, (_, i) => ({ content: `word${i} ` }));
+    own.set(CHAT, paced([...words, () => gate, { content: " and the end" }], 25));
+    await begin(page);
+    await ask(page, "Closed meanwhile");
+    await page.waitForFunction(() => new Promise((resolve) => {
+      indexedDB.open("luceasync").onsuccess = ({ target }) => {
+        target.result.transaction("conversations").objectStore("conversations").getAll().onsuccess = (found) => {
+          resolve(found.target.result.some(({ messages }) => Object.values(messages).some(({ content }) => content.startsWith("word0 word1"))));
+        };
+      };
+    }), null, { ...WAIT, polling: 500 });
+    await page.reload();
+    go();
+    own.delete(CHAT);
+    await page.locator("#conversations .open", { hasText: "Closed meanwhile" }).click();
+    assert.match(await last(page).locator(".foot").textContent(), /stopped/);
+    await last(page).getByRole("button", { name: "Continue" }).waitFor(WAIT);
+    faults.splice(0); // of the broken stream
+  },
   async nobody_else_is_asked_and_nothing_is_refused() {
     assert.deepEqual(foreign, []);
     assert.deepEqual(faults, []);

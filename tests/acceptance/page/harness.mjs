@@ -27,9 +27,10 @@ export async function front(url) {
   const server = http.createServer((request, response) => {
     const answer = own.get(request.url);
     if (answer) return void answer(request, response);
-    const options = { host: there.hostname, port: there.port, method: request.method, path: request.url, headers: { ...request.headers, host: there.host, origin: url } };
+    const options = { agent: false, host: there.hostname, port: there.port, method: request.method, path: request.url, headers: { ...request.headers, host: there.host, origin: url } };
     const forwarded = http.request(options, (found) => {
       response.writeHead(found.statusCode, found.headers);
+      found.on("error", () => response.destroy());
       found.pipe(response);
     });
     forwarded.on("error", () => response.destroy());
@@ -61,6 +62,8 @@ export function paced(deltas, pauseMs = 15) {
 /** A new browser context with the page at `url`. */
 export async function open(url, options = {}) {
   const context = await browser.newContext({ viewport: { width: 1200, height: 760 }, locale: "en-US", ...options });
+  // Routes switch the browser's cache off: on a busy disk, reading from it after a 304 may hang.
+  await context.route("**/nowhere", (route) => route.continue());
   const page = await context.newPage();
   watch(page, url);
   await page.goto(url);
