@@ -168,10 +168,12 @@ def _model(config: Config) -> Iterator[Finding]:
     where = ", ".join(shard.device for shard in plan.shards)
     lanes = f"{count_text(plan.parallel, 'lane')} of {plan.max_ctx_tokens} tokens"
     yield Finding("plan", "ok", f"{plan.precision.compute} on {where}, {lanes}")
-    words = "none: one token per step"
+    copies = "proposals are copied from the text"
+    words = f"none: {copies if config.drafts_copies else 'one token per step'}"
     if drafter is not None:
         words = (
             f"{drafter.draft_dir}: on {drafter.device.name}, {drafter.spec.block} rows per proposal"
+            + (f"; {copies}, too" if config.drafts_copies else "")
         )
     yield Finding("drafter", "ok", words)
 
