@@ -13,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from luceasync.cyext.quantised import KERNELS
 from luceasync.models.encodings import DenseEncoding, NumbersInMemory, WeightPlacement
 from luceasync.models.layer_reader import whole
 from luceasync.models.ops import Ops, TorchOps
+from luceasync.models.packed_experts import CompiledExperts
 from luceasync.models.packed_ops import PackedOps
 from luceasync.models.quant.ggml import ENCODINGS
 from luceasync.models.quant.packed import dequantise
@@ -145,6 +147,20 @@ def test_a_rows_bits_are_the_same_alone_and_among_others(kind: str):
     for row in (0, 1, 7, num_rows - 1):
         alone = model(x[row : row + 1], choice_of(model.ops, experts[row : row + 1]))
         assert torch.equal(alone[0], together[row])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("num_rows", [1, 40])
+def test_every_kernel_gives_the_same_products(kernel: str, num_rows: int):
+    place = WeightPlacement(PackedOps(), torch.device("cpu"), torch.float32)
+    packed = random_packed(ENCODINGS["Q5_K"], (NUM_EXPERTS * 64, 256), torch.Generator())
+    numbers = dequantise(packed).view(NUM_EXPERTS, 64, 256)
+    experts, choice = chosen(num_rows), choice_of(place.ops, chosen(num_rows))
+    x = torch.randn(len(choice.rows), 256)
+    found = CompiledExperts(packed, NUM_EXPERTS, kernel).linear(x, choice)
+    for row, place_of in enumerate(choice.places.tolist()):
+        for expert, at in zip(experts[row].tolist(), place_of, strict=True):
+            torch.testing.assert_close(found[at], numbers[expert] @ x[at], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
