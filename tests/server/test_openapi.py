@@ -215,5 +215,6 @@ async def test_tokenize_takes_as_many_messages_as_it_says(in_memory):
     most = (await document(in_memory))["components"]["schemas"]["TokenizeBody"]["properties"]
     messages = [{"role": "user", "content": "x"}] * (most["messages"]["maxItems"] + 1)
     async with in_memory(ScriptedEngine()) as client:
-        answer = await client.post("/tokenize", json={"messages": messages})
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages"
+        for wrong in (messages, []):
+            answer = await client.post("/tokenize", json={"messages": wrong})
+            assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages"

@@ -19,7 +19,7 @@ from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt, Engine, ModelCard, Request, TextPrompt
 from luceasync.server.failures import Failure
 from luceasync.server.family import BodySpec, Endpoint, LookupCall, require_ready, typed_answer
-from luceasync.server.fields import at_most, decode
+from luceasync.server.fields import at_most, decode, refuse
 from luceasync.server.http.auth import Caller
 from luceasync.server.http.responses import SERVER_SENT, json_response
 from luceasync.server.openai.chat_answer import ChatCompletions
@@ -228,6 +228,8 @@ def _prompt(body: TokenizeBody) -> TextPrompt | ChatPrompt:
         raise RequestError("Expected either 'prompt' or 'messages'.", param="prompt")
     if body.messages is None:
         return TextPrompt(body.prompt or "")
+    if not body.messages:
+        refuse("messages", [], "at least one message")
     at_most("messages", body.messages, MAX_MESSAGES, "messages")
     kwargs = body.chat_template_kwargs or {}
     return ChatPrompt(messages_of(body.messages), body.tools or None, kwargs)
