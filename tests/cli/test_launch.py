@@ -173,7 +173,7 @@ def test_a_script_is_not_printed_for_a_server_that_would_be_gone(monkeypatch):
     [
         ("exit 5", 5),
         ("kill -INT $PPID; kill -INT $PPID; exit 6", 6),  # Ctrl-C goes to both
-        ("trap 'exit 7' TERM; kill -TERM $PPID; while :; do sleep 0.01; done", 7),
+        ("trap 'exit 7' TERM; kill -TERM $PPID; for i in $(seq 999); do sleep 0.01; done", 7),
         ("kill -KILL $$", 128 + signal.SIGKILL),
     ],
 )

@@ -136,11 +136,13 @@ def run_agent(command: Sequence[str], environ: Mapping[str, str]) -> int:
     passed on to it.
     """
     started: list[subprocess.Popen[bytes]] = []
+    ends: list[int] = []
 
     def ignore(signum: int, frame: FrameType | None) -> None:
         """As SIG_IGN, which the agent would inherit."""
 
     def end(signum: int, frame: FrameType | None) -> None:
+        ends.append(signum)
         for process in started:
             process.terminate()
 
@@ -148,6 +150,8 @@ def run_agent(command: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         with subprocess.Popen(command, env=dict(environ)) as process:
             started.append(process)
+            if ends:  # it came before
+                process.terminate()
             status = process.wait()
     finally:
         signal.signal(signal.SIGINT, before[0])
