@@ -273,3 +273,41 @@ def test_chains_go_between_a_gpu_and_any_split(
     torch.testing.assert_close(logits[0], logits[1], rtol=1e-3, atol=1e-3)
     for one in backends:
         one.close()
+
+
+def test_windows_are_saved_from_where_they_are_before_anything_changes_them(arena: Arena):
+    """By the next chunk, by steps or by a reset right behind the save."""
+    sizes = {"num_attention_heads": 16, "num_key_value_heads": 8, "num_hidden_layers": 8}
+    config = {name: WIDE[name] for name in WIDE if "linear" not in name and "rope" not in name}
+    windows = {"model_type": "mistral", "sliding_window": 2048, **sizes}
+    spec = parse_spec(config | windows)
+    plan = make_plan(
+        spec,
+        find_devices(["cuda:0"]),
+        precision=Precision.of("bf16"),
+        weights=None,
+        parallel=2,
+        max_ctx_tokens=NUM_TOKENS + 512,
+        prefill_chunk_tokens=2048,
+    )
+    source = RandomSource(torch.bfloat16, torch.device("cuda:0"))
+    backend = LayerSplitBackend.load(spec, plan, source, memory=arena)
+    prefill(backend, 0, 5)
+    backend.nodes.save(0, "quiet", Span(0, NUM_TOKENS, with_state=True)).wait()
+    expected = backend.nodes.export("quiet")
+    for number, disturb in enumerate(
+        (
+            lambda: decode(backend, 0, NUM_TOKENS),
+            lambda: backend.prefill(0, NUM_TOKENS, [5] * 256, project=False),
+            lambda: backend.reset(0),
+        )
+    ):
+        prefill(backend, 0, 5)
+        saved = backend.nodes.save(0, f"disturbed {number}", Span(0, NUM_TOKENS, with_state=True))
+        disturb()
+        saved.wait()
+        found = backend.nodes.export(f"disturbed {number}")
+        assert_same(found, expected)
+        backend.nodes.drop(f"disturbed {number}")
+    backend.nodes.drop("quiet")
+    backend.close()
