@@ -1,6 +1,6 @@
 """Decode and prefill of a small model of experts in Q4_K_M's types, beside llama.cpp.
 
-    python -m scripts.bench_experts_cpu [--context 512] [--rounds 5] [--threads 2] [--peer PYTHON]
+    python -m tests.acceptance.bench_experts [--context 512] [--threads 2] [--peer PYTHON]
 
 Random weights: 4 layers, 2,048 wide, 64 experts of 768, 8 of them for each token. All in turns;
 `--peer` is an interpreter that has llama-cpp-python. Seconds are those of the clock and, as other
