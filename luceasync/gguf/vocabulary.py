@@ -17,8 +17,10 @@ ADDED = (CONTROL, USER_DEFINED)
 # Keys of the tokens that end a text, a turn and a message; all but the first are optional. ENDS end
 # a text too, if they are control tokens.
 END_KEYS = tuple(f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom"))
-ENDS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>")
-ENDS += ("<end_of_turn>",)
+ENDS = (
+    *("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),
+    "<end_of_turn>",
+)
 BEGIN = "tokenizer.ggml.bos_token_id"
 SPACE = "\u2581"  # of pieces
 TEMPLATE = "tokenizer.chat_template"
