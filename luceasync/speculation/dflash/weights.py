@@ -6,7 +6,7 @@ of DFlash, which without it would silently propose badly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +96,11 @@ class DraftSource:
 
     def stored(self, name: str, shape: Shape) -> NumbersInMemory:
         return NumbersInMemory(name, self.read(name, shape))
+
+    def stored_together(
+        self, names: Sequence[str], shape: Shape
+    ) -> Iterator[tuple[int, NumbersInMemory]]:
+        return ((1, self.stored(name, shape)) for name in names)
 
     def check(self, spec: DraftSpec) -> None:
         """Raise ModelError for a tensor that the network of `spec` would not use."""
