@@ -123,7 +123,7 @@ def _told_in(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     if "contentSchema" in told.get("anyOf", [{}])[0]:  # or the last event
         told = told["anyOf"][0]
     told = told.get("contentSchema", told)
-    if told.get("anyOf", [])[1:] == [{"type": "object"}]:  # some of its fields
+    if told.get("anyOf", [])[1:2] == [{"type": "object"}]:  # or some of its fields
         told = told["anyOf"][0]
     return told
 

@@ -62,7 +62,7 @@ class BodySpec:
     """The types of a JSON body, its answer and an error, for the API's description; `event`: that
     of an event, if the answer may be streamed. `example`: a body to begin with. `last`: the data of
     the last event, if it is no JSON. `is_selected`: requests may ask for some of the answer's
-    fields.
+    fields, and for several answers.
     """
 
     struct: type[msgspec.Struct]

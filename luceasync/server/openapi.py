@@ -176,7 +176,8 @@ def _described_operation(of: Operation, schemas: Sequence[Any]) -> dict[str, Any
 def _as_sent(media_type: str, schema: Any, body: BodySpec | None) -> Any:
     """What is sent as that type; of server-sent events the schema is that of each event."""
     if body is not None and body.is_selected:
-        schema = {"anyOf": [schema, {"type": "object"}]}
+        some = {"type": "object"}
+        schema = {"anyOf": [schema, some, {"type": "array", "items": some}]}
     if media_type != "text/event-stream":
         return schema
     data = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
