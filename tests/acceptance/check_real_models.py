@@ -87,6 +87,11 @@ class Life:
     meta: dict[str, Any] = field(default_factory=dict)
     num_wrong: int = 0
 
+    @property
+    def knows_tools(self) -> bool:
+        """Whether the model was trained to call tools: its template shows them."""
+        return bool(self.meta["tool_format"]) and not self.meta["tools_in_system_message"]
+
     @contextmanager
     def server(self, *flags: str) -> Iterator[Client]:
         """A server of the model."""
@@ -147,6 +152,7 @@ def begin(life: Life, client: Client) -> None:
     life.check("streams", lambda: stream(life, client))
     if life.meta["tool_format"]:
         life.check("a forced call", lambda: call(client, tool_choice=FORCED))
+    if life.knows_tools:
         life.check("a free call", lambda: call(client))
         life.check("a free call, streamed", lambda: streamed_call(client))
     life.check("fills in", lambda: fill_in(client))
@@ -288,7 +294,7 @@ def recall(life: Life, client: Client) -> str:
     answer = ask(life, client, PASSWORD)
     if answer.num_prompt <= CONTEXT // 8:
         raise Wrong(f"the prompt has only {answer.num_prompt} tokens")
-    if not life.meta["tool_format"]:  # the others are too small to find a fact in any case
+    if not life.knows_tools:  # the others are too small to find a fact in any case
         return f"{answer.num_prompt} tokens of prompt: {answer.text!r}"
     if "sunflower" not in answer.text:
         raise Wrong(f"{answer.text!r}")
