@@ -13,10 +13,10 @@ ranking       candidates instead of logits         gguf          headers of GGUF
 ipc           channels between processes           backend       the program at the other end
 bench         the measurements                     cuda, cyext   Numba kernels, Cython loops
 
-Imports run downwards: cli, local -> server, engine -> prefix_cache -> text, prefix_tree, disk_cache,
-host_cache; speculation -> pipeline -> models, host_cache -> kv -> kernels. request.py and status.py
-are what server and engine say to each other; config.py, options.py and parsers.py are the settings;
-errors.py has the exceptions.
+Imports run downwards: cli, local -> server, engine -> prefix_cache -> text, prefix_tree,
+disk_cache, host_cache; speculation -> pipeline -> models, host_cache -> kv -> kernels. request.py
+and status.py are what server and engine say to each other; config.py, options.py and parsers.py are
+the settings; errors.py has the exceptions.
 """
 
 __version__ = "0.1.0"

@@ -74,6 +74,7 @@ class NodeStatus:
 class EngineDetails:
     """Lanes, queue and cache, without text or tokens. `nodes`: those used last, of `num_nodes`.
     `device_bytes`: of weights and lanes; `device_parts`: of each, and free before, by device.
+    `gpu_bytes`: of those, what lies on devices with memory of their own.
     """
 
     lanes: tuple[LaneStatus, ...] = ()
@@ -82,6 +83,7 @@ class EngineDetails:
     num_nodes: int = 0
     device_bytes: Mapping[str, int] | None = None
     device_parts: Mapping[str, Mapping[str, int]] | None = None
+    gpu_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,12 +76,14 @@ class LocalEngine:
         release: Callable[[], None] = lambda: None,
         processes: Callable[[], BackendProcesses] = lambda: NO_PROCESSES,
         device_parts: Mapping[str, Mapping[str, int]] | None = None,
+        gpu_bytes: int = 0,
         drafts_copies: bool = False,
     ) -> None:
         """`stopping`, `release`: see EngineThread. `processes`: of stages and drafter, besides this
         one. `drafts_copies`: proposals are copied from texts, which are indexed for that.
         """
         self._device_parts = device_parts or {}
+        self._gpu_bytes = gpu_bytes
         self._language = language
         self._load = load
         self._directory_spec = directory_spec
@@ -233,7 +235,8 @@ class LocalEngine:
     async def details(self) -> EngineDetails:
         parts = self._device_parts
         sums = {name: each["weights"] + each["lanes"] for name, each in parts.items()}
-        return replace(await self._ask(details_of), device_bytes=sums, device_parts=parts)
+        details = await self._ask(details_of)
+        return replace(details, device_bytes=sums, device_parts=parts, gpu_bytes=self._gpu_bytes)
 
     async def drop_nodes(self, keys: Sequence[str] | None) -> int:
         return await self._ask(lambda pump: drop_nodes(pump, keys))

@@ -120,6 +120,7 @@ def build_engine(
         release=release,
         processes=processes,
         device_parts=_device_parts(plan),
+        gpu_bytes=_gpu_bytes(plan),
         drafts_copies=config.drafts_copies,
     )
 
@@ -163,6 +164,13 @@ def _device_parts(plan: Plan) -> dict[str, dict[str, int]]:
         parts["weights"] += shard.weight_bytes
         parts["lanes"] += plan.parallel * plan.lane_bytes(shard)
     return found
+
+
+def _gpu_bytes(plan: Plan) -> int:
+    """Bytes of the target's weights and lanes on devices with memory of their own."""
+    placed = zip(plan.devices, plan.shards, strict=True)
+    shards = [shard for device, shard in placed if device.runs_async]
+    return sum(shard.weight_bytes + plan.parallel * plan.lane_bytes(shard) for shard in shards)
 
 
 def _draft_process_of(

@@ -1,12 +1,7 @@
 """Grouped-query attention to a window of the newest tokens: its state, and its bodies.
 
-The window is state of the end: a lane keeps a ring of `window` rows, that of position p at
-p % window. So a lane's bytes do not grow, and a node's end holds all that a next token needs.
-
-    window 4, lane at 6 tokens:   place     0  1  2  3
-                                  position  4  5  2  3
-
-Imports no torch at its top.
+The window is state of the end, so a lane's bytes do not grow, and a node's end holds all that a
+next token needs. Imports no torch at its top.
 """
 
 from __future__ import annotations
@@ -21,7 +16,13 @@ END_KINDS = WINDOW_K, WINDOW_V = "window_k", "window_v"  # snapshot names of the
 
 @dataclass(frozen=True, slots=True)
 class SlidingSpec(AttentionSpec):
-    """The Mixer of attention in which a token sees itself and the `window` - 1 tokens before it."""
+    """The Mixer of attention in which a token sees itself and the `window` - 1 tokens before it.
+
+    A lane keeps a ring of `window` rows, that of position p at place p % window:
+
+        window 4, lane at 6 tokens:   place     0  1  2  3
+                                      position  4  5  2  3
+    """
 
     @property
     def rows(self) -> tuple[StateTensor, ...]:

@@ -279,7 +279,8 @@ class OllamaPages:
     async def tags(self, request: HttpRequest) -> Response:
         """The served model under each of its names, in Ollama's form."""
         require_ready(self._engine)
-        card, num_bytes = self._engine.card, sum((await self._device_bytes()).values())
+        card, details = self._engine.card, await self._engine.details()
+        num_bytes = sum((details.device_bytes or {}).values())
         made = timestamp(card.created)
         models = [
             ListedModel(name, name, made, num_bytes, _digest(card), _details(card))
@@ -291,16 +292,15 @@ class OllamaPages:
     async def ps(self, request: HttpRequest) -> Response:
         """The model that is loaded, and the memory that it takes."""
         require_ready(self._engine)
-        card, by_device = self._engine.card, await self._device_bytes()
-        on_gpus = sum(size for name, size in by_device.items() if not name.startswith("cpu"))
+        card, details = self._engine.card, await self._engine.details()
         model = RunningModel(
             card.name,
             card.name,
-            sum(by_device.values()),
+            sum((details.device_bytes or {}).values()),
             _digest(card),
             _details(card),
             NEVER,
-            on_gpus,
+            details.gpu_bytes,
             card.max_ctx_tokens,
         )
         return json_response(RunningModels([model]))
@@ -309,9 +309,6 @@ class OllamaPages:
     async def version(self, request: HttpRequest) -> Response:
         """The version of Ollama whose API this is, and the server's own."""
         return json_response(OllamaVersion(API_VERSION, __version__))
-
-    async def _device_bytes(self) -> Mapping[str, int]:
-        return (await self._engine.details()).device_bytes or {}
 
 
 def _capabilities(card: ModelCard) -> list[str]:
