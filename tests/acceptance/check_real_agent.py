@@ -1,10 +1,10 @@
-"""aider edits a small program with a real model on this server, which is killed between two edits.
+"""aider edits a small program with a real model on this server, is taken back, and edits it again
+after the server was killed.
 
     python -m tests.acceptance.fetch_models qwen2.5-coder-0.5b
     python -m tests.acceptance.check_real_agent AIDER [--transcript FILE]
 
-`AIDER`: the command of an installation of its own (`pip install aider-chat`). Both functions that
-were asked for must be in the program and work, with those that were there. Exit status 1 otherwise.
+AIDER is its command. Exit status 1 unless the function that was asked for works each time.
 """
 
 from __future__ import annotations
@@ -35,12 +35,9 @@ def add(a, b):
 def multiply(a, b):
     return a * b
 """
-TASKS = (
-    "Add a function subtract(a, b) that returns a - b. Keep the other functions.",
-    "Add a function negate(a) that returns -a. Keep the other functions.",
-)
-PROOF = "import calc as c; print(c.add(7, 2), c.multiply(7, 2), c.subtract(7, 2), c.negate(7))"
-PROVED = "9 14 5 -7\n"
+TASK = "Add a function subtract(a, b) that returns a - b. Keep the other functions."
+PROOF = "import calc as c; print(c.add(7, 2), c.multiply(7, 2), c.subtract(7, 2))"
+PROVED = "9 14 5\n"
 ARGUMENTS = (
     *("--model", "openai/luce", "--edit-format", "whole", "--map-tokens", "0", "--no-git"),
     *("--yes-always", "--no-pretty", "--no-show-model-warnings", "--no-check-update"),
@@ -50,37 +47,44 @@ NOISE = re.compile(r"^(Analytics have|Warning: Input is|HTTPSConnectionPool).*\n
 
 
 def main() -> None:
-    """Have the program edited, twice, and run it."""
+    """Have the program edited and run it, twice."""
     parser = command.parser(__doc__)
     parser.add_argument("aider", type=Path)
     parser.add_argument("--folder", type=Path, default=FOLDER, help=f"default: {FOLDER}")
     parser.add_argument("--transcript", type=Path, help="a file for what aider shows")
     options = parser.parse_args()
     told: list[str] = []
+    is_right = True
     with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder) / "work"
+        work, cache = Path(folder) / "work", Path(folder) / "cache"
         work.mkdir()
-        (work / "calc.py").write_text(PROGRAM)
         flags = [str(options.folder / MODELS[MODEL].file), "--model-name", "luce"]
-        flags += ["--max-ctx", str(CONTEXT), "--kv-cache-dir", f"{folder}/cache"]
-        for task in TASKS:
+        flags += ["--max-ctx", str(CONTEXT), "--kv-cache-dir", str(cache)]
+        for _ in range(2):
+            (work / "calc.py").write_text(PROGRAM)
             with server([*flags, "--kv-cache-min-tokens", "64"]) as client:
-                told.append(edit(options.aider, client, work, task))
-                told.append(cached(client))
-                print(*told[-2:], sep="\n", flush=True)
-                wait_for_files(Path(folder) / "cache")
+                told += [edit(options.aider, client, work), cached(client)]
+                wait_for_files(cache)
                 os.kill(client.pid or 0, signal.SIGKILL)
-        edited = (work / "calc.py").read_text()
-        run = [sys.executable, "-B", "-c", PROOF]
-        proof = subprocess.run(run, cwd=work, capture_output=True, text=True, check=False)
-    told.append(f"$ cat calc.py\n{edited}\n$ python -c '{PROOF}'\n{proof.stdout}{proof.stderr}")
-    print(told[-1])
+            shown, stdout = proof(work)
+            told.append(shown)
+            is_right &= stdout == PROVED
+            print(*told[-3:], sep="\n", flush=True)
     if options.transcript:
         options.transcript.write_text("\n".join(told))
-    sys.exit(0 if proof.stdout == PROVED else 1)
+    sys.exit(0 if is_right else 1)
 
 
-def edit(aider: Path, client: Client, work: Path, task: str) -> str:
+def proof(work: Path) -> tuple[str, str]:
+    """The program as it is now and what it does, to be shown, and the latter by itself."""
+    run = [sys.executable, "-B", "-c", PROOF]
+    done = subprocess.run(run, cwd=work, capture_output=True, text=True, check=False)
+    program = (work / "calc.py").read_text()
+    shown = f"$ cat calc.py\n{program}\n$ python -c '{PROOF}'\n{done.stdout}{done.stderr}"
+    return shown, done.stdout
+
+
+def edit(aider: Path, client: Client, work: Path) -> str:
     """What aider shows while it does the task."""
     env = {
         "PATH": os.environ["PATH"],
@@ -89,7 +93,7 @@ def edit(aider: Path, client: Client, work: Path, task: str) -> str:
         "OPENAI_API_KEY": "none",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }
-    run = [str(aider.absolute()), *ARGUMENTS, "--message", task, "calc.py"]
+    run = [str(aider.absolute()), *ARGUMENTS, "--message", TASK, "calc.py"]
     done = subprocess.run(
         run,
         cwd=work,
@@ -100,7 +104,7 @@ def edit(aider: Path, client: Client, work: Path, task: str) -> str:
         stdin=subprocess.DEVNULL,
         check=True,
     )
-    return f'$ aider --model openai/luce --message "{task}" calc.py\n{NOISE.sub("", done.stdout)}'
+    return f'$ aider --model openai/luce --message "{TASK}" calc.py\n{NOISE.sub("", done.stdout)}'
 
 
 def wait_for_files(cache: Path) -> None:

@@ -3,9 +3,8 @@
     python -m tests.acceptance.fetch_models
     python -m tests.acceptance.check_real_models [qwen2.5-coder-0.5b ...] [--dtype bf16]
 
-A server is killed within an answer, and others go on from its cache directory, on two and on three
-devices; the last one has an eighth of the context on the devices. In float32 every answer is the
-same, wherever it is given. Exit status 1 if something is wrong.
+Kills within an answer, other splits, an eighth of the context on the devices: in float32 every
+answer is the same, wherever it is given. Exit status 1 if something is wrong.
 """
 
 from __future__ import annotations
