@@ -31,6 +31,7 @@ BODIES: dict[str, Callable[[], Ops]] = {"torch": TorchOps, "compiled": PackedOps
 KINDS = {
     "bf16": ("", "", torch.bfloat16, 64, 32),
     "fp32": ("", "", torch.float32, 64, 32),
+    "fp32, wide": ("", "", torch.float32, 2048, 32),
     "Q4_K, Q6_K": ("Q4_K", "Q6_K", torch.bfloat16, 256, 256),
     "Q4_K, Q6_K in float32": ("Q4_K", "Q6_K", torch.float32, 256, 256),
     "Q5_K, Q5_0 of 704": ("Q5_K", "Q5_0", torch.bfloat16, 256, 704),
