@@ -38,7 +38,7 @@ export function showEmpty(place, status, { ask, enterKey }) {
     ...(isBundled ? [make("p", { textContent: "A small demonstration model. It answers questions about Python's standard library, and nothing else." })] : []),
     ...(status && !status.takes_chats ? [make("p", { className: "wrong", textContent: "This model has no chat template: it can only continue texts, through the API." })] : []),
     ...(enterKey ? [button("Enter the key", enterKey, { className: "main" })] : []),
-    make("div", { className: "starters" }, ...(enterKey || (status && !status.takes_chats) ? [] : starters)),
+    make("div", { className: "starters" }, ...(status?.ready && status.takes_chats ? starters : [])),
   );
 }
 

@@ -36,6 +36,7 @@ const settings = async (act) => {
 await run({
   async the_empty_page_says_what_the_model_is_and_begins_with_one_click() {
     assert.match(await page.locator("#empty p").first().textContent(), /tokens of context/);
+    assert.equal(await page.evaluate(() => document.activeElement.id), "question");
     await audit(page, "empty");
     const body = await nextBody(() => page.locator(".starter").first().click());
     await done(page);
@@ -67,6 +68,14 @@ await run({
     assert.equal(await copied(), "import json\nprint(json.dumps({\"a\": 1}))");
     await last(page).locator(".acts").getByRole("button", { name: "Copy" }).click();
     assert.equal(await copied(), MARKDOWN);
+    await page.evaluate(() => {
+      navigator.clipboard.writeText("before");
+      Object.defineProperty(navigator, "clipboard", { value: undefined, configurable: true }); // as without HTTPS
+    });
+    await last(page).locator(".code").getByRole("button").click();
+    await last(page).getByRole("button", { name: "Copied" }).waitFor(WAIT);
+    await page.evaluate(() => delete navigator.clipboard);
+    assert.match(await copied(), /^import json/);
   },
   async an_answer_tells_what_was_cached_and_why_it_took_so_long() {
     const answer = await answered(page, say("It reads JSON", "And json.loads?"));
@@ -295,6 +304,10 @@ await run({
     assert.equal(await page.evaluate(() => document.activeElement.id), "more");
     await page.keyboard.press("Alt+n");
     assert.equal(await page.evaluate(() => document.activeElement.id), "question");
+    await page.locator("#watch").focus();
+    await page.keyboard.type("typed");
+    assert.equal(await page.locator("#question").inputValue(), "typed");
+    await page.locator("#question").fill("");
   },
   async tabs_keep_each_others_conversations() {
     const other = await page.context().newPage();
@@ -418,27 +431,30 @@ await run({
     await locked.locator(".starter").first().waitFor(WAIT);
     await context.close();
     own.delete("/status");
+    faults.splice(0); // of the other page, which asked meanwhile
   },
   async a_closed_page_keeps_what_has_come_of_an_answer() {
     let go;
     const gate = new Promise((open) => { go = open; });
-    const words = Array.from({ length: 300 }, (_, i) => ({ content: `word${i} ` }));
+    const words = Array.from({ length: 300 }, (_, i) => ({ content: `piece${i} ` }));
     own.set(CHAT, paced([...words, () => gate, { content: " and the end" }], 25));
     await begin(page);
     await ask(page, "Closed meanwhile");
-    await page.waitForFunction(() => new Promise((resolve) => {
+    const isKept = () => page.evaluate(() => new Promise((resolve) => {
       indexedDB.open("luceasync").onsuccess = ({ target }) => {
         target.result.transaction("conversations").objectStore("conversations").getAll().onsuccess = (found) => {
-          resolve(found.target.result.some(({ messages }) => Object.values(messages).some(({ content }) => content.startsWith("word0 word1"))));
+          resolve(found.target.result.some(({ messages }) => Object.values(messages).some(({ content }) => content.startsWith("piece0 piece1"))));
         };
       };
-    }), null, { ...WAIT, polling: 500 });
+    }));
+    for (let i = 0; i < 60 && !(await isKept()); i += 1) await page.waitForTimeout(500);
     await page.reload();
+    await page.locator("#conversations .open", { hasText: "Closed meanwhile" }).click();
+    await page.locator(".said", { hasText: "piece0 piece1" }).waitFor(WAIT);
+    await last(page).getByRole("button", { name: "Continue" }).waitFor(WAIT);
+    assert.match(await last(page).locator(".foot").textContent(), /stopped/);
     go();
     own.delete(CHAT);
-    await page.locator("#conversations .open", { hasText: "Closed meanwhile" }).click();
-    assert.match(await last(page).locator(".foot").textContent(), /stopped/);
-    await last(page).getByRole("button", { name: "Continue" }).waitFor(WAIT);
     faults.splice(0); // of the broken stream
   },
   async nobody_else_is_asked_and_nothing_is_refused() {
