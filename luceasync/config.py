@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from luceasync import parsers
-from luceasync.parsers import Setting, choice, section, setting, switch, value
+from luceasync.parsers import choice, section, switch, value
 from luceasync.server_config import ServerConfig
 
 BUNDLED_MODEL_DIR = Path(__file__).parent / "assets" / "stdlib-15m"
@@ -32,6 +32,7 @@ ReasoningFormat = Literal["auto", "none"]
 PeerAccess = Literal["auto", "on", "off"]
 IpcUse = Literal["auto", "always"]
 IpcTransport = Literal["auto", "shared", "stream"]
+LookupUse = Literal["auto", "on", "off"]
 KvFlashPolicy = Literal["qk", "drafter", "lru"]
 
 
@@ -282,17 +283,13 @@ class DraftConfig:
         "the path of a DFlash drafter's directory, lookup, or none",
         "DIR|lookup|none",
         "DFlash drafter for the model; lookup: copy from the text alone; none: no speculation; "
-        "default: the bundled model's own and lookup, else lookup.",
+        "default: the bundled model's own and lookup, else lookup; see --draft-lookup.",
     )
-    lookup: bool = setting(
-        True,
-        Setting(
-            "draft-lookup",
-            parsers.boolean,
-            "on | off",
-            "on|off",
-            "Copy proposals from the text itself, beside the drafter; default: on.",
-        ),
+    lookup: LookupUse = choice(
+        "auto",
+        "draft-lookup",
+        LookupUse,
+        "Copy proposals from the text itself: on, off, or auto: where the model runs on CPUs.",
     )
     device: str | None = value(
         None,
@@ -409,8 +406,3 @@ class Config:
                 return BUNDLED_DRAFT_DIR if self.model.model_dir == BUNDLED_MODEL_DIR else None
             case given:
                 return given
-
-    @property
-    def drafts_copies(self) -> bool:
-        """Whether proposals are copied from the text itself."""
-        return self.draft.lookup and self.draft.draft_dir != "none"

@@ -277,20 +277,5 @@ def test_only_the_bundled_model_has_a_default_drafter():
     assert load_config({"draft": "lookup"}, {}, None).drafter_dir is None
 
 
-@pytest.mark.parametrize(
-    ("flags", "copies"),
-    [
-        ({}, True),
-        ({"draft": "/d"}, True),
-        ({"draft": "lookup"}, True),
-        ({"draft": "none"}, False),
-        ({"draft-lookup": "off"}, False),
-        ({"draft": "/d", "draft-lookup": "off"}, False),
-    ],
-)
-def test_proposals_are_copied_unless_speculation_or_copies_are_off(flags, copies):
-    assert load_config(flags, {}, None).drafts_copies == copies
-
-
 def test_a_cache_directory_alone_is_enough():
     assert load_config({"kv-cache-dir": "/c"}, {}, None).cache == CacheConfig(cache_dir=Path("/c"))

@@ -153,7 +153,7 @@ def _space(subject: str, directory: Path) -> Finding:
 def _model(config: Config) -> Iterator[Finding]:
     """What would be used, or why it cannot be used."""
     from luceasync.models.files import ModelFiles
-    from luceasync.speculation.dflash.placement import plan_with_drafter
+    from luceasync.speculation.dflash.placement import copied_shapes, plan_with_drafter
 
     model = ModelFiles(config.model.model_dir)
     report, drafter = plan_with_drafter(config, model)
@@ -169,11 +169,12 @@ def _model(config: Config) -> Iterator[Finding]:
     lanes = f"{count_text(plan.parallel, 'lane')} of {plan.max_ctx_tokens} tokens"
     yield Finding("plan", "ok", f"{plan.precision.compute} on {where}, {lanes}")
     copies = "proposals are copied from the text"
-    words = f"none: {copies if config.drafts_copies else 'one token per step'}"
+    has_copies = bool(copied_shapes(config, drafter, plan.devices))
+    words = f"none: {copies if has_copies else 'one token per step'}"
     if drafter is not None:
         words = (
             f"{drafter.draft_dir}: on {drafter.device.name}, {drafter.spec.block} rows per proposal"
-            + (f"; {copies}, too" if config.drafts_copies else "")
+            + (f"; {copies}, too" if has_copies else "")
         )
     yield Finding("drafter", "ok", words)
 

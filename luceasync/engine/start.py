@@ -72,6 +72,7 @@ def build_engine(
     model = model or ModelFiles(config.model.model_dir)
     report, drafter = plan_with_drafter(config, model)
     plan = report.plan
+    copies = copied_shapes(config, drafter, plan.devices)
     own_template = template_of(model)
     language = language_of(config, model, plan, own_template)
     held_bytes = held_bytes_of(config.cache.cache_dir)
@@ -89,7 +90,7 @@ def build_engine(
         language.tokenizer,
         drafter,
         draft_process,
-        copied_shapes(config, drafter),
+        copies,
         limits,
         host,
         fleet.open_stage,
@@ -121,7 +122,7 @@ def build_engine(
         processes=processes,
         device_parts=_device_parts(plan),
         gpu_bytes=_gpu_bytes(plan),
-        drafts_copies=config.drafts_copies,
+        drafts_copies=bool(copies),
     )
 
 

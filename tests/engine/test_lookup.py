@@ -186,7 +186,7 @@ async def test_an_answer_that_was_read_back_is_copied_from(tiny_dir):
     assert finish.speculation is not None and finish.speculation.accepted > 0
 
 
-@pytest.mark.parametrize("draft", [{"draft_dir": "none"}, {"lookup": False}])
+@pytest.mark.parametrize("draft", [{"draft_dir": "none"}, {"lookup": "off"}])
 async def test_nothing_is_copied_where_that_is_off(tiny_dir, draft):
     async with started(tiny_dir, **draft) as engine:
         _, [finish] = await ask(engine, "hello hello hello", **LOOP)

@@ -29,7 +29,7 @@ async def running(
         Config(
             model=ModelConfig(model_dir=model_dir, dtype="fp32"),
             engine=EngineConfig(max_ctx_tokens=512, parallel=2, prefill_chunk_tokens=64),
-            draft=DraftConfig(draft_dir=draft_dir or "none", lookup=False),
+            draft=DraftConfig(draft_dir=draft_dir or "none", lookup="off"),
             cache=CacheConfig(cache_dir=cache_dir, min_tokens=1),
         )
     )

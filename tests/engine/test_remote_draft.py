@@ -58,7 +58,7 @@ async def running(
                 budget_bytes=1 << 30 if cache_dir else None,
                 min_tokens=1,
             ),
-            draft=DraftConfig(lookup=False, **draft),
+            draft=DraftConfig(lookup="off", **draft),
         )
     )
     async with engine:

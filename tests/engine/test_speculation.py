@@ -116,7 +116,7 @@ async def test_a_drafter_that_is_never_right_is_given_up(tiny_dir, draft_dir):
         speculator = Speculator(backend, drafters, 4, Dear())
         return SpeculativeDecoding(backend, speculator)
 
-    async with started(tiny_dir, decode_with, draft_dir=draft_dir, lookup=False) as engine:
+    async with started(tiny_dir, decode_with, draft_dir=draft_dir, lookup="off") as engine:
         _, _, finish = await ask(engine, "hello", max_tokens=120, ignore_eos=True)
     assert finish.speculation.off_reason == "1.00 tokens a round, 2.00 would pay for it"
     # The step after the last trial was planned while that was under way.
@@ -133,7 +133,7 @@ async def test_a_measurement_says_what_every_round_is(tiny_dir, draft_dir):
 
         return SpeculativeDecoding(backend, speculator, force=force)
 
-    tree = {"ddtree": True, "ddtree_budget": 12, "lookup": False}
+    tree = {"ddtree": True, "ddtree_budget": 12, "lookup": "off"}
     async with started(tiny_dir, decode_with, draft_dir=draft_dir, **tree) as engine:
         _, _, finish = await ask(engine, "hello", max_tokens=120, ignore_eos=True)
     assert finish.speculation.off_reason is None

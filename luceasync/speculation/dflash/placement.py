@@ -81,15 +81,29 @@ def drafter_of(
     return DFlashPlacement(draft_dir, spec, device, shapes_for(spec.block, budget), program)
 
 
-def copied_shapes(config: Config, drafter: DFlashPlacement | None) -> tuple[RoundShape, ...]:
+def copied_shapes(
+    config: Config, drafter: DFlashPlacement | None, target_devices: Sequence[Offer]
+) -> tuple[RoundShape, ...]:
     """The rounds of proposals that are copied from the text: of as many rows as the chains of the
     drafter, whose passes are there already; none if the config wants none.
     """
-    if not config.drafts_copies:
+    if not _drafts_copies(config, target_devices):
         return ()
     if drafter is None:
         return lookup_shapes()
     return lookup_shapes([shape.block for shape in drafter.shapes if shape.budget is None])
+
+
+def _drafts_copies(config: Config, target_devices: Sequence[Offer]) -> bool:
+    """Whether proposals are copied from the text itself. Left open, they are where all of a step is
+    the host's work, beside which a search takes little.
+    """
+    draft = config.draft
+    if draft.draft_dir == "none" or draft.lookup == "off":
+        return False
+    if draft.draft_dir == "lookup" or draft.lookup == "on":
+        return True
+    return not any(device.runs_async for device in target_devices)
 
 
 def _device_here(asked: str | None, target_devices: Sequence[Offer]) -> Offer:
@@ -124,7 +138,7 @@ def plan_with_drafter(
     spec = model.spec
     devices, precision = devices_of(config)
     drafter = drafter_of(config, spec, devices)
-    copied_rows = [shape.num_rows for shape in copied_shapes(config, drafter)]
+    copied_rows = [shape.num_rows for shape in copied_shapes(config, drafter, devices)]
     if config.kvflash.pool_tokens is not None:
         _check_policy(config, drafter)
     if drafter is None:

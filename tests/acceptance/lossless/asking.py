@@ -92,7 +92,7 @@ async def running(
 ) -> AsyncIterator[LocalEngine]:
     """An engine as the case wants it; `drafts` False: without speculation."""
     tree = case.budget is not None
-    draft = DraftConfig(target.draft_dir, ddtree=tree, ddtree_budget=case.budget, lookup=False)
+    draft = DraftConfig(target.draft_dir, ddtree=tree, ddtree_budget=case.budget, lookup="off")
     keeps = 0 if case.origin == "cold" else 1 << 28
     config = Config(
         model=ModelConfig(target.model_dir, dtype="fp32"),

@@ -29,7 +29,12 @@ from luceasync.speculation.choice import RoundShape
 from luceasync.speculation.dflash.draft import open_network
 from luceasync.speculation.dflash.draft_config import adjusted, read_draft_spec
 from luceasync.speculation.dflash.features import FeatureRing, FeatureSpec
-from luceasync.speculation.dflash.placement import footprint_of, plan_with_drafter, ring_capacity
+from luceasync.speculation.dflash.placement import (
+    copied_shapes,
+    footprint_of,
+    plan_with_drafter,
+    ring_capacity,
+)
 from tests import tiny
 from tests.processes import backend_program
 
@@ -217,3 +222,23 @@ def test_a_paged_lane_takes_up_the_same_at_8k_and_at_131k(config, tmp_path: Path
         num_bytes = sum(map(plan.device_bytes, plan.shards))
         found.add((num_bytes, network.num_bytes, ring_capacity(drafter.spec, max_ctx)))
     assert len(found) == 1 and len(whole) == 2
+
+
+@pytest.mark.parametrize(
+    ("draft", "devices", "copies"),
+    [
+        ({}, ["cpu:0", "cpu:1"], True),
+        ({}, ["cuda:0"], False),
+        ({}, ["cpu:0", "cuda:0"], False),
+        ({"lookup": "on"}, ["cuda:0"], True),
+        ({"draft_dir": "lookup"}, ["cuda:0"], True),
+        ({"draft_dir": "none"}, ["cpu:0"], False),
+        ({"draft_dir": "none", "lookup": "on"}, ["cpu:0"], False),
+        ({"lookup": "off"}, ["cpu:0"], False),
+        ({"draft_dir": "lookup", "lookup": "off"}, ["cpu:0"], False),
+    ],
+)
+def test_proposals_are_copied_on_cpus_and_where_the_config_says_so(draft, devices, copies) -> None:
+    config = Config(draft=DraftConfig(**draft))
+    found = copied_shapes(config, None, [offer_of(name, 2**33) for name in devices])
+    assert bool(found) == copies
