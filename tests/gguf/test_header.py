@@ -150,7 +150,7 @@ def test_tensors_neither_overlap_nor_repeat(file: Path):
         ({"qwen3__rope__dimension_count": 16}, "expected the whole head"),
         ({"qwen3__expert_count": 64}, "qwen3.expert_count = 64 is not supported"),
         ({"tokenizer__ggml__pre": "klingon"}, "tokenizer.ggml.pre 'klingon' is not supported"),
-        ({"tokenizer__ggml__model": "llama"}, "tokenizer.ggml.model 'llama' is not supported"),
+        ({"tokenizer__ggml__model": "bert"}, "tokenizer.ggml.model 'bert' is not supported"),
         ({"general__alignment": 24}, "general.alignment = 24: expected a power of two"),
     ],
 )
