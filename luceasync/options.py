@@ -140,9 +140,8 @@ def _refuse_alone(assignment: Assignment, values: Mapping[str, Mapping[str, Any]
     for other in OPTIONS:
         is_needed = other.name == assignment.option.setting.needs
         if is_needed and not values[other.section].get(other.field):
-            raise ConfigError(
-                f"{assignment.origin}: {assignment.value!r} is not allowed without {other.flag}"
-            )
+            given = "" if assignment.option.setting.switch else f"{assignment.value!r} is "
+            raise ConfigError(f"{assignment.origin}: {given}not allowed without {other.flag}")
 
 
 def _from_flags(flags: Mapping[str, object]) -> Iterable[Assignment]:

@@ -75,6 +75,13 @@ class Health:
             self._until_s = self._now_s() + REST_S
 
 
+def check_url(url: str) -> None:
+    """Raise ConfigError for a store of another kind, or without the package that speaks to stores.
+    Nothing is asked of it.
+    """
+    _opened(_package(), url)
+
+
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
     """Where a store is. `seal_key`: 32 bytes that its writers share; each object then carries a

@@ -18,7 +18,7 @@ from blake3 import blake3
 from luceasync.config import CacheConfig
 from luceasync.disk_cache.directory import make_usable
 from luceasync.disk_cache.disk import DiskTier
-from luceasync.disk_cache.object_store import StoreSpec
+from luceasync.disk_cache.object_store import StoreSpec, check_url
 from luceasync.disk_cache.upkeep import Upkeep
 from luceasync.errors import ConfigError
 from luceasync.host_cache.arena import node_bytes_of
@@ -147,11 +147,12 @@ def limits_of(config: CacheConfig, held_bytes: int, least_bytes: int = 0) -> Lim
 
 
 def store_spec_of(config: CacheConfig) -> StoreSpec | None:
-    """The store of the configuration; None if there is none. Raises ConfigError for a key file that
-    cannot be read, or that anybody could guess.
+    """The store of the configuration; None if there is none. Raises ConfigError for another kind of
+    URL, and for a key file that cannot be read, or that anybody could guess.
     """
     if config.store_url is None:
         return None
+    check_url(config.store_url)
     if config.store_key_file is None:
         return StoreSpec(config.store_url)
     flag = f"--kv-store-key-file {config.store_key_file}"

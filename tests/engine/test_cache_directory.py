@@ -14,6 +14,7 @@ from luceasync.engine.cache_directory import (
     CacheDirectorySpec,
     held_bytes_of,
     limits_of,
+    store_spec_of,
     warm_bytes_of,
 )
 from luceasync.errors import ConfigError
@@ -106,3 +107,37 @@ def test_memory_is_prepared_for_what_the_disk_holds_and_within_a_share_of_the_bu
     assert warm_bytes(1 << 30, tmp_path) == num_bytes
     assert warm_bytes(4000, tmp_path) == 1000
     assert warm_bytes(0, tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    ("secret", "url", "words"),
+    [
+        (None, "ftp://x/y", "--kv-store ftp://x/y: expected a URL"),
+        ("short", "file:///x", "--kv-store-key-file .*: 5 bytes; expected at least 16"),
+        ("missing", "file:///x", "--kv-store-key-file .*: No such file"),
+    ],
+)
+def test_a_store_that_cannot_be_meant_is_refused_before_it_is_asked(
+    tmp_path: Path, secret: str | None, url: str, words: str
+) -> None:
+    key_file = None if secret is None else tmp_path / "secret"
+    if key_file is not None and secret != "missing":
+        key_file.write_text(secret)
+    config = CacheConfig(cache_dir=tmp_path, store_url=url, store_key_file=key_file)
+    with pytest.raises(ConfigError, match=f"^{words}"):
+        store_spec_of(config)
+
+
+def test_the_seal_of_a_store_follows_from_the_secret_alone(tmp_path: Path) -> None:
+    keys = set()
+    for number, secret in enumerate(
+        ("a secret of sixteen", "a secret of sixteen\n", "another of sixteen")
+    ):
+        (tmp_path / f"{number}").write_text(secret)
+        config = CacheConfig(
+            cache_dir=tmp_path, store_url="file:///x", store_key_file=tmp_path / f"{number}"
+        )
+        found = store_spec_of(config)
+        assert found is not None and secret.strip() not in repr(found)
+        keys.add(found.seal_key)
+    assert len(keys) == 2
