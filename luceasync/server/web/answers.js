@@ -59,7 +59,8 @@ export class Answers {
     } catch (error) {
       failure = error;
       message.stopped = error.name === "AbortError";
-      if (!message.stopped) message.error = error.message;
+      // A TypeError is what browsers throw when a connection breaks, each in its own words.
+      if (!message.stopped) message.error = error instanceof TypeError ? "The server has gone away." : error.message;
     }
     this.running.delete(conversation.id);
     this.watcher.ended(conversation, message, failure);

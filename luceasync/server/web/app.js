@@ -2,7 +2,7 @@
 
 import { Answers } from "./answers.js";
 import { get } from "./api.js";
-import { append, create, path, select, titleOf } from "./conversation.js";
+import { append, create, path, select, shortTitle, titleOf } from "./conversation.js";
 import { icon, make } from "./dom.js";
 import { showEmpty } from "./empty.js";
 import { AttachedFiles, takeDropped, textOf } from "./files.js";
@@ -21,6 +21,7 @@ import { labelOf } from "./words.js";
 const POLL_MS = 2000;
 const HIDDEN_POLL_MS = 20_000;
 const KEEP_EVERY_MS = 5000;
+const MAX_IMPORT_BYTES = 2 ** 28; // what this page has exported may be large
 const at = (id) => document.getElementById(id);
 
 const store = new Store();
@@ -216,7 +217,7 @@ function showMenu(conversation, anchor) {
 function renameAt(conversation, anchor) {
   const node = anchor === at("more") ? at("title") : sidebar.itemOf(conversation.id);
   rename(node, conversation.title, async (title) => {
-    conversation.title = title;
+    conversation.title = shortTitle(title);
     await keep(conversation);
     show();
   });
@@ -238,7 +239,7 @@ async function remove(conversation) {
 async function importFiles(chosen) {
   for (const file of chosen) {
     try {
-      const found = fromFile(file.name, await textOf(file));
+      const found = fromFile(file.name, await textOf(file, MAX_IMPORT_BYTES));
       for (const each of found) await store.save(each);
       toasts.show(`${found.length === 1 ? `“${found[0].title}” was` : `${found.length} conversations were`} imported.`);
       at("settings").close();
@@ -403,6 +404,7 @@ async function main() {
   focusQuestion();
   poll();
   await store.open((id) => {
+    if (!byId(id)) answers.stop({ id }); // another tab has deleted it
     if (id === state.current.id && store.has(state.current)) show();
     else showList();
   }, (id) => answers.running.has(id));

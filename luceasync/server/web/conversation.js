@@ -25,6 +25,7 @@
  */
 
 const TITLE_CHARS = 60;
+const MAX_TITLE_CHARS = 200;
 
 /** @returns {string} an id, also on pages without HTTPS, where randomUUID is missing. */
 export function newId() {
@@ -35,6 +36,28 @@ export function newId() {
 /** @returns {Conversation} */
 export function create(system = "") {
   return { id: newId(), title: "", system, messages: {}, head: null, savedAt: Date.now() };
+}
+
+/**
+ * Take over the messages that another tab has added to the same conversation. None is ever removed;
+ * of one that both have, the longer version is the later one, and of equals the one that has ended.
+ */
+export function merge(conversation, other) {
+  for (const [id, theirs] of Object.entries(other.messages)) {
+    const ours = conversation.messages[id];
+    if (!ours) conversation.messages[id] = theirs;
+    else if (isLater(theirs, ours)) Object.assign(ours, theirs); // the object that an answer grows in
+  }
+}
+
+function isLater(one, other) {
+  const more = one.content.length - other.content.length;
+  return more > 0 || (more === 0 && Boolean(other.stopped) && !one.stopped);
+}
+
+/** @returns {string} a title that has room. */
+export function shortTitle(title) {
+  return title.length > MAX_TITLE_CHARS ? `${title.slice(0, MAX_TITLE_CHARS - 1)}…` : title;
 }
 
 /** @returns {Message[]} the branch that is shown, first message first. */
@@ -116,7 +139,8 @@ export function matches(conversation, query) {
  */
 export function upgraded(kept) {
   if (!kept || typeof kept.id !== "string" || typeof kept.messages !== "object" || !kept.messages) return null;
-  const made = { ...create(), ...kept, title: String(kept.title ?? ""), system: String(kept.system ?? "") };
+  const made = { ...create(), ...kept, title: text(kept.title), system: text(kept.system) };
+  made.title = shortTitle(made.title);
   if (Array.isArray(kept.messages)) {
     made.messages = {};
     made.head = null;
@@ -132,6 +156,8 @@ export function upgraded(kept) {
   const isEmpty = !Object.keys(made.messages).length;
   return isWhole && !isEmpty && made.head in made.messages && !hasCircle(made.messages) ? made : null;
 }
+
+const text = (value) => (typeof value === "string" ? value : "");
 
 function hasCircle(messages) {
   const seen = new Set(); // messages from which the first one is reached

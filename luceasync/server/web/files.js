@@ -48,8 +48,8 @@ export class AttachedFiles {
 }
 
 /** @returns {Promise<string>} @throws {Error} whose message continues "it ..." */
-export async function textOf(file) {
-  if (file.size > MAX_FILE_BYTES) throw new Error(`is larger than ${size(MAX_FILE_BYTES)}`);
+export async function textOf(file, maxBytes = MAX_FILE_BYTES) {
+  if (file.size > maxBytes) throw new Error(`is larger than ${size(maxBytes)}`);
   const bytes = await file.arrayBuffer();
   try {
     return new TextDecoder("utf-8", { fatal: true }).decode(bytes);

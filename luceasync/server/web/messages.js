@@ -251,7 +251,10 @@ class MessageView {
     area.addEventListener("input", check);
     area.addEventListener("keydown", (event) => {
       if (event.key === "Escape") { event.stopPropagation(); close(); }
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) send.click();
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        send.click();
+      }
     });
     this.editor = make("div", { className: "editor" }, area, make("div", { className: "row" }, button("Cancel", close), send));
     this.body.hidden = this.foot.hidden = true;

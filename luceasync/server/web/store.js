@@ -1,6 +1,6 @@
 // Conversations in this browser's IndexedDB, settings in its localStorage, if it allows that.
 
-import { upgraded } from "./conversation.js";
+import { merge, upgraded } from "./conversation.js";
 
 const DATABASE = "luceasync";
 const TABLE = "conversations";
@@ -22,8 +22,8 @@ export class Store {
   }
 
   /**
-   * Read what is kept. `changed` is called with the id of what another tab has saved or removed,
-   * unless `isHeld(id)`: then this tab's version is the one to keep.
+   * Read what is kept. `changed` is called with the id of what another tab has saved or removed. If
+   * `isHeld(id)`, an answer is being written here: what the other tab has added joins it.
    */
   open(changed, isHeld) {
     this.opening = this.read(changed, isHeld);
@@ -39,12 +39,11 @@ export class Store {
       this.conversations = sorted([...kept, ...this.conversations.filter(isNew)]);
       this.tabs = new BroadcastChannel(DATABASE);
       this.tabs.onmessage = async ({ data: id }) => {
-        if (isHeld(id)) return;
         const kept = upgraded(await asked(this.table().get(id)));
         const others = this.conversations.filter((each) => each.id !== id);
         const before = this.conversations.find((each) => each.id === id);
         // The same object, so that a view of it stays one of what is kept.
-        const now = kept && before ? Object.assign(before, kept) : kept;
+        const now = kept && before ? joined(before, kept, isHeld(id)) : kept;
         this.conversations = now ? sorted([now, ...others]) : others;
         changed(id);
       };
@@ -71,7 +70,10 @@ export class Store {
     for (const name of [...names, EARLIEST]) this.local?.removeItem(name);
   }
 
-  /** @returns {Promise<string>} what the user should know if it could not be kept, else "". */
+  /**
+   * Keep the conversation, with what other tabs have added to it meanwhile.
+   * @returns {Promise<string>} what the user should know if it could not be kept, else "".
+   */
   async save(conversation) {
     conversation.savedAt = Date.now();
     const others = this.conversations.filter((each) => each.id !== conversation.id);
@@ -79,7 +81,10 @@ export class Store {
     await this.opening;
     if (!this.database) return "This browser does not let the page store anything: conversations are lost when this tab closes.";
     try {
-      await asked(this.table("readwrite").put(conversation));
+      const table = this.table("readwrite"); // one transaction: no other tab comes between
+      const kept = upgraded(await asked(table.get(conversation.id)));
+      if (kept) merge(conversation, kept);
+      await asked(table.put(conversation));
       this.tabs.postMessage(conversation.id);
       return "";
     } catch {
@@ -117,6 +122,12 @@ export class Store {
     this.ownKey = key;
     write(this.session, KEY, key);
   }
+}
+
+function joined(conversation, kept, isHeld) {
+  if (!isHeld) return Object.assign(conversation, kept);
+  merge(conversation, kept);
+  return Object.assign(conversation, { title: kept.title, system: kept.system });
 }
 
 const sorted = (conversations) => conversations.sort((one, other) => other.savedAt - one.savedAt);

@@ -1,6 +1,7 @@
 // What people read about numbers: sizes, times, and why an answer took as long as it did. Pure.
 
 export function size(bytes) {
+  if (bytes < 2 ** 10) return `${bytes} bytes`;
   if (bytes < 2 ** 20) return `${(bytes / 2 ** 10).toFixed(0)} KiB`;
   return bytes < 2 ** 30 ? `${(bytes / 2 ** 20).toFixed(bytes < 10 * 2 ** 20 ? 1 : 0)} MiB` : `${(bytes / 2 ** 30).toFixed(1)} GiB`;
 }

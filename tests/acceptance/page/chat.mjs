@@ -22,6 +22,22 @@ const nextBody = async (act) => {
   await act();
   return (await asked).postDataJSON();
 };
+/** What is kept of the conversation of this title: the text of each message. */
+const stored = (tab, title) => tab.evaluate(async (title) => {
+  const asked = (request) => new Promise((resolve) => { request.onsuccess = () => resolve(request.result); });
+  const database = await asked(indexedDB.open("luceasync"));
+  const all = await asked(database.transaction("conversations").objectStore("conversations").getAll());
+  database.close();
+  return Object.values(all.find((each) => each.title === title).messages).map(({ content }) => content.trim());
+}, title);
+const poll = async (found, isEnough) => {
+  for (let i = 0; i < 200; i += 1) {
+    const now = await found();
+    if (isEnough(now)) return now;
+    await new Promise((done) => setTimeout(done, 50));
+  }
+  return found();
+};
 const titles = () => page.locator("#conversations .open").allTextContents();
 const menu = async (item) => {
   await page.locator("#more").click();
@@ -324,6 +340,47 @@ await run({
     await page.reload();
     await page.locator("#conversations .open", { hasText: "This tab" }).waitFor(WAIT);
     assert(!(await titles()).some((title) => title.startsWith("Other tab")));
+  },
+  async tabs_that_answer_in_one_conversation_lose_nothing() {
+    let go;
+    const gate = new Promise((open) => { go = open; });
+    own.set(CHAT, paced([{ content: "from this " }, () => gate, { content: "tab" }]));
+    await begin(page);
+    await ask(page, "Both tabs");
+    await page.locator("#messages .said", { hasText: "from this" }).waitFor(WAIT);
+    own.delete(CHAT);
+    const other = await page.context().newPage();
+    await other.goto(url);
+    await other.locator("#conversations .open", { hasText: "Both tabs" }).click();
+    await answered(other, say("from the other tab", "Beside it"));
+    go();
+    await done(page);
+    for (const tab of [page, other]) {
+      const kept = await poll(() => stored(tab, "Both tabs"), (said) => said.includes("from this tab"));
+      assert.deepEqual(kept.filter((said) => !said.startsWith("Beside")).sort(), ["Both tabs", "from the other tab", "from this tab"]);
+    }
+    await other.close();
+  },
+  async what_another_tab_deletes_while_it_is_answered_stays_deleted() {
+    let go;
+    const gate = new Promise((open) => { go = open; });
+    own.set(CHAT, paced([{ content: "begun " }, () => gate, { content: "ended" }]));
+    await begin(page);
+    await ask(page, "Deleted elsewhere");
+    await page.locator("#messages .said", { hasText: "begun" }).waitFor(WAIT);
+    const other = await page.context().newPage();
+    await other.goto(url);
+    await other.locator("#conversations .open", { hasText: "Deleted elsewhere" }).click();
+    await other.locator("#more").click();
+    await other.getByRole("menuitem", { name: "Delete" }).click();
+    await page.locator("#conversations .open", { hasText: "Deleted elsewhere" }).waitFor({ state: "detached", ...WAIT });
+    go();
+    await done(page);
+    own.delete(CHAT);
+    await other.close();
+    await page.reload();
+    await page.locator("#conversations .open").first().waitFor(WAIT);
+    assert(!(await titles()).some((title) => title.startsWith("Deleted elsewhere")));
   },
   async another_conversation_is_used_while_one_is_answered() {
     await begin(page);
