@@ -297,6 +297,11 @@ class DiskTier:
         )
 
     @property
+    def has_store(self) -> bool:
+        """Whether there is a store behind it."""
+        return self._store_spec is not None
+
+    @property
     def store_counts(self) -> dict[str, int]:
         """What was asked of the store since it was opened, by name; empty without one."""
         return {} if self._store is None else self._store.counts

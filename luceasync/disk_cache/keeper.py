@@ -77,7 +77,7 @@ class KeeperLease:
                 return True
             # Another server was faster. Its lease goes back, unless a third one has taken its
             # place: then the next renewal tells which of them holds.
-            with contextlib.suppress(FileExistsError):
+            with contextlib.suppress(OSError):
                 os.link(aside, self._path)
             return False
         finally:

@@ -251,7 +251,10 @@ class ObjectStore:
             began_s = time.monotonic()
             name = self._queue.popleft()
             self._queued.discard(name)
-            await self._put(name)
+            try:
+                await self._put(name)
+            except Exception:  # an upload that fails must not end the server
+                log.exception("%s was not uploaded", name.key[:16])
             await asyncio.sleep((time.monotonic() - began_s) * (1 / UPLOAD_SHARE - 1))
 
     async def _put(self, name: NodeName) -> None:

@@ -350,6 +350,10 @@ class PrefixCache:
         self.index.files_changed(there, (), is_whole=False)
         self._lookup.found(asked, there)
 
+    def begin_lookups(self) -> None:
+        """The directory is open: files may be looked for from now on."""
+        self._lookup.is_open = True
+
     def keep_disk(self, keeps_disk: bool) -> None:
         """Whether this server keeps the budget of a directory that it shares."""
         self.index.keeps_disk = keeps_disk

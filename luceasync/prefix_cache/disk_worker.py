@@ -85,6 +85,7 @@ class DiskWorker:
         self._scanned_at_s = self._scan_s = 0.0
         self._is_scan_due = False
         self._keeps_disk = False
+        self._finds_more = False
         self._reading: dict[NodeKey, ReadProgress] = {}
         self._tells_progress = False
         self._num_removals = self._told_removals = (
@@ -181,6 +182,9 @@ class DiskWorker:
 
     async def serve(self, disk: DiskTier) -> None:
         """Work until cancelled. Scans every RESCAN_S for what other processes have done."""
+        self._finds_more = disk.is_shared or disk.has_store
+        if self._finds_more:
+            self._tell(_begin_lookups)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._rescan(disk))
             tasks.create_task(self._watch(disk))
@@ -193,6 +197,8 @@ class DiskWorker:
 
     def scan_again(self) -> None:
         """Scan the disk for an index that knows nothing of it."""
+        if self._finds_more:
+            self._tell(_begin_lookups)
         if self._keeps_disk:
             self._tell(partial(_keep_disk, True))
         self._jobs.put_nowait(partial(self.scan, is_again=True))
@@ -380,6 +386,10 @@ class DiskWorker:
 
 def _tell_reading(come: Mapping[NodeKey, int], prefixes: PrefixCache) -> None:
     prefixes.reading(come)
+
+
+def _begin_lookups(prefixes: PrefixCache) -> None:
+    prefixes.begin_lookups()
 
 
 def _keep_disk(keeps_disk: bool, prefixes: PrefixCache) -> None:

@@ -57,6 +57,7 @@ class DirectLookup:
         self._chunk_tokens = chunk_tokens
         self._min_fork_tokens = min_fork_tokens
         self._patience_s = patience_s
+        self.is_open = False  # a directory may take minutes to open, which no prompt waits for
         self._pending: set[FileName] = set()
         self._absent: dict[FileName, float] = {}  # since when each is known not to be there
 
@@ -64,9 +65,7 @@ class DirectLookup:
         """Whether the lease has to wait: files are being looked for that may continue its match.
         Those below a node are looked for once.
         """
-        if not (self._limits.is_shared or self._limits.has_store):
-            return False
-        if lease.without_disk or lease.is_run_whole:
+        if not self.is_open or lease.without_disk or lease.is_run_whole:
             return False
         if lease.sought & self._pending:
             return True
