@@ -136,16 +136,21 @@ class ObjectStore:
         return dict(self._counts)
 
     async def check(self) -> None:
-        """Ask the store for an object. Raises ConfigError if it does not answer, or refuses."""
+        """Ask the store for an object. Raises ConfigError if it refuses. One that does not answer
+        now may answer later: the server works without it.
+        """
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 await self._obstore.head_async(self._store, self._path("0" * 8, Half.ROWS))
         except FileNotFoundError:
             return
         except TimeoutError:
-            raise ConfigError(f"{FLAG} {self._url}: no answer in {OPEN_TIMEOUT_S:g} s") from None
+            self._fail(f"no answer in {OPEN_TIMEOUT_S:g} s")
         except self._errors as error:
-            raise ConfigError(f"{FLAG} {self._url}: {_first_line(error)}") from None
+            errors = self._obstore.exceptions
+            if isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError):
+                raise ConfigError(f"{FLAG} {self._url}: {_first_line(error)}") from None
+            self._fail(_first_line(error))
 
     async def close(self) -> None:
         """Wait for writes of fetched files."""

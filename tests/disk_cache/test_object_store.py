@@ -223,6 +223,24 @@ async def test_a_store_that_refuses_is_an_error_at_the_start(
             pass
 
 
+async def test_a_store_that_is_gone_at_the_start_may_come_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await upload(tmp_path)
+
+    async def gone(*_: object) -> None:
+        raise obstore.exceptions.GenericError("connection refused")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(obstore, "head_async", gone)
+        server_of_ours = server(tmp_path, "ours")
+        ours = await server_of_ours.__aenter__()
+    assert ours.degraded == "connection refused"
+    assert await find(ours, ROWS) == [KEY]
+    assert ours.degraded == ""
+    await server_of_ours.__aexit__(None, None, None)
+
+
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "obstore", None)
     with pytest.raises(ConfigError, match=r"luceasync\[store\]"):
