@@ -41,7 +41,7 @@ from luceasync.speculation.dflash.feature_contents import DraftFeatures
 from luceasync.speculation.dflash.load import LoadedDraft, load_draft, start_draft
 from luceasync.speculation.dflash.placement import DFlashPlacement
 from luceasync.speculation.dflash.process import DraftProcessResources
-from luceasync.speculation.lookup.drafter import LookupDrafter
+from luceasync.speculation.lookup import LookupDrafter
 from luceasync.speculation.speculator import Speculator
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.history import History

@@ -1,6 +1,6 @@
 """The ends that speculation works between: drafters, and the target that verifies.
 
-Protocols and what they are told; bodies of a drafter are in lookup/ and dflash/.
+Protocols and what they are told; bodies of a drafter are lookup, mtp and those in dflash/.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from luceasync.engine.load import DecodeWith, speculate
 from luceasync.engine.start import build_engine
 from luceasync.request import ChatPrompt, Constraint, Finish, Request, Sampling
 from luceasync.speculation.choice import RoundPlan, RoundShape
-from luceasync.speculation.lookup.drafter import LOOKUP
+from luceasync.speculation.lookup import LOOKUP
 from tests import tiny
 from tests.processes import placed
 

@@ -24,7 +24,7 @@ from luceasync.speculation.choice import (
     shapes_for,
     without_context,
 )
-from luceasync.speculation.lookup.drafter import lookup_shapes
+from luceasync.speculation.lookup import lookup_shapes
 from luceasync.speculation.speculator import LaneTally, SpeculationTotals
 
 SHAPES = shapes_for(16, None)

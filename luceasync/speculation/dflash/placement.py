@@ -29,7 +29,7 @@ from luceasync.speculation.dflash.draft_config import (
     read_draft_spec,
     refuse_without_drafter,
 )
-from luceasync.speculation.lookup.drafter import lookup_shapes
+from luceasync.speculation.lookup import lookup_shapes
 
 DDTREE_BUDGET = 22
 DEVICE, BIN = "--draft-device", "--draft-ipc-bin"

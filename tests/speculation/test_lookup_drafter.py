@@ -11,7 +11,7 @@ import pytest
 from luceasync.cyext.copies import CopyIndex
 from luceasync.speculation.choice import Promise, RoundShape
 from luceasync.speculation.drafter import Anchor, LiveText
-from luceasync.speculation.lookup.drafter import (
+from luceasync.speculation.lookup import (
     CLASSES,
     LookupDrafter,
     class_of,
