@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "attend_layout.cuh"
+#include "attend_sizes.cuh"
 
 // The first dimension of the n-th pair of a lane.
 __device__ __forceinline__ int first_of_pair(int lane, int n) { return 2 * (lane + 32 * n); }

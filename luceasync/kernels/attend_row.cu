@@ -12,6 +12,7 @@
 #include "attend_heads.cuh"
 #include "attend_layout.cuh"
 #include "attend_merge.cuh"
+#include "attend_softmax.cuh"
 #include "attend_units.cuh"
 #include "device_words.cuh"
 
@@ -96,10 +97,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
   }
   __syncthreads();
 
-  Softmax softmax(begin + AT_QUERIES, lane);
+  Softmax<HALVES> softmax(begin + AT_QUERIES, lane);
   units.add_to(softmax, scale);
   int num_warps = range.num_warps();
-  if (warp < num_warps) softmax.finish(warp, lane);
+  if (warp < num_warps) softmax.finish(warp * RING_BYTES, AT_WEIGHTS + warp * GROUP * 8, GROUP, lane);
   __syncthreads();
 
   auto gate_of = [&](int quad) {
