@@ -57,6 +57,8 @@ MODELS = {
 # Of which only the numbers are compared: they are served like the others.
 RELATIVES = {
     "gemma 3": Tiny("gemma3_text", types=K_MIX, tied=True, num_layers=6, rope=LINEAR),
+    "gemma 4": Tiny("gemma4_text", types=K_MIX, tied=True),
+    "gemma 4, fused": Tiny("gemma4_text", types={"": "Q8_0"}, tied=True, fused=True),
     "llama 3.1": Tiny("llama", types={"": "Q8_0"}, rope=LLAMA3, tied=True),
     "mistral": Tiny("mistral", types={"": "Q4_0"}, rope={"rope_type": "linear", "factor": 4.0}),
     "qwen2": Tiny("qwen2", types=K_MIX),

@@ -89,10 +89,13 @@ EXPERTS = "expert_count"
 
 
 def common_config(
-    keys: ArchitectureKeys, computed: Sequence[str] = (), num_heads: int | None = None
+    keys: ArchitectureKeys,
+    computed: Sequence[str] = (),
+    num_heads: int | None = None,
+    num_kv_heads: int | None = None,
 ) -> Config:
     """The fields that all architectures have. `computed`: keys of NOT_COMPUTED that this one reads
-    itself. `num_heads`: if layers differ in it. Raises ModelError.
+    itself. `num_heads` and `num_kv_heads`: if layers differ in them. Raises ModelError.
     """
     _refuse_what_is_not_computed(keys, computed)
     metadata, name, model = keys.metadata, keys.name, keys.model
@@ -111,8 +114,8 @@ def common_config(
         )
     rotated = keys.integer("rope.dimension_count", head_dim)
     theta = metadata.real(name("rope.freq_base"), 10000.0)
-    num_kv = name("attention.head_count_kv")
-    has_kv = num_kv in metadata
+    if num_kv_heads is None and name("attention.head_count_kv") in metadata:
+        num_kv_heads = keys.layered("attention.head_count_kv")
     return {
         "hidden_act": "silu",
         "hidden_size": hidden,
@@ -120,7 +123,7 @@ def common_config(
         "num_hidden_layers": keys.num_layers,
         **_dense_size(keys, is_needed=EXPERTS not in computed),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": keys.layered("attention.head_count_kv") if has_kv else num_heads,
+        "num_key_value_heads": num_kv_heads or num_heads,
         "head_dim": head_dim,
         "rms_norm_eps": metadata.real(name("attention.layer_norm_rms_epsilon")),
         "rope_parameters": _rope(keys, rotated, computed) | {"rope_theta": theta},

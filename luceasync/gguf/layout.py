@@ -104,6 +104,47 @@ def _windowed_layers(keys: ArchitectureKeys, usual: int) -> list[str]:
     return [SLIDING if (layer + 1) % interval else FULL for layer in range(num_layers)]
 
 
+def gemma4_config(keys: ArchitectureKeys) -> Config:
+    """The config of a Gemma 4. Layers that see all tokens have heads of another size, and values of
+    their own if the file has any. Raises ModelError.
+    """
+    num_kv_heads = keys.of_layers("attention.head_count_kv")
+    config = common_config(keys, (WINDOW, LOGIT_CAP), num_kv_heads=max(num_kv_heads))
+    kinds, local = _windowed_layers(keys, 6), _local_head_dim(keys)
+    full = config["rope_parameters"]
+    if config.pop("partial_rotary_factor") != 1.0:
+        raise ModelError(f"{keys.name('rope.dimension_count')}: expected the whole head")
+    theta = keys.metadata.real(keys.name("rope.freq_base_swa"), 10000.0)
+    dims = {FULL: config["head_dim"], SLIDING: local}
+    sizes = {
+        str(layer): {"head_dim": dims[kind], "num_key_value_heads": num}
+        for layer, (kind, num) in enumerate(zip(kinds, num_kv_heads, strict=True))
+    }
+    blocks = [f"blk.{layer}.attn_" for layer, kind in enumerate(kinds) if kind == FULL]
+    values = [f"{block}{end}" for block in blocks for end in ("v.weight", "qkv.weight")]
+    del config["hidden_act"]
+    return config | {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rope_parameters": {FULL: full, SLIDING: {"rope_type": "default", "rope_theta": theta}},
+        "final_logit_softcapping": keys.metadata.real(keys.name(LOGIT_CAP), 0.0) or None,
+        "sliding_window": keys.integer(WINDOW),
+        "layer_types": kinds,
+        "per_layer_config": sizes,
+        "attention_k_eq_v": not any(name in keys.model.tensors for name in values),
+        "num_kv_shared_layers": keys.integer("attention.shared_kv_layers", 0),
+        "hidden_size_per_layer_input": keys.integer("embedding_length_per_layer_input", 0),
+    }
+
+
+def _local_head_dim(keys: ArchitectureKeys) -> int:
+    """The size of heads in layers with a window, which turn whole. Raises ModelError."""
+    head_dim = keys.integer("attention.key_length_swa")
+    for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
+        if (value := keys.integer(key, head_dim)) != head_dim:
+            raise ModelError(f"{keys.name(key)} = {value}: expected {head_dim}, as key_length_swa")
+    return head_dim
+
+
 MAGNITUDE = "yarn_attn_factor"
 SIGMOID = 2  # as an expert_gating_func
 
@@ -282,8 +323,10 @@ BETWEEN_NORMS = ATTENTION | {
     "pre_feedforward_layernorm.weight": "ffn_norm.weight",
     "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
 }
+SCALED = BETWEEN_NORMS | {"layer_scalar": "layer_output_scale.weight"}
 ARCHITECTURES = {
     "gemma3": Architecture(gemma3_config, BETWEEN_NORMS),
+    "gemma4": Architecture(gemma4_config, SCALED),
     "llama": Architecture(whole_heads_config, DENSE, llama_orders),
     "qwen2": Architecture(whole_heads_config, DENSE),
     "qwen3": Architecture(whole_heads_config, DENSE),
@@ -343,7 +386,7 @@ class GgufLayout:
         if stored in self.model.tensors:
             return TensorLocation(stored, 0, orders)
         fused = self.model.tensors.get(f"blk.{layer}.{FUSED}")
-        if fused is not None and rest in (begins := self._begins(fused[1].shape[0])):
+        if fused is not None and rest in (begins := self._begins(layer, fused[1].shape[0])):
             return TensorLocation(fused[1].name, begins[rest], orders)
         other = ALIASES.get(self._names[rest])
         return TensorLocation(f"blk.{layer}.{other}" if other else stored, 0, orders)
@@ -369,8 +412,9 @@ class GgufLayout:
             in_block is not None and int(in_block[1]) >= self.num_layers
         )
 
-    def _begins(self, num_rows: int) -> dict[str, int]:
+    def _begins(self, layer: str, num_rows: int) -> dict[str, int]:
         """Where query, key and value rows begin in a fused matrix. A query may have a gate."""
-        kv = self.config["num_key_value_heads"] * self.config["head_dim"]
+        own = self.config.get("per_layer_config", {}).get(layer, self.config)
+        kv = own["num_key_value_heads"] * own["head_dim"]
         begins = (0, num_rows - 2 * kv, num_rows - kv)
         return {f"self_attn.{n}_proj.weight": b for n, b in zip("qkv", begins, strict=True)}

@@ -19,8 +19,10 @@ ADDED = (CONTROL, USER_DEFINED)
 END_KEYS = tuple(f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom"))
 ENDS = (
     *("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),
-    "<end_of_turn>",
+    *("<end_of_turn>", "<turn|>"),
 )
+# Of Gemma 4, which other programs show as text: here the answer of a tool would begin.
+CALLED = "<|tool_response>"
 BEGIN = "tokenizer.ggml.bos_token_id"
 SPACE = "\u2581"  # of pieces
 TEMPLATE = "tokenizer.chat_template"
@@ -182,21 +184,34 @@ def _vocabulary(metadata: Metadata) -> GgufVocabulary:
 def _byte_level(metadata: Metadata, tokens: _Tokens) -> dict[str, Any]:
     """The parts of a definition whose tokens are bytes, with merges in the order of the file."""
     pre, ids = _pre_of(metadata), tokens.ids
-    merges = [_merge(entry, ids) for entry in metadata.strings("tokenizer.ggml.merges")]
     return {
         "normalizer": {"type": "NFC"} if pre.nfc else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": _pretokenizers(pre)},
         "post_processor": _beginning(metadata, tokens, default=False),
         "decoder": BYTES | {"use_regex": True},
-        "model": _bpe(ids, merges) | {"ignore_merges": pre.ignore_merges},
+        "model": _bpe(ids, _merges(metadata, ids)) | {"ignore_merges": pre.ignore_merges},
     }
 
 
-def _pieces(metadata: Metadata, tokens: _Tokens) -> dict[str, Any]:
-    """The parts of a definition of SentencePiece (Kudo and Richardson, 2018), whose tokens are text
-    with SPACE for spaces. Other characters become bytes.
+def _scored_pieces(metadata: Metadata, tokens: _Tokens) -> dict[str, Any]:
+    """The parts of a definition of SentencePiece (Kudo and Richardson, 2018), whose merges follow
+    from the scores of pieces.
     """
     spaced = metadata.flag("tokenizer.ggml.add_space_prefix", True)
+    return _pieces(metadata, tokens, _merges_by_score(metadata, tokens), spaced=spaced)
+
+
+def _merged_pieces(metadata: Metadata, tokens: _Tokens) -> dict[str, Any]:
+    """The parts of a definition of pieces with merges in the order of the file."""
+    return _pieces(metadata, tokens, _merges(metadata, tokens.ids), spaced=False)
+
+
+def _pieces(
+    metadata: Metadata, tokens: _Tokens, merges: list[str], *, spaced: bool
+) -> dict[str, Any]:
+    """The parts of a definition whose tokens are text with SPACE for spaces, one of which stands
+    before a text that is `spaced`. Other characters become bytes.
+    """
     replaced = [("Replace", {"pattern": {"String": " "}, "content": SPACE})]
     if spaced:
         replaced.insert(0, ("Prepend", {"prepend": SPACE}))
@@ -209,7 +224,6 @@ def _pieces(metadata: Metadata, tokens: _Tokens) -> dict[str, Any]:
         restored.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     key = "tokenizer.ggml.unknown_token_id"
     unknown = tokens.text_at(metadata, key) if key in metadata else None
-    merges = _merges_by_score(metadata, tokens)
     return {
         "normalizer": {
             "type": "Sequence",
@@ -223,7 +237,7 @@ def _pieces(metadata: Metadata, tokens: _Tokens) -> dict[str, Any]:
     }
 
 
-def _merges_by_score(metadata: Metadata, tokens: _Tokens) -> list[list[str]]:
+def _merges_by_score(metadata: Metadata, tokens: _Tokens) -> list[str]:
     """All pairs of pieces that make up a piece, that with the highest score first. Of equal pieces
     SentencePiece merges the first in the text; here pairs have an order, which can differ only
     where a piece overlaps itself.
@@ -232,10 +246,11 @@ def _merges_by_score(metadata: Metadata, tokens: _Tokens) -> list[list[str]]:
     scores = metadata.reals(key)
     if len(scores) != len(tokens.texts):
         raise ModelError(f"{key} has {len(scores)} entries for {len(tokens.texts)} tokens")
-    pieces = {text for text, kind in zip(tokens.texts, tokens.kinds, strict=True) if kind == NORMAL}
-    by_score = sorted(pieces, key=lambda text: (-scores[tokens.ids[text]], tokens.ids[text]))
+    each = zip(tokens.texts, tokens.kinds, scores, strict=True)
+    pieces = {text: score for text, kind, score in each if kind == NORMAL and " " not in text}
+    by_score = sorted(pieces, key=pieces.__getitem__, reverse=True)  # equal ones stay in order
     return [
-        [left, right]
+        f"{left} {right}"
         for text in by_score
         for cut in range(1, len(text))
         if (left := text[:cut]) in pieces and (right := text[cut:]) in pieces
@@ -244,12 +259,17 @@ def _merges_by_score(metadata: Metadata, tokens: _Tokens) -> list[list[str]]:
 
 # By the value of tokenizer.ggml.model.
 MODELS: Mapping[str, Callable[[Metadata, _Tokens], dict[str, Any]]] = {
+    "gemma4": _merged_pieces,
     "gpt2": _byte_level,
-    "llama": _pieces,
+    "llama": _scored_pieces,
 }
 
 
-def _bpe(ids: dict[str, int], merges: list[list[str]]) -> dict[str, Any]:
+def _bpe(ids: dict[str, int], merges: list[str]) -> dict[str, Any]:
+    """A model with merges such as "a b". Pairs, as a tokenizer.json has them today, take twice as
+    long to read; but as text a merge that begins like this would be a comment.
+    """
+    is_text = not any(merge.startswith("#version") for merge in merges)
     return {
         "type": "BPE",
         "dropout": None,
@@ -260,7 +280,7 @@ def _bpe(ids: dict[str, int], merges: list[list[str]]) -> dict[str, Any]:
         "byte_fallback": False,
         "ignore_merges": False,
         "vocab": ids,
-        "merges": merges,
+        "merges": merges if is_text else [merge.split(" ") for merge in merges],
     }
 
 
@@ -285,13 +305,16 @@ def _pretokenizers(pre: PreTokenizer) -> list[dict[str, Any]]:
     return own if any(split["type"] == "ByteLevel" for split in own) else [*own, BYTES]
 
 
-def _merge(entry: str, ids: dict[str, int]) -> list[str]:
-    left, _, right = entry.partition(" ")
-    if left not in ids or right not in ids or left + right not in ids:
-        raise ModelError(
-            f"tokenizer.ggml.merges has {entry[:80]!r}, which does not merge two tokens"
-        )
-    return [left, right]
+def _merges(metadata: Metadata, ids: dict[str, int]) -> list[str]:
+    """The merges of the file, such as "a b", in order."""
+    entries = metadata.strings("tokenizer.ggml.merges")
+    for entry in entries:
+        left, _, right = entry.partition(" ")
+        if left not in ids or right not in ids or left + right not in ids:
+            raise ModelError(
+                f"tokenizer.ggml.merges has {entry[:80]!r}, which does not merge two tokens"
+            )
+    return entries
 
 
 def _added(token_id: int, content: str, kind: int) -> dict[str, Any]:
@@ -306,4 +329,5 @@ def _eos_ids(metadata: Metadata, tokens: list[str], kinds: tuple[int, ...]) -> f
         if token_id >= len(tokens):
             raise ModelError(f"{key} = {token_id}: there are only {len(tokens)} tokens")
     also = {i for i, token in enumerate(tokens) if token in ENDS and kinds[i] == CONTROL}
-    return frozenset(also.union(named.values()))
+    called = {i for i, token in enumerate(tokens) if token == CALLED and kinds[i] in ADDED}
+    return frozenset(also.union(called, named.values()))

@@ -5,7 +5,7 @@ Checks everything that can be wrong with a header, before any weight is read. Pu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from luceasync.errors import ModelError
@@ -20,6 +20,8 @@ from luceasync.models.quant import ggml
 from luceasync.models.quant.encoding import QuantEncoding
 from luceasync.models.quant.layout import BLOCK
 from luceasync.models.spec import ModelSpec
+
+SUPPRESSED = "tokenizer.ggml.suppress_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ def read_gguf(model: GgufModel) -> GgufContents:
     try:
         check_tokenizer(model.metadata)
         spec = GGUF_FAMILIES[model.architecture].parse(ConfigFields(layout.config))
+        spec = replace(spec, suppressed=_suppressed(model, spec.vocab_size))
         stored = {name: _stored(layout, name, shape) for name, shape in spec.shapes().items()}
         used = {found.tensor.name for found in stored.values()}
         for name in sorted(model.tensors.keys() - used):
@@ -65,6 +68,15 @@ def read_gguf(model: GgufModel) -> GgufContents:
     except ModelError as error:
         raise ModelError(f"{model.path}: {error}") from None
     return GgufContents(model, spec, stored)
+
+
+def _suppressed(model: GgufModel, vocab_size: int) -> tuple[int, ...]:
+    """The tokens that are never chosen, if the file names any."""
+    ids = model.metadata.integers(SUPPRESSED) if SUPPRESSED in model.metadata else ()
+    for token_id in ids:
+        if not 0 <= token_id < vocab_size:
+            raise ModelError(f"{SUPPRESSED} has {token_id}; expected token ids below {vocab_size}")
+    return tuple(sorted(set(ids)))
 
 
 def _stored(layout: GgufLayout, name: str, shape: Shape) -> GgufTensor:

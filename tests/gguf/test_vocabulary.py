@@ -170,8 +170,19 @@ def spelled(text: str) -> list[str]:
     ]
 
 
-def test_texts_are_spelled_by_the_pieces_of_the_highest_scores(tmp_path: Path):
-    tokenizer, chance = Tokenizer.load(pieces_file(tmp_path)), random.Random(0)
+MERGES = [
+    f"{piece[:cut]} {piece[cut:]}"
+    for piece in PIECES
+    for cut in range(1, len(piece))
+    if piece[:cut] in PIECES and piece[cut:] in PIECES
+]
+MERGED = {"tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": MERGES}
+
+
+@pytest.mark.parametrize("keys", [{}, MERGED], ids=["scores", "merges"])
+def test_texts_are_spelled_by_the_pieces_of_the_highest_scores(tmp_path: Path, keys):
+    """Whether the file has merges or scores alone, from which they follow."""
+    tokenizer, chance = Tokenizer.load(pieces_file(tmp_path, **keys)), random.Random(0)
     for _ in range(1000):
         text = "".join(chance.choices(SPOKEN, k=chance.randrange(1, 40)))
         ids = tokenizer.encode(text)
@@ -182,6 +193,23 @@ def test_texts_are_spelled_by_the_pieces_of_the_highest_scores(tmp_path: Path):
 
 def test_the_turns_of_gemma_end_a_text(tmp_path: Path):
     assert Tokenizer.load(pieces_file(tmp_path)).eos_ids == {1, 4}
+
+
+def test_calls_and_turns_of_gemma_4_end_a_text(tmp_path: Path):
+    """A call ends where its result would begin, which the file says is text to be shown."""
+    path = pieces_file(tmp_path, **MERGED)
+    tokens = read_model(path).metadata.strings("tokenizer.ggml.tokens")
+    tokens[4], tokens[6] = "<turn|>", "<|tool_response>"
+    ending = pieces_file(tmp_path, **MERGED, **{"tokenizer.ggml.tokens": tokens})
+    assert Tokenizer.load(ending).eos_ids == {1, 4, 6}
+
+
+def test_a_merge_that_looks_like_a_comment_is_one(tmp_path: Path):
+    tokens = read_model(pieces_file(tmp_path)).metadata.strings("tokenizer.ggml.tokens")
+    tokens[-2:] = ["#version", "#version" + SPACE + "a"]
+    path = pieces_file(tmp_path, **{"tokenizer.ggml.tokens": tokens})
+    definition = json.loads(vocabulary_of(read_model(path)).definition)
+    assert ["#version", SPACE + "a"] in definition["model"]["merges"]
 
 
 def test_texts_begin_with_what_the_file_puts_before_them(tmp_path: Path):
@@ -204,7 +232,10 @@ def test_a_space_before_a_text_is_the_tokenizers_own(tmp_path: Path):
         ({"tokenizer.ggml.scores": [1, 2]}, "scores is an array, each entry an integer; expected"),
         ({"tokenizer.ggml.scores": struct.pack("<IIQf", 9, 6, 1, 0.0)}, "scores has 1 entries for"),
         ({"tokenizer.ggml.bos_token_id": 9999}, "bos_token_id = 9999: there are only"),
-        ({"tokenizer.ggml.model": "t5"}, "model 't5' is not supported; expected gpt2 or llama"),
+        (
+            {"tokenizer.ggml.model": "t5"},
+            "'t5' is not supported; expected gemma4 or gpt2 or",
+        ),
     ],
 )
 def test_invalid_pieces_are_refused(tmp_path: Path, keys, words: str):

@@ -26,6 +26,7 @@ VOCAB = 512
 ARCHITECTURES = {
     "laguna": "laguna",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "llama": "llama",
     "mistral": "llama",
     "qwen2": "qwen2",
@@ -34,6 +35,15 @@ ARCHITECTURES = {
     "qwen3_5_moe": "qwen35moe",
     "qwen3_moe": "qwen3moe",
     "smollm3": "smollm3",
+}
+# Of a tiny Gemma 4, beside the sizes that all have.
+GEMMA4 = {
+    "sliding_window": 24,
+    "hidden_size_per_layer_input": 0,
+    "global_head_dim": 128,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "final_logit_softcapping": 30.0,
 }
 LLAMA3 = {
     "rope_type": "llama3",
@@ -74,6 +84,7 @@ LAYER_NAMES = {
     **{f"mlp.shared_expert.{n}_proj": f"ffn_{n}_shexp" for n in ("gate", "up", "down")},
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
+    "layer_scalar": "layer_output_scale",
     "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_b": "ssm_beta",
@@ -155,6 +166,9 @@ def build(tiny: Tiny) -> PreTrainedModel:
             whole = {"rope_type": "default", "rope_theta": 50000.0, **(tiny.rope or {})}
             fields |= {"sliding_window": 24, "query_pre_attn_scalar": common["head_dim"]}
             fields |= {"rope_parameters": {"full_attention": whole}}
+        if tiny.family == "gemma4_text":
+            kinds = ["sliding_attention"] * (tiny.num_layers - 1) + ["full_attention"]
+            fields |= GEMMA4 | {"layer_types": kinds}
         config = AutoConfig.for_model(tiny.family, **fields)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     else:
@@ -172,6 +186,9 @@ def build(tiny: Tiny) -> PreTrainedModel:
         )
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
+        own = (buffer for name, buffer in model.named_buffers() if name.endswith("layer_scalar"))
+        for buffer in own:
+            buffer *= 0.5 + torch.rand(1)
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter += (1 if "bias" in name else 0.1) * torch.randn_like(parameter)
@@ -204,7 +221,8 @@ def write(tiny: Tiny, folder: Path) -> tuple[Path, Path]:
         if stored.ndim == 1 or name.endswith(FLOATS):
             kind = "F32"
         data = encoded(stored, kind, seed=number)
-        if tiny.fused and own_name.endswith(QKV):
+        has_all = name.replace("k_proj", "v_proj").replace("q_proj", "v_proj") in state
+        if tiny.fused and has_all and own_name.endswith(QKV):
             parts[own_name] = data
         else:
             writer.add_tensor(own_name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
@@ -362,12 +380,15 @@ def _add_keys(writer: gguf.GGUFWriter, arch: str, tiny: Tiny, config: Any) -> No
     if "moe" not in arch:
         writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(getattr(config, "num_attention_heads_per_layer", None) or 4)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
+    if arch == "gemma4":
+        _add_gemma4(writer, config)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(_whole_rope(config.rope_parameters)["rope_theta"])
-    if arch in ("gemma3", "laguna"):
+    if arch in ("gemma3", "gemma4", "laguna"):
         writer.add_sliding_window(config.sliding_window)
     _add_rope(writer, tiny.rope or {}, config)
     if arch == "laguna":
@@ -392,6 +413,27 @@ def _add_keys(writer: gguf.GGUFWriter, arch: str, tiny: Tiny, config: Any) -> No
         writer.add_ssm_time_step_rank(tiny.value_heads)
         writer.add_ssm_inner_size(tiny.value_heads * tiny.head_dim)
         writer.add_uint32(f"{arch}.full_attention_interval", 4)
+
+
+def _add_gemma4(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Its heads of two sizes, and divisors that leave all but a quarter of a head in place."""
+    flags = [kind == "sliding_attention" for kind in config.layer_types]
+    local = config.per_layer_config["sliding_attention"].head_dim
+    full, pairs = GEMMA4["global_head_dim"], GEMMA4["global_head_dim"] // 2
+    for name in ("key_length", "value_length"):
+        getattr(writer, f"add_{name}")(full)
+        getattr(writer, f"add_{name}_swa")(local)
+    layers = [config.per_layer_config[layer] for layer in range(len(flags))]
+    writer.add_head_count_kv([layer.num_key_value_heads for layer in layers])
+    writer.add_sliding_window_pattern(flags)
+    writer.add_shared_kv_layers(0)
+    writer.add_embedding_length_per_layer_input(0)
+    writer.add_rope_dimension_count(full)
+    writer.add_rope_dimension_count_swa(local)
+    writer.add_rope_freq_base_swa(10000.0)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    divisors = np.array([1.0] * (pairs // 4) + [1e30] * (pairs - pairs // 4), np.float32)
+    writer.add_tensor("rope_freqs.weight", divisors)
 
 
 def _whole_rope(parameters: dict[str, Any]) -> dict[str, Any]:

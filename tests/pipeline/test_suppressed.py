@@ -13,6 +13,7 @@ from luceasync.models.files import read_spec
 from luceasync.models.precision import Precision
 from luceasync.prefix_cache.namespace import namespace_of
 from tests import tiny
+from tests.gguf.files import header, qwen3_keys, qwen3_tensors, save
 
 PROMPT = [5, 6, 7]
 
@@ -51,3 +52,13 @@ def test_they_are_a_list_of_ids(tmp_path: Path, tiny_dir: Path, ids: object):
     suppress(tmp_path, ids)
     with pytest.raises(ModelError, match=r"generation_config\.json: suppress_tokens = "):
         read_spec(tmp_path)
+
+
+def test_gguf_files_name_them_too(tmp_path: Path):
+    key, tensors = "tokenizer.ggml.suppress_tokens", qwen3_tensors()
+    path = tmp_path / "model.gguf"
+    save(path, header(qwen3_keys() | {key: [6, 2, 6]}, tensors), tensors)
+    assert read_spec(path).suppressed == (2, 6)
+    save(path, header(qwen3_keys() | {key: [8]}, tensors), tensors)
+    with pytest.raises(ModelError, match=f"{key} has 8; expected token ids below 8"):
+        read_spec(path)

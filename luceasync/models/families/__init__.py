@@ -22,6 +22,7 @@ FAMILIES: dict[str, Family] = {
 GGUF_FAMILIES: dict[str, Family] = {
     **{name: FAMILIES[name] for name in ("llama", "qwen2", "qwen3", "smollm3")},
     "gemma3": gemma3.GGUF,
+    "gemma4": gemma4.FAMILIES["gemma4_text"],
     "laguna": laguna.FAMILY,
     "qwen35": qwen3_5.GGUF,
     "qwen35moe": qwen3_5_moe.GGUF,
