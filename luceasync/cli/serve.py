@@ -12,6 +12,7 @@ import queue
 import sys
 import threading
 import time
+from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import psutil
@@ -23,11 +24,16 @@ from luceasync.config import Config
 from luceasync.disk_cache.directory import make_usable
 from luceasync.errors import ModelError
 from luceasync.models.files import ModelFiles
+from luceasync.models.prefetch import Prefetch
 from luceasync.pipeline.shard_plan import check_devices, check_weights, named_devices
 from luceasync.process_memory import freeze_heap, keep_large_blocks_apart
 from luceasync.request import ModelCard
 from luceasync.server_config import ServerConfig
-from luceasync.speculation.dflash.draft_config import read_draft_spec, refuse_without_drafter
+from luceasync.speculation.dflash.draft_config import (
+    drafts_with_mtp,
+    read_draft_spec,
+    refuse_without_drafter,
+)
 
 if TYPE_CHECKING:
     from luceasync.engine.engine import LocalEngine
@@ -52,7 +58,7 @@ def check_plan(config: Config, model: ModelFiles | None = None) -> ModelFiles:
     model = model or ModelFiles(config.model.model_dir)
     spec = model.spec
     if config.drafter_dir is None:
-        refuse_without_drafter(config.draft)
+        refuse_without_drafter(config.draft, has_mtp=drafts_with_mtp(config, model))
     else:
         read_draft_spec(config.drafter_dir, spec)
     return model
@@ -138,8 +144,19 @@ class BackgroundLogHandler(logging.Handler):
                 return
 
 
+def prefetched(config: Config, model: ModelFiles) -> AbstractContextManager[Prefetch]:
+    """Read the checked weights ahead, within the context: before torch is imported."""
+    drafter = [] if config.drafter_dir is None else ModelFiles(config.drafter_dir).weights.paths
+    return closing(Prefetch([*model.weights.paths, *drafter]))
+
+
 def run_server(config: Config, model: ModelFiles) -> None:
     """Serve until a signal; `model`: that of the config. Raises ConfigError."""
+    with prefetched(config, model):
+        _run_server(config, model)
+
+
+def _run_server(config: Config, model: ModelFiles) -> None:
     from luceasync.engine.start import build_engine
 
     keep_large_blocks_apart()

@@ -15,6 +15,7 @@ import msgspec
 from rich.console import Console
 
 from luceasync.cli.output import loading_bar
+from luceasync.cli.serve import prefetched
 from luceasync.config import Config
 from luceasync.errors import GenerationFailed, LuceasyncError, ModelError, Unavailable
 from luceasync.models.files import ModelFiles
@@ -191,14 +192,15 @@ async def open_local(config: Config, model: ModelFiles | None = None) -> AsyncIt
     """A responder whose engine is loaded on entry. Raises ConfigError, also for a model without a
     chat template.
     """
-    from luceasync.engine.start import build_engine
     from luceasync.text.template import NO_TEMPLATE, TemplateSource
 
     model = model or ModelFiles(config.model.model_dir)
     if TemplateSource.find(model.path, model.gguf) is None:
         raise ModelError(f"{model.path}: {NO_TEMPLATE}")
 
-    with loading_bar(Console(stderr=True)) as bar:
+    with loading_bar(Console(stderr=True)) as bar, prefetched(config, model):
+        from luceasync.engine.start import build_engine
+
         bar.start()
         engine = build_engine(config, bar.advance, model=model)
         async with engine:
