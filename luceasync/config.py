@@ -276,14 +276,15 @@ class DraftConfig:
     this process. Other None: chosen from drafter and model.
     """
 
-    draft_dir: Path | Literal["none", "lookup"] | None = value(
+    draft_dir: Path | Literal["none", "lookup", "mtp"] | None = value(
         None,
         "draft",
         parsers.drafter,
-        "the path of a DFlash drafter's directory, lookup, or none",
-        "DIR|lookup|none",
-        "DFlash drafter for the model; lookup: copy from the text alone; none: no speculation; "
-        "default: the bundled model's own and lookup, else lookup; see --draft-lookup.",
+        "the path of a DFlash drafter's directory, mtp, lookup, or none",
+        "DIR|mtp|lookup|none",
+        "DFlash drafter for the model; mtp: the head in the model's own weights; lookup: copy from "
+        "the text alone; none: no speculation; default: the bundled model's drafter, else mtp "
+        "where the weights have it, else lookup; see --draft-lookup.",
     )
     lookup: LookupUse = choice(
         "auto",
@@ -400,7 +401,7 @@ class Config:
     def drafter_dir(self) -> Path | None:
         """The drafter to load: the given one, else the bundled model's own; None: none."""
         match self.draft.draft_dir:
-            case "none" | "lookup":
+            case "none" | "lookup" | "mtp":
                 return None
             case None:
                 return BUNDLED_DRAFT_DIR if self.model.model_dir == BUNDLED_MODEL_DIR else None

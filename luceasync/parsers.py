@@ -36,9 +36,9 @@ def path(value: object) -> Path:
     return Path(text(value)).expanduser()
 
 
-def drafter(value: object) -> Path | Literal["none", "lookup"]:
-    """The word "none" or "lookup", or a path; a directory of that name is `./none`."""
-    if value == "none" or value == "lookup":
+def drafter(value: object) -> Path | Literal["none", "lookup", "mtp"]:
+    """The word "none", "lookup" or "mtp", or a path; a directory of that name is `./none`."""
+    if value == "none" or value == "lookup" or value == "mtp":
         return value
     return path(value)
 

@@ -154,6 +154,7 @@ def _model(config: Config) -> Iterator[Finding]:
     """What would be used, or why it cannot be used."""
     from luceasync.models.files import ModelFiles
     from luceasync.speculation.dflash.placement import copied_shapes, plan_with_drafter
+    from luceasync.speculation.mtp import mtp_of
 
     model = ModelFiles(config.model.model_dir)
     report, drafter = plan_with_drafter(config, model)
@@ -175,6 +176,10 @@ def _model(config: Config) -> Iterator[Finding]:
         words = (
             f"{drafter.draft_dir}: on {drafter.device.name}, {drafter.spec.block} rows per proposal"
             + (f"; {copies}, too" if has_copies else "")
+        )
+    if (mtp := mtp_of(config, model, plan.devices, plan.precision)) is not None:
+        words = f"the model's own head (mtp), {mtp.shapes[0].block} rows per proposal" + (
+            f"; {copies}, too" if has_copies else ""
         )
     yield Finding("drafter", "ok", words)
 

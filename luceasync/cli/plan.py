@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from luceasync.cli.output import count_text, plain_table, print_json, print_plain, size_text
 from luceasync.config import CacheConfig, Config
@@ -16,20 +17,38 @@ from luceasync.models.files import ModelFiles
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.report import PlanReport, ShardReport
 from luceasync.speculation.dflash.placement import DFlashPlacement, plan_with_drafter
+from luceasync.speculation.mtp import NAME as MTP_NAME
+from luceasync.speculation.mtp import MtpPlacement, mtp_of
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannedDrafter:
+    """What drafts, by the name that `--draft` has for it."""
+
+    placement: DFlashPlacement | MtpPlacement
+    name: str
+    ctx_max_tokens: int | None = None
 
 
 def run_plan(config: Config, as_json: bool, model: ModelFiles | None = None) -> None:
     """Print the plan. Raises ConfigError, and PlacementError if it does not fit."""
+    model = model or ModelFiles(config.model.model_dir)
     report, drafter = plan_with_drafter(config, model)
+    mtp = mtp_of(config, model, report.plan.devices, report.plan.precision)
+    planned = None
+    if drafter is not None:
+        planned = _PlannedDrafter(drafter, str(drafter.draft_dir), drafter.spec.ctx_max_tokens)
+    elif mtp is not None:
+        planned = _PlannedDrafter(mtp, MTP_NAME)
     cache = cache_summary(report, config.cache)
     if as_json:
-        values = summary(report) | {"drafter": _drafter_summary(report, drafter)}
+        values = summary(report) | {"drafter": _drafter_summary(report, planned)}
         values["prefix_cache"] = cache
         print_json(values)
         return
     _print(report)
-    if drafter is not None:
-        _print_drafter(report, drafter)
+    if planned is not None:
+        _print_drafter(report, planned)
     _print_cache(cache, config.cache)
 
 
@@ -97,14 +116,14 @@ def _shard_summary(report: ShardReport) -> dict[str, object]:
 
 
 def _drafter_summary(
-    report: PlanReport, drafter: DFlashPlacement | None
+    report: PlanReport, drafter: _PlannedDrafter | None
 ) -> dict[str, object] | None:
     if drafter is None or report.drafter is None:
         return None
     return {
-        "draft_dir": str(drafter.draft_dir),
-        "device": drafter.device.name,
-        "block": drafter.spec.block,
+        "draft_dir": drafter.name,
+        "device": drafter.placement.device.name,
+        "block": max(shape.block for shape in drafter.placement.shapes),
         "weight_bytes": report.drafter.weight_bytes,
         "lane_bytes_per_token": report.drafter.token_bytes,
         "state_bytes_per_lane": report.drafter.lane_bytes,
@@ -141,14 +160,15 @@ def _types_words(shards: Sequence[ShardReport]) -> str:
     return ", ".join(f"{size_text(size)} in {words}" for words, size in found.most_common())
 
 
-def _print_drafter(report: PlanReport, drafter: DFlashPlacement) -> None:
+def _print_drafter(report: PlanReport, drafter: _PlannedDrafter) -> None:
     assert report.drafter is not None
-    num_tokens = min(report.plan.max_ctx_tokens, drafter.spec.ctx_max_tokens or 2**63)
+    num_tokens = min(report.plan.max_ctx_tokens, drafter.ctx_max_tokens or 2**63)
     lane_bytes = report.drafter.lane_bytes + num_tokens * report.drafter.token_bytes
     verify_bytes = sum(shard.lane_scratch_bytes for shard in report.plan.shards)
+    placement, weight_bytes = drafter.placement, report.drafter.weight_bytes
     print_plain(
-        f"drafter on {drafter.device.name}: weights {size_text(report.drafter.weight_bytes)}, one "
-        f"lane {size_text(lane_bytes)}; {max(drafter.verify_rows)} rows per proposal, "
+        f"drafter on {placement.device.name}: weights {size_text(weight_bytes)}, one "
+        f"lane {size_text(lane_bytes)}; {max(placement.verify_rows)} rows per proposal, "
         f"{size_text(verify_bytes)} per lane to verify them",
     )
 

@@ -38,10 +38,11 @@ from luceasync.ranking.local import LocalLogits
 from luceasync.request import Request, TokenPrompt
 from luceasync.speculation.choice import RoundPlan, RoundShape
 from luceasync.speculation.dflash.feature_contents import DraftFeatures
-from luceasync.speculation.dflash.load import LoadedDraft, load_draft, start_draft
+from luceasync.speculation.dflash.load import LoadedDraft, load_draft, load_mtp, start_draft
 from luceasync.speculation.dflash.placement import DFlashPlacement
 from luceasync.speculation.dflash.process import DraftProcessResources
 from luceasync.speculation.lookup import LookupDrafter
+from luceasync.speculation.mtp import MtpPlacement
 from luceasync.speculation.speculator import Speculator
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.history import History
@@ -74,6 +75,7 @@ class Recipe:
     tokenizer: Tokenizer
     drafter: DFlashPlacement | None
     draft_process: DraftProcessResources | None  # None: the drafter runs in this process
+    mtp: MtpPlacement | None  # the model's own head drafts; there is no drafter then
     copied_shapes: tuple[RoundShape, ...]  # of rounds that copy from the text; none: none do
     limits: Limits
     host: HostMemory
@@ -81,6 +83,13 @@ class Recipe:
     quiet: threading.Event  # set while there is no work
     progress: Progress | None
     decode_with: DecodeWith
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The model's layers whose rows are drafted from."""
+        if self.drafter is not None:
+            return self.drafter.spec.taps
+        return () if self.mtp is None else self.mtp.taps
 
     @property
     def runs_async(self) -> bool:
@@ -112,7 +121,7 @@ def _load(recipe: Recipe, orders: DiskOrders) -> LoadedEngine:
             progress.advance,
             memory=recipe.host,
             open_remote=recipe.open_remote,
-            taps=recipe.drafter.spec.taps if recipe.drafter else (),
+            taps=recipe.taps,
         )
         closing.callback(backend.close)
         began_s = time.monotonic()
@@ -169,7 +178,12 @@ def _decoding_setup(
     plan, shapes = recipe.plan, recipe.copied_shapes
     lookup = LookupDrafter(shapes, plan.parallel) if shapes else None
     features: FeatureHolder = UnreadFeatures()
-    if recipe.drafter is None:
+    if recipe.mtp is not None:
+        with recipe.model.weights.open() as source:
+            speculator, close = load_mtp(recipe.mtp, plan, backend, source, progress.advance)
+        closing.callback(close)
+        speculator = speculator if lookup is None else speculator.beside(lookup)
+    elif recipe.drafter is None:
         if lookup is None:
             plain = PlainDecoding(backend)
             return _DecodingSetup(plain, plain, (), features, nothing, nothing)
@@ -273,6 +287,8 @@ class _WeightProgress:
         if recipe.drafter is not None:
             size = recipe.plan.precision.weight_bytes
             self._total += recipe.drafter.spec.num_parameters * size
+        if recipe.mtp is not None:
+            self._total += recipe.mtp.weight_bytes
 
     def advance(self, num_bytes: int) -> None:
         """Report `num_bytes` more."""
@@ -297,7 +313,7 @@ def _rehearse(
         recipe.model.spec.vocab_size,
         setup.shapes,
         runs_async=recipe.runs_async,
-        num_turns=num_turns if recipe.drafter else min(num_turns, NUM_COPY_TURNS),
+        num_turns=num_turns if recipe.taps else min(num_turns, NUM_COPY_TURNS),
     )
     rehearse(backend, setup.rehearsed, recipe.tokenizer, rehearsal)
 

@@ -33,6 +33,7 @@ from luceasync.prefix_cache.namespace import namespace_of
 from luceasync.request import ANY_NAME, ModelCard
 from luceasync.speculation.dflash.placement import DFlashPlacement, copied_shapes, plan_with_drafter
 from luceasync.speculation.dflash.process import DraftProcessResources
+from luceasync.speculation.mtp import mtp_of
 from luceasync.status import BackendProcesses
 from luceasync.text.answer.answer_format import AnswerFormat
 from luceasync.text.guarded import GuardedTemplate
@@ -90,6 +91,7 @@ def build_engine(
         language.tokenizer,
         drafter,
         draft_process,
+        mtp_of(config, model, plan.devices, plan.precision),
         copies,
         limits,
         host,

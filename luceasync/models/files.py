@@ -89,6 +89,17 @@ class ModelFiles:
         return self.gguf is not None or format_of(self.path).is_at(self.path)
 
     @cached_property
+    def mtp_fault(self) -> str | None:
+        """Why there is no head that drafts, as words behind a value; None: there is one."""
+        if self.spec.mtp is None:
+            return "the model's config has no such head"
+        if not self.has_weights:
+            return "the model has no weights"
+        shapes = self.spec.mtp_shapes()
+        missing = next((name for name in shapes if not self.weights.holds(name)), None)
+        return None if missing is None else f"the weights have no tensor {missing!r}"
+
+    @cached_property
     def _gguf_contents(self) -> GgufContents | None:
         return None if self.gguf is None else read_gguf(self.gguf)
 

@@ -23,7 +23,7 @@ from luceasync.models.encodings import (
     WeightPlacement,
 )
 from luceasync.models.feed_forward.feed_forward import FeedForwardLayer
-from luceasync.models.layer_reader import TensorPart, whole
+from luceasync.models.layer_reader import LayerReader, TensorPart, whole
 from luceasync.models.mixers.mixer import MixerLayer, State
 from luceasync.models.ops import Norm, Ops
 from luceasync.models.pass_rows import Rows
@@ -157,8 +157,12 @@ class TensorReader:
 
     def layer(self, layer: int) -> Layer:
         """Read decoder layer `layer`. Raises ModelError."""
-        reader, kinds = _TensorsOfLayer(self, layer), self.spec.layers[layer]
+        reader, kinds = self.of_layer(layer), self.spec.layers[layer]
         return Layer(kinds.mixer.load(reader), kinds.feed_forward.load(reader))
+
+    def of_layer(self, layer: int) -> LayerReader:
+        """What decoder layer `layer` is read with."""
+        return _TensorsOfLayer(self, layer)
 
     def stacked(self, parts: Sequence[TensorPart], shapes: dict[str, Shape]) -> Weight:
         """Parts of matrices stacked along their rows; `shapes` has the matrices' shapes by name.
@@ -197,6 +201,13 @@ class TensorReader:
                 self._advance(stack.fill(begin, stored, whole))
                 begin += count * shape[0]
         return stack.experts(len(parts[0]), len(parts))
+
+    def first_rows(self, name: str, shape: Shape, num_rows: int) -> Weight:
+        """The first `num_rows` rows of a matrix."""
+        stack = self._source.encoding(name).stack((num_rows, *shape[1:]), self.place)
+        stored = self._source.stored(name, shape)
+        self._advance(stack.fill(0, stored, lambda rows: rows[:num_rows]))
+        return stack.weight()
 
     def float_matrix(self, name: str, shape: Shape) -> Weight:
         """A small matrix in float32."""

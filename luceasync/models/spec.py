@@ -12,6 +12,7 @@ from luceasync.models.feed_forward.feed_forward import FeedForward
 from luceasync.models.mixers.mixer import Mixer
 
 Shape = tuple[int, ...]
+MTP = "mtp."  # precedes the names of tensors of the head that drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class ModelSpec:
     `norm_offset` is added to the stored weights of RMS norms over the residual stream (Qwen3.5
     stores w of 1 + w). `prefix` precedes tensor names. `suppressed`: tokens that are never chosen.
     `embedding_scale` multiplies embedded tokens. If `logit_cap` is c, logits x become
-    c tanh(x / c).
+    c tanh(x / c). `mtp`: the layer of a head that drafts (multi-token prediction), if the config
+    has one; the weights need not.
     """
 
     family: str
@@ -60,6 +62,7 @@ class ModelSpec:
     suppressed: tuple[int, ...] = ()
     embedding_scale: float = 1.0
     logit_cap: float | None = None
+    mtp: LayerSpec | None = None
 
     @property
     def num_layers(self) -> int:
@@ -124,6 +127,21 @@ class ModelSpec:
             f"{self.prefix}layers.{layer}.{name}": shape
             for layer in range(self.num_layers)
             for name, shape in self.layer_shapes(layer).items()
+        }
+
+    def mtp_shapes(self) -> dict[str, Shape]:
+        """Shapes of the tensors of the head that drafts, by their checkpoint names; empty if there
+        is none. Embedding and head are the model's own.
+        """
+        if self.mtp is None:
+            return {}
+        hidden, mixer, feed_forward = self.hidden_size, self.mtp.mixer, self.mtp.feed_forward
+        layer = mixer.tensors(hidden) | feed_forward.tensors(hidden)
+        norms = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
+        return {
+            f"{MTP}fc.weight": (hidden, 2 * hidden),
+            **{f"{MTP}{name}.weight": (hidden,) for name in norms},
+            **{f"{MTP}layers.0.{name}": shape for name, shape in layer.items()},
         }
 
     def num_layer_parameters(self, layer: int) -> int:

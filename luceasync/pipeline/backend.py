@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -28,6 +29,7 @@ from luceasync.pipeline.paged_lanes import paging_of
 from luceasync.pipeline.passes import Batch, Chain, TapRing, positions_after_step
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.stage import LocalStage, Stage
+from luceasync.pipeline.transfer import on_host
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 
@@ -49,6 +51,7 @@ class LayerSplitBackend:
         self.plan = plan
         self._taps = tuple(taps)
         self._num_entries = 0  # of the last pass, without padding
+        self._tokens = torch.empty(0, 0, dtype=torch.int64)  # of its rows, on any device
         self._decoded = Batch((), (), 1)  # the last decode
         self._verified: Batch | None = None
         self._spec = spec
@@ -141,8 +144,8 @@ class LayerSplitBackend:
         self._make_room(lane, begin + len(tokens))
         after = None if mark is None else mark - begin
         batch = Batch((lane,), (begin,), len(tokens), after, scores)
-        self._num_entries = 1
         given = torch.tensor([list(tokens)], dtype=torch.int64)
+        self._num_entries, self._tokens = 1, given
         logits = self._passes.prefill(batch, given, project=project)
         if project:
             self.lanes.prefilled(lane, begin + len(tokens))
@@ -165,6 +168,7 @@ class LayerSplitBackend:
         missing = self.plan.decode_size(len(lanes)) - len(lanes)
         batch = Batch((*lanes, *[NO_LANE] * missing), (*positions, *[0] * missing), 1)
         self._num_entries, self._decoded = len(lanes), batch
+        self._tokens = on_host(tokens, np.int64)[:, None]
         self._passes.decode(batch, (*tokens, *[0] * missing))
         return self._passes.logits(len(lanes))
 
@@ -202,7 +206,7 @@ class LayerSplitBackend:
         self.lanes.before_steps(lanes, begins, num_rows)
         missing = self.plan.verify_size(len(lanes), num_rows) - len(lanes)
         batch = Batch((*lanes, *[NO_LANE] * missing), (*begins, *[0] * missing), num_rows)
-        self._num_entries, self._verified = len(lanes), batch
+        self._num_entries, self._verified, self._tokens = len(lanes), batch, tokens
         if parents is not None and missing:
             parents = F.pad(parents, (0, 0, 0, missing), value=ROOT)
         given = F.pad(tokens, (0, 0, 0, missing)) if missing else tokens
@@ -235,13 +239,14 @@ class LayerSplitBackend:
         from the last decode, or from the last verify once its paths are committed. Raises what the
         ring raises.
         """
-        ring.absorb(self._taps_of(paths), lanes, begins, paths, num_rows)
+        ring.absorb(self._taps_of(paths), lanes, begins, paths, num_rows, self._tokens)
 
     @inference_mode
     def send_chunk_taps(self, ring: TapRing, lane: int, begin: int, num_tokens: int) -> None:
         """Give `ring` the first `num_tokens` rows of the last prefill likewise."""
         first = max(0, num_tokens - ring.capacity_tokens)
-        ring.absorb_chunk(self._taps_of([range(first, num_tokens)]), lane, begin, num_tokens)
+        taps = self._taps_of([range(first, num_tokens)])
+        ring.absorb_chunk(taps, lane, begin, num_tokens, self._tokens)
 
     def _taps_of(self, paths: Sequence[Sequence[int]]) -> list[Tensor]:
         """Rows of each tap, in the order of the taps: [entries, rows, hidden] in the model's dtype,

@@ -165,16 +165,20 @@ class TapRing(Protocol):
         begins: Sequence[int],
         paths: Sequence[Sequence[int]],
         num_rows: int,
+        tokens: Tensor,
     ) -> None:
         """Write the rows of `paths`, at most `num_rows` each, of `taps` [entries, rows, hidden] at
         positions from `begins` on. A lane whose rows do not follow its last ones restarts there.
-        Raises ValueError for impossible rows; nothing is written then.
+        Raises ValueError for impossible rows; nothing is written then. `tokens`: what the rows
+        were run for, int64 [entries, rows], on any device.
         """
         ...
 
-    def absorb_chunk(self, taps: Sequence[Tensor], lane: int, begin: int, num_tokens: int) -> None:
+    def absorb_chunk(
+        self, taps: Sequence[Tensor], lane: int, begin: int, num_tokens: int, tokens: Tensor
+    ) -> None:
         """`absorb` for the first `num_tokens` rows of a prefill chunk, of which only the last
-        `capacity_tokens` are defined.
+        `capacity_tokens` are defined. `tokens`: int64 [1, num_tokens], on the host.
         """
         ...
 

@@ -23,10 +23,13 @@ class HeardTaps:
         begins: Sequence[int],
         paths: Sequence[Sequence[int]],
         num_rows: int,
+        tokens: Tensor,
     ) -> None:
         self.taps = list(taps)
 
-    def absorb_chunk(self, taps: Sequence[Tensor], lane: int, begin: int, num_tokens: int) -> None:
+    def absorb_chunk(
+        self, taps: Sequence[Tensor], lane: int, begin: int, num_tokens: int, tokens: Tensor
+    ) -> None:
         self.taps = list(taps)
 
 

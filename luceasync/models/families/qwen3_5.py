@@ -83,7 +83,16 @@ def parse_text(fields: ConfigFields, family: str, feed_forward: FeedForward) -> 
         tied_embeddings=bool(fields.config.get("tie_word_embeddings", False)),
         max_positions=fields.positive("max_position_embeddings"),
         eos_ids=fields.eos_ids(),
+        mtp=LayerSpec(attention, feed_forward) if _drafts(fields) else None,
     )
+
+
+def _drafts(fields: ConfigFields) -> bool:
+    """Whether the config has a head that drafts, of one layer and with the model's embedding. What
+    it proposes is verified, so others are left aside.
+    """
+    has_own = fields.config.get("mtp_use_dedicated_embeddings")
+    return fields.config.get("mtp_num_hidden_layers") == 1 and not has_own
 
 
 def _parse_delta(fields: ConfigFields) -> DeltaSpec:

@@ -27,6 +27,10 @@ class StoredWeights(Protocol):
         """How a tensor is stored."""
         ...
 
+    def holds(self, name: str) -> bool:
+        """Whether a tensor of this name is stored, in whatever way."""
+        ...
+
     def check(self, shapes: Mapping[str, Shape]) -> None:
         """Check that all of these tensors are stored, with these shapes."""
         ...

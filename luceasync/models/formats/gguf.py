@@ -50,6 +50,9 @@ class GgufWeights:
     def encoding(self, name: str) -> Encoding:
         return self._contents.stored[name].encoding
 
+    def holds(self, name: str) -> bool:
+        return name in self._contents.stored
+
     def check(self, shapes: Mapping[str, Shape]) -> None:
         """Do nothing: `read_gguf` has checked every tensor of the spec."""
 

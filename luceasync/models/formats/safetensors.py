@@ -176,6 +176,9 @@ class SafetensorsWeights:
         found = self._modules.find(name)
         return DenseEncoding() if found is None else found.encoding
 
+    def holds(self, name: str) -> bool:
+        return name in self._infos or self._is_fused(name) or self._modules.find(name) is not None
+
     def check(self, shapes: Mapping[str, Shape]) -> None:
         infos, modules = self._infos, self._modules
         for name, shape in {**shapes, **self._fused(shapes)}.items():

@@ -15,9 +15,8 @@ from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
 from luceasync.pipeline.passes import AttentionMass
 from luceasync.speculation.dflash.context import held_positions
 from luceasync.speculation.dflash.draft import DraftNetwork
-from luceasync.speculation.dflash.draft_ops import DraftBlock, TorchDraftOps, attend
+from luceasync.speculation.dflash.draft_ops import DraftBlock, LayerNorms, TorchDraftOps, attend
 from luceasync.speculation.dflash.features import FeatureRing
-from luceasync.speculation.dflash.weights import DraftLayerWeights
 
 
 class DraftAttentionProbe:
@@ -62,7 +61,7 @@ class _ProbeOps(TorchDraftOps):
         self.masses = torch.zeros(max(num_chunks(num_tokens), 1), device=network.device)
 
     def attend(
-        self, layer: int, projected: Tensor, weights: DraftLayerWeights, block: DraftBlock
+        self, layer: int, projected: Tensor, weights: LayerNorms, block: DraftBlock
     ) -> Tensor:
         q, keys, values = self.heads(layer, projected, weights, block)
         mask = block.masks[layer]

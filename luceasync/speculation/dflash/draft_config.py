@@ -14,9 +14,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from luceasync.config import DraftConfig
+from luceasync.config import Config, DraftConfig
 from luceasync.errors import ConfigError, ModelError
 from luceasync.models.directory import CONFIG, check_directory
+from luceasync.models.files import ModelFiles
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.spec import ModelSpec, Shape
 
@@ -185,14 +186,28 @@ def read_draft_spec(draft_dir: Path, target: ModelSpec) -> DraftSpec:
         raise ModelError(f"{path}: {error}") from None
 
 
-def refuse_without_drafter(asked: DraftConfig) -> None:
-    """Raise ConfigError for an option that needs a drafter."""
+def drafts_with_mtp(config: Config, model: ModelFiles) -> bool:
+    """Whether the head in the model's own weights drafts: if it is named, or nothing is and it is
+    there. Raises ConfigError if it is named and is not there.
+    """
+    named = config.draft.draft_dir
+    if named == "mtp" and model.mtp_fault is not None:
+        raise ConfigError(f"--draft mtp: {model.path}: {model.mtp_fault}")
+    if named is None and config.drafter_dir is None:
+        return model.mtp_fault is None
+    return named == "mtp"
+
+
+def refuse_without_drafter(asked: DraftConfig, *, has_mtp: bool = False) -> None:
+    """Raise ConfigError for an option that needs a drafter. `has_mtp`: the model's own head drafts,
+    which has rows, and nothing else to choose.
+    """
     given = {
         "--draft-device": asked.device,
         "--draft-ipc-bin": asked.ipc_bin,
         "--draft-ctx-max": asked.ctx_max_tokens,
         "--draft-swa-window": asked.swa_window_tokens,
-        "--draft-block": asked.block,
+        "--draft-block": None if has_mtp else asked.block,
         "--ddtree": "on" if asked.ddtree else None,
     }
     for flag, value in given.items():

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.models.ops import rms_norm
+from luceasync.models.mixers.attention_torch import frequencies
+from luceasync.models.ops import Norm, rms_norm
 from luceasync.speculation.dflash.context import (
     ContextRows,
     DraftContext,
@@ -22,7 +23,26 @@ from luceasync.speculation.dflash.context import (
     visible,
 )
 from luceasync.speculation.dflash.draft_config import DraftLayerSpec, DraftSpec
-from luceasync.speculation.dflash.weights import DraftLayerWeights
+
+
+@dataclass(frozen=True, slots=True)
+class AttendedLayer:
+    """What operations take of a layer: the norm before it, and float32 [heads + kv_heads,
+    head_dim], the norms of query heads, then of key heads.
+    """
+
+    norm: Norm
+    head_norms: Tensor
+
+
+class LayerNorms(Protocol):
+    """A layer's norms; see AttendedLayer."""
+
+    @property
+    def norm(self) -> Norm: ...
+
+    @property
+    def head_norms(self) -> Tensor: ...
 
 
 class DraftOps(Protocol):
@@ -34,9 +54,7 @@ class DraftOps(Protocol):
 
     def block(self, lanes: Tensor, begins: Tensor, num_rows: int, reach: int | None) -> Any: ...
 
-    def attend(
-        self, layer: int, projected: Tensor, weights: DraftLayerWeights, block: Any
-    ) -> Tensor: ...
+    def attend(self, layer: int, projected: Tensor, weights: LayerNorms, block: Any) -> Tensor: ...
 
     def write_context(
         self, projected: Tensor, key_norms: Tensor, lanes: Tensor, begins: Tensor, counts: Tensor
@@ -101,7 +119,7 @@ class TorchDraftOps:
         return DraftBlock(lanes, rotation, self._masks(lanes, begins, num_rows, reach))
 
     def attend(
-        self, layer: int, projected: Tensor, weights: DraftLayerWeights, block: DraftBlock
+        self, layer: int, projected: Tensor, weights: LayerNorms, block: DraftBlock
     ) -> Tensor:
         """Norm and rotate heads; attention of the block's rows to the context and to each other.
 
@@ -112,7 +130,7 @@ class TorchDraftOps:
         return attend(q, keys, values, block.masks[layer]).flatten(2)
 
     def heads(
-        self, layer: int, projected: Tensor, weights: DraftLayerWeights, block: DraftBlock
+        self, layer: int, projected: Tensor, weights: LayerNorms, block: DraftBlock
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [entries, rows, heads, head_dim], and keys and values [entries, rows + places,
         kv_heads, head_dim]: the block's own, then those of the context.
@@ -191,7 +209,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 def inverse_frequencies(spec: DraftSpec, device: torch.device) -> Tensor:
     """The angles by which RoPE (Su et al., 2021) turns each pair at position 1: float32
-    [head_dim / 2].
+    [head_dim / 2]. Pairs behind those that the attention turns stay.
     """
-    half = torch.arange(0, spec.attention.head_dim, 2, device=device)
-    return spec.attention.rope_theta ** -(half.float() / spec.attention.head_dim)
+    attention = spec.attention
+    num_still = (attention.head_dim - attention.rotary_dim) // 2
+    return F.pad(frequencies(attention, device), (0, num_still))

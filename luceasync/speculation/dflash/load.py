@@ -6,7 +6,7 @@ Runs in the engine thread; knows no engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from luceasync.host_cache.arena import HostMemory, PlainMemory
+from luceasync.models.encodings import WeightPlacement
+from luceasync.models.loader import TensorSource
 from luceasync.models.precision import torch_dtype
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.capture import Capture
@@ -33,6 +35,8 @@ from luceasync.speculation.dflash.process import DraftProcess, DraftProcessResou
 from luceasync.speculation.dflash.remote import RemoteDraft
 from luceasync.speculation.dflash.remote_features import remote_features
 from luceasync.speculation.drafter import BlockDrafter
+from luceasync.speculation.mtp import MtpPasses, MtpPlacement
+from luceasync.speculation.mtp_network import MtpNetwork, read_mtp
 from luceasync.speculation.speculator import Speculator
 
 
@@ -95,6 +99,54 @@ def load_draft(
         choose=draft_ops_on(platform),
     )
     return join(network, drafter.device, drafter.shapes, plan, backend, memory)
+
+
+@torch.inference_mode()
+def load_mtp(
+    mtp: MtpPlacement,
+    plan: Plan,
+    backend: LayerSplitBackend,
+    source: TensorSource,
+    advance: Callable[[int], None] = lambda num_bytes: None,
+) -> tuple[Speculator, Callable[[], None]]:
+    """Load the head that the model of `source` drafts with, for the loaded model with its tap. What
+    is returned beside it frees the weights. Raises ModelError.
+    """
+    platform, spec = open_platform(mtp.device.name), mtp.spec
+    transfer = _transfer_to(platform, plan)
+    with closing(platform.row_transfer()) as rows:
+        dtype = torch_dtype(plan.precision.weights)
+        place = WeightPlacement(platform.ops, platform.device, dtype, rows)
+        weights, head = read_mtp(source, spec, place, advance)
+        place.findings.raise_fault()
+
+    def embed(tokens: Tensor) -> Tensor:
+        return transfer(backend.embed(tokens), platform.device)
+
+    def choose(hidden: Tensor, lanes: Tensor) -> Tensor:
+        if head is not None:
+            return head.linear_float(hidden[:, 0]).argmax(-1)
+        proposal = backend.propose_from(hidden, lanes, None)
+        return transfer(proposal.tokens[:, 1], platform.device)
+
+    network = MtpNetwork(
+        spec,
+        weights,
+        embed,
+        choose,
+        draft_ops_on(platform),
+        num_lanes=plan.parallel,
+        max_ctx_tokens=plan.max_ctx_tokens,
+    )
+    run = runner_on(platform) if plan.is_all_on(mtp.device) else EagerRunner()
+    passes = MtpPasses(network, plan.parallel, transfer, run, mtp.device.short_rows, platform)
+    platform.warm_up(lambda: passes.warm_up(mtp.shapes, plan.verify_rows), NUM_WARM_UPS)
+
+    def close() -> None:
+        run.close()
+        network.close()
+
+    return Speculator(backend, [BlockDrafter(passes, mtp.shapes)], plan.parallel), close
 
 
 @torch.inference_mode()

@@ -111,6 +111,7 @@ class LocalDraft(Generic[P]):
         begins: Sequence[int],
         paths: Sequence[Sequence[int]],
         num_rows: int,
+        tokens: Tensor | None = None,
     ) -> None:
         self._check(taps, lanes, begins, paths)
         counts = [len(path) for path in paths]
@@ -122,7 +123,14 @@ class LocalDraft(Generic[P]):
         for lane, begin, count in zip(lanes, begins, counts, strict=True):
             self.ring.advance(lane, begin, count)
 
-    def absorb_chunk(self, taps: Sequence[Tensor], lane: int, begin: int, num_tokens: int) -> None:
+    def absorb_chunk(
+        self,
+        taps: Sequence[Tensor],
+        lane: int,
+        begin: int,
+        num_tokens: int,
+        tokens: Tensor | None = None,
+    ) -> None:
         num_rows = taps[0].shape[1]
         if num_rows in self._short_rows and all(tap.shape[1] == num_rows for tap in taps):
             self.absorb(taps, [lane], [begin], [range(num_tokens)], num_rows)

@@ -19,7 +19,12 @@ from luceasync.pipeline.capacity import DraftFootprint
 from luceasync.pipeline.devices import default_device, find_devices, has_backend
 from luceasync.pipeline.offer import Offer
 from luceasync.pipeline.plan import Plan
-from luceasync.pipeline.remote.discovery import OWN_BIN, describe_devices, executable
+from luceasync.pipeline.remote.discovery import (
+    OWN_BIN,
+    BackendProgram,
+    describe_devices,
+    executable,
+)
 from luceasync.pipeline.report import PlanReport, devices_of, plan_report
 from luceasync.pipeline.shard_plan import check_devices
 from luceasync.speculation.choice import RoundShape, shapes_for
@@ -30,6 +35,7 @@ from luceasync.speculation.dflash.draft_config import (
     refuse_without_drafter,
 )
 from luceasync.speculation.lookup import lookup_shapes
+from luceasync.speculation.mtp import mtp_of
 
 DDTREE_BUDGET = 22
 DEVICE, BIN = "--draft-device", "--draft-ipc-bin"
@@ -61,10 +67,9 @@ class DFlashPlacement:
 def drafter_of(
     config: Config, target: ModelSpec, target_devices: Sequence[Offer]
 ) -> DFlashPlacement | None:
-    """The drafter of the config; None: the model decodes plainly. Raises ConfigError."""
+    """The drafter of the config; None: it names none. Raises ConfigError."""
     asked, draft_dir = config.draft, config.drafter_dir
     if draft_dir is None:
-        refuse_without_drafter(asked)
         return None
     spec = adjusted(
         read_draft_spec(draft_dir, target),
@@ -126,33 +131,40 @@ def device_of(program: Path, asked: str | None, target_devices: Sequence[Offer])
     layers.
     """
     names = [target_devices[-1].name] if asked is None else check_devices([asked], DEVICE)
-    [found] = describe_devices(program, names, BIN, DEVICE)
+    [found] = describe_devices(BackendProgram(program), names, BIN, DEVICE)
     return replace(found, process=DRAFTERS)
 
 
 def plan_with_drafter(
     config: Config, model: ModelFiles | None = None
 ) -> tuple[PlanReport, DFlashPlacement | None]:
-    """The plan of model and drafter together. Raises ConfigError."""
+    """The plan of model and drafter together; a head of the model's own is told by `mtp_of`. Raises
+    ConfigError.
+    """
     model = model or ModelFiles(config.model.model_dir)
     spec = model.spec
     devices, precision = devices_of(config)
     drafter = drafter_of(config, spec, devices)
+    mtp = mtp_of(config, model, devices, precision)
+    if drafter is None:
+        refuse_without_drafter(config.draft, has_mtp=mtp is not None)
     copied_rows = [shape.num_rows for shape in copied_shapes(config, drafter, devices)]
     if config.kvflash.pool_tokens is not None:
         _check_policy(config, drafter)
-    if drafter is None:
-        report = plan_report(config, model, verify_rows=copied_rows, found=(devices, precision))
-        return report, None
-    footprint = drafter.footprint(spec, precision)
+    if drafter is not None:
+        rows, footprint = drafter.verify_rows, drafter.footprint(spec, precision)
+    elif mtp is not None:
+        rows, footprint = mtp.verify_rows, mtp.footprint(precision)
+    else:
+        rows, footprint = (), None
     report = plan_report(
         config,
         model,
-        verify_rows=(*drafter.verify_rows, *copied_rows),
+        verify_rows=(*rows, *copied_rows),
         drafter=footprint,
         found=(devices, precision),
     )
-    return report, _beside(report.plan, drafter)
+    return report, None if drafter is None else _beside(report.plan, drafter)
 
 
 def _check_policy(config: Config, drafter: DFlashPlacement | None) -> None:

@@ -49,6 +49,9 @@ class RemoteDraft:
     def off_reason(self) -> str | None:
         return self._process.off_reason
 
+    def in_rounds(self, shape: RoundShape, end: int) -> None:
+        return None  # it is in another process
+
     def refresh(self) -> None:
         self._process.refresh()
 
@@ -82,6 +85,7 @@ class RemoteDraft:
         begins: Sequence[int],
         paths: Sequence[Sequence[int]],
         num_rows: int,
+        tokens: Tensor | None = None,
     ) -> None:
         check_taps(self._spec, taps)
         num_entries, num_there = taps[0].shape[:2]
@@ -114,7 +118,14 @@ class RemoteDraft:
 
         self._process.run(send, None)
 
-    def absorb_chunk(self, taps: Sequence[Tensor], lane: int, begin: int, num_tokens: int) -> None:
+    def absorb_chunk(
+        self,
+        taps: Sequence[Tensor],
+        lane: int,
+        begin: int,
+        num_tokens: int,
+        tokens: Tensor | None = None,
+    ) -> None:
         """See TapRing. Of a chunk that is longer than the ring, only the end goes there."""
         at_once = max(1, CHUNK_BYTES // (self._sizes.row_bytes * CHUNK_ROWS)) * CHUNK_ROWS
 

@@ -14,8 +14,7 @@ from luceasync.kernels.draft_rows import DraftRowTensors, draft_rows
 from luceasync.kernels.rows import rms_norm
 from luceasync.speculation.dflash.context import DraftContext
 from luceasync.speculation.dflash.draft_config import DraftLayerSpec, DraftSpec
-from luceasync.speculation.dflash.draft_ops import inverse_frequencies
-from luceasync.speculation.dflash.weights import DraftLayerWeights
+from luceasync.speculation.dflash.draft_ops import LayerNorms, inverse_frequencies
 
 
 class TritonDraftOps:
@@ -44,7 +43,7 @@ class TritonDraftOps:
         return draft_rows(lanes, begins, num_rows, self._inverse, self._capacities)
 
     def attend(
-        self, layer: int, projected: Tensor, weights: DraftLayerWeights, block: DraftRowTensors
+        self, layer: int, projected: Tensor, weights: LayerNorms, block: DraftRowTensors
     ) -> Tensor:
         ring = self._context.ring_of(layer)
         keys, values = (places[ring.layers.index(layer)] for places in ring.places)

@@ -1,0 +1,247 @@
+"""Drafting with the head that a model brings (multi-token prediction, MTP): what it needs, and its
+passes.
+
+A body of speculation.drafter.DraftPasses in this process. Its rows are in no node: after a restore
+the head sees what comes from there on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from luceasync.config import Config
+from luceasync.models.files import ModelFiles
+from luceasync.models.pass_rows import round_up_rows
+from luceasync.models.precision import Precision
+from luceasync.models.spec import ModelSpec
+from luceasync.pipeline.capacity import DraftFootprint
+from luceasync.pipeline.offer import Offer
+from luceasync.pipeline.platform import Platform
+from luceasync.pipeline.transfer import Transfer, direct, on_host
+from luceasync.ranking.proposals import Proposal
+from luceasync.speculation.choice import RoundShape
+from luceasync.speculation.dflash.draft_config import drafts_with_mtp
+from luceasync.speculation.dflash.features import check_rows
+from luceasync.speculation.dflash.graph import EagerRunner, Runner
+from luceasync.speculation.mtp_network import (
+    HEAD_ROWS,
+    RING_TOKENS,
+    MtpNetwork,
+    attention_of,
+    context_spec,
+    head_name,
+)
+
+HOST = torch.device("cpu")
+NAME = "mtp"
+BLOCK = 4  # rows of its largest rounds: three drafted tokens
+
+
+@dataclass(frozen=True, slots=True)
+class MtpPlacement:
+    """A head to draft with, and where it runs. `shapes`: of its rounds, largest first;
+    `weight_bytes`: of its layer as it is stored, and of the part of the model's head that drafts.
+    """
+
+    spec: ModelSpec
+    device: Offer
+    shapes: tuple[RoundShape, ...]
+    weight_bytes: int
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The model's layers that it reads."""
+        return context_spec(self.spec).taps
+
+    @property
+    def verify_rows(self) -> tuple[int, ...]:
+        """The numbers of rows of its proposals."""
+        return tuple(shape.num_rows for shape in self.shapes)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(map(prod, self.spec.mtp_shapes().values()))
+
+    def footprint(self, precision: Precision) -> DraftFootprint:
+        """Its bytes beside the model; a lane's do not grow with its context."""
+        row_bytes = 2 * attention_of(self.spec).kv_dim * precision.weight_bytes
+        lane_bytes = (RING_TOKENS + 2) * row_bytes + self.spec.hidden_size * precision.weight_bytes
+        return DraftFootprint(self.device, self.weight_bytes, 0, lane_bytes)
+
+
+def mtp_of(
+    config: Config, model: ModelFiles, devices: Sequence[Offer], precision: Precision
+) -> MtpPlacement | None:
+    """The head that the config drafts with; None: another drafter, or none. It runs where the
+    model's last layers of this process do. Raises ConfigError.
+    """
+    here = [device for device in devices if device.is_here]
+    if not here or not drafts_with_mtp(config, model):
+        return None
+    block, spec = config.draft.block or BLOCK, model.spec
+    blocks = sorted({block, -(-block // 2), 3, 2} & {*range(2, block + 1)}, reverse=True)
+    encoding_of = model.weights.encoding
+    shapes = spec.mtp_shapes() | _head_shape(spec)
+    stored = sum(encoding_of(name).num_bytes(shape, precision) for name, shape in shapes.items())
+    return MtpPlacement(spec, here[-1], tuple(RoundShape(b, None, NAME) for b in blocks), stored)
+
+
+def _head_shape(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """The part of the model's head that the drafts are chosen with; empty: all of it, in place."""
+    if spec.vocab_size <= HEAD_ROWS:
+        return {}
+    return {head_name(spec): (HEAD_ROWS, spec.hidden_size)}
+
+
+class MtpPasses:
+    """DraftPasses of an MtpNetwork. Engine thread only."""
+
+    off_reason = None  # it lives as long as this process
+
+    def __init__(
+        self,
+        network: MtpNetwork,
+        num_lanes: int,
+        transfer: Transfer = direct,
+        run: Runner | None = None,
+        short_rows: Sequence[int] = (),
+        platform: Platform | None = None,
+    ) -> None:
+        """`run`: how passes are run, None: operation by operation. `short_rows`: sizes to which
+        short prefill chunks are padded; their rows are absorbed as a round's are. `platform`: the
+        network's, None: that of the host.
+        """
+        self.network = network
+        self._transfer = transfer
+        self._run = run or EagerRunner()
+        self._short_rows = sorted(short_rows)
+        self._platform = platform
+        self._ends = [0] * num_lanes
+        for lane in range(num_lanes):
+            network.restart(lane, 0)
+
+    @property
+    def num_unsettled(self) -> int:
+        return self._run.num_unsettled
+
+    @property
+    def capacity_tokens(self) -> int:
+        return self.network.capacity_tokens
+
+    def propose(
+        self, tokens: Sequence[int], lanes: Sequence[int], begins: Sequence[int], shape: RoundShape
+    ) -> Proposal:
+        """See DraftPasses. The proposal is on the head's device."""
+        self._go_on(lanes, begins)
+        num_tokens = shape.block - 1
+        reach = self.network.reach_for(max(begins) + num_tokens)
+
+        def work(index: Tensor) -> Tensor:
+            anchors, lanes, begins = self._here(index)
+            return self.network.propose(anchors, lanes, begins, num_tokens, reach=reach)
+
+        with self._on_device():
+            index = on_host([tokens, lanes, begins], np.int64)
+            return Proposal(self._run((shape, reach), work, index), None)
+
+    def absorb(
+        self,
+        taps: Sequence[Tensor],
+        lanes: Sequence[int],
+        begins: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        num_rows: int,
+        tokens: Tensor,
+    ) -> None:
+        [tap] = taps
+        check_rows(len(self._ends), len(tap), tap.shape[1], lanes, begins, paths)
+        self._go_on(lanes, begins)
+        counts = [len(path) for path in paths]
+        padded = [[*path, *[0] * (num_rows - len(path))] for path in paths]
+        index = on_host([*lanes, *begins, *counts, *chain(*padded)], np.int64)
+        with self._on_device():
+            here = self._transfer(tap, self.network.device)
+            key = ("absorb", tokens.device.type)  # a captured pass takes them from one device
+            self._run(key, self._absorb, index, tokens, here)
+        for lane, begin, count in zip(lanes, begins, counts, strict=True):
+            self._ends[lane] = begin + count
+
+    def absorb_chunk(
+        self, taps: Sequence[Tensor], lane: int, begin: int, num_tokens: int, tokens: Tensor
+    ) -> None:
+        [tap] = taps
+        num_rows = tap.shape[1]
+        if num_rows in self._short_rows:
+            tokens = F.pad(tokens, (0, num_rows - num_tokens))
+            self.absorb(taps, [lane], [begin], [range(num_tokens)], num_rows, tokens)
+            return
+        first = max(0, num_tokens - self.capacity_tokens)
+        if first or begin != self._ends[lane]:
+            self.reset(lane, begin + first)
+        count = num_tokens - first
+        missing = round_up_rows(count, per_octave=4) - count  # kernels are compiled for few sizes
+        with self._on_device():
+            rows = self._transfer(tap[:, first:num_tokens], self.network.device)
+            index = on_host([lane, begin + first, count, *range(count), *[0] * missing], np.int64)
+            self._absorb(index, self._here(tokens[:, first:]), rows)
+        self._ends[lane] = begin + num_tokens
+
+    def _absorb(self, index: Tensor, tokens: Tensor, tap: Tensor) -> None:
+        """index: int64 [(3 + rows) * entries]: lanes, begins, counts, and the rows of the paths."""
+        num_entries = len(tap)
+        index = self._here(index)
+        lanes, begins, counts = index[: 3 * num_entries].view(3, -1)
+        paths = index[3 * num_entries :].view(num_entries, -1)
+        self.network.absorb(tap, self._here(tokens), lanes, begins, counts, paths)
+
+    def warm_up(self, shapes: Sequence[RoundShape], num_rows: Sequence[int]) -> None:
+        """Run every pass of one lane, with padding alone; `num_rows`: of all rounds that may come.
+        After NUM_WARM_UPS times no request waits for kernels to be compiled or a graph to be
+        captured.
+        """
+        device, width = self.network.device, self.network.pending.shape[1]
+        for shape in shapes:
+            self.propose([0], [-1], [0], shape)
+        here = {(shape.num_rows, device) for shape in shapes}
+        for count, where in here | {(n, HOST) for n in (1, *num_rows, *self._short_rows)}:
+            index = on_host([-1, *[0] * (2 + count)], np.int64)
+            tokens = torch.zeros(1, count, dtype=torch.int64, device=where)
+            with self._on_device():
+                rows = self.network.pending.new_zeros(1, count, width)
+                self._run(("absorb", where.type), self._absorb, index, tokens, rows)
+
+    def reset(self, lane: int, begin: int = 0) -> None:
+        if lane >= 0:
+            self._ends[lane] = begin
+            self.network.restart(lane, begin)
+
+    def _go_on(self, lanes: Sequence[int], begins: Sequence[int]) -> None:
+        """Restart lanes that do not go on at their end."""
+        for lane, begin in zip(lanes, begins, strict=True):
+            if lane >= 0 and self._ends[lane] != begin:
+                self.reset(lane, begin)
+
+    def in_rounds(self, shape: RoundShape, end: int) -> None:
+        return None  # models with such a head have recurrent state: the host takes part
+
+    def refresh(self) -> None:
+        """Do nothing: it lives as long as this process."""
+
+    def check_alive(self) -> None:
+        """Do nothing: it lives as long as this process."""
+
+    def _here(self, index: Tensor) -> Tensor:
+        return index.to(self.network.device, non_blocking=True)
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Launch kernels on the network's device inside it."""
+        return nullcontext() if self._platform is None else self._platform.on_device()

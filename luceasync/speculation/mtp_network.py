@@ -1,0 +1,333 @@
+"""The head that a model brings to draft with (multi-token prediction, MTP) on preallocated tensors.
+
+One layer that predicts the token after the next: from what the model's head sees of a token, and
+the token behind it. Owns the layer's weights, its keys and values of all lanes, and what it goes on
+from. Knows no target: embedding and head are handed in.
+
+    h_t    = final norm of the model's last layer at position t
+    u_t+1  = fc [ norm(embedding of token t+1) ; norm(h_t) ]
+    z_t+1  = norm( layer(u_t+1) )        token t+2: the head's best of z_t+1
+
+and once more with z in the place of h, and the drafted token, for each further one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from luceasync.models.encodings import WeightPlacement
+from luceasync.models.feed_forward.feed_forward import FeedForwardLayer
+from luceasync.models.layer_reader import LayerReader, TensorPart
+from luceasync.models.loader import TensorReader, TensorSource
+from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.ops import Norm
+from luceasync.models.spec import MTP, ModelSpec
+from luceasync.models.weights import Weight
+from luceasync.speculation.dflash.context import DraftContext
+from luceasync.speculation.dflash.draft import ChooseOps, Embed
+from luceasync.speculation.dflash.draft_config import DraftLayerSpec, DraftSpec
+from luceasync.speculation.dflash.draft_ops import AttendedLayer
+
+RING_TOKENS = 4096  # places for keys and values of a lane
+HEAD_ROWS = 32768  # tokens that are drafted, the first ones: byte pairs are merged by frequency
+SPARE_PLACES = 62  # of them: rows that were drafted and refused replace none that is still seen
+
+# The best tokens after rows [entries, 1, hidden] of lanes [entries]: int64 [entries].
+Choose = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class MtpWeights:
+    """The weights on one device. `projection`: query, key, value rows, and gates; `context`: key
+    and value rows alone; heads' numbers are ordered as `in_halves` says. `final_norm`: the model's.
+    """
+
+    embedding_norm: Norm
+    hidden_norm: Norm
+    fc: Weight
+    norm: Norm
+    final_norm: Norm
+    projection: Weight
+    context: Weight
+    layer: AttendedLayer
+    output: Weight
+    feed_forward: FeedForwardLayer
+
+    @property
+    def num_bytes(self) -> int:
+        norms = (self.embedding_norm, self.hidden_norm, self.norm, self.final_norm)
+        matrices = (self.fc, self.projection, self.context, self.output, self.feed_forward)
+        return sum(part.num_bytes for part in (*norms, *matrices))
+
+
+def head_name(spec: ModelSpec) -> str:
+    """The checkpoint name of the model's head."""
+    return spec.embedding_name if spec.tied_embeddings else spec.end_names.head
+
+
+def attention_of(spec: ModelSpec) -> AttentionSpec:
+    """The attention of the head's layer; families that draft have this kind alone."""
+    assert spec.mtp is not None and isinstance(spec.mtp.mixer, AttentionSpec)
+    return spec.mtp.mixer
+
+
+def context_spec(spec: ModelSpec) -> DraftSpec:
+    """The head's layer, as rings and operations of drafters know it."""
+    window = RING_TOKENS - SPARE_PLACES
+    return DraftSpec(
+        hidden_size=spec.hidden_size,
+        intermediate_size=0,
+        norm_eps=spec.norm_eps,
+        attention=attention_of(spec),
+        layers=(DraftLayerSpec(window, is_causal=True),),
+        taps=(spec.num_layers - 1,),
+        mask_token=0,
+        block=1,
+        trained_block=1,
+    )
+
+
+def in_halves(attention: AttentionSpec) -> list[int]:
+    """An order of a head's numbers in which each that turns is half a head before its partner, as
+    drafters' kernels pair them, though the layer turns a part of each head alone. Scores are the
+    same in any order that queries and keys share.
+    """
+    dim, half, turned = attention.head_dim, attention.head_dim // 2, attention.rotary_dim // 2
+    still = range(2 * turned, dim)
+    num_first = half - turned
+    first = [*range(turned), *still[:num_first]]
+    return [*first, *range(turned, 2 * turned), *still[num_first:]]
+
+
+def read_mtp(
+    source: TensorSource, spec: ModelSpec, place: WeightPlacement, advance: Callable[[int], None]
+) -> tuple[MtpWeights, Weight | None]:
+    """Read the layer, and the rows of the model's head that drafts are chosen with; None: the
+    model's own head has no more. Raises ModelError.
+    """
+    assert spec.mtp is not None
+    attention, hidden = attention_of(spec), spec.hidden_size
+    model = TensorReader(source, spec, place)
+    final_norm = model.norm(f"{spec.prefix}{spec.end_names.norm}", (hidden,))
+    head = None
+    if spec.vocab_size > HEAD_ROWS:
+        head = model.first_rows(head_name(spec), (spec.vocab_size, hidden), HEAD_ROWS)
+    # The layer has the names that it would have in a model of its own.
+    reader = TensorReader(source, replace(spec, prefix=MTP, layers=(spec.mtp,)), place, advance)
+    layer, name, heads = reader.of_layer(0), f"{MTP}fc.weight", _HeadParts(attention)
+    own = [heads.query(0), heads.keys(), TensorPart("self_attn.v_proj.weight"), heads.query(1)]
+    weights = MtpWeights(
+        embedding_norm=reader.norm(f"{MTP}pre_fc_norm_embedding.weight", (hidden,)),
+        hidden_norm=reader.norm(f"{MTP}pre_fc_norm_hidden.weight", (hidden,)),
+        fc=reader.stacked([TensorPart(name)], {name: (hidden, 2 * hidden)}),
+        norm=reader.norm(f"{MTP}norm.weight", (hidden,)),
+        final_norm=final_norm,
+        projection=layer.stacked(own),
+        context=layer.stacked(own[1:3]),
+        layer=AttendedLayer(layer.norm("input_layernorm.weight"), _head_norms(attention, layer)),
+        output=layer.matrix("self_attn.o_proj.weight"),
+        feed_forward=spec.mtp.feed_forward.load(layer),
+    )
+    return weights, head
+
+
+@dataclass(frozen=True, slots=True)
+class _HeadParts:
+    """Rows of projections, each head's in the order of `in_halves`."""
+
+    attention: AttentionSpec
+
+    def query(self, which: int) -> TensorPart:
+        """Queries (0), or their gates (1), which stay in order as values do."""
+        spec, order = self.attention, in_halves(self.attention)
+
+        def select(stored: Tensor) -> Tensor:
+            rows = stored.unflatten(0, (spec.num_heads, 2, -1))[:, which]
+            chosen: Tensor = rows.flatten(0, 1) if which else rows[:, order].flatten(0, 1)
+            return chosen
+
+        return TensorPart("self_attn.q_proj.weight", select, divisor=2)
+
+    def keys(self) -> TensorPart:
+        spec, order = self.attention, in_halves(self.attention)
+
+        def select(stored: Tensor) -> Tensor:
+            chosen: Tensor = stored.unflatten(0, (spec.num_kv_heads, -1))[:, order].flatten(0, 1)
+            return chosen
+
+        return TensorPart("self_attn.k_proj.weight", select)
+
+
+def _head_norms(attention: AttentionSpec, layer: LayerReader) -> Tensor:
+    """Weights of heads' norms, float32 [heads + kv_heads, head_dim]; those of numbers that turn
+    hold the magnitude of the rope.
+    """
+    order = in_halves(attention)
+    scale = torch.ones(attention.head_dim)
+    scale[: attention.rotary_dim] = attention.rope.magnitude
+    norms = []
+    for name, num in (("q", attention.num_heads), ("k", attention.num_kv_heads)):
+        weight = layer.vector(f"self_attn.{name}_norm.weight", layer.norm_offset)
+        norms.append((weight * scale.to(weight.device))[order].expand(num, -1))
+    return torch.cat(norms)
+
+
+class MtpNetwork:
+    """The head on one device.
+
+    `absorb` and `propose` read nothing but tensors on the device and have fixed shapes for fixed
+    numbers of entries and rows, so they can be captured as CUDA graphs. An entry of lane -1 is
+    padding. Not thread-safe; run under `torch.inference_mode`.
+
+    The row of the layer at position p is of token p and of what the model's head saw at p - 1.
+    `pending` holds what it saw of a lane's last token: the row behind it comes with the next one.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: MtpWeights,
+        embed: Embed,
+        choose: Choose,
+        choose_ops: ChooseOps,
+        *,
+        num_lanes: int,
+        max_ctx_tokens: int,
+    ) -> None:
+        """`embed`: the model's embedding, whose rows come on the weights' device; `choose`: what
+        its head likes best; `choose_ops` makes the operations on the context.
+        """
+        self.spec = context_spec(spec)
+        self.attention = attention_of(spec)
+        self.dtype = weights.fc.dtype
+        self.device = weights.norm.weight.device
+        self._weights: MtpWeights | None = weights
+        self._embed = embed
+        self._choose = choose
+        self.context = DraftContext(
+            self.spec,
+            num_lanes=num_lanes,
+            max_ctx_tokens=max_ctx_tokens,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        self._ops = choose_ops(self.spec, self.context)
+        shape = (num_lanes + 1, spec.hidden_size)
+        self.pending = torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    @property
+    def capacity_tokens(self) -> int:
+        """The newest rows of a lane that any other may see."""
+        return self.context.rings[0].capacity
+
+    def reach_for(self, position: int) -> int | None:
+        """See draft_ops.TorchDraftOps."""
+        return self._ops.reach_for(position)
+
+    def restart(self, lane: int, position: int) -> None:
+        """Let the lane go on at `position` without anything before it. The first row is not kept:
+        what the model's head saw before it is not known.
+        """
+        self.context.valid_from[lane] = position + 1
+        self.pending[lane] = 0
+
+    def absorb(
+        self,
+        taps: Tensor,
+        tokens: Tensor,
+        lanes: Tensor,
+        begins: Tensor,
+        counts: Tensor,
+        paths: Tensor,
+    ) -> None:
+        """Add rows that the target has committed.
+
+        taps: [entries, verified, hidden], the output of its last layer; tokens: int64 [entries,
+        verified], what stands there; `paths` int64 [entries, rows]: of these the first `counts` are
+        those of positions from `begins` on. No lane twice.
+        """
+        weights, lane = self._loaded, lanes.long()
+        index = paths[..., None].expand(-1, -1, taps.shape[-1])
+        hidden = weights.final_norm(taps.gather(1, index).to(self.dtype))
+        before = torch.cat([self.pending[lane][:, None], hidden[:, :-1]], 1)
+        rows = self._joined(tokens.gather(1, paths), before)
+        keys_values = weights.context.linear(rows, weights.layer.norm)
+        norms = weights.layer.head_norms[-1:]
+        self._ops.write_context(keys_values, norms, lanes, begins, counts)
+        last = (counts.long() - 1).clamp(min=0)[:, None, None].expand(-1, 1, hidden.shape[-1])
+        kept = torch.where((counts > 0)[:, None], hidden.gather(1, last)[:, 0], self.pending[lane])
+        self.pending[lane] = kept
+
+    def propose(
+        self,
+        anchors: Tensor,
+        lanes: Tensor,
+        begins: Tensor,
+        num_tokens: int,
+        *,
+        reach: int | None = None,
+    ) -> Tensor:
+        """Each lane's newest token, `anchors` int64 [entries] at positions `begins`, and the
+        `num_tokens` that are likely behind it: int64 [entries, 1 + num_tokens].
+        """
+        token, hidden = anchors, self.pending[lanes.long()][:, None]
+        found = [anchors]
+        ones = torch.ones_like(begins)
+        for step in range(num_tokens):
+            hidden = self._step(token[:, None], hidden, lanes, begins + step, ones, reach)
+            token = self._choose(hidden, lanes)
+            found.append(token)
+        return torch.stack(found, 1)
+
+    def _step(
+        self,
+        tokens: Tensor,
+        hidden: Tensor,
+        lanes: Tensor,
+        begins: Tensor,
+        counts: Tensor,
+        reach: int | None,
+    ) -> Tensor:
+        """Run one row of each entry, which later rows see: what the head is to see, [entries, 1,
+        hidden].
+        """
+        weights, attention = self._loaded, self.attention
+        x = self._joined(tokens, hidden)
+        projected = weights.projection.linear(x, weights.layer.norm)
+        num_heads = attention.query_dim + 2 * attention.kv_dim
+        heads, gates = projected[..., :num_heads].contiguous(), projected[..., num_heads:]
+        block = self._ops.block(lanes, begins, 1, reach)
+        mixed = self._ops.attend(0, heads, weights.layer, block)
+        if attention.gated:
+            mixed = mixed * torch.sigmoid(gates)
+        keys_values = heads[..., attention.query_dim :].contiguous()
+        norms = weights.layer.head_norms[-1:]
+        self._ops.write_context(keys_values, norms, lanes, begins, counts)
+        x = weights.feed_forward.forward(weights.output.linear_add(mixed, x))
+        return weights.norm(x)
+
+    def _joined(self, tokens: Tensor, hidden: Tensor) -> Tensor:
+        """The layer's input for tokens [entries, rows] and what the head saw before each."""
+        weights = self._loaded
+        embedded = weights.embedding_norm(self._embed(tokens).to(self.dtype))
+        return weights.fc.linear(torch.cat([embedded, weights.hidden_norm(hidden)], -1))
+
+    @property
+    def _loaded(self) -> MtpWeights:
+        assert self._weights is not None, "the network is closed"
+        return self._weights
+
+    def close(self) -> None:
+        """Free weights and context. Idempotent."""
+        self.context.close()
+        self._weights = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights and context."""
+        own = self._weights.num_bytes if self._weights else 0
+        return own + self.context.num_bytes + self.pending.nbytes
