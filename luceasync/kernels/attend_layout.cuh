@@ -6,7 +6,7 @@
 
 constexpr int HALVES = GROUP > 8 ? 2 : 1;  // of the 16 rows of a product that are heads of the group
 
-constexpr int STAGE_BYTES = 2 * TILE_BYTES;       // keys, then values
+constexpr int STAGE_BYTES = 2 * KEYS_BYTES;       // keys, then values
 constexpr int RING_BYTES = STAGES * STAGE_BYTES;  // of a warp
 constexpr int AT_QUERIES = WARPS * RING_BYTES;
 constexpr int AT_NEW_KEY = AT_QUERIES + 8 * HALVES * ROW_BYTES;

@@ -14,7 +14,7 @@ constexpr int STEPS = HEAD_DIM / 16;             // of a product over a head's d
 constexpr int PAIRS = (HEAD_DIM / 2 + 31) / 32;  // of dimensions, of one head, that a lane has
 
 constexpr int ROW_BYTES = HEAD_DIM * 2 + 16;
-constexpr int TILE_BYTES = UNIT * ROW_BYTES;
+constexpr int KEYS_BYTES = UNIT * ROW_BYTES;
 constexpr int SUM_COLUMNS = HEAD_DIM + 8;  // of a row of sums: stored without conflicts
 
 __device__ __forceinline__ float least() { return as_float(0xff800000); }  // minus infinity

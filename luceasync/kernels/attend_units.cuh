@@ -58,7 +58,7 @@ struct Copier {
     if (lane >= PIECES) return;
     u32 at = stage - begin + row_index % UNIT * ROW_BYTES + lane * 16;
     *(uint4*)(shared + at) = load<uint4>(begin + AT_NEW_KEY + lane * 16);
-    *(uint4*)(shared + at + TILE_BYTES) = load<uint4>(begin + AT_NEW_VALUE + lane * 16);
+    *(uint4*)(shared + at + KEYS_BYTES) = load<uint4>(begin + AT_NEW_VALUE + lane * 16);
   }
 };
 
@@ -82,7 +82,7 @@ class Units {
       int unit = first + s * WARPS;
       if (unit < end) copier.copy(stage + s * STAGE_BYTES, copier.keys, unit, pages[s]);
       commit_copies();
-      if (unit < end) copier.copy(stage + s * STAGE_BYTES + TILE_BYTES, copier.values, unit, pages[s]);
+      if (unit < end) copier.copy(stage + s * STAGE_BYTES + KEYS_BYTES, copier.values, unit, pages[s]);
       commit_copies();
     }
     page = pages[STAGES];
@@ -105,9 +105,9 @@ class Units {
       commit_copies();
       wait_for_copies<2 * STAGES - 1>();
       __syncwarp();
-      softmax.add_values(stage + TILE_BYTES, lane);
+      softmax.add_values(stage + KEYS_BYTES, lane);
       __syncwarp();
-      if (has_next) copier.copy(stage + TILE_BYTES, copier.values, next, page);
+      if (has_next) copier.copy(stage + KEYS_BYTES, copier.values, next, page);
       commit_copies();
       page = page_after;
       stage = stage + STAGE_BYTES == end_of_ring ? end_of_ring - RING_BYTES : stage + STAGE_BYTES;

@@ -97,6 +97,21 @@ def room_for(x: Tensor, num_rows: int, num_columns: int, coding: Coding) -> Arra
     return ArrangedRows(num_rows, num_columns, (lift_of(coding),), columns, group_sums)
 
 
+def room_for_rows(
+    x: Tensor, num_rows: int, num_columns: int, codings: Collection[Coding]
+) -> ArrangedRows:
+    """Allocate rows that a kernel arranges for matrices of all these codings, unit by unit.
+    num_columns: a multiple of 64. `x` determines device and dtype.
+    """
+    assert MOST_PLAIN < num_rows <= ARRANGED_ROWS and num_columns % BLOCK_COLUMNS == 0
+    lifts = tuple(sorted({lift_of(coding) for coding in codings}))
+    num_units = -(-num_columns // UNIT_COLUMNS)
+    columns = x.new_empty(len(lifts), num_units, UNIT, 2, 2, 32, 8)
+    has_sums = any(wants_sums(coding) for coding in codings)
+    group_sums = x.new_empty(num_units, 1, 2, 32, 8) if has_sums else None
+    return ArrangedRows(num_rows, num_columns, lifts, columns, group_sums)
+
+
 def prepared(
     x: Tensor, codings: Collection[Coding], norm: RmsNorm | None = None
 ) -> Tensor | ArrangedRows:
@@ -125,28 +140,23 @@ def arrange(x: Tensor, codings: Collection[Coding], norm: RmsNorm | None = None)
     bfloat16 [9 to 16, columns], contiguous, columns a multiple of 64.
     """
     num_rows, num_columns = x.shape
-    assert MOST_PLAIN < num_rows <= ARRANGED_ROWS and num_columns % BLOCK_COLUMNS == 0
-    lifts = tuple(sorted({lift_of(coding) for coding in codings}))
-    num_units = -(-num_columns // UNIT_COLUMNS)
-    columns = x.new_empty(len(lifts), num_units, UNIT, 2, 2, 32, 8)
-    has_sums = any(wants_sums(coding) for coding in codings)
-    group_sums = x.new_empty(num_units, 1, 2, 32, 8) if has_sums else None
+    out = room_for_rows(x, num_rows, num_columns, codings)
     # To norm a row, one program has all of it.
     is_normed = norm is not None
     warps = NORM_WARPS if is_normed else PLAIN_WARPS
-    programs_of_row = 1 if is_normed else -(-num_units // warps)
+    programs_of_row = 1 if is_normed else -(-len(out.columns[0]) // warps)
     constants = constants_of(
         num_columns if is_normed else 0,
         warps,
         overlaps=can_overlap(x.device.index or 0),
-        lifts=lifts,
-        has_sums=has_sums,
+        lifts=out.lifts,
+        has_sums=out.group_sums is not None,
     )
     launch = LaunchShape(ARRANGED_ROWS * programs_of_row, warps * 32)
     weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-    arguments = (x, weight, columns, group_sums, eps, num_rows, num_columns)
+    arguments = (x, weight, out.columns, out.group_sums, eps, num_rows, num_columns)
     _ARRANGE.launch(x.device, constants, launch, arguments)
-    return ArrangedRows(num_rows, num_columns, lifts, columns, group_sums)
+    return out
 
 
 def constants_of(

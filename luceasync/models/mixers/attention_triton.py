@@ -8,6 +8,7 @@ from the device alone.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,13 +17,12 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from luceasync.kernels import attention as attention_kernels
-from luceasync.kernels import attention_cuda
+from luceasync.kernels import attention_cuda, tree_attention, tree_attention_cuda
 from luceasync.kernels import rows as row_kernels
 from luceasync.kernels.block_attention import attend_block, merge
 from luceasync.kernels.chunk_scores import add_scores
 from luceasync.kernels.commit import commit_attention, commit_recent
 from luceasync.kernels.positions import rotation
-from luceasync.kernels.tree_attention import attend_tree
 from luceasync.models.mixers.attention_sizes import AttentionSizes, HeadNorms
 from luceasync.models.mixers.attention_torch import Rotation, attend_one, frequencies
 from luceasync.models.mixers.mixer import State
@@ -126,7 +126,7 @@ class TritonAttention:
         spec = self._spec
         keys, values, *_ = state
         new_keys, new_values, *new_queries = scratch
-        return attend_tree(
+        given = (
             projected,
             (norms.query, norms.key, norms.eps),
             keys,
@@ -137,11 +137,17 @@ class TritonAttention:
             rows.prepared[spec],
             trees.ancestors,
             (new_keys, new_values),
-            num_heads=spec.num_heads,
-            rotary_dim=spec.rotary_dim,
-            gated=spec.gated,
-            queries=new_queries[0] if new_queries else None,
         )
+        sizes: dict[str, Any] = {
+            "num_heads": spec.num_heads,
+            "rotary_dim": spec.rotary_dim,
+            "gated": spec.gated,
+            "queries": new_queries[0] if new_queries else None,
+        }
+        if tree_attention_cuda.can_attend(projected, keys, spec.num_heads, spec.rotary_dim):
+            num_splits = tree_attention.NUM_SPLITS
+            return tree_attention_cuda.attend_tree(*given, num_splits=num_splits, **sizes).rows()
+        return tree_attention.attend_tree(*given, **sizes)
 
     def commit(self, scratch: State, state: State, paths: Paths) -> None:
         (new_keys, new_values, *queries), (keys, values, *ring) = scratch, state
