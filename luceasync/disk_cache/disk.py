@@ -16,11 +16,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 from luceasync.disk_cache.codec import END_PARTS, Buffer, EncodedFile, EndKinds, Half
 from luceasync.disk_cache.directory import BelowFloor, NodeDirectory
-from luceasync.disk_cache.files import FileSystem, FileThreads, ThreadedFile, allocate, pieces
+from luceasync.disk_cache.files import (
+    FileSystem,
+    FileThreads,
+    HungReads,
+    ThreadedFile,
+    allocate,
+    pieces,
+    timed_read,
+)
 from luceasync.disk_cache.keeper import KeeperLease
 from luceasync.disk_cache.listing import Listing, NodeMeta, Scan, changes
 from luceasync.disk_cache.object_store import (
@@ -53,34 +61,9 @@ from luceasync.nodes import MissReason
 
 NUM_READERS = min(8, 2 * len(os.sched_getaffinity(0)))  # more would wait for each other
 CLOSE_TIMEOUT_S = 30.0
+MEASURED_BYTES, MEASURE_LIMIT_S = 4 << 20, 0.5  # of each file that is measured
 
 T = TypeVar("T")
-
-
-class HungReads:
-    """Abandoned reads that have not returned. True while there are any: then the disk hangs, and
-    no read is to be tried; they are the probe themselves. Event loop only.
-    """
-
-    def __init__(self, came_back: Callable[[str], None]) -> None:
-        """`came_back` is told the fault of the first one that returns, "" if it has none."""
-        self._came_back = came_back
-        self._calls: set[asyncio.Future[Any]] = set()
-
-    def __bool__(self) -> bool:
-        return bool(self._calls)
-
-    def leave(self, call: asyncio.Future[Any]) -> None:
-        """Abandon `call`."""
-        self._calls.add(call)
-        call.add_done_callback(self._end)
-
-    def _end(self, call: asyncio.Future[Any]) -> None:
-        fault = None if call.cancelled() else call.exception()
-        if call in self._calls:
-            # The disk answers: the other calls tell nothing new.
-            self._calls.clear()
-            self._came_back(str(fault) if isinstance(fault, OSError) else "")
 
 
 class NodeReader(Protocol):
@@ -341,6 +324,14 @@ class DiskTier:
         progress: ReadProgress | None = None,
     ) -> NodeFile | Miss:
         return await self._reads.read(key, with_end, timeout_s, progress or ReadProgress())
+
+    async def measure(self, keys: Sequence[str]) -> tuple[int, float]:
+        """(bytes, seconds) of a short read of these nodes' rows, as restores read them; (0, 0.0) if
+        they cannot be read.
+        """
+        paths = [self._directory.path(key) for key in keys[:NUM_READERS]]
+        read = partial(timed_read, self._files, paths, MEASURED_BYTES, MEASURE_LIMIT_S)
+        return await self._try(read, (0, 0.0)) if paths else (0, 0.0)
 
     async def scan(self) -> Scan:
         """The nodes under `root`, those of other namespaces by name only, and what is new or gone

@@ -14,8 +14,9 @@ import mmap
 import os
 import secrets
 import stat
+import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from io import FileIO
@@ -33,6 +34,7 @@ HUGE_PAGE_BYTES = 2 << 20  # systems align a mapping of whole huge pages so that
 NUM_THREADS = 4
 PIECE_BYTES = 4 << 20  # a hop to a thread and back costs as much as half a MiB
 SMALL_BYTES = 1 << 20
+MEASURED_PIECE_BYTES = 1 << 20
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 T = TypeVar("T")
@@ -167,6 +169,32 @@ def allocate(num_bytes: int) -> memoryview:
     return memoryview(area)
 
 
+def timed_read(
+    files: FileSystem, paths: Sequence[Path], bytes_each: int, limit_s: float
+) -> tuple[int, float]:
+    """(bytes, seconds) of reading from the middle of files, all at once, each by a thread: at most
+    `bytes_each`, in pieces that begin within `limit_s`. Raises OSError and CorruptNode.
+
+    What was read lately is in the system's page cache, and read as fast as that: so are restores.
+    """
+    began_s = time.perf_counter()
+
+    def read(path: Path) -> int:
+        num_bytes, piece = 0, memoryview(bytearray(min(bytes_each, MEASURED_PIECE_BYTES)))
+        with files.open(path) as raw:
+            raw.seek(os.fstat(raw.fileno()).st_size // 2)
+            while num_bytes < bytes_each and time.perf_counter() - began_s < limit_s:
+                count = raw.readinto(piece[: bytes_each - num_bytes])
+                if not count:
+                    break
+                num_bytes += count
+        return num_bytes
+
+    with ThreadPoolExecutor(max(1, len(paths)), "measure-disk") as threads:
+        num_bytes = sum(threads.map(read, paths))
+    return num_bytes, time.perf_counter() - began_s
+
+
 class FileThreads:
     """A few threads for blocking calls, and the calls that were abandoned to them."""
 
@@ -195,6 +223,32 @@ class FileThreads:
         if not call.cancelled():
             call.exception()  # retrieved, so that asyncio does not log it
         await self.submit(function)
+
+
+class HungReads:
+    """Abandoned reads that have not returned. True while there are any: then the disk hangs, and
+    no read is to be tried; they are the probe themselves. Event loop only.
+    """
+
+    def __init__(self, came_back: Callable[[str], None]) -> None:
+        """`came_back` is told the fault of the first one that returns, "" if it has none."""
+        self._came_back = came_back
+        self._calls: set[asyncio.Future[Any]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def leave(self, call: asyncio.Future[Any]) -> None:
+        """Abandon `call`."""
+        self._calls.add(call)
+        call.add_done_callback(self._end)
+
+    def _end(self, call: asyncio.Future[Any]) -> None:
+        fault = None if call.cancelled() else call.exception()
+        if call in self._calls:
+            # The disk answers: the other calls tell nothing new.
+            self._calls.clear()
+            self._came_back(str(fault) if isinstance(fault, OSError) else "")
 
 
 class ThreadedFile:

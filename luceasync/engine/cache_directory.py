@@ -23,7 +23,7 @@ from luceasync.disk_cache.upkeep import Upkeep
 from luceasync.errors import ConfigError
 from luceasync.host_cache.arena import node_bytes_of
 from luceasync.prefix_cache.cache import PrefixCache
-from luceasync.prefix_cache.disk_worker import DiskWorker
+from luceasync.prefix_cache.disk_worker import DiskWorker, nodes_to_measure
 from luceasync.prefix_cache.index import Limits
 from luceasync.prefix_cache.tenants import Tenants
 from luceasync.status import CacheStatus
@@ -102,11 +102,14 @@ class CacheDirectory:
         ConfigError.
         """
         async with self._directory_spec.open() as disk:
-            self._tenants.add_nodes(await self.orders.scan(disk))
+            nodes = await self.orders.scan(disk)
+            self._tenants.add_nodes(nodes)
+            measured = nodes_to_measure(nodes)
+            del nodes  # the index has what it keeps of them
             await asyncio.to_thread(self._tenants.get, "")  # the first prompt is faster then
             self._disk = disk
             opened()
-            await self.orders.serve(disk)
+            await self.orders.serve(disk, measured)
 
     def begin_life(self) -> None:
         """Start over with a new index. Called in the engine's thread, before its first order."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from heapq import nlargest
 
 import torch
 from torch import Tensor
@@ -25,13 +26,14 @@ from luceasync.disk_cache.codec import (
     file_order,
     header_bytes_at_most,
 )
-from luceasync.disk_cache.disk import DiskTier
+from luceasync.disk_cache.disk import MEASURED_BYTES, NUM_READERS, DiskTier
 from luceasync.disk_cache.keeper import RENEW_S
 from luceasync.disk_cache.listing import NodeMeta, Scan, misplaced
 from luceasync.disk_cache.metadata import NodeMetadata
 from luceasync.disk_cache.object_store import NodeName
 from luceasync.disk_cache.outcomes import Miss, WriteOutcome
 from luceasync.disk_cache.reader import NodeFile, ReadProgress
+from luceasync.errors import CorruptNode
 from luceasync.nodes import MissReason, NodeKey
 from luceasync.prefix_cache.cache import PrefixCache
 from luceasync.prefix_cache.disk_orders import (
@@ -180,8 +182,12 @@ class DiskWorker:
             files = [*self._others.values()]
             self._tell(lambda prefixes: prefixes.others_changed(files, num_removals))
 
-    async def serve(self, disk: DiskTier) -> None:
-        """Work until cancelled. Scans every RESCAN_S for what other processes have done."""
+    async def serve(self, disk: DiskTier, measured: Sequence[NodeKey] = ()) -> None:
+        """Work until cancelled. Scans every RESCAN_S for what other processes have done.
+        `measured`: nodes by which the disk is measured first, see nodes_to_measure.
+        """
+        if measured:
+            self._jobs.put_nowait(partial(self._measure, keys=measured))
         self._finds_more = disk.is_shared or disk.has_store
         if self._finds_more:
             self._tell(_begin_lookups)
@@ -225,6 +231,17 @@ class DiskWorker:
             store=disk.store_counts,
             degraded=disk.degraded,
         )
+
+    async def _measure(self, disk: DiskTier, keys: Sequence[NodeKey]) -> None:
+        """Tell how fast the disk is before a prompt needs it."""
+        try:
+            num_bytes, elapsed_s = await disk.measure([key.hex() for key in keys])
+        except CorruptNode as error:  # whose reader sets it aside
+            log.debug("the disk is not measured: %s", error)
+            return
+        if num_bytes:
+            log.debug("start: %.3g MB of nodes read in %.3f s", num_bytes / 1e6, elapsed_s)
+            self._tell(lambda prefixes: prefixes.observe("disk_bytes_per_s", num_bytes, elapsed_s))
 
     async def _rescan(self, disk: DiskTier) -> None:
         while True:
@@ -382,6 +399,14 @@ class DiskWorker:
             turn_end=node.is_turn_end,
         )
         return encode_file(entries, buffers, metadata, node.half)
+
+
+def nodes_to_measure(nodes: Iterable[Node]) -> list[NodeKey]:
+    """Those of the nodes by which a disk can be measured, in files that are large beside what a
+    read costs: those first that were used last, which are the likeliest to be read.
+    """
+    large = (node for node in nodes if (node.file_bytes or 0) >= 2 * MEASURED_BYTES)
+    return [node.key for node in nlargest(NUM_READERS, large, key=lambda node: node.last_used_s)]
 
 
 def _tell_reading(come: Mapping[NodeKey, int], prefixes: PrefixCache) -> None:

@@ -127,16 +127,16 @@ def restore_or_prefill(
     measured. A read that would have been too slow by the rate of earlier ones is tried: see
     `is_given_up`.
     """
-    restore_s = _total_s(
-        (disk_bytes, rates.disk_bytes_per_s),
-        (memory_bytes + disk_bytes, rates.bus_bytes_per_s),
-    )
+    bus = memory_bytes + disk_bytes, rates.bus_bytes_per_s
+    if disk_bytes and rates.bus_bytes_per_s is None:
+        bus = 0, None  # not measured yet: the disk takes most of the time
+    restore_s = _total_s((disk_bytes, rates.disk_bytes_per_s), bus)
     prefill_s = _total_s((num_tokens, rates.prefill_tokens_per_s))
     if restore_s is None or prefill_s is None:
         return Decision(True, "not_measured", restore_s, prefill_s)
     if restore_s <= prefill_s:
         return Decision(True, "restore_is_faster", restore_s, prefill_s)
-    bus_s = _total_s((memory_bytes + disk_bytes, rates.bus_bytes_per_s))
+    bus_s = _total_s(bus)
     is_judged = disk_bytes >= LEAST_JUDGED_BYTES and prefill_s >= _LEAST_TRIAL_S
     if is_judged and bus_s is not None and bus_s < prefill_s:
         return Decision(True, "trial", restore_s, prefill_s)

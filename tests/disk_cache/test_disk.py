@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luceasync.disk_cache.codec import encode_file
-from luceasync.disk_cache.disk import NUM_READERS, DiskTier, HungReads
-from luceasync.disk_cache.files import FileSystem
+from luceasync.disk_cache.disk import NUM_READERS, DiskTier
+from luceasync.disk_cache.files import FileSystem, HungReads
 from luceasync.disk_cache.outcomes import Miss, WriteOutcome
 from luceasync.disk_cache.reader import NodeFile
 from luceasync.errors import ConfigError, CorruptNode

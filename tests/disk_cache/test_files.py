@@ -20,6 +20,7 @@ from luceasync.disk_cache.files import (
     ThreadedFile,
     allocate,
     pieces,
+    timed_read,
 )
 from tests.disk_cache.faulty_files import hanging
 
@@ -58,6 +59,17 @@ def test_small_buffers_are_joined_and_large_ones_not_copied() -> None:
     joined, *views = pieces([small] * 8 + [large])
     assert joined == small * 8
     assert [view.obj is large for view in views] == [True, True]
+
+
+def test_a_timed_read_takes_so_much_of_each_file_and_ends_in_time(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in "abc"]
+    for path, num_bytes in zip(paths, (10_000, 6_000, 0), strict=True):
+        path.write_bytes(bytes(num_bytes))
+    num_bytes, elapsed_s = timed_read(FileSystem(), paths, 4_000, 60.0)
+    assert num_bytes == 4_000 + 3_000 and elapsed_s > 0
+    assert timed_read(FileSystem(), paths, 4_000, 0.0)[0] == 0
+    with pytest.raises(FileNotFoundError):
+        timed_read(FileSystem(), [tmp_path / "gone"], 4_000, 60.0)
 
 
 async def test_a_file_is_not_closed_under_a_call(tmp_path: Path, until: threading.Event) -> None:

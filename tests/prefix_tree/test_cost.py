@@ -3,6 +3,7 @@
 import pytest
 
 from luceasync.prefix_tree.cost import (
+    Decision,
     Rates,
     is_given_up,
     patience_s,
@@ -50,6 +51,14 @@ def test_memory_needs_no_disk_to_have_been_measured():
     rates = Rates(bus_bytes_per_s=1e10, prefill_tokens_per_s=1000.0)
     assert decide(1000, 10**6, 0, rates).reason == "restore_is_faster"
     assert decide(1000, 0, 10**6, rates).reason == "not_measured"
+
+
+def test_files_are_compared_by_the_disk_alone_until_the_bus_is_measured():
+    rates = Rates(disk_bytes_per_s=1e9, prefill_tokens_per_s=1000.0)
+    assert decide(5000, 0, 10**9, rates) == Decision(True, "restore_is_faster", 1.0, 5.0)
+    assert decide(900, 0, 10**9, rates).reason == "trial"
+    assert decide(5, 0, 10**7, rates).reason == "prefill_is_faster"
+    assert decide(5000, 10**9, 0, rates).reason == "not_measured"
 
 
 def test_the_first_observation_is_the_rate():
