@@ -38,6 +38,9 @@ QUESTION = "to be or not to be, that is the question. " * 6
 NUM_TOKENS = 32
 FOURS = {"ssm_alpha.weight": "F16", "attn_k.weight": "IQ4_XS", "token_embd.weight": "BF16"}
 ODD = FOURS | {"ffn_up.weight": "Q3_K", "ffn_down.weight": "Q2_K", "": "Q5_1"}
+# Experts of 26B-A4B have 704 columns: blocks of 256 do not fit, half blocks of 128 neither.
+ODD_DOWN = {"ffn_down_exps.weight": "Q5_0", "": "Q4_K"}
+SIXES = {"ffn_down.weight": "Q6_K", "ffn_down_exps.weight": "Q6_K", "": "Q4_K"}
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 LINEAR = {"rope_type": "linear", "factor": 8.0}
 MODELS = {
@@ -59,6 +62,8 @@ RELATIVES = {
     "gemma 3": Tiny("gemma3_text", types=K_MIX, tied=True, num_layers=6, rope=LINEAR),
     "gemma 4": Tiny("gemma4_text", types=K_MIX, tied=True),
     "gemma 4, fused": Tiny("gemma4_text", types={"": "Q8_0"}, tied=True, fused=True),
+    "gemma 4, experts": Tiny("gemma4_text", types=SIXES, tied=True, experts=True, fused=True),
+    "gemma 4, odd experts": Tiny("gemma4_text", ODD_DOWN, experts=True, expert_dim=192),
     "llama 3.1": Tiny("llama", types={"": "Q8_0"}, rope=LLAMA3, tied=True),
     "mistral": Tiny("mistral", types={"": "Q4_0"}, rope={"rope_type": "linear", "factor": 4.0}),
     "qwen2": Tiny("qwen2", types=K_MIX),

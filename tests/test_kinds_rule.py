@@ -30,7 +30,7 @@ MODULES = {
     f"luceasync.models.{room}.{kind}"
     for room, kinds in {
         "mixers": ("attention", "delta", "gated_delta", "sliding"),
-        "feed_forward": ("dense", "experts"),
+        "feed_forward": ("dense", "experts", "geglu", "geglu_experts"),
     }.items()
     for kind in kinds
 }

@@ -109,7 +109,8 @@ def gemma4_config(keys: ArchitectureKeys) -> Config:
     their own if the file has any. Raises ModelError.
     """
     num_kv_heads = keys.of_layers("attention.head_count_kv")
-    config = common_config(keys, (WINDOW, LOGIT_CAP), num_kv_heads=max(num_kv_heads))
+    computed = (WINDOW, LOGIT_CAP, EXPERTS)
+    config = common_config(keys, computed, num_kv_heads=max(num_kv_heads))
     kinds, local = _windowed_layers(keys, 6), _local_head_dim(keys)
     full = config["rope_parameters"]
     if config.pop("partial_rotary_factor") != 1.0:
@@ -123,6 +124,10 @@ def gemma4_config(keys: ArchitectureKeys) -> Config:
     blocks = [f"blk.{layer}.attn_" for layer, kind in enumerate(kinds) if kind == FULL]
     values = [f"{block}{end}" for block in blocks for end in ("v.weight", "qkv.weight")]
     del config["hidden_act"]
+    if keys.integer(EXPERTS, 0):
+        experts = experts_config(keys)
+        experts["top_k_experts"] = experts.pop("num_experts_per_tok")
+        config |= experts | {"enable_moe_block": True}
     return config | {
         "hidden_activation": "gelu_pytorch_tanh",
         "rope_parameters": {FULL: full, SLIDING: {"rope_type": "default", "rope_theta": theta}},
@@ -296,7 +301,7 @@ GATED = {
     "self_attn.g_proj.weight": "attn_gate.weight",
     "mlp.experts.e_score_correction_bias": "exp_probs_b.bias",
 }
-EXPERT = re.compile(r"mlp\.experts\.(\d+)\.(gate|up|down)_proj\.weight")
+EXPERT = re.compile(r"(?:mlp\.)?experts\.(\d+)\.(gate|up|down)_proj\.weight")
 GATES_AND_UPS = "ffn_gate_up_exps.weight"
 ALIASES = {"ssm_dt.bias": "ssm_dt"}  # some files use the other name
 FUSED = "attn_qkv.weight"  # query, key and value rows of an attention layer, in some files
@@ -324,9 +329,17 @@ BETWEEN_NORMS = ATTENTION | {
     "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
 }
 SCALED = BETWEEN_NORMS | {"layer_scalar": "layer_output_scale.weight"}
+BESIDE_EXPERTS = {
+    "pre_feedforward_layernorm_2.weight": "pre_ffw_norm_2.weight",
+    "post_feedforward_layernorm_1.weight": "post_ffw_norm_1.weight",
+    "post_feedforward_layernorm_2.weight": "post_ffw_norm_2.weight",
+    "router.proj.weight": "ffn_gate_inp.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+}
 ARCHITECTURES = {
     "gemma3": Architecture(gemma3_config, BETWEEN_NORMS),
-    "gemma4": Architecture(gemma4_config, SCALED),
+    "gemma4": Architecture(gemma4_config, SCALED | BESIDE_EXPERTS),
     "llama": Architecture(whole_heads_config, DENSE, llama_orders),
     "qwen2": Architecture(whole_heads_config, DENSE),
     "qwen3": Architecture(whole_heads_config, DENSE),

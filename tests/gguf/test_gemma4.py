@@ -69,7 +69,7 @@ def test_keys_are_values_too_where_no_layer_that_sees_all_has_any(tmp_path: Path
         ({"rope__dimension_count_swa": 16}, "dimension_count_swa = 16: expected 32, as key_length"),
         ({"rope__dimension_count": 32}, "rope.dimension_count: expected the whole head"),
         ({"attention__head_count_kv": [2, 1]}, "head_count_kv: expected 4 positive integers"),
-        ({"expert_count": 8}, "gemma4.expert_count = 8 is not supported"),
+        ({"expert_count": 8}, "'gemma4.expert_used_count' is missing"),
     ],
 )
 def test_what_is_not_computed_is_refused(tmp_path: Path, keys: dict[str, Any], words: str):

@@ -17,6 +17,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from luceasync.gguf.vocabulary import QWEN2, QWEN35  # which are transformers': test_vocabulary
 from tests.gguf.blocks import random_blocks
+from tests.gguf.tiny_keys import GEMMA4, add_keys
 from tests.tiny import CHATML, SPECIAL
 
 if TYPE_CHECKING:  # else only tests that build a model pay for it
@@ -35,15 +36,6 @@ ARCHITECTURES = {
     "qwen3_5_moe": "qwen35moe",
     "qwen3_moe": "qwen3moe",
     "smollm3": "smollm3",
-}
-# Of a tiny Gemma 4, beside the sizes that all have.
-GEMMA4 = {
-    "sliding_window": 24,
-    "hidden_size_per_layer_input": 0,
-    "global_head_dim": 128,
-    "num_global_key_value_heads": 1,
-    "attention_k_eq_v": True,
-    "final_logit_softcapping": 30.0,
 }
 LLAMA3 = {
     "rope_type": "llama3",
@@ -85,6 +77,9 @@ LAYER_NAMES = {
     "pre_feedforward_layernorm": "ffn_norm",
     "post_feedforward_layernorm": "post_ffw_norm",
     "layer_scalar": "layer_output_scale",
+    "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
+    **{f"post_feedforward_layernorm_{i}": f"post_ffw_norm_{i}" for i in (1, 2)},
+    "router.proj": "ffn_gate_inp",
     "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_b": "ssm_beta",
@@ -93,7 +88,11 @@ LAYER_NAMES = {
     "linear_attn.norm": "ssm_norm",
     "linear_attn.out_proj": "ssm_out",
 }
-FLOATS = ("conv1d.weight", "norm.weight", "mlp.gate.weight")  # never quantised
+SCALES = {
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+}
+FLOATS = ("conv1d.weight", "norm.weight", "mlp.gate.weight", "router.proj.weight")  # as they are
 PARTIAL = "partial_rotary_factor"
 Numbers = np.ndarray
 
@@ -116,10 +115,12 @@ class Tiny:
     num_layers: int = 4
     dim: int = 256
     seed: int = 0
+    experts: bool = False  # of Gemma 4, beside each network
+    expert_dim: int = 0  # 0: dim
 
     @property
     def has_experts(self) -> bool:
-        return "moe" in self.family or self.family == "laguna"
+        return "moe" in self.family or self.family == "laguna" or self.experts
 
     @property
     def is_hybrid(self) -> bool:
@@ -147,7 +148,8 @@ def build(tiny: Tiny) -> PreTrainedModel:
     if tiny.rope is not None:
         common["rope_parameters"] = {"rope_theta": 10000.0, **tiny.rope}
     if tiny.has_experts:
-        common |= {"moe_intermediate_size": tiny.dim, "num_experts": 8, "num_experts_per_tok": 3}
+        size = tiny.expert_dim or tiny.dim
+        common |= {"moe_intermediate_size": size, "num_experts": 8, "num_experts_per_tok": 3}
         common |= {"norm_topk_prob": True, "shared_expert_intermediate_size": tiny.dim}
     if not tiny.is_hybrid:
         fields = common | {"pad_token_id": 0}
@@ -169,6 +171,7 @@ def build(tiny: Tiny) -> PreTrainedModel:
         if tiny.family == "gemma4_text":
             kinds = ["sliding_attention"] * (tiny.num_layers - 1) + ["full_attention"]
             fields |= GEMMA4 | {"layer_types": kinds}
+            fields |= {"enable_moe_block": True, "top_k_experts": 3} if tiny.experts else {}
         config = AutoConfig.for_model(tiny.family, **fields)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     else:
@@ -205,7 +208,7 @@ def write(tiny: Tiny, folder: Path) -> tuple[Path, Path]:
     writer = gguf.GGUFWriter(
         folder / "model.gguf", arch, split_max_tensors=tiny.tensors_a_part, use_temp_file=False
     )
-    _add_keys(writer, arch, tiny, model.config)
+    add_keys(writer, arch, tiny, model.config)
     tokenizer = save_tokenizer(plain, QWEN35 if tiny.is_hybrid else QWEN2)
     add_tokenizer(writer, tokenizer, arch)
     state, parts = model.state_dict(), {}
@@ -280,6 +283,8 @@ def gguf_name(name: str, arch: str) -> str:
         return f"blk.{layer}.ssm_a"
     if rest == "linear_attn.dt_bias":
         return f"blk.{layer}.ssm_dt.bias"
+    if rest in SCALES:
+        return f"blk.{layer}.{SCALES[rest]}"
     stem = rest.removesuffix(".weight")
     if rest.endswith("e_score_correction_bias"):
         return f"blk.{layer}.exp_probs_b.bias"
@@ -365,98 +370,6 @@ def _heads(tiny: Tiny, dim: int, begin: int):
     rows = [begin + head * dim + i for head in order for i in range(dim)]
     places = np.array([*range(begin), *rows])
     return (lambda w: w[places]), (lambda w: w[np.argsort(places)])
-
-
-def _add_keys(writer: gguf.GGUFWriter, arch: str, tiny: Tiny, config: Any) -> None:
-    writer.add_block_count(tiny.num_layers + tiny.mtp)
-    if tiny.mtp:
-        writer.add_uint32(f"{arch}.nextn_predict_layers", 1)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    if tiny.has_experts:
-        writer.add_expert_count(8)
-        writer.add_expert_used_count(3)
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if "moe" not in arch:
-        writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(getattr(config, "num_attention_heads_per_layer", None) or 4)
-    if arch == "gemma4":
-        _add_gemma4(writer, config)
-    else:
-        writer.add_head_count_kv(config.num_key_value_heads)
-        writer.add_key_length(config.head_dim)
-        writer.add_value_length(config.head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(_whole_rope(config.rope_parameters)["rope_theta"])
-    if arch in ("gemma3", "gemma4", "laguna"):
-        writer.add_sliding_window(config.sliding_window)
-    _add_rope(writer, tiny.rope or {}, config)
-    if arch == "laguna":
-        writer.add_rope_dimension_count(config.head_dim // 2)
-        writer.add_rope_dimension_count_swa(config.head_dim)
-        writer.add_leading_dense_block_count(1)
-        writer.add_expert_weights_scale(config.moe_routed_scaling_factor)
-        writer.add_expert_weights_norm(True)
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-        writer.add_float32(f"{arch}.rope.freq_base_swa", 10000.0)
-        if "attention_factor" in (tiny.rope or {}):
-            writer.add_rope_scaling_yarn_attn_factor(tiny.rope["attention_factor"])
-    if arch in ("laguna", "qwen35moe"):
-        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
-    if tiny.is_hybrid:
-        writer.add_rope_dimension_count(config.head_dim // 4)
-        pairs = config.head_dim // 8
-        writer.add_rope_dimension_sections([pairs - 2 * (pairs // 3), pairs // 3, pairs // 3, 0])
-        writer.add_ssm_conv_kernel(4)
-        writer.add_ssm_state_size(tiny.head_dim)
-        writer.add_ssm_group_count(2)
-        writer.add_ssm_time_step_rank(tiny.value_heads)
-        writer.add_ssm_inner_size(tiny.value_heads * tiny.head_dim)
-        writer.add_uint32(f"{arch}.full_attention_interval", 4)
-
-
-def _add_gemma4(writer: gguf.GGUFWriter, config: Any) -> None:
-    """Its heads of two sizes, and divisors that leave all but a quarter of a head in place."""
-    flags = [kind == "sliding_attention" for kind in config.layer_types]
-    local = config.per_layer_config["sliding_attention"].head_dim
-    full, pairs = GEMMA4["global_head_dim"], GEMMA4["global_head_dim"] // 2
-    for name in ("key_length", "value_length"):
-        getattr(writer, f"add_{name}")(full)
-        getattr(writer, f"add_{name}_swa")(local)
-    layers = [config.per_layer_config[layer] for layer in range(len(flags))]
-    writer.add_head_count_kv([layer.num_key_value_heads for layer in layers])
-    writer.add_sliding_window_pattern(flags)
-    writer.add_shared_kv_layers(0)
-    writer.add_embedding_length_per_layer_input(0)
-    writer.add_rope_dimension_count(full)
-    writer.add_rope_dimension_count_swa(local)
-    writer.add_rope_freq_base_swa(10000.0)
-    writer.add_final_logit_softcapping(config.final_logit_softcapping)
-    divisors = np.array([1.0] * (pairs // 4) + [1e30] * (pairs - pairs // 4), np.float32)
-    writer.add_tensor("rope_freqs.weight", divisors)
-
-
-def _whole_rope(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Rope of layers that see all tokens."""
-    whole: dict[str, Any] = parameters.get("full_attention", parameters)
-    return whole
-
-
-def _add_rope(writer: gguf.GGUFWriter, rope: dict[str, Any], config: Any) -> None:
-    """Its scaling as keys, or as a tensor of divisors."""
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    kind = rope.get("rope_type")
-    if kind == "llama3":
-        plain = 1.0 / 10000.0 ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)
-        scaled, _ = ROPE_INIT_FUNCTIONS[kind](config)
-        writer.add_tensor("rope_freqs.weight", (plain / scaled).numpy())
-    elif kind is not None:
-        scaling = {"linear": gguf.RopeScalingType.LINEAR, "yarn": gguf.RopeScalingType.YARN}
-        writer.add_rope_scaling_type(scaling[kind])
-        writer.add_rope_scaling_factor(rope["factor"])
-    if kind == "yarn":
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
 
 
 def save_tokenizer(folder: Path, pattern: str) -> Tokenizer:

@@ -101,23 +101,23 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
     "gemma4_text": {
         "honoured": {
             "attention_k_eq_v": True,
+            "enable_moe_block": False,
             "final_logit_softcapping": 30.0,
             "head_dim": 32,
             "layer_types": ["full_attention"] * 4,
+            "moe_intermediate_size": 32,
+            "num_experts": 16,
             "per_layer_config": {"3": {"head_dim": 128}},
             "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}},
             "sliding_window": 16,
+            "top_k_experts": 3,
         },
         "without effect": {
-            "moe_intermediate_size": 32,
-            "num_experts": 8,
-            "top_k_experts": 2,
             "use_bidirectional_attention": "vision",
             "vocab_size_per_layer_input": 64,
         },
         "refused": {
             "attention_bias": True,
-            "enable_moe_block": True,
             "hidden_activation": "silu",
             "hidden_size_per_layer_input": 256,
             "num_kv_shared_layers": 2,
@@ -165,7 +165,8 @@ OTHER_NAMES = {  # of fields that all have
 # Windows are in use, so that what is said of them matters.
 USED = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 2}
 UNLIKE_DEFAULTS = {
-    "gemma4_text": {"hidden_size_per_layer_input": 0},
+    "gemma4_text": {"hidden_size_per_layer_input": 0, "enable_moe_block": True}
+    | {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 48},
     "ministral": {"sliding_window": 32},
     "mistral": {"sliding_window": 32},
     "qwen2": USED,

@@ -86,6 +86,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "final_logit_softcapping": 30.0,
         },
     ),
+    "gemma 4, experts": (
+        "gemma4_text",
+        {
+            "layer_types": [MIXED[0], MIXED[2]] * 2,
+            "sliding_window": 24,
+            "hidden_size_per_layer_input": 0,
+            "global_head_dim": 32,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 32,
+        },
+    ),
     "gemma 4, values of their own": (
         "gemma4_unified_text",
         {"layer_types": [MIXED[0], MIXED[2]] * 2, "sliding_window": 24, "global_head_dim": 32},

@@ -30,6 +30,8 @@ LARGE = {
     "final_logit_softcapping": 30.0,
     "use_bidirectional_attention": "vision",
 }
+EXPERTS = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2}
+EXPERTS |= {"moe_intermediate_size": 704}
 
 
 def sizes(attention: AttentionSpec) -> tuple[object, ...]:
@@ -70,7 +72,8 @@ def test_the_text_half_of_a_model_of_several_media_is_read():
     [
         ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input = 256 is not"),
         ({"num_kv_shared_layers": 20}, "num_kv_shared_layers = 20 is not supported"),
-        ({"enable_moe_block": True}, "enable_moe_block = True is not supported"),
+        ({"enable_moe_block": True}, "num_experts = None: expected a positive integer"),
+        (EXPERTS | {"top_k_experts": 9}, "top_k_experts = 9: expected at most num_experts = 8"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention = 'all' is not"),
         ({"per_layer_config": {"5": 7}}, r"per_layer_config\[5\] = 7: expected a JSON object"),
     ],

@@ -1,5 +1,6 @@
-"""Gemma 4, dense: as Gemma 3, with heads of two sizes, keys that are values too, normed values, and
-a number that multiplies each layer. Text only; neither experts nor inputs for each layer.
+"""Gemma 4: as Gemma 3, with heads of two sizes, keys that are values too, normed values, a number
+that multiplies each layer, and perhaps experts beside each network. Text only; no inputs for each
+layer.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from luceasync.errors import ModelError
 from luceasync.models.families.dense import FULL, SLIDING, parse_attention, sliding
 from luceasync.models.families.family import ConfigFields, Family
 from luceasync.models.families.gemma3 import GELU, layer_kinds
+from luceasync.models.feed_forward.feed_forward import FeedForward
 from luceasync.models.feed_forward.geglu import GegluSpec
+from luceasync.models.feed_forward.geglu_experts import GegluExpertsSpec
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.spec import LayerSpec, ModelSpec
+from luceasync.models.weights import Routing
 
 DEFAULTS = {
     "vocab_size": 262144,
@@ -76,7 +80,7 @@ def _text_of(fields: ConfigFields) -> ConfigFields:
 def _parse(fields: ConfigFields, *, prefix: str) -> ModelSpec:
     _refuse_what_is_not_computed(fields)
     kinds = [*layer_kinds(fields, INTERVAL)[:-1], FULL]  # the last, as in transformers
-    feed_forward = GegluSpec(fields.positive("intermediate_size"), scales_layer=True)
+    feed_forward = _feed_forward(fields)
     hidden_size = fields.positive("hidden_size")
     mixers = [_attention(fields, layer, kind) for layer, kind in enumerate(kinds)]
     return ModelSpec(
@@ -95,10 +99,22 @@ def _parse(fields: ConfigFields, *, prefix: str) -> ModelSpec:
     )
 
 
+def _feed_forward(fields: ConfigFields) -> FeedForward:
+    inner_size = fields.positive("intermediate_size")
+    if not fields.config.get("enable_moe_block"):
+        return GegluSpec(inner_size, scales_layer=True)
+    num_experts, num_chosen = fields.positive("num_experts"), fields.positive("top_k_experts")
+    if num_chosen > num_experts:
+        raise ModelError(
+            f"top_k_experts = {num_chosen}: expected at most num_experts = {num_experts}"
+        )
+    size = fields.positive("moe_intermediate_size")
+    return GegluExpertsSpec(inner_size, num_experts, size, Routing(num_chosen))
+
+
 def _refuse_what_is_not_computed(fields: ConfigFields) -> None:
     fields.must_be("hidden_activation", GELU)
     fields.must_be("attention_bias", False)
-    fields.must_be("enable_moe_block", False)
     fields.must_be("num_kv_shared_layers", 0)
     fields.must_be("use_double_wide_mlp", False)
     fields.must_be("hidden_size_per_layer_input", 0)

@@ -72,8 +72,13 @@ class GegluLayer:
 
     def forward(self, x: Tensor) -> Tensor:
         """See FeedForwardLayer."""
-        from torch.nn.functional import gelu
-
-        gate, up = self.gate_up.linear(x, self.norm).chunk(2, -1)
-        x = x + self.output_norm(self.down.linear(gelu(gate, approximate="tanh") * up))
+        x = x + self.output_norm(self.down.linear(geglu(self.gate_up.linear(x, self.norm))))
         return x if self.scale is None else x * self.scale.to(x.dtype)
+
+
+def geglu(gate_up: Tensor) -> Tensor:
+    """gelu(gate) * up, the halves of `gate_up` in this order: [..., 2 * inner] -> [..., inner]."""
+    from torch.nn.functional import gelu
+
+    gate, up = gate_up.chunk(2, -1)
+    return gelu(gate, approximate="tanh") * up

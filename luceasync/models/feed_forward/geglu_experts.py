@@ -1,0 +1,152 @@
+"""GeGLU and routed experts side by side, each between norms of its own (Gemma 4 26B-A4B)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from luceasync.models.encodings import FloatMatrix
+from luceasync.models.feed_forward.feed_forward import Shape
+from luceasync.models.feed_forward.geglu import SCALE, geglu
+from luceasync.models.weights import Choice, Routing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from luceasync.models.layer_reader import LayerReader
+    from luceasync.models.ops import Norm, Ops
+    from luceasync.models.weights import ExpertWeights, Weight
+
+# Before the network and the experts, after each, and after their sum.
+NORM, NORM_2 = "pre_feedforward_layernorm.weight", "pre_feedforward_layernorm_2.weight"
+OUTPUT_NORMS = tuple(f"post_feedforward_layernorm{end}.weight" for end in ("_1", "_2", ""))
+ROUTER, ROUTER_NORM, EXPERT_SCALES = "router.proj.weight", "router.scale", "router.per_expert_scale"
+
+
+@dataclass(frozen=True, slots=True)
+class GegluExpertsSpec:
+    """A FeedForward of a network with `inner_size` numbers in the middle beside `num_experts`
+    experts with `expert_size`.
+    """
+
+    inner_size: int
+    num_experts: int
+    expert_size: int
+    routing: Routing
+
+    @property
+    def width(self) -> int:
+        return 3 * (self.inner_size + self.routing.num_chosen * self.expert_size)
+
+    def tensors(self, hidden_size: int) -> dict[str, Shape]:
+        """See FeedForward."""
+        experts: dict[str, Shape] = {}
+        inner, outer = (self.expert_size, hidden_size), (hidden_size, self.expert_size)
+        for kind, shape in (("gate", inner), ("up", inner), ("down", outer)):
+            experts |= dict.fromkeys(self._names(kind), shape)
+        return {
+            **dict.fromkeys((NORM, NORM_2, *OUTPUT_NORMS, ROUTER_NORM), (hidden_size,)),
+            "mlp.gate_proj.weight": (self.inner_size, hidden_size),
+            "mlp.up_proj.weight": (self.inner_size, hidden_size),
+            "mlp.down_proj.weight": (hidden_size, self.inner_size),
+            ROUTER: FloatMatrix((self.num_experts, hidden_size)),
+            EXPERT_SCALES: (self.num_experts,),
+            **experts,
+            SCALE: (1,),
+        }
+
+    def load(self, reader: LayerReader) -> GegluExpertsLayer:
+        """See FeedForward."""
+        from luceasync.models.ops import Norm
+
+        ops, weight = reader.ops, reader.vector(ROUTER_NORM)
+        router = GegluRouter(
+            ops,
+            self.routing,
+            # The rows' norm is divided by the root of their size once more.
+            Norm(ops, weight * weight.shape[0] ** -0.5, reader.norm_eps),
+            reader.float_matrix(ROUTER),
+            reader.vector(EXPERT_SCALES),
+        )
+        return GegluExpertsLayer(
+            norms=(reader.norm(NORM), reader.norm(NORM_2)),
+            gate_up=reader.matrix("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+            down=reader.matrix("mlp.down_proj.weight"),
+            router=router,
+            # Apart: products of gates and ups together end with another activation.
+            gates=reader.experts(self._names("gate")),
+            ups=reader.experts(self._names("up")),
+            downs=reader.experts(self._names("down")),
+            output_norms=tuple(reader.norm(name) for name in OUTPUT_NORMS),
+            scale=reader.vector(SCALE),
+        )
+
+    def _names(self, kind: str) -> list[str]:
+        return [f"experts.{i}.{kind}_proj.weight" for i in range(self.num_experts)]
+
+
+@dataclass(frozen=True, slots=True)
+class GegluRouter:
+    """Chooses experts of rows, which it norms for itself. expert_scales: float32 [experts], by
+    which the weights of chosen experts are multiplied.
+    """
+
+    ops: Ops
+    routing: Routing
+    norm: Norm
+    weight: Weight
+    expert_scales: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        return self.norm.num_bytes + self.weight.num_bytes + self.expert_scales.nbytes
+
+    def choose(self, x: Tensor) -> Choice:
+        """x: [rows, hidden]."""
+        import torch
+
+        choice = self.ops.choose(self.weight.linear(self.norm(x).float()), None, self.routing)
+        places = torch.arange(len(choice.rows), device=x.device, dtype=choice.bounds.dtype)
+        experts = torch.searchsorted(choice.bounds[1:].contiguous(), places, right=True)
+        scales = self.expert_scales[experts][choice.places.long()]
+        return replace(choice, weights=choice.weights * scales)
+
+
+@dataclass(frozen=True, slots=True)
+class GegluExpertsLayer:
+    """A FeedForwardLayer. scale: float32 [1], by which what the layer gives is multiplied."""
+
+    norms: tuple[Norm, Norm]
+    gate_up: Weight
+    down: Weight
+    router: GegluRouter
+    gates: ExpertWeights
+    ups: ExpertWeights
+    downs: ExpertWeights
+    output_norms: tuple[Norm, ...]
+    scale: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        experts = sum(part.num_bytes for part in (self.gates, self.ups, self.downs))
+        network = self.gate_up.num_bytes + self.down.num_bytes + self.router.num_bytes
+        norms = sum(norm.num_bytes for norm in (*self.norms, *self.output_norms))
+        return experts + network + norms + self.scale.nbytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See FeedForwardLayer."""
+        rows = x.reshape(-1, x.shape[-1])
+        norm, expert_norm, norm_of_sum = self.output_norms
+        network = norm(self.down.linear(geglu(self.gate_up.linear(rows, self.norms[0]))))
+        both = network + expert_norm(self._experts(rows))
+        rows = rows + norm_of_sum(both)
+        return (rows * self.scale.to(rows.dtype)).view(x.shape)
+
+    def _experts(self, rows: Tensor) -> Tensor:
+        import torch
+
+        choice = self.router.choose(rows)
+        gathered = self.norms[1](rows)[choice.rows.long()]
+        pair = (weights.linear(gathered, choice) for weights in (self.gates, self.ups))
+        results = self.downs.linear(geglu(torch.cat([*pair], -1)), choice)
+        return self.router.ops.add_weighted(results, choice, torch.zeros_like(rows))
