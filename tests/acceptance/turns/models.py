@@ -18,13 +18,13 @@ from luceasync.kv.state import num_bytes
 from luceasync.models.files import read_spec
 from luceasync.models.precision import Precision
 
-ModelName = Literal["attention", "hybrid", "windows", "bundled"]
+ModelName = Literal["attention", "hybrid", "windows", "laguna", "bundled"]
 TemplateName = Literal["qwen3", "qwen3.5", "whole"]
-MODELS: tuple[ModelName, ...] = ("attention", "hybrid", "windows", "bundled")
+MODELS: tuple[ModelName, ...] = ("attention", "hybrid", "windows", "laguna", "bundled")
 TEMPLATES: tuple[TemplateName, ...] = ("qwen3.5", "qwen3", "whole")
 MAX_CTX_TOKENS = 16384
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-# A row is 4 KiB without recurrent layers and 1 KiB with them or windows, a state 53 or 51 KiB.
+# A row is 4 KiB without recurrent layers and 1 KiB with them or windows, a state 51 to 53 KiB.
 COMMON: dict[str, Any] = {
     "vocab_size": 8192,
     "hidden_size": 64,
@@ -97,6 +97,8 @@ def _make_random(name: ModelName, model_dir: Path) -> None:
     from transformers import (
         Gemma3ForCausalLM,
         Gemma3TextConfig,
+        LagunaConfig,
+        LagunaForCausalLM,
         PreTrainedModel,
         Qwen3_5ForCausalLM,
         Qwen3_5TextConfig,
@@ -114,6 +116,12 @@ def _make_random(name: ModelName, model_dir: Path) -> None:
         # Three layers of windows, which do not divide a chunk, and one without.
         layers = {"sliding_window": 17, "sliding_window_pattern": 4, "query_pre_attn_scalar": 64}
         model = Gemma3ForCausalLM(Gemma3TextConfig(**COMMON, **layers))
+    elif name == "laguna":
+        kinds = ["full_attention"] + ["sliding_attention"] * 3
+        experts = {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2}
+        experts |= {"shared_expert_intermediate_size": 32}
+        laguna = LagunaConfig(**COMMON, **experts, layer_types=kinds, sliding_window=17)
+        model = LagunaForCausalLM(laguna)
     else:
         kinds = ["linear_attention"] * 3 + ["full_attention"]
         config = Qwen3_5TextConfig(
