@@ -29,6 +29,8 @@ def build(seed: int = 0) -> PreTrainedModel:
         embedding.copy_(0.6 * torch.randn(embedding.shape, generator=generator))
         head = model.get_output_embeddings().weight
         head[successors(seed)] = embedding / 8
+        norm = model.model.norm.weight  # of which a head that took rows before it knows nothing
+        norm.copy_(0.4 * torch.randn(norm.shape, generator=generator))
     return model
 
 
