@@ -17,12 +17,14 @@ from torch import Tensor
 from luceasync.models import torch_experts
 from luceasync.models.quant.packed import Packed
 from luceasync.models.quant.torch_weight import TorchQuantWeight
+from luceasync.models.torch_experts import RoutedExperts
 from luceasync.models.trees import Trees, torch_trees
 from luceasync.models.weights import (
     Choice,
     EmbeddingTable,
     ExpertWeights,
     InputNorm,
+    Router,
     Routing,
     StackedWeight,
     SwiGLU,
@@ -66,8 +68,16 @@ class Ops(Protocol):
         """The matrices of experts: [experts * out, dim]; with two parts all gates, then all ups."""
         ...
 
-    def quantised_experts(self, packed: Packed, num_experts: int, num_parts: int) -> ExpertWeights:
-        """`experts` of a quantised matrix."""
+    def quantised_experts(
+        self, packed: Packed, num_experts: int, num_parts: int, dtype: torch.dtype
+    ) -> ExpertWeights:
+        """`experts` of a quantised matrix, for rows of `dtype`."""
+        ...
+
+    def routed(
+        self, router: Router, gate_up: ExpertWeights, down: ExpertWeights, shared: SwiGLU | None
+    ) -> RoutedExperts:
+        """Experts behind their router, and a shared one beside them."""
         ...
 
     def choose(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> Choice:
@@ -128,8 +138,15 @@ class TorchOps:
     def experts(self, rows: Tensor, num_experts: int, num_parts: int) -> ExpertWeights:
         return torch_experts.plain_experts(rows, num_experts, num_parts)
 
-    def quantised_experts(self, packed: Packed, num_experts: int, num_parts: int) -> ExpertWeights:
+    def quantised_experts(
+        self, packed: Packed, num_experts: int, num_parts: int, dtype: torch.dtype
+    ) -> ExpertWeights:
         return torch_experts.quantised_experts(packed, num_experts, num_parts)
+
+    def routed(
+        self, router: Router, gate_up: ExpertWeights, down: ExpertWeights, shared: SwiGLU | None
+    ) -> RoutedExperts:
+        return RoutedExperts(self, router, gate_up, down, shared)
 
     def choose(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> Choice:
         return torch_experts.choose(logits, bias, routing)

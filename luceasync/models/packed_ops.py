@@ -75,7 +75,9 @@ class PackedOps(TorchOps):
             matrices.append(torch.ops.mkldnn._reorder_linear_weight(own, ROWS_HINT))
         return PackedExperts(matrices, rows.nbytes, product)
 
-    def quantised_experts(self, packed: Packed, num_experts: int, num_parts: int) -> ExpertWeights:
+    def quantised_experts(
+        self, packed: Packed, num_experts: int, num_parts: int, dtype: torch.dtype
+    ) -> ExpertWeights:
         kernel, (num_rows, num_columns) = best_kernel(), packed.shape
         is_fine = kernel and can_multiply(packed.layout, num_columns)
         if is_fine and can_compile(num_rows, num_experts, num_parts):

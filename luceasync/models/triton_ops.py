@@ -16,18 +16,20 @@ from luceasync.kernels import gemv as decode_rows
 from luceasync.kernels import positions as position_kernels
 from luceasync.kernels import rows as row_kernels
 from luceasync.kernels import small_gemm
-from luceasync.models import torch_experts
+from luceasync.models import triton_experts
 from luceasync.models.ops import TorchTable
 from luceasync.models.quant.gpu import TiledQuantStack, TiledQuantSwiGLU, TiledQuantWeight
 from luceasync.models.quant.packed import Packed
 from luceasync.models.quant.tiles import can_tile, tile
 from luceasync.models.quant.torch_weight import TorchQuantWeight
+from luceasync.models.torch_experts import RoutedExperts
 from luceasync.models.trees import Trees
 from luceasync.models.weights import (
     Choice,
     EmbeddingTable,
     ExpertWeights,
     InputNorm,
+    Router,
     Routing,
     StackedWeight,
     SwiGLU,
@@ -72,22 +74,27 @@ class TritonOps:
             return TiledQuantSwiGLU(gate_up, down)
         return SwiGLU(gate_up, down)
 
-    # Experts are the torch bodies, which can be captured; faster ones are to be written.
-
     def float_matrix(self, rows: Tensor) -> Weight:
         return TritonTable(rows)
 
     def experts(self, rows: Tensor, num_experts: int, num_parts: int) -> ExpertWeights:
-        return torch_experts.plain_experts(rows, num_experts, num_parts)
+        return triton_experts.PlainExperts(rows, num_experts, num_parts)
 
-    def quantised_experts(self, packed: Packed, num_experts: int, num_parts: int) -> ExpertWeights:
-        return torch_experts.quantised_experts(packed, num_experts, num_parts)
+    def quantised_experts(
+        self, packed: Packed, num_experts: int, num_parts: int, dtype: torch.dtype
+    ) -> ExpertWeights:
+        return triton_experts.quantised_experts(packed, num_experts, num_parts, dtype)
+
+    def routed(
+        self, router: Router, gate_up: ExpertWeights, down: ExpertWeights, shared: SwiGLU | None
+    ) -> RoutedExperts:
+        return triton_experts.TritonRoutedExperts(self, router, gate_up, down, shared)
 
     def choose(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> Choice:
-        return torch_experts.choose(logits, bias, routing)
+        return triton_experts.choose(logits, bias, routing)
 
     def add_weighted(self, results: Tensor, choice: Choice, base: Tensor) -> Tensor:
-        return torch_experts.add_weighted(results, choice, base)
+        return triton_experts.add_weighted(results, choice, base)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return row_kernels.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)

@@ -139,6 +139,19 @@ class Routing:
 
 
 @dataclass(frozen=True, slots=True)
+class Router:
+    """What scores experts: a norm, float32 rows of all experts, a bias for the choice, and a row
+    whose product weighs a shared expert.
+    """
+
+    routing: Routing
+    norm: InputNorm
+    weight: Weight
+    bias: Tensor | None = None  # float32 [experts]
+    shared_gate: Weight | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """The experts of each of n rows, k of them, and the n * k choices sorted by expert.
 

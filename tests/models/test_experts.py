@@ -77,7 +77,7 @@ def rows_of(kind: str, shape: tuple[int, int], dtype: torch.dtype, seed: int, pl
         return stack.experts(NUM_EXPERTS, parts), numbers.float()
     packed = random_packed(ENCODINGS[kind], shape, generator)
     numbers = dequantise(packed)
-    return place.ops.quantised_experts(packed, NUM_EXPERTS, parts), numbers
+    return place.ops.quantised_experts(packed, NUM_EXPERTS, parts, dtype), numbers
 
 
 def model_of(body: str, kind: str) -> Model:

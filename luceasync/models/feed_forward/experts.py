@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from luceasync.models.encodings import FloatMatrix
 from luceasync.models.feed_forward.feed_forward import Shape
-from luceasync.models.weights import Routing
+from luceasync.models.weights import Router, Routing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from luceasync.models.layer_reader import LayerReader
-    from luceasync.models.ops import Norm, Ops
-    from luceasync.models.weights import ExpertWeights, SwiGLU, Weight
+    from luceasync.models.ops import Norm
+    from luceasync.models.torch_experts import RoutedExperts
 
 NORM = "post_attention_layernorm.weight"
 ROUTER, BIAS = "mlp.gate.weight", "mlp.experts.e_score_correction_bias"
@@ -65,21 +65,21 @@ class ExpertsSpec:
         """See FeedForward."""
         shared = gate = None
         if self.shared_size:
-            gate_up = reader.matrix(_shared("gate"), _shared("up"))
-            shared = reader.ops.gated(gate_up, reader.matrix(_shared("down")))
+            both = reader.matrix(_shared("gate"), _shared("up"))
+            shared = reader.ops.gated(both, reader.matrix(_shared("down")))
         if self.has_shared_gate:
             gate = reader.float_matrix(SHARED_GATE)
-        return ExpertsLayer(
-            reader.ops,
+        norm = reader.norm(NORM)
+        router = Router(
             self.routing,
-            reader.norm(NORM),
+            norm,
             reader.float_matrix(ROUTER),
             reader.vector(BIAS) if self.has_bias else None,
-            reader.experts(self._names("gate"), self._names("up")),
-            reader.experts(self._names("down")),
-            shared,
             gate,
         )
+        gate_up = reader.experts(self._names("gate"), self._names("up"))
+        down = reader.experts(self._names("down"))
+        return ExpertsLayer(norm, reader.ops.routed(router, gate_up, down, shared))
 
     def _names(self, kind: str) -> list[str]:
         return [f"mlp.experts.{i}.{kind}_proj.weight" for i in range(self.num_experts)]
@@ -93,37 +93,13 @@ def _shared(kind: str) -> str:
 class ExpertsLayer:
     """A FeedForwardLayer."""
 
-    ops: Ops
-    routing: Routing
     norm: Norm
-    router: Weight
-    bias: Tensor | None  # float32 [experts]
-    gate_up: ExpertWeights
-    down: ExpertWeights
-    shared: SwiGLU | None
-    shared_gate: Weight | None
+    experts: RoutedExperts
 
     @property
     def num_bytes(self) -> int:
-        halves = (self.norm, self.router, self.gate_up, self.down, self.shared, self.shared_gate)
-        own = 0 if self.bias is None else self.bias.nbytes
-        return own + sum(half.num_bytes for half in halves if half is not None)
+        return self.norm.num_bytes + self.experts.num_bytes
 
     def forward(self, x: Tensor) -> Tensor:
         """See FeedForwardLayer."""
-        rows = x.reshape(-1, x.shape[-1])
-        normed = self.norm(rows)
-        exact = normed.float()
-        choice = self.ops.choose(self.router.linear(exact), self.bias, self.routing)
-        results = self.down.linear(self.gate_up.swiglu(normed, choice), choice)
-        base = self._with_shared(rows, normed, exact)
-        return self.ops.add_weighted(results, choice, base).view(x.shape)
-
-    def _with_shared(self, rows: Tensor, normed: Tensor, exact: Tensor) -> Tensor:
-        """The rows with what the shared expert adds. `exact`: `normed` in float32."""
-        if self.shared is None:
-            return rows
-        inner = self.shared.gate_up.swiglu(normed)
-        if self.shared_gate is not None:
-            inner = inner * self.shared_gate.linear(exact).sigmoid().to(inner.dtype)
-        return self.shared.down.linear_add(inner, rows)
+        return self.experts.add_to(x.reshape(-1, x.shape[-1])).view(x.shape)

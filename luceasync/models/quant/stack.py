@@ -55,7 +55,8 @@ class QuantStack:
         return self._place.ops.quantised(self._rows, self._place.dtype)
 
     def experts(self, num_experts: int, num_parts: int) -> ExpertWeights:
-        return self._place.ops.quantised_experts(self._rows, num_experts, num_parts)
+        ops, dtype = self._place.ops, self._place.dtype
+        return ops.quantised_experts(self._rows, num_experts, num_parts, dtype)
 
 
 def _checked(packed: Packed) -> list[Tensor]:

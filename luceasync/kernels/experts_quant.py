@@ -1,0 +1,326 @@
+"""Products of few rows with the quantised matrices of experts, tile by tile, as
+luceasync.kernels.quant_gemv has them for one matrix.
+
+The bits of a row do not depend on the other rows.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from luceasync.kernels.experts_routing import TILE_ROWS
+from luceasync.kernels.kernel import kernel
+from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
+from luceasync.kernels.quant_decode import num_parts
+from luceasync.kernels.quant_gemv import QuantTile
+from luceasync.kernels.quant_gemv_step import multiplied, nothing, stored_of, sums_of
+from luceasync.kernels.quant_tiles import BLOCK_ROWS, TiledMatrix
+
+# By bits of a code: tiles for paired matrices and for others.
+TILES = {
+    4: (QuantTile(2, 4, 2), QuantTile(1, 4, 2)),
+    5: (QuantTile(2, 4, 2), QuantTile(1, 4, 2)),
+    6: (QuantTile(2, 4, 1), QuantTile(1, 4, 2)),
+    8: (QuantTile(2, 4, 1), QuantTile(1, 4, 2)),
+}
+
+
+def linear(
+    x: Tensor,
+    matrices: TiledMatrix,
+    num_experts: int,
+    tiles: Tensor,
+    num_places: int,
+    *,
+    chosen: QuantTile | None = None,
+) -> Tensor:
+    """x @ matrix^T of each tile's matrix, for rows at its places: [places, outputs].
+
+    x: [places, dim]; matrices: [experts * outputs, dim], outputs a multiple of 16; tiles: see
+    experts_routing.choose.
+    """
+    return _product(x, matrices, num_experts, tiles, num_places, None, chosen)
+
+
+def swiglu(
+    x: Tensor,
+    matrices: TiledMatrix,
+    num_experts: int,
+    tiles: Tensor,
+    rows: Tensor,
+    *,
+    chosen: QuantTile | None = None,
+) -> Tensor:
+    """silu(gate) * up of each place: [places, inner].
+
+    x: [rows, dim]; `rows`: int32 [places], the row of each place; matrices: [2 * experts * inner,
+    dim], all gates first.
+    """
+    return _product(x, matrices, num_experts, tiles, len(rows), rows, chosen)
+
+
+def _product(
+    x: Tensor,
+    weight: TiledMatrix,
+    num_experts: int,
+    tiles: Tensor,
+    num_places: int,
+    rows: Tensor | None,
+    chosen: QuantTile | None,
+) -> Tensor:
+    paired, is_nvidia = rows is not None, x.is_cuda and torch.version.hip is None
+    num_outputs = weight.num_rows // (num_experts * (2 if paired else 1))
+    num_row_blocks = num_outputs // BLOCK_ROWS
+    chosen = chosen or TILES[weight.coding.bits][0 if paired else 1]
+    own_blocks = chosen.row_blocks // 2 if paired else chosen.row_blocks
+    x, out = x.contiguous(), x.new_empty(num_places, num_outputs)
+    _quant_rows_kernel[(triton.cdiv(num_row_blocks, own_blocks), len(tiles))](
+        x,
+        weight.codes,
+        weight.planes,
+        weight.scales,
+        weight.small_scales,
+        weight.minimums,
+        weight.small_minimums,
+        rows,
+        tiles,
+        out,
+        num_experts * num_row_blocks,
+        num_row_blocks,
+        weight.num_blocks,
+        weight.num_supergroups,
+        weight.num_groups,
+        PAIRED=paired,
+        EVEN=weight.num_blocks % (chosen.steps * chosen.strides) == 0,
+        WIDTH=TILE_ROWS if is_nvidia else 16,
+        ROW_BLOCKS=chosen.row_blocks,
+        STRIDES=chosen.strides,
+        STEPS=chosen.steps,
+        ASM=is_nvidia and x.dtype == torch.bfloat16,
+        num_warps=chosen.strides,
+        num_stages=1,
+        **weight.coding.constants,
+        **overlap_options(x),
+    )
+    return out
+
+
+@kernel(do_not_specialize=["part_blocks", "num_row_blocks", "num_blocks"])
+def _quant_rows_kernel(
+    x,
+    codes,
+    planes,
+    scales,
+    small_scales,
+    minimums,
+    small_minimums,
+    rows,
+    tiles,
+    out,
+    part_blocks,
+    num_row_blocks,
+    num_blocks,
+    num_supergroups,
+    num_groups,
+    PAIRED: tl.constexpr,
+    EVEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROW_BLOCKS: tl.constexpr,
+    STRIDES: tl.constexpr,
+    STEPS: tl.constexpr,
+    ASM: tl.constexpr,
+    BITS: tl.constexpr,
+    CODES: tl.constexpr,
+    ZERO: tl.constexpr,
+    GROUP: tl.constexpr,
+    SUPERGROUP: tl.constexpr,
+    E8M0: tl.constexpr,
+    SMALL: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    SMALL_MINIMUMS: tl.constexpr,
+    DIVIDES: tl.constexpr,
+    TABLE: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    PARTS: tl.constexpr = num_parts(GROUP)
+    OWN: tl.constexpr = ROW_BLOCKS // 2 if PAIRED else ROW_BLOCKS  # of results
+    BLOCKS: tl.constexpr = STEPS * ROW_BLOCKS * STRIDES
+    STEP: tl.constexpr = STEPS * STRIDES
+    UNITS: tl.constexpr = ROW_BLOCKS * STRIDES
+    DTYPE: tl.constexpr = x.dtype.element_ty
+    wait_for_inputs(OVERLAP)
+    start_next(OVERLAP)
+    at_tile = tiles + 3 * tl.program_id(1)
+    matrix = tl.load(at_tile)
+    if matrix >= 0:
+        begin_place, end_place = tl.load(at_tile + 1), tl.load(at_tile + 2)
+        matrix_block = matrix * num_row_blocks
+        batch = tl.arange(0, BLOCKS)  # [step, row block, stride]
+        row_block = matrix_block + _row_block_of(
+            batch, STRIDES, ROW_BLOCKS, OWN, num_row_blocks, part_blocks
+        )
+        # Consecutive blocks in memory belong to one warp.
+        offset = batch % STRIDES * STEPS + batch // UNITS
+        unit = tl.arange(0, UNITS)
+        unit_row_block = matrix_block + _row_block_of(
+            unit, STRIDES, ROW_BLOCKS, OWN, num_row_blocks, part_blocks
+        )
+        unit_offset = unit % STRIDES * STEPS
+        column_batch = tl.arange(0, STEP)  # [step, stride]
+        column_offset = column_batch % STRIDES * STEPS + column_batch // STRIDES
+        place = begin_place + tl.arange(0, 16 * WIDTH) // 16  # of each number of 16 columns
+        place_ok = place < end_place
+        row = place
+        if rows is not None:
+            row = tl.load(rows + place, mask=place_ok, other=0)
+        at_row = row * (num_blocks * 64)
+
+        loaded = stored_of(
+            row_block,
+            offset,
+            unit_row_block,
+            unit_offset,
+            num_blocks,
+            codes,
+            planes,
+            scales,
+            small_scales,
+            minimums,
+            small_minimums,
+            num_blocks,
+            num_supergroups,
+            num_groups,
+            STEPS,
+            BITS,
+            GROUP,
+            SUPERGROUP,
+            SMALL,
+            MINIMUM,
+            SMALL_MINIMUMS,
+        )
+        total = nothing()
+        total += (tl.zeros([BLOCKS, 16, WIDTH], tl.float32),)
+        ones = tl.full([BLOCKS, 16, 16], 1.0, DTYPE)
+        for at in range(0, num_blocks, STEP):
+            here = x + (at + column_offset) * 64
+            columns_ok = at + column_offset < num_blocks
+            columns = nothing()
+            for quarter in tl.static_range(4):
+                columns += (
+                    _columns_of(
+                        here + 16 * quarter,
+                        columns_ok,
+                        at_row,
+                        place_ok,
+                        STEPS,
+                        ROW_BLOCKS,
+                        STRIDES,
+                        WIDTH,
+                    ),
+                )
+            # Load what the next step needs.
+            coming = stored_of(
+                row_block,
+                at + STEP + offset,
+                unit_row_block,
+                at + STEP + unit_offset,
+                num_blocks,
+                codes,
+                planes,
+                scales,
+                small_scales,
+                minimums,
+                small_minimums,
+                num_blocks,
+                num_supergroups,
+                num_groups,
+                STEPS,
+                BITS,
+                GROUP,
+                SUPERGROUP,
+                SMALL,
+                MINIMUM,
+                SMALL_MINIMUMS,
+            )
+            sums = None
+            if MINIMUM != "none":
+                sums = sums_of(ones, columns, PARTS, 1)
+            total = multiplied(
+                total,
+                loaded,
+                columns,
+                sums,
+                at + offset < num_blocks,
+                STEPS,
+                EVEN,
+                BITS,
+                CODES,
+                ZERO,
+                GROUP,
+                SUPERGROUP,
+                E8M0,
+                SMALL,
+                MINIMUM,
+                SMALL_MINIMUMS,
+                DIVIDES,
+                TABLE,
+                ASM,
+            )
+            loaded = coming
+
+        each = tl.reshape(total[0], [STEPS, ROW_BLOCKS, STRIDES, 16, WIDTH])
+        result = tl.reshape(tl.sum(tl.sum(each, 0), 1), [ROW_BLOCKS * 16, WIDTH])
+        if PAIRED:
+            halves = tl.permute(tl.reshape(result, [2, OWN * 16, WIDTH]), (1, 2, 0))
+            gate, up = tl.split(halves)
+            result = gate * tl.sigmoid(gate) * up
+        num_outputs = num_row_blocks * 16
+        n = tl.program_id(0) * OWN * 16 + tl.arange(0, OWN * 16)
+        m = begin_place + tl.arange(0, WIDTH)
+        ok = (m < end_place)[None, :] & (n < num_outputs)[:, None]
+        at_out = out + m.to(tl.int64)[None, :] * num_outputs + n[:, None]
+        tl.store(at_out, result.to(out.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def _row_block_of(
+    batch,
+    STRIDES: tl.constexpr,
+    ROW_BLOCKS: tl.constexpr,
+    OWN: tl.constexpr,
+    num_row_blocks,
+    part_blocks,
+):
+    """The row block at an index of a batch [.., row block, stride], within the first matrix; those
+    of ups follow all gates. Row blocks past the end read the last one, and are not stored.
+    """
+    own = batch // STRIDES % ROW_BLOCKS
+    first = tl.minimum(tl.program_id(0) * OWN + own % OWN, num_row_blocks - 1)
+    return first + own // OWN * part_blocks
+
+
+@triton.jit
+def _columns_of(
+    pointers,
+    ok,
+    at_row,
+    row_ok,
+    STEPS: tl.constexpr,
+    ROW_BLOCKS: tl.constexpr,
+    STRIDES: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Load 16 columns of the tile's rows for each block, as quant_gemv_step.columns_of does.
+    at_row, row_ok: [16 * WIDTH], of each number's row. -> [blocks, 16, WIDTH].
+    """
+    lane, column = tl.arange(0, 16 * WIDTH) // 4, tl.arange(0, 16 * WIDTH) % 4
+    at = pointers[:, None] + (at_row + lane % 4 * 4 + column)[None, :]
+    each = tl.load(at, mask=ok[:, None] & row_ok[None, :], other=0.0)
+    # [blocks, row, pair, eight, column] -> [blocks, columns, row]
+    each = tl.reshape(each, [STEPS * STRIDES, WIDTH, 4, 2, 2])
+    each = tl.reshape(tl.permute(each, (0, 3, 2, 4, 1)), [STEPS, 1, STRIDES, 16, WIDTH])
+    each = tl.broadcast_to(each, [STEPS, ROW_BLOCKS, STRIDES, 16, WIDTH])
+    return tl.reshape(each, [STEPS * ROW_BLOCKS * STRIDES, 16, WIDTH])

@@ -1,0 +1,415 @@
+"""Routing of up to 64 rows to experts: scores, choice, and the list of tiles that products take.
+
+A row is scored and chosen for by programs that see no other row, so its bits depend on it alone.
+Whichever program ends last lists the tiles; integers alone are counted in common.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from luceasync.kernels.kernel import kernel
+from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
+from luceasync.kernels.quant_gemv_step import nothing
+
+MAX_ROWS = 64
+TILE_ROWS = 8  # of a tile, which has rows of one expert
+NO_MATRIX = -1  # of a tile that is not used
+BLOCK = 1024  # columns at a time
+SCORED_ROWS, SCORED_EXPERTS = 4, 2  # of a program
+LOWEST = tl.constexpr(-3e38)
+
+
+def num_tiles(num_rows: int, num_chosen: int, num_experts: int) -> int:
+    """The most tiles that so many rows can take."""
+    num_places = num_rows * num_chosen
+    distinct = min(num_places, num_experts)
+    if num_rows <= TILE_ROWS:
+        return distinct
+    return (num_places + (TILE_ROWS - 1) * distinct) // TILE_ROWS
+
+
+def scores(
+    x: Tensor, norm: tuple[Tensor, float], router: Tensor, gate: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The rows normed, the router's float32 logits, a counter for `choose`, and a sigmoid for each
+    row if there is a `gate`.
+
+    x: [rows, dim]; norm: float32 [dim] and its epsilon; router: float32 [experts, dim]; gate:
+    float32 [1, dim]. -> [rows, dim], [rows, experts], int32 [1], float32 [rows].
+    """
+    (num_rows, dim), num_experts = x.shape, len(router)
+    normed = x.new_empty(x.shape)
+    logits = torch.empty(num_rows, num_experts, dtype=torch.float32, device=x.device)
+    gates = None if gate is None else logits.new_empty(num_rows)
+    arrivals = torch.empty(1, dtype=torch.int32, device=x.device)
+    num_matrices = num_experts + (gate is not None)
+    grid = (triton.cdiv(num_matrices, SCORED_EXPERTS), triton.cdiv(num_rows, SCORED_ROWS))
+    _scores_kernel[grid](
+        x.contiguous(),
+        norm[0],
+        router,
+        gate,
+        normed,
+        logits,
+        gates,
+        arrivals,
+        num_rows,
+        num_experts,
+        norm[1],
+        DIM=dim,
+        BLOCK=min(BLOCK, triton.next_power_of_2(dim)),
+        ROWS=SCORED_ROWS,
+        EXPERTS=SCORED_EXPERTS,
+        num_warps=4,
+        **overlap_options(x),
+    )
+    return normed, logits, arrivals, gates
+
+
+@kernel(do_not_specialize=["num_rows"])
+def _scores_kernel(
+    x,
+    norm,
+    router,
+    gate,
+    normed,
+    logits,
+    gates,
+    arrivals,
+    num_rows,
+    num_experts,
+    eps,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    expert = tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS)
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    row_ok = (row < num_rows)[:, None]
+    column = tl.arange(0, BLOCK)
+    weights, factors = nothing(), nothing()
+    for begin in tl.static_range(0, DIM, BLOCK):
+        at = begin + column
+        ok = (at < DIM)[None, :]
+        w = tl.load(
+            router + expert[:, None] * DIM + at[None, :],
+            mask=ok & (expert < num_experts)[:, None],
+            other=0.0,
+        )
+        if gate is not None:
+            own = tl.load(
+                gate + at[None, :] + expert[:, None] * 0,
+                mask=ok & (expert == num_experts)[:, None],
+                other=0.0,
+            )
+            w = w + own
+        weights += (w,)
+        factors += (tl.load(norm + at, mask=at < DIM, other=0.0),)
+    wait_for_inputs(OVERLAP)
+    start_next(OVERLAP)
+
+    squares = tl.zeros([ROWS, BLOCK], tl.float32)
+    for begin in tl.static_range(0, DIM, BLOCK):
+        at = (begin + column)[None, :]
+        part = tl.load(x + row[:, None] * DIM + at, mask=row_ok & (at < DIM), other=0.0)
+        squares += part.to(tl.float32) * part.to(tl.float32)
+    rate = tl.rsqrt(tl.sum(squares, 1) / DIM + eps)[:, None]
+    total = tl.zeros([EXPERTS, ROWS, BLOCK], tl.float32)
+    is_first = tl.program_id(0) == 0
+    for begin in tl.static_range(0, DIM, BLOCK):
+        at = (begin + column)[None, :]
+        ok = row_ok & (at < DIM)
+        part = tl.load(x + row[:, None] * DIM + at, mask=ok, other=0.0).to(tl.float32)
+        part = (part * rate * factors[begin // BLOCK][None, :]).to(normed.dtype.element_ty)
+        tl.store(normed + row[:, None] * DIM + at, part, mask=ok & is_first)
+        total += weights[begin // BLOCK][:, None, :] * part.to(tl.float32)[None, :, :]
+    found = tl.sum(total, 2)  # [EXPERTS, ROWS]
+    is_row = (row < num_rows)[None, :]
+    place = row[None, :] * num_experts + expert[:, None]
+    tl.store(logits + place, found, mask=is_row & (expert < num_experts)[:, None])
+    if gate is not None:
+        is_gate = is_row & (expert == num_experts)[:, None]
+        tl.store(gates + row[None, :] + expert[:, None] * 0, tl.sigmoid(found), mask=is_gate)
+    if is_first & (tl.program_id(1) == 0):
+        tl.store(arrivals, 0)
+
+
+def choose(
+    logits: Tensor,
+    bias: Tensor | None,
+    arrivals: Tensor,
+    *,
+    num_chosen: int,
+    is_sigmoid: bool = False,
+    is_normalised: bool = True,
+    scale: float = 1.0,
+    softcap: float = 0.0,
+    has_shared: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The experts of each row of float32 logits [n <= MAX_ROWS, experts], as
+    luceasync.models.torch_experts.choose has them: weights, rows, places, bounds; and tiles.
+
+    tiles: int32 [num_tiles, 3]: a matrix, NO_MATRIX if the tile is not used, and the places [begin,
+    end) of its rows. `has_shared`: one more matrix than there are experts has every row; its places
+    follow all others. arrivals: int32 [1], which is 0.
+    """
+    num_rows, num_experts = logits.shape
+    assert num_rows <= MAX_ROWS, "few rows"
+    num_places = num_rows * num_chosen
+    most = num_tiles(num_rows, num_chosen, num_experts)
+    if has_shared:
+        most += triton.cdiv(num_rows, TILE_ROWS)
+    weights = torch.empty(num_rows, num_chosen, dtype=torch.float32, device=logits.device)
+    experts = torch.empty(num_rows, num_chosen, dtype=torch.int32, device=logits.device)
+    places, bounds = experts.new_empty(experts.shape), experts.new_empty(num_experts + 1)
+    rows = experts.new_empty(num_places + (num_rows if has_shared else 0))
+    tiles = experts.new_empty(most, 3)
+    _choose_kernel[(num_rows,)](
+        logits.contiguous(),
+        bias,
+        weights,
+        experts,
+        rows,
+        places,
+        bounds,
+        tiles,
+        arrivals,
+        num_rows,
+        num_experts,
+        most,
+        float(scale),
+        float(softcap),
+        NUM_CHOSEN=num_chosen,
+        CHOSEN=triton.next_power_of_2(num_chosen),
+        WIDTH=triton.next_power_of_2(num_experts),
+        ROWS=triton.next_power_of_2(num_rows),
+        TILE=TILE_ROWS,
+        TILES=triton.next_power_of_2(most),
+        NONE=NO_MATRIX,
+        SIGMOID=is_sigmoid,
+        NORMALISED=is_normalised,
+        CAPPED=softcap != 0,
+        SHARED=has_shared,
+        num_warps=8,  # the order of sums depends on it
+        **overlap_options(logits),
+    )
+    return weights, rows, places, bounds, tiles
+
+
+@kernel(do_not_specialize=["num_rows", "num_tiles"])
+def _choose_kernel(
+    logits,
+    bias,
+    weights,
+    experts,
+    rows,
+    places,
+    bounds,
+    tiles,
+    arrivals,
+    num_rows,
+    num_experts,
+    num_tiles,
+    scale,
+    softcap,
+    NUM_CHOSEN: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+    NONE: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    NORMALISED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SHARED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    start_next(OVERLAP)
+    row = tl.program_id(0)
+    expert = tl.arange(0, WIDTH)
+    ok = expert < num_experts
+    added = tl.zeros([WIDTH], tl.float32)
+    if bias is not None:
+        added = tl.load(bias + expert, mask=ok, other=0.0)
+    wait_for_inputs(OVERLAP)
+    score = tl.load(logits + row * num_experts + expert, mask=ok, other=float("-inf"))
+    if CAPPED:  # tanh, of infinity too
+        size = tl.exp(-2.0 * tl.abs(score / softcap))
+        size = softcap * (1.0 - size) / (1.0 + size)
+        score = tl.where(ok, tl.where(score < 0, -size, size), float("-inf"))
+    if SIGMOID:
+        score = tl.sigmoid(score)
+    else:
+        score = tl.exp(score - tl.max(score, 0))
+        score = score / tl.sum(score, 0)
+    rank = score + added
+    # What is no number comes last, and yet before what was chosen: none is chosen twice.
+    rank = tl.where(rank > LOWEST, rank, LOWEST)
+    rank = tl.where(ok, rank, float("-inf"))
+    slot = tl.arange(0, CHOSEN)
+    chosen = tl.zeros([CHOSEN], tl.float32)
+    for j in tl.static_range(NUM_CHOSEN):
+        best = tl.minimum(tl.argmax(rank, 0, tie_break_left=True), num_experts - 1)
+        here = expert == best
+        chosen = tl.where(slot == j, tl.sum(tl.where(here, score, 0.0), 0), chosen)
+        rank = tl.where(here, float("-inf"), rank)
+        tl.store(experts + row * NUM_CHOSEN + j, best)
+    if NORMALISED:
+        chosen = chosen / tl.sum(chosen, 0)
+    place = weights + row * NUM_CHOSEN + slot
+    tl.store(place, chosen * scale, mask=slot < NUM_CHOSEN)
+    tl.debug_barrier()  # every thread has stored
+    if tl.atomic_add(arrivals, 1, sem="acq_rel") == num_rows - 1:
+        tl.store(arrivals, 0)
+        _list_tiles(
+            experts,
+            rows,
+            places,
+            bounds,
+            tiles,
+            num_rows,
+            num_experts,
+            num_tiles,
+            NUM_CHOSEN,
+            WIDTH,
+            ROWS,
+            TILE,
+            TILES,
+            NONE,
+            SHARED,
+        )
+
+
+@triton.jit
+def _list_tiles(
+    experts,
+    rows,
+    places,
+    bounds,
+    tiles,
+    num_rows,
+    num_experts,
+    num_tiles,
+    NUM_CHOSEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+    NONE: tl.constexpr,
+    SHARED: tl.constexpr,
+):
+    """Sort all rows' choices by expert, and divide each expert's rows into tiles."""
+    expert, row = tl.arange(0, WIDTH), tl.arange(0, ROWS)
+    row_ok = row < num_rows
+    is_chosen = tl.zeros([ROWS, WIDTH], tl.int32)
+    for j in tl.static_range(NUM_CHOSEN):
+        at = experts + row * NUM_CHOSEN + j
+        own = tl.load(at, mask=row_ok, other=-1, cache_modifier=".cg")
+        is_chosen += (own[:, None] == expert[None, :]).to(tl.int32)
+    counts = tl.sum(is_chosen, 0)
+    ends = tl.cumsum(counts, 0)
+    place = (ends - counts)[None, :] + tl.cumsum(is_chosen, 0) - is_chosen
+    tl.store(rows + place, row[:, None] + expert[None, :] * 0, mask=is_chosen > 0)
+    for j in tl.static_range(NUM_CHOSEN):
+        at = row * NUM_CHOSEN + j
+        own = tl.load(experts + at, mask=row_ok, other=-1, cache_modifier=".cg")
+        here = own[:, None] == expert[None, :]
+        tl.store(places + at, tl.sum(tl.where(here, place, 0), 1), mask=row_ok)
+    tl.store(bounds, 0)
+    tl.store(bounds + 1 + expert, ends, mask=expert < num_experts)
+
+    count = (counts + TILE - 1) // TILE
+    first = tl.cumsum(count, 0) - count
+    num_used = tl.sum(count, 0)
+    begin = ends - counts
+    for i in tl.static_range((ROWS + TILE - 1) // TILE):
+        at, ok = tiles + 3 * (first + i), i < count
+        tl.store(at, expert, mask=ok)
+        tl.store(at + 1, begin + TILE * i, mask=ok)
+        tl.store(at + 2, tl.minimum(begin + TILE * (i + 1), ends), mask=ok)
+    number = tl.arange(0, TILES)
+    if SHARED:
+        num_places = num_rows * NUM_CHOSEN
+        tl.store(rows + num_places + row, row, mask=row_ok)
+        own = number - num_used
+        ok = (own >= 0) & (own * TILE < num_rows)
+        at = tiles + 3 * number
+        tl.store(at, num_experts + own * 0, mask=ok)
+        tl.store(at + 1, num_places + own * TILE, mask=ok)
+        tl.store(at + 2, num_places + tl.minimum(own * TILE + TILE, num_rows), mask=ok)
+        num_used += (num_rows + TILE - 1) // TILE
+    unused = (number >= num_used) & (number < num_tiles)
+    tl.store(tiles + 3 * number, NONE + number * 0, mask=unused)
+
+
+def add_weighted(
+    results: Tensor,
+    weights: Tensor,
+    places: Tensor,
+    base: Tensor,
+    shared: Tensor | None = None,
+    gates: Tensor | None = None,
+) -> Tensor:
+    """base + the sum of each row's results by its weights + its result of a shared expert, rounded
+    once.
+
+    results: [places, dim]; weights, places: [n, k]; base: [n, dim]; shared: [n, dim], which is
+    multiplied by `gates`, float32 [n].
+    """
+    (num_rows, num_chosen), dim = places.shape, base.shape[1]
+    base, out = base.contiguous(), base.new_empty(base.shape)
+    results = results.contiguous()
+    _add_weighted_kernel[(triton.cdiv(dim, BLOCK), num_rows)](
+        results,
+        weights,
+        places,
+        base,
+        shared,
+        gates,
+        out,
+        dim,
+        NUM_CHOSEN=num_chosen,
+        BLOCK=BLOCK,
+        num_warps=4,
+        **overlap_options(base),
+    )
+    return out
+
+
+@kernel()
+def _add_weighted_kernel(
+    results,
+    weights,
+    places,
+    base,
+    shared,
+    gates,
+    out,
+    dim,
+    NUM_CHOSEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    start_next(OVERLAP)
+    row = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ok = column < dim
+    wait_for_inputs(OVERLAP)
+    total = tl.load(base + row * dim + column, mask=ok, other=0.0).to(tl.float32)
+    for j in tl.static_range(NUM_CHOSEN):
+        place = tl.load(places + row * NUM_CHOSEN + j).to(tl.int64)
+        weight = tl.load(weights + row * NUM_CHOSEN + j)
+        total += weight * tl.load(results + place * dim + column, mask=ok, other=0.0).to(tl.float32)
+    if shared is not None:
+        own = tl.load(shared + row * dim + column, mask=ok, other=0.0).to(tl.float32)
+        if gates is not None:
+            own *= tl.load(gates + row)
+        total += own
+    tl.store(out + row * dim + column, total.to(out.dtype.element_ty), mask=ok)
