@@ -94,8 +94,9 @@ class ModelConfig:
 class PlacementConfig:
     """Where the target's layers go: `devices`, or `device`; neither: the best device here.
 
-    `ipc_bins`: programs that run devices in processes of their own, each PATH or BACKEND=PATH;
-    `ipc`: which devices these are.
+    `ipc_bins`: programs that run devices in processes of their own, each PATH or BACKEND=PATH, or
+    BACKEND@MACHINE=tls://HOST:PORT; `ipc_tls`: the certificate for those of other machines; `ipc`:
+    which devices these are.
     """
 
     devices: tuple[str, ...] = value(
@@ -133,10 +134,20 @@ class PlacementConfig:
         (),
         "target-shard-ipc-bin",
         parsers.comma_separated,
-        "PATH or BACKEND=PATH of a luceasync-backend, such as hip=/opt/rocm/bin/luceasync-backend",
+        "PATH or BACKEND=PATH of a luceasync-backend, such as hip=/opt/rocm/bin/luceasync-backend, "
+        "or BACKEND@MACHINE=tls://HOST:PORT of one on another machine",
         "[BACKEND=]PATH",
-        "Program that runs a backend's devices in its own process; may be repeated.",
+        "Program that runs a backend's devices in its own process, or where one on another machine "
+        "listens, such as cuda@box2=tls://box2:7000; may be repeated.",
         repeatable=True,
+    )
+    ipc_tls: Path | None = value(
+        None,
+        "target-shard-tls",
+        parsers.path,
+        "a file of `luceasync pair`",
+        "FILE",
+        "This machine's certificate for other machines' devices, a file of `luceasync pair`.",
     )
     ipc: IpcUse = choice(
         "auto",

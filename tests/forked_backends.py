@@ -11,6 +11,7 @@ import ctypes
 import fcntl
 import gc
 import json
+import math
 import os
 import re
 import runpy
@@ -36,13 +37,23 @@ PADDING = "-" * 2000  # the room that a fork's own words are written over
 class Forked:
     """What a launcher wants of a `subprocess.Popen`."""
 
-    def __init__(self, pid: int, stderr: IO[bytes]) -> None:
+    def __init__(self, pid: int, stderr: IO[bytes] | None) -> None:
         self.pid = pid
         self.stderr = stderr
+        self.returncode: int | None = None
 
-    def wait(self) -> int:
-        """Its exit status, when it has ended; once."""
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status, when it has ended."""
+        until_s = math.inf if timeout is None else time.monotonic() + timeout
+        while self.returncode is None:
+            ended, status = os.waitpid(self.pid, 0 if timeout is None else os.WNOHANG)
+            if ended:
+                self.returncode = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > until_s:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            else:
+                time.sleep(0.005)
+        return self.returncode
 
 
 class Forks:
@@ -64,14 +75,15 @@ class Forks:
             return subprocess.Popen(command, **options)
         words = [found[1], *found[2].split(), *command[6:]]
         order = {"parent": int(parent), "words": words, "environ": options["env"]}
-        return self._fork(order, options["pass_fds"])
+        return self._fork(order, options["pass_fds"], options["stderr"])
 
     def close(self) -> None:
         """Nothing is forked any more. Idempotent."""
         self._at_end.close()
 
-    def _fork(self, order: dict[str, Any], fds: Sequence[int]) -> Forked:
-        end, end_there = os.pipe()
+    def _fork(self, order: dict[str, Any], fds: Sequence[int], errors: int) -> Forked:
+        """`errors`: as a `subprocess.Popen` takes it, PIPE or a descriptor."""
+        end, end_there = os.pipe() if errors == self.PIPE else (-1, os.dup(errors))
         with self._lock:
             orders = self._orders or self._started()
             message = json.dumps(order | {"fds": [2, *fds]}).encode()
@@ -82,7 +94,7 @@ class Forks:
             finally:
                 _prctl(PR_SET_CHILD_SUBREAPER, 0)
         os.close(end_there)
-        return Forked(pid, os.fdopen(end, "rb", buffering=0))
+        return Forked(pid, None if end < 0 else os.fdopen(end, "rb", buffering=0))
 
     def _started(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

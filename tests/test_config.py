@@ -37,6 +37,7 @@ TEXTS = {
     "trust-special-tokens": "on", "tool-format": "glm-xml", "reasoning-format": "none",
     "allow-host": "chat.lan,[fd00::1]", "allow-origin": "http://localhost:3000,null",
     "target-shard-ipc-bin": "hip=/rocm/bin/backend,/bin/other", "target-shard-ipc": "always",
+    "target-shard-tls": "/etc/box1.pem",
     "ipc-transport": "stream", "tls-cert": "/cert.pem", "tls-key": "/key.pem",
     "kvflash": "8K", "kvflash-policy": "lru", "kvflash-tau": "128",
     "kvflash-pin-spans": "0:512,1K:2K",

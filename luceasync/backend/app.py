@@ -1,6 +1,7 @@
 """The program luceasync-backend: its arguments, its greeting, its end.
 
 Writes nothing but log lines, to standard error, and ends when the process that started it is gone.
+With --listen it waits for a server on another machine instead.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from luceasync.errors import ChannelClosed, LuceasyncError
+from luceasync.errors import ChannelClosed, ConfigError, LuceasyncError
+from luceasync.ipc.tcp import SCHEME, Address, parse_url
 
 GREETING_S = 60.0
 EXIT_FAILED, EXIT_USAGE = 1, 2
@@ -66,7 +68,28 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar="NAME=DEVICE",
         help="offer DEVICE of this machine under another NAME, such as hip:0=cpu:0; repeatable",
     )
-    parser.add_argument("--model-dir", type=Path, help="set by luceasync")
+    parser.add_argument(
+        "--listen",
+        type=_address,
+        metavar="HOST:PORT",
+        help="wait there for a server on another machine, which names tls://HOST:PORT in "
+        "--target-shard-ipc-bin; needs --tls",
+    )
+    parser.add_argument(
+        "--tls", type=Path, metavar="FILE", help="this machine's file of `luceasync pair`"
+    )
+    parser.add_argument(
+        "--model-dir",
+        type=Path,
+        metavar="DIR",
+        help="with --listen: the model's directory here, if the server has it elsewhere; otherwise "
+        "set by luceasync, as is what follows",
+    )
+    parser.add_argument("--connect", type=_address, help="set by luceasync")
+    parser.add_argument("--name", default="", help="set by luceasync")
+    parser.add_argument("--place", default="", help="set by luceasync")
+    parser.add_argument("--patience", type=float, default=5.0, help="set by luceasync")
+    parser.add_argument("--weights", default="", help="set by luceasync")
     parser.add_argument("--draft-dir", type=Path, help="set by luceasync")
     parser.add_argument("--dtype", default="", help="set by luceasync")
     parser.add_argument("--layers", default="", help="set by luceasync")
@@ -74,7 +97,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     names = [name for name, _ in arguments.offer]
     if twice := {name for name in names if names.count(name) > 1}:
         parser.error(f"argument --offer: {', '.join(sorted(twice))} is named twice")
+    if arguments.tls is None and (arguments.listen or arguments.connect):
+        parser.error("argument --listen: it needs --tls FILE, a file of `luceasync pair`")
     return arguments
+
+
+def _address(text: str) -> Address:
+    try:
+        return parse_url(f"{SCHEME}://{text}")
+    except ConfigError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT") from None
 
 
 def _renamed(text: str) -> tuple[str, str]:
@@ -90,11 +122,25 @@ def _renamed(text: str) -> tuple[str, str]:
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    if arguments.listen is not None or arguments.connect is not None:
+        _run_link(arguments)
+        return
     backend = _open_stage(arguments) if arguments.draft_dir is None else _open_draft(arguments)
     try:
         backend.run()
     finally:
         backend.close()
+
+
+def _run_link(arguments: argparse.Namespace) -> None:
+    from luceasync.backend.listen import EXIT_LOST, Box, bring, serve_host
+
+    if arguments.listen is not None:
+        serve_host(arguments.listen, arguments.tls, arguments.offer, arguments.model_dir)
+        return
+    box = Box(arguments.connect, arguments.name, arguments.tls, arguments.place, arguments.patience)
+    print(bring(box, arguments.model_dir, arguments.dtype, arguments.layers), file=sys.stderr)
+    sys.exit(EXIT_LOST)
 
 
 def _open_stage(arguments: argparse.Namespace) -> Backend:
@@ -107,7 +153,9 @@ def _open_stage(arguments: argparse.Namespace) -> Backend:
 
     parent = connect_to_parent(COMMANDS)
     model = None if arguments.model_dir is None else ModelFiles(arguments.model_dir)
-    states = {} if model is None else states_of(model, arguments.dtype, arguments.layers)
+    states = {}
+    if model is not None:
+        states = states_of(model, arguments.dtype, arguments.layers, arguments.weights)
     be_greeted(parent.channel, Statement(states), GREETING_S)
     from luceasync.backend.stage import StageBackend
 

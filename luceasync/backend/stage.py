@@ -22,6 +22,7 @@ from luceasync.ipc.packets import WireError
 from luceasync.ipc.wiring import ParentConnection
 from luceasync.models.files import ModelFiles
 from luceasync.pipeline.devices import host_memory, offers_of, page_lock_for
+from luceasync.pipeline.offer import own_name
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote import wire
 from luceasync.pipeline.remote.tensors import StageSizes
@@ -61,7 +62,7 @@ class StageBackend:
     @handles(wire.OfferDevices)
     def offer(self, command: wire.OfferDevices, tensors: list[Tensor]) -> Answers:
         try:
-            real = [self._names.get(name, name) for name in command.names]
+            real = [_real_name(name, self._names) for name in command.names]
             offers = offers_of(real, command.flag)
         except LuceasyncError as error:
             return [(wire.CommandFailure(str(error)), ())]
@@ -135,8 +136,14 @@ def with_own_names(plan: Plan, names: Mapping[str, str]) -> Plan:
     shards, devices = [], []
     for shard, device in zip(plan.shards, plan.devices, strict=True):
         if device.is_here:
-            real = names.get(device.name, device.name)
+            real = _real_name(device.name, names)
             shard, device = replace(shard, device=real), replace(device, name=real)
         shards.append(shard)
         devices.append(device)
     return replace(plan, shards=tuple(shards), devices=tuple(devices))
+
+
+def _real_name(name: str, names: Mapping[str, str]) -> str:
+    """The name that torch knows: that of another machine's server begins with this machine's."""
+    local = own_name(name)
+    return names.get(local, local)

@@ -55,6 +55,7 @@ from luceasync.models.files import ModelFiles
 from luceasync.models.precision import Dtype
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.plan import Plan, stages_of
+from luceasync.pipeline.remote.discovery import BackendProgram
 from luceasync.pipeline.remote.fleet import Fleet
 
 APART_S = 5e-3
@@ -208,7 +209,7 @@ def in_two(plan: Plan) -> Plan:
 def opened(folder: Path, plan: Plan) -> Iterator[LayerSplitBackend]:
     """The model over the processes of the plan."""
     program = backend_program(folder)
-    programs = {each.process: program for each in plan.devices if not each.is_here}
+    programs = {each.process: BackendProgram(program) for each in plan.devices if not each.is_here}
     with ExitStack() as closing:
         fleet = Fleet(ModelFiles(folder), plan, programs, "shared", NODE_BYTES)
         closing.callback(fleet.close)

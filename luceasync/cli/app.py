@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -176,6 +177,22 @@ def plan(
     from luceasync.cli.plan import run_plan
 
     run_plan(config, as_json, model)
+
+
+@app.command()
+def pair(
+    names: Annotated[
+        list[str], typer.Argument(help="Names of machines, such as box1 box2.", metavar="NAME...")
+    ],
+    folder: Annotated[
+        Path, typer.Option(help="Where the authority is, or will be.", metavar="DIR")
+    ] = Path("~/.config/luceasync/machines"),
+) -> None:
+    """Make the certificates with which machines trust each other: one file for each name."""
+    from luceasync.ipc.certificates import make_pair
+
+    for file in make_pair(folder.expanduser(), names):
+        print(file)
 
 
 app.command()(warm)

@@ -46,8 +46,8 @@ class Program:
     """A program, and what its processes inherit.
 
     `ring_bytes` are the sizes of all rings; the child writes ring `written` and reads ring `read`.
-    `rings` has them in shared memory; None: payloads go as bytes. `lent` is memory that the child
-    may map, by name.
+    `rings` has them in shared memory; None: payloads go as bytes. `arguments` come before those of
+    each start. `lent` is memory that the child may map, by name.
     """
 
     executable: Path
@@ -56,6 +56,7 @@ class Program:
     written: int = 1
     read: int = 0
     rings: Rings | None = None
+    arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     lent: Mapping[str, SealedMemory] = field(default_factory=dict)
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
@@ -195,23 +196,39 @@ class LocalLauncher:
 
     def _start(self, arguments: Sequence[str], wiring: Wiring) -> subprocess.Popen[bytes]:
         """Runs in the thread that lives as long as the children."""
-        fds = [wiring.control, wiring.pulse, wiring.completions, wiring.stream, wiring.rings]
-        fds += [fd for fd, _ in wiring.lent.values()]
-        python = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid())]
-        return subprocess.Popen(
-            [*python, str(self._program.executable), *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            pass_fds=[fd for fd in fds if fd >= 0],
-            start_new_session=True,  # Ctrl-C at a terminal is for this process alone
-            env=child_environment(
-                os.environ,
-                self._program.environment,
-                wiring,
-                same_python=runs_our_python(self._program.executable),
-            ),
+        program = self._program
+        return spawn(
+            [str(program.executable), *program.arguments, *arguments],
+            wiring,
+            subprocess.PIPE,
+            program.environment,
+            same_python=runs_our_python(program.executable),
         )
+
+
+def spawn(
+    command: Sequence[str],
+    wiring: Wiring,
+    errors: int,
+    environment: Mapping[str, str] | None = None,
+    *,
+    same_python: bool,
+) -> subprocess.Popen[bytes]:
+    """Start a program that inherits the descriptors of `wiring` and dies with this thread. `errors`
+    is its standard error; `environment` and `same_python`: see child_environment. Raises OSError.
+    """
+    fds = [wiring.control, wiring.pulse, wiring.completions, wiring.stream, wiring.rings]
+    fds += [fd for fd, _ in wiring.lent.values()]
+    added = environment or {}
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        pass_fds=[fd for fd in fds if fd >= 0],
+        start_new_session=True,  # Ctrl-C at a terminal is for this process alone
+        env=child_environment(os.environ, added, wiring, same_python=same_python),
+    )
 
 
 def _shut(sock: socket.socket) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from luceasync.errors import PlacementError
 from luceasync.host_cache.arena import DevicePageLock, HostMemory
 from luceasync.ipc.memory import Register
 from luceasync.pipeline.gpu_platform import gpu_backend, num_gpus
-from luceasync.pipeline.offer import Offer, offer_of
+from luceasync.pipeline.offer import Offer, machine_of, offer_of
 from luceasync.pipeline.platform import open_platform
 from luceasync.pipeline.shard_plan import check_devices
 
@@ -41,10 +42,14 @@ def offers_of(names: Sequence[str], flag: str = "--target-devices") -> tuple[Off
 
 
 def share_host_memory(offers: Sequence[Offer]) -> tuple[Offer, ...]:
-    """Divide host memory among devices that compute on the host, whatever their processes."""
-    num_on_host = sum(not offer.runs_async for offer in offers)
+    """Divide a machine's memory among its devices that compute on the host, whatever their
+    processes.
+    """
+    num_on_host = Counter(machine_of(offer.name) for offer in offers if not offer.runs_async)
     return tuple(
-        offer if offer.runs_async else replace(offer, free_bytes=offer.free_bytes // num_on_host)
+        offer
+        if offer.runs_async
+        else replace(offer, free_bytes=offer.free_bytes // num_on_host[machine_of(offer.name)])
         for offer in offers
     )
 
@@ -107,6 +112,11 @@ def _runs_async(name: str) -> bool:
 
 
 def _check_is_here(name: str, flag: str) -> None:
+    if machine := machine_of(name):
+        raise PlacementError(
+            f"{flag} {name}: nothing reaches {machine}; name its listener, such as "
+            f"--target-shard-ipc-bin cuda@{machine}=tls://{machine}:7000"
+        )
     backend, _, index = name.partition(":")
     present = gpu_backend()
     if backend not in ("cpu", present):

@@ -98,9 +98,24 @@ _BY_BACKEND = {"cpu": _CPU, "cuda": _GPU, "hip": _GPU}
 BACKENDS = tuple(_BY_BACKEND)
 
 
+def backend_of(name: str) -> str:
+    """The backend of device "cuda:0" or "box2/cuda:0": "cuda"."""
+    return own_name(name).partition(":")[0]
+
+
+def machine_of(name: str) -> str:
+    """The machine of device "box2/cuda:0": "box2"; empty: this one."""
+    return name.rpartition("/")[0]
+
+
+def own_name(name: str) -> str:
+    """The name of device "box2/cuda:0" on its own machine: "cuda:0"."""
+    return name.rpartition("/")[2]
+
+
 def offer_of(name: str, free_bytes: int, native_dtypes: Sequence[str] = ("bf16", "fp32")) -> Offer:
     """The offer of device `name`, like "cuda:0", with `free_bytes` of free memory."""
-    of_kind = _BY_BACKEND[name.partition(":")[0]]
+    of_kind = _BY_BACKEND[backend_of(name)]
     return replace(of_kind, name=name, free_bytes=free_bytes, native_dtypes=tuple(native_dtypes))
 
 

@@ -159,16 +159,18 @@ def named_devices(device: str | None, devices: Sequence[str]) -> tuple[str, ...]
 
 
 def check_devices(names: Sequence[str], flag: str = "--target-devices") -> tuple[str, ...]:
-    """Device names in full ("cuda" -> "cuda:0"). Raises PlacementError, which names `flag`."""
+    """Device names in full ("cuda" -> "cuda:0"), of this machine or another ("box2/cuda"). Raises
+    PlacementError, which names `flag`.
+    """
     full = []
     for name in names:
-        match = re.fullmatch(r"([a-z]+)(?::(\d{1,3}))?", name)
-        if match is None or match[1] not in BACKENDS:
+        match = re.fullmatch(r"([a-z0-9][a-z0-9-]*/)?([a-z]+)(?::(\d{1,3}))?", name)
+        if match is None or match[2] not in BACKENDS:
             raise PlacementError(
                 f"{flag} {','.join(names)}: {name!r} is not a device; "
                 f"expected BACKEND or BACKEND:INDEX with a backend of {', '.join(BACKENDS)}"
             )
-        full.append(f"{match[1]}:{int(match[2] or 0)}")
+        full.append(f"{match[1] or ''}{match[2]}:{int(match[3] or 0)}")
     for name in full:
         if full.count(name) > 1:
             raise PlacementError(f"{flag} {','.join(names)}: {name} is named twice")

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from luceasync.backend.dispatch import Answers, handlers_of, handles, result
-from luceasync.backend.draft import DraftBackend
-from luceasync.backend.draft_handlers import DraftHandlers, RowHandlers
+from luceasync.backend.draft import DraftBackend, DraftHandlers, RowHandlers
 from luceasync.backend.node_handlers import NodeHandlers
 from luceasync.backend.pass_handlers import PassHandlers
 from luceasync.backend.stage import StageBackend

@@ -10,7 +10,7 @@ from luceasync.config import PlacementConfig
 from luceasync.errors import PlacementError
 from luceasync.pipeline.devices import share_host_memory
 from luceasync.pipeline.offer import offer_of
-from luceasync.pipeline.remote.discovery import choose_processes, describe_devices
+from luceasync.pipeline.remote.discovery import BackendProgram, choose_processes, describe_devices
 from tests.processes import backend_program
 
 
@@ -106,11 +106,11 @@ def test_devices_on_the_host_share_its_memory_in_whatever_process():
 @pytest.mark.slow
 def test_a_backend_says_what_its_devices_offer(tmp_path: Path):
     program = backend_program(tmp_path, ["hip:0=cpu:0"])
-    [offer] = describe_devices(program, ["hip:0"])
+    [offer] = describe_devices(BackendProgram(program), ["hip:0"])
     assert (offer.name, offer.runs_async) == ("hip:0", False)
     assert offer.free_bytes > 0
     with pytest.raises(PlacementError, match=r"hip:1: this torch build .* not hip \(") as caught:
-        describe_devices(program, ["hip:0", "hip:1"])
+        describe_devices(BackendProgram(program), ["hip:0", "hip:1"])
     assert "\n" not in str(caught.value)
 
 
@@ -121,5 +121,5 @@ def test_a_program_that_is_no_backend_is_one_line(tmp_path: Path, script: str):
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     with pytest.raises(PlacementError, match="no answer: ") as caught:
-        describe_devices(path, ["cpu:0"])
+        describe_devices(BackendProgram(path), ["cpu:0"])
     assert "\n" not in str(caught.value)

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from hashlib import blake2b
 from pathlib import Path
 
+from blake3 import blake3
+
 from luceasync.errors import ModelError
 from luceasync.models.directory import CONFIG
 from luceasync.models.files import ModelFiles
@@ -20,9 +22,11 @@ def dtype_words(precision: Precision) -> str:
     return f"{precision.weights}/{precision.compute}/{precision.kv}"
 
 
-def states_of(model: ModelFiles, dtype: str, layers: str) -> dict[str, str]:
-    """The states of a stage in the greeting. `layers`: "begin:end". Raises ModelError."""
-    weights = digest_of(model.path, model.weights.paths)
+def states_of(model: ModelFiles, dtype: str, layers: str, weights: str = "") -> dict[str, str]:
+    """The states of a stage in the greeting. `layers`: "begin:end"; `weights`: the digest of the
+    model directory, if it is known: between machines that of ContentDigests. Raises ModelError.
+    """
+    weights = weights or digest_of(model.path, model.weights.paths)
     num_layers = model.spec.num_layers
     return {
         "weights": weights,
@@ -52,3 +56,36 @@ def digest_of(model_dir: Path, weight_files: Iterable[Path]) -> str:
     except OSError as error:
         raise ModelError(f"{model_dir}: cannot be read: {error}") from None
     return digest.hexdigest()
+
+
+class ContentDigests:
+    """Digests of the content of model directories, which are the same on every machine. A file is
+    read once, and again if it has changed. Any thread may ask.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Path, tuple[tuple[int, ...], str]] = {}
+
+    def of(self, model_dir: Path, weight_files: Iterable[Path]) -> str:
+        """The digest of config.json, and of names and content of the weight files. Raises
+        ModelError.
+        """
+        digest = blake2b(digest_size=16)
+        config = model_dir / CONFIG
+        try:
+            if config.exists():
+                digest.update(config.read_bytes())
+            for path in sorted(weight_files):
+                digest.update(repr((path.name, self._of_file(path))).encode())
+        except OSError as error:
+            raise ModelError(f"{model_dir}: cannot be read: {error}") from None
+        return digest.hexdigest()
+
+    def _of_file(self, path: Path) -> str:
+        status = path.stat()
+        identity = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+        known = self._known.get(path)
+        if known is None or known[0] != identity:
+            content = blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+            known = self._known[path] = identity, content
+        return known[1]

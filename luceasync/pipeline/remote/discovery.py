@@ -6,6 +6,7 @@ The choice is pure; describing devices starts each backend once, which ends when
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,18 +14,37 @@ from itertools import groupby
 from pathlib import Path
 
 from luceasync.config import PlacementConfig
-from luceasync.errors import ChannelClosed, PlacementError
+from luceasync.errors import ChannelClosed, ConfigError, PlacementError
+from luceasync.ipc.certificates import tls_context
 from luceasync.ipc.channel import Statement, greet
 from luceasync.ipc.launcher import LocalLauncher, Program
+from luceasync.ipc.tcp import SCHEME, Address, parse_url
 from luceasync.pipeline.devices import find_devices, has_backend, offers_of, share_host_memory
-from luceasync.pipeline.offer import BACKENDS, HERE, Offer
+from luceasync.pipeline.offer import BACKENDS, HERE, Offer, backend_of, machine_of
 from luceasync.pipeline.remote import wire
 
-BIN = "--target-shard-ipc-bin"
+BIN, TLS = "--target-shard-ipc-bin", "--target-shard-tls"
 OWN_BIN = "luceasync-backend"
 ASKING_S = 120.0  # a process imports torch, and finds its devices
 RING_BYTES = (1 << 16, 1 << 16)
 END_S = 10.0
+REFUSED = f"{OWN_BIN}: "  # before the last line of one that ends with status 2
+MACHINE = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class BackendProgram:
+    """What runs a process of other devices. `address`: of the machine that has them, whose process
+    `executable` brings here; `said`: how the user named it.
+    """
+
+    executable: Path
+    arguments: tuple[str, ...] = ()
+    address: Address | None = None
+    said: str = ""
+
+    def __str__(self) -> str:
+        return self.said or str(self.executable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +52,7 @@ class ProcessPlan:
     """The process of each device, and what runs each process but this one."""
 
     of_devices: tuple[int, ...]
-    programs: Mapping[int, Path]
+    programs: Mapping[int, BackendProgram]
 
 
 def choose_processes(
@@ -41,59 +61,98 @@ def choose_processes(
     is_here: Callable[[str], bool],
     own: Path | None,
 ) -> ProcessPlan:
-    """Assign the devices `names` to processes. Neighbours of one backend share one. `is_here`:
-    whether this process has devices of that kind; `own`: the program for those if none is named.
-    Raises PlacementError.
+    """Assign the devices `names` to processes. Neighbours of one backend and machine share one.
+    `is_here`: whether this process has devices of that kind; `own`: the program for those if none
+    is named, and for those of other machines. Raises PlacementError.
     """
     bins = _named_bins(placement.ipc_bins)
+    links = {kind: _link(kind, url, placement.ipc_tls, own) for kind, url in _urls(bins)}
     always = placement.ipc == "always"
     remote = [
-        (always and i > 0) or (not is_here(n) and _bin(n, bins) is not None)
+        (always and i > 0 and not machine_of(n)) or (not is_here(n) and _bin(n, bins) is not None)
         for i, n in enumerate(names)
     ]
     kinds = [(_kind(n) if away else None) for n, away in zip(names, remote, strict=True)]
     processes: list[int] = []
-    programs: dict[int, Path] = {}
+    programs: dict[int, BackendProgram] = {}
     for kind, neighbours in groupby(kinds):
         number = HERE
         if kind is not None:
             number = len(programs) + 1
-            programs[number] = _program(kind, bins, own if is_here(kind) else None)
+            programs[number] = links.get(kind) or BackendProgram(
+                _program(kind, bins, own if is_here(kind) else None)
+            )
         processes += [number] * len(list(neighbours))
     _refuse_unused(bins, kinds)
     return ProcessPlan(tuple(processes), programs)
 
 
-def _named_bins(texts: Sequence[str]) -> dict[str | None, Path]:
-    """Programs by backend; None: of all others."""
-    bins: dict[str | None, Path] = {}
+def _named_bins(texts: Sequence[str]) -> dict[str | None, str]:
+    """Programs by backend, and URLs of listeners by BACKEND@MACHINE; None: of all others here."""
+    bins: dict[str | None, str] = {}
     for text in texts:
         head, equals, tail = text.partition("=")
         kind = head if equals and "/" not in head else None
         path = tail if kind is not None else text
-        if kind is not None and kind not in BACKENDS:
+        backend, at, machine = (kind or "").partition("@")
+        if kind is not None and backend not in BACKENDS:
             raise PlacementError(
-                f"{BIN} {text}: {kind!r} is not a backend; expected one of {', '.join(BACKENDS)}"
+                f"{BIN} {text}: {backend!r} is not a backend; expected one of {', '.join(BACKENDS)}"
+            )
+        if at and not MACHINE.fullmatch(machine):
+            raise PlacementError(
+                f"{BIN} {text}: {machine!r} is not a machine's name; expected lower-case letters, "
+                "digits and hyphens"
+            )
+        if bool(at) != path.startswith(f"{SCHEME}://"):
+            raise PlacementError(
+                f"{BIN} {text}: expected BACKEND@MACHINE={SCHEME}://HOST:PORT for another machine, "
+                "[BACKEND=]PATH for this one"
             )
         if not path:
             raise PlacementError(f"{BIN} {text}: no path; expected [BACKEND=]PATH")
         if kind in bins:
             others = kind or "all other backends"
             raise PlacementError(f"{BIN} {text}: a second program for {others}; one is expected")
-        bins[kind] = Path(path).expanduser().absolute()
+        bins[kind] = path if at else str(Path(path).expanduser().absolute())
     return bins
 
 
+def _urls(bins: Mapping[str | None, str]) -> list[tuple[str, str]]:
+    return [(kind, url) for kind, url in bins.items() if kind is not None and "@" in kind]
+
+
+def _link(kind: str, url: str, tls: Path | None, own: Path | None) -> BackendProgram:
+    """The program that brings devices of another machine. Raises PlacementError."""
+    said, machine = f"{kind}={url}", kind.partition("@")[2]
+    try:
+        address = parse_url(url)
+    except ConfigError as error:
+        raise PlacementError(f"{BIN} {error}") from None
+    if tls is None:
+        raise PlacementError(
+            f"{BIN} {said}: {TLS} FILE is needed too, this machine's file of `luceasync pair`"
+        )
+    tls_context(tls, TLS, is_server=False)  # refused here, not by a process
+    if own is None:
+        raise PlacementError(f"{BIN} {said}: there is no {OWN_BIN} beside {sys.executable}")
+    arguments = ("--connect", str(address), "--name", machine, "--tls", str(tls.absolute()))
+    return BackendProgram(own, arguments, address, said)
+
+
 def _kind(name: str) -> str:
-    return name.partition(":")[0]
+    machine, backend = machine_of(name), backend_of(name)
+    return f"{backend}@{machine}" if machine else backend
 
 
-def _bin(name: str, bins: Mapping[str | None, Path]) -> Path | None:
-    return bins.get(_kind(name), bins.get(None))
+def _bin(name: str, bins: Mapping[str | None, str]) -> str | None:
+    kind = _kind(name)
+    return bins.get(kind, None if "@" in kind else bins.get(None))
 
 
-def _program(kind: str, bins: Mapping[str | None, Path], own: Path | None) -> Path:
-    path = _bin(kind, bins) or own
+def _program(kind: str, bins: Mapping[str | None, str], own: Path | None) -> Path:
+    named = _bin(kind, bins)
+    path = own if named is None else Path(named)
     if path is None:
         raise PlacementError(
             f"--target-shard-ipc always: nothing runs {kind} devices in another process; "
@@ -110,7 +169,7 @@ def executable(path: Path, flag: str) -> Path:
     return path
 
 
-def _refuse_unused(bins: Mapping[str | None, Path], kinds: Sequence[str | None]) -> None:
+def _refuse_unused(bins: Mapping[str | None, str], kinds: Sequence[str | None]) -> None:
     """`kinds`: of the devices in other processes; None: in this one."""
     used = {kind if kind in bins else None for kind in kinds if kind is not None}
     for kind, path in bins.items():
@@ -145,12 +204,12 @@ def offers_in(names: Sequence[str], processes: ProcessPlan) -> tuple[Offer, ...]
 
 
 def describe_devices(
-    path: Path, names: Sequence[str], flag: str = BIN, of_names: str = "--target-devices"
+    path: BackendProgram, names: Sequence[str], flag: str = BIN, of_names: str = "--target-devices"
 ) -> tuple[Offer, ...]:
     """Have the backend that `path` runs describe its devices. Raises PlacementError in its words;
     `flag` named the program, and `of_names` the devices.
     """
-    program = Program(path, path.name, RING_BYTES)
+    program = Program(path.executable, str(path), RING_BYTES, arguments=path.arguments)
     launcher = LocalLauncher(program, on_line=lambda line: None)
     try:
         started = launcher.launch((), wire.ANSWERS)
@@ -160,8 +219,13 @@ def describe_devices(
             number = started.channel.send(command, deadline_s=ASKING_S)
             got = started.channel.receive(ASKING_S)
         except ChannelClosed as error:
-            words = " ".join(f"{error}; {started.last_words()}".split())
-            raise PlacementError(f"{flag} {path}: no answer: {words}") from None
+            said = started.last_words()
+            words = " ".join(f"no answer: {error}; {said}".split())
+            if (
+                path.address is not None and REFUSED in said
+            ):  # what the other machine says is enough
+                words = " ".join(said.rpartition(REFUSED)[2].split())
+            raise PlacementError(f"{flag} {path}: {words}") from None
         finally:
             started.end(0.0, END_S)
     finally:

@@ -7,20 +7,21 @@ only.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
-from luceasync.errors import StageFailed
+from luceasync.errors import StageFailed, Unavailable
 from luceasync.host_cache.arena import Arena
 from luceasync.host_cache.nodes import Nodes, NodeStore
 from luceasync.host_cache.shard_nodes import NodeLayout
 from luceasync.ipc.channel import Traffic
 from luceasync.ipc.launcher import LocalLauncher, Program
 from luceasync.ipc.supervised import Heartbeat
+from luceasync.ipc.tcp import Address, is_reachable
 from luceasync.models.files import ModelFiles
 from luceasync.models.spec import ModelSpec
 from luceasync.nodes import NodeKey
@@ -28,8 +29,9 @@ from luceasync.pipeline.offer import HERE
 from luceasync.pipeline.passes import Passes
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote import wire
-from luceasync.pipeline.remote.agreement import dtype_words, states_of
+from luceasync.pipeline.remote.agreement import ContentDigests, dtype_words, states_of
 from luceasync.pipeline.remote.connection import BackendConnection
+from luceasync.pipeline.remote.discovery import BackendProgram
 from luceasync.pipeline.remote.nodes import RemoteContents, SharedBytes, StreamedBytes
 from luceasync.pipeline.remote.passes import RemotePasses
 from luceasync.pipeline.remote.process import (
@@ -44,6 +46,9 @@ from luceasync.pipeline.remote.tensors import StageSizes
 from luceasync.status import NO_PROCESSES, BackendProcesses
 
 HEARTBEAT = Heartbeat()
+CHUNKS_AHEAD = 2  # of a prompt, at another machine: one is computed there while one is on its way
+CONNECT_S = 20.0  # to another machine, which may still serve the connection before
+PROBE_S, PROBE_PAUSE_S = 1.0, 0.3
 ELSEWHERE = 1  # the process of all other devices, in the plan that a process is told
 
 log = logging.getLogger(__name__)
@@ -118,6 +123,7 @@ class _StageProcess:
     parts: NodeLayout
     node_bytes: int
     arena: Arena | None
+    address: Address | None  # of the machine that runs it; None: this one
 
 
 class Fleet:
@@ -129,7 +135,7 @@ class Fleet:
         self,
         model: ModelFiles,
         plan: Plan,
-        programs: Mapping[int, Path],
+        programs: Mapping[int, BackendProgram],
         transport: str,
         node_bytes: int,
         stopping: threading.Event | None = None,
@@ -143,6 +149,7 @@ class Fleet:
         self._opened: dict[int, RemotePasses] = {}
         self._stages: dict[int, _StageProcess] = {}
         self._closing = ExitStack()
+        self._digests = ContentDigests()
         numbers = [n for n in range(len(plan.stages)) if self._process_of(n) != HERE]
         if not numbers:
             return  # any system will do
@@ -167,6 +174,7 @@ class Fleet:
             before=self._opened.get(number - 1),
             hands_on=number + 1 in self._stages,
             runs_ahead=self._plan.runs_async,
+            num_ahead=0 if stage.address is None else CHUNKS_AHEAD,
         )
         self._opened[number] = passes
         arena, parts = stage.arena, stage.parts
@@ -181,10 +189,19 @@ class Fleet:
         process.stop()  # nothing of it is left when the next one begins
         log.warning("%s", process.status.detail.partition(": ")[0])  # why was logged before
         process.wait()
+        self._wait_for_machine(self._stages[number].address)
         connection = process.open(load)
         self._stay_awake(connection)
         log.warning("stage %d of the model is back", number)
         return connection
+
+    def _wait_for_machine(self, address: Address | None) -> None:
+        """Wait until another machine can be reached: an attempt before would count as a failure,
+        and the next one would come late. Raises Unavailable if that is no longer wanted.
+        """
+        while address is not None and not is_reachable(address, PROBE_S):
+            if self._stopping.wait(PROBE_PAUSE_S):
+                raise Unavailable("The server is shutting down.")
 
     def _stay_awake(self, connection: BackendConnection) -> None:
         if self._plan.runs_async:
@@ -206,7 +223,7 @@ class Fleet:
         self,
         spec: ModelSpec,
         numbers: Sequence[int],
-        programs: Mapping[int, Path],
+        programs: Mapping[int, BackendProgram],
         transport: str,
         node_bytes: int,
     ) -> None:
@@ -220,24 +237,29 @@ class Fleet:
             own_bytes = whole_bytes(node_bytes * _node_share(parts, plan))
             shards = sizes[number].shards
             lanes_bytes = plan.parallel * sum(plan.lane_bytes(shard) for shard in shards)
-            arena, lent = share_node_memory(rings, own_bytes, lanes_bytes, self._closing)
+            runs = programs[self._process_of(number)]
+            shared = rings if runs.address is None else None
+            arena, lent = share_node_memory(shared, own_bytes, lanes_bytes, self._closing)
             program = Program(
-                executable=programs[self._process_of(number)],
+                executable=runs.executable,
                 name=",".join(shard.device for shard in shards),
                 ring_bytes=ring_bytes,
                 written=2 * place + 1,
                 read=2 * place,
-                rings=rings,
+                rings=shared,
+                arguments=runs.arguments if runs.address is None else _in_its_place(runs),
                 lent=lent,
                 heartbeat=HEARTBEAT,
             )
             launcher = LocalLauncher(program)
             self._closing.callback(launcher.close)
-            process_spec = self._process_spec(number, sizes[number])
+            process_spec = self._process_spec(number, sizes[number], runs.address)
             process = BackendProcess(process_spec, launcher, arena, self._stopping)
-            self._stages[number] = _StageProcess(process, sizes[number], parts, own_bytes, arena)
+            self._stages[number] = _StageProcess(
+                process, sizes[number], parts, own_bytes, arena, runs.address
+            )
 
-    def _process_spec(self, number: int, sizes: StageSizes) -> ProcessSpec:
+    def _process_spec(self, number: int, sizes: StageSizes, address: Address | None) -> ProcessSpec:
         layers = f"{sizes.layers.start}:{sizes.layers.stop}"
         dtype = dtype_words(self._plan.precision)
         directory = str(self._model.path.absolute())
@@ -245,11 +267,17 @@ class Fleet:
             name=f"group {number} of the model",  # a label of metrics: dashboards know it
             devices=[shard.device for shard in sizes.shards],
             arguments=["--model-dir", directory, "--dtype", dtype, "--layers", layers],
-            states=partial(states_of, self._model, dtype, layers),
+            states=partial(self._states, dtype, layers, by_content=address is not None),
             answers=wire.ANSWERS,
             sizes=sizes,
             failure=partial(StageFailed, number),
         )
+
+    def _states(self, dtype: str, layers: str, *, by_content: bool) -> dict[str, str]:
+        """What a process must agree on. Files of two machines have only their content in common."""
+        model = self._model
+        weights = self._digests.of(model.path, model.weights.paths) if by_content else ""
+        return states_of(model, dtype, layers, weights)
 
     def _parts(self, spec: ModelSpec, number: int) -> NodeLayout:
         shards = self._plan.shards
@@ -270,6 +298,14 @@ class Fleet:
             for i, device in enumerate(self._plan.devices)
         )
         return replace(self._plan, devices=devices, reasons=())
+
+
+def _in_its_place(program: BackendProgram) -> tuple[str, ...]:
+    """The arguments of a stage on another machine. A new connection for the same place replaces the
+    one before, of which that machine may not know yet that it was cut.
+    """
+    place = secrets.token_hex(8)
+    return (*program.arguments, "--place", place, "--patience", f"{CONNECT_S:g}")
 
 
 def _node_share(parts: NodeLayout, plan: Plan) -> float:

@@ -7,6 +7,7 @@ runs.
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -19,7 +20,7 @@ from torch import Tensor
 from luceasync.ipc.channel import Payload
 from luceasync.ipc.supervised import CallKind
 from luceasync.kv.pages import PageEvent
-from luceasync.pipeline.passes import AttentionMass, Batch, PassInput
+from luceasync.pipeline.passes import AttentionMass, Batch, PassInput, RoundWork
 from luceasync.pipeline.remote import wire
 from luceasync.pipeline.remote.connection import BackendConnection
 from luceasync.pipeline.remote.tensors import HOST, StageSizes, views
@@ -53,10 +54,12 @@ class RemotePasses:
         before: RemotePasses | None,
         hands_on: bool,
         runs_ahead: bool,
+        num_ahead: int = 0,
     ) -> None:
         """`taps`: all tapped layers of the model; `before`: the stage before this one, if it is
         remote; `hands_on`: the one after this one is; `runs_ahead`: a prefill chunk without output
         is not waited for. Where devices queue no work, waiting is how long a chunk took.
+        `num_ahead`: so many chunks without output may be under way, and the oldest is waited for.
         """
         self._connection = connection
         self._sizes = sizes
@@ -64,6 +67,8 @@ class RemotePasses:
         self._before = before
         self._hands_on = hands_on
         self._runs_ahead = runs_ahead
+        self._num_ahead = num_ahead
+        self._ahead: deque[tuple[int, CallKind]] = deque()  # chunks that were not waited for
         self._handed_on: tuple[Tensor, Payload] | None = None
         self._batch = NO_BATCH  # of the last pass
         self._is_tree = False
@@ -77,6 +82,9 @@ class RemotePasses:
 
     def run_ahead(self, batch: Batch) -> None:
         """Do nothing: the other process begins a step when it hears of it."""
+
+    def captured_round(self, work: RoundWork, taps: Sequence[int], num_entries: int) -> None:
+        return None  # the drafter is in another process
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
         if parents is not None:
@@ -122,17 +130,28 @@ class RemotePasses:
             number = self._connection.send(command, [given])
         if not answers:
             return None
+        if kind == "prefill" and not output and lent is None and self._num_ahead:
+            self._ahead.append((number, command.call_kind))
+            self._collect(self._num_ahead)
+            return None
         if not (output and self._hands_on):
             found = self._connection.result(number, output, command.call_kind)
+            self._collect(0)  # they were answered before
             return found[0] if output else None
         payload, memory = self._connection.payload(number, output[0], command.call_kind)
         [view] = views(memory, output)
         self._handed_on = view, payload
         return view
 
+    def _collect(self, num_left: int) -> None:
+        """Wait for the oldest chunks that are under way, until so many are left."""
+        while len(self._ahead) > num_left:
+            number, call = self._ahead.popleft()
+            self._connection.result(number, [], call)
+
     def _is_ahead(self, kind: str) -> bool:
         """Whether the end of a pass is not waited for; a step is followed by other calls."""
-        return self._runs_ahead or kind != "prefill"
+        return kind != "prefill" or (self._runs_ahead and not self._num_ahead)
 
     def payload_of(self, given: Tensor) -> Payload | None:
         """The payload that this tensor is a view of, if it is the last output."""
@@ -143,6 +162,7 @@ class RemotePasses:
     def restarted(self) -> None:
         """Forget what the process before was told: this one knows nothing of it."""
         self._free()
+        self._ahead.clear()
         self._batch = NO_BATCH
 
     def _free(self) -> None:

@@ -19,7 +19,12 @@ from luceasync.pipeline.capacity import DraftFootprint
 from luceasync.pipeline.devices import default_device, find_devices, has_backend
 from luceasync.pipeline.offer import Offer
 from luceasync.pipeline.plan import Plan
-from luceasync.pipeline.remote.discovery import OWN_BIN, describe_devices, executable
+from luceasync.pipeline.remote.discovery import (
+    OWN_BIN,
+    BackendProgram,
+    describe_devices,
+    executable,
+)
 from luceasync.pipeline.report import PlanReport, devices_of, plan_report
 from luceasync.pipeline.shard_plan import check_devices
 from luceasync.speculation.choice import RoundShape, shapes_for
@@ -126,7 +131,7 @@ def device_of(program: Path, asked: str | None, target_devices: Sequence[Offer])
     layers.
     """
     names = [target_devices[-1].name] if asked is None else check_devices([asked], DEVICE)
-    [found] = describe_devices(program, names, BIN, DEVICE)
+    [found] = describe_devices(BackendProgram(program), names, BIN, DEVICE)
     return replace(found, process=DRAFTERS)
 
 

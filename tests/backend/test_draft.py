@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luceasync.backend.draft_handlers import (
+from luceasync.backend.draft import (
     DraftHandlers,
     LentRows,
     OwnRows,

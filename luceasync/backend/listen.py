@@ -1,0 +1,427 @@
+"""A backend for a server on another machine: both ends of the link that carries its sockets.
+
+`serve_host` listens beside the devices and starts a process for each stage of one server. `bring`
+runs beside the server, in the place of that process. Neither knows a message of a channel.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+
+from luceasync import __version__
+from luceasync.errors import ConfigError, LuceasyncError
+from luceasync.ipc.certificates import name_of_peer, tls_context
+from luceasync.ipc.launcher import spawn
+from luceasync.ipc.packets import Natural, Positive, WireError
+from luceasync.ipc.tcp import (
+    Address,
+    Carried,
+    Link,
+    dial,
+    receive_opening,
+    send_opening,
+)
+from luceasync.ipc.wiring import VARIABLE, Wiring
+from luceasync.models.files import ModelFiles
+from luceasync.pipeline.remote.agreement import ContentDigests
+
+LINK_PROTOCOL = 1
+HANDSHAKE_S = 5.0
+STARTING_S = 120.0  # its weights may have to be read, for their digest
+MAX_STRANGERS = 16  # connections that have not said who they are
+MAX_SESSIONS = 16
+RETRY_S = 0.3
+ENDING_S = 10.0
+SETTLE_S = 3.0  # until a process whose sockets are closed has ended
+EXIT_LOST = 1
+
+log = logging.getLogger(__name__)
+
+
+class Opening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a server asks a listener for. `place` names the stage: a new connection for it replaces
+    the one before, which may not know yet that its link was cut.
+    """
+
+    protocol: Natural
+    version: str
+    place: str
+    session: Positive
+    ring_bytes: tuple[Natural, ...]
+    written: Natural
+    read: Natural
+    model_dir: str
+    dtype: str
+    layers: str
+
+
+class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer. `refusal`: why not; `is_busy`: it may be possible later."""
+
+    refusal: str = ""
+    is_busy: bool = False
+
+
+# --- beside the devices ---------------------------------------------------------------------------
+
+
+@dataclass
+class _Session:
+    """One process, for a server that `peer` runs."""
+
+    peer: str
+    link: Link | None = None
+    is_unwanted: bool = False
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+
+class Listener:
+    """Accepts connections of servers, one server's at a time, each in a thread of its own."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        context: ssl.SSLContext,
+        command: Sequence[str],
+        model_dir: Path | None = None,
+    ) -> None:
+        """Takes over the listening socket. `command` starts a backend; `model_dir`: the model's
+        directory here, if it is not where the server has it.
+        """
+        self._sock, self._context = sock, context
+        self._command, self._model_dir = tuple(command), model_dir
+        self._sessions: dict[str, _Session] = {}
+        self._lock = threading.Lock()
+        self._digests = ContentDigests()
+        self._strangers = threading.BoundedSemaphore(MAX_STRANGERS)
+
+    def serve(self) -> None:
+        """Accept connections until close()."""
+        while True:
+            try:
+                sock, address = self._sock.accept()
+            except OSError:
+                return
+            where = str(Address(*address[:2]))
+            if not self._strangers.acquire(blocking=False):
+                log.warning("%s: turned away: %d others say nothing", where, MAX_STRANGERS)
+                sock.close()
+                continue
+            threading.Thread(target=self._meet, args=(sock, where), daemon=True).start()
+
+    def close(self) -> None:
+        """Accept nothing more, and end all processes. Idempotent."""
+        with suppress(OSError):  # not listening any more
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+        with self._lock:
+            sessions = [*self._sessions.values()]
+        for session in sessions:
+            self._end(session)
+
+    def _meet(self, sock: socket.socket, where: str) -> None:
+        """Find out whether the other end is one of ours. A stranger costs a thread and a line."""
+        with ExitStack() as closing:
+            closing.callback(sock.close)
+            try:
+                try:
+                    sock.settimeout(HANDSHAKE_S)
+                    tls = self._context.wrap_socket(sock, server_side=True)
+                    closing.callback(tls.close)
+                    peer, content = name_of_peer(tls), receive_opening(tls)
+                finally:
+                    self._strangers.release()
+                opening = _opening_in(content)
+                if isinstance(opening, Opened):
+                    log.warning("%s (%s): %s", where, peer, opening.refusal)
+                    send_opening(tls, msgspec.msgpack.encode(opening))
+                    return
+                self._open(tls, opening, peer, where)
+            except (OSError, WireError) as error:
+                log.warning("%s: not let in: %s", where, " ".join(str(error).split()))
+
+    def _open(self, tls: ssl.SSLSocket, opening: Opening, peer: str, where: str) -> None:
+        session = _Session(peer)
+        answer = self._seat(session, opening.place)
+        try:
+            if not answer.refusal:
+                try:
+                    self._run(tls, session, opening, where)
+                    return
+                except LuceasyncError as error:
+                    answer = Opened(str(error))
+            log.warning("%s (%s): %s", where, peer, answer.refusal)
+            send_opening(tls, msgspec.msgpack.encode(answer))
+        finally:
+            with self._lock:
+                if self._sessions.get(opening.place) is session:
+                    del self._sessions[opening.place]
+            session.is_over.set()
+
+    def _seat(self, session: _Session, place: str) -> Opened:
+        """Give a session its place; the one before it there has ended then."""
+        with self._lock:
+            before = self._sessions.get(place)
+            others = {each.peer for key, each in self._sessions.items() if key != place}
+            if others - {session.peer} or len(self._sessions) >= MAX_SESSIONS:
+                serves = ", ".join(sorted(others)) or session.peer
+                return Opened(f"it serves {serves} now", is_busy=True)
+            self._sessions[place] = session
+        if before is not None and not self._end(before):
+            return Opened("what it ran for this stage does not end", is_busy=True)
+        return Opened()
+
+    def _end(self, session: _Session) -> bool:
+        session.is_unwanted = True
+        if session.link is not None:
+            with suppress(OSError):  # its link is closed already
+                session.link.stop()
+        return session.is_over.wait(ENDING_S)
+
+    def _run(self, tls: ssl.SSLSocket, session: _Session, opening: Opening, where: str) -> None:
+        """Start the process, and carry its sockets until either end is gone. Raises ConfigError,
+        OSError.
+        """
+        arguments = self._arguments(opening)
+        sockets, child = _start(self._command, arguments, opening)
+        try:
+            tls.settimeout(HANDSHAKE_S)
+            send_opening(tls, msgspec.msgpack.encode(Opened()))
+            session.link = link = Link(tls, sockets, session.peer)
+            if session.is_unwanted:
+                link.stop()
+            what = f"layers {opening.layers}" if opening.layers else "a description of devices"
+            log.info("%s (%s): %s, process %d", where, session.peer, what, child.pid)
+            end = link.run()
+            words = _end_of(child, SETTLE_S if end.is_local else 0.0)
+            log.info("%s (%s): process %d: %s", where, session.peer, child.pid, end.words)
+            link.finish(words)
+        finally:
+            _kill(child)
+            for sock in sockets.values():
+                sock.close()
+
+    def _arguments(self, opening: Opening) -> list[str]:
+        if not opening.layers:
+            return []
+        model = ModelFiles(self._model_dir or Path(opening.model_dir))
+        digest = self._digests.of(model.path, model.weights.paths)
+        return [
+            *("--model-dir", str(model.path), "--dtype", opening.dtype),
+            *("--layers", opening.layers, "--weights", digest),
+        ]
+
+
+def _opening_in(content: bytes) -> Opening | Opened:
+    """What is asked for, or a refusal."""
+    try:
+        opening = msgspec.msgpack.decode(content, type=Opening)
+    except msgspec.DecodeError as error:
+        return Opened(
+            f"it does not speak protocol {LINK_PROTOCOL} of luceasync {__version__}: {error}"
+        )
+    if (opening.protocol, opening.version) != (LINK_PROTOCOL, __version__):
+        theirs = f"luceasync {opening.version} (protocol {opening.protocol})"
+        return Opened(f"{theirs} here, {__version__} (protocol {LINK_PROTOCOL}) there")
+    return opening
+
+
+def _start(
+    command: Sequence[str], arguments: Sequence[str], opening: Opening
+) -> tuple[dict[Carried, socket.socket], subprocess.Popen[bytes]]:
+    """A backend, and this side of its sockets. It ends with the calling thread."""
+    with ExitStack() as ours, ExitStack() as theirs:
+        here: dict[Carried, socket.socket] = {}
+        there: dict[Carried, socket.socket] = {}
+        for what in Carried:
+            is_bytes = what in (Carried.PAYLOADS, Carried.LOG)
+            kind = socket.SOCK_STREAM if is_bytes else socket.SOCK_SEQPACKET
+            here[what], there[what] = socket.socketpair(socket.AF_UNIX, kind)
+            ours.callback(here[what].close)
+            theirs.callback(there[what].close)
+        wiring = Wiring(
+            session=opening.session,
+            control=there[Carried.CONTROL].fileno(),
+            pulse=there[Carried.PULSE].fileno(),
+            completions=there[Carried.COMPLETIONS].fileno(),
+            ring_bytes=opening.ring_bytes,
+            written=opening.written,
+            read=opening.read,
+            stream=there[Carried.PAYLOADS].fileno(),
+        )
+        errors = there[Carried.LOG].fileno()
+        child = spawn([*command, *arguments], wiring, errors, same_python=True)
+        ours.pop_all()
+        return here, child
+
+
+def _end_of(child: subprocess.Popen[bytes], settle_s: float) -> str:
+    """How a process ended; it is killed if it has not yet."""
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(settle_s)
+    _kill(child)
+    if child.returncode < 0:
+        return f"its process there was ended by {signal.Signals(-child.returncode).name}"
+    return f"its process there ended with status {child.returncode}"
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """Kill a process with all that it started, and reap it. Idempotent."""
+    if child.returncode is None:
+        for kill in (os.killpg, os.kill):  # it may not lead its group yet
+            with suppress(ProcessLookupError):
+                kill(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def serve_host(
+    address: Address, tls: Path, offers: Sequence[tuple[str, str]], model_dir: Path | None
+) -> None:
+    """Listen until SIGTERM or SIGINT. Raises ConfigError."""
+    context = tls_context(tls, "--tls", is_server=True)
+    try:
+        sock = socket.create_server(
+            address, family=socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        )
+    except OSError as error:
+        raise ConfigError(f"--listen {address}: {error.strerror}") from None
+    command = [sys.executable, "-m", "luceasync.backend"]
+    for name, device in offers:
+        command += ["--offer", f"{name}={device}"]
+    listener = Listener(sock, context, command, model_dir)
+    signal.signal(signal.SIGTERM, _interrupt)
+    log.info("listening on %s", Address(*sock.getsockname()[:2]))
+    try:
+        listener.serve()
+    except KeyboardInterrupt:
+        log.info("the end")
+    finally:
+        listener.close()
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+# --- beside the server ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Another machine as a server sees it. `place`: see Opening. `patience_s`: how long to try to
+    connect.
+    """
+
+    address: Address
+    name: str
+    tls: Path
+    place: str = ""
+    patience_s: float = 5.0
+
+
+def bring(
+    box: Box,
+    model_dir: Path | None,
+    dtype: str,
+    layers: str,
+    environ: MutableMapping[str, str] = os.environ,
+) -> str:
+    """Be the process of another machine for the process that started this one, until it ends.
+    Returns how it ended. Raises ConfigError if the machine cannot be reached, or refuses.
+    """
+    wiring = _wiring_in(environ)
+    opening = Opening(
+        protocol=LINK_PROTOCOL,
+        version=__version__,
+        place=box.place or secrets.token_hex(8),
+        session=wiring.session,
+        ring_bytes=wiring.ring_bytes,
+        written=wiring.written,
+        read=wiring.read,
+        model_dir="" if model_dir is None else str(model_dir),
+        dtype=dtype,
+        layers=layers,
+    )
+    sockets = _inherited(wiring)
+    tls = _connect(box, opening)
+    log_here, log_there = socket.socketpair()
+    copying = threading.Thread(target=_copy_log, args=(log_there,), daemon=True)
+    copying.start()
+    link = Link(tls, {**sockets, Carried.LOG: log_here}, box.name)
+    end = link.run()
+    link.close()
+    copying.join()
+    return "the server is gone" if end.is_local else f"{box.name}: {end.words}"
+
+
+def _wiring_in(environ: MutableMapping[str, str]) -> Wiring:
+    try:
+        return msgspec.json.decode(environ.pop(VARIABLE, ""), type=Wiring)
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"--connect is used by luceasync, which sets {VARIABLE}: {error}"
+        ) from None
+
+
+def _inherited(wiring: Wiring) -> Mapping[Carried, socket.socket]:
+    fds = {
+        Carried.PULSE: wiring.pulse,
+        Carried.COMPLETIONS: wiring.completions,
+        Carried.CONTROL: wiring.control,
+        Carried.PAYLOADS: wiring.stream,
+    }
+    if min(fds.values()) < 0:
+        raise ConfigError("memory is not shared between machines: --ipc-transport stream is needed")
+    return {what: socket.socket(fileno=fd) for what, fd in fds.items()}
+
+
+def _copy_log(sock: socket.socket) -> None:
+    """Write the lines of the process there as this process's own."""
+    while some := sock.recv(1 << 16):
+        os.write(2, some)
+
+
+def _connect(box: Box, opening: Opening) -> ssl.SSLSocket:
+    """A connection over which the other machine has started the process."""
+    context = tls_context(box.tls, "--target-shard-tls", is_server=False)
+    where, content = f"{box.name} ({box.address})", msgspec.msgpack.encode(opening)
+    until_s = time.monotonic() + box.patience_s
+    while True:
+        try:
+            tls = dial(box.address, context, box.name, HANDSHAKE_S)
+            try:
+                send_opening(tls, content)
+                tls.settimeout(STARTING_S)
+                answer = msgspec.msgpack.decode(receive_opening(tls), type=Opened)
+                if not answer.refusal:
+                    return tls
+            except BaseException:
+                tls.close()
+                raise
+            tls.close()
+            words, may_pass = answer.refusal, answer.is_busy
+        except ssl.SSLCertVerificationError as error:
+            words, may_pass = f"its certificate does not match: {error.verify_message}", False
+        except ssl.SSLError as error:
+            words, may_pass = f"it refuses our certificate, or speaks no TLS 1.3: {error}", False
+        except (OSError, WireError, msgspec.DecodeError) as error:
+            words, may_pass = f"cannot be reached: {error}", True
+        if not may_pass or time.monotonic() >= until_s:
+            raise ConfigError(f"{where}: {words}")
+        time.sleep(RETRY_S)
