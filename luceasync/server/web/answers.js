@@ -1,7 +1,7 @@
 // Answers that are being written: one in each conversation at most.
 
 import { ask } from "./api.js";
-import { append, path, requestMessages } from "./conversation.js";
+import { WRITING_MS, append, path, requestMessages } from "./conversation.js";
 
 /** @typedef {import("./conversation.js").Conversation} Conversation
  *  @typedef {import("./conversation.js").Message} Message
@@ -53,6 +53,11 @@ export class Answers {
     const taken = new Taken(message, eachFrame(() => this.watcher.grown(conversation, message)));
     let failure = null;
     message.stopped = true; // what is kept of it meanwhile, should the page be closed
+    message.writtenAt = Date.now();
+    const writing = setInterval(() => {
+      message.writtenAt = Date.now();
+      this.watcher.grown(conversation, message);
+    }, WRITING_MS);
     try {
       await ask(request, key, abort.signal, (said, chunk) => taken.take(said, chunk));
       message.stopped = false;
@@ -62,6 +67,8 @@ export class Answers {
       // A TypeError is what browsers throw when a connection breaks, each in its own words.
       if (!message.stopped) message.error = error instanceof TypeError ? "The server has gone away." : error.message;
     }
+    clearInterval(writing);
+    message.writtenAt = 0;
     this.running.delete(conversation.id);
     this.watcher.ended(conversation, message, failure);
   }

@@ -2,7 +2,7 @@
 
 import { Answers } from "./answers.js";
 import { get } from "./api.js";
-import { append, create, path, select, shortTitle, titleOf } from "./conversation.js";
+import { append, create, isBeingWritten, isSame, path, select, shortTitle, titleOf } from "./conversation.js";
 import { icon, make } from "./dom.js";
 import { showEmpty } from "./empty.js";
 import { AttachedFiles, takeDropped, textOf } from "./files.js";
@@ -29,7 +29,8 @@ const settings = new Settings(store);
 const toasts = new Toasts(at("toasts"));
 const series = new Series();
 const files = new AttachedFiles(at("attached"), (words) => toasts.show(words));
-const state = { current: create(settings.values.system), status: null, needsKey: false };
+const drafts = new Map(); // by conversation id: { text, files }, typed and not sent
+const state = { current: create(settings.values.system), status: null, needsKey: false, isRead: false };
 
 const answers = new Answers({ grown, ended }, () => ({ fields: settings.request(state.status?.thinks), key: store.key }));
 const sidebar = new Sidebar(at("conversations"), at("search"), { open: openId, menu: (id, anchor) => showMenu(byId(id), anchor), changed: showList });
@@ -57,11 +58,19 @@ function show() {
   showTitle();
   at("empty").hidden = !isEmpty;
   at("messages").hidden = isEmpty;
+  showAddress();
   showBegin();
   list.showsThinking = settings.values.showsThinking;
   list.show(current, answers.of(current));
   showBusy();
   showList();
+}
+
+// A reload, a bookmark, back and forward lead to the conversation.
+function showAddress() {
+  if (!state.isRead) return;
+  const hash = store.has(state.current) ? `#${state.current.id}` : "";
+  if (location.hash !== hash) history.pushState(null, "", hash || location.pathname);
 }
 
 function showTitle() {
@@ -164,7 +173,7 @@ function send(text) {
   const question = { role: "user", content: text.trim(), ...(files.files.length ? { files: files.take() } : {}) };
   current.title ||= titleOf(question);
   append(current, current.head, question);
-  at("question").value = "";
+  if (text === at("question").value) at("question").value = ""; // else an example was clicked
   grow();
   start((conversation) => answers.begin(conversation));
 }
@@ -189,18 +198,34 @@ function answerAgain(id) {
 const byId = (id) => store.conversations.find((each) => each.id === id);
 
 function openId(id) {
-  state.current = byId(id);
+  turnTo(byId(id));
+}
+
+function begin() {
+  const { current } = state;
+  const isNew = !store.has(current) && !path(current).length && current.system === settings.values.system;
+  turnTo(isNew ? current : create(settings.values.system));
+  focusQuestion();
+}
+
+/** Show another conversation; what is typed and not sent stays with its own. */
+function turnTo(conversation) {
+  drafts.set(state.current.id, { text: at("question").value, files: files.take() });
+  state.current = conversation;
+  const draft = drafts.get(conversation.id);
+  at("question").value = draft?.text ?? "";
+  files.put(draft?.files ?? []);
+  grow();
   watchLive(false);
   closeSide();
   show();
 }
 
-function begin() {
-  state.current = create(settings.values.system);
-  watchLive(false);
-  closeSide();
-  show();
-  focusQuestion();
+/** Show the conversation that the address names. */
+function openAddressed() {
+  const found = byId(location.hash.slice(1));
+  if (found) turnTo(found);
+  else begin();
 }
 
 function showMenu(conversation, anchor) {
@@ -240,14 +265,23 @@ async function importFiles(chosen) {
   for (const file of chosen) {
     try {
       const found = fromFile(file.name, await textOf(file, MAX_IMPORT_BYTES));
-      for (const each of found) await store.save(each);
-      toasts.show(`${found.length === 1 ? `“${found[0].title}” was` : `${found.length} conversations were`} imported.`);
+      const isHere = (each) => store.conversations.some((other) => isSame(each, other));
+      const added = found.filter((each) => !isHere(each));
+      for (const each of added) await store.save(each);
+      toasts.show(importWords(found, added));
       at("settings").close();
-      openId(found[0].id);
+      if (added.length) openId(added[0].id);
     } catch (error) {
       toasts.show(error.message.startsWith(file.name) ? error.message : `${file.name} was not imported: it ${error.message}.`);
     }
   }
+}
+
+function importWords(found, added) {
+  const here = found.length - added.length;
+  if (!added.length) return here === 1 ? `“${found[0].title}” is here already.` : `All ${here} conversations are here already.`;
+  const what = added.length === 1 ? `“${added[0].title}” was` : `${added.length} conversations were`;
+  return `${what} imported.${here ? ` ${here} more ${here === 1 ? "is" : "are"} here already.` : ""}`;
 }
 
 function titleOfLabel(label) {
@@ -263,7 +297,16 @@ function took(status) {
   showStatus();
 }
 
+// An answer that another tab writes, until that tab is silent for too long.
+function showWrittenElsewhere() {
+  const last = path(state.current).at(-1);
+  if (!last?.writtenAt || answers.of(state.current) || isBeingWritten(last)) return;
+  last.writtenAt = 0;
+  show();
+}
+
 async function poll() {
+  showWrittenElsewhere();
   if (!live.isOpen) {
     try {
       took(await get("status", store.key));
@@ -390,6 +433,7 @@ function bindKeys() {
       at("question").focus(); // which the key then goes to
     } else if (event.key === "Escape" && !event.target.closest("dialog, [popover]")) {
       if (at("side").classList.contains("open")) closeSide();
+      else if (!at("live").hidden) watchLive(false);
       else answers.stop(state.current);
     }
   });
@@ -408,7 +452,10 @@ async function main() {
     if (id === state.current.id && store.has(state.current)) show();
     else showList();
   }, (id) => answers.running.has(id));
-  showList();
+  state.isRead = true;
+  window.addEventListener("popstate", openAddressed);
+  if (location.hash && !path(state.current).length) openAddressed();
+  else show();
 }
 
 main();

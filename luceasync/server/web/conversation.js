@@ -11,7 +11,8 @@
  * @property {string} [reasoning_content]
  * @property {object[]} [tool_calls]
  * @property {object} [told] figures of the answer: usage, timings, luceasync, firstMs
- * @property {boolean} [stopped] the user ended it
+ * @property {boolean} [stopped] the user ended it, or its page was closed
+ * @property {number} [writtenAt] when a page was last seen writing it; 0 once it has ended
  * @property {boolean} [cut] it reached the maximum length
  * @property {string} [error]
  *
@@ -26,6 +27,8 @@
 
 const TITLE_CHARS = 60;
 const MAX_TITLE_CHARS = 200;
+export const WRITING_MS = 5000; // a page that writes an answer says so this often
+const MAX_SILENT_MS = 3 * WRITING_MS;
 
 /** @returns {string} an id, also on pages without HTTPS, where randomUUID is missing. */
 export function newId() {
@@ -53,6 +56,16 @@ export function merge(conversation, other) {
 function isLater(one, other) {
   const more = one.content.length - other.content.length;
   return more > 0 || (more === 0 && Boolean(other.stopped) && !one.stopped);
+}
+
+/** @returns {boolean} whether both have the same messages and system prompt, whatever their ids. */
+export function isSame(one, other) {
+  const said = ({ system, messages }) => {
+    const ids = Object.keys(messages);
+    const rows = Object.values(messages).map((each) => [each.role, each.content, each.files ?? [], ids.indexOf(each.parent)]);
+    return JSON.stringify([system, rows]);
+  };
+  return said(one) === said(other);
 }
 
 /** @returns {string} a title that has room. */
@@ -112,9 +125,14 @@ export function requestMessages(conversation, messages = path(conversation)) {
   return conversation.system ? [{ role: "system", content: conversation.system }, ...said] : said;
 }
 
+/** @returns {boolean} whether a page, this or another, is writing the answer. */
+export function isBeingWritten({ writtenAt = 0 }, now = Date.now()) {
+  return now - writtenAt < MAX_SILENT_MS;
+}
+
 /** @returns {boolean} whether the answer can be continued: it has text, and ended before its end. */
 export function canContinue(message) {
-  const isBroken = message.stopped || message.cut || message.error;
+  const isBroken = (message.stopped && !isBeingWritten(message)) || message.cut || message.error;
   return Boolean(message.role === "assistant" && message.content && !message.tool_calls && isBroken);
 }
 
@@ -154,10 +172,31 @@ export function upgraded(kept) {
       && (one.parent === null || one.parent in made.messages)
   ));
   const isEmpty = !Object.keys(made.messages).length;
+  if (isWhole) for (const message of Object.values(made.messages)) if (!areFigures(message.told)) delete message.told;
   return isWhole && !isEmpty && made.head in made.messages && !hasCircle(made.messages) ? made : null;
 }
 
 const text = (value) => (typeof value === "string" ? value : "");
+
+const FIGURES = {
+  usage: ["prompt_tokens", "completion_tokens"],
+  timings: ["queued_ms", "prompt_ms", "predicted_ms", "prompt_n", "predicted_n"],
+  luceasync: ["restore_ms"],
+};
+
+// Whether the parts of an answer's figures that are there have the numbers that are shown.
+function areFigures(told) {
+  if (told === undefined) return true;
+  if (told === null || typeof told !== "object" || !isCount(told.firstMs ?? 0)) return false;
+  const { speculation, kvflash } = told.luceasync ?? {};
+  const drafted = !speculation?.rounds || [speculation.accepted, speculation.proposed, speculation.tau].every(isCount);
+  const paged = !kvflash?.absent || [kvflash.absent, kvflash.recalled].every(isCount);
+  const rates = [told.timings?.prompt_per_second, told.timings?.predicted_per_second, told.usage?.prompt_tokens_details?.cached_tokens];
+  return drafted && paged && rates.every((each) => isCount(each ?? 0))
+    && Object.entries(FIGURES).every(([part, names]) => !told[part] || names.every((name) => isCount(told[part][name])));
+}
+
+const isCount = (value) => Number.isFinite(value) && value >= 0;
 
 function hasCircle(messages) {
   const seen = new Set(); // messages from which the first one is reached

@@ -23,6 +23,12 @@ export class AttachedFiles {
     return taken;
   }
 
+  /** Attach these instead, as taken before. */
+  put(files) {
+    this.files = files;
+    this.show();
+  }
+
   /** @param {Iterable<File>} files */
   async add(files) {
     for (const file of files) {

@@ -1,6 +1,6 @@
 // The list of messages: one view for each, which outlives updates; and the reader's place.
 
-import { canContinue, children, path } from "./conversation.js";
+import { canContinue, children, isBeingWritten, path } from "./conversation.js";
 import { button, icon, iconButton, make } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 import { morph } from "./morph.js";
@@ -183,7 +183,8 @@ class MessageView {
     const { running, isLast, others } = context;
     const { content, reasoning_content: thought, error, stopped, cut, told } = message;
     const calls = JSON.stringify(message.tool_calls);
-    const shown = [running === message, Boolean(running), isLast, others.all.length, others.at, content, thought, error, stopped, cut, told?.usage, calls];
+    const isElsewhere = running !== message && isBeingWritten(message);
+    const shown = [running === message, Boolean(running), isElsewhere, isLast, others.all.length, others.at, content, thought, error, stopped, cut, told?.usage, calls];
     if (this.shown?.every((each, i) => each === shown[i])) return;
     this.shown = shown;
     if (message.role === "user") this.showQuestion(message);
@@ -315,7 +316,8 @@ function branches({ all, at }) {
 function figures(message) {
   const { usage, timings, luceasync, firstMs } = message.told ?? {};
   const told = [];
-  if (message.stopped) told.push("stopped");
+  if (isBeingWritten(message)) told.push("still being written");
+  else if (message.stopped) told.push("stopped");
   if (message.cut) told.push("cut off at the maximum length");
   if (timings?.predicted_per_second) told.push(`${rate(timings.predicted_per_second)} tokens/s`);
   if (firstMs !== undefined) told.push(`first token after ${duration(firstMs)}`);

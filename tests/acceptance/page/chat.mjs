@@ -193,26 +193,53 @@ await run({
     await page.locator("#conversations .open", { hasText: "Branches of a tree" }).click();
     await page.locator(".branches", { hasText: "2 / 2" }).first().waitFor(WAIT);
   },
-  async conversations_are_exported_and_imported() {
-    for (const [item, name] of [["Export as JSON", "tree.json"], ["Export as Markdown", "tree.md"]]) {
+  async conversations_are_exported_and_imported_once() {
+    const exported = async (item) => {
       const saved = page.waitForEvent("download");
       await menu(item);
-      const buffer = await readFile(await (await saved).path());
+      return readFile(await (await saved).path());
+    };
+    const imports = async (name, buffer, words) => {
       await page.keyboard.press("Alt+s");
       const chosen = page.waitForEvent("filechooser");
       await page.getByRole("button", { name: "Import" }).click();
       await (await chosen).setFiles({ name, mimeType: "text/plain", buffer });
-      await page.locator(".toast", { hasText: "imported" }).last().waitFor(WAIT);
+      await page.locator(".toast", { hasText: words }).last().waitFor(WAIT);
+      await page.keyboard.press("Escape");
+    };
+    const [json, markdown] = [await exported("Export as JSON"), await exported("Export as Markdown")];
+    await imports("tree.json", json, "is here already");
+    await menu("Delete");
+    for (const [name, buffer] of [["tree.json", json], ["tree.md", markdown]]) {
+      await imports(name, buffer, "was imported");
       assert.match(await last(page).locator(".said").textContent(), /edited/);
       assert.equal(await page.locator("#messages > li").count(), 4);
+      await imports(name, buffer, "is here already");
     }
-    assert.equal((await titles()).filter((title) => title === "Branches of a tree").length, 3);
-    await page.keyboard.press("Alt+s");
-    const chosen = page.waitForEvent("filechooser");
-    await page.getByRole("button", { name: "Import" }).click();
-    await (await chosen).setFiles({ name: "no.json", mimeType: "text/plain", buffer: Buffer.from("{}") });
-    await page.locator(".toast", { hasText: "no.json has no conversations" }).waitFor(WAIT);
+    assert.equal((await titles()).filter((title) => title === "Branches of a tree").length, 2);
+    await imports("no.json", Buffer.from("{}"), "no.json has no conversations");
+  },
+  async what_is_typed_stays_with_its_conversation() {
+    await page.locator("#question").fill("not sent yet");
+    await begin(page);
+    assert.equal(await page.locator("#question").inputValue(), "");
+    await page.locator("#question").fill("another thought");
+    await page.locator("#conversations .open", { hasText: "Branches of a tree" }).first().click();
+    assert.equal(await page.locator("#question").inputValue(), "not sent yet");
+    await page.locator("#question").fill("");
+  },
+  async a_reload_and_the_browsers_back_lead_to_the_conversation() {
+    await begin(page);
+    await answered(page, say("here", "Reloaded"));
+    await page.reload();
+    await page.locator("#title", { hasText: "Reloaded" }).waitFor(WAIT);
+    await page.locator("#conversations .open", { hasText: "Branches of a tree" }).first().click();
+    await page.goBack();
+    await page.locator("#title", { hasText: "Reloaded" }).waitFor(WAIT);
+    await page.keyboard.press("Alt+l");
+    await page.locator("#live").waitFor(WAIT);
     await page.keyboard.press("Escape");
+    await page.locator("#chat").waitFor(WAIT);
   },
   async a_system_prompt_belongs_to_its_conversation_and_presets_fill_it() {
     await begin(page);
@@ -352,6 +379,7 @@ await run({
     const other = await page.context().newPage();
     await other.goto(url);
     await other.locator("#conversations .open", { hasText: "Both tabs" }).click();
+    assert.match(await last(other).locator(".foot").textContent(), /still being written/);
     await answered(other, say("from the other tab", "Beside it"));
     go();
     await done(page);

@@ -1,7 +1,7 @@
 // Branches, files, series, prefixes and words; ends with an error if a rule is broken.
 
 import assert from "node:assert";
-import { append, canContinue, create, fenced, matches, path, requestMessages, select, upgraded } from "./conversation.js";
+import { append, canContinue, create, fenced, isSame, matches, path, requestMessages, select, upgraded } from "./conversation.js";
 import { Series } from "./series.js";
 import { fromFile, toJson, toMarkdown } from "./transfer.js";
 import { chains } from "./tree.js";
@@ -42,6 +42,8 @@ const cases = {
     const answer = { role: "assistant", content: "x" };
     assert(canContinue({ ...answer, cut: true }) && canContinue({ ...answer, error: "lost" }));
     assert(!canContinue(answer) && !canContinue({ ...answer, content: "", stopped: true }));
+    assert(canContinue({ ...answer, stopped: true, writtenAt: Date.now() - 60_000 }));
+    assert(!canContinue({ ...answer, stopped: true, writtenAt: Date.now() - 6000 })); // another tab writes it
   },
   what_is_exported_comes_back() {
     const { made } = branched();
@@ -50,6 +52,18 @@ const cases = {
     const [shown] = fromFile("a.md", toMarkdown(made));
     assert.deepEqual([shown.title, shown.system, path(shown).length], ["Title", "Be brief.", 3]);
     assert.equal(path(shown)[2].content, "## You\n\\## Model");
+    const [again] = fromFile("a.md", toMarkdown(made));
+    assert(isSame(whole, made) && isSame(shown, again) && !isSame(shown, made));
+  },
+  figures_that_are_no_numbers_are_not_shown() {
+    const told = { firstMs: 3, usage: { prompt_tokens: 5, completion_tokens: 2 }, timings: { queued_ms: 0, prompt_ms: 1, predicted_ms: 2, prompt_n: 5, predicted_n: 2 }, luceasync: { restore_ms: 0 } };
+    const kept = (changed) => {
+      const { made } = branched();
+      made.messages[made.head].told = { ...told, ...changed };
+      return Boolean(upgraded(made).messages[made.head].told);
+    };
+    assert(kept({}) && kept({ luceasync: { restore_ms: 0, speculation: { rounds: 1, accepted: 2, proposed: 3, tau: 1.5 } } }));
+    for (const wrong of [{ firstMs: "x" }, { usage: { prompt_tokens: "many", completion_tokens: 2 } }, { timings: {} }, { luceasync: { restore_ms: 0, speculation: { rounds: 1 } } }]) assert(!kept(wrong));
   },
   what_is_no_conversation_is_refused() {
     const { made } = branched();
