@@ -39,15 +39,16 @@ def save(
     template: str,
     max_tokens: int = 8192,
     words: Path | None = None,
+    added: Sequence[str] = ADDED,
 ) -> Path:
     """Write a model that says each of `texts` where a prompt marks its name, and has the chat
-    `template` and a context of `max_tokens`. Names consist of ASCII letters and digits; no name
-    begins with another, and at most one text has the mark of each. Prompts are read byte by byte,
-    or in the words of the model whose folder is `words`.
+    `template`, a context of `max_tokens` and `added` tokens. Names consist of ASCII letters and
+    digits; no name begins with another, and at most one text has the mark of each. Prompts are read
+    byte by byte, or in the words of the model whose folder is `words`.
     """
     assert 0 < len(texts) <= HEAD_DIM
     vocabulary = _Vocabulary.of(texts, [] if words is None else _merges(words))
-    tokenizer = vocabulary.tokenizer()
+    tokenizer = vocabulary.tokenizer(added)
     end = tokenizer.token_to_id("<|im_end|>")
     assert end is not None
     vocab_size = -(-tokenizer.get_vocab_size() // 64) * 64
@@ -116,13 +117,13 @@ class _Vocabulary:
         assert len(said) == len(set(said)), "a mark stands in two texts"
         return cls(ids, marks, pieces, merges)
 
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self, added: Sequence[str]) -> Tokenizer:
         tokenizer = Tokenizer(models.BPE(vocab=self.ids, merges=self.merges))
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.pre_tokenizer = byte_level
         tokenizer.decoder = decoders.ByteLevel()
         tokenizer.add_special_tokens(list(SPECIAL))
-        tokenizer.add_tokens([AddedToken(text, normalized=False) for text in ADDED])
+        tokenizer.add_tokens([AddedToken(text, normalized=False) for text in added])
         return tokenizer
 
 

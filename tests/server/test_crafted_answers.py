@@ -62,12 +62,41 @@ _HARMONY = (
     "<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
+# As Gemma 4's: an answer that calls stays open for the result, and its text comes behind its calls.
+_GEMMA_4 = (
+    "{% if tools %}<|turn>system\n<|tool>{{ tools | tojson }}<tool|><turn|>\n{% endif %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}<|tool_response>response:f{value:"
+    '<|"|>{{ m.content }}<|"|>}<tool_response|>{% else %}'
+    "<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{% if m.reasoning_content and m.tool_calls %}<|channel>thought\n{{ m.reasoning_content }}\n"
+    "<channel|>{% endif %}{% for c in m.tool_calls or [] %}{% set c = c.function %}"
+    "<|tool_call>call:{{ c.name ~ '{' }}"
+    '{% for k, v in c.arguments | dictsort %}{{ k }}:<|"|>{{ v }}<|"|>'
+    "{{ ',' if not loop.last }}{% endfor %}}<tool_call|>{% endfor %}{{ m.content or '' }}"
+    "{{ '<turn|>\n' if not m.tool_calls }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt and messages[-1].role != 'tool' %}<|turn>model\n"
+    "{{ '<|channel>thought\n<channel|>' if not enable_thinking }}{% endif %}"
+)
+_FUNCTION_GEMMA = (
+    "{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{{ m.content or '' }}{% if loop.first %}{{ tools | tojson }}{% endif %}"
+    "{% for c in m.tool_calls or [] %}<start_function_call>call:{{ c.function.name ~ '{' }}"
+    "{% for k, v in c.function.arguments | dictsort %}{{ k }}:<escape>{{ v }}<escape>"
+    "{{ ',' if not loop.last }}{% endfor %}}<end_function_call>{% endfor %}<end_of_turn>\n"
+    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+_WHOLE = {"harmony": _HARMONY, "gemma 4": _GEMMA_4, "functiongemma": _FUNCTION_GEMMA}
+_GEMMA_TOKENS = ("turn", "tool", "tool_call", "tool_response", "channel")
+_ADDED = {
+    "gemma 4": ['<|"|>', *(each for t in _GEMMA_TOKENS for each in (f"<|{t}>", f"<{t}|>"))],
+    "functiongemma": ["<start_function_call>", "<end_function_call>", "<escape>", "<end_of_turn>"],
+}
 _OPENING = {"json": "", "xml": "<think>\n", "keyed": "<think>\n", "mistral": "", "pythonic": ""}
 
 
 def _template(kind: str) -> str:
-    if kind == "harmony":
-        return _HARMONY
+    if kind in _WHOLE:
+        return _WHOLE[kind]
     return (
         "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}"
@@ -187,6 +216,29 @@ CASES: dict[str, dict[str, tuple[str, Expected]]] = {
             ("", "The tag <|channel|> h7", []),
         ),
     },
+    "gemma 4": {
+        "q1": (
+            "<|channel>thought\nwhy q1\n<channel|>Now q1:<|tool_call>call:edit{new:"
+            '<|"|>it\'s {a, b}<|"|>,old:<|"|>q1 "x"<|"|>}<tool_call|>',
+            ("why q1", "Now q1:", [{"new": "it's {a, b}", "old": 'q1 "x"'}]),
+        ),
+        "q2": (
+            '<|tool_call>call:edit{old:<|"|>q2<|"|>}<tool_call|>'
+            '<|tool_call>call:edit{new:<|"|>r2<|"|>}<tool_call|>',
+            ("", "", [{"old": "q2"}, {"new": "r2"}]),
+        ),
+        "q3": ("<|channel>thought\n<channel|>q3 `<|tool_call>`", ("", "q3 `<|tool_call>`", [])),
+    },
+    "functiongemma": {
+        "f1": (
+            "f1 so<start_function_call>call:edit{old:<escape>f1, {<escape>}<end_function_call>",
+            ("", "f1 so", [{"old": "f1, {"}]),
+        ),
+        "f2": (
+            "<start_function_call>call:edit{new:<escape>f2<escape>}",
+            ("", "", [{"new": "f2"}]),
+        ),
+    },
     "pythonic": {
         "p1": ("[edit(old='p1', new=\"it's\")]", ("", "", [{"old": "p1", "new": "it's"}])),
         "p2": ("[other(old='p2')]", ("", "[other(old='p2')]", [])),
@@ -270,7 +322,10 @@ async def responses(client: httpx.AsyncClient, text: str) -> tuple[str, list[dic
 async def test_what_the_model_says_is_told_alike_by_every_api(kind: str, tmp_path: Path) -> None:
     cases = CASES[kind]
     directory = crafted.save(
-        tmp_path / "crafted", {name: text for name, (text, _) in cases.items()}, _template(kind)
+        tmp_path / "crafted",
+        {name: text for name, (text, _) in cases.items()},
+        _template(kind),
+        added=_ADDED.get(kind, crafted.ADDED),
     )
     async with serving(directory) as client:
         for name, (_, expected) in cases.items():
