@@ -18,7 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.bench.device import by_events, captured, copy_bandwidth, num_copies, release_memory
+from luceasync.bench.device import (
+    by_events,
+    captured,
+    copy_bandwidth,
+    matmul_rate,
+    num_copies,
+    release_memory,
+)
 from luceasync.bench.report import Report, Run, figure, measure, medians, ms, share, us
 from luceasync.cyext.chunk_hash import ROOT, chain, span_key, tenant_key
 from luceasync.cyext.flatten import checksums, fill, fill_with_checksums, layout, views
@@ -27,11 +34,14 @@ from luceasync.kernels import (
     attention,
     attention_cuda,
     gemv,
+    prefill_attention,
     quant_gemv,
     quant_gemv_cuda,
     small_gemm,
 )
 from luceasync.kernels import rows as row_kernels
+from luceasync.models.mixers.attention_torch import masked_attention
+from luceasync.models.mixers.attention_triton import attend_causally
 from luceasync.models.precision import Precision
 from luceasync.models.quant.ggml import ENCODINGS
 from luceasync.models.quant.random import random_packed
@@ -254,6 +264,75 @@ def attend_all(
             body(projected, norms, keys, values, lanes, ranks, tables, turn, gated=False, **rest)
 
     return run
+
+
+# --- attention of a prompt's chunk ----------------------------------------------------------------
+
+CHUNK_ROWS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkCase:
+    """Attention of a model's layer to `context` rows before a chunk, or to a window."""
+
+    name: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    window: int | None = None
+
+    def flops(self, before: int) -> int:
+        """Of both products, with each row's visible keys."""
+        num_seen = (before + 1 + row for row in range(CHUNK_ROWS))
+        seen = sum(min(num, self.window) if self.window else num for num in num_seen)
+        return 4 * self.num_heads * self.head_dim * seen
+
+
+CHUNKS = (
+    ChunkCase("Qwen3-4B", 32, 8, 128),
+    ChunkCase("Llama 3.2 1B", 32, 8, 64),
+    ChunkCase("Qwen3.5-27B", 24, 4, 256),
+    ChunkCase("Gemma 3 27B, window", 32, 16, 128, 1024),
+    ChunkCase("Gemma 3 12B, window", 16, 8, 256, 1024),
+)
+
+
+@torch.inference_mode()
+def bench_chunks(report: Report, *, contexts: Sequence[int], rounds: int) -> None:
+    """Attention of the rows of a prefill chunk, by the library and by the kernel for Hopper."""
+    if not prefill_attention.can_attend(
+        torch.empty(1, 1, 128, dtype=torch.bfloat16, device="cuda")
+    ):
+        report.say("attention of a chunk: this GPU runs the library's alone")
+        return
+    columns = ("model", "rows before", "library", "ours", "library / ours", "TFLOP/s")
+    table = report.table((*columns, "of a matrix product"), "attention of a chunk of 2048 rows")
+    rate = matmul_rate("cuda:0")
+    for case, context in itertools.product(CHUNKS, contexts):
+        before = min(context, case.window - 1) if case.window else context
+        bodies = chunk_bodies(case, before)
+        found = medians(measure(bodies, rounds, num_warmups=2, clock=by_events))
+        library_s, ours_s = found["library"], found["ours"]
+        flops_rate = case.flops(before) / ours_s
+        times = us(library_s), us(ours_s), figure(library_s / ours_s)
+        table.add(case.name, before, *times, figure(flops_rate / 1e12), share(flops_rate / rate))
+        release_memory()
+
+
+def chunk_bodies(case: ChunkCase, before: int) -> dict[str, Run]:
+    """Both ways to attend, on random rows."""
+    new = partial(torch.randn, device="cuda", dtype=torch.bfloat16)
+    shape = (before + CHUNK_ROWS, case.num_kv_heads, case.head_dim)
+    q, k, v = new(CHUNK_ROWS, case.num_heads, case.head_dim), new(shape), new(shape)
+    if case.window is None:
+        ours = partial(prefill_attention.attend_rows, q, k, v)
+        return {"library": partial(attend_causally, q, k, v), "ours": ours}
+    begin = torch.full((1,), before, dtype=torch.int32, device="cuda")
+    apart = torch.arange(CHUNK_ROWS, device="cuda")[:, None] + before
+    apart = apart - torch.arange(shape[0], device="cuda")
+    mask = (apart >= 0) & (apart < case.window)
+    ours = partial(prefill_attention.attend_rows, q, k, v, window=case.window, begin=begin)
+    return {"library": partial(masked_attention, q, k, v, mask), "ours": ours}
 
 
 # --- copies and hashes of nodes, on the CPU -------------------------------------------------------

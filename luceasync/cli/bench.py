@@ -299,7 +299,7 @@ def kernels(
         str | None,
         typer.Option(
             metavar="LIST",
-            help="Of gemv,quant,attention,copies; default: all, without a GPU copies.",
+            help="Of gemv,quant,attention,chunks,copies; default: all, without a GPU copies.",
         ),
     ] = None,
     rows: Annotated[str, typer.Option(metavar="LIST", help="Rows of a product.")] = "1,16",
@@ -310,10 +310,16 @@ def kernels(
     as_json: Json = False,
 ) -> None:
     """Kernels of a GPU beside its bandwidth; copies and hashes of nodes on the CPU."""
-    kinds = ("gemv", "quant", "attention", "copies")
+    kinds = ("gemv", "quant", "attention", "chunks", "copies")
     parts = _parts(only, kinds) if only is not None else [*kinds]
     from luceasync.bench.device import is_gpu
-    from luceasync.bench.kernels import bench_attention, bench_copies, bench_gemv, bench_quant
+    from luceasync.bench.kernels import (
+        bench_attention,
+        bench_chunks,
+        bench_copies,
+        bench_gemv,
+        bench_quant,
+    )
     from luceasync.pipeline.devices import default_device
 
     if only is None and not is_gpu(default_device()):
@@ -327,6 +333,8 @@ def kernels(
     if "attention" in parts:
         at, num_lanes = _numbers("--contexts", contexts), _numbers("--lanes", lanes)
         bench_attention(report, contexts=at, lanes=num_lanes, rounds=rounds)
+    if "chunks" in parts:
+        bench_chunks(report, contexts=_numbers("--contexts", contexts), rounds=rounds)
     if "copies" in parts:
         bench_copies(report, tokens=tokens, rounds=rounds)
 

@@ -27,8 +27,8 @@ __all__ = ["CompilerHangs", "Kernel", "compiled_ahead", "kernel"]
 class Kernel:
     """A Triton function: `kernel[grid](...)` launches it, with Triton's options."""
 
-    def __init__(self, function: Callable[..., None], options: dict[str, Any]) -> None:
-        self._jit = triton.jit(function, **options)
+    def __init__(self, jitted: Any) -> None:
+        self._jit = jitted
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
         if (loader := _ahead.get()) is not None:
@@ -38,9 +38,11 @@ class Kernel:
         return launch
 
 
-def kernel(**options: Any) -> Callable[[Callable[..., None]], Kernel]:
-    """Decorate a kernel function; `options` are those of triton.jit."""
-    return lambda function: Kernel(function, options)
+def kernel(
+    jit: Callable[..., Any] = triton.jit, **options: Any
+) -> Callable[[Callable[..., None]], Kernel]:
+    """Decorate a kernel function; `options` are those of `jit`, Triton's or Gluon's."""
+    return lambda function: Kernel(jit(function, **options))
 
 
 class _Loader:

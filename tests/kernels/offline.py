@@ -28,6 +28,7 @@ from luceasync.kernels import (
     draft_attention,
     gemv,
     overlap,
+    prefill_attention,
     quant_dequantize,
     quant_gemv,
     rows,
@@ -235,6 +236,15 @@ def blocks_of_attention() -> None:
     add_scores(recent, torch.empty(200, 4, 256, dtype=DTYPE), 0, 300, 64, scores)
 
 
+def prompts_on_hopper() -> None:
+    """Chunks of a prompt with each size of heads, and with a window."""
+    begin = torch.zeros(1, dtype=torch.int32)
+    for head_dim in prefill_attention.BLOCK_KEYS:
+        q, k = (torch.empty(n, h, head_dim, dtype=DTYPE) for n, h in ((300, 16), (900, 4)))
+        prefill_attention.attend_rows(q, k, k)
+        prefill_attention.attend_rows(q, k, k, window=601, begin=begin)
+
+
 def trees_of_attention() -> None:
     trees(cases.random_parents(2, NUM_ROWS), 4)
     case = cases.attention_case(ATTENTION, [1, 0], [300, 5], NUM_ROWS, DTYPE, CPU)
@@ -322,6 +332,9 @@ ALL = (
 )
 
 
+ONLY_ON = {"sm_90": (prompts_on_hopper,)}
+
+
 # --- what it takes --------------------------------------------------------------------------------
 
 
@@ -351,7 +364,7 @@ def _of_cubin(cubin: bytes) -> tuple[int, int]:
 def main() -> None:
     card = CARDS[sys.argv[1]]
     with on(card) as compiled:
-        for launches in ALL:
+        for launches in (*ALL, *ONLY_ON.get(card.name, ())):
             launches()
     once = {kernel.hash: kernel for kernel in compiled}
     print(json.dumps([asdict(taken(kernel, card)) for kernel in once.values()]))

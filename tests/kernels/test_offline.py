@@ -24,6 +24,7 @@ MOST_SPILLED_BYTES = 1280
 # It solves systems of 64 rows in registers. AMD GPUs with 32 lanes a wave have too few; the cost
 # was not measured.
 MOST_SPILLED_BY = {"_prepare_kernel": 1700}
+ON_HOPPER = {"_attend_prompt_kernel"}
 
 pytestmark = [
     pytest.mark.slow,
@@ -65,7 +66,8 @@ WAVES_OF_32 = ("gfx1100", "gfx1201")
 def test_every_kernel_fits_every_card(name: str) -> None:
     kernels = compiled_for(name)
     check(name, kernels)
-    assert {each.kernel for each in kernels} == written()
+    elsewhere = set() if name == "sm_90" else ON_HOPPER
+    assert {each.kernel for each in kernels} == written() - elsewhere
 
 
 def test_cards_that_the_doctor_speaks_of_are_these() -> None:

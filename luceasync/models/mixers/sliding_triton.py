@@ -1,5 +1,5 @@
-"""Attention to a window on GPUs: a fused kernel over the rings for steps and trees, and torch's
-products for the many rows of a prompt.
+"""Attention to a window on GPUs: a fused kernel over the rings for steps and trees; for the many
+rows of a prompt one for Hopper, elsewhere torch's products.
 
 Everything but passes of many rows can be captured as a CUDA graph, and reads `rows` and `paths`
 from the device alone.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from luceasync.kernels import prefill_attention
 from luceasync.kernels.commit import commit_recent
 from luceasync.kernels.positions import rotation
 from luceasync.kernels.rows import split_heads
@@ -133,7 +134,7 @@ class TritonSliding:
         for i, entry in enumerate(rows.entries):
             if entry.lane == NO_LANE:
                 continue
-            begin = prepared.positions[i, 0].long()
+            begin = prepared.positions[i, :1]
             rings = [stack[entry.lane] for stack in state]
             own = [each[i] for each in new]
             out[i] = self._attend_rows(queries[i], rings, own, begin)
@@ -150,11 +151,15 @@ class TritonSliding:
     def _attend_rows(
         self, q: Tensor, rings: list[Tensor], new: list[Tensor], begin: Tensor
     ) -> Tensor:
-        """Attention of rows [rows, heads, head_dim] from position `begin` on, block by block."""
+        """Attention of rows [rows, heads, head_dim] from position `begin` on, int32 [1]."""
         window, num_rows = self._spec.window, len(q)
         before = torch.arange(1 - window, 0, device=q.device)  # from `begin` on, as all below
         places = (begin + before) % window
         keys, values = (torch.cat([r[places], n]) for r, n in zip(rings, new, strict=True))
+        if prefill_attention.can_attend(q):
+            given = q, keys, values
+            attended: Tensor = prefill_attention.attend_rows(*given, window=window, begin=begin)
+            return attended
         out = []
         for first in range(0, num_rows, BLOCK_ROWS):
             block = q[first : first + BLOCK_ROWS]
