@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from luceasync.errors import ModelError
 from luceasync.models.files import parse_spec
+from luceasync.models.loader import RandomSource
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.precision import Precision
 from luceasync.models.rope import PLAIN, ProportionalRope
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import Plan, make_plan
+from luceasync.pipeline.stage import LocalStage
 
 # Sizes of the 31B model.
 LARGE = {
@@ -103,3 +106,29 @@ def test_a_lane_of_the_large_model_stays_small():
     assert short.token_bytes == 10 * 2 * 4 * 512 * 2 == 80 * 1024
     at_32k = planned(32768)
     assert at_32k.lane_bytes(at_32k.shards[0]) == windows + 32768 * 80 * 1024 < 4 * 10**9
+
+
+@pytest.mark.parametrize("max_ctx_tokens", [8192, 131072])
+def test_what_is_planned_is_what_is_held(max_ctx_tokens: int):
+    """Of the large model, a sixteenth as wide: weights, windows and pages, to the byte."""
+    narrow = {name: LARGE[name] // 16 for name in ("hidden_size", "intermediate_size")}
+    narrow |= {"num_attention_heads": 4, "num_key_value_heads": 2, "num_global_key_value_heads": 1}
+    narrow |= {"head_dim": 16, "global_head_dim": 32, "vocab_size": 512, "num_hidden_layers": 12}
+    spec = parse_spec(LARGE | narrow)
+    plan = make_plan(
+        spec,
+        [offer_of("cpu:0", 2**34)],
+        precision=Precision.of("fp32"),
+        weights=None,
+        parallel=2,
+        max_ctx_tokens=max_ctx_tokens,
+        prefill_chunk_tokens=64,
+        verify_rows=(8,),
+    )
+    source = RandomSource(torch.float32, torch.device("cpu"))
+    with torch.inference_mode():
+        stage = LocalStage(spec, plan, source)
+    [shard] = plan.shards
+    assert stage.device_bytes == {"cpu:0": plan.device_bytes(shard)}
+    assert shard.lane_state_bytes == 10 * 1024 * 2 * 2 * 16 * 4, "at any context"
+    stage.close()
