@@ -310,8 +310,8 @@ def bench_chunks(report: Report, *, contexts: Sequence[int], rounds: int) -> Non
     rate = matmul_rate("cuda:0")
     for case, context in itertools.product(CHUNKS, contexts):
         before = min(context, case.window - 1) if case.window else context
-        bodies = chunk_bodies(case, before)
-        found = medians(measure(bodies, rounds, num_warmups=2, clock=by_events))
+        graphs = {name: captured(run) for name, run in chunk_bodies(case, before).items()}
+        found = medians(measure(graphs, rounds, num_warmups=2, clock=by_events))
         library_s, ours_s = found["library"], found["ours"]
         flops_rate = case.flops(before) / ours_s
         times = us(library_s), us(ours_s), figure(library_s / ours_s)

@@ -38,6 +38,18 @@ QWEN3_5: dict[str, Any] = {
     "max_position_embeddings": 262144,
     "rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25, "rope_type": "default"},
 }
+GEMMA3_4B: dict[str, Any] = {
+    "model_type": "gemma3_text",
+    "vocab_size": 262208,
+    "hidden_size": 2560,
+    "intermediate_size": 10240,
+    "num_hidden_layers": 34,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "sliding_window": 1024,
+    "max_position_embeddings": 131072,
+}
 SHAPES: dict[str, Shape] = {
     "qwen3-0.6b": QWEN3
     | {
@@ -71,6 +83,8 @@ SHAPES: dict[str, Shape] = {
         "linear_num_value_heads": 48,
         "tie_word_embeddings": False,
     },
+    "gemma3-4b": GEMMA3_4B,
+    "gemma3-4b-full": GEMMA3_4B | {"layer_types": ["full_attention"] * 34},  # without windows
 }
 
 
@@ -180,8 +194,8 @@ def step_bytes(
 
 
 def prefill_flops(spec: ModelSpec, num_tokens: int) -> float:
-    """Operations of every layer's matrix products and of causal attention; the head runs for one
-    row only.
+    """Operations of every layer's matrix products and of causal attention, windows left out; the
+    head runs for one row only.
     """
     parameters = sum(map(spec.num_layer_parameters, range(spec.num_layers)))
     query_dims = sum(m.recent.num_heads * m.rows[0].shape[-1] for m in spec.mixers if m.recent)

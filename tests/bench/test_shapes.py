@@ -11,6 +11,7 @@ from luceasync.models.files import parse_spec
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_is_one_that_can_be_run(name: str) -> None:
     sizes = {"qwen3-0.6b": 0.6, "qwen3-4b": 4.0, "qwen3.5-4b": 4.2, "qwen3.5-27b": 26.9}
+    sizes |= dict.fromkeys(("gemma3-4b", "gemma3-4b-full"), 3.88)
     parameters = parse_spec(dict(SHAPES[name])).num_parameters
     assert parameters / 1e9 == pytest.approx(sizes[name], rel=0.03)
 
