@@ -19,6 +19,7 @@ from luceasync.kernels.cuda_program import CudaProgram, LaunchShape, can_compile
 from luceasync.kernels.overlap import can_overlap, shared_bytes
 from luceasync.kernels.prepared_rows import UNIT_COLUMNS, ArrangedRows, room_for_rows
 from luceasync.kernels.quant_decode import Coding
+from luceasync.kernels.tree_attention import NUM_SPLITS
 
 MAX_ROWS = 16  # of a tree: a unit of new keys
 HEAD_DIMS = (16, 32, 64, 128)
@@ -75,7 +76,7 @@ def can_attend(projected: Tensor, keys: Tensor, num_heads: int, rotary_dim: int)
         return False
     group, num_rows = num_heads // num_kv_heads, projected.shape[1]
     heads = TreeHeads(num_kv_heads, group, head_dim, rotary_dim // 2, gated=False)
-    chosen = choose_split(heads, num_rows, 1)
+    chosen = choose_split(heads, num_rows)
     return shared_of(heads, chosen) <= shared_bytes(keys) - STATIC_BYTES
 
 
@@ -146,12 +147,11 @@ def attend_tree(
     num_heads: int,
     rotary_dim: int,
     gated: bool,
-    num_splits: int,
     queries: Tensor | None = None,
     chosen: TreeSplit | None = None,
 ) -> TreeParts:
     """As luceasync.kernels.tree_attention.attend_tree, in bfloat16; the parts are to be merged.
-    `chosen` replaces `choose_split`, which is given `num_splits`.
+    `chosen` replaces `choose_split`.
     """
     num_entries, num_rows = row_indices.shape
     num_kv_heads, head_dim = keys.shape[2:]
@@ -161,7 +161,7 @@ def attend_tree(
     assert keys.stride() == values.stride() and keys.stride(1) == kv_dim, "pages of whole rows"
     assert keys.stride(0) % kv_dim == 0 and num_rows <= MAX_ROWS
     heads = TreeHeads(num_kv_heads, group, head_dim, rotary_dim // 2, gated)
-    chosen = chosen or choose_split(heads, num_rows, num_splits)
+    chosen = chosen or choose_split(heads, num_rows)
     of_float = partial(torch.empty, dtype=torch.float32, device=keys.device)
     parts = (num_entries, num_kv_heads, chosen.splits, num_rows * group)
     sums, weights = of_float((*parts, head_dim)), of_float((*parts, 2))
@@ -197,11 +197,11 @@ def attend_tree(
     return TreeParts(heads, chosen, sums, weights, projected, lanes, row_indices)
 
 
-def choose_split(heads: TreeHeads, num_rows: int, num_splits: int) -> TreeSplit:
-    """How queries are divided among warps; a context is among `num_splits` programs."""
+def choose_split(heads: TreeHeads, num_rows: int) -> TreeSplit:
+    """How queries are divided among warps, and a context among as many programs as in Triton."""
     num_sixteens = -(-num_rows * heads.group // QUERIES_OF_WARP)
     query_warps = min(1 << (num_sixteens - 1).bit_length(), MAX_QUERY_WARPS)
-    return TreeSplit(min(MAX_WARPS, KEY_GROUPS * query_warps), query_warps, 2, num_splits)
+    return TreeSplit(min(MAX_WARPS, KEY_GROUPS * query_warps), query_warps, 2, NUM_SPLITS)
 
 
 def num_blocks(heads: TreeHeads, num_rows: int, split: TreeSplit) -> int:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.kernels import prepared_rows, tree_attention_cuda
+from luceasync.kernels import prepared_rows, quant_gemv_cuda, tree_attention_cuda
 from luceasync.kernels.cuda_program import compiled
 from luceasync.kernels.tree_attention_cuda import (
     TreeHeads,
@@ -27,7 +27,9 @@ from luceasync.kernels.tree_attention_cuda import (
 )
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.attention_torch import TorchAttention, heads_of
+from luceasync.models.mixers.attention_triton import TritonAttention
 from luceasync.models.pass_rows import NO_LANE
+from luceasync.models.quant.gpu import TiledQuantWeight
 from luceasync.models.quant.tiles import coding_of
 from luceasync.models.trees import chain, torch_trees
 from tests.kernels.cases import (
@@ -42,9 +44,9 @@ from tests.kernels.cases import (
 from tests.kernels.offline import BINARIES, CARDS, KIB
 from tests.kernels.places import gpu_of_nvidia, on_both
 from tests.kernels.test_quant_gemv import ALL as FORMS
+from tests.kernels.test_quant_gemv import matrix
 
 BF16 = torch.bfloat16
-SPLITS = 3  # few, so that each takes several tiles of a context
 SPECS = {
     "plain": AttentionSpec(8, 2, 64, 64, 10000.0, gated=False),
     "gated, partly rotated": AttentionSpec(6, 2, 128, 32, 10000.0, gated=True),
@@ -60,6 +62,12 @@ CAPABILITIES = {name: int(name[3:]) for name, card in CARDS.items() if card.is_n
 MOST_STACK_BYTES = 256  # of a lane: of what is ready before the first tile comes
 
 
+@pytest.fixture(autouse=True)
+def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few splits, so that each takes several tiles of a context."""
+    monkeypatch.setattr(tree_attention_cuda, "NUM_SPLITS", 3)
+
+
 @pytest.fixture
 def place(request: pytest.FixtureRequest) -> torch.device:
     """The device that programs run on."""
@@ -68,6 +76,7 @@ def place(request: pytest.FixtureRequest) -> torch.device:
     emulate = request.getfixturevalue("emulate")
     emulate(prepared_rows, _ARRANGE="arrange_rows")
     emulate(tree_attention_cuda, _ATTEND="attend_tree")
+    emulate(quant_gemv_cuda, _PRODUCT="quant_gemv")
     monkeypatch = request.getfixturevalue("monkeypatch")
     monkeypatch.setattr(
         tree_attention_cuda, "SOURCE", tree_attention_cuda.MERGE_SOURCE
@@ -114,7 +123,6 @@ def parts_of(
         num_heads=spec.num_heads,
         rotary_dim=spec.rotary_dim,
         gated=spec.gated,
-        num_splits=SPLITS,
         queries=queries,
     )
     return parts, scratch
@@ -186,6 +194,26 @@ def test_rows_come_out_arranged_as_they_would_be_by_a_launch_of_its_own(
     assert torch.equal(found.group_sums, wanted.group_sums)
 
 
+@on_both("num_rows", [5, 16], [16])
+def test_a_layer_gives_its_output_what_attention_has_arranged(
+    num_rows: int, place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tree_attention_cuda, "can_attend", lambda *given: True)
+    monkeypatch.setattr(quant_gemv_cuda, "can_multiply", lambda x: True)
+    spec = SPECS["gated, partly rotated"]
+    case, parents = (
+        attention_case(spec, [0], [70], num_rows, BF16, place),
+        chain(1, num_rows, place),
+    )
+    output = TiledQuantWeight(matrix(FORMS["Q4_K"], 48, spec.query_dim, place)[0], 0, BF16)
+    x = torch.randn(1, num_rows, 48, device=place).to(BF16)
+    body, rows = TritonAttention(spec), tree_rows(case.rows, spec, parents)
+    given = (case.projected, case.norms, (case.keys, case.values), rows, torch_trees(parents, 1))
+    mixed = body.attend_tree(*given, attention_scratch(case))
+    added = body.add_tree(*given, attention_scratch(case), output, x)
+    assert torch.equal(added, output.linear_add(mixed, x))
+
+
 @on_both("row_index", [300, 1500], [300])
 def test_every_run_gives_the_same_bits_whatever_other_lanes_hold(row_index: int, place) -> None:
     parents = random_parents(2, 4)
@@ -249,7 +277,7 @@ def test_a_long_context_is_attended_as_torch_computes_it(row_index: int) -> None
 @pytest.mark.parametrize("card", CAPABILITIES)
 def test_the_programs_fit_every_card(card: str, name: str, tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
-    heads, chosen = LAYERS[name], choose_split(LAYERS[name], 16, 32)
+    heads, chosen = LAYERS[name], choose_split(LAYERS[name], 16)
     most_bytes = CARDS[card].shared_kib * KIB - tree_attention_cuda.STATIC_BYTES
     assert shared_of(heads, chosen) <= most_bytes
     capability = divmod(CAPABILITIES[card], 10)

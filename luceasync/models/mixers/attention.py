@@ -6,7 +6,7 @@ The bodies, attention_torch and others, know only its sizes. Imports no torch at
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from luceasync.kv.state import StateTensor
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from luceasync.models.ops import Norm, Ops
-    from luceasync.models.pass_rows import Rows
+    from luceasync.models.pass_rows import Handed, Rows
     from luceasync.models.trees import Trees
     from luceasync.models.weights import Weight
 
 RECENT_ROWS = 64  # queries of a lane that probe its chunks
 BIASES = tuple(f"self_attn.{name}_proj.bias" for name in "qkv")
 SOFTPLUS_GATE = "self_attn.g_proj.weight"
-VALUES = "self_attn.v_proj.weight"
+KEYS, VALUES = "self_attn.k_proj.weight", "self_attn.v_proj.weight"
+QUERY_NORM, KEY_NORM = "self_attn.q_norm.weight", "self_attn.k_norm.weight"
 OUTPUT_NORM = "post_attention_layernorm.weight"
 VERIFY_SPLITS = 32  # parts of a context that programs of kernels.tree_attention share
 
@@ -64,14 +65,12 @@ class AttentionSpec(AttentionSizes):
         return self.query_dim * VERIFY_SPLITS * 4
 
     def tensors(self, hidden_size: int) -> dict[str, Shape]:
-        norms = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+        norms = (QUERY_NORM,) if self.keys == "borrowed" else (QUERY_NORM, KEY_NORM)
         dims = (self.query_dim, self.kv_dim, self.kv_dim)
         biases = zip(BIASES, dims, strict=True) if self.has_bias else ()
-        values = {} if self.shares_keys else {VALUES: (self.kv_dim, hidden_size)}
         return {
             "self_attn.q_proj.weight": (self.query_dim * (2 if self.gated else 1), hidden_size),
-            "self_attn.k_proj.weight": (self.kv_dim, hidden_size),
-            **values,
+            **dict.fromkeys(self._keys_values, (self.kv_dim, hidden_size)),
             "self_attn.o_proj.weight": (hidden_size, self.query_dim),
             **{name: (dim,) for name, dim in biases},
             **{name: (self.head_dim,) for name in norms if self.has_head_norms},
@@ -86,8 +85,7 @@ class AttentionSpec(AttentionSizes):
         if self.gated:  # stacked, the gates of all heads come after the values
             gates = [TensorPart(query.name, self._of_each_head(1), divisor=2)]
             query = TensorPart(query.name, self._of_each_head(0), divisor=2)
-        names = "k" if self.shares_keys else "kv"
-        keys_values = [TensorPart(f"self_attn.{name}_proj.weight") for name in names]
+        keys_values = [TensorPart(name) for name in self._keys_values]
         return AttentionLayer(
             body=reader.ops.pick(self.torch_body, self.triton_body, self.compiled_body),
             norm=reader.norm("input_layernorm.weight"),
@@ -98,7 +96,15 @@ class AttentionSpec(AttentionSizes):
             output_norm=reader.norm(OUTPUT_NORM) if self.norms_output else None,
             softplus_gate=reader.matrix(SOFTPLUS_GATE) if self.softplus_gate else None,
             values=self._value_norm(reader),
+            loan=None if self.keys == "own" else KeyLoan(self, reader.handed),
         )
+
+    @property
+    def _keys_values(self) -> tuple[str, ...]:
+        """The matrices of keys and values."""
+        if self.keys == "borrowed":
+            return ()
+        return (KEYS,) if self.shares_keys else (KEYS, VALUES)
 
     def _bias(self, reader: LayerReader) -> Tensor | None:
         """The biases of query, key and value, float32 [projection width]."""
@@ -113,12 +119,14 @@ class AttentionSpec(AttentionSizes):
         if not self.has_head_norms:
             assert self.query_scale == 1.0, "a norm's weight holds it"
             return HeadNorms(None, None, reader.norm_eps)
-        query, key = (
-            reader.vector(f"self_attn.{name}_norm.weight", reader.norm_offset) for name in "qk"
-        )
-        return HeadNorms(query * self.query_scale, key, reader.norm_eps)
+        query = reader.vector(QUERY_NORM, reader.norm_offset) * self.query_scale
+        if self.keys == "borrowed":
+            return HeadNorms(query, None, reader.norm_eps)
+        return HeadNorms(query, reader.vector(KEY_NORM, reader.norm_offset), reader.norm_eps)
 
     def _value_norm(self, reader: LayerReader) -> ValueNorm | None:
+        if self.keys == "borrowed":
+            return None  # they are normed already
         if not self.norms_values:
             assert not self.shares_keys, "values that are keys are normed"
             return None
@@ -204,6 +212,30 @@ class ValueNorm:
         return torch.cat([projected[..., : self.end], values], -1)
 
 
+@dataclass(frozen=True, slots=True)
+class KeyLoan:
+    """Hands a layer's keys and values to later layers, or takes those of an earlier one, which are
+    then kept for this layer too.
+    """
+
+    sizes: AttentionSizes
+    handed: Handed
+
+    def __call__(self, projected: Tensor, norms: HeadNorms) -> tuple[Tensor, HeadNorms]:
+        """Columns of query, key and value, and their norms. A borrower has projected a query."""
+        import torch
+
+        from luceasync.models.pass_rows import LentKeys
+
+        window, kept = self.sizes.window, self.handed.keys
+        if self.sizes.keys == "borrowed":
+            lent = kept[window]
+            return torch.cat([projected, lent.columns], -1), replace(norms, key=lent.norm)
+        assert norms.key is not None and not self.sizes.gated
+        kept[window] = LentKeys(projected[..., self.sizes.query_dim :].clone(), norms.key)
+        return projected, norms
+
+
 class AttentionBody(MixerBody, Protocol):
     """A body of attention; attention_torch.TorchAttention documents the methods."""
 
@@ -218,6 +250,20 @@ class AttentionBody(MixerBody, Protocol):
         trees: Trees,
         scratch: State,
     ) -> Tensor: ...
+
+    def add_tree(
+        self,
+        projected: Tensor,
+        norms: HeadNorms,
+        state: State,
+        rows: Rows,
+        trees: Trees,
+        scratch: State,
+        output: Weight,
+        x: Tensor,
+    ) -> Tensor:
+        """x + output(attend_tree(...)). May overwrite x."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +281,7 @@ class AttentionLayer:
     output_norm: Norm | None = None
     softplus_gate: Weight | None = None
     values: ValueNorm | None = None
+    loan: KeyLoan | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -244,13 +291,13 @@ class AttentionLayer:
         return sum(part.num_bytes for part in own if part is not None) + bias_bytes
 
     def forward(self, x: Tensor, state: State, rows: Rows) -> Tensor:
-        return self._added(self.body.attend(self._projected(x), self.head_norms, state, rows), x)
+        return self._added(self.body.attend(*self._projected(x), state, rows), x)
 
     def verify(self, x: Tensor, state: State, rows: Rows, trees: Trees, scratch: State) -> Tensor:
-        mixed = self.body.attend_tree(
-            self._projected(x), self.head_norms, state, rows, trees, scratch
-        )
-        return self._added(mixed, x)
+        given = (*self._projected(x), state, rows, trees, scratch)
+        if self.softplus_gate is None and self.output_norm is None:
+            return self.body.add_tree(*given, self.output, x)
+        return self._added(self.body.attend_tree(*given), x)
 
     def _added(self, mixed: Tensor, x: Tensor) -> Tensor:
         """The residual stream and the output of `mixed` heads."""
@@ -268,9 +315,13 @@ class AttentionLayer:
         heads: Tensor = mixed.unflatten(-1, (gate.shape[-1], -1)) * gate[..., None]
         return heads.flatten(-2)
 
-    def _projected(self, x: Tensor) -> Tensor:
+    def _projected(self, x: Tensor) -> tuple[Tensor, HeadNorms]:
+        """Columns of query, key, value and gate, and the norms of heads."""
         projected = self.projection.linear(x, self.norm)
         if self.values is not None:
             projected = self.values(projected)
-        # Added in float32 and rounded once more: biases of keys may be hundreds of times larger.
-        return projected if self.bias is None else projected.add_(self.bias)
+        if self.bias is not None:
+            # In float32 and rounded once more: biases of keys may be hundreds of times larger.
+            projected = projected.add_(self.bias)
+        norms = self.head_norms
+        return (projected, norms) if self.loan is None else self.loan(projected, norms)

@@ -15,6 +15,7 @@ from luceasync.models.ops import rms_norm
 from luceasync.models.pass_rows import Entry, PastBlocks, Paths, Rows, with_padding
 from luceasync.models.recent import ring_positions
 from luceasync.models.trees import Trees
+from luceasync.models.weights import Weight
 
 BLOCK_ROWS = 2048  # keys or values in one product of a decode step
 
@@ -100,6 +101,20 @@ class TorchAttention:
             new = new_keys[i], new_values[i]
             out.append(attend_tree(q[i], committed, entry.begin, new, trees.ancestors[i]))
         return gated(of_all(out, q).flatten(2), gates)
+
+    def add_tree(
+        self,
+        projected: Tensor,
+        norms: HeadNorms,
+        state: State,
+        rows: Rows,
+        trees: Trees,
+        scratch: State,
+        output: Weight,
+        x: Tensor,
+    ) -> Tensor:
+        mixed = self.attend_tree(projected, norms, state, rows, trees, scratch)
+        return output.linear_add(mixed, x)
 
     def commit(self, scratch: State, state: State, paths: Paths) -> None:
         """Write the accepted rows of all layers to their places: [layers, lanes, places, ...]."""

@@ -27,7 +27,9 @@ from luceasync.models.mixers.attention_sizes import AttentionSizes, HeadNorms
 from luceasync.models.mixers.attention_torch import Rotation, attend_one, frequencies
 from luceasync.models.mixers.mixer import State
 from luceasync.models.pass_rows import NO_LANE, PastBlocks, Paths, Rows
+from luceasync.models.quant.gpu import TiledQuantWeight
 from luceasync.models.trees import Trees
+from luceasync.models.weights import Weight
 
 # Not cuDNN: it first builds a plan for each new shape, 20 ms on an H200.
 LIBRARY_KERNELS = [
@@ -126,6 +128,46 @@ class TritonAttention:
         trees: Trees,
         scratch: State,
     ) -> Tensor:
+        given, sizes = self._tree(projected, norms, state, rows, trees, scratch)
+        if self._is_small(projected, state):
+            return tree_attention_cuda.attend_tree(*given, **sizes).rows()
+        return tree_attention.attend_tree(*given, **sizes)
+
+    def add_tree(
+        self,
+        projected: Tensor,
+        norms: HeadNorms,
+        state: State,
+        rows: Rows,
+        trees: Trees,
+        scratch: State,
+        output: Weight,
+        x: Tensor,
+    ) -> Tensor:
+        flat = x.reshape(-1, x.shape[-1])
+        is_small = self._is_small(projected, state)
+        if is_small and isinstance(output, TiledQuantWeight) and output.wants_arranged(flat):
+            given, sizes = self._tree(projected, norms, state, rows, trees, scratch)
+            parts = tree_attention_cuda.attend_tree(*given, **sizes)
+            return output.add_few(parts.arranged([output.coding]), flat).view_as(x)
+        mixed = self.attend_tree(projected, norms, state, rows, trees, scratch)
+        return output.linear_add(mixed, x)
+
+    def _is_small(self, projected: Tensor, state: State) -> bool:
+        """Whether CUDA C++ attends with the trees."""
+        spec = self._spec
+        return tree_attention_cuda.can_attend(projected, state[0], spec.num_heads, spec.rotary_dim)
+
+    def _tree(
+        self,
+        projected: Tensor,
+        norms: HeadNorms,
+        state: State,
+        rows: Rows,
+        trees: Trees,
+        scratch: State,
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of both kernels of trees."""
         spec = self._spec
         keys, values, *_ = state
         new_keys, new_values, *new_queries = scratch
@@ -141,16 +183,13 @@ class TritonAttention:
             trees.ancestors,
             (new_keys, new_values),
         )
-        sizes: dict[str, Any] = {
+        sizes = {
             "num_heads": spec.num_heads,
             "rotary_dim": spec.rotary_dim,
             "gated": spec.gated,
             "queries": new_queries[0] if new_queries else None,
         }
-        if tree_attention_cuda.can_attend(projected, keys, spec.num_heads, spec.rotary_dim):
-            num_splits = tree_attention.NUM_SPLITS
-            return tree_attention_cuda.attend_tree(*given, num_splits=num_splits, **sizes).rows()
-        return tree_attention.attend_tree(*given, **sizes)
+        return given, sizes
 
     def commit(self, scratch: State, state: State, paths: Paths) -> None:
         (new_keys, new_values, *queries), (keys, values, *ring) = scratch, state

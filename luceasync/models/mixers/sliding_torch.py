@@ -27,6 +27,7 @@ from luceasync.models.mixers.mixer import State
 from luceasync.models.pass_rows import Paths, Rows
 from luceasync.models.recent import ring_positions
 from luceasync.models.trees import Trees
+from luceasync.models.weights import Weight
 
 Pair = tuple[Tensor, Tensor]  # keys and values
 
@@ -130,6 +131,20 @@ class TorchSliding:
             seen_values = torch.cat([values[entry.lane], new_values[i]])
             out.append(masked_attention(q[i], seen_keys, seen_values, mask))
         return gated(of_all(out, q).flatten(2), gates)
+
+    def add_tree(
+        self,
+        projected: Tensor,
+        norms: HeadNorms,
+        state: State,
+        rows: Rows,
+        trees: Trees,
+        scratch: State,
+        output: Weight,
+        x: Tensor,
+    ) -> Tensor:
+        mixed = self.attend_tree(projected, norms, state, rows, trees, scratch)
+        return output.linear_add(mixed, x)
 
     def commit(self, scratch: State, state: State, paths: Paths) -> None:
         """Write the accepted rows of all layers to their rings: [layers, lanes, window, ...]."""

@@ -22,6 +22,7 @@ from luceasync.models.mixers.attention_torch import Rotation, frequencies, maske
 from luceasync.models.mixers.mixer import State
 from luceasync.models.pass_rows import NO_LANE, Paths, Rows
 from luceasync.models.trees import Trees
+from luceasync.models.weights import Weight
 
 BLOCK_ROWS = 1024  # of a chunk whose scores are computed at once
 
@@ -73,6 +74,20 @@ class TritonSliding:
     ) -> Tensor:
         new_keys, new_values = scratch
         return self._attend(projected, norms, state, rows, trees.ancestors, (new_keys, new_values))
+
+    def add_tree(
+        self,
+        projected: Tensor,
+        norms: HeadNorms,
+        state: State,
+        rows: Rows,
+        trees: Trees,
+        scratch: State,
+        output: Weight,
+        x: Tensor,
+    ) -> Tensor:
+        mixed = self.attend_tree(projected, norms, state, rows, trees, scratch)
+        return output.linear_add(mixed, x)
 
     def commit(self, scratch: State, state: State, paths: Paths) -> None:
         path = (paths.lanes, paths.positions, paths.rows, paths.counts)

@@ -114,6 +114,10 @@ class TiledQuantWeight:
         """`swiglu` of few rows [rows, dim], arranged for `taker.add_few`."""
         return quant_gemv_cuda.swiglu_for(flat, self._tiled, taker.coding, norm=norm)
 
+    def wants_arranged(self, residual: Tensor) -> bool:
+        """Whether `add_few` to these rows [rows, outputs] takes arranged ones."""
+        return quant_gemv_cuda.can_multiply(residual) and len(residual) > prepared_rows.MOST_PLAIN
+
     def add_few(self, x: Tensor | ArrangedRows, residual: Tensor) -> Tensor:
         """`linear_add` of few rows, arranged or not: [rows, outputs]."""
         return quant_gemv_cuda.linear(x, self._tiled, residual)
