@@ -20,7 +20,6 @@ from luceasync.grammar.guide import Guide, Parents, Tokens
 from luceasync.pipeline.transfer import on_host
 from luceasync.ranking.logits import NO_TOKEN, Logits
 from luceasync.ranking.proposals import Proposal
-from luceasync.speculation.speculator import Decide, lines, matching_child, walk
 
 NO_NUMBERS = "the logits, with the penalties and biases of the request, are not finite numbers"
 ProposalRows = tuple[list[int], list[int] | None]  # tokens and parents of an entry's rows
@@ -146,6 +145,57 @@ class RowChecker:
             return self._tokens[row + 1 : row + 2]
         pairs = zip(self._tokens, self._parents, strict=True)
         return [token for token, parent in pairs if parent == row]
+
+
+# A walk from the anchor down a proposal's tree.
+Follow = Callable[[int], int | None]
+
+
+def matching_child(
+    tokens: Sequence[int], parents: Sequence[int] | None, path: Sequence[int], token: int
+) -> int | None:
+    """The child of the last row of `path` that proposes `token`, or None.
+
+    `parents` None: every row follows the one before it.
+    """
+    row = path[-1]
+    if parents is None:
+        return row + 1 if row + 1 < len(tokens) and tokens[row + 1] == token else None
+    below = range(row + 1, len(tokens))
+    return next((r for r in below if parents[r] == row and tokens[r] == token), None)
+
+
+Decide = Callable[[Sequence[int], Sequence[int] | None, Sequence[int], int], int | None]
+
+
+def walk(
+    tokens: Sequence[int],
+    parents: Sequence[int] | None,
+    follow: Follow,
+    decide: Decide = matching_child,
+) -> list[int]:
+    """The accepted rows, row 0 first: as many as tokens were emitted, since the last of these has
+    not been run, whether or not a row proposed it.
+
+    `follow(row)` chooses and emits the token after a row, once for each row of the path; None ends
+    the text. `decide` finds the row, if any, that proposes this token; only benchmarks replace it.
+    """
+    path = [0]
+    while True:
+        token = follow(path[-1])
+        row = None if token is None else decide(tokens, parents, path, token)
+        if row is None:
+            return path
+        path.append(row)
+
+
+def lines(parents: Sequence[int] | None, num_rows: int) -> list[list[int]]:
+    """For each row, the rows from the anchor's child down to itself; none for row 0."""
+    above = range(-1, num_rows - 1) if parents is None else parents
+    found: list[list[int]] = [[]]
+    for row in range(1, num_rows):
+        found.append([*found[above[row]], row])
+    return found
 
 
 class Acceptance:
@@ -284,6 +334,18 @@ def end_without_token(generation: Generation) -> None:
         generation.end("error", guide.failure, "request")
     else:
         generation.end("error", NO_NUMBERS)
+
+
+def take_best(generation: Generation, tokens: list[int]) -> int:
+    """Give it best tokens that the device has accepted, up to its end. Returns how many rows stand:
+    the anchor's, and those of the tokens that it took but for the last.
+    """
+    has_all = tokens[-1] != NO_TOKEN
+    known = tokens if has_all else tokens[:-1]
+    num_taken = generation.extend(known) if known else 0
+    if not has_all and not generation.has_ended:
+        end_without_token(generation)
+    return max(1, num_taken)
 
 
 def _columns(entry: Sequence[Sequence[int]]) -> ProposalRows:

@@ -10,7 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from luceasync.engine.acceptance import Acceptance, catch_up, end_without_token, permitted
+from luceasync.engine.acceptance import (
+    Acceptance,
+    Decide,
+    catch_up,
+    end_without_token,
+    matching_child,
+    permitted,
+    take_best,
+)
 from luceasync.engine.sampling.choose import is_checked, nothing, rank
 from luceasync.engine.sampling.row import RowSampling, is_edited, is_greedy
 from luceasync.engine.sequence import Generation
@@ -20,7 +28,7 @@ from luceasync.ranking.logits import NO_TOKEN, Logits
 from luceasync.request import Speculation
 from luceasync.speculation.choice import RoundPlan
 from luceasync.speculation.drafter import Anchor, LiveText
-from luceasync.speculation.speculator import Decide, Speculator, matching_child
+from luceasync.speculation.speculator import QueuedRound, Speculator
 from luceasync.status import SpeculationStatus
 
 
@@ -112,6 +120,7 @@ class SpeculativeDecoding:
         self._speculator = speculator
         self._decide = decide
         self._force = force
+        self._queued: _QueuedStep | None = None
 
     @property
     def status(self) -> SpeculationStatus:
@@ -121,6 +130,8 @@ class SpeculativeDecoding:
         return self._speculator.speculation(lane)
 
     def start(self, lane: int) -> None:
+        if self._queued is not None:
+            self._queued.forget(lane)
         self._speculator.start(lane)
 
     def prefilled(self, lane: int, begin: int, num_tokens: int) -> None:
@@ -133,6 +144,9 @@ class SpeculativeDecoding:
         alone: bool,
         meanwhile: Callable[[], None],
     ) -> None:
+        generations = self._take_queued(generations, alone=alone, meanwhile=meanwhile)
+        if not generations:
+            return
         anchors = anchors_of(generations)
         lanes = [a.lane for a in anchors]
         plan = self._plan(anchors, lanes, alone=alone)
@@ -154,7 +168,10 @@ class SpeculativeDecoding:
             if not part:
                 continue
             chosen, places = zip(*part, strict=True)
+            is_free = is_round and self._decide is matching_child and all(map(takes_best, chosen))
             try:
+                if is_free and self._whole_round(chosen, places, plan, meanwhile, alone=alone):
+                    continue
                 run(chosen, places, plan, then)
             except DraftFailed:  # before anything has happened: these get a plain token
                 self._plain(chosen, places, plan, meanwhile)
@@ -187,19 +204,107 @@ class SpeculativeDecoding:
         choose_next(generations, logits, meanwhile)
         self._speculator.timed(len(anchors), plan, time.perf_counter() - started_at)
 
+    def _whole_round(
+        self,
+        generations: Sequence[Generation],
+        anchors: Sequence[Anchor],
+        plan: RoundPlan,
+        meanwhile: Callable[[], None],
+        *,
+        alone: bool,
+    ) -> bool:
+        """Run a round that needs nothing of the host; False, and nothing has happened, if there is
+        none of this kind.
+        """
+        queued = self._speculator.queue(anchors, plan)
+        if queued is not None:
+            step = _QueuedStep(queued, generations)
+            self._take(step, generations, alone=alone, meanwhile=meanwhile)
+        return queued is not None
+
+    def _take_queued(
+        self,
+        generations: Sequence[Generation],
+        *,
+        alone: bool,
+        meanwhile: Callable[[], None],
+    ) -> Sequence[Generation]:
+        """Give the tokens of the round that runs already to those that it is for. Returns the
+        others.
+        """
+        step, self._queued = self._queued, None
+        if step is None:
+            return generations
+        self._take(step, generations, alone=alone, meanwhile=meanwhile)
+        return [g for g in generations if g not in step.generations]
+
+    def _take(
+        self,
+        step: _QueuedStep,
+        asked: Sequence[Generation],
+        *,
+        alone: bool,
+        meanwhile: Callable[[], None],
+    ) -> None:
+        """Queue the next round if all lanes are likely to go on. Then wait for this one, and give
+        its tokens to those of `asked`. The tokens of others are dropped, and found again.
+        """
+        after = None
+        if alone and self._force is None and step.is_likely_followed(asked):
+            after = self._speculator.queue_after(step.queued, alone=alone)
+        meanwhile()
+        taken: list[tuple[int, int] | None] = []  # begin, and how many rows stand
+        tokens = self._speculator.arrived(step.queued)
+        for generation, given in zip(step.generations, tokens, strict=True):
+            if generation is None or generation.has_ended:
+                taken.append(None)
+                continue
+            begin = generation.position
+            taken.append((begin, take_best(generation, given) if generation in asked else 0))
+        self._speculator.settle(step.queued, taken, tokens, after)
+        if after is not None:
+            self._queued = _QueuedStep(after, step.generations)
+
+
+class _QueuedStep:
+    """A round that runs, and whom it is for."""
+
+    def __init__(self, queued: QueuedRound, generations: Sequence[Generation | None]) -> None:
+        self.queued = queued
+        self.generations = list(generations)
+
+    def forget(self, lane: int) -> None:
+        """The lane is given to another choice."""
+        if lane in self.queued.lanes:
+            self.generations[self.queued.lanes.index(lane)] = None
+
+    def is_likely_followed(self, asked: Sequence[Generation]) -> bool:
+        """Whether these are those of `asked`, and go on unless they say that they end."""
+        shape = self.queued.plan.shape
+        assert shape is not None, "a round has a shape"
+        return len(asked) == len(self.generations) and all(
+            g is not None and g in asked and g.num_generated + shape.block < g.prepared.max_tokens
+            for g in self.generations
+        )
+
+
+def takes_best(generation: Generation) -> bool:
+    """Whether it takes the best tokens as they are, with or without speculation."""
+    prepared, request = generation.prepared, generation.prepared.request
+    return (
+        prepared.guide is None
+        and request.top_logprobs is None
+        and is_greedy(request.sampling)
+        and not is_edited(request.sampling)
+    )
+
 
 def takes_best_twice(generation: Generation) -> bool:
     """Whether it takes the best tokens of this step and the next, unless a stop comes before. After
     a stop the device runs a step in vain: its row is behind the lane's end and never read.
     """
-    prepared, request = generation.prepared, generation.prepared.request
-    return (
-        generation.num_generated + 1 < prepared.max_tokens
-        and prepared.guide is None
-        and request.top_logprobs is None
-        and is_greedy(request.sampling)
-        and not is_edited(request.sampling)
-    )
+    goes_on = generation.num_generated + 1 < generation.prepared.max_tokens
+    return goes_on and takes_best(generation)
 
 
 def anchors_of(generations: Sequence[Generation]) -> list[Anchor]:

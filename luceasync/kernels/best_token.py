@@ -38,6 +38,61 @@ def feed_best(logits: Tensor, given: Tensor, place: Tensor, found: Tensor, no_to
     _launch(logits, None, found[:, None], given, place, no_token)
 
 
+def accept_best(
+    logits: Tensor,
+    proposed: Tensor,
+    place: Tensor,
+    anchors: Tensor,
+    path: Tensor,
+    found: Tensor,
+    no_token: int,
+) -> None:
+    """Accept the chain of each entry as far as the best tokens of its rows name its rows; see
+    luceasync.pipeline.captured_round.Accept.
+
+    logits: float [entries * rows, vocab], rows contiguous; proposed: int64 [entries, rows]; place,
+    path: int32 [2, entries]; anchors: int64 [entries]; found: int64 [entries, 1 + rows].
+    """
+    num_entries, num_rows = proposed.shape
+    peaks, ids = _reduce_stretches(logits)
+    num_stretches = peaks.shape[1]
+    _entries_kernel[(num_entries,)](
+        peaks,
+        ids,
+        proposed,
+        place,
+        anchors,
+        path,
+        found,
+        num_rows,
+        num_stretches,
+        ROWS=triton.next_power_of_2(num_rows),
+        BLOCK=triton.next_power_of_2(num_stretches),
+        NO_TOKEN=no_token,
+        num_warps=4,
+        **overlap_options(logits),
+    )
+
+
+def _reduce_stretches(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The highest logit of each stretch of each row, and its lowest id: [rows, stretches] each."""
+    num_rows, num_vocab = logits.shape
+    num_stretches = triton.cdiv(num_vocab, STRETCH)
+    peaks = torch.empty(num_rows, num_stretches, device=logits.device)
+    ids = torch.empty(num_rows, num_stretches, dtype=torch.int32, device=logits.device)
+    _stretches_kernel[(num_stretches, num_rows)](
+        logits,
+        peaks,
+        ids,
+        logits.stride(0),
+        num_vocab,
+        STRETCH=STRETCH,
+        num_warps=8,
+        **overlap_options(logits),
+    )
+    return peaks, ids
+
+
 def _launch(
     logits: Tensor,
     carry: Tensor | None,
@@ -47,22 +102,9 @@ def _launch(
     no_token: int,
 ) -> None:
     """Launch both kernels. `given`, `place`: None if no tokens are fed."""
-    num_rows, num_vocab = logits.shape
-    num_stretches, num_carried = triton.cdiv(num_vocab, STRETCH), packed.shape[1] - 1
-    peaks = torch.empty(num_rows, num_stretches, device=logits.device)
-    ids = torch.empty(num_rows, num_stretches, dtype=torch.int32, device=logits.device)
-    options = overlap_options(logits)
-    _stretches_kernel[(num_stretches, num_rows)](
-        logits,
-        peaks,
-        ids,
-        logits.stride(0),
-        num_vocab,
-        STRETCH=STRETCH,
-        num_warps=8,
-        **options,
-    )
-    _rows_kernel[(num_rows,)](
+    peaks, ids = _reduce_stretches(logits)
+    num_stretches, num_carried = peaks.shape[1], packed.shape[1] - 1
+    _rows_kernel[(len(logits),)](
         peaks,
         ids,
         carry,
@@ -75,7 +117,7 @@ def _launch(
         BLOCK_CARRIED=triton.next_power_of_2(max(num_carried, 1)),
         NO_TOKEN=no_token,
         num_warps=1,
-        **options,
+        **overlap_options(logits),
     )
 
 
@@ -139,3 +181,49 @@ def _rows_kernel(
         ok = column < num_carried
         carried = tl.load(carry + row * num_carried + column, mask=ok)
         tl.store(packed + column, carried, mask=ok)
+
+
+@kernel()
+def _entries_kernel(
+    peaks,
+    ids,
+    proposed,
+    place,
+    anchors,
+    path,
+    found,
+    num_rows,
+    num_stretches,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    NO_TOKEN: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    start_next(OVERLAP)
+    entry, num_entries = tl.program_id(0), tl.num_programs(0)
+    r, stretch = tl.arange(0, ROWS), tl.arange(0, BLOCK)
+    first = entry * num_rows
+    at = (first + r)[:, None] * num_stretches + stretch[None, :]
+    ok = (r < num_rows)[:, None] & (stretch < num_stretches)[None, :]
+    wait_for_inputs(OVERLAP)
+    peak = tl.load(peaks + at, mask=ok, other=float("-inf"))
+    id = tl.load(ids + at, mask=ok, other=0x7FFFFFFF)
+    highest = tl.max(peak, 1)
+    best = tl.min(tl.where(peak == highest[:, None], id, 0x7FFFFFFF), 1).to(tl.int64)
+    is_number = (highest > float("-inf")) & (highest < float("inf"))
+    best = tl.where(is_number, best, NO_TOKEN)
+    has_next = r + 1 < num_rows
+    following = tl.load(proposed + first + r + 1, mask=has_next, other=NO_TOKEN)
+    is_last = (r < num_rows) & ((best != following) | (has_next == 0) | (best == NO_TOKEN))
+    count = tl.min(tl.where(is_last, r, ROWS), 0) + 1
+    last = tl.sum(tl.where(r == count - 1, best, 0), 0)
+    is_lane = tl.load(place + entry) >= 0
+    count = tl.where(is_lane, count, 0)
+    begin = tl.load(place + num_entries + entry)
+    tl.store(path + entry, begin)
+    tl.store(path + num_entries + entry, count)
+    tl.store(place + num_entries + entry, begin + count)
+    tl.store(anchors + entry, tl.maximum(last, 0), mask=is_lane)
+    found += entry * (num_rows + 1)
+    tl.store(found, count.to(tl.int64))
+    tl.store(found + 1 + r, best, mask=r < num_rows)

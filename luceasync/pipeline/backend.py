@@ -26,7 +26,15 @@ from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import ROOT
 from luceasync.nodes import NodeKey
 from luceasync.pipeline.paged_lanes import paging_of
-from luceasync.pipeline.passes import Batch, Chain, TapRing, positions_after_step
+from luceasync.pipeline.passes import (
+    Batch,
+    Chain,
+    ComingTokens,
+    DeviceRounds,
+    RoundWork,
+    TapRing,
+    positions_after_step,
+)
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.stage import LocalStage, Stage
 from luceasync.pipeline.transfer import on_host
@@ -225,6 +233,30 @@ class LayerSplitBackend:
                 assert path[0] == 0, "a path begins at row 0"
                 self._make_room(lane, begin + len(path))
         self._passes.commit([*paths, *[()] * (len(batch.lanes) - len(paths))])
+
+    @inference_mode
+    def device_rounds(self, work: RoundWork, num_lanes: int) -> DeviceRounds | None:
+        """Rounds of greedy lanes that need nothing of the host, see Passes.captured_round; None
+        where they do: state of a lane's end could not be taken back where a text ends within a
+        round, and pools move pages.
+        """
+        if self.plan.pool is not None or self._spec.has_end_state:
+            return None
+        num_entries = self.plan.verify_size(num_lanes, work.num_rows)
+        return self._passes.captured_round(work, self._taps, num_entries)
+
+    @inference_mode
+    def queue_round(
+        self, rounds: DeviceRounds, lanes: Sequence[int], ends: Sequence[int]
+    ) -> ComingTokens | None:
+        """Queue the next one of `rounds` for the lanes with which they were started, in which none
+        grows beyond its number of `ends` tokens. None, and nothing is queued, if the context does.
+        """
+        if max(ends) > self.plan.max_ctx_tokens:
+            return None
+        for lane, end in zip(lanes, ends, strict=True):
+            self._make_room(lane, end)
+        return rounds.queue(lanes)
 
     @inference_mode
     def send_taps(

@@ -16,7 +16,8 @@ from luceasync.models.pass_rows import NO_LANE, Paths
 from luceasync.models.precision import torch_dtype
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.capture import Capture, Captured
-from luceasync.pipeline.passes import Batch, PassInput, StepKind
+from luceasync.pipeline.captured_round import Accept, CapturedRound
+from luceasync.pipeline.passes import Batch, DeviceRounds, PassInput, RoundWork, StepKind
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.static_inputs import (
@@ -203,10 +204,11 @@ class GraphedSteps:
         spec: ModelSpec,
         bodies: RankingKernels,
         feed: Feed,
+        accept: Accept,
     ) -> None:
-        """`bodies`, `feed`: those of the shard's device."""
+        """`bodies`, `feed`, `accept`: those of the shard's device."""
         self._shard = shard
-        self._bodies, self._feed = bodies, feed
+        self._bodies, self._feed, self._accept = bodies, feed, accept
         self._has_all = shard.plan.is_first and shard.plan.is_last
         self._decodes = DecodeSteps(shard, changes_state=not spec.can_rerun)
         self._capture = capture
@@ -214,6 +216,7 @@ class GraphedSteps:
         self._dtype = torch_dtype(plan.precision.compute)
         self._long = EagerSteps(shard)
         self._verified: TreeStep | None = None
+        self._rounds: dict[tuple[int, RoundWork], CapturedRound] = {}  # by number of entries
         self._best: KnownBest | None = None
         # The largest first: smaller ones then fit into its memory.
         sizes = sorted(plan.decode_sizes, reverse=True)
@@ -224,7 +227,7 @@ class GraphedSteps:
             verify = {
                 (size, num_rows): self._verify_pass(size, num_rows)
                 for num_rows in sorted(plan.verify_rows, reverse=True)
-                for size in sizes
+                for size in reversed(plan.verify_sizes(num_rows))
             }
             decode = {size: self._decode_pass(size) for size in sizes}
             of_trees = [*short.values(), *verify.values()]
@@ -311,6 +314,25 @@ class GraphedSteps:
         assert step is not None, "commit follows verify, once"
         step.commit(paths)
 
+    def captured_round(
+        self, work: RoundWork, taps: Sequence[int], num_entries: int
+    ) -> DeviceRounds | None:
+        """A round for so many entries, captured when it is first asked for; None: there are layers
+        elsewhere.
+        """
+        if not self._has_all:
+            return None
+        self.forget()
+        key = num_entries, work
+        if key not in self._rounds:
+            logits = self._logits[: num_entries * work.num_rows].view(
+                num_entries, work.num_rows, -1
+            )
+            parts = self._shard, self._capture, self._accept
+            with self._shard.on_device():
+                self._rounds[key] = CapturedRound(*parts, work, taps, logits)
+        return self._rounds[key]
+
     def close(self) -> None:
         """Free graphs and static tensors once the device no longer reads parameters."""
         self._shard.platform.synchronize()
@@ -318,6 +340,7 @@ class GraphedSteps:
         self._steps.clear()
         self._verify.clear()
         self._short.clear()
+        self._rounds.clear()
         self._verified = self._best = None
         self._logits = torch.empty(0)
 

@@ -7,7 +7,7 @@ Knows no device and no node.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -54,6 +54,50 @@ class AttentionMass:
 
     of_chunks: Tensor
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoundWork:
+    """A drafter's part of a DeviceRounds, on the one device of the target: functions of tensors,
+    which wait for nothing. `num_rows`: of each entry.
+
+    `propose(anchors, lanes, begins)` returns chains, int64 [entries, num_rows], the anchor first.
+    `absorb(taps, proposed, lanes, begins, counts, rows)` takes the first `counts` of `rows`, int32
+    [entries, num_rows], of each tap [entries, num_rows, hidden] and of the chains. All others are
+    [entries]: anchors int64, the rest int32; a lane below 0 is padding.
+    """
+
+    num_rows: int
+    propose: Callable[[Tensor, Tensor, Tensor], Tensor]
+    absorb: Callable[[Sequence[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor], None]
+
+
+class ComingTokens(Protocol):
+    """The tokens of a queued round, on their way to the host."""
+
+    def fetch(self) -> list[list[int]]:
+        """The tokens that each entry gets, none of padding; NO_TOKEN, the last one, if there is
+        none. Waits for the round, but for nothing queued behind it. Call it before the round after
+        the next one is queued.
+        """
+        ...
+
+
+class DeviceRounds(Protocol):
+    """Rounds of speculation in which the device accepts the best tokens, so that one can be queued
+    before the host has read the last one. For a number of entries, padding included.
+    """
+
+    def start(self, lanes: Sequence[int], begins: Sequence[int], anchors: Sequence[int]) -> None:
+        """Begin at these lanes' ends, each with its newest token, which has not been run."""
+        ...
+
+    def queue(self, lanes: Sequence[int]) -> ComingTokens:
+        """Queue a round from where the last one ends. `lanes`: those it was started with. Pages
+        must be placed for all of its rows. If a lane's text ends within it, the rows behind that
+        end are committed too: nothing reads them before they are written again, as in `run_ahead`.
+        """
+        ...
 
 
 class Passes(Protocol):
@@ -118,6 +162,15 @@ class Passes(Protocol):
     def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
         """Project a drafter's normed rows [entries, slots, hidden] with the last layer's head and
         propose a tree of `budget` rows behind each of `anchors`, int64 [entries]; None: a chain.
+        """
+        ...
+
+    def captured_round(
+        self, work: RoundWork, taps: Sequence[int], num_entries: int
+    ) -> DeviceRounds | None:
+        """Whole rounds on the device, for so many entries, padding included, with rows of the
+        layers `taps` for the drafter; None: the host takes part in each. They are made when
+        they are first asked for.
         """
         ...
 
@@ -230,6 +283,13 @@ class Chain:
 
     def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
         return self._parts[-1].propose_from(rows, anchors, budget)
+
+    def captured_round(
+        self, work: RoundWork, taps: Sequence[int], num_entries: int
+    ) -> DeviceRounds | None:
+        if len(self._parts) > 1:
+            return None
+        return self._parts[0].captured_round(work, taps, num_entries)
 
     def place(self, epoch: int, events: Sequence[PageEvent]) -> None:
         for part in self._parts:

@@ -72,6 +72,11 @@ class Plan:
         fewest = max(num_entries, -(-smallest // num_rows))
         return fewest if fewest < smallest else self.decode_size(fewest)
 
+    def verify_sizes(self, num_rows: int) -> tuple[int, ...]:
+        """All numbers of entries of verify passes, rising."""
+        lanes = range(1, self.parallel + 1)
+        return tuple(sorted({self.verify_size(n, num_rows) for n in lanes}))
+
     @property
     def most_uncut_tokens(self) -> int:
         """Most tokens of a prompt without a node's end. A node then holds a chunk before the chunk

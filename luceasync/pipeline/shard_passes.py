@@ -14,8 +14,16 @@ from luceasync.errors import PageEventsOutOfOrder
 from luceasync.kv.pages import PageEvent
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.capture import Capture
+from luceasync.pipeline.captured_round import Accept, accept_best
 from luceasync.pipeline.graph import GraphedSteps
-from luceasync.pipeline.passes import AttentionMass, Batch, PassInput, StepKind
+from luceasync.pipeline.passes import (
+    AttentionMass,
+    Batch,
+    DeviceRounds,
+    PassInput,
+    RoundWork,
+    StepKind,
+)
 from luceasync.pipeline.past_rows import PastOfLanes
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.platform import Platform
@@ -38,7 +46,8 @@ def steps_of(shard: Shard, plan: Plan, spec: ModelSpec) -> ShardSteps:
 
     def captured(capture: Capture) -> ShardSteps:
         feed = shard.platform.pick(torch=lambda: feed_best, triton=_fused_feed)
-        return GraphedSteps(shard, capture, plan, spec, bodies_for(shard.platform), feed)
+        accept = shard.platform.pick(torch=lambda: accept_best, triton=_fused_accept)
+        return GraphedSteps(shard, capture, plan, spec, bodies_for(shard.platform), feed, accept)
 
     return shard.platform.passes(eager=eager, captured=captured)
 
@@ -57,6 +66,12 @@ def _fused_bodies() -> RankingKernels:
 
 def _fused_feed() -> Feed:
     from luceasync.kernels.best_token import feed_best as fused
+
+    return fused
+
+
+def _fused_accept() -> Accept:
+    from luceasync.kernels.best_token import accept_best as fused
 
     return fused
 
@@ -139,6 +154,11 @@ class ShardPasses:
         with self._shard.on_device():
             logits = self._shard.ends.project_rows(self._here(rows))
             return self._proposer(self._here(anchors), logits, budget)
+
+    def captured_round(
+        self, work: RoundWork, taps: Sequence[int], num_entries: int
+    ) -> DeviceRounds | None:
+        return self._steps.captured_round(work, taps, num_entries)
 
     def place(self, epoch: int, events: Sequence[PageEvent]) -> None:
         if self._epoch is not None and epoch != self._epoch + 1:

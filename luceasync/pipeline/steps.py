@@ -13,7 +13,7 @@ from torch import Tensor
 
 from luceasync.models.pass_rows import Entry
 from luceasync.models.trees import chain
-from luceasync.pipeline.passes import Batch, PassInput, StepKind
+from luceasync.pipeline.passes import Batch, DeviceRounds, PassInput, RoundWork, StepKind
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.transfer import as_rows
 from luceasync.ranking.local import KnownBest
@@ -45,6 +45,12 @@ class ShardSteps(Protocol):
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor: ...
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None: ...
+
+    def captured_round(
+        self, work: RoundWork, taps: Sequence[int], num_entries: int
+    ) -> DeviceRounds | None:
+        """See Passes."""
+        ...
 
     def prepare(self, kind: StepKind, batch: Batch) -> None:
         """A step of this batch comes next: do what needs no input."""
@@ -109,6 +115,9 @@ class EagerSteps:
 
     def forget(self) -> None:
         """Nothing to do: no step runs ahead."""
+
+    def captured_round(self, work: RoundWork, taps: Sequence[int], num_entries: int) -> None:
+        return None
 
     def prepare(self, kind: StepKind, batch: Batch) -> None:
         """Nothing to do: a step has no static inputs."""

@@ -6,14 +6,14 @@ Protocols and what they are told; bodies of a drafter are lookup, mtp and those 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from luceasync.cyext.copies import CopyIndex
-from luceasync.pipeline.passes import TapRing
+from luceasync.pipeline.passes import ComingTokens, DeviceRounds, RoundWork, TapRing
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 from luceasync.speculation.choice import Promise, RoundShape
@@ -48,6 +48,12 @@ class Target(Protocol):
     def embed(self, tokens: Tensor) -> Tensor: ...
 
     def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal: ...
+
+    def device_rounds(self, work: RoundWork, num_lanes: int) -> DeviceRounds | None: ...
+
+    def queue_round(
+        self, rounds: DeviceRounds, lanes: Sequence[int], ends: Sequence[int]
+    ) -> ComingTokens | None: ...
 
 
 class LiveText(NamedTuple):
@@ -103,6 +109,20 @@ class Liveness(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class DraftInRounds:
+    """A drafter's part of rounds that need nothing of the host, and what the host tells it of them.
+
+    `begin(lanes, begins)`: a round is queued for lanes of which the host knows where they end.
+    `kept(lane, begin, num_tokens, end)`: so many tokens from `begin` on stand; it may have absorbed
+    rows of positions up to `end`.
+    """
+
+    work: RoundWork
+    begin: Callable[[Sequence[int], Sequence[int]], None]
+    kept: Callable[[int, int, int, int], None]
+
+
 class Drafter(Liveness, Protocol):
     """Proposes the rows of rounds. Engine thread only."""
 
@@ -129,6 +149,12 @@ class Drafter(Liveness, Protocol):
         """
         ...
 
+    def in_rounds(self, shape: RoundShape, end: int) -> DraftInRounds | None:
+        """Its part of rounds of this shape on the target's device, for lanes that have up to `end`
+        tokens; None: the host takes part in each.
+        """
+        ...
+
     def num_proposed(self, lane: int, shape: RoundShape) -> int:
         """How many rows of its last proposal for the lane were more than padding."""
         ...
@@ -143,6 +169,10 @@ class DraftPasses(Tapped, Liveness, Protocol):
         """Rows to verify behind each lane's last token; valid until the next pass. Raises
         DraftFailed if the drafter is gone; all other methods then do nothing.
         """
+        ...
+
+    def in_rounds(self, shape: RoundShape, end: int) -> DraftInRounds | None:
+        """See Drafter."""
         ...
 
 
@@ -184,6 +214,9 @@ class BlockDrafter:
     def propose(self, anchors: Sequence[Anchor], shape: RoundShape) -> Proposal:
         lanes, begins = [a.lane for a in anchors], [a.position for a in anchors]
         return self.passes.propose([a.token for a in anchors], lanes, begins, shape)
+
+    def in_rounds(self, shape: RoundShape, end: int) -> DraftInRounds | None:
+        return self.passes.in_rounds(shape, end)
 
     def num_proposed(self, lane: int, shape: RoundShape) -> int:
         return shape.num_rows - 1

@@ -7,11 +7,12 @@ decides which verified rows stand.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from luceasync.models.inference import inference_mode
+from luceasync.pipeline.passes import ComingTokens, DeviceRounds
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 from luceasync.request import Speculation
@@ -27,7 +28,7 @@ from luceasync.speculation.choice import (
     plan_step,
     without_context,
 )
-from luceasync.speculation.drafter import Anchor, Drafter, Target
+from luceasync.speculation.drafter import Anchor, Drafter, DraftInRounds, Target
 from luceasync.status import DrafterStatus, SpeculationStatus
 
 
@@ -120,6 +121,24 @@ class _Foreseen:
     lanes: tuple[int, ...]
     alone: bool
     plan: RoundPlan
+
+
+@dataclass(slots=True)
+class QueuedRound:
+    """A round that needs nothing of the host, until its tokens are read. `ends`: how many tokens
+    each lane has after it at most; `begun_at`: when it was queued, or when the round before it
+    ended; `is_timed`: its time says what such a round takes.
+    """
+
+    lanes: tuple[int, ...]
+    plan: RoundPlan
+    rounds: DeviceRounds
+    part: DraftInRounds
+    coming: ComingTokens
+    ends: list[int]
+    begun_at: float
+    is_timed: bool
+    ended_at: float = 0.0
 
 
 class Speculator:
@@ -318,6 +337,94 @@ class Speculator:
             self._costs.observe(len(lanes), shape, ended_at - started_at)
         return paths
 
+    # --- rounds that need nothing of the host ---------------------------------------------------
+
+    @inference_mode
+    def queue(self, anchors: Sequence[Anchor], plan: RoundPlan) -> QueuedRound | None:
+        """Queue a round as planned for lanes that take the best tokens. None, and nothing is
+        queued, if the host has to take part in it: then call `round`.
+        """
+        begun_at, shape = time.perf_counter(), plan.shape
+        assert shape is not None, "a round has a shape"
+        drafter, ends = self._by_name[shape.drafter], [a.position + shape.block for a in anchors]
+        if plan.others or self._tapped != [drafter.tapped]:
+            return None
+        part = drafter.in_rounds(shape, max(ends))
+        if part is None:
+            return None
+        num_unsettled = self._num_unsettled
+        rounds = self._target.device_rounds(part.work, len(anchors))
+        if rounds is None:
+            return None
+        lanes, begins = tuple(a.lane for a in anchors), [a.position for a in anchors]
+        part.begin(lanes, begins)
+        rounds.start(lanes, begins, [a.token for a in anchors])
+        coming = self._target.queue_round(rounds, lanes, ends)
+        if coming is None:
+            return None
+        self._totals.draft_s += time.perf_counter() - begun_at
+        is_timed = self._num_unsettled == num_unsettled
+        return QueuedRound(lanes, plan, rounds, part, coming, ends, begun_at, is_timed)
+
+    @inference_mode
+    def queue_after(self, queued: QueuedRound, *, alone: bool) -> QueuedRound | None:
+        """Queue the round after a queued one whose tokens have not been read. None, and nothing is
+        queued, unless the plan for these lanes stays the same whatever tokens they get.
+        """
+        if self._promising:
+            return None
+        self.foresee(queued.lanes, queued.plan, alone=alone)
+        foreseen, shape = self._foreseen, queued.plan.shape
+        if foreseen is None or shape is None or foreseen.plan.shape != shape:
+            return None
+        ends = [end + shape.block for end in queued.ends]
+        drafter = self._by_name[shape.drafter]
+        if foreseen.plan.speculating != queued.lanes or foreseen.plan.others:
+            return None
+        if drafter.in_rounds(shape, max(ends)) is not queued.part:
+            return None  # another graph
+        coming = self._target.queue_round(queued.rounds, queued.lanes, ends)
+        if coming is None:
+            return None
+        self._foreseen = None
+        return replace(queued, plan=foreseen.plan, coming=coming, ends=ends, is_timed=True)
+
+    def arrived(self, queued: QueuedRound) -> list[list[int]]:
+        """The tokens that each of its lanes gets; waits for them."""
+        tokens = queued.coming.fetch()
+        queued.ended_at = time.perf_counter()
+        return tokens[: len(queued.lanes)]
+
+    def settle(
+        self,
+        queued: QueuedRound,
+        taken: Sequence[tuple[int, int] | None],
+        tokens: Sequence[Sequence[int]],
+        after: QueuedRound | None,
+    ) -> None:
+        """`tokens` arrived, and of each lane, which began there, so many rows stand; None: its text
+        has ended. `after`: the round that was queued behind it.
+        """
+        shape = queued.plan.shape
+        assert shape is not None, "a round has a shape"
+        more = 0 if after is None else shape.block
+        for i, (lane, given) in enumerate(zip(queued.lanes, tokens, strict=True)):
+            if (stands := taken[i]) is None:
+                continue
+            begin, num_kept = stands
+            queued.ends[i] = begin + len(given)
+            queued.part.kept(lane, begin, num_kept, queued.ends[i] + more)
+            if num_kept:
+                self._count([lane], queued.plan, shape, [range(num_kept)])
+        if after is not None:
+            after.ends = [end + more for end in queued.ends]
+            after.begun_at = queued.ended_at
+        seconds = queued.ended_at - queued.begun_at
+        self._totals.verify_s += seconds
+        self._totals.host_s += time.perf_counter() - queued.ended_at
+        if queued.plan.is_measured and queued.is_timed:
+            self._costs.observe(len(queued.lanes), shape, seconds)
+
     def _propose(self, anchors: Sequence[Anchor], plan: RoundPlan, shape: RoundShape) -> Proposal:
         """The rows of a round: those of the shape's drafter, but for lanes where others propose."""
         proposal = self._by_name[shape.drafter].propose(anchors, shape)
@@ -382,54 +489,3 @@ class Speculator:
                 self._common = self._common.after(shape, num_accepted)
             self._tallies[lane].add(num_proposed, num_accepted)
             self._totals.add(drafter.name, num_proposed, num_slots, num_accepted)
-
-
-# Which rows of a verified proposal stand: a walk from the anchor down its tree, on the host. Pure.
-Follow = Callable[[int], int | None]
-
-
-def matching_child(
-    tokens: Sequence[int], parents: Sequence[int] | None, path: Sequence[int], token: int
-) -> int | None:
-    """The child of the last row of `path` that proposes `token`, or None.
-
-    `parents` None: every row follows the one before it.
-    """
-    row = path[-1]
-    if parents is None:
-        return row + 1 if row + 1 < len(tokens) and tokens[row + 1] == token else None
-    below = range(row + 1, len(tokens))
-    return next((r for r in below if parents[r] == row and tokens[r] == token), None)
-
-
-Decide = Callable[[Sequence[int], Sequence[int] | None, Sequence[int], int], int | None]
-
-
-def walk(
-    tokens: Sequence[int],
-    parents: Sequence[int] | None,
-    follow: Follow,
-    decide: Decide = matching_child,
-) -> list[int]:
-    """The accepted rows, row 0 first: as many as tokens were emitted, since the last of these has
-    not been run, whether or not a row proposed it.
-
-    `follow(row)` chooses and emits the token after a row, once for each row of the path; None ends
-    the text. `decide` finds the row, if any, that proposes this token; only benchmarks replace it.
-    """
-    path = [0]
-    while True:
-        token = follow(path[-1])
-        row = None if token is None else decide(tokens, parents, path, token)
-        if row is None:
-            return path
-        path.append(row)
-
-
-def lines(parents: Sequence[int] | None, num_rows: int) -> list[list[int]]:
-    """For each row, the rows from the anchor's child down to itself; none for row 0."""
-    above = range(-1, num_rows - 1) if parents is None else parents
-    found: list[list[int]] = [[]]
-    for row in range(1, num_rows):
-        found.append([*found[above[row]], row])
-    return found

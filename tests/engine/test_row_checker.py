@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from luceasync.engine.acceptance import RowChecker
+from luceasync.engine.acceptance import RowChecker, walk
 from luceasync.engine.sampling.choose import rank
 from luceasync.engine.sampling.row import RowSampling
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import NO_TOKEN
 from luceasync.request import Sampling
-from luceasync.speculation.speculator import walk
 from tests.chosen import choose
 
 VOCAB = 32

@@ -15,7 +15,7 @@ from luceasync.host_cache.nodes import NodeSizes, Span
 from luceasync.kv.cache import Shape
 from luceasync.kv.pages import PageEvent
 from luceasync.nodes import NodeKey
-from luceasync.pipeline.passes import AttentionMass, Batch, PassInput
+from luceasync.pipeline.passes import AttentionMass, Batch, PassInput, RoundWork
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.transfer import as_rows
 from luceasync.ranking.local import LocalLogits
@@ -86,6 +86,9 @@ class FakePasses:
 
     def run_ahead(self, batch: Batch) -> None:
         self._hear("run ahead", (batch.lanes, batch.begins))
+
+    def captured_round(self, work: RoundWork, taps: Sequence[int], num_entries: int) -> None:
+        return None
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
         x = self._run("verify", batch, given)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from luceasync.engine.acceptance import Acceptance
+from luceasync.engine.acceptance import Acceptance, Decide, matching_child
 from luceasync.engine.decoding import anchors_of, choose_next
 from luceasync.engine.prepare import PreparedChoice
 from luceasync.engine.sampling.row import TokenCounts
@@ -30,7 +30,7 @@ from luceasync.speculation.dflash.features import FeatureRing, FeatureSpec
 from luceasync.speculation.dflash.graph import Runner
 from luceasync.speculation.dflash.passes import LocalDraft
 from luceasync.speculation.drafter import BlockDrafter
-from luceasync.speculation.speculator import Decide, Speculator, matching_child
+from luceasync.speculation.speculator import Speculator
 from luceasync.text.tokenizer import Tokenizer
 from tests import tiny
 from tests.engine.choices import make_choice

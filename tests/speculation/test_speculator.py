@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from luceasync.engine.acceptance import lines, matching_child, walk
 from luceasync.ranking.local import LocalLogits
 from luceasync.request import Sampling
 from luceasync.speculation.choice import RoundPlan, RoundShape, StepCosts
 from luceasync.speculation.dflash.graph import EagerRunner
-from luceasync.speculation.speculator import Speculator, lines, matching_child, walk
+from luceasync.speculation.speculator import Speculator
 from luceasync.text.tokenizer import Tokenizer
 from tests.speculation.scripted import (
     BLOCK,

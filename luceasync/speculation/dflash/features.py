@@ -176,12 +176,13 @@ class LaneSpans:
         self.num_lanes = num_lanes
         self.capacity_tokens = capacity_tokens
         self._spans = [range(0)] * num_lanes  # written without a gap, overwritten since or not
+        self._ends = [0] * num_lanes  # up to which positions may have been written since then
 
     def valid(self, lane: int) -> range:
         """Positions whose rows the lane holds. Raises ValueError for an unknown lane."""
         self.check_lane(lane)
-        span = self._spans[lane]
-        return range(max(span.start, span.stop - self.capacity_tokens), span.stop)
+        span, end = self._spans[lane], self._ends[lane]
+        return range(min(max(span.start, end - self.capacity_tokens), span.stop), span.stop)
 
     def held(self, lane: int, begin: int, end: int) -> range:
         """The positions of `[begin, end)` that the lane holds, which a node of this span can keep.
@@ -191,20 +192,23 @@ class LaneSpans:
         first = max(begin, valid.start)
         return range(first, end) if first < end <= valid.stop else range(end, end)
 
-    def advance(self, lane: int, begin: int, num_tokens: int) -> None:
-        """Note that rows of positions `[begin, begin + num_tokens)` were written. A `begin` that is
-        not the lane's end starts a new range. Raises ValueError.
+    def advance(self, lane: int, begin: int, num_tokens: int, end: int = 0) -> None:
+        """Note that rows of positions `[begin, begin + num_tokens)` were written, and perhaps more
+        up to `end`, which do not count. A `begin` that is not the lane's end starts a new range.
+        Raises ValueError.
         """
         self.check_lane(lane)
         if begin < 0 or num_tokens < 0:
             raise ValueError(f"{num_tokens} rows from position {begin}: 0 or more are expected")
-        span = self._spans[lane]
-        self._spans[lane] = range(span.start if span.stop == begin else begin, begin + num_tokens)
+        span, end = self._spans[lane], max(end, begin + num_tokens)
+        goes_on = span.stop == begin
+        self._spans[lane] = range(span.start if goes_on else begin, begin + num_tokens)
+        self._ends[lane] = max(end, self._ends[lane]) if goes_on else end
 
     def reset(self, lane: int) -> None:
         """Forget the lane's rows."""
         self.check_lane(lane)
-        self._spans[lane] = range(0)
+        self._spans[lane], self._ends[lane] = range(0), 0
 
     def check_lane(self, lane: int) -> None:
         """Raise ValueError unless the lane exists."""
@@ -289,8 +293,8 @@ class FeatureRing:
                 )
         return self._scatter(taps, lanes, begins, counts, paths, self.store, self.capacity_tokens)
 
-    def advance(self, lane: int, begin: int, num_tokens: int) -> None:
-        self._spans.advance(lane, begin, num_tokens)
+    def advance(self, lane: int, begin: int, num_tokens: int, end: int = 0) -> None:
+        self._spans.advance(lane, begin, num_tokens, end)
 
     def rows(self, lane: int, begin: int, end: int) -> Tensor:
         """Rows of positions `[begin, end)`, [end - begin, taps * hidden] on the ring's device: a

@@ -162,8 +162,8 @@ def join(
     platform = open_platform(device.name)
     with ExitStack() as closing:
         closing.callback(network.close)
-        # A graph is of one device.
-        run = runner_on(platform) if plan.is_all_on(device) else EagerRunner()
+        is_beside = plan.is_all_on(device)  # a graph is of one device
+        run = runner_on(platform) if is_beside else EagerRunner()
         closing.callback(run.close)
         passes = LocalDraft(
             network,
@@ -173,6 +173,7 @@ def join(
             run,
             network.reach_for,
             device.short_rows,
+            is_beside=is_beside,
         )
         platform.warm_up(lambda: passes.warm_up(shapes), NUM_WARM_UPS)
         speculator = Speculator(backend, [BlockDrafter(passes, shapes)], plan.parallel)

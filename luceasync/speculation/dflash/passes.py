@@ -17,11 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.models.pass_rows import round_up_rows
+from luceasync.pipeline.passes import RoundWork
 from luceasync.pipeline.transfer import Transfer, direct, on_host
+from luceasync.ranking.proposals import Proposal
 from luceasync.speculation.choice import RoundShape
 from luceasync.speculation.dflash.context import reach_for
 from luceasync.speculation.dflash.features import FeatureRing, check_rows
 from luceasync.speculation.dflash.graph import EagerRunner, Runner
+from luceasync.speculation.drafter import DraftInRounds
 
 LONG_ROWS = 128  # more than a short prefill chunk has
 
@@ -66,11 +69,14 @@ class LocalDraft(Generic[P]):
         run: Runner | None = None,
         reach_for: Callable[[int], int | None] = reach_for,
         short_rows: Sequence[int] = (),
+        *,
+        is_beside: bool = False,
     ) -> None:
         """`head` turns hidden rows into proposals, as the target's `propose_from` does. `run`: how
         passes are run, None: operation by operation. `reach_for`: see draft_ops.TorchDraftOps.
         `short_rows`: sizes to which short prefill chunks are padded, as the target's passes are;
-        their rows are absorbed as a round's are.
+        their rows are absorbed as a round's are. `is_beside`: the whole target is on the draft's
+        device.
         """
         self._draft = draft
         self.ring = ring
@@ -79,6 +85,8 @@ class LocalDraft(Generic[P]):
         self._run = run or EagerRunner()
         self._reach_for = reach_for
         self._short_rows = sorted(short_rows)
+        self._is_beside = is_beside
+        self._parts: dict[tuple[RoundShape, int | None], DraftInRounds] = {}
 
     @property
     def num_unsettled(self) -> int:
@@ -103,6 +111,38 @@ class LocalDraft(Generic[P]):
             index = on_host([tokens, lanes, begins], np.int64)
             proposal: P = self._run((shape, reach), work, index)
             return proposal
+
+    def in_rounds(self, shape: RoundShape, end: int) -> DraftInRounds | None:
+        if shape.budget is not None or not self._is_beside:
+            return None
+        key = shape, self._reach_for(end)
+        if key not in self._parts:
+            self._parts[key] = self._part(*key)
+        return self._parts[key]
+
+    def _part(self, shape: RoundShape, reach: int | None) -> DraftInRounds:
+        draft, ring = self._draft, self.ring
+
+        def propose(anchors: Tensor, lanes: Tensor, begins: Tensor) -> Tensor:
+            hidden = draft.propose(anchors, lanes, begins, shape.block, reach=reach)
+            proposal = self._head(hidden, anchors, None)
+            assert isinstance(proposal, Proposal), "beside the target there is its head"
+            return proposal.tokens
+
+        def absorb(
+            taps: Sequence[Tensor],
+            proposed: Tensor,
+            lanes: Tensor,
+            begins: Tensor,
+            counts: Tensor,
+            rows: Tensor,
+        ) -> None:
+            taps = tuple(tap.contiguous() for tap in taps)
+            features = ring.scatter(taps, lanes, begins.long(), counts, rows)
+            draft.write_context(features, lanes, begins, counts)
+
+        work = RoundWork(shape.block, propose, absorb)
+        return DraftInRounds(work, self._follow, ring.advance)
 
     def absorb(
         self,
@@ -169,9 +209,13 @@ class LocalDraft(Generic[P]):
         begins: Sequence[int],
         paths: Sequence[Sequence[int]],
     ) -> None:
-        """Raise ValueError for invalid rows; restart lanes that do not go on at their end."""
+        """Raise ValueError for invalid rows; else see `_follow`."""
         num_entries, num_rows = taps[0].shape[:2]  # the ring checks the other taps
         check_rows(self.ring.num_lanes, num_entries, num_rows, lanes, begins, paths)
+        self._follow(lanes, begins)
+
+    def _follow(self, lanes: Sequence[int], begins: Sequence[int]) -> None:
+        """Rows from `begins` on come next: restart lanes that do not go on at their end."""
         for lane, begin in zip(lanes, begins, strict=True):
             if self.ring.valid(lane).stop != begin:
                 self._draft.set_valid_from(lane, begin)
