@@ -13,6 +13,7 @@ from luceasync.gguf.config import (
     EMBEDDING,
     EXPERTS,
     HEAD,
+    MTP_LAYERS,
     SCALE,
     ArchitectureKeys,
     Config,
@@ -232,6 +233,11 @@ def qwen35_config(keys: ArchitectureKeys, computed: Sequence[str] = ()) -> Confi
         "linear_value_head_dim": head_dim,
         "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel"),
         **_layer_types(keys),
+        "mtp_num_hidden_layers": keys.integer(MTP_LAYERS, 0),
+        "mtp_use_dedicated_embeddings": any(
+            f"blk.{keys.num_layers}.nextn.{name}.weight" in keys.model.tensors
+            for name in ("embed_tokens", "shared_head_head")
+        ),
     }
 
 
@@ -303,6 +309,13 @@ GATED = {
 }
 EXPERT = re.compile(r"(?:mlp\.)?experts\.(\d+)\.(gate|up|down)_proj\.weight")
 GATES_AND_UPS = "ffn_gate_up_exps.weight"
+MTP = "mtp."  # precedes the names of tensors of a head that drafts, the block behind the layers
+NEXTN = {
+    "fc.weight": "nextn.eh_proj.weight",
+    "pre_fc_norm_embedding.weight": "nextn.enorm.weight",
+    "pre_fc_norm_hidden.weight": "nextn.hnorm.weight",
+    "norm.weight": "nextn.shared_head_norm.weight",  # without it the model's last one
+}
 ALIASES = {"ssm_dt.bias": "ssm_dt"}  # some files use the other name
 FUSED = "attn_qkv.weight"  # query, key and value rows of an attention layer, in some files
 IN_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
@@ -387,6 +400,8 @@ class GgufLayout:
 
     def where(self, name: str) -> TensorLocation:
         """Where the tensor `name` is stored, or would be."""
+        if name.startswith(MTP):
+            return self._of_mtp(name.removeprefix(MTP))
         below = name.removeprefix("model.")
         in_layer = IN_LAYER.fullmatch(below)
         if in_layer is None:
@@ -403,6 +418,15 @@ class GgufLayout:
             return TensorLocation(fused[1].name, begins[rest], orders)
         other = ALIASES.get(self._names[rest])
         return TensorLocation(f"blk.{layer}.{other}" if other else stored, 0, orders)
+
+    def _of_mtp(self, below: str) -> TensorLocation:
+        if below in NEXTN:
+            stored = f"blk.{self.num_layers}.{NEXTN[below]}"
+            is_last = below in ENDS and stored not in self.model.tensors
+            return TensorLocation(ENDS[below] if is_last else stored)
+        in_layer = IN_LAYER.fullmatch(below)
+        assert in_layer is not None, "other tensors are of the layer"
+        return self.where(f"layers.{self.num_layers}.{in_layer[2]}")
 
     def _of_expert(self, layer: str, expert: int, kind: str) -> TensorLocation:
         both = f"blk.{layer}.{GATES_AND_UPS}"

@@ -61,6 +61,9 @@ def read_gguf(model: GgufModel) -> GgufContents:
         spec = GGUF_FAMILIES[model.architecture].parse(ConfigFields(layout.config))
         spec = replace(spec, suppressed=_suppressed(model, spec.vocab_size))
         stored = {name: _stored(layout, name, shape) for name, shape in spec.shapes().items()}
+        drafting = spec.mtp_shapes()
+        if all(layout.where(name).name in model.tensors for name in drafting):
+            stored |= {name: _stored(layout, name, shape) for name, shape in drafting.items()}
         used = {found.tensor.name for found in stored.values()}
         for name in sorted(model.tensors.keys() - used):
             if not layout.is_for_others(name):

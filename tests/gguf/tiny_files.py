@@ -5,7 +5,7 @@ same numbers in a Hugging Face directory.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from luceasync.gguf.vocabulary import QWEN2, QWEN35  # which are transformers': test_vocabulary
 from tests.gguf.blocks import random_blocks
 from tests.gguf.tiny_keys import GEMMA4, add_keys
+from tests.speculation.mtp_models import add_mtp
 from tests.tiny import CHATML, SPECIAL
 
 if TYPE_CHECKING:  # else only tests that build a model pay for it
@@ -107,6 +108,7 @@ class Tiny:
     value_heads: int = 6
     head_dim: int = 128  # of linear layers
     mtp: bool = False
+    nextn: bool = False  # with a head that drafts, all of it
     vision: bool = False
     # Query, key and value rows of attention in one matrix, and gates and ups of experts.
     fused: bool = False
@@ -212,6 +214,8 @@ def write(tiny: Tiny, folder: Path) -> tuple[Path, Path]:
     tokenizer = save_tokenizer(plain, QWEN35 if tiny.is_hybrid else QWEN2)
     add_tokenizer(writer, tokenizer, arch)
     state, parts = model.state_dict(), {}
+    heads = _head(state, tiny) if tiny.nextn else {}
+    state |= heads
     for number, (name, tensor) in enumerate(sorted(state.items())):
         if name == "lm_head.weight" and tiny.tied:
             continue
@@ -247,9 +251,48 @@ def write(tiny: Tiny, folder: Path) -> tuple[Path, Path]:
     writer.close()
     if tiny.tied:
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    own = {name: state.pop(name) for name in heads}
     model.load_state_dict(state)
     model.save_pretrained(plain)
+    if tiny.nextn:
+        add_mtp(plain, {_in_directory(name): tensor for name, tensor in own.items()})
     return min(folder.glob("*.gguf")), plain
+
+
+HEAD_NAMES = {
+    "nextn.eh_proj": "fc",
+    "nextn.enorm": "pre_fc_norm_embedding",
+    "nextn.hnorm": "pre_fc_norm_hidden",
+    "nextn.shared_head_norm": "norm",
+}
+
+
+def _head(state: Mapping[str, torch.Tensor], tiny: Tiny) -> dict[str, torch.Tensor]:
+    """Random numbers of a head that drafts, the block behind the layers: as the last of these, and
+    its own.
+    """
+    last, block = (f"model.layers.{tiny.num_layers - back}." for back in (1, 0))
+    generator = torch.Generator().manual_seed(tiny.seed + 1)
+
+    def numbers(*shape: int) -> torch.Tensor:
+        scale = 0.1 if len(shape) == 1 else shape[-1] ** -0.5
+        return scale * torch.randn(shape, generator=generator)
+
+    shapes = {
+        block + name.removeprefix(last): tensor.shape
+        for name, tensor in state.items()
+        if name.startswith(last)
+    }
+    shapes |= {f"{block}{name}.weight": torch.Size([tiny.dim]) for name in HEAD_NAMES}
+    shapes[f"{block}nextn.eh_proj.weight"] = torch.Size([tiny.dim, 2 * tiny.dim])
+    return {name: numbers(*shape) for name, shape in shapes.items()}
+
+
+def _in_directory(name: str) -> str:
+    """What a checkpoint calls a tensor of that block."""
+    rest = name.split(".", 3)[3]
+    own = HEAD_NAMES.get(rest.removesuffix(".weight"))
+    return f"mtp.layers.0.{rest}" if own is None else f"mtp.{own}.weight"
 
 
 def _add_experts(
@@ -286,6 +329,8 @@ def gguf_name(name: str, arch: str) -> str:
     if rest in SCALES:
         return f"blk.{layer}.{SCALES[rest]}"
     stem = rest.removesuffix(".weight")
+    if stem in HEAD_NAMES:
+        return f"blk.{layer}.{rest}"
     if rest.endswith("e_score_correction_bias"):
         return f"blk.{layer}.exp_probs_b.bias"
     if rest.endswith(".bias"):

@@ -24,8 +24,8 @@ GEMMA4 = {
 
 def add_keys(writer: gguf.GGUFWriter, arch: str, tiny: Tiny, config: Any) -> None:
     """What the header says of the model, as its converter writes it."""
-    writer.add_block_count(tiny.num_layers + tiny.mtp)
-    if tiny.mtp:
+    writer.add_block_count(tiny.num_layers + (tiny.mtp or tiny.nextn))
+    if tiny.mtp or tiny.nextn:
         writer.add_uint32(f"{arch}.nextn_predict_layers", 1)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)

@@ -10,15 +10,14 @@ import pytest
 import torch
 
 from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, PlacementConfig
-from luceasync.errors import ConfigError
 from luceasync.models.files import ModelFiles
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.speculation.choice import RoundShape
 from luceasync.speculation.dflash.load import load_mtp
 from luceasync.speculation.dflash.placement import plan_with_drafter
 from luceasync.speculation.mtp import NAME, mtp_of
-from luceasync.speculation.mtp_network import HEAD_ROWS
 from tests import tiny
+from tests.gguf.tiny_files import K_MIX, Tiny, write
 from tests.reference.mtp import Mistake, SlowHead
 from tests.speculation import mtp_models
 
@@ -154,3 +153,30 @@ def test_the_usual_mistakes_would_be_seen(model_dir: Path, slow: SlowHead, mista
     wrong = SlowHead(model_dir, slow.model, mistake)
     texts = [text(seed) for seed in range(8)]
     assert [wrong.draft(ids, 3) for ids in texts] != [slow.draft(ids, 3) for ids in texts]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "tiny_file",
+    [Tiny("qwen3_5", {"": "Q8_0"}, nextn=True), Tiny("qwen3_5_moe", K_MIX, nextn=True, tied=True)],
+    ids=["Q8_0", "K-quants, experts"],
+)
+def test_a_gguf_file_drafts_what_a_directory_of_its_numbers_does(tiny_file: Tiny, tmp_path: Path):
+    drafts, rows = zip(*map(drafts_and_rows, write(tiny_file, tmp_path)), strict=True)
+    assert drafts[0] == drafts[1]
+    torch.testing.assert_close(rows[0], rows[1], rtol=1e-3, atol=1e-4)
+
+
+def drafts_and_rows(path: Path) -> tuple[list[list[int]], torch.Tensor]:
+    """What is drafted behind a few prompts, and what the model's head saw for it."""
+    loaded, choice = Loaded(path), random.Random(3)
+    network, heard = loaded.passes.network, []
+    choose = network._choose
+    network._choose = lambda hidden, lanes: (heard.append(hidden), choose(hidden, lanes))[1]
+    drafts = []
+    for lane in range(4):
+        ids = [choice.randrange(256) for _ in range(50)]
+        loaded.prefill(lane, 0, ids[:-1])
+        drafts.append(loaded.drafted(lane, 49, ids[49]))
+    loaded.close()
+    return drafts, torch.cat(heard)
