@@ -55,15 +55,18 @@ def linear(
     *,
     rows: Tensor | None = None,
     shared: Tensor | None = None,
+    far: Tensor | None = None,
     chosen: ExpertsTile | None = None,
 ) -> Tensor:
     """x @ matrix^T of each tile's matrix, for rows at its places: [places, outputs].
 
     x: [places, dim], or [rows, dim] and `rows`, int32 [places], the row of each place. matrices:
     [experts, outputs, dim]; tiles: see experts_routing.choose. `shared`: [outputs, dim], the matrix
-    after all experts.
+    after all experts. `far`: like `matrices`, what tiles that experts_slots.assign made call the
+    matrices after that.
     """
-    return _product(x, matrices[None], tiles, num_places, rows, shared, chosen)
+    far = None if far is None else far[None]
+    return _product(x, matrices[None], tiles, num_places, rows, shared, far, chosen)
 
 
 def swiglu(
@@ -73,13 +76,14 @@ def swiglu(
     rows: Tensor,
     *,
     shared: Tensor | None = None,
+    far: Tensor | None = None,
     chosen: ExpertsTile | None = None,
 ) -> Tensor:
     """silu(gate) * up of each place, as `linear`: [places, inner].
 
     matrices: [2, experts, inner, dim], gates first; shared: [2 * inner, dim].
     """
-    return _product(x, matrices, tiles, len(rows), rows, shared, chosen)
+    return _product(x, matrices, tiles, len(rows), rows, shared, far, chosen)
 
 
 def _product(
@@ -89,6 +93,7 @@ def _product(
     num_places: int,
     rows: Tensor | None,
     shared: Tensor | None,
+    far: Tensor | None,
     chosen: ExpertsTile | None,
 ) -> Tensor:
     num_parts, num_experts, num_outputs, dim = matrices.shape
@@ -101,10 +106,12 @@ def _product(
         x,
         matrices,
         shared,
+        far,
         rows,
         tiles,
         out,
         num_experts,
+        0 if far is None else far.shape[1],
         num_outputs,
         dim,
         PAIRED=paired,
@@ -126,10 +133,12 @@ def _few_rows_kernel(
     x,
     matrices,
     shared,
+    far,
     rows,
     tiles,
     out,
     num_experts,
+    num_far,
     num_outputs,
     dim,
     PAIRED: tl.constexpr,
@@ -163,6 +172,10 @@ def _few_rows_kernel(
             is_shared = matrix == num_experts
             first = tl.where(is_shared, shared, first)
             second = tl.where(is_shared, shared + size, second)
+        if far is not None:
+            is_far, number = matrix > num_experts, matrix - num_experts - 1
+            first = tl.where(is_far, far + number * size, first)
+            second = tl.where(is_far, far + (num_far + number) * size, second)
         first += own
         second += own
         row = row.to(tl.int64) * dim

@@ -35,14 +35,16 @@ def linear(
     tiles: Tensor,
     num_places: int,
     *,
+    far: TiledMatrix | None = None,
     chosen: QuantTile | None = None,
 ) -> Tensor:
     """x @ matrix^T of each tile's matrix, for rows at its places: [places, outputs].
 
     x: [places, dim]; matrices: [experts * outputs, dim], outputs a multiple of 16; tiles: see
-    experts_routing.choose.
+    experts_routing.choose. `far`: like `matrices`, with any number of experts, what tiles that
+    experts_slots.assign made call the matrices from num_experts + 1 on.
     """
-    return _product(x, matrices, num_experts, tiles, num_places, None, chosen)
+    return _product(x, matrices, num_experts, tiles, num_places, None, far, chosen)
 
 
 def swiglu(
@@ -52,6 +54,7 @@ def swiglu(
     tiles: Tensor,
     rows: Tensor,
     *,
+    far: TiledMatrix | None = None,
     chosen: QuantTile | None = None,
 ) -> Tensor:
     """silu(gate) * up of each place: [places, inner].
@@ -59,7 +62,7 @@ def swiglu(
     x: [rows, dim]; `rows`: int32 [places], the row of each place; matrices: [2 * experts * inner,
     dim], all gates first.
     """
-    return _product(x, matrices, num_experts, tiles, len(rows), rows, chosen)
+    return _product(x, matrices, num_experts, tiles, len(rows), rows, far, chosen)
 
 
 def _product(
@@ -69,6 +72,7 @@ def _product(
     tiles: Tensor,
     num_places: int,
     rows: Tensor | None,
+    far: TiledMatrix | None,
     chosen: QuantTile | None,
 ) -> Tensor:
     paired, is_nvidia = rows is not None, x.is_cuda and torch.version.hip is None
@@ -79,16 +83,14 @@ def _product(
     x, out = x.contiguous(), x.new_empty(num_places, num_outputs)
     _quant_rows_kernel[(triton.cdiv(num_row_blocks, own_blocks), len(tiles))](
         x,
-        weight.codes,
-        weight.planes,
-        weight.scales,
-        weight.small_scales,
-        weight.minimums,
-        weight.small_minimums,
+        *_tensors(weight),
+        *_tensors(far),
         rows,
         tiles,
         out,
+        num_experts,
         num_experts * num_row_blocks,
+        0 if far is None else far.num_rows // BLOCK_ROWS // (2 if paired else 1),
         num_row_blocks,
         weight.num_blocks,
         weight.num_supergroups,
@@ -108,7 +110,29 @@ def _product(
     return out
 
 
-@kernel(do_not_specialize=["part_blocks", "num_row_blocks", "num_blocks"])
+def _tensors(matrix: TiledMatrix | None) -> tuple[Tensor | None, ...]:
+    """The tensors of a matrix in the order of the kernel; nothing but None without one."""
+    if matrix is None:
+        return (None,) * 6
+    return (
+        matrix.codes,
+        matrix.planes,
+        matrix.scales,
+        matrix.small_scales,
+        matrix.minimums,
+        matrix.small_minimums,
+    )
+
+
+@kernel(
+    do_not_specialize=[
+        "num_experts",
+        "part_blocks",
+        "far_part_blocks",
+        "num_row_blocks",
+        "num_blocks",
+    ]
+)
 def _quant_rows_kernel(
     x,
     codes,
@@ -117,10 +141,18 @@ def _quant_rows_kernel(
     small_scales,
     minimums,
     small_minimums,
+    far_codes,
+    far_planes,
+    far_scales,
+    far_small_scales,
+    far_minimums,
+    far_small_minimums,
     rows,
     tiles,
     out,
+    num_experts,
     part_blocks,
+    far_part_blocks,
     num_row_blocks,
     num_blocks,
     num_supergroups,
@@ -157,6 +189,20 @@ def _quant_rows_kernel(
     matrix = tl.load(at_tile)
     if matrix >= 0:
         begin_place, end_place = tl.load(at_tile + 1), tl.load(at_tile + 2)
+        if far_codes is not None:
+            is_far = matrix > num_experts
+            matrix = tl.where(is_far, matrix - num_experts - 1, matrix)
+            part_blocks = tl.where(is_far, far_part_blocks, part_blocks)
+            codes = tl.where(is_far, far_codes, codes)
+            scales = tl.where(is_far, far_scales, scales)
+            if planes is not None:
+                planes = tl.where(is_far, far_planes, planes)
+            if small_scales is not None:
+                small_scales = tl.where(is_far, far_small_scales, small_scales)
+            if minimums is not None:
+                minimums = tl.where(is_far, far_minimums, minimums)
+            if small_minimums is not None:
+                small_minimums = tl.where(is_far, far_small_minimums, small_minimums)
         matrix_block = matrix * num_row_blocks
         batch = tl.arange(0, BLOCKS)  # [step, row block, stride]
         row_block = matrix_block + _row_block_of(

@@ -177,11 +177,14 @@ class RoutedExperts:
 
     def add_to(self, x: Tensor) -> Tensor:
         """x + what the experts of each row of norm(x) give: [rows, dim]."""
+        return self._add(x, self.gate_up, self.down)
+
+    def _add(self, x: Tensor, gate_up: ExpertWeights, down: ExpertWeights) -> Tensor:
         router = self.router
         normed = router.norm(x)
         exact = normed.float()
         choice = self.ops.choose(router.weight.linear(exact), router.bias, router.routing)
-        results = self.down.linear(self.gate_up.swiglu(normed, choice), choice)
+        results = down.linear(gate_up.swiglu(normed, choice), choice)
         return self.ops.add_weighted(results, choice, self._with_shared(x, normed, exact))
 
     def _with_shared(self, x: Tensor, normed: Tensor, exact: Tensor) -> Tensor:

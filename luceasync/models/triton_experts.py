@@ -4,7 +4,9 @@ the library's grouped product, or by tiles of many rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +21,7 @@ from luceasync.models.ops import Ops, TorchTable
 from luceasync.models.quant.packed import Packed
 from luceasync.models.quant.tiles import can_tile, tile
 from luceasync.models.torch_experts import RoutedExperts
-from luceasync.models.weights import Choice, ExpertWeights, Router, Routing, SwiGLU
+from luceasync.models.weights import Choice, ExpertWeights, Router, Routing, SwiGLU, Weight
 
 SLICE_BYTES = 128 << 20  # of experts that are dequantised at once: a plan counts them as workspace
 
@@ -77,6 +79,55 @@ def tiles_of_many(choice: Choice) -> Tensor:
     return torch.stack([matrix, begin, end], 1).int()
 
 
+@runtime_checkable
+class SharingExperts(ExpertWeights, Protocol):
+    """ExpertWeights beside which a shared expert may be one more."""
+
+    @property
+    def shared_shape(self) -> tuple[int, int] | None:
+        """The shape of plain rows that may be one expert more; None: there may be none."""
+        ...
+
+    def linear(self, x: Tensor, choice: Choice, shared: Tensor | None = None) -> Tensor:
+        """See ExpertWeights. `shared`: the matrix of a choice that has a shared expert."""
+        ...
+
+    def swiglu(self, x: Tensor, choice: Choice, shared: Tensor | None = None) -> Tensor:
+        """See ExpertWeights; `shared` has the gate's rows first."""
+        ...
+
+
+class KernelExperts(SharingExperts, Protocol):
+    """Experts made of tensors. Those of `far`, in host memory, are all if these are the slots that
+    the tiles of a choice name.
+    """
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What the experts consist of, each [parts, experts, ..] contiguous."""
+        ...
+
+    def made_of(self, tensors: Mapping[str, Tensor]) -> KernelExperts:
+        """Experts like these, any number, of such tensors."""
+        ...
+
+    def linear(
+        self,
+        x: Tensor,
+        choice: Choice,
+        shared: Tensor | None = None,
+        far: KernelExperts | None = None,
+    ) -> Tensor: ...
+
+    def swiglu(
+        self,
+        x: Tensor,
+        choice: Choice,
+        shared: Tensor | None = None,
+        far: KernelExperts | None = None,
+    ) -> Tensor: ...
+
+
 class PlainExperts:
     """ExpertWeights of plain rows [parts * experts * out, dim]: all gates, then all ups, or one
     part alone.
@@ -90,25 +141,49 @@ class PlainExperts:
         return self.each.nbytes
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Rows of the matrices of an expert, and columns."""
+    def tensors(self) -> dict[str, Tensor]:
+        return {"rows": self.each}
+
+    def made_of(self, tensors: Mapping[str, Tensor]) -> PlainExperts:
+        rows = tensors["rows"]
+        num_parts, num_experts, _, dim = rows.shape
+        return PlainExperts(rows.view(-1, dim), num_experts, num_parts)
+
+    @property
+    def shared_shape(self) -> tuple[int, int]:
         num_parts, _, height, num_columns = self.each.shape
         return num_parts * height, num_columns
 
-    def linear(self, x: Tensor, choice: Choice, shared: Tensor | None = None) -> Tensor:
-        """See ExpertWeights. `shared`: the matrix of a choice that has a shared expert."""
+    def linear(
+        self,
+        x: Tensor,
+        choice: Choice,
+        shared: Tensor | None = None,
+        far: KernelExperts | None = None,
+    ) -> Tensor:
         if isinstance(choice, TiledChoice):
-            return experts_product.linear(x, self.each[0], choice.tiles, len(x), shared=shared)
+            others = None if far is None else far.tensors["rows"][0]
+            return experts_product.linear(
+                x, self.each[0], choice.tiles, len(x), shared=shared, far=others
+            )
         if _can_group(x):
             return _grouped(x, self.each[0], choice)
         out = x.new_empty(len(x), self.each.shape[2])
         experts_product.many(x, self.each[0], tiles_of_many(choice), out)
         return out
 
-    def swiglu(self, x: Tensor, choice: Choice, shared: Tensor | None = None) -> Tensor:
-        """See ExpertWeights. `shared`: as of `linear`, the gate's rows first."""
+    def swiglu(
+        self,
+        x: Tensor,
+        choice: Choice,
+        shared: Tensor | None = None,
+        far: KernelExperts | None = None,
+    ) -> Tensor:
         if isinstance(choice, TiledChoice):
-            return experts_product.swiglu(x, self.each, choice.tiles, choice.rows, shared=shared)
+            others = None if far is None else far.tensors["rows"]
+            return experts_product.swiglu(
+                x, self.each, choice.tiles, choice.rows, shared=shared, far=others
+            )
         if _can_group(x):
             own = x[choice.rows]
             gate, up = (_grouped(own, part, choice) for part in self.each)
@@ -138,7 +213,7 @@ def quantised_experts(
     if dtype != torch.bfloat16 or not (is_whole and can_tile(packed.layout, num_rows, num_columns)):
         return torch_experts.quantised_experts(packed, num_experts, num_parts)
     num_bytes = packed.num_bytes
-    return TiledQuantExperts(tile(packed), num_bytes, num_experts)
+    return TiledQuantExperts(tile(packed), num_bytes, num_experts, num_parts)
 
 
 class TiledQuantExperts:
@@ -146,43 +221,84 @@ class TiledQuantExperts:
     more, each is rounded once to the dtype of x.
     """
 
-    def __init__(self, tiled: TiledMatrix, num_bytes: int, num_experts: int) -> None:
+    def __init__(
+        self, tiled: TiledMatrix, num_bytes: int, num_experts: int, num_parts: int
+    ) -> None:
         self.num_bytes = num_bytes
-        self._tiled = tiled
-        self._num_experts = num_experts
+        self.num_experts = num_experts
+        self.num_parts = num_parts
+        self.tiled = tiled
 
-    def linear(self, x: Tensor, choice: Choice) -> Tensor:
+    @property
+    def shared_shape(self) -> None:
+        return None
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        fields = ("codes", "planes", "scales", "small_scales", "minimums", "small_minimums")
+        found = ((name, getattr(self.tiled, name)) for name in fields)
+        shape = (self.num_parts, self.num_experts, -1)
+        return {name: tensor.view(shape) for name, tensor in found if tensor is not None}
+
+    def made_of(self, tensors: Mapping[str, Tensor]) -> TiledQuantExperts:
+        num_experts = tensors["codes"].shape[1]
+        num_rows = self.tiled.num_rows // self.num_experts * num_experts
+        num_bytes = self.num_bytes // self.num_experts * num_experts
+        changes: dict[str, Any] = dict(tensors)
+        tiled = replace(self.tiled, num_rows=num_rows, **changes)
+        return TiledQuantExperts(tiled, num_bytes, num_experts, self.num_parts)
+
+    def linear(
+        self,
+        x: Tensor,
+        choice: Choice,
+        shared: Tensor | None = None,
+        far: KernelExperts | None = None,
+    ) -> Tensor:
         if isinstance(choice, TiledChoice):
-            return experts_quant.linear(x, self._tiled, self._num_experts, choice.tiles, len(x))
-        return self._many(x, choice, 1)
+            return experts_quant.linear(
+                x, self.tiled, self.num_experts, choice.tiles, len(x), far=_tiled(far)
+            )
+        return self._many(x, choice)
 
-    def swiglu(self, x: Tensor, choice: Choice) -> Tensor:
+    def swiglu(
+        self,
+        x: Tensor,
+        choice: Choice,
+        shared: Tensor | None = None,
+        far: KernelExperts | None = None,
+    ) -> Tensor:
         if isinstance(choice, TiledChoice):
             return experts_quant.swiglu(
-                x, self._tiled, self._num_experts, choice.tiles, choice.rows
+                x, self.tiled, self.num_experts, choice.tiles, choice.rows, far=_tiled(far)
             )
-        return self._many(x, choice, 2)
+        return self._many(x, choice)
 
-    def _many(self, x: Tensor, choice: Choice, num_parts: int) -> Tensor:
+    def _many(self, x: Tensor, choice: Choice) -> Tensor:
         """Dequantise a few experts at a time, and multiply the tiles that are theirs."""
-        num_columns = self._tiled.num_columns
-        height = self._tiled.num_rows // (num_parts * self._num_experts)
+        num_columns, num_parts = self.tiled.num_columns, self.num_parts
+        height = self.tiled.num_rows // (num_parts * self.num_experts)
         expert_bytes = num_parts * height * num_columns * x.element_size()
-        count = min(self._num_experts, max(1, SLICE_BYTES // expert_bytes))
+        count = min(self.num_experts, max(1, SLICE_BYTES // expert_bytes))
         scratch = x.new_empty(num_parts, count, height, num_columns)
         out, tiles = x.new_empty(len(choice.rows), height), tiles_of_many(choice)
         rows = choice.rows if num_parts == 2 else None
-        for first in range(0, self._num_experts, count):
-            end = min(first + count, self._num_experts)
+        for first in range(0, self.num_experts, count):
+            end = min(first + count, self.num_experts)
             for part in range(num_parts):
-                begin = (part * self._num_experts + first) * height
+                begin = (part * self.num_experts + first) * height
                 numbers = scratch[part, : end - first].view(-1, num_columns)
-                quant_dequantize.numbers(self._tiled, begin, begin + len(numbers), numbers)
+                quant_dequantize.numbers(self.tiled, begin, begin + len(numbers), numbers)
             own = scratch[:, : end - first]
             experts_product.many(
                 x, own if num_parts == 2 else own[0], tiles, out, rows=rows, first=first
             )
         return out
+
+
+def _tiled(far: KernelExperts | None) -> TiledMatrix | None:
+    assert far is None or isinstance(far, TiledQuantExperts)
+    return None if far is None else far.tiled
 
 
 class TritonRoutedExperts(RoutedExperts):
@@ -199,44 +315,49 @@ class TritonRoutedExperts(RoutedExperts):
         shared: SwiGLU | None,
     ) -> None:
         super().__init__(ops, router, gate_up, down, shared)
-        self._shared_rows = None if shared is None else _alike(gate_up, down, shared)
+        self._shared_rows: list[Tensor] = []  # of gates and ups, and of downs; empty: no such
+        if (
+            isinstance(gate_up, SharingExperts)
+            and isinstance(down, SharingExperts)
+            and shared is not None
+        ):
+            self._shared_rows = _alike((gate_up, shared.gate_up), (down, shared.down))
 
     def add_to(self, x: Tensor) -> Tensor:
         weight, gate = self.router.weight, self.router.shared_gate
         if len(x) > MAX_ROWS or not isinstance(weight, TorchTable):
             return super().add_to(x)
-        norm, routing, beside = self.router.norm, self.router.routing, self._shared_rows
+        norm, bias = self.router.norm, self.router.bias
         gate_rows = gate.rows if isinstance(gate, TorchTable) else None
         normed, logits, arrivals, gates = experts_routing.scores(
             x, (norm.weight, norm.eps), weight.rows, gate_rows
         )
-        bias, has_shared = self.router.bias, beside is not None
-        choice = _tiled_choice(logits, bias, routing, arrivals, has_shared=has_shared)
-        shared = None
-        if beside is not None:
-            gate_up, down = self.gate_up, self.down
-            assert isinstance(gate_up, PlainExperts) and isinstance(down, PlainExperts)
-            inner = gate_up.swiglu(normed, choice, beside[0])
-            results = down.linear(inner, choice, beside[1])
+        has_shared = bool(self._shared_rows)
+        choice = _tiled_choice(logits, bias, self.router.routing, arrivals, has_shared=has_shared)
+        results, shared = self._results(normed, choice), None
+        if has_shared:
             shared = results[choice.places.numel() :]
-        else:
-            results = self.down.linear(self.gate_up.swiglu(normed, choice), choice)
-            if self.shared is not None:
-                shared = self.shared.down.linear(self.shared.gate_up.swiglu(normed))
+        elif self.shared is not None:
+            shared = self.shared.down.linear(self.shared.gate_up.swiglu(normed))
         return experts_routing.add_weighted(
             results, choice.weights, choice.places, x, shared, gates
         )
 
+    def _results(self, normed: Tensor, choice: TiledChoice) -> Tensor:
+        """What each place's expert gives, and then, if it is one of them, the shared one."""
+        if not self._shared_rows:
+            return self.down.linear(self.gate_up.swiglu(normed, choice), choice)
+        gate_up, down = self.gate_up, self.down
+        assert isinstance(gate_up, SharingExperts) and isinstance(down, SharingExperts)
+        inner = gate_up.swiglu(normed, choice, self._shared_rows[0])
+        return down.linear(inner, choice, self._shared_rows[1])
 
-def _alike(
-    gate_up: ExpertWeights, down: ExpertWeights, shared: SwiGLU
-) -> tuple[Tensor, Tensor] | None:
-    """The rows of a shared expert that kernels can take for one of the experts, else None."""
+
+def _alike(*pairs: tuple[SharingExperts, Weight]) -> list[Tensor]:
+    """The rows of a shared expert's matrices if kernels can take it for one of the experts."""
     found = []
-    for experts, own in ((gate_up, shared.gate_up), (down, shared.down)):
-        if not (isinstance(experts, PlainExperts) and isinstance(own, TorchTable)):
-            return None
-        if own.rows.shape != experts.shape:
-            return None
+    for experts, own in pairs:
+        if not isinstance(own, TorchTable) or own.rows.shape != experts.shared_shape:
+            return []
         found.append(own.rows)
-    return found[0], found[1]
+    return found

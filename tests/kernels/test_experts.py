@@ -156,7 +156,7 @@ def experts_of(name: str, device: torch.device, num_experts: int = 4):
         packed = random_packed(ALL[name], shape, torch.Generator(device).manual_seed(parts))
         numbers = dequantise(packed).view(parts, num_experts, height, 128)
         num_bytes = packed.num_bytes
-        found.append((TiledQuantExperts(tile(packed), num_bytes, num_experts), numbers))
+        found.append((TiledQuantExperts(tile(packed), num_bytes, num_experts, parts), numbers))
     return found
 
 

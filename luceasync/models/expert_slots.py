@@ -1,0 +1,236 @@
+"""Experts in host memory, and slots for some of them on a GPU.
+
+A pass of few rows finds its experts in slots or has them copied there, which the device decides by
+itself; a longer one has whole layers copied ahead. Where an expert lies changes no result.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from luceasync.errors import ModelError
+from luceasync.kernels import experts_slots
+from luceasync.kernels.experts_routing import MAX_ROWS
+from luceasync.kernels.experts_slots import COUNTS, SlotCopies, SlotTable
+from luceasync.models.quant.packed import Packed
+from luceasync.models.torch_experts import RoutedExperts
+from luceasync.models.triton_experts import (
+    KernelExperts,
+    PlainExperts,
+    TiledChoice,
+    TiledQuantExperts,
+    TritonRoutedExperts,
+    quantised_experts,
+)
+from luceasync.models.triton_ops import TritonOps
+from luceasync.models.weights import Choice, ExpertWeights, Router, SwiGLU
+
+NUM_BUFFERS = 2  # for whole layers: one is read while the next is copied
+ALIGNMENT_BYTES = 256
+
+
+class ExpertHost(Protocol):
+    """The device, as far as host memory that it can read and copies beside its work go."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def hold(self, tensor: Tensor) -> Tensor:
+        """A copy in host memory that kernels of the device can read."""
+        ...
+
+    def side_stream(self, *used: Tensor) -> AbstractContextManager[object]:
+        """See Platform."""
+        ...
+
+    def join_side_stream(self) -> None:
+        """See Platform."""
+        ...
+
+
+class SlottedExperts:
+    """ExpertWeights of which `near` has those in slots, and `far` all, in host memory."""
+
+    def __init__(self, resident: KernelExperts, num_slots: int, host: ExpertHost) -> None:
+        """`resident`: the experts on the device, whose memory may be freed afterwards."""
+        self.far_tensors = {name: host.hold(t) for name, t in resident.tensors.items()}
+        self.near_tensors = {
+            name: t.new_zeros(t.shape[0], num_slots, *t.shape[2:])
+            for name, t in resident.tensors.items()
+        }
+        self.far = resident.made_of(self.far_tensors)
+        self.near = self.far.made_of(self.near_tensors)
+
+    @property
+    def shared_shape(self) -> tuple[int, int] | None:
+        """See SharingExperts."""
+        return self.near.shared_shape
+
+    @property
+    def device(self) -> torch.device:
+        """Where the slots are."""
+        return next(iter(self.near_tensors.values())).device
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on the device."""
+        return sum(tensor.nbytes for tensor in self.near_tensors.values())
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of all experts in a buffer."""
+        return sum(_aligned(tensor.nbytes) for tensor in self.far_tensors.values())
+
+    @property
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """See SlotCopies."""
+        return [
+            (far[part], self.near_tensors[name][part])
+            for name, far in self.far_tensors.items()
+            for part in range(len(far))
+        ]
+
+    def copied_to(self, buffer: Tensor) -> Tensor:
+        """Copy all experts to a buffer, uint8; return the rest of it."""
+        for name, target in self._views(buffer).items():
+            target.copy_(self.far_tensors[name], non_blocking=True)
+        return buffer[self.layer_bytes :]
+
+    def made_of(self, buffer: Tensor) -> ExpertWeights:
+        """The experts in a buffer that `copied_to` has filled."""
+        return self.far.made_of(self._views(buffer))
+
+    def _views(self, buffer: Tensor) -> dict[str, Tensor]:
+        found, begin = {}, 0
+        for name, tensor in self.far_tensors.items():
+            own = buffer[begin : begin + tensor.nbytes]
+            found[name] = own.view(tensor.dtype).view(tensor.shape)
+            begin += _aligned(tensor.nbytes)
+        return found
+
+    def linear(self, x: Tensor, choice: Choice, shared: Tensor | None = None) -> Tensor:
+        """See SharingExperts; for choices whose tiles name slots."""
+        return self.near.linear(x, choice, shared, self.far)
+
+    def swiglu(self, x: Tensor, choice: Choice, shared: Tensor | None = None) -> Tensor:
+        """See SharingExperts; as `linear`."""
+        return self.near.swiglu(x, choice, shared, self.far)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+class SlottedOps(TritonOps):
+    """TritonOps with `num_slots` slots for the experts of each layer, all of which are in host
+    memory.
+    """
+
+    def __init__(self, num_slots: int, host: ExpertHost) -> None:
+        self._num_slots = num_slots
+        self._host = host
+        self._layers: list[SlottedRoutedExperts] = []
+        self._buffers: list[Tensor] = []
+
+    def allocate(self) -> None:
+        """Allocate buffers for whole layers, once all layers are read."""
+        most = max(layer.layer_bytes for layer in self._layers)
+        for _ in range(NUM_BUFFERS):
+            self._buffers.append(torch.empty(most, dtype=torch.uint8, device=self._host.device))
+
+    def counts(self) -> dict[str, int]:
+        """Experts of all layers' passes so far, by what became of them. Waits for the device."""
+        sums = torch.stack([layer.table.counts for layer in self._layers]).sum(0).tolist()
+        return dict(zip(COUNTS, sums, strict=True))
+
+    def experts(self, rows: Tensor, num_experts: int, num_parts: int) -> ExpertWeights:
+        return SlottedExperts(
+            PlainExperts(rows, num_experts, num_parts), self._num_slots, self._host
+        )
+
+    def quantised_experts(
+        self, packed: Packed, num_experts: int, num_parts: int, dtype: torch.dtype
+    ) -> ExpertWeights:
+        resident = quantised_experts(packed, num_experts, num_parts, dtype)
+        if not isinstance(resident, TiledQuantExperts):
+            raise ModelError(
+                f"--expert-memory: experts of {packed.shape[1]} columns in {packed.layout.name} "
+                "run on no kernel that reads host memory; leave the flag out"
+            )
+        return SlottedExperts(resident, self._num_slots, self._host)
+
+    def routed(
+        self, router: Router, gate_up: ExpertWeights, down: ExpertWeights, shared: SwiGLU | None
+    ) -> RoutedExperts:
+        assert isinstance(gate_up, SlottedExperts) and isinstance(down, SlottedExperts)
+        layer = SlottedRoutedExperts(self, router, gate_up, down, shared, len(self._layers))
+        self._layers.append(layer)
+        return layer
+
+    def whole_layer(self, number: int) -> Tensor:
+        """The buffer with all experts of a layer; the next layer's are copied meanwhile. Layers of
+        a pass ask in order.
+        """
+        if number == 0:
+            self._copy(number)
+        self._host.join_side_stream()
+        if number + 1 < len(self._layers):
+            self._copy(number + 1)
+        return self._buffers[number % NUM_BUFFERS]
+
+    def _copy(self, number: int) -> None:
+        buffer = self._buffers[number % NUM_BUFFERS]
+        with self._host.side_stream(buffer):
+            self._layers[number].copy_to(buffer)
+
+
+class SlottedRoutedExperts(TritonRoutedExperts):
+    """TritonRoutedExperts of a layer with slots."""
+
+    def __init__(
+        self,
+        ops: SlottedOps,
+        router: Router,
+        gate_up: SlottedExperts,
+        down: SlottedExperts,
+        shared: SwiGLU | None,
+        number: int,
+    ) -> None:
+        """`number`: of the layer, among those with slots."""
+        super().__init__(ops, router, gate_up, down, shared)
+        self._slotted = ops
+        self._number = number
+        self._halves = gate_up, down
+        device = gate_up.device
+        pairs = gate_up.pairs + down.pairs
+        num_experts, num_slots = (len(each) for each in pairs[0])
+        self.table = SlotTable.empty(num_experts, num_slots, device)
+        self._copies = SlotCopies(pairs, device)
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of a buffer for all experts."""
+        return sum(half.layer_bytes for half in self._halves)
+
+    def copy_to(self, buffer: Tensor) -> None:
+        """Copy all experts to a buffer."""
+        for half in self._halves:
+            buffer = half.copied_to(buffer)
+
+    def add_to(self, x: Tensor) -> Tensor:
+        if len(x) <= MAX_ROWS:
+            return super().add_to(x)
+        buffer = self._slotted.whole_layer(self._number)
+        gate_up, down = self._halves
+        rest = buffer[gate_up.layer_bytes :]
+        return self._add(x, gate_up.made_of(buffer), down.made_of(rest))
+
+    def _results(self, normed: Tensor, choice: TiledChoice) -> Tensor:
+        tiles, fills = experts_slots.assign(self.table, choice.bounds, choice.tiles)
+        self._copies.run(fills)
+        return super()._results(normed, replace(choice, tiles=tiles))
