@@ -65,6 +65,7 @@ def read_gguf(model: GgufModel) -> GgufContents:
         if all(layout.where(name).name in model.tensors for name in drafting):
             stored |= {name: _stored(layout, name, shape) for name, shape in drafting.items()}
         used = {found.tensor.name for found in stored.values()}
+        used |= {layout.where(name).name for name in spec.unread}
         for name in sorted(model.tensors.keys() - used):
             if not layout.is_for_others(name):
                 raise ModelError(f"no layer uses the tensor {name!r}")

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from luceasync.models.ops import Norm, Ops
+    from luceasync.models.pass_rows import Handed
     from luceasync.models.weights import ExpertWeights, Weight
 
 
@@ -35,6 +36,16 @@ class LayerReader(Protocol):
     @property
     def ops(self) -> Ops:
         """The operations of the device that the layer runs on."""
+        ...
+
+    @property
+    def layer(self) -> int:
+        """The layer's number in the model."""
+        ...
+
+    @property
+    def handed(self) -> Handed:
+        """What the layers of the shard hand on within a pass."""
         ...
 
     @property

@@ -26,7 +26,7 @@ from luceasync.models.feed_forward.feed_forward import FeedForwardLayer
 from luceasync.models.layer_reader import LayerReader, TensorPart, whole
 from luceasync.models.mixers.mixer import MixerLayer, State
 from luceasync.models.ops import Norm, Ops
-from luceasync.models.pass_rows import Rows
+from luceasync.models.pass_rows import Handed, Rows
 from luceasync.models.precision import Precision
 from luceasync.models.quant.encoding import QuantEncoding
 from luceasync.models.quant.random import RandomModule
@@ -147,6 +147,7 @@ class TensorReader:
     ) -> None:
         self.spec = spec
         self.place = place
+        self.handed = Handed()
         self._source = source
         self._advance = advance
 
@@ -237,6 +238,7 @@ class _TensorsOfLayer:
 
     def __init__(self, reader: TensorReader, layer: int) -> None:
         self._reader = reader
+        self.layer = layer
         self._prefix = f"{reader.spec.prefix}layers.{layer}."
         shapes = reader.spec.layer_shapes(layer)
         self._shapes = {self._prefix + name: shape for name, shape in shapes.items()}
@@ -244,6 +246,10 @@ class _TensorsOfLayer:
     @property
     def ops(self) -> Ops:
         return self._reader.ops
+
+    @property
+    def handed(self) -> Handed:
+        return self._reader.handed
 
     @property
     def norm_eps(self) -> float:

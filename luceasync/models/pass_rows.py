@@ -80,6 +80,29 @@ class Rows:
         object.__setattr__(self, "num_lanes", num_lanes)
 
 
+@dataclass(frozen=True, slots=True)
+class LentKeys:
+    """A layer's keys and values of a pass, as projected, [entries, rows, 2 kv_heads * head_dim],
+    and the norm of its keys, float32 [head_dim].
+    """
+
+    columns: Tensor
+    norm: Tensor
+
+
+@dataclass(slots=True)
+class Handed:
+    """What the ends and earlier layers of a shard leave for later layers of the same pass. A shard
+    runs one pass at a time, and each part is written before it is read.
+
+    - `inputs`: [entries, rows, layers, numbers], for each layer of its own.
+    - `keys`: by the window of layers that borrow them.
+    """
+
+    inputs: Tensor | None = None
+    keys: dict[int, LentKeys] = field(default_factory=dict)
+
+
 def with_padding(of_lanes: Tensor, num_entries: int) -> Tensor:
     """Append zeros for padding entries: [lanes, ...] -> [entries, ...]."""
     missing = num_entries - of_lanes.shape[0]

@@ -24,6 +24,30 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """An input of `size` numbers for each layer beside the residual stream, made of each token by
+    a table of `vocab_size` rows and by a projection of its embedding.
+    """
+
+    size: int
+    vocab_size: int
+
+    def shapes(self, num_layers: int, hidden_size: int) -> dict[str, Shape]:
+        """Shapes of its tensors by their names below the model's prefix."""
+        width = num_layers * self.size
+        return {
+            INPUT_TABLE: (self.vocab_size, width),
+            INPUT_PROJECTION: (width, hidden_size),
+            INPUT_NORM: (self.size,),
+        }
+
+
+INPUT_TABLE = "embed_tokens_per_layer.weight"
+INPUT_PROJECTION = "per_layer_model_projection.weight"
+INPUT_NORM = "per_layer_projection_norm.weight"
+
+
+@dataclass(frozen=True, slots=True)
 class EndNames:
     """Names of the tensors before the first layer and after the last, which a family gives. The
     model's prefix precedes all but that of the head.
@@ -44,7 +68,9 @@ class ModelSpec:
     `norm_offset` is added to the stored weights of RMS norms over the residual stream (Qwen3.5
     stores w of 1 + w). `prefix` precedes tensor names. `suppressed`: tokens that are never chosen.
     `embedding_scale` multiplies embedded tokens. If `logit_cap` is c, logits x become
-    c tanh(x / c). `mtp`: the layer of a head that drafts (multi-token prediction), if the config
+    c tanh(x / c). `layer_inputs`: what layers take beside the residual stream. `uncut`: ranges of
+    layers of which the first hands something on to later ones, so that they are on one device.
+    `unread`: names of tensors that checkpoints may have and nothing reads. `mtp`: the layer of a head that drafts (multi-token prediction), if the config
     has one; the weights need not.
     """
 
@@ -62,6 +88,9 @@ class ModelSpec:
     suppressed: tuple[int, ...] = ()
     embedding_scale: float = 1.0
     logit_cap: float | None = None
+    layer_inputs: LayerInputs | None = None
+    uncut: tuple[tuple[int, int], ...] = ()
+    unread: frozenset[str] = frozenset()
     mtp: LayerSpec | None = None
 
     @property
@@ -116,6 +145,9 @@ class ModelSpec:
         """
         table, names = (self.vocab_size, self.hidden_size), self.end_names
         shapes: dict[str, Shape] = {self.embedding_name: table} if is_first else {}
+        if is_first and self.layer_inputs is not None:
+            inputs = self.layer_inputs.shapes(self.num_layers, self.hidden_size)
+            shapes |= {f"{self.prefix}{name}": shape for name, shape in inputs.items()}
         if is_last:
             shapes[f"{self.prefix}{names.norm}"] = (self.hidden_size,)
             shapes[self.embedding_name if self.tied_embeddings else names.head] = table

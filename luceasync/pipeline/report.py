@@ -75,7 +75,7 @@ def plan_report(
     devices, precision = found or devices_of(config)
     if model.has_weights:  # a plan needs none
         model.weights.check(spec.shapes())
-        model.weights.check_unused(spec.shapes())
+        model.weights.check_unused(spec.shapes() | dict.fromkeys(spec.unread, ()))
     encoding_of = model.weights.encoding
     plan = make_plan(
         spec,

@@ -61,7 +61,9 @@ def plan_shard(
     """The bytes of layers `[begin, end)` on `device`, which verifies up to `num_verify_rows` rows
     for each of `num_lanes` lanes. `pages`: lanes exceed their pages, the rest is in host memory.
     `probes`: lanes' newest rows score chunks. `encoding_of`: how each tensor is stored, by name.
+    Raises PlacementError for a cut where layers need each other.
     """
+    _refuse_cuts(spec, begin, end)
     is_first, is_last = begin == 0, end == spec.num_layers
     mixers = spec.mixers[begin:end]
     ends = [tensor for mixer in mixers for tensor in mixer.end]
@@ -100,10 +102,26 @@ def plan_shard(
     )
 
 
+def _refuse_cuts(spec: ModelSpec, begin: int, end: int) -> None:
+    """Raise PlacementError if layers `[begin, end)` cannot be without those beside them."""
+    if spec.layer_inputs is not None and end - begin < spec.num_layers:
+        raise PlacementError(
+            f"layers {begin} to {end - 1} on a device of their own: each of the {spec.num_layers} "
+            "layers has an input of its own, made of the tokens, so one device must have them all"
+        )
+    for first, beyond in spec.uncut:
+        if first < begin < beyond or first < end < beyond:
+            raise PlacementError(
+                f"layers {begin} to {end - 1} on a device of their own: later layers take the keys "
+                f"of layer {first}, so one device must have layers {first} to {beyond - 1}"
+            )
+
+
 def _width(spec: ModelSpec) -> int:
     """The widest activation of a row, in numbers."""
     halves = [half for kinds in spec.layers for half in (kinds.mixer, kinds.feed_forward)]
-    return max(4 * spec.hidden_size, *(half.width for half in halves))
+    inputs = 0 if spec.layer_inputs is None else spec.num_layers * spec.layer_inputs.size
+    return max(4 * spec.hidden_size, inputs, *(half.width for half in halves))
 
 
 def weight_types(

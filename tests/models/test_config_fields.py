@@ -104,24 +104,22 @@ OWN: dict[str, dict[str, dict[str, Any]]] = {
             "enable_moe_block": False,
             "final_logit_softcapping": 30.0,
             "head_dim": 32,
-            "layer_types": ["full_attention"] * 4,
+            "hidden_size_per_layer_input": 32,
+            "layer_types": ["full_attention"] * 12,
             "moe_intermediate_size": 32,
             "num_experts": 16,
+            "num_kv_shared_layers": 1,
             "per_layer_config": {"3": {"head_dim": 128}},
             "rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}},
             "sliding_window": 16,
             "top_k_experts": 3,
-        },
-        "without effect": {
-            "use_bidirectional_attention": "vision",
+            "use_double_wide_mlp": True,
             "vocab_size_per_layer_input": 64,
         },
+        "without effect": {"use_bidirectional_attention": "vision"},
         "refused": {
             "attention_bias": True,
             "hidden_activation": "silu",
-            "hidden_size_per_layer_input": 256,
-            "num_kv_shared_layers": 2,
-            "use_double_wide_mlp": True,
         },
     },
     "ministral": {
@@ -165,8 +163,9 @@ OTHER_NAMES = {  # of fields that all have
 # Windows are in use, so that what is said of them matters.
 USED = {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 2}
 UNLIKE_DEFAULTS = {
-    "gemma4_text": {"hidden_size_per_layer_input": 0, "enable_moe_block": True}
-    | {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 48},
+    "gemma4_text": {"hidden_size_per_layer_input": 16, "enable_moe_block": True}
+    | {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 48}
+    | {"num_hidden_layers": 12, "num_kv_shared_layers": 2},
     "ministral": {"sliding_window": 32},
     "mistral": {"sliding_window": 32},
     "qwen2": USED,

@@ -99,6 +99,34 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "moe_intermediate_size": 32,
         },
     ),
+    "gemma 4, inputs and borrowed keys": (
+        "gemma4_text",
+        {
+            "layer_types": [MIXED[0], MIXED[2], MIXED[0], MIXED[2]],
+            "sliding_window": 24,
+            "global_head_dim": 32,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": 512,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+        },
+    ),
+    "gemma 4, all of it": (
+        "gemma4_text",
+        {
+            "layer_types": [MIXED[0], MIXED[2], MIXED[0], MIXED[2]],
+            "sliding_window": 24,
+            "global_head_dim": 32,
+            "hidden_size_per_layer_input": 16,
+            "vocab_size_per_layer_input": 512,
+            "num_kv_shared_layers": 1,
+            "attention_k_eq_v": True,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 32,
+        },
+    ),
     "gemma 4, values of their own": (
         "gemma4_unified_text",
         {"layer_types": [MIXED[0], MIXED[2]] * 2, "sliding_window": 24, "global_head_dim": 32},
@@ -163,6 +191,11 @@ def expected(peer: PreTrainedModel) -> Tensor:
     return logits
 
 
+def most_shards(model_dir: Path, num_shards: int) -> int:
+    """`num_shards`, or 1 if no layer can be on another device than the others."""
+    return 1 if read_spec(model_dir).layer_inputs else num_shards
+
+
 def prefilled(backend: LayerSplitBackend, lane: int, ids: list[int], chunk: int) -> Tensor:
     """Logits after each chunk."""
     backend.reset(lane)
@@ -202,6 +235,7 @@ def test_logits_are_the_peers_for_every_chunking(make_backend, model_dir: Path, 
 def test_greedy_tokens_are_the_peers_on_any_split(
     make_backend, model_dir: Path, expected: Tensor, num_shards: int
 ):
+    num_shards = most_shards(model_dir, num_shards)
     backend = make_backend(model_dir, num_shards=num_shards, page_order=SHUFFLED)
     tokens = expected[NUM_PROMPT - 1 :].argmax(-1).tolist()[:NUM_ANSWER]
     assert greedy(backend, {2: PROMPT}, NUM_ANSWER) == {2: tokens}
@@ -215,7 +249,7 @@ def test_lanes_that_step_together_are_each_as_alone(make_backend, model_dir: Pat
 
 @pytest.mark.slow
 def test_drafts_right_or_wrong_change_no_token(make_backend, model_dir: Path, expected: Tensor):
-    backend = make_backend(model_dir, num_shards=2, verify_rows=(4,))
+    backend = make_backend(model_dir, num_shards=most_shards(model_dir, 2), verify_rows=(4,))
     tokens = expected[NUM_PROMPT - 1 :].argmax(-1).tolist()
     spoken, rounds = [int(prefilled(backend, 1, PROMPT, 64)[-1].argmax())], 0
     while len(spoken) < 24:
@@ -238,7 +272,7 @@ def test_a_prompt_that_exceeds_its_pool_is_what_it_is_without(
 ):
     prompt = [(13 * i) % 500 + 3 for i in range(700)]
     sizes = {"max_ctx_tokens": 1024, "chunk_tokens": 192, "pool_tokens": 512}
-    backend = make_backend(model_dir, num_shards=2, **sizes)
+    backend = make_backend(model_dir, num_shards=most_shards(model_dir, 2), **sizes)
     logits = prefilled(backend, 1, prompt, 192)[-1]
     with torch.inference_mode():
         expected = peer(torch.tensor([prompt])).logits[0, -1]

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from luceasync.errors import ModelError
+from luceasync.errors import ModelError, PlacementError
 from luceasync.models.files import parse_spec
 from luceasync.models.loader import RandomSource
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.precision import Precision
 from luceasync.models.rope import PLAIN, ProportionalRope
+from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import Plan, make_plan
 from luceasync.pipeline.stage import LocalStage
@@ -73,8 +74,8 @@ def test_the_text_half_of_a_model_of_several_media_is_read():
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"hidden_size_per_layer_input": 256}, "hidden_size_per_layer_input = 256 is not"),
-        ({"num_kv_shared_layers": 20}, "num_kv_shared_layers = 20 is not supported"),
+        ({"num_kv_shared_layers": 55}, "num_kv_shared_layers = 55: no layer before them has"),
+        ({"num_kv_shared_layers": 61}, "num_kv_shared_layers = 61: no layer before them has"),
         ({"enable_moe_block": True}, "num_experts = None: expected a positive integer"),
         (EXPERTS | {"top_k_experts": 9}, "top_k_experts = 9: expected at most num_experts = 8"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention = 'all' is not"),
@@ -84,6 +85,51 @@ def test_the_text_half_of_a_model_of_several_media_is_read():
 def test_what_is_not_computed_is_refused(fields: dict[str, Any], words: str):
     with pytest.raises(ModelError, match=f"^{words}"):
         parse_spec(LARGE | fields)
+
+
+def keys_of(spec: ModelSpec) -> list[str]:
+    return [mixer.keys for mixer in spec.mixers]
+
+
+def test_later_layers_take_the_keys_of_the_last_of_their_kind():
+    spec = parse_spec(LARGE | {"num_hidden_layers": 18, "num_kv_shared_layers": 7})
+    assert keys_of(spec) == ["own"] * 5 + ["lent"] + ["own"] * 4 + ["lent"] + ["borrowed"] * 7
+    assert spec.uncut == ((5, 18), (10, 18))
+    assert "model.layers.11.self_attn.k_proj.weight" in spec.unread
+
+
+@pytest.mark.parametrize(
+    ("fields", "cut", "words"),
+    [
+        (
+            {"num_kv_shared_layers": 7},
+            [6.0, 12.0],
+            "layers 0 to 5 on a device of their own: later layers take the keys of layer 5, so one "
+            "device must have layers 5 to 17",
+        ),
+        (
+            {"hidden_size_per_layer_input": 256},
+            [9.0, 9.0],
+            "layers 0 to 8 on a device of their own: each of the 18 layers has an input of its own",
+        ),
+    ],
+)
+def test_layers_that_need_each_other_are_on_one_device(
+    fields: dict[str, int], cut: list[float], words: str
+):
+    spec = parse_spec(LARGE | {"num_hidden_layers": 18} | fields)
+    sizes = {"parallel": 1, "max_ctx_tokens": 8192, "prefill_chunk_tokens": 2048}
+    devices = [offer_of(f"cuda:{i}", 140 * 2**30) for i in range(2)]
+    with pytest.raises(PlacementError, match=f"^{words}"):
+        make_plan(spec, devices, precision=Precision.of("bf16"), weights=cut, **sizes)
+    make_plan(spec, devices[:1], precision=Precision.of("bf16"), weights=None, **sizes)
+
+
+def test_layers_before_those_that_lend_may_be_elsewhere():
+    spec = parse_spec(LARGE | {"num_hidden_layers": 18, "num_kv_shared_layers": 7})
+    sizes = {"parallel": 1, "max_ctx_tokens": 8192, "prefill_chunk_tokens": 2048}
+    devices = [offer_of(f"cuda:{i}", 140 * 2**30) for i in range(2)]
+    make_plan(spec, devices, precision=Precision.of("bf16"), weights=[5.0, 13.0], **sizes)
 
 
 def planned(max_ctx_tokens: int) -> Plan:

@@ -216,7 +216,8 @@ def architecture(spec: ModelSpec) -> dict[str, Any]:
     }
     layers = [_kinds(layer.mixer, layer.feed_forward) for layer in spec.layers]
     capped = {} if spec.logit_cap is None else {"logit_cap": spec.logit_cap}
-    return agreed | capped | suppressed_of(spec) | {"layers": layers}
+    inputs = {} if spec.layer_inputs is None else {"layer_inputs": asdict(spec.layer_inputs)}
+    return agreed | capped | inputs | suppressed_of(spec) | {"layers": layers}
 
 
 def suppressed_of(spec: ModelSpec) -> dict[str, Any]:

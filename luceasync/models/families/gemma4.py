@@ -1,6 +1,6 @@
-"""Gemma 4: as Gemma 3, with heads of two sizes, keys that are values too, normed values, a number
-that multiplies each layer, and perhaps experts beside each network. Text only; no inputs for each
-layer.
+"""Gemma 4: as Gemma 3, with heads of two sizes, keys that are values too, normed values and a
+number that multiplies each layer; perhaps with experts beside each network, inputs of each layer,
+and layers that take the keys of an earlier one. Text only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from luceasync.models.feed_forward.feed_forward import FeedForward
 from luceasync.models.feed_forward.geglu import GegluSpec
 from luceasync.models.feed_forward.geglu_experts import GegluExpertsSpec
 from luceasync.models.mixers.attention import AttentionSpec
-from luceasync.models.spec import LayerSpec, ModelSpec
+from luceasync.models.spec import LayerInputs, LayerSpec, ModelSpec
 from luceasync.models.weights import Routing
 
 DEFAULTS = {
@@ -34,6 +34,8 @@ DEFAULTS = {
     "eos_token_id": 1,
     "tie_word_embeddings": True,
     "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262144,
+    "num_kv_shared_layers": 0,
 }
 # Those of the 12B, whose configs have no fields for inputs of each layer.
 UNIFIED = DEFAULTS | {
@@ -46,6 +48,7 @@ ROPES: Mapping[str, Mapping[str, Any]] = {
     SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
 }
 GLOBAL_HEAD_DIM = 512
+KEYS_AND_VALUES = ("k_proj", "v_proj", "k_norm")  # of attention
 INTERVAL = 6
 
 
@@ -80,15 +83,26 @@ def _text_of(fields: ConfigFields) -> ConfigFields:
 def _parse(fields: ConfigFields, *, prefix: str) -> ModelSpec:
     _refuse_what_is_not_computed(fields)
     kinds = [*layer_kinds(fields, INTERVAL)[:-1], FULL]  # the last, as in transformers
-    feed_forward = _feed_forward(fields)
+    num_own = len(kinds) - _number(fields, "num_kv_shared_layers")
+    lenders = _lenders(kinds, num_own)
     hidden_size = fields.positive("hidden_size")
-    mixers = [_attention(fields, layer, kind) for layer, kind in enumerate(kinds)]
+    mixers = [
+        replace(
+            _attention(fields, layer, kind),
+            keys="borrowed" if layer >= num_own else "lent" if layer in lenders else "own",
+        )
+        for layer, kind in enumerate(kinds)
+    ]
+    networks = [_feed_forward(fields, borrows=layer >= num_own) for layer in range(len(kinds))]
+    pairs = zip(mixers, networks, strict=True)
+    size = _number(fields, "hidden_size_per_layer_input")
+    vocab_size = fields.positive("vocab_size_per_layer_input")
     return ModelSpec(
         family="gemma4",
         prefix=prefix,
         vocab_size=fields.positive("vocab_size"),
         hidden_size=hidden_size,
-        layers=tuple(LayerSpec(mixer, feed_forward) for mixer in mixers),
+        layers=tuple(LayerSpec(mixer, network) for mixer, network in pairs),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         norm_offset=0.0,
         tied_embeddings=bool(fields.config["tie_word_embeddings"]),
@@ -96,28 +110,54 @@ def _parse(fields: ConfigFields, *, prefix: str) -> ModelSpec:
         eos_ids=fields.eos_ids(),
         embedding_scale=math.sqrt(hidden_size),
         logit_cap=fields.optional_number("final_logit_softcapping"),
+        layer_inputs=LayerInputs(size, vocab_size) if size else None,
+        uncut=tuple((lender, len(kinds)) for lender in sorted(lenders)),
+        unread=frozenset(
+            f"{prefix}layers.{layer}.self_attn.{name}.weight"
+            for layer in range(num_own, len(kinds))
+            for name in KEYS_AND_VALUES
+        ),
     )
 
 
-def _feed_forward(fields: ConfigFields) -> FeedForward:
+def _number(fields: ConfigFields, name: str) -> int:
+    return 0 if fields.config.get(name) is None else fields.natural(name)
+
+
+def _lenders(kinds: list[str], num_own: int) -> set[int]:
+    """The layers whose keys and values those after the first `num_own` take: the last of each kind
+    that has some of its own. Raises ModelError.
+    """
+    if num_own == len(kinds):
+        return set()
+    last = {kind: layer for layer, kind in enumerate(kinds[: max(num_own, 0)])}
+    if set(kinds[max(num_own, 0) :]) - last.keys():
+        raise ModelError(
+            f"num_kv_shared_layers = {len(kinds) - num_own}: no layer before them has keys for "
+            f"all of {sorted(set(kinds))}"
+        )
+    return set(last.values())
+
+
+def _feed_forward(fields: ConfigFields, *, borrows: bool) -> FeedForward:
     inner_size = fields.positive("intermediate_size")
+    if borrows and fields.config.get("use_double_wide_mlp"):
+        inner_size *= 2
+    input_size = _number(fields, "hidden_size_per_layer_input")
     if not fields.config.get("enable_moe_block"):
-        return GegluSpec(inner_size, scales_layer=True)
+        return GegluSpec(inner_size, scales_layer=True, input_size=input_size)
     num_experts, num_chosen = fields.positive("num_experts"), fields.positive("top_k_experts")
     if num_chosen > num_experts:
         raise ModelError(
             f"top_k_experts = {num_chosen}: expected at most num_experts = {num_experts}"
         )
     size = fields.positive("moe_intermediate_size")
-    return GegluExpertsSpec(inner_size, num_experts, size, Routing(num_chosen))
+    return GegluExpertsSpec(inner_size, num_experts, size, Routing(num_chosen), input_size)
 
 
 def _refuse_what_is_not_computed(fields: ConfigFields) -> None:
     fields.must_be("hidden_activation", GELU)
     fields.must_be("attention_bias", False)
-    fields.must_be("num_kv_shared_layers", 0)
-    fields.must_be("use_double_wide_mlp", False)
-    fields.must_be("hidden_size_per_layer_input", 0)
     # "vision" is about tokens of images.
     if fields.config.get("use_bidirectional_attention") != "vision":
         fields.must_be("use_bidirectional_attention", None)

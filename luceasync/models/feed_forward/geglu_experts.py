@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from luceasync.models.encodings import FloatMatrix
 from luceasync.models.feed_forward.feed_forward import Shape
-from luceasync.models.feed_forward.geglu import SCALE, geglu
+from luceasync.models.feed_forward.geglu import SCALE, geglu, input_tensors, load_input
 from luceasync.models.weights import Choice, Routing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from luceasync.models.feed_forward.geglu import OwnInput
     from luceasync.models.layer_reader import LayerReader
     from luceasync.models.ops import Norm, Ops
     from luceasync.models.weights import ExpertWeights, Weight
@@ -26,13 +27,14 @@ ROUTER, ROUTER_NORM, EXPERT_SCALES = "router.proj.weight", "router.scale", "rout
 @dataclass(frozen=True, slots=True)
 class GegluExpertsSpec:
     """A FeedForward of a network with `inner_size` numbers in the middle beside `num_experts`
-    experts with `expert_size`.
+    experts with `expert_size`. `input_size`: see GegluSpec.
     """
 
     inner_size: int
     num_experts: int
     expert_size: int
     routing: Routing
+    input_size: int = 0
 
     @property
     def width(self) -> int:
@@ -53,6 +55,7 @@ class GegluExpertsSpec:
             EXPERT_SCALES: (self.num_experts,),
             **experts,
             SCALE: (1,),
+            **input_tensors(self.input_size, hidden_size),
         }
 
     def load(self, reader: LayerReader) -> GegluExpertsLayer:
@@ -79,6 +82,7 @@ class GegluExpertsSpec:
             downs=reader.experts(self._names("down")),
             output_norms=tuple(reader.norm(name) for name in OUTPUT_NORMS),
             scale=reader.vector(SCALE),
+            own_input=load_input(reader) if self.input_size else None,
         )
 
     def _names(self, kind: str) -> list[str]:
@@ -125,13 +129,15 @@ class GegluExpertsLayer:
     downs: ExpertWeights
     output_norms: tuple[Norm, ...]
     scale: Tensor
+    own_input: OwnInput | None = None
 
     @property
     def num_bytes(self) -> int:
         experts = sum(part.num_bytes for part in (self.gates, self.ups, self.downs))
         network = self.gate_up.num_bytes + self.down.num_bytes + self.router.num_bytes
         norms = sum(norm.num_bytes for norm in (*self.norms, *self.output_norms))
-        return experts + network + norms + self.scale.nbytes
+        input_bytes = 0 if self.own_input is None else self.own_input.num_bytes
+        return experts + network + norms + input_bytes + self.scale.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
         """See FeedForwardLayer."""
@@ -139,8 +145,10 @@ class GegluExpertsLayer:
         norm, expert_norm, norm_of_sum = self.output_norms
         network = norm(self.down.linear(geglu(self.gate_up.linear(rows, self.norms[0]))))
         both = network + expert_norm(self._experts(rows))
-        rows = rows + norm_of_sum(both)
-        return (rows * self.scale.to(rows.dtype)).view(x.shape)
+        x = (rows + norm_of_sum(both)).view(x.shape)
+        if self.own_input is not None:
+            x = self.own_input.add_to(x)
+        return x * self.scale.to(x.dtype)
 
     def _experts(self, rows: Tensor) -> Tensor:
         import torch

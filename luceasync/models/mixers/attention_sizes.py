@@ -24,7 +24,8 @@ class AttentionSizes:
     to the residual stream. `softplus_gate`: the output is multiplied by softplus of g_proj's
     product, which has a number for each head, or for each "element" of each.
     `norms_values`: each value head has an RMS norm without a weight. `shares_keys`: values are what
-    the projection of keys gives, before norm and rotation.
+    the projection of keys gives, before norm and rotation. `keys`: with "lent", the next layers
+    with this window that have "borrowed" ones take keys and values of this one.
     """
 
     num_heads: int
@@ -42,6 +43,7 @@ class AttentionSizes:
     norms_values: bool = False
     shares_keys: bool = False
     softplus_gate: Literal["", "head", "element"] = ""
+    keys: Literal["own", "lent", "borrowed"] = "own"
 
     @property
     def query_dim(self) -> int:
