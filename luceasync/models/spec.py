@@ -70,8 +70,8 @@ class ModelSpec:
     `embedding_scale` multiplies embedded tokens. If `logit_cap` is c, logits x become
     c tanh(x / c). `layer_inputs`: what layers take beside the residual stream. `uncut`: ranges of
     layers of which the first hands something on to later ones, so that they are on one device.
-    `unread`: names of tensors that checkpoints may have and nothing reads. `mtp`: the layer of a head that drafts (multi-token prediction), if the config
-    has one; the weights need not.
+    `unread`: names of tensors that checkpoints may have and nothing reads. `mtp`: the layer of a
+    head that drafts (multi-token prediction), if the config has one; the weights need not.
     """
 
     family: str
