@@ -1,26 +1,76 @@
-"""Reads files of weights ahead of their readers, into the system's page cache: the disk works while
-Python imports what is needed to use them.
+"""What a start begins while Python still imports torch: weights are read into the page cache, and a
+GPU's driver is started.
 
-Owns the threads that do it. Knows no format. Pure: no torch.
+Owns the threads that do it. No one waits for them, and what they fail at is done later. No torch.
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import mmap
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
 
+from luceasync.config import Config, PlacementConfig
+from luceasync.models.files import ModelFiles
+from luceasync.pipeline.shard_plan import named_devices
+
 log = logging.getLogger(__name__)
+
+CUDA_DRIVER = "libcuda.so.1"
+CUDA, DEFAULT_DEVICE = "cuda:", "cuda:0"
 
 NUM_THREADS = 4
 PIECE_BYTES = 4 << 20
 PROBE_BYTES = 4096  # at either end of a piece: what they tell of its middle is right mostly
 MEMORY_SHARE = 2  # one part in so many of the available memory is filled
+
+
+@contextmanager
+def begun_ahead(config: Config, model: ModelFiles) -> Iterator[None]:
+    """Read the weights of `config`, which were checked, ahead within the context; `model` is its
+    model. The driver's start is begun, too.
+    """
+    start_driver(config.placement)
+    drafter = [] if config.drafter_dir is None else ModelFiles(config.drafter_dir).weights.paths
+    with ExitStack() as closing:
+        closing.callback(Prefetch([*model.weights.paths, *drafter]).close)
+        yield
+
+
+def start_driver(placement: PlacementConfig) -> threading.Thread | None:
+    """Start NVIDIA's driver in a thread, with the contexts of the devices that this process will
+    open; torch takes both up. Does nothing if there is no such driver; None: no such device.
+    """
+    names = named_devices(placement.device, placement.devices) or (DEFAULT_DEVICE,)
+    here = names[:1] if placement.ipc == "always" else names
+    indices = [int(name.removeprefix(CUDA)) for name in here if name.startswith(CUDA)]
+    if not indices:
+        return None
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as torch does before it starts it
+    thread = threading.Thread(target=_start_driver, args=[indices], name="driver", daemon=True)
+    thread.start()
+    return thread
+
+
+def _start_driver(indices: Sequence[int]) -> None:
+    try:
+        driver = ctypes.CDLL(CUDA_DRIVER)
+    except OSError:
+        return
+    fault = driver.cuInit(0)
+    for index in indices:
+        device, context = ctypes.c_int(), ctypes.c_void_p()
+        fault = fault or driver.cuDeviceGet(ctypes.byref(device), index)
+        fault = fault or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    if fault:
+        log.debug("the CUDA driver was not started ahead: error %d", fault)
 
 
 class Prefetch:

@@ -12,21 +12,20 @@ import queue
 import sys
 import threading
 import time
-from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import psutil
 import uvloop
 from rich.console import Console
 
+from luceasync.cli.ahead import begun_ahead
 from luceasync.cli.output import LoadingBar, count_text, loading_bar
 from luceasync.config import Config
 from luceasync.disk_cache.directory import make_usable
 from luceasync.errors import ModelError
 from luceasync.models.files import ModelFiles
-from luceasync.models.prefetch import Prefetch
 from luceasync.pipeline.shard_plan import check_devices, check_weights, named_devices
-from luceasync.process_memory import freeze_heap, keep_large_blocks_apart
+from luceasync.process_memory import freeze_heap, freeze_modules, keep_large_blocks_apart
 from luceasync.request import ModelCard
 from luceasync.server_config import ServerConfig
 from luceasync.speculation.dflash.draft_config import (
@@ -144,15 +143,9 @@ class BackgroundLogHandler(logging.Handler):
                 return
 
 
-def prefetched(config: Config, model: ModelFiles) -> AbstractContextManager[Prefetch]:
-    """Read the checked weights ahead, within the context: before torch is imported."""
-    drafter = [] if config.drafter_dir is None else ModelFiles(config.drafter_dir).weights.paths
-    return closing(Prefetch([*model.weights.paths, *drafter]))
-
-
 def run_server(config: Config, model: ModelFiles) -> None:
     """Serve until a signal; `model`: that of the config. Raises ConfigError."""
-    with prefetched(config, model):
+    with begun_ahead(config, model):
         _run_server(config, model)
 
 
@@ -160,6 +153,7 @@ def _run_server(config: Config, model: ModelFiles) -> None:
     from luceasync.engine.start import build_engine
 
     keep_large_blocks_apart()
+    freeze_modules()  # then freezing the rest takes no time before the server is ready
     console = Console(stderr=True, highlight=False)
     logging.basicConfig(
         level=config.server.log_level.upper(), handlers=[BackgroundLogHandler(sys.stderr)]

@@ -6,6 +6,7 @@ under way. Knows no node. Engine thread only.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,6 +44,18 @@ class PageCopies:
     gather: Copy
     scatter: Copy
     rehearse: Callable[[LaneCache], None] = lambda cache: None
+
+
+def made_on_use(make: Callable[[], PageCopies]) -> PageCopies:
+    """The page copies of `make`, which is called on first use: importing Numba and compiling its
+    kernels takes seconds, and lanes that have all their pages in order need none.
+    """
+    made = functools.cache(make)
+    return PageCopies(
+        gather=lambda cache, lane, rows: made().gather(cache, lane, rows),
+        scatter=lambda cache, lane, rows: made().scatter(cache, lane, rows),
+        rehearse=lambda cache: made().rehearse(cache),
+    )
 
 
 def torch_page_copies() -> PageCopies:

@@ -21,7 +21,7 @@ from triton.runtime import driver
 
 from luceasync.kernels.compiling import CompilerHangs, KernelCompilation
 
-__all__ = ["CompilerHangs", "Kernel", "compiled_ahead", "kernel"]
+__all__ = ["CompilerHangs", "Kernel", "compiled_ahead", "hash_ahead", "kernel"]
 
 
 class Kernel:
@@ -43,6 +43,16 @@ def kernel(
 ) -> Callable[[Callable[..., None]], Kernel]:
     """Decorate a kernel function; `options` are those of `jit`, Triton's or Gluon's."""
     return lambda function: Kernel(jit(function, **options))
+
+
+def hash_ahead() -> None:
+    """Have a thread hash Triton's files. Each process does so for its first kernel, and they have
+    half a gigabyte: while weights are read, nobody waits for it.
+    """
+    from triton.runtime import cache
+
+    if (key := getattr(cache, "triton_key", None)) is not None:  # where some versions have it
+        threading.Thread(target=key, name="hash-triton", daemon=True).start()
 
 
 class _Loader:

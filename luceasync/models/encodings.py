@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -171,77 +171,48 @@ class RowTransfer(Protocol):
         ...
 
 
-class ReadAhead:
-    """Reads rows to host buffers in threads, a few pieces ahead of its caller: a disk, and memory
-    that is copied, are busy while the caller's device unpacks what came before.
+class HostTransfer:
+    """The RowTransfer of devices whose memory is the host's. A thread reads a piece ahead of its
+    caller: a disk, and memory that is copied, are busy while the caller unpacks what came before.
     """
 
-    def __init__(
-        self,
-        buffers: Sequence[Tensor],
-        num_readers: int,
-        wait_free: Callable[[int], None] = lambda number: None,
-    ) -> None:
-        """`buffers`: uint8 of equal size, at least two; `wait_free` returns, in a reader's thread,
-        once the buffer of that number may be overwritten.
-        """
-        self._buffers = list(buffers)
-        self._wait_free = wait_free
-        self._readers = ThreadPoolExecutor(num_readers, "read-weights")
+    def __init__(self, piece_bytes: int = PIECE_BYTES) -> None:
+        import torch
+
+        self._buffers = [torch.empty(piece_bytes, dtype=torch.uint8) for _ in range(3)]
+        self._reader = ThreadPoolExecutor(1, "read-weights")
         self._num_pieces = 0  # so far: buffers are used in turn
 
-    def pieces(self, rows: StoredRows) -> Iterator[tuple[int, Tensor]]:
-        """(number of the buffer, uint8 [n, row_bytes] in it), each valid until the next is asked
-        for, and if `wait_free` says so longer. Raises ModelError.
-        """
+    def pieces(self, rows: StoredRows) -> Iterator[Tensor]:
         step = max(1, self._buffers[0].nbytes // rows.row_bytes)
         begins = deque(range(0, len(rows), step))
-        pending: deque[Future[tuple[int, Tensor]]] = deque()
+        pending: deque[Future[Tensor]] = deque()
         try:
             while begins or pending:
                 while begins and len(pending) < len(self._buffers) - 1:
                     begin = begins.popleft()
-                    end = min(begin + step, len(rows))
-                    number = self._num_pieces % len(self._buffers)
+                    buffer = self._buffers[self._num_pieces % len(self._buffers)]
                     self._num_pieces += 1
-                    pending.append(self._readers.submit(self._read, rows, begin, end, number))
+                    end = min(begin + step, len(rows))
+                    pending.append(self._reader.submit(self._read, rows, begin, end, buffer))
                 yield pending.popleft().result()
         finally:
             for reading in pending:
                 reading.exception()  # waits: its buffer is used again
 
     def close(self) -> None:
-        """End the threads. May be called twice."""
-        self._readers.shutdown()
+        self._reader.shutdown()
         self._buffers.clear()
 
-    def _read(self, rows: StoredRows, begin: int, end: int, number: int) -> tuple[int, Tensor]:
+    def _read(self, rows: StoredRows, begin: int, end: int, buffer: Tensor) -> Tensor:
         import torch
 
         num_bytes = (end - begin) * rows.row_bytes
-        buffer = self._buffers[number]
         if num_bytes > buffer.nbytes:  # one row that is larger than a piece
             buffer = torch.empty(num_bytes, dtype=torch.uint8)
-        self._wait_free(number)
         piece = buffer[:num_bytes].view(end - begin, rows.row_bytes)
         rows.read(begin, end, piece)
-        return number, piece
-
-
-class HostTransfer:
-    """The RowTransfer of devices whose memory is the host's."""
-
-    def __init__(self, piece_bytes: int = PIECE_BYTES) -> None:
-        import torch
-
-        buffers = [torch.empty(piece_bytes, dtype=torch.uint8) for _ in range(3)]
-        self._ahead = ReadAhead(buffers, num_readers=1)
-
-    def pieces(self, rows: StoredRows) -> Iterator[Tensor]:
-        return (piece for _, piece in self._ahead.pieces(rows))
-
-    def close(self) -> None:
-        self._ahead.close()
+        return piece
 
 
 class Stack(Protocol):

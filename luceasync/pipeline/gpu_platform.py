@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from queue import SimpleQueue
 from typing import TypeVar
 
 import torch
@@ -19,17 +22,26 @@ from torch import Tensor
 
 from luceasync.cuda.launch import can_launch
 from luceasync.host_cache.arena import SPARE_BYTES, Arena, DevicePageLock, HostMemory, PlainMemory
-from luceasync.host_cache.gpu_copies import StreamCopies, kernel_page_copies, torch_page_copies
+from luceasync.host_cache.gpu_copies import (
+    PageCopies,
+    StreamCopies,
+    kernel_page_copies,
+    made_on_use,
+    torch_page_copies,
+)
 from luceasync.host_cache.staging import StreamStaging
 from luceasync.kv.cache import LaneCache
-from luceasync.models.encodings import PIECE_BYTES, ReadAhead, StoredRows
+from luceasync.models.encodings import StoredRows
 from luceasync.models.ops import Ops
 from luceasync.pipeline.capture import Capture, compiled_ahead
 from luceasync.pipeline.offer import NUM_STAGED_STATES, Offer, offer_of
 
 T = TypeVar("T")
 
-NUM_PIECES_AHEAD = 6  # of weights, each read by a thread: one alone copies at 4 GB/s
+# Of weights on their way: one thread alone copies cached files at 4 GB/s.
+NUM_READERS = 8
+READ_BYTES, MIN_READ_BYTES = 8 << 20, 4 << 20  # a part costs 0.1 ms of the interpreter
+SLICE_BYTES, NUM_SLICES = 32 << 20, 3
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +60,10 @@ class CudaPlatform:
     @cached_property
     def ops(self) -> Ops:
         """Operations made of fused kernels."""
+        from luceasync.kernels.kernel import hash_ahead
         from luceasync.models.triton_ops import TritonOps
 
+        hash_ahead()
         return TritonOps()
 
     def offer(self, share: int = 1) -> Offer:
@@ -106,8 +120,10 @@ class CudaPlatform:
         return torch.cuda.Stream(self.device)
 
     def copies(self, cache: LaneCache) -> StreamCopies:
-        paging = self.pick(torch=torch_page_copies, numba=lambda: kernel_page_copies(self.device))
-        return StreamCopies(cache, NUM_STAGED_STATES, paging)
+        def paging() -> PageCopies:
+            return self.pick(torch=torch_page_copies, numba=lambda: kernel_page_copies(self.device))
+
+        return StreamCopies(cache, NUM_STAGED_STATES, made_on_use(paging))
 
     def row_transfer(self) -> PinnedTransfer:
         return PinnedTransfer(self.device)
@@ -157,33 +173,114 @@ class HipPlatform(CudaPlatform):
         return torch() if triton is None else triton()
 
 
+@dataclass(frozen=True, slots=True)
+class _PinnedBuffer:
+    """Pinned memory that a thread reads to; free once `copied` has happened."""
+
+    memory: Tensor
+    copied: torch.cuda.Event
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """Device memory for rows on their way; it may be overwritten after `unpacked`."""
+
+    memory: Tensor
+    unpacked: torch.cuda.Event
+
+
 class PinnedTransfer:
-    """A RowTransfer through pinned buffers: threads read, the GPU copies pieces itself, and what
-    unpacks them is queued, all at once.
+    """A RowTransfer through pinned buffers, on a stream of its own.
+
+        readers   read | read | read       each a few MB, then queue the copy of them
+        stream         copy | copy | copy  into slices of device memory, used in turn
+        caller               unpack        queued on the current stream
+
+    Files, the bus and the device are busy at once, and the caller's thread has little to do.
     """
 
     def __init__(self, device: torch.device) -> None:
-        buffers = [
-            torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
-            for _ in range(NUM_PIECES_AHEAD + 1)
-        ]
         self._device = device
-        self._copied = [torch.cuda.Event() for _ in buffers]
-        self._ahead = ReadAhead(buffers, NUM_PIECES_AHEAD, self._wait_free)
+        with torch.cuda.device(device):
+            self._stream = torch.cuda.Stream(device)
+            self._slices = [self._slice(SLICE_BYTES) for _ in range(NUM_SLICES)]
+        self._num_begun = 0
+        self._buffers: SimpleQueue[_PinnedBuffer] = SimpleQueue()
+        for _ in range(2 * NUM_READERS):  # of each reader one is read to, and one is copied
+            memory = torch.empty(READ_BYTES, dtype=torch.uint8, pin_memory=True)
+            self._buffers.put(_PinnedBuffer(memory, torch.cuda.Event()))
+        self._readers = ThreadPoolExecutor(NUM_READERS, "read-weights")
 
     def pieces(self, rows: StoredRows) -> Iterator[Tensor]:
-        for number, piece in self._ahead.pieces(rows):
-            there = piece.to(self._device, non_blocking=True)
-            self._copied[number].record(torch.cuda.current_stream(self._device))
-            yield there
+        step = max(1, SLICE_BYTES // rows.row_bytes)
+        begins = deque(range(0, len(rows), step))
+        coming: deque[tuple[_Slice, Tensor, list[Future[None]]]] = deque()
+        try:
+            while begins or coming:
+                while begins and len(coming) < NUM_SLICES - 1:
+                    begin = begins.popleft()
+                    coming.append(self._begin(rows, begin, min(begin + step, len(rows))))
+                used, piece, reading = coming[0]
+                for each in reading:
+                    each.result()
+                coming.popleft()
+                current = torch.cuda.current_stream(self._device)
+                current.wait_stream(self._stream)
+                try:
+                    yield piece
+                finally:
+                    used.unpacked.record(current)
+        finally:
+            for _, _, reading in coming:
+                wait(reading)  # their slices are used again
 
     def close(self) -> None:
-        for event in self._copied:
-            event.synchronize()
-        self._ahead.close()
+        self._readers.shutdown()
+        self._stream.synchronize()
+        self._slices.clear()
+        self._buffers = SimpleQueue()
 
-    def _wait_free(self, number: int) -> None:
-        self._copied[number].synchronize()
+    def _slice(self, num_bytes: int) -> _Slice:
+        memory = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))  # it may be used memory
+        memory.record_stream(self._stream)
+        return _Slice(memory, torch.cuda.Event())
+
+    def _begin(
+        self, rows: StoredRows, begin: int, end: int
+    ) -> tuple[_Slice, Tensor, list[Future[None]]]:
+        """Have rows [begin, end) read and copied to the next slice."""
+        num_bytes = (end - begin) * rows.row_bytes
+        used = self._slices[self._num_begun % NUM_SLICES]
+        self._num_begun += 1
+        if num_bytes > SLICE_BYTES:  # one row that is larger
+            used = self._slice(num_bytes)
+        self._stream.wait_event(used.unpacked)
+        piece = used.memory[:num_bytes].view(end - begin, rows.row_bytes)
+        part_bytes = min(READ_BYTES, max(MIN_READ_BYTES, num_bytes // NUM_READERS))
+        step = max(1, part_bytes // rows.row_bytes)
+        parts = ((at, min(at + step, end)) for at in range(begin, end, step))
+        reading = [
+            self._readers.submit(self._read, rows, at, to, piece[at - begin : to - begin])
+            for at, to in parts
+        ]
+        return used, piece, reading
+
+    def _read(self, rows: StoredRows, begin: int, end: int, there: Tensor) -> None:
+        buffer = self._buffers.get()
+        try:
+            buffer.copied.synchronize()
+            memory = buffer.memory
+            if there.nbytes > memory.nbytes:  # one row that is larger
+                memory = torch.empty(there.nbytes, dtype=torch.uint8)
+            here = memory[: there.nbytes].view(there.shape)
+            rows.read(begin, end, here)
+            # The caller's tensors may be those of inference mode, which is a thread's own.
+            with torch.inference_mode(), torch.cuda.stream(self._stream):
+                there.copy_(here, non_blocking=True)
+                buffer.copied.record(self._stream)
+        finally:
+            self._buffers.put(buffer)
 
 
 class EventWatch:

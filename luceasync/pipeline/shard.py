@@ -103,8 +103,8 @@ class Shard:
         self.absent = contents.absent
         self.nodes = NodeStore(contents)
         self.past: PastOfLanes | None = None  # set where lanes may exceed their pages
-        self.copies.rehearse()  # also without a pool: of a lane whose pages are scattered
         if plan.pool is not None:
+            self.copies.rehearse()
             self.past = PastOfLanes(
                 mixers, shard.begin, self.cache, platform, self.absent, self._recent
             )

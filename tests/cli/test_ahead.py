@@ -1,4 +1,4 @@
-"""Weights are read into the page cache ahead of their readers, if they are not there."""
+"""Weights are read ahead into the page cache, if they are not there, and a driver is started."""
 
 import os
 import threading
@@ -7,8 +7,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from luceasync.models import prefetch
-from luceasync.models.prefetch import NUM_THREADS, PIECE_BYTES, PROBE_BYTES, Prefetch
+from luceasync.cli import ahead as module
+from luceasync.cli.ahead import (
+    CUDA_DRIVER,
+    NUM_THREADS,
+    PIECE_BYTES,
+    PROBE_BYTES,
+    Prefetch,
+    start_driver,
+)
+from luceasync.config import PlacementConfig
 
 WAIT_S = 30.0
 NUM_BYTES = 3 * PIECE_BYTES + 5000
@@ -78,7 +86,7 @@ def test_it_takes_half_of_the_memory_at_most(
     cold_file: Path, num_read: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     memory = psutil.virtual_memory()._replace(available=2 * PIECE_BYTES)
-    monkeypatch.setattr(prefetch.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(module.psutil, "virtual_memory", lambda: memory)
     assert Prefetch([cold_file, cold_file]).wait(WAIT_S)
     assert sum(num_read) == PIECE_BYTES
 
@@ -114,3 +122,58 @@ def test_nothing_more_is_read_once_it_is_closed(
     may_go.set()
     assert ahead.wait(WAIT_S)
     assert num_begun == NUM_THREADS
+
+
+class Driver:
+    """Stands for NVIDIA's driver: notes the devices whose contexts are made."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def cuInit(self, flags: int) -> int:
+        self.calls.append("init")
+        return 0
+
+    def cuDeviceGet(self, device: object, index: int) -> int:
+        self.calls.append(f"device {index}")
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context: object, device: object) -> int:
+        self.calls.append("context")
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("placement", "indices"),
+    [
+        (PlacementConfig(), [0]),
+        (PlacementConfig(device="cuda:2"), [2]),
+        (PlacementConfig(devices=("cuda:1", "cpu", "cuda:3")), [1, 3]),
+        (PlacementConfig(devices=("cuda:1", "cuda:3"), ipc="always"), [1]),
+        (PlacementConfig(devices=("box2/cuda:1", "cuda:0")), [0]),
+    ],
+)
+def test_the_contexts_of_the_devices_of_this_process_are_made_ahead(
+    placement: PlacementConfig, indices: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = Driver()
+    monkeypatch.setattr(module.ctypes, "CDLL", {CUDA_DRIVER: driver}.get)
+    thread = start_driver(placement)
+    assert thread is not None
+    thread.join(WAIT_S)
+    made = [call for index in indices for call in (f"device {index}", "context")]
+    assert driver.calls == ["init", *made]
+
+
+def test_no_driver_is_started_for_a_cpu() -> None:
+    assert start_driver(PlacementConfig(device="cpu")) is None
+
+
+def test_a_machine_without_a_driver_starts_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(module.ctypes, "CDLL", missing)
+    thread = start_driver(PlacementConfig())
+    assert thread is not None
+    thread.join(WAIT_S)

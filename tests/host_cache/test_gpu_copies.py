@@ -8,6 +8,7 @@ from torch import Tensor
 
 from luceasync.host_cache.copies import HostRows, PageRows
 from luceasync.host_cache.copy_stream import DoneTicket
+from luceasync.host_cache.gpu_copies import PageCopies, made_on_use
 from luceasync.kv.cache import LaneCache, total_bytes
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.delta import DeltaSpec
@@ -150,3 +151,22 @@ def test_saves_of_short_runs_are_those_of_one(copies):
     parts = torch.frombuffer(region, dtype=torch.float32).view(-1, 192, 1, 4)
     for found, rows in zip(parts, copies.rows(), strict=True):
         assert found.equal(torch.cat([rows[run.start : run.stop] for run in runs]))
+
+
+def test_page_copies_are_made_once_and_not_before_they_are_needed() -> None:
+    calls: list[str] = []
+
+    def make() -> PageCopies:
+        calls.append("made")
+        return PageCopies(
+            gather=lambda cache, lane, rows: calls.append(f"gather {lane}"),
+            scatter=lambda cache, lane, rows: calls.append(f"scatter {lane}"),
+            rehearse=lambda cache: calls.append("rehearse"),
+        )
+
+    late = made_on_use(make)
+    assert calls == []
+    late.gather(None, 1, [])
+    late.scatter(None, 2, [])
+    late.rehearse(None)
+    assert calls == ["made", "gather 1", "scatter 2", "rehearse"]

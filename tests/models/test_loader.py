@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,7 +19,6 @@ from luceasync.models import encodings
 from luceasync.models.encodings import (
     Encoding,
     HostTransfer,
-    ReadAhead,
     StoredRows,
     WeightFile,
     WeightPlacement,
@@ -292,31 +290,6 @@ def test_a_file_that_ends_early_is_an_error_that_names_it(
             list(transfer.pieces(stored))
         again = StoredRows.of(file, BEGIN, ROW_BYTES, 100)
         assert sum(map(len, transfer.pieces(again))) == 100
-
-
-def test_a_buffer_is_overwritten_once_it_is_free_and_not_before(
-    file_of_rows: tuple[WeightFile, Tensor],
-):
-    file, rows = file_of_rows
-    may_go, events = [threading.Semaphore(1) for _ in range(3)], []
-
-    def wait_free(number: int) -> None:
-        assert may_go[number].acquire(timeout=10)
-        events.append(("overwritten", number))
-
-    ahead = ReadAhead(
-        [torch.empty(50 * ROW_BYTES, dtype=torch.uint8) for _ in may_go], 2, wait_free
-    )
-    found = []
-    with closing(ahead):
-        for number, piece in ahead.pieces(StoredRows.of(file, BEGIN, ROW_BYTES, NUM_ROWS)):
-            found.append(piece.clone())
-            events.append(("free", number))
-            may_go[number].release()
-    assert torch.equal(torch.cat(found), rows)
-    for number in range(3):
-        own = [what for what, of in events if of == number]
-        assert own == ["overwritten", "free"] * 2
 
 
 def test_what_is_wrong_with_a_tensor_is_known_once_all_are_read(tmp_path: Path):

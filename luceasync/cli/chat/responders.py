@@ -14,8 +14,8 @@ import httpx
 import msgspec
 from rich.console import Console
 
+from luceasync.cli.ahead import begun_ahead
 from luceasync.cli.output import loading_bar
-from luceasync.cli.serve import prefetched
 from luceasync.config import Config
 from luceasync.errors import GenerationFailed, LuceasyncError, ModelError, Unavailable
 from luceasync.models.files import ModelFiles
@@ -198,7 +198,7 @@ async def open_local(config: Config, model: ModelFiles | None = None) -> AsyncIt
     if TemplateSource.find(model.path, model.gguf) is None:
         raise ModelError(f"{model.path}: {NO_TEMPLATE}")
 
-    with loading_bar(Console(stderr=True)) as bar, prefetched(config, model):
+    with loading_bar(Console(stderr=True)) as bar, begun_ahead(config, model):
         from luceasync.engine.start import build_engine
 
         bar.start()
