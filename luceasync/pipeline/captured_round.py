@@ -57,6 +57,16 @@ def accept_best(
     found[:, 0], found[:, 1:] = counts, best
 
 
+def compile_accept(accept: Accept, logits: Tensor, num_rows: int) -> None:
+    """Run `accept` for an entry of so many rows and no lane, so that its kernels are compiled."""
+    place = torch.full((2, 1), NO_LANE, dtype=torch.int32, device=logits.device)
+    tokens = torch.zeros(2 + 2 * num_rows, 1, dtype=torch.int64, device=logits.device)
+    proposed, found, anchors = (
+        part.view(1, -1) for part in tokens.split([num_rows, num_rows + 1, 1])
+    )
+    accept(logits[:num_rows], proposed, place, anchors[0], place.clone(), found, NO_TOKEN)
+
+
 class FoundTokens:
     """The tokens of a queued round, on their way to the host: a ComingTokens."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from luceasync.models.pass_rows import NO_LANE, Paths
 from luceasync.models.precision import torch_dtype
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.capture import Capture, Captured
-from luceasync.pipeline.captured_round import Accept, CapturedRound
+from luceasync.pipeline.captured_round import Accept, CapturedRound, compile_accept
 from luceasync.pipeline.passes import Batch, DeviceRounds, PassInput, RoundWork, StepKind
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
@@ -374,6 +375,11 @@ class GraphedSteps:
             few = replace(chunk, num_rows=min(FEW_ROWS, chunk_tokens))
             runs.append(lambda: self._long.rehearse_past(chunk, rows))
             runs.append(lambda: self._long.rehearse_past(few, rows[:, : few.num_rows]))
+        if self._has_all:
+            verified = {
+                each.inputs.parents.shape[1] for each in of_trees if each.commit is not None
+            }
+            runs += [partial(compile_accept, self._accept, self._logits, rows) for rows in verified]
         runs += [each.run for each in of_trees]
         runs += [each.run for each in decode]
         runs += [each.commit for each in of_trees if each.commit is not None]
