@@ -85,7 +85,7 @@ class ArchitectureKeys:
         return layers
 
 
-EXPERTS = "expert_count"
+EXPERTS, SIZE = "expert_count", "feed_forward_length"
 
 
 def common_config(
@@ -94,8 +94,8 @@ def common_config(
     num_heads: int | None = None,
     num_kv_heads: int | None = None,
 ) -> Config:
-    """The fields that all architectures have. `computed`: keys of NOT_COMPUTED that this one reads
-    itself. `num_heads` and `num_kv_heads`: if layers differ in them. Raises ModelError.
+    """The fields that all architectures have. `computed`: keys, of NOT_COMPUTED or SIZE, that this
+    one reads itself. `num_heads` and `num_kv_heads`: if layers differ in them. Raises ModelError.
     """
     _refuse_what_is_not_computed(keys, computed)
     metadata, name, model = keys.metadata, keys.name, keys.model
@@ -121,7 +121,7 @@ def common_config(
         "hidden_size": hidden,
         "vocab_size": _vocab_size(model),
         "num_hidden_layers": keys.num_layers,
-        **_dense_size(keys, is_needed=EXPERTS not in computed),
+        **({} if SIZE in computed else _dense_size(keys, is_needed=EXPERTS not in computed)),
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads or num_heads,
         "head_dim": head_dim,
@@ -159,10 +159,8 @@ def experts_config(keys: ArchitectureKeys, computed: Sequence[str] = ()) -> Conf
 
 def _dense_size(keys: ArchitectureKeys, *, is_needed: bool) -> Config:
     """The size of dense feed-forward networks, which a model of experts need not give."""
-    is_given = keys.name("feed_forward_length") in keys.metadata
-    return (
-        {"intermediate_size": keys.layered("feed_forward_length")} if is_given or is_needed else {}
-    )
+    is_given = keys.name(SIZE) in keys.metadata
+    return {"intermediate_size": keys.layered(SIZE)} if is_given or is_needed else {}
 
 
 def _refuse_what_is_not_computed(keys: ArchitectureKeys, computed: Sequence[str]) -> None:

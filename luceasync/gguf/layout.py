@@ -15,6 +15,7 @@ from luceasync.gguf.config import (
     HEAD,
     MTP_LAYERS,
     SCALE,
+    SIZE,
     ArchitectureKeys,
     Config,
     common_config,
@@ -110,7 +111,7 @@ def gemma4_config(keys: ArchitectureKeys) -> Config:
     their own if the file has any. Raises ModelError.
     """
     num_kv_heads = keys.of_layers("attention.head_count_kv")
-    computed = (WINDOW, LOGIT_CAP, EXPERTS)
+    computed = (WINDOW, LOGIT_CAP, EXPERTS, SIZE)
     config = common_config(keys, computed, num_kv_heads=max(num_kv_heads))
     kinds, local = _windowed_layers(keys, 6), _local_head_dim(keys)
     full = config["rope_parameters"]
@@ -137,9 +138,28 @@ def gemma4_config(keys: ArchitectureKeys) -> Config:
         "layer_types": kinds,
         "per_layer_config": sizes,
         "attention_k_eq_v": not any(name in keys.model.tensors for name in values),
-        "num_kv_shared_layers": keys.integer("attention.shared_kv_layers", 0),
         "hidden_size_per_layer_input": keys.integer("embedding_length_per_layer_input", 0),
+        "vocab_size_per_layer_input": config["vocab_size"],
+        **_borrowing(keys),
     }
+
+
+def _borrowing(keys: ArchitectureKeys) -> Config:
+    """How many layers take the keys of earlier ones, and whether their networks are twice as wide.
+    Raises ModelError.
+    """
+    num_borrowing = keys.integer("attention.shared_kv_layers", 0)
+    sizes = keys.of_layers(SIZE)
+    num_own = max(keys.num_layers - num_borrowing, 0)
+    size = sizes[0]
+    is_wide = num_borrowing > 0 and sizes[-1] == 2 * size
+    if sizes != [size] * num_own + [2 * size if is_wide else size] * (len(sizes) - num_own):
+        raise ModelError(
+            f"{keys.name(SIZE)}: expected {size} in all layers, or twice as much in those without "
+            "keys"
+        )
+    fields = {"intermediate_size": size, "use_double_wide_mlp": is_wide}
+    return fields | {"num_kv_shared_layers": num_borrowing}
 
 
 def _local_head_dim(keys: ArchitectureKeys) -> int:
@@ -277,7 +297,13 @@ def qwen35_orders(config: dict[str, Any]) -> dict[str, AxisSwaps]:
 
 
 FFN = ("gate", "up", "down")
-ENDS = {"embed_tokens.weight": EMBEDDING, "norm.weight": "output_norm.weight"}
+ENDS = {
+    "embed_tokens.weight": EMBEDDING,
+    "norm.weight": "output_norm.weight",
+    "embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
+    "per_layer_model_projection.weight": "per_layer_model_proj.weight",
+    "per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
+}
 ATTENTION = {
     "input_layernorm.weight": "attn_norm.weight",
     **{f"self_attn.{n}_proj.weight": f"attn_{n}.weight" for n in "qkv"},
@@ -341,7 +367,12 @@ BETWEEN_NORMS = ATTENTION | {
     "pre_feedforward_layernorm.weight": "ffn_norm.weight",
     "post_feedforward_layernorm.weight": "post_ffw_norm.weight",
 }
-SCALED = BETWEEN_NORMS | {"layer_scalar": "layer_output_scale.weight"}
+SCALED = BETWEEN_NORMS | {
+    "layer_scalar": "layer_output_scale.weight",
+    "per_layer_input_gate.weight": "inp_gate.weight",
+    "per_layer_projection.weight": "proj.weight",
+    "post_per_layer_input_norm.weight": "post_norm.weight",
+}
 BESIDE_EXPERTS = {
     "pre_feedforward_layernorm_2.weight": "pre_ffw_norm_2.weight",
     "post_feedforward_layernorm_1.weight": "post_ffw_norm_1.weight",

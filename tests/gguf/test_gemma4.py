@@ -62,6 +62,17 @@ def test_keys_are_values_too_where_no_layer_that_sees_all_has_any(tmp_path: Path
     assert not any(mixer.shares_keys for mixer in part.mixers), "one is missing"
 
 
+def test_layers_that_borrow_keys_may_have_wider_networks(tmp_path: Path):
+    keys: dict[str, Any] = {"attention__shared_kv_layers": 2, "block_count": 6}
+    keys |= {"attention__sliding_window_pattern": [1, 0, 1, 0, 1, 0]}
+    keys |= {"attention__head_count_kv": [2, 1, 2, 1, 2, 1]}
+    spec = spec_of(layout_of(tmp_path, **keys))
+    assert [mixer.keys for mixer in spec.mixers] == ["own"] * 2 + ["lent"] * 2 + ["borrowed"] * 2
+    assert spec.layers[5].feed_forward == spec.layers[0].feed_forward
+    wide = spec_of(layout_of(tmp_path, feed_forward_length=[96] * 4 + [192] * 2, **keys))
+    assert [layer.feed_forward.inner_size for layer in wide.layers] == [96] * 4 + [192] * 2
+
+
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
@@ -69,6 +80,11 @@ def test_keys_are_values_too_where_no_layer_that_sees_all_has_any(tmp_path: Path
         ({"rope__dimension_count_swa": 16}, "dimension_count_swa = 16: expected 32, as key_length"),
         ({"rope__dimension_count": 32}, "rope.dimension_count: expected the whole head"),
         ({"attention__head_count_kv": [2, 1]}, "head_count_kv: expected 4 positive integers"),
+        (
+            {"feed_forward_length": [96, 96, 192, 96], "attention__shared_kv_layers": 2},
+            "feed_forward_length: expected 96 in all layers, or twice as much in those without",
+        ),
+        ({"feed_forward_length": [96, 96, 96, 192]}, "feed_forward_length: expected 96 in all"),
         ({"expert_count": 8}, "'gemma4.expert_used_count' is missing"),
     ],
 )

@@ -60,6 +60,9 @@ K_MIX = {
 }
 NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
+    "model.embed_tokens_per_layer.weight": "per_layer_token_embd.weight",
+    "model.per_layer_model_projection.weight": "per_layer_model_proj.weight",
+    "model.per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
 }
@@ -81,6 +84,9 @@ LAYER_NAMES = {
     "pre_feedforward_layernorm_2": "pre_ffw_norm_2",
     **{f"post_feedforward_layernorm_{i}": f"post_ffw_norm_{i}" for i in (1, 2)},
     "router.proj": "ffn_gate_inp",
+    "per_layer_input_gate": "inp_gate",
+    "per_layer_projection": "proj",
+    "post_per_layer_input_norm": "post_norm",
     "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_b": "ssm_beta",
@@ -119,6 +125,7 @@ class Tiny:
     seed: int = 0
     experts: bool = False  # of Gemma 4, beside each network
     expert_dim: int = 0  # 0: dim
+    inputs: int = 0  # numbers of the input of each layer; the last two then borrow keys
 
     @property
     def has_experts(self) -> bool:
@@ -174,6 +181,11 @@ def build(tiny: Tiny) -> PreTrainedModel:
             kinds = ["sliding_attention"] * (tiny.num_layers - 1) + ["full_attention"]
             fields |= GEMMA4 | {"layer_types": kinds}
             fields |= {"enable_moe_block": True, "top_k_experts": 3} if tiny.experts else {}
+            if tiny.inputs:
+                fields |= {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}
+                fields |= {"layer_types": [kinds[0], kinds[-1]] * 2}
+                fields |= {"hidden_size_per_layer_input": tiny.inputs}
+                fields |= {"vocab_size_per_layer_input": VOCAB}
         config = AutoConfig.for_model(tiny.family, **fields)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     else:
@@ -239,6 +251,9 @@ def write(tiny: Tiny, folder: Path) -> tuple[Path, Path]:
         data = np.concatenate([parts[block + end] for end in QKV])
         kind = gguf.GGMLQuantizationType[tiny.types[""]]
         writer.add_tensor(f"{block}attn_qkv.weight", data, raw_dtype=kind)
+    if tiny.inputs:  # which converters keep, though no layer reads it
+        unread = f"blk.{tiny.num_layers - 1}.attn_k.weight"
+        writer.add_tensor(unread, np.ones((128, tiny.dim), np.float32))
     if tiny.mtp:
         for name in ("attn_norm", "nextn.eh_proj"):
             writer.add_tensor(f"blk.{tiny.num_layers}.{name}.weight", np.ones(8, np.float32))

@@ -33,7 +33,12 @@ def add_keys(writer: gguf.GGUFWriter, arch: str, tiny: Tiny, config: Any) -> Non
         writer.add_expert_count(8)
         writer.add_expert_used_count(3)
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if "moe" not in arch:
+    if arch == "gemma4":
+        size, num_borrowing = config.intermediate_size, config.num_kv_shared_layers
+        wide = [size * (1 + config.use_double_wide_mlp)] * num_borrowing
+        sizes = [size] * (tiny.num_layers - num_borrowing) + wide
+        writer.add_feed_forward_length(sizes if num_borrowing else size)
+    elif "moe" not in arch:
         writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(getattr(config, "num_attention_heads_per_layer", None) or 4)
     if arch == "gemma4":
@@ -82,8 +87,8 @@ def _add_gemma4(writer: gguf.GGUFWriter, config: Any) -> None:
     layers = [config.per_layer_config[layer] for layer in range(len(flags))]
     writer.add_head_count_kv([layer.num_key_value_heads for layer in layers])
     writer.add_sliding_window_pattern(flags)
-    writer.add_shared_kv_layers(0)
-    writer.add_embedding_length_per_layer_input(0)
+    writer.add_shared_kv_layers(config.num_kv_shared_layers)
+    writer.add_embedding_length_per_layer_input(config.hidden_size_per_layer_input)
     writer.add_rope_dimension_count(full)
     writer.add_rope_dimension_count_swa(local)
     writer.add_rope_freq_base_swa(10000.0)

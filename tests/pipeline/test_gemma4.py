@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from luceasync.config import Config, ModelConfig
 from luceasync.errors import ModelError, PlacementError
 from luceasync.models.files import parse_spec
 from luceasync.models.loader import RandomSource
@@ -16,7 +20,9 @@ from luceasync.models.rope import PLAIN, ProportionalRope
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import Plan, make_plan
+from luceasync.pipeline.report import plan_report
 from luceasync.pipeline.stage import LocalStage
+from tests import tiny
 
 # Sizes of the 31B model.
 LARGE = {
@@ -130,6 +136,24 @@ def test_layers_before_those_that_lend_may_be_elsewhere():
     sizes = {"parallel": 1, "max_ctx_tokens": 8192, "prefill_chunk_tokens": 2048}
     devices = [offer_of(f"cuda:{i}", 140 * 2**30) for i in range(2)]
     make_plan(spec, devices, precision=Precision.of("bf16"), weights=[5.0, 13.0], **sizes)
+
+
+def test_keys_that_nothing_reads_may_be_stored(tmp_path: Path):
+    """Published checkpoints have them; any other tensor without a layer is an error."""
+    shared = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "head_dim": 16}
+    shared |= {"global_head_dim": 16, "attention_k_eq_v": False, "num_key_value_heads": 4}
+    kinds = ["sliding_attention", "full_attention"] * 2
+    config = LARGE | tiny.COMMON | shared | {"layer_types": kinds}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    source = RandomSource(torch.float32, torch.device("cpu"))
+    spec = parse_spec(config)
+    tensors = {name: source.read(name, shape) for name, shape in spec.shapes().items()}
+    unread = "model.layers.3.self_attn.k_proj.weight"
+    save_file(tensors | {unread: torch.zeros(64, 64)}, tmp_path / "model.safetensors")
+    plan_report(Config(model=ModelConfig(tmp_path)))
+    save_file(tensors | {"model.layers.3.k.weight": torch.zeros(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=r"no layer uses the tensor 'model\.layers\.3\.k\.weight'"):
+        plan_report(Config(model=ModelConfig(tmp_path)))
 
 
 def planned(max_ctx_tokens: int) -> Plan:
