@@ -7,7 +7,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of mallopt(3)
@@ -49,9 +50,19 @@ def resident_bytes() -> int:
     return num_pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def freeze_modules() -> None:
-    """Exclude what was imported from later garbage collections. Imports leave no garbage behind."""
-    gc.freeze()
+@contextmanager
+def frozen_imports() -> Iterator[None]:
+    """Collect no garbage within the context, which imports modules, and exclude them from later
+    collections: those take a sixth of the time that importing torch takes, and find nothing.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()
 
 
 def freeze_heap() -> None:

@@ -17,6 +17,7 @@ from luceasync.process_memory import (
     LARGE_BLOCK_BYTES,
     LARGE_PAGE_BYTES,
     freeze_heap,
+    frozen_imports,
     into_large_pages,
     keep_large_blocks_apart,
     resident_bytes,
@@ -143,3 +144,15 @@ def test_unsuitable_memory_is_ignored():
     assert int(tensor.sum()) == mmap.PAGESIZE
     del tensor
     memory.close()
+
+
+def test_nothing_is_collected_during_imports_nor_scanned_afterwards() -> None:
+    num_frozen = gc.get_freeze_count()
+    with frozen_imports():
+        assert not gc.isenabled()
+        imported = [[number] for number in range(1000)]
+    try:
+        assert gc.isenabled()
+        assert gc.get_freeze_count() >= num_frozen + len(imported)
+    finally:
+        gc.unfreeze()

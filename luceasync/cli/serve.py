@@ -25,7 +25,7 @@ from luceasync.disk_cache.directory import make_usable
 from luceasync.errors import ModelError
 from luceasync.models.files import ModelFiles
 from luceasync.pipeline.shard_plan import check_devices, check_weights, named_devices
-from luceasync.process_memory import freeze_heap, freeze_modules, keep_large_blocks_apart
+from luceasync.process_memory import freeze_heap, frozen_imports, keep_large_blocks_apart
 from luceasync.request import ModelCard
 from luceasync.server_config import ServerConfig
 from luceasync.speculation.dflash.draft_config import (
@@ -150,10 +150,10 @@ def run_server(config: Config, model: ModelFiles) -> None:
 
 
 def _run_server(config: Config, model: ModelFiles) -> None:
-    from luceasync.engine.start import build_engine
+    with frozen_imports():
+        from luceasync.engine.start import build_engine
 
     keep_large_blocks_apart()
-    freeze_modules()  # then freezing the rest takes no time before the server is ready
     console = Console(stderr=True, highlight=False)
     logging.basicConfig(
         level=config.server.log_level.upper(), handlers=[BackgroundLogHandler(sys.stderr)]

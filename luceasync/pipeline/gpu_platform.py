@@ -41,6 +41,7 @@ T = TypeVar("T")
 # Of weights on their way: one thread alone copies cached files at 4 GB/s.
 NUM_READERS = 8
 READ_BYTES, MIN_READ_BYTES = 8 << 20, 4 << 20  # a part costs 0.1 ms of the interpreter
+NUM_COPIED = 2  # buffers: the bus is faster than the readers
 SLICE_BYTES, NUM_SLICES = 32 << 20, 3
 
 log = logging.getLogger(__name__)
@@ -206,7 +207,7 @@ class PinnedTransfer:
             self._slices = [self._slice(SLICE_BYTES) for _ in range(NUM_SLICES)]
         self._num_begun = 0
         self._buffers: SimpleQueue[_PinnedBuffer] = SimpleQueue()
-        for _ in range(2 * NUM_READERS):  # of each reader one is read to, and one is copied
+        for _ in range(NUM_READERS + NUM_COPIED):  # those that are read to, and copied
             memory = torch.empty(READ_BYTES, dtype=torch.uint8, pin_memory=True)
             self._buffers.put(_PinnedBuffer(memory, torch.cuda.Event()))
         self._readers = ThreadPoolExecutor(NUM_READERS, "read-weights")

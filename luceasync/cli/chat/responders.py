@@ -19,6 +19,7 @@ from luceasync.cli.output import loading_bar
 from luceasync.config import Config
 from luceasync.errors import GenerationFailed, LuceasyncError, ModelError, Unavailable
 from luceasync.models.files import ModelFiles
+from luceasync.process_memory import frozen_imports
 from luceasync.request import Engine, Finish, ReasoningPiece, TextPiece
 
 CONNECT_TIMEOUT_S = 10.0
@@ -199,7 +200,8 @@ async def open_local(config: Config, model: ModelFiles | None = None) -> AsyncIt
         raise ModelError(f"{model.path}: {NO_TEMPLATE}")
 
     with loading_bar(Console(stderr=True)) as bar, begun_ahead(config, model):
-        from luceasync.engine.start import build_engine
+        with frozen_imports():
+            from luceasync.engine.start import build_engine
 
         bar.start()
         engine = build_engine(config, bar.advance, model=model)
