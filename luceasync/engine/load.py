@@ -179,8 +179,8 @@ def _decoding_setup(
     lookup = LookupDrafter(shapes, plan.parallel) if shapes else None
     features: FeatureHolder = UnreadFeatures()
     if recipe.mtp is not None:
-        with recipe.model.weights.open() as source:
-            speculator, close = load_mtp(recipe.mtp, plan, backend, source, progress.advance)
+        weights = recipe.model.weights
+        speculator, close = load_mtp(recipe.mtp, plan, backend, weights.open, progress.advance)
         closing.callback(close)
         speculator = speculator if lookup is None else speculator.beside(lookup)
     elif recipe.drafter is None:

@@ -203,12 +203,12 @@ class TensorReader:
                 begin += count * shape[0]
         return stack.experts(len(parts[0]), len(parts))
 
-    def first_rows(self, name: str, shape: Shape, num_rows: int) -> Weight:
-        """The first `num_rows` rows of a matrix."""
-        stack = self._source.encoding(name).stack((num_rows, *shape[1:]), self.place)
+    def some_rows(self, name: str, shape: Shape, numbers: Sequence[int]) -> EmbeddingTable:
+        """The rows of these numbers of a matrix."""
+        stack = self._source.encoding(name).stack((len(numbers), *shape[1:]), self.place)
         stored = self._source.stored(name, shape)
-        self._advance(stack.fill(0, stored, lambda rows: rows[:num_rows]))
-        return stack.weight()
+        self._advance(stack.fill(0, stored, lambda rows: rows[list(numbers)]))
+        return stack.table()
 
     def float_matrix(self, name: str, shape: Shape) -> Weight:
         """A small matrix in float32."""

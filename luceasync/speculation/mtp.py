@@ -24,6 +24,7 @@ from luceasync.models.pass_rows import round_up_rows
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.capacity import DraftFootprint
+from luceasync.pipeline.devices import default_device, find_devices
 from luceasync.pipeline.offer import Offer
 from luceasync.pipeline.platform import Platform
 from luceasync.pipeline.transfer import Transfer, direct, on_host
@@ -34,7 +35,9 @@ from luceasync.speculation.dflash.features import check_rows
 from luceasync.speculation.dflash.graph import EagerRunner, Runner
 from luceasync.speculation.mtp_network import (
     HEAD_ROWS,
+    OTHER_ROWS,
     RING_TOKENS,
+    DraftVocabulary,
     MtpNetwork,
     attention_of,
     context_spec,
@@ -49,13 +52,15 @@ BLOCK = 4  # rows of its largest rounds: three drafted tokens
 @dataclass(frozen=True, slots=True)
 class MtpPlacement:
     """A head to draft with, and where it runs. `shapes`: of its rounds, largest first;
-    `weight_bytes`: of its layer as it is stored, and of the part of the model's head that drafts.
+    `weight_bytes`: of its layer as it is stored, and of the `head_rows` rows of the model's head
+    that it has for itself; 0: it takes the model's, whole.
     """
 
     spec: ModelSpec
     device: Offer
     shapes: tuple[RoundShape, ...]
     weight_bytes: int
+    head_rows: int = 0
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -73,9 +78,10 @@ class MtpPlacement:
 
     def footprint(self, precision: Precision) -> DraftFootprint:
         """Its bytes beside the model; a lane's do not grow with its context."""
-        row_bytes = 2 * attention_of(self.spec).kv_dim * precision.weight_bytes
-        lane_bytes = (RING_TOKENS + 2) * row_bytes + self.spec.hidden_size * precision.weight_bytes
-        return DraftFootprint(self.device, self.weight_bytes, 0, lane_bytes)
+        num_rows = 1 + (OTHER_ROWS if self.head_rows else 0)  # of hidden numbers
+        numbers = (RING_TOKENS + 2) * 2 * attention_of(self.spec).kv_dim
+        numbers += num_rows * self.spec.hidden_size
+        return DraftFootprint(self.device, self.weight_bytes, 0, numbers * precision.weight_bytes)
 
 
 def mtp_of(
@@ -84,22 +90,20 @@ def mtp_of(
     """The head that the config drafts with; None: another drafter, or none. It runs where the
     model's last layers of this process do. Raises ConfigError.
     """
-    here = [device for device in devices if device.is_here]
-    if not here or not drafts_with_mtp(config, model):
+    if not drafts_with_mtp(config, model):
         return None
+    here = [device for device in devices if device.is_here]
+    [device] = here[-1:] or find_devices([default_device()], "--draft mtp")
     block, spec = config.draft.block or BLOCK, model.spec
     blocks = sorted({block, -(-block // 2), 3, 2} & {*range(2, block + 1)}, reverse=True)
-    encoding_of = model.weights.encoding
-    shapes = spec.mtp_shapes() | _head_shape(spec)
-    stored = sum(encoding_of(name).num_bytes(shape, precision) for name, shape in shapes.items())
-    return MtpPlacement(spec, here[-1], tuple(RoundShape(b, None, NAME) for b in blocks), stored)
-
-
-def _head_shape(spec: ModelSpec) -> dict[str, tuple[int, int]]:
-    """The part of the model's head that the drafts are chosen with; empty: all of it, in place."""
-    if spec.vocab_size <= HEAD_ROWS:
-        return {}
-    return {head_name(spec): (HEAD_ROWS, spec.hidden_size)}
+    shapes, head_rows = spec.mtp_shapes(), HEAD_ROWS if spec.vocab_size > HEAD_ROWS else 0
+    if head_rows:
+        shapes[head_name(spec)] = (head_rows, spec.hidden_size)
+    sizes = (
+        model.weights.encoding(name).num_bytes(shape, precision) for name, shape in shapes.items()
+    )
+    rounds = tuple(RoundShape(b, None, NAME) for b in blocks)
+    return MtpPlacement(spec, device, rounds, sum(sizes), head_rows)
 
 
 class MtpPasses:
@@ -115,16 +119,18 @@ class MtpPasses:
         run: Runner | None = None,
         short_rows: Sequence[int] = (),
         platform: Platform | None = None,
+        vocabulary: DraftVocabulary | None = None,
     ) -> None:
         """`run`: how passes are run, None: operation by operation. `short_rows`: sizes to which
         short prefill chunks are padded; their rows are absorbed as a round's are. `platform`: the
-        network's, None: that of the host.
+        network's, None: that of the host. `vocabulary`: the network's, None: it takes the model's.
         """
         self.network = network
         self._transfer = transfer
         self._run = run or EagerRunner()
         self._short_rows = sorted(short_rows)
         self._platform = platform
+        self._vocabulary = vocabulary
         self._ends = [0] * num_lanes
         for lane in range(num_lanes):
             network.restart(lane, 0)
@@ -180,13 +186,17 @@ class MtpPasses:
     ) -> None:
         [tap] = taps
         num_rows = tap.shape[1]
+        if begin != self._ends[lane]:
+            self.reset(lane, begin)
+        if self._vocabulary is not None:
+            self._vocabulary.add(lane, tokens[0].tolist())
         if num_rows in self._short_rows:
             tokens = F.pad(tokens, (0, num_rows - num_tokens))
             self.absorb(taps, [lane], [begin], [range(num_tokens)], num_rows, tokens)
             return
         first = max(0, num_tokens - self.capacity_tokens)
-        if first or begin != self._ends[lane]:
-            self.reset(lane, begin + first)
+        if first:
+            self.network.restart(lane, begin + first)
         count = num_tokens - first
         missing = round_up_rows(count, per_octave=4) - count  # kernels are compiled for few sizes
         with self._on_device():
@@ -223,6 +233,8 @@ class MtpPasses:
         if lane >= 0:
             self._ends[lane] = begin
             self.network.restart(lane, begin)
+            if self._vocabulary is not None:
+                self._vocabulary.begin(lane)
 
     def _go_on(self, lanes: Sequence[int], begins: Sequence[int]) -> None:
         """Restart lanes that do not go on at their end."""

@@ -13,7 +13,7 @@ and once more with z in the place of h, and the drafted token, for each further 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,15 +26,17 @@ from luceasync.models.loader import TensorReader, TensorSource
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.ops import Norm
 from luceasync.models.spec import MTP, ModelSpec
-from luceasync.models.weights import Weight
+from luceasync.models.weights import EmbeddingTable, Weight
 from luceasync.speculation.dflash.context import DraftContext
 from luceasync.speculation.dflash.draft import ChooseOps, Embed
 from luceasync.speculation.dflash.draft_config import DraftLayerSpec, DraftSpec
 from luceasync.speculation.dflash.draft_ops import AttendedLayer
 
 RING_TOKENS = 4096  # places for keys and values of a lane
-HEAD_ROWS = 32768  # tokens that are drafted, the first ones: byte pairs are merged by frequency
+HEAD_ROWS = 32768  # tokens that are drafted first of all: byte pairs are merged by frequency
 SPARE_PLACES = 62  # of them: rows that were drafted and refused replace none that is still seen
+
+OTHER_ROWS = 1024  # more of a lane's prompt
 
 # The best tokens after rows [entries, 1, hidden] of lanes [entries]: int64 [entries].
 Choose = Callable[[Tensor, Tensor], Tensor]
@@ -67,6 +69,23 @@ class MtpWeights:
 def head_name(spec: ModelSpec) -> str:
     """The checkpoint name of the model's head."""
     return spec.embedding_name if spec.tied_embeddings else spec.end_names.head
+
+
+@dataclass(frozen=True, slots=True)
+class HeadReader:
+    """Reads rows of the model's head."""
+
+    source: TensorSource
+    spec: ModelSpec
+    place: WeightPlacement
+
+    def __call__(self, tokens: Sequence[int]) -> EmbeddingTable:
+        """The rows of these tokens. Raises ModelError."""
+        shape = (self.spec.vocab_size, self.spec.hidden_size)
+        reader = TensorReader(self.source, self.spec, self.place)
+        found = reader.some_rows(head_name(self.spec), shape, tokens)
+        self.place.findings.raise_fault()
+        return found
 
 
 def attention_of(spec: ModelSpec) -> AttentionSpec:
@@ -105,22 +124,17 @@ def in_halves(attention: AttentionSpec) -> list[int]:
 
 def read_mtp(
     source: TensorSource, spec: ModelSpec, place: WeightPlacement, advance: Callable[[int], None]
-) -> tuple[MtpWeights, Weight | None]:
-    """Read the layer, and the rows of the model's head that drafts are chosen with; None: the
-    model's own head has no more. Raises ModelError.
-    """
+) -> MtpWeights:
+    """Read the layer, and the final norm of the model. Raises ModelError."""
     assert spec.mtp is not None
     attention, hidden = attention_of(spec), spec.hidden_size
     model = TensorReader(source, spec, place)
     final_norm = model.norm(f"{spec.prefix}{spec.end_names.norm}", (hidden,))
-    head = None
-    if spec.vocab_size > HEAD_ROWS:
-        head = model.first_rows(head_name(spec), (spec.vocab_size, hidden), HEAD_ROWS)
     # The layer has the names that it would have in a model of its own.
     reader = TensorReader(source, replace(spec, prefix=MTP, layers=(spec.mtp,)), place, advance)
     layer, name, heads = reader.of_layer(0), f"{MTP}fc.weight", _HeadParts(attention)
     own = [heads.query(0), heads.keys(), TensorPart("self_attn.v_proj.weight"), heads.query(1)]
-    weights = MtpWeights(
+    return MtpWeights(
         embedding_norm=reader.norm(f"{MTP}pre_fc_norm_embedding.weight", (hidden,)),
         hidden_norm=reader.norm(f"{MTP}pre_fc_norm_hidden.weight", (hidden,)),
         fc=reader.stacked([TensorPart(name)], {name: (hidden, 2 * hidden)}),
@@ -132,7 +146,6 @@ def read_mtp(
         output=layer.matrix("self_attn.o_proj.weight"),
         feed_forward=spec.mtp.feed_forward.load(layer),
     )
-    return weights, head
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +187,70 @@ def _head_norms(attention: AttentionSpec, layer: LayerReader) -> Tensor:
         weight = layer.vector(f"self_attn.{name}_norm.weight", layer.norm_offset)
         norms.append((weight * scale.to(weight.device))[order].expand(num, -1))
     return torch.cat(norms)
+
+
+class DraftVocabulary:
+    """The part of the model's head that drafts are chosen with: the rows of the first tokens, and
+    for each lane those of others that its prompt has, the newest ones. A token that is left out is
+    never drafted.
+    """
+
+    def __init__(
+        self, read_rows: HeadReader, num_first: int, *, num_lanes: int, num_others: int = OTHER_ROWS
+    ) -> None:
+        """`read_rows`: the head's rows of these tokens."""
+        self._read_rows = read_rows
+        self._first = read_rows(range(num_first))
+        self._num_first = num_first
+        some = self._first.lookup(torch.zeros(1, dtype=torch.int64, device=self._device))
+        shape = (num_lanes + 1, num_others)
+        self._ids = torch.zeros(shape, dtype=torch.int64, device=self._device)
+        self._rows = some.new_zeros(*shape, some.shape[-1])
+        self._masks = torch.full(shape, -torch.inf, device=self._device)
+        # Of each lane: the tokens at its places, oldest first.
+        self._held: list[dict[int, int]] = [{} for _ in range(num_lanes)]
+
+    def begin(self, lane: int) -> None:
+        """Another text begins on the lane."""
+        self._held[lane] = {}
+        self._masks[lane] = -torch.inf
+
+    def add(self, lane: int, tokens: Sequence[int]) -> None:
+        """A part of the lane's prompt."""
+        held, num_places = self._held[lane], self._ids.shape[1]
+        found = (token for token in reversed(tokens) if token >= self._num_first)
+        new = [t for t in dict.fromkeys(found) if t not in held][:num_places]
+        if not new:
+            return
+        places = []
+        for token in new:
+            place = len(held) if len(held) < num_places else held.pop(next(iter(held)))
+            held[token] = place
+            places.append(place)
+        at = torch.tensor(places, device=self._device)
+        rows = self._read_rows(new)
+        self._rows[lane, at] = rows.lookup(torch.arange(len(new), device=self._device))
+        self._ids[lane, at] = torch.tensor(new, device=self._device)
+        self._masks[lane, at] = 0.0
+
+    def __call__(self, hidden: Tensor, lanes: Tensor) -> Tensor:
+        """See Choose. Fixed shapes, on the device alone."""
+        rows, lane = hidden[:, 0], lanes.long()
+        best, first = self._first.linear_float(rows).max(-1)
+        scores = torch.bmm(self._rows[lane], rows[..., None])[..., 0].float()
+        other, place = (scores + self._masks[lane]).max(-1)
+        tokens = self._ids[lane].gather(1, place[:, None])[:, 0]
+        return torch.where(other > best, tokens, first)
+
+    @property
+    def _device(self) -> torch.device:
+        return self._read_rows.place.device
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all rows."""
+        own = (self._ids, self._rows, self._masks)
+        return self._first.num_bytes + sum(tensor.nbytes for tensor in own)
 
 
 class MtpNetwork:

@@ -10,6 +10,7 @@ from the formulas alone.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,14 +44,12 @@ class SlowHead:
         self.model = model
         self.mistake = mistake
 
-    def draft(self, ids: list[int], num_tokens: int, *, begin: int = 0) -> list[int]:
+    def draft(
+        self, ids: list[int], num_tokens: int, *, begin: int = 0, allowed: Collection[int] = ()
+    ) -> list[int]:
         """The tokens that it drafts behind `ids`, whose last one has not been run. `begin`: the
-        head has seen nothing before that position.
+        head has seen nothing before that position. `allowed`: the tokens to choose from, none: all.
         """
-        return [int(row.argmax()) for row in self.logits(ids, num_tokens, begin=begin)]
-
-    def logits(self, ids: list[int], num_tokens: int, *, begin: int = 0) -> list[Tensor]:
-        """What the model's head makes of each of these tokens."""
         with torch.no_grad():
             seen = ids if self.mistake.late else ids[:-1]
             hidden = self._hidden(seen)[begin:]
@@ -59,9 +58,13 @@ class SlowHead:
             for _ in range(num_tokens):
                 z = self._layer(self._joined(tokens, hidden))[-1:]
                 normed = self._norm(z, "norm")
-                found.append(self.model.lm_head(normed)[0])
+                logits = self.model.lm_head(normed)[0]
+                if allowed:
+                    left_out = [t for t in range(len(logits)) if t not in allowed]
+                    logits[left_out] = -torch.inf
+                found.append(int(logits.argmax()))
                 hidden = torch.cat([hidden, z if self.mistake.chained_before_norm else normed])
-                tokens = [*tokens, int(found[-1].argmax())]
+                tokens = [*tokens, found[-1]]
             return found
 
     def _hidden(self, ids: list[int]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,16 +44,15 @@ def slow(model_dir: Path) -> SlowHead:
 class Loaded:
     """The model and its head on these devices."""
 
-    def __init__(self, model_dir: Path, num_shards: int = 1, parallel: int = 4) -> None:
-        self.config = config_of(model_dir, num_shards, parallel)
+    def __init__(self, model_dir: Path, num_shards: int = 1, head_rows: int = 0) -> None:
+        self.config = config_of(model_dir, num_shards)
         files = ModelFiles(model_dir)
         report, _ = plan_with_drafter(self.config, files)
         self.mtp = mtp_of(self.config, files, report.plan.devices, report.plan.precision)
         assert self.mtp is not None
         self.backend = LayerSplitBackend.open(files, report.plan, taps=self.mtp.taps)
-        with files.weights.open() as source:
-            loaded = load_mtp(self.mtp, report.plan, self.backend, source)
-        self.speculator, self._close = loaded
+        mtp = replace(self.mtp, head_rows=head_rows)
+        self.speculator, self._close = load_mtp(mtp, report.plan, self.backend, files.weights.open)
         self.passes = self.speculator.drafters[0].passes
 
     def prefill(self, lane: int, begin: int, ids: Sequence[int]) -> None:
@@ -75,12 +75,12 @@ class Loaded:
         self.backend.close()
 
 
-def config_of(model_dir: Path, num_shards: int = 1, parallel: int = 4, **draft) -> Config:
+def config_of(model_dir: Path, num_shards: int) -> Config:
     return Config(
         model=ModelConfig(model_dir, dtype="fp32"),
         placement=PlacementConfig(devices=tuple(f"cpu:{i}" for i in range(num_shards))),
-        engine=EngineConfig(parallel=parallel, max_ctx_tokens=256),
-        draft=DraftConfig(**draft),
+        engine=EngineConfig(parallel=4, max_ctx_tokens=256),
+        draft=DraftConfig(NAME),
     )
 
 
@@ -153,6 +153,22 @@ def test_the_usual_mistakes_would_be_seen(model_dir: Path, slow: SlowHead, mista
     wrong = SlowHead(model_dir, slow.model, mistake)
     texts = [text(seed) for seed in range(8)]
     assert [wrong.draft(ids, 3) for ids in texts] != [slow.draft(ids, 3) for ids in texts]
+
+
+def test_with_a_part_of_the_head_it_drafts_the_first_tokens_and_those_of_the_prompt(
+    model_dir: Path, slow: SlowHead
+):
+    """Of which each lane has its own: a rare name is drafted where the prompt has it."""
+    num_first, loaded = 128, Loaded(model_dir, head_rows=128)
+    for seed in range(4, 12):
+        lane, ids = seed % 4, text(seed, 80)
+        loaded.backend.reset(lane)
+        loaded.speculator.start(lane)
+        for begin, end in ((0, 30), (30, 79)):
+            loaded.prefill(lane, begin, ids[begin:end])
+        allowed = {*range(num_first), *ids[:-1]}
+        assert loaded.drafted(lane, 79, ids[79]) == slow.draft(ids, NUM_DRAFTED, allowed=allowed)
+    loaded.close()
 
 
 @pytest.mark.slow

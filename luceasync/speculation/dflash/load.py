@@ -6,7 +6,7 @@ Runs in the engine thread; knows no engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ from luceasync.speculation.dflash.remote import RemoteDraft
 from luceasync.speculation.dflash.remote_features import remote_features
 from luceasync.speculation.drafter import BlockDrafter
 from luceasync.speculation.mtp import MtpPasses, MtpPlacement
-from luceasync.speculation.mtp_network import MtpNetwork, read_mtp
+from luceasync.speculation.mtp_network import DraftVocabulary, HeadReader, MtpNetwork, read_mtp
 from luceasync.speculation.speculator import Speculator
 
 
@@ -106,47 +106,50 @@ def load_mtp(
     mtp: MtpPlacement,
     plan: Plan,
     backend: LayerSplitBackend,
-    source: TensorSource,
+    open_source: Callable[[], AbstractContextManager[TensorSource]],
     advance: Callable[[int], None] = lambda num_bytes: None,
 ) -> tuple[Speculator, Callable[[], None]]:
-    """Load the head that the model of `source` drafts with, for the loaded model with its tap. What
-    is returned beside it frees the weights. Raises ModelError.
+    """Load the head that the model of `open_source` drafts with, for the loaded model with its tap.
+    What is returned beside it frees the weights. Raises ModelError.
     """
     platform, spec = open_platform(mtp.device.name), mtp.spec
     transfer = _transfer_to(platform, plan)
-    with closing(platform.row_transfer()) as rows:
-        dtype = torch_dtype(plan.precision.weights)
-        place = WeightPlacement(platform.ops, platform.device, dtype, rows)
-        weights, head = read_mtp(source, spec, place, advance)
-        place.findings.raise_fault()
 
     def embed(tokens: Tensor) -> Tensor:
         return transfer(backend.embed(tokens), platform.device)
 
     def choose(hidden: Tensor, lanes: Tensor) -> Tensor:
-        if head is not None:
-            return head.linear_float(hidden[:, 0]).argmax(-1)
         proposal = backend.propose_from(hidden, lanes, None)
         return transfer(proposal.tokens[:, 1], platform.device)
 
-    network = MtpNetwork(
-        spec,
-        weights,
-        embed,
-        choose,
-        draft_ops_on(platform),
-        num_lanes=plan.parallel,
-        max_ctx_tokens=plan.max_ctx_tokens,
-    )
-    run = runner_on(platform) if plan.is_all_on(mtp.device) else EagerRunner()
-    passes = MtpPasses(network, plan.parallel, transfer, run, mtp.device.short_rows, platform)
-    platform.warm_up(lambda: passes.warm_up(mtp.shapes, plan.verify_rows), NUM_WARM_UPS)
-
-    def close() -> None:
-        run.close()
-        network.close()
-
-    return Speculator(backend, [BlockDrafter(passes, mtp.shapes)], plan.parallel), close
+    with ExitStack() as opened:
+        source = opened.enter_context(open_source())
+        rows = opened.enter_context(closing(platform.row_transfer()))
+        dtype = torch_dtype(plan.precision.weights)
+        place = WeightPlacement(platform.ops, platform.device, dtype, rows)
+        weights, vocabulary = read_mtp(source, spec, place, advance), None
+        place.findings.raise_fault()
+        if mtp.head_rows:  # more of its rows are read as prompts come
+            read_rows = HeadReader(source, spec, place)
+            vocabulary = DraftVocabulary(read_rows, mtp.head_rows, num_lanes=plan.parallel)
+        network = MtpNetwork(
+            spec,
+            weights,
+            embed,
+            vocabulary or choose,
+            draft_ops_on(platform),
+            num_lanes=plan.parallel,
+            max_ctx_tokens=plan.max_ctx_tokens,
+        )
+        opened.callback(network.close)
+        run = runner_on(platform) if plan.is_all_on(mtp.device) else EagerRunner()
+        opened.callback(run.close)
+        passes = MtpPasses(
+            network, plan.parallel, transfer, run, mtp.device.short_rows, platform, vocabulary
+        )
+        platform.warm_up(lambda: passes.warm_up(mtp.shapes, plan.verify_rows), NUM_WARM_UPS)
+        speculator = Speculator(backend, [BlockDrafter(passes, mtp.shapes)], plan.parallel)
+        return speculator, opened.pop_all().close
 
 
 @torch.inference_mode()
