@@ -123,6 +123,15 @@ class PlacementConfig:
         "DEVICE",
         "The only device to use; same as --target-devices with one name.",
     )
+    expert_bytes: int | Literal["auto"] | None = value(
+        None,
+        "expert-memory",
+        parsers.integer_or_auto(1),
+        "auto, or an integer number of bytes, at least 1, such as 4G",
+        "BYTES|auto",
+        "Memory of GPUs for slots of experts, all of which then wait in host memory; auto: what "
+        "nothing else needs; default: all experts are on their devices.",
+    )
     peer_access: PeerAccess = choice(
         "auto",
         "peer-access",

@@ -25,6 +25,7 @@ EXAMPLE = Path(__file__).parents[1] / "docs" / "luceasync.toml"
 TEXTS = {
     "model-dir": "/models/x", "model-name": "x", "dtype": "fp32", "target-device": "cpu",
     "target-devices": "cuda:0,cpu", "target-layer-split": "0.3,0.7", "peer-access": "off",
+    "expert-memory": "4G",
     "parallel": "2", "max-ctx": "8K", "prefill-chunk": "128", "max-queue": "0", "host": "::",
     "prefix-cache-memory": "0", "kv-cache-dir": "/cache", "kv-cache-budget": "1M",
     "kv-cache-min-tokens": "0", "kv-cache-shared": "on", "snapshot-interval": "64",
@@ -133,7 +134,7 @@ def test_flags_win_over_variables_and_variables_over_toml(tmp_path):
         ("allow-origin", "chat.lan"), ("allow-origin", "http://chat.lan/"),
         ("draft-ctx-max", "0"), ("draft-block", "1"), ("draft-block", "65"), ("ddtree", "2"),
         ("ddtree-budget", "0"), ("ddtree-budget", "257"),
-        ("kvflash", "63"), ("kvflash", "all"), ("kvflash-policy", "lfu"), ("kvflash-tau", "0"),
+        ("expert-memory", "0"), ("expert-memory", "half"), ("kvflash", "63"), ("kvflash", "all"), ("kvflash-policy", "lfu"), ("kvflash-tau", "0"),
         ("kvflash-pin-spans", "64"), ("kvflash-pin-spans", "64:64"), ("kvflash-pin-spans", "0:64,"),
     ],
 )  # fmt: skip

@@ -50,6 +50,18 @@ GEMMA3_4B: dict[str, Any] = {
     "sliding_window": 1024,
     "max_position_embeddings": 131072,
 }
+EXPERTS_35B: dict[str, Any] = QWEN3_5 | {
+    "model_type": "qwen3_5_moe_text",
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "linear_num_value_heads": 32,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "tie_word_embeddings": False,
+}
 SHAPES: dict[str, Shape] = {
     "qwen3-0.6b": QWEN3
     | {
@@ -83,6 +95,8 @@ SHAPES: dict[str, Shape] = {
         "linear_num_value_heads": 48,
         "tie_word_embeddings": False,
     },
+    "qwen3.5-35b-a3b": EXPERTS_35B | {"num_hidden_layers": 40},
+    "qwen3.5-35b-a3b-8": EXPERTS_35B | {"num_hidden_layers": 8},  # a fifth of its layers
     "gemma3-4b": GEMMA3_4B,
     "gemma3-4b-full": GEMMA3_4B | {"layer_types": ["full_attention"] * 34},  # without windows
 }

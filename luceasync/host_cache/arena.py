@@ -162,6 +162,17 @@ class NoPageLock:
         """Nothing to unlock."""
 
 
+def locked_pages(num_bytes: int, pages: PageLock) -> np.ndarray:
+    """Bytes whose pages stay in place until no array or tensor over them is left. Raises
+    MemoryError.
+    """
+    area = np.frombuffer(map_pages(num_bytes), np.uint8)
+    address = area.ctypes.data
+    pages.lock(address, num_bytes)
+    weakref.finalize(area, pages.unlock, address).atexit = False
+    return area
+
+
 class Arena:
     """Memory in one range of addresses whose pages exist and are locked, so that GPUs copy from and
     to it on their own.

@@ -208,6 +208,12 @@ def _few_rows_kernel(
         tl.store(at_out, result.to(out.dtype.element_ty), mask=m_ok[None, :] & n_ok[:, None])
 
 
+def can_group(x: Tensor) -> bool:
+    """Whether the library multiplies by groups whose ends stay on the device."""
+    is_half = x.dtype == torch.bfloat16 and x.is_cuda and torch.version.hip is None
+    return is_half and torch.cuda.get_device_capability(x.device) >= (9, 0)
+
+
 def many(
     x: Tensor,
     matrices: Tensor,

@@ -17,8 +17,8 @@ from luceasync.errors import ModelError
 from luceasync.kernels import experts_slots
 from luceasync.kernels.experts_routing import MAX_ROWS
 from luceasync.kernels.experts_slots import COUNTS, SlotCopies, SlotTable
+from luceasync.models.ops import RoutedExperts
 from luceasync.models.quant.packed import Packed
-from luceasync.models.torch_experts import RoutedExperts
 from luceasync.models.triton_experts import (
     KernelExperts,
     PlainExperts,
@@ -136,6 +136,7 @@ class SlottedOps(TritonOps):
         self._host = host
         self._layers: list[SlottedRoutedExperts] = []
         self._buffers: list[Tensor] = []
+        self._num_copied_bytes = 0  # of whole layers
 
     def allocate(self) -> None:
         """Allocate buffers for whole layers, once all layers are read."""
@@ -144,9 +145,14 @@ class SlottedOps(TritonOps):
             self._buffers.append(torch.empty(most, dtype=torch.uint8, device=self._host.device))
 
     def counts(self) -> dict[str, int]:
-        """Experts of all layers' passes so far, by what became of them. Waits for the device."""
-        sums = torch.stack([layer.table.counts for layer in self._layers]).sum(0).tolist()
-        return dict(zip(COUNTS, sums, strict=True))
+        """Experts of all layers' passes so far by what became of them, and the bytes that crossed
+        the bus for them. Waits for the device.
+        """
+        counts = torch.stack([layer.table.counts for layer in self._layers]).tolist()
+        sums = dict(zip(COUNTS, map(sum, zip(*counts, strict=True)), strict=True))
+        pairs = zip(counts, self._layers, strict=True)
+        num_bytes = sum(sum(own[1:]) * layer.expert_bytes for own, layer in pairs)
+        return sums | {"bytes": num_bytes + self._num_copied_bytes}
 
     def experts(self, rows: Tensor, num_experts: int, num_parts: int) -> ExpertWeights:
         return SlottedExperts(
@@ -185,6 +191,7 @@ class SlottedOps(TritonOps):
 
     def _copy(self, number: int) -> None:
         buffer = self._buffers[number % NUM_BUFFERS]
+        self._num_copied_bytes += self._layers[number].layer_bytes
         with self._host.side_stream(buffer):
             self._layers[number].copy_to(buffer)
 
@@ -211,6 +218,11 @@ class SlottedRoutedExperts(TritonRoutedExperts):
         num_experts, num_slots = (len(each) for each in pairs[0])
         self.table = SlotTable.empty(num_experts, num_slots, device)
         self._copies = SlotCopies(pairs, device)
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of one expert."""
+        return sum(half.far.num_bytes for half in self._halves) // len(self.table.slot_of)
 
     @property
     def layer_bytes(self) -> int:

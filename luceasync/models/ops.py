@@ -17,7 +17,6 @@ from torch import Tensor
 from luceasync.models import torch_experts
 from luceasync.models.quant.packed import Packed
 from luceasync.models.quant.torch_weight import TorchQuantWeight
-from luceasync.models.torch_experts import RoutedExperts
 from luceasync.models.trees import Trees, torch_trees
 from luceasync.models.weights import (
     Choice,
@@ -114,6 +113,18 @@ class Ops(Protocol):
         ...
 
 
+class OpsWithSlots(Ops, Protocol):
+    """Ops of a device that has slots for the experts of each layer, which are in host memory."""
+
+    def allocate(self) -> None:
+        """Allocate what layers share, once all are read."""
+        ...
+
+    def counts(self) -> dict[str, int]:
+        """Experts of all passes so far by what became of them, and bytes. Waits for the device."""
+        ...
+
+
 class TorchOps:
     """Ops as plain torch."""
 
@@ -170,6 +181,53 @@ class TorchOps:
         compiled_body: Callable[[], T],
     ) -> T:
         return torch_body()
+
+
+class RoutedExperts:
+    """Experts behind their router, and a shared one beside them, made of `ops`."""
+
+    def __init__(
+        self,
+        ops: Ops,
+        router: Router,
+        gate_up: ExpertWeights,
+        down: ExpertWeights,
+        shared: SwiGLU | None,
+    ) -> None:
+        self.ops = ops
+        self.router = router
+        self.gate_up = gate_up
+        self.down = down
+        self.shared = shared
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights but the norm's."""
+        router = self.router
+        parts = (router.weight, router.shared_gate, self.gate_up, self.down, self.shared)
+        bias_bytes = 0 if router.bias is None else router.bias.nbytes
+        return bias_bytes + sum(part.num_bytes for part in parts if part is not None)
+
+    def add_to(self, x: Tensor) -> Tensor:
+        """x + what the experts of each row of norm(x) give: [rows, dim]."""
+        return self._add(x, self.gate_up, self.down)
+
+    def _add(self, x: Tensor, gate_up: ExpertWeights, down: ExpertWeights) -> Tensor:
+        router = self.router
+        normed = router.norm(x)
+        exact = normed.float()
+        choice = self.ops.choose(router.weight.linear(exact), router.bias, router.routing)
+        results = down.linear(gate_up.swiglu(normed, choice), choice)
+        return self.ops.add_weighted(results, choice, self._with_shared(x, normed, exact))
+
+    def _with_shared(self, x: Tensor, normed: Tensor, exact: Tensor) -> Tensor:
+        """The rows with what the shared expert adds. `exact`: `normed` in float32."""
+        if self.shared is None:
+            return x
+        inner = self.shared.gate_up.swiglu(normed)
+        if (gate := self.router.shared_gate) is not None:
+            inner = inner * gate.linear(exact).sigmoid().to(inner.dtype)
+        return self.shared.down.linear_add(inner, x)
 
 
 class TorchTable:

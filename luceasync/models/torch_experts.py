@@ -9,17 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.models.quant.packed import Packed, dequantise, table_of
-from luceasync.models.weights import Choice, ExpertWeights, Router, Routing, SwiGLU
-
-if TYPE_CHECKING:
-    from luceasync.models.ops import Ops
+from luceasync.models.weights import Choice, Routing
 
 FEW_ROWS, MANY_ROWS = 8, 64  # of a tile, of which each multiplies with one expert
 MANY_PER_EXPERT = 32  # rows of an expert, on average, from which on tiles have many rows
@@ -148,50 +144,3 @@ def quantised_experts(
         return dequantise(packed.select(ids + expert * height), table)
 
     return TorchExperts(packed.num_bytes, matrix_of, product, torch.float32)
-
-
-class RoutedExperts:
-    """Experts behind their router, and a shared one beside them, made of `ops`."""
-
-    def __init__(
-        self,
-        ops: Ops,
-        router: Router,
-        gate_up: ExpertWeights,
-        down: ExpertWeights,
-        shared: SwiGLU | None,
-    ) -> None:
-        self.ops = ops
-        self.router = router
-        self.gate_up = gate_up
-        self.down = down
-        self.shared = shared
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all weights but the norm's."""
-        router = self.router
-        parts = (router.weight, router.shared_gate, self.gate_up, self.down, self.shared)
-        bias_bytes = 0 if router.bias is None else router.bias.nbytes
-        return bias_bytes + sum(part.num_bytes for part in parts if part is not None)
-
-    def add_to(self, x: Tensor) -> Tensor:
-        """x + what the experts of each row of norm(x) give: [rows, dim]."""
-        return self._add(x, self.gate_up, self.down)
-
-    def _add(self, x: Tensor, gate_up: ExpertWeights, down: ExpertWeights) -> Tensor:
-        router = self.router
-        normed = router.norm(x)
-        exact = normed.float()
-        choice = self.ops.choose(router.weight.linear(exact), router.bias, router.routing)
-        results = down.linear(gate_up.swiglu(normed, choice), choice)
-        return self.ops.add_weighted(results, choice, self._with_shared(x, normed, exact))
-
-    def _with_shared(self, x: Tensor, normed: Tensor, exact: Tensor) -> Tensor:
-        """The rows with what the shared expert adds. `exact`: `normed` in float32."""
-        if self.shared is None:
-            return x
-        inner = self.shared.gate_up.swiglu(normed)
-        if (gate := self.router.shared_gate) is not None:
-            inner = inner * gate.linear(exact).sigmoid().to(inner.dtype)
-        return self.shared.down.linear_add(inner, x)

@@ -17,10 +17,9 @@ from luceasync.kernels.experts_product import MANY_ROWS
 from luceasync.kernels.experts_routing import MAX_ROWS, NO_MATRIX
 from luceasync.kernels.quant_tiles import BLOCK_ROWS, TiledMatrix
 from luceasync.models import torch_experts
-from luceasync.models.ops import Ops, TorchTable
+from luceasync.models.ops import Ops, RoutedExperts, TorchTable
 from luceasync.models.quant.packed import Packed
 from luceasync.models.quant.tiles import can_tile, tile
-from luceasync.models.torch_experts import RoutedExperts
 from luceasync.models.weights import Choice, ExpertWeights, Router, Routing, SwiGLU, Weight
 
 SLICE_BYTES = 128 << 20  # of experts that are dequantised at once: a plan counts them as workspace
@@ -166,7 +165,7 @@ class PlainExperts:
             return experts_product.linear(
                 x, self.each[0], choice.tiles, len(x), shared=shared, far=others
             )
-        if _can_group(x):
+        if experts_product.can_group(x):
             return _grouped(x, self.each[0], choice)
         out = x.new_empty(len(x), self.each.shape[2])
         experts_product.many(x, self.each[0], tiles_of_many(choice), out)
@@ -184,19 +183,13 @@ class PlainExperts:
             return experts_product.swiglu(
                 x, self.each, choice.tiles, choice.rows, shared=shared, far=others
             )
-        if _can_group(x):
+        if experts_product.can_group(x):
             own = x[choice.rows]
             gate, up = (_grouped(own, part, choice) for part in self.each)
             return F.silu(gate).mul_(up)
         out = x.new_empty(len(choice.rows), self.each.shape[2])
         experts_product.many(x, self.each, tiles_of_many(choice), out, rows=choice.rows)
         return out
-
-
-def _can_group(x: Tensor) -> bool:
-    """Whether the library multiplies by groups whose ends stay on the device."""
-    is_half = x.dtype == torch.bfloat16 and x.is_cuda and torch.version.hip is None
-    return is_half and torch.cuda.get_device_capability(x.device) >= (9, 0)
 
 
 def _grouped(x: Tensor, matrices: Tensor, choice: Choice) -> Tensor:

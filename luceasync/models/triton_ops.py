@@ -17,12 +17,11 @@ from luceasync.kernels import positions as position_kernels
 from luceasync.kernels import rows as row_kernels
 from luceasync.kernels import small_gemm
 from luceasync.models import triton_experts
-from luceasync.models.ops import TorchTable
+from luceasync.models.ops import RoutedExperts, TorchTable
 from luceasync.models.quant.gpu import TiledQuantStack, TiledQuantSwiGLU, TiledQuantWeight
 from luceasync.models.quant.packed import Packed
 from luceasync.models.quant.tiles import can_tile, tile
 from luceasync.models.quant.torch_weight import TorchQuantWeight
-from luceasync.models.torch_experts import RoutedExperts
 from luceasync.models.trees import Trees
 from luceasync.models.weights import (
     Choice,

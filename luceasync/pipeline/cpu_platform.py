@@ -13,12 +13,13 @@ import psutil
 import torch
 from torch import Tensor
 
+from luceasync.errors import PlacementError
 from luceasync.host_cache.arena import HostMemory, PlainMemory, WarmMemory
 from luceasync.host_cache.copies import DirectCopies
 from luceasync.host_cache.staging import DirectStaging
 from luceasync.kv.cache import LaneCache
 from luceasync.models.encodings import HostTransfer
-from luceasync.models.ops import Ops, TorchOps
+from luceasync.models.ops import Ops, OpsWithSlots, TorchOps
 from luceasync.models.packed_ops import PackedOps, can_pack, limit_product_caches
 from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.offer import Offer, offer_of
@@ -40,6 +41,10 @@ class CpuPlatform:
     @cached_property
     def ops(self) -> Ops:
         return PackedOps() if can_pack() else TorchOps()
+
+    def slotted_ops(self, num_slots: int) -> OpsWithSlots:
+        """There are none: plans refuse them."""
+        raise PlacementError(f"--expert-memory: {self.name} computes from host memory already")
 
     def offer(self, share: int = 1) -> Offer:
         has_bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()

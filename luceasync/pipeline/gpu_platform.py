@@ -21,7 +21,15 @@ import torch
 from torch import Tensor
 
 from luceasync.cuda.launch import can_launch
-from luceasync.host_cache.arena import SPARE_BYTES, Arena, DevicePageLock, HostMemory, PlainMemory
+from luceasync.errors import ModelError
+from luceasync.host_cache.arena import (
+    SPARE_BYTES,
+    Arena,
+    DevicePageLock,
+    HostMemory,
+    PlainMemory,
+    locked_pages,
+)
 from luceasync.host_cache.gpu_copies import (
     PageCopies,
     StreamCopies,
@@ -32,7 +40,7 @@ from luceasync.host_cache.gpu_copies import (
 from luceasync.host_cache.staging import StreamStaging
 from luceasync.kv.cache import LaneCache
 from luceasync.models.encodings import StoredRows
-from luceasync.models.ops import Ops
+from luceasync.models.ops import Ops, OpsWithSlots
 from luceasync.pipeline.capture import Capture, compiled_ahead
 from luceasync.pipeline.offer import NUM_STAGED_STATES, Offer, offer_of
 
@@ -66,6 +74,20 @@ class CudaPlatform:
 
         hash_ahead()
         return TritonOps()
+
+    def slotted_ops(self, num_slots: int) -> OpsWithSlots:
+        from luceasync.models.expert_slots import SlottedOps
+
+        return SlottedOps(num_slots, self)
+
+    def hold(self, tensor: Tensor) -> Tensor:
+        """A copy in host memory, which kernels of the device can read. Raises ModelError."""
+        try:
+            area = locked_pages(tensor.nbytes, DevicePageLock(self.device))
+        except MemoryError as error:
+            raise ModelError(f"--expert-memory: {error}") from None
+        held = torch.from_numpy(area).view(tensor.dtype).view(tensor.shape)
+        return held.copy_(tensor)
 
     def offer(self, share: int = 1) -> Offer:
         with self.on_device():

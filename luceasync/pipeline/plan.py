@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
 from luceasync.errors import PlacementError
@@ -18,6 +18,7 @@ from luceasync.models.encodings import DenseEncoding, Encoding
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.capacity import (
+    COMFORTABLE_CTX_TOKENS,
     DEFAULT_PARALLEL,
     DraftFootprint,
     Pool,
@@ -25,6 +26,16 @@ from luceasync.pipeline.capacity import (
     choose_lanes,
     choose_pool,
     chunk_that_fits,
+)
+from luceasync.pipeline.expert_plan import (
+    ExpertRequest,
+    check_slots,
+    expert_layers,
+    first_slots,
+    lanes_of_slots,
+    reasons_of,
+    slots_beside,
+    with_slots,
 )
 from luceasync.pipeline.offer import Offer, decode_sizes
 from luceasync.pipeline.shard_plan import ShardPlan, check_weights, plan_shard, split_layers
@@ -150,12 +161,14 @@ def make_plan(
     drafter: DraftFootprint | None = None,
     encoding_of: Callable[[str], Encoding] = lambda name: DenseEncoding(),
     pool: PoolRequest | None = None,
+    experts: ExpertRequest | None = None,
 ) -> Plan:
     """Decide everything that is still open. Raises PlacementError if it does not fit.
 
     `verify_rows`: the numbers of rows that verify passes will have, none without speculation.
     `drafter`: the drafter that must fit too. `encoding_of`: how each tensor is stored, by its name.
-    `pool`: how much of each lane stays on the devices; None: all of it.
+    `pool`: how much of each lane stays on the devices; None: all of it. `experts`: which of them
+    wait in host memory; None: none.
     """
     chunk = prefill_chunk_tokens or max(device.prefill_chunk_tokens for device in devices)
     if chunk % CHUNK_TOKENS:
@@ -178,6 +191,17 @@ def make_plan(
         )
         for device, (begin, end) in zip(devices, _ranges(spec, devices, weights), strict=True)
     )
+    layers = [
+        [] if experts is None else expert_layers(spec, s.begin, s.end, precision, encoding_of)
+        for s in shards
+    ]
+    whole, slots = shards, [0] * len(shards)
+    if experts is not None:
+        slots = first_slots(experts, devices, layers, parallel or DEFAULT_PARALLEL)
+        shards = tuple(map(with_slots, whole, layers, slots))
+        parallel = parallel or lanes_of_slots(layers, slots, DEFAULT_PARALLEL)
+        if experts.num_bytes is None and max_ctx_tokens is None:
+            max_ctx_tokens = min(spec.max_positions, COMFORTABLE_CTX_TOKENS)  # slots get the rest
     if pool is None:
         lanes = choose_lanes(
             spec, devices, shards, drafter, parallel=parallel, max_ctx_tokens=max_ctx_tokens
@@ -198,7 +222,7 @@ def make_plan(
         chunk = chunk_that_fits(num_pages, chunk)
     by_memory = ["layers are split by the free memory of each device"]
     is_by_memory = weights is None and len(devices) > 1
-    return Plan(
+    plan = Plan(
         shards=shards,
         devices=tuple(devices),
         stages=stages_of([device.process for device in devices]),
@@ -213,6 +237,27 @@ def make_plan(
         peer_access=peer_access,
         reasons=(*(by_memory if is_by_memory else ()), *lanes.reasons),
     )
+    if experts is None:
+        return plan
+    if experts.num_bytes is None:
+        free = [_free_bytes(plan, i, drafter) for i in range(len(shards))]
+        slots = list(map(slots_beside, layers, slots, free))
+    check_slots(experts, layers, slots, plan.parallel)
+    return replace(
+        plan,
+        shards=tuple(map(with_slots, whole, layers, slots)),
+        reasons=(*plan.reasons, *reasons_of(layers, slots)),
+    )
+
+
+def _free_bytes(plan: Plan, index: int, drafter: DraftFootprint | None) -> int:
+    """What a shard, and a drafter on its device, leave free there."""
+    device, shard = plan.devices[index], plan.shards[index]
+    taken = plan.device_bytes(shard) + shard.workspace_bytes
+    if drafter is not None and drafter.device.name == device.name:
+        lane_bytes = drafter.lane_bytes + plan.max_ctx_tokens * drafter.token_bytes
+        taken += drafter.weight_bytes + (plan.parallel + 1) * lane_bytes
+    return device.free_bytes - taken
 
 
 def stages_of(processes: Sequence[int]) -> tuple[tuple[int, int], ...]:

@@ -19,7 +19,7 @@ from luceasync.host_cache.copies import LaneCopies
 from luceasync.host_cache.staging import Staging
 from luceasync.kv.cache import LaneCache
 from luceasync.models.encodings import RowTransfer
-from luceasync.models.ops import Ops
+from luceasync.models.ops import Ops, OpsWithSlots
 from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.gpu_platform import CudaPlatform, HipPlatform, gpu_backend
@@ -73,6 +73,10 @@ class Platform(Protocol):
     @property
     def ops(self) -> Ops:
         """The operations that layers are made of."""
+        ...
+
+    def slotted_ops(self, num_slots: int) -> OpsWithSlots:
+        """`ops` with so many slots for the experts of each layer, which wait in host memory."""
         ...
 
     def offer(self, share: int = 1) -> Offer:

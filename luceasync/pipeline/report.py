@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import psutil
+
 from luceasync.config import Config
 from luceasync.host_cache.arena import node_bytes_of
 from luceasync.models.files import ModelFiles
@@ -12,6 +14,7 @@ from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.capacity import DraftFootprint, Pool, PoolRequest
 from luceasync.pipeline.devices import default_device
+from luceasync.pipeline.expert_plan import ExpertRequest
 from luceasync.pipeline.offer import Offer, default_dtype
 from luceasync.pipeline.plan import Plan, make_plan
 from luceasync.pipeline.remote.discovery import offers_in, processes_of
@@ -58,6 +61,15 @@ def pool_request(config: Config) -> PoolRequest | None:
     return PoolRequest(num_tokens, Pool(asked.policy, asked.tau_tokens, asked.pins), host_bytes)
 
 
+def expert_request(config: Config) -> ExpertRequest | None:
+    """Which experts wait in host memory; None: none."""
+    asked = config.placement.expert_bytes
+    if asked is None:
+        return None
+    num_bytes = None if asked == "auto" else asked
+    return ExpertRequest(num_bytes, psutil.virtual_memory().available)
+
+
 def plan_report(
     config: Config,
     model: ModelFiles | None = None,
@@ -90,6 +102,7 @@ def plan_report(
         drafter=drafter,
         encoding_of=encoding_of,
         pool=pool_request(config),
+        experts=expert_request(config),
     )
     shards = tuple(
         ShardReport(

@@ -58,7 +58,8 @@ class Shard:
         self.device = platform.device
         self._spec = spec
         precision = plan.precision
-        self._ops = platform.ops
+        slotted = platform.slotted_ops(shard.expert_slots) if shard.expert_slots else None
+        self._ops = slotted or platform.ops
         self.layers = range(shard.begin, shard.end)
         with closing(platform.row_transfer()) as transfer:
             dtype = torch_dtype(precision.weights)
@@ -67,11 +68,14 @@ class Shard:
             self._layers = [family.read_layer(reader, layer) for layer in self.layers]
             self.ends = family.read_ends(reader, is_first=shard.is_first, is_last=shard.is_last)
             place.findings.raise_fault()
+        if slotted is not None:
+            slotted.allocate()
         mixers = self._mixers = spec.mixers[shard.begin : shard.end]
         self._bodies: dict[Mixer, MixerBody] = {
             mixer: self._ops.pick(mixer.torch_body, mixer.triton_body, mixer.compiled_body)
             for mixer in mixers
         }
+        self._slotted = slotted
         self.cache = LaneCache(
             mixers,
             first_layer=shard.begin,
@@ -108,6 +112,12 @@ class Shard:
             self.past = PastOfLanes(
                 mixers, shard.begin, self.cache, platform, self.absent, self._recent
             )
+
+    def expert_counts(self) -> dict[str, int]:
+        """Experts of all passes so far by what became of them, and bytes copied; nothing if all are
+        on the device. Waits for the device.
+        """
+        return {} if self._slotted is None else self._slotted.counts()
 
     def on_device(self) -> AbstractContextManager[object]:
         """Launch kernels on this shard's device inside the context."""

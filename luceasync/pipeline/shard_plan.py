@@ -38,6 +38,8 @@ class ShardPlan:
     short_scratch_bytes: int = 0  # scratch of the largest of short_rows
     lane_ring_bytes: int = 0  # one lane's newest queries, which probe its chunks
     spare_state_bytes: int = 0  # of lane_state_bytes, what there is once more beside the lanes
+    expert_slots: int = 0  # of each layer with experts, which are in host memory then; 0: none are
+    expert_bytes: int = 0  # of those experts
 
     def spare_scratch_bytes(self, num_lanes: int) -> int:
         """Scratch that a short prefill chunk needs beyond that of `num_lanes` lanes."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from luceasync.kernels.experts_routing import MAX_ROWS, NO_MATRIX, TILE_ROWS
 from luceasync.models import torch_experts, triton_experts
-from luceasync.models.ops import Norm, TorchOps
+from luceasync.models.ops import Norm, RoutedExperts, TorchOps
 from luceasync.models.quant.packed import dequantise
 from luceasync.models.quant.random import random_packed
 from luceasync.models.quant.tiles import tile
@@ -97,7 +97,7 @@ class Layer:
     """Routed experts with kernels and as the torch body has them, of the same numbers."""
 
     kernels: TritonRoutedExperts
-    truth: torch_experts.RoutedExperts
+    truth: RoutedExperts
 
 
 def layer(dtype: torch.dtype, device: torch.device, shared_size: int, dim: int = DIM) -> Layer:

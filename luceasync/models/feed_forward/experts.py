@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from luceasync.models.layer_reader import LayerReader
-    from luceasync.models.ops import Norm
-    from luceasync.models.torch_experts import RoutedExperts
+    from luceasync.models.ops import Norm, RoutedExperts
 
 NORM = "post_attention_layernorm.weight"
 ROUTER, BIAS = "mlp.gate.weight", "mlp.experts.e_score_correction_bias"
@@ -49,9 +48,7 @@ class ExpertsSpec:
             NORM: (hidden_size,),
             ROUTER: FloatMatrix((self.num_experts, hidden_size)),
         }
-        inner, outer = (self.inner_size, hidden_size), (hidden_size, self.inner_size)
-        for kind, shape in (("gate", inner), ("up", inner), ("down", outer)):
-            found |= dict.fromkeys(self._names(kind), shape)
+        found |= self.expert_tensors(hidden_size)
         if self.has_bias:
             found[BIAS] = (self.num_experts,)
         if self.shared_size:
@@ -60,6 +57,16 @@ class ExpertsSpec:
         if self.has_shared_gate:
             found[SHARED_GATE] = FloatMatrix((1, hidden_size))
         return found
+
+    @property
+    def num_chosen(self) -> int:
+        return self.routing.num_chosen
+
+    def expert_tensors(self, hidden_size: int) -> dict[str, Shape]:
+        """See RoutedFeedForward."""
+        inner, outer = (self.inner_size, hidden_size), (hidden_size, self.inner_size)
+        kinds = (("gate", inner), ("up", inner), ("down", outer))
+        return {name: shape for kind, shape in kinds for name in self._names(kind)}
 
     def load(self, reader: LayerReader) -> ExpertsLayer:
         """See FeedForward."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +26,23 @@ class FeedForward(Protocol):
 
     def load(self, reader: LayerReader) -> FeedForwardLayer:
         """One layer's weights, where they are to run. Raises ModelError."""
+        ...
+
+
+@runtime_checkable
+class RoutedFeedForward(FeedForward, Protocol):
+    """A kind of which each row meets a few experts, so that the others may be elsewhere."""
+
+    @property
+    def num_experts(self) -> int: ...
+
+    @property
+    def num_chosen(self) -> int:
+        """Experts that a row meets."""
+        ...
+
+    def expert_tensors(self, hidden_size: int) -> dict[str, Shape]:
+        """Those of `tensors` that one expert has for itself, of all experts."""
         ...
 
 
