@@ -7,6 +7,7 @@ line and the end that a program of `tests.processes` would have. Other programs 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import gc
@@ -41,6 +42,12 @@ class Forked:
         self.pid = pid
         self.stderr = stderr
         self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit status, if it has ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Its exit status, when it has ended."""

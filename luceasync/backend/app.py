@@ -85,6 +85,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="with --listen: the model's directory here, if the server has it elsewhere; otherwise "
         "set by luceasync, as is what follows",
     )
+    parser.add_argument("--wait", action="store_true", help="set by luceasync")
     parser.add_argument("--connect", type=_address, help="set by luceasync")
     parser.add_argument("--name", default="", help="set by luceasync")
     parser.add_argument("--place", default="", help="set by luceasync")
@@ -122,6 +123,16 @@ def _renamed(text: str) -> tuple[str, str]:
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    if arguments.wait:
+        import luceasync.backend.stage  # noqa: F401  # what takes long, before it is needed
+        from luceasync.backend.listen import wait_for_assignment
+
+        told = wait_for_assignment()
+        if told is None:
+            return
+        offers = arguments.offer
+        arguments = parse(told)
+        arguments.offer = offers
     if arguments.listen is not None or arguments.connect is not None:
         _run_link(arguments)
         return

@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,15 +29,8 @@ from luceasync import __version__
 from luceasync.errors import ConfigError, LuceasyncError
 from luceasync.ipc.certificates import name_of_peer, tls_context
 from luceasync.ipc.launcher import spawn
-from luceasync.ipc.packets import Natural, Positive, WireError
-from luceasync.ipc.tcp import (
-    Address,
-    Carried,
-    Link,
-    dial,
-    receive_opening,
-    send_opening,
-)
+from luceasync.ipc.packets import MAX_PACKET_BYTES, Natural, Positive, WireError
+from luceasync.ipc.tcp import Address, Carried, Link, dial, receive_opening, send_opening
 from luceasync.ipc.wiring import VARIABLE, Wiring
 from luceasync.models.files import ModelFiles
 from luceasync.pipeline.remote.agreement import ContentDigests
@@ -44,7 +38,7 @@ from luceasync.pipeline.remote.agreement import ContentDigests
 LINK_PROTOCOL = 1
 HANDSHAKE_S = 5.0
 STARTING_S = 120.0  # its weights may have to be read, for their digest
-MAX_STRANGERS = 16  # connections that have not said who they are
+MAX_STRANGERS = 16  # connections that have not identified themselves
 MAX_SESSIONS = 16
 RETRY_S = 0.3
 ENDING_S = 10.0
@@ -91,7 +85,7 @@ class _Session:
     is_over: threading.Event = field(default_factory=threading.Event)
 
 
-class Listener:
+class BackendListener:
     """Accepts connections of servers, one server's at a time, each in a thread of its own."""
 
     def __init__(
@@ -100,9 +94,12 @@ class Listener:
         context: ssl.SSLContext,
         command: Sequence[str],
         model_dir: Path | None = None,
+        *,
+        keeps_one: bool = False,
     ) -> None:
         """Takes over the listening socket. `command` starts a backend; `model_dir`: the model's
-        directory here, if it is not where the server has it.
+        directory here, if it is not where the server has it; `keeps_one`: a process always waits,
+        with its imports done, so that a stage that was lost is back sooner.
         """
         self._sock, self._context = sock, context
         self._command, self._model_dir = tuple(command), model_dir
@@ -110,6 +107,12 @@ class Listener:
         self._lock = threading.Lock()
         self._digests = ContentDigests()
         self._strangers = threading.BoundedSemaphore(MAX_STRANGERS)
+        self._keeps_one, self._is_closed = keeps_one, False
+        self._waiting: _Waiting | None = None
+        # The kernel kills a process with the thread that started it: this one lives until close().
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="starts backends")
+        if keeps_one:
+            self._starter.submit(self._keep_one)
 
     def serve(self) -> None:
         """Accept connections until close()."""
@@ -134,6 +137,10 @@ class Listener:
             sessions = [*self._sessions.values()]
         for session in sessions:
             self._end(session)
+        self._is_closed = True
+        self._starter.shutdown()
+        if self._waiting is not None:
+            self._waiting.close()
 
     def _meet(self, sock: socket.socket, where: str) -> None:
         """Find out whether the other end is one of ours. A stranger costs a thread and a line."""
@@ -199,11 +206,15 @@ class Listener:
         OSError.
         """
         arguments = self._arguments(opening)
-        sockets, child = _start(self._command, arguments, opening)
+        process = self._starter.submit(self._take_waiting).result()
+        child = process.child
         try:
+            process.assign(arguments, opening)
+            if self._keeps_one:
+                self._starter.submit(self._keep_one)
             tls.settimeout(HANDSHAKE_S)
             send_opening(tls, msgspec.msgpack.encode(Opened()))
-            session.link = link = Link(tls, sockets, session.peer)
+            session.link = link = Link(tls, process.sockets, session.peer)
             if session.is_unwanted:
                 link.stop()
             what = f"layers {opening.layers}" if opening.layers else "a description of devices"
@@ -213,9 +224,21 @@ class Listener:
             log.info("%s (%s): process %d: %s", where, session.peer, child.pid, end.words)
             link.finish(words)
         finally:
-            _kill(child)
-            for sock in sockets.values():
-                sock.close()
+            process.close()
+
+    def _take_waiting(self) -> _Waiting:
+        """The process that waits, or a new one. Runs in the thread that starts them."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and waiting.child.poll() is None:
+            return waiting
+        if waiting is not None:
+            waiting.close()
+        return _start_waiting(self._command)
+
+    def _keep_one(self) -> None:
+        """Start a process that waits, if there is none. Runs in the thread that starts them."""
+        if self._waiting is None and not self._is_closed:
+            self._waiting = _start_waiting(self._command)
 
     def _arguments(self, opening: Opening) -> list[str]:
         if not opening.layers:
@@ -242,33 +265,79 @@ def _opening_in(content: bytes) -> Opening | Opened:
     return opening
 
 
-def _start(
-    command: Sequence[str], arguments: Sequence[str], opening: Opening
-) -> tuple[dict[Carried, socket.socket], subprocess.Popen[bytes]]:
-    """A backend, and this side of its sockets. It ends with the calling thread."""
-    with ExitStack() as ours, ExitStack() as theirs:
-        here: dict[Carried, socket.socket] = {}
-        there: dict[Carried, socket.socket] = {}
-        for what in Carried:
-            is_bytes = what in (Carried.PAYLOADS, Carried.LOG)
-            kind = socket.SOCK_STREAM if is_bytes else socket.SOCK_SEQPACKET
-            here[what], there[what] = socket.socketpair(socket.AF_UNIX, kind)
-            ours.callback(here[what].close)
-            theirs.callback(there[what].close)
-        wiring = Wiring(
+class StageAssignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a process that waits is told to be: arguments of this program, and its sockets."""
+
+    arguments: list[str]
+    wiring: Wiring
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A process that has imported what it needs, or is about to, and waits for an StageAssignment."""
+
+    child: subprocess.Popen[bytes]
+    sockets: dict[Carried, socket.socket]
+    wiring: Wiring
+
+    def assign(self, arguments: list[str], opening: Opening) -> None:
+        """Raises OSError if it has ended."""
+        wiring = msgspec.structs.replace(
+            self.wiring,
             session=opening.session,
-            control=there[Carried.CONTROL].fileno(),
-            pulse=there[Carried.PULSE].fileno(),
-            completions=there[Carried.COMPLETIONS].fileno(),
             ring_bytes=opening.ring_bytes,
             written=opening.written,
             read=opening.read,
-            stream=there[Carried.PAYLOADS].fileno(),
         )
-        errors = there[Carried.LOG].fileno()
-        child = spawn([*command, *arguments], wiring, errors, same_python=True)
+        told = msgspec.json.encode(StageAssignment(arguments, wiring))
+        self.sockets[Carried.CONTROL].send(told, socket.MSG_NOSIGNAL)
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        _kill(self.child)
+        for sock in self.sockets.values():
+            sock.close()
+
+
+def _start_waiting(command: Sequence[str]) -> _Waiting:
+    """Start a process that waits. It ends with the calling thread. Raises OSError."""
+    with ExitStack() as ours, ExitStack() as theirs:
+        here: dict[Carried, socket.socket] = {}
+        there: dict[Carried, int] = {}
+        for what in Carried:
+            is_bytes = what in (Carried.PAYLOADS, Carried.LOG)
+            kind = socket.SOCK_STREAM if is_bytes else socket.SOCK_SEQPACKET
+            here[what], its = socket.socketpair(socket.AF_UNIX, kind)
+            there[what] = its.fileno()
+            ours.callback(here[what].close)
+            theirs.callback(its.close)
+        wiring = Wiring(
+            session=1,
+            control=there[Carried.CONTROL],
+            ring_bytes=(),
+            written=0,
+            read=0,
+            pulse=there[Carried.PULSE],
+            completions=there[Carried.COMPLETIONS],
+            stream=there[Carried.PAYLOADS],
+        )
+        child = spawn([*command, "--wait"], wiring, there[Carried.LOG], same_python=True)
         ours.pop_all()
-        return here, child
+        return _Waiting(child, here, wiring)
+
+
+def wait_for_assignment(environ: MutableMapping[str, str] = os.environ) -> list[str] | None:
+    """Wait to be told what to be, in a process that waits. Returns the arguments, and leaves the
+    sockets in the environment; None: it is not needed any more.
+    """
+    wiring = _wiring_in(environ)
+    with socket.socket(fileno=os.dup(wiring.control)) as control:
+        told = control.recv(MAX_PACKET_BYTES)
+    if not told:
+        return None
+    assignment = msgspec.json.decode(told, type=StageAssignment)
+    environ[VARIABLE] = msgspec.json.encode(assignment.wiring).decode()
+    return assignment.arguments
 
 
 def _end_of(child: subprocess.Popen[bytes], settle_s: float) -> str:
@@ -304,7 +373,7 @@ def serve_host(
     command = [sys.executable, "-m", "luceasync.backend"]
     for name, device in offers:
         command += ["--offer", f"{name}={device}"]
-    listener = Listener(sock, context, command, model_dir)
+    listener = BackendListener(sock, context, command, model_dir, keeps_one=True)
     signal.signal(signal.SIGTERM, _interrupt)
     log.info("listening on %s", Address(*sock.getsockname()[:2]))
     try:

@@ -62,6 +62,11 @@ CHECKS = (
         short=("--tokens", "10", "--pairs", "one:three", "--transports", "shared"),
     ),
     Check(
+        "check_cluster",
+        "layers on another machine, whose link is cut",
+        short=("--parts", "numbers"),
+    ),
+    Check(
         "check_grammar",
         "answers to random schemas keep to them, however drafted",
         short=("--schemas", "4", "--families", "qwen3"),

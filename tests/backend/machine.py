@@ -9,74 +9,26 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from luceasync.backend.listen import Listener
+from luceasync.backend.listen import BackendListener
 from luceasync.config import PlacementConfig
 from luceasync.ipc.certificates import make_pair, tls_context
 from luceasync.pipeline.remote.discovery import BackendProgram, choose_processes
-
-
-class Wire:
-    """Forwards connections to a port. While it is cut, nothing passes and nobody is told."""
-
-    def __init__(self, port: int) -> None:
-        self.delay_s = 0.0
-        self.is_cut = False
-        self.num_bytes = 0
-        self._target = port
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port = self._server.getsockname()[1]
-        self._pairs: list[tuple[socket.socket, socket.socket]] = []
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def break_all(self) -> None:
-        """Reset all connections, as a router does that restarts."""
-        for pair in self._pairs:
-            for sock in pair:
-                with suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
-        self._pairs.clear()
-
-    def close(self) -> None:
-        self.is_cut = False
-        with suppress(OSError):
-            self._server.shutdown(socket.SHUT_RDWR)
-        self._server.close()
-        self.break_all()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                here = self._server.accept()[0]
-                there = socket.create_connection(("127.0.0.1", self._target))
-            except OSError:
-                return
-            self._pairs.append((here, there))
-            for source, target in ((here, there), (there, here)):
-                threading.Thread(target=self._pass, args=(source, target), daemon=True).start()
-
-    def _pass(self, source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):
-            while some := source.recv(1 << 16):
-                if self.delay_s:
-                    time.sleep(self.delay_s)
-                while self.is_cut:
-                    time.sleep(0.01)
-                target.sendall(some)
-                self.num_bytes += len(some)
-        for sock in (source, target):
-            with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        source.close()
+from tests.wire import Wire
 
 
 class Machine:
     """ "box2", whose devices `offers` names, and what "box1" needs to reach it."""
 
     def __init__(
-        self, folder: Path, program: Path, offers: Sequence[str] = (), model_dir: Path | None = None
+        self,
+        folder: Path,
+        program: Path,
+        offers: Sequence[str] = (),
+        model_dir: Path | None = None,
+        *,
+        keeps_one: bool = False,
     ) -> None:
         self.program = program
         self.box1, self.box2 = make_pair(folder / "machines", ["box1", "box2"])
@@ -85,7 +37,7 @@ class Machine:
         self.wire = Wire(sock.getsockname()[1])
         command = [str(program), *[word for offer in offers for word in ("--offer", offer)]]
         context = tls_context(self.box2, "--tls", is_server=True)
-        self.listener = Listener(sock, context, command, model_dir)
+        self.listener = BackendListener(sock, context, command, model_dir, keeps_one=keeps_one)
         threading.Thread(target=self.listener.serve, daemon=True).start()
 
     def placement(

@@ -108,12 +108,12 @@ def split(tiny_dir: Path, box2: Machine) -> Iterator:
 
 
 def children() -> set[int]:
-    """The processes that run layers, by the number of the one that this process started."""
+    """The processes of the machine there."""
     mine = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     found = set()
     for pid in map(int, mine):
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"--layers" in words and b"--connect" not in words:
+        if b"--wait" in words:
             found.add(pid)
     return found
 
@@ -151,7 +151,7 @@ def test_two_chunks_are_under_way_beside_the_one_that_is_computed_here(split, bo
     third.start()
     third.join(0.3)
     assert third.is_alive()
-    box2.wire.is_cut = False
+    box2.wire.mend()
     third.join(SOON_S)
     assert not third.is_alive()
     found = backend.prefill(0, *chunks[3], project=True).clone()
@@ -194,7 +194,7 @@ def test_a_cut_link_is_a_failed_stage_until_it_is_mended(
     with pytest.raises(StageFailed, match=r"closed the link|no sign of life for 1 s"):
         while True:
             backend.prefill(0, 0, [3, 4, 5], project=True)
-    threading.Timer(0.2, setattr, (box2.wire, "is_cut", False)).start()
+    threading.Timer(0.2, box2.wire.mend).start()
     began_s = time.monotonic()
     assert backend.restart_failed(lambda nodes: None)
     assert time.monotonic() - began_s < SOON_S
@@ -213,6 +213,21 @@ def test_the_process_there_ends_with_the_server(split, box2: Machine):
     assert len(children()) == 1
     split.opened.pop().close()
     wait_until(lambda: not children() and not box2.sessions(), "it runs on")
+
+
+def test_a_process_waits_for_the_next_stage(tiny_dir: Path, program: Path, tmp_path: Path):
+    machine = Machine(tmp_path, program, ["hip:0=cpu:0"], keeps_one=True)
+    try:
+        wait_until(lambda: len(children()) == 1, "none waits")
+        before = children()
+        opened = Split(tiny_dir, machine, "cpu:0,box2/hip:0")
+        wait_until(lambda: len(children()) == 2, "no other one waits")
+        assert before < children()  # the first one runs the layers
+        opened.close()
+        wait_until(lambda: len(children()) == 1 and not before & children(), "it runs on")
+    finally:
+        machine.close()
+    assert not children()
 
 
 def test_another_model_there_is_refused_with_both_digests(
