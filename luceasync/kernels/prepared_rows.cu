@@ -1,4 +1,4 @@
-// Prepares rows of x for products: norms several of them, and arranges more than 8.
+// Prepares rows of x for products: norms them, and arranges more than 8 of them.
 //
 // Compiled with: NORM (columns of a row that is normed, else 0), OVERLAP; WARPS (of a program), LIFTS (a bit for
 // each wanted lift), SUMS. See luceasync.kernels.prepared_rows.
@@ -8,18 +8,16 @@
 #include "overlap.cuh"
 #include "row_norm.cuh"
 
-// Up to 8 rows, one program each: x * norm, and 1 / rms(x), by which the following product multiplies its results, as a
-// product does that norms a single row by itself. Meanwhile it requests its weights.
-extern "C" __global__ void weigh_rows(const u16* x, const float* norm, u16* out, float* inverse_rms, float eps) {
+// Up to 8 rows, one program each. Meanwhile the following product requests its weights.
+extern "C" __global__ void rms_norm(const u16* x, const float* norm, u16* out, float eps) {
   u64 row = (u64)blockIdx.x * NORM;
   if (OVERLAP) start_next();
   if constexpr (NORM != 0) {
     Norming norming(norm);
     if (OVERLAP) wait_for_those_before();
-    float found = norming.without_rms(x + row, eps, [&](int column, uint4 weighed) {
-      if (column < NORM) *(uint4*)(out + row + column) = weighed;
+    norming(x + row, eps, [&](int column, uint4 normed) {
+      if (column < NORM) *(uint4*)(out + row + column) = normed;
     });
-    if (threadIdx.x == 0) inverse_rms[blockIdx.x] = found;
   }
 }
 

@@ -26,7 +26,7 @@ UNIT_COLUMNS = UNIT * BLOCK_COLUMNS
 PLAIN_WARPS, NORM_WARPS = 4, 16
 
 SOURCE = Path(__file__).with_name("prepared_rows.cu")
-_WEIGH = CudaProgram(SOURCE, "weigh_rows")
+_NORM = CudaProgram(SOURCE, "rms_norm")
 _ARRANGE = CudaProgram(SOURCE, "arrange_rows")
 
 
@@ -67,25 +67,6 @@ class ArrangedRows:
     def of(self, coding: Coding) -> Tensor:
         """The `columns` for products with a matrix of this coding."""
         return self.columns[self.lifts.index(lift_of(coding))]
-
-
-@dataclass(frozen=True, slots=True)
-class PlainRows:
-    """Up to 8 rows as they lie, bfloat16 [rows, columns]. If they are to be normed, either a single
-    one by the product itself, with `norm`; or they are `weighed`, times the norm's weights, and
-    `inverse_rms`, float32 [rows], multiplies the product's results.
-    """
-
-    rows: Tensor
-    norm: RmsNorm | None = None
-    inverse_rms: Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def weighed(self) -> PlainRows:
-        """These rows for a product that norms none."""
-        return self if self.norm is None else weigh(self.rows, self.norm)
 
 
 def lift_of(coding: Coding) -> int:
@@ -133,26 +114,25 @@ def room_for_rows(
 
 def prepared(
     x: Tensor, codings: Collection[Coding], norm: RmsNorm | None = None
-) -> PlainRows | ArrangedRows:
+) -> Tensor | ArrangedRows:
     """Prepare rows, normed if `norm` is given, once for matrices of all these codings."""
     x = x.contiguous()
     assert len(x) <= ARRANGED_ROWS and x.dtype == torch.bfloat16, "few rows of bfloat16"
     if len(x) > MOST_PLAIN:
         return arrange(x, codings, norm)
-    rows = PlainRows(x, norm)
-    return rows if len(x) == 1 else rows.weighed()
+    return x if norm is None else rms_norm(x, norm)
 
 
-def weigh(x: Tensor, norm: RmsNorm) -> PlainRows:
-    """Multiply rows by the norm's weights, one program each, and find what norms them. x: bfloat16
-    [rows, columns], contiguous.
+def rms_norm(x: Tensor, norm: RmsNorm) -> Tensor:
+    """Norm rows, one program each: within a product every program would wait for the same norm. x:
+    bfloat16 [rows, columns], contiguous.
     """
-    out, inverse_rms = torch.empty_like(x), x.new_empty(len(x), dtype=torch.float32)
+    out = torch.empty_like(x)
     overlaps = can_overlap(x.device.index or 0)
     constants = constants_of(x.shape[1], NORM_WARPS, overlaps=overlaps)
     launch = LaunchShape(len(x), NORM_WARPS * 32)
-    _WEIGH.launch(x.device, constants, launch, (x, norm.weight, out, inverse_rms, norm.eps))
-    return PlainRows(out, inverse_rms=inverse_rms)
+    _NORM.launch(x.device, constants, launch, (x, norm.weight, out, norm.eps))
+    return out
 
 
 def arrange(x: Tensor, codings: Collection[Coding], norm: RmsNorm | None = None) -> ArrangedRows:

@@ -7,8 +7,7 @@
 // float32 sum of each group is scaled afterwards.
 //
 // Compiled with: BITS, CODES, ZERO, GROUP, SUPERGROUP, SCALE, SMALL, MINIMUM, SMALL_MINIMUMS,
-// DIVIDES, TABLE_0 to TABLE_3 for the coding; X_ROWS, NORM (the columns of a row that is normed here, else 0), WEIGHED
-// (rows lack their 1 / rms), SUM_HALVES, ROW_BLOCKS, WARPS, STAGES, SPLITS, GOES_ON,
+// DIVIDES, TABLE_0 to TABLE_3 for the coding; X_ROWS, SUM_HALVES, ROW_BLOCKS, WARPS, STAGES, SPLITS, GOES_ON,
 // RAGGED, PAIRED, RESIDUAL, FLOAT_OUT, OUT_LIFT, OUT_SUMS, BESIDE, OVERLAP, SHARED_BYTES for the program. See
 // luceasync.kernels.quant_gemv_cuda.
 
@@ -20,15 +19,13 @@
 #include "quant_results.cuh"
 #include "quant_sums.cuh"
 #include "overlap.cuh"
-#include "row_norm.cuh"
 
 static_assert(SHARED_BYTES == WARPS * RING_BYTES, "the launcher counts other sizes");
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) quant_gemv(
-    const u16* x, const u8* group_sums, const float* norm, const u8* codes, const u8* planes, const u8* scales, const u8* small_scales,
+    const u16* x, const u8* group_sums, const u8* codes, const u8* planes, const u8* scales, const u8* small_scales,
     const u8* minimums, const u8* small_minimums, const u16* residual, void* out, u8* out_sums, int num_rows,
-    int num_row_blocks, int num_blocks, int num_supers, int num_groups, int out_stride, float eps) {
-  __shared__ float4 squares[NORMS ? NUM_FOURS : 1];  // of a row that is normed here, by units
+    int num_row_blocks, int num_blocks, int num_supers, int num_groups, int out_stride) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   u32 rank = blockIdx.x % SPLITS, group = blockIdx.x / SPLITS;
   u32 begin = shared_begin(), ring = begin + warp * RING_BYTES;
@@ -43,8 +40,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) quant_gemv(
   };
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++) copy_weights(ring + s * STAGE_BYTES);
-  LoneNorm lone_norm(norm, first_unit, lane);
-  if (NORMS) pad_stretches(squares);
   if (BESIDE) {
     if (OVERLAP) start_next();  // x is complete: the preceding kernel requested only weights before it
   } else {
@@ -55,8 +50,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) quant_gemv(
     if (LONE && first_unit + s * STRIDE < num_units) copier.row_of_x(ring + s * STAGE_BYTES);
     commit_copies();
   }
-  Results results(residual, norm, out, out_sums, out_stride, num_rows, num_row_blocks, rank);
-  results.ask(group);
+  Results results(residual, out, out_sums, out_stride, num_rows, num_row_blocks, rank);
+  results.ask_for_residual(group);
   Place place = Place::of(lane, num_rows);
   Own own(lane);
   RowsOfX rows(x, first_unit * UNIT, num_blocks, num_rows, lane);
@@ -76,11 +71,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) quant_gemv(
       int first_block = unit * UNIT;
       Place at = place.in(stage);
       if constexpr (LONE) {
-        if constexpr (NORMS) {
-          float sum = sum_of_warp(squares_of(load<uint4>(stage + AT_X + lane * 16)));
-          if (lane == 0) ((float*)squares)[unit] = sum;
-        }
-        add_lone(lone, at, own, lone_norm, first_block, num_blocks, lane);
+        add_lone(lone, at, own, first_block, num_blocks, lane);
       } else {
         add_several(total, at, first_block, num_blocks, rows, coming, group_sums + lane * 16, first_unit * UNIT, lane);
       }
@@ -95,9 +86,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) quant_gemv(
     }
     put_sums((float*)(shared + warp * RING_BYTES + AT_SUMS), total, lone, lane);
     wait_for_others();
-    results.put(group, begin, NORMS ? inverse_rms_of(squares, eps) : 1.0f);
+    results.put(group, begin);
     group += gridDim.x / SPLITS;
-    if (GOES_ON) results.ask(group);
+    if (GOES_ON) results.ask_for_residual(group);
   } while (GOES_ON && group * OWN < num_row_blocks);
   if constexpr (SPLITS > 1) wait_for_cluster();  // others may still read this shared memory
   if (BESIDE && OVERLAP) wait_for_those_before();  // so that a wait for this one is for both

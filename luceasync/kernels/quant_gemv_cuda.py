@@ -17,7 +17,6 @@ from luceasync.kernels.prepared_rows import (
     MOST_PLAIN,
     UNIT_COLUMNS,
     ArrangedRows,
-    PlainRows,
     RmsNorm,
     prepared,
     room_for,
@@ -28,7 +27,6 @@ from luceasync.kernels.quant_tiles import BLOCK_COLUMNS, BLOCK_ROWS, UNIT, Tiled
 from luceasync.kernels.quant_tiling import (
     QuantSplit,
     QuantWork,
-    can_norm,
     choose_split,
     num_programs,
     shared_of,
@@ -85,7 +83,7 @@ def can_multiply(x: Tensor) -> bool:
 
 
 def linear(
-    x: Tensor | PlainRows | ArrangedRows,
+    x: Tensor | ArrangedRows,
     weight: TiledMatrix,
     residual: Tensor | None = None,
     *,
@@ -110,7 +108,7 @@ def linear(
 
 
 def swiglu(
-    x: Tensor | PlainRows | ArrangedRows,
+    x: Tensor | ArrangedRows,
     gate_up: TiledMatrix,
     *,
     norm: RmsNorm | None = None,
@@ -151,14 +149,10 @@ def constants_of(
     overlaps: bool,
     has_residual: bool = False,
     beside: bool = False,
-    norms: bool = False,
-    is_weighed: bool = False,
     num_halves: int = 1,
     kept: OutputFormat = OutputFormat(),
 ) -> dict[str, int]:
-    """The constants that a program is compiled with. `norms`: it norms its single row;
-    `is_weighed`: rows are multiplied by norms' weights already; num_halves: that of arranged rows.
-    """
+    """The constants that a program is compiled with; num_halves: that of arranged rows."""
     coding = work.coding
     table = coding.table or (0, 0, 0, 0)
     return {
@@ -174,8 +168,6 @@ def constants_of(
         "DIVIDES": int(coding.divides),
         **{f"TABLE_{i}": word & 0xFFFFFFFF for i, word in enumerate(table)},
         "X_ROWS": work.x_rows,
-        "NORM": work.num_columns if norms else 0,
-        "WEIGHED": int(is_weighed),
         "SUM_HALVES": num_halves,
         "ROW_BLOCKS": split.row_blocks,
         "WARPS": split.warps,
@@ -194,19 +186,19 @@ def constants_of(
     }
 
 
-def _empty(x: Tensor | PlainRows | ArrangedRows, width: int, dtype: torch.dtype | None) -> Tensor:
-    like = x if isinstance(x, Tensor) else x.rows if isinstance(x, PlainRows) else x.columns
+def _empty(x: Tensor | ArrangedRows, width: int, dtype: torch.dtype | None) -> Tensor:
+    like = x.columns if isinstance(x, ArrangedRows) else x
     return like.new_empty(len(x), width, dtype=dtype)
 
 
 def _prepared(
-    x: Tensor | PlainRows | ArrangedRows, weight: TiledMatrix, norm: RmsNorm | None
-) -> PlainRows | ArrangedRows:
+    x: Tensor | ArrangedRows, weight: TiledMatrix, norm: RmsNorm | None
+) -> Tensor | ArrangedRows:
     return prepared(x, (weight.coding,), norm) if isinstance(x, Tensor) else x
 
 
 def _product(
-    x: PlainRows | ArrangedRows,
+    x: Tensor | ArrangedRows,
     weight: TiledMatrix,
     residual: Tensor | None,
     results: GemvOutput,
@@ -216,10 +208,10 @@ def _product(
     beside: bool = False,
 ) -> None:
     num_rows, group_sums, num_halves = len(x), None, 1
+    if isinstance(x, ArrangedRows) and wants_sums(weight.coding):
+        group_sums, num_halves = x.group_sums, x.num_halves
     if isinstance(x, ArrangedRows):
-        if wants_sums(weight.coding):
-            group_sums, num_halves = x.group_sums, x.num_halves
-        x = PlainRows(x.of(weight.coding))
+        x = x.of(weight.coding)
     work = QuantWork(
         weight.coding,
         weight.scales.dtype,
@@ -228,28 +220,21 @@ def _product(
         1 if num_rows == 1 else MOST_PLAIN if num_rows <= MOST_PLAIN else ARRANGED_ROWS,
         paired,
     )
-    device = x.rows.device
-    overlaps = can_overlap(device.index or 0)  # such GPUs have clusters too
-    most_bytes = shared_bytes(x.rows) - STATIC_BYTES
-    chosen = chosen or choose_split(work, most_bytes, has_clusters=overlaps)
-    if not can_norm(work, chosen):
-        x = x.weighed()
+    overlaps = can_overlap(x.device.index or 0)  # such GPUs have clusters too
+    chosen = chosen or choose_split(work, shared_bytes(x) - STATIC_BYTES, has_clusters=overlaps)
     constants = constants_of(
         work,
         chosen,
         overlaps=overlaps,
         has_residual=residual is not None,
         beside=beside,
-        norms=x.norm is not None,
-        is_weighed=x.inverse_rms is not None,
         num_halves=num_halves,
         kept=results.kept,
     )
     num_row_blocks = work.num_outputs // BLOCK_ROWS
     arguments = (
-        x.rows,
+        x,
         group_sums,
-        x.inverse_rms if x.norm is None else x.norm.weight,
         weight.codes,
         weight.planes,
         weight.scales,
@@ -265,8 +250,7 @@ def _product(
         weight.num_supergroups,
         weight.num_groups,
         results.rows.stride(0),
-        0.0 if x.norm is None else x.norm.eps,
     )
-    grid = num_programs(work, chosen, num_multiprocessors(x.rows))
+    grid = num_programs(work, chosen, num_multiprocessors(x))
     launch = LaunchShape(grid, chosen.warps * 32, constants["SHARED_BYTES"], chosen.splits)
-    _PRODUCT.launch(device, constants, launch, arguments)
+    _PRODUCT.launch(x.device, constants, launch, arguments)

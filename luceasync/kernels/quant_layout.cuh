@@ -41,8 +41,6 @@ constexpr int NUM_CHUNKS = AT_MINIMUMS + MINIMUM_CHUNKS;
 constexpr int CHUNK_TURNS = (NUM_CHUNKS + 31) / 32;
 
 constexpr bool LONE = X_ROWS == 1;
-constexpr bool NORMS = NORM > 0;  // the program norms its row
-static_assert(!NORMS || LONE && SPLITS == 1, "a program has a whole row");
 constexpr int TILES = LONE ? 1 : X_ROWS / 8;  // of 8 rows of x
 constexpr int SLOTS = X_ROWS <= 8 ? 4 : 1;    // sums that are added up last: up to 8 rows those of one
 // Programs per multiprocessor that there are to be registers for: for many rows 12 warps, with 168 registers a lane; for

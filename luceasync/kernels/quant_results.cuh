@@ -75,28 +75,23 @@ struct Arranging {
 // The results of a group of row blocks that a thread stores: every STRIDE-th.
 struct Results {
   const u16* residual;
-  const float* inverse_rms;  // of rows that were weighed
   void* out;
   Arranging arranging;
   int out_stride;
   u32 num_rows, num_outputs, num_results, first;
-  u16 before;      // the residual of the next result, loaded ahead
-  float inverse;   // and what multiplies it
+  u16 before;  // the residual of the next result, loaded ahead
 
-  __device__ __forceinline__ Results(const u16* residual, const float* inverse_rms, void* out, u8* out_sums,
-                                     int out_stride, int num_rows, int num_row_blocks, u32 rank)
-      : residual(residual), inverse_rms(inverse_rms), out(out), arranging({(u8*)out, out_sums}), out_stride(out_stride), num_rows(num_rows),
+  __device__ __forceinline__ Results(const u16* residual, void* out, u8* out_sums, int out_stride, int num_rows,
+                                     int num_row_blocks, u32 rank)
+      : residual(residual), out(out), arranging({(u8*)out, out_sums}), out_stride(out_stride), num_rows(num_rows),
         num_outputs(num_row_blocks * 16), num_results((ARRANGES ? ARRANGED_ROWS : num_rows) * OWN * 16),
         first(rank * (WARPS * 32) + threadIdx.x) {}
 
-  // Loads what a group's first result is multiplied by and added to, while the group is multiplied.
-  __device__ __forceinline__ void ask(u32 group) {
-    before = residual_of(group, first);
-    inverse = inverse_of(first);
-  }
+  // Loads the residual of a group's first result, while the group is multiplied.
+  __device__ __forceinline__ void ask_for_residual(u32 group) { before = residual_of(group, first); }
 
-  // Requires the sums of all warps. `own_inverse`: 1 / rms(x) if the program norms its row.
-  __device__ __forceinline__ void put(u32 group, u32 begin, float own_inverse) {
+  // Requires the sums of all warps.
+  __device__ __forceinline__ void put(u32 group, u32 begin) {
     for (u32 e = first; e < num_results; e += STRIDE * 32) {
       u32 m = e / (OWN * 16), n = e % (OWN * 16), at = begin + AT_SUMS + (m * SUM_STRIDE + n) * 4;
       float result = 0.0f, up = 0.0f;
@@ -107,8 +102,6 @@ struct Results {
         if (PAIRED) up += sum_of(there + OWN * 64, w / WARPS);
       }
       result *= LIFT, up *= LIFT;
-      if (NORMS) result *= own_inverse, up *= own_inverse;
-      if (WEIGHED) result *= inverse, up *= inverse;
       if (PAIRED) result = result / (1.0f + __expf(-result)) * up;
       if (RESIDUAL) result += as_float((u32)before << 16);
       if constexpr (ARRANGES) {
@@ -122,16 +115,11 @@ struct Results {
         }
       }
       before = residual_of(group, e + STRIDE * 32);
-      inverse = inverse_of(e + STRIDE * 32);
     }
   }
 
  private:
   static __device__ __forceinline__ u32 column_of(u32 group, u32 e) { return group * (OWN * 16) + e % (OWN * 16); }
-
-  __device__ __forceinline__ float inverse_of(u32 e) const {
-    return WEIGHED && e < num_results ? inverse_rms[e / (OWN * 16)] : 1.0f;
-  }
 
   __device__ __forceinline__ u16 residual_of(u32 group, u32 e) const {
     bool ok = RESIDUAL && (e < num_results) & (column_of(group, e) < num_outputs);

@@ -4,7 +4,6 @@
 
 #include "quant_columns.cuh"
 #include "quant_copies.cuh"
-#include "row_norm.cuh"
 
 __device__ __forceinline__ void clear(float (&c)[4]) { c[0] = c[1] = c[2] = c[3] = 0.0f; }
 
@@ -30,51 +29,16 @@ struct Own {
   }
 };
 
-// The weights of a norm for a lane's numbers of a single row, requested a unit ahead.
-struct LoneNorm {
-  const float* of;  // a lane's first
-  float4 coming[2];
-
-  __device__ __forceinline__ LoneNorm(const float* norm, int first_unit, int lane)
-      : of(norm + first_unit * 256 + lane / 4 * SUB + lane % 4 * 4) {
-    ask(first_unit);
-  }
-
-  // The place of a lane's four numbers of a span and a quarter, from its first in the unit.
-  static __device__ __forceinline__ int place(int part) { return part / QUARTERS * (8 * SUB) + part % QUARTERS * 16; }
-
-  __device__ __forceinline__ void ask(int unit) {
-    if constexpr (!NORMS) return;
-    int first = unit * 256 + (int)(threadIdx.x % 32) / 4 * SUB + threadIdx.x % 4 * 4;
-#pragma unroll
-    for (int part = 0; part < 2; part++)
-      coming[part] = first + place(part) < NORM ? *(const float4*)(of + place(part)) : float4{};
-    of += STRIDE * 256;
-  }
-
-  __device__ __forceinline__ uint2 times(uint2 own, int part) const {
-    const float4& by = coming[part];
-    return make_uint2(weighed(own.x, 1.0f, by.x, by.y), weighed(own.y, 1.0f, by.z, by.w));
-  }
-};
-
 // One row of x: the 8 columns of a tensor core's product are the 8 sums of a span, so that a lane has two of each
 // row, and scales them by itself.
 __device__ __forceinline__ void add_lone(float (&total)[ROW_BLOCKS][2], const Place& at, const Own& is_own,
-                                         LoneNorm& norm, int first_block, int num_blocks, int lane) {
+                                         int first_block, int num_blocks, int lane) {
   int g = lane / 4, pair = lane % 4;
-  uint2 all[SPANS * QUARTERS];
-#pragma unroll
-  for (int part = 0; part < SPANS * QUARTERS; part++) {
-    all[part] = load<uint2>(at.x + LoneNorm::place(part) * 2);
-    if constexpr (NORMS) all[part] = norm.times(all[part], part);
-  }
-  norm.ask(first_block / UNIT + STRIDE);
 #pragma unroll
   for (int span = 0; span < SPANS; span++) {
     uint2 own[QUARTERS];  // of sum g
 #pragma unroll
-    for (int q = 0; q < QUARTERS; q++) own[q] = all[span * QUARTERS + q];
+    for (int q = 0; q < QUARTERS; q++) own[q] = load<uint2>(at.x + span * (8 * SUB * 2) + q * 32);
     // Groups of 16 columns come in pairs, so g determines the quarter.
     if constexpr (QUARTERS == 2) {
       own[0] = lifted<0>(own[0]), own[QUARTERS - 1] = lifted<1>(own[QUARTERS - 1]);

@@ -60,13 +60,6 @@ def choose_split(work: QuantWork, most_bytes: int, *, has_clusters: bool = False
     return next(each for each in _smaller(wanted) if shared_of(work, each) <= most_bytes)
 
 
-def can_norm(work: QuantWork, split: QuantSplit) -> bool:
-    """Whether programs norm a single row by themselves: each has all of its columns, and no more
-    than some hundred of them do it again. A launch of its own takes longer then.
-    """
-    return work.x_rows == 1 and split.splits == 1 and work.num_outputs < HUGE
-
-
 def num_programs(work: QuantWork, split: QuantSplit, num_multiprocessors: int) -> int:
     """The number of programs: one per group of row blocks, or, if they go on, all that fit."""
     own = split.row_blocks // (2 if work.paired else 1)

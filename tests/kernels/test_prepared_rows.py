@@ -14,7 +14,7 @@ from torch import Tensor
 
 from luceasync.kernels import prepared_rows
 from luceasync.kernels.cuda_program import compiled
-from luceasync.kernels.prepared_rows import ArrangedRows, arrange, wants_sums, weigh
+from luceasync.kernels.prepared_rows import ArrangedRows, arrange, rms_norm, wants_sums
 from luceasync.models.quant.tiles import coding_of
 from tests.kernels.offline import CARDS
 from tests.kernels.places import gpu_of_nvidia, on_both
@@ -44,7 +44,7 @@ def place(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "gpu":
         return gpu_of_nvidia()
     emulate = request.getfixturevalue("emulate")
-    return emulate(prepared_rows, _WEIGH="weigh_rows", _ARRANGE="arrange_rows")
+    return emulate(prepared_rows, _NORM="rms_norm", _ARRANGE="arrange_rows")
 
 
 def rows(num_rows: int, num_columns: int, device: torch.device) -> Tensor:
@@ -54,13 +54,6 @@ def rows(num_rows: int, num_columns: int, device: torch.device) -> Tensor:
 def padded(x: Tensor) -> Tensor:
     """[16, whole units of 256 columns], padded with zeros."""
     return F.pad(x, (0, -x.shape[1] % 256, 0, 16 - len(x)))
-
-
-def normed_rows(x: Tensor, norm: Norm) -> Tensor:
-    """Rows normed and rounded once, by what `weigh` finds."""
-    inverse_rms = weigh(x, norm).inverse_rms[:, None]
-    torch.testing.assert_close(inverse_rms, (x.float().square().mean(1, True) + norm.eps).rsqrt())
-    return (x.float() * inverse_rms * norm.weight).bfloat16()
 
 
 def columns_of(x: Tensor, lifts: tuple[float, float]) -> Tensor:
@@ -95,7 +88,7 @@ def test_a_number_lies_where_its_lane_loads_it(
 ) -> None:
     x = rows(num_rows, num_columns, place)
     norm = Norm(torch.rand(num_columns, device=place) + 0.5) if normed else None
-    plain = x if norm is None else normed_rows(x, norm)
+    plain = x if norm is None else rms_norm(x, norm)
     for name, lifts in LIFTS.items():
         coding = coding_of(ALL[name])
         arranged = arrange(x, [coding], norm)
@@ -105,15 +98,6 @@ def test_a_number_lies_where_its_lane_loads_it(
         if name in WITH_SUMS:
             wanted = padded(plain).double().unflatten(1, (-1, 32)).sum(-1) * LIFT
             torch.testing.assert_close(sums_of(arranged), wanted, rtol=1e-6, atol=1e-6 * LIFT)
-
-
-@on_both("num_rows, num_columns", [(1, 5120), (8, 320)], [(2, 320), (1, 1024)])
-def test_rows_are_weighed(num_rows: int, num_columns: int, place) -> None:
-    x, norm = rows(num_rows, num_columns, place), Norm(torch.rand(num_columns, device=place) + 0.5)
-    found = weigh(x, norm)
-    assert torch.equal(found.rows, (x.float() * norm.weight).bfloat16())
-    expected = (x.float().square().mean(1) + norm.eps).rsqrt()
-    torch.testing.assert_close(found.inverse_rms, expected)
 
 
 @on_both("names", [("Q4_K", "Q6_K", "IQ4_NL")], [("Q4_K", "Q6_K", "IQ4_NL")])

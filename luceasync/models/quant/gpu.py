@@ -13,7 +13,7 @@ from torch import Tensor
 
 from luceasync.kernels import prepared_rows, quant_dequantize, quant_gemv, quant_gemv_cuda
 from luceasync.kernels import rows as row_kernels
-from luceasync.kernels.prepared_rows import ArrangedRows, PlainRows
+from luceasync.kernels.prepared_rows import ArrangedRows
 from luceasync.kernels.quant_decode import Coding
 from luceasync.kernels.quant_tiles import BLOCK_ROWS, TiledMatrix
 from luceasync.models.weights import InputNorm, StackedWeight, SwiGLU, as_float
@@ -102,7 +102,7 @@ class TiledQuantWeight:
         rows = quant_dequantize.lookup(self._tiled, ids.reshape(-1), self._dtype)
         return rows.view(*ids.shape, -1)
 
-    def linear_into(self, x: PlainRows | ArrangedRows, out: Tensor, *, beside: bool) -> None:
+    def linear_into(self, x: Tensor | ArrangedRows, out: Tensor, *, beside: bool) -> None:
         """`linear` of rows made by `prepared`, into columns of a wider matrix. `beside`: see
         quant_gemv_cuda.linear.
         """
