@@ -1,9 +1,9 @@
 """Attention of rows of trees to a window: flash-decoding (Dao et al., 2023) over the lane's ring,
 read in place, and over the rows themselves.
 
-A single row is a tree of one. Nothing of the lane is written: new keys and values go to scratch
-rows. What a row sees depends on numbers on the device alone, so one captured graph serves every
-position.
+A single row is a tree of one, which may be written to its ring at once; rows of trees go to
+scratch alone. What a row sees depends on numbers on the device alone, so one captured graph serves
+every position.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ def attend_window(
     values: Tensor,
     lanes: Tensor,
     positions: Tensor,
+    spans: Tensor,
     rotation: tuple[Tensor, Tensor],
     ancestors: Tensor,
     new: tuple[Tensor, Tensor],
@@ -43,6 +44,7 @@ def attend_window(
     num_heads: int,
     rotary_dim: int,
     gated: bool,
+    keeps: bool = False,
 ) -> Tensor:
     """Let every row attend to those of the ring's rows, its ancestors and itself that are less than
     a window away.
@@ -50,10 +52,13 @@ def attend_window(
     projected: [entries, rows, query_dim + 2 kv_dim (+ query_dim of gates)] contiguous; keys,
     values: [lanes, window, kv_heads, head_dim] contiguous, position p at p % window; lanes: int32
     [entries], negative = padding, which gives zeros; positions: int32 [entries, rows] contiguous,
-    row 0 at the lane's committed end; rotation: cos, sin float32 [entries, rows, rotary_dim / 2];
-    ancestors: bool [entries, rows, rows]; new: keys and values [entries, rows, kv_heads, head_dim]
-    contiguous, written. Returns [entries, rows, query_dim].
+    row 0 at the lane's committed end; spans: int32 likewise, how many of the ring's rows were ever
+    written; rotation: cos, sin float32 [entries, rows, rotary_dim / 2]; ancestors: bool [entries,
+    rows, rows]; new: keys and values [entries, rows, kv_heads, head_dim] contiguous, written.
+    `keeps`: the one row of each entry is written to its lane's ring. Returns [entries, rows,
+    query_dim].
     """
+    assert not keeps or positions.shape[1] == 1, "rows of trees may be rejected"
     num_entries, num_rows = positions.shape
     window, num_kv_heads, head_dim = keys.shape[1:]
     group = num_heads // num_kv_heads
@@ -65,7 +70,6 @@ def attend_window(
     weights = torch.empty(*shape, 2, dtype=torch.float32, device=keys.device)
     chosen = tile(num_rows * group, head_dim, keys.element_size(), shared_bytes(keys))
     num_blocks = triton.cdiv(num_rows * group, chosen.block_m)
-    spans = positions.clamp(max=window)  # of its ring's rows, those that were ever written
     _attend_window_kernel[(num_kv_heads * num_blocks, NUM_SPLITS, num_entries)](
         queries,
         *new,
@@ -90,6 +94,7 @@ def attend_window(
         PAGE=PAGE_TOKENS,
         SPLITS=NUM_SPLITS,
         PRECISION=dot_precision(keys.dtype),
+        KEEPS=keeps,
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         **overlap_options(projected),
@@ -125,6 +130,7 @@ def _attend_window_kernel(
     PAGE: tl.constexpr,
     SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
+    KEEPS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     kv_head = tl.program_id(0) % NUM_KV_HEADS
@@ -169,6 +175,15 @@ def _attend_window_kernel(
         best, weight, total = attend_chunk(
             q, k_new, v_new, seen, scale, best, weight, total, PRECISION
         )
+
+        if KEEPS:
+            # No program sees what is in its place: it has just left the window.
+            first = (entry * NUM_KV_HEADS + kv_head) * HEAD_DIM + d
+            place = tl.load(positions + entry) % WINDOW * NUM_KV_HEADS + kv_head
+            at = lane.to(tl.int64) * lane_stride + place * HEAD_DIM + d
+            one_ok = d < HEAD_DIM
+            tl.store(keys + at, tl.load(new_keys + first, mask=one_ok, other=0.0), mask=one_ok)
+            tl.store(values + at, tl.load(new_values + first, mask=one_ok, other=0.0), mask=one_ok)
 
     last = tl.load(positions + entry * num_rows) - 1
     lane_offset = lane.to(tl.int64) * lane_stride + kv_head * HEAD_DIM

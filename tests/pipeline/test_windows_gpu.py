@@ -86,7 +86,7 @@ def logits_of_all_passes(backend: LayerSplitBackend) -> dict[str, Tensor]:
         for begin in range(0, length, 64):
             chunk = prompt[begin : begin + 64]
             logits = backend.prefill(lane, begin, chunk, project=begin + len(chunk) == length)
-        found[f"prompt of {length}"] = logits.flatten()
+        found[f"prompt of {length}"] = logits.flatten().clone()  # valid until the next pass
     for step in range(26):  # longer than a window
         positions = [length + step for length in PROMPTS.values()]
         logits = backend.decode([*PROMPTS], positions, [step + 3] * len(PROMPTS)).whole()
@@ -98,8 +98,9 @@ def logits_of_all_passes(backend: LayerSplitBackend) -> dict[str, Tensor]:
     backend.commit([KEPT] * len(PROMPTS))
     for step in range(3):
         after = [position + len(KEPT) + step for position in positions]
-        found[f"after {step}"] = backend.decode([*PROMPTS], after, [9] * len(PROMPTS)).whole()
-    return {name: logits.cpu().clone() for name, logits in found.items()}
+        logits = backend.decode([*PROMPTS], after, [9] * len(PROMPTS)).whole()
+        found[f"after {step}"] = logits.clone()
+    return {name: logits.cpu() for name, logits in found.items()}
 
 
 @pytest.mark.parametrize("name", MODELS)

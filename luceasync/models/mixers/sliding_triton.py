@@ -29,10 +29,14 @@ BLOCK_ROWS = 1024  # of a chunk whose scores are computed at once
 
 @dataclass(frozen=True, slots=True)
 class TurnOnDevice:
-    """`rotation` of the rows, and their positions, int32 [entries, rows] contiguous."""
+    """`rotation` of the rows; int32 [entries, rows] contiguous, their positions, and how many rows
+    of their rings were ever written; `alone`: bool [entries, 1, 1], all true.
+    """
 
     rotation: Rotation
     positions: Tensor
+    spans: Tensor
+    alone: Tensor
 
 
 class TritonSliding:
@@ -46,22 +50,17 @@ class TritonSliding:
         if self._frequencies is None:
             self._frequencies = frequencies(self._spec, positions.device)
         turn = rotation(positions, self._frequencies, self._spec.rope.magnitude)
-        return TurnOnDevice(turn, positions.contiguous())
+        spans = positions.clamp(max=self._spec.window)
+        alone = torch.ones((len(positions), 1, 1), dtype=torch.bool, device=positions.device)
+        return TurnOnDevice(turn, positions.contiguous(), spans.contiguous(), alone)
 
     def attend(self, projected: Tensor, norms: HeadNorms, state: State, rows: Rows) -> Tensor:
         assert rows.mark is None, "rings are large: nothing takes them beside the lanes"
         prepared: TurnOnDevice = rows.prepared[self._spec]
         if projected.shape[1] > 1:
             return self._attend_chunk(projected, norms, state, rows, prepared)
-        num_entries = len(projected)
-        alone = torch.ones((num_entries, 1, 1), dtype=torch.bool, device=projected.device)
         new = self._new_rows(projected, state)
-        out = self._attend(projected, norms, state, rows, alone, new)
-        begins = prepared.positions[:, 0]
-        path = torch.zeros_like(prepared.positions), torch.ones_like(begins)
-        for stack, scratch in zip(state, new, strict=True):
-            commit_recent(scratch[None], stack[None], rows.lanes, begins, *path)
-        return out
+        return self._attend(projected, norms, state, rows, prepared.alone, new, keeps=True)
 
     def attend_tree(
         self,
@@ -102,6 +101,8 @@ class TritonSliding:
         rows: Rows,
         ancestors: Tensor,
         new: tuple[Tensor, Tensor],
+        *,
+        keeps: bool = False,
     ) -> Tensor:
         spec, (keys, values) = self._spec, state
         prepared: TurnOnDevice = rows.prepared[spec]
@@ -112,12 +113,14 @@ class TritonSliding:
             values,
             rows.lanes,
             prepared.positions,
+            prepared.spans,
             prepared.rotation,
             ancestors,
             new,
             num_heads=spec.num_heads,
             rotary_dim=spec.rotary_dim,
             gated=spec.gated,
+            keeps=keeps,
         )
 
     def _new_rows(self, projected: Tensor, state: State) -> tuple[Tensor, Tensor]:
