@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from luceasync.models.ops import Ops
+from luceasync.models.ops import Ops, OpsWithSlots
 from luceasync.pipeline.cpu_platform import CpuPlatform
 
 T = TypeVar("T")
@@ -61,6 +61,15 @@ class InterpretedPlatform(CpuPlatform):
         from luceasync.models.triton_ops import TritonOps
 
         return TritonOps()
+
+    def slotted_ops(self, num_slots: int) -> OpsWithSlots:
+        from luceasync.models.expert_slots import SlottedOps
+
+        return SlottedOps(num_slots, self)
+
+    def hold(self, tensor: Tensor) -> Tensor:
+        """See luceasync.models.expert_slots.ExpertHost."""
+        return tensor.clone()
 
     def pick(
         self,

@@ -44,7 +44,9 @@ def load(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         gemv, "tile", lambda *sizes, **more: replace(tile(*sizes, **more), block_n=WEIGHT_ROWS)
     )
 
-    def load_one(*, captured: bool, model_dir: Path = tiny_dir) -> LayerSplitBackend:
+    def load_one(
+        *, captured: bool, model_dir: Path = tiny_dir, num_slots: int = 0
+    ) -> LayerSplitBackend:
         spec = read_spec(model_dir)
         plan = make_plan(
             spec,
@@ -58,7 +60,8 @@ def load(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         )
         with monkeypatch.context() as patched:
             if captured:
-                plan = replace(plan, decode_sizes=(1, 2))
+                shard = replace(plan.shards[0], expert_slots=num_slots)
+                plan = replace(plan, decode_sizes=(1, 2), shards=(shard,))
                 patched.setattr(stage, "open_platform", InterpretedPlatform)
             loaded.append(LayerSplitBackend.open(ModelFiles(model_dir), plan))
         return loaded[-1]
@@ -157,6 +160,23 @@ def test_steps_run_ahead_of_windows_too(load: Load, tmp_path: Path) -> None:
         for captured in (True, False)
     )
     assert found == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3"])
+@pytest.mark.parametrize("num_slots", [0, 4, 1], ids=lambda n: f"{n} slots" if n else "none")
+def test_experts_are_captured_and_need_not_be_there(
+    load: Load, tmp_path: Path, num_slots: int
+) -> None:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    sizes = tiny.COMMON | experts | {"num_hidden_layers": 1, "decoder_sparse_step": 1}
+    torch.manual_seed(0)
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes)).save_pretrained(tmp_path / "moe")
+    own = load(captured=True, model_dir=tmp_path / "moe", num_slots=num_slots)
+    plain = load(captured=False, model_dir=tmp_path / "moe")
+    assert everything(own, goes_back=False) == everything(plain, goes_back=False)
 
 
 def few(backend: LayerSplitBackend) -> torch.Tensor:
