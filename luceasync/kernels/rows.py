@@ -16,25 +16,42 @@ from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inpu
 HEAD_ROWS = 16  # rows of one head per program
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / rms(x) * weight. x: [rows, dim] contiguous; weight: float32 [dim]."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
+    """x / rms(x) * weight, added to `residual` if given. x, residual: [rows, dim] contiguous;
+    weight: float32 [dim].
+    """
     out = x.new_empty(x.shape)
     dim = x.shape[1]
     block = triton.next_power_of_2(dim)
     warps = min(max(block // 512, 1), 16)
     _rms_norm_kernel[(x.shape[0],)](
-        x, weight, out, dim, eps, BLOCK=block, num_warps=warps, **overlap_options(x)
+        x, weight, residual, out, dim, eps, BLOCK=block, num_warps=warps, **overlap_options(x)
     )
     return out
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up. gate_up: [rows, 2 * inner] contiguous, gate first. -> [rows, inner]."""
+    return _glu(gate_up, is_gelu=False)
+
+
+def geglu(gate_up: Tensor) -> Tensor:
+    """gelu(gate) * up, by gelu's approximation with tanh; as `swiglu`."""
+    return _glu(gate_up, is_gelu=True)
+
+
+def _glu(gate_up: Tensor, *, is_gelu: bool) -> Tensor:
     num_rows, width = gate_up.shape
     inner = width // 2
     out = gate_up.new_empty(num_rows, inner)
-    _swiglu_kernel[(triton.cdiv(inner, 2048), num_rows)](
-        gate_up, out, inner, BLOCK=2048, num_warps=8, **overlap_options(gate_up)
+    _glu_kernel[(triton.cdiv(inner, 2048), num_rows)](
+        gate_up,
+        out,
+        inner,
+        BLOCK=2048,
+        IS_GELU=is_gelu,
+        num_warps=8,
+        **overlap_options(gate_up),
     )
     return out
 
@@ -144,7 +161,9 @@ def split_heads(
 
 
 @kernel()
-def _rms_norm_kernel(x, weight, out, dim, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+def _rms_norm_kernel(
+    x, weight, residual, out, dim, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
     start_next(OVERLAP)
     row = tl.program_id(0).to(tl.int64) * dim
     i = tl.arange(0, BLOCK)
@@ -153,11 +172,16 @@ def _rms_norm_kernel(x, weight, out, dim, eps, BLOCK: tl.constexpr, OVERLAP: tl.
     wait_for_inputs(OVERLAP)
     exact = tl.load(x + row + i, mask=ok, other=0.0).to(tl.float32)
     inverse_rms = tl.rsqrt(tl.sum(exact * exact, 0) / dim + eps)
-    tl.store(out + row + i, (exact * inverse_rms * scale).to(out.dtype.element_ty), mask=ok)
+    normed = (exact * inverse_rms * scale).to(out.dtype.element_ty)
+    if residual is not None:
+        normed += tl.load(residual + row + i, mask=ok, other=0.0)
+    tl.store(out + row + i, normed, mask=ok)
 
 
 @kernel()
-def _swiglu_kernel(gate_up, out, inner, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+def _glu_kernel(
+    gate_up, out, inner, BLOCK: tl.constexpr, IS_GELU: tl.constexpr, OVERLAP: tl.constexpr
+):
     start_next(OVERLAP)
     wait_for_inputs(OVERLAP)
     row = tl.program_id(1).to(tl.int64)
@@ -165,7 +189,9 @@ def _swiglu_kernel(gate_up, out, inner, BLOCK: tl.constexpr, OVERLAP: tl.constex
     ok = i < inner
     gate = tl.load(gate_up + row * 2 * inner + i, mask=ok, other=0.0).to(tl.float32)
     up = tl.load(gate_up + (row * 2 + 1) * inner + i, mask=ok, other=0.0).to(tl.float32)
-    result = gate * tl.sigmoid(gate) * up
+    # gelu's 1 + tanh(z) is 2 sigmoid(2 z), z = sqrt(2 / pi) (gate + 0.044715 gate^3).
+    bent = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate) if IS_GELU else gate
+    result = gate * tl.sigmoid(bent) * up
     tl.store(out + row * inner + i, result.to(out.dtype.element_ty), mask=ok)
 
 

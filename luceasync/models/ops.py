@@ -93,6 +93,14 @@ class Ops(Protocol):
         """RMS norm over the last dimension, computed in float32; x's dtype; weight float32."""
         ...
 
+    def add_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """residual + `norm` of x."""
+        ...
+
+    def geglu(self, gate_up: Tensor) -> Tensor:
+        """gelu(gate) * up, the halves of the last dimension in this order."""
+        ...
+
     def row_indices(self, positions: Tensor, lanes: Tensor, absent: Tensor) -> Tensor:
         """Row indices of `positions`, int32 [entries, rows]: each minus `absent`, int32 [lanes +
         1], of its lane in `lanes`, int32 [entries]. NO_LANE is the last one.
@@ -121,7 +129,7 @@ class OpsWithSlots(Ops, Protocol):
         ...
 
     def counts(self) -> dict[str, int]:
-        """Experts of all passes so far by what became of them, and bytes. Waits for the device."""
+        """Experts of all passes so far by what became of them, and bytes. Any thread."""
         ...
 
 
@@ -167,6 +175,13 @@ class TorchOps:
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm(x, weight, eps)
+
+    def add_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return residual + self.norm(x, weight, eps)
+
+    def geglu(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, -1)
+        return F.gelu(gate, approximate="tanh") * up
 
     def row_indices(self, positions: Tensor, lanes: Tensor, absent: Tensor) -> Tensor:
         return positions - absent[lanes.long()][:, None]
@@ -274,6 +289,10 @@ class Norm:
     def __call__(self, x: Tensor) -> Tensor:
         """x: [..., dim]. Returns x's dtype."""
         return self.ops.norm(x, self.weight, self.eps)
+
+    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """residual + norm(x): [..., dim]."""
+        return self.ops.add_norm(residual, x, self.weight, self.eps)
 
     @property
     def num_bytes(self) -> int:

@@ -98,6 +98,14 @@ class TritonOps:
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return row_kernels.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
 
+    def add_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        flat, beside = (each.reshape(-1, each.shape[-1]) for each in (x, residual))
+        return row_kernels.rms_norm(flat, weight, eps, beside).view(x.shape)
+
+    def geglu(self, gate_up: Tensor) -> Tensor:
+        flat = gate_up.reshape(-1, gate_up.shape[-1])
+        return row_kernels.geglu(flat).view(*gate_up.shape[:-1], -1)
+
     def row_indices(self, positions: Tensor, lanes: Tensor, absent: Tensor) -> Tensor:
         return position_kernels.row_indices(positions, lanes, absent)
 

@@ -191,7 +191,10 @@ def quantised(name: str, num_rows: int, *, in_all_forms: bool = False) -> None:
 
 def rows_of_prefill() -> None:
     rows.rms_norm(torch.empty(64, 5120, dtype=DTYPE), torch.empty(5120), 1e-6)
+    x = torch.empty(64, 5120, dtype=DTYPE)
+    rows.rms_norm(x, torch.empty(5120), 1e-6, x)
     rows.swiglu(torch.empty(64, 2 * 17408, dtype=DTYPE))
+    rows.geglu(torch.empty(64, 2 * 21504, dtype=DTYPE))
 
 
 def ends_of_a_step() -> None:

@@ -2,7 +2,7 @@
 
 import torch
 
-from luceasync.kernels.rows import rms_norm, swiglu
+from luceasync.kernels.rows import geglu, rms_norm, swiglu
 from luceasync.models import ops
 from luceasync.models.triton_ops import TritonOps
 from tests.kernels.cases import TOLERANCE, distance, random
@@ -13,6 +13,20 @@ def test_rms_norm_is_as_torch_computes_it(dtype, device) -> None:
     weight = 1 + random(80, scale=0.1, dtype=torch.float32, device=device)
     truth = ops.rms_norm(x.float(), weight, 1e-6)
     assert distance(rms_norm(x, weight, 1e-6), truth) < TOLERANCE[dtype]
+
+
+def test_what_is_added_to_is_rounded_as_apart(dtype, device) -> None:
+    x, residual = (random(19, 80, dtype=dtype, device=device) for _ in range(2))
+    weight = 1 + random(80, scale=0.1, dtype=torch.float32, device=device)
+    apart = residual + rms_norm(x, weight, 1e-6)
+    assert torch.equal(rms_norm(x, weight, 1e-6, residual), apart)
+
+
+def test_geglu_is_as_torch_computes_it(dtype, device) -> None:
+    gate_up = random(3, 2 * 2100, scale=3.0, dtype=dtype, device=device)
+    gate, up = gate_up.float().chunk(2, -1)
+    truth = torch.nn.functional.gelu(gate, approximate="tanh") * up
+    assert distance(geglu(gate_up), truth) < TOLERANCE[dtype]
 
 
 def test_swiglu_is_as_torch_computes_it(dtype, device) -> None:

@@ -81,7 +81,9 @@ class GegluLayer:
 
     def forward(self, x: Tensor) -> Tensor:
         """See FeedForwardLayer."""
-        x = x + self.output_norm(self.down.linear(geglu(self.gate_up.linear(x, self.norm))))
+        ops = self.output_norm.ops
+        inner = ops.geglu(self.gate_up.linear(x, self.norm))
+        x = self.output_norm.add_to(x, self.down.linear(inner))
         if self.own_input is not None:
             x = self.own_input.add_to(x)
         return x if self.scale is None else x * self.scale.to(x.dtype)
@@ -125,12 +127,4 @@ class OwnInput:
         assert self.handed.inputs is not None, "the ends hand on inputs before the first layer"
         weighed = gelu(self.gate.linear(x), approximate="tanh")
         weighed = weighed * self.handed.inputs[..., self.layer, :]
-        return x + self.norm(self.projection.linear(weighed))
-
-
-def geglu(gate_up: Tensor) -> Tensor:
-    """gelu(gate) * up, the halves of `gate_up` in this order: [..., 2 * inner] -> [..., inner]."""
-    from torch.nn.functional import gelu
-
-    gate, up = gate_up.chunk(2, -1)
-    return gelu(gate, approximate="tanh") * up
+        return self.norm.add_to(x, self.projection.linear(weighed))

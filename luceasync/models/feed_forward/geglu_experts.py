@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from luceasync.models.encodings import FloatMatrix
 from luceasync.models.feed_forward.feed_forward import Shape
-from luceasync.models.feed_forward.geglu import SCALE, geglu, input_tensors, load_input
+from luceasync.models.feed_forward.geglu import SCALE, input_tensors, load_input
 from luceasync.models.weights import Choice, Routing
 
 if TYPE_CHECKING:
@@ -143,9 +143,9 @@ class GegluExpertsLayer:
         """See FeedForwardLayer."""
         rows = x.reshape(-1, x.shape[-1])
         norm, expert_norm, norm_of_sum = self.output_norms
-        network = norm(self.down.linear(geglu(self.gate_up.linear(rows, self.norms[0]))))
-        both = network + expert_norm(self._experts(rows))
-        x = (rows + norm_of_sum(both)).view(x.shape)
+        inner = self.router.ops.geglu(self.gate_up.linear(rows, self.norms[0]))
+        both = expert_norm.add_to(norm(self.down.linear(inner)), self._experts(rows))
+        x = norm_of_sum.add_to(rows, both).view(x.shape)
         if self.own_input is not None:
             x = self.own_input.add_to(x)
         return x * self.scale.to(x.dtype)
@@ -156,5 +156,6 @@ class GegluExpertsLayer:
         choice = self.router.choose(rows)
         gathered = self.norms[1](rows)[choice.rows.long()]
         pair = (weights.linear(gathered, choice) for weights in (self.gates, self.ups))
-        results = self.downs.linear(geglu(torch.cat([*pair], -1)), choice)
-        return self.router.ops.add_weighted(results, choice, torch.zeros_like(rows))
+        ops = self.router.ops
+        results = self.downs.linear(ops.geglu(torch.cat([*pair], -1)), choice)
+        return ops.add_weighted(results, choice, torch.zeros_like(rows))

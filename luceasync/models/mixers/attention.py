@@ -305,7 +305,7 @@ class AttentionLayer:
             mixed = self._gated(mixed, x, self.softplus_gate)
         if self.output_norm is None:
             return self.output.linear_add(mixed, x)
-        return x + self.output_norm(self.output.linear(mixed))
+        return self.output_norm.add_to(x, self.output.linear(mixed))
 
     def _gated(self, mixed: Tensor, x: Tensor, weight: Weight) -> Tensor:
         """Heads [..., numbers], each times softplus of its gate, which is computed in float32."""
