@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import triton
 from triton import knobs
+from triton.compiler import CompiledKernel
 from triton.runtime import driver
 
 from luceasync.kernels.compiling import CompilerHangs, KernelCompilation
@@ -29,6 +30,7 @@ class Kernel:
 
     def __init__(self, jitted: Any) -> None:
         self._jit = jitted
+        self._programs: dict[Hashable, CompiledKernel] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
         if (loader := _ahead.get()) is not None:
@@ -36,6 +38,23 @@ class Kernel:
             return partial(self._jit.warmup, grid=grid)
         launch: Callable[..., object] = self._jit[grid]
         return launch
+
+    def launch(
+        self, key: Hashable, grid: tuple[int, int, int], *arguments: Any, **options: Any
+    ) -> None:
+        """`kernel[grid](...)` of all parameters in order, which looks at them only when it first
+        sees `key`. That takes longer than the launch if there are tensor descriptors.
+
+        `key` determines the device, the types and constants of the arguments, and `options`; what
+        Triton otherwise tells apart, such as the alignment of pointers, does not matter.
+        """
+        program = self._programs.get(key)
+        if program is not None and _ahead.get() is None:
+            program[grid](*arguments)
+            return
+        launched = self[grid](*arguments, **options)
+        if isinstance(launched, CompiledKernel):
+            self._programs[key] = launched
 
 
 def kernel(

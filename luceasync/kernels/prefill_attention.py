@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental.gluon import jit
 from triton.experimental.gluon import language as gl
@@ -62,21 +61,21 @@ def attend_rows(
     (num_rows, num_heads, head_dim), (span, num_kv_heads, _) = q.shape, k.shape
     assert (window is None) == (begin is None), "a window lies at positions that only `begin` tells"
     out = torch.empty_like(q)
-    block_keys = BLOCK_KEYS[head_dim]
-    _attend_prompt_kernel[(num_heads, triton.cdiv(num_rows, TILE_ROWS))](
+    block_keys, group = BLOCK_KEYS[head_dim], num_heads // num_kv_heads
+    scale = head_dim**-0.5 * 1.4426950408889634  # scores in base 2
+    constants = group, head_dim, block_keys, window or 0, NUM_STAGES
+    _attend_prompt_kernel.launch(
+        (q.device.index, q.dtype, constants),
+        (num_heads, -(-num_rows // TILE_ROWS), 1),
         *(_blocks_of(x, ROWS.value) for x in (q, out)),
         *(_blocks_of(x, block_keys) for x in (k, v)),
         begin,
         num_rows,
         span,
-        head_dim**-0.5 * 1.4426950408889634,  # scores in base 2
-        GROUP=num_heads // num_kv_heads,
-        HEAD_DIM=head_dim,
-        BLOCK_KEYS=block_keys,
-        WINDOW=window or 0,
-        STAGES=NUM_STAGES,
-        ATTEND_REGISTERS=ATTEND_REGISTERS,
-        LOAD_REGISTERS=LOAD_REGISTERS,
+        scale,
+        *constants,
+        ATTEND_REGISTERS,
+        LOAD_REGISTERS,
         num_warps=4,
         maxnreg=LAUNCH_REGISTERS,
     )
@@ -101,7 +100,7 @@ def _layout(
     return block, gl.NVMMASharedLayout.get_default_for(block, of)
 
 
-@kernel(jit, do_not_specialize=["num_rows", "span"])
+@kernel(jit, do_not_specialize=["begin", "num_rows", "span"])
 def _attend_prompt_kernel(
     queries,
     out,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -282,18 +282,22 @@ def _of_two(
 
 
 class EmulatedKernel:
-    """In place of a Kernel: `kernel[grid](...)` runs every program of the grid."""
+    """In place of a Kernel: runs every program of a grid."""
 
     def __init__(self, module: ModuleType, name: str) -> None:
         self._module, self._name = module, name
         self._function = getattr(module, name)._jit.fn
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*given: Any, num_warps: int, maxnreg: int, **constants: Any) -> None:
-            for program in itertools.product(*map(range, grid)):
-                self._with(Machine(program, grid))(*given, **constants)
-
-        return launch
+    def launch(
+        self,
+        key: Hashable,
+        grid: tuple[int, int, int],
+        *arguments: Any,
+        num_warps: int,
+        maxnreg: int,
+    ) -> None:
+        for program in itertools.product(*map(range, grid)):
+            self._with(Machine(program, grid))(*arguments)
 
     def _with(self, machine: Machine) -> Callable[..., None]:
         """The kernel with this machine's words."""

@@ -38,6 +38,18 @@ def test_a_kernel_is_launched_but_where_it_is_compiled_ahead():
     assert filled(9) == 9
 
 
+def test_a_program_that_is_found_by_its_key_is_launched_with_new_arguments():
+    def filled_again(value: int) -> int:
+        x = torch.zeros(1, dtype=torch.int32, device=DEVICE)
+        _fill_kernel.launch("of int32", (1, 1, 1), x, value)
+        return int(x)
+
+    assert [filled_again(value) for value in (7, 8)] == [7, 8]
+    with compiled_ahead(DEVICE, DEADLINE_S):
+        assert filled_again(9) == 0
+    assert filled_again(9) == 9
+
+
 def test_other_threads_launch_all_the_while():
     found = []
     with compiled_ahead(DEVICE, DEADLINE_S):
