@@ -10,14 +10,22 @@ __device__ __forceinline__ int first_of_pair(int lane, int n) { return 2 * (lane
 __device__ __forceinline__ bool is_dim(int d) { return HEAD_DIM % 64 == 0 || d < HEAD_DIM; }
 __device__ __forceinline__ bool turns(int d) { return d < 2 * HALF; }
 __device__ __forceinline__ int partner_of(int d) { return d < HALF ? d + HALF : d - HALF; }
+// Whether a lane has the partners of its own dimensions, and one angle for both: nothing is loaded twice.
+constexpr bool HAS_PARTNERS = PAIRS == 2 && HALF == 64;
 
 struct Angles {
   float2 cos[PAIRS], sin[PAIRS];
 
-  // HALF numbers each, of an entry.
+  __device__ __forceinline__ Angles() {}
+
+  // HALF numbers each, of a row.
   __device__ __forceinline__ Angles(const float* all_cos, const float* all_sin, int lane) {
 #pragma unroll
     for (int n = 0; n < PAIRS; n++) {
+      if (HAS_PARTNERS && n > 0) {
+        cos[n] = cos[0], sin[n] = sin[0];
+        continue;
+      }
       int d = first_of_pair(lane, n), angle = d < HALF ? d : d - HALF;
       cos[n] = turns(d) ? *(const float2*)(all_cos + angle) : make_float2(1.0f, 1.0f);
       sin[n] = turns(d) ? *(const float2*)(all_sin + angle) : make_float2(0.0f, 0.0f);
@@ -35,7 +43,7 @@ class Head {
     for (int n = 0; n < PAIRS; n++) {
       int d = first_of_pair(lane, n);
       if (is_normed && is_dim(d)) norm[n] = *(const float2*)(weight + d);
-      if (is_normed && turns(d)) partner_norm[n] = *(const float2*)(weight + partner_of(d));
+      if (!HAS_PARTNERS && is_normed && turns(d)) partner_norm[n] = *(const float2*)(weight + partner_of(d));
     }
   }
 
@@ -44,7 +52,7 @@ class Head {
     for (int n = 0; n < PAIRS; n++) {
       int d = first_of_pair(lane, n);
       own[n] = is_dim(d) ? *(const u32*)(x + d) : 0;
-      partner[n] = turns(d) ? *(const u32*)(x + partner_of(d)) : 0;
+      if (!HAS_PARTNERS) partner[n] = turns(d) ? *(const u32*)(x + partner_of(d)) : 0;
     }
   }
 
@@ -62,16 +70,17 @@ class Head {
       for (int n = 0; n < PAIRS; n++) {
         int d = first_of_pair(lane, n);
         if (is_dim(d)) own[n] = scaled(own[n], inverse_rms, norm[n]);
-        if (turns(d)) partner[n] = scaled(partner[n], inverse_rms, partner_norm[n]);
+        if (!HAS_PARTNERS && turns(d)) partner[n] = scaled(partner[n], inverse_rms, partner_norm[n]);
       }
     }
 #pragma unroll
     for (int n = 0; n < PAIRS; n++) {
       int d = first_of_pair(lane, n);
       float sign = d < HALF ? -1.0f : 1.0f;
+      u32 other = HAS_PARTNERS ? own[PAIRS - 1 - n] : partner[n];
       // A no-op for dimensions that do not rotate: cos is 1 there, and sin 0.
-      u32 turned = rounded(low_of(own[n]) * angles.cos[n].x + sign * low_of(partner[n]) * angles.sin[n].x,
-                           high_of(own[n]) * angles.cos[n].y + sign * high_of(partner[n]) * angles.sin[n].y);
+      u32 turned = rounded(low_of(own[n]) * angles.cos[n].x + sign * low_of(other) * angles.sin[n].x,
+                           high_of(own[n]) * angles.cos[n].y + sign * high_of(other) * angles.sin[n].y);
       if (is_dim(d)) store(d, turned);
     }
   }

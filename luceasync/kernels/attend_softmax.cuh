@@ -20,14 +20,13 @@ class Softmax {
     for (int n = 0; n < 2 * STEPS; n++)
 #pragma unroll
       for (int half = 0; half < HALVES; half++) total[n][half][0] = total[n][half][1] = 0.0f;
+    queries_of_lane = queries + (lane % 8 + lane / 8 % 2 * 8) * ROW_BYTES + lane / 16 * 16;
+    if (HALVES == 2) return;
     u32 at = queries + lane / 4 * ROW_BYTES + lane % 4 * 4;
 #pragma unroll
     for (int step = 0; step < STEPS; step++)
 #pragma unroll
-      for (int word = 0; word < 2; word++)
-#pragma unroll
-        for (int half = 0; half < HALVES; half++)
-          query[step][word][half] = load<u32>(at + half * 8 * ROW_BYTES + step * 32 + word * 16);
+      for (int word = 0; word < 2; word++) query[step][word] = load<u32>(at + step * 32 + word * 16);
   }
 
   // Scores a tile of keys, and derives the weights of its values. `is_seen(half, token)`: whether a lane's head of that
@@ -40,8 +39,8 @@ class Softmax {
     for (int step = 0; step < STEPS; step++) {
       u32 keys[4];
       load_matrices<false>(keys, at + step * 32);
-      const u32(&q)[2][HALVES] = query[step];
-      const u32 a[4] = {q[0][0], HALVES == 2 ? q[0][HALVES - 1] : 0, q[1][0], HALVES == 2 ? q[1][HALVES - 1] : 0};
+      u32 a[4] = {query[step][0], 0, query[step][1], 0};
+      if (HALVES == 2) load_matrices<false>(a, queries_of_lane + step * 32);
       multiply(sums[step % 2][0], a, keys[0], keys[1]);
       multiply(sums[step % 2][1], a, keys[2], keys[3]);
     }
@@ -107,7 +106,8 @@ class Softmax {
   }
 
  private:
-  u32 query[STEPS][2][HALVES];  // [.., of 8 dimensions, head]
+  u32 query[STEPS][2];  // [.., of 8 dimensions] of 8 heads; those of 16 are loaded again for each tile
+  u32 queries_of_lane;
   u32 shares[2][HALVES];        // of a unit's tokens: [of 8, head]
   float shrink[HALVES];
 };

@@ -19,7 +19,8 @@ static_assert(AT_WEIGHTS + KEY_GROUPS * QUERIES_EACH * 8 == SHARED_BYTES, "the l
 static_assert(KEY_GROUPS * GROUP_SUM_BYTES <= AT_QUERIES, "sums replace the tiles");
 
 constexpr int PIECES = HEAD_DIM / 8;  // of 16 bytes, of a row of keys
-constexpr int TOGETHER = 4;           // heads of a warp that are loaded at a time
+constexpr int QUERIES_WARP = (QUERIES_EACH + WARPS - 1) / WARPS, KEYS_WARP = (ROWS + WARPS - 1) / WARPS;
+constexpr int VALUE_TURNS = (NEW_ROWS * PIECES + WARPS * 32 - 1) / (WARPS * 32);
 
 // Copies tiles of keys and values of one kv head of one lane.
 struct TileCopier {
@@ -54,31 +55,41 @@ struct NewRows {
   }
 };
 
-// Norms and rotates heads number `warp`, warp + WARPS ... of `num_heads`. `row_of`, `head_of`: of such a number;
-// `store(number, dimension, pair)`.
-template <int TURNS, typename RowOf, typename HeadOf, typename Store>
-__device__ __forceinline__ void prepare(const NewRows& rows, const float* norm, float eps, int num_heads, int warp,
-                                        int lane, RowOf row_of, HeadOf head_of, Store store) {
+// Heads number `first`, first + 1 ... of `num_heads`, which a warp norms and rotates. All that they need is loaded before
+// the first of them is stored: each load would be waited for by itself.
+template <int EACH>
+struct OwnHeads {
+  Head heads[EACH];
+  Angles angles[EACH];
+  u32 first, num_heads;
+
+  // `row_of`, `head_of`: of a number.
+  template <typename RowOf, typename HeadOf>
+  __device__ __forceinline__ OwnHeads(const NewRows& rows, const float* norm, u32 first, u32 num_heads, int lane,
+                                      RowOf row_of, HeadOf head_of)
+      : first(first), num_heads(num_heads) {
 #pragma unroll
-  for (int begin = 0; begin < TURNS; begin += TOGETHER) {
-    Head heads[TOGETHER];
-#pragma unroll
-    for (int turn = 0; turn < TOGETHER; turn++) {
-      int number = warp + (begin + turn) * WARPS;
-      if (begin + turn >= TURNS || number >= num_heads) continue;
+    for (u32 turn = 0; turn < EACH; turn++) {
+      u32 number = min(first + turn, num_heads - 1);
       heads[turn].load_norm(norm, lane);
       heads[turn].load(rows.head(row_of(number), head_of(number)), lane);
-    }
-#pragma unroll
-    for (int turn = 0; turn < TOGETHER; turn++) {
-      int number = warp + (begin + turn) * WARPS;
-      if (begin + turn >= TURNS || number >= num_heads) continue;
-      int row = row_of(number);
-      Angles angles(rows.cos + row * HALF, rows.sin + row * HALF, lane);
-      heads[turn].finish(angles, eps, lane, [&](int d, u32 pair) { store(number, d, pair); });
+      angles[turn] = Angles(rows.cos + row_of(number) * HALF, rows.sin + row_of(number) * HALF, lane);
     }
   }
-}
+
+  // `store(number, dimension, pair)`.
+  template <typename Store>
+  __device__ __forceinline__ void finish(float eps, int lane, Store store) {
+#pragma unroll
+    for (u32 turn = 0; turn < EACH; turn++) {
+      u32 number = first + turn;
+      bool is_own = number < num_heads;
+      heads[turn].finish(angles[turn], eps, lane, [&](int d, u32 pair) {
+        if (is_own) store(number, d, pair);
+      });
+    }
+  }
+};
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) attend_tree(
     const u16* projected, const float* query_norm, const float* key_norm, const u16* keys, const u16* values,
@@ -107,41 +118,51 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) attend_tree(
   }
   if (OVERLAP) wait_for_those_before();
 
-  int first_row = entry * ROWS, first_query = block * QUERIES_EACH;
+  int first_row = entry * ROWS;
+  u32 first_query = block * QUERIES_EACH;
   NewRows rows = {projected + (u64)first_row * projected_stride, cos + first_row * HALF, sin + first_row * HALF, kv_head,
                   projected_stride};
   bool has_new = split == 0, keeps_new = has_new && block == 0;
-  int num_own = min(NUM_QUERIES - first_query, QUERIES_EACH);
-  auto row_of = [&](int query) { return (first_query + query) / GROUP; };
-  auto head_of = [&](int query) { return kv_head * GROUP + (first_query + query) % GROUP; };
-  prepare<(QUERIES_EACH + WARPS - 1) / WARPS>(rows, query_norm, eps, num_own, warp, lane, row_of, head_of, [&](int query, int d, u32 pair) {
+  int num_own = min(NUM_QUERIES - (int)first_query, QUERIES_EACH);
+  auto row_of = [&](u32 query) { return (first_query + query) / GROUP; };
+  auto head_of = [&](u32 query) { return kv_head * GROUP + (first_query + query) % GROUP; };
+  auto itself = [](u32 row) { return row; };
+  auto key_head = [&](u32) { return NUM_HEADS + kv_head; };
+  OwnHeads<QUERIES_WARP> own(rows, query_norm, warp * QUERIES_WARP, num_own, lane, row_of, head_of);
+  if (has_new) {
+    OwnHeads<KEYS_WARP> own_keys(rows, key_norm, warp * KEYS_WARP, ROWS, lane, itself, key_head);
+    uint4 own_values[VALUE_TURNS];
+#pragma unroll
+    for (u32 turn = 0; turn < VALUE_TURNS; turn++) {
+      u32 piece = threadIdx.x + turn * WARPS * 32, number = piece / PIECES, d = piece % PIECES * 8;
+      own_values[turn] = {};  // of rows past the last
+      if (number < ROWS) own_values[turn] = *(const uint4*)(rows.head(number, NUM_HEADS + KV_HEADS + kv_head) + d);
+    }
+    own_keys.finish(eps, lane, [&](u32 number, int d, u32 pair) {
+      *(u32*)(shared + AT_NEW_KEYS + number * ROW_BYTES + d * 2) = pair;
+      if (keeps_new) *(u32*)(new_keys + ((u64)(first_row + number) * KV_HEADS + kv_head) * HEAD_DIM + d) = pair;
+    });
+#pragma unroll
+    for (u32 turn = 0; turn < VALUE_TURNS; turn++) {
+      u32 piece = threadIdx.x + turn * WARPS * 32, number = piece / PIECES, d = piece % PIECES * 8;
+      if (number >= NEW_ROWS) continue;
+      *(uint4*)(shared + AT_NEW_VALUES + number * ROW_BYTES + d * 2) = own_values[turn];
+      if (keeps_new && number < ROWS)
+        *(uint4*)(new_values + ((u64)(first_row + number) * KV_HEADS + kv_head) * HEAD_DIM + d) = own_values[turn];
+    }
+  }
+  own.finish(eps, lane, [&](u32 query, int d, u32 pair) {
     *(u32*)(shared + AT_QUERIES + query * ROW_BYTES + d * 2) = pair;
     if (!queries || !has_new) return;
     u64 place = (u64)(first_row + row_of(query)) * NUM_HEADS + head_of(query);
     *(u32*)(queries + place * HEAD_DIM + d) = pair;
   });
-  if (has_new) {
-    auto itself = [](int number) { return number; };
-    auto key_head = [&](int) { return NUM_HEADS + kv_head; };
-    prepare<(ROWS + WARPS - 1) / WARPS>(rows, key_norm, eps, ROWS, warp, lane, itself, key_head, [&](int number, int d, u32 pair) {
-      *(u32*)(shared + AT_NEW_KEYS + number * ROW_BYTES + d * 2) = pair;
-      if (keeps_new) *(u32*)(new_keys + ((u64)(first_row + number) * KV_HEADS + kv_head) * HEAD_DIM + d) = pair;
-    });
-    for (int piece = threadIdx.x; piece < NEW_ROWS * PIECES; piece += WARPS * 32) {
-      int number = piece / PIECES, d = piece % PIECES * 8;
-      uint4 value = {};  // of rows past the last
-      if (number < ROWS) value = *(const uint4*)(rows.head(number, NUM_HEADS + KV_HEADS + kv_head) + d);
-      *(uint4*)(shared + AT_NEW_VALUES + number * ROW_BYTES + d * 2) = value;
-      if (keeps_new && number < ROWS)
-        *(uint4*)(new_values + ((u64)(first_row + number) * KV_HEADS + kv_head) * HEAD_DIM + d) = value;
-    }
-  }
   int m_warp = warp % M_WARPS, key_group = warp / M_WARPS;
   bool sees_new = has_new && key_group == 0;
   u32 seen = 0;  // of new rows, a bit for each of a lane's scores
 #pragma unroll
   for (int bit = 0; bit < 8; bit++) {
-    int of = min((first_query + m_warp * 16 + bit / 4 * 8 + lane / 4) / GROUP, ROWS - 1);
+    int of = min((int)(first_query + m_warp * 16 + bit / 4 * 8 + lane / 4) / GROUP, ROWS - 1);
     int token = bit / 2 % 2 * 8 + lane % 4 * 2 + bit % 2;
     if (sees_new && token < ROWS && ancestors[(u64)(first_row + of) * ROWS + token]) seen |= 1u << bit;
   }
