@@ -9,6 +9,7 @@ from torch import Tensor
 
 from luceasync.kernels import quant_dequantize, quant_gemv
 from luceasync.kernels.quant_gemv import QuantTile, TiledMatrix
+from luceasync.models.quant import gpu
 from luceasync.models.quant.checkpoints.fp4 import DIVIDED, NVFP4
 from luceasync.models.quant.encoding import QuantEncoding
 from luceasync.models.quant.ggml import ENCODINGS
@@ -30,6 +31,7 @@ OTHERS = {
     "NVFP4, divided": DIVIDED,
 }
 ALL = ENCODINGS | OTHERS
+SEGMENTS = (("Q4_K", 304), ("Q6_K", 48))
 FEW = ("Q4_K", "Q6_K", "Q8_0")
 TILES = (
     QuantTile(1, 2, 2),
@@ -126,6 +128,30 @@ def test_a_row_is_the_same_bits_in_any_company(device) -> None:
     together = quant_gemv.linear(x, tiled)
     for row in range(8):
         assert torch.equal(quant_gemv.linear(x[row : row + 1], tiled)[0], together[row])
+
+
+@pytest.mark.parametrize("slice_bytes", [1 << 20, 1 << 17], ids=["whole", "in slices"])
+def test_many_rows_are_multiplied_by_the_library(slice_bytes: int, device, monkeypatch) -> None:
+    """A product, one added to a residual, and one of stacked segments."""
+    monkeypatch.setattr(gpu, "SLICE_BYTES", slice_bytes)
+    both = [matrix(ENCODINGS[name], num_rows, 128, device) for name, num_rows in SEGMENTS]
+    if device.type == "cpu":  # the interpreter takes long, and another test is about these numbers
+
+        def numbers_of(weight: TiledMatrix, begin: int, end: int, out: Tensor) -> None:
+            out.copy_(next(numbers for tiled, numbers in both if tiled is weight)[begin:end])
+
+        monkeypatch.setattr(quant_dequantize, "numbers", numbers_of)
+    x = rows(quant_gemv.MAX_ROWS + 3, 128, device)
+    segments = [gpu.TiledQuantWeight(tiled, 0, x.dtype) for tiled, _ in both]
+    tolerance = 1e-2 if device.type == "cuda" else 1e-5
+    for segment, (_, numbers) in zip(segments, both, strict=True):
+        assert error(segment.linear(x), x, numbers) < tolerance
+        residual = torch.randn(len(x), len(numbers), device=device).to(x.dtype)
+        before = residual.clone()
+        assert segment.linear_add(x, residual) is residual
+        assert error(residual - before.double(), x, numbers) < tolerance
+    stacked = torch.cat([numbers for _, numbers in both])
+    assert error(gpu.TiledQuantStack(segments).linear(x), x, stacked) < tolerance
 
 
 def test_partial_blocks_are_refused() -> None:

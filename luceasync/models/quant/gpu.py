@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.kernels import prepared_rows, quant_dequantize, quant_gemv, quant_gemv_cuda
@@ -52,6 +51,11 @@ class TiledQuantWeight:
         return coding
 
     @property
+    def tiled(self) -> TiledMatrix:
+        """The matrix as kernels read it."""
+        return self._tiled
+
+    @property
     def can_gate(self) -> bool:
         """Whether gates and ups are whole blocks of rows, so that one kernel multiplies both."""
         return self.num_rows % (2 * BLOCK_ROWS) == 0
@@ -84,7 +88,8 @@ class TiledQuantWeight:
             before = residual.reshape(-1, residual.shape[-1])
             out: Tensor = few.linear(flat, self._tiled, before)
             return out.view_as(residual)
-        return residual.add_(self._many(flat).view_as(residual))
+        self.many_into(flat, residual.view(len(flat), -1), adds=True)
+        return residual
 
     def swiglu(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
@@ -122,21 +127,23 @@ class TiledQuantWeight:
         """`linear_add` of few rows, arranged or not: [rows, outputs]."""
         return quant_gemv_cuda.linear(x, self._tiled, residual)
 
-    def _many(self, flat: Tensor) -> Tensor:
-        """Multiply with slices of similar sizes: [rows, outputs]."""
+    def many_into(self, flat: Tensor, out: Tensor, *, adds: bool = False) -> None:
+        """Write the product of many rows to `out` [rows, outputs], columns of a wider matrix maybe,
+        or add it, in slices of similar sizes.
+        """
         num_rows, num_columns = self._tiled.num_rows, self._tiled.num_columns
         num_slices = -(-num_rows * num_columns * flat.element_size() // SLICE_BYTES)
         step = -(-num_rows // (num_slices * 256)) * 256
-        out = flat.new_empty(len(flat), num_rows)
         scratch = flat.new_empty(min(step, num_rows), num_columns)
         for begin in range(0, num_rows, step):
             end = min(begin + step, num_rows)
             numbers = scratch[: end - begin]
             quant_dequantize.numbers(self._tiled, begin, end, numbers)
-            if num_slices == 1:
-                return F.linear(flat, numbers)
-            # F.linear cannot write to columns of `out`.
-            torch.mm(flat, numbers.t(), out=out[:, begin:end])
+            out[:, begin:end].addmm_(flat, numbers.t(), beta=1 if adds else 0)
+
+    def _many(self, flat: Tensor) -> Tensor:
+        out = flat.new_empty(len(flat), self.num_rows)
+        self.many_into(flat, out)
         return out
 
 
@@ -156,7 +163,7 @@ class TiledQuantSwiGLU(SwiGLU):
 
 
 class TiledQuantStack(StackedWeight):
-    """Tiled segments: each multiplies few rows straight into its part of the result."""
+    """Tiled segments: each multiplies rows straight into its part of the result."""
 
     def __init__(self, segments: Sequence[TiledQuantWeight]) -> None:
         super().__init__(segments)
@@ -166,6 +173,8 @@ class TiledQuantStack(StackedWeight):
 
     def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
+        if len(flat) > quant_gemv.MAX_ROWS:
+            return self._many(flat if norm is None else norm(flat)).view(*x.shape[:-1], -1)
         if not quant_gemv_cuda.can_multiply(flat):
             return super().linear(x, norm)
         rows = prepared_rows.prepared(flat, [each.coding for each in self._tiled], norm)
@@ -173,3 +182,9 @@ class TiledQuantStack(StackedWeight):
         for segment, (begin, end) in zip(self._tiled, self._ranges, strict=True):
             segment.linear_into(rows, out[:, begin:end], beside=begin > 0)
         return out.view(*x.shape[:-1], -1)
+
+    def _many(self, flat: Tensor) -> Tensor:
+        out = flat.new_empty(len(flat), self._ranges[-1][1])
+        for segment, (begin, end) in zip(self._tiled, self._ranges, strict=True):
+            segment.many_into(flat, out[:, begin:end])
+        return out
