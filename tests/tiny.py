@@ -151,7 +151,12 @@ def _draft_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "mlp.up_proj.weight": (inner, hidden),
         "mlp.down_proj.weight": (hidden, inner),
     }
-    ends = {
+    own = {}
+    if "DFlashLagunaForCausalLM" in config["architectures"]:
+        rows = query if config.get("gating") == "per-element" else config["num_attention_heads"]
+        layer["self_attn.g_proj.weight"] = (rows, hidden)
+        own = {f"aux_hidden_norms.{tap}.weight": (hidden,) for tap in range(num_taps)}
+    ends = own | {
         "fc.weight": (hidden, num_taps * hidden),
         "hidden_norm.weight": (hidden,),
         "norm.weight": (hidden,),

@@ -39,6 +39,7 @@ class SlowDrafter:
         self.weights = load_file(draft_dir / "model.safetensors")
         self.target = target
         self.mistake = mistake
+        self.is_laguna = "DFlashLagunaForCausalLM" in self.config["architectures"]
 
     def hidden(self, ids: list[int], begin: int, block: int) -> Tensor:
         """[block - 1, hidden] behind `ids[begin]`, the anchor; what follows it in `ids` is only
@@ -48,6 +49,10 @@ class SlowDrafter:
         end = begin + 1 if mistake.anchor_seen else begin
         taps = [tap + mistake.tap_shift for tap in config["dflash_config"]["target_layer_ids"]]
         features = residuals(self.target, ids, taps)[:end]
+        if self.is_laguna:
+            parts = features.split(config["hidden_size"], -1)
+            names = [f"aux_hidden_norms.{tap}.weight" for tap in range(len(taps))]
+            features = torch.cat([self._norm(*pair) for pair in zip(parts, names, strict=True)], -1)
         context = self._norm(features @ weights["fc.weight"].T, "hidden_norm.weight")
         masks = [config["dflash_config"]["mask_token_id"]] * (block - 1)
         x = self.target.get_input_embeddings()(torch.tensor([ids[begin], *masks]))
@@ -66,6 +71,8 @@ class SlowDrafter:
         seen, rows = torch.arange(len(context)), torch.arange(len(x))
         ahead = 0 if self.mistake.relative else begin
         u = self._norm(x, prefix + "input_layernorm.weight")
+        if self.is_laguna:
+            context = self._norm(context, prefix + "input_layernorm.weight")
         both = torch.cat([context, u])
         at = torch.cat([seen, ahead + rows])
         q = self._heads(u, prefix + "self_attn.q", ahead + rows)
@@ -75,7 +82,13 @@ class SlowDrafter:
         scores = torch.einsum("qhd,khd->hqk", q, k) * config["head_dim"] ** -0.5
         mask = self._mask(layer, torch.cat([seen, begin + rows]), begin + rows, len(context))
         probabilities = scores.masked_fill(~mask, -torch.inf).softmax(-1)
-        mixed = torch.einsum("hqk,khd->qhd", probabilities, v).flatten(1)
+        mixed = torch.einsum("hqk,khd->qhd", probabilities, v)
+        if self.is_laguna:
+            gate = torch.nn.functional.softplus(
+                u @ self.weights[prefix + "self_attn.g_proj.weight"].T
+            )
+            mixed = mixed * gate.unflatten(-1, (mixed.shape[1], -1))
+        mixed = mixed.flatten(1)
         x = x + mixed @ self.weights[prefix + "self_attn.o_proj.weight"].T
         u = self._norm(x, prefix + "post_attention_layernorm.weight")
         gate, up, down = (

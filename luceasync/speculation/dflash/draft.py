@@ -96,8 +96,11 @@ class DraftNetwork:
         may bring more rows than a ring holds. No lane twice in one call.
         """
         weights = self._loaded
-        fused = F.linear(features.to(self.dtype), weights.fc)
-        projected = weights.context_kv.linear(fused, weights.hidden_norm)
+        fused = F.linear(weights.read(features), weights.fc)
+        norm = weights.hidden_norm
+        if weights.context_norm is not None:
+            fused, norm = norm(fused), weights.context_norm
+        projected = weights.context_kv.linear(fused, norm)
         self._draft_ops.write_context(projected, weights.key_norms, lanes, begins, counts)
 
     def propose(
@@ -134,6 +137,9 @@ class DraftNetwork:
         for layer, weights in enumerate(self._loaded.layers):
             projected = weights.projection.linear(x, weights.norm)
             mixed = ops.attend(layer, projected, weights, rows)
+            if weights.gate is not None:
+                gate = F.softplus(weights.gate.linear(x, weights.norm).float()).to(mixed.dtype)
+                mixed = (mixed.unflatten(-1, (gate.shape[-1], -1)) * gate[..., None]).flatten(-2)
             x = weights.feed_forward.forward(weights.output.linear_add(mixed, x))
         return x
 
@@ -176,8 +182,7 @@ def open_network(
     choose: ChooseOps = TorchDraftOps,
 ) -> DraftNetwork:
     """The drafter in `draft_dir` on `device`, its weights packed for `ops`. Raises ModelError."""
-    with open_draft(draft_dir) as source:
-        source.check(spec)
+    with open_draft(draft_dir, spec) as source:
         has_mask = source.has_mask_embedding
         weights = read_weights(
             spec, source, ops, dtype, device, has_mask_embedding=has_mask, advance=advance

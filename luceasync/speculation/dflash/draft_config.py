@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from luceasync.config import Config, DraftConfig
 from luceasync.errors import ConfigError, ModelError
 from luceasync.models.directory import CONFIG, check_directory
+from luceasync.models.families.laguna import GATES
 from luceasync.models.files import ModelFiles
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.spec import ModelSpec, Shape
@@ -42,7 +43,9 @@ class DraftSpec:
 
     `block` counts the rows of a proposal, its known first token included; `trained_block` is what
     it was trained with. `taps`: target layers whose output it reads, in the order of its input.
-    `ctx_max_tokens` limits the context that any layer sees.
+    `ctx_max_tokens` limits the context that any layer sees. `gate`: a layer's attention is
+    multiplied by softplus of g_proj's product, of which each head, or each "element", has a number.
+    `norms_context`: each tap's rows have a norm, and context goes through each layer's own.
     """
 
     hidden_size: int
@@ -55,6 +58,8 @@ class DraftSpec:
     block: int
     trained_block: int
     ctx_max_tokens: int | None = None
+    gate: Literal["", "head", "element"] = ""
+    norms_context: bool = False
 
     @property
     def num_layers(self) -> int:
@@ -84,6 +89,7 @@ class DraftSpec:
         # q_norm and k_norm are in `once` already; keys of the context have a k_norm of their own.
         num_norms = (attention.num_heads - 1) + (attention.num_kv_heads - 1) + 1
         stacked = 2 * attention.kv_dim * self.hidden_size * element_bytes
+        num_bytes += self.hidden_size * 4 if self.norms_context else 0  # a norm without a weight
         return num_bytes + self.num_layers * (num_norms * attention.head_dim * 4 + stacked)
 
     @property
@@ -95,7 +101,9 @@ class DraftSpec:
             for layer in range(self.num_layers)
             for name, shape in _layer_shapes(self).items()
         }
+        norms = [aux_norm(tap) for tap in range(len(self.taps) if self.norms_context else 0)]
         return layers | {
+            **dict.fromkeys(norms, (hidden,)),
             "fc.weight": (hidden, self.feature_size),
             "hidden_norm.weight": (hidden,),
             "norm.weight": (hidden,),
@@ -107,9 +115,24 @@ class DraftSpec:
         return sum(prod(shape) for name, shape in self.shapes.items() if name != MASK_EMBEDDING)
 
 
+def aux_norm(tap: int) -> str:
+    """The name of the norm of a tap's rows."""
+    return f"aux_hidden_norms.{tap}.weight"
+
+
+# Matrices that some checkpoints store as one, in this order.
+FUSED = {
+    "self_attn.qkv_proj.weight": [f"self_attn.{name}_proj.weight" for name in "qkv"],
+    "mlp.gate_up_proj.weight": [f"mlp.{name}_proj.weight" for name in ("gate", "up")],
+}
+GATE = "self_attn.g_proj.weight"
+
+
 def _layer_shapes(spec: DraftSpec) -> dict[str, Shape]:
     hidden, inner, attention = spec.hidden_size, spec.intermediate_size, spec.attention
+    gate_rows = {"": 0, "head": attention.num_heads, "element": attention.query_dim}[spec.gate]
     return {
+        **({GATE: (gate_rows, hidden)} if spec.gate else {}),
         "input_layernorm.weight": (hidden,),
         "post_attention_layernorm.weight": (hidden,),
         "self_attn.q_proj.weight": (attention.query_dim, hidden),
@@ -233,6 +256,7 @@ def parse_draft_spec(config: Mapping[str, Any], target: ModelSpec) -> DraftSpec:
     if config.get("hidden_act", "silu") != "silu":
         raise ModelError(f"hidden_act = {config['hidden_act']!r} is not supported; expected 'silu'")
     num_layers = _positive(config, "num_hidden_layers")
+    is_laguna = "DFlashLagunaForCausalLM" in (config.get("architectures") or ())
     block = _positive(config, "block_size", DEFAULT_BLOCK)
     spec = DraftSpec(
         hidden_size=_positive(config, "hidden_size"),
@@ -245,6 +269,8 @@ def parse_draft_spec(config: Mapping[str, Any], target: ModelSpec) -> DraftSpec:
         block=block,
         trained_block=block,
         ctx_max_tokens=_limit(config, "ctx_max_tokens"),
+        gate=_gate(config) if is_laguna else "",
+        norms_context=is_laguna,
     )
     _check_sizes(config, spec, target)
     return spec
@@ -259,6 +285,7 @@ def _check_sizes(config: Mapping[str, Any], spec: DraftSpec, target: ModelSpec) 
             "shares its target's embedding and head"
         )
     of_target = {"num_target_layers": target.num_layers, "vocab_size": target.vocab_size}
+    of_target["draft_vocab_size"] = target.vocab_size
     for name, expected in of_target.items():
         if config.get(name) not in (None, expected):
             raise ModelError(f"{name} = {config[name]!r}, but the target has {expected}")
@@ -319,6 +346,15 @@ def _layers(config: Mapping[str, Any], num_layers: int) -> tuple[DraftLayerSpec,
     )
 
 
+def _gate(config: Mapping[str, Any]) -> Literal["", "head", "element"]:
+    kind = config.get("gating", True)
+    if kind is False or kind == "disabled":
+        return ""
+    if not isinstance(kind, bool | str) or kind not in GATES:
+        raise ModelError(f"gating = {kind!r}: expected per-head, per-element or disabled")
+    return GATES[kind]
+
+
 def _attention(config: Mapping[str, Any]) -> AttentionSpec:
     """Attention with plain RoPE over whole heads, whatever the target has."""
     num_heads = _positive(config, "num_attention_heads")
@@ -329,9 +365,7 @@ def _attention(config: Mapping[str, Any]) -> AttentionSpec:
             f"num_attention_heads = {num_heads}, num_key_value_heads = {num_kv_heads}, head_dim = "
             f"{head_dim}: heads in equal groups and an even head_dim are expected"
         )
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(rope, Mapping):
-        raise ModelError(f"rope_parameters = {rope!r}: a JSON object is expected")
+    rope = _rope(config)
     kind = rope.get("rope_type", rope.get("type", "default"))
     share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
     if kind != "default" or share != 1.0:
@@ -341,6 +375,24 @@ def _attention(config: Mapping[str, Any]) -> AttentionSpec:
         )
     theta = _number({"rope_theta": config.get("rope_theta"), **rope}, "rope_theta", 10000.0)
     return AttentionSpec(num_heads, num_kv_heads, head_dim, head_dim, theta, gated=False)
+
+
+def _rope(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The rope of all layers. A config may have one for each kind of them, or for windows. Raises
+    ModelError if layers of several kinds have ropes of their own.
+    """
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    kinds = set(config.get("layer_types") or ["full_attention"])
+    if kinds == {"sliding_attention"} and config.get("swa_rope_parameters"):
+        rope = config["swa_rope_parameters"]
+    if isinstance(rope, Mapping) and any(isinstance(each, Mapping) for each in rope.values()):
+        found = [rope.get(kind) or {} for kind in sorted(kinds)]
+        if any(each != found[0] for each in found):
+            raise ModelError(f"rope_parameters = {rope!r}: one rope for all layers is expected")
+        rope = found[0]
+    if not isinstance(rope, Mapping):
+        raise ModelError(f"rope_parameters = {rope!r}: a JSON object is expected")
+    return rope
 
 
 def _positive(config: Mapping[str, Any], name: str, default: int | None = None) -> int:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.errors import ModelError
@@ -22,7 +24,13 @@ from luceasync.models.loader import TensorSource
 from luceasync.models.ops import Norm, Ops
 from luceasync.models.spec import Shape
 from luceasync.models.weights import Weight
-from luceasync.speculation.dflash.draft_config import MASK_EMBEDDING, DraftSpec
+from luceasync.speculation.dflash.draft_config import (
+    FUSED,
+    GATE,
+    MASK_EMBEDDING,
+    DraftSpec,
+    aux_norm,
+)
 
 ALIASES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
 # Some checkpoints repeat weights of the target.
@@ -40,11 +48,12 @@ class DraftLayerWeights:
     head_norms: Tensor
     output: Weight
     feed_forward: DenseLayer
+    gate: Weight | None = None
 
     @property
     def num_bytes(self) -> int:
-        parts = (self.norm, self.projection, self.output, self.feed_forward)
-        return self.head_norms.nbytes + sum(part.num_bytes for part in parts)
+        parts = (self.norm, self.projection, self.output, self.feed_forward, self.gate)
+        return self.head_norms.nbytes + sum(part.num_bytes for part in parts if part is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,9 @@ class DraftWeights:
     fc [hidden, taps * hidden]; context_kv [layers * 2 * kv_dim, hidden], the key and value rows of
     layer 0, then those of layer 1, ...: context becomes the rows of all layers in one product;
     key_norms [layers, head_dim]. `mask_embedding` [hidden] or None: the target's row of the mask
-    token. All but fc and mask_embedding are packed for the operations that use them.
+    token. All but fc and mask_embedding are packed for the operations that use them. `tap_norms`
+    [taps, hidden], those of features. `context_norm`: without a weight, the norm of all layers,
+    whose weights are in the columns of context_kv.
     """
 
     fc: Tensor
@@ -64,35 +75,70 @@ class DraftWeights:
     norm: Tensor
     mask_embedding: Tensor | None
     layers: list[DraftLayerWeights]
+    tap_norms: Tensor | None = None
+    context_norm: Norm | None = None
 
     @property
     def num_bytes(self) -> int:
         tensors = self.fc.nbytes + self.key_norms.nbytes + self.norm.nbytes
         ends = self.hidden_norm.num_bytes + self.context_kv.num_bytes
+        if self.tap_norms is not None and self.context_norm is not None:
+            ends += self.tap_norms.nbytes + self.context_norm.num_bytes
         return tensors + ends + sum(layer.num_bytes for layer in self.layers)
+
+    def read(self, features: Tensor) -> Tensor:
+        """Features [..., taps * hidden], of any float dtype, as `fc` takes them."""
+        if self.tap_norms is None:
+            return features.to(self.fc.dtype)
+        rows = features.unflatten(-1, self.tap_norms.shape).float()
+        normed = F.rms_norm(rows, rows.shape[-1:], None, self.hidden_norm.eps)
+        return (normed * self.tap_norms).flatten(-2).to(self.fc.dtype)
 
 
 @contextmanager
-def open_draft(draft_dir: Path) -> Iterator[DraftSource]:
-    """The weight files of `draft_dir`, by published names. Raises ModelError."""
+def open_draft(draft_dir: Path, spec: DraftSpec) -> Iterator[DraftSource]:
+    """The weight files of `draft_dir`, by published names. Raises ModelError, also for a tensor
+    that the network of `spec` would not use.
+    """
     with open_checkpoint(draft_dir) as checkpoint:
         stored = {_published_name(name): name for name in checkpoint.names}
-        yield DraftSource(draft_dir, checkpoint, stored)
+        source = DraftSource(draft_dir, checkpoint, stored, spec)
+        source.check()
+        yield source
 
 
 class DraftSource:
     """See TensorSource; translates the names by which drafters are published."""
 
-    def __init__(self, draft_dir: Path, checkpoint: Checkpoint, stored: Mapping[str, str]) -> None:
+    def __init__(
+        self, draft_dir: Path, checkpoint: Checkpoint, stored: Mapping[str, str], spec: DraftSpec
+    ) -> None:
         self._draft_dir = draft_dir
         self._checkpoint = checkpoint
         self._stored = stored  # published name -> name in the file
+        self._shapes = spec.shapes
+        self._parts = dict(self._parts_of(spec))
 
     def encoding(self, name: str) -> Encoding:
         return DenseEncoding()
 
     def read(self, name: str, shape: Shape) -> Tensor:
-        return self._checkpoint.read(self._stored.get(name, name), shape)
+        if (part := self._parts.get(name)) is None:
+            return self._checkpoint.read(self._stored.get(name, name), shape)
+        whole = self._checkpoint.read(self._stored[part.name], (part.num_rows, *shape[1:]))
+        return whole[part.begin : part.begin + shape[0]]
+
+    def _parts_of(self, spec: DraftSpec) -> Iterator[tuple[str, _Part]]:
+        """Where matrices are that are stored with others in one tensor."""
+        for layer in range(spec.num_layers):
+            prefix = f"layers.{layer}."
+            for fused, names in FUSED.items():
+                if prefix + fused not in self._stored:
+                    continue
+                heights = [self._shapes[prefix + name][0] for name in names]
+                begins = accumulate(heights[:-1], initial=0)
+                for name, begin in zip(names, begins, strict=True):
+                    yield prefix + name, _Part(prefix + fused, begin, sum(heights))
 
     def stored(self, name: str, shape: Shape) -> NumbersInMemory:
         return NumbersInMemory(name, self.read(name, shape))
@@ -102,9 +148,10 @@ class DraftSource:
     ) -> Iterator[tuple[int, NumbersInMemory]]:
         return ((1, self.stored(name, shape)) for name in names)
 
-    def check(self, spec: DraftSpec) -> None:
-        """Raise ModelError for a tensor that the network of `spec` would not use."""
-        unknown = sorted(set(self._stored) - spec.shapes.keys() - set(TARGETS_OWN))
+    def check(self) -> None:
+        """Raise ModelError for a tensor that the network would not use."""
+        fused = {part.name for part in self._parts.values()}
+        unknown = sorted(set(self._stored) - self._shapes.keys() - fused - set(TARGETS_OWN))
         if unknown:
             raise ModelError(
                 f"{self._draft_dir}: {unknown[0]!r} and {len(unknown) - 1} other tensors are not "
@@ -114,6 +161,15 @@ class DraftSource:
     @property
     def has_mask_embedding(self) -> bool:
         return MASK_EMBEDDING in self._stored
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows from `begin` on of the tensor `name`, which has `num_rows`."""
+
+    name: str
+    begin: int
+    num_rows: int
 
 
 def read_weights(
@@ -134,14 +190,24 @@ def read_weights(
         for name in "kv"
     ]
     key_norms = [f"layers.{layer}.self_attn.k_norm.weight" for layer in range(spec.num_layers)]
+    context_kv, tap_norms, context_norm = reader.matrix(*projections), None, None
+    if spec.norms_context:
+        norms = [f"layers.{layer}.input_layernorm.weight" for layer in range(spec.num_layers)]
+        by_layer = torch.stack([reader.vector(name) for name in norms])[:, None]
+        scaled = context_kv.view(spec.num_layers, -1, spec.hidden_size).float() * by_layer
+        context_kv = scaled.flatten(0, 1).to(dtype)
+        tap_norms = torch.stack([reader.vector(aux_norm(tap)) for tap in range(len(spec.taps))])
+        context_norm = Norm(ops, torch.ones(spec.hidden_size, device=device), spec.norm_eps)
     return DraftWeights(
         fc=reader.matrix("fc.weight"),
         hidden_norm=Norm(ops, reader.vector("hidden_norm.weight"), spec.norm_eps),
-        context_kv=ops.pack(reader.matrix(*projections)),
+        context_kv=ops.pack(context_kv),
         key_norms=torch.stack([reader.vector(name) for name in key_norms]),
         norm=reader.vector("norm.weight"),
         mask_embedding=reader.vector(MASK_EMBEDDING).to(dtype) if has_mask_embedding else None,
         layers=[_read_layer(spec, reader, ops, layer) for layer in range(spec.num_layers)],
+        tap_norms=tap_norms,
+        context_norm=context_norm,
     )
 
 
@@ -166,6 +232,7 @@ def _read_layer(spec: DraftSpec, reader: _Reader, ops: Ops, layer: int) -> Draft
                 ops.pack(reader.matrix(mlp + "down_proj.weight")),
             ),
         ),
+        gate=ops.pack(reader.matrix(prefix + GATE)) if spec.gate else None,
     )
 
 

@@ -34,6 +34,12 @@ SLIDING = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     "sliding_window": 24,
 }
+# Poolside's drafters: norms of taps and of context, gates of heads, windows in all layers.
+LAGUNA = SLIDING | {
+    "architectures": ["DFlashLagunaForCausalLM"],
+    "layer_types": ["sliding_attention"] * 3,
+    "rope_theta": 10000.0,
+}
 TOLERANCE = {"atol": 2e-4, "rtol": 2e-4}
 MISTAKES = [
     Mistake(tap_shift=1),
@@ -131,7 +137,10 @@ class Pair:
 
 
 @pytest.mark.covered(2)
-@pytest.mark.parametrize("fields", [{}, SLIDING, SLIDING | {"is_causal": False}])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, SLIDING, SLIDING | {"is_causal": False}, LAGUNA, LAGUNA | {"gating": "per-element"}],
+)
 @pytest.mark.parametrize("begin", [1, 20, 140])
 def test_hidden_rows_are_the_slow_truths(target, ids, tmp_path, fields, begin):
     pair = Pair(target, tmp_path, fields)
@@ -252,8 +261,9 @@ def test_no_pass_looks_at_a_value(target, ids, tmp_path):
         assert round_of_drafting().isfinite().all()
 
 
-def test_what_is_held_is_what_the_spec_counts_and_is_let_go(target, tmp_path):
-    pair = Pair(target, tmp_path, SLIDING)
+@pytest.mark.parametrize("fields", [SLIDING, LAGUNA])
+def test_what_is_held_is_what_the_spec_counts_and_is_let_go(target, tmp_path, fields):
+    pair = Pair(target, tmp_path, fields)
     spec, fast = pair.spec, pair.fast
     places = [spec.block + spec.capacity(layer, MAX_CTX) + 1 for layer in range(spec.num_layers)]
     context_bytes = 4 * 2 * (NUM_LANES + 1) * sum(places) * spec.attention.kv_dim

@@ -57,6 +57,20 @@ def test_sliding_layers_are_causal_in_the_block_unless_told():
     assert told == (DraftLayerSpec(24, False), DraftLayerSpec(None, False))
 
 
+def test_the_drafters_of_laguna_are_read():
+    kind = "sliding_attention"
+    nested = {"full_attention": {"rope_type": "yarn", "factor": 32.0}}
+    nested[kind] = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+    fields = {"layer_types": [kind] * 2, "sliding_window": 24, "rope_parameters": nested}
+    fields |= {"architectures": ["DFlashLagunaForCausalLM"], "rope_theta": None}
+    spec = parse(**fields)
+    assert (spec.gate, spec.norms_context, spec.attention.rope_theta) == ("head", True, 10000.0)
+    assert spec.layers == (DraftLayerSpec(24, True),) * 2
+    assert spec.shapes["layers.1.self_attn.g_proj.weight"] == (4, 64)
+    assert parse(**fields, gating="per-element").gate == "element"
+    assert (parse(**fields, gating=False).gate, parse().gate) == ("", "")
+
+
 def test_layer_types_follow_from_max_window_layers():
     fields = {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": 24}
     assert [layer.window for layer in parse(**fields).layers] == [None, 24]

@@ -22,8 +22,7 @@ def rewritten(folder, change):
 
 
 def read(folder):
-    with open_draft(folder) as source:
-        source.check(SPEC)
+    with open_draft(folder, SPEC) as source:
         return read_weights(
             SPEC,
             source,
@@ -55,6 +54,24 @@ def test_tensors_are_found_under_all_their_public_names(tmp_path, rename):
     assert torch.equal(other.fc, plain.fc)
     assert torch.equal(other.hidden_norm.weight, plain.hidden_norm.weight)
     assert torch.equal(other.layers[1].projection.rows, plain.layers[1].projection.rows)
+
+
+def test_matrices_may_be_stored_as_one(tmp_path):
+    def fused(tensors):
+        for layer in range(2):
+            for whole, parts in (("self_attn.qkv", "qkv"), ("mlp.gate_up", ("gate", "up"))):
+                begin = f"layers.{layer}.{whole.partition('.')[0]}."
+                rows = [tensors.pop(f"{begin}{part}_proj.weight") for part in parts]
+                tensors[f"layers.{layer}.{whole}_proj.weight"] = torch.cat(rows)
+        return tensors
+
+    plain = read(tiny.save_draft(tmp_path / "plain", tiny.draft_config()))
+    other = read(rewritten(tmp_path / "other", fused))
+    assert torch.equal(other.context_kv.rows, plain.context_kv.rows)
+    for ours, theirs in zip(other.layers, plain.layers, strict=True):
+        assert torch.equal(ours.projection.rows, theirs.projection.rows)
+        gate_up = (each.feed_forward.network.gate_up.rows for each in (ours, theirs))
+        assert torch.equal(*gate_up)
 
 
 def test_context_rows_are_keys_then_values_layer_by_layer(tmp_path):
