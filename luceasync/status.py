@@ -196,11 +196,24 @@ class ResidenceStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsStatus:
+    """Experts that passes of few rows have met since the start, each once in a pass and a layer:
+    those in slots, those copied there, and those read where they lie in host memory; bytes that
+    crossed the bus for experts, those of whole layers for longer passes included.
+    """
+
+    hits_total: int = 0
+    misses_total: int = 0
+    read_through_total: int = 0
+    copied_bytes_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
     """Counts of this moment and totals since the start; those of tokens and steps since the engine
-    was last loaded. `cache`, `speculation`, `residence` None: there is none. `has_failed`: it is
-    being loaded again, and refused clients may come back in `retry_after_s`. `processes`: besides
-    this one.
+    was last loaded. `cache`, `speculation`, `residence`, `experts` None: there is none.
+    `has_failed`: it is being loaded again, and refused clients may come back in `retry_after_s`.
+    `processes`: besides this one.
     """
 
     ready: bool
@@ -218,3 +231,4 @@ class EngineStatus:
     retry_after_s: int = 1
     processes: BackendProcesses = NO_PROCESSES
     residence: ResidenceStatus | None = None
+    experts: ExpertsStatus | None = None

@@ -197,6 +197,7 @@ class LocalEngine:
             cache=self._cache_status(pump) if pump else None,
             speculation=pump.steps.decoding.status if pump else None,
             residence=pump.lanes.paging.status if pump else None,
+            experts=pump.steps.experts if pump else None,
             has_failed=self._availability.is_interrupted,
             restarts_total=self._num_restarts,
             retry_after_s=self._availability.retry_after_s,

@@ -21,6 +21,7 @@ from luceasync.prefix_cache.lease import chunk_end
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import Logits, RankRequest
 from luceasync.request import TokenLogprob
+from luceasync.status import ExpertsStatus
 
 SCORED_TOKENS = 128  # in one pass: 77 MB of logits with a vocabulary of 150,000
 NUM_KNOWN = 64  # best tokens of a row whose log-probabilities come with it; others are asked for
@@ -47,6 +48,15 @@ class Steps:
         self.num_prefilled_total = 0
         self.num_decoded_total = 0
         self.num_steps_total = 0
+
+    @property
+    def experts(self) -> ExpertsStatus | None:
+        """What became of experts that wait in host memory; None: there are none. Any thread."""
+        counts = self._target.expert_counts()
+        if not counts:
+            return None
+        hits, misses, read_through = (counts[name] for name in ("hits", "misses", "read through"))
+        return ExpertsStatus(hits, misses, read_through, counts["bytes"])
 
     def empty(self, lane: int) -> None:
         """Make the lane as if nothing had run on it."""

@@ -35,16 +35,18 @@ def linear(
     tiles: Tensor,
     num_places: int,
     *,
+    shared: TiledMatrix | None = None,
     far: TiledMatrix | None = None,
     chosen: QuantTile | None = None,
 ) -> Tensor:
     """x @ matrix^T of each tile's matrix, for rows at its places: [places, outputs].
 
     x: [places, dim]; matrices: [experts * outputs, dim], outputs a multiple of 16; tiles: see
-    experts_routing.choose. `far`: like `matrices`, with any number of experts, what tiles that
-    experts_slots.assign made call the matrices from num_experts + 1 on.
+    experts_routing.choose. `shared`: the matrix after all experts. `far`: like `matrices`, with any
+    number of experts, what tiles that experts_slots.assign made call the matrices after that. All
+    have one coding.
     """
-    return _product(x, matrices, num_experts, tiles, num_places, None, far, chosen)
+    return _product(x, matrices, num_experts, tiles, num_places, None, shared, far, chosen)
 
 
 def swiglu(
@@ -54,6 +56,7 @@ def swiglu(
     tiles: Tensor,
     rows: Tensor,
     *,
+    shared: TiledMatrix | None = None,
     far: TiledMatrix | None = None,
     chosen: QuantTile | None = None,
 ) -> Tensor:
@@ -62,7 +65,7 @@ def swiglu(
     x: [rows, dim]; `rows`: int32 [places], the row of each place; matrices: [2 * experts * inner,
     dim], all gates first.
     """
-    return _product(x, matrices, num_experts, tiles, len(rows), rows, far, chosen)
+    return _product(x, matrices, num_experts, tiles, len(rows), rows, shared, far, chosen)
 
 
 def _product(
@@ -72,6 +75,7 @@ def _product(
     tiles: Tensor,
     num_places: int,
     rows: Tensor | None,
+    shared: TiledMatrix | None,
     far: TiledMatrix | None,
     chosen: QuantTile | None,
 ) -> Tensor:
@@ -84,6 +88,7 @@ def _product(
     _quant_rows_kernel[(triton.cdiv(num_row_blocks, own_blocks), len(tiles))](
         x,
         *_tensors(weight),
+        *_tensors(shared),
         *_tensors(far),
         rows,
         tiles,
@@ -141,6 +146,12 @@ def _quant_rows_kernel(
     small_scales,
     minimums,
     small_minimums,
+    shared_codes,
+    shared_planes,
+    shared_scales,
+    shared_small_scales,
+    shared_minimums,
+    shared_small_minimums,
     far_codes,
     far_planes,
     far_scales,
@@ -189,6 +200,20 @@ def _quant_rows_kernel(
     matrix = tl.load(at_tile)
     if matrix >= 0:
         begin_place, end_place = tl.load(at_tile + 1), tl.load(at_tile + 2)
+        if shared_codes is not None:
+            is_shared = matrix == num_experts
+            matrix = tl.where(is_shared, 0, matrix)
+            part_blocks = tl.where(is_shared, num_row_blocks, part_blocks)
+            codes = tl.where(is_shared, shared_codes, codes)
+            scales = tl.where(is_shared, shared_scales, scales)
+            if planes is not None:
+                planes = tl.where(is_shared, shared_planes, planes)
+            if small_scales is not None:
+                small_scales = tl.where(is_shared, shared_small_scales, small_scales)
+            if minimums is not None:
+                minimums = tl.where(is_shared, shared_minimums, minimums)
+            if small_minimums is not None:
+                small_minimums = tl.where(is_shared, shared_small_minimums, small_minimums)
         if far_codes is not None:
             is_far = matrix > num_experts
             matrix = tl.where(is_far, matrix - num_experts - 1, matrix)

@@ -1,7 +1,7 @@
 """Routing of up to 64 rows to experts: scores, choice, and the list of tiles that products take.
 
 A row is scored and chosen for by programs that see no other row, so its bits depend on it alone.
-Whichever program ends last lists the tiles; integers alone are counted in common.
+Of few rows the program that ends last lists the tiles; integers alone are counted in common.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ TILE_ROWS = 8  # of a tile, which has rows of one expert
 NO_MATRIX = -1  # of a tile that is not used
 BLOCK = 1024  # columns at a time
 SCORED_ROWS, SCORED_EXPERTS = 4, 2  # of a program
+LISTED_ROWS = 8  # up to so many, the last program that chooses lists the tiles, too
 LOWEST = tl.constexpr(-3e38)
+TAKEN = tl.constexpr(-(1 << 63))
 
 
 def num_tiles(num_rows: int, num_chosen: int, num_experts: int) -> int:
@@ -166,39 +168,39 @@ def choose(
     if has_shared:
         most += triton.cdiv(num_rows, TILE_ROWS)
     weights = torch.empty(num_rows, num_chosen, dtype=torch.float32, device=logits.device)
-    experts = torch.empty(num_rows, num_chosen, dtype=torch.int32, device=logits.device)
-    places, bounds = experts.new_empty(experts.shape), experts.new_empty(num_experts + 1)
-    rows = experts.new_empty(num_places + (num_rows if has_shared else 0))
-    tiles = experts.new_empty(most, 3)
+    places = torch.empty(num_rows, num_chosen, dtype=torch.int32, device=logits.device)
+    orders = places.new_empty(num_rows, num_experts)
+    rows = places.new_empty(num_places + (num_rows if has_shared else 0))
+    bounds, tiles = places.new_empty(num_experts + 1), places.new_empty(most, 3)
+    constants = {
+        "NUM_CHOSEN": num_chosen,
+        "WIDTH": triton.next_power_of_2(num_experts),
+        "ROWS": triton.next_power_of_2(num_rows),
+        "TILE": TILE_ROWS,
+        "TILES": triton.next_power_of_2(most),
+        "NONE": NO_MATRIX,
+        "SHARED": has_shared,
+    }
+    listed = (orders, rows, places, bounds, tiles, num_rows, num_experts, most)
     _choose_kernel[(num_rows,)](
         logits.contiguous(),
         bias,
         weights,
-        experts,
-        rows,
-        places,
-        bounds,
-        tiles,
         arrivals,
-        num_rows,
-        num_experts,
-        most,
+        *listed,
         float(scale),
         float(softcap),
-        NUM_CHOSEN=num_chosen,
         CHOSEN=triton.next_power_of_2(num_chosen),
-        WIDTH=triton.next_power_of_2(num_experts),
-        ROWS=triton.next_power_of_2(num_rows),
-        TILE=TILE_ROWS,
-        TILES=triton.next_power_of_2(most),
-        NONE=NO_MATRIX,
         SIGMOID=is_sigmoid,
         NORMALISED=is_normalised,
         CAPPED=softcap != 0,
-        SHARED=has_shared,
-        num_warps=8,  # the order of sums depends on it
+        LISTS=num_rows <= LISTED_ROWS,
+        num_warps=1,  # the order of sums depends on it
+        **constants,
         **overlap_options(logits),
     )
+    if num_rows > LISTED_ROWS:
+        _list_kernel[(1,)](*listed, num_warps=8, **constants, **overlap_options(logits))
     return weights, rows, places, bounds, tiles
 
 
@@ -207,12 +209,12 @@ def _choose_kernel(
     logits,
     bias,
     weights,
-    experts,
+    arrivals,
+    orders,
     rows,
     places,
     bounds,
     tiles,
-    arrivals,
     num_rows,
     num_experts,
     num_tiles,
@@ -229,8 +231,10 @@ def _choose_kernel(
     NORMALISED: tl.constexpr,
     CAPPED: tl.constexpr,
     SHARED: tl.constexpr,
+    LISTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
+    """orders: int32 [rows, experts], which of a row's choices each expert is; -1: none."""
     start_next(OVERLAP)
     row = tl.program_id(0)
     expert = tl.arange(0, WIDTH)
@@ -249,27 +253,30 @@ def _choose_kernel(
     else:
         score = tl.exp(score - tl.max(score, 0))
         score = score / tl.sum(score, 0)
+    # Integers that are in the order of the numbers, then of the experts, lowest first.
     rank = score + added
-    # What is no number comes last, and yet before what was chosen: none is chosen twice.
-    rank = tl.where(rank > LOWEST, rank, LOWEST)
-    rank = tl.where(ok, rank, float("-inf"))
-    slot = tl.arange(0, CHOSEN)
-    chosen = tl.zeros([CHOSEN], tl.float32)
+    rank = tl.where(rank > LOWEST, rank, LOWEST) + 0.0  # what is no number comes last; no -0
+    bits = rank.to(tl.int32, bitcast=True)
+    bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    key = (bits.to(tl.int64) << 32) | (WIDTH - expert)
+    key = tl.where(ok, key, TAKEN)
+    order = tl.full([WIDTH], -1, tl.int32)
     for j in tl.static_range(NUM_CHOSEN):
-        best = tl.minimum(tl.argmax(rank, 0, tie_break_left=True), num_experts - 1)
-        here = expert == best
-        chosen = tl.where(slot == j, tl.sum(tl.where(here, score, 0.0), 0), chosen)
-        rank = tl.where(here, float("-inf"), rank)
-        tl.store(experts + row * NUM_CHOSEN + j, best)
+        here = key == tl.max(key, 0)
+        order = tl.where(here, j, order)
+        key = tl.where(here, TAKEN, key)
+    is_own = order >= 0
     if NORMALISED:
-        chosen = chosen / tl.sum(chosen, 0)
-    place = weights + row * NUM_CHOSEN + slot
-    tl.store(place, chosen * scale, mask=slot < NUM_CHOSEN)
-    tl.debug_barrier()  # every thread has stored
-    if tl.atomic_add(arrivals, 1, sem="acq_rel") == num_rows - 1:
-        tl.store(arrivals, 0)
+        slot = tl.arange(0, CHOSEN)
+        chosen = tl.zeros([CHOSEN], tl.float32)
+        for j in tl.static_range(NUM_CHOSEN):
+            one = tl.sum(tl.where(order == j, score, 0.0), 0)
+            chosen = tl.where(slot == j, one, chosen)
+        score = score / tl.sum(chosen, 0)
+    tl.store(weights + row * NUM_CHOSEN + order, score * scale, mask=is_own)
+    if ROWS == 1:
         _list_tiles(
-            experts,
+            order[None, :],
             rows,
             places,
             bounds,
@@ -285,11 +292,83 @@ def _choose_kernel(
             NONE,
             SHARED,
         )
+    else:
+        tl.store(orders + row * num_experts + expert, order, mask=ok)
+        if LISTS:
+            tl.debug_barrier()  # every thread has stored
+            if tl.atomic_add(arrivals, 1, sem="acq_rel") == num_rows - 1:
+                tl.store(arrivals, 0)
+                _list_tiles(
+                    _orders_of(orders, num_rows, num_experts, WIDTH, ROWS),
+                    rows,
+                    places,
+                    bounds,
+                    tiles,
+                    num_rows,
+                    num_experts,
+                    num_tiles,
+                    NUM_CHOSEN,
+                    WIDTH,
+                    ROWS,
+                    TILE,
+                    TILES,
+                    NONE,
+                    SHARED,
+                )
+
+
+@kernel(do_not_specialize=["num_rows", "num_tiles"])
+def _list_kernel(
+    orders,
+    rows,
+    places,
+    bounds,
+    tiles,
+    num_rows,
+    num_experts,
+    num_tiles,
+    NUM_CHOSEN: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+    NONE: tl.constexpr,
+    SHARED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    start_next(OVERLAP)
+    wait_for_inputs(OVERLAP)
+    _list_tiles(
+        _orders_of(orders, num_rows, num_experts, WIDTH, ROWS),
+        rows,
+        places,
+        bounds,
+        tiles,
+        num_rows,
+        num_experts,
+        num_tiles,
+        NUM_CHOSEN,
+        WIDTH,
+        ROWS,
+        TILE,
+        TILES,
+        NONE,
+        SHARED,
+    )
+
+
+@triton.jit
+def _orders_of(orders, num_rows, num_experts, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """What other programs have stored, too."""
+    row, expert = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
+    ok = (row < num_rows) & (expert < num_experts)
+    at = orders + row * num_experts + expert
+    return tl.load(at, mask=ok, other=-1, cache_modifier=".cg")
 
 
 @triton.jit
 def _list_tiles(
-    experts,
+    order,
     rows,
     places,
     bounds,
@@ -305,30 +384,25 @@ def _list_tiles(
     NONE: tl.constexpr,
     SHARED: tl.constexpr,
 ):
-    """Sort all rows' choices by expert, and divide each expert's rows into tiles."""
+    """Sort all rows' choices by expert, and divide each expert's rows into tiles. order: int32
+    [ROWS, WIDTH], see _choose_kernel.
+    """
     expert, row = tl.arange(0, WIDTH), tl.arange(0, ROWS)
     row_ok = row < num_rows
-    is_chosen = tl.zeros([ROWS, WIDTH], tl.int32)
-    for j in tl.static_range(NUM_CHOSEN):
-        at = experts + row * NUM_CHOSEN + j
-        own = tl.load(at, mask=row_ok, other=-1, cache_modifier=".cg")
-        is_chosen += (own[:, None] == expert[None, :]).to(tl.int32)
-    counts = tl.sum(is_chosen, 0)
+    is_chosen = order >= 0
+    ones = is_chosen.to(tl.int32)
+    counts = tl.sum(ones, 0)
     ends = tl.cumsum(counts, 0)
-    place = (ends - counts)[None, :] + tl.cumsum(is_chosen, 0) - is_chosen
-    tl.store(rows + place, row[:, None] + expert[None, :] * 0, mask=is_chosen > 0)
-    for j in tl.static_range(NUM_CHOSEN):
-        at = row * NUM_CHOSEN + j
-        own = tl.load(experts + at, mask=row_ok, other=-1, cache_modifier=".cg")
-        here = own[:, None] == expert[None, :]
-        tl.store(places + at, tl.sum(tl.where(here, place, 0), 1), mask=row_ok)
+    begin = ends - counts
+    place = begin[None, :] + tl.cumsum(ones, 0) - ones
+    tl.store(rows + place, row[:, None] + expert[None, :] * 0, mask=is_chosen)
+    tl.store(places + row[:, None] * NUM_CHOSEN + order, place, mask=is_chosen)
     tl.store(bounds, 0)
     tl.store(bounds + 1 + expert, ends, mask=expert < num_experts)
 
     count = (counts + TILE - 1) // TILE
     first = tl.cumsum(count, 0) - count
     num_used = tl.sum(count, 0)
-    begin = ends - counts
     for i in tl.static_range((ROWS + TILE - 1) // TILE):
         at, ok = tiles + 3 * (first + i), i < count
         tl.store(at, expert, mask=ok)

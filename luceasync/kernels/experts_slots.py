@@ -7,7 +7,7 @@ those that were used least recently. What finds no slot is read from host memory
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,7 +28,7 @@ COUNTS = ("hits", "misses", "read through")
 class SlotTable:
     """The slots of one layer. slot_of: int32 [experts]; expert_of: int32 [slots]; used: int64
     [slots], the pass that used each last; clock: int64 [1], the number of passes; counts: int64
-    [len(COUNTS)], experts so far.
+    [len(COUNTS)], experts so far; shown: the same in memory that the host reads without waiting.
     """
 
     slot_of: Tensor
@@ -36,14 +36,22 @@ class SlotTable:
     used: Tensor
     clock: Tensor
     counts: Tensor
+    shown: Tensor
 
     @classmethod
-    def empty(cls, num_experts: int, num_slots: int, device: torch.device) -> SlotTable:
-        """No expert is there."""
+    def empty(
+        cls,
+        num_experts: int,
+        num_slots: int,
+        device: torch.device,
+        hold: Callable[[Tensor], Tensor] = torch.clone,
+    ) -> SlotTable:
+        """No expert is there. `hold`: a copy in host memory that kernels can write."""
         slot_of = torch.full((num_experts,), NO_SLOT, dtype=torch.int32, device=device)
         used = torch.full((num_slots,), -1, dtype=torch.int64, device=device)
         clock, counts = used.new_zeros(1), used.new_zeros(len(COUNTS))
-        return cls(slot_of, slot_of.new_full((num_slots,), NO_SLOT), used, clock, counts)
+        expert_of = slot_of.new_full((num_slots,), NO_SLOT)
+        return cls(slot_of, expert_of, used, clock, counts, hold(counts))
 
 
 def assign(table: SlotTable, bounds: Tensor, tiles: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,6 +70,7 @@ def assign(table: SlotTable, bounds: Tensor, tiles: Tensor) -> tuple[Tensor, Ten
         table.used,
         table.clock,
         table.counts,
+        table.shown,
         bounds,
         tiles,
         moved,
@@ -90,6 +99,7 @@ def _assign_kernel(
     used,
     clock,
     counts,
+    shown,
     bounds,
     tiles,
     moved,
@@ -155,9 +165,15 @@ def _assign_kernel(
         tl.store(fills + 2 * at + 1, NONE + 0 * at, mask=(at >= num_filled) & (at < most))
     tl.store(clock, now + 1)
     num_hits = tl.sum(is_hit.to(tl.int32), 0)
-    tl.store(counts, tl.load(counts) + num_hits)
-    tl.store(counts + 1, tl.load(counts + 1) + num_filled)
-    tl.store(counts + 2, tl.load(counts + 2) + num_missed - num_filled)
+    num_hits += tl.load(counts)
+    num_copied = tl.load(counts + 1) + num_filled
+    num_read = tl.load(counts + 2) + num_missed - num_filled
+    tl.store(counts, num_hits)
+    tl.store(counts + 1, num_copied)
+    tl.store(counts + 2, num_read)
+    tl.store(shown, num_hits)
+    tl.store(shown + 1, num_copied)
+    tl.store(shown + 2, num_read)
     tl.debug_barrier()  # slots are read below
 
     tile = tl.arange(0, TILES)

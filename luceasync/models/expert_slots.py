@@ -22,13 +22,14 @@ from luceasync.models.quant.packed import Packed
 from luceasync.models.triton_experts import (
     KernelExperts,
     PlainExperts,
+    Shared,
     TiledChoice,
     TiledQuantExperts,
     TritonRoutedExperts,
     quantised_experts,
 )
 from luceasync.models.triton_ops import TritonOps
-from luceasync.models.weights import Choice, ExpertWeights, Router, SwiGLU
+from luceasync.models.weights import Choice, ExpertWeights, Router, SwiGLU, Weight
 
 NUM_BUFFERS = 2  # for whole layers: one is read while the next is copied
 ALIGNMENT_BYTES = 256
@@ -66,10 +67,9 @@ class SlottedExperts:
         self.far = resident.made_of(self.far_tensors)
         self.near = self.far.made_of(self.near_tensors)
 
-    @property
-    def shared_shape(self) -> tuple[int, int] | None:
+    def alike(self, weight: Weight) -> Shared | None:
         """See SharingExperts."""
-        return self.near.shared_shape
+        return self.near.alike(weight)
 
     @property
     def device(self) -> torch.device:
@@ -113,11 +113,11 @@ class SlottedExperts:
             begin += _aligned(tensor.nbytes)
         return found
 
-    def linear(self, x: Tensor, choice: Choice, shared: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, choice: Choice, shared: Shared | None = None) -> Tensor:
         """See SharingExperts; for choices whose tiles name slots."""
         return self.near.linear(x, choice, shared, self.far)
 
-    def swiglu(self, x: Tensor, choice: Choice, shared: Tensor | None = None) -> Tensor:
+    def swiglu(self, x: Tensor, choice: Choice, shared: Shared | None = None) -> Tensor:
         """See SharingExperts; as `linear`."""
         return self.near.swiglu(x, choice, shared, self.far)
 
@@ -133,7 +133,7 @@ class SlottedOps(TritonOps):
 
     def __init__(self, num_slots: int, host: ExpertHost) -> None:
         self._num_slots = num_slots
-        self._host = host
+        self.host = host
         self._layers: list[SlottedRoutedExperts] = []
         self._buffers: list[Tensor] = []
         self._num_copied_bytes = 0  # of whole layers
@@ -142,13 +142,13 @@ class SlottedOps(TritonOps):
         """Allocate buffers for whole layers, once all layers are read."""
         most = max(layer.layer_bytes for layer in self._layers)
         for _ in range(NUM_BUFFERS):
-            self._buffers.append(torch.empty(most, dtype=torch.uint8, device=self._host.device))
+            self._buffers.append(torch.empty(most, dtype=torch.uint8, device=self.host.device))
 
     def counts(self) -> dict[str, int]:
         """Experts of all layers' passes so far by what became of them, and the bytes that crossed
-        the bus for them. Waits for the device.
+        the bus for them. Any thread; waits for nothing.
         """
-        counts = torch.stack([layer.table.counts for layer in self._layers]).tolist()
+        counts = [layer.table.shown.tolist() for layer in self._layers]
         sums = dict(zip(COUNTS, map(sum, zip(*counts, strict=True)), strict=True))
         pairs = zip(counts, self._layers, strict=True)
         num_bytes = sum(sum(own[1:]) * layer.expert_bytes for own, layer in pairs)
@@ -156,7 +156,7 @@ class SlottedOps(TritonOps):
 
     def experts(self, rows: Tensor, num_experts: int, num_parts: int) -> ExpertWeights:
         return SlottedExperts(
-            PlainExperts(rows, num_experts, num_parts), self._num_slots, self._host
+            PlainExperts(rows, num_experts, num_parts), self._num_slots, self.host
         )
 
     def quantised_experts(
@@ -168,7 +168,7 @@ class SlottedOps(TritonOps):
                 f"--expert-memory: experts of {packed.shape[1]} columns in {packed.layout.name} "
                 "run on no kernel that reads host memory; leave the flag out"
             )
-        return SlottedExperts(resident, self._num_slots, self._host)
+        return SlottedExperts(resident, self._num_slots, self.host)
 
     def routed(
         self, router: Router, gate_up: ExpertWeights, down: ExpertWeights, shared: SwiGLU | None
@@ -184,7 +184,7 @@ class SlottedOps(TritonOps):
         """
         if number == 0:
             self._copy(number)
-        self._host.join_side_stream()
+        self.host.join_side_stream()
         if number + 1 < len(self._layers):
             self._copy(number + 1)
         return self._buffers[number % NUM_BUFFERS]
@@ -192,7 +192,7 @@ class SlottedOps(TritonOps):
     def _copy(self, number: int) -> None:
         buffer = self._buffers[number % NUM_BUFFERS]
         self._num_copied_bytes += self._layers[number].layer_bytes
-        with self._host.side_stream(buffer):
+        with self.host.side_stream(buffer):
             self._layers[number].copy_to(buffer)
 
 
@@ -216,7 +216,7 @@ class SlottedRoutedExperts(TritonRoutedExperts):
         device = gate_up.device
         pairs = gate_up.pairs + down.pairs
         num_experts, num_slots = (len(each) for each in pairs[0])
-        self.table = SlotTable.empty(num_experts, num_slots, device)
+        self.table = SlotTable.empty(num_experts, num_slots, device, ops.host.hold)
         self._copies = SlotCopies(pairs, device)
 
     @property

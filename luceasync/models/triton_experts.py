@@ -18,6 +18,7 @@ from luceasync.kernels.experts_routing import MAX_ROWS, NO_MATRIX
 from luceasync.kernels.quant_tiles import BLOCK_ROWS, TiledMatrix
 from luceasync.models import torch_experts
 from luceasync.models.ops import Ops, RoutedExperts, TorchTable
+from luceasync.models.quant.gpu import TiledQuantWeight
 from luceasync.models.quant.packed import Packed
 from luceasync.models.quant.tiles import can_tile, tile
 from luceasync.models.weights import Choice, ExpertWeights, Router, Routing, SwiGLU, Weight
@@ -78,20 +79,22 @@ def tiles_of_many(choice: Choice) -> Tensor:
     return torch.stack([matrix, begin, end], 1).int()
 
 
+Shared = Tensor | TiledMatrix  # a shared expert's matrix, stored as those of experts are
+
+
 @runtime_checkable
 class SharingExperts(ExpertWeights, Protocol):
     """ExpertWeights beside which a shared expert may be one more."""
 
-    @property
-    def shared_shape(self) -> tuple[int, int] | None:
-        """The shape of plain rows that may be one expert more; None: there may be none."""
+    def alike(self, weight: Weight) -> Shared | None:
+        """The matrix of a shared expert if it is stored as those of experts are."""
         ...
 
-    def linear(self, x: Tensor, choice: Choice, shared: Tensor | None = None) -> Tensor:
+    def linear(self, x: Tensor, choice: Choice, shared: Shared | None = None) -> Tensor:
         """See ExpertWeights. `shared`: the matrix of a choice that has a shared expert."""
         ...
 
-    def swiglu(self, x: Tensor, choice: Choice, shared: Tensor | None = None) -> Tensor:
+    def swiglu(self, x: Tensor, choice: Choice, shared: Shared | None = None) -> Tensor:
         """See ExpertWeights; `shared` has the gate's rows first."""
         ...
 
@@ -114,7 +117,7 @@ class KernelExperts(SharingExperts, Protocol):
         self,
         x: Tensor,
         choice: Choice,
-        shared: Tensor | None = None,
+        shared: Shared | None = None,
         far: KernelExperts | None = None,
     ) -> Tensor: ...
 
@@ -122,7 +125,7 @@ class KernelExperts(SharingExperts, Protocol):
         self,
         x: Tensor,
         choice: Choice,
-        shared: Tensor | None = None,
+        shared: Shared | None = None,
         far: KernelExperts | None = None,
     ) -> Tensor: ...
 
@@ -148,22 +151,25 @@ class PlainExperts:
         num_parts, num_experts, _, dim = rows.shape
         return PlainExperts(rows.view(-1, dim), num_experts, num_parts)
 
-    @property
-    def shared_shape(self) -> tuple[int, int]:
+    def alike(self, weight: Weight) -> Tensor | None:
+        """See SharingExperts."""
+        if not isinstance(weight, TorchTable):
+            return None
         num_parts, _, height, num_columns = self.each.shape
-        return num_parts * height, num_columns
+        is_alike = weight.rows.shape == (num_parts * height, num_columns)
+        return weight.rows if is_alike else None
 
     def linear(
         self,
         x: Tensor,
         choice: Choice,
-        shared: Tensor | None = None,
+        shared: Shared | None = None,
         far: KernelExperts | None = None,
     ) -> Tensor:
         if isinstance(choice, TiledChoice):
             others = None if far is None else far.tensors["rows"][0]
             return experts_product.linear(
-                x, self.each[0], choice.tiles, len(x), shared=shared, far=others
+                x, self.each[0], choice.tiles, len(x), shared=_plain(shared), far=others
             )
         if experts_product.can_group(x):
             return _grouped(x, self.each[0], choice)
@@ -175,13 +181,13 @@ class PlainExperts:
         self,
         x: Tensor,
         choice: Choice,
-        shared: Tensor | None = None,
+        shared: Shared | None = None,
         far: KernelExperts | None = None,
     ) -> Tensor:
         if isinstance(choice, TiledChoice):
             others = None if far is None else far.tensors["rows"]
             return experts_product.swiglu(
-                x, self.each, choice.tiles, choice.rows, shared=shared, far=others
+                x, self.each, choice.tiles, choice.rows, shared=_plain(shared), far=others
             )
         if experts_product.can_group(x):
             own = x[choice.rows]
@@ -222,9 +228,14 @@ class TiledQuantExperts:
         self.num_parts = num_parts
         self.tiled = tiled
 
-    @property
-    def shared_shape(self) -> None:
-        return None
+    def alike(self, weight: Weight) -> TiledMatrix | None:
+        """See SharingExperts."""
+        if not isinstance(weight, TiledQuantWeight):
+            return None
+        own, found = self.tiled, weight.tiled
+        shape = (own.num_rows // self.num_experts, own.num_columns)
+        is_alike = (found.coding, found.num_rows, found.num_columns) == (own.coding, *shape)
+        return found if is_alike else None
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -245,12 +256,14 @@ class TiledQuantExperts:
         self,
         x: Tensor,
         choice: Choice,
-        shared: Tensor | None = None,
+        shared: Shared | None = None,
         far: KernelExperts | None = None,
     ) -> Tensor:
         if isinstance(choice, TiledChoice):
+            others = None if far is None else _quantised(far)
+            tiles, num_experts, own = choice.tiles, self.num_experts, _tiled(shared)
             return experts_quant.linear(
-                x, self.tiled, self.num_experts, choice.tiles, len(x), far=_tiled(far)
+                x, self.tiled, num_experts, tiles, len(x), shared=own, far=others
             )
         return self._many(x, choice)
 
@@ -258,12 +271,14 @@ class TiledQuantExperts:
         self,
         x: Tensor,
         choice: Choice,
-        shared: Tensor | None = None,
+        shared: Shared | None = None,
         far: KernelExperts | None = None,
     ) -> Tensor:
         if isinstance(choice, TiledChoice):
+            others = None if far is None else _quantised(far)
+            tiles, num_experts, own = choice.tiles, self.num_experts, _tiled(shared)
             return experts_quant.swiglu(
-                x, self.tiled, self.num_experts, choice.tiles, choice.rows, far=_tiled(far)
+                x, self.tiled, num_experts, tiles, choice.rows, shared=own, far=others
             )
         return self._many(x, choice)
 
@@ -289,9 +304,19 @@ class TiledQuantExperts:
         return out
 
 
-def _tiled(far: KernelExperts | None) -> TiledMatrix | None:
-    assert far is None or isinstance(far, TiledQuantExperts)
-    return None if far is None else far.tiled
+def _plain(shared: Shared | None) -> Tensor | None:
+    assert shared is None or isinstance(shared, Tensor)
+    return shared
+
+
+def _tiled(shared: Shared | None) -> TiledMatrix | None:
+    assert shared is None or isinstance(shared, TiledMatrix)
+    return shared
+
+
+def _quantised(far: KernelExperts) -> TiledMatrix:
+    assert isinstance(far, TiledQuantExperts)
+    return far.tiled
 
 
 class TritonRoutedExperts(RoutedExperts):
@@ -308,13 +333,13 @@ class TritonRoutedExperts(RoutedExperts):
         shared: SwiGLU | None,
     ) -> None:
         super().__init__(ops, router, gate_up, down, shared)
-        self._shared_rows: list[Tensor] = []  # of gates and ups, and of downs; empty: no such
-        if (
-            isinstance(gate_up, SharingExperts)
-            and isinstance(down, SharingExperts)
-            and shared is not None
-        ):
-            self._shared_rows = _alike((gate_up, shared.gate_up), (down, shared.down))
+        self._alike: list[Shared] = []  # the shared expert's matrices, if it can be one of them
+        if shared is None:
+            return
+        if isinstance(gate_up, SharingExperts) and isinstance(down, SharingExperts):
+            both = gate_up.alike(shared.gate_up), down.alike(shared.down)
+            found = [matrix for matrix in both if matrix is not None]
+            self._alike = found if len(found) == len(both) else []
 
     def add_to(self, x: Tensor) -> Tensor:
         weight, gate = self.router.weight, self.router.shared_gate
@@ -325,7 +350,7 @@ class TritonRoutedExperts(RoutedExperts):
         normed, logits, arrivals, gates = experts_routing.scores(
             x, (norm.weight, norm.eps), weight.rows, gate_rows
         )
-        has_shared = bool(self._shared_rows)
+        has_shared = bool(self._alike)
         choice = _tiled_choice(logits, bias, self.router.routing, arrivals, has_shared=has_shared)
         results, shared = self._results(normed, choice), None
         if has_shared:
@@ -338,19 +363,9 @@ class TritonRoutedExperts(RoutedExperts):
 
     def _results(self, normed: Tensor, choice: TiledChoice) -> Tensor:
         """What each place's expert gives, and then, if it is one of them, the shared one."""
-        if not self._shared_rows:
+        if not self._alike:
             return self.down.linear(self.gate_up.swiglu(normed, choice), choice)
         gate_up, down = self.gate_up, self.down
         assert isinstance(gate_up, SharingExperts) and isinstance(down, SharingExperts)
-        inner = gate_up.swiglu(normed, choice, self._shared_rows[0])
-        return down.linear(inner, choice, self._shared_rows[1])
-
-
-def _alike(*pairs: tuple[SharingExperts, Weight]) -> list[Tensor]:
-    """The rows of a shared expert's matrices if kernels can take it for one of the experts."""
-    found = []
-    for experts, own in pairs:
-        if not isinstance(own, TorchTable) or own.rows.shape != experts.shared_shape:
-            return []
-        found.append(own.rows)
-    return found
+        inner = gate_up.swiglu(normed, choice, self._alike[0])
+        return down.linear(inner, choice, self._alike[1])

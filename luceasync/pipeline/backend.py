@@ -6,7 +6,8 @@ Decides the shape of each pass. Knows no requests, no sampling and no text.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 
@@ -308,6 +309,13 @@ class LayerSplitBackend:
         if not (math.isfinite(keep_ratio) and 0 < keep_ratio <= 1):
             raise ValueError(f"keep_ratio {keep_ratio}: a number above 0 and up to 1 is expected")
         return family_of(self._spec).compress(self._spec, tokens, keep_ratio)
+
+    def expert_counts(self) -> Mapping[str, int]:
+        """See Stage, of all stages; empty if all experts are on their devices."""
+        sums: Counter[str] = Counter()
+        for stage in self._stages:
+            sums.update(stage.expert_counts())
+        return sums
 
     def synchronize(self) -> None:
         """Wait until the last device has done all queued work."""

@@ -115,7 +115,7 @@ class Shard:
 
     def expert_counts(self) -> dict[str, int]:
         """Experts of all passes so far by what became of them, and bytes copied; nothing if all are
-        on the device. Waits for the device.
+        on the device. Any thread.
         """
         return {} if self._slotted is None else self._slotted.counts()
 

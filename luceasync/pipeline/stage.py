@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -42,6 +42,12 @@ class Stage(Protocol):
     @property
     def passes(self) -> Passes:
         """Passes over its layers."""
+        ...
+
+    def expert_counts(self) -> Mapping[str, int]:
+        """Experts of its passes so far by what became of them, and bytes, if they wait in host
+        memory of this process. Any thread.
+        """
         ...
 
     def synchronize(self) -> None:
@@ -124,6 +130,13 @@ class LocalStage:
     @property
     def passes(self) -> Passes:
         return self._passes
+
+    def expert_counts(self) -> Mapping[str, int]:
+        """See Shard, of all shards."""
+        sums: Counter[str] = Counter()
+        for shard in self._shards:
+            sums.update(shard.expert_counts())
+        return sums
 
     def synchronize(self) -> None:
         self._shards[-1].platform.synchronize()

@@ -19,6 +19,7 @@ from luceasync.server.answer_stats import RecentAnswers
 from luceasync.status import (
     CacheStatus,
     EngineStatus,
+    ExpertsStatus,
     ProcessStatus,
     ResidenceStatus,
     SpeculationStatus,
@@ -34,6 +35,7 @@ LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.2
 CACHE = "luceasync_prefix_cache"
 SPECULATION = "luceasync_speculation"
 KVFLASH = "luceasync_kvflash"
+EXPERTS = "luceasync_experts"
 PROCESS = "luceasync_process"
 
 
@@ -127,6 +129,8 @@ class EngineCollector(Collector):
             yield from _speculation(status.speculation)
         if status.residence is not None:
             yield from _residence(status.residence)
+        if status.experts is not None:
+            yield from _experts(status.experts)
         if status.processes.all:
             yield from _processes(status.processes.all)
 
@@ -218,6 +222,18 @@ def _residence(status: ResidenceStatus) -> Iterator[Metric]:
         ("looks", "Times the resident chunks were reselected.", status.looks_total),
     ):
         yield CounterMetricFamily(f"{KVFLASH}_{name}", help_text, value=value)
+
+
+def _experts(status: ExpertsStatus) -> Iterator[Metric]:
+    places = {
+        "slot": status.hits_total,
+        "copied": status.misses_total,
+        "host": status.read_through_total,
+    }
+    help_text = "Experts of passes by where they were: in a slot, copied to one, in host memory."
+    yield _counters(f"{EXPERTS}_met", help_text, "place", places)
+    help_text = "Bytes of experts copied or read from host memory."
+    yield CounterMetricFamily(f"{EXPERTS}_bytes", help_text, value=status.copied_bytes_total)
 
 
 def _processes(processes: Sequence[ProcessStatus]) -> Iterator[Metric]:

@@ -141,10 +141,11 @@ def test_a_rows_bits_are_the_same_alone_and_among_others(
     dim, dtype, device, rows_by_themselves
 ) -> None:
     kernels = layer(dtype, device, INNER, dim).kernels
-    x = random(MAX_ROWS, dim, dtype=dtype, device=device)
+    num_rows = MAX_ROWS if dim == DIM else 11
+    x = random(num_rows, dim, dtype=dtype, device=device)
     x[::2] = x[:1] + 0.01 * x[::2]  # many rows of few experts
     together = kernels.add_to(x)
-    for begin, end in [(0, 1), (1, 2), (3, 11), (20, 29), (63, 64)]:
+    for begin, end in [(0, 1), (1, 2), (3, 11), (num_rows - 9, num_rows)]:
         assert torch.equal(kernels.add_to(x[begin:end].contiguous()), together[begin:end])
 
 
@@ -189,6 +190,26 @@ def check(name: str, num_rows: int, device: torch.device, few: bool = True) -> N
 @pytest.mark.parametrize("name", ALL)
 def test_quantised_products_are_those_of_float64(name: str, device) -> None:
     check(name, 9, device)
+
+
+@pytest.mark.parametrize("num_rows", [1, 9])
+def test_a_quantised_shared_expert_is_one_of_them(num_rows: int, device) -> None:
+    (gate_up, _), (down, _) = experts_of("Q4_K", device)
+    x, logits = quantised_rows(num_rows, device)
+    own = [weights.tiled for weights, _ in experts_of("Q4_K", device, 1)]
+    choice = routed(logits, None, Routing(2), has_shared=True)
+    inner = gate_up.swiglu(x, choice, own[0])
+    results = down.linear(inner, choice, own[1])
+    plain = routed(logits, None, Routing(2))
+    num_places = plain.places.numel()
+    expected = gate_up.swiglu(x, plain)
+    assert torch.equal(inner[:num_places], expected)
+    assert torch.equal(results[:num_places], down.linear(expected, plain))
+    alone = [TiledQuantExperts(m, 0, 1, 2 - i) for i, m in enumerate(own)]
+    every = routed(logits[:, :1], None, Routing(1))
+    shared = alone[0].swiglu(x, every)
+    assert torch.equal(inner[num_places:], shared)
+    assert torch.equal(results[num_places:], alone[1].linear(shared, every))
 
 
 def test_many_rows_are_multiplied_with_a_few_experts_at_a_time(device, monkeypatch) -> None:

@@ -47,6 +47,9 @@ class FakeStage:
     def num_shards(self) -> tuple[int, int]:
         return 0, len(self.shards)
 
+    def expert_counts(self) -> dict[str, int]:
+        return {}
+
     def synchronize(self) -> None:
         self._calls.append((self.number, "synchronize", None))
 

@@ -23,6 +23,7 @@ from luceasync.status import (
     CacheStatus,
     EngineDetails,
     EngineStatus,
+    ExpertsStatus,
     LaneStatus,
     NodeStatus,
     ResidenceStatus,
@@ -91,6 +92,7 @@ class ScriptedEngine:
         self.cache: CacheStatus | None = None
         self.speculation: SpeculationStatus | None = None
         self.residence: ResidenceStatus | None = None
+        self.experts: ExpertsStatus | None = None
         self.processes = NO_PROCESSES
         self.requests: list[Request] = []
         self.streams: list[ScriptedStream] = []
@@ -113,6 +115,7 @@ class ScriptedEngine:
             retry_after_s=7 if self.failure else 1,
             processes=self.processes,
             residence=self.residence,
+            experts=self.experts,
         )
 
     async def open(self, request: Request) -> ScriptedStream:

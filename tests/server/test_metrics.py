@@ -6,6 +6,7 @@ from luceasync.status import (
     BackendProcesses,
     CacheStatus,
     DrafterStatus,
+    ExpertsStatus,
     ProcessStatus,
     ResidenceStatus,
     SpeculationStatus,
@@ -180,3 +181,15 @@ async def test_residence_metrics(in_memory):
         "recalled_chunks_total 3.0", "evicted_chunks_total 9.0", "looks_total 2.0",
     ):  # fmt: skip
         assert f"luceasync_kvflash_{line}" in lines
+
+
+async def test_metrics_of_experts_in_host_memory(in_memory):
+    engine = ScriptedEngine()
+    assert not [line for line in await lines_of(in_memory, engine) if "experts" in line]
+    engine.experts = ExpertsStatus(90, 8, 2, 4096)
+    lines = await lines_of(in_memory, engine)
+    for line in (
+        'met_total{place="slot"} 90.0', 'met_total{place="copied"} 8.0',
+        'met_total{place="host"} 2.0', "bytes_total 4096.0",
+    ):  # fmt: skip
+        assert f"luceasync_experts_{line}" in lines
