@@ -24,6 +24,7 @@ from luceasync.engine.sampling.row import RowSampling, is_edited, is_greedy
 from luceasync.engine.sequence import Generation
 from luceasync.errors import DraftFailed
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.passes import MAX_STOPS, LaneText
 from luceasync.ranking.logits import NO_TOKEN, Logits
 from luceasync.request import Speculation
 from luceasync.speculation.choice import RoundPlan
@@ -168,13 +169,24 @@ class SpeculativeDecoding:
             if not part:
                 continue
             chosen, places = zip(*part, strict=True)
-            is_free = is_round and self._decide is matching_child and all(map(takes_best, chosen))
+            is_free = (
+                is_round and self._decide is matching_child and all(map(self._is_free, chosen))
+            )
             try:
-                if is_free and self._whole_round(chosen, places, plan, meanwhile, alone=alone):
+                if is_free and self._whole_round(chosen, plan, meanwhile, alone=alone):
                     continue
                 run(chosen, places, plan, then)
             except DraftFailed:  # before anything has happened: these get a plain token
                 self._plain(chosen, places, plan, meanwhile)
+
+    def _is_free(self, generation: Generation) -> bool:
+        """Whether the device may accept its tokens: it knows best tokens and ends by token."""
+        prepared = generation.prepared
+        return (
+            takes_best(generation)
+            and len(prepared.stop_ids) <= MAX_STOPS
+            and (self._target.keeps_ends or not prepared.detokenizer.has_stops)
+        )
 
     def _plan(self, anchors: Sequence[Anchor], lanes: Sequence[int], *, alone: bool) -> RoundPlan:
         if self._force is not None:
@@ -207,7 +219,6 @@ class SpeculativeDecoding:
     def _whole_round(
         self,
         generations: Sequence[Generation],
-        anchors: Sequence[Anchor],
         plan: RoundPlan,
         meanwhile: Callable[[], None],
         *,
@@ -216,7 +227,7 @@ class SpeculativeDecoding:
         """Run a round that needs nothing of the host; False, and nothing has happened, if there is
         none of this kind.
         """
-        queued = self._speculator.queue(anchors, plan)
+        queued = self._speculator.queue([*map(_text_of, generations)], plan)
         if queued is not None:
             step = _QueuedStep(queued, generations)
             self._take(step, generations, alone=alone, meanwhile=meanwhile)
@@ -247,20 +258,22 @@ class SpeculativeDecoding:
         meanwhile: Callable[[], None],
     ) -> None:
         """Queue the next round if all lanes are likely to go on. Then wait for this one, and give
-        its tokens to those of `asked`. The tokens of others are dropped, and found again.
+        its tokens to all that it is for, even if they are not `asked` for now.
         """
         after = None
         if alone and self._force is None and step.is_likely_followed(asked):
             after = self._speculator.queue_after(step.queued, alone=alone)
         meanwhile()
-        taken: list[tuple[int, int] | None] = []  # begin, and how many rows stand
         tokens = self._speculator.arrived(step.queued)
-        for generation, given in zip(step.generations, tokens, strict=True):
-            if generation is None or generation.has_ended:
+        taken: list[tuple[int, int] | None] = []  # begin, and how many rows stand
+        for lane, generation, given in zip(
+            step.queued.lanes, step.generations, tokens, strict=True
+        ):
+            if generation is None or generation.has_ended or generation.lane != lane:
                 taken.append(None)
                 continue
-            begin = generation.position
-            taken.append((begin, take_best(generation, given) if generation in asked else 0))
+            taken.append((generation.position, take_best(generation, given)))
+            generation.is_ahead = after is not None and not generation.has_ended
         self._speculator.settle(step.queued, taken, tokens, after)
         if after is not None:
             self._queued = _QueuedStep(after, step.generations)
@@ -279,7 +292,7 @@ class _QueuedStep:
             self.generations[self.queued.lanes.index(lane)] = None
 
     def is_likely_followed(self, asked: Sequence[Generation]) -> bool:
-        """Whether these are those of `asked`, and go on unless they say that they end."""
+        """Whether these are those of `asked`, and will hardly all end in it."""
         shape = self.queued.plan.shape
         assert shape is not None, "a round has a shape"
         return len(asked) == len(self.generations) and all(
@@ -305,6 +318,15 @@ def takes_best_twice(generation: Generation) -> bool:
     """
     goes_on = generation.num_generated + 1 < generation.prepared.max_tokens
     return goes_on and takes_best(generation)
+
+
+def _text_of(generation: Generation) -> LaneText:
+    """The text on its lane, and how it ends by token."""
+    prepared, token = generation.prepared, generation.last_token
+    assert token is not None, "it decodes"
+    num_left = prepared.max_tokens - generation.num_generated
+    stops = tuple(prepared.stop_ids)
+    return LaneText(generation.on_lane, generation.position, token, num_left, stops)
 
 
 def anchors_of(generations: Sequence[Generation]) -> list[Anchor]:

@@ -85,8 +85,13 @@ class LaneContents:
             if not is_saved:
                 self.prefixes.drop(lease)
             elif not generation.is_restoring:
-                is_cut = generation.prepared.detokenizer.stopped
-                self.prefixes.save_sequence(lease, lane, generation.num_committed, is_cut=is_cut)
+                self.prefixes.save_sequence(
+                    lease,
+                    lane,
+                    generation.num_committed,
+                    is_cut=generation.prepared.detokenizer.stopped,
+                    is_ahead=generation.is_ahead,
+                )
         finally:  # whatever could not be saved, the lane is free
             try:
                 self.paging.vacate(lane)
@@ -103,7 +108,8 @@ class LaneContents:
         """
         lane, lease = generation.on_lane, generation.lease
         try:
-            self.prefixes.save_sequence(lease, lane, generation.num_committed)
+            is_ahead = generation.is_ahead
+            self.prefixes.save_sequence(lease, lane, generation.num_committed, is_ahead=is_ahead)
         finally:
             try:
                 self.paging.vacate(lane)

@@ -79,6 +79,7 @@ class Pump:
         self.lanes = LaneContents(prefixes, lanes, self.scheduler.free)
         self.steps = Steps(target, decoding, chunk_tokens=chunk_tokens, synchronize=synchronize)
         self._num_completed = Counter[StepKind]()
+        self._is_lane_awaited = False  # a lane is taken from its choice after the next step
         self._at_hand: list[Generation] = []  # fail if what is being done with them raises
         self.doing: During = "between"  # at this moment, or when the last step has failed
 
@@ -230,8 +231,11 @@ class Pump:
             self._prefill(self.scheduler.next_prefill(prefilling))
         else:
             meanwhile = nothing if deliver is None else lambda: deliver(self._outbox.take())
-            self.steps.decode(decoding, alone=not prefilling, meanwhile=meanwhile)
-            self._advanced(decoding)
+            alone = not prefilling and not self._is_lane_awaited
+            self.steps.decode(decoding, alone=alone, meanwhile=meanwhile)
+            self._is_lane_awaited = False
+            ended = (g for g in self.scheduler.running if g.has_ended)  # unread ones, too
+            self._advanced(dict.fromkeys([*decoding, *ended]))
         seconds = time.perf_counter() - begin
         self.scheduler.account(step, seconds, both=bool(prefilling and decoding))
         emitted = [] if is_held_back and not self._outbox.has_end else self._outbox.take()
@@ -252,9 +256,13 @@ class Pump:
             self.lanes.prefixes.observe_prefill(begin, end, generation.prefill_s)
 
     def _preempt(self) -> None:
-        """Take a lane from a client that has had more than others, or does not read."""
+        """Take a lane from a client that has had more than others, or does not read. One whose next
+        round runs already keeps it until its tokens are read; then no other round begins early.
+        """
         generation = self.scheduler.to_preempt(self._can_start)
-        if generation is not None:
+        if generation is not None and generation.is_ahead and not generation.is_unread:
+            self._is_lane_awaited = True
+        elif generation is not None:
             speculation = self.steps.decoding.speculation(generation.on_lane)
             try:
                 self.lanes.preempt(generation, speculation)

@@ -36,6 +36,7 @@ class Generation:
     restored (`is_restoring`), prefilled and decoded. `num_cached` of the `num_prefilled` tokens
     that the lane holds were not run. `num_skipped`: prefill chunks that later prompts of its client
     have had since its own last one. `is_unread`: its client does not read what it is sent.
+    `is_ahead`: its lane is further than its tokens, which will be read with the next step.
 
     A choice that decodes may leave its lane (`leave_lane`). It then waits for another as if its
     prompt were all of its sequence: prompt and position alone decide what follows.
@@ -46,6 +47,7 @@ class Generation:
     is_unread: bool = False
     lane: int | None = None
     is_restoring: bool = False
+    is_ahead: bool = False
     num_cached: int = 0
     num_prefilled: int = 0
     num_skipped: int = 0
@@ -150,6 +152,7 @@ class Generation:
         self._earlier = self._work(speculation)
         self.left_at = time.monotonic()
         self.lane = self.last_token = None
+        self.is_ahead = False
         self.num_cached = self.num_prefilled = 0
         self.prefill_s = 0.0
         begun = self.lease.sequence[len(self.prepared.prompt.ids) :]

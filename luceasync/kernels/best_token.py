@@ -42,6 +42,7 @@ def accept_best(
     logits: Tensor,
     proposed: Tensor,
     place: Tensor,
+    stops: Tensor,
     anchors: Tensor,
     path: Tensor,
     found: Tensor,
@@ -51,7 +52,8 @@ def accept_best(
     luceasync.pipeline.captured_round.Accept.
 
     logits: float [entries * rows, vocab], rows contiguous; proposed: int64 [entries, rows]; place,
-    path: int32 [2, entries]; anchors: int64 [entries]; found: int64 [entries, 1 + rows].
+    path: int32 [3, entries]; stops: int64 [entries, stops]; anchors: int64 [entries]; found:
+    int64 [entries, 1 + rows].
     """
     num_entries, num_rows = proposed.shape
     peaks, ids = _reduce_stretches(logits)
@@ -61,11 +63,13 @@ def accept_best(
         ids,
         proposed,
         place,
+        stops,
         anchors,
         path,
         found,
         num_rows,
         num_stretches,
+        STOPS=stops.shape[1],
         ROWS=triton.next_power_of_2(num_rows),
         BLOCK=triton.next_power_of_2(num_stretches),
         NO_TOKEN=no_token,
@@ -189,11 +193,13 @@ def _entries_kernel(
     ids,
     proposed,
     place,
+    stops,
     anchors,
     path,
     found,
     num_rows,
     num_stretches,
+    STOPS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     NO_TOKEN: tl.constexpr,
@@ -212,17 +218,25 @@ def _entries_kernel(
     best = tl.min(tl.where(peak == highest[:, None], id, 0x7FFFFFFF), 1).to(tl.int64)
     is_number = (highest > float("-inf")) & (highest < float("inf"))
     best = tl.where(is_number, best, NO_TOKEN)
-    has_next = r + 1 < num_rows
-    following = tl.load(proposed + first + r + 1, mask=has_next, other=NO_TOKEN)
-    is_last = (r < num_rows) & ((best != following) | (has_next == 0) | (best == NO_TOKEN))
+    following = tl.load(proposed + first + r + 1, mask=r + 1 < num_rows, other=NO_TOKEN)
+    lane = tl.load(place + entry)
+    begin = tl.load(place + num_entries + entry)
+    num_left = tl.load(place + 2 * num_entries + entry)
+    stop = tl.load(stops + entry * STOPS + tl.arange(0, STOPS))
+    ends = (tl.max((best[:, None] == stop[None, :]).to(tl.int32), 1) > 0) | (best == NO_TOKEN)
+    ends |= r + 1 >= num_left
+    is_last = (r < num_rows) & (ends | (best != following) | (r + 1 == num_rows))
     count = tl.min(tl.where(is_last, r, ROWS), 0) + 1
     last = tl.sum(tl.where(r == count - 1, best, 0), 0)
-    is_lane = tl.load(place + entry) >= 0
+    has_ended = tl.sum(tl.where(r == count - 1, ends.to(tl.int32), 0), 0) > 0
+    is_lane = lane >= 0
     count = tl.where(is_lane, count, 0)
-    begin = tl.load(place + num_entries + entry)
-    tl.store(path + entry, begin)
-    tl.store(path + num_entries + entry, count)
+    tl.store(path + entry, lane)
+    tl.store(path + num_entries + entry, begin)
+    tl.store(path + 2 * num_entries + entry, count)
+    tl.store(place + entry, -1, mask=has_ended)
     tl.store(place + num_entries + entry, begin + count)
+    tl.store(place + 2 * num_entries + entry, num_left - count)
     tl.store(anchors + entry, tl.maximum(last, 0), mask=is_lane)
     found += entry * (num_rows + 1)
     tl.store(found, count.to(tl.int64))

@@ -235,13 +235,17 @@ class LayerSplitBackend:
                 self._make_room(lane, begin + len(path))
         self._passes.commit([*paths, *[()] * (len(batch.lanes) - len(paths))])
 
+    @property
+    def keeps_ends(self) -> bool:
+        """Whether a lane is as it was after tokens that were run behind its end."""
+        return not self._spec.has_end_state
+
     @inference_mode
     def device_rounds(self, work: RoundWork, num_lanes: int) -> DeviceRounds | None:
         """Rounds of greedy lanes that need nothing of the host, see Passes.captured_round; None
-        where they do: state of a lane's end could not be taken back where a text ends within a
-        round, and pools move pages.
+        where they do: pools move pages.
         """
-        if self.plan.pool is not None or self._spec.has_end_state:
+        if self.plan.pool is not None:
             return None
         num_entries = self.plan.verify_size(num_lanes, work.num_rows)
         return self._passes.captured_round(work, self._taps, num_entries)

@@ -3,9 +3,9 @@
 The device accepts the best tokens itself and knows from there where each lane goes on, so the next
 round can be queued before the host has read this one:
 
-    start(lanes, begins, anchors)   what the host knows
-    queue()  queue()                two rounds; the second begins where the first one ends
-    fetch()                         the first one's tokens
+    start(texts)        what the host knows
+    queue()  queue()    two rounds; the second begins where the first one ends
+    fetch()             the first one's tokens
 
 Owns the lanes' places and the graph. Knows no drafter, only tensors in and out.
 """
@@ -13,6 +13,7 @@ Owns the lanes' places and the graph. Knows no drafter, only tensors in and out.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from struct import Struct
 
 import torch
@@ -22,25 +23,29 @@ from luceasync.models.inference import inference_mode
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.trees import chain
 from luceasync.pipeline.capture import Capture
-from luceasync.pipeline.passes import RoundWork
+from luceasync.pipeline.passes import MAX_STOPS, LaneText, RoundWork
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.transfer import Arrival, host_buffer, queue_copy
 from luceasync.ranking.local import best_tokens
 from luceasync.ranking.logits import NO_TOKEN
 
 # Accepts the chains `proposed`, int64 [entries, rows], as far as each row's best token is the next
-# row's: logits [entries * rows, vocab], place int32 [2, entries]: lanes, positions. Writes `path`,
-# int32 [2, entries]: the positions, and how many rows stand, 0 of padding; `found`, int64 [entries,
-# 1 + rows]: that number and the best tokens, the given token for a row that has none, which is the
-# last to stand. Then moves the positions on, and sets `anchors`, int64 [entries], to each lane's
-# newest token, or to 0 if that is none: an embedding has a row of each.
-Accept = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int], None]
+# row's and does not end the text. Reads logits [entries * rows, vocab]; place, int32 [3, entries]:
+# lanes, positions, and how many tokens are left; stops, int64 [entries, stops]: tokens that end a
+# text, or NO_TOKEN. Writes path, int32 [3, entries]: lanes and positions as they were, and how many
+# rows stand, 0 of padding; found, int64 [entries, 1 + rows]: that number and the best tokens, the
+# given token for a row that has none, which is the last to stand. Then moves the places on, an
+# entry whose text has ended being padding from now on, and sets anchors, int64 [entries], to each
+# lane's newest token, or to 0 if that is none: an embedding has a row of each.
+# (logits, proposed, place, stops, anchors, path, found, no_token)
+Accept = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int], None]
 
 
 def accept_best(
     logits: Tensor,
     proposed: Tensor,
     place: Tensor,
+    stops: Tensor,
     anchors: Tensor,
     path: Tensor,
     found: Tensor,
@@ -48,23 +53,29 @@ def accept_best(
 ) -> None:
     """Accept in torch, for any device."""
     is_lane, best = place[0] >= 0, best_tokens(logits, None, no_token).view(proposed.shape)
-    goes_on = (best[:, :-1] == proposed[:, 1:]) & (best[:, :-1] != no_token)
-    counts = torch.where(is_lane, 1 + goes_on.int().cumprod(1).sum(1), 0)
-    path[0], path[1] = place[1], counts
+    row = torch.arange(1, best.shape[1] + 1, device=best.device)
+    ends = (best[:, :, None] == stops[:, None]).any(-1) | (best == no_token)
+    ends |= row >= place[2][:, None]
+    goes_on = (best[:, :-1] == proposed[:, 1:]) & ~ends[:, :-1]
+    counts = 1 + goes_on.int().cumprod(1).sum(1)
+    last = counts[:, None] - 1
+    has_ended, newest = ends.gather(1, last)[:, 0], best.gather(1, last)[:, 0]
+    counts = torch.where(is_lane, counts, 0)
+    path[0], path[1], path[2] = place[0], place[1], counts
+    place[0] = torch.where(has_ended, NO_LANE, place[0])
     place[1] += counts
-    last = best.gather(1, (counts - 1).clamp_min(0)[:, None])[:, 0]
-    anchors.copy_(torch.where(is_lane, last.clamp_min(0), anchors))
+    place[2] -= counts
+    anchors.copy_(torch.where(is_lane, newest.clamp_min(0), anchors))
     found[:, 0], found[:, 1:] = counts, best
 
 
 def compile_accept(accept: Accept, logits: Tensor, num_rows: int) -> None:
     """Run `accept` for an entry of so many rows and no lane, so that its kernels are compiled."""
-    place = torch.full((2, 1), NO_LANE, dtype=torch.int32, device=logits.device)
-    tokens = torch.zeros(2 + 2 * num_rows, 1, dtype=torch.int64, device=logits.device)
-    proposed, found, anchors = (
-        part.view(1, -1) for part in tokens.split([num_rows, num_rows + 1, 1])
-    )
-    accept(logits[:num_rows], proposed, place, anchors[0], place.clone(), found, NO_TOKEN)
+    numbers = partial(torch.zeros, dtype=torch.int64, device=logits.device)
+    place = torch.full((3, 1), NO_LANE, dtype=torch.int32, device=logits.device)
+    stops, found = numbers(1, MAX_STOPS), numbers(1, 1 + num_rows)
+    proposed, path = numbers(1, num_rows), place.clone()
+    accept(logits[:num_rows], proposed, place, stops, numbers(1), path, found, NO_TOKEN)
 
 
 class FoundTokens:
@@ -105,15 +116,17 @@ class CapturedRound:
         self._work, self._taps, self._logits = work, tuple(taps), logits
         self._size, num_rows = logits.shape[:2]
         size, device = self._size, shard.device
-        self._format = Struct(f"={size}q{2 * size}i")
-        # Anchors and places are adjacent: one copy sets both.
+        self._format = Struct(f"={(1 + MAX_STOPS) * size}q{3 * size}i")
+        # What the host sets is adjacent: one copy sets all.
         held = torch.zeros(self._format.size, dtype=torch.uint8, device=device)
         self._held, self._bytes = held, bytearray(self._format.size)
         self._staged = torch.frombuffer(self._bytes, dtype=torch.uint8)  # the same memory
-        self._anchors = held[: 8 * size].view(torch.int64)
-        self._place = held[8 * size :].view(torch.int32).view(2, size)
+        anchors, stops, place = held.split([8 * size, 8 * MAX_STOPS * size, 12 * size])
+        self._anchors = anchors.view(torch.int64)
+        self._stops = stops.view(torch.int64).view(size, MAX_STOPS)
+        self._place = place.view(torch.int32).view(3, size)
         self._place[0] = NO_LANE
-        self._path = torch.zeros(2, size, dtype=torch.int32, device=device)
+        self._path = torch.zeros(3, size, dtype=torch.int32, device=device)
         self._found = torch.zeros(size, 1 + num_rows, dtype=torch.int64, device=device)
         self._parents = chain(size, num_rows, device).contiguous()
         rows = torch.arange(num_rows, dtype=torch.int32, device=device)
@@ -123,12 +136,11 @@ class CapturedRound:
         self._captured = capture(self._run, num_warmups=1)
 
     @inference_mode
-    def start(self, lanes: Sequence[int], begins: Sequence[int], anchors: Sequence[int]) -> None:
-        padding = [0] * (self._size - len(lanes))
-        no_lanes = [NO_LANE] * len(padding)
-        self._format.pack_into(
-            self._bytes, 0, *anchors, *padding, *lanes, *no_lanes, *begins, *padding
-        )
+    def start(self, texts: Sequence[LaneText]) -> None:
+        padding = [LaneText(NO_LANE, 0, 0, 0, ())] * (self._size - len(texts))
+        lanes, begins, anchors, nums_left, stops = zip(*texts, *padding, strict=True)
+        padded = [token for each in stops for token in (*each, *[NO_TOKEN] * MAX_STOPS)[:MAX_STOPS]]
+        self._format.pack_into(self._bytes, 0, *anchors, *padded, *lanes, *begins, *nums_left)
         self._held.copy_(self._staged, non_blocking=True)  # so few bytes are staged by the call
 
     @inference_mode
@@ -141,7 +153,7 @@ class CapturedRound:
         return self._last
 
     def _run(self) -> None:
-        shard, (lanes, begins) = self._shard, self._place
+        shard, (lanes, begins, _) = self._shard, self._place
         proposed = self._work.propose(self._anchors, lanes, begins)
         trees = shard.trees(self._parents)
         rows = shard.rows_from((), lanes, begins[:, None] + trees.depths)
@@ -149,8 +161,8 @@ class CapturedRound:
             shard.verify(shard.ends.embed(proposed), rows, trees), self._logits
         )
         taps = [shard.taps[layer] for layer in self._taps]
-        changed = (self._place, self._anchors, self._path, self._found)
-        self._accept(logits.flatten(0, 1), proposed, *changed, NO_TOKEN)
-        at, counts = self._path
+        changed = (self._anchors, self._path, self._found)
+        self._accept(logits.flatten(0, 1), proposed, self._place, self._stops, *changed, NO_TOKEN)
+        lanes, at, counts = self._path
         shard.commit(shard.paths_from((), lanes, at, self._rows, counts))
         self._work.absorb(taps, proposed, lanes, at, counts, self._rows)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 
 StepKind = Literal["decode", "verify"]
+MAX_STOPS = 8  # tokens that end a text
 PassInput = Tensor | Sequence[int]  # an activation, or one token for each entry
 
 
@@ -72,6 +73,18 @@ class RoundWork:
     absorb: Callable[[Sequence[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 
+class LaneText(NamedTuple):
+    """The text on a lane that has `begin` tokens. Its newest token, `anchor`, has not been run; it
+    ends after `num_left` more tokens, or with one of at most MAX_STOPS `stops`.
+    """
+
+    lane: int
+    begin: int
+    anchor: int
+    num_left: int
+    stops: tuple[int, ...]
+
+
 class ComingTokens(Protocol):
     """The tokens of a queued round, on their way to the host."""
 
@@ -88,14 +101,13 @@ class DeviceRounds(Protocol):
     before the host has read the last one. For a number of entries, padding included.
     """
 
-    def start(self, lanes: Sequence[int], begins: Sequence[int], anchors: Sequence[int]) -> None:
-        """Begin at these lanes' ends, each with its newest token, which has not been run."""
+    def start(self, texts: Sequence[LaneText]) -> None:
+        """Begin at the ends of these texts."""
         ...
 
     def queue(self, lanes: Sequence[int]) -> ComingTokens:
         """Queue a round from where the last one ends. `lanes`: those it was started with. Pages
-        must be placed for all of its rows. If a lane's text ends within it, the rows behind that
-        end are committed too: nothing reads them before they are written again, as in `run_ahead`.
+        must be placed for all of its rows. A lane whose text has ended is padding from then on.
         """
         ...
 

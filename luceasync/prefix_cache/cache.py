@@ -229,15 +229,19 @@ class PrefixCache:
                 lease.note_write(node, with_end=with_end)
                 self._write_back.add(node, with_end=with_end)
 
-    def save_sequence(self, lease: Lease, lane: int, end: int, *, is_cut: bool = False) -> None:
+    def save_sequence(
+        self, lease: Lease, lane: int, end: int, *, is_cut: bool = False, is_ahead: bool = False
+    ) -> None:
         """Save a generation that ends, for whatever reason, with the first `end` tokens of its
         sequence in the lane: the next turn goes on from there. `is_cut`: they end with a stop
-        string, which no next turn holds: a recurrent state is of no use behind it.
+        string, which no next turn holds: a recurrent state is of no use behind it. `is_ahead`: more
+        tokens were run on the lane, so that its state is that of another end.
         """
         is_generated = lease.path_end >= lease.num_prompt_tokens
         exact_end = self._memory.lanes.exact_end(lane, end)  # the next turn runs the rest again
         node = None
-        if not self._recurrent or (exact_end == end and not (is_cut and is_generated)):
+        has_state = exact_end == end and not is_ahead and not (is_cut and is_generated)
+        if not self._recurrent or has_state:
             if exact_end > lease.num_prompt_tokens:
                 lease.drop_opening(self.index.node)
             point = SavePoint(exact_end, is_turn_end=exact_end == end, is_generated=is_generated)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from luceasync.models.inference import inference_mode
-from luceasync.pipeline.passes import ComingTokens, DeviceRounds
+from luceasync.pipeline.passes import ComingTokens, DeviceRounds, LaneText
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 from luceasync.request import Speculation
@@ -340,25 +340,25 @@ class Speculator:
     # --- rounds that need nothing of the host ---------------------------------------------------
 
     @inference_mode
-    def queue(self, anchors: Sequence[Anchor], plan: RoundPlan) -> QueuedRound | None:
+    def queue(self, texts: Sequence[LaneText], plan: RoundPlan) -> QueuedRound | None:
         """Queue a round as planned for lanes that take the best tokens. None, and nothing is
         queued, if the host has to take part in it: then call `round`.
         """
         begun_at, shape = time.perf_counter(), plan.shape
         assert shape is not None, "a round has a shape"
-        drafter, ends = self._by_name[shape.drafter], [a.position + shape.block for a in anchors]
+        drafter, ends = self._by_name[shape.drafter], [t.begin + shape.block for t in texts]
         if plan.others or self._tapped != [drafter.tapped]:
             return None
         part = drafter.in_rounds(shape, max(ends))
         if part is None:
             return None
         num_unsettled = self._num_unsettled
-        rounds = self._target.device_rounds(part.work, len(anchors))
+        rounds = self._target.device_rounds(part.work, len(texts))
         if rounds is None:
             return None
-        lanes, begins = tuple(a.lane for a in anchors), [a.position for a in anchors]
-        part.begin(lanes, begins)
-        rounds.start(lanes, begins, [a.token for a in anchors])
+        lanes = tuple(text.lane for text in texts)
+        part.begin(lanes, [text.begin for text in texts])
+        rounds.start(texts)
         coming = self._target.queue_round(rounds, lanes, ends)
         if coming is None:
             return None
@@ -403,7 +403,7 @@ class Speculator:
         after: QueuedRound | None,
     ) -> None:
         """`tokens` arrived, and of each lane, which began there, so many rows stand; None: its text
-        has ended. `after`: the round that was queued behind it.
+        had ended. `after`: the round that was queued behind it.
         """
         shape = queued.plan.shape
         assert shape is not None, "a round has a shape"
@@ -414,8 +414,7 @@ class Speculator:
             begin, num_kept = stands
             queued.ends[i] = begin + len(given)
             queued.part.kept(lane, begin, num_kept, queued.ends[i] + more)
-            if num_kept:
-                self._count([lane], queued.plan, shape, [range(num_kept)])
+            self._count([lane], queued.plan, shape, [range(num_kept)])
         if after is not None:
             after.ends = [end + more for end in queued.ends]
             after.begun_at = queued.ended_at

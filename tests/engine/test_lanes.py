@@ -24,7 +24,8 @@ class Recorder:
     def save_prompt(self, lease, lane, end, logits) -> None:
         self._record("save_prompt", lease, lane, end)
 
-    def save_sequence(self, lease, lane, end, *, is_cut=False) -> None:
+    def save_sequence(self, lease, lane, end, *, is_cut=False, is_ahead=False) -> None:
+        assert not is_ahead
         self._record("save_sequence", lease, end, is_cut)
 
     def drop(self, lease) -> None:
@@ -47,6 +48,7 @@ class Choice:
     """A generation, as far as lanes look at it."""
 
     num_committed = 9
+    is_ahead = False
     prepared = SimpleNamespace(detokenizer=SimpleNamespace(stopped=False))
 
     def __init__(self, lease: str, lane: int = 0, *, is_sound=True, is_restoring=False) -> None:

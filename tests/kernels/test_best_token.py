@@ -71,27 +71,41 @@ def test_what_is_fed_is_the_best_token_one_position_later_of_entries_that_have_a
 
 @pytest.mark.parametrize("num_rows", [2, 5, 16])
 def test_a_chain_is_accepted_as_far_as_best_tokens_name_its_rows(num_rows: int, device) -> None:
-    num_entries, num_vocab = 6, 300
+    num_entries, num_vocab = 8, 300
     logits = torch.randn(num_entries, num_rows, num_vocab, device=device)
+    best = logits.argmax(-1)
     proposed = torch.full((num_entries, num_rows), 7, device=device)
-    proposed[:, 1:] = logits.argmax(-1)[:, :-1]  # all of it
-    proposed[1, 1] = proposed[2, num_rows - 1] = (proposed[2, num_rows - 1] + 1) % num_vocab
-    proposed[1, 1] = (logits[1, 0].argmax() + 1) % num_vocab
+    proposed[:, 1:] = best[:, :-1]  # all of it
+    proposed[1, 1] = (best[1, 0] + 1) % num_vocab
+    proposed[2, -1] = (best[2, -2] + 1) % num_vocab
     logits[3, num_rows - 2] = math.nan
     logits[4] = math.nan
-    lanes, begins = [0, 3, 1, 2, 5, -1], [7, 0, 63, 9, 4, 0]
-    place = torch.tensor([lanes, begins], dtype=torch.int32, device=device)
+    lanes, begins = [0, 3, 1, 2, 5, -1, 4, 6], [7, 0, 63, 9, 4, 0, 8, 2]
+    nums_left = [99, 99, 99, 99, 99, 0, 1, num_rows]
+    place = torch.tensor([lanes, begins, nums_left], dtype=torch.int32, device=device)
+    stops = torch.full((num_entries, 8), NO_TOKEN, device=device)
+    stops[0, :2] = torch.tensor([best[0, -1], best[1, 0]])
     anchors = torch.full((num_entries,), 8, device=device)
-    path = torch.full((2, num_entries), 9, dtype=torch.int32, device=device)
+    path = torch.full((3, num_entries), 9, dtype=torch.int32, device=device)
     found = torch.full((num_entries, 1 + num_rows), 9, device=device)
     changed = place, anchors, path, found
+
+    def run(accept, place, anchors, path, found) -> None:
+        rows = logits.flatten(0, 1)
+        accept(rows, proposed, place, stops, anchors, path, found, NO_TOKEN)
+
     expected = [x.clone() for x in changed]
-    captured_round.accept_best(logits.flatten(0, 1), proposed, *expected, NO_TOKEN)
-    best_token.accept_best(logits.flatten(0, 1), proposed, *changed, NO_TOKEN)
+    run(captured_round.accept_best, *expected)
+    run(best_token.accept_best, *changed)
     assert all(map(torch.equal, changed, expected))
-    counts = [num_rows, 1, num_rows - 1, num_rows - 1, 1, 0]
-    assert path.tolist() == [begins, counts] and found[:, 0].tolist() == counts
-    assert place.tolist() == [lanes, [b + n for b, n in zip(begins, counts, strict=True)]]
+    counts = [num_rows, 1, num_rows - 1, num_rows - 1, 1, 0, 1, num_rows]
+    assert path.tolist() == [lanes, begins, counts] and found[:, 0].tolist() == counts
+    goes_on = [False, True, True, False, False, False, False, False]
+    assert place.tolist() == [
+        [lane if on else -1 for lane, on in zip(lanes, goes_on, strict=True)],
+        [begin + count for begin, count in zip(begins, counts, strict=True)],
+        [num - count for num, count in zip(nums_left, counts, strict=True)],
+    ]
     last = [row[n] if n else 8 for row, n in zip(found.tolist(), counts, strict=True)]
     assert last[3:5] == [NO_TOKEN, NO_TOKEN]
     assert anchors.tolist() == [max(token, 0) for token in last]
