@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from operator import truediv
 from typing import NamedTuple
 
 TRIAL_ROUNDS = 8  # of a lane, before its own text decides
 RETRY_TOKENS = 256  # decoded plainly before speculation is retried on a lane
 REFILL_TOKENS = 64  # the same for a lane that started without features
+FEW_ROUNDS = 4.0  # which do not say enough of a depth
 PRIOR_ROUNDS = 4.0  # the weight of what other lanes saw, or this one long ago
 WINDOW_ROUNDS = 24.0  # older rounds hardly count
 
@@ -59,25 +59,31 @@ class DepthRates:
     rounds: tuple[float, ...] = ()
 
     def after(self, num_slots: int, num_accepted: int) -> DepthRates:
-        """With one more round of `num_slots` depths."""
+        """With one more round of `num_slots` depths. What deeper ones have shown grows old too."""
         keep = 1 - 1 / WINDOW_ROUNDS
         missing = (0.0,) * (num_slots - len(self.hits))
         hits, rounds = list(self.hits + missing), list(self.rounds + missing)
-        for i in range(num_slots):
+        for i in range(len(hits)):
             hits[i] = hits[i] * keep + (num_accepted > i)
-            rounds[i] = rounds[i] * keep + 1
+            rounds[i] = rounds[i] * keep + (i < num_slots)
         return DepthRates(tuple(hits), tuple(rounds))
 
     def taus(self, num_slots: int) -> list[float]:
         """The expected tokens of a round of 0, 1, ... `num_slots` slots, bonus included. Depths
-        that were not tried are extrapolated: they fall off as fast as those before.
+        that were not tried are extrapolated: they fall off as fast as those before. As far as only
+        a few rounds have tried them so are others: else a first round that accepts nothing would
+        say for ever that deeper ones are in vain.
         """
-        shares = list(accumulate(map(truediv, self.hits, self.rounds), min))
-        if len(shares) < num_slots:
-            rate = shares[-1] ** (1 / len(shares)) if shares else 1.0
-            while len(shares) < num_slots:
-                shares.append(rate * (shares[-1] if shares else 1.0))
-        return list(accumulate(shares[:num_slots], initial=1.0))
+        share, shares = 1.0, []
+        for i in range(num_slots):
+            expected = share ** (1 + 1 / i) if i else 1.0
+            if i < len(self.hits):
+                weight = max(0.0, FEW_ROUNDS - self.rounds[i]) if i else 0.0
+                hits, rounds = self.hits[i] + weight * expected, self.rounds[i] + weight
+                expected = hits / rounds
+            share = min(share, expected)
+            shares.append(share)
+        return list(accumulate(shares, initial=1.0))
 
     def as_prior(self) -> DepthRates:
         """The same rates, with the weight of few rounds."""

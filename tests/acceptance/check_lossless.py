@@ -29,7 +29,7 @@ from tests.acceptance.lossless.asking import (
     request_of,
     running,
 )
-from tests.acceptance.lossless.cases import CASES, Answers, Case, Kind, Target
+from tests.acceptance.lossless.cases import Answers, Case, Kind, Target
 from tests.acceptance.lossless.targets import MAKERS
 from tests.stages import in_stages
 
@@ -57,7 +57,10 @@ def compare(options: argparse.Namespace) -> int:
             target = MAKERS[name](Path(root) / name, max(options.prompts, options.others))
             target = replace(target, block=options.block or target.block)
             print(f"\n{target.name}\n\n| {' | '.join(header)} |\n{'|---' * len(header)}|")
-            for cases, num in ((CASES[:4], options.prompts), (CASES[4:], options.others)):
+            for cases, num in (
+                (target.cases[:4], options.prompts),
+                (target.cases[4:], options.others),
+            ):
                 asked = replace(target, questions=target.questions[:num])
                 if num:
                     num_different += asyncio.run(check(asked, cases, Path(root)))

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 FILE = "model.safetensors"
 
 
-def build(seed: int = 0) -> PreTrainedModel:
+def build(seed: int = 0, cycle: int = tiny.VOCAB_SIZE) -> PreTrainedModel:
     """A model that mostly says of each token the same next one: what stands in the residual stream
     is for the most part the token's embedding, which is the row of its successor in the head.
+    `cycle`: after so many successors a token comes again, at most.
     """
     model = tiny.build("qwen3_5", seed=seed)
     generator = torch.Generator().manual_seed(seed)
@@ -28,14 +29,17 @@ def build(seed: int = 0) -> PreTrainedModel:
         embedding = model.get_input_embeddings().weight
         embedding.copy_(0.6 * torch.randn(embedding.shape, generator=generator))
         head = model.get_output_embeddings().weight
-        head[successors(seed)] = embedding / 8
+        head[successors(seed, cycle)] = embedding / 8
         norm = model.model.norm.weight  # of which a head that took rows before it knows nothing
         norm.copy_(0.4 * torch.randn(norm.shape, generator=generator))
     return model
 
 
-def successors(seed: int = 0) -> Tensor:
+def successors(seed: int, cycle: int) -> Tensor:
     """The usual next token of each."""
+    if cycle < tiny.VOCAB_SIZE:
+        token = torch.arange(tiny.VOCAB_SIZE)
+        return token - token % cycle + (token + 1) % cycle
     generator = torch.Generator().manual_seed(seed + 1)
     return torch.randperm(tiny.VOCAB_SIZE, generator=generator)
 
@@ -66,9 +70,11 @@ def mtp_tensors(folder: Path, *, seed: int = 0, copies: float = 0.0) -> dict[str
     return found
 
 
-def save(folder: Path, *, seed: int = 0, copies: float = 1.0) -> Path:
+def save(
+    folder: Path, *, seed: int = 0, copies: float = 1.0, cycle: int = tiny.VOCAB_SIZE
+) -> Path:
     """Write a model and its head."""
-    tiny.save(build(seed), folder)
+    tiny.save(build(seed, cycle), folder)
     return add_mtp(folder, mtp_tensors(folder, seed=seed, copies=copies))
 
 

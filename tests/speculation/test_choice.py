@@ -113,6 +113,13 @@ def test_a_depth_that_was_never_tried_is_hoped_to_fall_off_as_those_before():
     assert reach.taus(4)[4] == pytest.approx(1 + 2 * share + share**1.5 + share**2, rel=0.1)
 
 
+def test_a_first_round_that_accepts_nothing_does_not_hide_deeper_ones_for_ever():
+    """Once shorter rounds are accepted: else longer ones would never be tried again."""
+    reach = reach_of((3, 0), *[(1, 1)] * 12)
+    assert reach.taus(3)[3] > 2.5
+    assert reach_of(*[(3, 1)] * 12, (1, 1)).taus(3)[3] < 2.2  # those that were refused often are
+
+
 def test_old_rounds_weigh_less():
     reach = reach_of(*[(7, 7)] * 200, *[(7, 0)] * 60)
     assert reach.taus(7)[7] < 1.7

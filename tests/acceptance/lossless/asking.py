@@ -27,9 +27,10 @@ from luceasync.engine.start import build_engine
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.request import ChatPrompt, Request, Sampling
 from luceasync.speculation.choice import RoundShape
+from luceasync.speculation.lookup import LOOKUP
 from luceasync.speculation.speculator import Speculator
 from tests.acceptance.lossless.cases import KINDS, Answer, Answers, Case, Kind, Target
-from tests.acceptance.lossless.rounds import ScriptedDecoding, forced
+from tests.acceptance.lossless.rounds import ScriptedDecoding, forced, in_turns
 
 MAX_TURNS = 2
 MAX_CTX_TOKENS = 512
@@ -92,7 +93,8 @@ async def running(
 ) -> AsyncIterator[LocalEngine]:
     """An engine as the case wants it; `drafts` False: without speculation."""
     tree = case.budget is not None
-    draft = DraftConfig(target.draft_dir, ddtree=tree, ddtree_budget=case.budget, lookup="off")
+    lookup = "on" if LOOKUP in target.drafters else "off"
+    draft = DraftConfig(target.draft_dir, ddtree=tree, ddtree_budget=case.budget, lookup=lookup)
     keeps = 0 if case.origin == "cold" else 1 << 28
     config = Config(
         model=ModelConfig(target.model_dir, dtype="fp32"),
@@ -103,7 +105,11 @@ async def running(
     )
 
     def decode_with(backend: LayerSplitBackend, speculator: Speculator) -> LaneDecoding:
-        shape = RoundShape(target.block, case.budget)
+        first, *others = target.drafters
+        if others:
+            plans = in_turns(speculator.shapes, others[-1])
+            return SpeculativeDecoding(backend, speculator, force=plans)
+        shape = RoundShape(target.block, case.budget, first)
         if target.is_scripted and plain is not None:
             return ScriptedDecoding(
                 backend, speculator, shape, plain_ids(case, plain), case.num_lanes

@@ -17,17 +17,24 @@ KINDS: tuple[Kind, ...] = ("plain", "penalties", "stop strings")
 @dataclass(frozen=True)
 class Target:
     """A model with its drafter, and a first and a second message of each conversation.
-    `is_scripted`: the right tokens are proposed, with mistakes at random places.
+    `is_scripted`: the right tokens are proposed, with mistakes at random places. `drafters`: whose
+    rounds are forced, by name; of several in turn, and of the last one for half of the lanes.
     """
 
     name: str
     model_dir: Path
-    draft_dir: Path
+    draft_dir: Path | Literal["mtp", "lookup"]
     block: int
     questions: tuple[tuple[str, str], ...]
     max_tokens: int
     logit_bias: Mapping[int, float]
     is_scripted: bool = False
+    drafters: tuple[str, ...] = ("dflash",)
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """The rows of its table; trees are DFlash's."""
+        return CASES if self.drafters == ("dflash",) else CHAINS
 
 
 @dataclass(frozen=True)
@@ -85,4 +92,16 @@ CASES = (
     Case(None, "cold", "penalties", 3, 4),
     Case(60, "cold", "stop strings", 3, 4),
     Case(22, "disk, other split", "penalties", 1, 1),
+)
+# Those of drafters without trees: the first four are the plainest here too.
+CHAINS = (
+    Case(None),
+    Case(None, num_lanes=4),
+    Case(None, num_shards=3),
+    Case(None, num_shards=3, num_lanes=4),
+    *(case for case in CASES[4:] if case.budget is None),
+    Case(None, "memory", "plain", 1, 1),
+    Case(None, "memory", "stop strings", 3, 1),
+    Case(None, "disk", "penalties", 1, 4),
+    Case(None, "cold", "stop strings", 1, 4),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,6 +20,18 @@ SHARE_WRONG = 0.15  # of a scripted draft's tokens
 def forced(shape: RoundShape) -> Callable[[Sequence[int]], RoundPlan]:
     """Rounds of `shape` for all lanes at every step."""
     return lambda lanes: RoundPlan(shape, tuple(lanes), False)
+
+
+def in_turns(shapes: Sequence[RoundShape], beside: str) -> Callable[[Sequence[int]], RoundPlan]:
+    """Rounds of these shapes in turn, in which `beside` proposes for half of the lanes."""
+    turns = itertools.count()
+
+    def plan(lanes: Sequence[int]) -> RoundPlan:
+        number = next(turns)
+        others = dict.fromkeys(lanes[number % 2 :: 2], beside)
+        return RoundPlan(shapes[number % len(shapes)], tuple(lanes), False, others=others)
+
+    return plan
 
 
 class ScriptedDecoding(SpeculativeDecoding):

@@ -49,9 +49,32 @@ def tiny_target(folder: Path, num_prompts: int, family: str, *, is_scripted: boo
     )
 
 
+def drafting_itself(folder: Path, num_prompts: int, drafters: tuple[str, ...]) -> Target:
+    """A tiny Qwen3.5 that needs no other weights: it has a head that drafts, and mostly says of a
+    token the same next one, so that texts repeat what stands in them.
+    """
+    from tests.speculation import mtp_models
+
+    model_dir = mtp_models.save(folder / "target", cycle=8)
+    choice = random.Random(5)
+    words = ["".join(choice.choices(string.ascii_lowercase, k=5)) for _ in range(400)]
+    questions = tuple(
+        (" ".join(choice.sample(words, 12)), " ".join(choice.sample(words, 4)))
+        for _ in range(num_prompts)
+    )
+    return Target(
+        f"qwen3_5, random weights with {' and '.join(drafters)}",
+        *(model_dir, "mtp" if "mtp" in drafters else "lookup", 4, questions, 40, {}),
+        drafters=drafters,
+    )
+
+
 MAKERS = {
     "bundled": bundled,
     "random": partial(tiny_target, family="qwen3", is_scripted=False),
     "scripted": partial(tiny_target, family="qwen3", is_scripted=True),
     "scripted-qwen3_5": partial(tiny_target, family="qwen3_5", is_scripted=True),
+    "mtp": partial(drafting_itself, drafters=("mtp",)),
+    "lookup": partial(drafting_itself, drafters=("lookup",)),
+    "mtp-lookup": partial(drafting_itself, drafters=("mtp", "lookup")),
 }
