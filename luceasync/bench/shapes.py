@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any
 
 from luceasync.models.encodings import DenseEncoding, Encoding
+from luceasync.models.feed_forward.feed_forward import RoutedFeedForward
 from luceasync.models.quant.ggml import ENCODINGS
 from luceasync.models.spec import ModelSpec
+from luceasync.pipeline.expert_plan import expert_layers
 from luceasync.pipeline.plan import Plan
 
 Shape = Mapping[str, Any]  # a config.json
@@ -189,16 +192,21 @@ def _of_medium(name: str, num_layers: int) -> str:
 
 def _is_matrix(name: str) -> bool:
     is_small = "norm" in name or "conv1d" in name or name.endswith(("A_log", "dt_bias"))
-    return not is_small
+    is_router = name.endswith(("mlp.gate.weight", "shared_expert_gate.weight"))
+    return not is_small and not is_router
 
 
 def step_bytes(
     spec: ModelSpec, plan: Plan, num_lanes: int, context: int, encoding_of: EncodingOf
 ) -> int:
     """Bytes that a decode step has to read or write: every weight once (of an embedding that is
-    not the head too only rows), keys and values of every lane, and recurrent states both ways.
+    not the head too only rows, and of experts those that rows choose evenly), keys and values of
+    every lane, and recurrent states both ways.
     """
     weights = sum(shard.weight_bytes for shard in plan.shards)
+    for layer in expert_layers(spec, 0, spec.num_layers, plan.precision, encoding_of):
+        resting = (1 - layer.num_chosen / layer.num_experts) ** num_lanes
+        weights -= int(layer.num_bytes * resting)
     if len(plan.shards) > 1 or not spec.tied_embeddings:
         table = (spec.vocab_size, spec.hidden_size)
         weights -= encoding_of(spec.embedding_name).num_bytes(table, plan.precision)
@@ -212,5 +220,10 @@ def prefill_flops(spec: ModelSpec, num_tokens: int) -> float:
     head runs for one row only.
     """
     parameters = sum(map(spec.num_layer_parameters, range(spec.num_layers)))
+    for layer in spec.layers:
+        if isinstance(kind := layer.feed_forward, RoutedFeedForward):
+            sizes = kind.expert_tensors(spec.hidden_size).values()
+            resting = 1 - kind.num_chosen / kind.num_experts
+            parameters -= int(sum(map(prod, sizes)) * resting)
     query_dims = sum(m.recent.num_heads * m.rows[0].shape[-1] for m in spec.mixers if m.recent)
     return 2.0 * parameters * num_tokens + 2.0 * num_tokens**2 * query_dims

@@ -36,7 +36,7 @@ Models = Annotated[
     typer.Option(
         metavar="LIST",
         help="Paths of models, or shapes with random weights: qwen3-0.6b, qwen3-4b, qwen3.5-4b, "
-        "qwen3.5-27b, gemma3-4b, small, small-hybrid; SHAPE:Q4_K_M is quantised.",
+        "qwen3.5-27b, qwen3.5-35b-a3b, gemma3-4b, small, small-hybrid; SHAPE:Q4_K_M is quantised.",
     ),
 ]
 ShapeName = Annotated[

@@ -11,6 +11,7 @@ from luceasync.models.files import parse_spec
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_is_one_that_can_be_run(name: str) -> None:
     sizes = {"qwen3-0.6b": 0.6, "qwen3-4b": 4.0, "qwen3.5-4b": 4.2, "qwen3.5-27b": 26.9}
+    sizes |= {"qwen3.5-35b-a3b": 34.7, "qwen3.5-35b-a3b-8": 7.75}
     sizes |= dict.fromkeys(("gemma3-4b", "gemma3-4b-full"), 3.88)
     parameters = parse_spec(dict(SHAPES[name])).num_parameters
     assert parameters / 1e9 == pytest.approx(sizes[name], rel=0.03)
@@ -28,6 +29,16 @@ def test_a_step_reads_weights_once_and_the_rows_of_each_lane() -> None:
     weights = 2 * parse_spec(dict(shape)).num_parameters
     assert bytes_of(shape, 1, 0) == pytest.approx(weights, rel=0.01)  # norms are float32
     assert bytes_of(shape, 2, 100) - bytes_of(shape, 1, 0) == 200 * row
+
+
+def test_a_step_reads_the_experts_that_its_rows_choose() -> None:
+    shape = SHAPES["qwen3.5-35b-a3b-8"]
+    one, four = (bytes_of(shape, num_lanes, 0) for num_lanes in (1, 4))
+    states = bytes_of(SHAPES["qwen3.5-35b-a3b-8"] | {"num_experts_per_tok": 256}, 4, 0)
+    expert_bytes = 2 * 3 * 2048 * 512
+    distinct = 256 * (1 - (1 - 8 / 256) ** 4)
+    assert states - four == pytest.approx(8 * (256 - distinct) * expert_bytes, rel=1e-6)
+    assert four - one > 8 * (distinct - 8) * expert_bytes
 
 
 def test_a_step_reads_and_writes_the_recurrent_states() -> None:
