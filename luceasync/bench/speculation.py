@@ -41,8 +41,15 @@ from luceasync.bench.report import (
 from luceasync.bench.servers import Asked, Client, Messages, ask, read_questions, server, tau_of
 from luceasync.bench.shapes import Shape, step_bytes
 from luceasync.engine.acceptance import Acceptance
-from luceasync.engine.decoding import anchors_of, choose_next
+from luceasync.engine.decoding import (
+    LaneDecoding,
+    PlainDecoding,
+    SpeculativeDecoding,
+    anchors_of,
+    choose_next,
+)
 from luceasync.engine.prepare import PreparedChoice
+from luceasync.engine.sampling.choose import nothing
 from luceasync.engine.sequence import Generation
 from luceasync.models.files import parse_spec
 from luceasync.models.loader import RandomSource
@@ -54,12 +61,13 @@ from luceasync.pipeline.platform import open_platform
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import BEST
 from luceasync.request import Request, TokenPrompt
-from luceasync.speculation.choice import RoundPlan, RoundShape
+from luceasync.speculation.choice import RoundPlan, RoundShape, StepCosts
 from luceasync.speculation.dflash.draft import DraftNetwork, draft_ops_on
 from luceasync.speculation.dflash.draft_config import parse_draft_spec
 from luceasync.speculation.dflash.load import LoadedDraft, join
 from luceasync.speculation.dflash.placement import footprint_of
 from luceasync.speculation.dflash.weights import read_weights
+from luceasync.speculation.drafter import BlockDrafter
 from luceasync.speculation.speculator import Speculator
 from luceasync.text.detokenizer import SafeText
 from luceasync.text.prompt import RenderedPrompt
@@ -69,6 +77,8 @@ DECODE = "decode"
 NUM_WARMUPS = 6  # rounds until graphs are captured
 FORCED_ROWS = (5, 6)  # that rounds accept, in turn: 6.5 tokens a round
 ROUND_SHAPES = (RoundShape(16), RoundShape(8), RoundShape(16, 22), RoundShape(16, 60))
+ROW_SHAPES = ROUND_SHAPES[:2]
+NUM_IN_A_ROW = 12
 DRAFT_LAYERS = 5
 ROOM_TOKENS = 4096  # that rounds may say
 TURN_QUESTIONS = 10  # servers that take turns at each question cool each other's caches
@@ -226,7 +236,8 @@ def bench_rounds(
     rounds: int,
 ) -> None:
     """Whole rounds beside decode steps: propose, verify, accept, commit, take up. How many rows are
-    accepted is forced.
+    accepted is forced. Then the same as greedy lanes are served: steps and rounds in a row, the
+    next of which begins before the host has the tokens of the last one; nothing is forced.
     """
     names = [f"block {s.block}" + (f", tree {s.budget}" if s.budget else "") for s in ROUND_SHAPES]
     table = report.table(("lanes, context", DECODE, *names), f"{name}, rounds; ratios to a step")
@@ -242,8 +253,59 @@ def bench_rounds(
         decode_s = seconds.pop(DECODE)
         cells = [beside(each, decode_s) for each in seconds.values()]
         table.add(f"{count} at {context}", ms(decode_s, 2), *cells)
+    bench_rows(report, backend, draft, contexts=contexts, lanes=lanes, rounds=rounds)
     draft.close()
     backend.close()
+
+
+class AlwaysPays(StepCosts):
+    """Costs with which each step is a round of the one shape that there is."""
+
+    def seconds(self, num_lanes: int, shape: RoundShape | None) -> float:
+        return 100.0 if shape is None else 1.0
+
+    def is_due(self, num_lanes: int, shape: RoundShape | None) -> bool:
+        return False
+
+
+def bench_rows(
+    report: Report,
+    backend: LayerSplitBackend,
+    draft: LoadedDraft,
+    *,
+    contexts: Sequence[int],
+    lanes: Sequence[int],
+    rounds: int,
+) -> None:
+    """Rounds in a row beside steps in a row. After the steps a drafter starts without context, so
+    that it reads little of it.
+    """
+    passes = draft.speculator.drafters[0].tapped
+    names = [f"block {shape.block}" for shape in ROW_SHAPES]
+    table = report.table(("lanes, context", DECODE, *names), "in a row; ratios to a step")
+    for context, count in itertools.product(contexts, lanes):
+        choices = started(backend, draft.speculator, count, context)
+        decodings: dict[str, LaneDecoding] = {DECODE: PlainDecoding(backend)}
+        for of, shape in zip(names, ROW_SHAPES, strict=True):
+            drafter: Any = BlockDrafter(passes, [shape])  # type: ignore[arg-type]
+            speculator = Speculator(backend, [drafter], count, AlwaysPays())
+            decodings[of] = SpeculativeDecoding(backend, speculator)
+        runs = {of: partial(row_step_s, each, choices) for of, each in decodings.items()}
+        seconds = medians(interleave(runs, rounds, num_warmups=2))
+        decode_s = seconds.pop(DECODE)
+        cells = [beside(each, decode_s) for each in seconds.values()]
+        table.add(f"{count} at {context}", ms(decode_s, 2), *cells)
+
+
+def row_step_s(decoding: LaneDecoding, choices: Sequence[Generation]) -> float:
+    """Seconds of a step of several in a row; the last one begins no other."""
+    decoding.step(choices, alone=True, meanwhile=nothing)
+    begun_at = time.perf_counter()
+    for _ in range(NUM_IN_A_ROW):
+        decoding.step(choices, alone=True, meanwhile=nothing)
+    seconds = (time.perf_counter() - begun_at) / NUM_IN_A_ROW
+    decoding.step(choices, alone=False, meanwhile=nothing)
+    return seconds
 
 
 def draft_config(target: Shape) -> dict[str, object]:
