@@ -1,6 +1,7 @@
 """Fused row operations between the matrix products of prefill.
 
-RMS norm, SwiGLU, and the work before attention: head norms, rotation, the write into pages.
+RMS norms, SwiGLU and GeGLU, and the work before attention: head norms, rotation, the write into
+pages.
 """
 
 from __future__ import annotations
@@ -16,16 +17,56 @@ from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inpu
 HEAD_ROWS = 16  # rows of one head per program
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
-    """x / rms(x) * weight, added to `residual` if given. x, residual: [rows, dim] contiguous;
-    weight: float32 [dim].
+def rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None = None,
+    factor: Tensor | None = None,
+) -> Tensor:
+    """x / rms(x) * weight, added to `residual` if given, times `factor` if given. x, residual:
+    [rows, dim] contiguous; weight: float32 [dim]; factor: float32 [1].
     """
     out = x.new_empty(x.shape)
     dim = x.shape[1]
     block = triton.next_power_of_2(dim)
     warps = min(max(block // 512, 1), 16)
     _rms_norm_kernel[(x.shape[0],)](
-        x, weight, residual, out, dim, eps, BLOCK=block, num_warps=warps, **overlap_options(x)
+        x,
+        weight,
+        residual,
+        factor,
+        out,
+        dim,
+        eps,
+        BLOCK=block,
+        num_warps=warps,
+        **overlap_options(x),
+    )
+    return out
+
+
+def norm_values(projected: Tensor, begin: int, end: int, head_dim: int, eps: float) -> Tensor:
+    """The columns before `end`, and behind them the heads of those from `begin` on, each over its
+    rms. projected: [rows, width] contiguous -> [rows, end + width - begin].
+    """
+    num_rows, width = projected.shape
+    out = projected.new_empty(num_rows, end + width - begin)
+    grid = (triton.cdiv(num_rows, HEAD_ROWS), out.shape[1] // head_dim)
+    _norm_values_kernel[grid](
+        projected,
+        out,
+        num_rows,
+        width,
+        out.shape[1],
+        begin,
+        end,
+        eps,
+        HEAD_DIM=head_dim,
+        BLOCK_DIM=triton.next_power_of_2(head_dim),
+        BLOCK_ROWS=HEAD_ROWS,
+        num_warps=4,
+        **overlap_options(projected),
     )
     return out
 
@@ -162,7 +203,7 @@ def split_heads(
 
 @kernel()
 def _rms_norm_kernel(
-    x, weight, residual, out, dim, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+    x, weight, residual, factor, out, dim, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
 ):
     start_next(OVERLAP)
     row = tl.program_id(0).to(tl.int64) * dim
@@ -175,7 +216,39 @@ def _rms_norm_kernel(
     normed = (exact * inverse_rms * scale).to(out.dtype.element_ty)
     if residual is not None:
         normed += tl.load(residual + row + i, mask=ok, other=0.0)
+    if factor is not None:
+        normed *= tl.load(factor).to(out.dtype.element_ty)
     tl.store(out + row + i, normed, mask=ok)
+
+
+@kernel(do_not_specialize=["num_rows"])
+def _norm_values_kernel(
+    projected,
+    out,
+    num_rows,
+    width,
+    out_width,
+    begin,
+    end,
+    eps,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    start_next(OVERLAP)
+    wait_for_inputs(OVERLAP)
+    row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    column = tl.program_id(1) * HEAD_DIM
+    d = tl.arange(0, BLOCK_DIM)[None, :]
+    ok = (row < num_rows) & (d < HEAD_DIM)
+    source = tl.where(column < end, column, begin + column - end)
+    x = tl.load(projected + row * width + source + d, mask=ok, other=0.0)
+    if column >= end:
+        exact = x.to(tl.float32)
+        inverse_rms = tl.rsqrt(tl.sum(exact * exact, 1) / HEAD_DIM + eps)
+        x = (exact * inverse_rms[:, None]).to(out.dtype.element_ty)
+    tl.store(out + row * out_width + column + d, x, mask=ok)
 
 
 @kernel()

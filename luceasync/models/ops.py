@@ -93,8 +93,18 @@ class Ops(Protocol):
         """RMS norm over the last dimension, computed in float32; x's dtype; weight float32."""
         ...
 
-    def add_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """residual + `norm` of x."""
+    def add_norm(
+        self, residual: Tensor, x: Tensor, weight: Tensor, eps: float, factor: Tensor | None = None
+    ) -> Tensor:
+        """residual + `norm` of x, times `factor` if given, float32 [1]."""
+        ...
+
+    def norm_values(
+        self, projected: Tensor, begin: int, end: int, head_dim: int, eps: float
+    ) -> Tensor:
+        """The columns before `end` of [..., width], and behind them the heads of those from `begin`
+        on, each over its rms: [..., end + width - begin].
+        """
         ...
 
     def geglu(self, gate_up: Tensor) -> Tensor:
@@ -176,8 +186,18 @@ class TorchOps:
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm(x, weight, eps)
 
-    def add_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return residual + self.norm(x, weight, eps)
+    def add_norm(
+        self, residual: Tensor, x: Tensor, weight: Tensor, eps: float, factor: Tensor | None = None
+    ) -> Tensor:
+        added = residual + self.norm(x, weight, eps)
+        return added if factor is None else added * factor.to(added.dtype)
+
+    def norm_values(
+        self, projected: Tensor, begin: int, end: int, head_dim: int, eps: float
+    ) -> Tensor:
+        heads = projected[..., begin:].unflatten(-1, (-1, head_dim)).contiguous()
+        values = self.norm(heads, torch.ones(head_dim, device=heads.device), eps)
+        return torch.cat([projected[..., :end], values.flatten(-2)], -1)
 
     def geglu(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.chunk(2, -1)
@@ -290,9 +310,9 @@ class Norm:
         """x: [..., dim]. Returns x's dtype."""
         return self.ops.norm(x, self.weight, self.eps)
 
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + norm(x): [..., dim]."""
-        return self.ops.add_norm(residual, x, self.weight, self.eps)
+    def add_to(self, residual: Tensor, x: Tensor, factor: Tensor | None = None) -> Tensor:
+        """residual + norm(x): [..., dim], times `factor` if given, float32 [1]."""
+        return self.ops.add_norm(residual, x, self.weight, self.eps, factor)
 
     @property
     def num_bytes(self) -> int:

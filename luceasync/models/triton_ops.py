@@ -98,9 +98,18 @@ class TritonOps:
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return row_kernels.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
 
-    def add_norm(self, residual: Tensor, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def add_norm(
+        self, residual: Tensor, x: Tensor, weight: Tensor, eps: float, factor: Tensor | None = None
+    ) -> Tensor:
         flat, beside = (each.reshape(-1, each.shape[-1]) for each in (x, residual))
-        return row_kernels.rms_norm(flat, weight, eps, beside).view(x.shape)
+        return row_kernels.rms_norm(flat, weight, eps, beside, factor).view(x.shape)
+
+    def norm_values(
+        self, projected: Tensor, begin: int, end: int, head_dim: int, eps: float
+    ) -> Tensor:
+        flat = projected.reshape(-1, projected.shape[-1])
+        found = row_kernels.norm_values(flat, begin, end, head_dim, eps)
+        return found.view(*projected.shape[:-1], -1)
 
     def geglu(self, gate_up: Tensor) -> Tensor:
         flat = gate_up.reshape(-1, gate_up.shape[-1])

@@ -193,6 +193,8 @@ def rows_of_prefill() -> None:
     rows.rms_norm(torch.empty(64, 5120, dtype=DTYPE), torch.empty(5120), 1e-6)
     x = torch.empty(64, 5120, dtype=DTYPE)
     rows.rms_norm(x, torch.empty(5120), 1e-6, x)
+    rows.rms_norm(x, torch.empty(5120), 1e-6, x, torch.empty(1))
+    rows.norm_values(x, 3072, 4096, 512, 1e-6)
     rows.swiglu(torch.empty(64, 2 * 17408, dtype=DTYPE))
     rows.geglu(torch.empty(64, 2 * 21504, dtype=DTYPE))
 

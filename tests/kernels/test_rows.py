@@ -1,8 +1,9 @@
 """Row operations of prefill, as torch computes them."""
 
+import pytest
 import torch
 
-from luceasync.kernels.rows import geglu, rms_norm, swiglu
+from luceasync.kernels.rows import geglu, norm_values, rms_norm, swiglu
 from luceasync.models import ops
 from luceasync.models.triton_ops import TritonOps
 from tests.kernels.cases import TOLERANCE, distance, random
@@ -20,6 +21,15 @@ def test_what_is_added_to_is_rounded_as_apart(dtype, device) -> None:
     weight = 1 + random(80, scale=0.1, dtype=torch.float32, device=device)
     apart = residual + rms_norm(x, weight, 1e-6)
     assert torch.equal(rms_norm(x, weight, 1e-6, residual), apart)
+    factor = torch.tensor([0.3], device=device)
+    assert torch.equal(rms_norm(x, weight, 1e-6, residual, factor), apart * factor.to(dtype))
+
+
+@pytest.mark.parametrize("begin", [48, 96])  # values that are keys too, or have columns
+def test_normed_values_stand_behind_keys(dtype, device, begin: int) -> None:
+    projected = random(19, begin + 48, dtype=dtype, device=device)
+    expected = ops.TorchOps().norm_values(projected, begin, 96, 24, 1e-6)
+    assert distance(norm_values(projected, begin, 96, 24, 1e-6), expected) < TOLERANCE[dtype]
 
 
 def test_geglu_is_as_torch_computes_it(dtype, device) -> None:

@@ -81,12 +81,11 @@ class GegluLayer:
 
     def forward(self, x: Tensor) -> Tensor:
         """See FeedForwardLayer."""
-        ops = self.output_norm.ops
-        inner = ops.geglu(self.gate_up.linear(x, self.norm))
-        x = self.output_norm.add_to(x, self.down.linear(inner))
-        if self.own_input is not None:
-            x = self.own_input.add_to(x)
-        return x if self.scale is None else x * self.scale.to(x.dtype)
+        inner = self.output_norm.ops.geglu(self.gate_up.linear(x, self.norm))
+        added = self.down.linear(inner)
+        if self.own_input is None:
+            return self.output_norm.add_to(x, added, self.scale)
+        return self.own_input.add_to(self.output_norm.add_to(x, added), self.scale)
 
 
 def input_tensors(input_size: int, hidden_size: int) -> dict[str, Shape]:
@@ -120,11 +119,11 @@ class OwnInput:
     def num_bytes(self) -> int:
         return self.gate.num_bytes + self.projection.num_bytes + self.norm.num_bytes
 
-    def add_to(self, x: Tensor) -> Tensor:
-        """x: [entries, rows, hidden]."""
+    def add_to(self, x: Tensor, scale: Tensor | None) -> Tensor:
+        """x: [entries, rows, hidden]. The sum is multiplied by `scale`, float32 [1]."""
         from torch.nn.functional import gelu
 
         assert self.handed.inputs is not None, "the ends hand on inputs before the first layer"
         weighed = gelu(self.gate.linear(x), approximate="tanh")
         weighed = weighed * self.handed.inputs[..., self.layer, :]
-        return self.norm.add_to(x, self.projection.linear(weighed))
+        return self.norm.add_to(x, self.projection.linear(weighed), scale)

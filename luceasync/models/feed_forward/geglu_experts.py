@@ -106,14 +106,18 @@ class GegluRouter:
         return self.norm.num_bytes + self.weight.num_bytes + self.expert_scales.nbytes
 
     def choose(self, x: Tensor) -> Choice:
-        """x: [rows, hidden]."""
+        """x: [rows, hidden]. Indices are kept within bounds: where kernels are only compiled they
+        are any numbers.
+        """
         import torch
 
         choice = self.ops.choose(self.weight.linear(self.norm(x).float()), None, self.routing)
-        places = torch.arange(len(choice.rows), device=x.device, dtype=choice.bounds.dtype)
-        experts = torch.searchsorted(choice.bounds[1:].contiguous(), places, right=True)
-        scales = self.expert_scales[experts][choice.places.long()]
-        return replace(choice, weights=choice.weights * scales)
+        shape, num_places = choice.places.shape, choice.places.numel()
+        bounds = choice.bounds[1:].contiguous()
+        chosen = torch.bucketize(choice.places.flatten(), bounds, right=True)
+        scales = self.expert_scales[chosen.clamp_(0, len(self.expert_scales) - 1)].view(shape)
+        rows = choice.rows[:num_places].clamp(0, len(x) - 1)
+        return replace(choice, weights=choice.weights * scales, rows=rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,16 +149,15 @@ class GegluExpertsLayer:
         norm, expert_norm, norm_of_sum = self.output_norms
         inner = self.router.ops.geglu(self.gate_up.linear(rows, self.norms[0]))
         both = expert_norm.add_to(norm(self.down.linear(inner)), self._experts(rows))
-        x = norm_of_sum.add_to(rows, both).view(x.shape)
-        if self.own_input is not None:
-            x = self.own_input.add_to(x)
-        return x * self.scale.to(x.dtype)
+        if self.own_input is None:
+            return norm_of_sum.add_to(rows, both, self.scale).view(x.shape)
+        return self.own_input.add_to(norm_of_sum.add_to(rows, both).view(x.shape), self.scale)
 
     def _experts(self, rows: Tensor) -> Tensor:
         import torch
 
         choice = self.router.choose(rows)
-        gathered = self.norms[1](rows)[choice.rows.long()]
+        gathered = self.norms[1](rows).index_select(0, choice.rows)
         pair = (weights.linear(gathered, choice) for weights in (self.gates, self.ups))
         ops = self.router.ops
         results = self.downs.linear(ops.geglu(torch.cat([*pair], -1)), choice)

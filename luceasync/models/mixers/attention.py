@@ -204,12 +204,7 @@ class ValueNorm:
 
     def __call__(self, projected: Tensor) -> Tensor:
         """[..., width] -> query, key and normed value columns."""
-        import torch
-
-        heads = projected[..., self.begin :].unflatten(-1, (-1, self.head_dim))
-        plain = torch.ones(self.head_dim, device=projected.device)
-        values = self.ops.norm(heads.contiguous(), plain, self.eps).flatten(-2)
-        return torch.cat([projected[..., : self.end], values], -1)
+        return self.ops.norm_values(projected, self.begin, self.end, self.head_dim, self.eps)
 
 
 @dataclass(frozen=True, slots=True)
