@@ -6,7 +6,7 @@ reading each expert once. Tiles of many rows are for prefill.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -23,7 +23,7 @@ from luceasync.kernels.overlap import (
     wait_for_inputs,
 )
 
-MANY_ROWS = 64  # of a tile of prefill
+MANY_ROWS, MOST_ROWS = 64, 128  # of a tile of prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +208,29 @@ def _few_rows_kernel(
         tl.store(at_out, result.to(out.dtype.element_ty), mask=m_ok[None, :] & n_ok[:, None])
 
 
+@dataclass(frozen=True, slots=True)
+class ManyRowsTile:
+    """A tile of prefill: rows of x by `block_n` rows of a matrix (of gate and of up), `block_k`
+    columns at a time.
+    """
+
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+
+def many_tile(
+    num_rows: int, *, paired: bool, element_bytes: int, shared_bytes: int
+) -> ManyRowsTile:
+    """The tile for `num_rows` rows of x, MANY_ROWS or MOST_ROWS."""
+    if element_bytes > 2:
+        return ManyRowsTile(32, 32, 4, 2)
+    wide = ManyRowsTile(128, 64, 8 if num_rows > MANY_ROWS else 4, 3)
+    stage_bytes = 2 * wide.block_k * (num_rows + wide.block_n * (2 if paired else 1))
+    return replace(wide, num_stages=max(2, min(3, shared_bytes // stage_bytes)))
+
+
 def can_group(x: Tensor) -> bool:
     """Whether the library multiplies by groups whose ends stay on the device."""
     is_half = x.dtype == torch.bfloat16 and x.is_cuda and torch.version.hip is None
@@ -222,16 +245,22 @@ def many(
     *,
     rows: Tensor | None = None,
     first: int = 0,
+    num_rows: int = MANY_ROWS,
+    chosen: ManyRowsTile | None = None,
 ) -> None:
-    """`linear`, or `swiglu` if matrices are [2, experts, inner, dim], in tiles of MANY_ROWS rows.
+    """`linear`, or `swiglu` if matrices are [2, experts, inner, dim], in tiles of `num_rows` rows.
 
     `first`: the number of the first of `matrices`; tiles of others are left alone.
     """
     matrices = matrices if matrices.dim() == 4 else matrices[None]
     num_parts, num_experts, num_outputs, dim = matrices.shape
-    is_half = matrices.element_size() == 2
-    block_n, block_k = (64 if num_parts == 2 else 128, 64) if is_half else (32, 32)
-    _many_rows_kernel[(triton.cdiv(num_outputs, block_n), len(tiles))](
+    chosen = chosen or many_tile(
+        num_rows,
+        paired=num_parts == 2,
+        element_bytes=matrices.element_size(),
+        shared_bytes=shared_bytes(x),
+    )
+    _many_rows_kernel[(triton.cdiv(num_outputs, chosen.block_n), len(tiles))](
         x.contiguous(),
         matrices,
         rows,
@@ -245,12 +274,13 @@ def many(
         matrices.stride(1),
         matrices.stride(2),
         PAIRED=num_parts == 2,
-        ROWS=MANY_ROWS,
-        BLOCK_N=block_n,
-        BLOCK_K=block_k,
+        EVEN_K=dim % chosen.block_k == 0,
+        ROWS=num_rows,
+        BLOCK_N=chosen.block_n,
+        BLOCK_K=chosen.block_k,
         PRECISION=dot_precision(matrices.dtype),
-        num_warps=4,
-        num_stages=4 if is_half else 2,
+        num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
     )
 
 
@@ -269,6 +299,7 @@ def _many_rows_kernel(
     matrix_stride,
     row_stride,
     PAIRED: tl.constexpr,
+    EVEN_K: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -293,11 +324,17 @@ def _many_rows_kernel(
         other = tl.zeros([ROWS, BLOCK_N], tl.float32)
         for begin in range(0, dim, BLOCK_K):
             ok = begin + k < dim
-            columns = tl.load(at_x + begin, mask=ok[None, :], other=0.0)
-            w = tl.load(at_first + begin, mask=ok[:, None], other=0.0)
+            if EVEN_K:
+                columns, w = tl.load(at_x + begin), tl.load(at_first + begin)
+            else:
+                columns = tl.load(at_x + begin, mask=ok[None, :], other=0.0)
+                w = tl.load(at_first + begin, mask=ok[:, None], other=0.0)
             total = tl.dot(columns, w, total, input_precision=PRECISION)
             if PAIRED:
-                w = tl.load(at_second + begin, mask=ok[:, None], other=0.0)
+                if EVEN_K:
+                    w = tl.load(at_second + begin)
+                else:
+                    w = tl.load(at_second + begin, mask=ok[:, None], other=0.0)
                 other = tl.dot(columns, w, other, input_precision=PRECISION)
         if PAIRED:
             total = total * tl.sigmoid(total) * other
