@@ -91,7 +91,7 @@ struct OwnHeads {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) attend_tree(
+extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_tree(
     const u16* projected, const float* query_norm, const float* key_norm, const u16* keys, const u16* values,
     const int* lanes, const int* row_indices, const int* tables, const float* cos, const float* sin, const u8* ancestors,
     u16* new_keys, u16* new_values, u16* queries, float4* sums, float2* weights, float eps, float scale,
