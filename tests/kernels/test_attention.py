@@ -83,6 +83,18 @@ def test_rows_of_prefill_attend_as_torch_computes_it(spec, dtype, device) -> Non
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("gated", [True, False], ids=["head 256, gated", "head 128"])
+def test_a_chunk_of_many_rows_attends_as_torch_computes_it(gated, device) -> None:
+    """Enough rows for the kernel for Hopper."""
+    wide, narrow = (
+        AttentionSpec(16, 4, 256, 64, 1e7, True),
+        AttentionSpec(32, 8, 128, 128, 1e6, False),
+    )
+    case = attention_case(wide if gated else narrow, [1], [1000], 600, torch.bfloat16, device)
+    assert distance(case.copy().run(TritonAttention), case.copy().run(TorchAttention)) < 1e-2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gated", [True, False], ids=["head 256, gated", "head 128"])
 def test_a_long_context_is_attended_as_torch_computes_it(gated, device, monkeypatch) -> None:
     monkeypatch.setattr(attention, "NUM_SPLITS", 64)
     wide, narrow = (

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.kernels import window_attention
+from luceasync.kernels import prefill_attention, window_attention
 from luceasync.models.mixers.attention_sizes import HeadNorms
 from luceasync.models.mixers.sliding import SlidingSpec
 from luceasync.models.mixers.sliding_torch import TorchSliding
@@ -19,6 +19,7 @@ from luceasync.models.mixers.sliding_triton import TritonSliding
 from luceasync.models.pass_rows import NO_LANE, PADDING_ENTRY, AcceptedRows, Entry, Paths, Rows
 from luceasync.models.trees import torch_trees
 from tests.kernels.cases import TOLERANCE, distance, random_parents
+from tests.kernels.gluon_emulated import emulate
 
 LANES = 3
 NOWHERE = slice(0, 0)
@@ -64,8 +65,9 @@ def case_of(
     num_rows: int,
     dtype: torch.dtype,
     device: torch.device,
+    spec: SlidingSpec | None = None,
 ) -> Case:
-    spec = spec_of(window)
+    spec = spec or spec_of(window)
     width = 2 * spec.query_dim + 2 * spec.kv_dim
     projected = torch.randn(len(lanes), num_rows, width).to(device, dtype)
     query, key = (1 + torch.randn(spec.head_dim).to(device) / 10 for _ in range(2))
@@ -99,6 +101,33 @@ def test_rows_of_lanes_and_what_they_leave(window: int, num_rows: int, dtype, de
     assert distance(other, one) < TOLERANCE[dtype]
     for ring, twin in zip(b, a, strict=True):
         assert distance(ring.nan_to_num(), twin) < TOLERANCE[dtype]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU takes other sizes of heads")
+@pytest.mark.parametrize("window", [5, 64, 130])
+def test_rows_of_a_prompt_by_the_emulated_kernel(window: int, device, monkeypatch) -> None:
+    emulate(monkeypatch, prefill_attention, "_attend_prompt_kernel")
+    monkeypatch.setitem(prefill_attention.BLOCK_KEYS, 24, 64)
+    monkeypatch.setattr(prefill_attention, "can_attend", lambda q: True)
+    test_rows_of_lanes_and_what_they_leave(window, 70, torch.float16, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("begin", [0, 300, 5000])
+def test_rows_of_a_prompt_with_sizes_of_real_models(head_dim: int, begin: int, device) -> None:
+    """Those that the kernel for Hopper takes."""
+    spec = SlidingSpec(8, 4, head_dim, head_dim, 10000.0, gated=True, window=512)
+    case = case_of(512, [1], [begin], 700, torch.bfloat16, device, spec)
+    bodies = TorchSliding(spec), TritonSliding(spec)
+    left = [case.own_rings(nan=False) for _ in bodies]
+    one, other = (
+        body.attend(case.projected, case.norms, rings, case.rows(body))
+        for body, rings in zip(bodies, left, strict=True)
+    )
+    assert distance(other, one) < TOLERANCE[torch.bfloat16]
+    for ring, twin in zip(*left, strict=True):
+        assert distance(twin, ring) < TOLERANCE[torch.bfloat16]
 
 
 @pytest.mark.parametrize("window", [5, 64])
