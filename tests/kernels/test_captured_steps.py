@@ -148,6 +148,25 @@ def test_windows_and_what_gemma_adds_are_captured(load: Load, tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen3"])
+def test_inputs_of_layers_and_borrowed_keys_are_captured(load: Load, tmp_path: Path) -> None:
+    """Beside experts, as no published Gemma 4 has them."""
+    from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+    kinds = ["sliding_attention", "full_attention", "full_attention"]
+    sizes = tiny.COMMON | {"num_hidden_layers": 3, "layer_types": kinds, "sliding_window": 4}
+    sizes |= {"num_kv_shared_layers": 1, "hidden_size_per_layer_input": 16, "global_head_dim": 32}
+    sizes |= {"vocab_size_per_layer_input": tiny.VOCAB_SIZE, "enable_moe_block": True}
+    sizes |= {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32}
+    torch.manual_seed(0)
+    Gemma4ForCausalLM(Gemma4TextConfig(**sizes)).save_pretrained(tmp_path / "gemma4")
+    found, expected = (
+        few(load(captured=captured, model_dir=tmp_path / "gemma4")) for captured in (True, False)
+    )
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3"])
 def test_steps_run_ahead_of_windows_too(load: Load, tmp_path: Path) -> None:
     """Whether the next step is the one that was announced or not."""
     from transformers import MistralConfig, MistralForCausalLM

@@ -35,6 +35,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma4_text",
         GEMMA4 | EXPERTS | {"enable_moe_block": True, "top_k_experts": 2, "global_head_dim": 64},
     ),
+    "gemma 4, inputs": (
+        "gemma4_text",
+        {"hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": tiny.VOCAB_SIZE}
+        | {"layer_types": [MIXED[1], MIXED[0]] * 2, "num_kv_shared_layers": 2}
+        | {"global_head_dim": 32},
+    ),
     "gemma 3": ("gemma3_text", {"head_dim": 64}),
     "laguna": (
         "laguna",
