@@ -14,6 +14,7 @@ import weakref
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +31,7 @@ SLAB_BYTES = 8 * PIECE_BYTES  # a request that comes meanwhile waits for the dri
 SPARE_BYTES = 4 << 30  # with so much free, more is added in a quiet moment only
 QUIET_POLL_S = 0.1
 WARM_SLAB_BYTES = 4 * PIECE_BYTES  # the first is waited for
+TOUCHED_BYTES, NUM_TOUCHERS = 32 << 20, 8  # at once, of memory that is locked whole
 CLOSE_TIMEOUT_S = 30.0  # for one slab: a driver pins 3 GB a second
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device, not for the current one alone
 
@@ -162,11 +164,22 @@ class NoPageLock:
         """Nothing to unlock."""
 
 
+def _touch(area: np.ndarray) -> None:
+    """Have the system provide all pages, in many threads: a driver does it in one."""
+    begins = range(0, len(area), TOUCHED_BYTES)
+    with ThreadPoolExecutor(NUM_TOUCHERS, "touch-pages") as threads:
+        for _ in threads.map(
+            lambda begin: area[begin : begin + TOUCHED_BYTES : 4096].fill(0), begins
+        ):
+            pass
+
+
 def locked_pages(num_bytes: int, pages: PageLock) -> np.ndarray:
     """Bytes whose pages stay in place until no array or tensor over them is left. Raises
     MemoryError.
     """
     area = np.frombuffer(map_pages(num_bytes), np.uint8)
+    _touch(area)
     address = area.ctypes.data
     pages.lock(address, num_bytes)
     weakref.finalize(area, pages.unlock, address).atexit = False

@@ -27,6 +27,7 @@ from luceasync.host_cache.arena import (
     Holes,
     PlainMemory,
     WarmMemory,
+    locked_pages,
 )
 
 CAPACITY_BYTES = 2 * PIECE_BYTES + PIECE_BYTES // 2
@@ -380,3 +381,17 @@ def test_plain_memory_is_freed_with_its_last_view():
 def test_more_than_the_machine_has_is_a_memory_error(num_bytes: int):
     with pytest.raises(MemoryError, match="no room for"):
         PlainMemory().allocate(num_bytes)
+
+
+def test_pages_are_locked_until_the_last_tensor_over_them_goes():
+    lock, before_bytes = NotedLock(), resident_bytes()
+    pages = locked_pages(PIECE_BYTES, lock)
+    assert lock.locked == {pages.ctypes.data: PIECE_BYTES}
+    assert resident_bytes() - before_bytes > PIECE_BYTES // 2  # they are there
+    tensor = torch.from_numpy(pages)[16:32]
+    del pages
+    assert lock.locked
+    del tensor
+    assert not lock.locked
+    with pytest.raises(MemoryError, match="enough is locked"):
+        locked_pages(2 * CAPACITY_BYTES, lock)
