@@ -297,6 +297,10 @@ def plan_step(
         if due:
             return RoundPlan(due[0], everyone if due[0] is not None else (), measure)
     plain_s = costs.seconds(num_lanes, None)
+    if not kinds.recorded and plain_s is not None:
+        found = _nothing_pays(promised, promises, costs, plain_s)
+        if found is not None:
+            return RoundPlan(None, (), measure, found)
     shapes = [*kinds.recorded, *promised]
     known = {s: cost for s in shapes if (cost := costs.seconds(num_lanes, s)) is not None}
     if kinds.recorded and (plain_s is None or not known):
@@ -326,6 +330,34 @@ def plan_step(
         return RoundPlan(None, (), measure, off_reasons)
     others = {i: name for i, name in chosen.others.items() if i in speculating}
     return RoundPlan(chosen.shape, speculating, measure, off_reasons, others)
+
+
+def _nothing_pays(
+    promised: Sequence[RoundShape],
+    promises: Sequence[Promises],
+    costs: StepCosts,
+    plain_s: float,
+) -> dict[int, str] | None:
+    """Why no lane speculates, by index, where nothing is recorded and no promise pays; None if one
+    does. So it is for most tokens of a text that repeats nothing: this takes little of the host.
+    """
+    ratios = [
+        (shape, round_s / plain_s)
+        for shape in promised
+        if (round_s := costs.seconds(len(promises), shape)) is not None
+    ]
+    reasons = {}
+    for i, of_lane in enumerate(promises):
+        closest = (0.0, 1.0, 1.0)
+        for shape, break_even in ratios:
+            promise = of_lane.get(shape.drafter)
+            tau = 1.0 if promise is None else promise.tau(shape)
+            if tau > break_even:
+                return None
+            closest = max(closest, (tau / break_even, tau, break_even))
+        if ratios:
+            reasons[i] = _reason(*closest[1:])
+    return reasons
 
 
 def pays(promise: Promise, num_lanes: int, kinds: RoundKinds, costs: StepCosts) -> bool:
@@ -396,4 +428,8 @@ class _Offer:
 def _why_off(lane: int, offers: Sequence[_Offer]) -> str:
     """Why a lane does not speculate, by the shape that comes closest to paying."""
     best = max(offers, key=lambda offer: offer.taus[lane] / offer.break_even)
-    return f"{best.taus[lane]:.2f} tokens a round, {best.break_even:.2f} would pay for it"
+    return _reason(best.taus[lane], best.break_even)
+
+
+def _reason(tau: float, break_even: float) -> str:
+    return f"{tau:.2f} tokens a round, {break_even:.2f} would pay for it"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import is_
 
 import numpy as np
 
@@ -90,6 +91,8 @@ class _LaneCopies:
     is_lost: bool = False  # a match may be resumed after one more token
     tokens: list[int] = field(default_factory=list)
     num_filled: int = 0  # rows of the last proposal
+    # What `promise_after` said last, and of which records' numbers, which it seldom has to find.
+    after: tuple[list[list[float]], Promise] = ([], Promise((1.0,)))
 
 
 class LookupDrafter:
@@ -139,9 +142,10 @@ class LookupDrafter:
             return None
         kinds = [*range(class_of(max(copies.length, CLASSES[0] - 1) + 1) + 1)]
         kinds += range(len(CLASSES), NUM_CLASSES) if copies.is_lost else ()
-        return Promise(
-            [max(taus) for taus in zip(*(copies.records[k].taus for k in kinds), strict=True)]
-        )
+        taus = [copies.records[kind].taus for kind in kinds]
+        if len(taus) != len(copies.after[0]) or not all(map(is_, taus, copies.after[0])):
+            copies.after = taus, Promise([max(each) for each in zip(*taus, strict=True)])
+        return copies.after[1]
 
     def propose(self, anchors: Sequence[Anchor], shape: RoundShape) -> Proposal:
         """Chains of `shape.block` rows at most; rows for which there is nothing to copy repeat the

@@ -278,11 +278,12 @@ class Speculator:
         ):
             return foreseen.plan
         plan = plan_step(outlooks, kinds, self._costs, measure=alone, promises=promises)
-        return replace(
-            plan,
-            speculating=tuple(lanes[i] for i in plan.speculating),
-            off_reasons={lanes[i]: why for i, why in plan.off_reasons.items()},
-            others={lanes[i]: name for i, name in plan.others.items()},
+        return RoundPlan(
+            plan.shape,
+            tuple(lanes[i] for i in plan.speculating),
+            plan.is_measured,
+            {lanes[i]: why for i, why in plan.off_reasons.items()},
+            {lanes[i]: name for i, name in plan.others.items()},
         )
 
     def foresee(self, lanes: Sequence[int], under_way: RoundPlan, *, alone: bool) -> None:
