@@ -32,6 +32,7 @@ from luceasync.text.roles import FitMessages, Roles
 from luceasync.text.shared_prefix import (
     CommonPrefix,
     ReplayCheck,
+    ReplayResults,
     ToolsBlock,
     begun_answer,
     marked_tokens,
@@ -94,6 +95,7 @@ class Prompts:
         self._tenants = tenants
         self._turns = language.turns
         self._common_prefix = CommonPrefix(language.tokenizer)
+        self._replayed = ReplayResults()
         self._tools_block = ToolsBlock(language.template, self._common_prefix)
 
     def render(self, request: Request) -> RenderedPrompt:
@@ -186,7 +188,7 @@ class Prompts:
             text,
             ids,
             tuple(self._turns.ends(ids)),
-            answer_returns=ReplayCheck.of(template, tokenizer, text, *said),
+            answer_returns=ReplayCheck.of(template, tokenizer, text, *said, self._replayed),
             tools_end=self._tools_block.end(text, ids, *said),
             new_pieces=new_pieces,
             before=self._language.answers.before(text),

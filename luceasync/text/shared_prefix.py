@@ -7,11 +7,13 @@ Knows no cache.
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import accumulate, takewhile
 from typing import Any
@@ -34,6 +36,9 @@ USER_TURN = {"role": "user", "content": "0"}  # some templates refuse a chat wit
 REASONING, CONTENT = "thought", "said"  # of the answer that is tried
 OPENING = "<think>"  # written by a model that opens its reasoning itself
 WITH_REASONING = f"{OPENING}\n{REASONING}\n</think>\n\n{CONTENT}"
+CLOSING = "</think>"
+MAX_FORMS = 1024  # of chats, whose results are kept
+LEADING_TAG = re.compile(r"\s*<[^<>\s]{1,32}>")
 REPLAY_S = 2.0  # renderings take milliseconds, unless the machine or the template is very slow
 CALL = {"id": "0", "type": "function", "function": {"name": "f", "arguments": {}}}
 
@@ -199,6 +204,45 @@ class ToolsBlock:
         return self._prefix.num_tokens(text, ids, others)
 
 
+class ReplayResults:
+    """What was found for chats of the same form: their roles, the fields of their messages, and
+    what templates look for in texts. A template that looks for something else loses cached tokens,
+    no right answer. Safe to use from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._results: dict[Hashable, bool] = {}
+        self._lock = threading.Lock()
+
+    def get(self, form: Hashable) -> bool | None:
+        """The result for chats of that form, None if there is none yet."""
+        with self._lock:
+            return self._results.get(form)
+
+    def put(self, form: Hashable, result: bool) -> None:
+        """Keep a result; the oldest are dropped."""
+        with self._lock:
+            self._results[form] = result
+            while len(self._results) > MAX_FORMS:
+                del self._results[next(iter(self._results))]
+
+
+def _form_of(messages: Sequence[Message], tools: Tools, variables: Mapping[str, Any]) -> Hashable:
+    return (
+        tuple(map(_form_of_message, messages)),
+        bool(tools),
+        json.dumps(variables, sort_keys=True, default=str),
+    )
+
+
+def _form_of_message(message: Message) -> Hashable:
+    content = message.get("content")
+    text = content if isinstance(content, str) else ""
+    tag = LEADING_TAG.match(text)  # such as that of a tool's result
+    set_fields = tuple(sorted(name for name, value in message.items() if value))
+    return message["role"], set_fields, CLOSING in text, tag and tag[0].strip()
+
+
 class ReplayCheck:
     """Whether answers to one prompt can be replayed, with separate results for answers that begin
     with `opening_id`, which opens reasoning, and for others. `opening_id` None: not in the
@@ -211,12 +255,18 @@ class ReplayCheck:
 
     def __init__(
         self,
-        others: Callable[[], bool] = lambda: True,
-        reasoning: Callable[[], bool] = lambda: True,
+        others: Callable[[], bool | None] = lambda: True,
+        reasoning: Callable[[], bool | None] = lambda: True,
         opening_id: int | None = None,
         limit_s: float = REPLAY_S,
+        results: ReplayResults | None = None,
+        form: Hashable = None,
     ) -> None:
+        """`others` and `reasoning` try, and return None if that was not possible. `results`: those
+        of other chats, `form`: of this one.
+        """
         self._tries = {False: others, True: reasoning}  # by whether the answer opens reasoning
+        self._kept, self._form = ReplayResults() if results is None else results, form
         self._opening_id = opening_id
         self._limit_s = limit_s
         self._lock = threading.Lock()
@@ -231,32 +281,37 @@ class ReplayCheck:
         messages: Sequence[Message],
         tools: Sequence[Message] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        results: ReplayResults | None = None,
     ) -> ReplayCheck:
         """The check for answers to the prompt `text`, which `template` renders from the other
-        arguments.
+        arguments. `results` of the same template are used, and added to.
         """
         has_tools, variables = bool(tools), template_kwargs or {}
 
-        def is_replayed(tried: Iterator[tuple[str, list[Message]]]) -> bool:
+        def is_replayed(tried: Iterator[tuple[str, list[Message]]]) -> bool | None:
             return _is_replayed(template, text, messages, tools, variables, tried)
 
-        def others() -> bool:
+        def others() -> bool | None:
             return is_replayed(_continuations(has_tools=has_tools))
 
-        def reasoning() -> bool:
+        def reasoning() -> bool | None:
             answer = {"role": "assistant", "content": WITH_REASONING}
             return is_replayed(_followed(WITH_REASONING, answer, has_tools=has_tools))
 
         opening_id = tokenizer.token_id(OPENING)
-        if opening_id is None or text.rstrip().endswith(OPENING):  # the model does not open it
-            return cls(others)
-        return cls(others, reasoning, opening_id)
+        is_opened = text.rstrip().endswith(OPENING)
+        form = is_opened, _form_of(messages, tools, variables)
+        if opening_id is None or is_opened:  # the model does not open it
+            return cls(others, results=results, form=form)
+        return cls(others, reasoning, opening_id, results=results, form=form)
 
     def __call__(self, generated_ids: Sequence[int]) -> bool:
         """Whether a later prompt may begin with this complete answer; False while that is unknown:
         the answer is then computed again.
         """
         opens_reasoning = len(generated_ids) > 0 and generated_ids[0] == self._opening_id
+        if (known := self._kept.get((opens_reasoning, self._form))) is not None:
+            return known
         with self._lock:
             if opens_reasoning not in self._results:
                 self._results[opens_reasoning] = self._begin(opens_reasoning), time.monotonic()
@@ -272,7 +327,10 @@ class ReplayCheck:
 
         def run() -> None:
             try:
-                result.set_result(self._tries[opens_reasoning]())
+                found = self._tries[opens_reasoning]()
+                if found is not None and self._form is not None:
+                    self._kept.put((opens_reasoning, self._form), found)
+                result.set_result(bool(found))
             except BaseException as error:
                 result.set_exception(error)  # raised to all that ask
 
@@ -287,16 +345,16 @@ def _is_replayed(
     tools: Sequence[Message] | None,
     variables: Mapping[str, Any],
     tried: Iterator[tuple[str, list[Message]]],
-) -> bool:
+) -> bool | None:
     """Whether any continuation begins with the prompt and its answer. Also true if the template
-    refuses them all: then nothing is known.
+    refuses them all: then nothing is known. None: it could not be rendered.
     """
     is_known = False
     for start, continuation in tried:
         try:
             later = template.render([*messages, *continuation], tools, **variables)
         except (TemplateOverrun, Unavailable):  # a later prompt could not be rendered, or not now
-            return False
+            return None
         except RequestError:
             continue
         if later.startswith(text + start):

@@ -10,7 +10,7 @@ import pytest
 
 from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.errors import TemplateOverrun, Unavailable
-from luceasync.text.shared_prefix import ReplayCheck
+from luceasync.text.shared_prefix import ReplayCheck, ReplayResults
 from luceasync.text.template import ChatTemplate
 
 TEMPLATES = Path(__file__).parents[2] / "tests/acceptance/turns"
@@ -138,3 +138,59 @@ def test_a_result_that_is_late_counts_from_then_on():
     while not found([5]):
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+class Counted:
+    """QWEN3, and how often it rendered."""
+
+    def __init__(self) -> None:
+        self.num_rendered = 0
+
+    def render(self, messages, tools=None, /, **kwargs) -> str:
+        self.num_rendered += 1
+        return QWEN3.render(messages, tools, **kwargs)
+
+
+def test_chats_of_one_form_are_tried_once(byte_level, said, thought):
+    counted, results = Counted(), ReplayResults()
+    text = QWEN3.render(ASKED)
+    first = ReplayCheck.of(counted, byte_level, text, ASKED, results=results)
+    assert first(said) and not first(thought)
+    num_rendered = counted.num_rendered
+    other = [ASKED[0], {"role": "user", "content": "Something else"}]
+    found = ReplayCheck.of(counted, byte_level, QWEN3.render(other), other, results=results)
+    assert found(said) and not found(thought)
+    assert counted.num_rendered == num_rendered
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "kwargs"),
+    [
+        (ASKED[1:], None, {}),
+        (ASKED, TOOLS, {}),
+        (ASKED, None, {"enable_thinking": False}),
+        (
+            [*ASKED[:1], {"role": "user", "content": "<tool_response>\n1\n</tool_response>"}],
+            None,
+            {},
+        ),
+        ([*ASKED, {"role": "assistant", "content": "<think>\na\n</think>\nb"}, ASKED[1]], None, {}),
+    ],
+)
+def test_chats_of_another_form_are_tried(byte_level, said, messages, tools, kwargs):
+    counted, results = Counted(), ReplayResults()
+    ReplayCheck.of(counted, byte_level, QWEN3.render(ASKED), ASKED, results=results)(said)
+    num_rendered = counted.num_rendered
+    text = QWEN3.render(messages, tools, **kwargs)
+    ReplayCheck.of(counted, byte_level, text, messages, tools, kwargs, results)(said)
+    assert counted.num_rendered > num_rendered
+
+
+def test_what_could_not_be_rendered_is_tried_for_the_next_chat(byte_level, said):
+    class Busy:
+        def render(self, messages, tools=None, /, **kwargs) -> str:
+            raise Unavailable("busy")
+
+    results, text = ReplayResults(), WHOLE.render(ASKED)
+    assert not ReplayCheck.of(Busy(), byte_level, text, ASKED, results=results)(said)
+    assert ReplayCheck.of(WHOLE, byte_level, text, ASKED, results=results)(said)
