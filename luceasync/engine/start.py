@@ -27,6 +27,7 @@ from luceasync.models.files import ModelFiles
 from luceasync.pipeline.capacity import num_pinnable
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.platform import open_platform
 from luceasync.pipeline.remote.discovery import processes_of
 from luceasync.pipeline.remote.fleet import Fleet
 from luceasync.prefix_cache.namespace import namespace_of
@@ -73,6 +74,8 @@ def build_engine(
     model = model or ModelFiles(config.model.model_dir)
     report, drafter = plan_with_drafter(config, model)
     plan = report.plan
+    for shard in plan.here:
+        open_platform(shard.device).load_ahead()
     copies = copied_shapes(config, drafter, plan.devices)
     own_template = template_of(model)
     language = language_of(config, model, plan, own_template)

@@ -5,6 +5,7 @@ Threads compile, as Triton releases the GIL most of the time. Knows no kernel an
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 from collections.abc import Callable, Hashable, Iterator
@@ -64,9 +65,10 @@ def kernel(
     return lambda function: Kernel(jit(function, **options))
 
 
+@functools.cache
 def hash_ahead() -> None:
-    """Have a thread hash Triton's files. Each process does so for its first kernel, and they have
-    half a gigabyte: while weights are read, nobody waits for it.
+    """Have a thread hash Triton's files, once. Each process does so for its first kernel, and they
+    have half a gigabyte: while weights are read, nobody waits for it.
     """
     from triton.runtime import cache
 

@@ -89,6 +89,9 @@ class CpuPlatform:
     def copies(self, cache: LaneCache) -> DirectCopies:
         return DirectCopies(cache)
 
+    def load_ahead(self) -> None:
+        """Nothing to do: no kernel is compiled."""
+
     def row_transfer(self) -> HostTransfer:
         return HostTransfer()
 

@@ -69,11 +69,15 @@ class CudaPlatform:
     @cached_property
     def ops(self) -> Ops:
         """Operations made of fused kernels."""
-        from luceasync.kernels.kernel import hash_ahead
         from luceasync.models.triton_ops import TritonOps
 
-        hash_ahead()
+        self.load_ahead()
         return TritonOps()
+
+    def load_ahead(self) -> None:
+        from luceasync.kernels.kernel import hash_ahead
+
+        hash_ahead()
 
     def slotted_ops(self, num_slots: int) -> OpsWithSlots:
         from luceasync.models.expert_slots import SlottedOps

@@ -383,7 +383,8 @@ class GraphedSteps:
         runs += [each.run for each in of_trees]
         runs += [each.run for each in decode]
         runs += [each.commit for each in of_trees if each.commit is not None]
-        self._capture.compile_ahead(runs)
+        with self._shard.few_layers():
+            self._capture.compile_ahead(runs)
         read = [each.inputs.given for each in of_trees] + [each.inputs.given for each in decode]
         for given in read:
             given.zero_()  # products in place left arbitrary values there, even NaN

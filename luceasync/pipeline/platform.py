@@ -138,6 +138,10 @@ class Platform(Protocol):
         """Copies between lanes on the device and host memory."""
         ...
 
+    def load_ahead(self) -> None:
+        """Begin, in threads, what loading a model will wait for. May be called again."""
+        ...
+
     def row_transfer(self) -> RowTransfer:
         """The way of stored weights to the device."""
         ...

@@ -7,8 +7,9 @@ request.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from luceasync.models.pass_rows import NO_LANE, PADDING_ENTRY, AcceptedRows, Ent
 from luceasync.models.precision import torch_dtype
 from luceasync.models.recent import RecentRows
 from luceasync.models.scratch import VerifyScratch
-from luceasync.models.spec import ModelSpec
+from luceasync.models.spec import LayerSpec, ModelSpec
 from luceasync.models.trees import Trees
 from luceasync.pipeline.passes import Batch
 from luceasync.pipeline.past_rows import PastOfLanes, PastRows
@@ -70,6 +71,7 @@ class Shard:
             place.findings.raise_fault()
         if slotted is not None:
             slotted.allocate()
+        self._are_run = [True] * len(self.layers)  # which layers a pass runs
         mixers = self._mixers = spec.mixers[shard.begin : shard.end]
         self._bodies: dict[Mixer, MixerBody] = {
             mixer: self._ops.pick(mixer.torch_body, mixer.triton_body, mixer.compiled_body)
@@ -150,11 +152,27 @@ class Shard:
         """Run the layers. x: [entries, rows, hidden] on this device. State is updated in place."""
         self.taps = {}
         of_layers = zip(self.layers, self._mixers, self._layers, self._states(), strict=True)
-        for index, mixer, layer, state in of_layers:
+        for index, mixer, layer, state in compress(of_layers, self._are_run):
             seen = rows if past is None else replace(rows, past=past.of(index, mixer))
             x = layer.forward(x, state, seen)
             self._tap(index, x)
         return x
+
+    @contextmanager
+    def few_layers(self) -> Iterator[None]:
+        """Within the context, passes run few layers of each kind, enough to compile the kernels of
+        all. Kernels also depend on where tensors begin: neighbours and the last one differ most.
+        """
+        kinds: dict[tuple[LayerSpec, int], list[int]] = {}
+        for number, (index, layer) in enumerate(zip(self.layers, self._layers, strict=True)):
+            # Layers of one spec whose tensors are stored differently are not equally large.
+            kinds.setdefault((self._spec.layers[index], layer.num_bytes), []).append(number)
+        chosen = {number for alike in kinds.values() for number in (*alike[:2], alike[-1])}
+        self._are_run = [number in chosen for number in range(len(self.layers))]
+        try:
+            yield
+        finally:
+            self._are_run = [True] * len(self.layers)
 
     def note_mark(self, batch: Batch) -> None:
         """A prefill chunk has run: note the state that was set aside at its mark."""
@@ -183,7 +201,7 @@ class Shard:
         self.taps = {}
         scratch = self.scratch.shaped(*x.shape[:2])
         of_layers = zip(self.layers, self._layers, self._states(), scratch.layers, strict=True)
-        for index, layer, state, kept in of_layers:
+        for index, layer, state, kept in compress(of_layers, self._are_run):
             x = layer.verify(x, state, rows, trees, kept)
             self._tap(index, x)
         return x
