@@ -42,6 +42,7 @@ from luceasync.status import (
 CACHE_KEY = re.compile(r"[0-9a-f]{64}")
 EVENTS_INTERVAL_S = 0.5
 MAX_WATCHERS = 16
+MODEL_INFO_PATHS = ("/get_model_info", "/model_info", "/get_server_info", "/server_info")
 
 
 class CacheFields(msgspec.Struct):
@@ -155,6 +156,34 @@ class DroppedNodes(msgspec.Struct):
     dropped: int
 
 
+class ModelInfo(msgspec.Struct):
+    """The model, in the words of SGLang's workers; a path is a name here."""
+
+    model_path: str
+    served_model_name: str
+    tokenizer_path: str
+    is_generation: bool
+    max_total_num_tokens: int
+    max_running_requests: int
+    version: str
+
+
+class ReplicaLoad(msgspec.Struct):
+    """How busy the server is, in the words of SGLang's workers."""
+
+    dp_rank: int
+    num_reqs: int
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_total_reqs: int
+    max_running_requests: int
+    token_usage: float
+
+
+class ReplicaLoads(msgspec.Struct):
+    loads: list[ReplicaLoad]
+
+
 class StatusPages:
     """The GET routes that belong to no API and need no admin key."""
 
@@ -174,6 +203,9 @@ class StatusPages:
             Route("/health", self.health),
             Route("/ready", self.ready),
             Route("/metrics", self.metrics),
+            *(Route(path, self.model_info) for path in MODEL_INFO_PATHS),
+            Route("/v1/loads", self.loads),
+            Route("/get_load", self.load),
         ]
 
     @typed_answer(ServerName)
@@ -230,6 +262,31 @@ class StatusPages:
     async def metrics(self, request: Request) -> Response:
         """Metrics in Prometheus' text format."""
         return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE})
+
+    @typed_answer(ModelInfo)
+    async def model_info(self, request: Request) -> Response:
+        """What routers of the field ask of a worker when they register it."""
+        card, num_lanes = self._engine.card, self._engine.status().num_lanes
+        tokens = num_lanes * card.max_ctx_tokens
+        names = card.name, card.name, card.name
+        return json_response(ModelInfo(*names, True, tokens, num_lanes, __version__))
+
+    @typed_answer(ReplicaLoads)
+    async def loads(self, request: Request) -> Response:
+        """What routers ask again and again: running and waiting requests."""
+        return json_response(ReplicaLoads([_load(self._engine.status())]))
+
+    @typed_answer(list[ReplicaLoad])
+    async def load(self, request: Request) -> Response:
+        """The same, for older routers."""
+        return json_response([_load(self._engine.status())])
+
+
+def _load(status: EngineStatus) -> ReplicaLoad:
+    running, waiting = status.num_running, status.num_queued
+    usage = running / status.num_lanes if status.num_lanes else 0.0
+    total = running + waiting
+    return ReplicaLoad(0, total, running, waiting, total, status.num_lanes, usage)
 
 
 def _faults(status: EngineStatus) -> str:

@@ -67,6 +67,13 @@ CHECKS = (
         short=("--parts", "numbers"),
     ),
     Check(
+        "check_routers",
+        "conversations over several servers behind routers of the field",
+        ("{folder}",),
+        ("--servers", "2", "--conversations", "8", "--turns", "4", "--only", "smg, cache"),
+        ("folder",),
+    ),
+    Check(
         "check_grammar",
         "answers to random schemas keep to them, however drafted",
         short=("--schemas", "4", "--families", "qwen3"),

@@ -61,6 +61,7 @@ AWAY_S, BACK_S, PATIENCE_S = 10.0, 5.0, 60.0
 STARTED_S = 20.0  # back after a new process has imported what it needs
 QUESTIONS = ("What does os.getcwd do?", "How do I read a file line by line?", "What is a list?")
 NUM_PINGS = 300
+MOST_CORES = 7  # of a machine
 LISTEN = "--listen-for-check"
 
 
@@ -382,7 +383,7 @@ def listen_with(program: str, address: str, tls: str) -> None:
 def _cores(machine: int) -> set[int] | None:
     """Half of the cores; None: there are too few to share."""
     cores = sorted(os.sched_getaffinity(0))
-    half = len(cores) // 2
+    half = min(len(cores) // 2, MOST_CORES)
     return None if half < 4 else {*cores[machine * half : (machine + 1) * half]}
 
 
@@ -424,9 +425,10 @@ def _measure(
 ) -> None:
     columns = ("what", *variants, "two processes / two machines", "one / two machines")
     title = f"{options.shape}, float32, a round trip of {us(round_trip_s, 0).text} on the wire"
-    table = report.table(columns, title)
-    for backend in variants.values():
+    table, begun_s = report.table(columns, title), time.perf_counter()
+    for name, backend in variants.items():
         backend.prefill(0, 0, random_prompt(256), project=False)
+        print(f"{name}: ready after {time.perf_counter() - begun_s:.1f} s", file=sys.stderr)
     cases: dict[str, Callable[[LayerSplitBackend], float]] = {
         "a step": partial(ipc.decode_s, 1, 256, options.steps),
         f"a prompt of {options.prompt} tokens": partial(_prompt_s, options.prompt),

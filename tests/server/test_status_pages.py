@@ -37,6 +37,29 @@ async def test_a_watcher_sees_lanes_queue_and_nodes_again_and_again(on_port, mon
     assert first["live"]["nodes"][0]["num_bytes"] == {"memory": 4096}
 
 
+@pytest.mark.parametrize(
+    "path", ["/get_model_info", "/model_info", "/get_server_info", "/server_info"]
+)
+async def test_a_router_finds_the_model_s_name_and_room(on_port, path: str):
+    async with on_port(ScriptedEngine()) as client:
+        told = (await client.get(path)).json()
+    assert told["model_path"] == told["served_model_name"] == "tiny"
+    assert told["is_generation"] and told["max_running_requests"] > 0
+
+
+async def test_a_router_is_told_how_many_requests_run_and_wait(on_port):
+    engine = ScriptedEngine()
+    async with on_port(engine) as client:
+        [newer] = (await client.get("/v1/loads?include=core,queues")).json()["loads"]
+        [older] = (await client.get("/get_load")).json()
+    status = engine.status()
+    assert newer == older
+    assert newer["num_running_reqs"] == status.num_running
+    assert newer["num_waiting_reqs"] == status.num_queued
+    assert newer["num_reqs"] == status.num_running + status.num_queued
+    assert newer["token_usage"] == status.num_running / status.num_lanes
+
+
 async def _first(stream, count):
     async for event in stream:
         count -= 1
