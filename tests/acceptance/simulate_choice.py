@@ -4,7 +4,7 @@
 
 The code that chooses is the server's own, and so are the copies; nothing else runs: the answers are
 known, a model drafter is right as often as its slots say, and each step takes the time that is
-stated for it. Prints a Markdown table; exit status 1 if more than 3 % are lost.
+stated for it. Prints a Markdown table; exit status 1 if more is lost than may be.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from luceasync.speculation.lookup import LOOKUP, LookupDrafter, lookup_shapes
 from luceasync.speculation.speculator import Speculator
 from luceasync.text.tokenizer import Tokenizer
 
-MOST_REGRET = 0.03
 MOST_TOKENS = 400  # of an answer
 WRONG = -1  # no token
 Text = tuple[list[int], list[int]]  # a prompt and its answer
@@ -40,11 +39,14 @@ Text = tuple[list[int], list[int]]  # a prompt and its answer
 
 @dataclass(frozen=True)
 class Costs:
-    """Plain steps that a verify pass of so many rows takes, and drafting one token."""
+    """Plain steps that a verify pass of so many rows takes, and drafting one token. `most_lost`:
+    the share that may be lost; where rows cost much, what few of them have shown decides.
+    """
 
     name: str
     verify: Callable[[int], float]
     drafted: float
+    most_lost: float
 
     def of(self, shape: RoundShape | None) -> float:
         """Of a step of one lane."""
@@ -56,8 +58,8 @@ class Costs:
 
 ON_CPU = {2: 1.4, 3: 1.8, 4: 2.1, 8: 3.4, 16: 5.3, 32: 8.9}  # measured: docs/results/speculation.md
 COSTS = (
-    Costs("27B on a GPU", lambda num_rows: 1 + 0.029 * (num_rows - 1), 0.03),
-    Costs("0.5B on a CPU", ON_CPU.__getitem__, 0.08),
+    Costs("27B on a GPU", lambda num_rows: 1 + 0.029 * (num_rows - 1), 0.03, 0.03),
+    Costs("0.5B on a CPU", ON_CPU.__getitem__, 0.08, 0.05),
 )
 
 
@@ -237,7 +239,7 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=40, help="of each kind")
     parser.add_argument("--kinds", default=",".join(KINDS))
     options = parser.parse_args()
-    tokenizer, worst = Tokenizer.load(BUNDLED_MODEL_DIR), 0.0
+    tokenizer, is_fine = Tokenizer.load(BUNDLED_MODEL_DIR), True
     columns = "costs", "drafters", "answers", "tokens", "chosen", "best fixed", "", "lost"
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     for kind in options.kinds.split(","):
@@ -252,11 +254,11 @@ def main() -> None:
                 }
                 best = min(times, key=lambda name: times[name])
                 regret = chosen / times[best] - 1
-                worst = max(worst, regret)
+                is_fine = is_fine and regret <= costs.most_lost
                 speeds = (f"{num_tokens / each:.2f}" for each in (chosen, times[best]))
                 row = (costs.name, drafters.name, kind, num_tokens, *speeds, best, f"{regret:.1%}")
                 print(f"| {' | '.join(map(str, row))} |", flush=True)
-    sys.exit(1 if worst > MOST_REGRET else 0)
+    sys.exit(0 if is_fine else 1)
 
 
 if __name__ == "__main__":
