@@ -18,7 +18,8 @@ class ServerConfig:
 
     Without API keys every client is served; without `admin_keys` nobody may inspect the cache.
     `allow_hosts`: Host names to accept besides local ones; `allow_origins`: origins of web pages
-    that may use the server. `tls_cert` and `tls_key`, both or neither: HTTPS.
+    that may use the server. `client_secrets`: of routers that may name their clients. `tls_cert` and
+    `tls_key`, both or neither: HTTPS.
     """
 
     host: str = value(
@@ -68,6 +69,18 @@ class ServerConfig:
             "users of this machine can see it in `ps`: prefer LUCEASYNC_ADMIN_KEY.",
             secret=True,
             repeatable=True,
+        ),
+    )
+    client_secrets: tuple[str, ...] = setting(
+        (),
+        Setting(
+            "client-secret-file",
+            parsers.keys_in_file,
+            "a readable file with one secret per line ('#' starts a comment)",
+            "FILE",
+            "Believe a router that has one of these secrets about who its clients are "
+            "(x-luceasync-client), for fairness.",
+            secret=True,
         ),
     )
     tls_cert: Path | None = value(

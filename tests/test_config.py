@@ -70,7 +70,7 @@ def test_without_settings_the_defaults_hold():
 
 
 def test_every_setting_is_tested():
-    assert {option.name for option in OPTIONS} == TEXTS.keys() | {"api-key-file"}
+    assert {option.name for option in OPTIONS} == TEXTS.keys() | {"api-key-file", "client-secret-file"}
 
 
 def needed_by(option: Option) -> dict[str, str]:
@@ -237,7 +237,7 @@ def test_the_example_file_has_every_setting_with_an_allowed_value(tmp_path):
     named = {(name, key) for name, table in tomllib.loads(text).items() for key in table}
     assert named == {(option.section, option.key) for option in OPTIONS}
     keys = write(tmp_path / "keys", "one\n")
-    text = re.sub(r"(?<=api_key_file = ).*", f'"{keys}"', text)
+    text = re.sub(r"(?<=y_file = |t_file = ).*", f'"{keys}"', text)
     load_config({}, {}, write(tmp_path / "c.toml", text))
 
 

@@ -22,7 +22,7 @@ from luceasync.server.drain import Drain, race
 from luceasync.server.failures import describe
 from luceasync.server.family import Call, Endpoint, require_ready
 from luceasync.server.fields import refuse_compressed
-from luceasync.server.http.auth import Caller, accepted_key
+from luceasync.server.http.auth import Caller, accepted_key, client_named_by_router
 from luceasync.server.http.body import (
     SMALL_BYTES,
     BodyMemory,
@@ -87,7 +87,9 @@ class Answering:
         reading = read_body(scope, receive, context.config.max_body_bytes, reservation)
         body = await race(reading, context.drain.expired())
         require_ready(context.engine)
-        caller = Caller(accepted_key(scope), context.trust_cache_salt, _peer_address(scope))
+        named = client_named_by_router(scope, context.config.client_secrets)
+        address = _peer_address(scope)
+        caller = Caller(accepted_key(scope), context.trust_cache_salt, address, named)
         call = await self._parse(body, Headers(scope=scope), caller)
         del body  # the call has what is left of it
         # Hypercorn does not cancel a handler whose client has left, so receive() is watched.

@@ -80,19 +80,52 @@ def accepted_key(scope: Scope) -> str:
     return key
 
 
+CLIENT_HEADER = b"x-luceasync-client"
+MAX_CLIENT_CHARS = 256
+
+
+def client_named_by_router(scope: Scope, secrets: Iterable[str]) -> str:
+    """The client that a router names, "NAME SIGNATURE" with the HMAC-SHA256 of the name under one
+    of `secrets`, in hexadecimal digits; "" if it names none, or none is believed. Raises
+    RequestError for another signature: fairness would silently count all clients as one.
+    """
+    secrets = tuple(secrets)
+    headers: dict[bytes, bytes] = dict(scope["headers"])
+    sent = headers.get(CLIENT_HEADER, b"")
+    if not secrets or not sent:
+        return ""
+    name, _, signature = sent[: MAX_CLIENT_CHARS + 80].strip().partition(b" ")
+    made = [hmac.new(secret.encode(), name, "sha256").hexdigest() for secret in secrets]
+    signed = [hmac.compare_digest(each.encode(), signature.strip().lower()) for each in made]
+    if not any(signed) or not 1 <= len(name) <= MAX_CLIENT_CHARS:
+        raise RequestError(
+            "Invalid header 'x-luceasync-client': its signature is not that of a secret in "
+            "--client-secret-file.",
+            code="invalid_client_signature",
+            status=401,
+        )
+    return name.decode("latin-1")
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who sent a request: the accepted API key ("" if the server needs none), whether the caller's
-    salts are trusted, and the peer address of the connection, which no header can forge.
+    salts are trusted, the peer address of the connection, which no header can forge, and the client
+    that a believed router names instead ("": none).
     """
 
     key: str = field(default="", repr=False)
     may_salt: bool = False
     address: str = ""
+    named: str = ""
 
     @property
     def client(self) -> str:
-        """The unit of fairness for lanes and the queue: the key, else the address."""
+        """The unit of fairness for lanes and the queue: the key, else the address; each client of
+        a believed router.
+        """
+        if self.named:
+            return f"{self.key}{_SEPARATOR}{self.named}"
         return self.key or network_of(self.address)
 
     def tenant(self, salt: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from itertools import product
 
 import pytest
@@ -85,6 +86,48 @@ def test_a_client_without_a_key_is_its_network(address, network):
 
 def test_a_client_with_a_key_is_its_key():
     assert Caller("key", address="192.0.2.7").client == "key"
+
+
+def signed(name: str, secret: str = "one") -> str:
+    return f"{name} {hmac.new(secret.encode(), name.encode(), 'sha256').hexdigest()}"
+
+
+async def client_seen(in_memory, headers: dict[str, str], **config: object) -> str:
+    engine = ScriptedEngine()
+    async with in_memory(engine, ServerConfig(**config)) as client:
+        response = await client.post(CHAT, json=BODY, headers=headers)
+    assert response.status_code == 200, response.text
+    return engine.requests[0].client
+
+
+async def test_a_router_with_the_secret_names_its_clients(in_memory):
+    secrets = {"client_secrets": ("two", "one")}
+    for name in ("192.0.2.1", "192.0.2.2"):
+        seen = await client_seen(in_memory, {"x-luceasync-client": signed(name)}, **secrets)
+        assert seen.endswith(name)
+        upper = signed(name).upper()
+        assert await client_seen(in_memory, {"x-luceasync-client": upper}, **secrets) == seen
+    key = {"authorization": "Bearer key"}
+    headers = {"x-luceasync-client": signed("a"), **key}
+    seen = await client_seen(in_memory, headers, api_keys=("key",), **secrets)
+    assert seen not in ("a", "key") and seen.startswith("key") and seen.endswith("a")
+    assert await client_seen(in_memory, key, api_keys=("key",), **secrets) == "key"
+
+
+@pytest.mark.parametrize(
+    "header", [signed("192.0.2.1", "other"), "192.0.2.1", signed("")[1:], signed("a" * 300)]
+)
+async def test_a_name_with_another_signature_is_refused(in_memory, header: str):
+    config = ServerConfig(client_secrets=("one",))
+    async with in_memory(ScriptedEngine(), config) as client:
+        response = await client.post(CHAT, json=BODY, headers={"x-luceasync-client": header})
+    assert response.status_code == 401
+    assert response.json()["error"]["code"] == "invalid_client_signature"
+
+
+async def test_without_a_secret_no_name_is_believed(in_memory):
+    plain = await client_seen(in_memory, {})
+    assert await client_seen(in_memory, {"x-luceasync-client": signed("192.0.2.1")}) == plain
 
 
 async def test_the_client_is_the_peer_address_whatever_headers_say(in_memory):
