@@ -18,8 +18,8 @@ class ServerConfig:
 
     Without API keys every client is served; without `admin_keys` nobody may inspect the cache.
     `allow_hosts`: Host names to accept besides local ones; `allow_origins`: origins of web pages
-    that may use the server. `client_secrets`: of routers that may name their clients. `tls_cert` and
-    `tls_key`, both or neither: HTTPS.
+    that may use the server. `client_secrets`: of routers that may name their clients.
+    `tls_cert` and `tls_key`, both or neither: HTTPS.
     """
 
     host: str = value(

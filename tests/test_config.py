@@ -70,7 +70,8 @@ def test_without_settings_the_defaults_hold():
 
 
 def test_every_setting_is_tested():
-    assert {option.name for option in OPTIONS} == TEXTS.keys() | {"api-key-file", "client-secret-file"}
+    of_files = {"api-key-file", "client-secret-file"}
+    assert {option.name for option in OPTIONS} == TEXTS.keys() | of_files
 
 
 def needed_by(option: Option) -> dict[str, str]:
