@@ -299,7 +299,8 @@ def kernels(
         str | None,
         typer.Option(
             metavar="LIST",
-            help="Of gemv,quant,attention,chunks,copies; default: all, without a GPU copies.",
+            help="Of gemv,quant,attention,chunks,experts,slots,copies; default: all but experts, "
+            "slots; without a GPU copies.",
         ),
     ] = None,
     rows: Annotated[str, typer.Option(metavar="LIST", help="Rows of a product.")] = "1,16",
@@ -311,7 +312,7 @@ def kernels(
 ) -> None:
     """Kernels of a GPU beside its bandwidth; copies and hashes of nodes on the CPU."""
     kinds = ("gemv", "quant", "attention", "chunks", "copies")
-    parts = _parts(only, kinds) if only is not None else [*kinds]
+    parts = _parts(only, (*kinds, "experts", "slots")) if only is not None else [*kinds]
     from luceasync.bench.device import is_gpu
     from luceasync.bench.kernels import (
         bench_attention,
@@ -335,6 +336,12 @@ def kernels(
         bench_attention(report, contexts=at, lanes=num_lanes, rounds=rounds)
     if "chunks" in parts:
         bench_chunks(report, contexts=_numbers("--contexts", contexts), rounds=rounds)
+    if "experts" in parts or "slots" in parts:
+        from luceasync.bench.experts import bench_experts, bench_slots
+
+        for part, bench in (("experts", bench_experts), ("slots", bench_slots)):
+            if part in parts:
+                bench(report, rows=counts, rounds=rounds)
     if "copies" in parts:
         bench_copies(report, tokens=tokens, rounds=rounds)
 
