@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
+from luceasync.kv.state import num_bytes
 from luceasync.models.encodings import DenseEncoding, Encoding
 from luceasync.models.feed_forward.feed_forward import RoutedFeedForward
 from luceasync.models.quant.ggml import ENCODINGS
@@ -65,6 +66,22 @@ EXPERTS_35B: dict[str, Any] = QWEN3_5 | {
     "shared_expert_intermediate_size": 512,
     "tie_word_embeddings": False,
 }
+GEMMA4_31B: dict[str, Any] = {
+    "model_type": "gemma4_text",
+    "vocab_size": 262144,
+    "hidden_size": 5376,
+    "intermediate_size": 21504,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "num_global_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "attention_k_eq_v": True,
+    "sliding_window": 1024,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 30.0,
+    "max_position_embeddings": 262144,
+}
 SHAPES: dict[str, Shape] = {
     "qwen3-0.6b": QWEN3
     | {
@@ -102,6 +119,7 @@ SHAPES: dict[str, Shape] = {
     "qwen3.5-35b-a3b-8": EXPERTS_35B | {"num_hidden_layers": 8},  # a fifth of its layers
     "gemma3-4b": GEMMA3_4B,
     "gemma3-4b-full": GEMMA3_4B | {"layer_types": ["full_attention"] * 34},  # without windows
+    "gemma4-31b-12": GEMMA4_31B | {"num_hidden_layers": 12},  # a fifth of its layers
 }
 
 
@@ -201,7 +219,7 @@ def step_bytes(
 ) -> int:
     """Bytes that a decode step has to read or write: every weight once (of an embedding that is
     not the head too only rows, and of experts those that rows choose evenly), keys and values of
-    every lane, and recurrent states both ways.
+    every lane, what of their windows was written, and recurrent states both ways.
     """
     weights = sum(shard.weight_bytes for shard in plan.shards)
     for layer in expert_layers(spec, 0, spec.num_layers, plan.precision, encoding_of):
@@ -211,8 +229,14 @@ def step_bytes(
         table = (spec.vocab_size, spec.hidden_size)
         weights -= encoding_of(spec.embedding_name).num_bytes(table, plan.precision)
     rows = context * sum(shard.token_bytes for shard in plan.shards)
-    states = 2 * sum(shard.lane_state_bytes for shard in plan.shards)
-    return weights + num_lanes * (rows + states)
+    rings = [end for mixer in spec.mixers for end in mixer.end if not end.has_spare]
+    sizes = [num_bytes([ring], plan.precision) for ring in rings]
+    seen = sum(
+        size * min(context, ring.shape[0]) // ring.shape[0]
+        for ring, size in zip(rings, sizes, strict=True)
+    )
+    states = 2 * (sum(shard.lane_state_bytes for shard in plan.shards) - sum(sizes))
+    return weights + num_lanes * (rows + seen + states)
 
 
 def prefill_flops(spec: ModelSpec, num_tokens: int) -> float:

@@ -12,7 +12,7 @@ from luceasync.models.files import parse_spec
 def test_every_shape_is_one_that_can_be_run(name: str) -> None:
     sizes = {"qwen3-0.6b": 0.6, "qwen3-4b": 4.0, "qwen3.5-4b": 4.2, "qwen3.5-27b": 26.9}
     sizes |= {"qwen3.5-35b-a3b": 34.7, "qwen3.5-35b-a3b-8": 7.75}
-    sizes |= dict.fromkeys(("gemma3-4b", "gemma3-4b-full"), 3.88)
+    sizes |= dict.fromkeys(("gemma3-4b", "gemma3-4b-full"), 3.88) | {"gemma4-31b-12": 7.27}
     parameters = parse_spec(dict(SHAPES[name])).num_parameters
     assert parameters / 1e9 == pytest.approx(sizes[name], rel=0.03)
 
@@ -46,6 +46,14 @@ def test_a_step_reads_and_writes_the_recurrent_states() -> None:
     plan = plan_for(shape, ["cpu:0"], parallel=2, max_ctx_tokens=256)
     state = sum(shard.lane_state_bytes for shard in plan.shards)
     assert bytes_of(shape, 2, 0) - bytes_of(shape, 1, 0) == 2 * state > 0
+
+
+def test_a_step_reads_what_was_written_of_windows() -> None:
+    shape = SHAPES["gemma3-4b"] | {"num_hidden_layers": 6}
+    row = 2 * 2 * 4 * 256  # bytes x (key and value) x heads x head_dim
+    for context, num_rows in ((100, 600), (3000, 5 * 1024 + 3000)):
+        one, two = (bytes_of(shape, num_lanes, context) for num_lanes in (1, 2))
+        assert two - one == num_rows * row
 
 
 def test_a_state_of_the_small_agents_is_as_many_rows_as_one_of_the_large_model() -> None:
