@@ -261,7 +261,7 @@ class LayerSplitBackend:
             return None
         for lane, end in zip(lanes, ends, strict=True):
             self._make_room(lane, end)
-        return rounds.queue(lanes)
+        return rounds.queue()
 
     @inference_mode
     def send_taps(

@@ -25,7 +25,7 @@ from luceasync.models.trees import chain
 from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.passes import MAX_STOPS, LaneText, RoundWork
 from luceasync.pipeline.shard import Shard
-from luceasync.pipeline.transfer import Arrival, host_buffer, queue_copy
+from luceasync.pipeline.transfer import Arrival, host_buffer
 from luceasync.ranking.local import best_tokens
 from luceasync.ranking.logits import NO_TOKEN
 
@@ -85,11 +85,13 @@ class FoundTokens:
         num_numbers = size * (1 + num_rows)
         self._copy = host_buffer(num_numbers, torch.int64, device).view(size, 1 + num_rows)
         self._numbers = self._copy.numpy()  # the same memory
-        self._arrival: Arrival | None = None
+        self._arrival = None if device.type == "cpu" else Arrival()
 
     def take(self, found: Tensor) -> None:
         """Queue the copy of `found`, see Accept, behind the round."""
-        self._arrival = queue_copy(found, self._copy)
+        self._copy.copy_(found, non_blocking=True)
+        if self._arrival is not None:
+            self._arrival.record()
 
     def fetch(self) -> list[list[int]]:
         if self._arrival is not None:
@@ -141,16 +143,19 @@ class CapturedRound:
         lanes, begins, anchors, nums_left, stops = zip(*texts, *padding, strict=True)
         padded = [token for each in stops for token in (*each, *[NO_TOKEN] * MAX_STOPS)[:MAX_STOPS]]
         self._format.pack_into(self._bytes, 0, *anchors, *padded, *lanes, *begins, *nums_left)
-        self._held.copy_(self._staged, non_blocking=True)  # so few bytes are staged by the call
+        with self._shard.on_device():
+            self._shard.use([text.lane for text in texts])
+            self._held.copy_(self._staged, non_blocking=True)  # so few bytes are staged by the call
 
     @inference_mode
-    def queue(self, lanes: Sequence[int]) -> FoundTokens:
+    def queue(self) -> FoundTokens:
+        self._next, last = self._last, self._next
+        self._last = last
+        self._shard.cache.begin_pass()
         with self._shard.on_device():
-            self._shard.use(lanes)
             self._captured.replay()
-            self._next, self._last = self._last, self._next
-            self._last.take(self._found)
-        return self._last
+            last.take(self._found)
+        return last
 
     def _run(self) -> None:
         shard, (lanes, begins, _) = self._shard, self._place

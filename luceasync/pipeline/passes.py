@@ -102,12 +102,14 @@ class DeviceRounds(Protocol):
     """
 
     def start(self, texts: Sequence[LaneText]) -> None:
-        """Begin at the ends of these texts."""
+        """Begin at the ends of these texts. Nothing else may change their lanes until the last
+        round is queued.
+        """
         ...
 
-    def queue(self, lanes: Sequence[int]) -> ComingTokens:
-        """Queue a round from where the last one ends. `lanes`: those it was started with. Pages
-        must be placed for all of its rows. A lane whose text has ended is padding from then on.
+    def queue(self) -> ComingTokens:
+        """Queue a round from where the last one ends. Pages must be placed for all of its rows. A
+        lane whose text has ended is padding from then on.
         """
         ...
 

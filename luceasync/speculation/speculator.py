@@ -31,6 +31,8 @@ from luceasync.speculation.choice import (
 from luceasync.speculation.drafter import Anchor, Drafter, DraftInRounds, Target
 from luceasync.status import DrafterStatus, SpeculationStatus
 
+ROUNDS_A_PLAN = 4  # in a row: one more hardly changes what pays, and planning takes the host long
+
 
 class Acceptor(Protocol):
     """Decides which verified rows stand; luceasync.engine.acceptance.Acceptance is one."""
@@ -125,9 +127,9 @@ class _Foreseen:
 
 @dataclass(slots=True)
 class QueuedRound:
-    """A round that needs nothing of the host, until its tokens are read. `ends`: how many tokens
-    each lane has after it at most; `begun_at`: when it was queued, or when the round before it
-    ended; `is_timed`: its time says what such a round takes.
+    """A round that needs nothing of the host, until its tokens are read. `ends`: the most tokens of
+    each lane after it; `begun_at`: when it was queued, or the round before it ended; `is_timed`:
+    that says what such a round takes; `num_more` rounds may follow by the same plan.
     """
 
     lanes: tuple[int, ...]
@@ -138,6 +140,7 @@ class QueuedRound:
     ends: list[int]
     begun_at: float
     is_timed: bool
+    num_more: int
     ended_at: float = 0.0
 
 
@@ -365,30 +368,36 @@ class Speculator:
             return None
         self._totals.draft_s += time.perf_counter() - begun_at
         is_timed = self._num_unsettled == num_unsettled
-        return QueuedRound(lanes, plan, rounds, part, coming, ends, begun_at, is_timed)
+        timing = begun_at, is_timed, ROUNDS_A_PLAN - 1
+        return QueuedRound(lanes, plan, rounds, part, coming, ends, *timing)
 
     @inference_mode
     def queue_after(self, queued: QueuedRound, *, alone: bool) -> QueuedRound | None:
         """Queue the round after a queued one whose tokens have not been read. None, and nothing is
         queued, unless the plan for these lanes stays the same whatever tokens they get.
         """
-        if self._promising:
+        plan, shape = queued.plan, queued.plan.shape
+        assert shape is not None, "a round has a shape"
+        if self._promising or self._costs.is_due(len(queued.lanes), shape):
             return None
-        self.foresee(queued.lanes, queued.plan, alone=alone)
-        foreseen, shape = self._foreseen, queued.plan.shape
-        if foreseen is None or shape is None or foreseen.plan.shape != shape:
-            return None
+        if not queued.num_more:
+            self.foresee(queued.lanes, plan, alone=alone)
+            if self._foreseen is None:
+                return None
+            plan = self._foreseen.plan
+            if (plan.shape, plan.speculating) != (shape, queued.lanes) or plan.others:
+                return None
+            self._foreseen = None
         ends = [end + shape.block for end in queued.ends]
-        drafter = self._by_name[shape.drafter]
-        if foreseen.plan.speculating != queued.lanes or foreseen.plan.others:
-            return None
-        if drafter.in_rounds(shape, max(ends)) is not queued.part:
+        if self._by_name[shape.drafter].in_rounds(shape, max(ends)) is not queued.part:
             return None  # another graph
         coming = self._target.queue_round(queued.rounds, queued.lanes, ends)
         if coming is None:
             return None
-        self._foreseen = None
-        return replace(queued, plan=foreseen.plan, coming=coming, ends=ends, is_timed=True)
+        more = (queued.num_more or ROUNDS_A_PLAN) - 1
+        after = replace(queued, plan=plan, coming=coming, ends=ends, num_more=more)
+        after.is_timed = True
+        return after
 
     def arrived(self, queued: QueuedRound) -> list[list[int]]:
         """The tokens that each of its lanes gets; waits for them."""
