@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from luceasync.disk_cache.codec import NodeHeader
     from luceasync.disk_cache.listing import NodeMeta
+    from luceasync.disk_cache.object_store import StoreUpkeep
     from luceasync.disk_cache.upkeep import NamespaceTotal, Upkeep, Verdict
 
 cache_app = typer.Typer(
@@ -49,6 +50,12 @@ Namespace = Annotated[
 ]
 
 
+Store = Annotated[
+    str | None,
+    typer.Option("--kv-store", metavar="URL", help="That of a store, not of a directory."),
+]
+
+
 @cache_app.command(name="ls")
 @with_config("kv-cache-dir")
 def show_list(
@@ -56,9 +63,13 @@ def show_list(
     namespace: Annotated[
         str | None, typer.Argument(help="List the nodes of this namespace.", show_default=False)
     ] = None,
+    store: Store = None,
     as_json: Json = False,
 ) -> None:
     """List the namespaces, one per model and precision served, or the nodes of one."""
+    if store is not None:
+        list_store(store, namespace, as_json)
+        return
     with _opened(config) as upkeep:
         if namespace is None:
             print_namespaces(upkeep.totals(), as_json)
@@ -108,10 +119,16 @@ def prune(
         float | None, typer.Option(metavar="DAYS", min=0, help="Remove nodes unused for longer.")
     ] = None,
     namespace: Namespace = None,
+    store: Store = None,
 ) -> None:
-    """Remove the least recently used nodes; never one that another node needs."""
+    """Remove the least recently used nodes; never one that another node needs. Of a store, remove
+    what was written longer ago.
+    """
     from luceasync.disk_cache.upkeep import prunable
 
+    if store is not None:
+        prune_store(store, budget, older_than, namespace)
+        return
     if budget is None and older_than is None:
         raise ConfigError("cache prune: expected --budget BYTES or --older-than DAYS, or both")
     budget_bytes = None if budget is None else _bytes(budget)
@@ -140,6 +157,47 @@ def clear(
             typer.confirm(f"Remove {nodes}, {size}, from {upkeep.root}?", abort=True)
         removed = [upkeep.clear(name) for name in names]
     print_removed(sum(count for count, _ in removed), sum(size for _, size in removed), 0)
+
+
+def list_store(url: str, prefix: str | None, as_json: bool) -> None:
+    """Print the namespaces of a store, or the one that begins with `prefix`. Objects are counted,
+    not read. Raises ConfigError.
+    """
+    from luceasync.disk_cache.object_store import StoreUpkeep
+
+    upkeep = StoreUpkeep(url)
+    totals = [upkeep.total(name) for name in _of_store(upkeep, url, prefix)]
+    if as_json:
+        print_json({"namespaces": [asdict(total) for total in totals]})
+        return
+    table = _table("namespace", "nodes", "bytes", "last written")
+    for total in totals:
+        row = str(total.num_nodes), size_text(total.num_bytes), _age(total.newest_s)
+        table.add_row(total.namespace, *row)
+    print_plain(table)
+
+
+def prune_store(url: str, budget: str | None, older_than: float | None, prefix: str | None) -> None:
+    """Remove objects of a store by age, and print how much that was. Raises ConfigError."""
+    from luceasync.disk_cache.object_store import StoreUpkeep
+
+    if older_than is None or budget is not None:
+        raise ConfigError(
+            "cache prune --kv-store: expected --older-than DAYS, and no --budget: a store knows "
+            "when an object was written, not when it was used"
+        )
+    upkeep, before_s = StoreUpkeep(url), time.time() - older_than * DAY_S
+    removed = [upkeep.prune(name, before_s) for name in _of_store(upkeep, url, prefix)]
+    num_gone = sum(count for count, _ in removed)
+    size = size_text(sum(num_bytes for _, num_bytes in removed))
+    print_plain(f"{count_text(num_gone, 'object')} removed, {size}")
+
+
+def _of_store(upkeep: StoreUpkeep, url: str, prefix: str | None) -> list[str]:
+    names = [name for name in upkeep.namespaces() if name.startswith(prefix or "")]
+    if prefix is not None and not names:
+        _fail(f"no namespace {prefix} in {url}")
+    return names
 
 
 @contextmanager

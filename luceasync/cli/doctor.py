@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -71,6 +71,7 @@ def examine(config: Config) -> Iterator[Finding]:
         ("cache", _cache),
         ("model", _model),
         ("model files", _model_files),
+        ("store", _store),
         ("chat template", _template),
         ("port", _port),
     )
@@ -212,6 +213,40 @@ def _model_files(config: Config) -> Iterator[Finding]:
 def _sizes(files: Sequence[Path]) -> str:
     num_bytes = sum(file.stat().st_size for file in files)
     return f"{count_text(len(files), 'file')}, {size_text(num_bytes)}"
+
+
+def _store(config: Config) -> Iterator[Finding]:
+    """Which namespaces are in the store, and in what those of other servers differ from ours."""
+    from luceasync.disk_cache.object_store import StoreUpkeep
+    from luceasync.models.files import ModelFiles
+    from luceasync.pipeline.report import devices_of
+    from luceasync.prefix_cache.namespace import facts_of, named
+
+    if (url := config.cache.store_url) is None:
+        return
+    upkeep = StoreUpkeep(url)
+    names = upkeep.namespaces()
+    yield Finding("store", "ok", f"{url}: {count_text(len(names), 'namespace')}")
+    model, precision = ModelFiles(config.model.model_dir), devices_of(config)[1]
+    ours = facts_of(model.weights.paths, model.spec, precision, config.cache.cache_dir)
+    there = "there" if named(ours) in names else "not there yet"
+    yield Finding("store", "ok", f"{named(ours)}: this server's, {there}")
+    for name in names:
+        if name != named(ours):
+            yield Finding("store", "note", f"{name}: {_difference(ours, upkeep.facts(name))}")
+
+
+def _difference(ours: Mapping[str, object], theirs: Mapping[str, object] | None) -> str:
+    """What two servers that share no nodes differ in."""
+    if theirs is None:
+        return "no server has said what it depends on"
+    names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
+    short = {"weights": "other weights", "architecture": "another architecture"}
+    words = [
+        short.get(name) or f"{name} {theirs.get(name, 'unset')}, {ours.get(name, 'unset')} here"
+        for name in names
+    ]
+    return "; ".join(words) or "the same, named otherwise"
 
 
 def _template(config: Config) -> Iterator[Finding]:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 
 FLAG = "--kv-store"
 SCHEMES = ("s3", "gs", "az", "file")
+FACTS = "namespace.json"  # beside the nodes of a namespace
 SEAL_BYTES = 32  # behind the file's bytes, where the store's writers have a key
 RANGE_BYTES = 8 << 20  # asked for in one request
 NUM_RANGES = 8  # at a time
@@ -41,6 +44,7 @@ UPLOAD_TIMEOUT_S = 600.0
 UPLOAD_SHARE = 0.5  # of the time, at most
 MAX_QUEUED = 4096
 MIN_UPLOAD_TOKENS = 4096  # shorter prefixes go up once they are used again
+PART_OBJECTS = 1000  # listed at a time
 RATE_WEIGHT = 0.3  # of the newest transfer
 
 T = TypeVar("T")
@@ -85,11 +89,13 @@ def check_url(url: str) -> None:
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
     """Where a store is. `seal_key`: 32 bytes that its writers share; each object then carries a
-    keyed hash of its name and bytes, and one without it is a miss.
+    keyed hash of its name and bytes, and one without it is a miss. `facts`: what the namespace
+    depends on, which is kept beside its nodes: `doctor` compares it.
     """
 
     url: str
     seal_key: bytes | None = field(default=None, repr=False)
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ObjectStore:
@@ -108,7 +114,7 @@ class ObjectStore:
         self._url = spec.url
         self._directory = directory
         self._namespace = namespace
-        self._seal_key = spec.seal_key
+        self._seal_key, self._facts = spec.seal_key, spec.facts
         self._obstore = _package()
         self._store = _opened(self._obstore, spec.url)
         self._health = health or Health()
@@ -127,8 +133,8 @@ class ObjectStore:
 
     @property
     def degraded(self) -> str:
-        """What is wrong with the store; empty if its last call was answered."""
-        return self._health.fault
+        """What is wrong with which store; empty if its last call was answered."""
+        return f"{FLAG} {self._url}: {self._health.fault}" if self._health.fault else ""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -141,9 +147,9 @@ class ObjectStore:
         """
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
-                await self._obstore.head_async(self._store, self._path("0" * 8, Half.ROWS))
-        except FileNotFoundError:
-            return
+                with suppress(FileNotFoundError):
+                    await self._obstore.head_async(self._store, self._path("0" * 8, Half.ROWS))
+                await self._tell_facts()
         except TimeoutError:
             self._fail(f"no answer in {OPEN_TIMEOUT_S:g} s")
         except self._errors as error:
@@ -151,6 +157,13 @@ class ObjectStore:
             if isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError):
                 raise ConfigError(f"{FLAG} {self._url}: {_first_line(error)}") from None
             self._fail(_first_line(error))
+
+    async def _tell_facts(self) -> None:
+        """Say what the namespace depends on, unless that is known."""
+        told = json.dumps(dict(self._facts), sort_keys=True).encode()
+        with suppress(self._obstore.exceptions.AlreadyExistsError):
+            path = f"{self._namespace}/{FACTS}"
+            await self._obstore.put_async(self._store, path, told, mode="create")
 
     async def close(self) -> None:
         """Wait for writes of fetched files."""
@@ -306,6 +319,85 @@ class ObjectStore:
 
     def _path(self, key: str, half: Half) -> str:
         return f"{self._namespace}/{key[:2]}/{file_name(key, half)}"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredNamespace:
+    """What a store has of a namespace. Half a node is an object."""
+
+    namespace: str
+    num_nodes: int
+    num_bytes: int
+    newest_s: float
+
+
+class StoreUpkeep:
+    """Lists and removes what a store has, without a model. All methods raise ConfigError if the
+    store does not answer, or refuses.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._obstore = _package()
+        self._store = _opened(self._obstore, url)
+
+    def namespaces(self) -> list[str]:
+        """Their names, without a list of their objects."""
+        with self._errors():
+            found = self._obstore.list_with_delimiter(self._store)
+        return sorted(prefix.rstrip("/") for prefix in found["common_prefixes"])
+
+    def facts(self, namespace: str) -> dict[str, Any] | None:
+        """What the namespace depends on; None if no server has said it."""
+        try:
+            with self._errors():
+                found = self._obstore.get(self._store, f"{namespace}/{FACTS}").bytes()
+            told = json.loads(bytes(found))
+        except (FileNotFoundError, ValueError):
+            return None
+        return told if isinstance(told, dict) else None
+
+    def total(self, namespace: str) -> StoredNamespace:
+        """Its size. Lists its objects, in parts."""
+        num_nodes, num_bytes, newest_s = 0, 0, 0.0
+        for entry in self._objects(namespace):
+            num_nodes += entry["path"].endswith(file_name("", Half.ROWS))
+            num_bytes += entry["size"]
+            newest_s = max(newest_s, entry["last_modified"].timestamp())
+        return StoredNamespace(namespace, num_nodes, num_bytes, newest_s)
+
+    def prune(self, namespace: str, written_before_s: float) -> tuple[int, int]:
+        """Remove objects that were written before; their number and bytes. A store does not know
+        when an object was last used.
+        """
+        num_gone, num_bytes = 0, 0
+        for part in self._parts(namespace):
+            old = [e for e in part if e["last_modified"].timestamp() < written_before_s]
+            if old:
+                with self._errors():
+                    self._obstore.delete(self._store, [entry["path"] for entry in old])
+            num_gone += len(old)
+            num_bytes += sum(entry["size"] for entry in old)
+        return num_gone, num_bytes
+
+    def _objects(self, namespace: str) -> Iterator[Any]:
+        for part in self._parts(namespace):
+            yield from part
+
+    def _parts(self, namespace: str) -> Iterator[list[Any]]:
+        """The objects of nodes, in parts of PART_OBJECTS."""
+        with self._errors():
+            for part in self._obstore.list(self._store, f"{namespace}/", chunk_size=PART_OBJECTS):
+                yield [entry for entry in part if not entry["path"].endswith(FACTS)]
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except (self._obstore.exceptions.BaseError, OSError, ValueError) as error:
+            raise ConfigError(f"{FLAG} {self._url}: {_first_line(error)}") from None
 
 
 def _package() -> ModuleType:

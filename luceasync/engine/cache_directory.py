@@ -10,7 +10,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from blake3 import blake3
@@ -25,6 +25,7 @@ from luceasync.host_cache.arena import node_bytes_of
 from luceasync.prefix_cache.cache import PrefixCache
 from luceasync.prefix_cache.disk_worker import DiskWorker, nodes_to_measure
 from luceasync.prefix_cache.index import Limits
+from luceasync.prefix_cache.namespace import Facts, named
 from luceasync.prefix_cache.tenants import Tenants
 from luceasync.status import CacheStatus
 
@@ -50,30 +51,30 @@ def directory_spec_of(
     cache_dir: Path,
     split: tuple[int, ...],
     end_kinds: frozenset[str],
-    find_namespace: Callable[[], str],
+    find_facts: Callable[[], Facts],
     allocate: Callable[[int], memoryview],
     *,
     is_shared: bool = False,
     store: StoreSpec | None = None,
 ) -> CacheDirectorySpec:
-    """The spec of `cache_dir`, which is made if need be. `find_namespace` may take long: it hashes
-    weights. `allocate` gives the memory for nodes that are read. `end_kinds`: the kinds of tensors
-    that belong to a node's end. `is_shared`: servers on other hosts use the directory too.
-    `store`: what holds nodes behind it.
+    """The spec of `cache_dir`, which is made if need be. `find_facts`, by which the
+    namespace is named, may take long: it hashes weights. `allocate` gives the memory for nodes that
+    are read. `end_kinds`: the kinds of tensors that belong to a node's end. `is_shared`: servers on
+    other hosts use the directory too. `store`: what holds nodes behind it.
     """
 
     @asynccontextmanager
     async def open_disk() -> AsyncIterator[DiskTier]:
         await asyncio.to_thread(make_usable, cache_dir)
-        namespace = await asyncio.to_thread(find_namespace)
+        facts = await asyncio.to_thread(find_facts)
         async with DiskTier(
             cache_dir,
-            namespace,
+            named(facts),
             end_kinds,
             min_free_bytes=MIN_FREE_BYTES,
             allocate=allocate,
             is_shared=is_shared,
-            store=store,
+            store=None if store is None else replace(store, facts=facts),
         ) as disk:
             yield disk
 

@@ -30,7 +30,7 @@ from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.platform import open_platform
 from luceasync.pipeline.remote.discovery import processes_of
 from luceasync.pipeline.remote.fleet import Fleet
-from luceasync.prefix_cache.namespace import namespace_of
+from luceasync.prefix_cache.namespace import facts_of
 from luceasync.request import ANY_NAME, ModelCard
 from luceasync.speculation.dflash.placement import DFlashPlacement, copied_shapes, plan_with_drafter
 from luceasync.speculation.dflash.process import DraftProcessResources
@@ -154,7 +154,7 @@ def _directory_spec_of(
         cache_dir,
         tuple(shard.begin for shard in plan.shards),
         model.spec.end_kinds,
-        lambda: namespace_of(model.weights.paths, model.spec, plan.precision, cache_dir),
+        lambda: facts_of(model.weights.paths, model.spec, plan.precision, cache_dir),
         host.allocate,
         is_shared=config.is_shared,
         store=store_spec_of(config),

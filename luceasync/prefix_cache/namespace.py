@@ -32,13 +32,28 @@ MEMO = "digests.json"
 MAX_MEMO_BYTES = 4 << 20  # 20,000 weight files
 DIGEST_BYTES = 16
 
+Facts = dict[str, Any]  # by name, as JSON has them
 Memo = dict[str, list[Any]]  # path -> [*what identifies the file's content, digest]
 
 
 def namespace_of(
     weight_files: Sequence[Path], spec: ModelSpec, precision: Precision, cache_dir: Path | None
 ) -> str:
-    """The namespace of a model with these weights, held and computed in `precision`.
+    """The namespace of a model with these weights, held and computed in `precision`. Raises as
+    facts_of.
+    """
+    return named(facts_of(weight_files, spec, precision, cache_dir))
+
+
+def named(facts: Facts) -> str:
+    """The namespace of these facts."""
+    return blake3(json.dumps(facts, sort_keys=True).encode()).hexdigest(DIGEST_BYTES)
+
+
+def facts_of(
+    weight_files: Sequence[Path], spec: ModelSpec, precision: Precision, cache_dir: Path | None
+) -> Facts:
+    """All that the numbers of saved state depend on.
 
     Reads every weight file whose digest is not in the memo of `cache_dir` (None: all of them).
     Raises ModelError if one cannot be read, or changes while it is read.
@@ -48,7 +63,7 @@ def namespace_of(
     found = {str(path): _digested(path, known.get(str(path))) for path in files}
     if cache_dir is not None and any(known.get(path) != entry for path, entry in found.items()):
         _remember(cache_dir, found)
-    agreed = {
+    return {
         "schema": SCHEMA,
         "architecture": family_of(spec).architecture(spec),
         **_dtypes(precision),
@@ -56,7 +71,6 @@ def namespace_of(
         "exactness": EXACTNESS,
         "weights": sorted(digest for *_, digest in found.values()),
     }
-    return blake3(json.dumps(agreed, sort_keys=True).encode()).hexdigest(DIGEST_BYTES)
 
 
 def _dtypes(precision: Precision) -> dict[str, str]:

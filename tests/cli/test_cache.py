@@ -276,3 +276,61 @@ def test_clear_of_one_namespace_leaves_others_and_foreign_files(cache: Path) -> 
     assert keys(cache, "beef") == {ROOT}
     done(cache, "clear", "--yes")
     assert {path.name for path in cache.iterdir()} == {"feed0123", "digests.json"}
+
+
+# --- a store --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def store(cache: Path) -> str:
+    """The nodes of `cache` in a store, with what one namespace depends on."""
+    for path in cache.glob("*/*.safetensors"):
+        name = cache / "store" / path.parent.name / path.stem[:2] / path.name
+        name.parent.mkdir(parents=True, exist_ok=True)
+        name.write_bytes(path.read_bytes())
+        os.utime(name, (path.stat().st_mtime, path.stat().st_mtime))
+    (cache / "store/feed0123/namespace.json").write_text('{"kv_dtype": "fp32"}')
+    return f"file://{cache}/store"
+
+
+def of_store(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["cache", *arguments], env={"COLUMNS": "80"})
+
+
+def test_ls_of_a_store_lists_its_namespaces_without_a_directory(store: str) -> None:
+    told = json.loads(of_store("ls", "--kv-store", store, "--json").stdout)["namespaces"]
+    assert [(each["namespace"], each["num_nodes"]) for each in told] == [
+        ("beef", 1),
+        ("feed0123", 4),
+    ]
+    text = of_store("ls", "fee", "--kv-store", store).stdout
+    assert "feed0123" in text and "beef" not in text and "2 days" in text
+    missing = of_store("ls", "none", "--kv-store", store)
+    assert missing.exit_code == 1 and "no namespace none in file://" in missing.output
+
+
+def test_prune_of_a_store_is_by_age_and_leaves_what_is_no_node(cache: Path, store: str) -> None:
+    assert (
+        "2 objects removed"
+        in of_store(
+            "prune", "--kv-store", store, "--older-than", "4.5", "--namespace", "feed"
+        ).stdout
+    )
+    left = {path.stem for path in cache.glob("store/feed0123/*/*.safetensors")}
+    assert left == {TIP, BRANCH}
+    assert (cache / "store/feed0123/namespace.json").exists()
+    assert [*cache.glob("store/beef/*/*")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["ls", "--kv-store", "ftp://x"], "--kv-store ftp://x: expected a URL with one of"),
+        (["prune", "--kv-store", "file:///tmp/x", "--budget", "1G"], "expected --older-than DAYS"),
+        (["prune", "--kv-store", "file:///tmp/x"], "expected --older-than DAYS"),
+    ],
+)
+def test_a_bad_store_is_one_line(arguments: list[str], words: str) -> None:
+    error = of_store(*arguments).exception
+    assert isinstance(error, ConfigError)
+    assert words in str(error) and "\n" not in str(error)

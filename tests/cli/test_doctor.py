@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
@@ -11,7 +12,10 @@ import pytest
 
 from luceasync.cli.doctor import Finding, examine, run_doctor
 from luceasync.config import CacheConfig, Config, DraftConfig, ModelConfig
+from luceasync.models.files import ModelFiles
+from luceasync.models.precision import Precision
 from luceasync.pipeline import gpu_platform
+from luceasync.prefix_cache.namespace import facts_of, named
 from luceasync.server_config import ServerConfig
 
 HEALTHY = Config(server=ServerConfig(port=0))
@@ -129,3 +133,22 @@ def test_an_untested_card_is_noted(monkeypatch, product, kind, state, words):
     found = find(HEALTHY)["cuda:0"]
     assert found.state == state
     assert product in found.words and words in found.words
+
+
+def test_servers_that_share_no_nodes_are_told_apart_by_what_they_depend_on(tmp_path):
+    store = tmp_path / "store"
+    weights = [HEALTHY.model.model_dir / "model.safetensors"]
+    files = ModelFiles(HEALTHY.model.model_dir)
+    for dtype in ("fp32", "bf16"):
+        facts = facts_of(weights, files.spec, Precision.of(dtype), None)
+        (store / named(facts)).mkdir(parents=True)
+        (store / named(facts) / "namespace.json").write_text(json.dumps(facts))
+    (store / "ab" / "cd").mkdir(parents=True)
+    (store / "ab" / "cd" / "x.safetensors").write_bytes(b"x")
+    cache = CacheConfig(cache_dir=tmp_path / "cache", store_url=f"file://{store}")
+    config = replace(HEALTHY, cache=cache, model=replace(HEALTHY.model, dtype="fp32"))
+    told = [each for each in examine(config) if each.subject == "store"]
+    assert told[0].words.endswith(": 3 namespaces")
+    assert "this server's, there" in told[1].words and told[1].words != told[2].words
+    others = sorted(each.words.partition(": ")[2] for each in told[2:])
+    assert others == ["kv_dtype bf16, fp32 here", "no server has said what it depends on"]

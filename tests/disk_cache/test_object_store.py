@@ -164,7 +164,7 @@ async def test_after_three_failures_the_store_is_left_alone_for_a_while(tmp_path
         for _ in range(5):
             assert await find(ours, ROWS) == []
         assert num_calls == object_store.NUM_FAILURES
-        assert ours.degraded == "no route to the store"
+        assert ours.degraded.endswith(": no route to the store")
         now_s = object_store.REST_S + 1
         replace_calls(ours)
         await find(ours, ROWS)
@@ -235,10 +235,22 @@ async def test_a_store_that_is_gone_at_the_start_may_come_later(
         patched.setattr(obstore, "head_async", gone)
         server_of_ours = server(tmp_path, "ours")
         ours = await server_of_ours.__aenter__()
-    assert ours.degraded == "connection refused"
+    assert ours.degraded == f"--kv-store file://{tmp_path}/store: connection refused"
     assert await find(ours, ROWS) == [KEY]
     assert ours.degraded == ""
     await server_of_ours.__aexit__(None, None, None)
+
+
+async def test_what_a_namespace_depends_on_is_said_once(tmp_path: Path) -> None:
+    for number, dtype in enumerate(("bf16", "fp32")):  # the second one changes nothing
+        spec = StoreSpec(f"file://{tmp_path}/store", facts={"kv_dtype": dtype})
+        async with tier_of(tmp_path / f"{number}", store=spec) as tier:
+            assert tier.degraded == ""
+    upkeep = object_store.StoreUpkeep(f"file://{tmp_path}/store")
+    assert upkeep.namespaces() == [NAMESPACE]
+    assert upkeep.facts(NAMESPACE) == {"kv_dtype": "bf16"}
+    assert upkeep.facts("other") is None
+    assert upkeep.total(NAMESPACE).num_nodes == 0
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
