@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,12 +181,11 @@ class _RenderProcess:
         deadline = time.monotonic() + self._limits.wall_s
         try:
             self._socket.settimeout(self._limits.wall_s)
-            self._socket.sendall(sandbox.HEADER.pack(sandbox.ORDER, len(order)))
-            self._socket.sendall(order)
-            kind, num_bytes = sandbox.HEADER.unpack(self._received(sandbox.HEADER.size, deadline))
-            if num_bytes > max(self._limits.max_text_bytes, sandbox.MAX_REFUSAL_BYTES):
-                raise EOFError  # not what the program sends
-            payload = self._received(num_bytes, deadline)
+            self._socket.sendall(sandbox.message(sandbox.ORDER, order))
+            most_bytes = max(self._limits.max_text_bytes, sandbox.MAX_REFUSAL_BYTES)
+            kind, payload = sandbox.receive(
+                self._socket, most_bytes, partial(self._set_deadline, deadline)
+            )
         except TimeoutError:
             self._finalizer()
             raise TemplateOverrun(f"takes more than {self._limits.wall_s:g} s") from None
@@ -194,9 +194,8 @@ class _RenderProcess:
             raise self._ended() from None
         return self._read(kind, payload.decode("utf-8", "surrogatepass"))
 
-    def _received(self, num_bytes: int, deadline: float) -> bytearray:
+    def _set_deadline(self, deadline: float) -> None:
         self._socket.settimeout(max(0.001, deadline - time.monotonic()))
-        return sandbox.receive(self._socket, num_bytes)
 
     def _ended(self) -> Exception:
         """What the end of the process means."""

@@ -13,7 +13,7 @@ import resource
 import signal
 import socket
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -26,6 +26,7 @@ from luceasync.text.past_calls import Arguments
 
 MAX_ERROR_CHARS = 2000
 MAX_REFUSAL_BYTES = 1 << 16  # of that many characters, and the words around them
+PIECE_BYTES = 1 << 16  # that are received at once
 HEADER = struct.Struct("<cQ")  # the kind of a message, and how many bytes follow
 # Kinds of messages: an order, and the answers to one.
 ORDER, TEXT, REFUSED, BROKEN, MEMORY, LENGTH = b"O", b"T", b"R", b"B", b"M", b"L"
@@ -155,16 +156,34 @@ def _arguments_below(value: Any, place: list[Any]) -> Iterator[tuple[list[Any], 
                 yield from _arguments_below(inner, [*place, i])
 
 
-def receive(channel: socket.socket, num_bytes: int) -> bytearray:
-    """Exactly as many bytes. Raises EOFError at the end of the stream."""
-    found = bytearray(num_bytes)
-    view, begin = memoryview(found), 0
-    while begin < num_bytes:
-        received = channel.recv_into(view[begin:])
-        if received == 0:
+def message(kind: bytes, payload: bytes) -> bytes:
+    """A message in one piece: its reader wakes up once."""
+    return HEADER.pack(kind, len(payload)) + payload
+
+
+def receive(
+    channel: socket.socket,
+    most_bytes: int | None = None,
+    go_on: Callable[[], None] = lambda: None,
+) -> tuple[bytes, bytearray]:
+    """The kind and the payload of the next message, the only one that is under way. `go_on` is
+    called before it waits again for more of it. Raises EOFError at the end of the stream, and for
+    more than `most_bytes`.
+    """
+    found = bytearray(channel.recv(PIECE_BYTES))
+    num_bytes = HEADER.size
+    while True:
+        if len(found) >= num_bytes == HEADER.size:
+            kind, num_payload = HEADER.unpack_from(found)
+            if most_bytes is not None and num_payload > most_bytes:
+                raise EOFError
+            num_bytes += num_payload
+        if len(found) >= num_bytes:
+            return kind, found[HEADER.size :]
+        go_on()
+        if not (piece := channel.recv(max(PIECE_BYTES, num_bytes - len(found)))):
             raise EOFError
-        begin += received
-    return found
+        found += piece
 
 
 # --- the program --------------------------------------------------------------------------------
@@ -202,8 +221,7 @@ class _Program:
         return template.render(variables)
 
     def _order(self) -> bytes:
-        _, num_bytes = HEADER.unpack(receive(self._channel, HEADER.size))
-        return bytes(receive(self._channel, num_bytes))
+        return bytes(receive(self._channel)[1])
 
     def _answer(self, work: Any) -> None:
         """Send the text that `work` returns, or what it raised."""
@@ -219,8 +237,7 @@ class _Program:
         except MemoryError:
             kind, payload = MEMORY, b""
         signal.setitimer(signal.ITIMER_PROF, 0)
-        self._channel.sendall(HEADER.pack(kind, len(payload)))
-        self._channel.sendall(payload)
+        self._channel.sendall(message(kind, payload))
 
 
 def main() -> None:
