@@ -24,6 +24,9 @@ HEAD_DIMS = (16, 32, 64, 128)  # for heads of 256 the two Triton launches are fa
 NUM_ARRIVALS = 4096  # limit of entries times kv heads in a launch
 STATIC_BYTES = 1024  # of shared memory besides those of a split
 NUM_PROGRAMS = 128  # for an entry with a long context: an H200 has 132 multiprocessors
+# Units of a warp in flight. A single entry has a multiprocessor for each program; the programs of
+# several take turns, and some of them fit one.
+ALONE_STAGES, STAGES = 4, 2
 
 SOURCE = Path(__file__).with_name("attend_row.cu")
 _PROGRAM = CudaProgram(SOURCE, "attend_row")
@@ -105,7 +108,7 @@ def attend(
     newest = 0 if ring is None else ring.shape[1]
     group = num_heads // num_kv_heads
     heads = AttentionHeads(num_kv_heads, group, head_dim, rotary_dim // 2, gated, newest)
-    chosen = chosen or choose_split(heads, shared_bytes(keys) - STATIC_BYTES)
+    chosen = chosen or choose_split(heads, num_entries, shared_bytes(keys) - STATIC_BYTES)
     parts = (num_entries, num_kv_heads, chosen.splits, group)
     new = partial(torch.empty, dtype=torch.float32, device=keys.device)
     query_norm, key_norm, eps = norms
@@ -141,14 +144,15 @@ def attend(
     return out
 
 
-def choose_split(heads: AttentionHeads, most_bytes: int) -> AttentionSplit:
+def choose_split(heads: AttentionHeads, num_entries: int, most_bytes: int) -> AttentionSplit:
     """How a context is divided on a device whose programs may have `most_bytes` of shared memory.
     `warps` and `splits`, and so a row's bits, depend on the layer alone.
     """
     splits = min(max(NUM_PROGRAMS // heads.num_kv_heads, 8), 64)
+    stages = ALONE_STAGES if num_entries == 1 else STAGES
     return next(
         each
-        for each in _smaller(AttentionSplit(8, 2, splits))
+        for each in _smaller(AttentionSplit(4, stages, splits))
         if shared_of(heads, each) <= most_bytes
     )
 

@@ -28,6 +28,7 @@ QUERIES_OF_WARP = 16
 TILE_TOKENS = 64
 KEY_GROUPS = 4  # at most: units of a tile
 MERGE_WARPS = 4
+NUM_PROGRAMS = 128  # for an entry with a long context: an H200 has 132 multiprocessors
 STATIC_BYTES = 1024  # of shared memory besides those of a split
 
 SOURCE = Path(__file__).with_name("attend_tree.cu")
@@ -198,10 +199,13 @@ def attend_tree(
 
 
 def choose_split(heads: TreeHeads, num_rows: int) -> TreeSplit:
-    """How queries are divided among warps, and a context among as many programs as in Triton."""
+    """How queries are divided among warps, and a context among as many programs as a GPU runs at
+    once, or as in Triton.
+    """
+    splits = min(max(NUM_PROGRAMS // heads.num_kv_heads, 8), NUM_SPLITS)
     num_sixteens = -(-num_rows * heads.group // QUERIES_OF_WARP)
     query_warps = min(1 << (num_sixteens - 1).bit_length(), MAX_QUERY_WARPS)
-    return TreeSplit(min(MAX_WARPS, KEY_GROUPS * query_warps), query_warps, 2, NUM_SPLITS)
+    return TreeSplit(min(MAX_WARPS, KEY_GROUPS * query_warps), query_warps, 2, splits)
 
 
 def num_blocks(heads: TreeHeads, num_rows: int, split: TreeSplit) -> int:

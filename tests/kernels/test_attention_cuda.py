@@ -232,7 +232,7 @@ def test_a_long_context_is_attended_as_torch_computes_it(gated: bool, row_index:
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_context_is_divided_alike_wherever_the_memory_is_enough(name: str) -> None:
     heads = LAYERS[name]
-    found = {choose_split(heads, kib * KIB) for kib in (99, 163, 227)}
+    found = {choose_split(heads, n, kib * KIB) for n in (1, 2, 8) for kib in (99, 163, 227)}
     assert len({(each.warps, each.splits) for each in found}) == 1
 
 
@@ -247,7 +247,7 @@ needs_tools = pytest.mark.skipif(not (BINARIES / "cuobjdump").exists(), reason="
 def test_the_program_fits_every_card(card: str, name: str, tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     most_bytes = CARDS[card].shared_kib * KIB - attention_cuda.STATIC_BYTES
-    chosen = choose_split(LAYERS[name], most_bytes)
+    chosen = choose_split(LAYERS[name], 1, most_bytes)
     assert shared_of(LAYERS[name], chosen) <= most_bytes
     capability = divmod(CAPABILITIES[card], 10)
     constants = constants_of(LAYERS[name], chosen, overlaps=capability >= (9, 0))
