@@ -37,7 +37,7 @@ class GgufTensor:
     @property
     def encoding(self) -> Encoding:
         """The encoding on a device."""
-        encoding = ggml.ENCODINGS.get(self.tensor.type.name)
+        encoding = ggml.held(self.tensor.type.name, self.tensor.shape[-1])
         if encoding is None:
             return DenseEncoding()
         columns = self.orders.columns

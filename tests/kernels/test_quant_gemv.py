@@ -12,7 +12,7 @@ from luceasync.kernels.quant_gemv import QuantTile, TiledMatrix
 from luceasync.models.quant import gpu
 from luceasync.models.quant.checkpoints.fp4 import DIVIDED, NVFP4
 from luceasync.models.quant.encoding import QuantEncoding
-from luceasync.models.quant.ggml import ENCODINGS
+from luceasync.models.quant.ggml import ENCODINGS, WHOLE_BYTES
 from luceasync.models.quant.packed import dequantise
 from luceasync.models.quant.random import random_packed
 from luceasync.models.quant.tiles import can_tile, tile
@@ -27,6 +27,7 @@ OTHERS = {
     ),
     "bytes": QuantEncoding("bytes", 8, 64, 64, "fp16", minimum="scale", has_small_minimums=True),
     "Q4_K, heads of 128": ENCODINGS["Q4_K"].with_supergroups_within(128),
+    "Q5_1, in bytes": WHOLE_BYTES["Q5_1"],
     "NVFP4": NVFP4,
     "NVFP4, divided": DIVIDED,
 }

@@ -182,6 +182,8 @@ class QuantBlocks:
         for piece in place.transfer.pieces(self.rows.selected(select)):
             blocks = piece.unflatten(1, (-1, self.kind.block_bytes))
             packed = ggml.pack(ggml.ENCODINGS[self.kind.name], blocks)
+            if packed.layout.bits != self.encoding.bits:
+                packed = ggml.in_bytes(packed, self.encoding)
             packed = with_smaller_supergroups(packed, self.encoding)
             if self.columns is not None:
                 packed = with_columns_moved(packed, self.columns.shape)

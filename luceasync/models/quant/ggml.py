@@ -40,6 +40,39 @@ ENCODINGS = {
 }
 
 
+# Codes of five bits as bytes, for rows of which GPU kernels cannot take high bits by 128 columns.
+WHOLE_BYTES = {
+    encoding.name: encoding
+    for encoding in (
+        QuantEncoding("Q5_0", 8, 32, 32, "fp16", codes="int8"),
+        QuantEncoding("Q5_1", 8, 32, 32, "fp16", minimum="own"),
+    )
+}
+
+
+def held(kind: str, num_columns: int) -> QuantEncoding | None:
+    """How rows of a type are held on devices; None if the type is not quantised."""
+    if num_columns % 128 == 64 and kind in WHOLE_BYTES:
+        return WHOLE_BYTES[kind]
+    return ENCODINGS.get(kind)
+
+
+def in_bytes(packed: Packed, encoding: QuantEncoding) -> Packed:
+    """The same numbers with codes of 8 bits instead of five."""
+    import torch
+
+    from luceasync.models.quant.packed import HALF, Packed
+
+    assert packed.planes is not None
+    low = packed.codes.unflatten(1, (-1, HALF))
+    shifts = torch.arange(8, dtype=torch.uint8, device=low.device)
+    high = (packed.planes[:, 0, :, None] >> shifts & 1).flatten(1)
+    codes = torch.stack([low & 15, low >> 4], 2).flatten(1) | high << 4
+    if encoding.codes == "int8":
+        codes = (codes - packed.layout.zero).view(torch.int8)  # wraps to negative ones
+    return Packed(encoding, codes, packed.scales, minimums=packed.minimums)
+
+
 def pack(encoding: QuantEncoding, blocks: Tensor) -> Packed:
     """Convert uint8 [rows, blocks, block bytes] of the ggml type that `encoding` is named after."""
     return _PACK[encoding.name](encoding, blocks)

@@ -9,8 +9,9 @@ import torch
 
 from luceasync.gguf.header import SUPPORTED, TENSOR_TYPES
 from luceasync.models.precision import Precision
-from luceasync.models.quant.ggml import ENCODINGS, pack
+from luceasync.models.quant.ggml import ENCODINGS, WHOLE_BYTES, held, in_bytes, pack
 from luceasync.models.quant.packed import dequantise
+from luceasync.models.quant.tiles import can_tile
 from tests.gguf.blocks import random_blocks
 
 TYPES = {kind.name: kind for kind in TENSOR_TYPES.values()}
@@ -25,6 +26,26 @@ def test_the_numbers_are_those_of_ggml_bit_by_bit(name: str, rows: int, blocks: 
     found = dequantise(packed).numpy()
     assert found.shape == expected.shape
     assert np.array_equal(found.view(np.int32), expected.view(np.int32))
+
+
+@pytest.mark.parametrize("name", WHOLE_BYTES)
+def test_codes_of_five_bits_may_be_bytes_bit_by_bit(name: str):
+    stored = random_blocks(name, 32, 192, seed=1)
+    packed = pack(ENCODINGS[name], torch.from_numpy(stored).unflatten(1, (6, -1)))
+    wide = in_bytes(packed, WHOLE_BYTES[name])
+    assert torch.equal(dequantise(wide).view(torch.int32), dequantise(packed).view(torch.int32))
+    assert wide.num_bytes == WHOLE_BYTES[name].num_bytes((32, 192), Precision.of("fp32"))
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("num_columns", [512, 704, 2112, 2816])
+def test_gpus_read_what_is_held_in_odd_half_blocks_too(name: str, num_columns: int):
+    """704 columns have the experts of Gemma 4 26B-A4B, 2112 what stands beside them."""
+    if num_columns % TYPES[name].block_items == 0:
+        encoding = held(name, num_columns)
+        assert encoding is not None and can_tile(encoding, 2816, num_columns)
+        is_odd = num_columns % 128 != 0 and name in WHOLE_BYTES
+        assert (encoding == ENCODINGS[name]) != is_odd
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
