@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -63,6 +64,8 @@ QUESTIONS = ("What does os.getcwd do?", "How do I read a file line by line?", "W
 NUM_PINGS = 300
 MOST_CORES = 7  # of a machine
 LISTEN = "--listen-for-check"
+# Where this process finds its packages, for processes that may inherit nothing else.
+PYTHON_PATH = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 class Machine:
@@ -88,14 +91,19 @@ class Machine:
         host, port = (THERE, PORT) if self.namespace else ("127.0.0.1", _free_port())
         started = subprocess.Popen(
             [*inside, *self._words, f"{host}:{port}", "--tls", str(self.box2)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": PYTHON_PATH},
             stderr=self._log.open("ab"),
         )
         if not self.namespace and self._wire is None:
             self._wire = Wire(port, self._delay_s)
             self._closing.callback(self._wire.close)
         self.address = Address(THERE, PORT) if self.namespace else Address("127.0.0.1", self._port)
-        _until(lambda: _connects(Address(host, port), inside), "the listener does not listen")
+        _until(
+            lambda: started.poll() is not None or _connects(Address(host, port), inside),
+            "the listener does not listen",
+        )
+        if started.poll() is not None:
+            raise SystemExit(f"the listener has ended: {self._log.read_text()}")
         self.listener = started
         return started
 
@@ -380,6 +388,14 @@ def listen_with(program: str, address: str, tls: str) -> None:
     BackendListener(socket.create_server((host, int(port))), context, [program]).serve()
 
 
+def _backend_program(folder: Path) -> Path:
+    """A luceasync-backend that can read models of random weights, with this process's packages."""
+    path = ipc.backend_program(folder)
+    begin, exports, rest = path.read_text().partition("export PYTHONPATH=")
+    path.write_text(f"{begin}{exports}{shlex.quote(PYTHON_PATH)}\n{rest.partition(chr(10))[2]}")
+    return path
+
+
 def _cores(machine: int) -> set[int] | None:
     """Half of the cores; None: there are too few to share."""
     cores = sorted(os.sched_getaffinity(0))
@@ -397,7 +413,7 @@ def check_speed(report: Report, options: argparse.Namespace) -> None:
         names = ("cpu:0", "cpu:1")
         plan = plan_for(shape, names, parallel=1, max_ctx_tokens=prompt + 512, dtype="fp32")
         write_model(folder, shape, "fp32")
-        program = ipc.backend_program(folder)
+        program = _backend_program(folder)
         words = [sys.executable, "-m", "tests.acceptance.check_cluster", LISTEN, str(program)]
         delay_s = options.round_trip / 2e3
         machine = closing.enter_context(_machine(words, delay_s, options.machines))
