@@ -39,7 +39,6 @@ from luceasync.speculation.mtp_network import (
     RING_TOKENS,
     DraftVocabulary,
     MtpNetwork,
-    attention_of,
     context_spec,
     head_name,
 )
@@ -79,7 +78,7 @@ class MtpPlacement:
     def footprint(self, precision: Precision) -> DraftFootprint:
         """Its bytes beside the model; a lane's do not grow with its context."""
         num_rows = 1 + (OTHER_ROWS if self.head_rows else 0)  # of hidden numbers
-        numbers = (RING_TOKENS + 2) * 2 * attention_of(self.spec).kv_dim
+        numbers = (RING_TOKENS + 2) * 2 * context_spec(self.spec).attention.kv_dim
         numbers += num_rows * self.spec.hidden_size
         return DraftFootprint(self.device, self.weight_bytes, 0, numbers * precision.weight_bytes)
 
@@ -176,7 +175,7 @@ class MtpPasses:
         index = on_host([*lanes, *begins, *counts, *chain(*padded)], np.int64)
         with self._on_device():
             here = self._transfer(tap, self.network.device)
-            key = ("absorb", tokens.device.type)  # a captured pass takes them from one device
+            key = ("absorb", tokens.device)  # a captured pass takes them from one device
             self._run(key, self._absorb, index, tokens, here)
         for lane, begin, count in zip(lanes, begins, counts, strict=True):
             self._ends[lane] = begin + count
@@ -227,7 +226,7 @@ class MtpPasses:
             tokens = torch.zeros(1, count, dtype=torch.int64, device=where)
             with self._on_device():
                 rows = self.network.pending.new_zeros(1, count, width)
-                self._run(("absorb", where.type), self._absorb, index, tokens, rows)
+                self._run(("absorb", where), self._absorb, index, tokens, rows)
 
     def reset(self, lane: int, begin: int = 0) -> None:
         if lane >= 0:

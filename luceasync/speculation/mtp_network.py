@@ -23,13 +23,12 @@ from luceasync.models.encodings import WeightPlacement
 from luceasync.models.feed_forward.feed_forward import FeedForwardLayer
 from luceasync.models.layer_reader import LayerReader, TensorPart
 from luceasync.models.loader import TensorReader, TensorSource
-from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.ops import Norm
 from luceasync.models.spec import MTP, ModelSpec
 from luceasync.models.weights import EmbeddingTable, Weight
 from luceasync.speculation.dflash.context import DraftContext
 from luceasync.speculation.dflash.draft import ChooseOps, Embed
-from luceasync.speculation.dflash.draft_config import DraftLayerSpec, DraftSpec
+from luceasync.speculation.dflash.draft_config import DraftSpec, spec_of_layer
 from luceasync.speculation.dflash.draft_ops import AttendedLayer
 
 RING_TOKENS = 4096  # places for keys and values of a lane
@@ -88,36 +87,19 @@ class HeadReader:
         return found
 
 
-def attention_of(spec: ModelSpec) -> AttentionSpec:
-    """The attention of the head's layer; families that draft have this kind alone."""
-    assert spec.mtp is not None and isinstance(spec.mtp.mixer, AttentionSpec)
-    return spec.mtp.mixer
-
-
 def context_spec(spec: ModelSpec) -> DraftSpec:
     """The head's layer, as rings and operations of drafters know it."""
-    window = RING_TOKENS - SPARE_PLACES
-    return DraftSpec(
-        hidden_size=spec.hidden_size,
-        intermediate_size=0,
-        norm_eps=spec.norm_eps,
-        attention=attention_of(spec),
-        layers=(DraftLayerSpec(window, is_causal=True),),
-        taps=(spec.num_layers - 1,),
-        mask_token=0,
-        block=1,
-        trained_block=1,
-    )
+    return spec_of_layer(spec, RING_TOKENS - SPARE_PLACES)
 
 
-def in_halves(attention: AttentionSpec) -> list[int]:
+def in_halves(spec: DraftSpec) -> list[int]:
     """An order of a head's numbers in which each that turns is half a head before its partner, as
     drafters' kernels pair them, though the layer turns a part of each head alone. Scores are the
     same in any order that queries and keys share.
     """
-    dim, half, turned = attention.head_dim, attention.head_dim // 2, attention.rotary_dim // 2
+    dim, turned = spec.attention.head_dim, spec.attention.rotary_dim // 2
     still = range(2 * turned, dim)
-    num_first = half - turned
+    num_first = dim // 2 - turned
     first = [*range(turned), *still[:num_first]]
     return [*first, *range(turned, 2 * turned), *still[num_first:]]
 
@@ -127,12 +109,12 @@ def read_mtp(
 ) -> MtpWeights:
     """Read the layer, and the final norm of the model. Raises ModelError."""
     assert spec.mtp is not None
-    attention, hidden = attention_of(spec), spec.hidden_size
+    drafting, hidden = context_spec(spec), spec.hidden_size
     model = TensorReader(source, spec, place)
     final_norm = model.norm(f"{spec.prefix}{spec.end_names.norm}", (hidden,))
     # The layer has the names that it would have in a model of its own.
     reader = TensorReader(source, replace(spec, prefix=MTP, layers=(spec.mtp,)), place, advance)
-    layer, name, heads = reader.of_layer(0), f"{MTP}fc.weight", _HeadParts(attention)
+    layer, name, heads = reader.of_layer(0), f"{MTP}fc.weight", _HeadParts(drafting)
     own = [heads.query(0), heads.keys(), TensorPart("self_attn.v_proj.weight"), heads.query(1)]
     return MtpWeights(
         embedding_norm=reader.norm(f"{MTP}pre_fc_norm_embedding.weight", (hidden,)),
@@ -142,7 +124,7 @@ def read_mtp(
         final_norm=final_norm,
         projection=layer.stacked(own),
         context=layer.stacked(own[1:3]),
-        layer=AttendedLayer(layer.norm("input_layernorm.weight"), _head_norms(attention, layer)),
+        layer=AttendedLayer(layer.norm("input_layernorm.weight"), _head_norms(drafting, layer)),
         output=layer.matrix("self_attn.o_proj.weight"),
         feed_forward=spec.mtp.feed_forward.load(layer),
     )
@@ -152,11 +134,11 @@ def read_mtp(
 class _HeadParts:
     """Rows of projections, each head's in the order of `in_halves`."""
 
-    attention: AttentionSpec
+    spec: DraftSpec
 
     def query(self, which: int) -> TensorPart:
         """Queries (0), or their gates (1), which stay in order as values do."""
-        spec, order = self.attention, in_halves(self.attention)
+        spec, order = self.spec.attention, in_halves(self.spec)
 
         def select(stored: Tensor) -> Tensor:
             rows = stored.unflatten(0, (spec.num_heads, 2, -1))[:, which]
@@ -166,7 +148,7 @@ class _HeadParts:
         return TensorPart("self_attn.q_proj.weight", select, divisor=2)
 
     def keys(self) -> TensorPart:
-        spec, order = self.attention, in_halves(self.attention)
+        spec, order = self.spec.attention, in_halves(self.spec)
 
         def select(stored: Tensor) -> Tensor:
             chosen: Tensor = stored.unflatten(0, (spec.num_kv_heads, -1))[:, order].flatten(0, 1)
@@ -175,11 +157,11 @@ class _HeadParts:
         return TensorPart("self_attn.k_proj.weight", select)
 
 
-def _head_norms(attention: AttentionSpec, layer: LayerReader) -> Tensor:
+def _head_norms(spec: DraftSpec, layer: LayerReader) -> Tensor:
     """Weights of heads' norms, float32 [heads + kv_heads, head_dim]; those of numbers that turn
     hold the magnitude of the rope.
     """
-    order = in_halves(attention)
+    attention, order = spec.attention, in_halves(spec)
     scale = torch.ones(attention.head_dim)
     scale[: attention.rotary_dim] = attention.rope.magnitude
     norms = []
@@ -279,7 +261,6 @@ class MtpNetwork:
         its head likes best; `choose_ops` makes the operations on the context.
         """
         self.spec = context_spec(spec)
-        self.attention = attention_of(spec)
         self.dtype = weights.fc.dtype
         self.device = weights.norm.weight.device
         self._weights: MtpWeights | None = weights
@@ -372,7 +353,7 @@ class MtpNetwork:
         """Run one row of each entry, which later rows see: what the head is to see, [entries, 1,
         hidden].
         """
-        weights, attention = self._loaded, self.attention
+        weights, attention = self._loaded, self.spec.attention
         x = self._joined(tokens, hidden)
         projected = weights.projection.linear(x, weights.layer.norm)
         num_heads = attention.query_dim + 2 * attention.kv_dim

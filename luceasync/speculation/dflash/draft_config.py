@@ -147,6 +147,24 @@ def _layer_shapes(spec: DraftSpec) -> dict[str, Shape]:
     }
 
 
+def spec_of_layer(target: ModelSpec, window_tokens: int) -> DraftSpec:
+    """The layer of the head that a model brings to draft with, as a drafter of rows that come one
+    after the other and see so many tokens. It reads what the model's last layer has left.
+    """
+    assert target.mtp is not None and isinstance(target.mtp.mixer, AttentionSpec)
+    return DraftSpec(
+        hidden_size=target.hidden_size,
+        intermediate_size=0,
+        norm_eps=target.norm_eps,
+        attention=target.mtp.mixer,
+        layers=(DraftLayerSpec(window_tokens, is_causal=True),),
+        taps=(target.num_layers - 1,),
+        mask_token=0,
+        block=1,
+        trained_block=1,
+    )
+
+
 def default_taps(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
     """Evenly spaced target layers from the second to the last but two, as many as the drafter has
     layers: the rule of the published drafters.
