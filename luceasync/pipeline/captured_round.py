@@ -120,9 +120,11 @@ class CapturedRound:
         size, device = self._size, shard.device
         self._format = Struct(f"={(1 + MAX_STOPS) * size}q{3 * size}i")
         # What the host sets is adjacent: one copy sets all.
-        held = torch.zeros(self._format.size, dtype=torch.uint8, device=device)
-        self._held, self._bytes = held, bytearray(self._format.size)
-        self._staged = torch.frombuffer(self._bytes, dtype=torch.uint8)  # the same memory
+        held = self._held = torch.zeros(self._format.size, dtype=torch.uint8, device=device)
+        # Pinned: a copy of pageable memory behind other work may hold the host up.
+        self._staged = host_buffer(self._format.size, torch.uint8, device)
+        self._bytes = self._staged.numpy().data  # the same memory
+        self._taken = None if device.type == "cpu" else Arrival()  # what is staged
         anchors, stops, place = held.split([8 * size, 8 * MAX_STOPS * size, 12 * size])
         self._anchors = anchors.view(torch.int64)
         self._stops = stops.view(torch.int64).view(size, MAX_STOPS)
@@ -142,10 +144,14 @@ class CapturedRound:
         padding = [LaneText(NO_LANE, 0, 0, 0, ())] * (self._size - len(texts))
         lanes, begins, anchors, nums_left, stops = zip(*texts, *padding, strict=True)
         padded = [token for each in stops for token in (*each, *[NO_TOKEN] * MAX_STOPS)[:MAX_STOPS]]
+        if self._taken is not None:
+            self._taken.synchronize()  # long ago
         self._format.pack_into(self._bytes, 0, *anchors, *padded, *lanes, *begins, *nums_left)
         with self._shard.on_device():
             self._shard.use([text.lane for text in texts])
-            self._held.copy_(self._staged, non_blocking=True)  # so few bytes are staged by the call
+            self._held.copy_(self._staged, non_blocking=True)
+            if self._taken is not None:
+                self._taken.record()
 
     @inference_mode
     def queue(self) -> FoundTokens:

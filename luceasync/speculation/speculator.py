@@ -431,7 +431,7 @@ class Speculator:
         seconds = queued.ended_at - queued.begun_at
         self._totals.verify_s += seconds
         self._totals.host_s += time.perf_counter() - queued.ended_at
-        if queued.plan.is_measured and queued.is_timed:
+        if queued.plan.is_measured and queued.is_timed and None not in taken:
             self._costs.observe(len(queued.lanes), shape, seconds)
 
     def _propose(self, anchors: Sequence[Anchor], plan: RoundPlan, shape: RoundShape) -> Proposal:
