@@ -32,7 +32,8 @@ def numbers(weight: TiledMatrix, begin: int, end: int, out: Tensor) -> None:
 
 def _launch(weight: TiledMatrix, ids: Tensor | None, out: Tensor, begin: int) -> None:
     num_blocks = weight.num_blocks
-    _numbers_kernel[(len(out), triton.cdiv(num_blocks, BLOCKS))](
+    _numbers_kernel.launch(
+        (len(out), triton.cdiv(num_blocks, BLOCKS), 1),
         weight.codes,
         weight.planes,
         weight.scales,

@@ -31,7 +31,8 @@ def rms_norm(
     dim = x.shape[1]
     block = triton.next_power_of_2(dim)
     warps = min(max(block // 512, 1), 16)
-    _rms_norm_kernel[(x.shape[0],)](
+    _rms_norm_kernel.launch(
+        (x.shape[0], 1, 1),
         x,
         weight,
         residual,
@@ -85,7 +86,8 @@ def _glu(gate_up: Tensor, *, is_gelu: bool) -> Tensor:
     num_rows, width = gate_up.shape
     inner = width // 2
     out = gate_up.new_empty(num_rows, inner)
-    _glu_kernel[(triton.cdiv(inner, 2048), num_rows)](
+    _glu_kernel.launch(
+        (triton.cdiv(inner, 2048), num_rows, 1),
         gate_up,
         out,
         inner,
@@ -122,7 +124,8 @@ def write_heads(
     queries = projected.new_empty(num_entries, num_rows, num_heads, head_dim)
     query_norm, key_norm, eps = norms
     grid = (triton.cdiv(num_rows, HEAD_ROWS), num_heads + 2 * num_kv_heads, num_entries)
-    _write_heads_kernel[grid](
+    _write_heads_kernel.launch(
+        grid,
         projected,
         query_norm,
         key_norm,
@@ -172,7 +175,8 @@ def split_heads(
         queries = projected.new_empty(num_entries, num_rows, num_heads, head_dim)
     query_norm, key_norm, eps = norms
     grid = (triton.cdiv(num_rows, HEAD_ROWS), num_heads + 2 * num_kv_heads, num_entries)
-    _write_heads_kernel[grid](
+    _write_heads_kernel.launch(
+        grid,
         projected,
         query_norm,
         key_norm,

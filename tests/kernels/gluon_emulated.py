@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import threading
 import types
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -290,14 +290,14 @@ class EmulatedKernel:
 
     def launch(
         self,
-        key: Hashable,
         grid: tuple[int, int, int],
         *arguments: Any,
         num_warps: int,
         maxnreg: int,
+        **constants: Any,
     ) -> None:
         for program in itertools.product(*map(range, grid)):
-            self._with(Machine(program, grid))(*arguments)
+            self._with(Machine(program, grid))(*arguments, **constants)
 
     def _with(self, machine: Machine) -> Callable[..., None]:
         """The kernel with this machine's words."""
@@ -315,4 +315,4 @@ class EmulatedKernel:
 def emulate(monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str) -> None:
     """Run a module's kernel `name` on the CPU."""
     monkeypatch.setattr(module, name, EmulatedKernel(module, name))
-    monkeypatch.setattr(module, "TensorDescriptor", Rows)
+    monkeypatch.setattr(module, "_Blocks", Rows)

@@ -38,16 +38,18 @@ def test_a_kernel_is_launched_but_where_it_is_compiled_ahead():
     assert filled(9) == 9
 
 
-def test_a_program_that_is_found_by_its_key_is_launched_with_new_arguments():
-    def filled_again(value: int) -> int:
-        x = torch.zeros(1, dtype=torch.int32, device=DEVICE)
-        _fill_kernel.launch("of int32", (1, 1, 1), x, value)
-        return int(x)
+def test_a_program_is_found_again_for_other_numbers_and_dtypes():
+    def filled_again(value: int, dtype: torch.dtype, at: int = 0) -> int:
+        x = torch.zeros(8, dtype=dtype, device=DEVICE)
+        _fill_kernel.launch((1, 1, 1), x[at:], value)
+        return int(x[at])
 
-    assert [filled_again(value) for value in (7, 8)] == [7, 8]
+    both = (torch.int32, torch.int64) * 2
+    assert [filled_again(value, dtype) for value, dtype in enumerate(both, 6)] == [6, 7, 8, 9]
+    assert filled_again(10, torch.int32, at=1) == 10  # not aligned
     with compiled_ahead(DEVICE, DEADLINE_S):
-        assert filled_again(9) == 0
-    assert filled_again(9) == 9
+        assert filled_again(9, torch.int32) == 0
+    assert filled_again(9, torch.int32) == 9
 
 
 def test_other_threads_launch_all_the_while():
@@ -79,7 +81,7 @@ def test_kernels_are_compiled_once_in_threads_and_an_error_is_raised_at_the_laun
     assert told["first"] == [["_rms_norm_kernel", "MainThread", False]]
     assert told["launched inside"] == ["_rms_norm_kernel"] * 2  # earlier, and by the other thread
     norms = [["_rms_norm_kernel", "compile", False]] * 3
-    assert told["ahead"] == [*norms, ["_swiglu_kernel", "compile", False]]
-    assert told["launched"] == ["_rms_norm_kernel"] * 4 + ["_swiglu_kernel"]
+    assert told["ahead"] == [["_glu_kernel", "compile", False], *norms]
+    assert told["launched"] == ["_rms_norm_kernel"] * 4 + ["_glu_kernel"]
     assert told["afterwards"] == [["_rms_norm_kernel", "compile", False]]
     assert told["error"] == "CompilationError"
