@@ -4,6 +4,7 @@ proposed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from luceasync.cyext.copies import CopyIndex
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.decoding import choose_next
 from luceasync.engine.sampling.row import RowSampling, TokenCounts
@@ -18,6 +20,8 @@ from luceasync.engine.sequence import Generation
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.proposals import Proposal, TreeProposer, propose_chain
 from luceasync.request import Sampling
+from luceasync.speculation.drafter import Anchor, LiveText
+from luceasync.speculation.lookup import LookupDrafter, lookup_shapes
 from tests.chosen import choose
 from tests.engine.choices import make_choice
 
@@ -44,10 +48,22 @@ class NoText:
         return ""
 
 
-def generation_of(seed: int, sampling: Sampling) -> Generation:
+def likely_text(num_tokens: int = 120) -> tuple[int, ...]:
+    """What the model might have said: a prompt that may be copied from."""
+    generator, ids = torch.Generator().manual_seed(9), [START]
+    for _ in range(num_tokens):
+        shares = (NEXT[ids[-1]] / 0.5).softmax(-1)
+        ids.append(int(torch.multinomial(shares, 1, generator=generator)))
+    return tuple(ids)
+
+
+TEXT = likely_text()
+
+
+def generation_of(seed: int, sampling: Sampling, prompt: Sequence[int] = (START,)) -> Generation:
     """A choice that has said START and may say two tokens more."""
     prepared = make_choice(
-        (START,),
+        prompt,
         stream_id=seed,
         max_tokens=3,
         sampling=sampling,
@@ -69,17 +85,34 @@ def propose(anchors: Tensor, seed: int, budget: int | None) -> Proposal:
     return TreeProposer(budget, VOCAB, CPU)(anchors, logits)
 
 
-def sample_pairs(sampling: Sampling, budget: int | None) -> tuple[Tensor, float]:
+def copied(drafter: LookupDrafter, texts: Mapping[int, LiveText], running: Sequence[Generation]):
+    """What stands in each choice's text behind where its end stood before."""
+    anchors = []
+    for g in running:
+        assert g.last_token is not None
+        lane = g.prepared.stream_id % BATCH
+        text = texts.setdefault(lane, LiveText(g.lease.sequence, CopyIndex()))
+        anchors.append(Anchor(lane, len(text.ids) - 1, g.last_token, text))
+    return drafter.propose(anchors, drafter.shapes[0])
+
+
+def sample_pairs(
+    sampling: Sampling, budget: int | None, *, copies: bool = False
+) -> tuple[Tensor, float]:
     """How often each pair of tokens followed START, [vocab, vocab], and tokens a round."""
     counts, num_rounds = torch.zeros(VOCAB, VOCAB), 0
     for begin in range(0, NUM_SAMPLES, BATCH):
         seeds = range(FIRST_SEED + begin, FIRST_SEED + begin + BATCH)
-        choices = [generation_of(seed, sampling) for seed in seeds]
+        choices = [generation_of(seed, sampling, TEXT if copies else (START,)) for seed in seeds]
+        drafter, texts = LookupDrafter(lookup_shapes([SLOTS + 1]), BATCH), {}
         said: dict[int, tuple[int, ...]] = {}
         running = choices
         while running:
             anchors = torch.tensor([g.last_token for g in running])
-            proposal = propose(anchors, begin + num_rounds, budget)
+            if copies:
+                proposal = copied(drafter, texts, running)
+            else:
+                proposal = propose(anchors, begin + num_rounds, budget)
             acceptance = Acceptance(running)
             acceptance(proposal, LocalLogits(NEXT[proposal.tokens]))
             num_rounds += len(running)
@@ -108,11 +141,15 @@ def exact_pairs(sampling: Sampling) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.covered(1)
-@pytest.mark.parametrize("budget", [None, 12], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    ("budget", "copies"),
+    [(None, False), (12, False), (None, True)],
+    ids=["chain", "tree", "copies"],
+)
 @pytest.mark.parametrize("presence_penalty", [0.0, 0.7])
-def test_thousands_of_samples_are_distributed_as_plain_sampling(budget, presence_penalty):
+def test_thousands_of_samples_are_distributed_as_plain_sampling(budget, copies, presence_penalty):
     sampling = Sampling(temperature=0.8, presence_penalty=presence_penalty)
-    found, tau = sample_pairs(sampling, budget)
+    found, tau = sample_pairs(sampling, budget, copies=copies)
     expected = exact_pairs(sampling) * NUM_SAMPLES
     assert expected.min() > 5 and found.sum() == NUM_SAMPLES
     chi_squared = ((found - expected) ** 2 / expected).sum()
