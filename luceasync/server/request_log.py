@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 HEADER = "x-request-id"
 SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 # Polled by programs, and by an open page.
-QUIET_PATHS = frozenset({"/health", "/ready", "/metrics", "/status"})
+QUIET_PATHS = frozenset({"/health", "/ready", "/metrics", "/status", "/v1/loads", "/get_load"})
 _NOTE = "luceasync.request_note"
 
 

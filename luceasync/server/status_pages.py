@@ -169,7 +169,9 @@ class ModelInfo(msgspec.Struct):
 
 
 class ReplicaLoad(msgspec.Struct):
-    """How busy the server is, in the words of SGLang's workers."""
+    """How busy the server is, in the words of SGLang's workers. `token_usage` is 0: each lane has
+    memory of its own, and none is taken from another, which routers would avoid.
+    """
 
     dp_rank: int
     num_reqs: int
@@ -284,9 +286,8 @@ class StatusPages:
 
 def _load(status: EngineStatus) -> ReplicaLoad:
     running, waiting = status.num_running, status.num_queued
-    usage = running / status.num_lanes if status.num_lanes else 0.0
     total = running + waiting
-    return ReplicaLoad(0, total, running, waiting, total, status.num_lanes, usage)
+    return ReplicaLoad(0, total, running, waiting, total, status.num_lanes, 0.0)
 
 
 def _faults(status: EngineStatus) -> str:

@@ -57,7 +57,7 @@ async def test_a_router_is_told_how_many_requests_run_and_wait(on_port):
     assert newer["num_running_reqs"] == status.num_running
     assert newer["num_waiting_reqs"] == status.num_queued
     assert newer["num_reqs"] == status.num_running + status.num_queued
-    assert newer["token_usage"] == status.num_running / status.num_lanes
+    assert newer["token_usage"] == 0  # routers avoid servers whose memory is nearly full
 
 
 async def _first(stream, count):
