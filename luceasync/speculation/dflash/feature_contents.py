@@ -18,6 +18,7 @@ from luceasync.host_cache.arena import HostMemory
 from luceasync.host_cache.copy_stream import copy_beside
 from luceasync.host_cache.nodes import Span
 from luceasync.nodes import NodeKey
+from luceasync.pipeline.platform import Event
 from luceasync.speculation.dflash.features import FLOATS, FeatureSpec
 from luceasync.speculation.dflash.passes import LocalDraft
 
@@ -74,8 +75,24 @@ class FeatureContents(Protocol[C]):
         ...
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedRows:
+    """Rows on the host, [tokens, taps * hidden], once `arrival` has come; None: they are there."""
+
+    rows: Tensor
+    arrival: Event | None = None
+
+    def here(self) -> Tensor:
+        """The rows; waits for them."""
+        if self.arrival is not None:
+            self.arrival.synchronize()
+        return self.rows
+
+
 class LocalFeatures:
-    """See FeatureContents: of a drafter in this process, in memory for nodes."""
+    """See FeatureContents: of a drafter in this process, in memory for nodes. Saves are copies in
+    the order of the passes, which nobody waits for before the rows are read.
+    """
 
     def __init__(self, draft: LocalDraft[Any], memory: HostMemory) -> None:
         ring = draft.ring
@@ -84,34 +101,37 @@ class LocalFeatures:
         self._draft = draft
         self._ring = ring
         self._memory = memory
+        self._under_way: list[SavedRows] = []  # their memory is written still
 
     def held(self, lane: int, begin: int, end: int) -> range:
         return self._ring.held(lane, begin, end)
 
     @torch.inference_mode()
-    def save(self, lane: int, begin: int, end: int) -> Tensor:
+    def save(self, lane: int, begin: int, end: int) -> SavedRows:
+        self._under_way = [s for s in self._under_way if s.arrival and not s.arrival.query()]
         rows = self._ring.rows(lane, begin, end)
         source = rows.reshape(-1).view(torch.uint8)
         host = torch.frombuffer(self._memory.allocate(source.numel()), dtype=torch.uint8)
         copy_beside([(host, source)])
-        self._ring.platform.synchronize()
-        return host.view(rows.dtype).view(rows.shape)
+        arrival = self._ring.platform.record_event()
+        self._under_way.append(SavedRows(host.view(rows.dtype).view(rows.shape), arrival))
+        return self._under_way[-1]
 
     @torch.inference_mode()
-    def restore(self, lane: int, begin: int, parts: Sequence[FeaturePart[Tensor]]) -> None:
-        rows = [part.content[part.begin : part.end] for part in parts]
+    def restore(self, lane: int, begin: int, parts: Sequence[FeaturePart[SavedRows]]) -> None:
+        rows = [part.content.here()[part.begin : part.end] for part in parts]
         self._draft.restore(lane, begin, torch.cat(rows))
 
-    def is_there(self, content: Tensor) -> bool:
+    def is_there(self, content: SavedRows) -> bool:
         return True
 
-    def export(self, content: Tensor) -> Tensor:
-        return content
+    def export(self, content: SavedRows) -> Tensor:
+        return content.here()
 
-    def adopt(self, rows: Tensor) -> Tensor:
-        return rows
+    def adopt(self, rows: Tensor) -> SavedRows:
+        return SavedRows(rows)
 
-    def drop(self, content: Tensor) -> None:
+    def drop(self, content: SavedRows) -> None:
         """Do nothing: the memory is freed with the last view of it."""
 
 
