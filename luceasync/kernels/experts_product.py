@@ -62,7 +62,7 @@ def linear(
 
     x: [places, dim], or [rows, dim] and `rows`, int32 [places], the row of each place. matrices:
     [experts, outputs, dim]; tiles: see experts_routing.choose. `shared`: [outputs, dim], the matrix
-    after all experts. `far`: like `matrices`, what tiles that experts_slots.assign made call the
+    after all experts. `far`: like `matrices`, what tiles that slots make call the
     matrices after that.
     """
     far = None if far is None else far[None]
@@ -231,8 +231,10 @@ def many_tile(
     return replace(wide, num_stages=max(2, min(3, shared_bytes // stage_bytes)))
 
 
-def can_group(x: Tensor) -> bool:
-    """Whether the library multiplies by groups whose ends stay on the device."""
+def can_group(x: Tensor, matrices: Tensor) -> bool:
+    """Whether the library multiplies rows with matrices by groups whose ends stay on the device."""
+    if any(size * x.element_size() % 16 for size in matrices.shape[-2:]):
+        return False
     is_half = x.dtype == torch.bfloat16 and x.is_cuda and torch.version.hip is None
     return is_half and torch.cuda.get_device_capability(x.device) >= (9, 0)
 

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from luceasync.kernels.experts_slots import SlotTable, matrices_of
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 from luceasync.kernels.quant_gemv_step import nothing
@@ -153,13 +154,16 @@ def choose(
     scale: float = 1.0,
     softcap: float = 0.0,
     has_shared: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    table: SlotTable | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
     """The experts of each row of float32 logits [n <= MAX_ROWS, experts], as
-    luceasync.models.torch_experts.choose has them: weights, rows, places, bounds; and tiles.
+    luceasync.models.torch_experts.choose has them: weights, rows, places, bounds; tiles; and fills.
 
     tiles: int32 [num_tiles, 3]: a matrix, NO_MATRIX if the tile is not used, and the places [begin,
     end) of its rows. `has_shared`: one more matrix than there are experts has every row; its places
-    follow all others. arrivals: int32 [1], which is 0.
+    follow all others. arrivals: int32 [1], which is 0. `table`: the experts are in host memory, and
+    matrices are as experts_slots.matrices_of has them, which says what fills are; those in slots
+    come first, then the shared one, number `slots`.
     """
     num_rows, num_experts = logits.shape
     assert num_rows <= MAX_ROWS, "few rows"
@@ -172,6 +176,12 @@ def choose(
     orders = places.new_empty(num_rows, num_experts)
     rows = places.new_empty(num_places + (num_rows if has_shared else 0))
     bounds, tiles = places.new_empty(num_experts + 1), places.new_empty(most, 3)
+    num_slots = 0 if table is None else len(table.expert_of)
+    num_fills = min(num_places, num_experts, num_slots)
+    fills = None if table is None else places.new_empty(num_fills, 2)
+    slots: tuple[Tensor | None, ...] = (None,) * 6
+    if table is not None:
+        slots = table.slot_of, table.expert_of, table.used, table.clock, table.counts, table.shown
     constants = {
         "NUM_CHOSEN": num_chosen,
         "WIDTH": triton.next_power_of_2(num_experts),
@@ -180,8 +190,11 @@ def choose(
         "TILES": triton.next_power_of_2(most),
         "NONE": NO_MATRIX,
         "SHARED": has_shared,
+        "SLOTS": triton.next_power_of_2(num_slots) if num_slots else 0,
+        "FILLS": triton.next_power_of_2(num_fills) if num_slots else 0,
     }
-    listed = (orders, rows, places, bounds, tiles, num_rows, num_experts, most)
+    sizes = num_rows, num_experts, most, num_slots, num_fills
+    listed = (orders, rows, places, bounds, tiles, *slots, fills, *sizes)
     _choose_kernel[(num_rows,)](
         logits.contiguous(),
         bias,
@@ -190,7 +203,6 @@ def choose(
         *listed,
         float(scale),
         float(softcap),
-        CHOSEN=triton.next_power_of_2(num_chosen),
         SIGMOID=is_sigmoid,
         NORMALISED=is_normalised,
         CAPPED=softcap != 0,
@@ -201,10 +213,10 @@ def choose(
     )
     if num_rows > LISTED_ROWS:
         _list_kernel[(1,)](*listed, num_warps=8, **constants, **overlap_options(logits))
-    return weights, rows, places, bounds, tiles
+    return weights, rows, places, bounds, tiles, fills
 
 
-@kernel(do_not_specialize=["num_rows", "num_tiles"])
+@kernel(do_not_specialize=["num_rows", "num_tiles", "num_slots", "num_fills"])
 def _choose_kernel(
     logits,
     bias,
@@ -215,13 +227,21 @@ def _choose_kernel(
     places,
     bounds,
     tiles,
+    slot_of,
+    expert_of,
+    used,
+    clock,
+    counts,
+    shown,
+    fills,
     num_rows,
     num_experts,
     num_tiles,
+    num_slots,
+    num_fills,
     scale,
     softcap,
     NUM_CHOSEN: tl.constexpr,
-    CHOSEN: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
@@ -231,6 +251,8 @@ def _choose_kernel(
     NORMALISED: tl.constexpr,
     CAPPED: tl.constexpr,
     SHARED: tl.constexpr,
+    SLOTS: tl.constexpr,
+    FILLS: tl.constexpr,
     LISTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -267,12 +289,7 @@ def _choose_kernel(
         key = tl.where(here, TAKEN, key)
     is_own = order >= 0
     if NORMALISED:
-        slot = tl.arange(0, CHOSEN)
-        chosen = tl.zeros([CHOSEN], tl.float32)
-        for j in tl.static_range(NUM_CHOSEN):
-            one = tl.sum(tl.where(order == j, score, 0.0), 0)
-            chosen = tl.where(slot == j, one, chosen)
-        score = score / tl.sum(chosen, 0)
+        score = score / tl.sum(tl.where(is_own, score, 0.0), 0)
     tl.store(weights + row * NUM_CHOSEN + order, score * scale, mask=is_own)
     if ROWS == 1:
         _list_tiles(
@@ -281,9 +298,18 @@ def _choose_kernel(
             places,
             bounds,
             tiles,
+            slot_of,
+            expert_of,
+            used,
+            clock,
+            counts,
+            shown,
+            fills,
             num_rows,
             num_experts,
             num_tiles,
+            num_slots,
+            num_fills,
             NUM_CHOSEN,
             WIDTH,
             ROWS,
@@ -291,6 +317,8 @@ def _choose_kernel(
             TILES,
             NONE,
             SHARED,
+            SLOTS,
+            FILLS,
         )
     else:
         tl.store(orders + row * num_experts + expert, order, mask=ok)
@@ -304,9 +332,18 @@ def _choose_kernel(
                     places,
                     bounds,
                     tiles,
+                    slot_of,
+                    expert_of,
+                    used,
+                    clock,
+                    counts,
+                    shown,
+                    fills,
                     num_rows,
                     num_experts,
                     num_tiles,
+                    num_slots,
+                    num_fills,
                     NUM_CHOSEN,
                     WIDTH,
                     ROWS,
@@ -314,19 +351,30 @@ def _choose_kernel(
                     TILES,
                     NONE,
                     SHARED,
+                    SLOTS,
+                    FILLS,
                 )
 
 
-@kernel(do_not_specialize=["num_rows", "num_tiles"])
+@kernel(do_not_specialize=["num_rows", "num_tiles", "num_slots", "num_fills"])
 def _list_kernel(
     orders,
     rows,
     places,
     bounds,
     tiles,
+    slot_of,
+    expert_of,
+    used,
+    clock,
+    counts,
+    shown,
+    fills,
     num_rows,
     num_experts,
     num_tiles,
+    num_slots,
+    num_fills,
     NUM_CHOSEN: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
@@ -334,6 +382,8 @@ def _list_kernel(
     TILES: tl.constexpr,
     NONE: tl.constexpr,
     SHARED: tl.constexpr,
+    SLOTS: tl.constexpr,
+    FILLS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     start_next(OVERLAP)
@@ -344,9 +394,18 @@ def _list_kernel(
         places,
         bounds,
         tiles,
+        slot_of,
+        expert_of,
+        used,
+        clock,
+        counts,
+        shown,
+        fills,
         num_rows,
         num_experts,
         num_tiles,
+        num_slots,
+        num_fills,
         NUM_CHOSEN,
         WIDTH,
         ROWS,
@@ -354,6 +413,8 @@ def _list_kernel(
         TILES,
         NONE,
         SHARED,
+        SLOTS,
+        FILLS,
     )
 
 
@@ -373,9 +434,18 @@ def _list_tiles(
     places,
     bounds,
     tiles,
+    slot_of,
+    expert_of,
+    used,
+    clock,
+    counts,
+    shown,
+    fills,
     num_rows,
     num_experts,
     num_tiles,
+    num_slots,
+    num_fills,
     NUM_CHOSEN: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
@@ -383,6 +453,8 @@ def _list_tiles(
     TILES: tl.constexpr,
     NONE: tl.constexpr,
     SHARED: tl.constexpr,
+    SLOTS: tl.constexpr,
+    FILLS: tl.constexpr,
 ):
     """Sort all rows' choices by expert, and divide each expert's rows into tiles. order: int32
     [ROWS, WIDTH], see _choose_kernel.
@@ -391,23 +463,37 @@ def _list_tiles(
     row_ok = row < num_rows
     is_chosen = order >= 0
     ones = is_chosen.to(tl.int32)
-    counts = tl.sum(ones, 0)
-    ends = tl.cumsum(counts, 0)
-    begin = ends - counts
+    num_of = tl.sum(ones, 0)
+    ends = tl.cumsum(num_of, 0)
+    begin = ends - num_of
     place = begin[None, :] + tl.cumsum(ones, 0) - ones
     tl.store(rows + place, row[:, None] + expert[None, :] * 0, mask=is_chosen)
     tl.store(places + row[:, None] * NUM_CHOSEN + order, place, mask=is_chosen)
     tl.store(bounds, 0)
     tl.store(bounds + 1 + expert, ends, mask=expert < num_experts)
 
-    count = (counts + TILE - 1) // TILE
-    first = tl.cumsum(count, 0) - count
-    num_used = tl.sum(count, 0)
-    for i in tl.static_range((ROWS + TILE - 1) // TILE):
-        at, ok = tiles + 3 * (first + i), i < count
-        tl.store(at, expert, mask=ok)
-        tl.store(at + 1, begin + TILE * i, mask=ok)
-        tl.store(at + 2, tl.minimum(begin + TILE * (i + 1), ends), mask=ok)
+    matrix, last, is_far = expert, num_experts, expert < 0
+    if SLOTS > 0:
+        matrix = matrices_of(
+            num_of > 0,
+            slot_of,
+            expert_of,
+            used,
+            clock,
+            counts,
+            shown,
+            fills,
+            num_experts,
+            num_slots,
+            num_fills,
+            WIDTH,
+            SLOTS,
+            FILLS,
+        )
+        last, is_far = num_slots, matrix > num_slots
+    count = (num_of + TILE - 1) // TILE
+    near = tl.where(is_far, 0, count)
+    first, num_used = tl.cumsum(near, 0) - near, tl.sum(near, 0)
     number = tl.arange(0, TILES)
     if SHARED:
         num_places = num_rows * NUM_CHOSEN
@@ -415,10 +501,19 @@ def _list_tiles(
         own = number - num_used
         ok = (own >= 0) & (own * TILE < num_rows)
         at = tiles + 3 * number
-        tl.store(at, num_experts + own * 0, mask=ok)
+        tl.store(at, last + own * 0, mask=ok)
         tl.store(at + 1, num_places + own * TILE, mask=ok)
         tl.store(at + 2, num_places + tl.minimum(own * TILE + TILE, num_rows), mask=ok)
         num_used += (num_rows + TILE - 1) // TILE
+    if SLOTS > 0:
+        far = count - near
+        first = tl.where(is_far, num_used + tl.cumsum(far, 0) - far, first)
+        num_used += tl.sum(far, 0)
+    for i in tl.static_range((ROWS + TILE - 1) // TILE):
+        at, ok = tiles + 3 * (first + i), i < count
+        tl.store(at, matrix, mask=ok)
+        tl.store(at + 1, begin + TILE * i, mask=ok)
+        tl.store(at + 2, tl.minimum(begin + TILE * (i + 1), ends), mask=ok)
     unused = (number >= num_used) & (number < num_tiles)
     tl.store(tiles + 3 * number, NONE + number * 0, mask=unused)
 

@@ -15,9 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from luceasync.kernels.experts_routing import NO_MATRIX
 from luceasync.kernels.kernel import kernel
-from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
+from luceasync.kernels.overlap import (
+    num_multiprocessors,
+    overlap_options,
+    start_next,
+    wait_for_inputs,
+)
 
 NO_SLOT = -1
 COPY_WORDS = 2048  # of 4 bytes, that a program copies
@@ -54,144 +58,74 @@ class SlotTable:
         return cls(slot_of, expert_of, used, clock, counts, hold(counts))
 
 
-def assign(table: SlotTable, bounds: Tensor, tiles: Tensor) -> tuple[Tensor, Tensor]:
-    """Give slots to the experts of a pass, and say where each tile's matrix is.
-
-    bounds, tiles: see experts_routing.choose. Returns tiles of which those in slots come first, and
-    fills, int32 [most, 2]: which expert to copy to which slot, NO_SLOT for those that are not used.
-    Matrix `slots` of a tile is the shared expert, and slots + 1 + e is expert e in host memory.
-    """
-    num_experts, num_slots = len(table.slot_of), len(table.expert_of)
-    most = min(len(tiles), num_slots, num_experts)
-    moved, fills = torch.empty_like(tiles), tiles.new_empty(most, 2)
-    _assign_kernel[(1,)](
-        table.slot_of,
-        table.expert_of,
-        table.used,
-        table.clock,
-        table.counts,
-        table.shown,
-        bounds,
-        tiles,
-        moved,
-        fills,
-        table.slot_of.new_empty(num_slots),
-        num_experts,
-        num_slots,
-        len(tiles),
-        most,
-        EXPERTS=triton.next_power_of_2(num_experts),
-        SLOTS=triton.next_power_of_2(num_slots),
-        STEP=min(16, triton.next_power_of_2(num_slots)),
-        TILES=triton.next_power_of_2(len(tiles)),
-        NONE=NO_SLOT,
-        UNUSED=NO_MATRIX,
-        num_warps=8,
-        **overlap_options(tiles),
-    )
-    return moved, fills
-
-
-@kernel(do_not_specialize=["num_tiles", "most"])
-def _assign_kernel(
+@triton.jit
+def matrices_of(
+    is_needed,
     slot_of,
     expert_of,
     used,
     clock,
     counts,
     shown,
-    bounds,
-    tiles,
-    moved,
     fills,
-    victims,
     num_experts,
     num_slots,
-    num_tiles,
     most,
     EXPERTS: tl.constexpr,
     SLOTS: tl.constexpr,
-    STEP: tl.constexpr,
-    TILES: tl.constexpr,
-    NONE: tl.constexpr,
-    UNUSED: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    FILLS: tl.constexpr,
 ):
-    wait_for_inputs(OVERLAP)
-    start_next(OVERLAP)
-    now = tl.load(clock)
+    """Give slots to the experts of a pass, and say where the matrix of each is, [EXPERTS]: a slot,
+    or slots + 1 + e for expert e in host memory.
+
+    fills: int32 [most, 2], which expert is to be copied to which slot, NO_SLOT if there is none.
+    """
+    NONE: tl.constexpr = -1
+    LAST: tl.constexpr = (1 << 63) - 1
     expert = tl.arange(0, EXPERTS)
-    expert_ok = expert < num_experts
-    first = tl.load(bounds + expert, mask=expert_ok, other=0)
-    is_needed = tl.load(bounds + expert + 1, mask=expert_ok, other=0) > first
-    slot = tl.load(slot_of + expert, mask=expert_ok, other=NONE)
-    is_hit = is_needed & (slot >= 0)
-    is_missed = is_needed & (slot < 0)
+    now = tl.load(clock)
+    slot = tl.load(slot_of + expert, mask=expert < num_experts, other=NONE)
+    is_hit, is_missed = is_needed & (slot >= 0), is_needed & (slot < 0)
     tl.store(used + slot, now + 0 * slot, mask=is_hit)
-    tl.debug_barrier()  # the hits' slots are read below
-
-    # The rank of each slot by its last use: what this pass has hit is the newest and stays.
-    own = tl.arange(0, SLOTS)
-    own_ok = own < num_slots
-    own_used = tl.load(used + own, mask=own_ok, other=0)
-    rank = tl.zeros([SLOTS], tl.int32)
-    for begin in range(0, num_slots, STEP):
-        other = begin + tl.arange(0, STEP)
-        other_used = tl.load(used + other, mask=other < num_slots, other=0)
-        is_older = other_used[None, :] < own_used[:, None]
-        is_older |= (other_used[None, :] == own_used[:, None]) & (other[None, :] < own[:, None])
-        is_older &= (other < num_slots)[None, :]
-        rank += tl.sum(is_older.to(tl.int32), 1)
-    is_free = own_ok & (own_used < now)
-    tl.store(victims + rank, own, mask=own_ok)
-    tl.debug_barrier()
-    num_free = tl.sum(is_free.to(tl.int32), 0)
-    num_missed = tl.sum(is_missed.to(tl.int32), 0)
-    num_filled = tl.minimum(num_missed, num_free)
-
-    number = tl.cumsum(is_missed.to(tl.int32), 0) - 1  # of a missed expert
-    gets = is_missed & (number < num_filled)
-    victim = tl.load(victims + number, mask=gets, other=0)
-    leaving = tl.load(expert_of + victim, mask=gets, other=NONE)
-    tl.store(slot_of + leaving, NONE + 0 * leaving, mask=gets & (leaving >= 0))
-    tl.debug_barrier()
-    tl.store(slot_of + expert, victim, mask=gets)
-    tl.store(expert_of + victim, expert, mask=gets)
-    tl.store(used + victim, now + 0 * victim, mask=gets)
-    tl.store(fills + 2 * number, expert, mask=gets)
-    tl.store(fills + 2 * number + 1, victim, mask=gets)
-    for begin in range(0, most, STEP):
-        at = begin + tl.arange(0, STEP)
-        tl.store(fills + 2 * at + 1, NONE + 0 * at, mask=(at >= num_filled) & (at < most))
-    tl.store(clock, now + 1)
-    num_hits = tl.sum(is_hit.to(tl.int32), 0)
+    num_hits, num_missed = tl.sum(is_hit.to(tl.int32), 0), tl.sum(is_missed.to(tl.int32), 0)
+    num_filled = num_missed * 0
+    if num_missed > 0:
+        tl.debug_barrier()  # the hits' slots are read by other threads
+        own = tl.arange(0, SLOTS)
+        own_used = tl.load(used + own, mask=own < num_slots, other=0)
+        is_free = (own < num_slots) & (own_used < now)
+        key = tl.where(is_free, own_used << 20 | own, LAST)
+        number = tl.cumsum(is_missed.to(tl.int32), 0) - 1
+        for i in range(num_missed):
+            least = tl.min(key, 0)
+            if least < LAST:
+                victim = (least & 0xFFFFF).to(tl.int32)
+                here = is_missed & (number == i)
+                coming = tl.sum(tl.where(here, expert, 0), 0)
+                leaving = tl.load(expert_of + victim)
+                if leaving >= 0:
+                    tl.store(slot_of + leaving, NONE)
+                tl.store(slot_of + coming, victim)
+                tl.store(expert_of + victim, coming)
+                tl.store(used + victim, now)
+                tl.store(fills + 2 * i, coming)
+                tl.store(fills + 2 * i + 1, victim)
+                slot = tl.where(here, victim, slot)
+                key = tl.where(own == victim, LAST, key)
+                num_filled += 1
+    fill = tl.arange(0, FILLS)
+    tl.store(fills + 2 * fill + 1, NONE + 0 * fill, mask=(fill >= num_filled) & (fill < most))
     num_hits += tl.load(counts)
     num_copied = tl.load(counts + 1) + num_filled
     num_read = tl.load(counts + 2) + num_missed - num_filled
+    tl.store(clock, now + 1)
     tl.store(counts, num_hits)
     tl.store(counts + 1, num_copied)
     tl.store(counts + 2, num_read)
     tl.store(shown, num_hits)
     tl.store(shown + 1, num_copied)
     tl.store(shown + 2, num_read)
-    tl.debug_barrier()  # slots are read below
-
-    tile = tl.arange(0, TILES)
-    tile_ok = tile < num_tiles
-    matrix = tl.load(tiles + 3 * tile, mask=tile_ok, other=UNUSED)
-    is_expert = (matrix >= 0) & (matrix < num_experts)
-    place = tl.load(slot_of + matrix, mask=is_expert, other=num_slots)
-    place = tl.where(is_expert & (place < 0), num_slots + 1 + matrix, place)
-    is_near = (matrix >= 0) & (place <= num_slots)
-    is_far = (matrix >= 0) & (place > num_slots)
-    at = tl.cumsum(is_near.to(tl.int32), 0) - 1
-    num_near = tl.sum(is_near.to(tl.int32), 0)
-    at = tl.where(is_far, num_near + tl.cumsum(is_far.to(tl.int32), 0) - 1, at)
-    at = tl.where(matrix < 0, tile, at)  # those come last already
-    tl.store(moved + 3 * at, tl.where(matrix < 0, UNUSED, place), mask=tile_ok)
-    for i in tl.static_range(1, 3):
-        bound = tl.load(tiles + 3 * tile + i, mask=tile_ok, other=0)
-        tl.store(moved + 3 * at + i, bound, mask=tile_ok)
+    return tl.where(slot >= 0, slot, num_slots + 1 + expert)
 
 
 class SlotCopies:
@@ -214,30 +148,38 @@ class SlotCopies:
         self._chunks = torch.tensor(chunks, dtype=torch.int32).to(device)
 
     def run(self, fills: Tensor) -> None:
-        """Copy as `assign` says."""
-        _fill_kernel[(len(self._chunks), len(fills))](
+        """Copy as experts_routing.choose says. Programs take chunk after chunk: where there is
+        nothing to copy, few have to begin.
+        """
+        num_chunks = len(self._chunks)
+        num_programs = min(num_chunks, 2 * num_multiprocessors(fills))
+        _fill_kernel[(num_programs,)](
             self._table,
             self._chunks,
             fills,
+            num_chunks,
+            len(fills),
             BLOCK=COPY_WORDS,
             num_warps=8,
             **overlap_options(fills),
         )
 
 
-@kernel()
-def _fill_kernel(table, chunks, fills, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+@kernel(do_not_specialize=["num_fills"])
+def _fill_kernel(
+    table, chunks, fills, num_chunks, num_fills, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
     wait_for_inputs(OVERLAP)
     start_next(OVERLAP)
-    at_fill = fills + 2 * tl.program_id(1)
-    slot = tl.load(at_fill + 1).to(tl.int64)
-    if slot >= 0:
-        expert = tl.load(at_fill).to(tl.int64)
-        at_chunk = chunks + 2 * tl.program_id(0)
-        at_pair = table + 3 * tl.load(at_chunk)
-        size = tl.load(at_pair + 2)
-        word = tl.load(at_chunk + 1) + tl.arange(0, BLOCK)
-        source = tl.load(at_pair).to(tl.pointer_type(tl.int32)) + expert * size
-        target = tl.load(at_pair + 1).to(tl.pointer_type(tl.int32)) + slot * size
-        ok = word < size
-        tl.store(target + word, tl.load(source + word, mask=ok, other=0), mask=ok)
+    for number in range(num_fills):
+        slot = tl.load(fills + 2 * number + 1).to(tl.int64)
+        if slot >= 0:
+            expert = tl.load(fills + 2 * number).to(tl.int64)
+            for chunk in range(tl.program_id(0), num_chunks, tl.num_programs(0)):
+                at_pair = table + 3 * tl.load(chunks + 2 * chunk)
+                size = tl.load(at_pair + 2)
+                word = tl.load(chunks + 2 * chunk + 1) + tl.arange(0, BLOCK)
+                source = tl.load(at_pair).to(tl.pointer_type(tl.int32)) + expert * size
+                target = tl.load(at_pair + 1).to(tl.pointer_type(tl.int32)) + slot * size
+                ok = word < size
+                tl.store(target + word, tl.load(source + word, mask=ok, other=0), mask=ok)

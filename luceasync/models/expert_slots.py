@@ -7,14 +7,12 @@ itself; a longer one has whole layers copied ahead. Where an expert lies changes
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from luceasync.errors import ModelError
-from luceasync.kernels import experts_slots
 from luceasync.kernels.experts_routing import MAX_ROWS
 from luceasync.kernels.experts_slots import COUNTS, SlotCopies, SlotTable
 from luceasync.models.ops import RoutedExperts
@@ -148,7 +146,7 @@ class SlottedOps(TritonOps):
         """Experts of all layers' passes so far by what became of them, and the bytes that crossed
         the bus for them. Any thread; waits for nothing.
         """
-        counts = [layer.table.shown.tolist() for layer in self._layers]
+        counts = [layer.slots.shown.tolist() for layer in self._layers]
         sums = dict(zip(COUNTS, map(sum, zip(*counts, strict=True)), strict=True))
         pairs = zip(counts, self._layers, strict=True)
         num_bytes = sum(sum(own[1:]) * layer.expert_bytes for own, layer in pairs)
@@ -216,13 +214,13 @@ class SlottedRoutedExperts(TritonRoutedExperts):
         device = gate_up.device
         pairs = gate_up.pairs + down.pairs
         num_experts, num_slots = (len(each) for each in pairs[0])
-        self.table = SlotTable.empty(num_experts, num_slots, device, ops.host.hold)
+        self.table = self.slots = SlotTable.empty(num_experts, num_slots, device, ops.host.hold)
         self._copies = SlotCopies(pairs, device)
 
     @property
     def expert_bytes(self) -> int:
         """Bytes of one expert."""
-        return sum(half.far.num_bytes for half in self._halves) // len(self.table.slot_of)
+        return sum(half.far.num_bytes for half in self._halves) // len(self.slots.slot_of)
 
     @property
     def layer_bytes(self) -> int:
@@ -243,6 +241,6 @@ class SlottedRoutedExperts(TritonRoutedExperts):
         return self._add(x, gate_up.made_of(buffer), down.made_of(rest))
 
     def _results(self, normed: Tensor, choice: TiledChoice) -> Tensor:
-        tiles, fills = experts_slots.assign(self.table, choice.bounds, choice.tiles)
-        self._copies.run(fills)
-        return super()._results(normed, replace(choice, tiles=tiles))
+        assert choice.fills is not None
+        self._copies.run(choice.fills)
+        return super()._results(normed, choice)

@@ -15,6 +15,7 @@ from torch import Tensor
 from luceasync.kernels import experts_product, experts_quant, experts_routing, quant_dequantize
 from luceasync.kernels.experts_product import MANY_ROWS, MOST_ROWS
 from luceasync.kernels.experts_routing import MAX_ROWS, NO_MATRIX
+from luceasync.kernels.experts_slots import SlotTable
 from luceasync.kernels.quant_tiles import BLOCK_ROWS, TiledMatrix
 from luceasync.models import torch_experts
 from luceasync.models.ops import Ops, RoutedExperts, TorchTable
@@ -31,6 +32,7 @@ class TiledChoice(Choice):
     """A Choice of up to MAX_ROWS rows with its tiles, see experts_routing.choose."""
 
     tiles: Tensor
+    fills: Tensor | None = None
 
 
 def choose(logits: Tensor, bias: Tensor | None, routing: Routing) -> Choice:
@@ -42,7 +44,13 @@ def choose(logits: Tensor, bias: Tensor | None, routing: Routing) -> Choice:
 
 
 def _tiled_choice(
-    logits: Tensor, bias: Tensor | None, routing: Routing, arrivals: Tensor, *, has_shared: bool
+    logits: Tensor,
+    bias: Tensor | None,
+    routing: Routing,
+    arrivals: Tensor,
+    *,
+    has_shared: bool,
+    table: SlotTable | None = None,
 ) -> TiledChoice:
     found = experts_routing.choose(
         logits,
@@ -54,6 +62,7 @@ def _tiled_choice(
         scale=routing.scale,
         softcap=routing.softcap,
         has_shared=has_shared,
+        table=table,
     )
     return TiledChoice(*found)
 
@@ -179,7 +188,7 @@ class PlainExperts:
             return experts_product.linear(
                 x, self.each[0], choice.tiles, len(x), shared=_plain(shared), far=others
             )
-        if experts_product.can_group(x):
+        if experts_product.can_group(x, self.each):
             return _grouped(x, self.each[0], choice)
         out, num_rows = x.new_empty(len(x), self.each.shape[2]), rows_of_tiles(choice)
         tiles = tiles_of_many(choice, num_rows)
@@ -198,7 +207,7 @@ class PlainExperts:
             return experts_product.swiglu(
                 x, self.each, choice.tiles, choice.rows, shared=_plain(shared), far=others
             )
-        if experts_product.can_group(x):
+        if experts_product.can_group(x, self.each):
             own = x[choice.rows]
             gate, up = (_grouped(own, part, choice) for part in self.each)
             return F.silu(gate).mul_(up)
@@ -345,6 +354,7 @@ class TritonRoutedExperts(RoutedExperts):
         shared: SwiGLU | None,
     ) -> None:
         super().__init__(ops, router, gate_up, down, shared)
+        self.table: SlotTable | None = None  # of experts in host memory
         self._alike: list[Shared] = []  # the shared expert's matrices, if it can be one of them
         if shared is None:
             return
@@ -362,8 +372,10 @@ class TritonRoutedExperts(RoutedExperts):
         normed, logits, arrivals, gates = experts_routing.scores(
             x, (norm.weight, norm.eps), weight.rows, gate_rows
         )
-        has_shared = bool(self._alike)
-        choice = _tiled_choice(logits, bias, self.router.routing, arrivals, has_shared=has_shared)
+        has_shared, routing = bool(self._alike), self.router.routing
+        choice = _tiled_choice(
+            logits, bias, routing, arrivals, has_shared=has_shared, table=self.table
+        )
         results, shared = self._results(normed, choice), None
         if has_shared:
             shared = results[choice.places.numel() :]

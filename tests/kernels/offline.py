@@ -26,6 +26,9 @@ from triton.runtime import driver
 from luceasync.kernels import (
     block_attention,
     draft_attention,
+    experts_product,
+    experts_quant,
+    experts_routing,
     gemv,
     overlap,
     prefill_attention,
@@ -39,6 +42,7 @@ from luceasync.kernels.chunk_scores import add_scores
 from luceasync.kernels.commit import commit_attention, commit_delta, commit_recent
 from luceasync.kernels.draft_context import write_context
 from luceasync.kernels.draft_rows import draft_rows
+from luceasync.kernels.experts_slots import SlotCopies, SlotTable
 from luceasync.kernels.highest_tokens import highest_tokens
 from luceasync.kernels.kernel import Kernel
 from luceasync.kernels.positions import rotation, row_indices, trees
@@ -307,6 +311,41 @@ def delta() -> None:
     )
 
 
+def experts() -> None:
+    """What routes few rows, with slots and without; products of few and of many rows."""
+    num_experts, dim, inner = 256, 2048, 512
+    router, gate = torch.empty(num_experts, dim), torch.empty(1, dim)
+    table = SlotTable.empty(num_experts, 64, CPU)
+    arrivals, options = torch.zeros(1).int(), {"num_chosen": 8, "has_shared": True}
+    for num_rows in (1, 4, 16):
+        x = torch.empty(num_rows, dim, dtype=DTYPE)
+        experts_routing.scores(x, (torch.empty(dim), 1e-6), router, gate)
+        logits = torch.empty(num_rows, num_experts)
+        found = experts_routing.choose(logits, None, arrivals, **options)
+        experts_routing.choose(logits, None, arrivals, table=table, **options)
+    weights, rows_of, places, _, tiles, _ = found
+    pairs = [(torch.empty(4, 64, dim, dtype=DTYPE), torch.empty(2, 64, dim, dtype=DTYPE))]
+    SlotCopies(pairs, CPU).run(torch.zeros(4, 2, dtype=torch.int32))
+    gate_up = torch.empty(2, 64, inner, dim, dtype=DTYPE)
+    down, shared = gate_up.new_empty(64, dim, inner), gate_up.new_empty(2 * inner, dim)
+    results = experts_product.swiglu(x, gate_up, tiles, rows_of, shared=shared, far=gate_up)
+    results = experts_product.linear(results, down, tiles, len(results))
+    experts_routing.add_weighted(results, weights, places, x, x, torch.empty(16))
+    for num_rows in (experts_product.MANY_ROWS, experts_product.MOST_ROWS):
+        x, out = torch.empty(500, dim, dtype=DTYPE), torch.empty(4000, inner, dtype=DTYPE)
+        rows_of = torch.zeros(4000, dtype=torch.int32)
+        experts_product.many(x, gate_up, tiles, out, rows=rows_of, num_rows=num_rows)
+        experts_product.many(out, down, tiles, out.new_empty(4000, dim), num_rows=num_rows)
+    for name in ("Q4_K", "Q6_K"):
+        for parts, shape in ((2, (2 * 4 * inner, dim)), (1, (4 * dim, inner))):
+            own = tile(random_packed(ENCODINGS[name], shape, torch.Generator()))
+            x = torch.empty(8, shape[1], dtype=DTYPE)
+            if parts == 2:
+                experts_quant.swiglu(x, own, 4, tiles, rows_of[:8], shared=own, far=own)
+            else:
+                experts_quant.linear(x, own, 4, tiles, 8)
+
+
 def drafts() -> None:
     """A drafter's rows, its context and its block."""
     lanes = torch.zeros(2, dtype=torch.int32)
@@ -333,6 +372,7 @@ ALL = (
     trees_of_attention,
     windows,
     delta,
+    experts,
     drafts,
 )
 

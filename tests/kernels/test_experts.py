@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.kernels.experts_routing import MAX_ROWS, NO_MATRIX, TILE_ROWS
+from luceasync.kernels.experts_slots import SlotTable
 from luceasync.models import torch_experts, triton_experts
 from luceasync.models.ops import Norm, RoutedExperts, TorchOps
 from luceasync.models.quant.packed import dequantise
@@ -32,9 +33,17 @@ ROUTINGS = [
 ]
 
 
-def routed(logits: Tensor, bias: Tensor | None, routing: Routing, has_shared: bool = False):
+def routed(
+    logits: Tensor,
+    bias: Tensor | None,
+    routing: Routing,
+    has_shared: bool = False,
+    table: SlotTable | None = None,
+):
     arrivals = torch.zeros(1, dtype=torch.int32, device=logits.device)
-    return triton_experts._tiled_choice(logits, bias, routing, arrivals, has_shared=has_shared)
+    return triton_experts._tiled_choice(
+        logits, bias, routing, arrivals, has_shared=has_shared, table=table
+    )
 
 
 def chosen(num_rows: int, device: torch.device) -> Tensor:

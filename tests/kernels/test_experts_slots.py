@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.kernels.experts_slots import COUNTS, NO_SLOT, SlotCopies, SlotTable, assign
+from luceasync.kernels.experts_slots import COUNTS, NO_SLOT, SlotCopies, SlotTable
 from luceasync.models.expert_slots import SlottedOps
 from luceasync.models.ops import Norm
 from luceasync.models.quant.ggml import ENCODINGS
@@ -29,23 +29,26 @@ def test_slots_hold_what_was_used_last(num_slots: int, device) -> None:
     for step in range(12):
         num_rows = (1, 1, 3, 9)[step % 4]
         logits = 2 * torch.randn(num_rows, NUM_EXPERTS, generator=generator)
-        choice = routed(logits.to(device), None, Routing(2), has_shared=step % 2 == 0)
+        has_shared = step % 2 == 0
+        choice = routed(logits.to(device), None, Routing(2), has_shared)
         experts = [tile[0] for tile in choice.tiles.tolist() if 0 <= tile[0] < NUM_EXPERTS]
         slot_of, expected = truth.take(experts)
-        moved, fills = assign(table, choice.bounds, choice.tiles)
+        slotted = routed(logits.to(device), None, Routing(2), has_shared, table)
+        moved, fills = slotted.tiles, slotted.fills
         assert [(e, s) for e, s in fills.tolist() if s != NO_SLOT] == expected
         assert table.expert_of.tolist() == [NO_SLOT if e is None else e for e in truth.expert_of]
         assert table.counts.tolist() == [truth.counts[name] for name in COUNTS]
-        near, far = [], []
+        near, shared, far = [], [], []
         for expert, begin, end in choice.tiles.tolist():
             if expert == NUM_EXPERTS:
-                near.append([num_slots, begin, end])
+                shared.append([num_slots, begin, end])
             elif expert in slot_of:
                 near.append([slot_of[expert], begin, end])
             elif expert >= 0:
                 far.append([num_slots + 1 + expert, begin, end])
-        assert moved.tolist()[: len(near + far)] == near + far
-        assert all(tile[0] == -1 for tile in moved.tolist()[len(near + far) :])
+        every = near + shared + far
+        assert moved.tolist()[: len(every)] == every
+        assert all(tile[0] == -1 for tile in moved.tolist()[len(every) :])
 
 
 def test_experts_are_copied_to_their_slots_alone(device) -> None:
