@@ -1,20 +1,23 @@
 """Fused row operations between the matrix products of prefill.
 
 RMS norms, SwiGLU and GeGLU, and the work before attention: head norms, rotation, the write into
-pages.
+pages or rings.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from luceasync.kernels.attention import PAGE_TOKENS, normed_and_rotated
-from luceasync.kernels.kernel import kernel
+from luceasync.kernels.kernel import Kernel, kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 
 HEAD_ROWS = 16  # rows of one head per program
+RING_ROWS = 4  # of a program that copies whole rows
 
 
 def rms_norm(
@@ -205,6 +208,61 @@ def split_heads(
     return queries
 
 
+def unroll(rings: Sequence[Tensor], begin: Tensor, to: Sequence[Tensor]) -> None:
+    """Write what a window before position `begin` still holds, in order of position: the first
+    window - 1 rows of each of `to`; zeros before position 0.
+
+    rings: a lane's keys and values [window, kv_heads, head_dim], position p at p % window; begin:
+    int32 [1]; to: [window - 1 or more, kv_heads, head_dim]; all contiguous.
+    """
+    window, width = len(rings[0]), rings[0][0].numel()
+    if window > 1:
+        _launch_ring(_unroll_kernel, window - 1, rings, begin, to, WINDOW=window, WIDTH=width)
+
+
+def keep_newest(rings: Sequence[Tensor], begin: Tensor, new: Sequence[Tensor]) -> None:
+    """Write rows from position `begin` on to rings, of more rows than a ring holds the newest.
+
+    new: keys and values [rows, kv_heads, head_dim]; the rest as of `unroll`.
+    """
+    window, width, num_rows = len(rings[0]), rings[0][0].numel(), len(new[0])
+    _launch_ring(
+        _keep_newest_kernel,
+        min(num_rows, window),
+        rings,
+        begin,
+        new,
+        num_rows,
+        WINDOW=window,
+        WIDTH=width,
+    )
+
+
+def _launch_ring(
+    of: Kernel,
+    num_rows: int,
+    rings: Sequence[Tensor],
+    begin: Tensor,
+    others: Sequence[Tensor],
+    *sizes: int,
+    WINDOW: int,
+    WIDTH: int,
+) -> None:
+    of.launch(
+        (triton.cdiv(num_rows, RING_ROWS), len(rings), 1),
+        *rings,
+        begin,
+        *others,
+        *sizes,
+        WINDOW=WINDOW,
+        WIDTH=WIDTH,
+        BLOCK_WIDTH=triton.next_power_of_2(WIDTH),
+        BLOCK_ROWS=RING_ROWS,
+        num_warps=4,
+        **overlap_options(begin),
+    )
+
+
 @kernel()
 def _rms_norm_kernel(
     x, weight, residual, factor, out, dim, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
@@ -335,3 +393,59 @@ def _write_heads_kernel(
     else:
         v = tl.load(projected + offset + d, mask=ok, other=0.0)
         tl.store(values + place + (head - NUM_HEADS - NUM_KV_HEADS) * HEAD_DIM, v, mask=ok)
+
+
+@kernel(do_not_specialize=["begin"])
+def _unroll_kernel(
+    keys,
+    values,
+    begin,
+    to_keys,
+    to_values,
+    WINDOW: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    start_next(OVERLAP)
+    wait_for_inputs(OVERLAP)
+    t = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    column = tl.arange(0, BLOCK_WIDTH)[None, :]
+    ok = (t < WINDOW - 1) & (column < WIDTH)
+    position = tl.load(begin) + t - (WINDOW - 1)
+    source = position % WINDOW * WIDTH + column
+    is_written = ok & (position >= 0)
+    to = t * WIDTH + column
+    if tl.program_id(1) == 0:
+        tl.store(to_keys + to, tl.load(keys + source, mask=is_written, other=0.0), mask=ok)
+    else:
+        tl.store(to_values + to, tl.load(values + source, mask=is_written, other=0.0), mask=ok)
+
+
+@kernel(do_not_specialize=["begin", "num_rows"])
+def _keep_newest_kernel(
+    keys,
+    values,
+    begin,
+    new_keys,
+    new_values,
+    num_rows,
+    WINDOW: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    start_next(OVERLAP)
+    wait_for_inputs(OVERLAP)
+    t = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    row = tl.maximum(num_rows - WINDOW, 0) + t
+    column = tl.arange(0, BLOCK_WIDTH)[None, :]
+    ok = (row < num_rows) & (column < WIDTH)
+    source = row * WIDTH + column
+    to = (tl.load(begin) + row) % WINDOW * WIDTH + column
+    if tl.program_id(1) == 0:
+        tl.store(keys + to, tl.load(new_keys + source, mask=ok, other=0.0), mask=ok)
+    else:
+        tl.store(values + to, tl.load(new_values + source, mask=ok, other=0.0), mask=ok)

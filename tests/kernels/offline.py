@@ -291,6 +291,13 @@ def windows() -> None:
         body.attend_tree(projected, small, tuple(rings), given, tree, scratch)
 
 
+def rings_of_a_prompt() -> None:
+    rings, begin = [torch.empty(1024, 4, 256, dtype=DTYPE)] * 2, torch.zeros(1, dtype=torch.int32)
+    chunk = [torch.empty(1023 + 300, 4, 256, dtype=DTYPE)] * 2
+    rows.unroll(rings, begin, chunk)
+    rows.keep_newest(rings, begin, [each[1023:] for each in chunk])
+
+
 def delta() -> None:
     """A step, a chunk, a tree and its commit."""
     body = TritonDelta(DELTA)
@@ -371,6 +378,7 @@ ALL = (
     blocks_of_attention,
     trees_of_attention,
     windows,
+    rings_of_a_prompt,
     delta,
     experts,
     drafts,

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from luceasync.kernels import prefill_attention
+from luceasync.kernels import rows as row_kernels
 from luceasync.kernels.commit import commit_recent
 from luceasync.kernels.positions import rotation
-from luceasync.kernels.rows import split_heads
 from luceasync.kernels.window_attention import attend_window
 from luceasync.models.mixers.attention_sizes import AttentionSizes, HeadNorms
 from luceasync.models.mixers.attention_torch import Rotation, frequencies, masked_attention
@@ -136,44 +136,40 @@ class TritonSliding:
         rows: Rows,
         prepared: TurnOnDevice,
     ) -> Tensor:
-        """Attend with many rows of each lane, operation by operation. Where they begin only the
-        device knows: the ring is read whole, and what is in no row's window is masked.
+        """Attend with many rows of each lane. Where they begin only the device knows: the ring is
+        read whole, and what is in no row's window is masked.
         """
-        spec, new = self._spec, self._new_rows(projected, state)
-        queries = split_heads(
-            projected.contiguous(),
-            (norms.query, norms.key, norms.eps),
-            prepared.rotation,
-            new,
-            num_heads=spec.num_heads,
-            rotary_dim=spec.rotary_dim,
-        )
-        out = torch.zeros_like(queries)
+        spec, out = self._spec, []  # of each entry [rows, heads, head_dim]
+        num_before, num_rows = spec.window - 1, projected.shape[1]
         for i, entry in enumerate(rows.entries):
             if entry.lane == NO_LANE:
+                out.append(projected.new_zeros(num_rows, spec.num_heads, spec.head_dim))
                 continue
-            begin = prepared.positions[i, :1]
-            rings = [stack[entry.lane] for stack in state]
-            own = [each[i] for each in new]
-            out[i] = self._attend_rows(queries[i], rings, own, begin)
-            for ring, each in zip(rings, own, strict=True):
-                num_kept = min(len(each), spec.window)
-                first = begin + len(each) - num_kept
-                places = (first + torch.arange(num_kept, device=each.device)) % spec.window
-                ring[places] = each[len(each) - num_kept :]
-        out = out.flatten(2)
+            begin, rings = prepared.positions[i, :1], [stack[entry.lane] for stack in state]
+            shape = (num_before + num_rows, *rings[0].shape[1:])
+            keys, values = (ring.new_empty(shape) for ring in rings)
+            own = keys[num_before:], values[num_before:]
+            queries = row_kernels.split_heads(
+                projected[i : i + 1].contiguous(),
+                (norms.query, norms.key, norms.eps),
+                (prepared.rotation[0][i : i + 1], prepared.rotation[1][i : i + 1]),
+                (own[0][None], own[1][None]),
+                num_heads=spec.num_heads,
+                rotary_dim=spec.rotary_dim,
+            )
+            row_kernels.unroll(rings, begin, (keys, values))
+            out.append(self._attend_rows(queries[0], keys, values, begin))
+            row_kernels.keep_newest(rings, begin, own)
+        attended = (out[0][None] if len(out) == 1 else torch.stack(out)).flatten(2)
         if spec.gated:
-            out = out * torch.sigmoid(projected[..., -spec.query_dim :])
-        return out
+            attended = attended * torch.sigmoid(projected[..., -spec.query_dim :])
+        return attended
 
-    def _attend_rows(
-        self, q: Tensor, rings: list[Tensor], new: list[Tensor], begin: Tensor
-    ) -> Tensor:
-        """Attention of rows [rows, heads, head_dim] from position `begin` on, int32 [1]."""
+    def _attend_rows(self, q: Tensor, keys: Tensor, values: Tensor, begin: Tensor) -> Tensor:
+        """Attention of rows [rows, heads, head_dim] from position `begin` on, int32 [1], to
+        `keys` and `values` [window - 1 + rows, kv_heads, head_dim].
+        """
         window, num_rows = self._spec.window, len(q)
-        before = torch.arange(1 - window, 0, device=q.device)  # from `begin` on, as all below
-        places = (begin + before) % window
-        keys, values = (torch.cat([r[places], n]) for r, n in zip(rings, new, strict=True))
         if prefill_attention.can_attend(q):
             given = q, keys, values
             attended: Tensor = prefill_attention.attend_rows(*given, window=window, begin=begin)
