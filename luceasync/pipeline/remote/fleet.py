@@ -235,7 +235,8 @@ class Fleet:
         plan = self._plan
         sizes = {n: StageSizes(spec, plan, n) for n in numbers}
         ring_bytes = tuple(size for n in numbers for size in sizes[n].ring_bytes())
-        rings = share_rings(transport, ring_bytes, plan, self._closing)
+        are_here = any(programs[self._process_of(n)].address is None for n in numbers)
+        rings = share_rings(transport, ring_bytes, plan, self._closing) if are_here else None
         for place, number in enumerate(numbers):
             parts = self._parts(spec, number)
             own_bytes = whole_bytes(node_bytes * _node_share(parts, plan))
