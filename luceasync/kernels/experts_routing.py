@@ -7,6 +7,7 @@ Of few rows the program that ends last lists the tiles; integers alone are count
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -143,6 +144,21 @@ def _scores_kernel(
         tl.store(arrivals, 0)
 
 
+def scores_of_many(normed: Tensor, router: Tensor) -> Tensor:
+    """normed @ router^T in float32, of any number of rows; router: float32.
+
+    A float32 number is the sum of three of bfloat16, whose products with rows of bfloat16 a tensor
+    core computes and adds in float32.
+    """
+    if normed.dtype != torch.bfloat16 or not normed.is_cuda or torch.version.hip is not None:
+        return F.linear(normed.float(), router)
+    high = router.bfloat16()
+    middle = (router - high).bfloat16()
+    low = (router - high - middle).bfloat16()
+    parts = torch.mm(normed, torch.cat([high, middle, low]).t(), out_dtype=torch.float32)
+    return parts.view(len(normed), 3, -1).sum(1)
+
+
 def choose(
     logits: Tensor,
     bias: Tensor | None,
@@ -167,6 +183,7 @@ def choose(
     """
     num_rows, num_experts = logits.shape
     assert num_rows <= MAX_ROWS, "few rows"
+    logits = logits.contiguous()
     num_places = num_rows * num_chosen
     most = num_tiles(num_rows, num_chosen, num_experts)
     if has_shared:
@@ -196,9 +213,10 @@ def choose(
     sizes = num_rows, num_experts, most, num_slots, num_fills
     listed = (orders, rows, places, bounds, tiles, *slots, fills, *sizes)
     _choose_kernel[(num_rows,)](
-        logits.contiguous(),
+        logits,
         bias,
         weights,
+        None,
         arrivals,
         *listed,
         float(scale),
@@ -216,11 +234,58 @@ def choose(
     return weights, rows, places, bounds, tiles, fills
 
 
+def choose_alone(
+    logits: Tensor,
+    bias: Tensor | None,
+    *,
+    num_chosen: int,
+    is_sigmoid: bool = False,
+    is_normalised: bool = True,
+    scale: float = 1.0,
+    softcap: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """The weights and int32 experts [n, k] of any number of rows, as `choose` has them."""
+    num_rows, num_experts = logits.shape
+    weights = torch.empty(num_rows, num_chosen, dtype=torch.float32, device=logits.device)
+    experts = torch.empty(num_rows, num_chosen, dtype=torch.int32, device=logits.device)
+    _choose_kernel[(num_rows,)](
+        logits.contiguous(),
+        bias,
+        weights,
+        experts,
+        *(None,) * 13,
+        num_rows,
+        num_experts,
+        0,
+        0,
+        0,
+        float(scale),
+        float(softcap),
+        NUM_CHOSEN=num_chosen,
+        WIDTH=triton.next_power_of_2(num_experts),
+        ROWS=0,
+        TILE=TILE_ROWS,
+        TILES=0,
+        NONE=NO_MATRIX,
+        SIGMOID=is_sigmoid,
+        NORMALISED=is_normalised,
+        CAPPED=softcap != 0,
+        SHARED=False,
+        SLOTS=0,
+        FILLS=0,
+        LISTS=False,
+        num_warps=1,
+        **overlap_options(logits),
+    )
+    return weights, experts
+
+
 @kernel(do_not_specialize=["num_rows", "num_tiles", "num_slots", "num_fills"])
 def _choose_kernel(
     logits,
     bias,
     weights,
+    experts,
     arrivals,
     orders,
     rows,
@@ -291,7 +356,9 @@ def _choose_kernel(
     if NORMALISED:
         score = score / tl.sum(tl.where(is_own, score, 0.0), 0)
     tl.store(weights + row * NUM_CHOSEN + order, score * scale, mask=is_own)
-    if ROWS == 1:
+    if experts is not None:
+        tl.store(experts + row * NUM_CHOSEN + order, expert, mask=is_own)
+    elif ROWS == 1:
         _list_tiles(
             order[None, :],
             rows,

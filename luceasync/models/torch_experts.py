@@ -44,9 +44,9 @@ def choose(logits: Tensor, bias: Tensor | None, routing: Routing) -> Choice:
 
 
 def sorted_choice(experts: Tensor, weights: Tensor, num_experts: int) -> Choice:
-    """The choice of int64 experts [n, k] with these weights."""
+    """The choice of experts [n, k], integers, with these weights."""
     in_order, order = experts.flatten().sort(stable=True)
-    ends = torch.arange(num_experts + 1, device=experts.device)
+    ends = torch.arange(num_experts + 1, device=experts.device, dtype=experts.dtype)
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=experts.device)
     bounds = torch.searchsorted(in_order, ends)

@@ -38,7 +38,8 @@ class TiledChoice(Choice):
 def choose(logits: Tensor, bias: Tensor | None, routing: Routing) -> Choice:
     """See torch_experts.choose."""
     if len(logits) > MAX_ROWS:
-        return torch_experts.choose(logits, bias, routing)
+        weights, experts = experts_routing.choose_alone(logits, bias, **_constants(routing))
+        return torch_experts.sorted_choice(experts, weights, logits.shape[1])
     arrivals = torch.zeros(1, dtype=torch.int32, device=logits.device)
     return _tiled_choice(logits, bias, routing, arrivals, has_shared=False)
 
@@ -52,19 +53,19 @@ def _tiled_choice(
     has_shared: bool,
     table: SlotTable | None = None,
 ) -> TiledChoice:
-    found = experts_routing.choose(
-        logits,
-        bias,
-        arrivals,
-        num_chosen=routing.num_chosen,
-        is_sigmoid=routing.scores == "sigmoid",
-        is_normalised=routing.is_normalised,
-        scale=routing.scale,
-        softcap=routing.softcap,
-        has_shared=has_shared,
-        table=table,
-    )
-    return TiledChoice(*found)
+    options = _constants(routing) | {"has_shared": has_shared, "table": table}
+    return TiledChoice(*experts_routing.choose(logits, bias, arrivals, **options))
+
+
+def _constants(routing: Routing) -> dict[str, Any]:
+    """A routing as kernels take it."""
+    return {
+        "num_chosen": routing.num_chosen,
+        "is_sigmoid": routing.scores == "sigmoid",
+        "is_normalised": routing.is_normalised,
+        "scale": routing.scale,
+        "softcap": routing.softcap,
+    }
 
 
 def add_weighted(results: Tensor, choice: Choice, base: Tensor) -> Tensor:
@@ -381,6 +382,24 @@ class TritonRoutedExperts(RoutedExperts):
             shared = results[choice.places.numel() :]
         elif self.shared is not None:
             shared = self.shared.down.linear(self.shared.gate_up.swiglu(normed))
+        return experts_routing.add_weighted(
+            results, choice.weights, choice.places, x, shared, gates
+        )
+
+    def _add(self, x: Tensor, gate_up: ExpertWeights, down: ExpertWeights) -> Tensor:
+        router, weight, gate = self.router, self.router.weight, self.router.shared_gate
+        if not isinstance(weight, TorchTable):
+            return super()._add(x, gate_up, down)
+        normed, rows = router.norm(x), weight.rows
+        has_gate = isinstance(gate, TorchTable)
+        if isinstance(gate, TorchTable):
+            rows = torch.cat([rows, gate.rows])
+        logits = experts_routing.scores_of_many(normed, rows)
+        choice = choose(logits[:, : len(weight.rows)], router.bias, router.routing)
+        results, shared = down.linear(gate_up.swiglu(normed, choice), choice), None
+        if self.shared is not None:
+            shared = self.shared.down.linear(self.shared.gate_up.swiglu(normed))
+        gates = logits[:, -1].sigmoid() if has_gate else None
         return experts_routing.add_weighted(
             results, choice.weights, choice.places, x, shared, gates
         )
