@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 TRIAL_ROUNDS = 8  # of a lane, before its own text decides
+SHORT_TRIAL_ROUNDS = 2  # the same where earlier rounds, or those of other lanes, say what to expect
 RETRY_TOKENS = 256  # decoded plainly before speculation is retried on a lane
 REFILL_TOKENS = 64  # the same for a lane that started without features
 FEW_ROUNDS = 4.0  # which do not say enough of a depth
@@ -117,6 +118,11 @@ class AcceptanceRecord:
     def as_prior(self) -> AcceptanceRecord:
         return AcceptanceRecord(self.chain.as_prior(), self.tree.as_prior())
 
+    @property
+    def num_rounds(self) -> float:
+        """How many rounds it has of one kind; older ones count less."""
+        return max((0.0, *self.chain.rounds[:1], *self.tree.rounds[:1]))
+
 
 @dataclass(frozen=True, slots=True)
 class Promise:
@@ -145,13 +151,19 @@ class LaneOutlook:
     num_plain: int = 0
     off_reason: str | None = None
 
+    @classmethod
+    def of_new_text(cls, common: AcceptanceRecord) -> LaneOutlook:
+        """`common`: what the rounds of all lanes have shown."""
+        is_known = common.num_rounds >= TRIAL_ROUNDS
+        return cls(common.as_prior(), SHORT_TRIAL_ROUNDS if is_known else TRIAL_ROUNDS)
+
     def after_round(self, shape: RoundShape, num_accepted: int) -> LaneOutlook:
         return LaneOutlook(self.record.after(shape, num_accepted), max(0, self.num_trials - 1))
 
     def after_plain(self, off_reason: str) -> LaneOutlook:
         """After a token that was decoded plainly, since speculation does not pay."""
         if self.num_plain + 1 >= RETRY_TOKENS:
-            return LaneOutlook(self.record.as_prior())
+            return LaneOutlook(self.record.as_prior(), SHORT_TRIAL_ROUNDS)
         off_reason = self.off_reason or off_reason
         return replace(self, num_plain=self.num_plain + 1, off_reason=off_reason)
 

@@ -220,7 +220,7 @@ class Speculator:
     def start(self, lane: int) -> None:
         """Begin another choice on the lane, which is empty."""
         self._foreseen = None
-        self._outlooks[lane] = LaneOutlook(self._common.as_prior())
+        self._outlooks[lane] = LaneOutlook.of_new_text(self._common)
         self._tallies[lane], self._off_reasons[lane] = LaneTally(), None
         for drafter in self.drafters:
             drafter.start(lane)

@@ -183,6 +183,24 @@ def test_a_lane_that_is_new_speculates_whatever_others_showed():
     assert plan([outlook], IDLE).speculating == ()
 
 
+def test_what_many_rounds_showed_is_tried_for_two_more_on_a_new_text():
+    """A drafter that is refused everywhere costs each short answer little."""
+    common = accepting(0).record
+    for outlook in (LaneOutlook.of_new_text(common), resumed(accepting(0))):
+        for _ in range(2):
+            assert plan([outlook], IDLE).speculating == (0,)
+            outlook = outlook.after_round(RoundShape(2), 0)
+        assert plan([outlook], IDLE).speculating == ()
+    assert LaneOutlook.of_new_text(AcceptanceRecord()).num_trials == TRIAL_ROUNDS
+
+
+def resumed(outlook: LaneOutlook) -> LaneOutlook:
+    """After as many plain tokens as it takes."""
+    for _ in range(RETRY_TOKENS):
+        outlook = outlook.after_plain("1.00 tokens a round")
+    return outlook
+
+
 def test_a_lane_off_is_left_out_where_every_row_costs():
     costs = Table(
         {RoundShape(16): 5.0, RoundShape(8): 3.0, RoundShape(4): 2.0, RoundShape(2): 1.5},
