@@ -13,6 +13,7 @@ import torch
 from luceasync.host_cache.copies import DirectCopies
 from luceasync.models.encodings import StoredRows, WeightFile
 from luceasync.models.quant import ggml
+from luceasync.pipeline import gpu_platform
 from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.gpu_platform import CudaPlatform, HipPlatform
@@ -140,7 +141,12 @@ def test_what_was_captured_is_done_again_at_each_replay():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cpu:0", GPU])
-def test_stored_rows_arrive_on_the_device_in_order(name: str, tmp_path: Path):
+def test_stored_rows_arrive_on_the_device_in_order(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(gpu_platform, "SLICE_BYTES", 1 << 20)  # twelve of them
+    monkeypatch.setattr(gpu_platform, "READ_BYTES", 1 << 18)
+    monkeypatch.setattr(gpu_platform, "MIN_READ_BYTES", 1 << 16)
     rows = torch.randint(0, 256, (1500, 8200), dtype=torch.uint8)  # two pieces
     (tmp_path / "rows").write_bytes(rows.numpy().tobytes())
     swapped = torch.arange(1500).view(-1, 2).flip(1).flatten()
