@@ -84,6 +84,17 @@ def run_all(layers: Sequence[RoutedExperts], x: Tensor) -> Tensor:
     return out
 
 
+def _warm_up(layers: Sequence[RoutedExperts], rows: Sequence[int]) -> None:
+    """Compile for each number of rows, in parallel."""
+    each = [torch.randn(n, HIDDEN, device=DEVICE, dtype=torch.bfloat16) for n in rows]
+
+    def run() -> None:
+        for x in each:
+            run_all(layers[:2], x)
+
+    open_platform(DEVICE).warm_up(run, 1)
+
+
 def bytes_of(layer: RoutedExperts) -> tuple[float, int]:
     """Bytes of an expert, and of what every row reads."""
     assert layer.shared is not None
@@ -112,6 +123,7 @@ def bench_experts(report: Report, *, rows: Sequence[int], rounds: int) -> None:
     for mix in MIXES:
         layers = layers_of(TritonOps(), mix)
         expert_bytes, other_bytes = bytes_of(layers[0])
+        _warm_up(layers, rows)
         for count in [*rows, PROMPT_ROWS]:
             x = torch.randn(count, HIDDEN, device=DEVICE, dtype=torch.bfloat16)
             is_prompt = count > max(rows)
@@ -143,6 +155,7 @@ def bench_slots(report: Report, *, rows: Sequence[int], rounds: int) -> None:
             ops = open_platform(DEVICE).slotted_ops(num_slots)
             layers = [layer_of(ops, types[0], seed) for seed in range(2)]
             ops.allocate()
+            _warm_up(layers, rows)
             for count in (count for count in rows if count * NUM_CHOSEN <= num_slots):
                 seconds, hits, missed = _steps(ops, layers, count)
                 layer_s = seconds / len(layers)

@@ -14,7 +14,7 @@ import weakref
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
@@ -184,6 +184,29 @@ def locked_pages(num_bytes: int, pages: PageLock) -> np.ndarray:
     pages.lock(address, num_bytes)
     weakref.finalize(area, pages.unlock, address).atexit = False
     return area
+
+
+class LockedAhead:
+    """`locked_pages` of sizes that come again and again: once one is taken, the next of its size is
+    made meanwhile, in a thread.
+    """
+
+    def __init__(self, pages: PageLock) -> None:
+        self._pages = pages
+        self._thread = ThreadPoolExecutor(1, "lock-pages")
+        self._coming: dict[int, Future[np.ndarray]] = {}
+
+    def take(self, num_bytes: int) -> np.ndarray:
+        """Bytes, see locked_pages. Raises MemoryError."""
+        coming = self._coming.pop(num_bytes, None)
+        area = locked_pages(num_bytes, self._pages) if coming is None else coming.result()
+        self._coming[num_bytes] = self._thread.submit(locked_pages, num_bytes, self._pages)
+        return area
+
+    def close(self) -> None:
+        """Make no more, and free what was made ahead."""
+        self._thread.shutdown(cancel_futures=True)
+        self._coming.clear()
 
 
 class Arena:

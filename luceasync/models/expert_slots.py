@@ -40,7 +40,11 @@ class ExpertHost(Protocol):
     def device(self) -> torch.device: ...
 
     def hold(self, tensor: Tensor) -> Tensor:
-        """A copy in host memory that kernels of the device can read."""
+        """A copy in host memory that kernels of the device can read. Raises ModelError."""
+        ...
+
+    def close(self) -> None:
+        """Hold nothing more; what is held stays."""
         ...
 
     def side_stream(self, *used: Tensor) -> AbstractContextManager[object]:
@@ -138,6 +142,7 @@ class SlottedOps(TritonOps):
 
     def allocate(self) -> None:
         """Allocate buffers for whole layers, once all layers are read."""
+        self.host.close()
         most = max(layer.layer_bytes for layer in self._layers)
         for _ in range(NUM_BUFFERS):
             self._buffers.append(torch.empty(most, dtype=torch.uint8, device=self.host.device))

@@ -27,8 +27,8 @@ from luceasync.host_cache.arena import (
     Arena,
     DevicePageLock,
     HostMemory,
+    LockedAhead,
     PlainMemory,
-    locked_pages,
 )
 from luceasync.host_cache.gpu_copies import (
     PageCopies,
@@ -82,16 +82,7 @@ class CudaPlatform:
     def slotted_ops(self, num_slots: int) -> OpsWithSlots:
         from luceasync.models.expert_slots import SlottedOps
 
-        return SlottedOps(num_slots, self)
-
-    def hold(self, tensor: Tensor) -> Tensor:
-        """A copy in host memory, which kernels of the device can read. Raises ModelError."""
-        try:
-            area = locked_pages(tensor.nbytes, DevicePageLock(self.device))
-        except MemoryError as error:
-            raise ModelError(f"--expert-memory: {error}") from None
-        held = torch.from_numpy(area).view(tensor.dtype).view(tensor.shape)
-        return held.copy_(tensor)
+        return SlottedOps(num_slots, PinnedHost(self))
 
     def offer(self, share: int = 1) -> Offer:
         with self.on_device():
@@ -308,6 +299,36 @@ class PinnedTransfer:
                 buffer.copied.record(self._stream)
         finally:
             self._buffers.put(buffer)
+
+
+class PinnedHost:
+    """The ExpertHost of a GPU: pinned memory, at addresses that its kernels can read."""
+
+    def __init__(self, platform: CudaPlatform) -> None:
+        self.device = platform.device
+        self._platform = platform
+        self._pages = LockedAhead(DevicePageLock(platform.device))
+
+    def hold(self, tensor: Tensor) -> Tensor:
+        """See ExpertHost."""
+        try:
+            area = self._pages.take(tensor.nbytes)
+        except MemoryError as error:
+            raise ModelError(f"--expert-memory: {error}") from None
+        held = torch.from_numpy(area).view(tensor.dtype).view(tensor.shape)
+        return held.copy_(tensor)
+
+    def close(self) -> None:
+        """See ExpertHost."""
+        self._pages.close()
+
+    def side_stream(self, *used: Tensor) -> AbstractContextManager[object]:
+        """See CudaPlatform."""
+        return self._platform.side_stream(*used)
+
+    def join_side_stream(self) -> None:
+        """See CudaPlatform."""
+        self._platform.join_side_stream()
 
 
 class EventWatch:

@@ -25,6 +25,7 @@ from luceasync.host_cache.arena import (
     PIECE_BYTES,
     Arena,
     Holes,
+    LockedAhead,
     PlainMemory,
     WarmMemory,
     locked_pages,
@@ -381,6 +382,18 @@ def test_plain_memory_is_freed_with_its_last_view():
 def test_more_than_the_machine_has_is_a_memory_error(num_bytes: int):
     with pytest.raises(MemoryError, match="no room for"):
         PlainMemory().allocate(num_bytes)
+
+
+def test_pages_of_a_size_that_comes_again_are_locked_ahead_and_freed_at_the_end():
+    lock = NotedLock()
+    ahead = LockedAhead(lock)
+    first = ahead.take(PIECE_BYTES)
+    second = ahead.take(PIECE_BYTES)
+    assert {first.ctypes.data, second.ctypes.data} <= set(lock.locked)
+    with pytest.raises(MemoryError, match="enough is locked"):  # one piece more fits not
+        ahead.take(PIECE_BYTES)
+    ahead.close()
+    assert set(lock.locked) == {first.ctypes.data, second.ctypes.data}
 
 
 def test_pages_are_locked_until_the_last_tensor_over_them_goes():

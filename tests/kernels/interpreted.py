@@ -71,6 +71,9 @@ class InterpretedPlatform(CpuPlatform):
         """See luceasync.models.expert_slots.ExpertHost."""
         return tensor.clone()
 
+    def close(self) -> None:
+        """Nothing more is held."""
+
     def pick(
         self,
         *,

@@ -73,6 +73,9 @@ class Host:
         host = tensor.cpu()
         return host.pin_memory() if self.device.type == "cuda" else host.clone()
 
+    def close(self) -> None:
+        """Nothing more is held."""
+
     def side_stream(self, *used: Tensor) -> AbstractContextManager[object]:
         return nullcontext()
 
