@@ -191,6 +191,7 @@ def quantised(name: str, num_rows: int, *, in_all_forms: bool = False) -> None:
         divided = quant_gemv.QuantTile(row_blocks=1, strides=4, steps=1, num_splits=2)
         quant_gemv.linear(x, tiled, chosen=divided)
     quant_dequantize.lookup(tiled, torch.zeros(4, dtype=torch.long), DTYPE)
+    quant_dequantize.numbers(tiled, 0, 64, x.new_empty(64, 2560))
 
 
 def rows_of_prefill() -> None:

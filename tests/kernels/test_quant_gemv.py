@@ -72,6 +72,9 @@ def test_numbers_and_rows_are_those_of_the_slow_truth_bit_by_bit(name: str, devi
     out = torch.empty(6, 384, device=device)
     quant_dequantize.numbers(tiled, 29, 35, out)  # of two tiles
     assert torch.equal(out, numbers[29:35])
+    out = torch.full((32, 384), torch.nan, device=device)
+    quant_dequantize.numbers(tiled, 16, 48, out)  # whole tiles
+    assert torch.equal(out, numbers[16:])
     ids = torch.tensor([47, 0, 9, 9, 16], device=device)
     assert torch.equal(quant_dequantize.lookup(tiled, ids, torch.float32), numbers[ids])
 
