@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig
+from luceasync.engine import streams
 from luceasync.engine.decoding import LaneDecoding, SpeculativeDecoding
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
@@ -202,6 +203,33 @@ async def test_what_was_run_ahead_of_a_client_that_leaves_is_not_kept(
         expected = await go_on_after_leaving(engine, whole)
     async with speculating(tiny_dir, tmp_path / "draft", [*whole, *expected], 2) as engine:
         assert await go_on_after_leaving(engine, whole) == expected
+
+
+async def read_late(engine: LocalEngine) -> list[tuple[tuple[int, ...], Answer]]:
+    """An answer that is not read before another one has ended, and that one."""
+    unread = await engine.open(Request(TokenPrompt(PROMPTS[0]), ignore_eos=True, max_tokens=90))
+    await asyncio.sleep(0.2)
+    other = await ask(engine, PROMPTS[1], max_tokens=60, client="other")
+    deltas = [delta async for delta in unread]
+    ids = tuple(token for delta in deltas for token in delta.token_ids)
+    text = "".join(delta.text for delta in deltas)
+    return [(PROMPTS[0], Answer(ids, text, deltas[-1].finish.reason)), (PROMPTS[1], other)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [2, 1])
+async def test_an_answer_that_is_not_read_gets_what_has_run_already(
+    tiny_dir: Path,
+    tmp_path: Path,
+    parallel: int,
+    queued: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(streams, "MAX_UNREAD_TOKENS", 16)
+    async with build_plain(tiny_dir, parallel) as engine:
+        expected = await read_late(engine)
+    async with speculating(tiny_dir, tmp_path / "draft", expected, parallel) as engine:
+        assert await read_late(engine) == expected
 
 
 @asynccontextmanager
