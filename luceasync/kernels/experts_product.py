@@ -6,7 +6,7 @@ reading each expert once. Tiles of many rows are for prefill.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -23,7 +23,7 @@ from luceasync.kernels.overlap import (
     wait_for_inputs,
 )
 
-MANY_ROWS, MOST_ROWS = 64, 128  # of a tile of prefill
+MANY_ROWS = 64  # of a tile of prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,15 +220,13 @@ class ManyRowsTile:
     num_stages: int
 
 
-def many_tile(
-    num_rows: int, *, paired: bool, element_bytes: int, shared_bytes: int
-) -> ManyRowsTile:
-    """The tile for `num_rows` rows of x, MANY_ROWS or MOST_ROWS."""
+def many_tile(*, paired: bool, element_bytes: int, shared_bytes: int) -> ManyRowsTile:
+    """The tile for MANY_ROWS rows of x, measured on an H100."""
     if element_bytes > 2:
         return ManyRowsTile(32, 32, 4, 2)
-    wide = ManyRowsTile(128, 64, 8 if num_rows > MANY_ROWS else 4, 3)
-    stage_bytes = 2 * wide.block_k * (num_rows + wide.block_n * (2 if paired else 1))
-    return replace(wide, num_stages=max(2, min(3, shared_bytes // stage_bytes)))
+    block_n, block_k = 128, 64
+    stage_bytes = 2 * block_k * (MANY_ROWS + block_n * (2 if paired else 1))
+    return ManyRowsTile(block_n, block_k, 4, max(2, min(4, shared_bytes // stage_bytes)))
 
 
 def can_group(x: Tensor, matrices: Tensor) -> bool:
@@ -247,17 +245,15 @@ def many(
     *,
     rows: Tensor | None = None,
     first: int = 0,
-    num_rows: int = MANY_ROWS,
     chosen: ManyRowsTile | None = None,
 ) -> None:
-    """`linear`, or `swiglu` if matrices are [2, experts, inner, dim], in tiles of `num_rows` rows.
+    """`linear`, or `swiglu` if matrices are [2, experts, inner, dim], in tiles of MANY_ROWS rows.
 
     `first`: the number of the first of `matrices`; tiles of others are left alone.
     """
     matrices = matrices if matrices.dim() == 4 else matrices[None]
     num_parts, num_experts, num_outputs, dim = matrices.shape
     chosen = chosen or many_tile(
-        num_rows,
         paired=num_parts == 2,
         element_bytes=matrices.element_size(),
         shared_bytes=shared_bytes(x),
@@ -277,7 +273,7 @@ def many(
         matrices.stride(2),
         PAIRED=num_parts == 2,
         EVEN_K=dim % chosen.block_k == 0,
-        ROWS=num_rows,
+        ROWS=MANY_ROWS,
         BLOCK_N=chosen.block_n,
         BLOCK_K=chosen.block_k,
         PRECISION=dot_precision(matrices.dtype),

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.kernels import experts_product, experts_quant, experts_routing, quant_dequantize
-from luceasync.kernels.experts_product import MANY_ROWS, MOST_ROWS
+from luceasync.kernels.experts_product import MANY_ROWS
 from luceasync.kernels.experts_routing import MAX_ROWS, NO_MATRIX
 from luceasync.kernels.experts_slots import SlotTable
 from luceasync.kernels.quant_tiles import BLOCK_ROWS, TiledMatrix
@@ -73,26 +73,18 @@ def add_weighted(results: Tensor, choice: Choice, base: Tensor) -> Tensor:
     return experts_routing.add_weighted(results, choice.weights, choice.places, base)
 
 
-def rows_of_tiles(choice: Choice) -> int:
-    """Rows of a tile of prefill: many where experts have many, as a tile's last rows are empty."""
+def tiles_of_many(choice: Choice) -> Tensor:
+    """Tiles of MANY_ROWS rows, in the form of experts_routing.choose: as many as there could be."""
     num_places, num_experts = len(choice.rows), len(choice.bounds) - 1
-    return MOST_ROWS if num_places >= 3 * MANY_ROWS * num_experts else MANY_ROWS
-
-
-def tiles_of_many(choice: Choice, num_rows: int) -> Tensor:
-    """Tiles of `num_rows` rows, in the form of experts_routing.choose: as many as there could
-    be.
-    """
-    num_places, num_experts = len(choice.rows), len(choice.bounds) - 1
-    most = min(num_places, num_places // num_rows + num_experts)
+    most = min(num_places, num_places // MANY_ROWS + num_experts)
     begins, ends = choice.bounds[:-1], choice.bounds[1:].contiguous()
-    last = ((ends - begins + num_rows - 1) // num_rows).cumsum(0)  # tile of each expert, plus one
+    last = ((ends - begins + MANY_ROWS - 1) // MANY_ROWS).cumsum(0)  # tile of each expert, plus one
     number = torch.arange(most, device=ends.device)
     expert = torch.searchsorted(last, number, right=True)
     own = expert.clamp(max=num_experts - 1)
     first = torch.where(own > 0, last[own - 1], 0)
-    begin = begins[own] + (number - first) * num_rows
-    end = torch.minimum(begin + num_rows, ends[own])
+    begin = begins[own] + (number - first) * MANY_ROWS
+    end = torch.minimum(begin + MANY_ROWS, ends[own])
     matrix = torch.where(expert < num_experts, expert, NO_MATRIX)
     return torch.stack([matrix, begin, end], 1).int()
 
@@ -191,9 +183,8 @@ class PlainExperts:
             )
         if experts_product.can_group(x, self.each):
             return _grouped(x, self.each[0], choice)
-        out, num_rows = x.new_empty(len(x), self.each.shape[2]), rows_of_tiles(choice)
-        tiles = tiles_of_many(choice, num_rows)
-        experts_product.many(x, self.each[0], tiles, out, num_rows=num_rows)
+        out = x.new_empty(len(x), self.each.shape[2])
+        experts_product.many(x, self.each[0], tiles_of_many(choice), out)
         return out
 
     def swiglu(
@@ -208,16 +199,8 @@ class PlainExperts:
             return experts_product.swiglu(
                 x, self.each, choice.tiles, choice.rows, shared=_plain(shared), far=others
             )
-        if experts_product.can_group(x, self.each):
-            own = x[choice.rows]
-            gate, up = (_grouped(own, part, choice) for part in self.each)
-            return F.silu(gate).mul_(up)
-        num_rows = rows_of_tiles(choice)
-        out, tiles = (
-            x.new_empty(len(choice.rows), self.each.shape[2]),
-            tiles_of_many(choice, num_rows),
-        )
-        experts_product.many(x, self.each, tiles, out, rows=choice.rows, num_rows=num_rows)
+        out = x.new_empty(len(choice.rows), self.each.shape[2])
+        experts_product.many(x, self.each, tiles_of_many(choice), out, rows=choice.rows)
         return out
 
 
@@ -312,8 +295,7 @@ class TiledQuantExperts:
         expert_bytes = num_parts * height * num_columns * x.element_size()
         count = min(self.num_experts, max(1, SLICE_BYTES // expert_bytes))
         scratch = x.new_empty(num_parts, count, height, num_columns)
-        num_x_rows = rows_of_tiles(choice)
-        out, tiles = x.new_empty(len(choice.rows), height), tiles_of_many(choice, num_x_rows)
+        out, tiles = x.new_empty(len(choice.rows), height), tiles_of_many(choice)
         rows = choice.rows if num_parts == 2 else None
         for first in range(0, self.num_experts, count):
             end = min(first + count, self.num_experts)
@@ -322,7 +304,7 @@ class TiledQuantExperts:
                 numbers = scratch[part, : end - first].view(-1, num_columns)
                 quant_dequantize.numbers(self.tiled, begin, begin + len(numbers), numbers)
             own = scratch[:, : end - first] if num_parts == 2 else scratch[0, : end - first]
-            experts_product.many(x, own, tiles, out, rows=rows, first=first, num_rows=num_x_rows)
+            experts_product.many(x, own, tiles, out, rows=rows, first=first)
         return out
 
 

@@ -339,11 +339,11 @@ def experts() -> None:
     results = experts_product.swiglu(x, gate_up, tiles, rows_of, shared=shared, far=gate_up)
     results = experts_product.linear(results, down, tiles, len(results))
     experts_routing.add_weighted(results, weights, places, x, x, torch.empty(16))
-    for num_rows in (experts_product.MANY_ROWS, experts_product.MOST_ROWS):
-        x, out = torch.empty(500, dim, dtype=DTYPE), torch.empty(4000, inner, dtype=DTYPE)
-        rows_of = torch.zeros(4000, dtype=torch.int32)
-        experts_product.many(x, gate_up, tiles, out, rows=rows_of, num_rows=num_rows)
-        experts_product.many(out, down, tiles, out.new_empty(4000, dim), num_rows=num_rows)
+    experts_routing.choose_alone(torch.empty(500, num_experts), None, num_chosen=8)
+    x, out = torch.empty(500, dim, dtype=DTYPE), torch.empty(4000, inner, dtype=DTYPE)
+    rows_of = torch.zeros(4000, dtype=torch.int32)
+    experts_product.many(x, gate_up, tiles, out, rows=rows_of)
+    experts_product.many(out, down, tiles, out.new_empty(4000, dim))
     for name in ("Q4_K", "Q6_K"):
         for parts, shape in ((2, (2 * 4 * inner, dim)), (1, (4 * dim, inner))):
             own = tile(random_packed(ENCODINGS[name], shape, torch.Generator()))
