@@ -294,8 +294,9 @@ def _tile_numbers_kernel(
             number = number * tl.reshape(scale, [BLOCKS, 8, 1, 1, 2, 1])
             if MINIMUM != "none":
                 number = number - tl.reshape(minimum, [BLOCKS, 8, 1, 1, 2, 1])
-            found += (number.to(out.dtype.element_ty),)
-    lower, upper = tl.join(found[0], found[1]), tl.join(found[2], found[3])
+            found += (number.to(out.dtype.element_ty),)  # type: ignore[assignment]
+    first, second, third, fourth = found  # type: ignore[misc]
+    lower, upper = tl.join(first, second), tl.join(third, fourth)
     # Rows by 8, rows; blocks, columns by 32, by 16, by 4, by 2, columns.
     tile = tl.permute(tl.join(lower, upper), (4, 1, 0, 7, 6, 2, 3, 5))
     tile = tl.reshape(tile, [16, BLOCKS * 64])
