@@ -1,11 +1,11 @@
 """A model whose last layers are on another machine: its numbers, its speed, and cut links.
 
-    python -m tests.acceptance.check_cluster [--parts numbers,speed,cuts] [--shape small]
+    python -m tests.acceptance.check_cluster [--parts numbers,hops,speed,cuts] [--shape small]
 
 The other machine is a network namespace if this process may make one, and else a wire on loopback.
-`numbers`: greedy float32 answers are those of one process. `speed`: steps and prompts beside two
-processes of this machine, at a round trip of `--round-trip` ms; on 8 cores or more either machine
-has half of them. `cuts`: the link is cut, broken and mended, and processes die, under load: each
+`numbers`: greedy float32 answers are those of one process. `hops`: what crossing costs. `speed`:
+steps and prompts beside two processes of this machine, at a round trip of `--round-trip` ms; on 8
+cores or more either machine has half of them, at most 7. `cuts`: the link is cut, broken and mended, and processes die, under load: each
 client must get an answer or an error, the stage must be away within 10 s, and back within 5 s.
 """
 
@@ -37,6 +37,7 @@ import torch
 
 from luceasync.backend.listen import BackendListener
 from luceasync.bench import ipc
+from luceasync.bench.echo import RING_BYTES, Done, hop_of
 from luceasync.bench.model import (
     plan_for,
     prefill,
@@ -44,9 +45,20 @@ from luceasync.bench.model import (
     register_random_format,
     write_model,
 )
-from luceasync.bench.report import Report, figure, interleave, median, ms, paired_ratio, us
+from luceasync.bench.report import (
+    Report,
+    figure,
+    interleave,
+    median,
+    ms,
+    paired_ratio,
+    percentile,
+    us,
+)
 from luceasync.bench.shapes import shape_of
 from luceasync.ipc.certificates import make_pair, tls_context
+from luceasync.ipc.channel import Statement, greet
+from luceasync.ipc.launcher import LocalLauncher, LocalProcess, Program
 from luceasync.ipc.tcp import Address
 from luceasync.models.files import ModelFiles
 from luceasync.pipeline.backend import LayerSplitBackend
@@ -72,9 +84,15 @@ class Machine:
     """ "box2": a listener in a process of its own, and the link to it."""
 
     def __init__(
-        self, folder: Path, words: Sequence[str], delay_s: float = 0.0, made: Path | None = None
+        self,
+        folder: Path,
+        words: Sequence[str],
+        delay_s: float | None = 0.0,
+        made: Path | None = None,
     ) -> None:
-        """`words`: the command that listens, before its address; `made`: where certificates are."""
+        """`words`: the command that listens, before its address; `delay_s` None: there is no wire;
+        `made`: where certificates are.
+        """
         self.folder, self._words, self._delay_s = folder, list(words), delay_s
         self.box1, self.box2 = (made or folder) / "box1.pem", (made or folder) / "box2.pem"
         if made is None:
@@ -94,10 +112,10 @@ class Machine:
             env={**os.environ, "PYTHONPATH": PYTHON_PATH},
             stderr=self._log.open("ab"),
         )
-        if not self.namespace and self._wire is None:
+        if not self.namespace and self._wire is None and self._delay_s is not None:
             self._wire = Wire(port, self._delay_s)
             self._closing.callback(self._wire.close)
-        self.address = Address(THERE, PORT) if self.namespace else Address("127.0.0.1", self._port)
+        self.address = Address(host, port if self._wire is None else self._wire.port)
         _until(
             lambda: started.poll() is not None or _connects(Address(host, port), inside),
             "the listener does not listen",
@@ -106,11 +124,6 @@ class Machine:
             raise SystemExit(f"the listener has ended: {self._log.read_text()}")
         self.listener = started
         return started
-
-    @property
-    def _port(self) -> int:
-        assert self._wire is not None
-        return self._wire.port
 
     @property
     def url(self) -> str:
@@ -192,7 +205,7 @@ def _until(is_so: Callable[[], bool], words: str, deadline_s: float = 120.0) -> 
 
 @contextmanager
 def _machine(
-    words: Sequence[str], delay_s: float = 0.0, made: Path | None = None
+    words: Sequence[str], delay_s: float | None = 0.0, made: Path | None = None
 ) -> Iterator[Machine]:
     with tempfile.TemporaryDirectory(prefix="cluster-") as folder:
         machine = Machine(Path(folder), words, delay_s, made)
@@ -375,6 +388,57 @@ def _round(
     return deed.name, away, figure(back_s, digits=1), longest, answers, "yes" if is_right else "NO"
 
 
+# --- hops -----------------------------------------------------------------------------------------
+
+
+def check_hops(report: Report, options: argparse.Namespace) -> None:
+    """Hops of an activation, and chunks of 20 MiB: through a socket, and over the link."""
+    with tempfile.TemporaryDirectory(prefix="cluster-") as there, ExitStack() as closing:
+        program, answers = (_echo_program(Path(there), waits=waits) for waits in (True, False))
+        words = [sys.executable, "-m", "tests.acceptance.check_cluster", LISTEN, str(program)]
+        machine = closing.enter_context(_machine(words, None, options.machines))
+        link = ("--connect", str(machine.address), "--name", "box2", "--tls", str(machine.box1))
+        brings = ipc.backend_program(Path(there))
+        started = {
+            "a process of this machine": closing.enter_context(_echo_of(answers)),
+            "over the link": closing.enter_context(_echo_of(_with_packages(brings), link)),
+        }
+        rates = {name: partial(ipc.chunk_rate, each, 10) for name, each in started.items()}
+        acts = {name: hop_of(each) for name, each in started.items()}
+        hops = interleave({n: partial(ipc.latencies, act, 500, 0.0) for n, act in acts.items()}, 5)
+        chunks = interleave(rates, 5)
+        table = report.table(("what", "a hop, p50", "p99", "chunks, GB/s"), "hops of 40 KB")
+        for name, samples in hops.items():
+            merged = [each for sample in samples for each in sample]
+            rate = figure(median(chunks[name]) / 1e9, digits=2)
+            table.add(name, us(percentile(merged, 50), 0), us(percentile(merged, 99), 0), rate)
+
+
+def _echo_program(folder: Path, *, waits: bool) -> Path:
+    """A program that answers hops; `waits`: once it is told what to be."""
+    path = folder / f"echo-{waits}"
+    code = "from luceasync.bench.echo import serve; serve()"
+    if waits:
+        code = f"from luceasync.backend.listen import wait_for_assignment as w; w(); {code}"
+    path.write_text(
+        f"#!/bin/sh\nexport PYTHONPATH={shlex.quote(PYTHON_PATH)}\n"
+        f"exec {shlex.quote(sys.executable)} -P -c {shlex.quote(code)}\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+@contextmanager
+def _echo_of(program: Path, link: tuple[str, ...] = ()) -> Iterator[LocalProcess]:
+    launcher = LocalLauncher(Program(program, "echo", RING_BYTES, arguments=link))
+    try:
+        started = launcher.launch((), (Done,))
+        greet(started.channel, Statement(), PATIENCE_S)
+        yield started
+    finally:
+        launcher.close()
+
+
 # --- speed ----------------------------------------------------------------------------------------
 
 
@@ -390,7 +454,10 @@ def listen_with(program: str, address: str, tls: str) -> None:
 
 def _backend_program(folder: Path) -> Path:
     """A luceasync-backend that can read models of random weights, with this process's packages."""
-    path = ipc.backend_program(folder)
+    return _with_packages(ipc.backend_program(folder))
+
+
+def _with_packages(path: Path) -> Path:
     begin, exports, rest = path.read_text().partition("export PYTHONPATH=")
     path.write_text(f"{begin}{exports}{shlex.quote(PYTHON_PATH)}\n{rest.partition(chr(10))[2]}")
     return path
@@ -534,6 +601,8 @@ def main() -> None:
         is_right &= check_numbers(report)
     if "speed" in options.parts:
         check_speed(report, options)
+    if "hops" in options.parts:
+        check_hops(report, options)
     if "cuts" in options.parts:
         is_right &= check_cuts(report, options.rounds)
     sys.exit(0 if is_right else 1)
