@@ -5,8 +5,9 @@
 The other machine is a network namespace if this process may make one, and else a wire on loopback.
 `numbers`: greedy float32 answers are those of one process. `hops`: what crossing costs. `speed`:
 steps and prompts beside two processes of this machine, at a round trip of `--round-trip` ms; on 8
-cores or more either machine has half of them, at most 7. `cuts`: the link is cut, broken and mended, and processes die, under load: each
-client must get an answer or an error, the stage must be away within 10 s, and back within 5 s.
+cores or more either machine has half of them, at most 7. `cuts`: the link is cut and mended, and
+processes die, under load: each client must get an answer or an error, the stage must be away within
+10 s, and back within 5 s.
 """
 
 from __future__ import annotations
