@@ -1,0 +1,126 @@
+"""On a GPU: where experts lie changes no bit of what a model gives, and slots take what was planned
+for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from luceasync.bench.shapes import encoding_of
+from luceasync.models.files import parse_spec
+from luceasync.models.loader import RandomSource
+from luceasync.models.precision import Precision
+from luceasync.models.trees import ROOT
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.devices import find_devices
+from luceasync.pipeline.expert_plan import ExpertRequest, expert_layers
+from luceasync.pipeline.plan import Plan, make_plan
+
+pytestmark = pytest.mark.gpu
+NUM_EXPERTS, NUM_CHOSEN, NUM_LANES = 32, 4, 2
+MODEL = {
+    "model_type": "qwen3_5_moe_text",
+    "vocab_size": 512,
+    "hidden_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "full_attention_interval": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": NUM_EXPERTS,
+    "num_experts_per_tok": NUM_CHOSEN,
+    "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 256,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+    "rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25, "rope_type": "default"},
+}
+SPEC = parse_spec(MODEL)
+MIXES = ("plain", "Q4_K_M", "Q8_0")
+
+
+def loaded(mix: str, num_slots: int | None) -> tuple[LayerSplitBackend, Plan]:
+    """`num_slots` None: all experts are on the device."""
+    encoding, precision = encoding_of(mix, SPEC.num_layers), Precision.of("bf16")
+    layers = expert_layers(SPEC, 0, SPEC.num_layers, precision, encoding)
+    asked = None
+    if num_slots is not None:
+        num_bytes = sum(layer.slots_bytes(num_slots) for layer in layers)
+        asked = ExpertRequest(num_bytes, 1 << 40)
+    plan = make_plan(
+        SPEC,
+        find_devices(["cuda:0"]),
+        precision=precision,
+        weights=None,
+        parallel=NUM_LANES,
+        max_ctx_tokens=512,
+        prefill_chunk_tokens=None,
+        verify_rows=[6],
+        encoding_of=encoding,
+        experts=asked,
+    )
+    source = RandomSource(torch.bfloat16, torch.device("cuda:0"), encoding_of=encoding)
+    return LayerSplitBackend.load(SPEC, plan, source), plan
+
+
+def everything(backend: LayerSplitBackend) -> Iterator[Tensor]:
+    """Logits of prompts of many rows and of few, of steps of one lane and of two, of trees, and of
+    a lane that begins anew.
+    """
+    random = torch.Generator().manual_seed(4)
+
+    def tokens(count: int) -> list[int]:
+        return torch.randint(3, 512, (count,), generator=random).tolist()
+
+    ends = [200, 9]
+    for _ in range(2):
+        for lane, end in enumerate(ends):
+            backend.reset(lane)
+            found = backend.prefill(lane, 0, tokens(end), project=True)
+            assert found is not None
+            yield found.clone()
+        at = list(ends)
+        for step in range(12):
+            lanes = [0, 1] if step % 3 else [step % 2]
+            yield backend.decode(lanes, [at[n] for n in lanes], tokens(len(lanes))).whole().clone()
+            for lane in lanes:
+                at[lane] += 1
+        tree = torch.tensor([[ROOT, 0, 0, 1, 1, 2]] * 2, dtype=torch.int32)
+        rows = torch.tensor([tokens(6), tokens(6)])
+        yield backend.verify([0, 1], at, rows, tree).whole().clone()
+        backend.commit([[0, 1, 3], [0]])
+        yield backend.decode([0, 1], [at[0] + 3, at[1] + 1], tokens(2)).whole().clone()
+        ends.reverse()
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_every_budget_gives_the_same_bits(mix: str) -> None:
+    backend, _ = loaded(mix, None)
+    expected = list(everything(backend))
+    backend.close()
+    for num_slots in (NUM_EXPERTS, NUM_EXPERTS // 2, NUM_CHOSEN * NUM_LANES):
+        backend, plan = loaded(mix, num_slots)
+        assert plan.shards[0].expert_slots == num_slots
+        for number, found in enumerate(everything(backend)):
+            assert torch.equal(found, expected[number]), (num_slots, number)
+        torch.cuda.synchronize()
+        counts = backend.expert_counts()
+        assert counts["hits"] > 0 and counts["misses"] >= 4 * min(num_slots, 8)
+        assert (counts["read through"] > 0) == (num_slots < NUM_EXPERTS)
+        backend.close()
+
+
+def test_slots_take_what_was_planned() -> None:
+    backend, plan = loaded("plain", 16)
+    [stage] = backend._stages
+    assert stage.device_bytes == {"cuda:0": plan.device_bytes(plan.shards[0])}
+    backend.close()
