@@ -182,5 +182,8 @@ class ModelSpec:
     @property
     def num_parameters(self) -> int:
         embeddings = self.vocab_size * self.hidden_size * (1 if self.tied_embeddings else 2)
+        if self.layer_inputs is not None:
+            inputs = self.layer_inputs.shapes(self.num_layers, self.hidden_size)
+            embeddings += sum(map(prod, inputs.values()))
         layers = sum(self.num_layer_parameters(layer) for layer in range(self.num_layers))
         return embeddings + self.hidden_size + layers

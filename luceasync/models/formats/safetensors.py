@@ -109,7 +109,9 @@ PIECE_BYTES = 1 << 20
 # Parts that are not served, constants that are computed, and a tied head, which is compared with
 # the embedding when the spec is read.
 NOT_READ = re.compile(
-    r"(model\.)?(mtp|visual)\..*|.*\.rotary_emb\.inv_freq|lm_head\.weight", re.DOTALL
+    r"(model\.)?(mtp|visual|(vision|audio)_tower|embed_(vision|audio)|multi_modal_projector)\..*"
+    r"|.*\.rotary_emb\.inv_freq|lm_head\.weight",
+    re.DOTALL,
 )
 # Beside a quantised matrix: of activations and of a quantised KV cache, neither of which is
 # quantised here; an order of columns that is the stored one; a shape that the matrix has anyway.
