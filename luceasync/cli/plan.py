@@ -108,6 +108,8 @@ def _shard_summary(report: ShardReport) -> dict[str, object]:
         "state_bytes_per_lane": shard.lane_state_bytes,
         "verify_bytes_per_lane": shard.lane_scratch_bytes,
         "ring_bytes_per_lane": shard.lane_ring_bytes,
+        "expert_slots": shard.expert_slots,
+        "expert_host_bytes": shard.expert_bytes,
         "lane_bytes": report.lane_bytes,
         "workspace_bytes": shard.workspace_bytes,
         "device_bytes": report.device_bytes,
