@@ -102,7 +102,11 @@ class Machine:
         self._closing = ExitStack()
         self.namespace = self._namespace()
         self._wire: Wire | None = None
-        self.listener = self.start()
+        try:
+            self.listener = self.start()
+        except BaseException:
+            self._closing.close()
+            raise
 
     def start(self) -> subprocess.Popen[bytes]:
         """Start the listener, and wait until it listens."""
@@ -167,9 +171,10 @@ class Machine:
         if made.returncode:
             return ""
         self._closing.callback(subprocess.run, ["ip", "netns", "del", name])
-        _ip("link", "add", "box1", "type", "veth", "peer", "name", "box2", "netns", name)
-        _ip("addr", "add", f"{HERE}/24", "dev", "box1")
-        _ip("link", "set", "box1", "up")
+        here = f"box1-{os.getpid()}"
+        _ip("link", "add", here, "type", "veth", "peer", "name", "box2", "netns", name)
+        _ip("addr", "add", f"{HERE}/24", "dev", here)
+        _ip("link", "set", here, "up")
         for words in (("addr", "add", f"{THERE}/24", "dev", "box2"), ("link", "set", "lo", "up")):
             _ip("-n", name, *words)
         _ip("-n", name, "link", "set", "box2", "up")
