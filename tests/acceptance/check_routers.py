@@ -51,13 +51,15 @@ DEADLINE_S = 120.0
 NGINX_RULE = "hash $http_x_session_id consistent;"
 NUM_STREAMS, STREAM_TOKENS = 8, 96
 FLAGS = ["--draft", "none", "--target-devices", "cpu:0", "--parallel", "4", "--max-queue", "64"]
-FLAGS += ["--prefix-cache-memory", "512M", "--kv-cache-min-tokens", "1", "--kv-cache-shared"]
+FLAGS += ["--prefix-cache-memory", "512M"]
+SHARED = ["--kv-cache-min-tokens", "1", "--kv-cache-shared", "--kv-cache-budget", "2G"]
 
 
 class Replica:
     """A server on a port of its own, which can be killed and started again there."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, shares: bool) -> None:
+        self._shared = [*SHARED, "--kv-cache-dir", str(folder / "prefixes")] if shares else []
         with socket.create_server(("127.0.0.1", 0)) as found:
             self.port: int = found.getsockname()[1]
         self._folder = folder
@@ -68,8 +70,8 @@ class Replica:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        words = [sys.executable, "-m", "luceasync", "serve", "--port", str(self.port), *FLAGS]
-        words += ["--kv-cache-dir", str(self._folder / "prefixes"), "--kv-cache-budget", "2G"]
+        words = [sys.executable, "-m", "luceasync", "serve", "--port", str(self.port)]
+        words += [*FLAGS, *self._shared]
         log = (self._folder / f"{self.port}.log").open("ab")
         env = {**os.environ, "PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(words, env=env, stderr=log, cwd=self._folder)
@@ -390,7 +392,7 @@ class Check:
                 before_s = _cpu_s(pid)
                 events, seconds = streamed(port)
                 us = (_cpu_s(pid) - before_s) / max(events, 1) * 1e6
-                dead = self._killed(port, replicas[-1])
+                dead = Seen() if self._options.apart else self._killed(port, replicas[-1])
             share = seen.cached_tokens / max(seen.prompt_tokens, 1)
             again = dead.again_tokens / max(dead.prompt_tokens, 1)
             ends = ", ".join(f"{n} {end}" for end, n in sorted(dead.ends.items()))
@@ -436,6 +438,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=8, help="of an answer; default: 8")
     parser.add_argument("--only", default="", help="routers whose name matches this expression")
+    parser.add_argument(
+        "--apart", action="store_true", help="servers that share no directory; none is killed"
+    )
     parser.add_argument("--keep", action="store_true", help="logs, in a folder that is printed")
     options = parser.parse_args()
     routers = [each for each in routers_in(options.folder) if re.search(options.only, each.name)]
@@ -447,7 +452,7 @@ def main() -> None:
             closing.callback(shutil.rmtree, folder, ignore_errors=True)
         replicas = []
         for _ in range(options.servers):
-            replicas.append(Replica(folder))
+            replicas.append(Replica(folder, shares=not options.apart))
             closing.callback(replicas[-1].close)
         for replica in replicas:
             replica.wait()
