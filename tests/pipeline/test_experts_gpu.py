@@ -18,11 +18,13 @@ from luceasync.models.trees import ROOT
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.expert_plan import ExpertRequest, expert_layers
+from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import Plan, make_plan
+from tests.pipeline.test_windows_gpu import TREE, CloseToReal, logits_of_all_passes
 
 pytestmark = pytest.mark.gpu
 NUM_EXPERTS, NUM_CHOSEN, NUM_LANES = 32, 4, 2
-MODEL = {
+MODEL: dict[str, object] = {
     "model_type": "qwen3_5_moe_text",
     "vocab_size": 512,
     "hidden_size": 512,
@@ -43,6 +45,11 @@ MODEL = {
     "max_position_embeddings": 1024,
     "tie_word_embeddings": True,
     "rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25, "rope_type": "default"},
+}
+FLOAT32: dict[str, dict[str, object]] = {
+    "qwen3.5": {},
+    "qwen3": {"model_type": "qwen3_moe", "norm_topk_prob": True, "decoder_sparse_step": 2}
+    | {"intermediate_size": 512, "mlp_only_layers": []},
 }
 SPEC = parse_spec(MODEL)
 MIXES = ("plain", "Q4_K_M", "Q8_0")
@@ -124,3 +131,31 @@ def test_slots_take_what_was_planned() -> None:
     [stage] = backend._stages
     assert stage.device_bytes == {"cuda:0": plan.device_bytes(plan.shards[0])}
     backend.close()
+
+
+def in_float32(fields: dict[str, object], device: str) -> LayerSplitBackend:
+    """The same random weights on any device."""
+    plan = make_plan(
+        parse_spec(fields),
+        [offer_of("cpu:0", 2**33)] if device == "cpu" else find_devices([device]),
+        precision=Precision.of("fp32"),
+        weights=None,
+        parallel=4,
+        max_ctx_tokens=512,
+        prefill_chunk_tokens=128,
+        verify_rows=(len(TREE),),
+    )
+    source = CloseToReal(torch.float32, torch.device("cpu"))
+    return LayerSplitBackend.load(parse_spec(fields), plan, source)
+
+
+@pytest.mark.parametrize("name", FLOAT32)
+def test_float32_logits_are_those_of_the_cpu(name: str) -> None:
+    with torch.inference_mode():
+        cpu, gpu = (in_float32(MODEL | FLOAT32[name], each) for each in ("cpu", "cuda:0"))
+        expected, found = logits_of_all_passes(cpu), logits_of_all_passes(gpu)
+    cpu.close()
+    gpu.close()
+    apart = {place: float((found[place] - own).abs().max()) for place, own in expected.items()}
+    print(name, apart)
+    assert max(apart.values()) < 2e-3, apart
