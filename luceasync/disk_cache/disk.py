@@ -61,7 +61,7 @@ from luceasync.nodes import MissReason
 
 NUM_READERS = min(8, 2 * len(os.sched_getaffinity(0)))  # more would wait for each other
 CLOSE_TIMEOUT_S = 30.0
-MEASURED_BYTES, MEASURE_LIMIT_S = 4 << 20, 0.5  # of each file that is measured
+MEASURED_BYTES, MEASURE_LIMIT_S = 8 << 20, 0.5  # of each file that is measured
 
 T = TypeVar("T")
 

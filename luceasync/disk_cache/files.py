@@ -35,6 +35,7 @@ NUM_THREADS = 4
 PIECE_BYTES = 4 << 20  # a hop to a thread and back costs as much as half a MiB
 SMALL_BYTES = 1 << 20
 MEASURED_PIECE_BYTES = 1 << 20
+MEASURED_FROM_BYTES = 1 << 20  # scans have read what is before it
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 T = TypeVar("T")
@@ -172,8 +173,9 @@ def allocate(num_bytes: int) -> memoryview:
 def timed_read(
     files: FileSystem, paths: Sequence[Path], bytes_each: int, limit_s: float
 ) -> tuple[int, float]:
-    """(bytes, seconds) of reading from the middle of files, all at once, each by a thread: at most
-    `bytes_each`, in pieces that begin within `limit_s`. Raises OSError and CorruptNode.
+    """(bytes, seconds) of reading files, all at once, each by a thread: at most `bytes_each` behind
+    the first MEASURED_FROM_BYTES, in pieces that begin within `limit_s`. Raises OSError and
+    CorruptNode.
 
     What was read lately is in the system's page cache, and read as fast as that: so are restores.
     """
@@ -182,7 +184,7 @@ def timed_read(
     def read(path: Path) -> int:
         num_bytes, piece = 0, memoryview(bytearray(min(bytes_each, MEASURED_PIECE_BYTES)))
         with files.open(path) as raw:
-            raw.seek(os.fstat(raw.fileno()).st_size // 2)
+            raw.seek(MEASURED_FROM_BYTES)
             while num_bytes < bytes_each and time.perf_counter() - began_s < limit_s:
                 count = raw.readinto(piece[: bytes_each - num_bytes])
                 if not count:

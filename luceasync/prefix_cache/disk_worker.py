@@ -26,7 +26,7 @@ from luceasync.disk_cache.codec import (
     file_order,
     header_bytes_at_most,
 )
-from luceasync.disk_cache.disk import MEASURED_BYTES, NUM_READERS, DiskTier
+from luceasync.disk_cache.disk import NUM_READERS, DiskTier
 from luceasync.disk_cache.keeper import RENEW_S
 from luceasync.disk_cache.listing import NodeMeta, Scan, misplaced
 from luceasync.disk_cache.metadata import NodeMetadata
@@ -53,6 +53,7 @@ LOOK_AGAIN_S = 5.0
 RESCAN_WHEN_WRITING_S = 1.0  # others may write too, and all files count towards the budget
 RESCAN_SHARED_S = 300.0  # where names are looked for, and another server keeps the budget
 FIND_TIMEOUT_S = 1.0  # for the directory: a prompt waits for it
+LEAST_MEASURED_BYTES = 5 << 20  # of a file by which the disk is measured
 PROGRESS_S = 0.01  # between two reports of reads under way
 SCAN_SHARE = 0.05  # of the time, at most, while nodes are written
 DTYPES = {
@@ -405,7 +406,7 @@ def nodes_to_measure(nodes: Iterable[Node]) -> list[NodeKey]:
     """Those of the nodes by which a disk can be measured, in files that are large beside what a
     read costs: those first that were used last, which are the likeliest to be read.
     """
-    large = (node for node in nodes if (node.file_bytes or 0) >= 2 * MEASURED_BYTES)
+    large = (node for node in nodes if (node.file_bytes or 0) >= LEAST_MEASURED_BYTES)
     return [node.key for node in nlargest(NUM_READERS, large, key=lambda node: node.last_used_s)]
 
 

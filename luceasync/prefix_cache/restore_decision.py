@@ -122,7 +122,8 @@ class RestoreDecision:
         orders = self._read_in.orders(match)  # what memory holds already needs no room
         fits = not orders or self._leases.make_room(self._read_in.num_bytes_of(orders))
         if decision.restore and fits:
-            lease.decide(decision.reason)
+            is_read = lease.fetched and decision.reason == "not_measured"  # the bus alone is not
+            lease.decide((lease.decision if is_read else None) or decision.reason)
             return match
         refused = MissReason.NO_MEMORY if decision.restore else MissReason.PREFILL_IS_FASTER
         lease.decide(decision.reason, refused)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luceasync.disk_cache.files import (
+    MEASURED_FROM_BYTES,
     PIECE_BYTES,
     SMALL_BYTES,
     FileSystem,
@@ -63,8 +64,8 @@ def test_small_buffers_are_joined_and_large_ones_not_copied() -> None:
 
 def test_a_timed_read_takes_so_much_of_each_file_and_ends_in_time(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in "abc"]
-    for path, num_bytes in zip(paths, (10_000, 6_000, 0), strict=True):
-        path.write_bytes(bytes(num_bytes))
+    for path, num_bytes in zip(paths, (10_000, 3_000, 0), strict=True):
+        path.write_bytes(bytes(MEASURED_FROM_BYTES * bool(num_bytes) + num_bytes))
     num_bytes, elapsed_s = timed_read(FileSystem(), paths, 4_000, 60.0)
     assert num_bytes == 4_000 + 3_000 and elapsed_s > 0
     assert timed_read(FileSystem(), paths, 4_000, 0.0)[0] == 0

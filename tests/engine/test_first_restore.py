@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from luceasync.config import CacheConfig, Config, EngineConfig, ModelConfig
-from luceasync.disk_cache import disk
+from luceasync.disk_cache import files
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.prefix_cache import disk_worker
@@ -49,18 +49,19 @@ async def finish_of(engine: LocalEngine) -> Finish:
 @pytest.mark.slow
 @pytest.mark.any_family
 @pytest.mark.parametrize(
-    ("measured_bytes", "decisions"),
+    ("least_bytes", "decisions"),
     [
-        (256, {"restore_is_faster", "prefill_is_faster"}),
+        (1, {"restore_is_faster", "prefill_is_faster"}),
         (1 << 40, {"not_measured"}),  # no file is large enough to tell
     ],
 )
 async def test_the_disk_is_measured_before_the_first_prompt(
-    serve: Open, measured_bytes: int, decisions: set[str], monkeypatch: pytest.MonkeyPatch
+    serve: Open, least_bytes: int, decisions: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (disk, disk_worker):
-        monkeypatch.setattr(module, "MEASURED_BYTES", measured_bytes)
-    monkeypatch.setitem(cost.LEAST, "disk_bytes_per_s", 1)
+    monkeypatch.setattr(disk_worker, "LEAST_MEASURED_BYTES", least_bytes)
+    monkeypatch.setattr(files, "MEASURED_FROM_BYTES", 0)
+    for rate in ("disk_bytes_per_s", "prefill_tokens_per_s"):  # a loaded machine times 16 tokens
+        monkeypatch.setitem(cost.LEAST, rate, 1)
     async with serve() as engine:
         assert (await finish_of(engine)).restore.decision is None
     async with serve() as engine:
