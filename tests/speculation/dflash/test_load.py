@@ -9,12 +9,16 @@ import pytest
 import torch
 
 from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, PlacementConfig
+from luceasync.engine.decoding import SpeculativeDecoding
+from luceasync.engine.sampling.choose import nothing
 from luceasync.models.files import ModelFiles
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.request import Sampling
-from luceasync.speculation.choice import RoundPlan
+from luceasync.speculation.choice import RoundPlan, RoundShape, StepCosts
 from luceasync.speculation.dflash.load import LoadedDraft, load_draft
 from luceasync.speculation.dflash.placement import DFlashPlacement, plan_with_drafter
+from luceasync.speculation.drafter import BlockDrafter
+from luceasync.speculation.speculator import Speculator
 from luceasync.text.tokenizer import Tokenizer
 from tests import tiny
 from tests.speculation.scripted import Lanes, plain_answers, prepare, speculated_answers
@@ -70,6 +74,46 @@ def test_wherever_the_drafter_is_no_answer_changes(opened):
         speculator = opened.draft.speculator
         found = speculated_answers(opened.backend, speculator, opened.prepared(), shape)
         assert found == plain, shape
+
+
+class AlwaysPays(StepCosts):
+    """Each step is a round."""
+
+    def seconds(self, num_lanes: int, shape: RoundShape | None) -> float:
+        return 100.0 if shape is None else 1.0
+
+    def is_due(self, num_lanes: int, shape: RoundShape | None) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("devices", "draft_device"), [PLACES[0], GPU])
+def test_rounds_in_a_row_change_no_answer(opened, monkeypatch: pytest.MonkeyPatch):
+    """On a GPU the next one begins before the host has read the last one."""
+    num_after, queue_after = 0, Speculator.queue_after
+
+    def counted(self, queued, *, alone):
+        nonlocal num_after
+        after = queue_after(self, queued, alone=alone)
+        num_after += after is not None
+        return after
+
+    monkeypatch.setattr(Speculator, "queue_after", counted)
+
+    def greedy():
+        lengths = enumerate((40, 9, 30))
+        return [prepare(opened.tokenizer, Sampling(), seed=s, max_tokens=n) for s, n in lengths]
+
+    chain = next(shape for shape in opened.drafter.shapes if shape.budget is None)
+    drafters = [BlockDrafter(opened.draft.speculator.drafters[0].passes, [chain])]
+    speculator = Speculator(opened.backend, drafters, 3, AlwaysPays())
+    decoding = SpeculativeDecoding(opened.backend, speculator)
+    lanes = Lanes(opened.backend, greedy(), speculator)
+    while running := [g for g in lanes.running if not lanes.is_over(g)]:
+        decoding.step(running, alone=True, meanwhile=nothing)
+        lanes.show(running)
+    assert lanes.answers() == plain_answers(opened.backend, greedy())
+    if opened.backend.plan.runs_async:
+        assert num_after > 10
 
 
 @pytest.mark.parametrize(("devices", "draft_device"), [GPU])
