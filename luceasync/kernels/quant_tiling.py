@@ -57,7 +57,9 @@ def choose_split(work: QuantWork, most_bytes: int, *, has_clusters: bool = False
     row's bits, do not depend on `x_rows`.
     """
     wanted = _many_rows(work, has_clusters) if work.x_rows > 8 else _few_rows(work)
-    return next(each for each in _smaller(wanted) if shared_of(work, each) <= most_bytes)
+    return next(
+        each for each in _smaller(wanted, paired=work.paired) if shared_of(work, each) <= most_bytes
+    )
 
 
 def num_programs(work: QuantWork, split: QuantSplit, num_multiprocessors: int) -> int:
@@ -73,12 +75,14 @@ def num_programs(work: QuantWork, split: QuantSplit, num_multiprocessors: int) -
 def _few_rows(work: QuantWork) -> QuantSplit:
     num_units = -(-work.num_columns // (UNIT * BLOCK_COLUMNS))
     is_byte, is_long = work.coding.bits == 8, num_units >= 32
+    is_several = work.x_rows > 1  # which have registers for fewer programs beside each other
     if work.paired or (work.num_outputs >= HUGE and num_units > 10):
         return QuantSplit(2, 4, 2)
     if work.num_outputs >= HUGE and not is_byte:
         return QuantSplit(2, 2, 4)
     if num_units <= 10:
-        return QuantSplit(1, 5, 2)
+        has_half = is_several and not is_byte and work.num_outputs > SMALL
+        return QuantSplit(2, 5, 3) if has_half else QuantSplit(1, 5, 2)
     if is_byte:
         if work.num_outputs >= SMALL:
             return QuantSplit(1, 6, 3)
@@ -87,7 +91,9 @@ def _few_rows(work: QuantWork) -> QuantSplit:
         return QuantSplit(1, 4, 3)
     if work.num_outputs >= SMALL:
         return QuantSplit(1, 8, 3 if is_long and work.coding.bits == 4 else 2)
-    return QuantSplit(1, 10, 3) if is_long else QuantSplit(1, 8, 4)
+    if is_long:
+        return QuantSplit(2, 10, 2) if is_several else QuantSplit(1, 10, 3)
+    return QuantSplit(1, 8, 4)
 
 
 def _many_rows(work: QuantWork, has_clusters: bool) -> QuantSplit:
@@ -108,11 +114,15 @@ def _many_rows(work: QuantWork, has_clusters: bool) -> QuantSplit:
     return QuantSplit(1, 4, 2, goes_on=True)
 
 
-def _smaller(split: QuantSplit) -> Iterator[QuantSplit]:
-    """The split, then smaller ones for GPUs with less memory than an H200."""
+def _smaller(split: QuantSplit, *, paired: bool) -> Iterator[QuantSplit]:
+    """The split, then smaller ones for GPUs with less memory than an H200. Warps come last, since
+    the bits of up to 8 rows depend on them.
+    """
     yield split
     while split.stages > 2:
         yield (split := replace(split, stages=split.stages - 1))
+    while split.row_blocks > 1 and not paired:
+        yield (split := replace(split, row_blocks=split.row_blocks - 1))
     while split.warps > 1:
         yield (split := replace(split, warps=split.warps - 1))
 

@@ -247,17 +247,14 @@ def test_splits_fit_and_divide_few_rows_alike(name: str, num_outputs: int, share
         assert shared_of(wanted, found[x_rows]) <= shared_kib * KIB
 
 
-@pytest.mark.parametrize("num_outputs", [1024, 2560, 9728, 151936])
-@pytest.mark.parametrize("name", FEW)
-def test_up_to_eight_rows_are_divided_alike(name: str, num_outputs: int) -> None:
-    coding = coding_of(ALL[name])
-    splits = {
-        choose_split(
-            QuantWork(coding, torch.float16, num_outputs, 4096, x_rows, False), 99 * KIB
-        ).warps
-        for x_rows in (1, 8)
-    }
-    assert len(splits) == 1
+@pytest.mark.parametrize("num_columns", [2560, 4096, 9728])
+@pytest.mark.parametrize("num_outputs", [1024, 2560, 6144, 9728, 151936])
+@pytest.mark.parametrize("name", ALL)
+def test_up_to_eight_rows_are_divided_alike(name: str, num_outputs: int, num_columns: int) -> None:
+    coding, scales = coding_of(ALL[name]), DTYPES[ALL[name].scale]
+    for kib in sorted({CARDS[card].shared_kib for card in CAPABILITIES}):
+        works = [QuantWork(coding, scales, num_outputs, num_columns, n, False) for n in (1, 8)]
+        assert len({choose_split(work, (kib - 1) * KIB).warps for work in works}) == 1, kib
 
 
 @pytest.mark.parametrize("bits", ["Q4_K", "Q6_K"])
