@@ -66,7 +66,7 @@ class LaneCache:
                 ),
             )
         layers = {kind: zip(*stack, strict=True) for kind, stack in self.stacked.items()}
-        self.layers: list[LayerState] = [next(layers[kind]) for kind in self._keeps]
+        self.layers: list[LayerState] = [next(layers[kind], ()) for kind in self._keeps]
         # Pages of each lane's resident chunks, in order. Starts as the identity, which exact
         # attention never changes.
         pages = torch.arange(num_pages, dtype=torch.int32)

@@ -97,10 +97,12 @@ class Handed:
 
     - `inputs`: [entries, rows, layers, numbers], for each layer of its own.
     - `keys`: by the window of layers that borrow them.
+    - `places`: of the layer that lends keys of all tokens, its state, earlier rows and scratch.
     """
 
     inputs: Tensor | None = None
     keys: dict[int, LentKeys] = field(default_factory=dict)
+    places: tuple[tuple[Tensor, ...], PastBlocks | None, tuple[Tensor, ...]] | None = None
 
 
 def with_padding(of_lanes: Tensor, num_entries: int) -> Tensor:

@@ -75,7 +75,7 @@ class VerifyScratch:
         layers: dict[Mixer, Iterator[State]] = {
             mixer: iter(zip(*stack, strict=True)) for mixer, stack in stacked.items()
         }
-        return ShapedScratch(stacked, [next(layers[mixer]) for mixer in self._mixers])
+        return ShapedScratch(stacked, [next(layers[mixer], ()) for mixer in self._mixers])
 
     def close(self) -> None:
         """Free the tensors. May be called twice."""

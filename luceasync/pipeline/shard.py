@@ -240,6 +240,8 @@ class Shard:
     def commit(self, paths: Paths) -> None:
         """Make the rows of `paths` of the last `verify` the next tokens of their lanes."""
         for mixer, scratch in self.scratch.shaped(*paths.rows.shape).stacked.items():
+            if not scratch:
+                continue  # it has no rows of its own
             recent = () if self._recent is None else self._recent.stacked[mixer]
             self._bodies[mixer].commit(scratch, (*self.cache.stacked[mixer], *recent), paths)
 

@@ -102,6 +102,9 @@ def test_later_layers_take_the_keys_of_the_last_of_their_kind():
     assert keys_of(spec) == ["own"] * 5 + ["lent"] + ["own"] * 4 + ["lent"] + ["borrowed"] * 7
     assert spec.uncut == ((5, 18), (10, 18))
     assert "model.layers.11.self_attn.k_proj.weight" in spec.unread
+    own = [[bool(mixer.rows), bool(mixer.end)] for mixer in spec.mixers]
+    assert own[5] == [True, False] and own[17] == [False, False], "what all tokens left, once"
+    assert own[10] == own[12] == [False, True], "rings are each layer's own"
 
 
 @pytest.mark.parametrize(

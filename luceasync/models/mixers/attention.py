@@ -37,6 +37,8 @@ class AttentionSpec(AttentionSizes):
 
     @property
     def rows(self) -> tuple[StateTensor, ...]:
+        if self.keys == "borrowed":
+            return ()  # they are those of the layer that lends
         heads = (self.num_kv_heads, self.head_dim)
         return StateTensor("attn_k", heads, "kv"), StateTensor("attn_v", heads, "kv")
 
@@ -50,6 +52,8 @@ class AttentionSpec(AttentionSizes):
 
     @property
     def recent(self) -> RecentQueries | None:
+        if self.keys == "borrowed":
+            return None
         return RecentQueries(self.num_heads, self.head_dim)
 
     @property
@@ -209,8 +213,8 @@ class ValueNorm:
 
 @dataclass(frozen=True, slots=True)
 class KeyLoan:
-    """Hands a layer's keys and values to later layers, or takes those of an earlier one, which are
-    then kept for this layer too.
+    """Hands a layer's keys and values to later layers, or takes those of an earlier one. Of windows
+    a borrower keeps rings of its own: when it runs, a chunk has overwritten the lender's.
     """
 
     sizes: AttentionSizes
@@ -229,6 +233,19 @@ class KeyLoan:
         assert norms.key is not None and not self.sizes.gated
         kept[window] = LentKeys(projected[..., self.sizes.query_dim :].clone(), norms.key)
         return projected, norms
+
+    def places(self, state: State, rows: Rows, scratch: State) -> tuple[State, Rows, State]:
+        """Where keys and values of this layer are: state, earlier rows and scratch. A borrower
+        writes there once more what the lender wrote.
+        """
+        if self.sizes.window:
+            return state, rows, scratch
+        if self.sizes.keys == "borrowed":
+            assert self.handed.places is not None, "the lender comes first"
+            state, past, scratch = self.handed.places
+            return state, replace(rows, past=past), scratch
+        self.handed.places = state[:2], rows.past, scratch[:2]  # without a ring of newest queries
+        return state, rows, scratch
 
 
 class AttentionBody(MixerBody, Protocol):
@@ -286,10 +303,16 @@ class AttentionLayer:
         return sum(part.num_bytes for part in own if part is not None) + bias_bytes
 
     def forward(self, x: Tensor, state: State, rows: Rows) -> Tensor:
-        return self._added(self.body.attend(*self._projected(x), state, rows), x)
+        projected, norms = self._projected(x)
+        if self.loan is not None:
+            state, rows, _ = self.loan.places(state, rows, ())
+        return self._added(self.body.attend(projected, norms, state, rows), x)
 
     def verify(self, x: Tensor, state: State, rows: Rows, trees: Trees, scratch: State) -> Tensor:
-        given = (*self._projected(x), state, rows, trees, scratch)
+        projected, norms = self._projected(x)
+        if self.loan is not None:
+            state, rows, scratch = self.loan.places(state, rows, scratch)
+        given = (projected, norms, state, rows, trees, scratch)
         if self.softplus_gate is None and self.output_norm is None:
             return self.body.add_tree(*given, self.output, x)
         return self._added(self.body.attend_tree(*given), x)
