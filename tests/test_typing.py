@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("luceasync/kernels", "cuda")
-COMPILED = {"kernel", "triton.jit", "cuda.jit"}
+COMPILED = {"kernel", "triton.jit", "gluon.jit", "cuda.jit"}
 # Plain functions that a kernel takes in: their types are those of the device.
 TAKEN_IN = "_same|_fp32_to_fp32|_bf16_to_fp32|_fp16_to_fp32|_fp32_to_bf16|_fp32_to_fp16".split("|")
 

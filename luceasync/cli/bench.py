@@ -313,14 +313,8 @@ def kernels(
     """Kernels of a GPU beside its bandwidth; copies and hashes of nodes on the CPU."""
     kinds = ("gemv", "quant", "attention", "chunks", "copies")
     parts = _parts(only, (*kinds, "experts", "slots")) if only is not None else [*kinds]
+    from luceasync.bench import kernels as measured
     from luceasync.bench.device import is_gpu
-    from luceasync.bench.kernels import (
-        bench_attention,
-        bench_chunks,
-        bench_copies,
-        bench_gemv,
-        bench_quant,
-    )
     from luceasync.pipeline.devices import default_device
 
     if only is None and not is_gpu(default_device()):
@@ -328,14 +322,14 @@ def kernels(
     report = _open_report(["cpu:0"] if parts == ["copies"] else ["cuda:0"], as_json)
     counts = _numbers("--rows", rows)
     if "gemv" in parts:
-        bench_gemv(report, rows=counts, rounds=rounds)
+        measured.bench_gemv(report, rows=counts, rounds=rounds)
     if "quant" in parts:
-        bench_quant(report, rows=counts, rounds=rounds)
+        measured.bench_quant(report, rows=counts, rounds=rounds)
     if "attention" in parts:
         at, num_lanes = _numbers("--contexts", contexts), _numbers("--lanes", lanes)
-        bench_attention(report, contexts=at, lanes=num_lanes, rounds=rounds)
+        measured.bench_attention(report, contexts=at, lanes=num_lanes, rounds=rounds)
     if "chunks" in parts:
-        bench_chunks(report, contexts=_numbers("--contexts", contexts), rounds=rounds)
+        measured.bench_chunks(report, contexts=_numbers("--contexts", contexts), rounds=rounds)
     if "experts" in parts or "slots" in parts:
         from luceasync.bench.experts import bench_experts, bench_slots
 
@@ -343,7 +337,7 @@ def kernels(
             if part in parts:
                 bench(report, rows=counts, rounds=rounds)
     if "copies" in parts:
-        bench_copies(report, tokens=tokens, rounds=rounds)
+        measured.bench_copies(report, tokens=tokens, rounds=rounds)
 
 
 @bench_app.command()

@@ -1,9 +1,8 @@
 """Causal attention of a prompt's rows on Hopper: FlashAttention-3 (Shah et al., 2024) in Gluon.
 
-One warp copies blocks of keys and values to shared memory. Two warpgroups attend, each with rows of
-its own: a warpgroup's softmax runs beside its product of weights and values, and beside the other's
-products. A block's keys lie between multiples of its size of absolute positions, and masked keys
-change nothing, so a row's bits do not depend on the rows of its chunk.
+One warp copies blocks of keys and values, and two warpgroups attend: each one's softmax runs beside
+products. Blocks begin at multiples of their size of absolute positions, and masked keys change
+nothing, so a row's bits do not depend on the rows of its chunk.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import functools
 
 import torch
 from torch import Tensor
-from triton.experimental.gluon import jit
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
@@ -116,7 +115,7 @@ def _layout(
     return block, gl.NVMMASharedLayout.get_default_for(block, of)
 
 
-@kernel(jit, do_not_specialize=["begin", "num_rows", "span"])
+@kernel(gluon.jit, do_not_specialize=["begin", "num_rows", "span"])
 def _attend_prompt_kernel(
     queries,
     out,
@@ -181,7 +180,7 @@ def _attend_prompt_kernel(
     )
 
 
-@jit
+@gluon.jit
 def _load_rows(queries, keys, values, stores, barriers, blocks, place, GROUP: gl.constexpr):
     """Copy the queries of a tile, then blocks of keys and values, the newest first."""
     q_rows, k_rows, v_rows = stores
@@ -214,7 +213,7 @@ def _load_rows(queries, keys, values, stores, barriers, blocks, place, GROUP: gl
         )
 
 
-@jit
+@gluon.jit
 def _attend_rows(
     group: gl.constexpr,
     out,
@@ -282,7 +281,7 @@ def _attend_rows(
     tma.store_wait(0)
 
 
-@jit
+@gluon.jit
 def _attend_blocks(begin, end, state, given, MASKED: gl.constexpr, WINDOW: gl.constexpr):
     """Attend to blocks [begin, end) before the newest one. The product of weights and values of a
     block runs beside the softmax of the next one.
@@ -319,14 +318,14 @@ def _attend_blocks(begin, end, state, given, MASKED: gl.constexpr, WINDOW: gl.co
     return total, p, best, weight
 
 
-@jit
+@gluon.jit
 def _wait_for_keys(k_full, j, num_blocks, STAGES: gl.constexpr):
     """Wait for the keys of a block, if there is one."""
     j = gl.minimum(j, num_blocks - 1)
     mbarrier.wait(k_full.index(j % STAGES), (j // STAGES) & 1)
 
 
-@jit
+@gluon.jit
 def _weigh(
     s,
     best,
