@@ -274,7 +274,7 @@ class StageAssignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A process that has imported what it needs, or is about to, and waits for an StageAssignment."""
+    """A process that has imported what it needs, or soon will, and waits for a StageAssignment."""
 
     child: subprocess.Popen[bytes]
     sockets: dict[Carried, socket.socket]
