@@ -135,7 +135,8 @@ def test_flags_win_over_variables_and_variables_over_toml(tmp_path):
         ("allow-origin", "chat.lan"), ("allow-origin", "http://chat.lan/"),
         ("draft-ctx-max", "0"), ("draft-block", "1"), ("draft-block", "65"), ("ddtree", "2"),
         ("ddtree-budget", "0"), ("ddtree-budget", "257"),
-        ("expert-memory", "0"), ("expert-memory", "half"), ("kvflash", "63"), ("kvflash", "all"), ("kvflash-policy", "lfu"), ("kvflash-tau", "0"),
+        ("expert-memory", "0"), ("expert-memory", "half"), ("kvflash", "63"), ("kvflash", "all"),
+        ("kvflash-policy", "lfu"), ("kvflash-tau", "0"),
         ("kvflash-pin-spans", "64"), ("kvflash-pin-spans", "64:64"), ("kvflash-pin-spans", "0:64,"),
     ],
 )  # fmt: skip

@@ -24,7 +24,7 @@ def is_typed(function: Function) -> bool:
     arguments = [*given.posonlyargs, *given.args, *given.kwonlyargs]
     arguments += [rest for rest in (given.vararg, given.kwarg) if rest]
     return function.returns is not None and all(
-        argument.annotation or argument.arg == "self" for argument in arguments
+        argument.annotation or argument.arg in ("self", "cls") for argument in arguments
     )
 
 

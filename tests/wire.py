@@ -32,7 +32,7 @@ class _Way:
 
 
 class Wire:
-    """Forwards connections, in a thread. While it is cut nothing passes, and neither end is told."""
+    """Forwards connections, in a thread. While it is cut, nothing passes and no end is told."""
 
     def __init__(self, port: int, delay_s: float = 0.0) -> None:
         self.delay_s = delay_s

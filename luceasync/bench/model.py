@@ -234,6 +234,10 @@ class RandomWeights:
     def encoding(self, name: str) -> Encoding:
         return DenseEncoding()
 
+    def holds(self, name: str) -> bool:
+        """Never: tensors are made when they are asked for, and no head to draft with is."""
+        return False
+
     def check(self, shapes: Mapping[str, TensorShape]) -> None:
         """Do nothing: every tensor can be made."""
 

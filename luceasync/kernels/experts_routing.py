@@ -1,13 +1,12 @@
-"""Routing of up to 64 rows to experts: scores, choice, and the list of tiles that products take.
+"""Routing of up to 64 rows to experts: the choice, and the list of tiles that products take.
 
-A row is scored and chosen for by programs that see no other row, so its bits depend on it alone.
+A row is chosen for by programs that see no other row, so its bits depend on it alone.
 Of few rows the program that ends last lists the tiles; integers alone are counted in common.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -15,13 +14,10 @@ from torch import Tensor
 from luceasync.kernels.experts_slots import SlotTable, matrices_of
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
-from luceasync.kernels.quant_gemv_step import nothing
 
 MAX_ROWS = 64
 TILE_ROWS = 8  # of a tile, which has rows of one expert
 NO_MATRIX = -1  # of a tile that is not used
-BLOCK = 1024  # columns at a time
-SCORED_ROWS, SCORED_EXPERTS = 4, 2  # of a program
 LISTED_ROWS = 8  # up to so many, the last program that chooses lists the tiles, too
 LOWEST = tl.constexpr(-3e38)
 TAKEN = tl.constexpr(-(1 << 63))
@@ -34,129 +30,6 @@ def num_tiles(num_rows: int, num_chosen: int, num_experts: int) -> int:
     if num_rows <= TILE_ROWS:
         return distinct
     return (num_places + (TILE_ROWS - 1) * distinct) // TILE_ROWS
-
-
-def scores(
-    x: Tensor, norm: tuple[Tensor, float], router: Tensor, gate: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The rows normed, the router's float32 logits, a counter for `choose`, and a sigmoid for each
-    row if there is a `gate`.
-
-    x: [rows, dim]; norm: float32 [dim] and its epsilon; router: float32 [experts, dim]; gate:
-    float32 [1, dim]. -> [rows, dim], [rows, experts], int32 [1], float32 [rows].
-    """
-    (num_rows, dim), num_experts = x.shape, len(router)
-    normed = x.new_empty(x.shape)
-    logits = torch.empty(num_rows, num_experts, dtype=torch.float32, device=x.device)
-    gates = None if gate is None else logits.new_empty(num_rows)
-    arrivals = torch.empty(1, dtype=torch.int32, device=x.device)
-    num_matrices = num_experts + (gate is not None)
-    grid = (triton.cdiv(num_matrices, SCORED_EXPERTS), triton.cdiv(num_rows, SCORED_ROWS))
-    _scores_kernel[grid](
-        x.contiguous(),
-        norm[0],
-        router,
-        gate,
-        normed,
-        logits,
-        gates,
-        arrivals,
-        num_rows,
-        num_experts,
-        norm[1],
-        DIM=dim,
-        BLOCK=min(BLOCK, triton.next_power_of_2(dim)),
-        ROWS=SCORED_ROWS,
-        EXPERTS=SCORED_EXPERTS,
-        num_warps=4,
-        **overlap_options(x),
-    )
-    return normed, logits, arrivals, gates
-
-
-@kernel(do_not_specialize=["num_rows"])
-def _scores_kernel(
-    x,
-    norm,
-    router,
-    gate,
-    normed,
-    logits,
-    gates,
-    arrivals,
-    num_rows,
-    num_experts,
-    eps,
-    DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    expert = tl.program_id(0) * EXPERTS + tl.arange(0, EXPERTS)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    row_ok = (row < num_rows)[:, None]
-    column = tl.arange(0, BLOCK)
-    weights, factors = nothing(), nothing()
-    for begin in tl.static_range(0, DIM, BLOCK):
-        at = begin + column
-        ok = (at < DIM)[None, :]
-        w = tl.load(
-            router + expert[:, None] * DIM + at[None, :],
-            mask=ok & (expert < num_experts)[:, None],
-            other=0.0,
-        )
-        if gate is not None:
-            own = tl.load(
-                gate + at[None, :] + expert[:, None] * 0,
-                mask=ok & (expert == num_experts)[:, None],
-                other=0.0,
-            )
-            w = w + own
-        weights += (w,)
-        factors += (tl.load(norm + at, mask=at < DIM, other=0.0),)
-    wait_for_inputs(OVERLAP)
-    start_next(OVERLAP)
-
-    squares = tl.zeros([ROWS, BLOCK], tl.float32)
-    for begin in tl.static_range(0, DIM, BLOCK):
-        at = (begin + column)[None, :]
-        part = tl.load(x + row[:, None] * DIM + at, mask=row_ok & (at < DIM), other=0.0)
-        squares += part.to(tl.float32) * part.to(tl.float32)
-    rate = tl.rsqrt(tl.sum(squares, 1) / DIM + eps)[:, None]
-    total = tl.zeros([EXPERTS, ROWS, BLOCK], tl.float32)
-    is_first = tl.program_id(0) == 0
-    for begin in tl.static_range(0, DIM, BLOCK):
-        at = (begin + column)[None, :]
-        ok = row_ok & (at < DIM)
-        part = tl.load(x + row[:, None] * DIM + at, mask=ok, other=0.0).to(tl.float32)
-        part = (part * rate * factors[begin // BLOCK][None, :]).to(normed.dtype.element_ty)
-        tl.store(normed + row[:, None] * DIM + at, part, mask=ok & is_first)
-        total += weights[begin // BLOCK][:, None, :] * part.to(tl.float32)[None, :, :]
-    found = tl.sum(total, 2)  # [EXPERTS, ROWS]
-    is_row = (row < num_rows)[None, :]
-    place = row[None, :] * num_experts + expert[:, None]
-    tl.store(logits + place, found, mask=is_row & (expert < num_experts)[:, None])
-    if gate is not None:
-        is_gate = is_row & (expert == num_experts)[:, None]
-        tl.store(gates + row[None, :] + expert[:, None] * 0, tl.sigmoid(found), mask=is_gate)
-    if is_first & (tl.program_id(1) == 0):
-        tl.store(arrivals, 0)
-
-
-def scores_of_many(normed: Tensor, router: Tensor) -> Tensor:
-    """normed @ router^T in float32, of any number of rows; router: float32.
-
-    A float32 number is the sum of three of bfloat16, whose products with rows of bfloat16 a tensor
-    core computes and adds in float32.
-    """
-    if normed.dtype != torch.bfloat16 or not normed.is_cuda or torch.version.hip is not None:
-        return F.linear(normed.float(), router)
-    high = router.bfloat16()
-    middle = (router - high).bfloat16()
-    low = (router - high - middle).bfloat16()
-    parts = torch.mm(normed, torch.cat([high, middle, low]).t(), out_dtype=torch.float32)
-    return parts.view(len(normed), 3, -1).sum(1)
 
 
 def choose(
@@ -583,69 +456,3 @@ def _list_tiles(
         tl.store(at + 2, tl.minimum(begin + TILE * (i + 1), ends), mask=ok)
     unused = (number >= num_used) & (number < num_tiles)
     tl.store(tiles + 3 * number, NONE + number * 0, mask=unused)
-
-
-def add_weighted(
-    results: Tensor,
-    weights: Tensor,
-    places: Tensor,
-    base: Tensor,
-    shared: Tensor | None = None,
-    gates: Tensor | None = None,
-) -> Tensor:
-    """base + the sum of each row's results by its weights + its result of a shared expert, rounded
-    once.
-
-    results: [places, dim]; weights, places: [n, k]; base: [n, dim]; shared: [n, dim], which is
-    multiplied by `gates`, float32 [n].
-    """
-    (num_rows, num_chosen), dim = places.shape, base.shape[1]
-    base, out = base.contiguous(), base.new_empty(base.shape)
-    results = results.contiguous()
-    _add_weighted_kernel[(triton.cdiv(dim, BLOCK), num_rows)](
-        results,
-        weights,
-        places,
-        base,
-        shared,
-        gates,
-        out,
-        dim,
-        NUM_CHOSEN=num_chosen,
-        BLOCK=BLOCK,
-        num_warps=4,
-        **overlap_options(base),
-    )
-    return out
-
-
-@kernel()
-def _add_weighted_kernel(
-    results,
-    weights,
-    places,
-    base,
-    shared,
-    gates,
-    out,
-    dim,
-    NUM_CHOSEN: tl.constexpr,
-    BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    start_next(OVERLAP)
-    row = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ok = column < dim
-    wait_for_inputs(OVERLAP)
-    total = tl.load(base + row * dim + column, mask=ok, other=0.0).to(tl.float32)
-    for j in tl.static_range(NUM_CHOSEN):
-        place = tl.load(places + row * NUM_CHOSEN + j).to(tl.int64)
-        weight = tl.load(weights + row * NUM_CHOSEN + j)
-        total += weight * tl.load(results + place * dim + column, mask=ok, other=0.0).to(tl.float32)
-    if shared is not None:
-        own = tl.load(shared + row * dim + column, mask=ok, other=0.0).to(tl.float32)
-        if gates is not None:
-            own *= tl.load(gates + row)
-        total += own
-    tl.store(out + row * dim + column, total.to(out.dtype.element_ty), mask=ok)

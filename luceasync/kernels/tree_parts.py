@@ -55,7 +55,7 @@ def path_inputs(
         at = (tap - (KERNEL - 1))[:, None]  # below 0: committed
         in_rows = projected + (first + at) * width + c[None, :]
         committed = state + tap[:, None] * channels + c[None, :]
-        # Two loads, of which one is masked: Triton's compiler for AMD fails on a choice of pointers.
+        # Two loads, one of them masked: Triton's compiler for AMD fails on a choice of pointers.
         of_rows = tl.load(in_rows, mask=ok & (at >= 0), other=0.0)
         x = tl.where(at >= 0, of_rows, tl.load(committed, mask=ok & (at < 0), other=0.0))
         # Triton does not support unpacking.

@@ -12,7 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.kernels import experts_product, experts_quant, experts_routing, quant_dequantize
+from luceasync.kernels import (
+    experts_product,
+    experts_quant,
+    experts_routing,
+    experts_rows,
+    quant_dequantize,
+)
 from luceasync.kernels.experts_product import MANY_ROWS
 from luceasync.kernels.experts_routing import MAX_ROWS, NO_MATRIX
 from luceasync.kernels.experts_slots import SlotTable
@@ -70,7 +76,7 @@ def _constants(routing: Routing) -> dict[str, Any]:
 
 def add_weighted(results: Tensor, choice: Choice, base: Tensor) -> Tensor:
     """See torch_experts.add_weighted."""
-    return experts_routing.add_weighted(results, choice.weights, choice.places, base)
+    return experts_rows.add_weighted(results, choice.weights, choice.places, base)
 
 
 def tiles_of_many(choice: Choice) -> Tensor:
@@ -352,7 +358,7 @@ class TritonRoutedExperts(RoutedExperts):
             return super().add_to(x)
         norm, bias = self.router.norm, self.router.bias
         gate_rows = gate.rows if isinstance(gate, TorchTable) else None
-        normed, logits, arrivals, gates = experts_routing.scores(
+        normed, logits, arrivals, gates = experts_rows.scores(
             x, (norm.weight, norm.eps), weight.rows, gate_rows
         )
         has_shared, routing = bool(self._alike), self.router.routing
@@ -364,9 +370,7 @@ class TritonRoutedExperts(RoutedExperts):
             shared = results[choice.places.numel() :]
         elif self.shared is not None:
             shared = self.shared.down.linear(self.shared.gate_up.swiglu(normed))
-        return experts_routing.add_weighted(
-            results, choice.weights, choice.places, x, shared, gates
-        )
+        return experts_rows.add_weighted(results, choice.weights, choice.places, x, shared, gates)
 
     def _add(self, x: Tensor, gate_up: ExpertWeights, down: ExpertWeights) -> Tensor:
         router, weight, gate = self.router, self.router.weight, self.router.shared_gate
@@ -376,15 +380,13 @@ class TritonRoutedExperts(RoutedExperts):
         has_gate = isinstance(gate, TorchTable)
         if isinstance(gate, TorchTable):
             rows = torch.cat([rows, gate.rows])
-        logits = experts_routing.scores_of_many(normed, rows)
+        logits = experts_rows.scores_of_many(normed, rows)
         choice = choose(logits[:, : len(weight.rows)], router.bias, router.routing)
         results, shared = down.linear(gate_up.swiglu(normed, choice), choice), None
         if self.shared is not None:
             shared = self.shared.down.linear(self.shared.gate_up.swiglu(normed))
         gates = logits[:, -1].sigmoid() if has_gate else None
-        return experts_routing.add_weighted(
-            results, choice.weights, choice.places, x, shared, gates
-        )
+        return experts_rows.add_weighted(results, choice.weights, choice.places, x, shared, gates)
 
     def _results(self, normed: Tensor, choice: TiledChoice) -> Tensor:
         """What each place's expert gives, and then, if it is one of them, the shared one."""

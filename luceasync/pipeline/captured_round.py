@@ -1,13 +1,7 @@
 """A round of speculation as one graph: propose, verify, accept, commit, and absorb what was kept.
 
-The device accepts the best tokens itself and knows from there where each lane goes on, so the next
-round can be queued before the host has read this one:
-
-    start(texts)        what the host knows
-    queue()  queue()    two rounds; the second begins where the first one ends
-    fetch()             the first one's tokens
-
-Owns the lanes' places and the graph. Knows no drafter, only tensors in and out.
+The device knows where each lane goes on, so a round can be queued before the host has read the last
+one. Owns the lanes' places and the graph. Knows no drafter, only tensors in and out.
 """
 
 from __future__ import annotations
@@ -25,7 +19,7 @@ from luceasync.models.trees import chain
 from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.passes import MAX_STOPS, LaneText, RoundWork
 from luceasync.pipeline.shard import Shard
-from luceasync.pipeline.transfer import Arrival, host_buffer
+from luceasync.pipeline.transfer import host_buffer, new_arrival
 from luceasync.ranking.local import best_tokens
 from luceasync.ranking.logits import NO_TOKEN
 
@@ -85,7 +79,7 @@ class FoundTokens:
         num_numbers = size * (1 + num_rows)
         self._copy = host_buffer(num_numbers, torch.int64, device).view(size, 1 + num_rows)
         self._numbers = self._copy.numpy()  # the same memory
-        self._arrival = None if device.type == "cpu" else Arrival()
+        self._arrival = new_arrival(device)
 
     def take(self, found: Tensor) -> None:
         """Queue the copy of `found`, see Accept, behind the round."""
@@ -100,7 +94,12 @@ class FoundTokens:
 
 
 class CapturedRound:
-    """DeviceRounds of a shard that has all layers."""
+    """DeviceRounds of a shard that has all layers.
+
+    start(texts)        what the host knows
+    queue()  queue()    two rounds; the second begins where the first one ends
+    fetch()             the first one's tokens
+    """
 
     def __init__(
         self,
@@ -124,7 +123,7 @@ class CapturedRound:
         # Pinned: a copy of pageable memory behind other work may hold the host up.
         self._staged = host_buffer(self._format.size, torch.uint8, device)
         self._bytes = self._staged.numpy().data  # the same memory
-        self._taken = None if device.type == "cpu" else Arrival()  # what is staged
+        self._taken = new_arrival(device)  # what is staged
         anchors, stops, place = held.split([8 * size, 8 * MAX_STOPS * size, 12 * size])
         self._anchors = anchors.view(torch.int64)
         self._stops = stops.view(torch.int64).view(size, MAX_STOPS)

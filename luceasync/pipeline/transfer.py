@@ -37,6 +37,11 @@ def host_buffer(num_numbers: int, dtype: torch.dtype, device: torch.device) -> T
     return torch.zeros(num_numbers, dtype=dtype, pin_memory=device.type != "cpu")
 
 
+def new_arrival(device: torch.device) -> Arrival | None:
+    """An event for copies between the device and pinned memory; None: they are done at once."""
+    return None if device.type == "cpu" else Arrival()
+
+
 def queue_copy(source: Tensor, target: Tensor) -> Arrival | None:
     """Copy to `target` on the host in the order of the source's stream, without waiting for a GPU.
     Returns the event of its end; None: it is done.
@@ -96,7 +101,7 @@ class HostInput:
     def __init__(self, given: Tensor, device: torch.device) -> None:
         """`given`: the initial values, on the host."""
         self._here = host_buffer(given.numel(), given.dtype, device).view_as(given)
-        self._taken = None if device.type == "cpu" else Arrival()  # by the last replay
+        self._taken = new_arrival(device)  # by the last replay
         self.values = given.to(device, copy=True)
         self.put(given)
 

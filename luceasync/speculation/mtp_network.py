@@ -1,14 +1,7 @@
 """The head that a model brings to draft with (multi-token prediction, MTP) on preallocated tensors.
 
-One layer that predicts the token after the next: from what the model's head sees of a token, and
-the token behind it. Owns the layer's weights, its keys and values of all lanes, and what it goes on
-from. Knows no target: embedding and head are handed in.
-
-    h_t    = final norm of the model's last layer at position t
-    u_t+1  = fc [ norm(embedding of token t+1) ; norm(h_t) ]
-    z_t+1  = norm( layer(u_t+1) )        token t+2: the head's best of z_t+1
-
-and once more with z in the place of h, and the drafted token, for each further one.
+One layer that predicts the token after the next from what the model's head sees of a token, and the
+token behind it. Owns its weights, and keys, values and states of all lanes. Knows no target.
 """
 
 from __future__ import annotations
@@ -237,6 +230,12 @@ class DraftVocabulary:
 
 class MtpNetwork:
     """The head on one device.
+
+        h_t    = final norm of the model's last layer at position t
+        u_t+1  = fc [ norm(embedding of token t+1) ; norm(h_t) ]
+        z_t+1  = norm( layer(u_t+1) )        token t+2: the head's best of z_t+1
+
+    and once more with z in the place of h, and the drafted token, for each further one.
 
     `absorb` and `propose` read nothing but tensors on the device and have fixed shapes for fixed
     numbers of entries and rows, so they can be captured as CUDA graphs. An entry of lane -1 is

@@ -29,6 +29,7 @@ from luceasync.kernels import (
     experts_product,
     experts_quant,
     experts_routing,
+    experts_rows,
     gemv,
     overlap,
     prefill_attention,
@@ -327,7 +328,7 @@ def experts() -> None:
     arrivals, options = torch.zeros(1).int(), {"num_chosen": 8, "has_shared": True}
     for num_rows in (1, 4, 16):
         x = torch.empty(num_rows, dim, dtype=DTYPE)
-        experts_routing.scores(x, (torch.empty(dim), 1e-6), router, gate)
+        experts_rows.scores(x, (torch.empty(dim), 1e-6), router, gate)
         logits = torch.empty(num_rows, num_experts)
         found = experts_routing.choose(logits, None, arrivals, **options)
         experts_routing.choose(logits, None, arrivals, table=table, **options)
@@ -338,7 +339,7 @@ def experts() -> None:
     down, shared = gate_up.new_empty(64, dim, inner), gate_up.new_empty(2 * inner, dim)
     results = experts_product.swiglu(x, gate_up, tiles, rows_of, shared=shared, far=gate_up)
     results = experts_product.linear(results, down, tiles, len(results))
-    experts_routing.add_weighted(results, weights, places, x, x, torch.empty(16))
+    experts_rows.add_weighted(results, weights, places, x, x, torch.empty(16))
     experts_routing.choose_alone(torch.empty(500, num_experts), None, num_chosen=8)
     x, out = torch.empty(500, dim, dtype=DTYPE), torch.empty(4000, inner, dtype=DTYPE)
     rows_of = torch.zeros(4000, dtype=torch.int32)

@@ -70,9 +70,7 @@ def mtp_tensors(folder: Path, *, seed: int = 0, copies: float = 0.0) -> dict[str
     return found
 
 
-def save(
-    folder: Path, *, seed: int = 0, copies: float = 1.0, cycle: int = tiny.VOCAB_SIZE
-) -> Path:
+def save(folder: Path, *, seed: int = 0, copies: float = 1.0, cycle: int = tiny.VOCAB_SIZE) -> Path:
     """Write a model and its head."""
     tiny.save(build(seed, cycle), folder)
     return add_mtp(folder, mtp_tensors(folder, seed=seed, copies=copies))
