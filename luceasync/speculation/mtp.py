@@ -242,7 +242,7 @@ class MtpPasses:
                 self.reset(lane, begin)
 
     def in_rounds(self, shape: RoundShape, end: int) -> None:
-        return None  # models with such a head have recurrent state: the host takes part
+        return None  # its proposals are not captured with a verify pass: the host takes part
 
     def refresh(self) -> None:
         """Do nothing: it lives as long as this process."""
