@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "luceasync"
 
 # The drafter is a network of its own: its layers are of one kind, which it shares. What the API
-# calls a delta is none of these.
+# calls a delta is none of these. Benches measure kernels one by one, and write configs.
 AT_HOME = (
     "cli/",
     "server/",
@@ -25,6 +25,8 @@ AT_HOME = (
     "kernels/",
     "speculation/dflash/",
     "bench/serve_beside.py",
+    "bench/kernels.py",
+    "bench/shapes.py",
 )
 MODULES = {
     f"luceasync.models.{room}.{kind}"

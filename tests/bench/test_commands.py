@@ -47,9 +47,10 @@ def test_prefill_has_a_row_for_each_length() -> None:
 @pytest.mark.parametrize("shape", ["small-hybrid", "small"])
 def test_speculation_compares_verify_passes_and_rounds_with_steps(shape: str) -> None:
     sizes = ("--contexts", "64", "--lanes", "1", "--dtype", "fp32", "--rounds", "1")
-    verify, rounds = rows_of("speculation", "--shape", shape, *sizes)
+    verify, rounds, in_a_row = rows_of("speculation", "--shape", shape, *sizes)
     assert verify["chain of 16"] > 0 and verify["tree of 60"] > 0
     assert rounds["block 16"] > 0 and rounds["block 16, tree 60"] > 0
+    assert in_a_row["block 16"] > 0
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ from luceasync.kernels import (
     rows,
     small_gemm,
 )
-from luceasync.kernels.best_token import best_tokens, feed_best
+from luceasync.kernels.best_token import accept_best, best_tokens, feed_best
 from luceasync.kernels.chunk_scores import add_scores
 from luceasync.kernels.commit import commit_attention, commit_delta, commit_recent
 from luceasync.kernels.draft_context import write_context
@@ -215,6 +215,9 @@ def ends_of_a_step() -> None:
         highest_tokens(torch.zeros(2, 248320), None, num_ranked, mass_at, -1)
     given, place = torch.zeros(32, 1, dtype=torch.int64), torch.zeros(2, 32, dtype=torch.int32)
     feed_best(torch.zeros(32, 248320), given, place, torch.zeros(32, dtype=torch.int64), -1)
+    place, tokens = torch.zeros(3, 2, dtype=torch.int32), torch.zeros(2, 17, dtype=torch.int64)
+    accepted = tokens[:, :16].contiguous(), place, tokens[:, :8].contiguous(), tokens[:, 0], place
+    accept_best(torch.zeros(32, 248320), *accepted, tokens, -1)
 
 
 def attention() -> None:
