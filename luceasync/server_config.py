@@ -78,7 +78,7 @@ class ServerConfig:
             parsers.keys_in_file,
             "a readable file with one secret per line ('#' starts a comment)",
             "FILE",
-            "Believe a router that has one of these secrets about who its clients are "
+            "Take the client's name from a router that signs it with one of these secrets "
             "(x-luceasync-client), for fairness.",
             secret=True,
         ),

@@ -83,7 +83,7 @@ def kernel(
 @functools.cache
 def hash_ahead() -> None:
     """Have a thread hash Triton's files, once. Each process does so for its first kernel, and they
-    have half a gigabyte: while weights are read, nobody waits for it.
+    have half a gigabyte: while weights are read, nothing waits for it.
     """
     from triton.runtime import cache
 

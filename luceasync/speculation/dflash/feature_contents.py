@@ -91,7 +91,7 @@ class SavedRows:
 
 class LocalFeatures:
     """See FeatureContents: of a drafter in this process, in memory for nodes. Saves are copies in
-    the order of the passes, which nobody waits for before the rows are read.
+    the order of the passes; nothing waits for them before the rows are read.
     """
 
     def __init__(self, draft: LocalDraft[Any], memory: HostMemory) -> None:

@@ -80,7 +80,7 @@ class Machine:
         return f"tls://{self.address}"
 
     def cut(self) -> None:
-        """Nothing passes, and nobody is told."""
+        """Let nothing pass, and tell no end."""
         if self.namespace:
             self._inside("link", "set", "box2", "down")
         elif self._wire is not None:
