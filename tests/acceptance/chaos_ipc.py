@@ -26,6 +26,7 @@ from luceasync.ipc.launcher import LocalLauncher, LocalProcess, Program
 from luceasync.ipc.packets import MAX_PACKET_BYTES, Message
 from luceasync.ipc.wiring import VARIABLE, connect_to_parent, open_rings
 from tests.acceptance import command
+from tests.later import later
 
 RING_BYTES = (1 << 20, 1 << 20)
 PAYLOAD_BYTES = 40_960
@@ -99,8 +100,8 @@ def wait_for(started: LocalProcess) -> None:
 
 
 def wait_for_one_that_is_killed(started: LocalProcess) -> None:
-    threading.Timer(KILL_AFTER_S, os.kill, (started.child.pid, signal.SIGKILL)).start()
-    wait_for(started)
+    with later(KILL_AFTER_S, os.kill, started.child.pid, signal.SIGKILL):
+        wait_for(started)
 
 
 def wait_for_one_that_is_stopped(started: LocalProcess) -> None:

@@ -33,6 +33,7 @@ from luceasync.pipeline.remote import fleet
 from luceasync.pipeline.remote.discovery import choose_processes, describe_devices
 from luceasync.pipeline.remote.fleet import Fleet
 from tests.backend.machine import Machine, is_closed_within
+from tests.later import later
 from tests.processes import backend_program
 from tests.test_stages import SPAN, life, turn
 
@@ -194,9 +195,9 @@ def test_a_cut_link_is_a_failed_stage_until_it_is_mended(
     with pytest.raises(StageFailed, match=r"closed the link|no sign of life for 3 s"):
         while True:
             backend.prefill(0, 0, [3, 4, 5], project=True)
-    threading.Timer(0.2, box2.wire.mend).start()
     began_s = time.monotonic()
-    assert backend.restart_failed(lambda nodes: None)
+    with later(0.2, box2.wire.mend):
+        assert backend.restart_failed(lambda nodes: None)
     assert time.monotonic() - began_s < SOON_S
     assert torch.equal(life(backend), expected)
     wait_until(lambda: not children() & before, "the process before has not been ended")

@@ -29,6 +29,7 @@ from luceasync.ipc.memory import SealedMemory
 from luceasync.ipc.supervised import Heartbeat
 from luceasync.ipc.wiring import VARIABLE, Rings, Wiring, open_rings
 from tests.ipc.echo_child import Ask, Tell
+from tests.later import later
 
 pytestmark = pytest.mark.slow
 
@@ -176,8 +177,10 @@ def test_another_version_is_refused_before_anything_else(launch: Launch) -> None
 
 def test_a_kill_is_noticed_at_once_and_told_with_the_last_lines(launch: Launch) -> None:
     started = greeted(launch())
-    threading.Timer(0.1, os.kill, (started.child.pid, signal.SIGKILL)).start()
-    with pytest.raises(ChannelClosed, match=r"it is gone|has ended|reset"):
+    with (
+        later(0.1, os.kill, started.child.pid, signal.SIGKILL),
+        pytest.raises(ChannelClosed, match=r"it is gone|has ended|reset"),
+    ):
         started.channel.receive(DEADLINE_S)
     assert started.last_words() == "its process was ended by SIGKILL"
 
@@ -295,8 +298,10 @@ def test_one_that_hangs_is_ended_while_it_is_waited_for(launch: Launch) -> None:
     until(lambda: started.vitals.age_s is not None)
     assert started.is_well
     assert started.vitals.resident_bytes > 1 << 20
-    threading.Timer(0.1, os.kill, (started.child.pid, signal.SIGSTOP)).start()
-    with pytest.raises(ChannelClosed):
+    with (
+        later(0.1, os.kill, started.child.pid, signal.SIGSTOP),
+        pytest.raises(ChannelClosed),
+    ):
         started.channel.receive(DEADLINE_S)
     words = "it gave no sign of life for 0.2 s; its process was ended by SIGKILL"
     assert started.last_words() == words

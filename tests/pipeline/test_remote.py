@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,6 +25,7 @@ from luceasync.pipeline.remote import connection, fleet
 from luceasync.pipeline.remote.discovery import choose_processes
 from luceasync.pipeline.remote.fleet import Fleet
 from luceasync.ranking.logits import Masks, RankRequest
+from tests.later import later
 from tests.pipeline.heard import HeardTaps
 from tests.processes import ARRANGEMENTS, BACKEND, placed
 from tests.test_stages import SPAN, life, turn
@@ -268,9 +268,11 @@ def test_a_process_that_hangs_is_a_failed_group(open_in, monkeypatch):
 def test_a_process_that_hangs_in_a_pass_is_ended_long_before_the_pass_is_due(open_in, monkeypatch):
     monkeypatch.setattr(fleet, "HEARTBEAT", Heartbeat(0.05, 0.6))
     backend = open_in("two")
-    threading.Timer(0.3, os.kill, (pid_of(backend), signal.SIGSTOP)).start()
     began_s = time.monotonic()
-    with pytest.raises(StageFailed, match=r"gave no sign of life for .* s; .* by SIGKILL"):
+    with (
+        later(0.3, os.kill, pid_of(backend), signal.SIGSTOP),
+        pytest.raises(StageFailed, match=r"gave no sign of life for .* s; .* by SIGKILL"),
+    ):
         while True:
             backend.prefill(0, 0, range(3, 67), project=True)
     assert time.monotonic() - began_s < LEAST_S

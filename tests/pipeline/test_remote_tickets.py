@@ -17,6 +17,7 @@ import torch
 from luceasync.errors import StageFailed
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.remote.nodes import RemoteTicket
+from tests.later import later
 from tests.pipeline.late_backend import LATE_S
 from tests.pipeline.test_remote import Opened
 from tests.processes import placed
@@ -47,8 +48,10 @@ def test_a_ticket_tells_once_and_lets_its_memory_go() -> None:
 
 def test_waiting_for_a_process_that_has_ended_raises() -> None:
     one = ticket()
-    threading.Timer(0.05, one.complete, [False]).start()
-    with pytest.raises(StageFailed, match="copies had not arrived"):
+    with (
+        later(0.05, one.complete, False),
+        pytest.raises(StageFailed, match="copies had not arrived"),
+    ):
         one.wait()
     assert one.is_done
 

@@ -20,6 +20,7 @@ from luceasync.text.control_tokens import BREAK
 from luceasync.text.isolation import IsolatedTemplate, RenderLimits
 from luceasync.text.past_calls import Arguments
 from luceasync.text.template import ChatTemplate, StartTrial, TemplateSource
+from tests.later import later
 
 SHOWN = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}"
@@ -184,12 +185,9 @@ def test_a_process_that_was_killed_from_outside_is_replaced() -> None:
 def test_closing_ends_what_is_being_rendered() -> None:
     hostile = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     template = IsolatedTemplate(TemplateSource(Path("model"), hostile), RenderLimits(cpu_s=60))
-    closing = threading.Timer(0.2, template.close)
-    closing.start()
     begin = time.monotonic()
-    with pytest.raises(Unavailable, match="shutting down"):
+    with later(0.2, template.close), pytest.raises(Unavailable, match="shutting down"):
         template.render(ASKED)
     assert time.monotonic() - begin < 20
-    closing.join()
     with pytest.raises(Unavailable, match="shutting down"):
         template.render(ASKED)

@@ -1,0 +1,21 @@
+"""Something that happens while a test waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def later(delay_s: float, act: Callable[..., object], *args: object) -> Iterator[None]:
+    """Call `act` in another thread while the block runs; it has returned when the block has ended.
+
+    A timer that nobody joins may act on what the next test owns, or on what this one has closed.
+    """
+    timer = threading.Timer(delay_s, act, args)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
