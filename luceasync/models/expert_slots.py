@@ -6,6 +6,7 @@ itself; a longer one has whole layers copied ahead. Where an expert lies changes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from luceasync.errors import ModelError
 from luceasync.kernels.experts_routing import MAX_ROWS
 from luceasync.kernels.experts_slots import COUNTS, SlotCopies, SlotTable
-from luceasync.models.ops import RoutedExperts
+from luceasync.models.ops import ExpertGroup, RoutedExperts
 from luceasync.models.quant.packed import Packed
 from luceasync.models.triton_experts import (
     KernelExperts,
@@ -24,10 +25,11 @@ from luceasync.models.triton_experts import (
     TiledChoice,
     TiledQuantExperts,
     TritonRoutedExperts,
+    choose,
     quantised_experts,
 )
 from luceasync.models.triton_ops import TritonOps
-from luceasync.models.weights import Choice, ExpertWeights, Router, SwiGLU, Weight
+from luceasync.models.weights import Choice, ExpertWeights, Router, Routing, SwiGLU, Weight
 
 NUM_BUFFERS = 2  # for whole layers: one is read while the next is copied
 ALIGNMENT_BYTES = 256
@@ -128,6 +130,50 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
+class LayerSlots:
+    """The slots of one layer for experts that have a matrix in each of some SlottedExperts."""
+
+    def __init__(self, ops: SlottedOps, experts: Sequence[ExpertWeights], number: int) -> None:
+        """`number`: of the layer, among those with slots."""
+        self._ops = ops
+        self._number = number
+        self._experts = [own for own in experts if isinstance(own, SlottedExperts)]
+        assert len(self._experts) == len(experts)
+        device = self._experts[0].device
+        pairs = [pair for own in self._experts for pair in own.pairs]
+        num_experts, num_slots = (len(each) for each in pairs[0])
+        self.table = SlotTable.empty(num_experts, num_slots, device, ops.host.hold)
+        self._copies = SlotCopies(pairs, device)
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of one expert."""
+        return sum(own.far.num_bytes for own in self._experts) // len(self.table.slot_of)
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of a buffer for all experts."""
+        return sum(own.layer_bytes for own in self._experts)
+
+    def fill(self, choice: TiledChoice) -> None:
+        """Copy what a choice has given slots to."""
+        assert choice.fills is not None
+        self._copies.run(choice.fills)
+
+    def copy_to(self, buffer: Tensor) -> None:
+        """Copy all experts to a buffer."""
+        for own in self._experts:
+            buffer = own.copied_to(buffer)
+
+    def whole(self) -> list[ExpertWeights]:
+        """All experts, in a buffer that is theirs until the layer after the next one asks."""
+        buffer, found = self._ops.whole_layer(self._number), []
+        for own in self._experts:
+            found.append(own.made_of(buffer))
+            buffer = buffer[own.layer_bytes :]
+        return found
+
+
 class SlottedOps(TritonOps):
     """TritonOps with `num_slots` slots for the experts of each layer, all of which are in host
     memory.
@@ -136,7 +182,7 @@ class SlottedOps(TritonOps):
     def __init__(self, num_slots: int, host: ExpertHost) -> None:
         self._num_slots = num_slots
         self.host = host
-        self._layers: list[SlottedRoutedExperts] = []
+        self._layers: list[LayerSlots] = []
         self._buffers: list[Tensor] = []
         self._num_copied_bytes = 0  # of whole layers
 
@@ -151,7 +197,7 @@ class SlottedOps(TritonOps):
         """Experts of all layers' passes so far by what became of them, and the bytes that crossed
         the bus for them. Any thread; waits for nothing.
         """
-        counts = [layer.slots.shown.tolist() for layer in self._layers]
+        counts = [layer.table.shown.tolist() for layer in self._layers]
         sums = dict(zip(COUNTS, map(sum, zip(*counts, strict=True)), strict=True))
         pairs = zip(counts, self._layers, strict=True)
         num_bytes = sum(sum(own[1:]) * layer.expert_bytes for own, layer in pairs)
@@ -176,10 +222,15 @@ class SlottedOps(TritonOps):
     def routed(
         self, router: Router, gate_up: ExpertWeights, down: ExpertWeights, shared: SwiGLU | None
     ) -> RoutedExperts:
-        assert isinstance(gate_up, SlottedExperts) and isinstance(down, SlottedExperts)
-        layer = SlottedRoutedExperts(self, router, gate_up, down, shared, len(self._layers))
-        self._layers.append(layer)
-        return layer
+        return SlottedRoutedExperts(self, router, gate_up, down, shared)
+
+    def grouped(self, *experts: ExpertWeights) -> ExpertGroup:
+        return SlottedGroup(self, experts)
+
+    def slots_of(self, *experts: ExpertWeights) -> LayerSlots:
+        """The slots of the next layer."""
+        self._layers.append(LayerSlots(self, experts, len(self._layers)))
+        return self._layers[-1]
 
     def whole_layer(self, number: int) -> Tensor:
         """The buffer with all experts of a layer; the next layer's are copied meanwhile. Layers of
@@ -206,46 +257,37 @@ class SlottedRoutedExperts(TritonRoutedExperts):
         self,
         ops: SlottedOps,
         router: Router,
-        gate_up: SlottedExperts,
-        down: SlottedExperts,
+        gate_up: ExpertWeights,
+        down: ExpertWeights,
         shared: SwiGLU | None,
-        number: int,
     ) -> None:
-        """`number`: of the layer, among those with slots."""
         super().__init__(ops, router, gate_up, down, shared)
-        self._slotted = ops
-        self._number = number
-        self._halves = gate_up, down
-        device = gate_up.device
-        pairs = gate_up.pairs + down.pairs
-        num_experts, num_slots = (len(each) for each in pairs[0])
-        self.table = self.slots = SlotTable.empty(num_experts, num_slots, device, ops.host.hold)
-        self._copies = SlotCopies(pairs, device)
-
-    @property
-    def expert_bytes(self) -> int:
-        """Bytes of one expert."""
-        return sum(half.far.num_bytes for half in self._halves) // len(self.slots.slot_of)
-
-    @property
-    def layer_bytes(self) -> int:
-        """Bytes of a buffer for all experts."""
-        return sum(half.layer_bytes for half in self._halves)
-
-    def copy_to(self, buffer: Tensor) -> None:
-        """Copy all experts to a buffer."""
-        for half in self._halves:
-            buffer = half.copied_to(buffer)
+        self._slots = ops.slots_of(gate_up, down)
+        self.table = self._slots.table
 
     def add_to(self, x: Tensor) -> Tensor:
         if len(x) <= MAX_ROWS:
             return super().add_to(x)
-        buffer = self._slotted.whole_layer(self._number)
-        gate_up, down = self._halves
-        rest = buffer[gate_up.layer_bytes :]
-        return self._add(x, gate_up.made_of(buffer), down.made_of(rest))
+        gate_up, down = self._slots.whole()
+        return self._add(x, gate_up, down)
 
     def _results(self, normed: Tensor, choice: TiledChoice) -> Tensor:
-        assert choice.fills is not None
-        self._copies.run(choice.fills)
+        self._slots.fill(choice)
         return super()._results(normed, choice)
+
+
+class SlottedGroup(ExpertGroup):
+    """The ExpertGroup of a layer with slots."""
+
+    def __init__(self, ops: SlottedOps, experts: Sequence[ExpertWeights]) -> None:
+        super().__init__(ops, experts)
+        self._slots = ops.slots_of(*experts)
+
+    def choose(self, logits: Tensor, routing: Routing) -> Choice:
+        return choose(logits, None, routing, self._slots.table)
+
+    def weights(self, choice: Choice) -> Sequence[ExpertWeights]:
+        if not isinstance(choice, TiledChoice):
+            return self._slots.whole()
+        self._slots.fill(choice)
+        return super().weights(choice)

@@ -79,6 +79,10 @@ class Ops(Protocol):
         """Experts behind their router, and a shared one beside them."""
         ...
 
+    def grouped(self, *experts: ExpertWeights) -> ExpertGroup:
+        """The experts of a layer, each of which has a matrix in all of these weights."""
+        ...
+
     def choose(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> Choice:
         """The experts of each row of float32 logits [n, experts], see models.torch_experts."""
         ...
@@ -177,6 +181,9 @@ class TorchOps:
     ) -> RoutedExperts:
         return RoutedExperts(self, router, gate_up, down, shared)
 
+    def grouped(self, *experts: ExpertWeights) -> ExpertGroup:
+        return ExpertGroup(self, experts)
+
     def choose(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> Choice:
         return torch_experts.choose(logits, bias, routing)
 
@@ -263,6 +270,27 @@ class RoutedExperts:
         if (gate := self.router.shared_gate) is not None:
             inner = inner * gate.linear(exact).sigmoid().to(inner.dtype)
         return self.shared.down.linear_add(inner, x)
+
+
+class ExpertGroup:
+    """The experts of a layer, whose matrices its network multiplies with one by one."""
+
+    def __init__(self, ops: Ops, experts: Sequence[ExpertWeights]) -> None:
+        self._ops = ops
+        self._experts = tuple(experts)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(weights.num_bytes for weights in self._experts)
+
+    def choose(self, logits: Tensor, routing: Routing) -> Choice:
+        """See Ops."""
+        return self._ops.choose(logits, None, routing)
+
+    def weights(self, choice: Choice) -> Sequence[ExpertWeights]:
+        """What the rows of a pass are multiplied with, once its experts are chosen."""
+        return self._experts
 
 
 class TorchTable:

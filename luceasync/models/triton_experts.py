@@ -41,13 +41,15 @@ class TiledChoice(Choice):
     fills: Tensor | None = None
 
 
-def choose(logits: Tensor, bias: Tensor | None, routing: Routing) -> Choice:
-    """See torch_experts.choose."""
+def choose(
+    logits: Tensor, bias: Tensor | None, routing: Routing, table: SlotTable | None = None
+) -> Choice:
+    """See torch_experts.choose. `table`: of few rows' experts, which are in host memory."""
     if len(logits) > MAX_ROWS:
         weights, experts = experts_routing.choose_alone(logits, bias, **_constants(routing))
         return torch_experts.sorted_choice(experts, weights, logits.shape[1])
     arrivals = torch.zeros(1, dtype=torch.int32, device=logits.device)
-    return _tiled_choice(logits, bias, routing, arrivals, has_shared=False)
+    return _tiled_choice(logits, bias, routing, arrivals, has_shared=False, table=table)
 
 
 def _tiled_choice(

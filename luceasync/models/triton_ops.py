@@ -17,7 +17,7 @@ from luceasync.kernels import positions as position_kernels
 from luceasync.kernels import rows as row_kernels
 from luceasync.kernels import small_gemm
 from luceasync.models import triton_experts
-from luceasync.models.ops import RoutedExperts, TorchTable
+from luceasync.models.ops import ExpertGroup, RoutedExperts, TorchTable
 from luceasync.models.quant.gpu import TiledQuantStack, TiledQuantSwiGLU, TiledQuantWeight
 from luceasync.models.quant.packed import Packed
 from luceasync.models.quant.tiles import can_tile, tile
@@ -88,6 +88,9 @@ class TritonOps:
         self, router: Router, gate_up: ExpertWeights, down: ExpertWeights, shared: SwiGLU | None
     ) -> RoutedExperts:
         return triton_experts.TritonRoutedExperts(self, router, gate_up, down, shared)
+
+    def grouped(self, *experts: ExpertWeights) -> ExpertGroup:
+        return ExpertGroup(self, experts)
 
     def choose(self, logits: Tensor, bias: Tensor | None, routing: Routing) -> Choice:
         return triton_experts.choose(logits, bias, routing)

@@ -147,9 +147,13 @@ def test_windows_and_what_gemma_adds_are_captured(load: Load, tmp_path: Path) ->
 
 
 @pytest.mark.slow
+@pytest.mark.covered(0)
 @pytest.mark.parametrize("family", ["qwen3"])
-def test_inputs_of_layers_and_borrowed_keys_are_captured(load: Load, tmp_path: Path) -> None:
-    """Beside experts, as no published Gemma 4 has them."""
+@pytest.mark.parametrize("num_slots", [3, 0], ids=lambda n: f"{n} slots" if n else "none")
+def test_inputs_of_layers_and_borrowed_keys_are_captured(
+    load: Load, tmp_path: Path, num_slots: int
+) -> None:
+    """Beside experts, as no published Gemma 4 has them, in slots or not."""
     from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
     kinds = ["sliding_attention", "full_attention", "full_attention"]
@@ -160,7 +164,8 @@ def test_inputs_of_layers_and_borrowed_keys_are_captured(load: Load, tmp_path: P
     torch.manual_seed(0)
     Gemma4ForCausalLM(Gemma4TextConfig(**sizes)).save_pretrained(tmp_path / "gemma4")
     found, expected = (
-        few(load(captured=captured, model_dir=tmp_path / "gemma4")) for captured in (True, False)
+        few(load(captured=captured, model_dir=tmp_path / "gemma4", num_slots=num_slots))
+        for captured in (True, False)
     )
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
 

@@ -16,6 +16,7 @@ from luceasync.models.quant.random import random_packed
 from luceasync.models.triton_ops import TritonOps
 from luceasync.models.weights import Router, Routing
 from tests.kernels.cases import random
+from tests.kernels.experts_double import replace_kernels
 from tests.kernels.test_experts import routed
 from tests.reference.slots import LruSlots
 
@@ -104,6 +105,26 @@ def layers(ops: TritonOps, kind: str, dtype: torch.dtype, device: torch.device):
         routed = Router(Routing(2), norm, router, None, gate)
         found.append(ops.routed(routed, *halves, ops.gated(*map(ops.pack, shared))))
     return found
+
+
+def test_the_double_is_what_kernels_are(device) -> None:
+    """Whole engines run with it: tests.engine.test_expert_slots."""
+    if device.type == "cuda":
+        pytest.skip("the double is for CPUs")
+    inputs = [random(n, 64, dtype=torch.float32, device=device) for n in (3, 9, 70, 1)]
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        for _ in range(2):
+            ops = SlottedOps(4, Host(device))
+            layer, _ = layers(ops, "", torch.float32, device)
+            ops.allocate()
+            results = [layer.add_to(x.clone()) for x in inputs]
+            found.append((results, layer.table.expert_of.tolist(), ops.counts()))
+            replace_kernels(patch)
+    (results, *slots), (doubles, *expected) = found
+    for result, double in zip(results, doubles, strict=True):
+        torch.testing.assert_close(double, result)
+    assert slots == expected
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
     from luceasync.models.feed_forward.geglu import OwnInput
     from luceasync.models.layer_reader import LayerReader
-    from luceasync.models.ops import Norm, Ops
-    from luceasync.models.weights import ExpertWeights, Weight
+    from luceasync.models.ops import ExpertGroup, Norm, Ops
+    from luceasync.models.weights import Weight
 
 # Before the network and the experts, after each, and after their sum.
 NORM, NORM_2 = "pre_feedforward_layernorm.weight", "pre_feedforward_layernorm_2.weight"
 OUTPUT_NORMS = tuple(f"post_feedforward_layernorm{end}.weight" for end in ("_1", "_2", ""))
+KINDS = ("gate", "up", "down")  # of an expert's matrices
 ROUTER, ROUTER_NORM, EXPERT_SCALES = "router.proj.weight", "router.scale", "router.per_expert_scale"
 
 
@@ -42,10 +43,6 @@ class GegluExpertsSpec:
 
     def tensors(self, hidden_size: int) -> dict[str, Shape]:
         """See FeedForward."""
-        experts: dict[str, Shape] = {}
-        inner, outer = (self.expert_size, hidden_size), (hidden_size, self.expert_size)
-        for kind, shape in (("gate", inner), ("up", inner), ("down", outer)):
-            experts |= dict.fromkeys(self._names(kind), shape)
         return {
             **dict.fromkeys((NORM, NORM_2, *OUTPUT_NORMS, ROUTER_NORM), (hidden_size,)),
             "mlp.gate_proj.weight": (self.inner_size, hidden_size),
@@ -53,10 +50,20 @@ class GegluExpertsSpec:
             "mlp.down_proj.weight": (hidden_size, self.inner_size),
             ROUTER: FloatMatrix((self.num_experts, hidden_size)),
             EXPERT_SCALES: (self.num_experts,),
-            **experts,
+            **self.expert_tensors(hidden_size),
             SCALE: (1,),
             **input_tensors(self.input_size, hidden_size),
         }
+
+    @property
+    def num_chosen(self) -> int:
+        return self.routing.num_chosen
+
+    def expert_tensors(self, hidden_size: int) -> dict[str, Shape]:
+        """See RoutedFeedForward."""
+        inner, outer = (self.expert_size, hidden_size), (hidden_size, self.expert_size)
+        kinds = zip(KINDS, (inner, inner, outer), strict=True)
+        return {name: shape for kind, shape in kinds for name in self._names(kind)}
 
     def load(self, reader: LayerReader) -> GegluExpertsLayer:
         """See FeedForward."""
@@ -77,9 +84,7 @@ class GegluExpertsSpec:
             down=reader.matrix("mlp.down_proj.weight"),
             router=router,
             # Apart: products of gates and ups together end with another activation.
-            gates=reader.experts(self._names("gate")),
-            ups=reader.experts(self._names("up")),
-            downs=reader.experts(self._names("down")),
+            experts=ops.grouped(*(reader.experts(self._names(kind)) for kind in KINDS)),
             output_norms=tuple(reader.norm(name) for name in OUTPUT_NORMS),
             scale=reader.vector(SCALE),
             own_input=load_input(reader) if self.input_size else None,
@@ -105,13 +110,13 @@ class GegluRouter:
     def num_bytes(self) -> int:
         return self.norm.num_bytes + self.weight.num_bytes + self.expert_scales.nbytes
 
-    def choose(self, x: Tensor) -> Choice:
+    def choose(self, x: Tensor, experts: ExpertGroup) -> Choice:
         """x: [rows, hidden]. Indices are kept within bounds: where kernels are only compiled they
         are any numbers.
         """
         import torch
 
-        choice = self.ops.choose(self.weight.linear(self.norm(x).float()), None, self.routing)
+        choice = experts.choose(self.weight.linear(self.norm(x).float()), self.routing)
         shape, num_places = choice.places.shape, choice.places.numel()
         bounds = choice.bounds[1:].contiguous()
         chosen = torch.bucketize(choice.places.flatten(), bounds, right=True)
@@ -128,20 +133,17 @@ class GegluExpertsLayer:
     gate_up: Weight
     down: Weight
     router: GegluRouter
-    gates: ExpertWeights
-    ups: ExpertWeights
-    downs: ExpertWeights
+    experts: ExpertGroup
     output_norms: tuple[Norm, ...]
     scale: Tensor
     own_input: OwnInput | None = None
 
     @property
     def num_bytes(self) -> int:
-        experts = sum(part.num_bytes for part in (self.gates, self.ups, self.downs))
         network = self.gate_up.num_bytes + self.down.num_bytes + self.router.num_bytes
         norms = sum(norm.num_bytes for norm in (*self.norms, *self.output_norms))
         input_bytes = 0 if self.own_input is None else self.own_input.num_bytes
-        return experts + network + norms + input_bytes + self.scale.nbytes
+        return self.experts.num_bytes + network + norms + input_bytes + self.scale.nbytes
 
     def forward(self, x: Tensor) -> Tensor:
         """See FeedForwardLayer."""
@@ -156,9 +158,10 @@ class GegluExpertsLayer:
     def _experts(self, rows: Tensor) -> Tensor:
         import torch
 
-        choice = self.router.choose(rows)
+        choice = self.router.choose(rows, self.experts)
+        gates, ups, downs = self.experts.weights(choice)
         gathered = self.norms[1](rows).index_select(0, choice.rows)
-        pair = (weights.linear(gathered, choice) for weights in (self.gates, self.ups))
+        pair = (weights.linear(gathered, choice) for weights in (gates, ups))
         ops = self.router.ops
-        results = self.downs.linear(ops.geglu(torch.cat([*pair], -1)), choice)
+        results = downs.linear(ops.geglu(torch.cat([*pair], -1)), choice)
         return ops.add_weighted(results, choice, torch.zeros_like(rows))
