@@ -71,6 +71,11 @@ class ModelEnds:
         assert self.head is not None, "only the last shard projects"
         return self._chosen(self.head.linear_float(x))
 
+    def project_uncapped(self, x: Tensor) -> Tensor:
+        """`project_rows` without the cap of logits, for a drafter that has one of its own."""
+        assert self.head is not None, "only the last shard projects"
+        return self._suppressed(self.head.linear_float(x))
+
     def project(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Apply norm and head: [..., hidden] -> logits float32 [..., vocab], in `out` if given.
         Last shard only.
@@ -82,6 +87,9 @@ class ModelEnds:
         """The logits that tokens are chosen by, in place."""
         if self.cap is not None:
             logits.div_(self.cap).tanh_().mul_(self.cap)
+        return self._suppressed(logits)
+
+    def _suppressed(self, logits: Tensor) -> Tensor:
         if self.suppressed is None:
             return logits
         return logits.index_fill_(-1, self.suppressed, -torch.inf)

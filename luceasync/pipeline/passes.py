@@ -17,7 +17,7 @@ from torch import Tensor
 from luceasync.kv.pages import PageEvent
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.ranking.logits import Logits
-from luceasync.ranking.proposals import Proposal
+from luceasync.ranking.proposals import Candidates, Proposal
 
 StepKind = Literal["decode", "verify"]
 MAX_STOPS = 8  # tokens that end a text
@@ -179,6 +179,10 @@ class Passes(Protocol):
         """
         ...
 
+    def candidates_from(self, rows: Tensor, num_candidates: int) -> Candidates:
+        """So many best tokens of the last layer's head for each of such rows."""
+        ...
+
     def captured_round(
         self, work: RoundWork, taps: Sequence[int], num_entries: int
     ) -> DeviceRounds | None:
@@ -297,6 +301,9 @@ class Chain:
 
     def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
         return self._parts[-1].propose_from(rows, anchors, budget)
+
+    def candidates_from(self, rows: Tensor, num_candidates: int) -> Candidates:
+        return self._parts[-1].candidates_from(rows, num_candidates)
 
     def captured_round(
         self, work: RoundWork, taps: Sequence[int], num_entries: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,6 +50,15 @@ class Proposal:
         if self.parents is None or others.parents is None:
             return Proposal(tokens, None)
         return Proposal(tokens, put(self.parents, others.parents))
+
+
+class Candidates(NamedTuple):
+    """The tokens that a head finds best for each row of a draft, and their logits before any cap:
+    int64 and float32 [entries, slots, k].
+    """
+
+    ids: Tensor
+    logits: Tensor
 
 
 def propose_chain(anchors: Tensor, logits: Tensor) -> Proposal:

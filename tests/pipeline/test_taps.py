@@ -83,3 +83,6 @@ def test_the_embedding_can_be_borrowed_and_the_head_be_asked(
     assert torch.equal(chain.tokens, propose_chain(anchors, expected).tokens)
     wanted = TreeProposer(9, tiny.VOCAB_SIZE, torch.device("cpu"))(anchors, expected)
     assert torch.equal(tree.tokens, wanted.tokens) and torch.equal(tree.parents, wanted.parents)
+    best = backend.candidates_from(rows, 5)
+    assert torch.equal(best.logits, expected.topk(5).values)
+    assert torch.equal(best.ids[..., 0], expected.argmax(-1))

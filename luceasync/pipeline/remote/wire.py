@@ -268,6 +268,27 @@ class ProposeTokens(PassCommand, frozen=True):
         return [proposal.tokens, *([] if proposal.parents is None else [proposal.parents])]
 
 
+class RankCandidates(PassCommand, frozen=True):
+    """Return so many of the tokens that the head finds best for each of a draft's rows, and their
+    logits.
+    """
+
+    num_entries: Positive
+    num_slots: Positive
+    num_candidates: Positive
+
+    def payload(self, sizes: StageSizes) -> list[Spec]:
+        return [sizes.rows(self.num_entries, self.num_slots)]
+
+    def returns(self, sizes: StageSizes) -> list[Spec]:
+        num_candidates = min(self.num_candidates, sizes.num_vocab)
+        shape = (self.num_entries, self.num_slots, num_candidates)
+        return [(shape, torch.int64), (shape, torch.float32)]
+
+    def run(self, passes: Passes, tensors: list[Tensor]) -> list[Tensor]:
+        return [*passes.candidates_from(*tensors, self.num_candidates)]
+
+
 class PlacePages(Command, frozen=True):
     """Follow the page map: (lane, chunk, page) of each event; page -1: none. `has_more`: the rest
     of the epoch follows.
@@ -428,7 +449,15 @@ class FillNode(Command, frozen=True):
 
 
 PASS_COMMANDS: tuple[type[PassCommand], ...] = (
-    *(EmbedTokens, ProposeTokens, RecallPages, StartProbe, ReadAttentionMass, ResetLane),
+    *(
+        EmbedTokens,
+        ProposeTokens,
+        RankCandidates,
+        RecallPages,
+        StartProbe,
+        ReadAttentionMass,
+        ResetLane,
+    ),
 )
 COMMANDS: tuple[type[Command], ...] = (
     *(OfferDevices, LoadStage, Synchronize),
