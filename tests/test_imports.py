@@ -60,6 +60,8 @@ MAY_IMPORT = {
     "grammar": {"text"},
     "gguf": set(),
     "ipc": {"cyext"},
+    "cluster": {"ipc.ray_launcher", "engine.start", "server.app", "models.files"}
+    | {"disk_cache.directory"},
 }
 
 # API families; the common part of the server knows none of them, and none knows another.

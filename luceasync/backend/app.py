@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -87,6 +88,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--wait", action="store_true", help="set by luceasync")
     parser.add_argument("--connect", type=_address, help="set by luceasync")
+    parser.add_argument("--connect-ray", default="", help="set by luceasync")
     parser.add_argument("--name", default="", help="set by luceasync")
     parser.add_argument("--place", default="", help="set by luceasync")
     parser.add_argument("--patience", type=float, default=5.0, help="set by luceasync")
@@ -98,7 +100,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     names = [name for name, _ in arguments.offer]
     if twice := {name for name in names if names.count(name) > 1}:
         parser.error(f"argument --offer: {', '.join(sorted(twice))} is named twice")
-    if arguments.tls is None and (arguments.listen or arguments.connect):
+    if arguments.tls is None and (arguments.listen or arguments.connect or arguments.connect_ray):
         parser.error("argument --listen: it needs --tls FILE, a file of `luceasync pair`")
     return arguments
 
@@ -133,7 +135,7 @@ def _run(arguments: argparse.Namespace) -> None:
         offers = arguments.offer
         arguments = parse(told)
         arguments.offer = offers
-    if arguments.listen is not None or arguments.connect is not None:
+    if arguments.listen or arguments.connect or arguments.connect_ray:
         _run_link(arguments)
         return
     backend = _open_stage(arguments) if arguments.draft_dir is None else _open_draft(arguments)
@@ -149,8 +151,22 @@ def _run_link(arguments: argparse.Namespace) -> None:
     if arguments.listen is not None:
         serve_host(arguments.listen, arguments.tls, arguments.offer, arguments.model_dir)
         return
+    layers = arguments.model_dir, arguments.dtype, arguments.layers
     box = Box(arguments.connect, arguments.name, arguments.tls, arguments.place, arguments.patience)
-    print(bring(box, arguments.model_dir, arguments.dtype, arguments.layers), file=sys.stderr)
+    if arguments.connect_ray:
+        from luceasync.ipc.ray_launcher import RayLauncher, parse_ray_url
+
+        offers = [f"--offer={name}={device}" for name, device in arguments.offer]
+        launcher = RayLauncher(parse_ray_url(arguments.connect_ray), arguments.tls, offers)
+        try:
+            found = launcher.launch()
+            box = replace(box, address=Address(found.host, found.port), name=found.machine)
+            words = bring(box, *layers)
+        finally:
+            launcher.close()
+    else:
+        words = bring(box, *layers)
+    print(words, file=sys.stderr)
     sys.exit(EXIT_LOST)
 
 

@@ -17,6 +17,7 @@ from typer.core import TyperCommand
 from luceasync import __version__
 from luceasync.cli.bench import bench_app
 from luceasync.cli.cache import cache_app
+from luceasync.cli.cluster import cluster_app
 from luceasync.cli.flags import UsageError, usage_words, with_config
 from luceasync.cli.launch.agents import AGENTS, KEY_VARIABLE
 from luceasync.cli.output import one_line
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 app.add_typer(cache_app)
 app.add_typer(bench_app)
+app.add_typer(cluster_app)
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from luceasync.errors import ChannelClosed, ConfigError, PlacementError
 from luceasync.ipc.certificates import tls_context
 from luceasync.ipc.channel import Statement, greet
 from luceasync.ipc.launcher import LocalLauncher, Program
+from luceasync.ipc.ray_launcher import RAY_SCHEME, parse_ray_url
 from luceasync.ipc.tcp import SCHEME, Address, parse_url
 from luceasync.pipeline.devices import find_devices, has_backend, offers_of, share_host_memory
 from luceasync.pipeline.offer import BACKENDS, HERE, Offer, backend_of, machine_of
@@ -104,7 +105,7 @@ def _named_bins(texts: Sequence[str]) -> dict[str | None, str]:
                 f"{BIN} {text}: {machine!r} is not a machine's name; expected lower-case letters, "
                 "digits and hyphens"
             )
-        if bool(at) != path.startswith(f"{SCHEME}://"):
+        if bool(at) != path.startswith((f"{SCHEME}://", f"{RAY_SCHEME}://")):
             raise PlacementError(
                 f"{BIN} {text}: expected BACKEND@MACHINE={SCHEME}://HOST:PORT for another machine, "
                 "[BACKEND=]PATH for this one"
@@ -125,8 +126,9 @@ def _urls(bins: Mapping[str | None, str]) -> list[tuple[str, str]]:
 def _link(kind: str, url: str, tls: Path | None, own: Path | None) -> BackendProgram:
     """The program that brings devices of another machine. Raises PlacementError."""
     said, machine = f"{kind}={url}", kind.partition("@")[2]
+    is_ray = url.startswith(f"{RAY_SCHEME}://")
     try:
-        address = parse_url(url)
+        address = parse_ray_url(url).address if is_ray else parse_url(url)
     except ConfigError as error:
         raise PlacementError(f"{BIN} {error}") from None
     if tls is None:
@@ -136,7 +138,8 @@ def _link(kind: str, url: str, tls: Path | None, own: Path | None) -> BackendPro
     tls_context(tls, TLS, is_server=False)  # refused here, not by a process
     if own is None:
         raise PlacementError(f"{BIN} {said}: there is no {OWN_BIN} beside {sys.executable}")
-    arguments = ("--connect", str(address), "--name", machine, "--tls", str(tls.absolute()))
+    there = ("--connect-ray", url) if is_ray else ("--connect", str(address))
+    arguments = (*there, "--name", machine, "--tls", str(tls.absolute()))
     return BackendProgram(own, arguments, address, said)
 
 
