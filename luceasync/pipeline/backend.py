@@ -40,7 +40,7 @@ from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.stage import LocalStage, Stage
 from luceasync.pipeline.transfer import on_host
 from luceasync.ranking.logits import Logits
-from luceasync.ranking.proposals import Candidates, Proposal
+from luceasync.ranking.proposals import DraftCandidates, Proposal
 
 # Opens the plan's stage of this number, given what is told of weight bytes read, and the taps.
 OpenRemote = Callable[[int, Callable[[int], None], Sequence[int]], Stage]
@@ -302,7 +302,7 @@ class LayerSplitBackend:
         return self._passes.propose_from(rows, anchors, budget)
 
     @inference_mode
-    def candidates_from(self, rows: Tensor, num_candidates: int) -> Candidates:
+    def candidates_from(self, rows: Tensor, num_candidates: int) -> DraftCandidates:
         return self._passes.candidates_from(rows, num_candidates)
 
     @inference_mode

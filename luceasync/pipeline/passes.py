@@ -17,7 +17,7 @@ from torch import Tensor
 from luceasync.kv.pages import PageEvent
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.ranking.logits import Logits
-from luceasync.ranking.proposals import Candidates, Proposal
+from luceasync.ranking.proposals import DraftCandidates, Proposal
 
 StepKind = Literal["decode", "verify"]
 MAX_STOPS = 8  # tokens that end a text
@@ -179,7 +179,7 @@ class Passes(Protocol):
         """
         ...
 
-    def candidates_from(self, rows: Tensor, num_candidates: int) -> Candidates:
+    def candidates_from(self, rows: Tensor, num_candidates: int) -> DraftCandidates:
         """So many best tokens of the last layer's head for each of such rows."""
         ...
 
@@ -302,7 +302,7 @@ class Chain:
     def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
         return self._parts[-1].propose_from(rows, anchors, budget)
 
-    def candidates_from(self, rows: Tensor, num_candidates: int) -> Candidates:
+    def candidates_from(self, rows: Tensor, num_candidates: int) -> DraftCandidates:
         return self._parts[-1].candidates_from(rows, num_candidates)
 
     def captured_round(

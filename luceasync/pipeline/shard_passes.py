@@ -33,7 +33,7 @@ from luceasync.pipeline.steps import EagerSteps, ShardSteps
 from luceasync.pipeline.transfer import HostCopier, Transfer
 from luceasync.ranking.local import KnownBest, LocalLogits, RankingKernels
 from luceasync.ranking.logits import Logits
-from luceasync.ranking.proposals import Candidates, Proposal, Proposer
+from luceasync.ranking.proposals import DraftCandidates, Proposal, Proposer
 
 HOST = torch.device("cpu")
 
@@ -155,11 +155,11 @@ class ShardPasses:
             logits = self._shard.ends.project_rows(self._here(rows))
             return self._proposer(self._here(anchors), logits, budget)
 
-    def candidates_from(self, rows: Tensor, num_candidates: int) -> Candidates:
+    def candidates_from(self, rows: Tensor, num_candidates: int) -> DraftCandidates:
         with self._shard.on_device():
             logits = self._shard.ends.project_uncapped(self._here(rows))
             best, ids = logits.topk(min(num_candidates, logits.shape[-1]))
-            return Candidates(ids, best)
+            return DraftCandidates(ids, best)
 
     def captured_round(
         self, work: RoundWork, taps: Sequence[int], num_entries: int

@@ -52,7 +52,7 @@ class Proposal:
         return Proposal(tokens, put(self.parents, others.parents))
 
 
-class Candidates(NamedTuple):
+class DraftCandidates(NamedTuple):
     """The tokens that a head finds best for each row of a draft, and their logits before any cap:
     int64 and float32 [entries, slots, k].
     """

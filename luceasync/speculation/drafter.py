@@ -15,7 +15,7 @@ from torch import Tensor
 from luceasync.cyext.copies import CopyIndex
 from luceasync.pipeline.passes import ComingTokens, DeviceRounds, RoundWork, TapRing
 from luceasync.ranking.logits import Logits
-from luceasync.ranking.proposals import Candidates, Proposal
+from luceasync.ranking.proposals import DraftCandidates, Proposal
 from luceasync.speculation.choice import Promise, RoundShape
 
 
@@ -49,7 +49,7 @@ class Target(Protocol):
 
     def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal: ...
 
-    def candidates_from(self, rows: Tensor, num_candidates: int) -> Candidates: ...
+    def candidates_from(self, rows: Tensor, num_candidates: int) -> DraftCandidates: ...
 
     def device_rounds(self, work: RoundWork, num_lanes: int) -> DeviceRounds | None: ...
 

@@ -20,7 +20,7 @@ from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.transfer import as_rows
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import Logits
-from luceasync.ranking.proposals import Candidates, Proposal
+from luceasync.ranking.proposals import DraftCandidates, Proposal
 from tests.host_cache.late import LateTicket
 
 Calls = list[tuple]  # of all stages, in order: (stage, method, the arguments that matter)
@@ -117,10 +117,10 @@ class FakePasses:
         assert self._group.is_last
         return Proposal(torch.cat([anchors[:, None], rows[..., 0]], 1), None)
 
-    def candidates_from(self, rows: Tensor, num_candidates: int) -> Candidates:
+    def candidates_from(self, rows: Tensor, num_candidates: int) -> DraftCandidates:
         assert self._group.is_last
         ids = rows.long().expand(-1, -1, num_candidates)
-        return Candidates(ids, ids.float())
+        return DraftCandidates(ids, ids.float())
 
     def place(self, epoch: int, events: Sequence[PageEvent]) -> None:
         self._hear("place", len(events))

@@ -34,7 +34,7 @@ from luceasync.ranking.logits import (
     TopLogits,
     WholeRow,
 )
-from luceasync.ranking.proposals import Candidates, Proposal
+from luceasync.ranking.proposals import DraftCandidates, Proposal
 
 EVENTS_A_PACKET = 4096  # of pages
 NO_BATCH = Batch((), (), 1)
@@ -213,10 +213,10 @@ class RemotePasses:
         tokens, *parents = self._connection.call(command, [rows, anchors])
         return Proposal(tokens, parents[0] if parents else None)
 
-    def candidates_from(self, rows: Tensor, num_candidates: int) -> Candidates:
+    def candidates_from(self, rows: Tensor, num_candidates: int) -> DraftCandidates:
         command = wire.RankCandidates(rows.shape[0], rows.shape[1], num_candidates)
         ids, logits = self._connection.call(command, [rows])
-        return Candidates(ids, logits)
+        return DraftCandidates(ids, logits)
 
     def place(self, epoch: int, events: Sequence[PageEvent]) -> None:
         triples = [(e.lane, e.chunk, -1 if e.page is None else e.page) for e in events]
