@@ -23,6 +23,10 @@ NUM_SAMPLES = 8  # of each kind of step
 NUM_MEASURED = 3  # the first is dropped: kernels may have been compiled or graphs captured
 FIRST_WAIT_STEPS = 16  # until it is measured again: the first times may have been outliers
 STALE_STEPS = 1000  # at most until then, as costs grow with the context
+HOPELESS_WAITS = (
+    8  # times as long, of rounds whose time twice the expected tokens would not pay for
+)
+FALLEN = 0.8  # of what a step took: the others are measured again, too
 LENGTHS = (4096, 16384, 65536)  # tokens of the longest context from which costs are kept apart
 
 
@@ -180,7 +184,8 @@ def without_context(num_slots: int, off_reason: str) -> LaneOutlook:
 
 class StepCosts:
     """Seconds of steps, by number of lanes and shape: the lower quartile of the latest, since a
-    step may be delayed and is never early. Of contexts of one range of lengths: see `at`.
+    step may be delayed and is never early. Of contexts of one range of lengths: see `at`. Steps may
+    take less and less at first, while slots fill with experts: what is seldom measured falls, too.
     """
 
     def __init__(self, shorter: StepCosts | None = None) -> None:
@@ -192,6 +197,7 @@ class StepCosts:
         self._num_seen: dict[tuple[int, RoundShape | None], int] = {}
         self._measured_at: dict[tuple[int, RoundShape | None], int] = {}
         self._num_steps = 0
+        self._before: dict[tuple[int, RoundShape | None], float] = {}  # when others were measured
 
     def at(self, num_tokens: int) -> StepCosts:
         """The costs of steps whose longest context has so many tokens. In longer contexts every
@@ -212,10 +218,18 @@ class StepCosts:
         self._num_steps += 1
         self._measured_at[key] = self._num_steps
         self._num_seen[key] = self.num_seen(num_lanes, shape) + 1
-        if self._num_seen[key] > 1:
-            samples = self._samples.setdefault(key, deque(maxlen=NUM_SAMPLES))
-            samples.append(seconds)
-            self._seconds.setdefault(shape, {})[num_lanes] = sorted(samples)[len(samples) // 4]
+        if self._num_seen[key] < 2:
+            return
+        if self._num_seen[key] == 2:
+            self._samples[key] = deque(maxlen=NUM_SAMPLES)
+        samples = self._samples[key]
+        samples.append(seconds)
+        usual_s = sorted(samples)[len(samples) // 4]
+        self._seconds.setdefault(shape, {})[num_lanes] = usual_s
+        if len(samples) == NUM_SAMPLES and usual_s < FALLEN * self._before.setdefault(key, usual_s):
+            self._before[key] = usual_s
+            others = {each: min(1, num) for each, num in self._num_seen.items() if each != key}
+            self._num_seen |= others
 
     def seconds(self, num_lanes: int, shape: RoundShape | None) -> float | None:
         """Seconds of one step for `num_lanes` lanes; `shape` None: a plain step. The nearest number
@@ -239,12 +253,14 @@ class StepCosts:
         plain_s, plain_there = self.seconds(num_lanes, None), self._shorter.seconds(num_lanes, None)
         return there * plain_s / plain_there if plain_s and plain_there else there
 
-    def is_due(self, num_lanes: int, shape: RoundShape | None) -> bool:
-        """Whether to measure it: too rarely so far, or long ago. The interval grows each time."""
+    def is_due(self, num_lanes: int, shape: RoundShape | None, num_waits: int = 1) -> bool:
+        """Whether to measure it: too rarely so far, or long ago. The interval grows each time.
+        `num_waits`: so many times as long ago.
+        """
         num_more = self.num_seen(num_lanes, shape) - NUM_MEASURED
         if num_more < 0:
             return True
-        wait_steps: int = min(STALE_STEPS, FIRST_WAIT_STEPS * 4 ** min(num_more, 5))
+        wait_steps: int = num_waits * min(STALE_STEPS, FIRST_WAIT_STEPS * 4 ** min(num_more, 5))
         return self._num_steps - self._measured_at[num_lanes, shape] > wait_steps
 
     def num_seen(self, num_lanes: int, shape: RoundShape | None) -> int:
@@ -299,7 +315,8 @@ def plan_step(
     promised = [shape for shape in kinds.promised if any(shape.drafter in p for p in promises)]
     if measure:
         due = [
-            *(shape for shape in (*kinds.recorded, None) if costs.is_due(num_lanes, shape)),
+            *(s for s in kinds.recorded if _is_due(s, outlooks, costs)),
+            *((None,) if costs.is_due(num_lanes, None) else ()),
             *(
                 s
                 for s in promised
@@ -379,6 +396,21 @@ def pays(promise: Promise, num_lanes: int, kinds: RoundKinds, costs: StepCosts) 
         return False
     rounds = ((shape, costs.seconds(num_lanes, shape)) for shape in kinds.promised)
     return any(s is not None and promise.tau(shape) * plain_s > s for shape, s in rounds)
+
+
+def _is_due(shape: RoundShape, outlooks: Sequence[LaneOutlook], costs: StepCosts) -> bool:
+    """Whether to measure a round of which records say what to expect: seldom if it is far from
+    paying, as each then costs many tokens.
+    """
+    num_lanes = len(outlooks)
+    if not costs.is_due(num_lanes, shape):
+        return False
+    round_s, plain_s = (costs.seconds(num_lanes, each) for each in (shape, None))
+    if round_s is None or plain_s is None:
+        return True
+    if any(2 * outlook.record.taus([shape])[0] * plain_s > round_s for outlook in outlooks):
+        return True
+    return costs.is_due(num_lanes, shape, HOPELESS_WAITS)
 
 
 def _is_worth_measuring(shape: RoundShape, promises: Sequence[Promises]) -> bool:

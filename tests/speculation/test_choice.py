@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+
 import pytest
 
 from luceasync.speculation.choice import (
     LENGTHS,
     NUM_MEASURED,
+    NUM_SAMPLES,
     REFILL_TOKENS,
     RETRY_TOKENS,
     STALE_STEPS,
@@ -43,7 +47,7 @@ class Table:
         num_rows = 1 if shape is None else shape.num_rows
         return None if cost is None else cost + self.per_lane * (num_lanes - 1) * num_rows
 
-    def is_due(self, num_lanes, shape):
+    def is_due(self, num_lanes, shape, num_waits=1):
         return shape in self.due
 
 
@@ -342,6 +346,33 @@ def test_a_cost_is_due_until_it_was_measured_and_when_it_is_old():
             waits[-1] += 1
         costs.observe(1, CHAIN, 1.0)
     assert waits == [17, 65, 257, STALE_STEPS + 1, STALE_STEPS + 1]
+
+
+def test_where_steps_take_less_and_less_rounds_are_measured_again():
+    """While slots fill with experts: else rounds would cost for long what the first ones did."""
+    costs = StepCosts()
+    for _ in range(NUM_SAMPLES + 1):
+        costs.observe(1, CHAIN, 10.0)
+        costs.observe(1, None, 5.0)
+    assert not costs.is_due(1, CHAIN)
+    for _ in range(NUM_SAMPLES):
+        costs.observe(1, None, 2.0)
+    assert costs.is_due(1, CHAIN)
+    for _ in range(NUM_MEASURED - 1):
+        assert costs.is_due(1, CHAIN)
+        costs.observe(1, CHAIN, 3.0)
+    assert costs.seconds(1, CHAIN) == 3.0 and not costs.is_due(1, CHAIN)
+
+
+def test_rounds_that_are_far_from_paying_are_measured_seldom():
+    """A round of 16 rows that takes 11 steps costs more than all else that measuring takes."""
+    seconds = {None: 1.0, RoundShape(16): 11.0, RoundShape(2): 1.9}
+    costs, outlook, counts = StepCosts(), replace(accepting(1), num_trials=0), Counter()
+    for step in range(9 * STALE_STEPS):
+        shape = plan([outlook], costs, (RoundShape(16), RoundShape(2)), measure=True).shape
+        costs.observe(1, shape, seconds[shape])
+        counts[shape] += step > STALE_STEPS
+    assert counts[RoundShape(16)] <= 1 < 6 <= counts[RoundShape(2)]
 
 
 # --- drafters that promise ------------------------------------------------------------------------
