@@ -114,6 +114,22 @@ DRAFT = {
 }
 
 
+# What DFlash2 adds to a drafter's config.json.
+DFLASH2 = {
+    "architectures": ["DFlash2DraftModel"],
+    "is_causal": False,
+    "dflash_config": {
+        **DRAFT["dflash_config"],
+        "conv_kernel_size": 2,
+        "conv_group_size": 16,
+        "selector_rank": 8,
+        "selector_top_k": 6,
+        "final_logit_softcapping": 1.0,
+        "output_multiplier": 2.0,
+    },
+}
+
+
 def draft_config(**fields: Any) -> dict[str, Any]:
     """config.json of a tiny drafter for a target of four layers; `fields` replace or add."""
     return DRAFT | fields
@@ -152,6 +168,16 @@ def _draft_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         "mlp.down_proj.weight": (hidden, inner),
     }
     own = {}
+    if "DFlash2DraftModel" in config["architectures"]:
+        second = config["dflash_config"]
+        taps, rank = second["conv_kernel_size"], second["selector_rank"]
+        for half in ("attention", "mlp"):
+            layer[f"{half}_conv.base_kernel"] = (2, taps, hidden)
+            num_rows = 2 * taps * hidden // second["conv_group_size"]
+            layer[f"{half}_conv.kernel_projection.weight"] = (num_rows, hidden)
+        own["candidate_selector.hidden_projection.weight"] = (rank, hidden)
+        for kind in ("predecessor", "successor"):
+            own[f"candidate_selector.{kind}_codebook"] = (config["vocab_size"], rank)
     if "DFlashLagunaForCausalLM" in config["architectures"]:
         rows = query if config.get("gating") == "per-element" else config["num_attention_heads"]
         layer["self_attn.g_proj.weight"] = (rows, hidden)

@@ -15,7 +15,8 @@ import torch
 from luceasync.models.files import read_spec
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.spec import ModelSpec
-from luceasync.speculation.dflash.draft_config import DraftLayerSpec, DraftSpec, default_taps
+from luceasync.speculation.dflash.draft_config import default_taps
+from luceasync.speculation.dflash.draft_spec import DraftLayerSpec, DraftSpec
 from luceasync.text.tokenizer import Tokenizer
 from training.draft import answers
 from training.draft.network import Drafter

@@ -28,11 +28,7 @@ from luceasync.pipeline.shard_plan import check_devices, check_weights, named_de
 from luceasync.process_memory import freeze_heap, frozen_imports, keep_large_blocks_apart
 from luceasync.request import ModelCard
 from luceasync.server_config import ServerConfig
-from luceasync.speculation.dflash.draft_config import (
-    drafts_with_mtp,
-    read_draft_spec,
-    refuse_without_drafter,
-)
+from luceasync.speculation.dflash.draft_config import drafts_with_mtp, read_draft_spec, refuse_without_drafter
 
 if TYPE_CHECKING:
     from luceasync.engine.engine import LocalEngine

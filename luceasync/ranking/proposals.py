@@ -6,7 +6,7 @@ accepted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -98,20 +98,8 @@ class TreeProposer:
         the budget, the last rows repeat some.
         """
         scores, ids = logits.float().log_softmax(-1).topk(self._num_ranked)
-        # A draft whose logits are no numbers proposes badly; the order needs numbers all the same.
-        scores = scores.nan_to_num(nan=-torch.inf, neginf=-torch.inf).clamp(max=0)
-        sums, ranks, parents = self._grow(scores)
-        tokens = ids.gather(2, ranks).flatten(1)  # [entries, slots * budget]
-        order = sums.flatten(1).sort(descending=True, stable=True).indices
-        places = torch.empty_like(order).scatter_(1, order, _count_up(order))
-        order = order[:, : self.budget]
-        above = parents.flatten(1).gather(1, order)
-        rows = torch.where(above < 0, 0, places.gather(1, above.clamp(min=0)) + 1)
-        root = torch.full_like(anchors, ROOT)
-        return Proposal(
-            torch.cat([anchors[:, None], tokens.gather(1, order)], 1),
-            torch.cat([root[:, None], rows], 1).int(),
-        )
+        sums, ranks, parents = self._grow(_numbers(scores))
+        return _best_paths(anchors, sums, ids.gather(2, ranks), parents, self.budget)
 
     def _grow(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The best paths of every depth: log-probability, rank of the last token in its slot, and
@@ -130,6 +118,61 @@ class TreeProposer:
             ranks.append(self._ranks[chosen])
             parents.append(self._paths[chosen] + (slot - 1) * self.budget)
         return torch.stack(sums, 1), torch.stack(ranks, 1), torch.stack(parents, 1)
+
+
+def ranked_tree(
+    anchors: Tensor, ids: Tensor, scores: Callable[[int, Tensor], Tensor], budget: int
+) -> Proposal:
+    """A tree of the `budget` most probable paths, if what a slot's tokens score depends on the
+    token before them.
+
+    anchors: int64 [entries]; ids: int64 [entries, slots, k], the tokens of each slot;
+    `scores(slot, before)`: float32 [entries, n, k] behind tokens int64 [entries, n], logits of a
+    softmax. Rows as TreeProposer's.
+    """
+    num_ranked = ids.shape[-1]
+    best, before = anchors.new_zeros((len(anchors), 1), dtype=torch.float32), anchors[:, None]
+    all_sums, all_tokens, all_parents = [], [], []
+    for slot in range(ids.shape[1]):
+        joined = best[..., None] + _numbers(scores(slot, before).log_softmax(-1))
+        joined = joined.flatten(1)
+        # Where there are fewer paths than the budget, places that no path takes.
+        missing = max(budget - joined.shape[1], 0)
+        best, chosen = torch.nn.functional.pad(joined, (0, missing), value=-torch.inf).topk(budget)
+        chosen = chosen % joined.shape[1]
+        before = ids[:, slot].gather(1, chosen % num_ranked)
+        above = chosen // num_ranked + (slot - 1) * budget
+        above = above if slot else torch.full_like(above, ROOT)
+        all_sums.append(best)
+        all_tokens.append(before)
+        all_parents.append(above)
+    sums, tokens, parents = (torch.stack(rows, 1) for rows in (all_sums, all_tokens, all_parents))
+    return _best_paths(anchors, sums, tokens, parents, budget)
+
+
+def _best_paths(
+    anchors: Tensor, sums: Tensor, tokens: Tensor, parents: Tensor, budget: int
+) -> Proposal:
+    """The tree of the best `budget` of all depths' best paths, a parent before its children.
+
+    sums, tokens, parents: [entries, slots, budget], a path's log-probability, its last token, and
+    the path before it, counted through all depths.
+    """
+    order = sums.flatten(1).sort(descending=True, stable=True).indices
+    places = torch.empty_like(order).scatter_(1, order, _count_up(order))
+    order = order[:, :budget]
+    above = parents.flatten(1).gather(1, order)
+    rows = torch.where(above < 0, 0, places.gather(1, above.clamp(min=0)) + 1)
+    root = torch.full_like(anchors, ROOT)
+    return Proposal(
+        torch.cat([anchors[:, None], tokens.flatten(1).gather(1, order)], 1),
+        torch.cat([root[:, None], rows], 1).int(),
+    )
+
+
+def _numbers(logprobs: Tensor) -> Tensor:
+    """A draft whose logits are no numbers proposes badly; the order needs numbers all the same."""
+    return logprobs.nan_to_num(nan=-torch.inf, neginf=-torch.inf).clamp(max=0)
 
 
 class Proposer:

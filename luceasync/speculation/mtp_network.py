@@ -21,8 +21,8 @@ from luceasync.models.spec import MTP, ModelSpec
 from luceasync.models.weights import EmbeddingTable, Weight
 from luceasync.speculation.dflash.context import DraftContext
 from luceasync.speculation.dflash.draft import ChooseOps, Embed
-from luceasync.speculation.dflash.draft_config import DraftSpec, spec_of_layer
 from luceasync.speculation.dflash.draft_ops import AttendedLayer
+from luceasync.speculation.dflash.draft_spec import DraftSpec, spec_of_layer
 
 RING_TOKENS = 4096  # places for keys and values of a lane
 HEAD_ROWS = 32768  # tokens that are drafted first of all: byte pairs are merged by frequency

@@ -21,7 +21,10 @@ from torch import Tensor
 class Mistake:
     """`tap_shift`: layers read too late; `anchor_seen`: the context includes the anchor's position;
     `flip_causal`: sliding layers look ahead in the block, full ones do not; `relative`: positions
-    counted from the anchor for the block only; `window_shift`: windows too wide.
+    counted from the anchor for the block only; `window_shift`: windows too wide. `second`, of
+    DFlash2: "output": the kernels of an output come from the output; "sides": the two sides are
+    exchanged; "late cap": tokens are chosen before logits are capped; "no chain": each slot follows
+    the anchor.
     """
 
     tap_shift: int = 0
@@ -29,6 +32,7 @@ class Mistake:
     flip_causal: bool = False
     relative: bool = False
     window_shift: int = 0
+    second: str = ""
 
 
 class SlowDrafter:
@@ -56,14 +60,54 @@ class SlowDrafter:
         context = self._norm(features @ weights["fc.weight"].T, "hidden_norm.weight")
         masks = [config["dflash_config"]["mask_token_id"]] * (block - 1)
         x = self.target.get_input_embeddings()(torch.tensor([ids[begin], *masks]))
+        x = x * config.get("input_embedding_scale", 1.0)
         for layer in range(config["num_hidden_layers"]):
             x = self._layer(layer, x, context, begin)
         return self._norm(x, "norm.weight")[1:]
 
     def propose(self, ids: list[int], begin: int, block: int) -> list[int]:
         """The drafted tokens behind the anchor."""
-        logits = self.target.get_output_embeddings()(self.hidden(ids, begin, block))
+        hidden = self.hidden(ids, begin, block)
+        logits = self.target.get_output_embeddings()(hidden)
+        if "candidate_selector.hidden_projection.weight" in self.weights:
+            return self._selected(hidden, logits, ids[begin])
         return logits.argmax(-1).tolist()
+
+    def _selected(self, hidden: Tensor, logits: Tensor, anchor: int) -> list[int]:
+        """DFlash2's choice, from left to right: of the best tokens of each slot the one with the
+        highest sum of its own score and that of following the token before it.
+        """
+        names = ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
+        before, after, projection = (self.weights[f"candidate_selector.{name}"] for name in names)
+        fields = self.config["dflash_config"]
+        logits = logits * fields.get("output_multiplier", 1.0)
+        cap = fields.get("final_logit_softcapping")
+        capped = cap * torch.tanh(logits / cap) if cap else logits
+        own_of = logits if self.mistake.second == "late cap" else capped
+        path = [anchor]
+        for row, own in zip(hidden, own_of, strict=True):
+            last = anchor if self.mistake.second == "no chain" else path[-1]
+            scores = {
+                int(token): float(own[token] + (before[last] * (projection @ row)) @ after[token])
+                for token in own.topk(fields["selector_top_k"]).indices
+            }
+            path.append(max(scores, key=scores.__getitem__))
+        return path[1:]
+
+    def _convolved(self, x: Tensor, made_of: Tensor, name: str, side: int) -> Tensor:
+        """Each row of a block mixed with the one before it, by kernels of `made_of`'s rows."""
+        base = self.weights[name + ".base_kernel"]
+        num_sides, num_taps, hidden = base.shape
+        side = side if self.mistake.second != "sides" else 1 - side
+        size = self.config["dflash_config"]["conv_group_size"]
+        dynamic = made_of @ self.weights[name + ".kernel_projection.weight"].T
+        dynamic = dynamic.view(len(x), num_sides, num_taps, hidden // size)
+        out = torch.zeros_like(x)
+        for row in range(len(x)):
+            for tap in range(min(num_taps, row + 1)):
+                kernel = base[side, tap] + dynamic[row, side, tap].repeat_interleave(size)
+                out[row] += kernel * x[row - tap]
+        return out
 
     def _layer(self, layer: int, x: Tensor, context: Tensor, begin: int) -> Tensor:
         config, prefix = self.config, f"layers.{layer}."
@@ -73,6 +117,9 @@ class SlowDrafter:
         u = self._norm(x, prefix + "input_layernorm.weight")
         if self.is_laguna:
             context = self._norm(context, prefix + "input_layernorm.weight")
+        normed, is_second = u, prefix + "attention_conv.base_kernel" in self.weights
+        if is_second:
+            u = self._convolved(u, normed, prefix + "attention_conv", 0)
         both = torch.cat([context, u])
         at = torch.cat([seen, ahead + rows])
         q = self._heads(u, prefix + "self_attn.q", ahead + rows)
@@ -89,12 +136,19 @@ class SlowDrafter:
             )
             mixed = mixed * gate.unflatten(-1, (mixed.shape[1], -1))
         mixed = mixed.flatten(1)
-        x = x + mixed @ self.weights[prefix + "self_attn.o_proj.weight"].T
-        u = self._norm(x, prefix + "post_attention_layernorm.weight")
+        mixed = mixed @ self.weights[prefix + "self_attn.o_proj.weight"].T
+        if is_second:
+            of = mixed if self.mistake.second == "output" else normed
+            mixed = self._convolved(mixed, of, prefix + "attention_conv", 1)
+        x = x + mixed
+        u = normed = self._norm(x, prefix + "post_attention_layernorm.weight")
         gate, up, down = (
             self.weights[f"{prefix}mlp.{n}_proj.weight"] for n in ("gate", "up", "down")
         )
-        return x + (torch.nn.functional.silu(u @ gate.T) * (u @ up.T)) @ down.T
+        if is_second:
+            u = self._convolved(u, normed, prefix + "mlp_conv", 0)
+        mixed = (torch.nn.functional.silu(u @ gate.T) * (u @ up.T)) @ down.T
+        return x + (self._convolved(mixed, normed, prefix + "mlp_conv", 1) if is_second else mixed)
 
     def _mask(self, layer: int, keys: Tensor, queries: Tensor, num_context: int) -> Tensor:
         """bool [queries, keys], by position."""

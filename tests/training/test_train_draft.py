@@ -13,11 +13,8 @@ import torch
 from luceasync.models.files import read_spec
 from luceasync.models.ops import TorchOps
 from luceasync.speculation.dflash.draft import open_network
-from luceasync.speculation.dflash.draft_config import (
-    DraftLayerSpec,
-    parse_draft_spec,
-    read_draft_spec,
-)
+from luceasync.speculation.dflash.draft_config import parse_draft_spec, read_draft_spec
+from luceasync.speculation.dflash.draft_spec import DraftLayerSpec
 from tests import tiny
 from training.draft import losses
 from training.draft.answers import answer

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from luceasync.models.spec import ModelSpec
-from luceasync.speculation.dflash.draft_config import DraftSpec
+from luceasync.speculation.dflash.draft_spec import DraftSpec
 from training.draft.network import Drafter
 
 

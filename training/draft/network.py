@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from luceasync.speculation.dflash.draft_config import DraftLayerSpec, DraftSpec
+from luceasync.speculation.dflash.draft_spec import DraftLayerSpec, DraftSpec
 
 
 class RMSNorm(nn.Module):

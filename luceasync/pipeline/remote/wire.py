@@ -286,7 +286,8 @@ class RankCandidates(PassCommand, frozen=True):
         return [(shape, torch.int64), (shape, torch.float32)]
 
     def run(self, passes: Passes, tensors: list[Tensor]) -> list[Tensor]:
-        return [*passes.candidates_from(*tensors, self.num_candidates)]
+        [rows] = tensors
+        return [*passes.candidates_from(rows, self.num_candidates)]
 
 
 class PlacePages(Command, frozen=True):

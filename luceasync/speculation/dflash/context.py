@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from luceasync.speculation.dflash.draft_config import DraftLayerSpec, DraftSpec
+from luceasync.speculation.dflash.draft_spec import DraftLayerSpec, DraftSpec
 
 MIN_REACH = 256  # places
 

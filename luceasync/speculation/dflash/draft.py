@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,8 +18,8 @@ from torch import Tensor
 from luceasync.models.ops import Ops
 from luceasync.pipeline.platform import Platform
 from luceasync.speculation.dflash.context import DraftContext
-from luceasync.speculation.dflash.draft_config import DraftSpec
 from luceasync.speculation.dflash.draft_ops import DraftOps, TorchDraftOps
+from luceasync.speculation.dflash.draft_spec import DraftSpec
 from luceasync.speculation.dflash.weights import DraftWeights, open_draft, read_weights
 
 Embed = Callable[[Tensor], Tensor]  # tokens int64 [...] -> rows [..., hidden]
@@ -135,6 +136,9 @@ class DraftNetwork:
         rows = ops.block(lanes, begins, block, reach)
         x = self._block_rows(anchors, block)
         for layer, weights in enumerate(self._loaded.layers):
+            if weights.convolutions is not None:
+                x = self._convolved(ops, layer, x, rows)
+                continue
             projected = weights.projection.linear(x, weights.norm)
             mixed = ops.attend(layer, projected, weights, rows)
             if weights.gate is not None:
@@ -143,10 +147,25 @@ class DraftNetwork:
             x = weights.feed_forward.forward(weights.output.linear_add(mixed, x))
         return x
 
+    def _convolved(self, ops: DraftOps, layer: int, x: Tensor, rows: Any) -> Tensor:
+        """Rows after a layer that mixes those of a block."""
+        weights = self._loaded.layers[layer]
+        convolutions, forward = weights.convolutions, weights.feed_forward
+        assert convolutions is not None
+
+        def attended(normed: Tensor) -> Tensor:
+            projected = weights.projection.linear(normed)
+            return weights.output.linear(ops.attend(layer, projected, weights, rows))
+
+        x = convolutions.attention.around(x, weights.norm, attended)
+        return convolutions.feed_forward(x, forward.norm, forward.network)
+
     def _block_rows(self, anchors: Tensor, block: int) -> Tensor:
         """Embeddings [entries, block, hidden]: of the anchor, then of the mask token."""
         masks = self._masks[:, : block - 1].expand(len(anchors), -1)
         x = self._embed(torch.cat([anchors[:, None], masks], 1)).to(self.dtype)
+        if self.spec.embedding_scale != 1.0:
+            x = x * self.spec.embedding_scale
         mask = self._loaded.mask_embedding
         if mask is None:
             return x

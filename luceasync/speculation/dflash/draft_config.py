@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,149 +19,16 @@ from luceasync.models.directory import CONFIG, check_directory
 from luceasync.models.families.laguna import GATES
 from luceasync.models.files import ModelFiles
 from luceasync.models.mixers.attention import AttentionSpec
-from luceasync.models.spec import ModelSpec, Shape
+from luceasync.models.spec import ModelSpec
+from luceasync.speculation.dflash.draft_spec import (
+    ConvolutionSpec,
+    DraftLayerSpec,
+    DraftSpec,
+    SelectorSpec,
+)
 
 DEFAULT_BLOCK = 16
-RING_STEP = 64  # capacities are multiples of it
-MASK_EMBEDDING = "mask_embedding"  # a tensor that may replace the mask token's embedding
-
-
-@dataclass(frozen=True, slots=True)
-class DraftLayerSpec:
-    """What a row of the block attends to: all context, or positions less than `window` away;
-    `is_causal` hides later rows of the block.
-    """
-
-    window: int | None
-    is_causal: bool
-
-
-@dataclass(frozen=True, slots=True)
-class DraftSpec:
-    """Everything about a drafter except its weights.
-
-    `block` counts the rows of a proposal, its known first token included; `trained_block` is what
-    it was trained with. `taps`: target layers whose output it reads, in the order of its input.
-    `ctx_max_tokens` limits the context that any layer sees. `gate`: a layer's attention is
-    multiplied by softplus of g_proj's product, of which each head, or each "element", has a number.
-    `norms_context`: each tap's rows have a norm, and context goes through each layer's own.
-    """
-
-    hidden_size: int
-    intermediate_size: int
-    norm_eps: float
-    attention: AttentionSpec
-    layers: tuple[DraftLayerSpec, ...]
-    taps: tuple[int, ...]
-    mask_token: int
-    block: int
-    trained_block: int
-    ctx_max_tokens: int | None = None
-    gate: Literal["", "head", "element"] = ""
-    norms_context: bool = False
-
-    @property
-    def num_layers(self) -> int:
-        return len(self.layers)
-
-    @property
-    def feature_size(self) -> int:
-        """Numbers in one row of features: the outputs of all tapped layers side by side."""
-        return len(self.taps) * self.hidden_size
-
-    def capacity(self, layer: int, max_ctx_tokens: int) -> int:
-        """Rows of context that `layer` keeps of a lane: what its window, `ctx_max_tokens` and the
-        lane allow, rounded up.
-        """
-        window = self.layers[layer].window
-        limits = (max_ctx_tokens, self.ctx_max_tokens, window and window - 1)
-        rows = min(limit for limit in limits if limit is not None)
-        return -(-max(rows, 1) // RING_STEP) * RING_STEP
-
-    def weight_bytes(self, element_bytes: int) -> int:
-        """Bytes of the weights in the network: norms in float32, head norms repeated for each head,
-        and a second, stacked copy of the key and value projections of all layers.
-        """
-        attention = self.attention
-        once = [shape for name, shape in self.shapes.items() if name != MASK_EMBEDDING]
-        num_bytes = sum(prod(shape) * (element_bytes if len(shape) == 2 else 4) for shape in once)
-        # q_norm and k_norm are in `once` already; keys of the context have a k_norm of their own.
-        num_norms = (attention.num_heads - 1) + (attention.num_kv_heads - 1) + 1
-        stacked = 2 * attention.kv_dim * self.hidden_size * element_bytes
-        num_bytes += self.hidden_size * 4 if self.norms_context else 0  # a norm without a weight
-        return num_bytes + self.num_layers * (num_norms * attention.head_dim * 4 + stacked)
-
-    @property
-    def shapes(self) -> dict[str, Shape]:
-        """Published names of all tensors and their shapes; only `mask_embedding` is optional."""
-        hidden = self.hidden_size
-        layers = {
-            f"layers.{layer}.{name}": shape
-            for layer in range(self.num_layers)
-            for name, shape in _layer_shapes(self).items()
-        }
-        norms = [aux_norm(tap) for tap in range(len(self.taps) if self.norms_context else 0)]
-        return layers | {
-            **dict.fromkeys(norms, (hidden,)),
-            "fc.weight": (hidden, self.feature_size),
-            "hidden_norm.weight": (hidden,),
-            "norm.weight": (hidden,),
-            MASK_EMBEDDING: (hidden,),
-        }
-
-    @property
-    def num_parameters(self) -> int:
-        return sum(prod(shape) for name, shape in self.shapes.items() if name != MASK_EMBEDDING)
-
-
-def aux_norm(tap: int) -> str:
-    """The name of the norm of a tap's rows."""
-    return f"aux_hidden_norms.{tap}.weight"
-
-
-# Matrices that some checkpoints store as one, in this order.
-FUSED = {
-    "self_attn.qkv_proj.weight": [f"self_attn.{name}_proj.weight" for name in "qkv"],
-    "mlp.gate_up_proj.weight": [f"mlp.{name}_proj.weight" for name in ("gate", "up")],
-}
-GATE = "self_attn.g_proj.weight"
-
-
-def _layer_shapes(spec: DraftSpec) -> dict[str, Shape]:
-    hidden, inner, attention = spec.hidden_size, spec.intermediate_size, spec.attention
-    gate_rows = {"": 0, "head": attention.num_heads, "element": attention.query_dim}[spec.gate]
-    return {
-        **({GATE: (gate_rows, hidden)} if spec.gate else {}),
-        "input_layernorm.weight": (hidden,),
-        "post_attention_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (attention.query_dim, hidden),
-        "self_attn.k_proj.weight": (attention.kv_dim, hidden),
-        "self_attn.v_proj.weight": (attention.kv_dim, hidden),
-        "self_attn.o_proj.weight": (hidden, attention.query_dim),
-        "self_attn.q_norm.weight": (attention.head_dim,),
-        "self_attn.k_norm.weight": (attention.head_dim,),
-        "mlp.gate_proj.weight": (inner, hidden),
-        "mlp.up_proj.weight": (inner, hidden),
-        "mlp.down_proj.weight": (hidden, inner),
-    }
-
-
-def spec_of_layer(target: ModelSpec, window_tokens: int) -> DraftSpec:
-    """The layer of the head that a model brings to draft with, as a drafter of rows that come one
-    after the other and see so many tokens. It reads what the model's last layer has left.
-    """
-    assert target.mtp is not None and isinstance(target.mtp.mixer, AttentionSpec)
-    return DraftSpec(
-        hidden_size=target.hidden_size,
-        intermediate_size=0,
-        norm_eps=target.norm_eps,
-        attention=target.mtp.mixer,
-        layers=(DraftLayerSpec(window_tokens, is_causal=True),),
-        taps=(target.num_layers - 1,),
-        mask_token=0,
-        block=1,
-        trained_block=1,
-    )
+CAP = "final_logit_softcapping"
 
 
 def default_taps(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
@@ -275,6 +141,7 @@ def parse_draft_spec(config: Mapping[str, Any], target: ModelSpec) -> DraftSpec:
         raise ModelError(f"hidden_act = {config['hidden_act']!r} is not supported; expected 'silu'")
     num_layers = _positive(config, "num_hidden_layers")
     is_laguna = "DFlashLagunaForCausalLM" in (config.get("architectures") or ())
+    is_second = "DFlash2DraftModel" in (config.get("architectures") or ())
     block = _positive(config, "block_size", DEFAULT_BLOCK)
     spec = DraftSpec(
         hidden_size=_positive(config, "hidden_size"),
@@ -289,6 +156,12 @@ def parse_draft_spec(config: Mapping[str, Any], target: ModelSpec) -> DraftSpec:
         ctx_max_tokens=_limit(config, "ctx_max_tokens"),
         gate=_gate(config) if is_laguna else "",
         norms_context=is_laguna,
+        convolution=_convolution(config) if is_second else None,
+        selector=_selector(config, target) if is_second else None,
+        # Its rows are the embedding's own, without what the target multiplies them with.
+        embedding_scale=_number(config, "input_embedding_scale", 1.0) / target.embedding_scale
+        if is_second
+        else 1.0,
     )
     _check_sizes(config, spec, target)
     return spec
@@ -371,6 +244,30 @@ def _gate(config: Mapping[str, Any]) -> Literal["", "head", "element"]:
     if not isinstance(kind, bool | str) or kind not in GATES:
         raise ModelError(f"gating = {kind!r}: expected per-head, per-element or disabled")
     return GATES[kind]
+
+
+def _convolution(config: Mapping[str, Any]) -> ConvolutionSpec:
+    num_taps, group_size = (_positive(config, f"conv_{n}_size") for n in ("kernel", "group"))
+    hidden_size = _positive(config, "hidden_size")
+    if hidden_size % group_size:
+        raise ModelError(
+            f"conv_group_size = {group_size}: a divisor of hidden_size {hidden_size} is expected"
+        )
+    return ConvolutionSpec(num_taps, group_size)
+
+
+def _selector(config: Mapping[str, Any], target: ModelSpec) -> SelectorSpec:
+    # 0 means none, as no cap at all does.
+    cap = _number(config, CAP, 1.0) if config.get(CAP) else None
+    num_candidates = _positive(config, "selector_top_k")
+    if num_candidates > target.vocab_size:
+        raise ModelError(
+            f"selector_top_k = {num_candidates}: at most {target.vocab_size}, the target's "
+            "vocabulary, are expected"
+        )
+    scale = _number(config, "output_multiplier", 1.0)
+    rank = _positive(config, "selector_rank")
+    return SelectorSpec(target.vocab_size, rank, num_candidates, scale, cap)
 
 
 def _attention(config: Mapping[str, Any]) -> AttentionSpec:

@@ -22,7 +22,7 @@ from luceasync.speculation.dflash.context import (
     reach_for,
     visible,
 )
-from luceasync.speculation.dflash.draft_config import DraftLayerSpec, DraftSpec
+from luceasync.speculation.dflash.draft_spec import DraftLayerSpec, DraftSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,11 @@ from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.offer import Offer
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.platform import Platform, open_platform
-from luceasync.pipeline.transfer import Transfer, choose_transfer
+from luceasync.pipeline.transfer import Transfer, choose_transfer, direct
+from luceasync.ranking.proposals import Proposal
 from luceasync.speculation.choice import RoundShape
 from luceasync.speculation.dflash.attention_probe import DraftAttentionProbe
+from luceasync.speculation.dflash.dflash2 import CandidateSelector, selecting_head
 from luceasync.speculation.dflash.draft import DraftNetwork, draft_ops_on, open_network
 from luceasync.speculation.dflash.feature_contents import FeatureContents, LocalFeatures
 from luceasync.speculation.dflash.features import FeatureRing, FeatureSpec
@@ -34,6 +36,7 @@ from luceasync.speculation.dflash.placement import DFlashPlacement, ring_capacit
 from luceasync.speculation.dflash.process import DraftProcess, DraftProcessResources
 from luceasync.speculation.dflash.remote import RemoteDraft
 from luceasync.speculation.dflash.remote_features import remote_features
+from luceasync.speculation.dflash.weights import read_selector
 from luceasync.speculation.drafter import BlockDrafter
 from luceasync.speculation.mtp import MtpPasses, MtpPlacement
 from luceasync.speculation.mtp_network import DraftVocabulary, HeadReader, MtpNetwork, read_mtp
@@ -64,7 +67,14 @@ def start_draft(
     process.open(advance)
     features = remote_features(process, resources)
     capacity_tokens = resources.capacity_tokens
-    passes = RemoteDraft(process, backend, resources.spec, resources.sizes, capacity_tokens)
+    selector = read_selector(
+        drafter.draft_dir,
+        drafter.spec,
+        torch_dtype(plan.precision.compute),
+        torch.device("cpu"),  # its rows come to the host
+    )
+    head = _head_of(backend, selector, direct)
+    passes = RemoteDraft(process, backend, resources.spec, resources.sizes, capacity_tokens, head)
     speculator = Speculator(backend, [BlockDrafter(passes, drafter.shapes)], plan.parallel)
     return LoadedDraft(speculator, features, None, process.close)
 
@@ -98,7 +108,9 @@ def load_draft(
         advance=advance,
         choose=draft_ops_on(platform),
     )
-    return join(network, drafter.device, drafter.shapes, plan, backend, memory)
+    selector = read_selector(drafter.draft_dir, drafter.spec, network.dtype, platform.device)
+    shapes = drafter.shapes
+    return join(network, drafter.device, shapes, plan, backend, memory, selector=selector)
 
 
 @torch.inference_mode()
@@ -160,6 +172,8 @@ def join(
     plan: Plan,
     backend: LayerSplitBackend,
     memory: HostMemory | None = None,
+    *,
+    selector: CandidateSelector | None = None,
 ) -> LoadedDraft:
     """Join a network on `device`, which is owned from now on, with a target that has its taps."""
     platform = open_platform(device.name)
@@ -171,7 +185,7 @@ def join(
         passes = LocalDraft(
             network,
             ring_of(network, platform, plan.parallel, plan.max_ctx_tokens),
-            backend.propose_from,
+            _head_of(backend, selector, _transfer_to(platform, plan)),
             _transfer_to(platform, plan),
             run,
             network.reach_for,
@@ -183,6 +197,17 @@ def join(
         features = LocalFeatures(passes, memory or PlainMemory())
         probe = DraftAttentionProbe(network, passes.ring)
         return LoadedDraft(speculator, features, probe, closing.pop_all().close)
+
+
+def _head_of(
+    backend: LayerSplitBackend, selector: CandidateSelector | None, transfer: Transfer
+) -> Callable[[Tensor, Tensor, int | None], Proposal]:
+    """What makes proposals of a drafter's rows: the target's head, or what chooses among its best
+    tokens.
+    """
+    if selector is None:
+        return backend.propose_from
+    return selecting_head(selector, backend.candidates_from, transfer)
 
 
 def ring_of(

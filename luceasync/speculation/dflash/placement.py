@@ -29,11 +29,11 @@ from luceasync.pipeline.report import PlanReport, devices_of, plan_report
 from luceasync.pipeline.shard_plan import check_devices
 from luceasync.speculation.choice import RoundShape, shapes_for
 from luceasync.speculation.dflash.draft_config import (
-    DraftSpec,
     adjusted,
     read_draft_spec,
     refuse_without_drafter,
 )
+from luceasync.speculation.dflash.draft_spec import DraftSpec
 from luceasync.speculation.lookup import lookup_shapes
 from luceasync.speculation.mtp import mtp_of
 
@@ -206,6 +206,7 @@ def footprint_of(
     for limit in limits:
         token_bytes += kv_bytes if limit is None else 0
         lane_bytes += kv_bytes * (limit or 0)
+    selector_bytes = spec.selector_bytes(element_bytes) if device.is_here else 0
     feature_bytes = spec.feature_size * element_bytes
     if None in limits:
         token_bytes += feature_bytes
@@ -213,7 +214,7 @@ def footprint_of(
         lane_bytes += feature_bytes * max(limit for limit in limits if limit is not None)
     return DraftFootprint(
         device=device,
-        weight_bytes=spec.weight_bytes(element_bytes),
+        weight_bytes=spec.weight_bytes(element_bytes) + selector_bytes,
         token_bytes=token_bytes,
         lane_bytes=lane_bytes,
     )

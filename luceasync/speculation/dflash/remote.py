@@ -6,7 +6,7 @@ Owns what crosses. Knows neither what starts the process nor what becomes of one
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -32,11 +32,15 @@ class RemoteDraft:
         spec: FeatureSpec,
         sizes: wire.DraftSizes,
         capacity_tokens: int,
+        head: Callable[[Tensor, Tensor, int | None], Proposal] | None = None,
     ) -> None:
-        """The caller owns `process`; `capacity_tokens`: of a lane's ring there."""
+        """The caller owns `process`; `capacity_tokens`: of a lane's ring there. `head` makes
+        proposals of its rows; None: the target's.
+        """
         self.capacity_tokens = capacity_tokens
         self._process = process
         self._target = target
+        self._head = head or target.propose_from
         self._spec = spec
         self._sizes = sizes
 
@@ -68,7 +72,7 @@ class RemoteDraft:
         hidden = self._process.run(lambda life: self._propose(life, command, rows), None)
         if hidden is None:
             raise DraftFailed(self._process.off_reason or "there is no drafter")
-        return self._target.propose_from(hidden, anchors, shape.budget)
+        return self._head(hidden, anchors, shape.budget)
 
     def _propose(self, life: DraftLife, command: wire.ProposeBlock, rows: Tensor) -> Tensor:
         number = life.connection.send(command, [rows])

@@ -13,8 +13,8 @@ from luceasync.kernels.draft_context import write_context
 from luceasync.kernels.draft_rows import DraftRowTensors, draft_rows
 from luceasync.kernels.rows import rms_norm
 from luceasync.speculation.dflash.context import DraftContext
-from luceasync.speculation.dflash.draft_config import DraftLayerSpec, DraftSpec
 from luceasync.speculation.dflash.draft_ops import LayerNorms, inverse_frequencies
+from luceasync.speculation.dflash.draft_spec import DraftLayerSpec, DraftSpec
 
 
 class TritonDraftOps:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -24,12 +25,19 @@ from luceasync.models.loader import TensorSource
 from luceasync.models.ops import Norm, Ops
 from luceasync.models.spec import Shape
 from luceasync.models.weights import Weight
-from luceasync.speculation.dflash.draft_config import (
+from luceasync.speculation.dflash.dflash2 import (
+    BlockConvolution,
+    CandidateSelector,
+    LayerConvolutions,
+)
+from luceasync.speculation.dflash.draft_spec import (
     FUSED,
     GATE,
     MASK_EMBEDDING,
+    SELECTOR,
     DraftSpec,
     aux_norm,
+    convolution_names,
 )
 
 ALIASES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
@@ -49,11 +57,13 @@ class DraftLayerWeights:
     output: Weight
     feed_forward: DenseLayer
     gate: Weight | None = None
+    convolutions: LayerConvolutions | None = None
 
     @property
     def num_bytes(self) -> int:
-        parts = (self.norm, self.projection, self.output, self.feed_forward, self.gate)
-        return self.head_norms.nbytes + sum(part.num_bytes for part in parts if part is not None)
+        parts = (self.norm, self.projection, self.output, self.feed_forward)
+        others = (part for part in (self.gate, self.convolutions) if part is not None)
+        return self.head_norms.nbytes + sum(part.num_bytes for part in (*parts, *others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +127,7 @@ class DraftSource:
         self._checkpoint = checkpoint
         self._stored = stored  # published name -> name in the file
         self._shapes = spec.shapes
+        self._of_selector = set(spec.selector_shapes)
         self._parts = dict(self._parts_of(spec))
 
     def encoding(self, name: str) -> Encoding:
@@ -151,7 +162,8 @@ class DraftSource:
     def check(self) -> None:
         """Raise ModelError for a tensor that the network would not use."""
         fused = {part.name for part in self._parts.values()}
-        unknown = sorted(set(self._stored) - self._shapes.keys() - fused - set(TARGETS_OWN))
+        known = self._shapes.keys() | self._of_selector | fused
+        unknown = sorted(set(self._stored) - known - set(TARGETS_OWN))
         if unknown:
             raise ModelError(
                 f"{self._draft_dir}: {unknown[0]!r} and {len(unknown) - 1} other tensors are not "
@@ -233,7 +245,32 @@ def _read_layer(spec: DraftSpec, reader: _Reader, ops: Ops, layer: int) -> Draft
             ),
         ),
         gate=ops.pack(reader.matrix(prefix + GATE)) if spec.gate else None,
+        convolutions=_read_convolutions(spec, reader, ops, layer) if spec.convolution else None,
     )
+
+
+def _read_convolutions(spec: DraftSpec, reader: _Reader, ops: Ops, layer: int) -> LayerConvolutions:
+    def read(half: Literal["attention", "mlp"]) -> BlockConvolution:
+        base, dynamic = convolution_names(layer, half)
+        return BlockConvolution(reader.matrix(base), ops.pack(reader.matrix(dynamic)))
+
+    return LayerConvolutions(read("attention"), read("mlp"))
+
+
+def read_selector(
+    draft_dir: Path, spec: DraftSpec, dtype: torch.dtype, device: torch.device
+) -> CandidateSelector | None:
+    """What chooses the tokens of the drafter in `draft_dir`, on any device; None: it has nothing of
+    the kind. Raises ModelError.
+    """
+    if spec.selector is None:
+        return None
+    with open_draft(draft_dir, spec) as source:
+        projection, predecessors, successors = (
+            source.read(name, shape).to(device, dtype)
+            for name, shape in spec.selector_shapes.items()
+        )
+    return CandidateSelector(spec.selector, predecessors, successors, projection)
 
 
 class _Reader:
@@ -269,4 +306,6 @@ class _Reader:
 
 def _published_name(name: str) -> str:
     name = name.removeprefix("model.")
+    if name.startswith(SELECTOR) and "codebook" in name:
+        name = name.removesuffix(".weight")  # those of an embedding, which some writers make of it
     return ALIASES.get(name, name)

@@ -19,7 +19,7 @@ from luceasync.pipeline.remote import wire
 from luceasync.pipeline.remote.tensors import Spec
 from luceasync.pipeline.remote.wire import Command
 from luceasync.speculation.choice import RoundShape
-from luceasync.speculation.dflash.draft_config import DraftSpec
+from luceasync.speculation.dflash.draft_spec import DraftSpec
 
 
 class DraftSizes:

@@ -139,7 +139,11 @@ class Pair:
 @pytest.mark.covered(2)
 @pytest.mark.parametrize(
     "fields",
-    [{}, SLIDING, SLIDING | {"is_causal": False}, LAGUNA, LAGUNA | {"gating": "per-element"}],
+    [
+        *({}, SLIDING, SLIDING | {"is_causal": False}),
+        *(LAGUNA, LAGUNA | {"gating": "per-element"}),
+        *(tiny.DFLASH2, SLIDING | tiny.DFLASH2),
+    ],
 )
 @pytest.mark.parametrize("begin", [1, 20, 140])
 def test_hidden_rows_are_the_slow_truths(target, ids, tmp_path, fields, begin):
@@ -261,7 +265,7 @@ def test_no_pass_looks_at_a_value(target, ids, tmp_path):
         assert round_of_drafting().isfinite().all()
 
 
-@pytest.mark.parametrize("fields", [SLIDING, LAGUNA])
+@pytest.mark.parametrize("fields", [SLIDING, LAGUNA, tiny.DFLASH2])
 def test_what_is_held_is_what_the_spec_counts_and_is_let_go(target, tmp_path, fields):
     pair = Pair(target, tmp_path, fields)
     spec, fast = pair.spec, pair.fast

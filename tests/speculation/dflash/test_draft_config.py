@@ -7,12 +7,12 @@ import pytest
 from luceasync.errors import ConfigError, ModelError
 from luceasync.models.files import parse_spec
 from luceasync.speculation.dflash.draft_config import (
-    DraftLayerSpec,
     adjusted,
     default_taps,
     parse_draft_spec,
     read_draft_spec,
 )
+from luceasync.speculation.dflash.draft_spec import DraftLayerSpec
 from tests import tiny
 
 TARGET = parse_spec(

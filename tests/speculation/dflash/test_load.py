@@ -32,7 +32,8 @@ class Opened:
     """A tiny target and a random drafter, on these devices."""
 
     def __init__(self, model_dir: Path, draft_dir: Path, devices, draft_device: str) -> None:
-        tiny.save_draft(draft_dir, tiny.draft_config())
+        if not draft_dir.exists():
+            tiny.save_draft(draft_dir, tiny.draft_config())
         config = Config(
             model=ModelConfig(model_dir, dtype="fp32"),
             placement=PlacementConfig(devices),
@@ -74,6 +75,20 @@ def test_wherever_the_drafter_is_no_answer_changes(opened):
         speculator = opened.draft.speculator
         found = speculated_answers(opened.backend, speculator, opened.prepared(), shape)
         assert found == plain, shape
+
+
+@pytest.mark.parametrize(("devices", "draft_device"), [PLACES[1], GPU])
+def test_no_answer_changes_with_tokens_that_a_selector_chooses(
+    tiny_dir, tmp_path, devices, draft_device
+):
+    draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config(**tiny.DFLASH2))
+    opened = Opened(tiny_dir, draft_dir, devices, draft_device)
+    plain = plain_answers(opened.backend, opened.prepared(8))
+    for shape in opened.drafter.shapes[-2:]:  # a chain and a tree
+        speculator = opened.draft.speculator
+        found = speculated_answers(opened.backend, speculator, opened.prepared(8), shape)
+        assert found == plain, shape
+    opened.close()
 
 
 class AlwaysPays(StepCosts):
