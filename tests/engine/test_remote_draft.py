@@ -120,6 +120,20 @@ async def test_answers_are_those_without_a_drafter(
     assert backends() == []
 
 
+@pytest.mark.parametrize("is_remote", [True, False])
+async def test_a_selector_chooses_among_tokens_of_a_head_elsewhere(
+    tiny_dir, tmp_path, plain, is_remote
+):
+    draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config(**tiny.DFLASH2))
+    there = running(
+        tiny_dir, tmp_path / "several", "three", draft_dir=draft_dir, is_remote=is_remote
+    )
+    async with there as engine:
+        assert await ask_all(engine, NUM_ALONE) == plain
+        assert engine.status().speculation.rounds_total > 0
+    assert backends() == []
+
+
 @pytest.mark.covered(1)
 @pytest.mark.parametrize(
     ("transport", "first", "second", "num_words"),

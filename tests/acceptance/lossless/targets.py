@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import string
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -69,11 +70,29 @@ def drafting_itself(folder: Path, num_prompts: int, drafters: tuple[str, ...]) -
     )
 
 
+def chosen_by_selector(folder: Path, num_prompts: int) -> Target:
+    """The same model with a DFlash2 drafter whose selector knows what follows each token."""
+    from tests import tiny
+    from tests.speculation import dflash2_models, mtp_models
+
+    target = drafting_itself(folder, num_prompts, ("mtp",))
+    successors = mtp_models.successors(0, cycle=8)
+    draft_dir = dflash2_models.save(folder / "draft", target.model_dir, successors)
+    return replace(
+        target,
+        name="qwen3_5, random weights with a DFlash2 drafter",
+        draft_dir=draft_dir,
+        block=tiny.DRAFT["block_size"],
+        drafters=("dflash",),
+    )
+
+
 MAKERS = {
     "bundled": bundled,
     "random": partial(tiny_target, family="qwen3", is_scripted=False),
     "scripted": partial(tiny_target, family="qwen3", is_scripted=True),
     "scripted-qwen3_5": partial(tiny_target, family="qwen3_5", is_scripted=True),
+    "dflash2": chosen_by_selector,
     "mtp": partial(drafting_itself, drafters=("mtp",)),
     "lookup": partial(drafting_itself, drafters=("lookup",)),
     "mtp-lookup": partial(drafting_itself, drafters=("mtp", "lookup")),

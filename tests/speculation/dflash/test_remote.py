@@ -121,7 +121,7 @@ def agree(both: Both, lane: int, end: int = len(TOKENS)) -> None:
 
 
 @pytest.mark.covered(1)
-@pytest.mark.parametrize("fields", [{}, SLIDING], ids=["full", "sliding"])
+@pytest.mark.parametrize("fields", [{}, SLIDING, tiny.DFLASH2], ids=["full", "sliding", "dflash2"])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_it_proposes_what_one_in_this_process_does(both, transport, fields):
     both = both(transport, **fields)
