@@ -58,7 +58,7 @@ class Control:
         asked, or a server refuses its settings.
         """
         self.start()
-        return self._wait(lambda status: status.is_settled, shows, deadline_s)
+        return self._wait(_is_up, shows, deadline_s)
 
     def start(self) -> None:
         """The same without waiting."""
@@ -153,7 +153,6 @@ class Control:
                 shown = status
             if is_over(status):
                 return status
-            _raise_if_broken(status)
             if time.monotonic() > until_s:
                 raise Unavailable(f"not within {deadline_s:g} s; it goes on: see cluster status")
             time.sleep(POLL_S)
@@ -171,9 +170,12 @@ class Control:
             raise Unavailable(f"the manager does not answer: {error}") from None
 
 
-def _raise_if_broken(status: ManagerStatus) -> None:
-    """Raise ConfigError if a server refuses its settings, or ends each time it is started."""
+def _is_up(status: ManagerStatus) -> bool:
+    """Whether all is as it was asked for. Raises ConfigError if a server refuses its settings, or
+    ends each time it is started.
+    """
     for each in status.replicas:
         is_refused = each["status"] == EXIT_USAGE
         if each["phase"] == Phase.STARTING and (is_refused or each["starts"] > BROKEN_STARTS):
             raise ConfigError(f"{each['name']} on {each['node']}: {each['detail']}")
+    return status.is_settled

@@ -155,10 +155,11 @@ class LeashedProgram:
 
     def _read(self) -> None:
         assert self.process.stderr is not None
-        for line in self.process.stderr:
-            text = line.decode(errors="replace").rstrip()
-            self.lines.append(text)
-            print(text, file=sys.stderr, flush=True)  # Ray keeps it as the worker's log
+        with self.process.stderr as stream:
+            for line in stream:
+                text = line.decode(errors="replace").rstrip()
+                self.lines.append(text)
+                print(text, file=sys.stderr, flush=True)  # Ray keeps it as the worker's log
 
 
 class Listening(NamedTuple):
@@ -199,6 +200,7 @@ class ListenerActor:
         self._begun.wait(END_S)
         if self._program is not None:
             self._program.end(END_S)
+        self._running.join(END_S)
 
     def _run(self, words: Sequence[str]) -> None:
         self._program = LeashedProgram(words, {})
