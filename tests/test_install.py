@@ -83,4 +83,4 @@ def test_an_extra_that_does_not_exist_is_refused(checkout):
     command = [checkout.root / "scripts" / "install", "nothing"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 1
-    assert "there is no extra nothing; allowed: cuda, store, cluster, test" in done.stderr
+    assert "there is no extra nothing; allowed: cuda, store, cluster, ray, test" in done.stderr

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from luceasync.cluster.settings import ScaleSettings, StageSettings, cluster_of, read_cluster
+from luceasync.cluster.settings import (
+    REPLICA_KEYS,
+    ScaleSettings,
+    StageSettings,
+    cluster_of,
+    read_cluster,
+)
 from luceasync.errors import ConfigError
 
 WHOLE = """
@@ -54,6 +61,15 @@ def test_a_whole_file_is_read(tmp_path: Path) -> None:
     assert chat.bundles == [{"CPU": 4.0, "GPU": 1.0}, {"GPU": 1.0}]
     assert small.scale == ScaleSettings(1, 4, 3.0, 5.0, 60.0) and not small.scale.is_fixed
     assert small.model is None, "the bundled one"
+
+
+def test_the_example_of_the_docs_is_read_and_has_every_key() -> None:
+    file = Path(__file__).parents[2] / "docs/cluster.toml"
+    settings = read_cluster(file)
+    found = {each.name: len(each.stages) for each in settings.replicas}
+    assert found == {"chat": 0, "deep": 1}
+    assert settings.replicas[1].scale == ScaleSettings(1, 4), "defaults"
+    assert all(re.search(rf"\b{key}\b", file.read_text()) for key in REPLICA_KEYS)
 
 
 @pytest.mark.parametrize(

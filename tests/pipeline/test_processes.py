@@ -8,6 +8,8 @@ import pytest
 
 from luceasync.config import PlacementConfig
 from luceasync.errors import PlacementError
+from luceasync.ipc.certificates import make_pair
+from luceasync.ipc.tcp import Address
 from luceasync.pipeline.devices import share_host_memory
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.remote.discovery import BackendProgram, choose_processes, describe_devices
@@ -88,6 +90,24 @@ def test_a_program_that_cannot_be_is_one_line(bins, words):
     with pytest.raises(PlacementError) as caught:
         chosen("cuda:0,hip:0", *bins)
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_devices_that_ray_places_are_reached_through_the_program_here(program, tmp_path: Path):
+    def is_on_cpu(name: str) -> bool:
+        return name == "cpu:0"
+
+    [file] = make_pair(tmp_path, ["box1"])
+    url = "ray://10.0.0.1:6379/home.chat.0.abc/1"
+    placement = PlacementConfig(ipc_bins=(f"cuda@stage1={url}",), ipc_tls=file)
+    chosen = choose_processes(["cpu:0", "stage1/cuda:0"], placement, is_on_cpu, program)
+    assert chosen.of_devices == (0, 1)
+    arguments = ("--connect-ray", url, "--name", "stage1", "--tls", str(file))
+    said = f"cuda@stage1={url}"
+    head = Address("10.0.0.1", 6379)
+    assert chosen.programs == {1: BackendProgram(program, arguments, head, said)}
+    junk = PlacementConfig(ipc_bins=("cuda@stage1=ray://10.0.0.1:6379",), ipc_tls=file)
+    with pytest.raises(PlacementError, match=r"^--target-shard-ipc-bin ray://10.*is expected$"):
+        choose_processes(["cpu:0", "stage1/cuda:0"], junk, is_on_cpu, program)
 
 
 def test_a_path_with_an_equals_sign_is_a_path(tmp_path: Path):
