@@ -74,6 +74,11 @@ CHECKS = (
         ("folder",),
     ),
     Check(
+        "check_ray",
+        "servers and stages on a Ray cluster of two nodes; skipped without Ray",
+        short=("--parts", "errors"),
+    ),
+    Check(
         "check_grammar",
         "answers to random schemas keep to them, however drafted",
         short=("--schemas", "4", "--families", "qwen3"),

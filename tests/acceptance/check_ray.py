@@ -12,6 +12,7 @@ import argparse
 import importlib.util
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import threading
@@ -22,11 +23,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psutil
 
-from luceasync.bench.report import Report, figure
+from luceasync.bench.report import Report, figure, median
 from luceasync.ipc.certificates import make_pair
 from tests.acceptance import command
 from tests.acceptance.check_cluster import QUESTIONS
@@ -354,14 +354,8 @@ def _wait_for_nodes(address: str, count: int) -> None:
 
 
 def check_serve(report: Report, options: argparse.Namespace, shared: Shared) -> bool:
-    """Processor time of a streamed token: one server, smg before it, and Ray Serve."""
-    import ray
-    from ray import serve
-
-    from luceasync.cluster.ray_serve import build
-    from tests.acceptance.check_routers import _free_port
-
-    rows: dict[str, list[float]] = {}
+    """Processor time of a streamed token, behind smg and in Ray Serve; models run in one thread."""
+    rows: dict[str, list[list[float]]] = {}
     with _folder() as folder:
         nodes = shared.nodes
         config = folder / "luceasync.toml"
@@ -370,47 +364,58 @@ def check_serve(report: Report, options: argparse.Namespace, shared: Shared) -> 
             '[engine]\nparallel = 4\n[cache]\nprefix_cache_memory = "512M"\n'
         )
         managed = Managed(folder, nodes.address)
-        managed.write(chat={"resources": {"CPU": 2}, "flags": FLAGS, "drain-s": 5})
+        managed.write(chat={"resources": {"CPU": 1}, "flags": FLAGS, "drain-s": 5})
         managed.up()
-        [url] = managed.urls()
-        address, port = str(urlsplit(url).hostname), _free_port()
-        assert address
-        with running(_smg(options.smg, managed.servers), [], folder) as (smg_port, smg_pid):
-            ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
-            http_options = {"host": "127.0.0.1", "port": port}
-            serve.start(proxy_location="HeadOnly", http_options=http_options)
-            serve.run(build({"config": str(config), "num_cpus": 2}), name="luceasync")
-            server = _processes("luceasync serve")
+        with (
+            running(_smg(options.smg, managed.servers), [], folder) as (smg_port, smg_pid),
+            _serving(nodes.address, config) as port,
+        ):
             smg = [psutil.Process(smg_pid), *psutil.Process(smg_pid).children(recursive=True)]
-            proxy, replica = _processes("ray::Proxy"), _processes("ray::ServeReplica")
-            ways = {"smg": (smg_port, smg, server), "Ray Serve": (port, proxy, replica)}
-            for name, (at, between, serving) in list(ways.items()) * options.rounds:
-                streamed(at)
-                rows.setdefault(name, []).append(_us_a_token(at, between))
-                rows.setdefault(f"{name}, its server", []).append(_us_a_token(at, serving))
-            serve.shutdown()
-            ray.shutdown()
+            ways = {
+                "smg": (smg_port, smg, _processes("luceasync serve")),
+                "Ray Serve": (port, _processes("ray::Proxy"), _processes("ray::ServeReplica")),
+            }
+            for name, (at, *processes) in list(ways.items()) * (options.rounds + 1):
+                rows.setdefault(name, []).append(_us_a_token(at, processes))
         managed.run("down")
     table = report.table(("way", "us a token between", "of the server"), "8 streams of 96 tokens")
-    for name in ("smg", "Ray Serve"):
-        between, serving = (min(rows[key]) for key in (name, f"{name}, its server"))
-        table.add(name, figure(between, digits=0), figure(serving, digits=0))
-    return all(value > 0 for values in rows.values() for value in values)
+    for name, [_, *measured] in rows.items():  # the first one warms up
+        table.add(name, *(figure(median(each), digits=0) for each in zip(*measured, strict=True)))
+    return all(us > 0 for measured in rows.values() for each in measured for us in each)
+
+
+@contextmanager
+def _serving(address: str, config: Path) -> Iterator[int]:
+    """The port of Ray Serve, with an application that has one replica."""
+    import ray
+    from ray import serve
+
+    from luceasync.cluster.ray_serve import build
+
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = int(found.getsockname()[1])
+    ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    try:
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        serve.run(build({"config": str(config), "num_cpus": 1}), name="luceasync")
+        yield port
+        serve.shutdown()
+    finally:
+        ray.shutdown()
 
 
 def _processes(words: str) -> list[psutil.Process]:
-    """Those of the Ray cluster whose command begins so, in all its words."""
-    return [
-        each
-        for each in psutil.process_iter()
-        if words in " ".join(each.cmdline()) and "cluster.toml" not in " ".join(each.cmdline())
-    ]
+    """Those whose commands have these words."""
+    found = psutil.process_iter(["cmdline"])
+    return [each for each in found if words in " ".join(each.info["cmdline"] or ())]
 
 
-def _us_a_token(port: int, processes: Sequence[psutil.Process]) -> float:
-    before_s = _busy_s(processes)
+def _us_a_token(port: int, processes: Sequence[Sequence[psutil.Process]]) -> list[float]:
+    """Processor time of each group of processes for a token of streams at that port."""
+    before_s = [_busy_s(each) for each in processes]
     num_events, _ = streamed(port)
-    return (_busy_s(processes) - before_s) / num_events * 1e6
+    after_s = [_busy_s(each) for each in processes]
+    return [(b - a) / num_events * 1e6 for a, b in zip(before_s, after_s, strict=True)]
 
 
 def _busy_s(processes: Sequence[psutil.Process]) -> float:
@@ -433,7 +438,7 @@ NEEDS_SMG = ("replicas", "serve")
 
 def main() -> None:
     """Run the parts and print what was seen."""
-    parser = command.parser(__doc__, rounds=1)
+    parser = command.parser(__doc__, rounds=2)
     parser.add_argument("--parts", type=command.names, default=[*PARTS])
     parser.add_argument("--conversations", type=int, default=10)
     beside = Path(sys.executable).with_name("smg")
