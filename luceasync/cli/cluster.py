@@ -82,6 +82,7 @@ def _table(status: ManagerStatus) -> str:
     rows = [COLUMNS, *(_row(each) for each in status.replicas)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = ["  ".join(w.ljust(n) for w, n in zip(row, widths, strict=True)) for row in rows]
+    lines += [f"manager: {status.fault}"] if status.fault else []
     return "\n".join(line.rstrip() for line in lines)
 
 

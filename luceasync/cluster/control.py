@@ -154,7 +154,8 @@ class Control:
             if is_over(status):
                 return status
             if time.monotonic() > until_s:
-                raise Unavailable(f"not within {deadline_s:g} s; it goes on: see cluster status")
+                words = f"not within {deadline_s:g} s; it goes on: see cluster status"
+                raise Unavailable(f"{words}; {status.fault}" if status.fault else words)
             time.sleep(POLL_S)
 
     def _status_of(self, manager: Any) -> ManagerStatus:

@@ -61,11 +61,14 @@ class _Known:
 
 
 class ManagerStatus(msgspec.Struct, frozen=True):
-    """What `luceasync cluster status` shows. `replicas`: see Replica."""
+    """What `luceasync cluster status` shows. `replicas`: see Replica; `fault`: what kept the
+    manager from doing all that it wanted when it looked last.
+    """
 
     counts: dict[str, int]
     replicas: list[dict[str, Any]]
     is_settled: bool
+    fault: str = ""
 
 
 @dataclass
@@ -96,11 +99,11 @@ class ClusterKeeper:
                     self.known[name].leaving_s = time.monotonic()
         left = {name for name, known in self.known.items() if known.leaving_s is not None}
         replicas = [replace(e, phase=Phase.LEAVING) if e.name in left else e for e in replicas]
-        self._write(manifest(replicas))
-        self._go_on_leaving()
         is_settled = not steps and all(each.phase is Phase.READY for each in replicas)
         shown = [msgspec.to_builtins(each) | {"name": each.name} for each in replicas]
         self.status = ManagerStatus(dict(counts), shown, is_settled)
+        self._write(manifest(replicas))
+        self._go_on_leaving()
 
     # --- what there is ----------------------------------------------------------------------------
 
@@ -287,10 +290,10 @@ class ManagerActor:
         self._looking.start()
 
     def status(self) -> bytes:
-        """A ManagerStatus as JSON. Raises RuntimeError with what goes wrong."""
-        if self._fault:
-            raise RuntimeError(self._fault)
-        return msgspec.json.encode(self._keeper.status)
+        """A ManagerStatus as JSON."""
+        is_settled = self._keeper.status.is_settled and not self._fault
+        found = msgspec.structs.replace(self._keeper.status, is_settled=is_settled)
+        return msgspec.json.encode(msgspec.structs.replace(found, fault=self._fault))
 
     def end(self) -> None:
         """Have all servers finish what they run, and leave."""

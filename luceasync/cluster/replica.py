@@ -107,7 +107,7 @@ class ReplicaServer:
             self._tell(starts=self._state.starts + 1)
             status = program.wait()
             program.end(0.0)  # what it started ends with it
-            failures = 1 if time.monotonic() - begun_s >= WELL_S else failures + 1
+            failures = 0 if time.monotonic() - begun_s >= WELL_S else failures + 1
             words = f"it ended with status {status}: {program.last_line}"
             self._tell(is_ready=False, status=status, detail=words)
             if not self._leaving.is_set():

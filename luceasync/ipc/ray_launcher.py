@@ -81,7 +81,6 @@ def connect_ray(address: str, what: str) -> Any:
     host, _, port = address.rpartition(":")
     if host and not is_reachable(Address(host.strip("[]"), int(port)), PROBE_S):
         raise ConfigError(f"{what}: no Ray cluster at {address}; `ray start --head` starts one")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR")
     except Exception as error:  # of many kinds: a token, a version, no node of it on this machine

@@ -32,6 +32,7 @@ from tests.acceptance import command
 from tests.acceptance.check_cluster import QUESTIONS
 from tests.acceptance.check_routers import (
     FLAGS,
+    NUM_STREAMS,
     SHARED,
     Conversation,
     Router,
@@ -189,31 +190,35 @@ def _is_back(managed: Managed, before: dict[str, str]) -> bool:
 
 
 def _update(report: Report, managed: Managed, port: int) -> bool:
-    """Servers are replaced, one at a time, while clients ask on."""
+    """Servers are replaced, one at a time, while clients ask on, and long answers stream."""
     before = {each["digest"] for each in managed.replicas()}
-    talk, is_over = Talk([Conversation.of("update", n) for n in range(6)]), threading.Event()
-    turns = iter(range(1000))
+    is_over, ends, streams = threading.Event(), Counter[str](), Counter[int]()
 
     def ask_on() -> None:
         while not is_over.is_set():
-            talk.turns(port, [next(turns)], TOKENS)
-            if next(turns) > 12:  # contexts end
-                talk.conversations[:] = [
-                    Conversation.of(f"update {time.monotonic()}", n) for n in range(6)
-                ]
+            talk = Talk([Conversation.of(f"update {time.monotonic()}", n) for n in range(4)])
+            talk.turns(port, range(4), TOKENS)
+            ends.update(talk.seen.ends)
 
-    asking = threading.Thread(target=ask_on)
-    asking.start()
+    def stream_on() -> None:
+        while not is_over.is_set():
+            streams[streamed(port)[0] // NUM_STREAMS] += NUM_STREAMS
+
+    clients = [threading.Thread(target=run) for run in (ask_on, stream_on)]
+    for client in clients:
+        client.start()
     begun_s = time.monotonic()
     managed.up()
     seconds = time.monotonic() - begun_s
     is_over.set()
-    asking.join()
-    found = managed.replicas()
-    is_new = not before & {each["digest"] for each in found}
-    table = report.table(("answers", "both are new", "after s"), "an update under load")
-    table.add(_words(talk.seen.ends), str(is_new), figure(seconds, digits=1))
-    return is_new and {*talk.seen.ends} == {"right"}
+    for client in clients:
+        client.join()
+    is_new = not before & {each["digest"] for each in managed.replicas()}
+    columns = ("answers", "streams", "their tokens", "both are new", "after s")
+    table = report.table(columns, "an update under load")
+    tokens = ", ".join(map(str, streams))
+    table.add(_words(ends), streams.total(), tokens, str(is_new), figure(seconds, digits=1))
+    return is_new and {*ends} == {"right"} and len(streams) == 1
 
 
 def _words(ends: Counter[str]) -> str:

@@ -40,8 +40,9 @@ def test_servers_are_shown_in_columns_and_counted_by_phase(
 ) -> None:
     server = {"name": "chat.0", "phase": "ready", "node": "10.0.0.2", "url": "http://10.0.0.2:1"}
     server |= {"running": 1, "waiting": 0, "starts": 2, "detail": "two\nlines"}
-    status = ManagerStatus({"chat": 1}, [server], True)
-    head, row = _table(status).splitlines()
+    status = ManagerStatus({"chat": 1}, [server], False, fault="the disk is full")
+    head, row, last = _table(status).splitlines()
+    assert last == "manager: the disk is full"
     assert head.split()[:4] == ["server", "phase", "machine", "url"]
     assert row.split() == [*"chat.0 ready 10.0.0.2 http://10.0.0.2:1 1 0 2 two lines".split()]
     _show_counts(status)

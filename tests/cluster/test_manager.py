@@ -190,6 +190,27 @@ def test_an_update_takes_a_server_off_the_list_before_it_drains_it_and_then_the_
     assert played.listed == ["0"] and second.is_drained is False
 
 
+def test_a_list_that_cannot_be_written_ends_no_server_that_is_still_in_it(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played.serve()
+    actor = played.ray.actors["cluster/chat.0"]
+    played.keep(["--parallel", "2"])
+
+    def fail(file: Path, text: str) -> None:
+        raise OSError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(manager, "write_whole", fail)
+        for _ in range(3):
+            with pytest.raises(OSError):
+                played.keeper.look(1.0)
+    assert played.listed == ["0", "1"] and actor.is_drained is None
+    assert played.phases == {"chat.0": "leaving", "chat.1": "ready"}
+    played.keeper.look(1.0)
+    assert played.listed == ["1"] and actor.is_drained is False
+
+
 def test_a_new_manager_goes_on_with_a_server_that_was_leaving(played: Played) -> None:
     played.serve()
     actor = played.tell(1, played.ready(1, is_leaving=True))
