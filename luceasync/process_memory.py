@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -15,6 +15,7 @@ MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of mallopt(3)
 LARGE_BLOCK_BYTES = 1 << 20
 KEPT_AT_THE_TOP_BYTES = 8 << 20
 LARGE_PAGE_BYTES = 2 << 20
+HUGE_PAGE = 14  # of madvise(2)
 COLLAPSE = 25  # of madvise(2), from Linux 6.1 on
 
 
@@ -73,6 +74,17 @@ def freeze_heap() -> None:
     gc.freeze()
 
 
+def want_large_pages(address: int, num_bytes: int) -> None:
+    """Have the system give large pages where these bytes are written first: that takes a tenth of
+    the time of collapsing pages that have been written. Advice, as `into_large_pages` is.
+    """
+    madvise = _madvise()
+    begin = -(-address // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES
+    end = (address + num_bytes) // LARGE_PAGE_BYTES * LARGE_PAGE_BYTES
+    if madvise is not None and begin < end:
+        madvise(begin, end - begin, HUGE_PAGE)
+
+
 def into_large_pages(address: int, num_bytes: int) -> None:
     """Collapse the pages of these bytes, which must have been written, into large pages: reading
     them from end to end is faster with fewer address lookups.
@@ -80,10 +92,17 @@ def into_large_pages(address: int, num_bytes: int) -> None:
     The first and last page are shared with adjacent memory, as tensors of a model are. This is
     advice: nothing happens if the system does not support it or has no large page free.
     """
-    madvise = getattr(ctypes.CDLL(None), "madvise", None)
+    madvise = _madvise()
     if madvise is None:
         return
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     begin = address // LARGE_PAGE_BYTES * LARGE_PAGE_BYTES
     for page in range(begin, address + num_bytes, LARGE_PAGE_BYTES):
         madvise(page, LARGE_PAGE_BYTES, COLLAPSE)
+
+
+def _madvise() -> Callable[[int, int, int], int] | None:
+    """madvise(2); None: this system has none."""
+    madvise = getattr(ctypes.CDLL(None), "madvise", None)
+    if madvise is not None:
+        madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return madvise

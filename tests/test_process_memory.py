@@ -22,6 +22,7 @@ from luceasync.process_memory import (
     keep_large_blocks_apart,
     resident_bytes,
     trim_heap,
+    want_large_pages,
 )
 
 SUPPORT = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -137,10 +138,25 @@ def test_written_memory_moves_into_large_pages():
     memory.close()
 
 
+@pytest.mark.skipif(not has_collapse(), reason="this system has no large pages")
+def test_memory_is_written_in_large_pages_where_they_are_wanted():
+    memory = mmap.mmap(-1, 8 * LARGE_PAGE_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    tensor = torch.frombuffer(memory, dtype=torch.uint8)
+    before = large_bytes_at(tensor.data_ptr())
+    want_large_pages(tensor.data_ptr(), tensor.nbytes)
+    tensor.fill_(7)
+    if large_bytes_at(tensor.data_ptr()) == before:
+        pytest.skip("the system has no large page to give")
+    assert bool((tensor == 7).all())
+    del tensor
+    memory.close()
+
+
 def test_unsuitable_memory_is_ignored():
     memory = mmap.mmap(-1, mmap.PAGESIZE)
     tensor = torch.frombuffer(memory, dtype=torch.uint8).fill_(1)
     into_large_pages(tensor.data_ptr(), 1)
+    want_large_pages(tensor.data_ptr(), 1)
     assert int(tensor.sum()) == mmap.PAGESIZE
     del tensor
     memory.close()

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from luceasync.errors import ModelError
 from luceasync.models.precision import Precision
 from luceasync.models.weights import EmbeddingTable, ExpertWeights, Weight
+from luceasync.process_memory import want_large_pages
 
 if TYPE_CHECKING:
     import torch
@@ -166,6 +167,10 @@ class RowTransfer(Protocol):
         """
         ...
 
+    def prepare(self, room: Tensor) -> None:
+        """Prepare memory of the device that pieces will be copied to, before anything is."""
+        ...
+
     def close(self) -> None:
         """Free its memory and threads, once nothing is read. May be called twice."""
         ...
@@ -199,6 +204,9 @@ class HostTransfer:
         finally:
             for reading in pending:
                 reading.exception()  # waits: its buffer is used again
+
+    def prepare(self, room: Tensor) -> None:
+        want_large_pages(room.data_ptr(), room.nbytes)
 
     def close(self) -> None:
         self._reader.shutdown()

@@ -252,6 +252,9 @@ class PinnedTransfer:
             for _, _, reading in coming:
                 wait(reading)  # their slices are used again
 
+    def prepare(self, room: Tensor) -> None:
+        """Nothing to do: device memory is there once allocated."""
+
     def close(self) -> None:
         self._readers.shutdown()
         self._stream.synchronize()

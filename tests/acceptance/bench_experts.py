@@ -17,6 +17,7 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import gguf
@@ -39,11 +40,13 @@ NUM_TOKENS = 16  # decoded in each measurement
 SCALES = {"Q4_K": 2e-4, "Q6_K": 1e-5}
 
 
-def write(folder: Path) -> Path:
+def write(folder: Path, num_layers: int = LAYERS) -> Path:
     """The model as a GGUF file."""
+    folder.mkdir(exist_ok=True)
     path = folder / "experts.gguf"
+    blocks_of = cache(random_blocks)  # layers that are alike may be the same
     writer = gguf.GGUFWriter(path, "qwen3moe", use_temp_file=False)
-    writer.add_block_count(LAYERS)
+    writer.add_block_count(num_layers)
     writer.add_context_length(32768)
     writer.add_embedding_length(HIDDEN)
     writer.add_feed_forward_length(INNER)
@@ -57,13 +60,13 @@ def write(folder: Path) -> Path:
     writer.add_expert_used_count(CHOSEN)
     writer.add_expert_feed_forward_length(INNER)
     add_tokenizer(writer, save_tokenizer(folder / "tokenizer", QWEN2), "qwen3moe")
-    for name, shape, kind in tensors():
+    for name, shape, kind in tensors(num_layers):
         if kind == "F32":
             random = np.random.default_rng(len(name)).normal(size=shape).astype(np.float32)
             numbers = 1 + 0.1 * random if len(shape) == 1 else random * HIDDEN**-0.5
             writer.add_tensor(name, numbers.astype(np.float32))
             continue
-        blocks = random_blocks(kind, int(np.prod(shape[:-1])), shape[-1], scale=SCALES[kind])
+        blocks = blocks_of(kind, int(np.prod(shape[:-1])), shape[-1], scale=SCALES[kind])
         raw = gguf.GGMLQuantizationType[kind]
         writer.add_tensor(name, blocks.reshape(*shape[:-1], -1), raw_dtype=raw)
     writer.write_header_to_file()
@@ -73,7 +76,7 @@ def write(folder: Path) -> Path:
     return path
 
 
-def tensors() -> list[tuple[str, tuple[int, ...], str]]:
+def tensors(num_layers: int) -> list[tuple[str, tuple[int, ...], str]]:
     """Name, shape and type of each tensor: as in a Q4_K_M file, in which half of the layers have
     more bits where it matters most.
     """
@@ -83,7 +86,7 @@ def tensors() -> list[tuple[str, tuple[int, ...], str]]:
         ("output_norm.weight", (HIDDEN,), "F32"),
         ("output.weight", (VOCAB, HIDDEN), "Q6_K"),
     ]
-    for layer in range(LAYERS):
+    for layer in range(num_layers):
         more = "Q6_K" if layer % 2 else "Q4_K"
         found += [
             (f"blk.{layer}.{name}.weight", shape, kind)

@@ -34,6 +34,8 @@ class QuantStack:
     def __init__(self, layout: QuantLayout, shape: Shape, place: WeightPlacement) -> None:
         self._place = place
         self._rows = empty(layout, shape[0], shape[1], place.device)
+        for tensor in self._rows.tensors.values():
+            place.transfer.prepare(tensor)
 
     def fill(self, begin: int, stored: StoredQuantised, select: Select) -> int:
         """Fill rows from `begin` on. A scale that is not finite becomes a finding."""
