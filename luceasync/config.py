@@ -300,8 +300,8 @@ class DraftConfig:
         None,
         "draft",
         parsers.drafter,
-        "the path of a DFlash drafter's directory, mtp, lookup, or none",
-        "DIR|mtp|lookup|none",
+        "the path of a DFlash drafter, mtp, lookup, or none",
+        "PATH|mtp|lookup|none",
         "DFlash drafter for the model; mtp: the head in the model's own weights; lookup: copy from "
         "the text alone; none: no speculation; default: the bundled model's drafter, else mtp "
         "where the weights have it, else lookup; see --draft-lookup.",

@@ -272,6 +272,7 @@ class DraftBackend:
             device=platform.device,
             advance=advance,
             choose=draft_ops_on(platform),
+            transfer=platform.row_transfer(),
         )
         self._closing.callback(network.close)
         run = runner_on(platform)

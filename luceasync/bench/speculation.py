@@ -51,6 +51,7 @@ from luceasync.engine.decoding import (
 from luceasync.engine.prepare import PreparedChoice
 from luceasync.engine.sampling.choose import nothing
 from luceasync.engine.sequence import Generation
+from luceasync.models.encodings import WeightPlacement
 from luceasync.models.files import parse_spec
 from luceasync.models.loader import RandomSource
 from luceasync.models.precision import ITEM_BYTES, Dtype, torch_dtype
@@ -350,7 +351,7 @@ def load_pair(
     with torch.inference_mode():
         network = DraftNetwork(
             draft_spec,
-            read_weights(draft_spec, source, platform.ops, kind, platform.device),
+            read_weights(draft_spec, source, WeightPlacement(platform.ops, platform.device, kind)),
             backend.embed,
             num_lanes=plan.parallel,
             max_ctx_tokens=plan.max_ctx_tokens,

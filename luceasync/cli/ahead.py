@@ -20,6 +20,7 @@ import psutil
 from luceasync.config import Config, PlacementConfig
 from luceasync.models.files import ModelFiles
 from luceasync.pipeline.shard_plan import named_devices
+from luceasync.speculation.dflash.draft_files import DraftFiles
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ def begun_ahead(config: Config, model: ModelFiles) -> Iterator[None]:
     model. The driver's start is begun, too.
     """
     start_driver(config.placement)
-    drafter = [] if config.drafter_dir is None else ModelFiles(config.drafter_dir).weights.paths
+    drafter = [] if config.drafter_dir is None else DraftFiles(config.drafter_dir).weight_files
     with ExitStack() as closing:
         closing.callback(Prefetch([*model.weights.paths, *drafter]).close)
         yield

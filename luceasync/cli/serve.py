@@ -12,6 +12,8 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import psutil
@@ -28,7 +30,12 @@ from luceasync.pipeline.shard_plan import check_devices, check_weights, named_de
 from luceasync.process_memory import freeze_heap, frozen_imports, keep_large_blocks_apart
 from luceasync.request import ModelCard
 from luceasync.server_config import ServerConfig
-from luceasync.speculation.dflash.draft_config import drafts_with_mtp, read_draft_spec, refuse_without_drafter
+from luceasync.speculation.dflash.draft_config import (
+    drafts_with_mtp,
+    read_draft_spec,
+    refuse_without_drafter,
+)
+from luceasync.speculation.dflash.draft_files import DraftFiles
 
 if TYPE_CHECKING:
     from luceasync.engine.engine import LocalEngine
@@ -65,26 +72,25 @@ def check_load(config: Config) -> ModelFiles:
     """
     model = ModelFiles(config.model.model_dir)
     if model.has_weights:  # before their headers are read
-        _check_weight_files(model)
+        _check_weight_files(model.path, model.weights.paths)
     check_plan(config, model)
     path = config.model.model_dir / "tokenizer.json"
     if model.gguf is None and not path.exists():
         raise ModelError(f"{path} does not exist; a model directory needs its tokenizer.json.")
-    _check_weight_files(model)
-    if config.drafter_dir is not None:
-        _check_weight_files(ModelFiles(config.drafter_dir))
+    _check_weight_files(model.path, model.weights.paths)
+    if (drafter_dir := config.drafter_dir) is not None:
+        _check_weight_files(drafter_dir, DraftFiles(drafter_dir).weight_files)
     if config.cache.cache_dir is not None:
         make_usable(config.cache.cache_dir)
     return model
 
 
-def _check_weight_files(model: ModelFiles) -> None:
+def _check_weight_files(model_dir: Path, paths: Sequence[Path]) -> None:
     """Raise ModelError if weight files are missing, most often after an interrupted copy."""
-    paths = model.weights.paths
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
         raise ModelError(
-            f"{model.path}: {len(missing)} of {len(paths)} weight files do not exist, "
+            f"{model_dir}: {len(missing)} of {len(paths)} weight files do not exist, "
             f"the first is {missing[0]}; expected all that its index lists"
         )
 

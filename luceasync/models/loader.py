@@ -5,7 +5,7 @@ Knows no kind of layer and no file format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import groupby
@@ -133,6 +133,29 @@ class Layer:
         return self.mixer.num_bytes + self.feed_forward.num_bytes
 
 
+def read_stacked(
+    source: TensorSource,
+    parts: Sequence[TensorPart],
+    shapes: Mapping[str, Shape],
+    place: WeightPlacement,
+    advance: Callable[[int], None],
+) -> Weight:
+    """See TensorReader.stacked. Raises ModelError."""
+    segments = []
+    for encoding, alike in groupby(parts, lambda part: source.encoding(part.name)):
+        segment = list(alike)
+        num_rows = [shapes[part.name][0] // part.divisor for part in segment]
+        stack = encoding.stack((sum(num_rows), *shapes[parts[0].name][1:]), place)
+        begin = 0
+        for part, rows in zip(segment, num_rows, strict=True):
+            # The tensor has no name here: it is freed before the next one is read.
+            num_bytes = stack.fill(begin, source.stored(part.name, shapes[part.name]), part.select)
+            advance(num_bytes)
+            begin += rows
+        segments.append(stack.weight())
+    return segments[0] if len(segments) == 1 else place.ops.stacked(segments)
+
+
 class TensorReader:
     """Reads tensors to their final place. `advance` is passed the stored bytes of each tensor once
     it has been read. What devices find about matrices is known when `place.findings` are read.
@@ -169,21 +192,7 @@ class TensorReader:
         """Parts of matrices stacked along their rows; `shapes` has the matrices' shapes by name.
         Neighbours with the same encoding become one matrix, filled part by part.
         """
-        segments = []
-        for encoding, alike in groupby(parts, lambda part: self._source.encoding(part.name)):
-            segment = list(alike)
-            num_rows = [shapes[part.name][0] // part.divisor for part in segment]
-            stack = encoding.stack((sum(num_rows), *shapes[parts[0].name][1:]), self.place)
-            begin = 0
-            for part, rows in zip(segment, num_rows, strict=True):
-                # The tensor has no name here: it is freed before the next one is read.
-                num_bytes = stack.fill(
-                    begin, self._source.stored(part.name, shapes[part.name]), part.select
-                )
-                self._advance(num_bytes)
-                begin += rows
-            segments.append(stack.weight())
-        return segments[0] if len(segments) == 1 else self.ops.stacked(segments)
+        return read_stacked(self._source, parts, shapes, self.place, self._advance)
 
     def experts(self, parts: Sequence[Sequence[str]], shape: Shape) -> ExpertWeights:
         """Matrices of one shape, as many in each part, which must have one encoding."""

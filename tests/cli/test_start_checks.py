@@ -96,7 +96,7 @@ def test_gguf_files_that_cannot_be_served(luceasync, command, tmp_path):
     first.write_bytes(b"PK\3\4")
     refused(luceasync.run(command, str(first)), f"{first}: not a GGUF file")
     refused(
-        luceasync.run(command, "--draft", str(first)), "a.gguf: is a GGUF file; expected a DFlash"
+        luceasync.run(command, "--draft", str(first)), "a.gguf: not a GGUF file: it begins with"
     )
     second.touch()
     refused(luceasync.run(command, str(tmp_path)), "there are 2 GGUF files (a.gguf, b.gguf)")

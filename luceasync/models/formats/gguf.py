@@ -71,14 +71,18 @@ class GgufWeights:
             files = {path: WeightFile(path) for path in contents.model.paths}
             for file in files.values():
                 closing.callback(file.close)
-            yield GgufSource(contents, files)
+            yield GgufSource(contents.model.path, contents.stored, files)
 
 
 class GgufSource:
     """A TensorSource, as long as the files are open."""
 
-    def __init__(self, contents: GgufContents, files: dict[Path, WeightFile]) -> None:
-        self._contents = contents
+    def __init__(
+        self, path: Path, stored: Mapping[str, GgufTensor], files: Mapping[Path, WeightFile]
+    ) -> None:
+        """`path`: of the first part; `stored`: its tensors by the names of the spec."""
+        self._path = path
+        self._stored = stored
         self._files = files
 
     def encoding(self, name: str) -> Encoding:
@@ -115,9 +119,9 @@ class GgufSource:
         return _plain(stored, rows)
 
     def _found(self, name: str, shape: Shape | None = None) -> GgufTensor:
-        stored = self._contents.stored.get(name)
+        stored = self._stored.get(name)
         if stored is None:
-            raise ModelError(f"{self._contents.model.path}: there is no tensor for {name!r}")
+            raise ModelError(f"{self._path}: there is no tensor for {name!r}")
         if shape is not None and stored.shape != shape:
             raise ModelError(f"{stored.path}: {name!r} has shape {stored.shape}, expected {shape}")
         return stored

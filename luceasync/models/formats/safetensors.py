@@ -319,6 +319,15 @@ class Checkpoint:
         found = self._modules.find(name)
         return DenseEncoding() if found is None else found.encoding
 
+    def names_of(self, name: str) -> list[str]:
+        """The names under which the matrix `name` is stored if it is quantised, and of what may
+        stand beside it.
+        """
+        if (found := self._modules.find(name)) is None:
+            return []
+        module = name.removesuffix(WEIGHT)
+        return [*found.names.values(), *(f"{module}.{last}" for last in BESIDE_MATRIX)]
+
     def stored(self, name: str, shape: Shape) -> NumbersInFile | ModuleTensors:
         found = self._modules.find(name)
         if found is None:

@@ -37,7 +37,8 @@ def states_of(model: ModelFiles, dtype: str, layers: str, weights: str = "") -> 
 
 def draft_states_of(draft_dir: Path, dtype: str) -> dict[str, str]:
     """The states of a drafter in the greeting. Raises ModelError."""
-    files = draft_dir.glob("*.safetensors")
+    found = [draft_dir] if draft_dir.is_file() else draft_dir.glob("*")
+    files = [path for path in found if path.suffix in (".safetensors", ".gguf")]
     return {"drafter": digest_of(draft_dir, files), "dtype": dtype}
 
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.models.weights import InputNorm, Weight
+from luceasync.models.weights import EmbeddingTable, InputNorm, Weight
 from luceasync.pipeline.transfer import Transfer, direct
 from luceasync.ranking.proposals import DraftCandidates, Proposal, ranked_tree
 
@@ -87,17 +86,21 @@ class CandidateSelector:
     """
 
     def __init__(
-        self, spec: SelectorSpec, predecessors: Tensor, successors: Tensor, projection: Tensor
+        self,
+        spec: SelectorSpec,
+        predecessors: EmbeddingTable,
+        successors: EmbeddingTable,
+        projection: Weight,
+        device: torch.device,
     ) -> None:
-        """`predecessors` A and `successors` B: [vocab, rank]; `projection` P: [rank, hidden]."""
+        """`predecessors` A and `successors` B: [vocab, rank]; `projection` P: [rank, hidden]; all
+        are on `device`.
+        """
         self._spec = spec
         self._predecessors = predecessors
         self._successors = successors
         self._projection = projection
-
-    @property
-    def device(self) -> torch.device:
-        return self._projection.device
+        self.device = device
 
     @property
     def num_candidates(self) -> int:
@@ -105,7 +108,8 @@ class CandidateSelector:
 
     @property
     def num_bytes(self) -> int:
-        return self._predecessors.nbytes + self._successors.nbytes + self._projection.nbytes
+        codes = self._predecessors.num_bytes + self._successors.num_bytes
+        return codes + self._projection.num_bytes
 
     def chain(self, hidden: Tensor, anchors: Tensor, candidates: DraftCandidates) -> Tensor:
         """Tokens int64 [entries, slots]: the best one of each slot, given the one before it.
@@ -135,11 +139,11 @@ class CandidateSelector:
         spec, logits = self._spec, candidates.logits * self._spec.scale
         if spec.cap is not None:
             logits = torch.tanh(logits / spec.cap) * spec.cap
-        weights = F.linear(hidden.to(self._projection.dtype), self._projection).float()
-        followers = self._successors[candidates.ids].float() * weights[:, :, None]
+        weights = self._projection.linear(hidden.to(self._projection.dtype)).float()
+        followers = self._successors.lookup(candidates.ids).float() * weights[:, :, None]
 
         def scores(slot: int, before: Tensor) -> Tensor:
-            leaders = self._predecessors[before].float()
+            leaders = self._predecessors.lookup(before).float()
             return logits[:, slot, None] + leaders @ followers[:, slot].transpose(1, 2)
 
         return scores

@@ -8,6 +8,7 @@ handed in, and the caller projects what `propose` returns with the target's head
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from luceasync.models.encodings import HostTransfer, RowTransfer, WeightPlacement
 from luceasync.models.ops import Ops
 from luceasync.pipeline.platform import Platform
 from luceasync.speculation.dflash.context import DraftContext
+from luceasync.speculation.dflash.draft_files import DraftFiles
 from luceasync.speculation.dflash.draft_ops import DraftOps, TorchDraftOps
 from luceasync.speculation.dflash.draft_spec import DraftSpec
-from luceasync.speculation.dflash.weights import DraftWeights, open_draft, read_weights
+from luceasync.speculation.dflash.weights import DraftWeights, read_weights
 
 Embed = Callable[[Tensor], Tensor]  # tokens int64 [...] -> rows [..., hidden]
 ChooseOps = Callable[[DraftSpec, DraftContext], DraftOps]
@@ -59,7 +62,7 @@ class DraftNetwork:
         `choose` makes the operations on the context.
         """
         self.spec = spec
-        self.device = weights.fc.device
+        self.device = weights.key_norms.device
         self.dtype = weights.fc.dtype
         self._weights: DraftWeights | None = weights
         self._embed = embed
@@ -97,7 +100,7 @@ class DraftNetwork:
         may bring more rows than a ring holds. No lane twice in one call.
         """
         weights = self._loaded
-        fused = F.linear(weights.read(features), weights.fc)
+        fused = weights.fc.linear(weights.read(features))
         norm = weights.hidden_norm
         if weights.context_norm is not None:
             fused, norm = norm(fused), weights.context_norm
@@ -199,12 +202,19 @@ def open_network(
     device: torch.device,
     advance: Callable[[int], None] = lambda num_bytes: None,
     choose: ChooseOps = TorchDraftOps,
+    transfer: RowTransfer | None = None,
 ) -> DraftNetwork:
-    """The drafter in `draft_dir` on `device`, its weights packed for `ops`. Raises ModelError."""
-    with open_draft(draft_dir, spec) as source:
-        has_mask = source.has_mask_embedding
+    """The drafter in `draft_dir` on `device`, its weights packed for `ops`; `transfer`: their way
+    there, None: the host's. Raises ModelError.
+    """
+    files = DraftFiles(draft_dir)
+    with files.open(spec) as source, closing(transfer or HostTransfer()) as rows:
         weights = read_weights(
-            spec, source, ops, dtype, device, has_mask_embedding=has_mask, advance=advance
+            spec,
+            source,
+            WeightPlacement(ops, device, dtype, rows),
+            has_mask_embedding=files.has_mask_embedding,
+            advance=advance,
         )
     sizes = {"num_lanes": num_lanes, "max_ctx_tokens": max_ctx_tokens}
     return DraftNetwork(spec, weights, embed, **sizes, choose=choose)

@@ -6,7 +6,6 @@ wrong pair would not fail, it would only propose badly.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,11 +14,11 @@ from typing import Any, Literal
 
 from luceasync.config import Config, DraftConfig
 from luceasync.errors import ConfigError, ModelError
-from luceasync.models.directory import CONFIG, check_directory
 from luceasync.models.families.laguna import GATES
 from luceasync.models.files import ModelFiles
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.spec import ModelSpec
+from luceasync.speculation.dflash.draft_files import DraftFiles
 from luceasync.speculation.dflash.draft_spec import (
     ConvolutionSpec,
     DraftLayerSpec,
@@ -76,21 +75,15 @@ def read_draft_spec(draft_dir: Path, target: ModelSpec) -> DraftSpec:
     """The spec of the drafter in `draft_dir`, for `target`. Raises ModelError naming the file and
     the field.
     """
+    files = DraftFiles(draft_dir)
     try:
-        check_directory(draft_dir, "expected a DFlash drafter's directory, or none")
+        config = files.config
     except ModelError as error:
         raise ModelError(f"--draft {error}") from None
-    path = draft_dir / CONFIG
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise ModelError(f"{path}: a JSON object is expected, got {type(config).__name__}")
     try:
         return parse_draft_spec(config, target)
     except ModelError as error:
-        raise ModelError(f"{path}: {error}") from None
+        raise ModelError(f"{files.described_by}: {error}") from None
 
 
 def drafts_with_mtp(config: Config, model: ModelFiles) -> bool:
@@ -134,9 +127,10 @@ def parse_draft_spec(config: Mapping[str, Any], target: ModelSpec) -> DraftSpec:
     if not isinstance(inner, Mapping):
         raise ModelError(f"dflash_config = {inner!r}: a JSON object is expected")
     config = {**config, **{name: inner[name] for name in inner if inner[name] is not None}}
-    for name in ("attention_bias", "quantization_config"):
-        if config.get(name):
-            raise ModelError(f"{name} = {config[name]!r} is not supported in a drafter")
+    if config.get("attention_bias"):
+        raise ModelError(
+            f"attention_bias = {config['attention_bias']!r} is not supported in a drafter"
+        )
     if config.get("hidden_act", "silu") != "silu":
         raise ModelError(f"hidden_act = {config['hidden_act']!r} is not supported; expected 'silu'")
     num_layers = _positive(config, "num_hidden_layers")

@@ -5,6 +5,7 @@ Pure: no torch, no devices.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -13,7 +14,10 @@ from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.spec import ModelSpec, Shape
 
 RING_STEP = 64  # capacities are multiples of it
+STACKED = ("self_attn.k_proj.weight", "self_attn.v_proj.weight")
 MASK_EMBEDDING = "mask_embedding"  # a tensor that may replace the mask token's embedding
+
+MatrixBytes = Callable[[str, Shape], int]  # of a matrix on a device, by its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,21 +101,31 @@ class DraftSpec:
         rows = min(limit for limit in limits if limit is not None)
         return -(-max(rows, 1) // RING_STEP) * RING_STEP
 
-    def weight_bytes(self, element_bytes: int) -> int:
+    def weight_bytes(self, element_bytes: int, matrix_bytes: MatrixBytes | None = None) -> int:
         """Bytes of the weights in the network: norms in float32, head norms repeated for each head,
-        and a second, stacked copy of the key and value projections of all layers.
+        and a second, stacked copy of the key and value projections of all layers. `matrix_bytes`:
+        of a matrix, None: plain numbers.
         """
         attention = self.attention
-        once = [shape for name, shape in self.shapes.items() if name != MASK_EMBEDDING]
-        num_bytes = sum(prod(shape) * (4 if len(shape) == 1 else element_bytes) for shape in once)
+        once = {name: shape for name, shape in self.shapes.items() if name != MASK_EMBEDDING}
+
+        def bytes_of(name: str) -> int:
+            shape = once[name]
+            if len(shape) == 2 and matrix_bytes is not None:
+                return matrix_bytes(name, shape)
+            return prod(shape) * (4 if len(shape) == 1 else element_bytes)
+
+        num_bytes = sum(map(bytes_of, once))
+        num_bytes += sum(bytes_of(name) for name in once if name.endswith(STACKED))
         # q_norm and k_norm are in `once` already; keys of the context have a k_norm of their own.
         num_norms = (attention.num_heads - 1) + (attention.num_kv_heads - 1) + 1
-        stacked = 2 * attention.kv_dim * self.hidden_size * element_bytes
         num_bytes += self.hidden_size * 4 if self.norms_context else 0  # a norm without a weight
-        return num_bytes + self.num_layers * (num_norms * attention.head_dim * 4 + stacked)
+        return num_bytes + self.num_layers * num_norms * attention.head_dim * 4
 
-    def selector_bytes(self, element_bytes: int) -> int:
+    def selector_bytes(self, element_bytes: int, matrix_bytes: MatrixBytes | None = None) -> int:
         """Bytes of what chooses tokens."""
+        if matrix_bytes is not None:
+            return sum(matrix_bytes(name, shape) for name, shape in self.selector_shapes.items())
         return sum(map(prod, self.selector_shapes.values())) * element_bytes
 
     @property

@@ -28,6 +28,7 @@ from luceasync.speculation.choice import RoundShape
 from luceasync.speculation.dflash.attention_probe import DraftAttentionProbe
 from luceasync.speculation.dflash.dflash2 import CandidateSelector, selecting_head
 from luceasync.speculation.dflash.draft import DraftNetwork, draft_ops_on, open_network
+from luceasync.speculation.dflash.draft_files import DraftFiles
 from luceasync.speculation.dflash.feature_contents import FeatureContents, LocalFeatures
 from luceasync.speculation.dflash.features import FeatureRing, FeatureSpec
 from luceasync.speculation.dflash.graph import NUM_WARM_UPS, EagerRunner, GraphRunner, Runner
@@ -67,12 +68,9 @@ def start_draft(
     process.open(advance)
     features = remote_features(process, resources)
     capacity_tokens = resources.capacity_tokens
-    selector = read_selector(
-        drafter.draft_dir,
-        drafter.spec,
-        torch_dtype(plan.precision.compute),
-        torch.device("cpu"),  # its rows come to the host
-    )
+    # Its rows come to the host.
+    host, dtype = open_platform("cpu"), torch_dtype(plan.precision.compute)
+    selector = selector_on(host, drafter, dtype)
     head = _head_of(backend, selector, direct)
     passes = RemoteDraft(process, backend, resources.spec, resources.sizes, capacity_tokens, head)
     speculator = Speculator(backend, [BlockDrafter(passes, drafter.shapes)], plan.parallel)
@@ -107,8 +105,9 @@ def load_draft(
         device=platform.device,
         advance=advance,
         choose=draft_ops_on(platform),
+        transfer=platform.row_transfer(),
     )
-    selector = read_selector(drafter.draft_dir, drafter.spec, network.dtype, platform.device)
+    selector = selector_on(platform, drafter, network.dtype)
     shapes = drafter.shapes
     return join(network, drafter.device, shapes, plan, backend, memory, selector=selector)
 
@@ -177,11 +176,11 @@ def join(
 ) -> LoadedDraft:
     """Join a network on `device`, which is owned from now on, with a target that has its taps."""
     platform = open_platform(device.name)
-    with ExitStack() as closing:
-        closing.callback(network.close)
+    with ExitStack() as opened:
+        opened.callback(network.close)
         is_beside = plan.is_all_on(device)  # a graph is of one device
         run = runner_on(platform) if is_beside else EagerRunner()
-        closing.callback(run.close)
+        opened.callback(run.close)
         passes = LocalDraft(
             network,
             ring_of(network, platform, plan.parallel, plan.max_ctx_tokens),
@@ -196,7 +195,15 @@ def join(
         speculator = Speculator(backend, [BlockDrafter(passes, shapes)], plan.parallel)
         features = LocalFeatures(passes, memory or PlainMemory())
         probe = DraftAttentionProbe(network, passes.ring)
-        return LoadedDraft(speculator, features, probe, closing.pop_all().close)
+        return LoadedDraft(speculator, features, probe, opened.pop_all().close)
+
+
+def selector_on(
+    platform: Platform, drafter: DFlashPlacement, dtype: torch.dtype
+) -> CandidateSelector | None:
+    with closing(platform.row_transfer()) as rows:
+        place = WeightPlacement(platform.ops, platform.device, dtype, rows)
+        return read_selector(DraftFiles(drafter.draft_dir), drafter.spec, place)
 
 
 def _head_of(

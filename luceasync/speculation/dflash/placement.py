@@ -14,7 +14,7 @@ from luceasync.errors import PlacementError
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.models.files import ModelFiles
 from luceasync.models.precision import Precision
-from luceasync.models.spec import ModelSpec
+from luceasync.models.spec import ModelSpec, Shape
 from luceasync.pipeline.capacity import DraftFootprint
 from luceasync.pipeline.devices import default_device, find_devices, has_backend
 from luceasync.pipeline.offer import Offer
@@ -33,7 +33,8 @@ from luceasync.speculation.dflash.draft_config import (
     read_draft_spec,
     refuse_without_drafter,
 )
-from luceasync.speculation.dflash.draft_spec import DraftSpec
+from luceasync.speculation.dflash.draft_files import DraftFiles
+from luceasync.speculation.dflash.draft_spec import DraftSpec, MatrixBytes
 from luceasync.speculation.lookup import lookup_shapes
 from luceasync.speculation.mtp import mtp_of
 
@@ -61,7 +62,12 @@ class DFlashPlacement:
 
     def footprint(self, target: ModelSpec, precision: Precision) -> DraftFootprint:
         """Its bytes beside the target, as network and ring allocate them."""
-        return footprint_of(self.spec, self.device, target, precision.weight_bytes)
+        encodings = DraftFiles(self.draft_dir).encodings(self.spec)
+
+        def matrix_bytes(name: str, shape: Shape) -> int:
+            return encodings[name].num_bytes(shape, precision)
+
+        return footprint_of(self.spec, self.device, target, precision.weight_bytes, matrix_bytes)
 
 
 def drafter_of(
@@ -195,7 +201,11 @@ def _beside(plan: Plan, drafter: DFlashPlacement) -> DFlashPlacement:
 
 
 def footprint_of(
-    spec: DraftSpec, device: Offer, target: ModelSpec, element_bytes: int
+    spec: DraftSpec,
+    device: Offer,
+    target: ModelSpec,
+    element_bytes: int,
+    matrix_bytes: MatrixBytes | None = None,
 ) -> DraftFootprint:
     """Weights, and the context's keys and values and the ring of features, which grow with a lane's
     context if a layer sees all of it.
@@ -206,7 +216,8 @@ def footprint_of(
     for limit in limits:
         token_bytes += kv_bytes if limit is None else 0
         lane_bytes += kv_bytes * (limit or 0)
-    selector_bytes = spec.selector_bytes(element_bytes) if device.is_here else 0
+    # What chooses tokens of a drafter elsewhere is in the host's memory.
+    chooses = spec.selector_bytes(element_bytes, matrix_bytes) if device.is_here else 0
     feature_bytes = spec.feature_size * element_bytes
     if None in limits:
         token_bytes += feature_bytes
@@ -214,7 +225,7 @@ def footprint_of(
         lane_bytes += feature_bytes * max(limit for limit in limits if limit is not None)
     return DraftFootprint(
         device=device,
-        weight_bytes=spec.weight_bytes(element_bytes) + selector_bytes,
+        weight_bytes=spec.weight_bytes(element_bytes, matrix_bytes) + chooses,
         token_bytes=token_bytes,
         lane_bytes=lane_bytes,
     )

@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from luceasync.errors import ModelError
+from luceasync.models.encodings import WeightPlacement
 from luceasync.models.files import read_spec
 from luceasync.models.ops import TorchOps
 from luceasync.ranking.proposals import DraftCandidates, ranked_tree
 from luceasync.speculation.dflash.dflash2 import selecting_head
 from luceasync.speculation.dflash.draft import open_network
 from luceasync.speculation.dflash.draft_config import read_draft_spec
+from luceasync.speculation.dflash.draft_files import DraftFiles
 from luceasync.speculation.dflash.graph import NUM_EAGER_CALLS, GraphRunner
 from luceasync.speculation.dflash.weights import read_selector
 from tests import tiny
@@ -36,7 +38,8 @@ class Drafted:
         embed = self.target.get_input_embeddings()
         sizes = {"num_lanes": 2, "max_ctx_tokens": 128}
         self.network = open_network(self.folder, self.spec, TorchOps(), embed, **sizes, **PLACE)
-        selector = read_selector(self.folder, self.spec, *PLACE.values())
+        place = WeightPlacement(TorchOps(), PLACE["device"], PLACE["dtype"])
+        selector = read_selector(DraftFiles(self.folder), self.spec, place)
         assert selector is not None
         assert selector.num_bytes == self.spec.selector_bytes(4)
         self.head = selecting_head(selector, self.candidates_from)

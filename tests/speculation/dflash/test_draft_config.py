@@ -100,7 +100,6 @@ def test_rope_parameters_hold_the_theta():
         ({"num_key_value_heads": 3}, "equal groups"),
         ({"rope_scaling": {"rope_type": "yarn"}}, "rope_type 'yarn'"),
         ({"rope_parameters": {"partial_rotary_factor": 0.25}}, "0.25"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"is_causal": "yes"}, "is_causal = 'yes'"),
         ({"dflash_config": [1]}, "dflash_config"),
     ],

@@ -108,7 +108,7 @@ def test_what_cannot_be_honoured_names_its_flag(config, tmp_path):
         plan_with_drafter(asking(config, block=9))
     with pytest.raises(PlacementError, match="--draft-device tpu: 'tpu' is not a device"):
         plan_with_drafter(asking(config, device="tpu"))
-    with pytest.raises(ConfigError, match="expected a DFlash drafter's directory, or none"):
+    with pytest.raises(ConfigError, match="expected a DFlash drafter's directory or GGUF file"):
         plan_with_drafter(asking(config, draft_dir=tmp_path / "nothing"))
 
 
