@@ -32,6 +32,7 @@ from luceasync.server.web.page import WebPage, wants_page
 from luceasync.status import (
     CacheStatus,
     EngineStatus,
+    ExpertsStatus,
     LaneStatus,
     NodeStatus,
     ProcessStatus,
@@ -65,6 +66,18 @@ class SpeculationFields(msgspec.Struct):
     accepted_total: int
     tau: float
     off_reason: str | None
+
+
+class ExpertsFields(msgspec.Struct):
+    """Experts of a model whose experts wait in host memory, since the engine was loaded: those that
+    steps met, each once in a step and a layer, where they were, and the bytes copied or read.
+    """
+
+    distinct_total: int
+    hits_total: int
+    misses_total: int
+    read_through_total: int
+    num_bytes_total: int
 
 
 class ProcessFields(msgspec.Struct):
@@ -101,6 +114,7 @@ class StatusFields(msgspec.Struct):
     restarts_total: int
     cache: CacheFields | None
     speculation: SpeculationFields | None
+    experts: ExpertsFields | None
     processes: list[ProcessFields]
 
 
@@ -446,8 +460,14 @@ def status_fields(engine: Engine) -> StatusFields:
         restarts_total=status.restarts_total,
         cache=None if status.cache is None else _cache(status.cache),
         speculation=None if status.speculation is None else _speculation(status.speculation),
+        experts=None if status.experts is None else _experts(status.experts),
         processes=[_process(each) for each in status.processes.all],
     )
+
+
+def _experts(experts: ExpertsStatus) -> ExpertsFields:
+    places = experts.hits_total, experts.misses_total, experts.read_through_total
+    return ExpertsFields(sum(places), *places, experts.copied_bytes_total)
 
 
 def _process(process: ProcessStatus) -> ProcessFields:

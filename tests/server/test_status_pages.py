@@ -11,7 +11,7 @@ from luceasync.request import Delta, Restore
 from luceasync.server import status_pages
 from luceasync.server.answer_stats import RecentAnswers
 from luceasync.server_config import ServerConfig
-from luceasync.status import conversation_label
+from luceasync.status import ExpertsStatus, conversation_label
 from tests.server.scripted import ScriptedEngine, answer, finish
 
 
@@ -35,6 +35,16 @@ async def test_a_watcher_sees_lanes_queue_and_nodes_again_and_again(on_port, mon
     assert (lane["phase"], lane["prompt_tokens"], lane["tau"]) == ("decoding", 10, 3.5)
     assert first["live"]["waiting"][0]["prompt_tokens"] == 7
     assert first["live"]["nodes"][0]["num_bytes"] == {"memory": 4096}
+
+
+async def test_the_status_says_where_experts_were(on_port):
+    engine = ScriptedEngine()
+    async with on_port(engine) as client:
+        assert (await client.get("/status")).json()["experts"] is None
+        engine.experts = ExpertsStatus(90, 8, 2, 4096)
+        found = (await client.get("/status")).json()["experts"]
+    places = {"hits_total": 90, "misses_total": 8, "read_through_total": 2}
+    assert found == {"distinct_total": 100, **places, "num_bytes_total": 4096}
 
 
 @pytest.mark.parametrize(

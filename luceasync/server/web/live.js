@@ -53,7 +53,7 @@ export class Live {
     const charts = make("div", { className: "charts" });
     this.charts = new Charts(charts, this.context.series);
     this.place.replaceChildren(this.problem, charts);
-    for (const title of ["Lanes", "Last answers", "Kept prefixes", "Memory", "Processes", "Why these sizes"]) this.part(title);
+    for (const title of ["Lanes", "Last answers", "Kept prefixes", "Memory", "Experts", "Processes", "Why these sizes"]) this.part(title);
     this.tree = new TreeView(this.whose);
     this.parts.get("Kept prefixes").section.append(this.tree.root);
   }
@@ -101,6 +101,7 @@ export class Live {
     this.fill("Last answers", live.recent.length ? "the newest first; unfold one to see why it took so long" : "", answers(live.recent, this.whose));
     this.showKept(status, live);
     this.fill("Memory", "", ...devices(status, live));
+    this.fill("Experts", "in slots of the devices, while all wait in host memory", ...experts(status));
     this.fill("Processes", "", ...processes(status));
     this.fill("Why these sizes", "", ...(status.reasons.length ? [list(status.reasons)] : []));
   }
@@ -245,6 +246,19 @@ function memoryRow(name, parts, free) {
   const rest = total > sum ? [make("span", { className: "free", textContent: `${size(total - sum)} more were free at the start` })] : [];
   return make("li", {}, make("b", { textContent: name }), make("div", { className: "bar" }, ...spans), make("div", { className: "key" }, ...words, ...rest));
 }
+
+/** Where steps have met experts that wait in host memory. */
+function experts({ experts: met }) {
+  if (!met) return [];
+  const share = (count) => `${((100 * count) / Math.max(1, met.distinct_total)).toFixed(1)} %`;
+  const parts = [["hits", met.hits_total], ["misses", met.misses_total], ["through", met.read_through_total]];
+  const spans = parts.map(([part, count]) => make("span", { className: part, style: { width: share(count).replace(" ", "") } }));
+  const words = parts.map(([part, count]) => make("span", { className: part, textContent: `${EXPERTS[part]} ${share(count)}` }));
+  const told = `${number(met.distinct_total)} met, each once in a step and a layer · ${size(met.num_bytes_total)} copied or read from host memory`;
+  return [make("ul", { className: "devices" }, make("li", {}, make("b", { textContent: "met" }), make("div", { className: "bar" }, ...spans), make("div", { className: "key" }, ...words))), make("p", { textContent: told })];
+}
+
+const EXPERTS = { hits: "in a slot", misses: "copied to a slot", through: "read in host memory" };
 
 function processes({ processes: all, speculation }) {
   const rows = all.map((one) => {

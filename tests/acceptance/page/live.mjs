@@ -73,7 +73,8 @@ await run({
     const nodes = [node("a", null, 0, 256), node("b", "a", 256, 512), node("c", "b", 512, 1024, { num_bytes: { disk: 1 << 21 } }), node("d", "b", 512, 768, { conversation: "00000000", hits: 0 })];
     const live = { lanes: [], waiting: [{ prompt_tokens: 900, waiting_s: 3, conversation: null }], nodes, num_nodes: 4, device_parts: { "cuda:0": { weights: 3e9, lanes: 1e9, free_before: 8e9 } }, recent: [] };
     const processes = [{ name: "stage 1", devices: ["cuda:1"], detail: "", num_starts: 2, resident_bytes: 1 << 30, node_bytes: 0 }, { name: "drafter", devices: ["cpu"], detail: "restarting", num_starts: 1, resident_bytes: 0, node_bytes: 0 }];
-    own.set("/status/events", told([{ ...status, num_queued: 1, reasons: ["--parallel 3: so many fit"], processes, live }]));
+    const experts = { distinct_total: 4000, hits_total: 3000, misses_total: 900, read_through_total: 100, num_bytes_total: 3 << 29 };
+    own.set("/status/events", told([{ ...status, num_queued: 1, reasons: ["--parallel 3: so many fit"], experts, processes, live }]));
     const other = await open(url);
     await other.keyboard.press("Alt+l");
     const rows = other.locator("#live .tree > li");
@@ -93,6 +94,7 @@ await run({
     const text = await other.locator("#live").textContent();
     assert.match(text, /Waiting, because all lanes are taken.*900 tokens, waiting for 3\.0 s/);
     assert.match(text, /weights 2\.8 GiB.*keys, values and states 954 MiB.*3\.7 GiB more were free/);
+    assert.match(text, /Expertsin slots.*in a slot 75\.0 %copied to a slot 22\.5 %read in host memory 2\.5 %4,000 met.*1\.5 GiB copied or read/);
     assert.match(text, /stage 1works on cuda:1 · 1\.0 GiB · started 2 times.*drafterrestarting/);
     assert.match(text, /Why these sizes--parallel 3: so many fit/);
     await audit(other, "live, light");
