@@ -125,8 +125,11 @@ class NodeDirectory:
                 while raw.readinto(piece):
                     pass
 
-    def scan(self, now_s: float, known: Mapping[str, Listing]) -> tuple[dict[str, Listing], int]:
-        """What lies in the directories, by namespace, and how many files were quarantined.
+    def scan(
+        self, now_s: float, known: Mapping[str, Listing], part: int | None = None
+    ) -> tuple[dict[str, Listing], int]:
+        """What lies in the directories, by namespace, and how many files were quarantined. `part`:
+        see luceasync.disk_cache.listing.list_nodes.
 
         Only this namespace's files are opened, and none that is `known`. Abandoned temporary files
         are removed, and ends without rows; damaged files are quarantined, unknown names left alone.
@@ -136,9 +139,8 @@ class NodeDirectory:
         for directory in namespaces(self._files, self._root):
             name = directory.name
             opening = self._end_kinds if name == self._namespace else None
-            seen = list_nodes(
-                self._files, directory, known.get(name, EMPTY_LISTING), opening=opening
-            )
+            before = known.get(name, EMPTY_LISTING)
+            seen = list_nodes(self._files, directory, before, opening=opening, part=part)
             faults = [fault for path in seen.temporaries for fault in self._collect(path, now_s)]
             lone = [end for key, end in seen.ends.items() if key not in seen.nodes]
             faults += [fault for end in lone for fault in self._collect_end(end.meta, now_s)]

@@ -30,7 +30,7 @@ from luceasync.disk_cache.files import (
     timed_read,
 )
 from luceasync.disk_cache.keeper import KeeperLease
-from luceasync.disk_cache.listing import Listing, NodeMeta, Scan, changes
+from luceasync.disk_cache.listing import NUM_PARTS, Listing, NodeMeta, Scan, changes
 from luceasync.disk_cache.object_store import (
     MIN_UPLOAD_TOKENS,
     NodeName,
@@ -205,6 +205,7 @@ class DiskTier:
         self._writing = asyncio.Lock()
         self._scanning = asyncio.Lock()
         self._listings: dict[str, Listing] = {}
+        self._num_scans = 0
         self._pending_bytes = 0
         self._faults = Faults()
         self._probe: asyncio.Future[None] | None = None
@@ -336,14 +337,17 @@ class DiskTier:
     async def scan(self) -> Scan:
         """The nodes under `root`, those of other namespaces by name only, and what is new or gone
         since the last scan, whichever process did it; see NodeDirectory.scan. If the disk cannot be
-        read now, nothing has changed.
+        read now, nothing has changed. Of a shared directory, new and removed names are told each
+        time, and other changes by parts, one in each scan.
         """
         async with self._scanning:
             before = self._listings
+            part = self._num_scans % NUM_PARTS if self.is_shared and before else None
+            self._num_scans += 1
             try:
                 async with asyncio.timeout(self._scan_timeout_s):
                     self._listings, num_corrupt = await self._threads.submit(
-                        self._directory.scan, time.time(), before
+                        self._directory.scan, time.time(), before, part
                     )
             except OSError as error:
                 self._faults.tell("scan", str(error) or f"no scan within {self._scan_timeout_s} s")

@@ -29,6 +29,7 @@ from luceasync.errors import CorruptNode, ForeignNode
 
 NO_TOKENS = array("i")
 MAX_LISTED_TOKENS = 1 << 26  # of one namespace, 256 MiB: sparse files may claim any number
+NUM_PARTS = 16  # of a directory: the keys with the same first hex digit
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +134,20 @@ def namespaces(files: FileSystem, root: Path) -> list[Path]:
 
 
 def list_nodes(
-    files: FileSystem, directory: Path, known: Listing = EMPTY_LISTING, *, opening: EndKinds | None
+    files: FileSystem,
+    directory: Path,
+    known: Listing = EMPTY_LISTING,
+    *,
+    opening: EndKinds | None,
+    part: int | None = None,
 ) -> Listing:
     """The nodes of one namespace. `opening`: the kinds of tensors that belong to ends, for files
     that are opened; None: list name, size and age alone.
 
     A `known` file that is unchanged is not opened again; one that cannot be read now counts as
     before. At most MAX_LISTED_TOKENS tokens are read, of the files that were used last: the rest is
-    listed by name.
+    listed by name. With a `part` in [0, NUM_PARTS), known files outside it count as before unless
+    their names are gone: on a network file system, a look at each file costs more than all names.
     """
     found: dict[Half, dict[str, ListedFile]] = {half: {} for half in Half}
     before = {Half.ROWS: known.nodes, Half.END: known.ends}
@@ -152,6 +159,11 @@ def list_nodes(
     except OSError as error:
         return Listing(known.nodes, known.ends, faults=(str(error),))
     allowance = TokenAllowance(MAX_LISTED_TOKENS)
+    if part is not None:
+        entries, as_before = _in_part(entries, before, part)
+        for half, old_files in as_before.items():
+            found[half].update(old_files)
+            allowance.count(sum(len(old.meta.tokens) for old in old_files.values()))
     for entry in entries if opening is None else sorted(entries, key=_last_used_first):
         path = directory / entry.name
         if TEMPORARY.fullmatch(entry.name):
@@ -180,6 +192,23 @@ def list_nodes(
     return Listing(
         found[Half.ROWS], found[Half.END], tuple(damaged), tuple(temporaries), tuple(faults)
     )
+
+
+def _in_part(
+    entries: Iterable[os.DirEntry[str]], known: Mapping[Half, Mapping[str, ListedFile]], part: int
+) -> tuple[list[os.DirEntry[str]], dict[Half, dict[str, ListedFile]]]:
+    """The entries to look at: those that are not known, or in the part; and the known others."""
+    looked_at: list[os.DirEntry[str]] = []
+    as_before: dict[Half, dict[str, ListedFile]] = {half: {} for half in Half}
+    for entry in entries:
+        named = parse_file_name(entry.name)
+        key, half = named or ("", Half.ROWS)
+        old = known[half].get(key)
+        if old is None or int(key[0], 16) == part:
+            looked_at.append(entry)
+        else:
+            as_before[half][key] = old
+    return looked_at, as_before
 
 
 def look_up(files: FileSystem, directory: Path, key: str, opening: EndKinds) -> NodeMeta | None:

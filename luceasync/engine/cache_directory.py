@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,12 +22,15 @@ from luceasync.disk_cache.object_store import StoreSpec, check_url
 from luceasync.disk_cache.upkeep import Upkeep
 from luceasync.errors import ConfigError
 from luceasync.host_cache.arena import node_bytes_of
+from luceasync.nodes import NodeKey
 from luceasync.prefix_cache.cache import PrefixCache
-from luceasync.prefix_cache.disk_worker import DiskWorker, nodes_to_measure
+from luceasync.prefix_cache.disk_worker import FIND_TIMEOUT_S, DiskWorker, nodes_to_measure
 from luceasync.prefix_cache.index import Limits
 from luceasync.prefix_cache.namespace import Facts, named
 from luceasync.prefix_cache.tenants import Tenants
+from luceasync.prefix_tree.node import Node
 from luceasync.status import CacheStatus
+from luceasync.text.prompt import RenderedPrompt
 
 MIN_FREE_BYTES = 1 << 30  # of the disk, left free
 LEAST_SHARE_BYTES = 1 << 30  # of a full disk: writes begin once it has space again
@@ -95,7 +98,7 @@ class CacheDirectory:
         """
         self._directory_spec = directory_spec
         self._tenants = tenants
-        self.orders = DiskWorker(directory_spec.split, tell)
+        self.orders = DiskWorker(directory_spec.split, tell, self._note)
         self._disk: DiskTier | None = None
 
     async def serve(self, opened: Callable[[], None]) -> None:
@@ -104,13 +107,26 @@ class CacheDirectory:
         """
         async with self._directory_spec.open() as disk:
             nodes = await self.orders.scan(disk)
-            self._tenants.add_nodes(nodes)
             measured = nodes_to_measure(nodes)
             del nodes  # the index has what it keeps of them
             await asyncio.to_thread(self._tenants.get, "")  # the first prompt is faster then
             self._disk = disk
             opened()
             await self.orders.serve(disk, measured)
+
+    def _note(self, added: Sequence[Node], removed: Sequence[NodeKey]) -> None:
+        self._tenants.remove_nodes(removed)
+        self._tenants.add_nodes(added)
+
+    async def learn(self, prompt: RenderedPrompt) -> bool:
+        """Learn what other servers have answered in a prompt that has answers whose ids are not
+        known, if they share the directory; whether it has to be rendered again.
+        """
+        if self._disk is None or not prompt.has_unknown_answers:
+            return False
+        if self._disk.is_shared:
+            await self.orders.catch_up(FIND_TIMEOUT_S)
+        return await asyncio.to_thread(self._tenants.learn_more, prompt.tenant, prompt.ids)
 
     def begin_life(self) -> None:
         """Start over with a new index. Called in the engine's thread, before its first order."""

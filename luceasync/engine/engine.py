@@ -213,6 +213,8 @@ class LocalEngine:
         self._answers.remember()
         stream_id = next(self._stream_ids)
         choices = await self._preparing.choices(request, stream_id)
+        if self._directory is not None and await self._directory.learn(choices[0].prompt):
+            choices = await self._preparing.choices(request, stream_id)
         self._check_open(request)  # others may have entered meanwhile
         stream = self._answers.open(
             stream_id,

@@ -9,10 +9,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, NoReturn
 
 from luceasync.errors import ContextLengthError, RequestError, TemplateRefusal
 from luceasync.kv.pages import CHUNK_TOKENS
+from luceasync.prefix_cache.lookup import MAX_TAIL_TOKENS
 from luceasync.prefix_cache.tenants import Tenants
 from luceasync.request import (
     ArgumentsPiece,
@@ -175,7 +177,8 @@ class Prompts:
             text = begun_answer(template, messages, chat.tools, **chat.template_kwargs)
         else:
             text = template.render(messages, chat.tools, **chat.template_kwargs)
-        ids = self._recall(tenant, text, chat.param)
+        ids, num_known = self._recall(tenant, text, chat.param)
+        boundaries = tuple(self._turns.ends(ids))
 
         def new_pieces() -> PieceMaker:
             answers = self._language.answers
@@ -187,11 +190,12 @@ class Prompts:
             tenant,
             text,
             ids,
-            tuple(self._turns.ends(ids)),
+            boundaries,
             answer_returns=ReplayCheck.of(template, tokenizer, text, *said, self._replayed),
             tools_end=self._tools_block.end(text, ids, *said),
             new_pieces=new_pieces,
             before=self._language.answers.before(text),
+            has_unknown_answers=has_unknown_answers(messages, boundaries, num_known),
         )
 
     def _marks(
@@ -216,7 +220,7 @@ class Prompts:
     def _of_text(self, tenant: Tenant, text: str, param: str) -> RenderedPrompt:
         lead, infill = self._language.tokenizer.lead, self._language.tokenizer.infill
         text = text if text.startswith(lead) else lead + text
-        ids = self._recall(tenant, text, param)
+        ids, _ = self._recall(tenant, text, param)
         # An editor may have written the notation itself.
         ends = infill.ends if infill is not None and infill.middle in ids else frozenset()
         return RenderedPrompt(tenant, text, ids, tuple(self._turns.ends(ids)), ends=ends)
@@ -258,13 +262,13 @@ class Prompts:
             num_left_out=made.num_left_out,
         )
 
-    def _recall(self, tenant: Tenant, text: str, param: str) -> array[int]:
-        """Encode `text`, with the ids that the history has for it. Raises ContextLengthError,
-        before much work is done if it is far too long.
+    def _recall(self, tenant: Tenant, text: str, param: str) -> tuple[array[int], int]:
+        """Encode `text`, with the ids that the history has for it, and tell how many it has. Raises
+        ContextLengthError, before much work is done if it is far too long.
         """
         max_ctx = self._language.card.max_ctx_tokens
         refuse_too_long(self._language.tokenizer, text, max_ctx, param)
-        return tenant.history.recall(text)
+        return tenant.history.recalled(text)
 
     def _of_ids(self, tenant: Tenant, ids: tuple[int, ...]) -> RenderedPrompt:
         """Ids as they came. They are not remembered: text keeps the ids that we gave it, not those
@@ -283,7 +287,7 @@ class Prompts:
         ids = shared_ids(
             self._language.template,
             self._turns,
-            lambda text: self._recall(tenant, text, chat.param),
+            lambda text: self._recall(tenant, text, chat.param)[0],
             messages,
             chat.tools,
             chat.template_kwargs,
@@ -299,6 +303,22 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: str = "prompt") -> Non
                 f"{param}[{place}] is token {token_id}; the tokens are 0 to {vocab_size - 1}.",
                 param=param,
             )
+
+
+def has_unknown_answers(
+    messages: Sequence[ChatMessage], boundaries: Sequence[int], num_known: int
+) -> bool:
+    """Whether a prompt of these messages may hold answers behind its first `num_known` tokens.
+    `boundaries`: where its turns end; the results of several tools may be one turn. Pure.
+    """
+    roles = [message["role"] for message in messages]
+    if "assistant" not in roles:
+        return False
+    later = roles[len(roles) - roles[::-1].index("assistant") :]
+    num_turns = sum(1 for _ in groupby(later))
+    # The end of an answer may be spelled otherwise than the model did: it is not remembered.
+    num_unknown = sum(boundary > num_known + MAX_TAIL_TOKENS for boundary in boundaries)
+    return num_known == 0 or num_unknown > num_turns
 
 
 def _is_beginning(request: Request, messages: Sequence[ChatMessage]) -> bool:

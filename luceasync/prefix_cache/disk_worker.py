@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from heapq import nlargest
@@ -51,11 +52,11 @@ log = logging.getLogger(__name__)
 RESCAN_S = 30.0
 LOOK_AGAIN_S = 5.0
 RESCAN_WHEN_WRITING_S = 1.0  # others may write too, and all files count towards the budget
-RESCAN_SHARED_S = 300.0  # where names are looked for, and another server keeps the budget
 FIND_TIMEOUT_S = 1.0  # for the directory: a prompt waits for it
 LEAST_MEASURED_BYTES = 5 << 20  # of a file by which the disk is measured
 PROGRESS_S = 0.01  # between two reports of reads under way
 SCAN_SHARE = 0.05  # of the time, at most, while nodes are written
+CATCH_UP_SHARE = 0.2  # of the time, at most, while prompts wait for what others have written
 DTYPES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -66,6 +67,7 @@ DTYPES = {
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 Tell = Callable[[Callable[[PrefixCache], None]], None]
 Job = Callable[[DiskTier], Awaitable[object]]
+Note = Callable[[Sequence[Node], Sequence[NodeKey]], None]
 
 
 class DiskWorker:
@@ -73,10 +75,14 @@ class DiskWorker:
     loop. `tell` brings outcomes to that thread.
     """
 
-    def __init__(self, split: Sequence[int], tell: Tell) -> None:
-        """`split`: the first layer of each shard, by which the tensors of nodes are named."""
+    def __init__(
+        self, split: Sequence[int], tell: Tell, note: Note = lambda added, removed: None
+    ) -> None:
+        """`split`: the first layer of each shard, by which tensors are named. `note` is called in a
+        worker thread with the nodes that a scan has found, and the keys of removed ones.
+        """
         self._split = tuple(split)
-        self._tell = tell
+        self._tell, self._note = tell, note
         self._loop = asyncio.get_running_loop()
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
         self._epoch = 0  # of the index that gives orders; engine's thread only
@@ -85,15 +91,14 @@ class DiskWorker:
         self._misplaced: set[str] = set()
         # By namespace and key, when each was last used and its size.
         self._others: dict[tuple[str, str], tuple[float, int]] = {}
-        self._scanned_at_s = self._scan_s = 0.0
+        self._scan_began_s = self._scanned_at_s = self._scan_s = 0.0
+        self._catching_up = asyncio.Lock()
         self._is_scan_due = False
         self._keeps_disk = False
         self._finds_more = False
         self._reading: dict[NodeKey, ReadProgress] = {}
         self._tells_progress = False
-        self._num_removals = self._told_removals = (
-            0  # of other models' files, that were carried out
-        )
+        self._num_removals = self._told_removals = 0  # carried out, of other models' files
 
     # --- from the engine's thread ----------------------------------------------------------------
 
@@ -147,7 +152,7 @@ class DiskWorker:
         """
         began_s = time.monotonic()
         scan = await disk.scan()
-        self._scanned_at_s = time.monotonic()
+        self._scan_began_s, self._scanned_at_s = began_s, time.monotonic()
         self._scan_s = self._scanned_at_s - began_s
         found = scan.nodes if is_again else scan.added
         if found:
@@ -162,6 +167,7 @@ class DiskWorker:
         if wrong:
             log.warning("%d node files are ignored: their parents end elsewhere", len(wrong))
         if added or removed:
+            await asyncio.to_thread(self._note, added, removed)
             self._tell(
                 lambda prefixes: prefixes.files_changed(added, removed, is_whole=scan.is_whole)
             )
@@ -198,8 +204,7 @@ class DiskWorker:
             tasks.create_task(disk.upload())
             if disk.is_shared:
                 tasks.create_task(self._keep(disk))
-            while True:
-                # No name for the job: it would hold the last node's memory until the next comes.
+            while True:  # no name for the job: it would hold the last node's memory
                 tasks.create_task(self._do(await self._jobs.get(), disk))
 
     def scan_again(self) -> None:
@@ -209,6 +214,25 @@ class DiskWorker:
         if self._keeps_disk:
             self._tell(partial(_keep_disk, True))
         self._jobs.put_nowait(partial(self.scan, is_again=True))
+
+    async def catch_up(self, timeout_s: float) -> None:
+        """Know what others have written up to now, unless that takes longer."""
+        caught_up = asyncio.Event()
+        job = partial(self._catch_up, since_s=time.monotonic(), caught_up=caught_up)
+        self._jobs.put_nowait(job)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await caught_up.wait()
+
+    async def _catch_up(self, disk: DiskTier, since_s: float, caught_up: asyncio.Event) -> None:
+        try:
+            async with self._catching_up:
+                if self._scan_began_s < since_s:
+                    at_s = self._scanned_at_s + self._scan_s / CATCH_UP_SHARE
+                    await asyncio.sleep(max(0.0, at_s - time.monotonic()))
+                    await self.scan(disk)
+        finally:
+            caught_up.set()
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until every order is done, at most `timeout_s`."""
@@ -246,8 +270,7 @@ class DiskWorker:
 
     async def _rescan(self, disk: DiskTier) -> None:
         while True:
-            is_left_to_others = disk.is_shared and not self._keeps_disk
-            await asyncio.sleep(RESCAN_SHARED_S if is_left_to_others else RESCAN_S)
+            await asyncio.sleep(RESCAN_S)
             self._jobs.put_nowait(self.scan)
 
     async def _keep(self, disk: DiskTier) -> None:
@@ -373,8 +396,8 @@ class DiskWorker:
             outcome, num_bytes = result.outcome, result.num_bytes
             self._scan_soon()
             if outcome is not WriteOutcome.WRITTEN:
-                name = node.key.hex()[:16]
-                log.warning("node %s: %s not on disk: %s", name, node.half, result.detail)
+                words = node.key.hex()[:16], node.half, result.detail
+                log.warning("node %s: %s not on disk: %s", *words)
         finally:
             is_there, again = outcome is WriteOutcome.WRITTEN, outcome is WriteOutcome.BUSY
             written = WriteReport(node.half, is_there, again, num_bytes)

@@ -1,7 +1,7 @@
 """The tenants: for each the key under which prefixes are shared, and the history of what it said.
 
-Owns the histories, and the nodes on disk from which they are learned again after a restart. Knows
-no lanes; used from the event loop and its worker threads.
+Owns the histories, and the nodes on disk from which they are learned: after a restart, and where
+another server has answered. Knows no lanes; used from the event loop and its worker threads.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 
 from luceasync.nodes import NodeKey
 from luceasync.prefix_tree.node import Node, node_key, tenant_key
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 NO_TENANT = tenant_key("")  # shared by all clients without an API key
 MAX_TENANTS = 64
 MAX_LEARNED_TOKENS = 2**20  # of one tenant after a restart; two seconds of work
+MAX_UNLEARNED = 4096  # nodes of other servers, the newest
+SEAM_TOKENS = 4  # before an answer, that may be encoded otherwise with it
 MAX_TOKENS_HELD = 2**24  # in the histories of all tenants: 64 MiB
 
 
@@ -37,18 +40,53 @@ class Tenants:
         self._new_history = new_history
         self._calls_in = calls_in
         self._tenants: OrderedDict[str, Tenant] = OrderedDict()
-        self._nodes: dict[NodeKey, Node] = {}  # on disk when the server started
+        self._nodes: dict[NodeKey, Node] = {}  # on disk
+        self._unlearned: OrderedDict[NodeKey, Node] = OrderedDict()  # found since the start
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"Tenants({len(self._tenants)}, {len(self._nodes)} nodes on disk)"
 
     def add_nodes(self, nodes: Iterable[Node]) -> None:
-        """Take in nodes that an earlier run has left; tenants that are known already do not learn
-        them.
+        """Take in nodes that an earlier run has left. Tenants that are known already learn of them,
+        and of those that come later, what `learn_more` is asked for.
         """
         with self._lock:
-            self._nodes.update((node.key, node) for node in nodes)
+            for node in nodes:
+                known = self._nodes.get(node.key)
+                if _is_end(node) and (known is None or not _is_end(known)):
+                    self._unlearned[node.key] = node
+                self._nodes[node.key] = node
+            while len(self._unlearned) > MAX_UNLEARNED:
+                self._unlearned.popitem(last=False)
+
+    def remove_nodes(self, keys: Iterable[NodeKey]) -> None:
+        """Forget nodes that are not on disk any more."""
+        with self._lock:
+            for key in keys:
+                self._nodes.pop(key, None)
+                self._unlearned.pop(key, None)
+
+    def learn_more(self, tenant: Tenant, ids: array[int]) -> bool:
+        """Learn what other servers have said in a prompt of `ids`: sequences found since the start
+        that part from it at an answer, whose text may be the same. Whether there was any.
+        """
+        with self._lock:
+            ends = [n for n in self._unlearned.values() if self._parts_at_answer(n, ids)]
+            return self._learn_ends(tenant, ends) > 0
+
+    def _parts_at_answer(self, node: Node, ids: array[int]) -> bool:
+        """Whether the sequence that ends with the node parts from `ids` at an answer."""
+        chain = self._chain(node)
+        for part, below in zip_longest(chain, chain[1:]):
+            end = min(part.end, len(ids))
+            there, here = part.tokens[: end - part.begin], ids[part.begin : end]
+            if there == here:
+                continue
+            is_seam = below is not None and below.is_generated
+            is_seam = is_seam and there[:-SEAM_TOKENS] == here[:-SEAM_TOKENS]
+            return part.is_generated or is_seam
+        return False
 
     def get(self, name: str) -> Tenant:
         """The tenant of that name. The first call learns what it said in earlier runs: call it in a
@@ -75,8 +113,11 @@ class Tenants:
         """Learn every sequence that ends with a prompt or with what the model wrote, as far as
         there is room; what was used last stays longest.
         """
-        ends = [n for n in self._nodes.values() if n.is_generated or n.has_logits]
-        ends.sort(key=lambda node: -node.last_used_s)
+        self._learn_ends(tenant, filter(_is_end, self._nodes.values()))
+
+    def _learn_ends(self, tenant: Tenant, nodes: Iterable[Node]) -> int:
+        """Learn the sequences that end with those of the nodes that are the tenant's; how many."""
+        ends = sorted(nodes, key=lambda node: -node.last_used_s)
         learned: list[array[int]] = []
         answers: list[array[int]] = []
         num_tokens = 0
@@ -86,6 +127,7 @@ class Tenants:
             num_tokens += node.end
             if num_tokens > MAX_LEARNED_TOKENS:
                 break
+            self._unlearned.pop(node.key, None)
             if ids := self._sequence(node):
                 learned.append(ids)
             if node.is_generated:
@@ -94,19 +136,23 @@ class Tenants:
             tenant.history.relearn(ids)
         for answer in reversed(answers):
             tenant.calls.relearn(self._calls_in(answer))
+        return len(learned)
 
     def _sequence(self, node: Node) -> array[int]:
         """All tokens from the root to the node's end; none if a node between is missing, or does
         not end where the next one begins, so that a cycle of parents ends too.
         """
+        ids = array("i")
+        for part in self._chain(node):
+            ids.extend(part.tokens)
+        return ids
+
+    def _chain(self, node: Node) -> list[Node]:
+        """The nodes from the root to this one; see `_sequence`."""
         chain = [node]
         while (above := self._parent(chain[-1])) is not None and above.end == chain[-1].begin:
             chain.append(above)
-        ids = array("i")
-        if chain[-1].parent is None:
-            for part in reversed(chain):
-                ids.extend(part.tokens)
-        return ids
+        return chain[::-1] if chain[-1].parent is None else []
 
     def _parent(self, node: Node) -> Node | None:
         return None if node.parent is None else self._nodes.get(node.parent)
@@ -114,3 +160,8 @@ class Tenants:
     @staticmethod
     def _is_of(tenant: Tenant, node: Node) -> bool:
         return node_key(node.tokens, tenant.key, node.parent) == node.key
+
+
+def _is_end(node: Node) -> bool:
+    """Whether a sequence ends here that may be sent again: a prompt, or what the model wrote."""
+    return node.is_generated or node.has_logits

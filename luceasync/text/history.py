@@ -94,12 +94,16 @@ class History:
         of the rest, encoded by itself; without a match `Tokenizer.encode`. Raises RequestError as
         that does.
         """
+        return self.recalled(text)[0]
+
+    def recalled(self, text: str) -> tuple[array[int], int]:
+        """The ids of `text`, see `recall`, and how many of them were remembered."""
         spelled = text.encode("utf-8", "surrogatepass")
         for match in self._beginnings_of(spelled):
             rest = self._encode_rest(spelled, match.num_bytes)
             if rest is not None:
-                return match.sequence.ids[: match.num_ids] + array("i", rest)
-        return array("i", self._tokenizer.encode(text))
+                return match.sequence.ids[: match.num_ids] + array("i", rest), match.num_ids
+        return array("i", self._tokenizer.encode(text)), 0
 
     def _encode_rest(self, spelled: bytes, seam: int) -> list[int] | None:
         """The ids of `spelled[seam:]`; None if the text must not be split there: within an added

@@ -147,17 +147,19 @@ class RenderedPrompt:
     the same tools and another system message diverge. `new_pieces`: makes the parser of an answer.
     `before`: what comes before the text of an answer. `marks`: number of tokens before each cache
     mark of the client. `ends`: tokens that end the answer, besides those that end a text.
-    `num_left_out`: files that had no room in it.
+    `num_left_out`: files that had no room in it. `has_unknown_answers`: it may hold answers whose
+    ids the history does not have: another server may have given them.
     """
 
     tenant: Tenant
     text: str | None
     ids: array[int]
     boundaries: tuple[int, ...]
-    answer_returns: Callable[[Sequence[int]], bool] = field(default_factory=ReplayCheck)
+    answer_returns: ReplayCheck = field(default_factory=ReplayCheck.always)
     tools_end: int | None = None
     new_pieces: Callable[[], PieceMaker] = PlainText
     before: Before = "nothing"
     marks: tuple[int, ...] = ()
     ends: frozenset[int] = frozenset()
     num_left_out: int = 0
+    has_unknown_answers: bool = False

@@ -80,6 +80,23 @@ async def test_known_files_are_not_opened_again(tmp_path: Path, path: Path) -> N
         assert (len(opened), scan.added, scan.nodes[0].last_used_s) == (2, (), 1000)
 
 
+async def test_a_shared_directory_is_looked_at_in_parts(tmp_path: Path) -> None:
+    keys = [f"{digit:x}" * 64 for digit in range(16)]
+    async with tier_of(tmp_path, is_shared=True) as tier, tier_of(tmp_path) as other:
+        for key in keys:
+            await put(other, key)
+        await tier.scan()
+        for key in keys:
+            os.utime(tmp_path / NAMESPACE / f"{key}.safetensors", (1000, 1000))
+        await put(other, OTHER_KEY)
+        await other.remove(keys.pop())
+        scan = await tier.scan()  # a new name and a missing one are told at once
+        assert ([n.key for n in scan.added], len(scan.removed)) == ([OTHER_KEY], 1)
+        scans = [await tier.scan() for _ in range(15)]
+        num_seen = [sum(n.last_used_s == 1000 for n in scan.nodes) for scan in scans]
+        assert num_seen == [*range(2, 15), 14, 15]
+
+
 async def test_unreadable_files_stay_listed(
     tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from luceasync.engine.prompts import Language, Prompts
+from luceasync.engine.prompts import Language, Prompts, has_unknown_answers
 from luceasync.errors import ContextLengthError, RequestError
 from luceasync.prefix_cache.tenants import Tenants
 from luceasync.request import (
@@ -233,3 +233,23 @@ def test_an_answer_of_a_form_that_was_asked_for_is_no_call(language):
     constraint = Constraint("json_object", "", "response_format")
     form = render(prompts, prompt, constraint=constraint).new_pieces()
     assert form.make(written, is_last=True) == (TextPiece(written),)
+
+
+def said_by(roles: str) -> list[dict[str, str]]:
+    names = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+    return [{"role": names[letter], "content": "x"} for letter in roles]
+
+
+@pytest.mark.parametrize(
+    ("roles", "boundaries", "num_known", "is_unknown"),
+    [
+        ("su", [10, 20], 0, False),  # nothing was answered yet
+        ("suau", [10, 20, 30, 40], 0, True),
+        ("suau", [10, 20, 30, 40], 29, False),  # all but the end of the answer
+        ("suauau", [10, 20, 30, 40, 50, 60], 29, True),
+        ("suatt", [10, 20, 30, 40], 29, False),  # two results in one turn
+        ("suatt", [10, 20, 30, 40], 15, True),
+    ],
+)
+def test_answers_behind_what_is_remembered_are_unknown(roles, boundaries, num_known, is_unknown):
+    assert has_unknown_answers(said_by(roles), boundaries, num_known) is is_unknown

@@ -17,6 +17,7 @@ from luceasync.disk_cache import disk, object_store
 from luceasync.disk_cache.keeper import LEASE
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
+from luceasync.prefix_cache.lookup import MAX_TAIL_TOKENS
 from luceasync.server.app import create_app
 from luceasync.server_config import ServerConfig
 
@@ -26,6 +27,8 @@ SYSTEM = {"role": "system", "content": "to be or not to be, that is the question
 QUESTION = {"role": "user", "content": "whether it is nobler in the mind to suffer the slings?"}
 SAID = {"role": "assistant", "content": "it is nobler to suffer"}
 NEXT = {"role": "user", "content": "and by opposing end them? " * 8}
+# Random letters, whose tokens are seldom those that the text is encoded to.
+LETTERS = {"regex": "[a-z]{60}", "max_tokens": 64, "temperature": 1, "seed": 5}
 THIRD = {"role": "user", "content": "to die, to sleep; to sleep, perchance to dream?"}
 
 
@@ -39,14 +42,13 @@ class Server:
             transport=httpx.ASGITransport(app), base_url="http://localhost"
         )
 
-    async def ask(self, *messages: dict[str, str]) -> dict[str, Any]:
+    async def ask(self, *messages: dict[str, str], **fields: object) -> dict[str, Any]:
         """The answer, once every node of it is written."""
         body = {"messages": messages, "temperature": 0, "ignore_eos": True, "max_tokens": 12}
+        body |= fields
         response = await self._client.post("/v1/chat/completions", json=body)
         assert response.status_code == 200, response.text
-        async with asyncio.timeout(DEADLINE_S):
-            while self.engine.status().cache.num_unwritten:
-                await asyncio.sleep(0.01)
+        await self.engine.flush()
         return response.json()
 
 
@@ -101,6 +103,21 @@ async def test_a_turn_on_one_server_goes_on_on_another_of_another_split(
     assert again["luceasync"]["tier"] == third["luceasync"]["tier"] == "disk"
     assert num_run(again) < MIN_TOKENS
     assert num_run(third) < num_run(expected[2]) + MIN_TOKENS
+
+
+@pytest.mark.slow
+@pytest.mark.any_family
+async def test_what_one_server_has_said_keeps_its_tokens_on_another(
+    tiny_dir: Path, tmp_path: Path
+) -> None:
+    async with servers_of(tiny_dir, tmp_path, None, None) as (a, b):
+        messages, num_known = [SYSTEM, QUESTION], 0
+        for server in (a, b, a):
+            answer = await server.ask(*messages, **LETTERS)
+            usage = answer["usage"]
+            assert usage["prompt_tokens_details"]["cached_tokens"] >= num_known - MAX_TAIL_TOKENS
+            num_known = usage["prompt_tokens"] + usage["completion_tokens"]
+            messages += [said(answer), THIRD]
 
 
 @pytest.mark.slow

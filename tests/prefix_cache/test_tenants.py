@@ -122,3 +122,29 @@ def test_after_a_restart_the_newest_is_learned_as_far_as_there_is_room(
     monkeypatch.setattr(module, "MAX_LEARNED_TOKENS", nodes[1].end + nodes[2].end)
     tenants.add_nodes(nodes)
     assert tenants.get("").history.num_tokens_held == nodes[1].end + nodes[2].end
+
+
+def test_what_another_server_has_said_is_learned_when_its_text_comes(tenants, tokenizer):
+    tenant = tenants.get("a")
+    prompt = node_of(tokenizer, "a", "What does os.getcwd do?")
+    answer = node_of(tokenizer, "a", "Retu", prompt, is_generated=True)
+    elsewhere = node_of(tokenizer, "a", "Why is os.path a module of its own?")
+    other = node_of(tokenizer, "a", "Retu", elsewhere, is_generated=True)
+    strange = node_of(tokenizer, "b", "Retu", node_of(tokenizer, "b", "What"), is_generated=True)
+    tenants.add_nodes([prompt, answer, elsewhere, other, strange])
+    text = "What does os.getcwd do?Return it"
+    known = [*prompt.tokens, *answer.tokens]
+    assert tenants.learn_more(tenant, tenant.history.recall(text))
+    assert tenant.history.recall(text)[: len(known)].tolist() == known
+    assert not tenants.learn_more(tenant, tenant.history.recall(text))
+    assert tenant.history.num_tokens_held == len(known)
+
+
+def test_nodes_that_are_gone_teach_nothing(tenants, tokenizer):
+    tenant = tenants.get("a")
+    prompt = node_of(tokenizer, "a", "What does os.getcwd do?")
+    answer = node_of(tokenizer, "a", "Retu", prompt, is_generated=True)
+    tenants.add_nodes([prompt, answer])
+    tenants.remove_nodes([answer.key])
+    ids = tenant.history.recall("What does os.getcwd do?Return it")
+    assert not tenants.learn_more(tenant, ids)
