@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from luceasync.config import BUNDLED_DRAFT_DIR
 from luceasync.engine.decoding import LaneDecoding, PlainDecoding, SpeculativeDecoding, choose_next
 from luceasync.engine.prepare import PreparedChoice
 from luceasync.engine.pump import Pump
@@ -55,6 +56,14 @@ REHEARSAL_LANE = 0
 NUM_TURNS = 5  # of each kind of step: then its time is trusted for long, see StepCosts.is_due
 NUM_COPY_TURNS = 3  # if there are rounds of copies alone, which are measured again as they come
 REHEARSAL_LIMIT_S = 2.0
+NOISE_SHARE = 0.2  # of its next tokens are right if a drafter is another model's, or read wrongly
+KNOWN_TEXT = '''def add(a, b):
+    """Return the sum of a and b."""
+    return a + b
+
+def multiply(a, b):
+    """Return the product of a and b."""
+    return'''
 MEASURE_LIMIT_S = 0.3  # of a prefill that is timed after a shorter one
 
 Progress = Callable[[int, int], None]
@@ -166,6 +175,7 @@ class _DecodingSetup:
 
     decoding: LaneDecoding
     rehearsed: LaneDecoding
+    first_share: Callable[[], float | None]  # of what was rehearsed: see AcceptanceRecord
     shapes: tuple[RoundShape, ...]
     features: FeatureHolder
     raise_if_failed: Callable[[], None]  # see Speculator.refresh
@@ -186,17 +196,18 @@ def _decoding_setup(
     elif recipe.drafter is None:
         if lookup is None:
             plain = PlainDecoding(backend)
-            return _DecodingSetup(plain, plain, (), features, nothing, nothing)
+            return _DecodingSetup(plain, plain, lambda: None, (), features, nothing, nothing)
         speculator = Speculator(backend, [lookup], plan.parallel)
     else:
         draft = _drafter_of(recipe, recipe.drafter, backend, progress)
         closing.callback(draft.close)
         speculator = draft.speculator if lookup is None else draft.speculator.beside(lookup)
         features = DraftFeatures(draft.features, speculator)
-    forced = in_turns(speculator.shapes)
+    forced, rehearsing = in_turns(speculator.shapes), speculator.rehearsing()
     return _DecodingSetup(
         recipe.decode_with(backend, speculator),
-        SpeculativeDecoding(backend, speculator.rehearsing(), force=forced),
+        SpeculativeDecoding(backend, rehearsing, force=forced),
+        lambda: rehearsing.common.first_share(),
         speculator.shapes,
         features,
         speculator.refresh,
@@ -312,10 +323,29 @@ def _rehearse(
         plan.max_ctx_tokens,
         recipe.model.spec.vocab_size,
         setup.shapes,
+        text_ids=recipe.tokenizer.encode(KNOWN_TEXT) if _is_judged(recipe) else (),
         runs_async=recipe.runs_async,
         num_turns=num_turns if recipe.taps else min(num_turns, NUM_COPY_TURNS),
     )
     rehearse(backend, setup.rehearsed, recipe.tokenizer, rehearsal)
+    share = setup.first_share() if _is_judged(recipe) else None
+    if share is not None and share < NOISE_SHARE:
+        drafter = "the model's head" if recipe.drafter is None else recipe.drafter.draft_dir
+        log.warning(
+            "%s drafts noise: the model would have chosen %.0f %% of its next tokens in a text at "
+            "the start, %.0f %% or more are expected of a drafter that was made for it",
+            drafter,
+            100 * share,
+            100 * NOISE_SHARE,
+        )
+
+
+def _is_judged(recipe: Recipe) -> bool:
+    """Whether the rehearsal says if the drafter fits the model. The bundled one does; its text is
+    not of the kind that it knows.
+    """
+    drafter = recipe.drafter
+    return bool(recipe.taps) and (drafter is None or drafter.draft_dir != BUNDLED_DRAFT_DIR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,14 +369,17 @@ def rehearsal_for(
     *,
     runs_async: bool,
     num_turns: int = NUM_TURNS,
+    text_ids: Sequence[int] = (),
 ) -> Rehearsal:
     """With `shapes` of rounds, `num_turns` of each kind of step; without, one plain step. If there
     are kernels to compile (`runs_async`: see Pump) the prompt is a whole prefill chunk, otherwise
-    short. Half the context is left to decode.
+    short. Half the context is left to decode. `text_ids`: what the prompt says, again and again,
+    if drafters are to be judged by it; none: any tokens.
     """
-    num_tokens = chunk_tokens if runs_async else 16
+    num_tokens = chunk_tokens if runs_async else max(16, len(text_ids))
     num_tokens = max(1, min(num_tokens, max_ctx_tokens // 2))
-    prompt_ids = tuple(i % vocab_size for i in range(num_tokens))
+    said = text_ids or range(vocab_size)
+    prompt_ids = tuple(itertools.islice(itertools.cycle(said), num_tokens))
     num_steps = num_turns * (len(shapes) + 1) if shapes else 1
     return Rehearsal(prompt_ids, chunk_tokens, max_ctx_tokens - num_tokens, num_steps)
 

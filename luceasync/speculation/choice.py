@@ -122,6 +122,16 @@ class AcceptanceRecord:
     def as_prior(self) -> AcceptanceRecord:
         return AcceptanceRecord(self.chain.as_prior(), self.tree.as_prior())
 
+    def first_share(self) -> float | None:
+        """The share of first proposed tokens that were accepted, of chains and trees; None: too few
+        rounds have shown it.
+        """
+        kinds = [rates for rates in (self.chain, self.tree) if rates.rounds]
+        rounds = sum(rates.rounds[0] for rates in kinds)
+        if rounds < TRIAL_ROUNDS:
+            return None
+        return sum(rates.hits[0] for rates in kinds) / rounds
+
     @property
     def num_rounds(self) -> float:
         """How many rounds it has of one kind; older ones count less."""

@@ -169,7 +169,7 @@ class Speculator:
         self._outlooks = [LaneOutlook()] * num_lanes
         self._tallies = [LaneTally()] * num_lanes
         self._off_reasons: list[str | None] = [None] * num_lanes  # of promising drafters
-        self._common = AcceptanceRecord()  # of all lanes so far: the prior of a new one
+        self.common = AcceptanceRecord()  # of all lanes so far: the prior of a new one
         self._num_slots = max(shape.block for shape in self._kinds.all) - 1
         self._totals = SpeculationTotals(self._num_slots)
         self._all_costs = self._costs = costs or StepCosts()
@@ -220,7 +220,7 @@ class Speculator:
     def start(self, lane: int) -> None:
         """Begin another choice on the lane, which is empty."""
         self._foreseen = None
-        self._outlooks[lane] = LaneOutlook.of_new_text(self._common)
+        self._outlooks[lane] = LaneOutlook.of_new_text(self.common)
         self._tallies[lane], self._off_reasons[lane] = LaneTally(), None
         for drafter in self.drafters:
             drafter.start(lane)
@@ -234,13 +234,13 @@ class Speculator:
         if not with_features:
             for tapped in self._tapped:
                 tapped.reset(lane, end)
-            self._outlooks[lane] = self._without_context("restored without features")
+            self._outlooks[lane] = without_context(self._num_slots, "restored without features")
 
     @inference_mode
     def prefilled(self, lane: int, begin: int, num_tokens: int) -> None:
         """Absorb positions `[begin, begin + num_tokens)`, which the target has just prefilled."""
         if (off_reason := self._off_reason()) is not None:
-            self._outlooks[lane] = self._without_context(off_reason)
+            self._outlooks[lane] = without_context(self._num_slots, off_reason)
             return
         for tapped in self._tapped:
             self._target.send_chunk_taps(tapped, lane, begin, num_tokens)
@@ -273,7 +273,7 @@ class Speculator:
         if (off_reason := self._off_reason()) is not None:
             kinds = RoundKinds((), kinds.promised)
             for lane in lanes:
-                self._outlooks[lane] = self._without_context(off_reason)
+                self._outlooks[lane] = without_context(self._num_slots, off_reason)
         elif (
             foreseen is not None
             and (foreseen.lanes, foreseen.alone) == (tuple(lanes), alone)
@@ -474,9 +474,6 @@ class Speculator:
             return drafter.off_reason
         return None
 
-    def _without_context(self, off_reason: str) -> LaneOutlook:
-        return without_context(self._num_slots, off_reason)
-
     def _count(
         self,
         lanes: Sequence[int],
@@ -495,6 +492,6 @@ class Speculator:
             else:
                 num_slots = shape.block - 1
                 self._outlooks[lane] = self._outlooks[lane].after_round(shape, num_accepted)
-                self._common = self._common.after(shape, num_accepted)
+                self.common = self.common.after(shape, num_accepted)
             self._tallies[lane].add(num_proposed, num_accepted)
             self._totals.add(drafter.name, num_proposed, num_slots, num_accepted)

@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig
 from luceasync.engine.decoding import PlainDecoding, SpeculativeDecoding
 from luceasync.engine.load import Rehearsal, in_turns, rehearsal_for, rehearse
+from luceasync.engine.start import build_engine
 from luceasync.errors import PlacementError
 from luceasync.speculation.choice import FIRST_WAIT_STEPS, RoundShape, StepCosts
 from luceasync.status import SpeculationStatus
 from luceasync.text.tokenizer import Tokenizer
+from tests import tiny
+from tests.speculation import dflash2_models, mtp_models
 from tests.speculation.conftest import make_backend  # noqa: F401
 from tests.speculation.scripted import BLOCK, SHAPES, TAPS, VERIFY_ROWS, random_speculator
 
@@ -55,6 +59,25 @@ def test_the_cost_of_steps_is_measured_and_trusted(backend, speculator, costs, t
         for _ in range(FIRST_WAIT_STEPS):
             costs.observe(4, shape, 1.0)
         assert not costs.is_due(1, shape)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+async def test_a_drafter_that_proposes_noise_is_told_in_a_line(tmp_path, caplog, fits):
+    model_dir = mtp_models.save(tmp_path / "target", cycle=8)
+    if fits:
+        successors = mtp_models.successors(0, cycle=8)
+        draft_dir = dflash2_models.save(tmp_path / "draft", model_dir, successors)
+    else:  # of another model
+        draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config())
+    config = Config(
+        model=ModelConfig(model_dir, dtype="fp32"),
+        engine=EngineConfig(max_ctx_tokens=256, parallel=1),
+        draft=DraftConfig(draft_dir, lookup="off"),
+    )
+    async with build_engine(config) as engine:
+        await engine.load()
+    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert [f"{draft_dir} drafts noise: " in words for words in told] == ([] if fits else [True])
 
 
 @pytest.mark.slow
