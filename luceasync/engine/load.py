@@ -204,10 +204,14 @@ def _decoding_setup(
         speculator = draft.speculator if lookup is None else draft.speculator.beside(lookup)
         features = DraftFeatures(draft.features, speculator)
     forced, rehearsing = in_turns(speculator.shapes), speculator.rehearsing()
+
+    def first_share() -> float | None:
+        return rehearsing.common.first_share()
+
     return _DecodingSetup(
         recipe.decode_with(backend, speculator),
         SpeculativeDecoding(backend, rehearsing, force=forced),
-        lambda: rehearsing.common.first_share(),
+        first_share,
         speculator.shapes,
         features,
         speculator.refresh,
