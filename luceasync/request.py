@@ -384,6 +384,10 @@ class Engine(Protocol):
 
     def status(self) -> EngineStatus: ...
 
+    def check_ready(self) -> None:
+        """Raise Unavailable unless requests are accepted."""
+        ...
+
     async def open(self, request: Request) -> Stream:
         """Render, tokenize and queue `request`.
 

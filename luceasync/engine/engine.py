@@ -25,7 +25,7 @@ from luceasync.engine.prepare import ChoicePreparation
 from luceasync.engine.prompts import Language, check_ids
 from luceasync.engine.pump import Pump
 from luceasync.engine.sequence import Generation
-from luceasync.engine.streams import Emitted, LocalStream, OpenAnswers, in_other_thread
+from luceasync.engine.streams import Emitted, LocalStream, OpenAnswers, soon
 from luceasync.engine.thread import EngineThread, LoadedEngine
 from luceasync.errors import QueueFull, Unavailable
 from luceasync.prefix_cache.cache import PrefixCache
@@ -94,7 +94,7 @@ class LocalEngine:
         self._tenants = Tenants(lambda: History(language.tokenizer), language.calls_in)
         self._preparing = ChoicePreparation(language, self._tenants, drafts_copies=drafts_copies)
         self._admission = Admission(language.num_lanes, config.max_queue)
-        self._answers = OpenAnswers(in_other_thread)
+        self._answers = OpenAnswers(soon)
         self._stream_ids = itertools.count()
         self._availability = Availability((MODEL, DIRECTORY))
         self._pump: Pump | None = None
@@ -207,6 +207,10 @@ class LocalEngine:
     def _cache_status(self, pump: Pump) -> CacheStatus:
         status = pump.lanes.prefixes.status
         return status if self._directory is None else self._directory.described(status)
+
+    def check_ready(self) -> None:
+        if not self._availability.is_ready:
+            raise Unavailable(self._availability.detail, self._availability.retry_after_s)
 
     async def open(self, request: Request) -> LocalStream:
         self._check_open(request)

@@ -170,9 +170,9 @@ class OpenAnswers:
     into its tenant's history. Used from the event loop only.
     """
 
-    def __init__(self, beside: Callable[[Callable[[], object]], object]) -> None:
-        """`beside` runs a function in another thread, without waiting for it."""
-        self._beside = beside
+    def __init__(self, later: Callable[[Callable[[], object]], object]) -> None:
+        """`later` runs a function on the event loop, after what that has to do now."""
+        self._later = later
         self._answers: dict[int, _OpenAnswer] = {}
         self._ended: list[tuple[RenderedPrompt, array[int]]] = []  # with the generated ids
 
@@ -203,7 +203,7 @@ class OpenAnswers:
             answer.stream.push(delta)
             if delta.index not in answer.generated:
                 # Rendered now, while the answer goes on: at its end the result is there.
-                self._beside(partial(answer.prompt.answer_returns, delta.token_ids))
+                self._later(partial(answer.prompt.answer_returns.begin, delta.token_ids))
             generated = answer.generated.setdefault(delta.index, array("i"))
             generated.extend(delta.token_ids)
             if delta.finish is None:
@@ -224,7 +224,6 @@ class OpenAnswers:
                 prompt.tenant.history.remember(prompt.text, prompt.ids, generated)
 
 
-def in_other_thread(call: Callable[[], object]) -> None:
-    """Run `call` in a thread, after what the event loop has to do now."""
-    loop = asyncio.get_running_loop()
-    loop.call_soon(loop.run_in_executor, None, call)
+def soon(call: Callable[[], object]) -> None:
+    """Run `call` on the event loop, after what that has to do now."""
+    asyncio.get_running_loop().call_soon(call)

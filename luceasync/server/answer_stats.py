@@ -162,27 +162,30 @@ class RecentAnswers:
     """The last MAX_RECENT answers, without text."""
 
     def __init__(self) -> None:
-        self._records: deque[AnswerRecord] = deque(maxlen=MAX_RECENT)
+        self._ends: deque[tuple[str | None, Finish, float]] = deque(maxlen=MAX_RECENT)
 
     def add(self, conversation: str | None, finish: Finish) -> None:
         """Keep what the answer tells of itself."""
-        usage, one = finish.usage, {0: finish}
-        record = AnswerRecord(
-            conversation,
-            finish.reason,
-            usage.prompt_tokens,
-            usage.cached_tokens,
-            usage.completion_tokens,
-            timings_of(one),
-            luceasync_of(one),
-            time.monotonic(),
-        )
-        self._records.append(record)
+        self._ends.append((conversation, finish, time.monotonic()))
 
     def records(self) -> list[AnswerRecord]:
         """The newest first; `ended_s`: seconds since its end."""
         now_s = time.monotonic()
         return [
-            msgspec.structs.replace(record, ended_s=now_s - record.ended_s)
-            for record in reversed(self._records)
+            _record(conversation, finish, now_s - ended_s)
+            for conversation, finish, ended_s in reversed(self._ends)
         ]
+
+
+def _record(conversation: str | None, finish: Finish, ended_s: float) -> AnswerRecord:
+    usage, one = finish.usage, {0: finish}
+    return AnswerRecord(
+        conversation,
+        finish.reason,
+        usage.prompt_tokens,
+        usage.cached_tokens,
+        usage.completion_tokens,
+        timings_of(one),
+        luceasync_of(one),
+        ended_s,
+    )

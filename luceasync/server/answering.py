@@ -20,7 +20,7 @@ from luceasync.server.answers import CallAnswers, Observer
 from luceasync.server.cancellation import Cancellation, RunningRequests
 from luceasync.server.drain import Drain, race
 from luceasync.server.failures import describe
-from luceasync.server.family import Call, Endpoint, require_ready
+from luceasync.server.family import Call, Endpoint
 from luceasync.server.fields import refuse_compressed
 from luceasync.server.http.auth import Caller, accepted_key, client_named_by_router
 from luceasync.server.http.body import (
@@ -86,7 +86,7 @@ class Answering:
         refuse_compressed(Headers(scope=scope))
         reading = read_body(scope, receive, context.config.max_body_bytes, reservation)
         body = await race(reading, context.drain.expired())
-        require_ready(context.engine)
+        context.engine.check_ready()
         named = client_named_by_router(scope, context.config.client_secrets)
         address = _peer_address(scope)
         caller = Caller(accepted_key(scope), context.trust_cache_salt, address, named)

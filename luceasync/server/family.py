@@ -14,7 +14,6 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.routing import Route
 
-from luceasync.errors import Unavailable
 from luceasync.request import Engine, Request, Stream
 from luceasync.server.failures import Failure
 from luceasync.server.http.auth import Caller
@@ -165,10 +164,3 @@ def page_spec(handler: object) -> PageSpec:
     """What `typed_answer` has said of a handler; anything, if it is not marked."""
     spec: PageSpec = getattr(handler, PAGE_SPEC, PageSpec({"": Any}, "*/*"))
     return spec
-
-
-def require_ready(engine: Engine) -> None:
-    """Raise Unavailable unless the model is loaded."""
-    status = engine.status()
-    if not status.ready:
-        raise Unavailable(status.detail, status.retry_after_s)

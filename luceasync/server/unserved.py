@@ -143,7 +143,8 @@ def refuse_unserved(body: UnservedBody, *more: str) -> None:
     """
     own = CHAT_FIELDS if isinstance(body, ChatFieldsBody) else ()
     for name in (*UNSERVED_FIELDS, *own, *more):
-        refuse_if_used(name, getattr(body, name))
+        if sent := getattr(body, name):  # empty, as nearly always: it was not sent
+            refuse_if_used(name, sent)
 
 
 def refuse_if_used(param: str, sent: msgspec.Raw) -> None:

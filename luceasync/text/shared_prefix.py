@@ -273,6 +273,13 @@ class ReplayCheck:
         self._results: dict[bool, tuple[Future[bool], float]] = {}  # and when each was begun
 
     @classmethod
+    def always(cls) -> ReplayCheck:
+        """For a prompt without a template: every answer may come back."""
+        results = ReplayResults()
+        results.put((False, None), True)
+        return cls(results=results)
+
+    @classmethod
     def of(
         cls,
         template: Template,
@@ -309,19 +316,32 @@ class ReplayCheck:
         """Whether a later prompt may begin with this complete answer; False while that is unknown:
         the answer is then computed again.
         """
-        opens_reasoning = len(generated_ids) > 0 and generated_ids[0] == self._opening_id
-        if (known := self._kept.get((opens_reasoning, self._form))) is not None:
-            return known
-        with self._lock:
-            if opens_reasoning not in self._results:
-                self._results[opens_reasoning] = self._begin(opens_reasoning), time.monotonic()
-            result, begun_s = self._results[opens_reasoning]
+        found = self._found_or_begun(generated_ids)
+        if isinstance(found, bool):
+            return found
+        result, begun_s = found
         try:
             return result.result(max(0.0, begun_s + self._limit_s - time.monotonic()))
         except TimeoutError:
             return False
 
-    def _begin(self, opens_reasoning: bool) -> Future[bool]:
+    def begin(self, generated_ids: Sequence[int]) -> None:
+        """Begin to find out what a call with an answer that begins so would return, and do not wait
+        for it. No-op if that is known.
+        """
+        self._found_or_begun(generated_ids)
+
+    def _found_or_begun(self, generated_ids: Sequence[int]) -> bool | tuple[Future[bool], float]:
+        """What is known, else the result to come and when it was begun."""
+        opens_reasoning = len(generated_ids) > 0 and generated_ids[0] == self._opening_id
+        if (known := self._kept.get((opens_reasoning, self._form))) is not None:
+            return known
+        with self._lock:
+            if opens_reasoning not in self._results:
+                self._results[opens_reasoning] = self._try(opens_reasoning), time.monotonic()
+            return self._results[opens_reasoning]
+
+    def _try(self, opens_reasoning: bool) -> Future[bool]:
         """Try in a thread of its own."""
         result: Future[bool] = Future()
 

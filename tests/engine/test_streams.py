@@ -215,8 +215,8 @@ def prompt(history: RecordingHistory, text: str | None = "hello") -> RenderedPro
     return RenderedPrompt(SimpleNamespace(history=history), text, IDS, ())
 
 
-def beside(call) -> None:
-    """No other thread."""
+def at_once(call) -> None:
+    """No event loop."""
     call()
 
 
@@ -225,7 +225,7 @@ def delta(index: int, *ids: int, finish: Finish | None = None) -> Delta:
 
 
 async def test_each_delta_goes_to_its_stream_and_the_ends_are_returned():
-    answers = OpenAnswers(beside)
+    answers = OpenAnswers(at_once)
     first = answers.open(0, prompt(RecordingHistory()), 1, lambda: None)
     second = answers.open(1, prompt(RecordingHistory()), 1, lambda: None)
     deltas = [(1, delta(0, 5)), (0, delta(0, 6, finish=FINISH)), (1, delta(0, finish=FINISH))]
@@ -236,14 +236,14 @@ async def test_each_delta_goes_to_its_stream_and_the_ends_are_returned():
 
 
 def test_an_answer_is_open_until_its_last_choice_has_ended():
-    answers = OpenAnswers(beside)
+    answers = OpenAnswers(at_once)
     answers.open(0, prompt(RecordingHistory()), 2, lambda: None)
     answers.deliver([(0, delta(1, finish=FINISH))])
     assert repr(answers) == "OpenAnswers(1)"
 
 
 def test_an_answer_is_remembered_with_its_prompt():
-    answers, history = OpenAnswers(beside), RecordingHistory()
+    answers, history = OpenAnswers(at_once), RecordingHistory()
     answers.open(0, prompt(history), 2, lambda: None)
     answers.deliver([(0, delta(0, 5)), (0, delta(1, 7)), (0, delta(0, 6, finish=FINISH))])
     assert history.calls == []  # its reader comes first
@@ -253,8 +253,9 @@ def test_an_answer_is_remembered_with_its_prompt():
 
 def test_whether_an_answer_can_come_back_is_tried_once_when_it_has_begun():
     tried: list[tuple] = []
-    asked = replace(prompt(RecordingHistory()), answer_returns=tried.append)
-    answers = OpenAnswers(beside)
+    check = SimpleNamespace(begin=tried.append)
+    asked = replace(prompt(RecordingHistory()), answer_returns=check)
+    answers = OpenAnswers(at_once)
     answers.open(0, asked, 2, lambda: None)
     assert not tried
     answers.deliver([(0, delta(0, 5)), (0, delta(1, 7)), (0, delta(0, 6, finish=FINISH))])
@@ -262,7 +263,7 @@ def test_whether_an_answer_can_come_back_is_tried_once_when_it_has_begun():
 
 
 def test_after_a_prompt_of_ids_nothing_is_remembered():
-    answers, history = OpenAnswers(beside), RecordingHistory()
+    answers, history = OpenAnswers(at_once), RecordingHistory()
     answers.open(0, prompt(history, text=None), 1, lambda: None)
     assert answers.deliver([(0, delta(0, 5, finish=FINISH))]) == [("", FINISH)]
     answers.remember()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
+from luceasync.errors import Unavailable
 from luceasync.request import (
     Delta,
     Finish,
@@ -117,6 +118,11 @@ class ScriptedEngine:
             residence=self.residence,
             experts=self.experts,
         )
+
+    def check_ready(self) -> None:
+        status = self.status()
+        if not status.ready:
+            raise Unavailable(status.detail, status.retry_after_s)
 
     async def open(self, request: Request) -> ScriptedStream:
         self.requests.append(request)

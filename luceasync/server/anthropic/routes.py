@@ -34,7 +34,6 @@ from luceasync.server.family import (
     BodySpec,
     Endpoint,
     LookupCall,
-    require_ready,
     typed_answer,
 )
 from luceasync.server.fields import decode
@@ -80,7 +79,7 @@ class Anthropic:
     @typed_answer(AnthropicModels)
     async def models(self, request: HttpRequest) -> Response:
         """The served model under each of its names."""
-        require_ready(self._engine)
+        self._engine.check_ready()
         card = self._engine.card
         data = [_model(card, name) for name in card.names]
         return json_response(AnthropicModels(data, card.name, card.names[-1]))
@@ -88,7 +87,7 @@ class Anthropic:
     @typed_answer(AnthropicModel)
     async def model(self, request: HttpRequest) -> Response:
         """The model of that name."""
-        require_ready(self._engine)
+        self._engine.check_ready()
         card, name = self._engine.card, request.path_params["model"]
         check_model(name, card)
         return json_response(_model(card, name))

@@ -25,7 +25,6 @@ from luceasync.server.family import (
     Call,
     Endpoint,
     LookupCall,
-    require_ready,
     typed_answer,
 )
 from luceasync.server.fields import decode
@@ -278,7 +277,7 @@ class OllamaPages:
     @typed_answer(ListedModels)
     async def tags(self, request: HttpRequest) -> Response:
         """The served model under each of its names, in Ollama's form."""
-        require_ready(self._engine)
+        self._engine.check_ready()
         card, details = self._engine.card, await self._engine.details()
         num_bytes = sum((details.device_bytes or {}).values())
         made = timestamp(card.created)
@@ -291,7 +290,7 @@ class OllamaPages:
     @typed_answer(RunningModels)
     async def ps(self, request: HttpRequest) -> Response:
         """The model that is loaded, and the memory that it takes."""
-        require_ready(self._engine)
+        self._engine.check_ready()
         card, details = self._engine.card, await self._engine.details()
         model = RunningModel(
             card.name,

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt, Engine, ModelCard, Request, TextPrompt
 from luceasync.server.failures import Failure
-from luceasync.server.family import BodySpec, Endpoint, LookupCall, require_ready, typed_answer
+from luceasync.server.family import BodySpec, Endpoint, LookupCall, typed_answer
 from luceasync.server.fields import at_most, decode, refuse
 from luceasync.server.http.auth import Caller
 from luceasync.server.http.responses import SERVER_SENT, json_response
@@ -92,14 +92,14 @@ class ModelPages:
     @typed_answer(OpenAiModels)
     async def models(self, request: HttpRequest) -> Response:
         """The served model under each of its names."""
-        require_ready(self._engine)
+        self._engine.check_ready()
         card = self._engine.card
         return json_response(OpenAiModels([_model(card, name) for name in card.names]))
 
     @typed_answer(OpenAiModel)
     async def model(self, request: HttpRequest) -> Response:
         """The model of that name."""
-        require_ready(self._engine)
+        self._engine.check_ready()
         card, name = self._engine.card, request.path_params["model"]
         check_model(name, card)
         return json_response(_model(card, name))
@@ -214,7 +214,7 @@ class TokenizerPages:
     @typed_answer(dict[str, str])
     async def info(self, request: HttpRequest) -> Response:
         """Special tokens by name, and the chat template."""
-        require_ready(self._engine)
+        self._engine.check_ready()
         card = self._engine.card
         return json_response(dict(card.special_tokens) | {"chat_template": card.chat_template})
 
