@@ -145,17 +145,30 @@ def test_a_layer_adds_what_the_torch_body_adds(num_rows, shared_size, dtype, dev
     assert distance(both.kernels.add_to(x.clone()), both.truth.add_to(x.clone())) < TOLERANCE[dtype]
 
 
-@pytest.mark.parametrize("dim", [DIM, 1100])
-def test_a_rows_bits_are_the_same_alone_and_among_others(
-    dim, dtype, device, rows_by_themselves
-) -> None:
-    kernels = layer(dtype, device, INNER, dim).kernels
-    num_rows = MAX_ROWS if dim == DIM else 11
-    x = random(num_rows, dim, dtype=dtype, device=device)
+def test_a_rows_bits_are_the_same_alone_and_among_others(dtype, device, rows_by_themselves) -> None:
+    kernels = layer(dtype, device, INNER).kernels
+    x = random(MAX_ROWS, DIM, dtype=dtype, device=device)
     x[::2] = x[:1] + 0.01 * x[::2]  # many rows of few experts
     together = kernels.add_to(x)
-    for begin, end in [(0, 1), (1, 2), (3, 11), (num_rows - 9, num_rows)]:
+    for begin, end in [(0, 1), (1, 2), (3, 11), (MAX_ROWS - 9, MAX_ROWS)]:
         assert torch.equal(kernels.add_to(x[begin:end].contiguous()), together[begin:end])
+
+
+def test_sums_of_several_parts_are_the_same_bits_alone_and_among_others(
+    dtype, device, rows_by_themselves
+) -> None:
+    place = {"dtype": dtype, "device": device}
+    weights = random(2 * NUM_EXPERTS * INNER, 1100, scale=1100**-0.5, **place)
+    gate_up = TritonOps().experts(weights, NUM_EXPERTS, 2)
+    x, logits = random(11, 1100, **place), chosen(11, device)
+
+    def results(begin: int, end: int) -> Tensor:
+        choice = routed(logits[begin:end], None, Routing(NUM_CHOSEN))
+        return gate_up.swiglu(x[begin:end], choice)[choice.places.long()]
+
+    together = results(0, 11)
+    for begin, end in [(0, 1), (1, 2), (3, 11), (2, 11)]:
+        assert torch.equal(results(begin, end), together[begin:end])
 
 
 def experts_of(name: str, device: torch.device, num_experts: int = 4):
