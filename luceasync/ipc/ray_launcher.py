@@ -34,6 +34,7 @@ PROBE_S = 3.0
 PLACED_S = 60.0  # until Ray has found a place, and a worker there has begun
 LISTENS_S = 60.0
 END_S = 10.0
+LOG_S = 5.0  # for the last lines of a program that has ended
 # What Ray sets for its own workers. OMP_NUM_THREADS stays: it is the actor's number of CPUs. What
 # Ray's own clients need stays too.
 NOT_FOR_PROGRAMS, FOR_CLIENTS = ("RAY_", "LD_PRELOAD"), "RAY_AUTH"
@@ -139,7 +140,7 @@ class LeashedProgram:
     def wait(self) -> int:
         """Wait until it has ended; its status."""
         status = self.process.wait()
-        self._reading.join(1.0)
+        self._reading.join(LOG_S)
         return status
 
     def end(self, grace_s: float) -> None:

@@ -223,3 +223,21 @@ def ask(url: str, question: str) -> str:
     if response.status != 200:
         return f"!{response.status}"
     return str(json.loads(content)["choices"][0]["message"]["content"])
+
+
+def stream(port: int, question: str, num_tokens: int) -> str:
+    """How a stream of so many tokens ends: "whole", or otherwise."""
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": question}], "model": MODEL}
+    body |= {"max_tokens": num_tokens, "ignore_eos": True, "stream": True}
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    try:
+        words = {"content-type": "application/json"}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), words)
+        response = connection.getresponse()
+        content = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        return type(error).__name__
+    finally:
+        connection.close()
+    is_whole = content.rstrip().endswith(b"data: [DONE]") and b'"finish_reason":"length"' in content
+    return "whole" if is_whole else f"{response.status}, cut after {len(content)} bytes"
