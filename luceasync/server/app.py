@@ -6,6 +6,7 @@ Knows nothing of sockets, signals, the engine's inside, or what a family's bodie
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -80,6 +81,7 @@ def create_app(
         lifespan=_lifespan(metrics),
     )
     app.router.redirect_slashes = False
+    app.router.middleware_stack = RoutesByPath(app.router.middleware_stack, routes)
     app.state.drain = drain
     return app
 
@@ -90,6 +92,30 @@ def _routes(family: ApiFamily, context: ServerContext) -> list[Route]:
         for endpoint in family.endpoints
     )
     return [*family.pages, *endpoints]
+
+
+class RoutesByPath:
+    """Middleware of the router: finds a route without parameters by its path, since Starlette tries
+    dozens one after the other. Routes of one path are asked in their order; what none of them
+    takes is left to `app`.
+    """
+
+    def __init__(self, app: ASGIApp, routes: Sequence[Route]) -> None:
+        self._app = app
+        self._routes: defaultdict[str, list[Route]] = defaultdict(list)
+        for route in routes:
+            if not route.param_convertors:
+                self._routes[route.path].append(route)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            for route in self._routes.get(scope["path"], ()):
+                match, child_scope = route.matches(scope)
+                if match is Match.FULL:
+                    scope.update(child_scope, route=route)
+                    await route.handle(scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
 
 
 def _middleware(

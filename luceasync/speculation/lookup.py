@@ -49,6 +49,7 @@ class _ClassRecord:
     rates: DepthRates
     num_slots: int
     _taus: list[float] | None = None
+    _prior: DepthRates | None = None  # each new text asks for it, few change it
 
     @property
     def taus(self) -> list[float]:
@@ -60,9 +61,12 @@ class _ClassRecord:
     def observe(self, num_slots: int, num_right: int) -> None:
         """Enter that the first `num_right` of so many tokens were right."""
         self.rates, self._taus = self.rates.after(num_slots, num_right), None
+        self._prior = None
 
     def as_prior(self) -> _ClassRecord:
-        return _ClassRecord(self.rates.as_prior(), self.num_slots)
+        if self._prior is None:
+            self._prior = self.rates.as_prior()
+        return _ClassRecord(self._prior, self.num_slots)
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from starlette.routing import Route
 
 from luceasync.errors import ContextLengthError, QueueFull, RequestError, Unavailable
 from luceasync.server_config import ServerConfig
@@ -102,6 +103,16 @@ async def test_what_the_engine_refuses_has_its_status(in_memory, error, status, 
     assert (response.status_code, told["type"], told["code"]) == (status, kind, code)
     assert "secret" not in response.text
     assert response.headers.get("retry-after") == {429: "7", 503: "1"}.get(status)
+
+
+async def test_a_route_is_found_by_its_path_and_not_tried_after_all_others(in_memory, monkeypatch):
+    tried, matches = [], Route.matches
+    monkeypatch.setattr(Route, "matches", lambda *args: tried.append(args) or matches(*args))
+    async with in_memory(ScriptedEngine()) as client:
+        for path in (CHAT, "/v1/completions"):
+            await client.post(path, json=BODY)
+            assert len(tried) == 1
+            tried.clear()
 
 
 async def test_a_body_over_the_limit_is_413_declared_or_chunked(in_memory):

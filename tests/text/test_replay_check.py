@@ -84,6 +84,34 @@ def test_each_kind_is_tried_once():
     assert not found([9, 5]) and not found([9]) and tried == ["others", "it"]
 
 
+def test_what_is_begun_is_tried_once_and_without_waiting():
+    is_free, tried = threading.Event(), []
+
+    def trial() -> bool:
+        tried.append(is_free.wait(60))
+        return False
+
+    found = ReplayCheck(trial)
+    found.begin([5]), found.begin([5, 6])
+    is_free.set()
+    assert not found([5, 6, 7]) and tried == [True]
+
+
+def test_what_chats_of_the_form_have_shown_is_not_tried_again():
+    results = ReplayResults()
+    assert ReplayCheck(results=results, form="a chat")([5])
+    again = ReplayCheck(lambda: pytest.fail("tried"), results=results, form="a chat")
+    again.begin([5])
+    assert again([5])
+
+
+def test_without_a_template_nothing_is_tried(monkeypatch):
+    monkeypatch.setattr(threading, "Thread", lambda **kwargs: pytest.fail("a thread"))
+    found = ReplayCheck.always()
+    found.begin([5])
+    assert found([5])
+
+
 def test_an_empty_answer_is_not_reasoning(returns):
     assert returns(QWEN3)([])
 

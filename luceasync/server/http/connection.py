@@ -150,6 +150,7 @@ class Http11(H11Protocol):
     """HTTP/1.1 and nothing else. An offer to upgrade is ignored, as RFC 9110, 7.8 allows."""
 
     _is_chunked = False  # how the rest of the current body is sent
+    _head = b""  # of a response whose body follows at once: both leave in one write
 
     async def initiate(self) -> None:
         self.connection = StrictH11(
@@ -173,6 +174,20 @@ class Http11(H11Protocol):
             event = replace(event, headers=[*event.headers, (b"connection", b"close")])
         await super().stream_send(event)
         self._is_chunked = isinstance(event, Response) and self._becomes_chunked(event)
+
+    async def _send_h11_event(self, event: Any) -> None:
+        try:
+            data = self.connection.send(event) or b""
+        except h11.LocalProtocolError:
+            if self.connection.their_state is not h11.ERROR:
+                raise
+            return
+        if isinstance(event, h11.Response) and has_length(event):
+            self._head = data
+            return
+        head, self._head = self._head, b""
+        if head or data:  # the end of a body of known length is no bytes
+            await self.send(RawData(head + data))
 
     @property
     def is_receiving(self) -> bool:
@@ -198,6 +213,11 @@ class Http11(H11Protocol):
         if self.connection.our_state is not h11.SEND_RESPONSE:
             return  # it has been refused
         await super()._create_stream(in_origin_form(request))
+
+
+def has_length(response: h11.Response) -> bool:
+    """Whether it says how long its body is: then the app has all of it."""
+    return any(name == b"content-length" for name, _ in response.headers)
 
 
 def in_origin_form(request: h11.Request) -> h11.Request:

@@ -187,6 +187,22 @@ async def test_a_chunked_answer_ends_where_the_next_one_begins(on_port):
         writer.close()
 
 
+async def test_an_answer_of_known_length_leaves_in_one_write(on_port, monkeypatch):
+    """Head, body and end: a packet and a system call for each would be three."""
+    written, write = [], connection_module.Connection._write
+
+    async def write_noted(self, data: bytes) -> None:
+        written.append(data)
+        await write(self, data)
+
+    monkeypatch.setattr(connection_module.Connection, "_write", write_noted)
+    async with on_port(ScriptedEngine()) as client:
+        for method, has_body in (("GET", True), ("HEAD", False)):
+            response = await client.request(method, "/v1/models")
+            assert response.status_code == 200 and bool(response.content) == has_body
+            assert len(written) == 1 and written.pop().startswith(b"HTTP/1.1 200")
+
+
 async def test_an_http_1_0_client_gets_no_chunks(on_port):
     async with on_port(ScriptedEngine()) as client:
         reader, writer = await connect(client)
