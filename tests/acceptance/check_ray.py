@@ -442,7 +442,7 @@ NEEDS_SMG = ("replicas", "serve")
 
 def main() -> None:
     """Run the parts and print what was seen."""
-    parser = command.parser(__doc__, rounds=2)
+    parser = command.parser(__doc__, rounds=1)
     parser.add_argument("--parts", type=command.names, default=[*PARTS])
     parser.add_argument("--conversations", type=int, default=10)
     beside = Path(sys.executable).with_name("smg")

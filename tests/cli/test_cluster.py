@@ -17,16 +17,16 @@ pytestmark = pytest.mark.slow  # starts a process
 def test_a_file_that_cannot_be_is_one_line_before_ray_is_needed(tmp_path: Path) -> None:
     file = tmp_path / "cluster.toml"
     with commands("plan", "/none") as luceasync:
-        for text, words in (
-            ("[replicas.a]\ncuont = 1\n", "replicas.a.cuont: unknown key; did you mean count?"),
-            ("[replicas.a]\ndrain-s = -1\n", "replicas.a.drain-s: -1; seconds from 0 to 86400"),
+        for command, text, words in (
+            ("up", "[replicas.a]\ncuont = 1\n", "a.cuont: unknown key; did you mean count?"),
+            ("status", "[replicas.a]\ndrain-s = -1\n", "a.drain-s: -1; seconds from 0 to 86400"),
+            ("down", "", "no replicas; a table such as [replicas.chat] is expected"),
         ):
             file.write_text(text)
-            for command in ("up", "status", "down"):
-                ended = luceasync.run("cluster", command, str(file))
-                assert (ended.returncode, ended.loaded) == (2, []), ended.stderr
-                [line] = ended.stderr.splitlines()
-                assert line.startswith("luceasync: ") and words in line
+            ended = luceasync.run("cluster", command, str(file))
+            assert (ended.returncode, ended.loaded) == (2, []), ended.stderr
+            [line] = ended.stderr.splitlines()
+            assert line.startswith("luceasync: ") and words in line
         file.write_text('ray = "127.0.0.1:1"\n[replicas.a]\n')
         ended = luceasync.run("cluster", "up", str(file))
     [line] = ended.stderr.splitlines()

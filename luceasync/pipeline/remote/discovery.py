@@ -108,7 +108,7 @@ def _named_bins(texts: Sequence[str]) -> dict[str | None, str]:
         if bool(at) != path.startswith((f"{SCHEME}://", f"{RAY_SCHEME}://")):
             raise PlacementError(
                 f"{BIN} {text}: expected BACKEND@MACHINE={SCHEME}://HOST:PORT for another machine, "
-                "[BACKEND=]PATH for this one"
+                f"{RAY_SCHEME}://HOST:PORT?GPU=1 for one of Ray's, [BACKEND=]PATH for this one"
             )
         if not path:
             raise PlacementError(f"{BIN} {text}: no path; expected [BACKEND=]PATH")
