@@ -125,6 +125,7 @@ class ObjectStore:
         self._is_queued = asyncio.Event()
         self._there: set[NodeName] = set()  # known to be in the store
         self._bytes_per_s: float | None = None
+        self._observed_s = 0.0  # when; a rate that forbids to fetch is tried again after REST_S
         names = ("hits", "misses", "failures", "read_bytes", "written_bytes")
         self._counts = dict.fromkeys(names, 0)
 
@@ -142,8 +143,9 @@ class ObjectStore:
         return dict(self._counts)
 
     async def check(self) -> None:
-        """Ask the store for an object. Raises ConfigError if it refuses. One that does not answer
-        now may answer later: the server works without it.
+        """Ask the store for an object. Raises ConfigError if it refuses, or has nodes of another
+        schema under our names. One that does not answer now may answer later: the server works
+        without it.
         """
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
@@ -159,11 +161,20 @@ class ObjectStore:
             self._fail(_first_line(error))
 
     async def _tell_facts(self) -> None:
-        """Say what the namespace depends on, unless that is known."""
+        """Say what the namespace depends on, unless that is known. Raises ConfigError if its nodes
+        are said to be of another schema.
+        """
         told = json.dumps(dict(self._facts), sort_keys=True).encode()
-        with suppress(self._obstore.exceptions.AlreadyExistsError):
-            path = f"{self._namespace}/{FACTS}"
+        path = f"{self._namespace}/{FACTS}"
+        try:
             await self._obstore.put_async(self._store, path, told, mode="create")
+        except self._obstore.exceptions.AlreadyExistsError:
+            found = await self._obstore.get_async(self._store, path)
+            known = _facts_in(bytes(await found.bytes_async()))
+            theirs, ours = known.get("schema"), self._facts.get("schema")
+            if None not in (theirs, ours) and theirs != ours:
+                words = f"{path} is of schema {theirs!r}; expected {ours!r}"
+                raise ConfigError(f"{FLAG} {self._url}: {words}") from None
 
     async def close(self) -> None:
         """Wait for writes of fetched files."""
@@ -203,23 +214,29 @@ class ObjectStore:
         path = self._path(*name)
         async with asyncio.timeout(min(patience_s, HEAD_TIMEOUT_S)):
             size = (await self._obstore.head_async(self._store, path))["size"]
-        if self._bytes_per_s is not None and size > patience_s * self._bytes_per_s:
-            return None
         began_s = time.monotonic()
+        is_known = self._bytes_per_s is not None and began_s - self._observed_s < REST_S
+        if is_known and size > patience_s * (self._bytes_per_s or 0.0):
+            return None
         begins = range(0, size, RANGE_BYTES)
         pieces: list[memoryview] = []
-        for at in range(0, len(begins), NUM_RANGES):
-            some = begins[at : at + NUM_RANGES]
-            ends = [min(size, begin + RANGE_BYTES) for begin in some]
-            got = await self._obstore.get_ranges_async(
-                self._store, path, starts=list(some), ends=ends
-            )
-            pieces += map(memoryview, got)
+        try:
+            for at in range(0, len(begins), NUM_RANGES):
+                some = begins[at : at + NUM_RANGES]
+                ends = [min(size, begin + RANGE_BYTES) for begin in some]
+                got = await self._obstore.get_ranges_async(
+                    self._store, path, starts=list(some), ends=ends
+                )
+                pieces += map(memoryview, got)
+        except asyncio.CancelledError:  # too late; how much had come is not told
+            self._observe(size // 2, time.monotonic() - began_s)
+            raise
         self._observe(size, time.monotonic() - began_s)
         self._counts["read_bytes"] += size
         return await self._threads.submit(self._unsealed, name, pieces)
 
     def _observe(self, num_bytes: int, elapsed_s: float) -> None:
+        self._observed_s = time.monotonic()
         rate = num_bytes / max(elapsed_s, 1e-6)
         before = self._bytes_per_s
         self._bytes_per_s = rate if before is None else before + RATE_WEIGHT * (rate - before)
@@ -352,10 +369,9 @@ class StoreUpkeep:
         try:
             with self._errors():
                 found = self._obstore.get(self._store, f"{namespace}/{FACTS}").bytes()
-            told = json.loads(bytes(found))
-        except (FileNotFoundError, ValueError):
+        except FileNotFoundError:
             return None
-        return told if isinstance(told, dict) else None
+        return _facts_in(bytes(found)) or None
 
     def total(self, namespace: str) -> StoredNamespace:
         """Its size. Lists its objects, in parts."""
@@ -424,6 +440,15 @@ def _opened(obstore: ModuleType, url: str) -> Any:
         return importlib.import_module("obstore.store").from_url(url, **options)
     except (obstore.exceptions.BaseError, ValueError, OSError) as error:
         raise ConfigError(f"{FLAG} {url}: {_first_line(error)}") from None
+
+
+def _facts_in(content: bytes) -> dict[str, Any]:
+    """What a namespace depends on; empty if it is not said."""
+    try:
+        told = json.loads(content)
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def _first_line(error: Exception) -> str:

@@ -8,6 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -177,10 +178,31 @@ async def test_what_would_come_too_late_by_earlier_rates_is_not_fetched(
     await upload(tmp_path)
     async with server(tmp_path, "ours") as ours:
         assert ours._store is not None
-        ours._store._bytes_per_s = 1.0
+        ours._store._observe(1, 1.0)
         replace_calls(ours, get_ranges_async=None)
         assert await find(ours, ROWS) == []
         assert ours.degraded == ""
+
+
+async def test_a_link_that_was_too_slow_is_tried_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_calls = 0
+
+    async def hang(*_: object, **__: object) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        await asyncio.sleep(DEADLINE_S)
+
+    await upload(tmp_path)
+    async with server(tmp_path, "ours") as ours:
+        replace_calls(ours, get_ranges_async=hang)
+        for _ in range(3):
+            assert await ours.find({ROWS: 0.1}) == []
+        assert num_calls == 1
+        replace_calls(ours)
+        monkeypatch.setattr(object_store, "REST_S", 0.0)
+        assert await find(ours, ROWS) == [KEY]
 
 
 async def test_objects_do_not_change(tmp_path: Path) -> None:
@@ -251,6 +273,19 @@ async def test_what_a_namespace_depends_on_is_said_once(tmp_path: Path) -> None:
     assert upkeep.facts(NAMESPACE) == {"kv_dtype": "bf16"}
     assert upkeep.facts("other") is None
     assert upkeep.total(NAMESPACE).num_nodes == 0
+
+
+async def test_nodes_of_another_schema_under_our_names_are_an_error_at_the_start(
+    tmp_path: Path,
+) -> None:
+    theirs = StoreSpec(f"file://{tmp_path}/store", facts={"schema": "luceasync.node.9"})
+    async with tier_of(tmp_path / "theirs", store=theirs):
+        pass
+    ours = replace(theirs, facts={"schema": "luceasync.node.2"})
+    words = r"namespace\.json is of schema 'luceasync\.node\.9'; expected 'luceasync\.node\.2'$"
+    with pytest.raises(ConfigError, match=rf"^--kv-store \S+: {NAMESPACE}/{words}"):
+        async with tier_of(tmp_path / "ours", store=ours):
+            pass
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
