@@ -16,6 +16,7 @@ from luceasync.speculation.dflash.draft import open_network
 from luceasync.speculation.dflash.draft_config import parse_draft_spec, read_draft_spec
 from luceasync.speculation.dflash.draft_spec import DraftLayerSpec
 from tests import tiny
+from tests.gguf.tiny_files import Tiny, write
 from training.draft import losses
 from training.draft.answers import answer
 from training.draft.evaluation import draft, walk
@@ -187,7 +188,7 @@ def test_layout_marks_what_the_target_said(models):
     prompt = layout.prompt({"messages": [{"role": "user", "content": "to"}]})
     assert text.ids[: len(prompt)].tolist() == prompt and not text.said[: len(prompt)].any()
     assert layout.lay({"text": "to be"}).said.all()
-    with pytest.raises(ValueError, match="'messages' or 'text'"):
+    with pytest.raises(ValueError, match="'messages', 'text' or 'ids'"):
         layout.lay({"prompt": "to"})
 
 
@@ -281,3 +282,20 @@ def test_smoke_run_writes_a_drafter_and_goes_on(tmp_path, monkeypatch, capsys):
     assert (spec.taps, spec.block, spec.layers) == ((0, 2), 4, (DraftLayerSpec(None, False),) * 2)
     record = json.loads((tmp_path / "draft" / "training.json").read_text())
     assert record["steps"] == 6 and [score["step"] for score in record["scores"]] == [4, 6]
+
+
+def test_a_gguf_files_target_is_that_of_its_numbers(tmp_path):
+    targets = [
+        FrozenTarget(path, torch.float32, CPU)
+        for path in write(Tiny("qwen2", {"embd.weight": "F32", "": "Q8_0"}), tmp_path)
+    ]
+    ids = torch.randint(4, 250, (1, 40), generator=torch.manual_seed(0))
+    (features, rows), (others, other_rows) = (target.run(ids, (0, 2)) for target in targets)
+    torch.testing.assert_close(features, others, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(rows, other_rows, atol=1e-4, rtol=1e-4)
+
+
+def test_tokens_of_answers_are_taken_as_they_are(models):
+    text = Layout(models[2], {2}, max_tokens=6).lay({"ids": [9, 8, 7, 6, 5, 4, 3], "begin": 2})
+    assert text.ids.tolist() == [9, 8, 7, 6, 5, 4]
+    assert text.said.tolist() == [False, False, True, True, True, True]

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from luceasync.models.encodings import WeightPlacement
 from luceasync.models.ends import read_ends
-from luceasync.models.files import read_spec
-from luceasync.models.formats.safetensors import open_checkpoint
+from luceasync.models.files import ModelFiles
 from luceasync.models.loader import Layer, TensorReader
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.attention_sizes import HeadNorms
@@ -35,6 +34,7 @@ from luceasync.models.mixers.delta_torch import (
 from luceasync.models.mixers.gated_delta import delta_chunks
 from luceasync.models.mixers.mixer import Mixer, State
 from luceasync.models.ops import TorchOps
+from training.draft.plain import PlainSource
 
 HEAD_ROWS = 16384  # at a time: logits are large
 
@@ -97,13 +97,14 @@ class FrozenTarget:
     """A model directory's network on one device. Nothing in it learns."""
 
     def __init__(self, model_dir: Path, dtype: torch.dtype, device: torch.device) -> None:
-        """Raises ModelError."""
-        self.spec = read_spec(model_dir)
+        """A directory, or a GGUF file; quantised numbers are unpacked. Raises ModelError."""
+        files = ModelFiles(model_dir)
+        self.spec = files.spec
         self.device = device
         self.dtype = dtype
         place = WeightPlacement(TorchOps(), device, dtype)
-        with open_checkpoint(model_dir) as checkpoint:
-            reader = TensorReader(checkpoint, self.spec, place)
+        with files.weights.open() as stored:
+            reader = TensorReader(PlainSource(stored, place), self.spec, place)
             self._layers = [
                 _over_sequences(reader.layer(i), mixer) for i, mixer in enumerate(self.spec.mixers)
             ]

@@ -33,8 +33,8 @@ class Text:
 class Layout:
     """Lays lines of a file out in the ids of one model.
 
-    A line is {"messages": [...]}, whose assistant turns were said, perhaps with a last "answer", or
-    {"text": "..."}, all of which was.
+    A line is {"messages": [...]}, whose assistant turns were said, perhaps with a last "answer",
+    {"text": "..."}, all of which was, or {"ids": [...], "begin": n}, which was from n on.
     """
 
     def __init__(self, model_dir: Path, eos_ids: Iterable[int], max_tokens: int) -> None:
@@ -47,13 +47,18 @@ class Layout:
         """Raises ValueError for a line of neither form."""
         if isinstance(line.get("text"), str):
             pieces = [(self._tokenizer.encode(line["text"]), True)]
+        elif isinstance(line.get("ids"), list):
+            begin = line["begin"]
+            pieces = [(line["ids"][:begin], False), (line["ids"][begin:], True)]
         elif isinstance(line.get("messages"), list):
             messages = list(line["messages"])
             if "answer" in line:
                 messages.append({"role": "assistant", "content": line["answer"]})
             pieces = list(self._pieces(messages))
         else:
-            raise ValueError(f"a line with 'messages' or 'text' is expected, got {list(line)}")
+            raise ValueError(
+                f"a line with 'messages', 'text' or 'ids' is expected, got {list(line)}"
+            )
         ids = [token for piece, _ in pieces for token in piece]
         said = [mark for piece, mark in pieces for _ in piece]
         return Text(
