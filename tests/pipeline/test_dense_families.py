@@ -5,19 +5,23 @@ shared out or drafted.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch import Tensor
 
+from luceasync.host_cache.nodes import Span
 from luceasync.models.encodings import WeightPlacement
 from luceasync.models.families import family_of
 from luceasync.models.files import ModelFiles, read_spec
 from luceasync.models.loader import TensorReader
+from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.ops import TorchOps
+from luceasync.models.trees import ROOT
 from luceasync.pipeline.backend import LayerSplitBackend
 from tests import tiny
+from tests.families import MODELS, answer_of, build
 
 if TYPE_CHECKING:  # else only tests that build a model pay for it
     from transformers import PreTrainedModel
@@ -28,148 +32,20 @@ PROMPTS = {0: PROMPT} | {
     lane: [(11 * i + lane) % 500 + 3 for i in range(20 + 40 * lane)] for lane in (1, 2, 3)
 }
 SHUFFLED = [5, 2, 7, 0, 3, 6, 1, 4]
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
-MIXED = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
-EXPERTS = {"moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 3}
-DELTA = {
-    "shared_expert_intermediate_size": 48,
-    "linear_key_head_dim": 16,
-    "linear_value_head_dim": 16,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25},
-}
-LAGUNA = EXPERTS | {"shared_expert_intermediate_size": 48, "moe_routed_scaling_factor": 2.5}
-WINDOWS = {
-    "layer_types": ["full_attention", *["sliding_attention"] * 2, "full_attention"],
-    "num_attention_heads_per_layer": [4, 6, 6, 4],
-    "sliding_window": 24,
-    "rope_parameters": {
-        "full_attention": YARN | {"rope_theta": 500000.0, "partial_rotary_factor": 0.5},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-    },
-    "moe_router_logit_softcapping": 3.0,
-}
-# By name: the model type, and what differs from tests.tiny.COMMON.
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gemma 3": (
-        "gemma3_text",
-        {
-            "layer_types": MIXED,
-            "sliding_window": 24,
-            "query_pre_attn_scalar": 40,
-            "tie_word_embeddings": True,
-            "rope_parameters": {
-                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-            },
-        },
-    ),
-    "gemma 4": (
-        "gemma4_text",
-        {
-            "layer_types": MIXED[::2] + MIXED[1:3],
-            "sliding_window": 24,
-            "tie_word_embeddings": True,
-            "hidden_size_per_layer_input": 0,
-            "attention_k_eq_v": True,
-            "global_head_dim": 32,
-            "num_global_key_value_heads": 1,
-            "final_logit_softcapping": 30.0,
-        },
-    ),
-    "gemma 4, experts": (
-        "gemma4_text",
-        {
-            "layer_types": [MIXED[0], MIXED[2]] * 2,
-            "sliding_window": 24,
-            "hidden_size_per_layer_input": 0,
-            "global_head_dim": 32,
-            "enable_moe_block": True,
-            "num_experts": 8,
-            "top_k_experts": 3,
-            "moe_intermediate_size": 32,
-        },
-    ),
-    "gemma 4, inputs and borrowed keys": (
-        "gemma4_text",
-        {
-            "layer_types": [MIXED[0], MIXED[2], MIXED[0], MIXED[2]],
-            "sliding_window": 24,
-            "global_head_dim": 32,
-            "hidden_size_per_layer_input": 16,
-            "vocab_size_per_layer_input": 512,
-            "num_kv_shared_layers": 2,
-            "use_double_wide_mlp": True,
-        },
-    ),
-    "gemma 4, all of it": (
-        "gemma4_text",
-        {
-            "layer_types": [MIXED[0], MIXED[2], MIXED[0], MIXED[2]],
-            "sliding_window": 24,
-            "global_head_dim": 32,
-            "hidden_size_per_layer_input": 16,
-            "vocab_size_per_layer_input": 512,
-            "num_kv_shared_layers": 1,
-            "attention_k_eq_v": True,
-            "enable_moe_block": True,
-            "num_experts": 8,
-            "top_k_experts": 3,
-            "moe_intermediate_size": 32,
-        },
-    ),
-    "gemma 4, values of their own": (
-        "gemma4_unified_text",
-        {"layer_types": [MIXED[0], MIXED[2]] * 2, "sliding_window": 24, "global_head_dim": 32},
-    ),
-    "llama 3.2": ("llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3}),
-    "ministral": ("ministral", {"layer_types": ["full_attention"] * 4}),
-    "ministral, windows": ("ministral", {"layer_types": MIXED, "sliding_window": 24}),
-    "mistral": ("mistral", {"sliding_window": None, "head_dim": 32}),
-    "mistral, windows alone": ("mistral", {"sliding_window": 24, "head_dim": 32}),
-    "qwen2": ("qwen2", {"head_dim": 32}),
-    "qwen2, tied, yarn": ("qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
-    "qwen2, windows above": (
-        "qwen2",
-        {"use_sliding_window": True, "sliding_window": 70, "max_window_layers": 2},
-    ),
-    "qwen3_moe": ("qwen3_moe", EXPERTS | {"norm_topk_prob": True, "decoder_sparse_step": 2}),
-    "qwen3_moe, as is": ("qwen3_moe", EXPERTS | {"mlp_only_layers": [2]}),
-    "qwen3_5_moe": ("qwen3_5_moe_text", EXPERTS | DELTA),
-    "laguna": ("laguna", LAGUNA | WINDOWS),
-    "laguna, a gate of each number": ("laguna", LAGUNA | {"gating": "per-element"}),
-    "smollm3": ("smollm3", {"no_rope_layers": [1, 0, 1, 1]}),
-    "smollm3, by interval": ("smollm3", {"no_rope_layer_interval": 2, "head_dim": 32}),
-}
+# The row that each row of a draft follows, and the rows that are right: chains, and trees.
+DRAFTS = [
+    ((ROOT, 0, 1, 2), [0]),
+    ((ROOT, 0, 0, 2), [0, 2, 3]),
+    ((ROOT, 0, 1, 2), [0, 1, 2]),
+    ((ROOT, 0, 0, 1), [0, 1, 3]),
+    ((ROOT, 0, 0, 0), [0, 3]),
+]
 
 
 @pytest.fixture(scope="module", params=MODELS)
 def peer(request: pytest.FixtureRequest) -> PreTrainedModel:
-    """The model as transformers runs it, float32, with norms and biases that are not all alike."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    model_type, fields = MODELS[request.param]
-    sizes = tiny.COMMON | {"num_hidden_layers": 4, "pad_token_id": 0}
-    config = AutoConfig.for_model(model_type, **sizes | fields)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.ndim == 1:
-                parameter += torch.randn_like(parameter) * (1.0 if "bias" in name else 0.1)
-        for name, buffer in model.named_buffers():
-            if name.endswith("layer_scalar"):
-                buffer *= 1 + torch.rand(1).item()
-    return model
+    """The model as transformers runs it."""
+    return build(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -182,12 +58,11 @@ def model_dir(peer: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture(scope="module")
 def expected(peer: PreTrainedModel) -> Tensor:
     """Logits of every token of the prompt and of its greedy answer."""
+    answer = answer_of(peer, PROMPT, NUM_ANSWER)
     with torch.inference_mode():
-        answer = peer.generate(
-            torch.tensor([PROMPT]), max_new_tokens=NUM_ANSWER, do_sample=False, eos_token_id=None
-        )
-        logits: Tensor = peer(answer).logits[0]
-    assert answer[0, NUM_PROMPT:].tolist() == logits[NUM_PROMPT - 1 : -1].argmax(-1).tolist()
+        logits: Tensor = peer(torch.tensor([PROMPT + answer])).logits[0]
+    assert len({*answer}) > 8, "few tokens again and again would say little"
+    assert answer == logits[NUM_PROMPT - 1 : -1].argmax(-1).tolist()
     return logits
 
 
@@ -253,17 +128,48 @@ def test_drafts_right_or_wrong_change_no_token(make_backend, model_dir: Path, ex
     tokens = expected[NUM_PROMPT - 1 :].argmax(-1).tolist()
     spoken, rounds = [int(prefilled(backend, 1, PROMPT, 64)[-1].argmax())], 0
     while len(spoken) < 24:
-        draft = tokens[len(spoken) : len(spoken) + 3]
-        draft[rounds % 3] = (draft[rounds % 3] + 1) % tiny.VOCAB_SIZE
+        parents, path = DRAFTS[rounds % len(DRAFTS)]
+        right = tokens[len(spoken) : len(spoken) + 3]
+        rows = [spoken[-1], *((token + 1) % tiny.VOCAB_SIZE for token in right)]
+        for depth, row in enumerate(path[1:]):
+            rows[row] = right[depth]
         begin = NUM_PROMPT + len(spoken) - 1
-        logits = backend.verify([1], [begin], torch.tensor([[spoken[-1], *draft]])).whole()[0]
+        tree = torch.tensor([parents], dtype=torch.int32)
+        logits = backend.verify([1], [begin], torch.tensor([rows]), tree).whole()[0]
         found = logits.argmax(-1).tolist()
-        num_right = rounds % 3
-        assert found[:num_right] == draft[:num_right]
-        backend.commit([[*range(num_right + 1)]])
-        spoken += found[: num_right + 1]
+        assert [found[row] for row in path[:-1]] == right[: len(path) - 1]
+        backend.commit([path])
+        spoken += [found[row] for row in path]
         rounds += 1
     assert spoken == tokens[: len(spoken)]
+
+
+@pytest.mark.slow
+def test_spans_of_any_length_go_on_in_another_lane_and_under_another_split(
+    make_backend, peer: PreTrainedModel, model_dir: Path
+):
+    """Of a token, of a window, and of one less and one more."""
+    source = make_backend(model_dir)
+    target = make_backend(model_dir, num_shards=most_shards(model_dir, 3), page_order=SHUFFLED)
+    attentions = [each for each in read_spec(model_dir).mixers if isinstance(each, AttentionSpec)]
+    window = max(each.window for each in attentions) or 24
+    tokens = [(11 * i) % 500 + 3 for i in range(3 * window + 4)]
+    with torch.inference_mode():
+        expected = peer(torch.tensor([tokens])).logits[0]
+    names: list[str] = []
+    end = 0
+    for num_tokens in (1, window - 1, window, window + 1):
+        span = Span(end, end + num_tokens, True)
+        names.append(f"{num_tokens} tokens")
+        source.prefill(0, end, tokens[end : span.end], project=False)
+        source.nodes.save(0, names[-1], span)
+        target.nodes.adopt(names[-1], span, source.nodes.export(names[-1]))
+        end = span.end
+        for backend, lane in ((source, 2), (target, 1)):
+            backend.nodes.restore(lane, names, end)
+            for at in range(end, end + 3):
+                logits = backend.decode([lane], [at], [tokens[at]]).whole()[0]
+                torch.testing.assert_close(logits, expected[at], rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow
