@@ -11,7 +11,7 @@ FOLDERS = {"luceasync.cyext": "cyext", "luceasync.cuda": "cuda"}
 INCLUDED = [str(path) for kind in ("*.h", "*.pxi") for path in sorted(Path("cyext").glob(kind))]
 # Sums are rounded as they are written, whichever instructions a machine has.
 EXACT = ["-O3", "-ffp-contract=off"]
-COMPILER_FLAGS = {"attention": EXACT, "quantised": EXACT, "rows": EXACT}
+COMPILER_FLAGS = {"attention": EXACT, "experts": EXACT, "quantised": EXACT, "rows": EXACT}
 
 
 class BuildInParallel(build_ext):

@@ -1,8 +1,79 @@
 #pragma once
-/* What routed experts do beside their products: choosing them, sorting rows by expert, and the weighted
+/* What routed experts do beside their products: scoring and choosing them, sorting rows by expert, and the weighted
    sums of their results. Sums are float32, in the order of a row's own choice. */
 #include "floats.h"
 #include "threads.h"
+
+enum { PRODUCT_LANES = 16, PRODUCT_ROWS = 4 }; /* numbers in a register; rows beside each other */
+
+typedef struct {
+    const float *x, *matrix; /* [rows][width]; [outputs][width] */
+    float *out;              /* [rows][outputs] */
+    int64_t num_rows, num_outputs, width;
+} FloatProduct;
+
+typedef float Lanes __attribute__((vector_size(PRODUCT_LANES * 4)));
+
+INLINE void take_lanes(Lanes *to, const float *from) { memcpy(to, from, sizeof *to); }
+
+/* Rows [row, row + count) of x by one of the matrix, each in its own partial sums, which are added in the
+   same order for any number of rows and every instruction set. */
+INLINE void products_of(const FloatProduct *p, int64_t output, int64_t row, const int count) {
+    Lanes even[PRODUCT_ROWS] = {{0}}, odd[PRODUCT_ROWS] = {{0}};
+    const float *w = p->matrix + output * p->width, *x = p->x + row * p->width;
+    const int64_t whole = p->width / (2 * PRODUCT_LANES) * 2 * PRODUCT_LANES, left = p->width - whole;
+    for (int64_t i = 0; i < whole; i += 2 * PRODUCT_LANES) {
+        Lanes first, second, own, next;
+        take_lanes(&first, w + i), take_lanes(&second, w + i + PRODUCT_LANES);
+        for (int m = 0; m < count; m++) {
+            take_lanes(&own, x + m * p->width + i), take_lanes(&next, x + m * p->width + i + PRODUCT_LANES);
+            even[m] += own * first;
+            odd[m] += next * second;
+        }
+    }
+    for (int m = 0; m < count; m++) {
+        float each[PRODUCT_LANES];
+        even[m] += odd[m];
+        memcpy(each, &even[m], sizeof each);
+        for (int64_t i = 0; i < left; i++) each[i % PRODUCT_LANES] += x[m * p->width + whole + i] * w[whole + i];
+        for (int half = PRODUCT_LANES / 2; half; half /= 2)
+            for (int j = 0; j < half; j++) each[j] += each[j + half];
+        p->out[(row + m) * p->num_outputs + output] = each[0];
+    }
+}
+
+INLINE void products(const FloatProduct *p, int64_t begin, int64_t end) {
+    for (int64_t output = begin; output < end; output++) {
+        int64_t row = 0;
+        for (; row + PRODUCT_ROWS <= p->num_rows; row += PRODUCT_ROWS) products_of(p, output, row, PRODUCT_ROWS);
+        for (; row < p->num_rows; row++) products_of(p, output, row, 1);
+    }
+}
+
+static void plain_products(void *p, int64_t begin, int64_t end) { products((FloatProduct *)p, begin, end); }
+#if defined(__x86_64__) && defined(__GNUC__)
+__attribute__((target("avx2"))) static void fast_products(void *p, int64_t begin, int64_t end) {
+    products((FloatProduct *)p, begin, end);
+}
+__attribute__((target("avx512f,prefer-vector-width=512"))) static void wide_products(void *p, int64_t begin,
+                                                                                    int64_t end) {
+    products((FloatProduct *)p, begin, end);
+}
+static Task products_task(void) {
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f")) return wide_products;
+    return __builtin_cpu_supports("avx2") ? fast_products : plain_products;
+}
+#else
+static Task products_task(void) { return plain_products; }
+#endif
+
+enum { NUMBERS_ALONE = 1 << 17 }; /* of a matrix, which are not worth a second thread */
+
+static void multiply_all(FloatProduct *p) {
+    int64_t outputs = NUMBERS_ALONE / (p->width * p->num_rows);
+    parallel_for(products_task(), p, p->num_outputs, outputs > 1 ? outputs : 1);
+}
 
 typedef struct {
     const float *scores, *biases; /* [rows][experts]; [experts], added for the choice alone, or NULL */

@@ -1,5 +1,6 @@
 """Types of experts.pyx. Addresses point to memory that the caller keeps alive."""
 
+def multiply(x: int, matrix: int, out: int, sizes: tuple[int, int, int]) -> None: ...
 def choose(
     scores: int,
     biases: int,

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Routed experts on CPUs: choosing them, sorting rows by expert, and summing their results.
+"""Routed experts on CPUs: scoring and choosing them, sorting rows by expert, and summing their results.
 
 The caller keeps all addresses valid. The loops are in experts.h, the products in quantised.h.
 """
@@ -7,6 +7,12 @@ The caller keeps all addresses valid. The loops are in experts.h, the products i
 from libc.stdint cimport int32_t, int64_t, uint8_t, uintptr_t
 
 cdef extern from "experts.h" nogil:
+    ctypedef struct FloatProduct:
+        const float* x
+        const float* matrix
+        float* out
+        int64_t num_rows, num_outputs, width
+    void multiply_all(FloatProduct* p)
     ctypedef struct Choosing:
         const float* scores
         const float* biases
@@ -29,6 +35,19 @@ cdef extern from "experts.h" nogil:
         int32_t* rows, int32_t* places, int32_t* bounds,
     )
     void add_all(WeightedSum* p)
+
+
+def multiply(uintptr_t x, uintptr_t matrix, uintptr_t out, tuple sizes not None) -> None:
+    """x @ matrix^T in float32, contiguous: [rows, width], [outputs, width], [rows, outputs]. `sizes`:
+    rows, outputs, width. The bits of a row do not depend on the other rows of x.
+    """
+    cdef FloatProduct given
+    given.x, given.matrix, given.out = <float*>x, <float*>matrix, <float*>out
+    given.num_rows, given.num_outputs, given.width = sizes
+    if given.num_rows < 1 or given.width < 1:
+        raise ValueError(f"a product of {sizes}: rows and numbers are expected")
+    with nogil:
+        multiply_all(&given)
 
 
 def choose(

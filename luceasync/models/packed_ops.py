@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from luceasync.cyext.experts import multiply
 from luceasync.cyext.rows import MAX_ROW, STEP
 from luceasync.cyext.rows import rms_norm as compiled_norm
 from luceasync.models import packed_experts, torch_experts
@@ -34,6 +35,7 @@ from luceasync.models.weights import (
     Weight,
 )
 
+FEW_ROWS = 64  # of a decode step or a verify pass
 MIN_ROWS = 4  # from so many on, a row's float32 bits do not depend on the number of rows
 ROWS_HINT = 4  # the layout suits a decode batch; prefill loses nothing by it
 # Each takes half a MiB, and under a millisecond to compile again. Enough for all decode steps.
@@ -65,7 +67,7 @@ class PackedOps(TorchOps):
         return TorchQuantWeight(packed, dtype, product)
 
     def float_matrix(self, rows: Tensor) -> Weight:
-        return FilledTable(torch.ops.mkldnn._reorder_linear_weight(rows, ROWS_HINT))
+        return FloatTable(rows)
 
     def experts(self, rows: Tensor, num_experts: int, num_parts: int) -> ExpertWeights:
         each = rows.view(num_parts, num_experts, -1, rows.shape[1])
@@ -125,14 +127,20 @@ class PackedTable(TorchTable):
         return out[:num_rows].view(*x.shape[:-1], -1)
 
 
-class FilledTable(PackedTable):
-    """A PackedTable that fills up few rows, so that a row's float32 bits do not depend on their
-    number.
+class FloatTable(PackedTable):
+    """Plain float32 rows. Few rows of x are multiplied by a compiled loop, in which the bits of one
+    do not depend on the others; it is faster for one, and more are rare beside what they choose.
     """
 
     def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         x = x if norm is None else norm(x)
-        return product(x.reshape(-1, x.shape[-1]), self.rows).view(*x.shape[:-1], -1)
+        flat = x.reshape(-1, x.shape[-1]).contiguous()
+        if len(flat) > FEW_ROWS:
+            return product(flat, self.rows).view(*x.shape[:-1], -1)
+        sizes = len(flat), *self.rows.shape
+        out = flat.new_empty(sizes[:2])
+        multiply(flat.data_ptr(), self.rows.data_ptr(), out.data_ptr(), sizes)
+        return out.view(*x.shape[:-1], -1)
 
 
 def product(x: Tensor, rows: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from luceasync.models import packed_ops
 from luceasync.models.ops import TorchOps
 from luceasync.models.packed_ops import (
     CACHE_VARIABLES,
+    FEW_ROWS,
     MAX_PRODUCTS,
     PackedOps,
     PackedTable,
@@ -87,6 +88,22 @@ def test_in_bf16_that_holds_for_a_single_row_too():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("num_outputs", "width"), [(1, 16), (5, 33), (64, 256), (70, 2048)])
+def test_a_float_row_has_the_same_bits_alone_and_among_others(num_outputs: int, width: int):
+    random = torch.Generator().manual_seed(width)
+    rows = torch.randn(num_outputs, width, generator=random)
+    x = torch.randn(FEW_ROWS, width, generator=random)
+    table = PackedOps().float_matrix(rows)
+    found = table.linear(x)
+    assert torch.equal(table.linear(x.view(8, 8, -1)).view(FEW_ROWS, -1), found)
+    for count in (1, 3, 9):
+        assert torch.equal(table.linear(x[5 : 5 + count]), found[5 : 5 + count])
+    exact = x.double() @ rows.double().t()
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=2e-7 * width)
+    many = table.linear(torch.cat([x, x]))  # a library's product
+    torch.testing.assert_close(many[:FEW_ROWS], found, rtol=0, atol=1e-6 * width)
+
+
 def test_few_compiled_products_are_kept():
     """Beyond the limit the first product is compiled again, says oneDNN's log."""
     program = f"""if True:
