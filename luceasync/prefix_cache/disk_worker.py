@@ -56,7 +56,7 @@ FIND_TIMEOUT_S = 1.0  # for the directory: a prompt waits for it
 LEAST_MEASURED_BYTES = 5 << 20  # of a file by which the disk is measured
 PROGRESS_S = 0.01  # between two reports of reads under way
 SCAN_SHARE = 0.05  # of the time, at most, while nodes are written
-CATCH_UP_SHARE = 0.2  # of the time, at most, while prompts wait for what others have written
+SHARED_SCAN_SHARE = 0.2  # where others write too: prompts wait for it, and the budget is theirs
 DTYPES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -228,7 +228,7 @@ class DiskWorker:
         try:
             async with self._catching_up:
                 if self._scan_began_s < since_s:
-                    at_s = self._scanned_at_s + self._scan_s / CATCH_UP_SHARE
+                    at_s = self._scanned_at_s + self._scan_s / SHARED_SCAN_SHARE
                     await asyncio.sleep(max(0.0, at_s - time.monotonic()))
                     await self.scan(disk)
         finally:
@@ -241,9 +241,8 @@ class DiskWorker:
                 await asyncio.sleep(0)  # orders of the engine's thread arrive as callbacks
                 await self._jobs.join()
         except TimeoutError:
-            log.warning(
-                "the cache directory is slow: nodes were not written within %.0f s", timeout_s
-            )
+            words = "the cache directory is slow: nodes were not written within %.0f s"
+            log.warning(words, timeout_s)
 
     def described(self, status: CacheStatus, disk: DiskTier) -> CacheStatus:
         """The status, with the counters of the disk."""
@@ -301,7 +300,8 @@ class DiskWorker:
         """Have a scan after the last one, when that is worth its time."""
         if not self._is_scan_due:
             self._is_scan_due = True
-            pause_s = max(RESCAN_WHEN_WRITING_S, self._scan_s / SCAN_SHARE)
+            share = SHARED_SCAN_SHARE if self._finds_more else SCAN_SHARE
+            pause_s = max(RESCAN_WHEN_WRITING_S, self._scan_s / share)
             at_s = self._scanned_at_s + pause_s
             self._loop.call_later(max(0.0, at_s - time.monotonic()), self._post, self._scan_due)
 

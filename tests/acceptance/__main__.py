@@ -164,6 +164,25 @@ CHECKS = (
         ("--kills", "1"),
         ("moto",),
     ),
+    Check(
+        "check_link",
+        "a store behind a slow link: what is read, and what is run; root",
+        ("--moto", "{moto}"),
+        ("--factors", "0.2,8"),
+        ("moto",),
+    ),
+    Check(
+        "check_take_up",
+        "how soon one server takes up what another has written",
+        ("--moto", "{moto}"),
+        ("--prompts", "2"),
+        ("moto",),
+    ),
+    Check(
+        "check_budget",
+        "twenty writers to one directory, whose keeper is killed",
+        short=("--budget", "30", "--seconds", "30"),
+    ),
     Check("chaos_ipc", "a channel's other end dies, hangs and lies", short=("--rounds", "12")),
     Check(
         "chaos_backends",

@@ -101,12 +101,15 @@ def _wait_for(port: int, path: str) -> None:
 
 @dataclass(frozen=True)
 class Router:
-    """A program before the servers. `words`: its command; `config`: what it is configured with."""
+    """A program before the servers. `words`: its command; `config`: what it is configured with;
+    `takes_servers`: it is told of others by POST /workers.
+    """
 
     name: str
     words: Callable[[int, Sequence[Replica], Path], list[str]]
     config: Callable[[int, Sequence[Replica]], str] | None = None
     libraries: str = ""
+    takes_servers: bool = False
 
 
 def routers_in(folder: Path) -> list[Router]:
@@ -132,7 +135,7 @@ def routers_in(folder: Path) -> list[Router]:
         ),
     }
     found = [
-        Router(name, _gateway(folder / program, flags))
+        Router(name, _gateway(folder / program, flags), takes_servers=name.startswith("smg"))
         for name, (program, flags) in gateways.items()
         if (folder / program).exists()
     ]
@@ -337,6 +340,27 @@ def _post(port: int, body: dict[str, object], session: str) -> tuple[int, dict[s
     return response.status, json.loads(content) if response.status == 200 else {}
 
 
+def _tell(port: int, replica: Replica) -> None:
+    """Tell a router of a server."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
+    headers = {"content-type": "application/json"}
+    connection.request("POST", "/workers", json.dumps({"url": replica.url}), headers)
+    response = connection.getresponse()
+    if response.status >= 300:
+        raise SystemExit(f"POST /workers: {response.status} {response.read()!r}")
+
+
+def _num_answers(replica: Replica) -> int:
+    """How many requests the server has answered since it runs."""
+    connection = http.client.HTTPConnection("127.0.0.1", replica.port, timeout=DEADLINE_S)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    found = [line for line in lines if line.startswith("luceasync_http_requests_total{")]
+    return sum(
+        int(float(line.split()[-1])) for line in found if '"200"' in line and "completions" in line
+    )
+
+
 def _stream(port: int, number: int) -> int:
     """The events of one long answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
@@ -372,7 +396,7 @@ class Check:
         self._options, self._report, self._folder = options, report, folder
         self._salts = itertools.count()
 
-    def run(self, replicas: Sequence[Replica], routers: Sequence[Router]) -> bool:
+    def run(self, replicas: list[Replica], routers: Sequence[Router]) -> bool:
         columns = ("router", "cached", "of one server's", "us a token", "tokens/s")
         columns += ("after a death: answers", "prefilled again")
         title = f"{self._options.conversations} conversations of {self._options.turns} turns"
@@ -388,7 +412,7 @@ class Check:
                 before_s = _cpu_s(pid)
                 events, seconds = streamed(port)
                 us = (_cpu_s(pid) - before_s) / max(events, 1) * 1e6
-                dead = Seen() if self._options.apart else self._killed(port, replicas[-1])
+                dead = Seen() if self._options.apart else self._killed(router, port, replicas)
             share = seen.cached_tokens / max(seen.prompt_tokens, 1)
             again = dead.again_tokens / max(dead.prompt_tokens, 1)
             ends = ", ".join(f"{n} {end}" for end, n in sorted(dead.ends.items()))
@@ -396,7 +420,8 @@ class Check:
             cells = f"{share:.1%}", f"{kept:.1%}", figure(us, digits=0), f"{events / seconds:.0f}"
             table.add(router.name, *cells, ends, f"{again:.1%}")
             if router.name == RECOMMENDED:
-                is_right = kept >= LEAST_KEPT and again <= MOST_AGAIN
+                num_lost = dead.ends.total() - dead.ends["right"]
+                is_right = kept >= LEAST_KEPT and again <= MOST_AGAIN and num_lost <= NUM_CLIENTS
         return is_right
 
     def _talk(self, port: int) -> Seen:
@@ -409,19 +434,31 @@ class Check:
         numbers = range(self._options.conversations)
         return Talk([Conversation.of(salt, number) for number in numbers])
 
-    def _killed(self, port: int, replica: Replica) -> Seen:
-        """Conversations of which a server dies after half of the turns, and comes back later."""
+    def _killed(self, router: Router, port: int, replicas: list[Replica]) -> Seen:
+        """Conversations of which a server dies after half of the turns. Later it comes back, or
+        another one comes to a router that can be told of it, and new conversations begin.
+        """
         talk, turns = self._new_talk(), self._options.turns
         half, later = turns // 2, (turns * 3) // 4
         talk.turns(port, range(half), self._options.tokens)
         time.sleep(2.0)  # for the writes
         talk.seen = Seen()
-        replica.kill()
-        talk.turns(port, range(half, later), self._options.tokens)
-        replica.start()
-        replica.wait()
-        time.sleep(2.0)
+        with ThreadPoolExecutor(1) as beside:
+            asking = beside.submit(talk.turns, port, range(half, later), self._options.tokens)
+            time.sleep(0.5)  # requests are under way
+            replicas[-1].kill()
+            asking.result()
+        if router.takes_servers:
+            replicas[-1] = Replica(self._folder, shares=True)
+        else:
+            replicas[-1].start()
+        replicas[-1].wait()
+        if router.takes_servers:
+            _tell(port, replicas[-1])
+        time.sleep(2.5)
+        talk.conversations += self._new_talk().conversations[::4]  # for the new server, too
         talk.turns(port, range(later, turns), self._options.tokens)
+        print(f"{router.name}: {_num_answers(replicas[-1])} answers of the new server")
         return talk.seen
 
 
@@ -446,10 +483,10 @@ def main() -> None:
             print(folder, file=sys.stderr)
         else:
             closing.callback(shutil.rmtree, folder, ignore_errors=True)
-        replicas = []
+        replicas: list[Replica] = []
+        closing.callback(lambda: [replica.close() for replica in replicas])
         for _ in range(options.servers):
             replicas.append(Replica(folder, shares=not options.apart))
-            closing.callback(replicas[-1].close)
         for replica in replicas:
             replica.wait()
         is_right = Check(options, command.open_report(options), folder).run(replicas, routers)

@@ -136,7 +136,7 @@ async def test_of_servers_that_share_a_directory_one_keeps_its_budget(
 ) -> None:
     monkeypatch.setattr(module, "RENEW_S", 0.02)
     monkeypatch.setattr(module, "RESCAN_WHEN_WRITING_S", 0.01)
-    monkeypatch.setattr(module, "SCAN_SHARE", 1.0)
+    monkeypatch.setattr(module, "SHARED_SCAN_SHARE", 1.0)
     monkeypatch.setattr(index, "MIN_AGE_S", 0.0)
     async with AsyncExitStack() as stack:
         benches = []
