@@ -10,9 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, PlacementConfig
+from luceasync.config import (
+    CacheConfig,
+    Config,
+    DraftConfig,
+    EngineConfig,
+    KvFlashConfig,
+    ModelConfig,
+    PlacementConfig,
+)
+from luceasync.engine.start import build_engine
 from luceasync.models.files import ModelFiles
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.request import Request, Sampling, TokenPrompt
 from luceasync.speculation.choice import RoundShape
 from luceasync.speculation.dflash.load import load_mtp
 from luceasync.speculation.dflash.placement import plan_with_drafter
@@ -196,3 +206,31 @@ def drafts_and_rows(path: Path) -> tuple[list[list[int]], torch.Tensor]:
         drafts.append(loaded.drafted(lane, 49, ids[49]))
     loaded.close()
     return drafts, torch.cat(heard)
+
+
+@pytest.mark.slow
+async def test_with_a_pool_smaller_than_the_text_nothing_changes(tmp_path: Path):
+    """The head has a ring of its own, whatever chunks of the model are on the device."""
+    model_dir = mtp_models.save(tmp_path, cycle=8)
+    plain, _ = await answer(model_dir, "none", None)
+    found, told = await answer(model_dir, NAME, 640)
+    assert found == plain and told.accepted > 0
+
+
+async def answer(model_dir: Path, draft: str, pool_tokens: int | None):
+    """Greedy tokens behind 900 others, and what speculation did for them."""
+    config = Config(
+        model=ModelConfig(model_dir, dtype="fp32"),
+        engine=EngineConfig(max_ctx_tokens=2048, parallel=1, prefill_chunk_tokens=64),
+        cache=CacheConfig(memory_bytes=1 << 26),
+        draft=DraftConfig(draft, lookup="off"),
+        kvflash=KvFlashConfig(pool_tokens=pool_tokens),
+    )
+    async with build_engine(config) as engine:
+        await engine.load()
+        prompt = TokenPrompt(tuple(text(1, 900)))
+        request = Request(prompt, max_tokens=60, sampling=Sampling(), ignore_eos=True)
+        deltas = [delta async for delta in await engine.open(request)]
+    assert deltas[-1].finish is not None
+    tokens = [token for delta in deltas for token in delta.token_ids]
+    return tokens, deltas[-1].finish.speculation
