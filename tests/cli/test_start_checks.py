@@ -10,6 +10,7 @@ import pytest
 
 from luceasync.config import BUNDLED_MODEL_DIR
 from tests.cli.forked import Commands, Ended, commands
+from tests.gguf.files import header, qwen3_keys, qwen3_tensors, save
 
 
 @pytest.fixture(scope="module")
@@ -100,3 +101,48 @@ def test_gguf_files_that_cannot_be_served(luceasync, command, tmp_path):
     )
     second.touch()
     refused(luceasync.run(command, str(tmp_path)), "there are 2 GGUF files (a.gguf, b.gguf)")
+
+
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "vocab_size": 64}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+GEMMA = {"model_type": "gemma3_text", "sliding_window": 16}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model_type": "mamba"}, "model_type 'mamba' is not supported"),
+        ({"model_type": "llama", "attention_bias": True}, "attention_bias = True is not supported"),
+        (
+            {"model_type": "llama", "rope_scaling": {"rope_type": "longrope"}},
+            "rope_type 'longrope' is not supported",
+        ),
+        (
+            GEMMA | {"use_bidirectional_attention": True},
+            "use_bidirectional_attention = True is not",
+        ),
+        (
+            GEMMA | {"attn_logit_softcapping": 50.0},
+            "attn_logit_softcapping = 50.0 is not supported",
+        ),
+        (
+            {"model_type": "laguna", "moe_apply_router_weight_on_input": True},
+            "moe_apply_router_weight_on_input = True is not supported",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["serve", "plan"])
+@pytest.mark.covered(1)
+def test_a_config_that_is_not_computed_is_one_line(luceasync, command, fields, words, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(SIZES | fields))
+    (tmp_path / "tokenizer.json").write_bytes((BUNDLED_MODEL_DIR / "tokenizer.json").read_bytes())
+    refused(luceasync.run(command, str(tmp_path), "--draft", "none"), words)
+
+
+@pytest.mark.slow
+def test_a_pre_tokenizer_that_is_not_known_is_one_line(luceasync, tmp_path):
+    keys, tensors = qwen3_keys(tokenizer__ggml__pre="klingon"), qwen3_tensors()
+    path = save(tmp_path / "model.gguf", header(keys, tensors), tensors)
+    result = luceasync.run("serve", str(path), "--draft", "none")
+    refused(result, "tokenizer.ggml.pre 'klingon' is not supported; supported: ")

@@ -60,6 +60,19 @@ def test_a_model_without_a_chat_template_continues_text_and_refuses_chats(tmp_pa
     assert (caught.value.status, caught.value.code) == (400, "no_chat_template")
 
 
+def test_a_template_that_writes_calls_in_no_known_way_says_so(tmp_path, caplog):
+    """Its calls stay text: neither the card, which /status shows, nor the log pretends."""
+    template = (
+        "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
+        "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}"
+        "{% for call in m.tool_calls or [] %}~{{ call.function.name }}~"
+        "{{ call.function.arguments.values() | join }}~{% endfor %}{% endfor %}"
+    )
+    card = started(bundled_with(template, tmp_path)).card
+    assert (card.tool_format, card.tells_tools) == ("", False)
+    assert "The chat template shows no known format of tool calls: they stay text." in caplog.text
+
+
 def test_a_hostile_chat_template_ends_the_start_with_the_models_name(tmp_path):
     hostile = "{{ 'a' * 10 ** 10 }}"
     with pytest.raises(ModelError, match=rf"^{tmp_path}: the chat template takes .* memory"):
