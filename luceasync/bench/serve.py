@@ -102,6 +102,9 @@ class PacedEngine:
     def status(self) -> EngineStatus:
         return EngineStatus(True, "ready", self._num_streams, len(self._streams), 0, 0, 0, 0)
 
+    def check_ready(self) -> None:
+        """It always is."""
+
     async def open(self, request: Request) -> QueuedStream:
         stream = QueuedStream()
         self._streams.append(stream)

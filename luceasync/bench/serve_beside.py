@@ -1,5 +1,6 @@
-"""`luceasync bench serve --only beside,question`: a stream while another conversation takes turns,
-and a one-line question while long prompts are read.
+"""`luceasync bench serve --only beside,question,request,start`: a stream while another conversation
+takes turns, a one-line question while long prompts are read, what a request costs besides its
+tokens, and what a start costs.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ PATH = "/v1/chat/completions"
 SYSTEM_SENTENCES, MESSAGE_SENTENCES = 40, 8
 STREAM_TOKENS = 2048
 ONE_TOKEN = {"max_tokens": 1, "temperature": 0}
+NUM_REQUESTS = 100  # of a sample: processor time is counted in hundredths of a second
 LEAD_S = 0.3  # from the long prompts to the question: they are being read then
 THIS, OTHER = "this", "other"
 
@@ -97,6 +99,19 @@ RATIOS: Mapping[str, Callable[[QuestionWaits], float]] = {
 }
 
 
+class Costs(NamedTuple):
+    """Seconds that passed, and seconds of the server's processors."""
+
+    seconds: float
+    processor_s: float
+
+
+COSTS: Mapping[str, Callable[[Costs], float]] = {
+    "time": lambda sample: sample.seconds,
+    "processor time": lambda sample: sample.processor_s,
+}
+
+
 def bench_beside(
     report: Report,
     model: Path,
@@ -152,6 +167,36 @@ def bench_question(
         samples = interleave(variants, rounds)
     show(report, "a one-line question beside long prompts", WAITS, samples)
     show_ratios(report, "of one round", samples)
+
+
+def bench_requests(
+    report: Report, model: Path, device: str, *, dtype: str, rounds: int, against: Path | None
+) -> None:
+    """A chat of one token if nothing of its prompt is run. `against`: see bench_beside."""
+    flags = [str(model), "--target-device", device, "--dtype", dtype, "--parallel", "1"]
+    with ExitStack() as stack:
+        variants = {}
+        for name, root in checkouts(against).items():
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            client = stack.enter_context(server([*flags, "--kv-cache-dir", folder], root))
+            variants[name] = partial(ask_again, client)
+        samples = interleave(variants, rounds)
+    show(report, "a request of one token whose prompt is cached", COSTS, samples)
+
+
+def bench_starts(
+    report: Report, model: Path, device: str, *, dtype: str, rounds: int, against: Path | None
+) -> None:
+    """What a server costs until it is ready. `against`: see bench_beside."""
+    flags = [str(model), "--target-device", device, "--dtype", dtype]
+    with ExitStack() as stack:
+        variants = {}
+        for name, root in checkouts(against).items():
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            variants[name] = partial(start, [*flags, "--kv-cache-dir", folder], root)
+            variants[name]()  # a first one compiles what later ones find
+        samples = interleave(variants, rounds)
+    show(report, "a start", COSTS, samples)
 
 
 def checkouts(against: Path | None) -> dict[str, Path | None]:
@@ -277,6 +322,27 @@ def ask_streamed(client: Client, messages: Messages, num_tokens: int) -> tuple[s
     usage = next(event["usage"] for _, event in reversed(heard) if event.get("usage"))
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     return "".join(content_of(event) for _, event in heard), first_s, cached
+
+
+def ask_again(server: Client) -> Costs:
+    """Of one of NUM_REQUESTS."""
+    assert server.pid is not None
+    body = {"messages": [{"role": "user", "content": "What is a tuple?"}], **ONE_TOKEN}
+    server.post(PATH, body)
+    seconds, used_s = [], processor_s(server.pid)
+    for _ in range(NUM_REQUESTS):
+        started = time.perf_counter()
+        server.post(PATH, body)
+        seconds.append(time.perf_counter() - started)
+    return Costs(median(seconds), (processor_s(server.pid) - used_s) / NUM_REQUESTS)
+
+
+def start(flags: Sequence[str], checkout: Path | None) -> Costs:
+    """Of a server's process until it is ready."""
+    started = time.perf_counter()
+    with server(flags, checkout) as client:
+        assert client.pid is not None
+        return Costs(time.perf_counter() - started, processor_s(client.pid))
 
 
 def ask_beside(server: Client, topics: Iterator[str], num_sentences: int) -> QuestionWaits:

@@ -237,10 +237,10 @@ def paging(
 @bench_app.command()
 def serve(
     only: Annotated[
-        str, typer.Option(metavar="LIST", help="Of overhead,live,beside,question.")
+        str, typer.Option(metavar="LIST", help="Of overhead,live,beside,question,request,start.")
     ] = "overhead,live",
     model: Annotated[
-        Path, typer.Option(metavar="PATH", help="Of the server, for beside and question.")
+        Path, typer.Option(metavar="PATH", help="Of the server, for all but overhead and live.")
     ] = BUNDLED_MODEL_DIR,
     device: Device = "cpu:0",
     dtype: ServerDtype = "auto",
@@ -253,16 +253,21 @@ def serve(
     ] = 250,
     rounds: Rounds = 5,
     against: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Another checkout, for beside, question.")
+        Path | None, typer.Option(metavar="DIR", help="Another checkout, where --model is used.")
     ] = None,
     as_json: Json = False,
 ) -> None:
     """What the server costs a token, its loop's lag, a stream beside another conversation, how long
-    a one-line question waits beside three long prompts.
+    a one-line question waits beside three long prompts, a request of one token, a start.
     """
-    parts = _parts(only, ("overhead", "live", "beside", "question"))
+    parts = _parts(only, ("overhead", "live", "beside", "question", "request", "start"))
     from luceasync.bench.serve import bench_live, bench_overhead
-    from luceasync.bench.serve_beside import bench_beside, bench_question
+    from luceasync.bench.serve_beside import (
+        bench_beside,
+        bench_question,
+        bench_requests,
+        bench_starts,
+    )
 
     counts = _numbers("--streams", streams)
     report = _open_report([device], as_json)
@@ -291,6 +296,10 @@ def serve(
             rounds=rounds,
             against=against,
         )
+    if "request" in parts:
+        bench_requests(report, model, device, dtype=dtype, rounds=rounds, against=against)
+    if "start" in parts:
+        bench_starts(report, model, device, dtype=dtype, rounds=rounds, against=against)
 
 
 @bench_app.command()

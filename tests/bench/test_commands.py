@@ -105,6 +105,14 @@ def test_serve_tells_how_long_a_question_waits_beside_long_prompts() -> None:
 
 
 @pytest.mark.slow
+def test_serve_tells_what_a_request_and_a_start_cost() -> None:
+    rows = rows_of("serve", "--only", "request,start", "--dtype", "fp32", "--rounds", "1")
+    assert [row["what"] for row in rows] == 2 * ["time", "processor time"]
+    request_ms, start_ms = rows[0]["this"], rows[2]["this"]
+    assert 0 < request_ms < start_ms
+
+
+@pytest.mark.slow
 def test_kernels_copies_and_hashes_a_node() -> None:
     rows = rows_of("kernels", "--only", "copies", "--tokens", "64", "--rounds", "1")
     assert {"fill", "checksums alone"} <= {row["what"] for row in rows}
