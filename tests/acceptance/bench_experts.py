@@ -181,11 +181,11 @@ def main() -> None:
         count = options.context if what == "prefill" else NUM_TOKENS
         for offset, clock in enumerate(("wall", "processor")):
             took = {n: [row[column + offset] for row in rows[1:]] for n, rows in samples.items()}
-            cells = [f"{name} {count / median(rows):.1f}" for name, rows in took.items()]
-            if len(took) == 2:
-                pairs = zip(took["llama.cpp"], took["ours"], strict=True)
-                cells.append(f"ratio {median([peer / own for peer, own in pairs]):.2f}")
-            print(f"{what}, tokens a second of {clock}: {', '.join(cells)}")
+            for name, of in (("median", median), ("best", min)):
+                cells = [f"{peer} {count / of(rows):.1f}" for peer, rows in took.items()]
+                if len(took) == 2:
+                    cells.append(f"ratio {of(took['llama.cpp']) / of(took['ours']):.2f}")
+                print(f"{what}, {name}, tokens a second of {clock}: {', '.join(cells)}")
 
 
 if __name__ == "__main__":

@@ -26,8 +26,12 @@ from luceasync.config import (
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.models.feed_forward.feed_forward import RoutedFeedForward
-from luceasync.models.files import read_spec
+from luceasync.models.files import ModelFiles, read_spec
+from luceasync.models.precision import Precision
 from luceasync.pipeline import devices, stage
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.expert_plan import ExpertRequest, expert_layers
+from luceasync.pipeline.plan import make_plan
 from luceasync.request import Finish, Request, Sampling, TokenPrompt
 from tests import tiny
 from tests.engines import written
@@ -146,6 +150,7 @@ async def conversation(engine: LocalEngine, start: int) -> list[tuple[int, ...]]
 
 
 @pytest.mark.slow
+@pytest.mark.covered(0)
 async def test_every_budget_and_history_of_slots_gives_the_same_tokens(
     model_dir: Path, draft_dir: Path, tmp_path: Path, slots: pytest.MonkeyPatch
 ) -> None:
@@ -168,3 +173,26 @@ async def test_every_budget_and_history_of_slots_gives_the_same_tokens(
             met = engine.status().experts
             assert met is not None and met.hits_total > 0 and met.copied_bytes_total > 0
             assert (met.read_through_total > 0) == (num_slots < NUM_EXPERTS)
+
+
+def test_slots_take_the_bytes_that_were_planned(model_dir: Path, slots: pytest.MonkeyPatch) -> None:
+    files = ModelFiles(model_dir)
+    spec, precision = files.spec, Precision.of("fp32")
+    layers = expert_layers(spec, 0, spec.num_layers, precision, files.weights.encoding)
+    asked = sum(layer.slots_bytes(5) for layer in layers)
+    plan = make_plan(
+        spec,
+        [SlottedPlatform("cpu:0").offer()],
+        precision=precision,
+        weights=None,
+        parallel=NUM_LANES,
+        max_ctx_tokens=256,
+        prefill_chunk_tokens=None,
+        encoding_of=files.weights.encoding,
+        experts=ExpertRequest(asked, 1 << 30),
+    )
+    backend = LayerSplitBackend.open(files, plan)
+    [shard], [stage_here] = plan.shards, backend._stages
+    assert shard.expert_slots == 5
+    assert stage_here.device_bytes == {"cpu:0": plan.device_bytes(shard)}
+    backend.close()
