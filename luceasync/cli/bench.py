@@ -5,7 +5,6 @@ Owns their flags; imports what measures when a command runs. Sizes default to wh
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -166,6 +165,8 @@ def speculation(
             has_trees=ddtree,
         )
     if "edits" in parts:
+        import asyncio  # not above: every --help would load it
+
         from luceasync.bench.edits import bench_edits
 
         sizes = {"questions": questions, "max_tokens": max_tokens}
