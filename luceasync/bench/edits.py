@@ -1,7 +1,7 @@
 """`luceasync bench speculation --only edits`: what copied proposals give, by kind of answer.
 
 A real model edits functions of Python's standard library, writes new code, and writes prose. One
-engine decodes plainly and one copies; they answer each question in turns.
+engine decodes plainly and one copies, others have a drafter; they answer each question in turns.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from luceasync.bench.report import NOTHING, Report, figure
+from luceasync.bench.report import NOTHING, Cell, Report, figure
 from luceasync.config import (
     CacheConfig,
     Config,
@@ -33,7 +33,7 @@ MODULES = (
     "tempfile textwrap token tokenize traceback types uuid warnings weakref zipfile"
 ).split()
 LEAST_LINES, MOST_LINES = 8, 40
-PLAIN, COPIED = "plain", "lookup"
+PLAIN, COPIED, DRAFTED, BOTH = "plain", "lookup", "drafter", "drafter and lookup"
 MAX_CTX_TOKENS = 4096
 
 NEW_CODE = (
@@ -121,53 +121,62 @@ class Totals:
 
 
 async def bench_edits(
-    report: Report, model: Path, device: str, *, dtype: str, questions: int, max_tokens: int
+    report: Report,
+    model: Path,
+    device: str,
+    *,
+    dtype: str,
+    questions: int,
+    max_tokens: int,
+    draft: Path | None = None,
 ) -> None:
-    """Tokens per second after the first, greedily, by kind of answer."""
+    """Tokens per second after the first, greedily, by kind of answer; with a drafter also what it
+    gives alone, and beside lookup.
+    """
     config = Config(
         model=ModelConfig(model_dir=model, dtype=dtype),  # type: ignore[arg-type]
         placement=PlacementConfig(device=device),
         engine=EngineConfig(parallel=1, max_ctx_tokens=MAX_CTX_TOKENS),
         cache=CacheConfig(memory_bytes=0),
     )
-    columns = ("answers", "tokens", "tau", PLAIN, COPIED, "ratio")
-    columns += tuple(f"{name}, CPU ms" for name in (PLAIN, COPIED))
+    ways = {PLAIN: DraftConfig("none"), COPIED: DraftConfig("lookup")}
+    if draft is not None:
+        ways |= {DRAFTED: DraftConfig(draft, lookup="off"), BOTH: DraftConfig(draft, lookup="on")}
+    columns = (
+        *("answers", "by", "tokens", "tau", PLAIN, "speculating", "ratio"),
+        *("plain, CPU ms", "speculating, CPU ms", "CPU ratio", "equal texts"),
+    )
     table = report.table(
-        (*columns, "CPU ratio", "equal texts"),
+        columns,
         f"{model.name}, tokens/s while decoding, by the clock, and processor time of a token; "
         f"{questions} questions of each kind",
     )
     async with AsyncExitStack() as stack:
         engines: dict[str, LocalEngine] = {}
-        for name, draft in ((PLAIN, "none"), (COPIED, "lookup")):
-            chosen = replace(config, draft=DraftConfig(draft_dir=draft))  # type: ignore[arg-type]
+        for name, way in ways.items():
+            chosen = replace(config, draft=way)
             engines[name] = await stack.enter_async_context(build_engine(chosen))
             await engines[name].load()
         for kind in KINDS:
             totals = {name: Totals() for name in engines}
             for number, question in enumerate(questions_of(kind, questions)):
-                names: Sequence[str] = (PLAIN, COPIED) if number % 2 else (COPIED, PLAIN)
-                for name in names:
+                for name in list(engines)[:: 1 if number % 2 else -1]:
                     await _ask(engines[name], question, max_tokens, totals[name])
-            plain, copied = totals[PLAIN], totals[COPIED]
+            for name in list(engines)[1:]:
+                table.add(kind, name, *_compared(totals[PLAIN], totals[name]))
 
-            def rate(of: Totals, seconds: Callable[[Totals], float]) -> float:
-                return of.num_tokens / max(seconds(of), 1e-9)
 
-            by_clock = [rate(of, lambda t: t.decode_s) for of in (plain, copied)]
-            cpu_ms = [1e3 * of.cpu_s / max(of.num_tokens, 1) for of in (plain, copied)]
-            tau = copied.num_tokens / max(copied.num_tokens - copied.num_accepted, 1)
-            num_equal = sum(map(str.__eq__, plain.texts, copied.texts))
-            table.add(
-                kind,
-                copied.num_tokens,
-                figure(tau),
-                *(figure(each, digits=1) for each in by_clock),
-                figure(by_clock[1] / by_clock[0]),
-                *(figure(each) for each in cpu_ms),
-                figure(cpu_ms[0] / cpu_ms[1]) if cpu_ms[1] else NOTHING,
-                f"{num_equal} of {len(plain.texts)}",
-            )
+def _compared(plain: Totals, other: Totals) -> Iterator[Cell | int | str]:
+    """The figures of a row."""
+    rates = [of.num_tokens / max(of.decode_s, 1e-9) for of in (plain, other)]
+    cpu_ms = [1e3 * of.cpu_s / max(of.num_tokens, 1) for of in (plain, other)]
+    yield other.num_tokens
+    yield figure(other.num_tokens / max(other.num_tokens - other.num_accepted, 1))
+    yield from (figure(rate, digits=1) for rate in rates)
+    yield figure(rates[1] / rates[0])
+    yield from map(figure, cpu_ms)
+    yield figure(cpu_ms[0] / cpu_ms[1]) if cpu_ms[1] else NOTHING
+    yield f"{sum(map(str.__eq__, plain.texts, other.texts))} of {len(plain.texts)}"
 
 
 async def _ask(engine: LocalEngine, question: str, max_tokens: int, totals: Totals) -> None:

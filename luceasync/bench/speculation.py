@@ -268,7 +268,7 @@ class AlwaysPays(StepCosts):
     def seconds(self, num_lanes: int, shape: RoundShape | None) -> float:
         return 100.0 if shape is None else 1.0
 
-    def is_due(self, num_lanes: int, shape: RoundShape | None) -> bool:
+    def is_due(self, num_lanes: int, shape: RoundShape | None, num_waits: int = 1) -> bool:
         return False
 
 

@@ -127,6 +127,9 @@ def speculation(
     model: Annotated[
         Path, typer.Option(metavar="PATH", help="A model that edits code, for edits.")
     ] = BUNDLED_MODEL_DIR,
+    draft: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="A drafter for that model.")
+    ] = None,
     device: Device = "cpu:0",
     contexts: Contexts = "1024",
     lanes: Lanes = "1,4",
@@ -139,7 +142,7 @@ def speculation(
     as_json: Json = False,
 ) -> None:
     """Verify passes and whole rounds beside decode steps; servers with and without the drafter;
-    edits of code with and without copied proposals.
+    edits of code with and without copied proposals, and with a drafter.
     """
     parts = _parts(only, ("verify", "rounds", "servers", "edits"))
     from luceasync.bench.model import parse_model
@@ -170,7 +173,7 @@ def speculation(
         from luceasync.bench.edits import bench_edits
 
         sizes = {"questions": questions, "max_tokens": max_tokens}
-        asyncio.run(bench_edits(report, model, device, dtype=dtype, **sizes))
+        asyncio.run(bench_edits(report, model, device, dtype=dtype, draft=draft, **sizes))
 
 
 @bench_app.command()
