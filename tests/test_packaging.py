@@ -82,7 +82,7 @@ def test_kernels_in_cuda_are_installed() -> None:
     assert asked and {f'"*{kind}"' for kind in kinds} == set(asked[1].strip("[]").split(", "))
 
 
-def test_help_loads_no_torch() -> None:
+def test_help_loads_neither_torch_nor_an_event_loop() -> None:
     code = """
 import sys
 from luceasync.cli.app import main
@@ -91,7 +91,7 @@ try:
     main()
 except SystemExit as stop:
     assert not stop.code, stop
-print(sorted({"torch", "numpy", "starlette"} & sys.modules.keys()))
+print(sorted({"asyncio", "torch", "numpy", "starlette"} & sys.modules.keys()))
 """
     assert run_python(code).endswith("[]\n")
 
