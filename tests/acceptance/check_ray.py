@@ -54,7 +54,7 @@ from tests.acceptance.hostile.server import ROOT, Server
 
 MOST_AGAIN = 0.10
 AWAY_S, BACK_S = 10.0, 20.0
-UP_S, READY_S = 120.0, 90.0
+UP_S, READY_S = 240.0, 180.0
 TOKENS, STREAM_TOKENS, NUM_STREAMS = 8, 200, 3
 ONE = ["--draft", "none", "--dtype", "fp32", "--parallel", "2", "--prefix-cache-memory", "128M"]
 
@@ -351,7 +351,7 @@ def _wait_for_nodes(address: str, count: int) -> None:
             return _num_alive(address) == count
         return False
 
-    until(are_there, "the nodes of Ray do not come", 90.0)
+    until(are_there, "the nodes of Ray do not come", READY_S)
 
 
 # --- Ray Serve ------------------------------------------------------------------------------------

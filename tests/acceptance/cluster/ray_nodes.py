@@ -19,8 +19,8 @@ from luceasync.ipc.tcp import Address, is_reachable
 from tests.acceptance.cluster.machine import until
 
 HERE, THERE, PORT = "10.213.58.1", "10.213.58.2", 6399
-HEAD_S = 90.0
-UP_S, DONE_S = 120.0, 180.0
+HEAD_S = 180.0
+UP_S, DONE_S = 240.0, 300.0
 MODEL = "stdlib-15m"
 
 
