@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from luceasync.ipc.launcher import LocalLauncher, Program
-from luceasync.pipeline.remote import wire
+from luceasync.pipeline.remote import answers
 from tests.processes import backend_program
 
 DEADLINE_S = 60.0
@@ -22,7 +22,7 @@ def test_it_has_the_parent_the_words_and_the_end_of_a_program(tmp_path: Path):
     offers = ["hip:0=cpu:0", "hip:1=cpu:1"]
     path = backend_program(tmp_path, offers)
     launcher = LocalLauncher(Program(path, "backend", (1 << 16, 1 << 16)), on_line=lambda line: 0)
-    started = launcher.launch(["--dtype", "fp32"], wire.ANSWERS)
+    started = launcher.launch(["--dtype", "fp32"], answers.ANSWERS)
     child = psutil.Process(started.child.pid)
     words = ["luceasync.backend", "--offer", offers[0], "--offer", offers[1], "--dtype", "fp32"]
     began_s = time.monotonic()
@@ -40,7 +40,7 @@ def test_any_other_program_is_started_as_it_is(tmp_path: Path):
     path.write_text("#!/bin/sh\nexit 3\n")
     path.chmod(0o755)
     launcher = LocalLauncher(Program(path, "backend", (1 << 16, 1 << 16)), on_line=lambda line: 0)
-    started = launcher.launch([], wire.ANSWERS)
+    started = launcher.launch([], answers.ANSWERS)
     started.end(DEADLINE_S, DEADLINE_S)
     assert started.child.last_words() == "its process ended with status 3"
     launcher.close()

@@ -44,7 +44,7 @@ MAY_IMPORT = {
     | {"text.history", "text.prompt"}
     | {"models.spec", "models.families", "models.formats", "models.precision"},
     "backend": {"ipc", "pipeline", "host_cache", "kv", "ranking", "models", "speculation"},
-    "speculation": {"pipeline", "ranking", "models", "kv", "ipc", "host_cache", "cuda"}
+    "speculation": {"pipeline", "ranking", "models", "kv", "ipc", "host_cache", "cuda", "gguf"}
     | {"kernels", "cyext.copies"},
     "bench": {"engine", "prefix_cache", "text", "disk_cache", "host_cache", "speculation"}
     | {"pipeline", "models", "kv", "cyext", "ranking", "kernels", "ipc", "server"},

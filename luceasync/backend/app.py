@@ -146,7 +146,8 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _run_link(arguments: argparse.Namespace) -> None:
-    from luceasync.backend.listen import EXIT_LOST, Box, bring, serve_host
+    from luceasync.backend.bring import Box, bring
+    from luceasync.backend.listen import EXIT_LOST, serve_host
 
     if arguments.listen is not None:
         serve_host(arguments.listen, arguments.tls, arguments.offer, arguments.model_dir)

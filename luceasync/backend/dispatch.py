@@ -17,8 +17,9 @@ from luceasync.errors import ChannelClosed, LuceasyncError
 from luceasync.ipc.channel import Channel, Payload, Received
 from luceasync.ipc.packets import Message, WireError
 from luceasync.pipeline.platform import Event
+from luceasync.pipeline.remote.answers import CommandFailure, LoadProgress, Result
 from luceasync.pipeline.remote.tensors import Spec, lend, payload_bytes, put, specs_of, take
-from luceasync.pipeline.remote.wire import Command, CommandFailure, LoadProgress, Result
+from luceasync.pipeline.remote.wire import Command
 
 CALL_S = 300.0
 POLL_S = 60.0

@@ -1,14 +1,13 @@
-"""A backend for a server on another machine: both ends of the link that carries its sockets.
+"""The devices' end of a link from another machine, which carries a server's sockets.
 
-`serve_host` listens beside the devices and starts a process for each stage of one server. `bring`
-runs beside the server, in the place of that process. Neither knows a message of a channel.
+`serve_host` listens, and starts a process for each stage of one server; see bring.py for the
+server's end. Knows no message of a channel.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import secrets
 import signal
 import socket
 import ssl
@@ -16,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -30,7 +29,14 @@ from luceasync.errors import ConfigError, LuceasyncError
 from luceasync.ipc.certificates import name_of_peer, tls_context
 from luceasync.ipc.launcher import spawn
 from luceasync.ipc.packets import MAX_PACKET_BYTES, Natural, Positive, WireError
-from luceasync.ipc.tcp import Address, Carried, Link, dial, receive_opening, send_opening
+from luceasync.ipc.tcp import (
+    Address,
+    Carried,
+    Link,
+    Strangers,
+    receive_opening,
+    send_opening,
+)
 from luceasync.ipc.wiring import VARIABLE, Wiring
 from luceasync.models.files import ModelFiles
 from luceasync.pipeline.remote.agreement import ContentDigests
@@ -40,6 +46,7 @@ HANDSHAKE_S = 5.0
 STARTING_S = 120.0  # its weights may have to be read, for their digest
 MAX_STRANGERS = 16  # connections that have not identified themselves
 MAX_SESSIONS = 16
+MAX_RING_BYTES = 1 << 36
 RETRY_S = 0.3
 ENDING_S = 10.0
 SETTLE_S = 3.0  # until a process whose sockets are closed has ended
@@ -70,9 +77,6 @@ class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     refusal: str = ""
     is_busy: bool = False
-
-
-# --- beside the devices ---------------------------------------------------------------------------
 
 
 @dataclass
@@ -106,7 +110,7 @@ class BackendListener:
         self._sessions: dict[str, _Session] = {}
         self._lock = threading.Lock()
         self._digests = ContentDigests()
-        self._strangers = threading.BoundedSemaphore(MAX_STRANGERS)
+        self._strangers = Strangers(MAX_STRANGERS)
         self._keeps_one, self._is_closed = keeps_one, False
         self._waiting: _Waiting | None = None
         # The kernel kills a process with the thread that started it: this one lives until close().
@@ -119,17 +123,28 @@ class BackendListener:
         while True:
             try:
                 sock, address = self._sock.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if self._is_closed:
+                    return
+                log.warning("a connection was not accepted: %s", error.strerror)
+                time.sleep(RETRY_S)  # too many files are open, most likely
+                continue
             where = str(Address(*address[:2]))
-            if not self._strangers.acquire(blocking=False):
-                log.warning("%s: turned away: %d others say nothing", where, MAX_STRANGERS)
+            try:
+                sock.settimeout(HANDSHAKE_S)
+                tls = self._context.wrap_socket(
+                    sock, server_side=True, do_handshake_on_connect=False
+                )
+            except OSError as error:  # it is closed already
+                log.warning("%s: not let in: %s", where, error)
                 sock.close()
                 continue
-            threading.Thread(target=self._meet, args=(sock, where), daemon=True).start()
+            self._strangers.add(tls, address[0])
+            threading.Thread(target=self._meet, args=(tls, where), daemon=True).start()
 
     def close(self) -> None:
         """Accept nothing more, and end all processes. Idempotent."""
+        self._is_closed = True
         with suppress(OSError):  # not listening any more
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
@@ -137,23 +152,20 @@ class BackendListener:
             sessions = [*self._sessions.values()]
         for session in sessions:
             self._end(session)
-        self._is_closed = True
         self._starter.shutdown()
         if self._waiting is not None:
             self._waiting.close()
 
-    def _meet(self, sock: socket.socket, where: str) -> None:
+    def _meet(self, tls: ssl.SSLSocket, where: str) -> None:
         """Find out whether the other end is one of ours. A stranger costs a thread and a line."""
-        with ExitStack() as closing:
-            closing.callback(sock.close)
+        is_crowded_out = False
+        with tls:
             try:
                 try:
-                    sock.settimeout(HANDSHAKE_S)
-                    tls = self._context.wrap_socket(sock, server_side=True)
-                    closing.callback(tls.close)
+                    tls.do_handshake()
                     peer, content = name_of_peer(tls), receive_opening(tls)
                 finally:
-                    self._strangers.release()
+                    is_crowded_out = not self._strangers.leave(tls)
                 opening = _opening_in(content)
                 if isinstance(opening, Opened):
                     log.warning("%s (%s): %s", where, peer, opening.refusal)
@@ -161,7 +173,10 @@ class BackendListener:
                     return
                 self._open(tls, opening, peer, where)
             except (OSError, WireError) as error:
-                log.warning("%s: not let in: %s", where, " ".join(str(error).split()))
+                words = f"closed: more than {MAX_STRANGERS} others say nothing"
+                if not is_crowded_out:
+                    words = f"not let in: {' '.join(str(error).split())}"
+                log.warning("%s: %s", where, words)
 
     def _open(self, tls: ssl.SSLSocket, opening: Opening, peer: str, where: str) -> None:
         session = _Session(peer)
@@ -262,6 +277,11 @@ def _opening_in(content: bytes) -> Opening | Opened:
     if (opening.protocol, opening.version) != (LINK_PROTOCOL, __version__):
         theirs = f"luceasync {opening.version} (protocol {opening.protocol})"
         return Opened(f"{theirs} here, {__version__} (protocol {LINK_PROTOCOL}) there")
+    num_rings = len(opening.ring_bytes)
+    if max(opening.ring_bytes, default=0) > MAX_RING_BYTES:
+        return Opened(f"a ring of {max(opening.ring_bytes)} bytes; at most {MAX_RING_BYTES}")
+    if num_rings and max(opening.written, opening.read) >= num_rings:
+        return Opened(f"rings {opening.written} and {opening.read} of {num_rings}")
     return opening
 
 
@@ -330,7 +350,7 @@ def wait_for_assignment(environ: MutableMapping[str, str] = os.environ) -> list[
     """Wait to be told what to be, in a process that waits. Returns the arguments, and leaves the
     sockets in the environment; None: it is not needed any more.
     """
-    wiring = _wiring_in(environ)
+    wiring = wiring_in(environ)
     with socket.socket(fileno=os.dup(wiring.control)) as control:
         told = control.recv(MAX_PACKET_BYTES)
     if not told:
@@ -338,6 +358,16 @@ def wait_for_assignment(environ: MutableMapping[str, str] = os.environ) -> list[
     assignment = msgspec.json.decode(told, type=StageAssignment)
     environ[VARIABLE] = msgspec.json.encode(assignment.wiring).decode()
     return assignment.arguments
+
+
+def wiring_in(environ: MutableMapping[str, str]) -> Wiring:
+    """What the process that started this one has left for it. Raises ConfigError."""
+    try:
+        return msgspec.json.decode(environ.pop(VARIABLE, ""), type=Wiring)
+    except msgspec.DecodeError as error:
+        raise ConfigError(
+            f"--connect is used by luceasync, which sets {VARIABLE}: {error}"
+        ) from None
 
 
 def _end_of(child: subprocess.Popen[bytes], settle_s: float) -> str:
@@ -386,111 +416,3 @@ def serve_host(
 
 def _interrupt(number: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt
-
-
-# --- beside the server ----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """Another machine as a server sees it. `place`: see Opening. `patience_s`: how long to try to
-    connect.
-    """
-
-    address: Address
-    name: str
-    tls: Path
-    place: str = ""
-    patience_s: float = 5.0
-
-
-def bring(
-    box: Box,
-    model_dir: Path | None,
-    dtype: str,
-    layers: str,
-    environ: MutableMapping[str, str] = os.environ,
-) -> str:
-    """Be the process of another machine for the process that started this one, until it ends.
-    Returns how it ended. Raises ConfigError if the machine cannot be reached, or refuses.
-    """
-    wiring = _wiring_in(environ)
-    opening = Opening(
-        protocol=LINK_PROTOCOL,
-        version=__version__,
-        place=box.place or secrets.token_hex(8),
-        session=wiring.session,
-        ring_bytes=wiring.ring_bytes,
-        written=wiring.written,
-        read=wiring.read,
-        model_dir="" if model_dir is None else str(model_dir),
-        dtype=dtype,
-        layers=layers,
-    )
-    sockets = _inherited(wiring)
-    tls = _connect(box, opening)
-    log_here, log_there = socket.socketpair()
-    copying = threading.Thread(target=_copy_log, args=(log_there,), daemon=True)
-    copying.start()
-    link = Link(tls, {**sockets, Carried.LOG: log_here}, box.name)
-    end = link.run()
-    link.close()
-    copying.join()
-    return "the server is gone" if end.is_local else f"{box.name}: {end.words}"
-
-
-def _wiring_in(environ: MutableMapping[str, str]) -> Wiring:
-    try:
-        return msgspec.json.decode(environ.pop(VARIABLE, ""), type=Wiring)
-    except msgspec.DecodeError as error:
-        raise ConfigError(
-            f"--connect is used by luceasync, which sets {VARIABLE}: {error}"
-        ) from None
-
-
-def _inherited(wiring: Wiring) -> Mapping[Carried, socket.socket]:
-    fds = {
-        Carried.PULSE: wiring.pulse,
-        Carried.COMPLETIONS: wiring.completions,
-        Carried.CONTROL: wiring.control,
-        Carried.PAYLOADS: wiring.stream,
-    }
-    if min(fds.values()) < 0:
-        raise ConfigError("memory is not shared between machines: --ipc-transport stream is needed")
-    return {what: socket.socket(fileno=fd) for what, fd in fds.items()}
-
-
-def _copy_log(sock: socket.socket) -> None:
-    """Write the lines of the process there as this process's own."""
-    while some := sock.recv(1 << 16):
-        os.write(2, some)
-
-
-def _connect(box: Box, opening: Opening) -> ssl.SSLSocket:
-    """A connection over which the other machine has started the process."""
-    context = tls_context(box.tls, "--target-shard-tls", is_server=False)
-    where, content = f"{box.name} ({box.address})", msgspec.msgpack.encode(opening)
-    until_s = time.monotonic() + box.patience_s
-    while True:
-        try:
-            tls = dial(box.address, context, box.name, HANDSHAKE_S)
-            try:
-                send_opening(tls, content)
-                tls.settimeout(STARTING_S)
-                answer = msgspec.msgpack.decode(receive_opening(tls), type=Opened)
-                if not answer.refusal:
-                    return tls
-            except BaseException:
-                tls.close()
-                raise
-            tls.close()
-            words, may_pass = answer.refusal, answer.is_busy
-        except ssl.SSLCertVerificationError as error:
-            words, may_pass = f"its certificate does not match: {error.verify_message}", False
-        except ssl.SSLError as error:
-            words, may_pass = f"it refuses our certificate, or speaks no TLS 1.3: {error}", False
-        except (OSError, WireError, msgspec.DecodeError) as error:
-            words, may_pass = f"cannot be reached: {error}", True
-        if not may_pass or time.monotonic() >= until_s:
-            raise ConfigError(f"{where}: {words}")
-        time.sleep(RETRY_S)

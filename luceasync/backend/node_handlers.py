@@ -22,10 +22,10 @@ from luceasync.host_cache.shard_nodes import tensors_in
 from luceasync.ipc.memory import SealedMemory
 from luceasync.ipc.packets import WireError
 from luceasync.nodes import NodeKey
-from luceasync.pipeline.remote import wire
+from luceasync.pipeline.remote import answers, wire
 
-NO_ROOM: Answers = [(wire.NodeRoom(is_there=False), ())]
-ROOM: Answers = [(wire.NodeRoom(is_there=True), ())]
+NO_ROOM: Answers = [(answers.NodeRoom(is_there=False), ())]
+ROOM: Answers = [(answers.NodeRoom(is_there=True), ())]
 
 log = logging.getLogger(__name__)
 
@@ -52,14 +52,14 @@ class NodeHandlers:
     @handles(wire.SaveNode)
     def save(
         self, command: wire.SaveNode, tensors: list[Tensor]
-    ) -> Iterator[tuple[wire.NodeRoom, Sequence[Tensor]]]:
+    ) -> Iterator[tuple[answers.NodeRoom, Sequence[Tensor]]]:
         key, span = _key(command.node), Span(command.begin, command.end, command.with_state)
         self._set_offsets(command.regions)
         try:
             copies = joined([part.save(command.lane, key, span) for part in self._parts])
         except MemoryError:
             self._forget(key)
-            yield wire.NodeRoom(is_there=False), ()
+            yield answers.NodeRoom(is_there=False), ()
             return
         self._nodes.add(command.node)
         yield from self._answer_copies(copies, command.ticket)
@@ -67,7 +67,7 @@ class NodeHandlers:
     @handles(wire.RestoreNodes)
     def restore(
         self, command: wire.RestoreNodes, tensors: list[Tensor]
-    ) -> Iterator[tuple[wire.NodeRoom, Sequence[Tensor]]]:
+    ) -> Iterator[tuple[answers.NodeRoom, Sequence[Tensor]]]:
         keys = [self._known(node) for node in command.nodes]
         lane, num_tokens = command.lane, command.num_tokens
         copies = joined([part.restore(lane, keys, num_tokens) for part in self._parts])
@@ -75,12 +75,12 @@ class NodeHandlers:
 
     def _answer_copies(
         self, copies: Ticket, ticket: int
-    ) -> Iterator[tuple[wire.NodeRoom, Sequence[Tensor]]]:
+    ) -> Iterator[tuple[answers.NodeRoom, Sequence[Tensor]]]:
         """Raises the error of copies that are over."""
         have_arrived = copies.is_done
         if have_arrived:
             copies.wait()
-        yield wire.NodeRoom(is_there=True, have_arrived=have_arrived), ()
+        yield answers.NodeRoom(is_there=True, have_arrived=have_arrived), ()
         if not have_arrived:
             copies.when_done(lambda: self._complete_copies(copies, ticket))
 

@@ -12,7 +12,7 @@ from luceasync.errors import PageEventsOutOfOrder
 from luceasync.ipc.packets import WireError
 from luceasync.kv.pages import PageEvent
 from luceasync.pipeline.passes import Batch, Passes, StepKind
-from luceasync.pipeline.remote import wire
+from luceasync.pipeline.remote import answers, wire
 from luceasync.pipeline.remote.tensors import StageSizes
 from luceasync.ranking.logits import Edits, Masks, Ranking, RankRequest
 
@@ -81,7 +81,7 @@ class PassHandlers:
         self._rankings.append(ranking)
         found = ranking.candidates()
         if not command.num_ranked:
-            return [(wire.BestTokens(tuple(found.best.tolist())), ())]
+            return [(answers.BestTokens(tuple(found.best.tolist())), ())]
         arrays = [found.best]
         if (block := found.block) is not None:
             arrays += [block.values, block.ids, block.masses]
@@ -120,7 +120,7 @@ class PassHandlers:
     @handles(wire.ReadLogprob)
     def read_logprob(self, command: wire.ReadLogprob, tensors: list[Tensor]) -> Answers:
         value = self._ranking(command.ranking).logprob(command.index, command.token)
-        return [(wire.Scalar(value), ())]
+        return [(answers.Scalar(value), ())]
 
     def _ranking(self, index: int) -> Ranking:
         if index >= len(self._rankings):
@@ -134,7 +134,7 @@ class PassHandlers:
     @handles(wire.ReadTaps)
     def read_taps(
         self, command: wire.ReadTaps, tensors: list[Tensor]
-    ) -> Iterator[tuple[wire.Result, list[Tensor]]]:
+    ) -> Iterator[tuple[answers.Result, list[Tensor]]]:
         """One answer for each layer."""
         paths: Sequence[Sequence[int]] = [range(command.num_first)]
         if not command.num_first:
@@ -146,7 +146,7 @@ class PassHandlers:
                 kept = rows[0, : command.num_first]
             else:
                 kept = torch.cat([rows[i, [*path]] for i, path in enumerate(paths) if path])
-            yield wire.Result(), [kept]
+            yield answers.Result(), [kept]
 
     def _paths(self, lengths: Sequence[int], tensors: list[Tensor]) -> list[list[int]]:
         """Rows of the last pass, of each entry."""

@@ -24,7 +24,7 @@ from luceasync.models.files import ModelFiles
 from luceasync.pipeline.devices import host_memory, offers_of, page_lock_for
 from luceasync.pipeline.offer import own_name
 from luceasync.pipeline.plan import Plan
-from luceasync.pipeline.remote import wire
+from luceasync.pipeline.remote import answers, wire
 from luceasync.pipeline.remote.tensors import StageSizes
 from luceasync.pipeline.stage import LocalStage
 
@@ -65,9 +65,9 @@ class StageBackend:
             real = [_real_name(name, self._names) for name in command.names]
             offers = offers_of(real, command.flag)
         except LuceasyncError as error:
-            return [(wire.CommandFailure(str(error)), ())]
+            return [(answers.CommandFailure(str(error)), ())]
         renamed = zip(offers, command.names, strict=True)
-        return [(wire.Offers(tuple(replace(offer, name=name) for offer, name in renamed)), ())]
+        return [(answers.Offers(tuple(replace(offer, name=name) for offer, name in renamed)), ())]
 
     @handles(wire.LoadStage)
     def load(self, command: wire.LoadStage, tensors: list[Tensor]) -> None:

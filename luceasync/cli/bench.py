@@ -265,13 +265,8 @@ def serve(
     a one-line question waits beside three long prompts, a request of one token, a start.
     """
     parts = _parts(only, ("overhead", "live", "beside", "question", "request", "start"))
+    from luceasync.bench import serve_beside
     from luceasync.bench.serve import bench_live, bench_overhead
-    from luceasync.bench.serve_beside import (
-        bench_beside,
-        bench_question,
-        bench_requests,
-        bench_starts,
-    )
 
     counts = _numbers("--streams", streams)
     report = _open_report([device], as_json)
@@ -279,31 +274,20 @@ def serve(
         bench_overhead(report, streams=counts, tokens=tokens, rate=rate)
     if "live" in parts:
         bench_live(report, streams=max(counts), tokens=tokens)
+    where = report, model, device
     if "beside" in parts:
-        bench_beside(
-            report,
-            model,
-            device,
-            dtype=dtype,
-            turns=turns,
-            tokens=min(tokens, 32),
-            rounds=rounds,
-            against=against,
+        most = min(tokens, 32)
+        serve_beside.bench_beside(
+            *where, turns=turns, tokens=most, dtype=dtype, rounds=rounds, against=against
         )
     if "question" in parts:
-        bench_question(
-            report,
-            model,
-            device,
-            dtype=dtype,
-            sentences=sentences,
-            rounds=rounds,
-            against=against,
+        serve_beside.bench_question(
+            *where, sentences=sentences, dtype=dtype, rounds=rounds, against=against
         )
     if "request" in parts:
-        bench_requests(report, model, device, dtype=dtype, rounds=rounds, against=against)
+        serve_beside.bench_requests(*where, dtype=dtype, rounds=rounds, against=against)
     if "start" in parts:
-        bench_starts(report, model, device, dtype=dtype, rounds=rounds, against=against)
+        serve_beside.bench_starts(*where, dtype=dtype, rounds=rounds, against=against)
 
 
 @bench_app.command()

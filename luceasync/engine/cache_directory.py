@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,13 +22,11 @@ from luceasync.disk_cache.object_store import StoreSpec, check_url
 from luceasync.disk_cache.upkeep import Upkeep
 from luceasync.errors import ConfigError
 from luceasync.host_cache.arena import node_bytes_of
-from luceasync.nodes import NodeKey
 from luceasync.prefix_cache.cache import PrefixCache
 from luceasync.prefix_cache.disk_worker import FIND_TIMEOUT_S, DiskWorker, nodes_to_measure
 from luceasync.prefix_cache.index import Limits
 from luceasync.prefix_cache.namespace import Facts, named
 from luceasync.prefix_cache.tenants import Tenants
-from luceasync.prefix_tree.node import Node
 from luceasync.status import CacheStatus
 from luceasync.text.prompt import RenderedPrompt
 
@@ -98,7 +96,7 @@ class CacheDirectory:
         """
         self._directory_spec = directory_spec
         self._tenants = tenants
-        self.orders = DiskWorker(directory_spec.split, tell, self._note)
+        self.orders = DiskWorker(directory_spec.split, tell, tenants.note)
         self._disk: DiskTier | None = None
 
     async def serve(self, opened: Callable[[], None]) -> None:
@@ -113,10 +111,6 @@ class CacheDirectory:
             self._disk = disk
             opened()
             await self.orders.serve(disk, measured)
-
-    def _note(self, added: Sequence[Node], removed: Sequence[NodeKey]) -> None:
-        self._tenants.remove_nodes(removed)
-        self._tenants.add_nodes(added)
 
     async def learn(self, prompt: RenderedPrompt) -> bool:
         """Learn what other servers have answered in a prompt that has answers whose ids are not

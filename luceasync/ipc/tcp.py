@@ -6,13 +6,15 @@ another: signs of life come through while a payload does. Owns frames and window
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket
 import ssl
 import struct
+import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -98,16 +100,27 @@ def send_opening(sock: ssl.SSLSocket, content: bytes) -> None:
 
 
 def receive_opening(sock: ssl.SSLSocket) -> bytes:
-    """Receive what the other end sent so. Raises OSError, and WireError for anything else."""
-    kind, num_bytes = HEADER.unpack(_exactly(sock, HEADER.size))
-    if kind != OPENING or num_bytes > MAX_PACKET_BYTES:
-        raise WireError(f"it began with a frame {kind} of {num_bytes} bytes")
-    return _exactly(sock, num_bytes)
+    """Receive what the other end sent so, all of it within the socket's timeout. Raises OSError,
+    and WireError for anything else.
+    """
+    timeout_s = sock.gettimeout()
+    until_s = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+    try:
+        kind, num_bytes = HEADER.unpack(_exactly(sock, HEADER.size, until_s))
+        if kind != OPENING or num_bytes > MAX_PACKET_BYTES:
+            raise WireError(f"it began with a frame {kind} of {num_bytes} bytes")
+        return _exactly(sock, num_bytes, until_s)
+    finally:
+        sock.settimeout(timeout_s)
 
 
-def _exactly(sock: ssl.SSLSocket, num_bytes: int) -> bytes:
+def _exactly(sock: ssl.SSLSocket, num_bytes: int, until_s: float) -> bytes:
     found = bytearray()
     while len(found) < num_bytes:
+        left_s = until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        sock.settimeout(None if left_s == math.inf else left_s)
         some = sock.recv(num_bytes - len(found))
         if not some:
             raise WireError("it closed the connection")
@@ -120,6 +133,39 @@ def tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNSENT_MS)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+class Strangers:
+    """Connections whose other end has not said yet what it is. Beyond `limit`, the address with the
+    most of them loses its oldest: a flood shuts out itself. Any thread may call.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._hosts: dict[ssl.SSLSocket, str] = {}  # the oldest first
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._hosts)
+
+    def add(self, sock: ssl.SSLSocket, host: str) -> None:
+        """Count a connection from `host`; another one may be shut down for it."""
+        with self._lock:
+            self._hosts[sock] = host
+            if len(self._hosts) <= self._limit:
+                return
+            counts = Counter(self._hosts.values())
+            most = max(counts.values())
+            oldest = next(each for each, its in self._hosts.items() if counts[its] == most)
+            del self._hosts[oldest]
+            with suppress(OSError):  # its other end has closed it already
+                # Not SSLSocket's own, which takes its state away from the thread that reads it.
+                socket.socket.shutdown(oldest, socket.SHUT_RDWR)
+
+    def leave(self, sock: ssl.SSLSocket) -> bool:
+        """Count it no longer, before it is closed. False: it was shut down for another one."""
+        with self._lock:
+            return self._hosts.pop(sock, None) is not None
 
 
 class _Branch:

@@ -47,6 +47,11 @@ class Tenants:
     def __repr__(self) -> str:
         return f"Tenants({len(self._tenants)}, {len(self._nodes)} nodes on disk)"
 
+    def note(self, added: Iterable[Node], removed: Iterable[NodeKey]) -> None:
+        """Follow the disk."""
+        self.remove_nodes(removed)
+        self.add_nodes(added)
+
     def add_nodes(self, nodes: Iterable[Node]) -> None:
         """Take in nodes that an earlier run has left. Tenants that are known already learn of them,
         and of those that come later, what `learn_more` is asked for.

@@ -3,9 +3,8 @@ tokens, and only there. CPU, root, tc.
 
     python -m tests.acceptance.check_link --moto PYTHON [--factors 0.2,0.4,1,2.5,8]
 
-The store is in a network namespace; what it sends passes a token bucket. Factors are of the rate at
-which reading a prompt takes as long as running it. Exit status 1 if a decision is wrong where they
-differ by more than two, or an answer comes later than both would take.
+The store is in a network namespace, behind a token bucket. Factors are of the rate at which reading
+takes as long as running. Exit status 1 if a decision is wrong where they differ by more than two.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class Link:
 
     def limit(self, bytes_per_s: float) -> None:
         """Let so much through."""
-        bucket = ["rate", f"{int(8 * bytes_per_s)}bit", "burst", "64kb", "latency", "200ms"]
+        bucket = ["rate", f"{int(8 * bytes_per_s)}bit", "burst", "256kb", "latency", "200ms"]
         _run(*self.inside, "tc", "qdisc", "replace", "dev", "box", "root", "tbf", *bucket)
 
 

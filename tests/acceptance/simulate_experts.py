@@ -3,10 +3,8 @@ rows and the experts that its rows miss.
 
     python -m tests.acceptance.simulate_experts [--answers 20] [--shares 0.25,0.5]
 
-The code that chooses is the server's own, and measures its steps as they come. What rows choose,
-how often a drafter is right, and what bytes take is stated, with the sizes of Qwen3.5-35B-A3B in
-Q4_K_M; the least recently used expert leaves its slot. Prints a Markdown table; exit status 1 if a
-drafter that does not pay loses more than it may.
+The code that chooses is the server's own; what rows choose, how often a drafter is right and what
+bytes take is stated. Exit status 1 if a drafter that does not pay loses more than it may.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from luceasync.backend.node_handlers import NodeHandlers
 from luceasync.backend.pass_handlers import PassHandlers
 from luceasync.backend.stage import StageBackend
 from luceasync.errors import ChannelClosed, ModelError
-from luceasync.pipeline.remote import wire
+from luceasync.pipeline.remote import answers, wire
 from luceasync.speculation.dflash import wire as draft_wire
 from tests.backend.parent import Parent, SentPayload
 
@@ -65,7 +65,7 @@ def test_every_command_has_a_handler():
 
 def test_a_command_is_answered_as_its_handler_says():
     tokens = torch.zeros(3, dtype=torch.int64)
-    assert parent().send(wire.EmbedTokens(3), [tokens]) == [wire.Result()]
+    assert parent().send(wire.EmbedTokens(3), [tokens]) == [answers.Result()]
     assert parent().send(wire.ResetLane(0)) == []
 
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_loaded_is_said():
     told.dispatcher.load(fail)
     told.dispatcher.load(lambda advance: advance(7))
     assert told.channel.answers == [
-        wire.CommandFailure("no such tensor"),
-        wire.LoadProgress(7),
-        wire.Result(),
+        answers.CommandFailure("no such tensor"),
+        answers.LoadProgress(7),
+        answers.Result(),
     ]

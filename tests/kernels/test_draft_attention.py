@@ -12,8 +12,8 @@ from luceasync.kernels import draft_attention
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.ops import Norm
 from luceasync.speculation.dflash.context import DraftContext
-from luceasync.speculation.dflash.draft_spec import DraftLayerSpec, DraftSpec
 from luceasync.speculation.dflash.draft_ops import TorchDraftOps
+from luceasync.speculation.dflash.draft_spec import DraftLayerSpec, DraftSpec
 from luceasync.speculation.dflash.triton_draft_ops import TritonDraftOps
 from luceasync.speculation.dflash.weights import DraftLayerWeights
 from tests.kernels.cases import TOLERANCE, distance, random

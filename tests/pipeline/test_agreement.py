@@ -16,7 +16,7 @@ from luceasync.ipc.launcher import LocalLauncher, Program
 from luceasync.ipc.supervised import SupervisedProcess
 from luceasync.models.files import ModelFiles
 from luceasync.models.precision import Precision
-from luceasync.pipeline.remote import wire
+from luceasync.pipeline.remote import answers
 from luceasync.pipeline.remote.agreement import dtype_words, states_of
 from tests.processes import backend_program
 
@@ -69,6 +69,6 @@ def test_a_process_that_differs_refuses_with_both_values(tiny_dir: Path, tmp_pat
     process = SupervisedProcess(launcher, "a backend", ("cpu:0",), threading.Event())
     given = ["--model-dir", str(tiny_dir), "--dtype", FP32, "--layers", "0:2"]
     with pytest.raises(PeerMismatch, match=f"it refused us: {words}"):
-        process.start(given, wire.ANSWERS, statement, 60.0)
+        process.start(given, answers.ANSWERS, statement, 60.0)
     assert process.status.detail.startswith("a backend failed and will be restarted now: ")
     launcher.close()

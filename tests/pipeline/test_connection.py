@@ -17,7 +17,7 @@ from luceasync.ipc.channel import OutgoingPayload, ProcessVitals
 from luceasync.ipc.local import LocalChannel
 from luceasync.ipc.packets import Message
 from luceasync.ipc.supervised import CallDeadlines, CallKind, ProcessLife
-from luceasync.pipeline.remote import wire
+from luceasync.pipeline.remote import answers, wire
 from luceasync.pipeline.remote.connection import BackendConnection
 from luceasync.pipeline.remote.tensors import payload_bytes
 from tests.ipc.ends import DEADLINE_S, Ends, make_ends, packet
@@ -28,11 +28,11 @@ LITTLE_BYTES = 1 << 20
 KIND = CallKind("synchronize")
 
 ANSWERS: st.SearchStrategy[Message] = st.one_of(
-    st.just(wire.Result()),
-    st.builds(wire.NodeRoom, st.booleans(), st.booleans()),
-    st.builds(wire.Scalar, st.floats()),
-    st.builds(wire.CommandFailure, st.text(max_size=20)),
-    st.builds(wire.LoadProgress, st.integers(0, (1 << 62) - 1)),
+    st.just(answers.Result()),
+    st.builds(answers.NodeRoom, st.booleans(), st.booleans()),
+    st.builds(answers.Scalar, st.floats()),
+    st.builds(answers.CommandFailure, st.text(max_size=20)),
+    st.builds(answers.LoadProgress, st.integers(0, (1 << 62) - 1)),
 )
 SIZES = st.sampled_from([0, 1, EXPECTED_BYTES - 1, EXPECTED_BYTES, EXPECTED_BYTES + 1, 60_000])
 
@@ -59,7 +59,7 @@ class There:
 
 
 def linked(transport: str) -> tuple[BackendConnection, Ends]:
-    ends = make_ends(transport, messages=(*wire.COMMANDS, *wire.ANSWERS))
+    ends = make_ends(transport, messages=(*wire.COMMANDS, *answers.ANSWERS))
     return BackendConnection(
         ProcessLife(There(ends.here), CallDeadlines()), None, partial(StageFailed, 3)
     ), ends
@@ -84,7 +84,7 @@ def test_tensors_are_those_that_were_asked_for_or_it_has_failed(transport, messa
     try:
         number = connection.send(wire.Synchronize())
         answered(ends, message, num_bytes)
-        is_right = type(message) is wire.Result and num_bytes == EXPECTED_BYTES
+        is_right = type(message) is answers.Result and num_bytes == EXPECTED_BYTES
         tracemalloc.start()
         if is_right:
             assert [
@@ -115,7 +115,7 @@ def test_any_bytes_in_place_of_an_answer_are_a_failure(transport, content):
         ends.there.receive(DEADLINE_S)
         ends.control_there.send(content)
         with pytest.raises(StageFailed):
-            connection.answer(number, wire.Result, KIND)
+            connection.answer(number, answers.Result, KIND)
         assert not connection.is_open
         with pytest.raises(StageFailed):
             connection.raise_if_failed()

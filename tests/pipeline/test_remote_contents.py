@@ -13,7 +13,7 @@ from torch import Tensor
 from luceasync.host_cache.nodes import Span
 from luceasync.host_cache.shard_nodes import NodeLayout
 from luceasync.kv.cache import Shape
-from luceasync.pipeline.remote import wire
+from luceasync.pipeline.remote import answers
 from luceasync.pipeline.remote.nodes import NodeRegion, RemoteContents, RemoteNode
 
 
@@ -23,8 +23,8 @@ class Heard:
     def __init__(self) -> None:
         self.copies: list[Callable[[bool], None]] = []
 
-    def ask(self, message: object, kind: type[wire.NodeRoom]) -> wire.NodeRoom:
-        return wire.NodeRoom(is_there=True, have_arrived=False)
+    def ask(self, message: object, kind: type[answers.NodeRoom]) -> answers.NodeRoom:
+        return answers.NodeRoom(is_there=True, have_arrived=False)
 
     def expect(self, number: int, over: Callable[[bool], None]) -> None:
         self.copies.append(over)

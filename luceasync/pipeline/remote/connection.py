@@ -20,8 +20,9 @@ from luceasync.ipc.channel import OutgoingPayload, Payload, Received, Traffic
 from luceasync.ipc.packets import Message
 from luceasync.ipc.supervised import CallKind, ProcessLife
 from luceasync.pipeline.platform import Event
+from luceasync.pipeline.remote.answers import Result
 from luceasync.pipeline.remote.tensors import Spec, payload_bytes, put, put_soon, specs_of, take
-from luceasync.pipeline.remote.wire import Command, Result
+from luceasync.pipeline.remote.wire import Command
 
 A = TypeVar("A", bound=Message)
 

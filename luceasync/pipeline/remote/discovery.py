@@ -22,7 +22,7 @@ from luceasync.ipc.ray_launcher import RAY_SCHEME, parse_ray_url
 from luceasync.ipc.tcp import SCHEME, Address, parse_url
 from luceasync.pipeline.devices import find_devices, has_backend, offers_of, share_host_memory
 from luceasync.pipeline.offer import BACKENDS, HERE, Offer, backend_of, machine_of
-from luceasync.pipeline.remote import wire
+from luceasync.pipeline.remote import answers, wire
 
 BIN, TLS = "--target-shard-ipc-bin", "--target-shard-tls"
 OWN_BIN = "luceasync-backend"
@@ -215,7 +215,7 @@ def describe_devices(
     program = Program(path.executable, str(path), RING_BYTES, arguments=path.arguments)
     launcher = LocalLauncher(program, on_line=lambda line: None)
     try:
-        started = launcher.launch((), wire.ANSWERS)
+        started = launcher.launch((), answers.ANSWERS)
         try:
             greet(started.channel, Statement(), ASKING_S)
             command = wire.OfferDevices(tuple(names), of_names)
@@ -234,9 +234,9 @@ def describe_devices(
     finally:
         launcher.close()
     match got.message:
-        case wire.Offers(offers) if tuple(o.name for o in offers) == tuple(names):
+        case answers.Offers(offers) if tuple(o.name for o in offers) == tuple(names):
             return offers
-        case wire.CommandFailure(words) if got.answers == number:
+        case answers.CommandFailure(words) if got.answers == number:
             raise PlacementError(f"{words} ({path})")
         case other:
             raise PlacementError(f"{flag} {path}: it answered with {type(other).__name__}")

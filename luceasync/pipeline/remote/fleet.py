@@ -28,7 +28,7 @@ from luceasync.nodes import NodeKey
 from luceasync.pipeline.offer import HERE
 from luceasync.pipeline.passes import Passes
 from luceasync.pipeline.plan import Plan
-from luceasync.pipeline.remote import wire
+from luceasync.pipeline.remote import answers, wire
 from luceasync.pipeline.remote.agreement import ContentDigests, dtype_words, states_of
 from luceasync.pipeline.remote.connection import BackendConnection
 from luceasync.pipeline.remote.discovery import BackendProgram
@@ -93,7 +93,7 @@ class RemoteStage:
         return {}
 
     def synchronize(self) -> None:
-        self._connection.ask(wire.Synchronize(), wire.Result)
+        self._connection.ask(wire.Synchronize(), answers.Result)
 
     @property
     def nodes(self) -> Sequence[Nodes]:
@@ -273,7 +273,7 @@ class Fleet:
             devices=[shard.device for shard in sizes.shards],
             arguments=["--model-dir", directory, "--dtype", dtype, "--layers", layers],
             states=partial(self._states, dtype, layers, by_content=address is not None),
-            answers=wire.ANSWERS,
+            answers=answers.ANSWERS,
             sizes=sizes,
             failure=partial(StageFailed, number),
         )

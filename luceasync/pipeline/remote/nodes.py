@@ -21,7 +21,7 @@ from luceasync.host_cache.copy_stream import COPY_TIMEOUT_S, Callback, DoneTicke
 from luceasync.host_cache.nodes import ChainedNode, NodeSizes, Span
 from luceasync.host_cache.shard_nodes import NodeLayout, tensors_in
 from luceasync.kv.cache import Shape
-from luceasync.pipeline.remote import wire
+from luceasync.pipeline.remote import answers, wire
 from luceasync.pipeline.remote.connection import BackendConnection
 from luceasync.pipeline.remote.tensors import PIECE_BYTES
 
@@ -184,7 +184,7 @@ class RemoteContents:
         if not content.regions:
             return False
         command = self._adopt_command(span, content)
-        return self._connection.ask(command, wire.NodeRoom).is_there
+        return self._connection.ask(command, answers.NodeRoom).is_there
 
     def hold(self, lane: int, span: Span, content: RemoteNode, end: int) -> None:
         """See Nodes. Memory that was allocated here stays allocated while the other process reads
@@ -225,9 +225,9 @@ class RemoteContents:
         self._connection.expect(command.ticket, ticket.complete)
         return ticket
 
-    def _ask_for_room(self, command: wire.Command) -> wire.NodeRoom:
+    def _ask_for_room(self, command: wire.Command) -> answers.NodeRoom:
         """Raises MemoryError if there is none; the process holds nothing of the node then."""
-        room = self._connection.ask(command, wire.NodeRoom)
+        room = self._connection.ask(command, answers.NodeRoom)
         if not room.is_there:
             raise MemoryError("no room for a node in the memory of another process")
         return room

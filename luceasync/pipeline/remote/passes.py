@@ -21,7 +21,7 @@ from luceasync.ipc.channel import Payload
 from luceasync.ipc.supervised import CallKind
 from luceasync.kv.pages import PageEvent
 from luceasync.pipeline.passes import AttentionMass, Batch, PassInput, RoundWork
-from luceasync.pipeline.remote import wire
+from luceasync.pipeline.remote import answers, wire
 from luceasync.pipeline.remote.connection import BackendConnection
 from luceasync.pipeline.remote.tensors import HOST, StageSizes, views
 from luceasync.pipeline.transfer import as_rows, on_host
@@ -316,7 +316,7 @@ class _RemoteRanking:
         return Candidates(self._columns(), best, TopLogits(values, ids, masses, known))
 
     def _best(self, call: CallKind) -> np.ndarray[Any, np.dtype[np.int64]]:
-        answer, _ = self._connection.answer_with(self._number, wire.BestTokens, [], call)
+        answer, _ = self._connection.answer_with(self._number, answers.BestTokens, [], call)
         tokens = answer.tokens
         if len(tokens) != self._num_rows or max(tokens) >= self._sizes.num_vocab:
             words = f"it said that the best tokens of {self._num_rows} rows are {tokens}"
@@ -336,7 +336,7 @@ class _RemoteRanking:
 
     def logprob(self, index: int, token_id: int) -> float:
         command = wire.ReadLogprob(index, token_id, self._index)
-        return self._connection.ask(command, wire.Scalar).value
+        return self._connection.ask(command, answers.Scalar).value
 
     def _read(self, what: Literal["edited", "logprobs"], index: int) -> WholeRow:
         values, ids = self._connection.call(wire.ReadRow(what, index, self._index))

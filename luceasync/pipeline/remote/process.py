@@ -23,8 +23,9 @@ from luceasync.ipc.supervised import LEAST_S, SupervisedProcess
 from luceasync.ipc.wiring import Rings, open_rings
 from luceasync.pipeline.devices import page_lock_for
 from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.remote.answers import CommandFailure, LoadProgress, Result
 from luceasync.pipeline.remote.connection import BackendConnection
-from luceasync.pipeline.remote.wire import NODES, Command, CommandFailure, LoadProgress, Result
+from luceasync.pipeline.remote.wire import NODES, Command
 from luceasync.status import ProcessStatus
 
 Advance = Callable[[int], None]

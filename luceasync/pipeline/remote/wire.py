@@ -1,4 +1,4 @@
-"""What a stage's process is told and answers: one message for each verb.
+"""What a stage's process is told: one message for each verb. It answers those of answers.py.
 
 A command says what crosses with it. Both ends compute that from the message and from sizes of their
 own, so that the receiver believes nothing that the sender says of a payload.
@@ -15,7 +15,6 @@ from luceasync.ipc.packets import Message, Natural, Positive, WireError
 from luceasync.ipc.supervised import CallKind
 from luceasync.kv.pages import num_chunks
 from luceasync.models.pass_rows import NO_LANE
-from luceasync.pipeline.offer import Offer
 from luceasync.pipeline.passes import Batch, Passes
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote.tensors import Spec, StageSizes
@@ -476,54 +475,3 @@ def _rows_of(lengths: tuple[int, ...]) -> list[Spec]:
 def _check_span(begin: int, end: int) -> None:
     if begin >= end:
         raise WireError(f"a node of tokens [{begin}, {end})")
-
-
-# --- answers --------------------------------------------------------------------------------------
-
-
-class Offers(Message, frozen=True):
-    """What the devices offer, in the order in which they were named."""
-
-    offers: tuple[Offer, ...]
-
-
-class CommandFailure(Message, frozen=True):
-    """What was asked for cannot be had: the words for the user."""
-
-    words: str
-
-
-class LoadProgress(Message, frozen=True):
-    """So many bytes more of the weights have been read."""
-
-    num_bytes: Natural
-
-
-class Result(Message, frozen=True):
-    """The command is done; its tensors come along."""
-
-
-class BestTokens(Message, frozen=True):
-    """The best token of each row that was to be ranked."""
-
-    tokens: tuple[Natural, ...]
-
-
-class Scalar(Message, frozen=True):
-    """A number that was asked for."""
-
-    value: float
-
-
-class NodeRoom(Message, frozen=True):
-    """Whether there was room for a node, and whether all copies have arrived; if not, they complete
-    later under the command's ticket.
-    """
-
-    is_there: bool
-    have_arrived: bool = True
-
-
-ANSWERS: tuple[type[Message], ...] = (
-    *(Offers, CommandFailure, LoadProgress, Result, BestTokens, Scalar, NodeRoom),
-)

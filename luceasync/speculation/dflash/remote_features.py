@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from luceasync.host_cache.arena import Arena
+from luceasync.pipeline.remote.answers import NodeRoom, Result
 from luceasync.pipeline.remote.nodes import read_node, write_node
 from luceasync.pipeline.remote.tensors import views
-from luceasync.pipeline.remote.wire import Command, DropNode, NodeRoom, Result
+from luceasync.pipeline.remote.wire import Command, DropNode
 from luceasync.speculation.dflash import wire
 from luceasync.speculation.dflash.feature_contents import FeatureContents, FeaturePart
 from luceasync.speculation.dflash.process import DraftLife, DraftProcess, DraftProcessResources

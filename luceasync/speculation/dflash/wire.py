@@ -15,7 +15,7 @@ from luceasync.ipc.packets import Message, Natural, Positive, WireError
 from luceasync.ipc.supervised import CallKind
 from luceasync.models.precision import Dtype, torch_dtype
 from luceasync.models.rope import PLAIN
-from luceasync.pipeline.remote import wire
+from luceasync.pipeline.remote import answers, wire
 from luceasync.pipeline.remote.tensors import Spec
 from luceasync.pipeline.remote.wire import Command
 from luceasync.speculation.choice import RoundShape
@@ -219,4 +219,4 @@ class DraftRows(Message, frozen=True):
     num_unsettled: Natural
 
 
-ANSWERS: tuple[type[Message], ...] = (*wire.ANSWERS, DraftRows)
+ANSWERS: tuple[type[Message], ...] = (*answers.ANSWERS, DraftRows)
