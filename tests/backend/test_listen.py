@@ -12,6 +12,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +20,12 @@ import msgspec
 import pytest
 import torch
 
-from luceasync.backend.listen import Opened
+from luceasync import __version__
+from luceasync.backend.listen import LINK_PROTOCOL, MAX_STRANGERS, Opened, Opening
 from luceasync.errors import PlacementError, StageFailed
 from luceasync.ipc.certificates import make_pair, tls_context
 from luceasync.ipc.supervised import Heartbeat
-from luceasync.ipc.tcp import Address, dial, receive_opening, send_opening
+from luceasync.ipc.tcp import HEADER, OPENING, Address, dial, receive_opening, send_opening
 from luceasync.models.files import ModelFiles, read_spec
 from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
@@ -285,6 +287,32 @@ def test_one_that_says_nothing_is_dropped(box2: Machine, caplog, monkeypatch):
     assert "timed out" in warnings_in(caplog)[0]
 
 
+def test_a_server_gets_in_beside_a_flood_of_connections_that_say_nothing(box2: Machine, caplog):
+    address = box2.listener._sock.getsockname()
+    with ExitStack() as closing:
+        flood = [
+            closing.enter_context(socket.create_connection(address))
+            for _ in range(MAX_STRANGERS + 8)
+        ]
+        assert is_closed_within(flood[0], SOON_S)
+        [offer] = describe_devices(box2.program_for(), ["box2/hip:0"])
+    assert offer.name == "box2/hip:0"
+    assert f"closed: more than {MAX_STRANGERS} others say nothing" in warnings_in(caplog)[0]
+
+
+def test_an_opening_that_comes_byte_by_byte_has_one_deadline(box2: Machine, caplog, monkeypatch):
+    monkeypatch.setattr("luceasync.backend.listen.HANDSHAKE_S", 0.5)
+    context = tls_context(box2.box1, "--tls", is_server=False)
+    with dial(Address("127.0.0.1", box2.wire.port), context, "box2", SOON_S) as tls:
+        tls.sendall(HEADER.pack(OPENING, 1000))
+        until_s = time.monotonic() + SOON_S
+        while not is_closed_within(tls, 0.1):
+            assert time.monotonic() < until_s, "it still listens"
+            with suppress(OSError):  # it has just been closed
+                tls.sendall(b"\0")
+    assert "timed out" in warnings_in(caplog)[0]
+
+
 @pytest.mark.parametrize(
     ("who", "name", "words"),
     [
@@ -327,6 +355,24 @@ def test_an_old_protocol_is_refused_in_words(box2: Machine, caplog, said: bytes,
         answer = msgspec.msgpack.decode(receive_opening(tls), type=Opened)
     assert words in answer.refusal
     assert words in warnings_in(caplog)[0] and box2.sessions() == 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "written", "words"),
+    [
+        ((1 << 60, 4096), 0, f"a ring of {1 << 60} bytes; at most"),
+        ((4096, 4096), 2, "rings 2 and 1 of 2"),
+    ],
+)
+def test_rings_that_are_not_there_are_refused(
+    box2: Machine, sizes: tuple[int, int], written: int, words: str
+):
+    context = tls_context(box2.box1, "--tls", is_server=False)
+    asked = Opening(LINK_PROTOCOL, __version__, "here", 1, sizes, written, 1, "", "fp32", "")
+    with dial(Address("127.0.0.1", box2.wire.port), context, "box2", SOON_S) as tls:
+        send_opening(tls, msgspec.msgpack.encode(asked))
+        answer = msgspec.msgpack.decode(receive_opening(tls), type=Opened)
+    assert words in answer.refusal and box2.sessions() == 0
 
 
 def test_one_server_is_served_at_a_time(split, box2: Machine, tmp_path: Path, monkeypatch):
