@@ -25,6 +25,7 @@ MOST_SPILLED_BYTES = 1280
 # was not measured.
 MOST_SPILLED_BY = {"_prepare_kernel": 1700}
 ON_HOPPER = {"_attend_prompt_kernel"}
+ON_NVIDIA = {"_small_tree_kernel"}  # elsewhere the kernel of large trees runs
 
 pytestmark = [
     pytest.mark.slow,
@@ -67,6 +68,8 @@ def test_every_kernel_fits_every_card(name: str) -> None:
     kernels = compiled_for(name)
     check(name, kernels)
     elsewhere = set() if name == "sm_90" else ON_HOPPER
+    if not CARDS[name].is_nvidia:
+        elsewhere = elsewhere | ON_NVIDIA
     assert {each.kernel for each in kernels} == written() - elsewhere
 
 
