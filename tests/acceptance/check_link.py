@@ -118,6 +118,23 @@ def first_of(client: Client, number: int) -> First:
     return First(seconds, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
 
 
+def num_unwritten(client: Client) -> int:
+    """Nodes that the server is still to write."""
+    with urllib.request.urlopen(f"{client.url}/metrics", timeout=DEADLINE_S) as answer:
+        lines = answer.read().decode().splitlines()
+    name = "luceasync_prefix_cache_unwritten_nodes "
+    return next(int(float(line.split()[1])) for line in lines if line.startswith(name))
+
+
+def written(client: Client) -> None:
+    """Wait until all files are there: only what is there goes up when it is used again."""
+    time.sleep(0.2)  # an answer is saved once it is told
+    deadline_s = time.monotonic() + DEADLINE_S
+    while num_unwritten(client):
+        assert time.monotonic() < deadline_s, "nodes are not written"
+        time.sleep(0.02)
+
+
 @contextmanager
 def server_at(folder: Path) -> Iterator[Client]:
     """A server with an empty directory before the store."""
@@ -134,6 +151,7 @@ def fill(bucket: S3Store, folder: Path) -> int:
         for number in range(NUM_PROMPTS):
             for _ in range(2):  # the second use has it uploaded
                 first_of(client, number)
+                written(client)
             last, since_s = before, time.monotonic()
             deadline_s = since_s + DEADLINE_S
             while last == before or time.monotonic() - since_s < 2.0:

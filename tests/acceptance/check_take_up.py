@@ -13,7 +13,6 @@ import statistics
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +22,7 @@ from obstore.store import S3Store
 
 from luceasync.bench.servers import Client, server
 from tests.acceptance import command
-from tests.acceptance.check_link import first_of
+from tests.acceptance.check_link import first_of, num_unwritten, written
 from tests.acceptance.check_store import BUCKET, moto
 
 DEADLINE_S = 120.0
@@ -34,14 +33,6 @@ FLAGS = ["--dtype", "fp32", "--parallel", "1", "--draft", "none"]
 def num_files(folder: Path) -> int:
     """Whole files of nodes."""
     return sum(path.suffix in (".safetensors", ".end") for path in folder.glob("*/*"))
-
-
-def num_unwritten(client: Client) -> int:
-    """Nodes that the server is still to write."""
-    with urllib.request.urlopen(f"{client.url}/metrics", timeout=DEADLINE_S) as answer:
-        lines = answer.read().decode().splitlines()
-    name = "luceasync_prefix_cache_unwritten_nodes "
-    return next(int(float(line.split()[1])) for line in lines if line.startswith(name))
 
 
 def settled_s(client: Client, count: Callable[[], int], before: int) -> float:
@@ -70,6 +61,7 @@ def taken_up(
         before = count()
         for _ in range(num_uses):
             first_of(a, number)
+            written(a)
         written_s = settled_s(a, count, before)
         waits.append(time.monotonic() - written_s)
         found = first_of(b, number)
