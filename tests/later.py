@@ -11,7 +11,7 @@ from contextlib import contextmanager
 def later(delay_s: float, act: Callable[..., object], *args: object) -> Iterator[None]:
     """Call `act` in another thread while the block runs; it has returned when the block has ended.
 
-    A timer that nobody joins may act on what the next test owns, or on what this one has closed.
+    A timer that is not joined may act on what the next test owns, or on what this one has closed.
     """
     timer = threading.Timer(delay_s, act, args)
     timer.start()

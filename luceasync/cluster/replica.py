@@ -98,13 +98,15 @@ class ReplicaServer:
         failures = 0
         while not self._leaving.wait(PAUSES_S[min(failures, len(PAUSES_S) - 1)]):
             begun_s = time.monotonic()
-            with self._lock:
-                if self._leaving.is_set():
-                    return
-                self._program = program = LeashedProgram(
-                    ["luceasync", *self._words()], self._environment
-                )
             self._tell(starts=self._state.starts + 1)
+            try:
+                program = self._start()
+            except OSError as error:  # the machine has no memory or processes left, for now
+                failures += 1
+                self._tell(is_ready=False, detail=f"it cannot be started: {error}")
+                continue
+            if program is None:
+                return
             status = program.wait()
             program.end(0.0)  # what it started ends with it
             failures = 0 if time.monotonic() - begun_s >= WELL_S else failures + 1
@@ -112,6 +114,14 @@ class ReplicaServer:
             self._tell(is_ready=False, status=status, detail=words)
             if not self._leaving.is_set():
                 log.warning("%s: %s", self._group, words)
+
+    def _start(self) -> LeashedProgram | None:
+        """The server's process; None: the server is to end. Raises OSError."""
+        with self._lock:
+            if self._leaving.is_set():
+                return None
+            self._program = LeashedProgram(["luceasync", *self._words()], self._environment)
+            return self._program
 
     def _words(self) -> list[str]:
         return server_words(

@@ -1,4 +1,4 @@
-"""cluster.toml: which servers run on a Ray cluster, with what resources, and who reads their list.
+"""cluster.toml: the servers of a Ray cluster, their resources, and the file that lists them.
 
 Owns the file's keys and what they may be. Knows no Ray.
 """

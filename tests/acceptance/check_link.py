@@ -186,7 +186,7 @@ def main() -> int:
         for index, factor in enumerate(options.factors):
             with server_at(folder / f"b{index}") as client:
                 first_of(client, 50)  # what is compiled on first use
-                prefill_s = first_of(client, 100).seconds  # nobody has it
+                prefill_s = first_of(client, 100).seconds  # no server has it
                 rate = factor * num_bytes / prefill_s
                 link.limit(rate)
                 found = [first_of(client, number) for number in range(NUM_PROMPTS)]

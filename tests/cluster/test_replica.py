@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from luceasync.cluster import replica as replica_module
 from luceasync.cluster.replica import ReplicaServer, key_of, variables_in
 from luceasync.cluster.settings import ReplicaSettings, ScaleSettings
 from luceasync.errors import ConfigError
@@ -74,3 +75,23 @@ def test_a_server_that_refuses_its_settings_is_told_and_started_again_until_it_l
     starts = server.state.starts
     server.drain()  # again
     assert server.state.starts == starts
+
+
+@pytest.mark.slow  # starts processes
+def test_a_server_that_the_system_does_not_start_now_is_tried_again(monkeypatch) -> None:
+    real, refused = replica_module.LeashedProgram, []
+
+    def start(*given):
+        if not refused:
+            refused.append(given)
+            raise OSError(11, "Resource temporarily unavailable")
+        return real(*given)
+
+    monkeypatch.setattr(replica_module, "LeashedProgram", start)
+    server = ReplicaServer(replica("--no-such-flag"), 0, "127.0.0.1", "127.0.0.1:1", "x")
+    try:
+        until(lambda: "Resource temporarily unavailable" in server.state.detail)
+        until(lambda: server.state.status == 2)
+        assert server.state.starts >= 2
+    finally:
+        server.drain()
