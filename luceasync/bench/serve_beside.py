@@ -16,6 +16,7 @@ from itertools import count, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import luceasync
 from luceasync.bench.report import (
     Report,
     figure,
@@ -27,6 +28,7 @@ from luceasync.bench.report import (
     spread,
 )
 from luceasync.bench.servers import Client, Messages, processor_s, server
+from luceasync.config import BUNDLED_MODEL_DIR
 
 T = TypeVar("T")
 
@@ -173,13 +175,13 @@ def bench_requests(
     report: Report, model: Path, device: str, *, dtype: str, rounds: int, against: Path | None
 ) -> None:
     """A chat of one token if nothing of its prompt is run. `against`: see bench_beside."""
-    flags = [str(model), "--target-device", device, "--dtype", dtype, "--parallel", "1"]
+    flags = ["--target-device", device, "--dtype", dtype, "--parallel", "1"]
     with ExitStack() as stack:
         variants = {}
         for name, root in checkouts(against).items():
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-            client = stack.enter_context(server([*flags, "--kv-cache-dir", folder], root))
-            variants[name] = partial(ask_again, client)
+            asked = [str(model_of(root, model)), *flags, "--kv-cache-dir", folder]
+            variants[name] = partial(ask_again, stack.enter_context(server(asked, root)))
         samples = interleave(variants, rounds)
     show(report, "a request of one token whose prompt is cached", COSTS, samples)
 
@@ -188,12 +190,13 @@ def bench_starts(
     report: Report, model: Path, device: str, *, dtype: str, rounds: int, against: Path | None
 ) -> None:
     """What a server costs until it is ready. `against`: see bench_beside."""
-    flags = [str(model), "--target-device", device, "--dtype", dtype]
+    flags = ["--target-device", device, "--dtype", dtype]
     with ExitStack() as stack:
         variants = {}
         for name, root in checkouts(against).items():
             folder = stack.enter_context(tempfile.TemporaryDirectory())
-            variants[name] = partial(start, [*flags, "--kv-cache-dir", folder], root)
+            asked = [str(model_of(root, model)), *flags, "--kv-cache-dir", folder]
+            variants[name] = partial(start, asked, root)
             variants[name]()  # a first one compiles what later ones find
         samples = interleave(variants, rounds)
     show(report, "a start", COSTS, samples)
@@ -202,6 +205,15 @@ def bench_starts(
 def checkouts(against: Path | None) -> dict[str, Path | None]:
     """The checkouts whose servers are asked, by name; None: this one."""
     return {THIS: None} if against is None else {OTHER: against.resolve(), THIS: None}
+
+
+def model_of(checkout: Path | None, model: Path) -> Path:
+    """What a checkout's server is asked to serve. For the bundled model, its own copy: it has a
+    drafter by default there alone.
+    """
+    if checkout is None or model != BUNDLED_MODEL_DIR:
+        return model
+    return checkout / BUNDLED_MODEL_DIR.relative_to(Path(luceasync.__file__).parents[1])
 
 
 def show(
