@@ -35,6 +35,7 @@ from luceasync.pipeline.remote import fleet
 from luceasync.pipeline.remote.discovery import choose_processes, describe_devices
 from luceasync.pipeline.remote.fleet import Fleet
 from tests.backend.machine import Machine, is_closed_within
+from tests.children import children
 from tests.later import later
 from tests.processes import backend_program
 from tests.test_stages import SPAN, life, turn
@@ -110,15 +111,9 @@ def split(tiny_dir: Path, box2: Machine) -> Iterator:
         each.close()
 
 
-def children() -> set[int]:
+def processes() -> set[int]:
     """The processes of the machine there."""
-    mine = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    found = set()
-    for pid in map(int, mine):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        if b"--wait" in words:
-            found.add(pid)
-    return found
+    return {child.pid for child in children("--wait")}
 
 
 def wait_until(is_so, words: str) -> None:
@@ -167,7 +162,7 @@ def test_two_chunks_are_under_way_beside_the_one_that_is_computed_here(split, bo
 def test_a_process_that_dies_there_is_a_failed_stage_and_comes_back(split, box2: Machine):
     backend = split()
     expected = life(backend)
-    [pid] = children()
+    [pid] = processes()
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(StageFailed, match=r"box2: its process there was ended by SIGKILL"):
         for _ in range(100):
@@ -176,7 +171,7 @@ def test_a_process_that_dies_there_is_a_failed_stage_and_comes_back(split, box2:
     assert backend.restart_failed(lost.extend)
     assert lost == ["n"]  # it lay in the memory of the process there
     assert torch.equal(life(backend), expected)
-    assert box2.sessions() == 1 and children() - {pid} == children()
+    assert box2.sessions() == 1 and processes() - {pid} == processes()
 
 
 @pytest.mark.parametrize("breaks", [True, False])
@@ -189,7 +184,7 @@ def test_a_cut_link_is_a_failed_stage_until_it_is_mended(
     monkeypatch.setattr(fleet, "HEARTBEAT", Heartbeat(0.1, 3.0))
     backend = split()
     expected = life(backend)
-    before = children()
+    before = processes()
     if breaks:
         box2.wire.break_all()
     else:
@@ -202,7 +197,7 @@ def test_a_cut_link_is_a_failed_stage_until_it_is_mended(
         assert backend.restart_failed(lambda nodes: None)
     assert time.monotonic() - began_s < SOON_S
     assert torch.equal(life(backend), expected)
-    wait_until(lambda: not children() & before, "the process before has not been ended")
+    wait_until(lambda: not processes() & before, "the process before has not been ended")
     assert box2.sessions() == 1
 
 
@@ -213,24 +208,24 @@ def test_a_slow_wire_changes_no_number(split, box2: Machine):
 
 def test_the_process_there_ends_with_the_server(split, box2: Machine):
     split()
-    assert len(children()) == 1
+    assert len(processes()) == 1
     split.opened.pop().close()
-    wait_until(lambda: not children() and not box2.sessions(), "it runs on")
+    wait_until(lambda: not processes() and not box2.sessions(), "it runs on")
 
 
 def test_a_process_waits_for_the_next_stage(tiny_dir: Path, program: Path, tmp_path: Path):
     machine = Machine(tmp_path, program, ["hip:0=cpu:0"], keeps_one=True)
     try:
-        wait_until(lambda: len(children()) == 1, "none waits")
-        before = children()
+        wait_until(lambda: len(processes()) == 1, "none waits")
+        before = processes()
         opened = Split(tiny_dir, machine, "cpu:0,box2/hip:0")
-        wait_until(lambda: len(children()) == 2, "no other one waits")
-        assert before < children()  # the first one runs the layers
+        wait_until(lambda: len(processes()) == 2, "no other one waits")
+        assert before < processes()  # the first one runs the layers
         opened.close()
-        wait_until(lambda: len(children()) == 1 and not before & children(), "it runs on")
+        wait_until(lambda: len(processes()) == 1 and not before & processes(), "it runs on")
     finally:
         machine.close()
-    assert not children()
+    assert not processes()
 
 
 def test_another_model_there_is_refused_with_both_digests(
@@ -268,7 +263,7 @@ def warnings_in(caplog) -> list[str]:
     ],
 )
 def test_a_stranger_is_one_line_and_no_process(box2: Machine, caplog, said: bytes, words: str):
-    before = children()
+    before = processes()
     with socket.create_connection(("127.0.0.1", box2.wire.port)) as sock:
         sock.sendall(said)
         sock.shutdown(socket.SHUT_WR)
@@ -276,7 +271,7 @@ def test_a_stranger_is_one_line_and_no_process(box2: Machine, caplog, said: byte
     wait_until(lambda: warnings_in(caplog), "nothing was logged")
     [line] = warnings_in(caplog)
     assert pytest.raises(AssertionError, match=words).matches(AssertionError(line))
-    assert "\n" not in line and children() == before and box2.sessions() == 0
+    assert "\n" not in line and processes() == before and box2.sessions() == 0
 
 
 def test_one_that_says_nothing_is_dropped(box2: Machine, caplog, monkeypatch):

@@ -37,6 +37,7 @@ from luceasync.bench.report import Report
 from luceasync.bench.servers import Ended, run_python
 from luceasync.cli.app import app
 from luceasync.errors import ConfigError
+from tests.children import runs
 
 # --- the decision ---------------------------------------------------------------------------------
 
@@ -296,16 +297,9 @@ def test_a_command_ends_with_the_processes_that_it_has_started(tmp_path: Path) -
     ended = run_python(["starts"], tmp_path, 1.0)
     assert ended.status is None and ended.seconds < 30
     deadline = time.monotonic() + 20
-    while not has_ended(ended.output.strip()):  # a killed process takes a moment to end
+    while runs(int(ended.output)):  # a killed process takes a moment to end
         assert time.monotonic() < deadline, "it goes on"
         time.sleep(0.02)
-
-
-def has_ended(pid: str) -> bool:
-    try:
-        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
@@ -25,6 +25,7 @@ from luceasync.engine.load import Rehearsal, rehearse
 from luceasync.engine.start import build_engine
 from luceasync.errors import Unavailable
 from tests import tiny
+from tests.children import children
 from tests.engine.test_speculation import ask_all
 from tests.engines import ask, written
 from tests.processes import placed
@@ -133,11 +134,7 @@ async def test_a_restart_takes_up_what_another_arrangement_has_written(
 
 def backends() -> list[psutil.Process]:
     """Processes that this one has started for stages."""
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it ends just now, or has ended
-            found += [child] if "luceasync.backend" in child.cmdline() else []
-    return found
+    return children("luceasync.backend")
 
 
 def kill_first() -> None:

@@ -17,6 +17,7 @@ from luceasync.config import CacheConfig, Config, DraftConfig, EngineConfig, Mod
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from tests import tiny
+from tests.children import children
 from tests.engine.test_processes import LONG, NUM_ALONE, backends
 from tests.engine.test_speculation import ask_all
 from tests.engines import ask, written
@@ -169,7 +170,7 @@ async def test_a_restart_speculates_from_kept_features(
 
 def drafters() -> list[psutil.Process]:
     """Processes that have a drafter."""
-    return [each for each in backends() if "--draft-dir" in each.cmdline()]
+    return children("--draft-dir")
 
 
 async def until(engine: LocalEngine, *, off: bool) -> None:

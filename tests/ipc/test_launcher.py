@@ -28,6 +28,7 @@ from luceasync.ipc.launcher import (
 from luceasync.ipc.memory import SealedMemory
 from luceasync.ipc.supervised import Heartbeat
 from luceasync.ipc.wiring import VARIABLE, Rings, Wiring, open_rings
+from tests.children import children, runs
 from tests.ipc.echo_child import Ask, Tell
 from tests.later import later
 
@@ -86,14 +87,6 @@ def until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < deadline
         time.sleep(0.002)
-
-
-def lives(pid: int) -> bool:
-    """Whether the process runs; one that waits to be reaped does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_process_answers_and_ends_with_its_channel(launch: Launch) -> None:
@@ -213,11 +206,10 @@ def test_a_stopped_process_is_noticed_by_its_heartbeat_and_ended(launch: Launch)
 
 def test_what_it_started_itself_ends_with_it(launch: Launch) -> None:
     started = greeted(launch("family"))
-    pid = started.child.pid
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    assert len(children) == 1 and lives(int(children[0]))
+    [its_own] = children(of=started.child.pid)
+    assert runs(its_own.pid)
     started.end(0, DEADLINE_S)
-    until(lambda: not lives(int(children[0])))
+    until(lambda: not runs(its_own.pid))
 
 
 def test_there_must_be_something_to_start() -> None:
@@ -260,9 +252,9 @@ def test_no_process_outlives_one_that_was_killed(when: str) -> None:
     ) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        assert lives(pid)
+        assert runs(pid)
         parent.kill()
-    until(lambda: not lives(pid))
+    until(lambda: not runs(pid))
 
 
 def test_a_process_lives_as_long_as_it_is_referenced() -> None:

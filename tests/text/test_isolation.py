@@ -5,9 +5,6 @@ the server.
 from __future__ import annotations
 
 import dataclasses
-import os
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +17,7 @@ from luceasync.text.control_tokens import BREAK
 from luceasync.text.isolation import IsolatedTemplate, RenderLimits
 from luceasync.text.past_calls import Arguments
 from luceasync.text.template import ChatTemplate, StartTrial, TemplateSource
+from tests.children import children
 from tests.later import later
 
 SHOWN = (
@@ -174,10 +172,8 @@ def test_at_the_start_a_limit_is_an_error_of_the_model() -> None:
 def test_a_process_that_was_killed_from_outside_is_replaced() -> None:
     template = IsolatedTemplate(SOURCE)
     text = template.render(ASKED)
-    children = Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()
-    for pid in map(int, children):
-        if b"luceasync.text.sandbox" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, signal.SIGKILL)
+    for child in children("luceasync.text.sandbox"):
+        child.kill()
     assert template.render(ASKED) == text
     template.close()
 
