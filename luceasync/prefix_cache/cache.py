@@ -373,7 +373,7 @@ class PrefixCache:
         self.index.files_changed(added, gone, is_whole=is_whole)
         for key in gone:
             self._write_back.mend(key)
-        self.index.refresh_status()
+        self._shrink()  # other servers write while this one is idle
 
     def others_changed(self, files: Iterable[tuple[float, int]], num_removals: int) -> None:
         """Take in the files of other models that are in the directory: when each was last used, and

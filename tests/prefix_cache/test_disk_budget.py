@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from io import FileIO
 from pathlib import Path
@@ -131,25 +131,49 @@ async def test_what_does_not_fit_at_all_is_not_written(tmp_path) -> None:
     assert files.most_bytes <= BUDGET_BYTES
 
 
-async def test_of_servers_that_share_a_directory_one_keeps_its_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@asynccontextmanager
+async def sharing(
+    num_servers: int, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[list[Bench]]:
+    """Servers of one directory that look at it all the time."""
     monkeypatch.setattr(module, "RENEW_S", 0.02)
     monkeypatch.setattr(module, "RESCAN_WHEN_WRITING_S", 0.01)
     monkeypatch.setattr(module, "SHARED_SCAN_SHARE", 1.0)
     monkeypatch.setattr(index, "MIN_AGE_S", 0.0)
     async with AsyncExitStack() as stack:
-        benches = []
-        for _ in range(4):
-            server = serving(FileSystem(), tmp_path, is_shared=True)
-            benches.append((await stack.enter_async_context(server))[0])
+        servers = [serving(FileSystem(), root, is_shared=True) for _ in range(num_servers)]
+        yield [(await stack.enter_async_context(server))[0] for server in servers]
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+async def test_of_servers_that_share_a_directory_one_keeps_its_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with sharing(4, tmp_path, monkeypatch) as benches:
         for number in range(12):
             await chat(benches[number % 4], number, 4, is_settled=True)
         written = [bench.index.saved["disk"] for bench in benches]
-        async with asyncio.timeout(DEADLINE_S):
-            while bytes_in(tmp_path) > BUDGET_BYTES:
-                await asyncio.sleep(0.01)
+        await until(lambda: bytes_in(tmp_path) <= BUDGET_BYTES)
         evicted = [bench.index.evicted["disk"] for bench in benches]
     assert min(written) > 0
     assert sorted(evicted)[:3] == [0, 0, 0]
     assert max(evicted) > 0
+
+
+async def test_the_keeper_makes_room_for_others_while_it_has_no_turn_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most_bytes = (1 - index.HEADROOM) * BUDGET_BYTES
+    async with sharing(2, tmp_path, monkeypatch) as benches:
+        await until(lambda: any(bench.index.keeps_disk for bench in benches))
+        keeper, other = sorted(benches, key=lambda bench: not bench.index.keeps_disk)
+        for number in range(12):
+            await chat(other, number, 4, is_settled=True)
+            await until(lambda: bytes_in(tmp_path) <= most_bytes)
+    assert keeper.index.evicted["disk"] > 0
+    assert not other.index.evicted["disk"]
