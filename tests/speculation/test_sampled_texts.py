@@ -5,6 +5,7 @@ model's own head and with copies: real passes and proposals, exact shares.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ from tests.speculation import mtp_models
 from tests.speculation.scripted import Lanes
 from tests.speculation.test_mtp import SHAPE, config_of
 
-NUM_SAMPLES, NUM_LANES = 600, 4
+NUM_SAMPLES, NUM_LANES = 400, 20  # many at once: a round of one costs as much
 ALLOWED = (40, 41, 42, 43)  # tokens that follow each other in the model's cycle
 PROMPT = (40, 41, 42, 43) * 3
 SAMPLING = Sampling(temperature=1.0, logit_bias=dict.fromkeys(ALLOWED, 60.0))
@@ -37,6 +38,7 @@ class Sampled:
     def __init__(self, folder: Path, drafter: str) -> None:
         model_dir = mtp_models.save(folder, cycle=4)
         config, files = config_of(model_dir, num_shards=1), ModelFiles(model_dir)
+        config = replace(config, engine=replace(config.engine, parallel=NUM_LANES))
         report, _ = plan_with_drafter(config, files)
         mtp = mtp_of(config, files, report.plan.devices, report.plan.precision)
         self.backend = LayerSplitBackend.open(files, report.plan, taps=mtp.taps)

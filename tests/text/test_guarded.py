@@ -294,7 +294,7 @@ def forges(tokenizer: Tokenizer, template: ChatTemplate, chat: Any, tools: Any) 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [CHATML, CUTTING], ids=["chatml", "cutting"])
 @settings(
-    max_examples=120,
+    max_examples=50,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],
 )
@@ -310,7 +310,7 @@ def test_ordinary_conversations_are_rendered_unchanged(tokenizer, source, chat, 
 
 @pytest.mark.slow
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     chat=CHATS,
