@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import mmap
 import os
@@ -73,20 +74,28 @@ def warm() -> Iterator[WarmMemory]:
     warm.close()
 
 
-def resident_bytes() -> int:
-    """Of this process."""
-    return psutil.Process().memory_info().rss
+def resident_bytes(pages: np.ndarray) -> int:
+    """How much of an array that begins at a page is in memory, by mincore(2). What the whole
+    process has changes with what other tests free.
+    """
+    num_pages = -(-pages.nbytes // mmap.PAGESIZE)
+    found = np.zeros(num_pages, np.uint8)
+    length, vector = ctypes.c_size_t(pages.nbytes), ctypes.c_void_p(found.ctypes.data)
+    assert ctypes.CDLL(None).mincore(ctypes.c_void_p(pages.ctypes.data), length, vector) == 0
+    return int((found & 1).sum()) * mmap.PAGESIZE
 
 
 def test_warm_memory_has_its_pages_ahead_of_use():
-    before = resident_bytes()
     warm = WarmMemory(4 * PIECE_BYTES, capacity_bytes=4 * PIECE_BYTES)
     assert warm.wait(30)
-    prepared = resident_bytes()
-    assert prepared - before > 3 * PIECE_BYTES
-    np.frombuffer(warm.allocate(4 * PIECE_BYTES), np.uint8)[:] = 1
-    assert resident_bytes() - prepared < PIECE_BYTES
+    pages = np.frombuffer(warm.allocate(4 * PIECE_BYTES), np.uint8)
+    assert resident_bytes(pages) == pages.nbytes
     warm.close()
+
+
+def test_plain_memory_has_no_pages_before_they_are_used():
+    pages = np.frombuffer(PlainMemory().allocate(4 * PIECE_BYTES), np.uint8)
+    assert resident_bytes(pages) == 0
 
 
 def test_what_does_not_fit_the_warm_part_lies_beside_it(warm: WarmMemory):
@@ -97,11 +106,16 @@ def test_what_does_not_fit_the_warm_part_lies_beside_it(warm: WarmMemory):
     assert "8388608 bytes beside it" in repr(warm)
 
 
+def process_bytes() -> int:
+    """What the whole process has in memory."""
+    return psutil.Process().memory_info().rss
+
+
 def test_free_pages_are_returned_if_they_would_exceed_the_capacity(warm: WarmMemory):
-    prepared = resident_bytes()
+    prepared_bytes = process_bytes()
     held = [np.frombuffer(warm.allocate(5 * PIECE_BYTES // 2), np.uint8)]
     held[0][:] = 1
-    assert resident_bytes() - prepared < PIECE_BYTES  # not 2.5: the 2 that were free are gone
+    assert process_bytes() - prepared_bytes < PIECE_BYTES  # not 2.5: the 2 that were free are gone
     held.append(np.frombuffer(warm.allocate(PIECE_BYTES), np.uint8))
     assert not held[1].any()
     held[1][:] = 2
@@ -397,10 +411,10 @@ def test_pages_of_a_size_that_comes_again_are_locked_ahead_and_freed_at_the_end(
 
 
 def test_pages_are_locked_until_the_last_tensor_over_them_goes():
-    lock, before_bytes = NotedLock(), resident_bytes()
+    lock = NotedLock()
     pages = locked_pages(PIECE_BYTES, lock)
     assert lock.locked == {pages.ctypes.data: PIECE_BYTES}
-    assert resident_bytes() - before_bytes > PIECE_BYTES // 2  # they are there
+    assert resident_bytes(pages) == PIECE_BYTES
     tensor = torch.from_numpy(pages)[16:32]
     del pages
     assert lock.locked
