@@ -1,6 +1,6 @@
 """A model whose last layers are on another machine: its numbers, its speed, and cut links.
 
-    python -m tests.acceptance.check_cluster [--parts numbers,hops,speed,cuts] [--shape small]
+    python -m tests.acceptance.check_cluster [--parts numbers,hops,speed,prompts,cuts]
 
 Each client must get a right answer or an error while the link is cut or a process dies; the stage
 must be away within 10 s, and back within 5 s. The machine is a network namespace where that can be.
@@ -25,7 +25,7 @@ from luceasync.bench.report import (
 )
 from tests.acceptance import command
 from tests.acceptance.cluster.machine import Machine, machine_of, until
-from tests.acceptance.cluster.speed import check_hops, check_speed
+from tests.acceptance.cluster.speed import check_hops, check_prompts, check_speed
 from tests.acceptance.hostile.server import ROOT, Server
 
 AWAY_S, BACK_S, PATIENCE_S = 10.0, 5.0, 60.0
@@ -211,7 +211,7 @@ def main() -> None:
     parser = command.parser(__doc__, rounds=1)
     parser.add_argument("--parts", type=command.names, default=["numbers", "cuts"])
     parser.add_argument("--shape", default="small", help="default: small")
-    parser.add_argument("--prompt", type=int, default=2048, help="tokens; default: 2048")
+    parser.add_argument("--prompt", type=int, default=16384, help="tokens; default: 16384")
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument(
         "--machines",
@@ -227,6 +227,8 @@ def main() -> None:
         is_right &= check_numbers(report)
     if "speed" in options.parts:
         check_speed(report, options)
+    if "prompts" in options.parts:
+        is_right &= check_prompts(report, options)
     if "hops" in options.parts:
         check_hops(report, options)
     if "cuts" in options.parts:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import shlex
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,9 @@ import torch
 from luceasync.backend.listen import BackendListener
 from luceasync.bench import ipc
 from luceasync.bench.echo import RING_BYTES, Done, hop_of
+from luceasync.bench.engines import EngineSetup, ask, write_random_model
 from luceasync.bench.model import (
     plan_for,
-    prefill,
     random_prompt,
     register_random_format,
     write_model,
@@ -38,6 +39,9 @@ from luceasync.bench.report import (
     us,
 )
 from luceasync.bench.shapes import shape_of
+from luceasync.config import PlacementConfig
+from luceasync.engine.engine import LocalEngine
+from luceasync.engine.start import build_engine
 from luceasync.ipc.certificates import tls_context
 from luceasync.ipc.channel import Statement, greet
 from luceasync.ipc.launcher import LocalLauncher, LocalProcess, Program
@@ -46,12 +50,15 @@ from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote.discovery import BackendProgram
 from luceasync.pipeline.remote.fleet import Fleet
+from luceasync.request import TokenPrompt
 from tests.acceptance.cluster.machine import PYTHON_PATH, machine_of
 from tests.wire import Wire
 
 PATIENCE_S = 60.0
+CONTEXT = 256  # tokens before a step
+LEAST_GAIN = 1.5
 NUM_PINGS = 300
-MOST_CORES = 7  # of a machine
+LEAST_CORES, MOST_CORES = 4, 7  # of a machine, for steps: fewer would share them with the link
 LISTEN = "tests.acceptance.cluster.speed"
 
 
@@ -62,7 +69,7 @@ def check_hops(report: Report, options: argparse.Namespace) -> None:
     """Hops of an activation, and chunks of 20 MiB: through a socket, and over the link."""
     with tempfile.TemporaryDirectory(prefix="cluster-") as there, ExitStack() as closing:
         program, answers = (_echo_program(Path(there), waits=waits) for waits in (True, False))
-        words = [sys.executable, "-m", LISTEN, str(program)]
+        words = [sys.executable, "-m", LISTEN, str(program), ""]
         machine = closing.enter_context(machine_of(words, None, options.machines))
         link = ("--connect", str(machine.address), "--name", "box2", "--tls", str(machine.box1))
         brings = ipc.backend_program(Path(there))
@@ -109,10 +116,10 @@ def _echo_of(program: Path, link: tuple[str, ...] = ()) -> Iterator[LocalProcess
 # --- speed ----------------------------------------------------------------------------------------
 
 
-def listen_with(program: str, address: str, tls: str) -> None:
-    """Listen with a backend of random weights; a process of its own."""
-    if (cores := _cores(1)) is not None:
-        os.sched_setaffinity(0, cores)
+def listen_with(program: str, cores: str, address: str, tls: str) -> None:
+    """Listen with a backend of random weights, on these cores; a process of its own."""
+    if cores:
+        os.sched_setaffinity(0, map(int, cores.split(",")))
     register_random_format()
     host, port = address.rsplit(":", 1)
     context = tls_context(Path(tls), "--tls", is_server=True)
@@ -130,80 +137,104 @@ def _with_packages(path: Path) -> Path:
     return path
 
 
-def _cores(machine: int) -> set[int] | None:
-    """Half of the cores; None: there are too few to share."""
+def _cores(machine: int, least: int) -> list[int]:
+    """Half of the cores; none if they are fewer than `least`."""
     cores = sorted(os.sched_getaffinity(0))
     half = min(len(cores) // 2, MOST_CORES)
-    return None if half < 4 else {*cores[machine * half : (machine + 1) * half]}
+    return cores[machine * half : (machine + 1) * half] if half >= least else []
 
 
 @torch.inference_mode()
 def check_speed(report: Report, options: argparse.Namespace) -> None:
-    """Steps and prompts of one process, two of this machine, and two machines, in turns."""
-    shape, prompt = shape_of(options.shape), options.prompt
+    """Steps of one process, two of this machine, and two machines, in turns."""
+    names, delay_s = ("cpu:0", "cpu:1"), options.round_trip / 2e3
     with tempfile.TemporaryDirectory(prefix="cluster-") as there, ExitStack() as closing:
-        folder = Path(there)
+        folder, shape = Path(there), shape_of(options.shape)
         register_random_format()
-        names = ("cpu:0", "cpu:1")
-        plan = plan_for(shape, names, parallel=1, max_ctx_tokens=prompt + 512, dtype="fp32")
+        plan = plan_for(shape, names, parallel=1, max_ctx_tokens=2 * CONTEXT, dtype="fp32")
         write_model(folder, shape, "fp32")
-        program = _backend_program(folder)
-        words = [sys.executable, "-m", LISTEN, str(program)]
-        delay_s = options.round_trip / 2e3
+        program, cores = (
+            _backend_program(folder),
+            [_cores(machine, LEAST_CORES) for machine in (0, 1)],
+        )
+        words = [sys.executable, "-m", LISTEN, str(program), ",".join(map(str, cores[1]))]
         machine = closing.enter_context(machine_of(words, delay_s, options.machines))
-        if (cores := _cores(0)) is not None:
-            os.sched_setaffinity(0, cores)
-            torch.set_num_threads(len(cores))
-        remote = _on_machine(ipc.in_two(plan))
+        if cores[0]:
+            os.sched_setaffinity(0, cores[0])
+            closing.callback(os.sched_setaffinity, 0, {*cores[0], *cores[1]})
+            torch.set_num_threads(len(cores[0]))
         arguments = ("--connect", str(machine.address), "--name", "box2", "--tls")
-        links = BackendProgram(program, (*arguments, str(machine.box1)), machine.address)
-        variants = {
+        link = BackendProgram(program, (*arguments, str(machine.box1)), machine.address)
+        two = ipc.in_two(plan)
+        opened = {
             "one process": closing.enter_context(_opened(folder, plan, {})),
             "two processes": closing.enter_context(
-                _opened(folder, ipc.in_two(plan), {1: BackendProgram(program)})
+                _opened(folder, two, {1: BackendProgram(program)})
             ),
-            "two machines": closing.enter_context(_opened(folder, remote, {1: links})),
+            "two machines": closing.enter_context(_opened(folder, _on_machine(two), {1: link})),
         }
-        _measure(report, options, variants, _round_trip_s(delay_s))
+        for backend in opened.values():
+            backend.prefill(0, 0, random_prompt(CONTEXT), project=False)
+        run = partial(ipc.decode_s, 1, CONTEXT, options.steps)
+        variants = {name: partial(run, backend) for name, backend in opened.items()}
+        taken = interleave(variants, options.rounds, num_warmups=1)
+    one, processes, machines = taken.values()
+    columns = ("what", *opened, "two processes / two machines", "one / two machines")
+    wire = us(_round_trip_s(delay_s), 0).text
+    title = f"{options.shape}, float32, a round trip of {wire} on the wire"
+    report.table(columns, title).add(
+        "a step",
+        *(ms(median(each), 2) for each in taken.values()),
+        figure(paired_ratio(processes, machines), digits=3),
+        figure(paired_ratio(one, machines), digits=3),
+    )
 
 
-def _measure(
-    report: Report,
-    options: argparse.Namespace,
-    variants: dict[str, LayerSplitBackend],
-    round_trip_s: float,
-) -> None:
-    columns = ("what", *variants, "two processes / two machines", "one / two machines")
-    title = f"{options.shape}, float32, a round trip of {us(round_trip_s, 0).text} on the wire"
-    table, begun_s = report.table(columns, title), time.perf_counter()
-    for name, backend in variants.items():
-        backend.prefill(0, 0, random_prompt(256), project=False)
-        print(f"{name}: ready after {time.perf_counter() - begun_s:.1f} s", file=sys.stderr)
-    cases: dict[str, Callable[[LayerSplitBackend], float]] = {
-        "a step": partial(ipc.decode_s, 1, 256, options.steps),
-        f"a prompt of {options.prompt} tokens": partial(_prompt_s, options.prompt),
-    }
-    for what, run in cases.items():
-        found = interleave(
-            {name: partial(run, backend) for name, backend in variants.items()},
-            options.rounds,
-            num_warmups=1,
+def check_prompts(report: Report, options: argparse.Namespace) -> bool:
+    """The first token after a long prompt, of an engine on one machine and of one on two that have
+    as many cores each, in turns. Whether two are faster by LEAST_GAIN.
+    """
+    return asyncio.run(_check_prompts(report, options))
+
+
+async def _check_prompts(report: Report, options: argparse.Namespace) -> bool:
+    num_tokens = options.prompt
+    with tempfile.TemporaryDirectory(prefix="cluster-") as there, ExitStack() as closing:
+        folder = Path(there)
+        model = write_random_model(
+            folder / "model", shape_of(options.shape), "fp32", num_tokens + 512
         )
-        one, two, machines = found.values()
-        table.add(
-            what,
-            *(ms(median(each), 2) for each in found.values()),
-            figure(paired_ratio(two, machines), digits=3),
-            figure(paired_ratio(one, machines), digits=3),
+        program, cores = _backend_program(folder), [_cores(machine, 1) for machine in (0, 1)]
+        words = [sys.executable, "-m", LISTEN, str(program), ",".join(map(str, cores[1]))]
+        machine = closing.enter_context(machine_of(words, 0.0, options.machines))
+        os.sched_setaffinity(0, cores[0])
+        closing.callback(os.sched_setaffinity, 0, {*cores[0], *cores[1]})
+        torch.set_num_threads(len(cores[0]))
+        one = EngineSetup(model, "cpu:0", "fp32", num_tokens + 512).config
+        placed = PlacementConfig(
+            devices=("cpu:0", "box2/cpu:0"),
+            layer_split=(1.0, 1.0),
+            ipc_bins=(f"cpu@box2={machine.url}",),
+            ipc_tls=machine.box1,
         )
-
-
-def _prompt_s(num_tokens: int, backend: LayerSplitBackend) -> float:
-    prompt = random_prompt(num_tokens)
-    begun_s = time.perf_counter()
-    prefill(backend, 0, prompt)
-    backend.synchronize()
-    return time.perf_counter() - begun_s
+        configs = {"one machine": one, "two machines": replace(one, placement=placed)}
+        taken: dict[str, list[float]] = {name: [] for name in configs}
+        async with AsyncExitStack() as open_engines:
+            engines: dict[str, LocalEngine] = {}
+            for name, config in configs.items():
+                engines[name] = await open_engines.enter_async_context(build_engine(config))
+                await engines[name].load()
+            for number in range(options.rounds):
+                for name in [*engines][:: 1 if number % 2 else -1]:  # there and back
+                    prompt = TokenPrompt(tuple(random_prompt(num_tokens, number)))
+                    taken[name].append((await ask(engines[name], prompt, 1)).first_s)
+    alone, both = taken.values()
+    gain = paired_ratio(alone, both)
+    columns = ("tokens", "cores of each", *configs, "one / two")
+    table = report.table(columns, f"the first token of a long prompt, {options.shape}, float32")
+    times = (ms(median(each), 0) for each in (alone, both))
+    table.add(num_tokens, len(cores[0]), *times, figure(gain, digits=3))
+    return gain >= LEAST_GAIN
 
 
 def _on_machine(plan: Plan) -> Plan:
@@ -244,4 +275,4 @@ def _round_trip_s(delay_s: float) -> float:
 
 
 if __name__ == "__main__":
-    listen_with(sys.argv[1], sys.argv[2], sys.argv[4])
+    listen_with(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[5])
