@@ -22,8 +22,9 @@ import torch
 
 from luceasync import __version__
 from luceasync.backend.listen import LINK_PROTOCOL, MAX_STRANGERS, Opened, Opening
-from luceasync.errors import PlacementError, StageFailed
+from luceasync.errors import ChannelClosed, PlacementError, StageFailed
 from luceasync.ipc.certificates import make_pair, tls_context
+from luceasync.ipc.launcher import LocalLauncher
 from luceasync.ipc.supervised import Heartbeat
 from luceasync.ipc.tcp import HEADER, OPENING, Address, dial, receive_opening, send_opening
 from luceasync.models.files import ModelFiles, read_spec
@@ -31,7 +32,7 @@ from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
-from luceasync.pipeline.remote import fleet
+from luceasync.pipeline.remote import fleet, wire
 from luceasync.pipeline.remote.discovery import choose_processes, describe_devices
 from luceasync.pipeline.remote.fleet import Fleet
 from tests.backend.machine import Machine, is_closed_within
@@ -199,6 +200,20 @@ def test_a_cut_link_is_a_failed_stage_until_it_is_mended(
     assert torch.equal(life(backend), expected)
     wait_until(lambda: not processes() & before, "the process before has not been ended")
     assert box2.sessions() == 1
+
+
+def test_a_link_that_breaks_again_and_again_is_soon_tried_again(split, monkeypatch):
+    split()
+    [stage] = split.opened[-1].fleet._stages.values()
+
+    def breaks(*_) -> None:
+        raise ChannelClosed("the link to box2 broke")
+
+    monkeypatch.setattr(LocalLauncher, "launch", breaks)
+    for _ in range(8):
+        with pytest.raises(StageFailed, match="the link to box2 broke"):
+            stage.process.open(wire.Synchronize())
+    assert "(failure 8 in a row) and will be restarted in 2 s" in stage.process.status.detail
 
 
 def test_a_slow_wire_changes_no_number(split, box2: Machine):

@@ -20,7 +20,7 @@ from luceasync.host_cache.nodes import Nodes, NodeStore
 from luceasync.host_cache.shard_nodes import NodeLayout
 from luceasync.ipc.channel import Traffic
 from luceasync.ipc.launcher import LocalLauncher, Program
-from luceasync.ipc.supervised import Heartbeat
+from luceasync.ipc.supervised import Backoff, Heartbeat
 from luceasync.ipc.tcp import Address, is_reachable
 from luceasync.models.files import ModelFiles
 from luceasync.models.spec import ModelSpec
@@ -47,6 +47,8 @@ from luceasync.status import NO_PROCESSES, BackendProcesses
 
 HEARTBEAT = Heartbeat()
 CHUNKS_AHEAD = 2  # of a prompt, at another machine: one is computed there while one is on its way
+# Of a stage on another machine: it is the link that fails again and again, and not the process.
+LINK_BACKOFF = Backoff(longest_s=2.0)
 CONNECT_S = 20.0  # to another machine, which may still serve the connection before
 PROBE_S, PROBE_PAUSE_S = 1.0, 0.3
 ELSEWHERE = 1  # the process of all other devices, in the plan that a process is told
@@ -259,7 +261,8 @@ class Fleet:
             launcher = LocalLauncher(program)
             self._closing.callback(launcher.close)
             process_spec = self._process_spec(number, sizes[number], runs.address)
-            process = BackendProcess(process_spec, launcher, arena, self._stopping)
+            backoff = Backoff() if runs.address is None else LINK_BACKOFF
+            process = BackendProcess(process_spec, launcher, arena, self._stopping, backoff)
             self._stages[number] = _StageProcess(
                 process, sizes[number], parts, own_bytes, arena, runs.address
             )

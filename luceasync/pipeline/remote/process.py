@@ -19,7 +19,7 @@ from luceasync.host_cache.arena import Arena, NoPageLock
 from luceasync.ipc.channel import Launcher, Statement
 from luceasync.ipc.memory import SealedMemory
 from luceasync.ipc.packets import Message
-from luceasync.ipc.supervised import LEAST_S, SupervisedProcess
+from luceasync.ipc.supervised import LEAST_S, Backoff, SupervisedProcess
 from luceasync.ipc.wiring import Rings, open_rings
 from luceasync.pipeline.devices import page_lock_for
 from luceasync.pipeline.plan import Plan
@@ -62,11 +62,12 @@ class BackendProcess(SupervisedProcess):
         launcher: Launcher,
         arena: Arena | None,
         stopping: threading.Event,
+        backoff: Backoff | None = None,
     ) -> None:
-        """`arena` gives out memory that was lent for nodes; `stopping`: see
+        """`arena` gives out memory that was lent for nodes; `stopping`, `backoff`: see
         SupervisedProcess.
         """
-        super().__init__(launcher, spec.name, spec.devices, stopping, least_s=spec.least_s)
+        super().__init__(launcher, spec.name, spec.devices, stopping, backoff, spec.least_s)
         self.spec = spec
         self._arena = arena
 
