@@ -1,1 +1,3 @@
-"""HTTP and nothing else: bodies in, events out. The engine is an argument; no torch here."""
+"""The HTTP server: request bodies in, events out. The engine is passed in; nothing here imports
+torch.
+"""

@@ -1,7 +1,7 @@
-"""The statistics in an answer: timings, what was restored, what speculation did.
+"""The statistics in an answer: timings, restored tokens, speculation.
 
-Adds up the choices of a request. All APIs report them in this form. Keeps those of the last answers
-for people who watch the server.
+Sums them over the choices of a request, in the form that all APIs report, and keeps the statistics
+of recent answers for the status page.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ MAX_RECENT = 24
 
 
 class TimingsBody(msgspec.Struct):
-    """Milliseconds and tokens per second; `predicted_*` leave out each choice's first token."""
+    """Milliseconds and tokens per second; the first token of each choice is left out of
+    `predicted_*`.
+    """
 
     queued_ms: float
     prompt_n: int
@@ -33,7 +35,7 @@ class TimingsBody(msgspec.Struct):
 
 
 class SpeculationBody(msgspec.Struct):
-    """Draft tokens of all choices; `tau` is tokens per verify step."""
+    """Draft tokens of all choices; `tau` is the mean number of tokens per verify step."""
 
     rounds: int
     proposed: int
@@ -44,8 +46,9 @@ class SpeculationBody(msgspec.Struct):
 
 
 class ResidenceBody(msgspec.Struct):
-    """Sums over all choices: context tokens on the devices and absent from them at the end, in
-    whole chunks; chunks recalled and evicted; and how often the resident ones were reselected.
+    """Sums over all choices, in whole chunks: context tokens resident on the devices and absent
+    from them at the end, and chunks recalled and evicted. Also how often the resident chunks were
+    reselected.
     """
 
     resident: int
@@ -56,8 +59,8 @@ class ResidenceBody(msgspec.Struct):
 
 
 class LuceasyncBody(msgspec.Struct):
-    """What OpenAI has no field for: what was restored instead of computed, speculation, and
-    residence of the context.
+    """Statistics that OpenAI's API has no field for: restored tokens, speculation, and which part
+    of the context is resident.
     """
 
     restore: bool
@@ -72,7 +75,7 @@ class LuceasyncBody(msgspec.Struct):
 
 
 def timings_of(finishes: Finishes) -> TimingsBody:
-    """Tokens add up; choices run side by side, so the longest time counts."""
+    """Token counts are summed; choices run in parallel, so times are those of the slowest."""
     timings = [finish.timings for finish in finishes.values()]
     prefill_s = max(timing.prefill_s for timing in timings)
     decode_s = max(timing.decode_s for timing in timings)
@@ -90,7 +93,7 @@ def timings_of(finishes: Finishes) -> TimingsBody:
 
 
 def luceasync_of(finishes: Finishes) -> LuceasyncBody:
-    """The prompt was restored once, for choice 0; speculation and residence add up."""
+    """Restored tokens are those of choice 0, which restores the prompt; the rest is summed."""
     restore = finishes[0].restore
     return LuceasyncBody(
         restore=restore.tier is not None,
@@ -146,7 +149,7 @@ def _rate(num_tokens: int, seconds: float) -> float:
 
 
 class AnswerRecord(msgspec.Struct, frozen=True):
-    """The first choice of an ended request. `conversation`: its label."""
+    """The first choice of a finished request. `conversation` is the label of its conversation."""
 
     conversation: str | None
     reason: str
@@ -159,17 +162,17 @@ class AnswerRecord(msgspec.Struct, frozen=True):
 
 
 class RecentAnswers:
-    """The last MAX_RECENT answers, without text."""
+    """Statistics of the last MAX_RECENT answers, without their text."""
 
     def __init__(self) -> None:
         self._ends: deque[tuple[str | None, Finish, float]] = deque(maxlen=MAX_RECENT)
 
     def add(self, conversation: str | None, finish: Finish) -> None:
-        """Keep what the answer tells of itself."""
+        """Record the statistics of a finished answer."""
         self._ends.append((conversation, finish, time.monotonic()))
 
     def records(self) -> list[AnswerRecord]:
-        """The newest first; `ended_s`: seconds since its end."""
+        """The records, newest first; `ended_s` is the number of seconds since the answer ended."""
         now_s = time.monotonic()
         return [
             _record(conversation, finish, now_s - ended_s)

@@ -1,6 +1,7 @@
-"""CallAnswers one HTTP request, from its body to the last byte, in any API.
+"""Answers one HTTP request of any API, from its body to the last byte.
 
-Owns the order of steps and what may end the work. Knows nothing of what a body or an event says.
+Owns the order of the steps and the conditions that end a request early. Independent of the content
+of bodies and events.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """What all answers of one app share."""
+    """The objects shared by all answers of one app."""
 
     engine: Engine
     config: ServerConfig
@@ -52,8 +53,8 @@ class ServerContext:
 
 
 class Answering:
-    """The ASGI app of one endpoint. If the client leaves or the server shuts down, its Streams are
-    closed at once.
+    """The ASGI app of one endpoint. When the client disconnects or the server shuts down, the
+    streams of its request are closed at once.
     """
 
     def __init__(self, endpoint: Endpoint, framing: Framing, context: ServerContext) -> None:
@@ -91,8 +92,9 @@ class Answering:
         address = _peer_address(scope)
         caller = Caller(accepted_key(scope), context.trust_cache_salt, address, named)
         call = await self._parse(body, Headers(scope=scope), caller)
-        del body  # the call has what is left of it
-        # Hypercorn does not cancel a handler whose client has left, so receive() is watched.
+        del body  # the call holds whatever is still needed
+        # Hypercorn does not cancel the handler when its client disconnects, so receive() is
+        # watched.
         watchers = (wait_for_disconnect(receive), context.drain.expired(), cancellation.wait())
         if not call.stream:
             response = await race(self._plain_answer(call, note, reservation), *watchers)
@@ -101,7 +103,7 @@ class Answering:
         events = EventStream(send, self._framing)
         keep_alive = events.keep_alive(context.config.keep_alive_s)
         try:
-            # Within the last send Hypercorn says that the client has left: the answer is whole.
+            # During the last send, Hypercorn reports a disconnect: by then the answer is complete.
             await race(self._stream_answer(call, events, note, reservation), keep_alive, *watchers)
         except ClientDisconnect:
             if not events.ended:
@@ -115,7 +117,7 @@ class Answering:
             await _end_with_error(call, events, error)
 
     async def _parse(self, body: bytes, headers: Headers, caller: Caller) -> Call[Any]:
-        """Parse the body; large ones in a thread, one at a time."""
+        """Parse the body; large bodies are parsed in a thread, one at a time."""
         if len(body) <= SMALL_BYTES:
             return self._endpoint.parse(body, headers, caller)
         async with self._context.body_memory.parsing:
@@ -124,7 +126,8 @@ class Answering:
     async def _plain_answer(
         self, call: Call[Any], note: RequestNote, reservation: BodyReservation
     ) -> Response:
-        # The engine has taken the requests, which fit its context: the body is needed no more.
+        # The engine has accepted the requests, so they fit its context: the body is no longer
+        # needed.
         return json_response(await self._answers(note).plain(call, reservation.release))
 
     async def _stream_answer(
@@ -136,7 +139,7 @@ class Answering:
         await out.close(call.end(None))
 
     def _answers(self, note: RequestNote) -> CallAnswers:
-        """CallAnswers whose deltas are timed and noted."""
+        """CallAnswers that records the times of all deltas and notes them for the request log."""
 
         def observer(request: Request) -> Observer:
             clock = self._context.metrics.clock(request.conversation)
@@ -151,13 +154,13 @@ class Answering:
 
 
 def _peer_address(scope: Scope) -> str:
-    """The address of the socket's other end; no header is trusted."""
+    """The address of the connection's peer; headers are not trusted."""
     client = scope.get("client")
     return str(client[0]) if client else ""
 
 
 async def _end_with_error(call: Call[Any], events: EventStream, error: Exception) -> None:
-    """Report a failure as the last event, since the status has gone out already."""
+    """Report a failure as the last event, since the status line has been sent already."""
     failure = describe(error)
     if failure.status == 500:
         logger.error("A streamed answer failed.", exc_info=error)

@@ -1,6 +1,6 @@
-"""The answer of a Call: its requests go to the engine, whose streams become events or their fold.
+"""The answer to a Call: the engine runs its requests, and their streams become events or one body.
 
-The one way to an answer, over HTTP and in this process. Knows neither sockets nor bodies.
+All answers are made here, over HTTP and in this process. Independent of sockets and bodies.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Observer = Callable[[Delta], None]
 
 
 def observe_nothing(request: Request) -> Observer:
-    """An observer for each request that nobody watches."""
+    """The observer of a request that is not observed."""
     return lambda delta: None
 
 
 class CallAnswers:
-    """Answers calls by `engine`. `observer` is asked for each request before it is queued; what it
-    returns sees every delta before the call does.
+    """Answers calls with `engine`. `observer` is called with each request before it is queued and
+    returns an Observer, which gets every delta before the call does.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class CallAnswers:
         self._observer = observer
 
     async def plain(self, call: Call[Any], accepted: Callable[[], None] = lambda: None) -> object:
-        """The fold of all events. `accepted` is called once the engine has all requests.
+        """The fold of all events. `accepted` is called once the engine has accepted all requests.
 
         Raises what `Engine.open` and AnswerStream raise.
         """
@@ -50,8 +50,8 @@ class CallAnswers:
     async def events(
         self, call: Call[Any], accepted: Callable[[], None] = lambda: None
     ) -> AsyncIterator[AsyncIterator[Any]]:
-        """The events, as they come. On every way out of the `async with` the streams are closed,
-        which frees their lanes.
+        """An async context manager with the events as they arrive. Leaving the `async with`, in any
+        way, closes the streams and frees their lanes.
         """
         opening = self._open(call.requests)
         async with opening as streams, aclosing(call.events(streams)) as events:
@@ -74,7 +74,7 @@ class AnswerStream:
     """A Stream whose deltas are observed, and whose failures are exceptions.
 
     `__anext__` raises GenerationFailed, RequestError, DisplacedFromQueue, HostMemoryExhausted or
-    Unavailable unless all `num_choices` end well.
+    Unavailable unless all `num_choices` choices end normally.
     """
 
     def __init__(self, stream: Stream, num_choices: int, observe: Observer) -> None:

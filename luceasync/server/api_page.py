@@ -1,6 +1,6 @@
-"""Serves the OpenAPI document, and a page at /docs on which it is read and tried.
+"""Serves the OpenAPI document, and a page at /docs to read it and to try requests.
 
-The page is complete without its script, which adds the sending of requests. Knows no route.
+The page is complete without its script, which only sends the requests. Independent of routes.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>luce
 <label>API key <input id="key" type="password" autocomplete="off" placeholder="none"></label>
 <label>Find <input id="find" type="search" placeholder="chat, tokens, cache"></label></header><main>
 """
-MAX_ENUM = 12  # words of a choice that are shown
+MAX_ENUM = 12  # members of an enumeration that are shown
 QUOTED = re.compile(r"`([^`]+)`")
 
 
 class ApiPages:
-    """The document and its page. Building them takes 60 ms, so that is left to the first request
-    for either, and to a thread.
+    """The document and the page. Building them takes 60 ms, so the first request for either builds
+    both, in a thread.
     """
 
     def __init__(self, families: Sequence[ApiFamily], pages: Iterable[Route]) -> None:
@@ -69,7 +69,9 @@ class ApiPages:
 
 
 def page_of(api: Mapping[str, Any]) -> str:
-    """The document as a page of HTML: an operation is a fold with its fields and a form."""
+    """Render the document as HTML: each operation is a collapsible section with its fields and a
+    form.
+    """
     by_tag: dict[str, list[tuple[str, str, Any]]] = defaultdict(list)
     for path, methods in api["paths"].items():
         for method, operation in methods.items():
@@ -95,7 +97,7 @@ def _operation(
     if body is not None:
         yield from _fields("Request", body["schema"], schemas)
     for media_type, content in operation["responses"]["200"]["content"].items():
-        yield from _fields(f"Answer, {media_type}", _told_in(content["schema"]), schemas)
+        yield from _fields(f"Answer, {media_type}", _data_schema(content["schema"]), schemas)
     yield "</details>"
 
 
@@ -117,19 +119,19 @@ def _form(
     yield '<pre tabindex="0" hidden></pre></form>'
 
 
-def _told_in(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What an answer or an event tells, without what is around it: of several forms the first."""
-    told: Mapping[str, Any] = schema.get("properties", {}).get("data", schema)
-    if "contentSchema" in told.get("anyOf", [{}])[0]:  # or the last event
-        told = told["anyOf"][0]
-    told = told.get("contentSchema", told)
-    if told.get("anyOf", [])[1:2] == [{"type": "object"}]:  # or some of its fields
-        told = told["anyOf"][0]
-    return told
+def _data_schema(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema of an answer's or event's data without its envelope, the first of several."""
+    data: Mapping[str, Any] = schema.get("properties", {}).get("data", schema)
+    if "contentSchema" in data.get("anyOf", [{}])[0]:  # the alternative is the last event
+        data = data["anyOf"][0]
+    data = data.get("contentSchema", data)
+    if data.get("anyOf", [])[1:2] == [{"type": "object"}]:  # fields can be selected
+        data = data["anyOf"][0]
+    return data
 
 
 def _fields(title: str, schema: Mapping[str, Any], schemas: Schemas) -> Iterator[str]:
-    """A table of the fields of an object; of anything else its kind alone."""
+    """A table of the fields of an object; for anything else, only its type."""
     found = _resolved(schema, schemas)
     yield f"<h3>{escape(title)}</h3>"
     if "properties" not in found:
@@ -139,7 +141,7 @@ def _fields(title: str, schema: Mapping[str, Any], schemas: Schemas) -> Iterator
 
 
 def _table(schema: Mapping[str, Any]) -> Iterator[str]:
-    """The fields of an object; those that are refused are named below them."""
+    """The fields of an object; fields that are refused are named below the table."""
     if "description" in schema:
         yield f"<p>{_prose(schema['description'])}</p>"
     required, refused = schema.get("required", ()), []
@@ -149,14 +151,14 @@ def _table(schema: Mapping[str, Any]) -> Iterator[str]:
             refused.append(f"<code>{escape(name)}</code>")
             continue
         default = "required" if name in required else _default(one)
-        yield f"<tr><td><code>{escape(name)}</code><td>{_told(one)}<td>{escape(default)}</tr>"
+        yield f"<tr><td><code>{escape(name)}</code><td>{_full_type(one)}<td>{escape(default)}</tr>"
     yield "</table>"
     if refused:
         yield f"<p>Not served, and a 400 if used: {', '.join(refused)}.</p>"
 
 
 def _types(schemas: Schemas) -> Iterator[str]:
-    """The types that tables name."""
+    """The types that the tables refer to."""
     yield "<section><h2>Types</h2>"
     for name, schema in sorted(schemas.items()):
         yield f'<details id="type-{escape(name)}"><summary><code>{escape(name)}</code></summary>'
@@ -179,18 +181,18 @@ def _default(one: Mapping[str, Any]) -> str:
 
 
 def _prose(text: str) -> str:
-    """Text with its quoted names as code."""
+    """Text with its backquoted names as code."""
     return QUOTED.sub(r"<code>\1</code>", escape(text, quote=False))
 
 
-def _told(one: Mapping[str, Any]) -> str:
-    """The kind of a field and its range."""
+def _full_type(one: Mapping[str, Any]) -> str:
+    """The type of a field and its range."""
     low, high = one.get("minimum"), one.get("maximum")
     return _kind(one) if low is None else f"{_kind(one)}, {low} to {high}"
 
 
 def _kind(one: Mapping[str, Any]) -> str:
-    """What a value is, in words, with links to types."""
+    """The type of a value, in words, with links to named types."""
     if "anyOf" in one:
         return " or ".join(_kind(each) for each in one["anyOf"])
     if "$ref" in one:

@@ -1,6 +1,6 @@
 """The ASGI app: routes of the server and of each API family, middleware, lifespan.
 
-Knows nothing of sockets, signals, the engine's inside, or what a family's bodies say.
+Independent of sockets, signals, the engine's internals and the families' bodies.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from luceasync.server.request_log import LogRequests, note_of
 from luceasync.server.status_pages import CacheAdmin, StatusEvents, StatusPages
 from luceasync.server_config import ServerConfig
 
-OTHER_NAMES = {  # of routes, on other servers
+OTHER_NAMES = {  # routes under the names that other servers use
     "/generate": "/v1/completions",
 }
-# The first family words the errors of all routes that belong to none. If two families share a
-# path, the later one is asked first: its route tells which requests are its own.
+# The first family words the errors of routes that belong to no family. If two families share a
+# path, the later one is tried first: its route checks whether a request is meant for it.
 FAMILIES: tuple[MakeFamily, ...] = (OpenAi, Anthropic, Ollama)
 
 
@@ -55,7 +55,8 @@ def create_app(
 ) -> Starlette:
     """Build the app around `engine`. Its Drain is `app.state.drain`, for a graceful shutdown.
 
-    `trust_cache_salt`: accept the field `cache_salt`, which narrows what a request shares.
+    `trust_cache_salt`: accept the field `cache_salt`, which narrows what a request shares with
+    others.
     """
     drain, metrics = Drain(), Metrics(engine)
     context = ServerContext(engine, config, drain, metrics, trust_cache_salt)
@@ -95,9 +96,9 @@ def _routes(family: ApiFamily, context: ServerContext) -> list[Route]:
 
 
 class RoutesByPath:
-    """Middleware of the router: finds a route without parameters by its path, since Starlette tries
-    dozens one after the other. Routes of one path are asked in their order; what none of them
-    takes is left to `app`.
+    """Router middleware that finds routes without parameters by their path, since Starlette tries
+    dozens of routes one after the other. Routes with the same path are tried in their order; a
+    request that none of them matches is passed to `app`.
     """
 
     def __init__(self, app: ASGIApp, routes: Sequence[Route]) -> None:
@@ -121,7 +122,7 @@ class RoutesByPath:
 def _middleware(
     config: ServerConfig, routes: Sequence[BaseRoute], refusals: Refusals, metrics: Metrics
 ) -> list[Middleware]:
-    """From the outside in."""
+    """The middleware, outermost first."""
     middleware = [
         Middleware(LogRequests, routes=routes, refusal=refusals.response, count=metrics.count),
         *origin_middleware(config, refusals.response),
@@ -149,13 +150,13 @@ def _lifespan(metrics: Metrics) -> Callable[[Starlette], AbstractAsyncContextMan
 
 
 class Refusals:
-    """Makes error responses in the form of the family whose route was asked for."""
+    """Makes error responses in the form of the family that the requested route belongs to."""
 
     def __init__(self, routed: Sequence[tuple[ApiFamily, Sequence[Route]]]) -> None:
         self._routed = routed
 
     def response(self, scope: Scope, error: Exception) -> Response:
-        """The response to a request that failed before any of its answer was sent."""
+        """The response to a request that failed before any part of its answer was sent."""
         failure = describe(error)
         if isinstance(error, HTTPException) and failure.status == 404:
             failure = self._with_hint(failure, scope["path"])
@@ -163,11 +164,11 @@ class Refusals:
         return json_response(body, failure.status, failure.headers)
 
     async def handle(self, request: Request, error: Exception) -> Response:
-        """`response`, as a Starlette exception handler."""
+        """`response` as a Starlette exception handler."""
         return self.response(request.scope, error)
 
     def _with_hint(self, failure: Failure, path: str) -> Failure:
-        """A 404 that names the route which was probably meant."""
+        """The failure with a hint to the route that was probably meant, if it is a 404."""
         paths = {route.path for _, routes in self._routed for route in routes}
         last = path.rstrip("/").rpartition("/v1")[2]
         guesses = (OTHER_NAMES.get(path, ""), path.rstrip("/"), f"/v1{last}", last)
@@ -184,8 +185,8 @@ class Refusals:
 
 
 class AnswerUnexpectedErrors:
-    """Middleware: answers unexpected exceptions inside CORS and the request log, so that they get
-    the same headers as other answers, and re-raises them to be logged.
+    """Middleware that answers unexpected exceptions inside CORS and the request log, so that these
+    responses get the same headers as others, and re-raises the exceptions to be logged.
     """
 
     def __init__(self, app: ASGIApp, refusal: Callable[[Scope, Exception], Response]) -> None:

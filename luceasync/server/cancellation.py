@@ -1,6 +1,6 @@
-"""Requests that are being answered, by their ids, and POST /cancel/ID, which ends one.
+"""Running requests by their ids, and POST /cancel/ID, which cancels one.
 
-A request may be cancelled with the API key that it came with.
+A request can be cancelled only with the API key that it was sent with.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from luceasync.server.http.responses import json_response
 
 
 class Cancelled(msgspec.Struct):
-    """How many requests with that id were ended."""
+    """How many requests with that id were cancelled."""
 
     id: str
     cancelled: int
 
 
 class Cancellation:
-    """The cancellation of one request; event loop only."""
+    """The cancellation of one request; used on the event loop only."""
 
     def __init__(self) -> None:
         self._requested = asyncio.Event()
@@ -41,13 +41,13 @@ class Cancellation:
         self._requested.set()
 
     async def wait(self) -> NoReturn:
-        """Wait until it is requested. Raises RequestError then, for the client of the answer."""
+        """Wait until cancellation is requested, then raise the RequestError for the client."""
         await self._requested.wait()
         raise RequestError("The request was cancelled.", code="cancelled", status=409)
 
 
 class RunningRequests:
-    """Cancellations by key and request id. Clients may send an id twice: it names both requests."""
+    """Cancellations by key and request id. Clients may reuse an id for several requests."""
 
     def __init__(self) -> None:
         self._running: defaultdict[tuple[str, str], set[Cancellation]] = defaultdict(set)
@@ -57,7 +57,7 @@ class RunningRequests:
 
     @contextmanager
     def enter(self, key: str, request_id: str) -> Iterator[Cancellation]:
-        """List a request that came with `key` until the end of the `with`."""
+        """List a request that was sent with `key` until the end of the `with` block."""
         name, cancellation = (key, request_id), Cancellation()
         self._running[name].add(cancellation)
         try:
@@ -68,7 +68,7 @@ class RunningRequests:
                 del self._running[name]
 
     def cancel(self, key: str, request_id: str) -> int:
-        """Cancel the requests with this id that came with `key`. Returns their number."""
+        """Cancel the requests with this id that were sent with `key`. Returns their number."""
         cancellations = self._running.get((key, request_id), set())
         for cancellation in cancellations:
             cancellation.request()
@@ -81,7 +81,7 @@ class RunningRequests:
 
     @typed_answer(Cancelled)
     async def _cancel(self, request: Request) -> Response:
-        """End the running request of that `x-request-id`."""
+        """Cancel the running request with this `x-request-id`."""
         request_id = request.path_params["request_id"]
         num_cancelled = self.cancel(accepted_key(request.scope), request_id)
         if not num_cancelled:

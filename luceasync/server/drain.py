@@ -1,6 +1,6 @@
-"""Running requests and how they end: at a shutdown, or in a race with what may stop them.
+"""Running requests and how they end: at a shutdown, or in a race with watchers that may stop them.
 
-Knows nothing of signals or sockets.
+Independent of signals and sockets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 class Drain:
-    """Admits requests until `begin`; `expire` stops those that still run."""
+    """Admits requests until `begin`; `expire` stops those that are still running."""
 
     def __init__(self) -> None:
         self.closing = False
@@ -43,7 +43,7 @@ class Drain:
                 self._idle.set()
 
     async def expired(self) -> NoReturn:
-        """Wait until running requests must stop. Raises Unavailable then."""
+        """Wait until running requests must stop, then raise Unavailable."""
         await self._expired.wait()
         raise Unavailable("The server shut down before the answer was complete.")
 
@@ -52,7 +52,7 @@ class Drain:
         self.closing = True
 
     async def wait_idle(self, timeout_s: float) -> bool:
-        """Wait at most `timeout_s` until no request runs. Returns whether none does."""
+        """Wait at most `timeout_s` until no request is running. Returns whether that is so."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -61,22 +61,22 @@ class Drain:
         return True
 
     def expire(self) -> None:
-        """Stop the requests that still run."""
+        """Stop the requests that are still running."""
         self._expired.set()
 
 
 async def race(work: Coroutine[Any, Any, Result], *watchers: Coroutine[Any, Any, Any]) -> Result:
     """Await `work` while `watchers` run concurrently, and return its result.
 
-    A watcher never returns: it raises when `work` has to stop, because the client has left or the
-    server shuts down. Then `work` is cancelled, its cleanup is awaited, and the watcher's exception
-    is raised; a group if the cleanup failed too. Once `work` has ended, its result or its exception
-    is the outcome, whatever a watcher raises; the watchers are cancelled.
+    A watcher never returns: it raises when `work` has to stop because the client disconnected or
+    the server shuts down. Then `work` is cancelled, its cleanup is awaited, and the watcher's
+    exception is raised, in a group if the cleanup failed too. Once `work` has ended, its result or
+    exception is the outcome, whatever a watcher raises; the watchers are cancelled.
 
-    `work` has a task of its own, so each token that it awaits resumes this task alone and not the
-    frame of every layer of the server above it.
+    `work` runs in its own task, so each token that it awaits resumes this task only, not the frames
+    of all layers of the server above it.
     """
-    # Not a TaskGroup: up to Python 3.12, one that fails leaves the current task counted as
+    # Not a TaskGroup: up to Python 3.12, a TaskGroup that fails leaves the current task counted as
     # cancelled, and in Python 3.11.2 no asyncio.timeout works in such a task.
     working = asyncio.create_task(work)
     tasks = [working, *(asyncio.create_task(watcher) for watcher in watchers)]
@@ -93,8 +93,8 @@ async def race(work: Coroutine[Any, Any, Result], *watchers: Coroutine[Any, Any,
     failures = (failure for task in tasks[1:] if (failure := _failure(task)) is not None)
     error = next(failures, asyncio.CancelledError())
     cleanup = _failure(working)
-    # Raise without references of this frame to what has failed: they form a cycle that would keep
-    # what `work` held, a body of 15 MB for example, until a garbage collection.
+    # Drop this frame's references to the failed tasks before raising: they form a cycle that would
+    # keep what `work` held, for example a body of 15 MB, until a garbage collection.
     del tasks, working, failures
     try:
         raise error if cleanup is None else BaseExceptionGroup("cleanup failed", [cleanup, error])
@@ -103,7 +103,7 @@ async def race(work: Coroutine[Any, Any, Result], *watchers: Coroutine[Any, Any,
 
 
 async def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel those that still run and wait for their cleanup, even while being cancelled."""
+    """Cancel the tasks that still run and wait for their cleanup, even while being cancelled."""
     for task in tasks:
         task.cancel()
     interrupted = False

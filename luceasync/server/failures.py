@@ -1,6 +1,7 @@
-"""Maps exceptions to failures: an HTTP status, headers and a message. Families make bodies of them.
+"""Maps exceptions to failures: an HTTP status, headers and a message; families turn them into
+bodies.
 
-Knows no route and no API's error object.
+Independent of routes and of any API's error object.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from luceasync.errors import (
 MAX_MESSAGE_CHARS = 2000  # an error that quotes the request must not send all of it back
 MAX_PARAM_CHARS = 300
 
-# A path in quotes, as Python quotes it, may hold spaces; a bare one ends at a space or a quote.
+# A quoted path, as Python quotes it, may contain spaces; a bare path ends at a space or a quote.
 _QUOTED = re.compile(r"(?P<quote>['\"])/(?:(?!(?P=quote)).)*(?P=quote)")
 _BARE = re.compile(r"(?<![\w./:'\"])/(?:[^\s/'\"]+/)*(?=[^\s/])")
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failure as a client may see it. `param` is the field at fault, `code` a stable identifier
+    """A failure as the client may see it. `param` is the invalid field, `code` a stable identifier
     for programs.
     """
 
@@ -44,7 +45,7 @@ class Failure:
 
 @singledispatch
 def describe(error: Exception) -> Failure:
-    """The failure to report to the client. Unexpected exceptions are not quoted: they may hold
+    """The failure to report to the client. Unexpected exceptions are not quoted: they may contain
     secrets.
     """
     return Failure(500, "The server had an error while processing the request.")
@@ -93,8 +94,8 @@ def _(error: HTTPException) -> Failure:
 
 
 def redact_paths(text: str) -> str:
-    """`text` with each absolute path reduced to its last name: clients need not know where this
-    machine keeps its files.
+    """`text` with each absolute path reduced to its last component: clients need not know where
+    this machine keeps its files.
     """
     return _BARE.sub("", _QUOTED.sub(_last_name, text))
 

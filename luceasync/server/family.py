@@ -1,7 +1,7 @@
-"""What an API family implements, and what the rest of the server asks of it.
+"""The interface that an API family implements for the rest of the server.
 
-A family parses bodies, makes events, folds them into a plain answer and words its errors. It knows
-nothing of sockets, disconnects, keys or shutdowns.
+A family parses bodies, makes events, folds them into a plain answer and words its errors. It is
+independent of sockets, disconnects, keys and shutdowns.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from luceasync.server.http.auth import Caller
 from luceasync.server.http.responses import Framing
 
 EventT = TypeVar("EventT")
-SOME_MODEL = "MODEL"  # in examples, where the page puts the name of the served one
+SOME_MODEL = "MODEL"  # in examples; the page replaces it with the name of the served model
 
 
 class Call(Protocol[EventT]):
-    """A parsed body: what it asks of the engine, and how that is answered. Used once."""
+    """A parsed body: its requests to the engine, and how their streams are answered. Used once."""
 
     @property
     def requests(self) -> Sequence[Request]:
-        """The engine's requests; each gets a Stream of its own."""
+        """The engine's requests; each gets its own Stream."""
         ...
 
     @property
     def stream(self) -> bool:
-        """Whether to send the events as they come, or only what `fold` makes of them."""
+        """Whether to send the events as they arrive, rather than only the result of `fold`."""
         ...
 
     def events(self, streams: Sequence[Stream]) -> AsyncGenerator[EventT, None]:
@@ -48,20 +48,20 @@ class Call(Protocol[EventT]):
         ...
 
     def end(self, failure: Failure | None) -> bytes:
-        """The last bytes: after all events or, on `failure`, in place of the rest."""
+        """The last bytes: after all events or, on `failure`, in place of the remaining ones."""
         ...
 
     async def fold(self, events: AsyncIterator[EventT]) -> object:
-        """The plain answer with the content of all `events`; sent as JSON."""
+        """The plain answer with the content of all `events`, to be sent as JSON."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BodySpec:
-    """The types of a JSON body, its answer and an error, for the API's description; `event`: that
-    of an event, if the answer may be streamed. `example`: a body to begin with. `last`: the data of
-    the last event, if it is no JSON. `is_selected`: requests may ask for some of the answer's
-    fields, and for several answers.
+    """The types of a JSON body, its answer and its error, for the OpenAPI document. `event` is the
+    type of an event, if the answer may be streamed; `example` a body to start from; `last` the data
+    of the last event, if it is not JSON. `is_selected`: requests may select fields of the answer,
+    and may ask for several answers.
     """
 
     struct: type[msgspec.Struct]
@@ -74,7 +74,7 @@ class BodySpec:
 
 
 class Endpoint(Protocol):
-    """A route that takes POST requests. `body` None: bodies are not JSON."""
+    """A route that takes POST requests. `body` is None if bodies are not JSON."""
 
     @property
     def path(self) -> str: ...
@@ -83,7 +83,7 @@ class Endpoint(Protocol):
     def body(self) -> BodySpec | None: ...
 
     def parse(self, body: bytes, headers: Headers, caller: Caller) -> Call[Any]:
-        """Check a body. Raises RequestError, which names the field at fault."""
+        """Parse and check a body. Raises RequestError, which names the invalid field."""
         ...
 
 
@@ -102,7 +102,7 @@ class ApiFamily(Protocol):
         ...
 
     def error(self, failure: Failure) -> object:
-        """The error object; sent as JSON."""
+        """The error object, to be sent as JSON."""
         ...
 
 
@@ -120,7 +120,7 @@ class LookupCall:
 
     async def events(self, streams: Sequence[Stream]) -> AsyncGenerator[None, None]:
         return
-        yield  # makes it a generator
+        yield  # makes this an async generator
 
     def encode(self, event: None) -> bytes:
         raise AssertionError("there are no events")
@@ -133,25 +133,27 @@ class LookupCall:
 
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
-PAGE_SPEC = "luceasync_page_spec"  # an attribute of handlers
+PAGE_SPEC = "luceasync_page_spec"  # the attribute of handlers that holds their PageSpec
 
 
 @dataclass(frozen=True, slots=True)
 class PageSpec:
-    """The types of a page's answers by method, "" for all others, for the API's description."""
+    """The types of a page's answers by HTTP method, "" for all other methods, for the OpenAPI
+    document.
+    """
 
     answers: Mapping[str, Any]
     media_type: str
 
     def answer(self, method: str) -> Any:
-        """What it answers to `method`."""
+        """The type of the answer to `method`."""
         return self.answers.get(method, self.answers[""])
 
 
 def typed_answer(
     answer: Any, media_type: str = "application/json", **by_method: Any
 ) -> Callable[[Handler], Handler]:
-    """Mark the handler of a page with the type of its answer; `by_method`: those of methods."""
+    """Mark the handler of a page with the type of its answer, or with types `by_method`."""
 
     def mark(handler: Handler) -> Handler:
         setattr(handler, PAGE_SPEC, PageSpec({"": answer, **by_method}, media_type))
@@ -161,6 +163,6 @@ def typed_answer(
 
 
 def page_spec(handler: object) -> PageSpec:
-    """What `typed_answer` has said of a handler; anything, if it is not marked."""
+    """The PageSpec that `typed_answer` attached to a handler; of type Any if there is none."""
     spec: PageSpec = getattr(handler, PAGE_SPEC, PageSpec({"": Any}, "*/*"))
     return spec

@@ -1,6 +1,6 @@
-"""Reads a JSON body into a struct and checks its fields; holds the fields that APIs share.
+"""Decodes a JSON body into a struct and checks its fields; holds the fields that all APIs share.
 
-Every refusal names the field at fault and repeats only the beginning of a wrong value.
+Every error names the invalid field and quotes only the beginning of a wrong value.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from starlette.datastructures import Headers
 from luceasync.errors import RequestError
 
 MAX_VALUES = 2**17  # in one body: decoding more would block all other requests
-SCAN_BYTES = 64 << 10  # scanned at a time: less than a millisecond, then other threads may run
+SCAN_BYTES = 64 << 10  # scanned at a time, in under a millisecond; other threads may run in between
 MAX_ECHO_CHARS = 200  # of a wrong value in an error message
 MAX_INT = 2**31 - 1
 GZIP = b"\x1f\x8b"
 
 FUNCTION_FIELDS = ("name", "description", "parameters")
 
-_short_repr = Repr()  # never builds more text than it returns
+_short_repr = Repr()  # never builds a longer text than it returns
 _short_repr.maxstring = _short_repr.maxother = MAX_ECHO_CHARS
 
 Body = TypeVar("Body")
@@ -59,8 +59,8 @@ def decode(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
 
 
 def _require_utf8(body: bytes) -> None:
-    """Raise RequestError unless `body` is UTF-8. The decoder does not look into values that it
-    skips or keeps as they are.
+    """Raise RequestError unless `body` is UTF-8: the decoder does not validate values that it skips
+    or keeps undecoded.
     """
     try:
         for _text in codecs.iterdecode(_pieces(body), "utf-8"):
@@ -69,7 +69,7 @@ def _require_utf8(body: bytes) -> None:
         raise RequestError(f"The request body is not valid UTF-8: {error.reason}.") from None
 
 
-# An escape in JSON text: a pair of surrogates, one alone (group 1), or any other.
+# An escape in JSON text: a surrogate pair, a lone surrogate (group 1), or any other.
 _ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     rb"|\\u([dD][89a-fA-F][0-9a-fA-F]{2})|\\.",
@@ -78,8 +78,8 @@ _ESCAPE = re.compile(
 
 
 def with_whole_characters(text: bytes) -> bytes:
-    """JSON text with U+FFFD for each half of a surrogate pair: JavaScript's strings may be cut
-    there, and models write such escapes.
+    """JSON text with U+FFFD for each unpaired surrogate: JavaScript may cut strings within a pair,
+    and models write such escapes.
     """
     if b"\\u" not in text:
         return text
@@ -89,8 +89,8 @@ def with_whole_characters(text: bytes) -> bytes:
 def has_too_many_values(body: bytes, most: int = MAX_VALUES) -> bool:
     """Whether JSON text holds more than `most` values, counted before any of them is built.
 
-    Counts the separators `,`, `[` and `{`: first all of them, which is an upper bound and enough
-    for nearly all bodies, then only those outside strings. A few searches, whatever the number of
+    Counts the separators `,`, `[` and `{`: first all of them, an upper bound that suffices for
+    nearly all bodies, then only those outside strings. Takes a few searches, whatever the number of
     values.
     """
     return _exceeds(map(_num_separators, _pieces(body)), most) and _exceeds(
@@ -108,7 +108,9 @@ def _exceeds(counts: Iterator[int], most: int) -> bool:
 
 
 def _pieces(body: bytes) -> Iterator[bytes]:
-    """`body` in pieces of SCAN_BYTES, never split after the backslash of an escape."""
+    """`body` in pieces of SCAN_BYTES that never end between a backslash and the character it
+    escapes.
+    """
     begin = 0
     while begin < len(body):
         piece = body[begin : begin + SCAN_BYTES]
@@ -120,7 +122,7 @@ def _pieces(body: bytes) -> Iterator[bytes]:
 
 
 def _outside_strings(body: bytes) -> Iterator[bytes]:
-    """The text of each piece outside string literals; any result will do for invalid JSON."""
+    """The parts of each piece outside string literals; for invalid JSON, any result will do."""
     is_inside = False
     for piece in _pieces(body):
         bare = piece.replace(rb"\\", b"").replace(rb"\"", b"")  # all quotes left are delimiters
@@ -134,7 +136,7 @@ def _num_separators(text: bytes) -> int:
 
 
 def refuse_compressed(headers: Headers) -> None:
-    """Raise RequestError, a 415, for a body whose `headers` say that it is compressed."""
+    """Raise RequestError (415) for a body whose `headers` declare a compression."""
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
         _refuse_compressed(shorten(encoding))
@@ -152,7 +154,7 @@ def _refuse_compressed(encoding: str) -> NoReturn:
 
 
 def refuse(param: str, value: object, allowed: str) -> NoReturn:
-    """Raise RequestError for a field whose `value` is not what is `allowed`."""
+    """Raise RequestError for a field whose `value` is not `allowed`."""
     shown, param = shorten(_short_repr.repr(value)), shorten(param)
     raise RequestError(f"Invalid value for '{param}': {shown}; expected {allowed}.", param=param)
 
@@ -193,8 +195,8 @@ def check_arguments_schema(param: str, schema: Mapping[str, Any]) -> None:
 
 
 def tool_function(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A tool's function with what chat templates read without asking: a description, and a schema
-    with properties. Both are optional in requests.
+    """A tool's function with the fields that chat templates read without checking, a description
+    and a schema with properties; both are optional in requests.
     """
     description, parameters = function.get("description"), function.get("parameters") or {}
     if "properties" not in parameters and "$ref" not in parameters:
@@ -235,16 +237,14 @@ def temperature_of(body: GenerationBody, most: float = 2.0) -> float:
 
 
 def top_p_of(body: GenerationBody) -> float:
-    """The nucleus, in (0, 1], 1 by default; 0 leaves the most probable token. Raises
-    RequestError.
-    """
+    """`top_p`, in (0, 1], 1 by default; 0 leaves only the likeliest token. Raises RequestError."""
     return max(LEAST_TOP_P, in_range_or(1.0, "top_p", body.top_p, 0.0, 1.0))
 
 
 def pins_of(body: GenerationBody) -> Pins:
     """Spans of prompt tokens, or the system message, to keep on the devices.
 
-    Raises RequestError. Whether they fit is for the engine to say.
+    Raises RequestError. Whether they fit is checked by the engine.
     """
     pins = body.kvflash_pin
     if pins is None:
@@ -261,7 +261,7 @@ def pins_of(body: GenerationBody) -> Pins:
 # Reasoning
 
 
-# Reasoning tokens that an effort allows; None: any number.
+# Reasoning tokens that an effort allows; None: unlimited.
 EFFORTS: dict[str, int | None] = {
     "none": 0,
     "minimal": 512,
@@ -274,7 +274,7 @@ EFFORTS: dict[str, int | None] = {
 
 
 def effort_tokens(param: str, effort: str | None) -> int | None:
-    """How many reasoning tokens `effort` allows; None: any number. Raises RequestError for an
+    """How many reasoning tokens `effort` allows; None: unlimited. Raises RequestError for an
     unknown effort.
     """
     if effort is None:
@@ -291,7 +291,7 @@ def budget_or(default: int | None, param: str, tokens: int | None) -> int | None
 
 def template_kwargs_of(effort: str | None, kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """The chat template's variables: those that follow from `effort`, overridden by the client's
-    own `kwargs`.
+    `kwargs`.
     """
     variables: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
     if effort == "none":
@@ -302,8 +302,8 @@ def template_kwargs_of(effort: str | None, kwargs: Mapping[str, Any] | None) -> 
 # Conversations
 
 
-# Sent by Codex, by OpenCode and others, by Claude Code. A session is narrower than what shares a
-# `prompt_cache_key`, so a header wins over the body's field.
+# Sent by Codex, by OpenCode and others, and by Claude Code. A session is narrower than the requests
+# that share a `prompt_cache_key`, so a header takes precedence over the body's field.
 SESSION_HEADERS = ("session-id", "x-session-id", "x-claude-code-session-id")
 MAX_SESSION_CHARS = 256
 MAX_CACHE_KEY_CHARS = 64  # as in OpenAI's API
@@ -312,7 +312,7 @@ MAX_CACHE_KEY_CHARS = 64  # as in OpenAI's API
 def conversation_id_of(headers: Headers, prompt_cache_key: str | None = None) -> str:
     """The client's name for the conversation; "" if it sends none.
 
-    Unusable headers are ignored, since clients send them unasked. Raises RequestError for a
+    Unusable headers are ignored, since clients send them by default. Raises RequestError for a
     `prompt_cache_key` that is too long, as OpenAI does.
     """
     if prompt_cache_key is not None and len(prompt_cache_key) > MAX_CACHE_KEY_CHARS:

@@ -1,6 +1,6 @@
-"""Prometheus metrics of one app: requests, latencies, the event loop's lag, the engine's counts.
+"""Prometheus metrics of one app: requests, latencies, event loop lag, and the engine's counters.
 
-Each app has its own registry. Knows nothing of routes.
+Each app has its own registry. Independent of routes.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ PROCESS = "luceasync_process"
 
 
 class AnswerClock:
-    """Observes the time to the first token of one answer, and between its tokens; at its end, adds
-    it to `recent`.
+    """Observes the time to the first token of one answer and the times between its tokens; when the
+    answer ends, adds it to `recent`.
     """
 
     def __init__(
         self, first_token: Histogram, next_token: Histogram, recent: RecentAnswers, word: str
     ) -> None:
-        """`word`: the name of its conversation."""
+        """`word` is the label of the conversation."""
         self._first_token = first_token
         self._next_token = next_token
         self._recent = recent
@@ -56,7 +56,7 @@ class AnswerClock:
         self._begun = False
 
     def tick(self, delta: Delta) -> None:
-        """Note that `delta` has come; deltas without tokens do not count."""
+        """Record the arrival of `delta`; deltas without tokens do not count."""
         if delta.finish is not None and delta.index == 0:
             self._recent.add(conversation_label(self._word), delta.finish)
         if not delta.token_ids:
@@ -102,7 +102,7 @@ class Metrics:
         self._requests.labels(route, str(status)).inc()
 
     def clock(self, word: str = "") -> AnswerClock:
-        """Start the clock of one answer in the conversation `word`."""
+        """Start the clock of one answer in the conversation labelled `word`."""
         return AnswerClock(self._first_token, self._next_token, self.recent, word)
 
     async def watch_lag(self) -> NoReturn:

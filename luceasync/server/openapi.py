@@ -1,7 +1,7 @@
 """The OpenAPI document at /openapi.json.
 
-Source: OpenAPI 3.1. Bodies are described by the structs that the server decodes, answers by those
-that it sends; LIMITS has the ranges that are checked elsewhere. Knows no API family.
+Source: OpenAPI 3.1. Bodies are described by the structs that decode them, answers by the structs
+that are sent; LIMITS has the ranges that are checked elsewhere. Independent of API families.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ REF = "#/components/schemas/{name}"
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A route and a method. `body`: of requests; `answers`: types by media type."""
+    """A route and a method. `body` describes requests; `answers` are types by media type."""
 
     path: str
     method: str
@@ -82,7 +82,7 @@ class Operation:
 
     @property
     def kinds(self) -> list[Any]:
-        """All of its types, as they are described."""
+        """All types that the operation refers to."""
         asked = [] if self.body is None else [self.body.struct]
         return [described(kind) for kind in (*asked, *self.answers.values(), self.error)]
 
@@ -114,7 +114,9 @@ def document(families: Sequence[ApiFamily], pages: Iterable[Route]) -> dict[str,
 
 
 def _operations(families: Sequence[ApiFamily], pages: Iterable[Route]) -> Iterator[Operation]:
-    """All operations; of two with the same path and method, the later one is asked first."""
+    """All operations; for two with the same path and method, the route of the later one is tried
+    first.
+    """
     errors = [_error_of(family) for family in families]
     for family, error in zip(families, errors, strict=True):
         tag = type(family).__name__
@@ -126,7 +128,7 @@ def _operations(families: Sequence[ApiFamily], pages: Iterable[Route]) -> Iterat
 
 
 def _error_of(family: ApiFamily) -> Any:
-    """The type of its errors, which all of its endpoints have."""
+    """The type of the family's errors, the same for all of its endpoints."""
     return next((each.body.error for each in family.endpoints if each.body is not None), Any)
 
 
@@ -147,7 +149,7 @@ def _of_pages(routes: Iterable[Route], tag: str, error: Any) -> Iterator[Operati
 
 
 def _described_operation(of: Operation, schemas: Sequence[Any]) -> dict[str, Any]:
-    """The operation in the document's form; `schemas` belong to its `kinds`."""
+    """The operation in the document's form; `schemas` correspond to its `kinds`."""
     num_asked = 0 if of.body is None else 1
     asked, answers, error = schemas[:num_asked], schemas[num_asked:-1], schemas[-1]
     content = {
@@ -174,7 +176,7 @@ def _described_operation(of: Operation, schemas: Sequence[Any]) -> dict[str, Any
 
 
 def _as_sent(media_type: str, schema: Any, body: BodySpec | None) -> Any:
-    """What is sent as that type; of server-sent events the schema is that of each event."""
+    """The schema of a response of that media type; for server-sent events, that of each event."""
     if body is not None and body.is_selected:
         some = {"type": "object"}
         schema = {"anyOf": [schema, some, {"type": "array", "items": some}]}
@@ -188,7 +190,7 @@ def _as_sent(media_type: str, schema: Any, body: BodySpec | None) -> Any:
 
 
 def _either(one: Any, other: Any) -> Any:
-    """Two descriptions of one operation as one, with the answers and errors of both."""
+    """Merge two descriptions of one operation, with the answers and errors of both."""
     for status, response in one["responses"].items():
         for media_type, content in response["content"].items():
             second = other["responses"][status]["content"].get(media_type, content)
@@ -198,7 +200,9 @@ def _either(one: Any, other: Any) -> Any:
 
 
 def _summary(handler: Any, method: str = "") -> str:
-    """The first sentence of what handles a route; that after `method` if it handles several."""
+    """The first sentence of a handler's docstring; if it handles several methods, the sentence
+    after `method`.
+    """
     told = inspect.cleandoc(handler.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
     return (told.partition(f"{method}: ")[2] or told).partition(". ")[0].rstrip(".")
 
@@ -216,8 +220,8 @@ def _is_limited(name: str, one: Mapping[str, Any]) -> bool:
 
 
 def _portable(schema: Any) -> Any:
-    """What generators read: they fail on `items: false`, of fixed tuples, which become lists of
-    their first type, and on lists of anything without `items`.
+    """`schema` in a form that code generators accept. They fail on `items: false`, the form of
+    fixed tuples, which become lists of their first type, and on lists without `items`.
     """
     match schema:
         case {"type": "array"} if "items" not in schema and "prefixItems" not in schema:
@@ -233,8 +237,8 @@ def _portable(schema: Any) -> Any:
             return schema
 
 
-# Raw fields have no schema, and a union tells structs apart by a tag. So structs with Raw fields
-# are rebuilt with Any in their place, and those with a constant `type` with it as their tag.
+# msgspec has no schema for Raw fields, and tells the structs of a union apart by their tags. So
+# structs with Raw fields are rebuilt with Any in their place, and a constant `type` becomes a tag.
 
 TAG = "type"
 

@@ -1,6 +1,6 @@
-"""Logs one line for each request, and gives it an id by which a client finds that line.
+"""Logs one line for each request, and gives it an id by which a client can find that line.
 
-Owns the id, the notes on an answer, and the line. Knows no API and no body.
+Owns the id, the note on an answer, and the log line. Independent of APIs and bodies.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ logger = logging.getLogger(__name__)
 
 HEADER = "x-request-id"
 SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-# Polled by programs, and by an open page.
+# Polled by programs and by an open status page.
 QUIET_PATHS = frozenset({"/health", "/ready", "/metrics", "/status", "/v1/loads", "/get_load"})
 _NOTE = "luceasync.request_note"
 
 
 @dataclass(slots=True)
 class RequestNote:
-    """What happened to one request, all choices together. Times are `time.perf_counter`'s, in
+    """What happened to one request, over all of its choices. Times are from `time.perf_counter`, in
     seconds.
     """
 
@@ -43,7 +43,7 @@ class RequestNote:
     remark: str = ""
 
     def take(self, delta: Delta) -> None:
-        """Note a delta on its way to the client."""
+        """Record a delta on its way to the client."""
         if delta.token_ids:
             if self.first_token_s is None:
                 self.first_token_s = time.perf_counter()
@@ -52,7 +52,7 @@ class RequestNote:
             self.finishes.append(delta.finish)
 
     def words(self) -> Iterator[str]:
-        """The line from the status on, without what is unknown."""
+        """The words of the log line from the status on; unknown values are left out."""
         yield str(self.status or "-")
         yield f"{time.perf_counter() - self.begun_s:.2f} s"
         if self.finishes:
@@ -81,14 +81,14 @@ class RequestNote:
 
 
 def note_of(scope: Scope) -> RequestNote:
-    """The note of the request; a dummy outside of LogRequests."""
+    """The note of the request; a dummy outside LogRequests."""
     note: RequestNote | None = scope.get(_NOTE)
     return note or RequestNote("")
 
 
 class LogRequests:
-    """Middleware: counts every answer, gives it an id (the client's own if that is sane), and logs
-    a line when it has ended.
+    """Middleware that counts every answer, gives it an id (the client's, if valid), and logs a line
+    when it has ended.
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class LogRequests:
         refusal: Callable[[Scope, Exception], Response],
         count: Callable[[str, int], None],
     ) -> None:
-        """`refusal` answers unexpected exceptions, which are re-raised to be logged. `count` gets
-        the route and the status of each answer as it begins. `routes` name the requests that are
-        refused before they are routed.
+        """`refusal` answers unexpected exceptions, which are re-raised to be logged. `count` is
+        called with the route and status of each answer as it begins. `routes` provide the path of
+        requests that are refused before they are routed.
         """
         self._app = app
         self._routes = tuple(routes)
@@ -113,7 +113,7 @@ class LogRequests:
             return
         note = scope[_NOTE] = RequestNote(_id_of(scope))
 
-        # Not a coroutine function: each token passes here, and would pay for another frame.
+        # Not a coroutine function: it is called for each token, and a coroutine would add a frame.
         def send_noted(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 note.status = message["status"]

@@ -1,6 +1,6 @@
 """Runs a server in this process: bind, load, serve, and shut down within a deadline.
 
-Owns the signals. Knows nothing of routes; the app's Drain counts its requests.
+Owns the signals. Independent of routes; the app's Drain counts its requests.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ async def serve(
     on_bound: Callable[[str], None],
     load: Callable[[], Coroutine[Any, Any, None]],
 ) -> bool:
-    """Serve `app` until SIGINT or SIGTERM; `load` runs in the meantime, once the port is bound.
+    """Serve `app` until SIGINT or SIGTERM. Once the port is bound, `load` runs concurrently.
 
     After the signal, new requests get a 503 and running ones may finish; those that still run after
     `graceful_timeout_s` end with an error. EXIT_S later the process exits, even if something in it
     hangs, such as a disk that does not sync. A second SIGINT kills the process, and so does the
-    first one while `load` runs: no client waits for an answer yet.
+    first one while `load` runs, since no client is being answered yet.
 
-    Returns whether all connections have ended. If not, some client holds one open without reading,
-    and the caller must exit hard. Raises ConfigError if the port cannot be bound or the certificate
-    is unusable, and what `load` raises.
+    Returns whether all connections have ended. If not, a client holds one open without reading, and
+    the caller must exit hard. Raises ConfigError if the port cannot be bound or the certificate is
+    unusable, and what `load` raises.
     """
     drain: Drain = app.state.drain
     stop, closed = asyncio.Event(), asyncio.Event()
@@ -57,7 +57,7 @@ async def serve(
     signals.enter_context(_signals(stop))
     on_bound(url_of(listener, tls))
     # Not in a task group: with a client that never reads, Hypercorn hangs even when cancelled, and
-    # the process must exit all the same.
+    # the process must exit nevertheless.
     serving = asyncio.create_task(run_hypercorn(app, listener, closed, tls), name="hypercorn")
     try:
         await race(_load(load, stop), _stopped(stop), _crashed(serving))
@@ -83,13 +83,13 @@ async def _stopped(stop: asyncio.Event) -> NoReturn:
 
 
 async def _crashed(serving: asyncio.Task[None]) -> NoReturn:
-    """Wait for Hypercorn, which ends on its own only if it fails."""
+    """Wait for Hypercorn, which ends by itself only if it fails."""
     await asyncio.shield(serving)
     raise _Stopped
 
 
 async def _drain(drain: Drain, timeout_s: float) -> None:
-    """Let running requests finish; after `timeout_s`, stop them and wait for that."""
+    """Let running requests finish; after `timeout_s`, stop them and wait for them to stop."""
     drain.begin()
     if drain.num_running:
         logger.info(
@@ -105,8 +105,8 @@ async def _drain(drain: Drain, timeout_s: float) -> None:
 
 @contextmanager
 def _signals(stop: asyncio.Event) -> Iterator[None]:
-    """Set `stop` on SIGTERM; after the `with`, further ones have no effect. SIGINT kills the
-    process, except while the handler that `_load` installs sets `stop` instead.
+    """Set `stop` on SIGTERM; after the `with` block, further signals have no effect. SIGINT kills
+    the process, except while the handler that `_load` installs sets `stop` instead.
     """
     loop = asyncio.get_running_loop()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -121,8 +121,8 @@ def _signals(stop: asyncio.Event) -> Iterator[None]:
 def exit_process_after(seconds: float) -> None:
     """Exit with HANGING_STATUS unless the process has ended by then.
 
-    A thread in a system call that never returns cannot be ended, and the interpreter would wait for
-    it.
+    A thread in a system call that never returns cannot be stopped, and the interpreter would wait
+    for it.
     """
     timer = threading.Timer(seconds, _exit, [seconds])
     timer.daemon = True

@@ -1,4 +1,4 @@
-"""The engine's status as the server says it: fields of JSON, without paths."""
+"""The engine's status as JSON fields, without paths."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ class SpeculationFields(msgspec.Struct):
 
 
 class ExpertsFields(msgspec.Struct):
-    """Experts of a model whose experts wait in host memory, since the engine was loaded: those that
-    steps met, each once in a step and a layer, where they were, and the bytes copied or read.
+    """Experts of a model that keeps them in host memory, since the engine was loaded: those that
+    steps used, counted once per step and layer, where they were found, and the bytes copied or
+    read.
     """
 
     distinct_total: int
@@ -44,7 +45,7 @@ class ExpertsFields(msgspec.Struct):
 
 
 class ProcessFields(msgspec.Struct):
-    """A process of the engine besides this one; `detail` is empty while it works."""
+    """Another process of the engine; `detail` is empty while it works."""
 
     name: str
     devices: list[str]

@@ -1,6 +1,6 @@
 """The server's own routes: health, readiness, metrics, status, and /admin/cache.
 
-Knows no API family and no model list.
+Independent of API families and of the model list.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ MODEL_INFO_PATHS = ("/get_model_info", "/model_info", "/get_server_info", "/serv
 
 
 class LiveFields(msgspec.Struct):
-    """What changes from one event to the next: lanes, queue, the nodes used last, devices' memory
-    and the last answers.
+    """The fields that change between events: lanes, queue, recently used nodes, device memory and
+    recent answers.
     """
 
     lanes: tuple[LaneStatus, ...]
@@ -58,7 +58,7 @@ class LiveFields(msgspec.Struct):
 
 
 class LiveStatus(StatusFields, kw_only=True):
-    """An event: the status and, once the model is loaded, what is live."""
+    """An event: the status and, once the model is loaded, its live fields."""
 
     live: LiveFields | None
 
@@ -85,7 +85,7 @@ class ReadyFields(msgspec.Struct):
 
 
 class CachedNodes(msgspec.Struct):
-    """The nodes used last, of `num_nodes`."""
+    """The most recently used nodes out of `num_nodes`."""
 
     num_nodes: int
     nodes: tuple[NodeStatus, ...]
@@ -96,7 +96,7 @@ class DroppedNodes(msgspec.Struct):
 
 
 class ModelInfo(msgspec.Struct):
-    """The model, in the words of SGLang's workers; a path is a name here."""
+    """The model, with the field names of SGLang's workers; a path is reduced to a name."""
 
     model_path: str
     served_model_name: str
@@ -108,8 +108,9 @@ class ModelInfo(msgspec.Struct):
 
 
 class ReplicaLoad(msgspec.Struct):
-    """How busy the server is, in the words of SGLang's workers. `token_usage` is 0: each lane has
-    memory of its own, and none is taken from another, which routers would avoid.
+    """The server's load, with the field names of SGLang's workers. `token_usage` is always 0: each
+    lane has its own memory and takes none from others, and routers would avoid a server with high
+    usage.
     """
 
     dp_rank: int
@@ -206,7 +207,7 @@ class StatusPages:
 
     @typed_answer(ModelInfo)
     async def model_info(self, request: Request) -> Response:
-        """What routers of the field ask of a worker when they register it."""
+        """Information that routers request when they register a worker."""
         card, num_lanes = self._engine.card, self._engine.status().num_lanes
         tokens = num_lanes * card.max_ctx_tokens
         names = card.name, card.name, card.name
@@ -214,12 +215,12 @@ class StatusPages:
 
     @typed_answer(ReplicaLoads)
     async def loads(self, request: Request) -> Response:
-        """What routers ask again and again: running and waiting requests."""
+        """Running and waiting requests, polled by routers."""
         return json_response(ReplicaLoads([_load(self._engine.status())]))
 
     @typed_answer(list[ReplicaLoad])
     async def load(self, request: Request) -> Response:
-        """The same, for older routers."""
+        """The same for older routers."""
         return json_response([_load(self._engine.status())])
 
 
@@ -230,7 +231,7 @@ def _load(status: EngineStatus) -> ReplicaLoad:
 
 
 def _faults(status: EngineStatus) -> str:
-    """What is broken without failing any request; "" if nothing is."""
+    """Faults that do not fail any request; "" if there are none."""
     faults = [status.cache.degraded if status.cache else ""]
     faults += [status.speculation.off_reason or "" if status.speculation else ""]
     return "; ".join(fault for fault in faults if fault)
@@ -241,9 +242,10 @@ def _unavailable(payload: object, retry_after_s: int) -> Response:
 
 
 class StatusEvents:
-    """GET /status/events: the status as an event every EVENTS_INTERVAL_S, for at most MAX_WATCHERS.
+    """GET /status/events: sends the status as an event every EVENTS_INTERVAL_S, to at most
+    MAX_WATCHERS clients.
 
-    Watchers do not hold up a shutdown.
+    Watchers do not delay a shutdown.
     """
 
     def __init__(self, engine: Engine, drain: Drain, recent: RecentAnswers) -> None:
@@ -258,7 +260,7 @@ class StatusEvents:
 
     @typed_answer(LiveStatus, "text/event-stream")
     class _Watch:
-        """The status of the engine and what is live, as server-sent events. An ASGI app, since a
+        """The status of the engine and its live fields, as server-sent events. An ASGI app, since a
         Starlette endpoint would have to return a response.
         """
 
@@ -269,8 +271,8 @@ class StatusEvents:
             await self._events.watch(receive, send)
 
     async def watch(self, receive: Receive, send: Send) -> None:
-        """Send events until the client leaves or the server shuts down. Raises RequestError with
-        status 429 above MAX_WATCHERS.
+        """Send events until the client disconnects or the server shuts down. Raises RequestError
+        with status 429 above MAX_WATCHERS.
         """
         if self._num_watchers >= MAX_WATCHERS:
             message = f"{MAX_WATCHERS} clients watch already."
@@ -296,7 +298,7 @@ class StatusEvents:
         fields = msgspec.structs.asdict(status_fields(self._engine))
         try:
             found = await self._engine.details()
-        except LuceasyncError:  # not loaded yet, or failed: the status says so
+        except LuceasyncError:  # not loaded yet, or failed: the status reports it
             return LiveStatus(**fields, live=None)
         live = LiveFields(
             lanes=found.lanes,
@@ -326,8 +328,8 @@ class CacheAdmin:
 
     @typed_answer(CachedNodes, DELETE=DroppedNodes)
     async def nodes(self, request: Request) -> Response:
-        """GET: the most recently used nodes. DELETE: drop all that no request needs, from memory
-        and from disk.
+        """GET: the most recently used nodes. DELETE: drop all nodes that no request needs, from
+        memory and from disk.
         """
         self._check(request)
         if request.method == "DELETE":

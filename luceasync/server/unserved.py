@@ -1,7 +1,7 @@
-"""Fields of other servers that would change the answer and are not served here.
+"""Fields of other servers that would change the answer and are not supported here.
 
-They are refused if they are used: an answer without the constraint that was asked for is worse than
-none. Fields that only affect speed are ignored, like all unknown fields.
+They are refused if they are used: an answer without the requested constraint is worse than none.
+Fields that only affect speed are ignored, like all unknown fields.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ NOT_SERVED = "Not served: a 400 unless its value switches it off."
 Unserved = Annotated[msgspec.Raw, msgspec.Meta(description=NOT_SERVED)]
 
 ABSENT = (b"", b"null")
-# Values that send a field without using it.
+# Values that leave a field unused.
 UNUSED = frozenset(
     {*ABSENT, b"false", b"0", b"0.0", b'""', b"[]", b"{}", b'"none"', b'"auto"', b'["text"]'}
 )
 ONE = frozenset({b"1", b"1.0"})
-# Further such values by field.
+# Further unused values, by field.
 NEUTRAL: dict[str, frozenset[bytes]] = {
     "typical_p": ONE,
     "typ_p": ONE,
@@ -42,19 +42,20 @@ NEUTRAL: dict[str, frozenset[bytes]] = {
 
 
 class UnservedBody(GenerationBody, kw_only=True):
-    """Fields that no API has, kept undecoded."""
+    """Fields that no API here supports, kept undecoded."""
 
-    # Tools, before there was `tools`.
+    # The predecessors of `tools`.
     functions: Unserved = msgspec.Raw()
     function_call: Unserved = msgspec.Raw()
-    # Which tokens an answer may have, and where it ends.
+    # Which tokens an answer may contain, and where it ends.
     bad_words: Unserved = msgspec.Raw()
     banned_strings: Unserved = msgspec.Raw()
     banned_tokens: Unserved = msgspec.Raw()
     custom_token_bans: Unserved = msgspec.Raw()
     allowed_token_ids: Unserved = msgspec.Raw()
     stop_regex: Unserved = msgspec.Raw()
-    # How tokens are drawn: the switch of each sampler. What only tunes one changes nothing.
+    # Sampling: only the fields that switch a sampler on. Its other settings change nothing by
+    # themselves.
     use_beam_search: Unserved = msgspec.Raw()
     num_beams: Unserved = msgspec.Raw()
     length_penalty: Unserved = msgspec.Raw()
@@ -79,7 +80,7 @@ class UnservedBody(GenerationBody, kw_only=True):
     cfg_scale: Unserved = msgspec.Raw()
     negative_prompt: Unserved = msgspec.Raw()
     logits_processors: Unserved = msgspec.Raw()
-    # How the prompt is made, and what else to report of it.
+    # How the prompt is rendered, and what else to report about it.
     chat_template: Unserved = msgspec.Raw()
     documents: Unserved = msgspec.Raw()
     truncate_prompt_tokens: Unserved = msgspec.Raw()
@@ -90,7 +91,7 @@ class UnservedBody(GenerationBody, kw_only=True):
 
 
 class ChatFieldsBody(UnservedBody, kw_only=True):
-    """Fields that chat and text completions have, and other APIs have not."""
+    """Fields of chat and text completions that other APIs do not have."""
 
     min_p: Unserved = msgspec.Raw()
     repetition_penalty: Unserved = msgspec.Raw()
@@ -127,7 +128,7 @@ class ChatFieldsBody(UnservedBody, kw_only=True):
 
 UNSERVED_FIELDS = tuple(UnservedBody.__annotations__)
 CHAT_FIELDS = tuple(ChatFieldsBody.__annotations__)
-# Empty, these would still be a constraint, or a switch.
+# Fields that constrain the answer, or switch something on, even if empty.
 ALWAYS_USED = frozenset(
     {
         "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
@@ -138,18 +139,18 @@ ALWAYS_USED = frozenset(
 
 
 def refuse_unserved(body: UnservedBody, *more: str) -> None:
-    """Raise RequestError, which names the field, if one is used, or one of `more`. Its value may be
-    long and is not repeated.
+    """Raise RequestError, which names the field, if any of these fields, or of the fields `more`,
+    is used. Its value may be long and is not repeated.
     """
     own = CHAT_FIELDS if isinstance(body, ChatFieldsBody) else ()
     for name in (*UNSERVED_FIELDS, *own, *more):
-        if sent := getattr(body, name):  # empty, as nearly always: it was not sent
+        if sent := getattr(body, name):  # empty in nearly all cases: the field was not sent
             refuse_if_used(name, sent)
 
 
 def refuse_if_used(param: str, sent: msgspec.Raw) -> None:
-    """Raise RequestError if the value of a field that is not served says anything. `param`: the
-    field's path.
+    """Raise RequestError if a field that is not supported is used. `param` is the path of the
+    field.
     """
     name, value = param.rpartition(".")[2], bytes(sent)
     unused = ABSENT if name in ALWAYS_USED else UNUSED

@@ -1,1 +1,1 @@
-"""Anthropic's API: bodies, events, answers and errors, as its clients know them."""
+"""Anthropic's API: bodies, events, answers and errors in the form that its clients expect."""

@@ -45,7 +45,7 @@ class TextBlock(msgspec.Struct):
 
 
 class ThinkingBlock(msgspec.Struct):
-    """Clients send `signature` back; nothing is signed here."""
+    """A block of reasoning. Clients send `signature` back; nothing is signed here."""
 
     thinking: str
     signature: str
@@ -148,7 +148,7 @@ AnthropicEvent = (
 )
 
 
-SIGNATURE = "luceasync"  # some clients drop reasoning that has none
+SIGNATURE = "luceasync"  # some clients drop reasoning without a signature
 
 
 class AnthropicEvents:
@@ -196,7 +196,7 @@ class AnthropicEvents:
             case CallPiece(_, call_id, name):
                 self._has_called = True
                 yield from self._begin(ToolUseBlock(call_id, name, {}))
-            case ArgumentsPiece(_, text):  # whole arguments: no escape is cut
+            case ArgumentsPiece(_, text):  # complete arguments: no escape is split
                 yield self._delta(InputDelta(with_whole_characters(text.encode()).decode()))
 
     def _begin(self, block: AnswerBlock) -> Iterator[AnthropicEvent]:
@@ -233,7 +233,7 @@ class AnthropicEvents:
         return "tool_use" if self._has_called else "end_turn"
 
     def _usage_at_start(self) -> AnthropicUsage:
-        """Without cached tokens: the cache is looked up only after the prompt is counted."""
+        """The usage without cached tokens: the cache is looked up after the prompt is counted."""
         return AnthropicUsage(self._num_prompt_tokens, 0)
 
 
@@ -291,7 +291,9 @@ def _text_of(part: DeltaPart) -> str:
 
 
 def _arguments(text: str) -> object:
-    """The object; a cut-off one stays text, under a key that no client takes for an argument."""
+    """The arguments as an object. Text that was cut off is kept under a key that no client takes
+    for an argument.
+    """
     try:
         arguments = msgspec.json.decode(with_whole_characters(text.encode()))
     except (msgspec.DecodeError, RecursionError):
@@ -300,8 +302,8 @@ def _arguments(text: str) -> object:
 
 
 def _usage(finish: Finish) -> AnthropicUsage:
-    """At least one token of the prompt counts as prefilled: Claude Code takes a 0 for absent, and
-    would count the whole prompt of `message_start` besides what was restored.
+    """The usage, with at least one token of the prompt as prefilled: Claude Code takes 0 for
+    absent, and would count the whole prompt of `message_start` in addition to the restored tokens.
     """
     num_prefilled = max(1, finish.usage.prompt_tokens - finish.usage.cached_tokens)
     cached = finish.usage.prompt_tokens - num_prefilled
@@ -332,7 +334,7 @@ class AnthropicError(msgspec.Struct):
 
 
 def error_body(failure: Failure) -> AnthropicError:
-    """`failure` in Anthropic's form, which names the field in the message only."""
+    """`failure` in Anthropic's form, which names the field only in the message."""
     default = "api_error" if failure.status >= 500 else "invalid_request_error"
     return AnthropicError(
         AnthropicErrorObject(ERROR_TYPES.get(failure.status, default), failure.message)

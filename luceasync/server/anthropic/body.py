@@ -1,7 +1,7 @@
-"""The JSON body of a messages request: its types, its ranges, and the Request that follows from it.
+"""The JSON body of a messages request: its types, its ranges, and the Request that it becomes.
 
 Source: docs.anthropic.com, Messages and Prompt caching. Signatures and billing headers are not
-given to the model. Text as a block or as a string is the same text.
+shown to the model. Text in a block and text in a string are rendered alike.
 """
 
 from __future__ import annotations
@@ -44,20 +44,22 @@ MAX_SCHEMA_BYTES = 256 << 10
 MAX_MARKS = 4
 MARK_LIFETIMES = (None, "5m", "1h")
 JOIN = "\n"  # between the blocks of one message
-# A line that Claude Code puts before everything, and that differs in each conversation.
+# A line that Claude Code puts before everything else, and that differs in each conversation.
 BILLING = "x-anthropic-billing-header:"
 THINKING = {"enabled": True, "adaptive": True, "disabled": False}
 
 
 class CacheControl(msgspec.Struct):
-    """A mark: the prompt up to here is worth keeping."""
+    """A mark: the prompt up to this point is worth keeping."""
 
     type: str
     ttl: str | None = None
 
 
 class ContentBlock(msgspec.Struct):
-    """One block of a message's content or of a tool's result; `type` says which fields it has."""
+    """One block of a message's content or of a tool's result; `type` determines which fields it
+    has.
+    """
 
     type: str
     text: str | None = None
@@ -82,7 +84,7 @@ class AnthropicMessage(msgspec.Struct):
 
 
 class AnthropicTool(msgspec.Struct):
-    """A tool of the client's, or one that runs on Anthropic's servers, by its `type`."""
+    """The client's tool, or one that runs on Anthropic's servers, depending on its `type`."""
 
     name: str | None = None
     description: str | None = None
@@ -118,7 +120,7 @@ class OutputConfig(msgspec.Struct):
 class CountBody(ChatFieldsBody, kw_only=True):
     """The fields of `POST /v1/messages/count_tokens`.
 
-    Those of an answer are checked like others, and ignored.
+    Fields that affect only the answer are checked, but otherwise ignored.
     """
 
     messages: list[AnthropicMessage]
@@ -140,7 +142,7 @@ class MessagesBody(CountBody, kw_only=True):
 
 
 TemplateMessage = dict[str, Any]
-# A message, and the characters of its content after which marks lie.
+# A message, and the character positions in its content that are marked.
 MarkedMessage = tuple[TemplateMessage, tuple[int, ...]]
 
 
@@ -174,7 +176,7 @@ def _stops(body: MessagesBody) -> tuple[str, ...]:
 
 
 def _constraint(body: MessagesBody) -> Constraint | None:
-    """By `output_config.format`, or by its older name `output_format`."""
+    """The constraint of `output_config.format`, or of its older name `output_format`."""
     config = body.output_config
     output_format, where = body.output_format, "output_format"
     if config is not None and config.format is not None:
@@ -191,7 +193,7 @@ def _constraint(body: MessagesBody) -> Constraint | None:
 
 
 def _max_reasoning_tokens(body: MessagesBody) -> int | None:
-    """By a budget, else by the effort."""
+    """The limit from the budget if there is one, otherwise from the effort."""
     effort = None if body.output_config is None else body.output_config.effort
     default = effort_tokens("output_config.effort", effort)
     tokens = None if body.thinking is None else body.thinking.budget_tokens
@@ -252,7 +254,7 @@ def _must_call(choice: AnthropicToolChoice | None, names: Sequence[str]) -> tupl
 
 
 def _thinks(body: CountBody) -> bool:
-    """Whether the model thinks: only if asked to."""
+    """Whether the model thinks: only if requested."""
     if body.thinking is None:
         return False
     if body.thinking.type not in THINKING:
@@ -282,8 +284,8 @@ def _tool(where: str, tool: AnthropicTool) -> TemplateMessage:
 
 
 def _turn(where: str, message: AnthropicMessage, names: dict[str, str]) -> Iterator[MarkedMessage]:
-    """The template's messages for one of the client's; `names` maps the ids of calls so far to the
-    names of tools.
+    """The template's messages for one message of the client; `names` maps the ids of the calls so
+    far to the names of their tools.
     """
     match message.role:
         case "system":
@@ -361,8 +363,8 @@ def _system(where: str, content: Content | None) -> tuple[str, tuple[int, ...]]:
 
 
 def _joined(texts: Sequence[tuple[str, ContentBlock]]) -> tuple[str, tuple[int, ...]]:
-    """The joined texts of blocks, and the characters after which marked blocks end. The end of the
-    whole is no mark: turns are kept anyway.
+    """The joined texts of blocks, and the character positions where marked blocks end. The end of
+    the whole text needs no mark: whole turns are kept anyway.
     """
     ends = accumulate(len(JOIN) + len(text) for text, _ in texts)
     marked = [
@@ -373,7 +375,7 @@ def _joined(texts: Sequence[tuple[str, ContentBlock]]) -> tuple[str, tuple[int, 
 
 
 def _blocks(where: str, content: Content) -> Iterable[tuple[str, ContentBlock]]:
-    """The blocks of a content and the paths of their fields; a string is one block."""
+    """The blocks of a content with the paths of their fields; a string is one block."""
     if isinstance(content, str):
         return [(where, ContentBlock("text", content))] if content else []
     at_most(where, content, MAX_BLOCKS, "blocks")
@@ -417,7 +419,7 @@ def check_marks(body: CountBody) -> None:
 
 
 def _marks(body: CountBody) -> Iterator[tuple[str, CacheControl]]:
-    """All marks and the paths of their fields, in the order of the prompt: tools, system text,
+    """All marks with the paths of their fields, in the order of the prompt: tools, system text,
     messages.
     """
     for i, tool in enumerate(body.tools or ()):

@@ -1,6 +1,6 @@
 """The routes of Anthropic's API: messages, token counts, the list of models.
 
-That list shares its path with OpenAI's; the header `anthropic-version` tells which one is meant.
+That list shares its path with OpenAI's; requests for it have the header `anthropic-version`.
 """
 
 from __future__ import annotations

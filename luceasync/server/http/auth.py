@@ -1,7 +1,7 @@
-"""API keys as Bearer tokens or `x-api-key`, and the tenant and the client that follow from one.
+"""API keys as Bearer tokens or `x-api-key`, and the tenant and the client that follow from a key.
 
-Nothing computed for one tenant is given to another; clients get equal shares. Every key opens
-every route.
+State computed for one tenant is never reused for another; clients get equal shares of the server.
+Every key opens every route.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from luceasync.errors import RequestError
 OPEN_PATHS = frozenset({"/", "/docs", "/openapi.json", "/health", "/ready"})
 OPEN_FOLDER = "/web/"  # static files
 MAX_SALT_CHARS = 256
-# No HTTP header and thus no key can hold it, so key and salt cannot run into each other.
+# Cannot occur in a header and thus in a key, so key and salt remain distinct.
 _SEPARATOR = "\0"
 _ACCEPTED_KEY = "luceasync.accepted_key"
 
 
 class RequireApiKey:
-    """Middleware: every path that is not open needs one of `keys`; `refusal` makes the 401."""
+    """Middleware: every path that is not open requires one of `keys`; `refusal` makes the 401."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ def _is_open(path: str) -> bool:
 def matching_key(scope: Scope, keys: Iterable[str]) -> str | None:
     """The one of `keys` that the request carries, if any."""
     sent = _sent_key(scope)
-    # Compare all of them, so that timing does not tell which one was close.
+    # Compare with all keys, so that timing does not reveal which one was close.
     matching = [key for key in keys if hmac.compare_digest(sent, key.encode())]
     return matching[0] if matching else None
 
@@ -75,7 +75,7 @@ def _sent_key(scope: Scope) -> bytes:
 
 
 def accepted_key(scope: Scope) -> str:
-    """The key that RequireApiKey has accepted; "" if the server needs none."""
+    """The key that RequireApiKey accepted; "" if the server needs none."""
     key: str = scope.get(_ACCEPTED_KEY, "")
     return key
 
@@ -85,9 +85,10 @@ MAX_CLIENT_CHARS = 256
 
 
 def client_named_by_router(scope: Scope, secrets: Iterable[str]) -> str:
-    """The client that a router names, "NAME SIGNATURE" with the HMAC-SHA256 of the name under one
-    of `secrets`, in hexadecimal digits; "" if it names none, or none is believed. Raises
-    RequestError for another signature: fairness would silently count all clients as one.
+    """The client named by a trusted router in a header "NAME SIGNATURE", where the signature is the
+    HMAC-SHA256 of the name under one of `secrets`, in hexadecimal digits. "" without such a header
+    or without `secrets`. Raises RequestError for a wrong signature: otherwise fairness would
+    silently count all clients as one.
     """
     secrets = tuple(secrets)
     headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -109,9 +110,9 @@ def client_named_by_router(scope: Scope, secrets: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request: the accepted API key ("" if the server needs none), whether the caller's
-    salts are trusted, the peer address of the connection, which no header can forge, and the client
-    that a believed router names instead ("": none).
+    """The sender of a request: the accepted API key ("" if the server needs none), whether the
+    caller's salts are trusted, the peer address of the connection, which no header can forge, and
+    the client that a trusted router names instead ("": none).
     """
 
     key: str = field(default="", repr=False)
@@ -121,15 +122,15 @@ class Caller:
 
     @property
     def client(self) -> str:
-        """The unit of fairness for lanes and the queue: the key, else the address; each client of
-        a believed router.
+        """The unit of fairness for lanes and the queue: the client that a trusted router names,
+        otherwise the key, otherwise the address.
         """
         if self.named:
             return f"{self.key}{_SEPARATOR}{self.named}"
         return self.key or network_of(self.address)
 
     def tenant(self, salt: str | None) -> str:
-        """The tenant that `salt` narrows this caller to; without one, all that the key shares.
+        """The tenant that `salt` narrows this caller to; without a salt, the tenant of the key.
 
         Raises RequestError for a salt that is not trusted, or not 1 to MAX_SALT_CHARS long.
         """
@@ -151,7 +152,9 @@ class Caller:
 
 
 def network_of(address: str) -> str:
-    """What a single host controls: its IPv4 address, or the /64 network of its IPv6 address."""
+    """The addresses that a single host controls: its IPv4 address, or the /64 network of its IPv6
+    address.
+    """
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:  # not an IP socket

@@ -1,6 +1,6 @@
-"""Reads request bodies within limits of size, time and memory, and notices that a client left.
+"""Reads request bodies within limits of size, time and memory, and detects disconnected clients.
 
-Knows nothing of what a body says.
+Independent of the content of bodies.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from starlette.types import Receive, Scope
 from luceasync.errors import RequestError, Unavailable
 from luceasync.server.malloc_trim import MallocTrim
 
-MAX_BODIES_BYTES = 128 << 20  # of all bodies that the engine has not taken yet
-SMALL_BYTES = 256 << 10  # of each body that do not count: small bodies always get through
-LARGE_BYTES = 4 << 20  # a body after which memory is trimmed
+MAX_BODIES_BYTES = 128 << 20  # of all bodies that the engine has not accepted yet
+SMALL_BYTES = 256 << 10  # of each body that are not counted: small bodies are always admitted
+LARGE_BYTES = 4 << 20  # memory is trimmed after a body of this size
 READ_TIMEOUT_S = 60.0
 
 
 class BodyMemory:
-    """Bounds the memory of all bodies together; event loop only."""
+    """Limits the memory of all bodies together; used on the event loop only."""
 
     def __init__(self, max_bytes: int = MAX_BODIES_BYTES) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self.malloc_trim = MallocTrim()
-        self.parsing = asyncio.Lock()  # parsing a large body keeps the GIL for long: one at a time
+        self.parsing = asyncio.Lock()  # parsing a large body holds the GIL for long: one at a time
 
     def __repr__(self) -> str:
         return f"BodyMemory({self._num_bytes} of {self._max_bytes} bytes)"
@@ -40,7 +40,7 @@ class BodyMemory:
 
     def grow(self, counted_bytes: int, more_bytes: int) -> None:
         """Add `more_bytes` to a body that has `counted_bytes`. Raises Unavailable if they do not
-        fit beside the other bodies; a body alone always fits.
+        fit beside the other bodies; a single body always fits.
         """
         others_bytes = self._num_bytes - counted_bytes
         if others_bytes and self._num_bytes + more_bytes > self._max_bytes:
@@ -56,7 +56,7 @@ class BodyMemory:
 
 
 class BodyReservation:
-    """The memory that one body takes; `release` or the end of the `with` returns it."""
+    """The memory that one body takes; `release` or the end of the `with` block returns it."""
 
     def __init__(self, memory: BodyMemory) -> None:
         self._memory = memory
@@ -92,10 +92,10 @@ class BodyReservation:
 async def read_body(
     scope: Scope, receive: Receive, max_bytes: int, reservation: BodyReservation
 ) -> bytes:
-    """Read the whole body, and count it in `reservation`.
+    """Read the whole body, counting its bytes in `reservation`.
 
-    Raises RequestError with status 413 past `max_bytes` or 408 past READ_TIMEOUT_S, Unavailable if
-    other bodies take up the memory, and ClientDisconnect.
+    Raises RequestError with status 413 above `max_bytes` or 408 after READ_TIMEOUT_S, Unavailable
+    if other bodies take up the memory, and ClientDisconnect.
     """
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
@@ -109,7 +109,7 @@ async def read_body(
 
 
 async def wait_for_disconnect(receive: Receive) -> NoReturn:
-    """Wait until the client leaves; the body must have been read. Raises ClientDisconnect."""
+    """Wait until the client disconnects; the body must have been read. Raises ClientDisconnect."""
     while (await receive())["type"] != "http.disconnect":
         pass
     raise ClientDisconnect
@@ -122,7 +122,7 @@ async def _read_all(
     declared_bytes = int(declared) if declared.isdigit() else 0
     if declared_bytes > max_bytes:
         raise _too_large(max_bytes)
-    body = BytesIO()  # not a list of parts: these may be single bytes
+    body = BytesIO()  # not a list of parts, each of which may be a single byte
     more = True
     while more:
         part, more = await _next_part(receive)

@@ -1,6 +1,7 @@
-"""One client's connection: Hypercorn's HTTP/1.1 with bounds on everything a client may hold up.
+"""One client's connection: Hypercorn's HTTP/1.1 with limits on everything a client can delay.
 
-Owns when the connection ends: the client leaves, is silent, does not read, or speaks no HTTP.
+Owns when the connection ends: the client disconnects, is silent, does not read, or does not speak
+HTTP.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from hypercorn.typing import (
 )
 from hypercorn.utils import parse_socket_addr
 
-SEND_TIMEOUT_S = 60.0  # for a client that is behind to read some of its answer
-AHEAD_TIMEOUT_S = 10.0  # for which a client may have sent more than the app has read
+SEND_TIMEOUT_S = 60.0  # for a client that lags behind to read part of its answer
+AHEAD_TIMEOUT_S = 10.0  # how long a client may have sent more than the app has read
 CLOSE_TIMEOUT_S = 5.0  # for the last bytes of a connection that ends
-LINGER_TIMEOUT_S = 2.0  # for a client that still sends to read that it has been refused
-NUM_LAST_ITERATIONS = 64  # of the loop, to handle what a client sent just before it left
+LINGER_TIMEOUT_S = 2.0  # for a client that is still sending to read its refusal
+NUM_LAST_ITERATIONS = 64  # of one read; one such read is handled per iteration, over all clients
 LARGE_BYTES = 16 << 10  # of one read; of all clients, one such read is handled per iteration
 
 SCHEMES = (b"http", b"https")
 NO_BODY = frozenset((204, 304))
 FRAMING = frozenset((b"content-length", b"transfer-encoding"))  # headers that delimit a body
 
-BLANK_LINE = re.compile(rb"\n\r?\n")  # as h11 ends the fields of a request
+BLANK_LINE = re.compile(rb"\n\r?\n")  # how h11 finds the end of a request's header fields
 CONTENT_LENGTH = re.compile(rb"(?mi)^content-length[ \t]*:([^\n]*)$")
 TRANSFER_ENCODING = re.compile(rb"(?mi)^transfer-encoding[ \t]*:")
 
@@ -52,7 +53,7 @@ Address = tuple[str, int] | None
 
 class LoopThrottle:
     """Spreads work over iterations of the event loop: one waiter proceeds per iteration, in order,
-    so nothing else waits for more than one piece of work.
+    so that everything else waits for at most one piece of work.
     """
 
     def __init__(self) -> None:
@@ -60,7 +61,7 @@ class LoopThrottle:
         self._is_scheduled = False
 
     async def wait(self) -> None:
-        """Return in an iteration of the loop in which no other waiter does."""
+        """Return in an iteration of the loop in which no other waiter returns."""
         loop = asyncio.get_running_loop()
         waiter = loop.create_future()
         self._waiters.append(waiter)
@@ -81,7 +82,7 @@ class LoopThrottle:
 
 
 class AppTaskGroup(TaskGroup):
-    """Hypercorn's task group, which never blocks on telling a handler that its client has left: a
+    """Hypercorn's task group, but notifying a handler of a disconnect never blocks: otherwise a
     handler that has stopped reading a body would keep the connection forever.
     """
 
@@ -100,7 +101,7 @@ class AppTaskGroup(TaskGroup):
             if message["type"] != "http.disconnect":
                 await messages.put(message)
                 return
-            while not messages.empty():  # drop the body of a client that has left
+            while not messages.empty():  # drop the body of a client that has disconnected
                 messages.get_nowait()
             messages.put_nowait(message)
 
@@ -115,8 +116,8 @@ class AppTaskGroup(TaskGroup):
 
 
 class StrictH11(h11.Connection):
-    """h11's side of a server, which refuses requests that a proxy before it may delimit in another
-    way. When a client is told to send its body is left to `Http11`.
+    """The server side of h11 that refuses requests which a proxy in front of it might delimit
+    differently. `Http11` decides when to send 100 Continue.
     """
 
     def next_event(self) -> Any:
@@ -129,12 +130,12 @@ class StrictH11(h11.Connection):
 
     @property
     def they_are_waiting_for_100_continue(self) -> bool:
-        return False  # Hypercorn would tell it at once
+        return False  # Hypercorn would send 100 Continue immediately
 
 
 def ambiguity_of(head: bytes) -> str | None:
-    """Why the fields of a request, or as many as have come, may be read in two ways though RFC 9112
-    (5.2, 6.1, 6.3) lets a server take them: folded lines, several lengths, a length beside chunks.
+    """Why header fields, perhaps incomplete, can be interpreted in two ways although RFC 9112 (5.2,
+    6.1, 6.3) lets a server accept them: folded lines, several lengths, a length beside chunks.
     """
     if b"\n " in head or b"\n\t" in head:
         return "a header field is folded"
@@ -147,10 +148,10 @@ def ambiguity_of(head: bytes) -> str | None:
 
 
 class Http11(H11Protocol):
-    """HTTP/1.1 and nothing else. An offer to upgrade is ignored, as RFC 9110, 7.8 allows."""
+    """HTTP/1.1 only. Offers to upgrade are ignored, as RFC 9110, 7.8 allows."""
 
     _is_chunked = False  # how the rest of the current body is sent
-    _head = b""  # of a response whose body follows at once: both leave in one write
+    _head = b""  # the head of a response whose body follows immediately: both go out in one write
 
     async def initiate(self) -> None:
         self.connection = StrictH11(
@@ -158,8 +159,8 @@ class Http11(H11Protocol):
         )
 
     async def tell_to_continue(self) -> None:
-        """Tell a client that waits to be told to send its body (RFC 9110, 10.1.1). Called when the
-        body is wanted: not before a request has been refused by its header.
+        """Send 100 Continue to a client that waits for it (RFC 9110, 10.1.1). Called when the app
+        reads the body, so a request that its header disqualifies is refused first.
         """
         connection = self.connection
         if isinstance(connection, StrictH11) and connection.client_is_waiting_for_100_continue:
@@ -167,7 +168,7 @@ class Http11(H11Protocol):
 
     async def stream_send(self, event: StreamEvent) -> None:
         if isinstance(event, Body) and self._is_chunked and event.data:
-            # Each token passes here. h11 would validate again what cannot have changed.
+            # Runs for each token. h11 would repeat validations whose result cannot have changed.
             await self.send(RawData(b"%x\r\n%b\r\n" % (len(event.data), event.data)))
             return
         if isinstance(event, Response) and self.is_receiving:
@@ -186,16 +187,18 @@ class Http11(H11Protocol):
             self._head = data
             return
         head, self._head = self._head, b""
-        if head or data:  # the end of a body of known length is no bytes
+        if head or data:  # the end of a body of known length has no bytes
             await self.send(RawData(head + data))
 
     @property
     def is_receiving(self) -> bool:
-        """Whether the rest of a request's body has yet to come."""
+        """Whether part of a request's body has not arrived yet."""
         return self.connection.their_state is h11.SEND_BODY
 
     def _becomes_chunked(self, response: Response) -> bool:
-        """Whether h11 has announced chunks: a body of unknown length, for an HTTP/1.1 client."""
+        """Whether h11 has announced chunked encoding: a body of unknown length, for an HTTP/1.1
+        client.
+        """
         return (
             isinstance(self.connection, h11.Connection)
             and self.connection.our_state is h11.SEND_BODY
@@ -211,12 +214,12 @@ class Http11(H11Protocol):
 
     async def _create_stream(self, request: h11.Request) -> None:
         if self.connection.our_state is not h11.SEND_RESPONSE:
-            return  # it has been refused
+            return  # already refused
         await super()._create_stream(in_origin_form(request))
 
 
 def has_length(response: h11.Response) -> bool:
-    """Whether it says how long its body is: then the app has all of it."""
+    """Whether the response declares the length of its body: then the app has all of it."""
     return any(name == b"content-length" for name, _ in response.headers)
 
 
@@ -244,9 +247,9 @@ def in_origin_form(request: h11.Request) -> h11.Request:
 class Connection(TCPServer):
     """Serves one client until either side ends the connection; `await` it.
 
-    While an answer is on the way, one more piece is read ahead: only reading reveals that the
-    client has left. One that has its answer and still sends a body has a moment to read the answer:
-    a client that writes to a closed socket sees a reset instead.
+    While an answer is being sent, one more piece is read ahead: only reading reveals a disconnect.
+    A client that has its answer but is still sending a body gets a moment to read the answer: if
+    the socket were closed, the client's next write would be answered with a reset.
     """
 
     def __init__(
@@ -263,8 +266,8 @@ class Connection(TCPServer):
         self._throttle = throttle
         self._http: Http11 | None = None
         self._client_left = False
-        self._lingering: asyncio.TimerHandle | None = None  # while what comes is dropped
-        self._num_blocked = 0  # senders that wait for the client, or behind one that does
+        self._lingering: asyncio.TimerHandle | None = None  # while input is discarded
+        self._num_blocked = 0  # senders that wait for the client, or for such a sender
         self.on_idle: Callable[[bool], None] = lambda is_idle: None  # called on each change
         self._transport = writer.transport
         self._low_water_bytes = self._transport.get_write_buffer_limits()[0]
@@ -277,15 +280,16 @@ class Connection(TCPServer):
                 await self._begin(client, server, group)
                 await self.idle_task.restart(self._task_group, self._idle_timeout)
                 await self._read_data()
-                # The task group would wait until it expires.
+                # The task group would wait until the idle task expires.
                 await self.idle_task.stop()
         except OSError:
-            pass  # the client is gone
+            pass  # the client has disconnected
         finally:
             await self._close()
             if self._lingering is not None:
                 self._lingering.cancel()
-            # Break the reference cycle with the protocol, or both stay until a garbage collection.
+            # Break the reference cycle with the protocol; otherwise both live until a garbage
+            # collection.
             self._http = group.on_read = None
             vars(self).pop("protocol", None)
 
@@ -297,7 +301,7 @@ class Connection(TCPServer):
         if not isinstance(event, RawData):
             if isinstance(event, Updated):
                 self.on_idle(event.idle)
-                if self._client_left:  # no further request can come
+                if self._client_left:  # no further request can arrive
                     return
             if isinstance(event, Closed) and self._must_linger():
                 self._linger()
@@ -309,13 +313,13 @@ class Connection(TCPServer):
         except TimeoutError:
             self.abort()
         except (ConnectionError, RuntimeError):
-            pass  # the client is gone
+            pass  # the client has disconnected
         else:
             return
         await self.protocol.handle(Closed())
 
     async def _write(self, data: bytes) -> None:
-        """Send `data` in the order of the calls, and wait while the client is behind. Raises
+        """Send `data` in the order of the calls, and wait while the client lags behind. Raises
         TimeoutError, ConnectionError or RuntimeError.
         """
         if self._num_blocked == 0:
@@ -334,12 +338,14 @@ class Connection(TCPServer):
             self._num_blocked -= 1
 
     def _is_behind(self) -> bool:
-        """Whether the write buffer is above its low-water mark, or the client is gone."""
+        """Whether the write buffer is above its low-water mark, or the client has disconnected."""
         buffered_bytes = self._transport.get_write_buffer_size()
         return buffered_bytes > self._low_water_bytes or self._transport.is_closing()
 
     def _addresses(self) -> tuple[Address, Address]:
-        """The client's address and ours. Raises OSError if the client has left already."""
+        """The client's address and the server's. Raises OSError if the client has already
+        disconnected.
+        """
         socket = self.writer.get_extra_info("socket")
         names = (socket.getpeername(), socket.getsockname())
         client, server = (parse_socket_addr(socket.family, name) for name in names)
@@ -390,19 +396,21 @@ class Connection(TCPServer):
         await self.protocol.handle(Closed())
 
     async def _read(self) -> bytes:
-        """The client's next bytes; b"" when it has left."""
+        """The client's next bytes; b"" after it has disconnected."""
         try:
             return await self.reader.read(MAX_RECV)
         except OSError:
             return b""
 
     def _must_linger(self) -> bool:
-        """Whether the client is there and has not sent all of its body."""
+        """Whether the client is connected and has not sent all of its body."""
         is_receiving = self._http is not None and self._http.is_receiving
         return is_receiving and not self._transport.is_closing()
 
     def _linger(self) -> None:
-        """Say no more, and drop what comes until the client leaves, or for LINGER_TIMEOUT_S."""
+        """Send nothing more, and discard input until the client disconnects, or for
+        LINGER_TIMEOUT_S.
+        """
         if self._lingering is not None:
             return
         self._lingering = self.loop.call_later(LINGER_TIMEOUT_S, self.abort)
@@ -418,8 +426,8 @@ class Connection(TCPServer):
 
 
 async def _settle(handling: asyncio.Future[None]) -> None:
-    """Let `handling` get as far as it does without waiting: a request whose handler has not started
-    would not be told that its client has left.
+    """Let `handling` run as far as it can without waiting: a request whose handler has not started
+    would not be notified of the disconnect.
     """
     for _ in range(NUM_LAST_ITERATIONS):
         if handling.done():

@@ -1,6 +1,6 @@
-"""Accepts connections, bounds their number, and decides which one to close first.
+"""Accepts connections, limits their number, and decides which one to close first.
 
-Owns TLS handshakes too. Knows nothing of HTTP.
+Owns TLS handshakes too. Independent of HTTP.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from luceasync.server.http.connection import Connection
 from luceasync.server.malloc_trim import MallocTrim
 
-MAX_HANDSHAKES = 64  # TLS handshakes in progress; above that the oldest is ended
+MAX_HANDSHAKES = 64  # TLS handshakes in progress; above that the oldest is aborted
 HANDSHAKE_TIMEOUT_S = 10.0
 SHUTDOWN_TIMEOUT_S = 5.0  # for the client's close_notify
 NUM_ACCEPTED_AT_ONCE = 32  # before open connections get their turn
@@ -36,7 +36,7 @@ class AcceptedConnection:
         self.task: asyncio.Task[None] | None = None
 
     def end(self) -> None:
-        """Close it now and drop unsent data."""
+        """Close the connection now and drop unsent data."""
         if self.connection is not None:
             self.connection.abort()
         elif self.task is not None:
@@ -44,11 +44,12 @@ class AcceptedConnection:
 
 
 class Connections:
-    """At most `most` open connections. Above that an idle one is closed, else the newest.
+    """At most `most` open connections. Above that an idle one is closed; if there is none, the
+    newest.
 
-    The first to go is the oldest that has never sent a request, then the one idle for longest: a
-    client that asks now and then keeps its connection beside any number that never ask. `tls` None:
-    plain HTTP.
+    Connections that have never sent a request are closed first, the oldest before others, then the
+    one idle for longest: a client that sends requests now and then keeps its connection beside any
+    number that send none. `tls` None: plain HTTP.
     """
 
     def __init__(self, make: MakeConnection, most: int, tls: ssl.SSLContext | None) -> None:
@@ -57,7 +58,7 @@ class Connections:
         self._tls = tls
         self._open: dict[AcceptedConnection, None] = {}  # in the order of acceptance
         self._handshaking: dict[AcceptedConnection, None] = {}
-        self._silent: dict[AcceptedConnection, None] = {}  # without a request so far
+        self._silent: dict[AcceptedConnection, None] = {}  # have sent no request so far
         self._idle: dict[AcceptedConnection, None] = {}  # in the order of their last answers
         self._ending: set[AcceptedConnection] = set()
         self._malloc_trim = MallocTrim()
@@ -78,7 +79,7 @@ class Connections:
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionError:
-                continue  # the client has left already
+                continue  # the client has already disconnected
             except OSError as error:
                 logger.warning("Cannot accept a connection: %s", error.strerror)
                 self._pause(listener)
@@ -140,7 +141,7 @@ class Connections:
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     def _set_idle(self, accepted: AcceptedConnection, is_idle: bool) -> None:
-        """Note that a request of it has been answered, or has begun."""
+        """Record that a request on the connection has been answered, or has begun."""
         self._silent.pop(accepted, None)
         self._idle.pop(accepted, None)
         if is_idle and accepted in self._open:
@@ -169,7 +170,7 @@ class Connections:
         return False
 
     async def end(self, timeout_s: float) -> None:
-        """Wait until all have ended; after `timeout_s`, close those that are left."""
+        """Wait until all connections have ended; after `timeout_s`, close those that are left."""
         await self._wait(timeout_s)
         for accepted in self._open:
             accepted.end()

@@ -1,6 +1,6 @@
-"""Binds the port, loads the certificate, and lets Hypercorn serve an app.
+"""Binds the port, loads the certificate, and runs Hypercorn with an app.
 
-Knows nothing of signals or of running requests.
+Independent of signals and of running requests.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ async def run_hypercorn(
     closed: asyncio.Event,
     tls: ssl.SSLContext | None = None,
 ) -> None:
-    """Serve `app` on `listener`, and close it, once `closed` is set."""
+    """Serve `app` on `listener` until `closed` is set, then close the listener."""
     config = HypercornConfig()
     config.errorlog = logging.getLogger("luceasync.hypercorn")
     config.include_server_header = False
-    config.keep_alive_timeout = 75.0  # longer than proxies do, so that they close first
+    config.keep_alive_timeout = 75.0  # longer than that of proxies, so that they close first
     context = WorkerContext(None)
     wrapped = ASGIWrapper(app)  # type: ignore[arg-type]
     make = partial(Connection, wrapped, config, context, LoopThrottle())
@@ -59,7 +59,7 @@ async def run_hypercorn(
 
 
 def listen(config: ServerConfig) -> socket.socket:
-    """Bind the port. Raises ConfigError if it is taken or the address is not ours."""
+    """Bind the port. Raises ConfigError if it is taken or the address is not this machine's."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -83,7 +83,7 @@ def listen(config: ServerConfig) -> socket.socket:
 
 
 def max_connections() -> int:
-    """How many connections this process may have, after raising its limit of descriptors."""
+    """How many connections this process may have, after raising its limit of file descriptors."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -131,7 +131,7 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
 
 
 def _read_pem(flag: str, path: Path, label: str, allowed: str) -> str:
-    """The text of a PEM file that holds a `label`. Raises ConfigError, which says what is
+    """The text of a PEM file that contains a `label`. Raises ConfigError, which states what is
     `allowed`.
     """
     try:

@@ -1,4 +1,4 @@
-"""Which web pages may use the server, by the Host header and the Origin of the page.
+"""Which web pages may use the server, decided by the Host header and the Origin of the page.
 
 DNS rebinding lets a page's own name resolve to this machine; the Host header reveals it. A page of
 another site can send requests that need no preflight; the Origin header reveals it.
@@ -44,7 +44,7 @@ def origin_middleware(config: ServerConfig, refusal: Refusal) -> list[Middleware
 
 
 class CheckHostAndOrigin:
-    """Middleware: 403 for a Host that is not ours, and for an Origin that is not allowed.
+    """Middleware: 403 for a Host that is not this server's, and for an Origin that is not allowed.
 
     Hosts are checked if the server listens on loopback, or if some are allowed by name.
     """
@@ -68,7 +68,9 @@ class CheckHostAndOrigin:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        """Raise RequestError. A request without Host and Origin does not come from a browser."""
+        """Raise RequestError for a bad Host or Origin. A request without both is not from a
+        browser.
+        """
         hosts = list(_values(scope, b"host"))
         if self._checks_hosts:
             for host in hosts:
@@ -105,12 +107,12 @@ def name_of(host: str) -> str:
 
 
 def is_local(name: str) -> bool:
-    """Whether `name` is this machine without asking a DNS server."""
+    """Whether `name` is known to be this machine, without a DNS lookup."""
     return name == "localhost" or _is_loopback(name)
 
 
 def listens_on_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens on `host`; False if `host` is unknown."""
+    """Whether a server on `host` is reachable only from this machine; False for unknown hosts."""
     try:
         addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError:  # binding it will report the error

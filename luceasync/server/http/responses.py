@@ -1,6 +1,6 @@
-"""Responses: JSON, and streams of events, which are server-sent or lines of JSON.
+"""Responses: JSON, and streams of events, as server-sent events or lines of JSON.
 
-Owns the start of an event stream and its keep-alives. Knows nothing of what events say.
+Owns the start of an event stream and its keep-alives. Independent of the content of events.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from starlette.types import Send
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    """How a family sends its events; `keep_alive`: bytes between two events that say nothing."""
+    """How a family sends its events; `keep_alive`: bytes without meaning, sent between events."""
 
     media_type: str
     keep_alive: bytes
@@ -33,7 +33,7 @@ class Framing:
 
 
 SERVER_SENT = Framing("text/event-stream", b": keep-alive\n\n")
-# An empty line would be invalid JSON to its reader; a space belongs to the line that follows.
+# Readers would take an empty line for invalid JSON; a space becomes part of the next line.
 JSON_LINES = Framing("application/x-ndjson", b" ")
 
 _encoder = msgspec.json.Encoder()
@@ -61,14 +61,15 @@ class EventStream:
     """The body of one event-stream response; the headers go out with the first bytes.
 
     While `started` is false, a failure can still become a proper error response. Once `ended`, the
-    last bytes are on their way and nothing can be added.
+    last bytes are being sent and nothing can be added.
     """
 
     def __init__(self, send: Send, framing: Framing = SERVER_SENT) -> None:
         self._send = send
         self._framing = framing
         # The answer and the keep-alive task write to one connection, and the start must go out
-        # before any body. Not an asyncio.Lock: taking a free one costs every token more than this.
+        # before any body. Not an asyncio.Lock: even without contention, taking one costs each token
+        # more than this.
         self._is_sending = False
         self._sent = asyncio.Event()
         self._now_s = asyncio.get_running_loop().time
@@ -77,7 +78,7 @@ class EventStream:
         self.ended = False
 
     async def write(self, events: bytes) -> None:
-        """Send `events`, all of them complete; the headers first, if nothing has gone out yet."""
+        """Send `events`, all of them complete; the headers first, if nothing has been sent yet."""
         await self._write(events, is_last=False)
         self._last_write_s = self._now_s()
 

@@ -1,1 +1,1 @@
-"""Ollama's API, for the editors and apps that know no other."""
+"""Ollama's API, for editors and apps that support no other."""

@@ -31,7 +31,7 @@ from luceasync.server.fields import with_whole_characters
 from luceasync.server.http.responses import encode_line
 
 NS = 1_000_000_000
-MIN_LOGPROB = -9999.0  # for minus infinity, which JSON lacks
+MIN_LOGPROB = -9999.0  # JSON's substitute for minus infinity
 
 
 class OllamaError(msgspec.Struct):
@@ -41,7 +41,7 @@ class OllamaError(msgspec.Struct):
 
 
 def error_body(failure: Failure) -> OllamaError:
-    """`failure` in Ollama's form, which names the field in the message only."""
+    """`failure` in Ollama's form, which names the field only in the message."""
     return OllamaError(failure.message)
 
 
@@ -77,8 +77,9 @@ class OllamaLogprob(msgspec.Struct):
 class AnswerLine(msgspec.Struct, kw_only=True):
     """The fields that chat and generate share; durations and counts are in the last line only.
 
-    `load_duration`: the wait for a lane; `prompt_eval_duration` and `eval_duration`: until the
-    first token, and from it on. `prompt_eval_count`: the whole prompt, also what was restored.
+    `load_duration` is the wait for a lane; `prompt_eval_duration` is the time until the first
+    token, `eval_duration` the time from it on. `prompt_eval_count` is the whole prompt, including
+    restored tokens.
     """
 
     model: str
@@ -106,7 +107,7 @@ class ChatLine(AnswerLine, kw_only=True):
         return cls(model=model, created_at=now(), message=message)
 
     def said(self) -> AnsweredMessage:
-        """What the line adds to the answer."""
+        """The message that the line adds to the answer."""
         return self.message
 
 
@@ -123,7 +124,7 @@ class GenerateLine(AnswerLine, kw_only=True):
         )
 
     def said(self) -> AnsweredMessage:
-        """What the line adds to the answer."""
+        """The message that the line adds to the answer."""
         return AnsweredMessage(content=self.response, thinking=self.thinking)
 
 
@@ -131,17 +132,17 @@ Line = ChatLine | GenerateLine
 
 
 def now() -> str:
-    """The time, as Ollama writes it."""
+    """The current time in Ollama's format."""
     return timestamp(time.time())
 
 
 def timestamp(unix_s: float) -> str:
-    """A Unix time, as Ollama writes it."""
+    """A Unix time in Ollama's format."""
     return datetime.fromtimestamp(unix_s, UTC).isoformat().replace("+00:00", "Z")
 
 
 class LinesCall:
-    """A parsed request whose answer consists of `line`s."""
+    """A parsed request whose answer consists of lines of type `line`."""
 
     def __init__(self, request: Request, model: str, line: type[Line], *, stream: bool) -> None:
         self.requests: Sequence[Request] = (request,)
@@ -151,7 +152,7 @@ class LinesCall:
         self._begun_ns = time.perf_counter_ns()
 
     async def events(self, streams: Sequence[Stream]) -> AsyncGenerator[Line, None]:
-        """A line for each piece of text; a call is one line, once it is whole."""
+        """A line for each piece of text; a call is one line, sent once it is complete."""
         [stream] = streams
         calls = CallParts()
         async for delta in stream:
@@ -213,14 +214,14 @@ class LinesCall:
 
 
 class CallParts:
-    """Turns deltas into messages, and holds the parts of a call until it is whole."""
+    """Turns deltas into messages, and holds the parts of a call until it is complete."""
 
     def __init__(self) -> None:
         self._call: CallPiece | None = None
         self._written: list[str] = []
 
     def messages(self, delta: Delta) -> Iterator[AnsweredMessage]:
-        """What the delta adds to the answer, in order."""
+        """The messages that the delta adds to the answer, in order."""
         for piece in delta.pieces:
             match piece:
                 case ArgumentsPiece(_, text):
@@ -238,7 +239,7 @@ class CallParts:
             yield from self._whole()
 
     def _whole(self) -> Iterator[AnsweredMessage]:
-        """The call that has ended, if one has."""
+        """The call that has just ended, if any."""
         if self._call is None:
             return
         arguments = _arguments("".join(self._written))
@@ -249,15 +250,15 @@ class CallParts:
 
 
 def _arguments(text: str) -> msgspec.Raw:
-    """The object as the model wrote it, on one line; a cut-off one stays text, under a key that no
-    client takes for an argument.
+    """The object as the model wrote it, on one line. Text that was cut off is kept under a key that
+    no client takes for an argument.
     """
     written = with_whole_characters(text.encode())
     try:
         msgspec.json.decode(written or b"{}", type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, RecursionError):
         return msgspec.Raw(msgspec.json.encode({"unfinished_arguments": text}))
-    # Between values only: within a string such a character would be invalid.
+    # These occur between values only: they would be invalid within a string.
     return msgspec.Raw(written.replace(b"\n", b" ").replace(b"\r", b" ") or b"{}")
 
 
@@ -272,5 +273,5 @@ def _logprob(one: TokenLogprob, top: list[OllamaLogprob] | UnsetType = UNSET) ->
 
 
 def _ns(seconds: float) -> int:
-    """At least 1: clients divide by it."""
+    """Nanoseconds, at least 1: clients divide by them."""
     return max(1, round(seconds * NS))

@@ -1,7 +1,7 @@
-"""The JSON bodies of Ollama's API: types, ranges, and the Request that follows from them.
+"""The JSON bodies of Ollama's API: types, ranges, and the Requests that they become.
 
-Source: docs.ollama.com/api. Options of how a model is loaded change nothing here: the server was
-started with its own. Those that would change an answer are honoured or refused.
+Source: docs.ollama.com/api. Options for loading the model have no effect, since the server was
+started with its own. Options that would change an answer are honoured or refused.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_SCHEMA_BYTES = 256 << 10
 MAX_TOP_LOGPROBS = 20
-# Ollama's own defaults, of models whose Modelfile says nothing else.
+# Ollama's defaults for models whose Modelfile does not set them.
 TEMPERATURE, TOP_K, TOP_P = 0.8, 40, 0.9
-NO_LIMIT = (-1, -2)  # of tokens: endless, or until the context is full
+NO_LIMIT = (-1, -2)  # of tokens: unlimited, or until the context is full
 RANDOM_SEED = -1
 WHOLE_CONTEXT = -1
 DURATION = re.compile(r"-?\d+(\.\d+)?|-?(\d+(\.\d+)?(ns|us|µs|ms|s|m|h))+")
@@ -106,8 +106,8 @@ class OllamaPastCall(msgspec.Struct):
 
 
 class OllamaMessage(msgspec.Struct):
-    """One message. A tool's result says whose it is by `tool_call_id` or `tool_name`, else by its
-    place.
+    """One message. A tool's result refers to its call by `tool_call_id` or `tool_name`, otherwise
+    by position.
     """
 
     role: Literal["system", "user", "assistant", "tool"]
@@ -130,7 +130,7 @@ class OllamaBody(GenerationBody, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     template: Unserved = Raw()
-    # Of other APIs, or misplaced.
+    # Fields of other APIs, or misplaced ones.
     max_tokens: Unserved = Raw()
     min_p: Unserved = Raw()
     num_predict: Unserved = Raw()
@@ -150,7 +150,7 @@ class OllamaChatBody(OllamaBody, kw_only=True):
 
 
 class OllamaGenerateBody(OllamaBody, kw_only=True):
-    """The fields of `POST /api/generate` that are read. `raw`: the prompt is all of the text."""
+    """The fields of `POST /api/generate` that are read. `raw`: the chat template is not used."""
 
     prompt: str | None = None
     suffix: str | None = None
@@ -197,8 +197,8 @@ def request_of(
 
 
 def refuse_unserved(body: OllamaBody) -> None:
-    """Raise RequestError, which names the field, for one that would change the answer and is not
-    honoured.
+    """Raise RequestError, which names the field, for a field that would change the answer and is
+    not honoured.
     """
     for name in ("temperature", "top_p"):
         if getattr(body, name) is not None:
@@ -233,7 +233,7 @@ def _sampling(options: OllamaOptions) -> Sampling:
         in_range_or(0.0, f"options.{name}", getattr(options, name), -2.0, 2.0)
         for name in ("frequency_penalty", "presence_penalty")
     )
-    if options.repeat_last_n == 0:  # penalties see no token
+    if options.repeat_last_n == 0:  # penalties consider no tokens
         repeat, frequency, presence = 1.0, 0.0, 0.0
     elif (repeat, frequency, presence) != (1.0, 0.0, 0.0):
         _check_penalised(options)
@@ -285,7 +285,7 @@ def _top_logprobs(body: OllamaBody) -> int | None:
 
 
 def _constraint(sent: Raw) -> Constraint | None:
-    """What `format` asks for: "json", or a JSON schema."""
+    """The constraint of `format`: "json", or a JSON schema."""
     source = bytes(sent)
     if source in ABSENT or source == b'""':
         return None
@@ -298,8 +298,8 @@ def _constraint(sent: Raw) -> Constraint | None:
 
 
 def thinking_of(body: OllamaBody, card: ModelCard) -> tuple[dict[str, Any], int | None]:
-    """The chat template's variables, and the most tokens of reasoning (None: any number). Raises
-    RequestError.
+    """The chat template's variables, and the maximum number of reasoning tokens (None: unlimited).
+    Raises RequestError.
     """
     think = body.think
     if think is None:
@@ -320,8 +320,8 @@ def thinking_of(body: OllamaBody, card: ModelCard) -> tuple[dict[str, Any], int 
 
 
 def chat_prompt(body: OllamaChatBody, card: ModelCard) -> ChatPrompt:
-    """The chat template's input. An answer that the last message has begun goes on from there.
-    Raises RequestError, which names the field at fault.
+    """The chat template's input. If the last message begins the answer, the model continues it.
+    Raises RequestError, which names the invalid field.
     """
     messages = body.messages or []
     at_most("messages", messages, MAX_MESSAGES, "messages")
@@ -337,8 +337,8 @@ def chat_prompt(body: OllamaChatBody, card: ModelCard) -> ChatPrompt:
 
 
 def generate_prompt(body: OllamaGenerateBody, card: ModelCard) -> Prompt:
-    """A chat of one message, unless the prompt is `raw`, has a suffix, or the model takes no chats.
-    Raises RequestError, which names the field at fault.
+    """A chat of one message, unless the prompt is `raw`, has a suffix, or the model does not
+    support chats. Raises RequestError, which names the invalid field.
     """
     _refuse_images("images", body.images)
     if body.context:
@@ -374,8 +374,8 @@ def _tools(tools: Sequence[OllamaTool]) -> Iterator[dict[str, Any]]:
 
 
 def _messages(messages: Iterable[OllamaMessage]) -> Iterator[dict[str, Any]]:
-    """The messages in the form of chat templates. Calls without an id get one, and results that of
-    their call.
+    """The messages in the form of chat templates. Calls without an id get one, and results the id
+    of their call.
     """
     open_calls: dict[str, str] = {}  # names by id, of calls without a result
     for i, message in enumerate(messages):
@@ -406,7 +406,7 @@ def _call(place: str, message: int, index: int, call: OllamaPastCall) -> dict[st
         arguments = b"{}"
     if not arguments.startswith((b"{", b'"')):
         refuse(f"{where}.function.arguments", shorten(arguments.decode()), "an object")
-    if arguments.startswith(b'"'):  # some clients send its JSON as text
+    if arguments.startswith(b'"'):  # some clients send it as a string of JSON
         arguments = msgspec.json.decode(arguments, type=str).encode()
     return {
         "id": call.id or f"call_{message}_{index}",
@@ -416,7 +416,7 @@ def _call(place: str, message: int, index: int, call: OllamaPastCall) -> dict[st
 
 
 def _result_of(message: OllamaMessage, open_calls: dict[str, str]) -> Mapping[str, str]:
-    """Whose result it is: `tool_call_id` and `name`, as far as that is known."""
+    """The call that the result belongs to: `tool_call_id` and `name`, as far as they are known."""
     named = (call_id for call_id, name in open_calls.items() if name == message.tool_name)
     call_id = message.tool_call_id or next(named, None) or next(iter(open_calls), None)
     name = message.tool_name or open_calls.get(call_id or "")

@@ -1,6 +1,7 @@
-"""The routes of Ollama's API: chat, generate, and those that tell of the model.
+"""The routes of Ollama's API: chat, generate, and those that describe the model.
 
-One model is served, so nothing is pulled, created or deleted here; these routes say so.
+One model is served, so nothing is pulled, created or deleted here; the routes for that return an
+error.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ from luceasync.server.ollama.body import (
     request_of,
 )
 
-# Clients ask whether the server is new enough for thinking, tools and log-probabilities.
+# Clients check whether the server is new enough for thinking, tools and log-probabilities.
 API_VERSION = "0.13.0"
 NEVER = "9999-12-31T23:59:59Z"  # when the model is unloaded
 ONE_MODEL = "this server serves the one model that it was started with"
 NO_EMBEDDINGS = "this server generates text and computes no embeddings"
-# Methods and reasons of the routes that are refused.
+# Methods of the refused routes, and reasons.
 REFUSED: Mapping[str, tuple[str, str]] = {
     "/api/pull": ("POST", ONE_MODEL),
     "/api/push": ("POST", ONE_MODEL),
@@ -84,7 +85,7 @@ class Ollama:
 
 @typed_answer(OllamaError)
 async def refused(request: HttpRequest) -> Response:
-    """Not served; the error says why."""
+    """Refuse the request; the error gives the reason."""
     path = request.url.path
     raise RequestError(f"{path} is not served: {REFUSED[path][1]}", code="not_served")
 
@@ -142,7 +143,9 @@ class Generate:
 
 
 def loaded(body: OllamaBody, line: type[Line]) -> LookupCall:
-    """The answer to a body without a prompt, which asks to load or unload the model: it stays."""
+    """The answer to a body without a prompt, a request to load or unload the model: it stays
+    loaded.
+    """
     refuse_unserved(body)
 
     async def tell() -> Line:
@@ -157,7 +160,7 @@ def loaded(body: OllamaBody, line: type[Line]) -> LookupCall:
 
 
 class OllamaDetails(msgspec.Struct):
-    """`parameter_size`: the number of parameters, as people write it."""
+    """`parameter_size` is the number of parameters in the usual short form."""
 
     family: str
     families: list[str]
@@ -200,7 +203,7 @@ class RunningModels(msgspec.Struct):
 
 
 class OllamaVersion(msgspec.Struct):
-    """`version`: of Ollama, whose API this is; `luceasync`: of this server."""
+    """`version` is that of Ollama, whose API this is; `luceasync` that of this server."""
 
     version: str
     luceasync: str
@@ -229,7 +232,7 @@ _show_decoder = msgspec.json.Decoder(ShowBody)
 
 
 class Show:
-    """Tell of the model: context, template and what it can do."""
+    """Describe the model: context, template and capabilities."""
 
     path = "/api/show"
     body = BodySpec(ShowBody, ShownModel, OllamaError, example={"model": SOME_MODEL})
@@ -261,7 +264,7 @@ class Show:
 
 
 class OllamaPages:
-    """The routes that are read with GET."""
+    """The routes that take GET requests."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -332,6 +335,6 @@ def _size_text(num_parameters: int) -> str:
 
 
 def _digest(card: ModelCard) -> str:
-    """Tells models apart; nothing is looked up by it."""
+    """A digest that distinguishes models; nothing is looked up by it."""
     told = f"{card.name}\0{card.family}\0{card.num_parameters}\0{card.chat_template}"
     return hashlib.sha256(told.encode()).hexdigest()

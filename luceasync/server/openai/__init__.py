@@ -1,1 +1,1 @@
-"""OpenAI's API: bodies, events, answers and errors, as its clients know them."""
+"""OpenAI's API: bodies, events, answers and errors in the form that its clients expect."""

@@ -55,21 +55,21 @@ class ChoiceLogprobs(msgspec.Struct):
 
 
 class FunctionDelta(msgspec.Struct, omit_defaults=True):
-    """The first delta of a call has the name; all of them have parts of the arguments."""
+    """The first delta of a call has the name; every delta has a part of the arguments."""
 
     arguments: str = msgspec.field(default_factory=str)
     name: str | None = None
 
 
 class CustomDelta(msgspec.Struct, omit_defaults=True):
-    """As FunctionDelta, of a call of a custom tool."""
+    """Like FunctionDelta, for a call of a custom tool."""
 
     input: str = msgspec.field(default_factory=str)
     name: str | None = None
 
 
 class CallDelta(msgspec.Struct, omit_defaults=True):
-    """A part of call `index`; the first one has its id and type. That of a custom tool has
+    """A part of call `index`; the first one has its id and type. A call of a custom tool has
     `custom` instead of `function`.
     """
 
@@ -109,12 +109,12 @@ class ChatChunk(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """What it adds to the text of the first choice."""
+        """The text that the chunk adds to the first choice."""
         return "".join([each.delta.content or "" for each in self.choices if each.index == 0])
 
 
 class AnswerFunction(msgspec.Struct):
-    """`arguments` is a JSON object, as text, unless the answer was cut off."""
+    """`arguments` is the text of a JSON object, unless the answer was cut off."""
 
     name: str
     arguments: str
@@ -140,7 +140,7 @@ class AnswerCustomCall(msgspec.Struct):
 
 
 class AnswerMessage(msgspec.Struct):
-    """`content` is None if the answer is nothing but calls."""
+    """`content` is None if the answer consists of calls only."""
 
     role: Literal["assistant"]
     content: str | None
@@ -171,7 +171,7 @@ class ChatCompletion(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """The text of the first choice; empty if it is nothing but calls."""
+        """The text of the first choice; empty if it consists of calls only."""
         return self.choices[0].message.content or ""
 
 
@@ -179,7 +179,7 @@ class ChatEvents:
     """Turns the deltas of one Stream into chunks, in the order of sending.
 
     Every choice begins with its role and ends with its finish reason. The last chunk has the
-    statistics; with `include_usage` that is the one without choices, which has the usage too.
+    statistics; with `include_usage` that is the chunk without choices, which has the usage too.
     """
 
     def __init__(self, chat: ParsedChat, model: str, num_prompt_tokens: int) -> None:
@@ -236,7 +236,7 @@ class ChatEvents:
             yield self._last_chunk([choice]) if is_last else self._chunk([choice])
 
     def _message(self, choice: int, piece: Piece) -> DeltaMessage:
-        """The delta for a piece; custom tools have their own kind."""
+        """The delta for a piece; calls of custom tools have their own type."""
         match piece:
             case CallPiece(index, call_id, name) if name in self._chat.custom_tools:
                 self._custom.add((choice, index))
@@ -248,7 +248,7 @@ class ChatEvents:
                 return _message(piece)
 
     def _shown(self, delta: Delta) -> Iterator[Piece]:
-        """The pieces that the client asked for."""
+        """The pieces that the client requested."""
         for piece in delta.pieces:
             if self._chat.shows_reasoning or not isinstance(piece, ReasoningPiece):
                 yield piece
@@ -368,7 +368,7 @@ class ChatFold:
 
 
 def _call(first: CallDelta, written: str) -> AnswerCall | AnswerCustomCall:
-    """A call whose first delta is `first`."""
+    """The call whose first delta is `first`, with the joined text of all its deltas."""
     if first.custom is not None:
         return AnswerCustomCall(first.id or "", CustomInput(first.custom.name or "", written))
     name = first.function.name if first.function is not None else None
@@ -414,7 +414,7 @@ class ChatCompletions:
 
 
 class ChatCall:
-    """A parsed request. The plain answer always has the usage."""
+    """A parsed request. The plain answer always includes the usage."""
 
     def __init__(self, chat: ParsedChat, model: str) -> None:
         self._chat = chat if chat.stream else replace(chat, include_usage=True)

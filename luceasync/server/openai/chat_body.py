@@ -45,7 +45,7 @@ THINKING_TYPES = {"enabled": True, "adaptive": True, "auto": None, "disabled": F
 
 
 class ThinkingSwitch(msgspec.Struct):
-    """Z.ai's and DeepSeek's field, shaped as Anthropic's."""
+    """The field of Z.ai and DeepSeek, in the form of Anthropic's."""
 
     type: str | None = None
     budget_tokens: int | None = None
@@ -61,7 +61,7 @@ class ChatReasoning(msgspec.Struct):
 
 
 class ReasoningBody(SamplingBody, kw_only=True):
-    """The fields that say so."""
+    """The fields that control reasoning."""
 
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
@@ -76,8 +76,8 @@ class ReasoningBody(SamplingBody, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """The chat template's variables, the most tokens of reasoning (None: any number), and whether
-    it is sent to the client.
+    """The chat template's variables, the maximum number of reasoning tokens (None: unlimited), and
+    whether the reasoning is sent to the client.
     """
 
     template_kwargs: dict[str, Any]
@@ -86,7 +86,7 @@ class Reasoning:
 
 
 def reasoning_of(body: ReasoningBody) -> Reasoning:
-    """What the fields ask for. Raises RequestError, which names the field at fault."""
+    """The reasoning that the fields request. Raises RequestError, which names the invalid field."""
     router = body.reasoning or ChatReasoning()
     where, effort = _effort(body, router)
     most = effort_tokens(where, effort)
@@ -107,7 +107,7 @@ def reasoning_of(body: ReasoningBody) -> Reasoning:
 
 
 def _effort(body: ReasoningBody, router: ChatReasoning) -> tuple[str, str | None]:
-    """The effort, and the field that has it."""
+    """The name of the field that states the effort, and the effort."""
     if body.reasoning_effort is not None:
         return "reasoning_effort", body.reasoning_effort
     if router.effort is not None:
@@ -116,7 +116,7 @@ def _effort(body: ReasoningBody, router: ChatReasoning) -> tuple[str, str | None
 
 
 def _switch(body: ReasoningBody, router: ChatReasoning) -> bool | None:
-    """Whether the model thinks; None: as it usually does."""
+    """Whether the model thinks; None: the model's default."""
     switched = _switched(body)
     if switched.type is not None and switched.type not in THINKING_TYPES:
         refuse("thinking.type", switched.type, f"one of {', '.join(THINKING_TYPES)}")
@@ -151,8 +151,8 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class ContentPart(msgspec.Struct):
-    """One part of a message's content; only parts of type "text" are served. `cache_control`, which
-    gateways pass on, is a mark, whatever its value.
+    """One part of a message's content; only parts of type "text" are supported. `cache_control`,
+    which gateways pass on, marks the end of a prefix worth keeping, whatever its value.
     """
 
     type: str
@@ -190,8 +190,8 @@ class ChatBody(ReasoningBody, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class ParsedChat:
-    """A checked body: the engine's request, and how to send the answer. `custom_tools`: the names
-    of tools whose calls have one text.
+    """A checked body: the engine's request, and how to send the answer. `custom_tools` are the
+    names of tools whose calls have a single text argument.
     """
 
     request: Request
@@ -268,7 +268,7 @@ def _prompt(chat: ChatBody, template_kwargs: dict[str, Any]) -> ChatPrompt:
 
 
 def _schema_place(index: int, tool: Mapping[str, Any]) -> str:
-    """Where the body has the schema of a tool's arguments."""
+    """The path of the field with the schema of a tool's arguments."""
     place = "custom.format" if tool["type"] == "custom" else "function.parameters"
     return f"tools[{index}].{place}"
 
@@ -286,7 +286,8 @@ def _is_begun(chat: ChatBody) -> bool:
 
 
 def _max_tokens(chat: ChatBody) -> int | None:
-    """`max_completion_tokens` is the newer name and wins over `max_tokens`.
+    """The maximum number of tokens; `max_completion_tokens`, the newer name, takes precedence over
+    `max_tokens`.
 
     0 is allowed with `keep_prefix`: the prompt is prefilled and kept, without an answer.
     """
@@ -305,7 +306,7 @@ def _top_logprobs(chat: ChatBody) -> int | None:
 
 
 def _messages(chat: ChatBody) -> list[ChatMessage]:
-    """The messages, at least one unless only tools are to be kept for later requests."""
+    """The messages: at least one, unless only tools are to be kept for later requests."""
     if not chat.messages and not (chat.tools and chat.keep_prefix and _max_tokens(chat) == 0):
         refuse("messages", [], "at least one message")
     at_most("messages", chat.messages, MAX_MESSAGES, "messages")
@@ -318,7 +319,7 @@ def messages_of(messages: list[ChatMessage]) -> list[dict[str, Any]]:
 
 
 def _message(index: int, message: ChatMessage) -> dict[str, Any]:
-    """One message for the template, which calls the role `developer` `system`."""
+    """One message for the template; the role `developer` becomes `system`."""
     where = f"messages[{index}].content"
     if message.content is None and message.role not in ("assistant", "tool"):
         refuse(where, None, f"text for the role {message.role!r}")
@@ -335,7 +336,9 @@ def _message(index: int, message: ChatMessage) -> dict[str, Any]:
 
 
 def _as_function(call: dict[str, Any]) -> dict[str, Any]:
-    """A call; that of a custom tool as one of the function that stands for it."""
+    """A call in function form; a call of a custom tool becomes one of the function that replaces
+    it.
+    """
     if call.get("type") != "custom":
         return call
     custom = call["custom"]
@@ -363,8 +366,8 @@ def _content(where: str, content: str | list[ContentPart] | None) -> str:
 
 
 def _marks(messages: list[ChatMessage]) -> Iterator[tuple[int, int]]:
-    """(message, character) after which a marked part ends. The end of a message is no mark: turns
-    are kept anyway.
+    """(message, character) pairs after which a marked part ends. The end of a message needs no
+    mark: whole turns are kept anyway.
     """
     for i, message in enumerate(messages):
         num_chars = -len(JOIN)
@@ -374,12 +377,12 @@ def _marks(messages: list[ChatMessage]) -> Iterator[tuple[int, int]]:
                 yield i, num_chars
 
 
-# Tools. A template would write a malformed one into the prompt, or fail without naming the field.
+# Tools. A template would write a malformed tool into the prompt, or fail without naming the field.
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
-    """Raise RequestError, which names the field, unless all are functions or custom tools with a
-    name.
+    """Raise RequestError, which names the field, unless all tools are functions or custom tools
+    with a name.
     """
     for i, tool in enumerate(tools):
         where = f"tools[{i}]"
@@ -470,5 +473,5 @@ def _check_custom_call(where: str, custom: object) -> None:
 
 
 def _refuse(param: str, expected: str) -> NoReturn:
-    """Refuse without repeating the value, which may be long."""
+    """Raise RequestError without repeating the value, which may be long."""
     raise RequestError(f"Invalid value for '{param}': expected {expected}.", param=param)

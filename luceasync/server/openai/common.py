@@ -1,4 +1,4 @@
-"""What OpenAI's endpoints share in their answers: the error object and the usage."""
+"""The parts that the answers of OpenAI's endpoints share: the error object and the usage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SYSTEM_FINGERPRINT = f"luceasync-{__version__}"
 DONE_DATA = "[DONE]"
 DONE = f"data: {DONE_DATA}\n\n".encode()
 MAX_NAME_CHARS = 100  # of an unknown model's name in an error message
-MIN_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON lacks
+MIN_LOGPROB = -9999.0  # OpenAI's substitute for minus infinity, which JSON lacks
 ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -57,7 +57,7 @@ def check_model(name: str | None, card: ModelCard) -> None:
 
 
 def json_logprob(token: TokenLogprob) -> float:
-    """The log-probability as a number that JSON has."""
+    """The log-probability as a number that JSON can express."""
     return max(token.logprob, MIN_LOGPROB)
 
 
@@ -71,7 +71,7 @@ class LogprobEntry(msgspec.Struct):
 
 
 def entries_of(logprobs: Iterable[TokenLogprob]) -> list[LogprobEntry]:
-    """The tokens as OpenAI's APIs show them."""
+    """The tokens in the form of OpenAI's APIs."""
     return [_entry(one, [_entry(top) for top in one.top]) for one in logprobs]
 
 
@@ -98,16 +98,14 @@ class UsageBody(msgspec.Struct):
 
 
 class ReasoningTokens:
-    """Counts the tokens before the text of one answer."""
+    """Counts the reasoning tokens of one answer."""
 
     def __init__(self) -> None:
         self.count = 0
         self._is_open = False
 
     def take(self, delta: Delta) -> None:
-        """Count the tokens of the next delta. Those of one without pieces are of the same kind as
-        those before.
-        """
+        """Count the tokens of the next delta. One without pieces continues the previous kind."""
         if delta.pieces:
             is_all = all(isinstance(piece, ReasoningPiece) for piece in delta.pieces)
             self._is_open = isinstance(delta.pieces[-1], ReasoningPiece)
@@ -117,14 +115,14 @@ class ReasoningTokens:
 
 
 def usage_of(finishes: Finishes) -> UsageBody:
-    """The prompt counts once, as choice 0 restored it; the tokens of all choices add up."""
+    """The prompt counts once, as restored by choice 0; the tokens of all choices are summed."""
     prompt, cached = finishes[0].usage.prompt_tokens, finishes[0].usage.cached_tokens
     completion = sum(finish.usage.completion_tokens for finish in finishes.values())
     return UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
 
 
 def usage_of_all(prompts: Sequence[Finishes]) -> UsageBody:
-    """The sum over several prompts, each with choices of its own."""
+    """The sum over several prompts, each with its own choices."""
     each = [usage_of(finishes) for finishes in prompts]
     prompt = sum(usage.prompt_tokens for usage in each)
     completion = sum(usage.completion_tokens for usage in each)

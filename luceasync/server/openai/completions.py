@@ -1,7 +1,7 @@
 """POST /v1/completions: continues text.
 
-Source: OpenAI's OpenAPI document, `CreateCompletion`. Owns its types, its ranges, and which of a
-call's choices belongs to which prompt.
+Source: OpenAI's OpenAPI document, `CreateCompletion`. Owns its types and ranges, and the mapping
+from a call's choices to its prompts.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from luceasync.server.openai.request_body import (
 from luceasync.server.unserved import refuse_unserved
 
 MAX_PROMPTS = 64
-MAX_LOGPROBS = 5  # as in OpenAI's API; a prompt that is echoed may have many tokens
+MAX_LOGPROBS = 5  # as in OpenAI's API; an echoed prompt may have many tokens
 DEFAULT_MAX_TOKENS = 16
 EXAMPLE = {"prompt": "Once upon a time", "max_tokens": 50}
 
@@ -119,7 +119,7 @@ class Completion(msgspec.Struct):
 
     @property
     def text(self) -> str:
-        """The text of the first choice, or what an event adds to it."""
+        """The text of the first choice, or the text that an event adds to it."""
         return "".join([each.text for each in self.choices if each.index == 0])
 
 
@@ -142,7 +142,7 @@ class Completions:
         _refuse_unserved(completion)
         prompts = _prompts(completion)
         num_all = len(prompts) * num_choices_of(completion)
-        if num_all > MAX_PROMPTS:  # the queue would never have room for them
+        if num_all > MAX_PROMPTS:  # the queue could never hold them
             refuse("n", completion.n, f"at most {MAX_PROMPTS} choices of all prompts")
         echoed = [self._text(prompt) if completion.echo else "" for prompt in prompts]
         requests = [_request(completion, prompt, caller, headers) for prompt in prompts]
@@ -155,7 +155,7 @@ class Completions:
 
 
 class CompletionCall:
-    """A parsed request. The plain answer always has the usage."""
+    """A parsed request. The plain answer always includes the usage."""
 
     def __init__(
         self, body: CompletionBody, requests: Sequence[Request], echoed: Sequence[str], model: str
@@ -170,7 +170,7 @@ class CompletionCall:
         self._model = model
         self._id = f"cmpl-{random.getrandbits(128):032x}"
         self._created = int(time.time())
-        self._num_echoed: dict[int, int] = {}  # characters of log-probabilities sent
+        self._num_echoed: dict[int, int] = {}  # characters of the echoed prompt that have been sent
 
     async def events(self, streams: Sequence[Stream]) -> AsyncGenerator[Completion, None]:
         """A chunk for each delta; the last one has the statistics."""
@@ -236,7 +236,7 @@ def _refuse_unserved(body: CompletionBody) -> None:
 
 
 def _prompts(body: CompletionBody) -> list[Prompt]:
-    """The field is a text, texts, token ids, or lists of token ids."""
+    """The prompts of the field: a text, texts, token ids, or lists of token ids."""
     prompt = body.prompt
     if isinstance(prompt, str):
         return [prompt]
@@ -270,8 +270,8 @@ def _request(body: CompletionBody, prompt: Prompt, caller: Caller, headers: Head
 
 
 def _logprobs(tokens: Iterable[TokenLogprob], offset: int) -> CompletionLogprobs:
-    """Log-probabilities of tokens from character `offset` of the choice's text on. The first token
-    of a prompt has none.
+    """Log-probabilities of tokens, which begin at character `offset` of the choice's text. The
+    first token of a prompt has none.
     """
     logprobs = CompletionLogprobs()
     for one in tokens:
@@ -285,13 +285,13 @@ def _logprobs(tokens: Iterable[TokenLogprob], offset: int) -> CompletionLogprobs
 
 
 def _top(one: TokenLogprob) -> dict[str, float]:
-    """The most probable tokens, plus the token itself if it is not among them."""
+    """The most probable tokens, and the token itself if it is not among them."""
     return {top.token: json_logprob(top) for top in (one, *reversed(one.top))}
 
 
 async def merge_streams(streams: Sequence[Stream]) -> AsyncGenerator[tuple[int, Delta], None]:
-    """Yield (index of a stream, its next delta) as deltas come, until all have ended. Raises what a
-    stream raises.
+    """Yield (index of a stream, its next delta) as deltas arrive, until all streams have ended.
+    Raises what a stream raises.
     """
     waiting = {_next(stream): number for number, stream in enumerate(streams)}
     try:

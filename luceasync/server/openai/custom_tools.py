@@ -1,7 +1,7 @@
-"""Custom tools as functions with one text, and grammars of that text as regular expressions.
+"""Custom tools as functions with one text argument, and Lark grammars as regular expressions.
 
-Source: Lark's documentation, "Grammar Reference". Owns which grammars can be one expression: those
-without rules that lead back to themselves. Knows nothing of the notation of calls.
+Source: Lark's documentation, "Grammar Reference". Owns which grammars can become one expression:
+those without recursive rules. Independent of the notation of calls.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ SYNTAXES = ("lark", "regex")
 def custom_function(
     where: str, name: str, description: str | None, syntax: str | None, definition: str | None
 ) -> dict[str, Any]:
-    """The function that stands for a custom tool. Its text follows a regular expression, or a
-    grammar that is one; any grammar stands in the description. Raises RequestError, which names
-    the field below `where`.
+    """The function that replaces a custom tool. Its text must match a regular expression, or a
+    grammar that can be converted to one; the description quotes any grammar. Raises RequestError,
+    which names the field below `where`.
     """
     if not definition:
         return {"name": name, "description": description or "", "parameters": INPUT_SCHEMA}
@@ -52,12 +52,12 @@ def custom_function(
 
 
 def input_arguments(text: str) -> str:
-    """The arguments of a call of a custom tool."""
+    """The arguments of the function for a custom tool's input."""
     return json.dumps({INPUT: text}, ensure_ascii=False)
 
 
 def input_of(arguments: str) -> str:
-    """The text for a custom tool; the arguments themselves if they have none."""
+    """The input of a custom tool; `arguments` unchanged if they do not contain it."""
     try:
         match msgspec.json.decode(with_whole_characters(arguments.encode())):
             case {"input": str(text)}:
@@ -80,9 +80,9 @@ TOKEN = re.compile(
 )
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "b": "\b"}
 ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|(.))")
-# Of a regular expression: parts that depend on what is around them, or on the dialect.
+# Parts of a regular expression whose meaning depends on the surrounding text or on the dialect.
 ODD_REGEX = re.compile(r"\\[1-9bBAZzGkpP<>]|\(\?(?!:|[is]+:)")
-OUTSIDE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]")  # what is left without them
+OUTSIDE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]")  # hold no anchors
 _LETTER, _NUMBER = "[A-Za-z]", r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[Ee][+-]?[0-9]+)?"
 _FLOAT = r"(?:[0-9]+[Ee][+-]?[0-9]+|(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[Ee][+-]?[0-9]+)?)"
 COMMON = {
@@ -110,17 +110,20 @@ COMMON = {
 
 
 class NotRegular(Exception):
-    """A grammar that is not read as one regular expression."""
+    """A grammar that cannot be converted to one regular expression."""
 
 
 class UnknownRule(Exception):
-    """A name that the grammar uses and does not define."""
+    """A name that the grammar uses but does not define."""
 
 
 def lark_regex(grammar: str) -> str:
-    """An expression for the texts of a grammar in Lark, of syntax that Rust and Python share.
-    Raises NotRegular for one with recursion, templates, directives other than `%import common` and
-    `%ignore`, or parts of expressions that depend on the text around them; UnknownRule.
+    """A regular expression for the texts of a Lark grammar, in the syntax that Rust and Python
+    share.
+
+    Raises UnknownRule, and NotRegular for a grammar with recursion, templates, directives other
+    than `%import common` and `%ignore`, or parts of expressions that depend on the surrounding
+    text.
     """
     return _LarkGrammar(grammar).expression()
 
@@ -144,12 +147,12 @@ def _tokens(grammar: str) -> Iterator[_Token]:
 
 
 class _LarkGrammar:
-    """The rules of a grammar by name, and their expressions once they are known."""
+    """The rules of a grammar by name, and their expressions once they are built."""
 
     def __init__(self, grammar: str) -> None:
         self._rules: dict[str, list[_Token]] = {}
         self._known: dict[str, str] = {}
-        self._open: list[str] = []  # rules that are being written
+        self._open: list[str] = []  # rules whose expressions are being built
         self._ignored: list[str] = []
         self._num_built = 0
         ignored = []
@@ -169,7 +172,7 @@ class _LarkGrammar:
 
     @property
     def _space(self) -> str:
-        """What may stand before a terminal of a rule."""
+        """An expression for the ignored text that may precede a terminal in a rule."""
         return f"(?:{'|'.join(self._ignored)})*" if self._ignored else ""
 
     def expression(self) -> str:
@@ -189,7 +192,7 @@ class _LarkGrammar:
         return self._known[name]
 
     def _alternatives(self, reader: _Reader, *, in_rule: bool) -> str:
-        """Alternatives up to the end or the bracket that closes them."""
+        """The expression of alternatives up to the end or to their closing bracket."""
         options = [self._sequence(reader, in_rule=in_rule)]
         while reader.takes("|"):
             options.append(self._sequence(reader, in_rule=in_rule))
@@ -201,12 +204,12 @@ class _LarkGrammar:
         parts = []
         while reader.next is not None and reader.next.text not in ("|", ")", "]", "->"):
             parts.append(self._repeated(reader, in_rule=in_rule))
-        if reader.takes("->"):  # a name for the tree
+        if reader.takes("->"):  # a name for the syntax tree
             reader.take("name")
         return self._counted("".join(parts))
 
     def _repeated(self, reader: _Reader, *, in_rule: bool) -> str:
-        """An atom with what says how often it comes."""
+        """The expression of an atom and its quantifier."""
         atom = self._atom(reader, in_rule=in_rule)
         if reader.takes("~"):
             least = reader.take("number").text
@@ -230,7 +233,7 @@ class _LarkGrammar:
             case "name":
                 name = token.text
                 if reader.begins_template() or not (in_rule or name.isupper()):
-                    raise NotRegular  # a terminal consists of terminals
+                    raise NotRegular  # terminals may consist of terminals only
                 return (space if name.isupper() else "") + self._of(name)
             case "string" if reader.takes(".."):
                 return space + _range(token.text, reader.take("string").text)
@@ -256,7 +259,7 @@ class _LarkGrammar:
 
 
 class _Reader:
-    """Reads the tokens of one statement. `depth`: brackets that are open."""
+    """Reads the tokens of one statement. `depth` is the number of open brackets."""
 
     def __init__(self, tokens: list[_Token]) -> None:
         self._tokens = tokens
@@ -268,18 +271,18 @@ class _Reader:
         return self._tokens[self._place] if self._place < len(self._tokens) else None
 
     def takes(self, sign: str) -> bool:
-        """Take `sign` if it is next."""
+        """Consume `sign` if it is next, and return whether it was."""
         found = self.next is not None and self.next.text == sign
         self._place += found
         return found
 
     def begins_template(self) -> bool:
-        """Whether the arguments of a template follow, not a number of times."""
+        """Whether a template's arguments follow, rather than a number of repetitions."""
         following = self._tokens[self._place : self._place + 2]
         return len(following) == 2 and following[0].text == "{" and following[1].kind != "number"
 
     def take(self, kind: str = "") -> _Token:
-        """Take the next token. Raises NotRegular for one of another kind."""
+        """Consume and return the next token. Raises NotRegular for one of another kind."""
         token = self.next
         if token is None or (kind and token.kind != kind):
             raise NotRegular
@@ -309,13 +312,15 @@ def _statements(grammar: str) -> Iterator[list[_Token]]:
 
 
 def _defines(tokens: list[_Token], place: int) -> bool:
-    """Whether the name at `place` is that of a rule: a colon follows, perhaps a priority too."""
+    """Whether a definition of the name at `place` begins: a colon follows, perhaps after a
+    priority.
+    """
     following = [token.text for token in tokens[place + 1 : place + 4]]
     return following[:1] == [":"] or (following[:1] == ["."] and following[2:] == [":"])
 
 
 def _imported(words: list[str]) -> Mapping[str, str]:
-    """The terminals of an %import of `common`, by the names that they get."""
+    """The terminals of an `%import` from `common`, by the names that they get."""
     match words:
         case ["common", ".", name] if name in COMMON:
             return {name: COMMON[name]}
@@ -334,7 +339,7 @@ def _literal(written: str) -> str:
 
 
 def _unquoted(written: str) -> str:
-    """The text of a string. Raises NotRegular for an escape that is not known."""
+    """The text of a string literal. Raises NotRegular for an unknown escape."""
 
     def char(found: re.Match[str]) -> str:
         if code := found[1] or found[2]:
@@ -362,7 +367,7 @@ def _range(begin: str, end: str) -> str:
 
 
 def _regex(written: str) -> str:
-    """A regular expression without its slashes. Raises NotRegular for one of another dialect."""
+    """The regular expression between slashes. Raises NotRegular for one of another dialect."""
     body, _, flags = written[1:].rpartition("/")
     outside = OUTSIDE.sub("", body)
     if ODD_REGEX.search(body) or "^" in outside or "$" in outside or set(flags) - set("isu"):

@@ -1,4 +1,4 @@
-"""POST /infill and /completion: text in llama.cpp's own form, which editors ask for.
+"""POST /infill and /completion: llama.cpp's own API for text, which editors use.
 
 Source: the README of llama.cpp's server. Owns its types and defaults. The other fields are those of
 text completions.
@@ -42,17 +42,17 @@ from luceasync.server.unserved import refuse_unserved
 
 MAX_FILES = 1024
 MAX_RESPONSE_FIELDS = 64
-UNNAMED = "tmp"  # llama.cpp's name of a file without one
+UNNAMED = "tmp"  # llama.cpp's name for a file without one
 # llama.cpp's defaults of /completion.
 DEFAULT_SAMPLING = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-# Alternatives are drawn among tokens that have at least this share of the likeliest one's
-# probability, about as llama.cpp's sampler `infill` leaves.
+# Alternatives are drawn from tokens with at least this fraction of the most probable one's
+# probability, about what llama.cpp's sampler `infill` leaves.
 ALTERNATIVES_MIN_P = 0.2
 
 
 class NativeBody(SamplingBody, kw_only=True):
-    """The fields that both routes have. Fields that only affect speed are not read, nor are limits
-    of time: a client that gives up closes its connection.
+    """The fields that both routes have. Fields that only affect speed are not read, nor are time
+    limits: a client that gives up closes its connection.
     """
 
     n_cmpl: int | None = None
@@ -68,7 +68,7 @@ class ExtraFile(msgspec.Struct):
 
 
 class InfillBody(NativeBody, kw_only=True):
-    """`prompt`: how the text between prefix and suffix begins."""
+    """`prompt` is the beginning of the text between prefix and suffix."""
 
     input_prefix: str
     input_suffix: str
@@ -81,7 +81,7 @@ class NativeCompletionBody(NativeBody, kw_only=True):
 
 
 class NativeTimings(TimingsBody, kw_only=True):
-    """`cache_n`: tokens of the prompt that were restored."""
+    """`cache_n` is the number of prompt tokens that were restored."""
 
     cache_n: int
     prompt_per_token_ms: float
@@ -89,7 +89,7 @@ class NativeTimings(TimingsBody, kw_only=True):
 
 
 class NativeSettings(msgspec.Struct):
-    """What holds of the answer. `n_predict` -1: until the context is full."""
+    """The settings of an answer. `n_predict` -1: until the context is full."""
 
     n_ctx: int
     n_predict: int
@@ -100,9 +100,10 @@ class NativeSettings(msgspec.Struct):
 
 
 class NativeAnswer(msgspec.Struct):
-    """The plain answer, and the last event of each completion in a streamed one; those before have
-    the fields up to `tokens_evaluated`. `tokens_cached`: of the prompt, restored instead of
-    computed. `truncated`: the context had no room for the first of the other files.
+    """The plain answer, and the last event of each completion in a streamed one; earlier events
+    have the fields up to `tokens_evaluated`. `tokens_cached`: prompt tokens that were restored
+    instead of computed. `truncated`: the context was too small even for the first of the other
+    files.
     """
 
     index: int
@@ -206,7 +207,7 @@ def _call(
 
 
 def _num_choices(body: NativeBody) -> int:
-    """By llama.cpp's name for it, or by OpenAI's."""
+    """The number of completions, from llama.cpp's field or OpenAI's."""
     if body.n_cmpl is None:
         return in_range_or(1, "n", body.n, 1, MAX_CHOICES)
     if body.n is not None and body.n != body.n_cmpl:
@@ -215,7 +216,7 @@ def _num_choices(body: NativeBody) -> int:
 
 
 class NativeCall:
-    """A parsed request. Several completions are answered as a list."""
+    """A parsed request. Several completions are answered with a list."""
 
     def __init__(
         self, request: Request, stream: bool, response_fields: Sequence[str], card: ModelCard
@@ -248,7 +249,7 @@ class NativeCall:
         return encode_event(self._chosen(event) if event.stop else event)
 
     def end(self, failure: Failure | None) -> bytes:
-        """An error event; nothing after a whole answer, as its last event says that it is."""
+        """An error event; nothing after a complete answer, which ends with its last event."""
         return b"" if failure is None else encode_event(error_body(failure))
 
     async def fold(self, events: AsyncIterator[NativeAnswer]) -> object:
@@ -263,7 +264,7 @@ class NativeCall:
         return chosen[0] if len(chosen) == 1 else chosen
 
     def _end(self, event: NativeAnswer, finish: Finish, has_new_line: bool) -> None:
-        """Add what is known at the end of a completion."""
+        """Add the fields that are known at the end of a completion."""
         sampling, most = self._request.sampling, self._request.max_tokens
         cached = finish.usage.cached_tokens
         event.stop = True
@@ -285,13 +286,13 @@ class NativeCall:
         event.luceasync = luceasync_of({0: finish})
 
     def _stop_type(self, finish: Finish) -> Literal["eos", "limit", "word"]:
-        """An end by indentation is a limit, as llama.cpp has it."""
+        """The reason for the end; a stop by indentation is a "limit", as in llama.cpp."""
         if finish.stop is not None and finish.stop in self._request.stop:
             return "word"
         return "limit" if finish.reason == "length" or finish.stop is not None else "eos"
 
     def _chosen(self, answer: NativeAnswer) -> object:
-        """The answer, or what `response_fields` names of it: paths, as llama.cpp has them."""
+        """The answer, or the parts of it at the paths in `response_fields`, as in llama.cpp."""
         if not self._response_fields:
             return answer
         whole = msgspec.to_builtins(answer)

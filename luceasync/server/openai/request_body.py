@@ -1,7 +1,7 @@
 """The request fields that OpenAI's endpoints share, with their ranges and defaults.
 
-Includes the fields of vLLM, SGLang and llama.cpp that clients send too. Whether a constraint
-compiles is for the engine to say.
+Includes fields of vLLM, SGLang and llama.cpp that clients send too. Whether a constraint compiles
+is checked by the engine.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def request_of(
 
 
 def sampling_of(body: SamplingBody) -> Sampling:
-    """How tokens are chosen. Absent fields have OpenAI's defaults: the temperature is 1."""
+    """How tokens are sampled. Absent fields have OpenAI's defaults: the temperature is 1."""
     return Sampling(
         temperature=temperature_of(body),
         top_k=max(0, in_range_or(0, "top_k", body.top_k, -1, MAX_INT)),
@@ -155,7 +155,7 @@ def sampling_of(body: SamplingBody) -> Sampling:
 
 
 def _repetition_penalty(body: SamplingBody) -> float:
-    """Under its own name, or under llama.cpp's and Ollama's."""
+    """The repetition penalty, under vLLM's name for it or under llama.cpp's and Ollama's."""
     for param in ("repetition_penalty", "repeat_penalty"):
         penalty: float | None = getattr(body, param)
         if penalty is not None:
@@ -193,8 +193,8 @@ def _stop_tokens(body: SamplingBody) -> tuple[int, ...]:
 
 
 def max_tokens_of(body: SamplingBody, *names: str, least: int = 1) -> int | None:
-    """The most tokens of the answer by the first of the fields `names` and `max_tokens` that is
-    there, and at most `n_predict`; None: no limit. Raises RequestError below `least`.
+    """The maximum number of tokens in the answer: the first of the fields `names` and `max_tokens`
+    that is present, but at most `n_predict`; None: no limit. Raises RequestError below `least`.
     """
     named = next((one for one in (*names, "max_tokens") if getattr(body, one) is not None), None)
     limits: list[int] = []
@@ -214,19 +214,19 @@ def min_tokens_of(body: SamplingBody, max_tokens: int | None) -> int:
 
 
 def priority_of(priority: int | None) -> int:
-    """The order among one client's requests, lowest first."""
+    """The rank among the requests of one client, lowest first."""
     return in_range_or(0, "priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
 
 
 def num_choices_of(body: SamplingBody) -> int:
-    """How many answers each prompt gets."""
+    """The number of answers to each prompt."""
     return in_range_or(1, "n", body.n, 1, MAX_CHOICES)
 
 
 def must_call(choice: ToolChoice | None, tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """The names of the `tools` whose calls the answer must consist of; empty: the model chooses.
 
-    Raises RequestError for an invalid choice, and for a tool that is not there.
+    Raises RequestError for an invalid choice, and for a tool that is not in `tools`.
     """
     if choice in (None, "none", "auto"):
         return ()
@@ -243,8 +243,8 @@ def must_call(choice: ToolChoice | None, tools: Sequence[Mapping[str, Any]]) -> 
 
 
 def allowed_tools(choice: ToolChoice | None) -> tuple[ToolChoice | None, list[Any] | None]:
-    """The choice, and the tools among which it is made; None: all. OpenAI's type "allowed_tools"
-    names some. Raises RequestError.
+    """The choice, and the tools that it is restricted to, which OpenAI's type "allowed_tools"
+    lists; None: all tools. Raises RequestError.
     """
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
         return choice, None
@@ -256,24 +256,24 @@ def allowed_tools(choice: ToolChoice | None) -> tuple[ToolChoice | None, list[An
 
 
 def _named_tool(tool: dict[str, Any]) -> Any:
-    """The object with the name of a listed tool: chat has it a level below."""
+    """The object that holds the name of a listed tool: the chat API nests it one level deeper."""
     return tool.get("function", tool.get("custom", tool))
 
 
 def name_of(tool: Any) -> object:
-    """The name of a tool that a choice lists."""
+    """The name of a tool in a choice's list."""
     return tool.get("name") if isinstance(tool, dict) else None
 
 
 def max_calls(choice: ToolChoice | None, parallel: bool | None) -> int | None:
-    """The most calls that an answer may have: one if a tool is named or calls may not be parallel;
-    None: any number.
+    """The maximum number of calls in an answer: one if a tool is named or calls may not be
+    parallel; None: unlimited.
     """
     return 1 if parallel is False or isinstance(choice, dict) else None
 
 
 def constraint_of(body: ConstraintBody) -> Constraint | None:
-    """The constraint on the answer's text, if any. Raises RequestError for two at once, and for a
+    """The constraint on the answer's text, if any. Raises RequestError for more than one, and for a
     malformed one.
     """
     found = [*_of_response_format(body.response_format), *_of_fields(body)]
@@ -286,7 +286,7 @@ def constraint_of(body: ConstraintBody) -> Constraint | None:
 
 
 def schema_constraint(schema: msgspec.Raw, param: str, *, strict: bool) -> Constraint:
-    """The constraint to a JSON schema, which some clients send as a string of JSON."""
+    """A constraint to a JSON schema, which some clients send as a string of JSON."""
     source = bytes(schema)
     if len(source) > MAX_SCHEMA_BYTES:
         message = f"'{param}' has {len(source)} bytes; at most {MAX_SCHEMA_BYTES} are allowed."
@@ -359,7 +359,9 @@ def _named(
 
 
 def _bounded(param: str, text: str) -> str:
-    """`text`, which must constrain: an answer without what was asked for is worse than none."""
+    """Return `text` unless it is empty or too long: an answer without the requested constraint is
+    worse than none.
+    """
     if not text.strip():
         refuse(param, text, "a text that is not empty, or no such field")
     if len(text) > MAX_GRAMMAR_CHARS:

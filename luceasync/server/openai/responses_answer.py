@@ -1,4 +1,4 @@
-"""POST /v1/responses: the events of a response, and the response itself, which grows with them.
+"""POST /v1/responses: the events of a response, and the response itself, which they build up.
 
 Source: OpenAI's OpenAPI document, `Response` and `ResponseStreamEvent`. Owns which piece begins,
 continues or ends which item.
@@ -56,7 +56,7 @@ class OutputText(msgspec.Struct):
 
 
 class SummaryText(msgspec.Struct):
-    """The model's reasoning, in full: nothing is summarised here."""
+    """The model's complete reasoning: nothing is summarised here."""
 
     text: str = ""
     type: Literal["summary_text"] = "summary_text"
@@ -88,7 +88,7 @@ class CallItem(msgspec.Struct):
 
 
 class CustomCallItem(msgspec.Struct):
-    """A call of a custom tool, whose arguments are one text."""
+    """A call of a custom tool, whose input is one text."""
 
     id: str
     call_id: str
@@ -103,7 +103,7 @@ OutputItem = MessageItem | ReasoningItem | CallItem | CustomCallItem
 
 
 class InputDetails(msgspec.Struct):
-    """Nothing is charged for what is kept."""
+    """Details of the input tokens. Writes to the cache are not charged."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
@@ -131,7 +131,7 @@ class IncompleteDetails(msgspec.Struct):
 
 
 class ResponseObject(msgspec.Struct, kw_only=True):
-    """The plain answer, and part of several events."""
+    """The plain answer, which several events contain too."""
 
     id: str
     created_at: int
@@ -178,7 +178,7 @@ class ResponsesEvent(msgspec.Struct, omit_defaults=True):
 
 
 class ResponsesEvents:
-    """Turns the deltas of one Stream into events, and updates `response` along with them. `keep` is
+    """Turns the deltas of one Stream into events, and updates `response` accordingly. `keep` is
     called with the complete response before its last event.
     """
 
@@ -192,7 +192,7 @@ class ResponsesEvents:
         self._tools = tools
         self._keep = keep
         self._custom_arguments = ""  # of the open call of a custom tool
-        self._logprobs: list[LogprobEntry] = []  # of tokens whose text is still to come
+        self._logprobs: list[LogprobEntry] = []  # of tokens whose text has not arrived yet
         self._num_events = 0
         self._open: OutputItem | None = None
         self._reasoning = ReasoningTokens()
@@ -261,7 +261,7 @@ class ResponsesEvents:
                 self._open.arguments += text
 
     def _call_item(self, call_id: str, name: str) -> CallItem | CustomCallItem:
-        """The beginning of a call, under the client's own name of the tool."""
+        """The item at the beginning of a call, under the client's name for the tool."""
         tool = self._tools.by_name.get(name)
         if tool is None:
             return CallItem(_new_id("fc"), call_id, name)

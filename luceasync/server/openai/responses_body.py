@@ -1,7 +1,7 @@
-"""The JSON body of a responses request: its types, its ranges, and the Request that follows.
+"""The JSON body of a responses request: its types, its ranges, and the Request that it becomes.
 
-Source: OpenAI's OpenAPI document, `CreateResponse` and `Tool`. Tools in a namespace are offered
-under a joined name. Owns both names of each tool.
+Source: OpenAI's OpenAPI document, `CreateResponse` and `Tool`. Tools in a namespace are offered to
+the model under a joined name. Owns both names of each tool.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ TemplateTool = dict[str, Any]
 
 
 class CustomFormat(msgspec.Struct, omit_defaults=True):
-    """What the text of a custom tool looks like."""
+    """The format of a custom tool's input."""
 
     type: str
     syntax: str | None = None
@@ -71,7 +71,7 @@ class CustomFormat(msgspec.Struct, omit_defaults=True):
 
 
 class ResponsesTool(msgspec.Struct):
-    """A function, a custom tool or a namespace of the client's, or a tool of another `type`."""
+    """The client's function, custom tool or namespace, or a tool of another `type`."""
 
     type: str
     name: str | None = None
@@ -82,7 +82,7 @@ class ResponsesTool(msgspec.Struct):
     tools: list[ResponsesTool] | None = None
 
     def echo(self) -> dict[str, Any]:
-        """The tool as the response repeats it, with the fields that clients' types want."""
+        """The tool as the response repeats it, with the fields that clients' types require."""
         fields: dict[str, Any]
         match self.type:
             case "function":
@@ -166,7 +166,7 @@ class ClientTool:
         return f"{self.where}.format" if self.is_custom else f"{self.where}.parameters"
 
     def function(self) -> TemplateTool:
-        """The function that the model is offered. Raises RequestError, which names the field."""
+        """The function that is offered to the model. Raises RequestError, which names the field."""
         tool, where = self.tool, self.where
         if not tool.name:
             refuse(f"{where}.name", tool.name, "a name")
@@ -184,8 +184,8 @@ class ClientTool:
 
 @dataclass(frozen=True, slots=True)
 class OfferedTools:
-    """The tools of one request, by the names that the model knows; `functions` are what its
-    template shows.
+    """The tools of one request, by the names offered to the model; `functions` are those that the
+    template renders.
     """
 
     by_name: dict[str, ClientTool] = field(default_factory=dict)
@@ -200,7 +200,7 @@ class OfferedTools:
         choice: ToolChoice | None = None,
         parallel: bool | None = None,
     ) -> OfferedTools:
-        """Tools that run on OpenAI's servers are left out. Raises RequestError."""
+        """Collect the tools, without those that run on OpenAI's servers. Raises RequestError."""
         at_most("tools", tools, MAX_TOOLS, "tools")
         if choice == "none":
             return cls()
@@ -222,7 +222,7 @@ class OfferedTools:
 @dataclass(frozen=True, slots=True)
 class ParsedResponses:
     """A checked body: the engine's request, the tools that it offers, and the conversation so far,
-    in which no item refers to another.
+    with all item references resolved.
     """
 
     body: ResponsesBody
@@ -264,8 +264,8 @@ def _refuse_unserved(body: ResponsesBody) -> None:
 
 
 def placed_items(body: ResponsesBody, tenant: str, store: ResponseStore) -> list[PlacedItem]:
-    """The items of the conversation, those of the previous response first, each with the path of
-    its field.
+    """The items of the conversation, starting with those of the previous response, each with the
+    path of its field.
     """
     before = store.conversation(tenant, body.previous_response_id)
     placed = [(PREVIOUS, item) for item in before]
@@ -341,14 +341,14 @@ def _of_client(tools: Sequence[ResponsesTool]) -> Iterator[ClientTool]:
 
 
 def _is_meant(one: ClientTool, choice: Any) -> bool:
-    """Whether an object that chooses a tool means this one."""
+    """Whether an object that chooses a tool refers to this one."""
     if not isinstance(choice, dict) or choice.get("name") not in (one.name, one.offered_name):
         return False
     return choice.get("namespace") in (None, one.namespace)
 
 
 def _offered_choice(choice: ToolChoice | None, listed: Sequence[ClientTool]) -> ToolChoice | None:
-    """The choice under the name that the model knows."""
+    """The choice, with the tool's name as offered to the model."""
     if not isinstance(choice, dict) or choice.get("type") not in ("function", "custom"):
         return choice
     meant = next((one for one in listed if _is_meant(one, choice)), None)

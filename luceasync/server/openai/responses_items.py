@@ -1,8 +1,9 @@
-"""The items of a conversation as the messages of a chat template, and those of recent responses,
-to which later requests refer.
+"""The items of a conversation as the messages of a chat template, and the items of recent
+responses, to which later requests refer.
 
-Source: OpenAI's OpenAPI document, `Item`. Owns which items make one message: what a model thought,
-said and called before a reply is one turn of it; and how long items are kept. Knows no events.
+Source: OpenAI's OpenAPI document, `Item`. Owns which items form one message: a model's reasoning,
+text and calls before a reply are one turn. Also owns how long items are kept. Independent of
+events.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from luceasync.server.fields import at_most, refuse, shorten
 from luceasync.server.openai.custom_tools import input_arguments
 
 MAX_PARTS = 8192  # of one content
-MAX_BYTES = 64 << 20  # of all conversations that are kept, as JSON
+MAX_BYTES = 64 << 20  # of all kept conversations, as JSON
 SERVED = "message, reasoning, item_reference, calls and their outputs"
-CALL, OUTPUT = "_call", "_output"  # how the types of items end
-# What OpenAI's servers note for themselves, or have encrypted.
+CALL, OUTPUT = "_call", "_output"  # suffixes of item types
+# Items that OpenAI's servers write for their own use, or encrypt.
 NOTES = frozenset(
     {
         "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "compaction",
         "compaction_summary", "context_compaction", "ghost_snapshot", "tool_search_output",
     }
 )  # fmt: skip
-# What such servers did, as far as a model is told.
+# The fields of hosted tools' items that the model gets to see.
 DEEDS = ("name", "arguments", "action", "queries", "code", "input", "output", "error")
 
 TemplateMessage = dict[str, Any]
@@ -47,7 +48,7 @@ class ItemPart(msgspec.Struct, omit_defaults=True):
 
 
 class InputItem(msgspec.Struct, omit_defaults=True):
-    """One item of a conversation; `type` says which fields it has. A message needs none."""
+    """One item of a conversation; `type` determines which fields it has. Messages may omit it."""
 
     type: str = "message"
     id: str | None = None
@@ -71,7 +72,7 @@ PlacedItem = tuple[str, InputItem]  # with the path of its field
 
 
 def messages_of(placed: Sequence[PlacedItem]) -> Iterator[TemplateMessage]:
-    """The messages that the items are parts of. Raises RequestError, which names the field."""
+    """The messages that the items form. Raises RequestError, which names the field."""
     told = [one for one in placed if one[1].type not in NOTES]
     for by_model, run in groupby(told, lambda one: _is_by_model(one[1])):
         if by_model:
@@ -115,7 +116,7 @@ def _add(turn: TemplateMessage, field: str, text: str) -> None:
 
 
 def _is_call(item: InputItem) -> bool:
-    """Whether the client answers it: a call with an id."""
+    """Whether the item is a call that the client answers, with an id."""
     if item.type in ("function_call", "custom_tool_call"):
         return True
     return item.type.endswith(CALL) and bool(item.call_id)
@@ -141,14 +142,14 @@ def _call(where: str, item: InputItem) -> TemplateMessage:
 
 
 def offered_name(namespace: str | None, name: str) -> str:
-    """The name by which the model knows a tool."""
+    """The name under which a tool is offered to the model."""
     if not namespace:
         return name
     return f"{namespace}{name}" if namespace.endswith("_") else f"{namespace}__{name}"
 
 
 def _deed(item: InputItem) -> str:
-    """What OpenAI's servers did for the model, as text."""
+    """The actions of OpenAI's servers on the model's behalf, as text."""
     told = {name: getattr(item, name) for name in DEEDS if getattr(item, name) is not None}
     return f"[{item.type} {_json(told)}]" if told else f"[{item.type}]"
 
@@ -168,7 +169,7 @@ def _message(where: str, item: InputItem) -> TemplateMessage:
 
 
 def _output(where: str, item: InputItem) -> str:
-    """The result of a call: text, parts of text, or whatever the client's tool gives, as JSON."""
+    """The result of a call: text, parts of text, or any other value, as JSON."""
     is_ours = item.type in ("function_call_output", "custom_tool_call_output")
     if not is_ours or not isinstance(item.output, list):
         return _as_text(item.output)
@@ -215,11 +216,11 @@ def _refuse_type(where: str, kind: str, served: str) -> NoReturn:
     )
 
 
-# What is kept of recent responses
+# Items of recent responses
 
 
 class _Kept(NamedTuple):
-    """A conversation up to and with one response."""
+    """A conversation up to and including one response."""
 
     items: Conversation
     num_bytes: int
@@ -227,8 +228,8 @@ class _Kept(NamedTuple):
 
 @dataclass(slots=True)
 class _OfTenant:
-    """The responses of one tenant by id, the oldest first, and their items, each with the newest
-    response that has it.
+    """The responses of one tenant by id, oldest first, and their items, each with the newest
+    response that contains it.
     """
 
     responses: OrderedDict[str, _Kept] = field(default_factory=OrderedDict)
@@ -236,7 +237,7 @@ class _OfTenant:
     num_bytes: int = 0
 
     def drop_oldest(self) -> int:
-        """Forget a response; returns its bytes."""
+        """Drop the oldest response and return its bytes."""
         response_id, kept = self.responses.popitem(last=False)
         self.num_bytes -= kept.num_bytes
         for item in kept.items:
@@ -246,8 +247,8 @@ class _OfTenant:
 
 
 class ResponseStore:
-    """Beyond `max_bytes` the tenant that has most loses its oldest response. Safe to call from any
-    thread.
+    """Keeps recent responses. Beyond `max_bytes`, the tenant with the most bytes loses its oldest
+    response. Thread-safe.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -282,7 +283,7 @@ class ResponseStore:
             del self._tenants[name]
 
     def conversation(self, tenant: str, response_id: str | None) -> Conversation:
-        """The items up to and with the response; none for None. Raises RequestError."""
+        """The items up to and including the response; empty for None. Raises RequestError."""
         if response_id is None:
             return ()
         with self._lock:
@@ -297,7 +298,7 @@ class ResponseStore:
         return kept.items
 
     def item(self, tenant: str, item_id: str | None, where: str) -> InputItem:
-        """The item of that id. Raises RequestError, which names the field below `where`."""
+        """The item with that id. Raises RequestError, which names the field below `where`."""
         with self._lock:
             found = self._tenants.get(tenant, _OfTenant()).items.get(item_id or "")
         if found is None:

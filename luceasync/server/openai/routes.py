@@ -1,6 +1,6 @@
-"""The routes of OpenAI's API, with those that generate nothing: models and the tokenizer.
+"""The routes of OpenAI's API, including those that generate nothing: models and the tokenizer.
 
-The tokenizer's routes have the form that evaluation harnesses know from vLLM.
+The tokenizer's routes have the form of vLLM's, which evaluation harnesses expect.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class OpenAi:
 
 
 class ModelMeta(msgspec.Struct):
-    """What OpenAI has no field for; `thinks`: reasoning is separated from answers."""
+    """Fields that OpenAI's API does not have; `thinks`: reasoning is separated from answers."""
 
     family: str
     num_parameters: int
@@ -141,7 +141,7 @@ class DetokenizedText(msgspec.Struct):
 
 
 class TokenizedPrompt(msgspec.Struct, omit_defaults=True):
-    """`token_strs` if asked for; an incomplete character is U+FFFD."""
+    """`token_strs` if requested; an incomplete character is U+FFFD."""
 
     count: int
     max_model_len: int

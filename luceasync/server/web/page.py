@@ -1,6 +1,7 @@
 """Serves the web page at / and its files: a chat, and a view of the server's status.
 
-Its policy lets a browser load from this server alone. Knows nothing of what the page does.
+Its content security policy restricts the page to files from this server. Independent of what the
+page does.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ TYPES = {
     ".woff2": "font/woff2",
 }
 INDEX = "index.html"
-VERSIONED = "vendor/"  # another version of a library has another name
+VERSIONED = "vendor/"  # these files have the version in their names
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; font-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -43,7 +44,7 @@ FOREVER = "public, max-age=31536000, immutable"
 
 
 def wants_page(request: Request) -> bool:
-    """Whether a browser asks: programs do not accept HTML."""
+    """Whether the client is a browser: programs do not accept HTML."""
     return "text/html" in request.headers.get("accept", "")
 
 
@@ -57,13 +58,13 @@ class PageFile:
 
     @classmethod
     def of(cls, content: bytes, suffix: str) -> PageFile:
-        """Read it once: compressed and with its ETag."""
+        """Compress the file and compute its ETag once."""
         zipped = None if suffix == ".woff2" else gzip.compress(content, 6, mtime=0)
         return cls(content, zipped, hashlib.sha256(content).hexdigest()[:32])
 
 
 class WebPage:
-    """The page's files, each read and compressed when it is first asked for."""
+    """The page's files, each read and compressed on the first request for it."""
 
     def __init__(self) -> None:
         self._sources = dict(_files_below(FOLDER))
@@ -103,7 +104,7 @@ class WebPage:
 
 
 def _files_below(folder: Traversable, prefix: str = "") -> list[tuple[str, Traversable]]:
-    """What is served, with its path below `folder`."""
+    """The files that are served, with their paths below `folder`."""
     found: list[tuple[str, Traversable]] = []
     for entry in folder.iterdir():
         name = f"{prefix}{entry.name}"
