@@ -1,6 +1,6 @@
 """A model whose last layers are on another machine: its numbers, its speed, and cut links.
 
-    python -m tests.acceptance.check_cluster [--parts numbers,hops,speed,prompts,cuts]
+    python -m tests.acceptance.check_cluster [--parts numbers,hops,speed,prompts,losses,cuts]
 
 Each client must get a right answer or an error while the link is cut or a process dies; the stage
 must be away within 10 s, and back within 5 s. The machine is a network namespace where that can be.
@@ -14,22 +14,20 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from luceasync.bench.report import (
-    Report,
-    figure,
-)
+from luceasync.bench.report import Cell, Report, figure
 from tests.acceptance import command
 from tests.acceptance.cluster.machine import Machine, machine_of, until
+from tests.acceptance.cluster.packets import Weather
 from tests.acceptance.cluster.speed import check_hops, check_prompts, check_speed
 from tests.acceptance.hostile.server import ROOT, Server
 
 AWAY_S, BACK_S, PATIENCE_S = 10.0, 5.0, 60.0
-STARTED_S = 20.0  # back after a new process has imported what it needs
+STARTED_S = 10.0  # back after a new listener, whose first process has to import what it needs
 QUESTIONS = ("What does os.getcwd do?", "How do I read a file line by line?", "What is a list?")
 
 
@@ -118,20 +116,33 @@ def _is_ready(server: Server) -> bool:
 
 def check_cuts(report: Report, rounds: int) -> bool:
     """Whether every cut is survived."""
-    columns = ("what", "away after s", "back after s", "longest answer s", "answers", "right?")
-    is_right = True
     with machine_of(LISTENS) as machine:
-        server = Server(ROOT, _flags_for(machine))
-        where = "namespaces" if machine.namespace else "loopback"
-        table = report.table(columns, f"cut links under load, {where}")
-        expected = {question: _ask(server, question)[0] for question in QUESTIONS}
-        for deed in _deeds(machine) * rounds:
-            row = _round(deed, machine, server, expected)
-            table.add(*row)
-            is_right &= row[-1] == "yes"
-        server.process.terminate()
-        server.process.wait()
-        until(lambda: machine.num_processes() <= 1, "a process there outlives the server")
+        title = f"cut links under load, {'namespaces' if machine.namespace else 'loopback'}"
+        return _survives(report, title, machine, _deeds(machine) * rounds)
+
+
+def check_losses(report: Report, rounds: int) -> bool:
+    """Whether lost and late packets are, and connections of which only one end is left."""
+    with machine_of(LISTENS, is_lossy=True) as machine:
+        if not machine.namespace:
+            raise SystemExit("lost packets need root, and network namespaces")
+        return _survives(
+            report, "lost and late packets under load", machine, _losses(machine) * rounds
+        )
+
+
+def _survives(report: Report, title: str, machine: Machine, deeds: Sequence[Deed]) -> bool:
+    columns = ("what", "away after s", "back after s", "longest answer s", "answers", "right?")
+    table, is_right = report.table(columns, title), True
+    server = Server(ROOT, _flags_for(machine))
+    expected = {question: _ask(server, question)[0] for question in QUESTIONS}
+    for deed in deeds:
+        row = _round(deed, machine, server, expected)
+        table.add(*row)
+        is_right &= row[-1] == "yes"
+    server.process.terminate()
+    server.process.wait()
+    until(lambda: machine.num_processes() <= 1, "a process there outlives the server")
     return is_right
 
 
@@ -156,16 +167,8 @@ def _deeds(machine: Machine) -> list[Deed]:
         Deed("cut for 2 s", machine.cut, machine.mend, 2.0, is_noticed=False),
         Deed("cut for 8 s", machine.cut, machine.mend, 8.0),
         Deed("cut for 30 s", machine.cut, machine.mend, 30.0),
-        Deed(
-            "its process is killed",
-            partial(machine.signal_stage, signal.SIGKILL),
-            back_within_s=STARTED_S,
-        ),
-        Deed(
-            "its process hangs",
-            partial(machine.signal_stage, signal.SIGSTOP),
-            back_within_s=STARTED_S,
-        ),
+        Deed("its process is killed", partial(machine.signal_stage, signal.SIGKILL)),
+        Deed("its process hangs", partial(machine.signal_stage, signal.SIGSTOP)),
         *(
             [
                 Deed(
@@ -182,9 +185,36 @@ def _deeds(machine: Machine) -> list[Deed]:
     ]
 
 
+def _losses(machine: Machine) -> list[Deed]:
+    """A link of 10 ms each way that loses packets; then it is clear again."""
+
+    def become(loss: tuple[float, float], delay_s: float = 0.01) -> Callable[[], None]:
+        return partial(machine.set_weather, Weather(loss, delay_s))
+
+    def lose_power() -> None:
+        """No end of any connection is told."""
+        machine.cut()
+        machine.kill()
+
+    def start_again() -> None:
+        machine.mend()
+        machine.start()
+
+    clear = become((0.0, 0.0), 0.0)
+    return [
+        Deed("10 ms late", become((0.0, 0.0)), clear, 8.0, is_noticed=False),
+        Deed("2 % lost, 10 ms late", become((0.02, 0.02)), clear, 10.0, is_noticed=False),
+        Deed("10 % lost, 50 ms late", become((0.1, 0.1), 0.05), clear, 15.0, is_noticed=False),
+        Deed("40 % lost, 50 ms late", become((0.4, 0.4), 0.05), clear, 20.0, is_noticed=False),
+        Deed("nothing comes back for 8 s", become((0.0, 1.0)), clear, 8.0),
+        Deed("nothing arrives for 8 s", become((1.0, 0.0)), clear, 8.0),
+        Deed("no power there for 12 s", lose_power, start_again, 12.0, back_within_s=STARTED_S),
+    ]
+
+
 def _round(
     deed: Deed, machine: Machine, server: Server, expected: dict[str, str]
-) -> tuple[str, object, object, object, str, str]:
+) -> tuple[str, Cell | str, Cell, Cell, str, str]:
     clients = Clients(server, expected)
     clients.run()
     time.sleep(1.0)
@@ -231,6 +261,8 @@ def main() -> None:
         is_right &= check_prompts(report, options)
     if "hops" in options.parts:
         check_hops(report, options)
+    if "losses" in options.parts:
+        is_right &= check_losses(report, options.rounds)
     if "cuts" in options.parts:
         is_right &= check_cuts(report, options.rounds)
     sys.exit(0 if is_right else 1)

@@ -18,6 +18,7 @@ import psutil
 
 from luceasync.ipc.certificates import make_pair
 from luceasync.ipc.tcp import Address
+from tests.acceptance.cluster.packets import PacketLink, Weather
 from tests.acceptance.hostile.server import ROOT
 from tests.wire import Wire
 
@@ -35,9 +36,11 @@ class Machine:
         words: Sequence[str],
         delay_s: float | None = 0.0,
         made: Path | None = None,
+        *,
+        is_lossy: bool = False,
     ) -> None:
         """`words`: the command that listens, before its address; `delay_s` None: there is no wire;
-        `made`: where certificates are.
+        `made`: where certificates are; `is_lossy`: the link is a PacketLink.
         """
         self.folder, self._words, self._delay_s = folder, list(words), delay_s
         self.box1, self.box2 = (made or folder) / "box1.pem", (made or folder) / "box2.pem"
@@ -45,7 +48,8 @@ class Machine:
             make_pair(folder, ["box1", "box2"])
         self._log = folder / "listener.log"
         self._closing = ExitStack()
-        self.namespace = self._namespace()
+        self._packets: PacketLink | None = None
+        self.namespace = self._namespace(is_lossy=is_lossy)
         self._wire: Wire | None = None
         try:
             self.listener = self.start()
@@ -92,6 +96,11 @@ class Machine:
         elif self._wire is not None:
             self._wire.mend()
 
+    def set_weather(self, weather: Weather) -> None:
+        """What becomes of packets on a lossy link."""
+        assert self._packets is not None, "the link is not lossy"
+        self._packets.set(weather)
+
     def signal_stage(self, number: int) -> None:
         """Send a signal to the process that runs layers, not to the one that waits."""
         told = re.findall(r"layers .* process (\d+)$", self._log.read_text(), re.MULTILINE)
@@ -107,7 +116,16 @@ class Machine:
         self.listener.wait()
         self._closing.close()
 
-    def _namespace(self) -> str:
+    def kill(self) -> None:
+        """End everything there at once, as a machine without power."""
+        processes = psutil.Process(self.listener.pid).children(recursive=True)
+        self.listener.kill()
+        for each in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
+        self.listener.wait()
+
+    def _namespace(self, *, is_lossy: bool) -> str:
         """A namespace with a link to it; empty: there can be none."""
         name = f"luceasync-{os.getpid()}"
         if os.geteuid() != 0 or self._delay_s or shutil.which("ip") is None:
@@ -117,7 +135,11 @@ class Machine:
             return ""
         self._closing.callback(subprocess.run, ["ip", "netns", "del", name])
         here = f"box1-{os.getpid()}"
-        _ip("link", "add", here, "type", "veth", "peer", "name", "box2", "netns", name)
+        if is_lossy:
+            self._packets = PacketLink(here, "box2", name)
+            self._closing.callback(self._packets.close)
+        else:
+            _ip("link", "add", here, "type", "veth", "peer", "name", "box2", "netns", name)
         _ip("addr", "add", f"{HERE}/24", "dev", here)
         _ip("link", "set", here, "up")
         for words in (("addr", "add", f"{THERE}/24", "dev", "box2"), ("link", "set", "lo", "up")):
@@ -156,10 +178,14 @@ def until(is_so: Callable[[], bool], words: str, deadline_s: float = 120.0) -> f
 
 @contextmanager
 def machine_of(
-    words: Sequence[str], delay_s: float | None = 0.0, made: Path | None = None
+    words: Sequence[str],
+    delay_s: float | None = 0.0,
+    made: Path | None = None,
+    *,
+    is_lossy: bool = False,
 ) -> Iterator[Machine]:
     with tempfile.TemporaryDirectory(prefix="cluster-") as folder:
-        machine = Machine(Path(folder), words, delay_s, made)
+        machine = Machine(Path(folder), words, delay_s, made, is_lossy=is_lossy)
         try:
             yield machine
         finally:
