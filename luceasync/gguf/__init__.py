@@ -1,4 +1,4 @@
 """Headers of GGUF files: metadata, tensor entries, names of tensors, tokenizer and chat template.
 
-Reads no weights. Pure: the standard library and errors only.
+Reads no weights. Pure: imports only the standard library and luceasync's errors.
 """

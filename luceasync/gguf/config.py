@@ -1,4 +1,4 @@
-"""The config.json of a model, as far as it is needed, from the metadata of a GGUF header.
+"""The fields of a model's config.json that the loader needs, from the metadata of a GGUF header.
 
 Refuses keys that would change the computation and are not supported.
 """
@@ -17,16 +17,17 @@ from luceasync.gguf.model import GgufModel
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 MTP_LAYERS = "nextn_predict_layers"
-# Keys below the architecture's name that change the computation unless they are zero.
+# Keys below the architecture's name that change the computation unless their value is zero.
 NOT_COMPUTED = (
     *("expert_count", "attention.sliding_window", "attention.scale", "attention.max_alibi_bias"),
     *("attention.clamp_kqv", "attn_logit_softcapping", "final_logit_softcapping", "logit_scale"),
     *("embedding_scale", "residual_scale", "rope.scale_linear"),
 )
-# The numbers that frequencies are divided by, and pairs of them to choose from by a text's length.
+# Tensors of numbers that RoPE frequencies are divided by: one, or two to choose from by the length
+# of the text.
 DIVISORS = "rope_freqs.weight"
 NOT_CHOSEN = ("rope_factors_long.weight", "rope_factors_short.weight")
-# Keys below rope.scaling that are supported with one value alone.
+# Keys below rope.scaling for which only one value is supported.
 FIXED_SCALING = {
     "attn_factor": 1.0,
     "yarn_attn_factor": 1.0,
@@ -55,7 +56,9 @@ class ArchitectureKeys:
         return self.metadata.integer(self.name(key), default)
 
     def layered(self, key: str, layers: Callable[[int], bool] = bool) -> int:
-        """A positive integer that may be given layer by layer, the same for all that have it."""
+        """A positive integer, given once or per layer; must be the same for all layers that
+        `layers` accepts.
+        """
         name = self.name(key)
         number = agreed(self.metadata, name, self.num_layers, layers)
         if number is None:
@@ -63,7 +66,7 @@ class ArchitectureKeys:
         return number
 
     def of_layers(self, key: str) -> list[int]:
-        """A positive integer for each layer, which a file may give once for all."""
+        """A positive integer for each layer, which a file may give once for all layers."""
         name = self.name(key)
         if not self.metadata.is_array(name):
             return [self.layered(key)] * self.num_layers
@@ -73,7 +76,7 @@ class ArchitectureKeys:
         return numbers
 
     def _num_layers(self) -> int:
-        """The number of layers without those that only draft. It cannot exceed that of tensors."""
+        """The number of layers, without draft layers. It cannot exceed the number of tensors."""
         blocks = self.integer("block_count")
         drafting = self.integer(MTP_LAYERS, 0)
         layers, tensors = blocks - drafting, len(self.model.tensors)
@@ -94,8 +97,9 @@ def common_config(
     num_heads: int | None = None,
     num_kv_heads: int | None = None,
 ) -> Config:
-    """The fields that all architectures have. `computed`: keys, of NOT_COMPUTED or SIZE, that this
-    one reads itself. `num_heads` and `num_kv_heads`: if layers differ in them. Raises ModelError.
+    """The fields that all architectures have. `computed` are keys of NOT_COMPUTED or SIZE that this
+    architecture reads itself. `num_heads` and `num_kv_heads` are passed if layers differ in them.
+    Raises ModelError.
     """
     _refuse_what_is_not_computed(keys, computed)
     metadata, name, model = keys.metadata, keys.name, keys.model
@@ -135,7 +139,7 @@ def common_config(
 
 
 def _vocab_size(model: GgufModel) -> int:
-    """The rows of the embedding, which may be more than there are tokens."""
+    """The number of rows of the embedding, which may exceed the number of tokens."""
     found = model.tensors.get(EMBEDDING)
     if found is None:
         raise ModelError(f"there is no tensor {EMBEDDING!r}")
@@ -158,7 +162,7 @@ def experts_config(keys: ArchitectureKeys, computed: Sequence[str] = ()) -> Conf
 
 
 def _dense_size(keys: ArchitectureKeys, *, is_needed: bool) -> Config:
-    """The size of dense feed-forward networks, which a model of experts need not give."""
+    """The size of dense feed-forward networks, which models with experts may omit."""
     is_given = keys.name(SIZE) in keys.metadata
     return {"intermediate_size": keys.layered(SIZE)} if is_given or is_needed else {}
 
@@ -174,7 +178,7 @@ def _refuse_what_is_not_computed(keys: ArchitectureKeys, computed: Sequence[str]
 
 
 def _rope(keys: ArchitectureKeys, rotated: int, computed: Sequence[str]) -> Config:
-    """How rope is scaled, as a config has it. Raises ModelError."""
+    """The scaling of RoPE in the form of a config. Raises ModelError."""
     metadata, name = keys.metadata, keys.name("rope.scaling.type")
     factor = metadata.real(keys.name("rope.scaling.factor"), 1.0) or 1.0
     unnamed = "none" if factor == 1 else "linear"
@@ -207,7 +211,7 @@ def _rope(keys: ArchitectureKeys, rotated: int, computed: Sequence[str]) -> Conf
 
 
 def _divisors(model: GgufModel, num: int) -> list[float]:
-    """The numbers of the tensor that divides frequencies. Raises ModelError."""
+    """The numbers in the tensor that divides RoPE frequencies. Raises ModelError."""
     path, tensor = model.tensors[DIVISORS]
     if tensor.shape != (num,) or tensor.type.name != "F32":
         raise ModelError(

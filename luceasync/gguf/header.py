@@ -1,8 +1,8 @@
-"""The header of one GGUF file: its metadata, and where each tensor is.
+"""The header of one GGUF file: its metadata, and the position of each tensor.
 
-Owns the checks that need nothing but the file. The format is that of ggml's docs/gguf.md, versions
-2 and 3. A header may claim anything: no read goes beyond its end, and nothing is allocated for what
-it only claims to have.
+Owns the checks that need only the file. The format is that of ggml's docs/gguf.md, versions 2 and
+3. A header may make any claim: reads stay within the file, and nothing is allocated for entries
+before they are found to exist.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class Cursor:
         return begin
 
     def number(self, code: Struct, what: str) -> int:
-        """Read one integer."""
+        """Read an integer."""
         value: int = code.unpack_from(self.view, self.take(code.size, what))[0]
         return value
 
     def count(self, least_bytes: int, what: str) -> int:
-        """Read how many entries follow, each of at least `least_bytes`."""
+        """Read the number of entries that follow, each of at least `least_bytes`."""
         value = self.number(U64, f"the number of {what}")
         left = len(self.view) - self.at
         if value * least_bytes > left:
@@ -73,7 +73,7 @@ class Cursor:
         return value
 
     def name(self, what: str) -> str:
-        """Read a short printable text."""
+        """Read a short printable string."""
         length = self.number(U64, what)
         if length > NAME_BYTES:
             raise ModelError(f"{what} has {length} bytes; the limit is {NAME_BYTES}")
@@ -122,7 +122,7 @@ WORDS = {STRING: "a string", ARRAY: "an array", 7: "a bool", 6: "a float", 12: "
 
 @dataclass(frozen=True, slots=True)
 class MetadataValue:
-    """Where a value is: a scalar of type `kind`, or an array of `num_items` of them."""
+    """The position of a value: a scalar of type `kind`, or an array of `num_items` of them."""
 
     kind: int
     begin: int
@@ -130,8 +130,8 @@ class MetadataValue:
 
 
 class Metadata:
-    """The keys and values of a header, decoded on access. A key that is missing or has another type
-    is a ModelError that names it.
+    """The keys and values of a header, decoded on access. Raises ModelError, which names the key,
+    if it is missing or has another type.
     """
 
     def __init__(self, cursor: Cursor, num_keys: int) -> None:
@@ -153,7 +153,7 @@ class Metadata:
         return list(self._values)
 
     def text(self, key: str) -> str:
-        """A string."""
+        """A string value."""
         value = self._found(key)
         if value.num_items is not None or value.kind != STRING:
             raise ModelError(f"{key} is {_words(value)}; expected a string")
@@ -161,14 +161,14 @@ class Metadata:
         return text_of(content, key)
 
     def word(self, key: str) -> str:
-        """A string that is short enough for an error message."""
+        """A string value that is short enough for an error message."""
         word = self.text(key)
         if len(word) > WORD_CHARS:
             raise ModelError(f"{key} has {len(word)} characters; expected at most {WORD_CHARS}")
         return word
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """An integer, 0 or more."""
+        """An integer value, 0 or more."""
         if default is not None and key not in self:
             return default
         number = self._scalar(key, INTEGERS, "an integer")
@@ -177,13 +177,13 @@ class Metadata:
         return int(number)
 
     def real(self, key: str, default: float | None = None) -> float:
-        """An integer or a real, as a float."""
+        """An integer or real value, as a float."""
         if default is not None and key not in self:
             return default
         return float(self._scalar(key, REALS | INTEGERS, "a number"))
 
     def flag(self, key: str, default: bool) -> bool:
-        """A bool."""
+        """A boolean value."""
         return bool(self._scalar(key, {7}, "a bool")) if key in self else default
 
     def is_array(self, key: str) -> bool:
@@ -246,7 +246,7 @@ class Metadata:
 
 
 def _value(cursor: Cursor, key: str) -> MetadataValue:
-    """Skip one value; return where it is."""
+    """Skip one value and return its position."""
     kind = cursor.number(U32, f"the type of {key}")
     if kind != ARRAY:
         begin = cursor.at
@@ -282,8 +282,9 @@ def _words(value: MetadataValue) -> str:
 def agreed(
     metadata: Metadata, key: str, num_layers: int, fits: Callable[[int], bool] = bool
 ) -> int | None:
-    """An integer that a file gives once or layer by layer. Of the latter, the common value of those
-    that `fits` accepts; None if there are none. Raises ModelError if they differ.
+    """An integer that a file gives once or per layer. If per layer, the value that the layers
+    accepted by `fits` have in common; None if there are no such layers. Raises ModelError if they
+    differ.
     """
     if not metadata.is_array(key):
         return metadata.integer(key)
@@ -300,14 +301,16 @@ def agreed(
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """A ggml type: a row of a tensor is blocks of `block_items` numbers in `block_bytes` bytes."""
+    """A ggml type: a tensor's row consists of blocks of `block_items` numbers in `block_bytes`
+    bytes.
+    """
 
     name: str
     block_items: int
     block_bytes: int
 
     def num_bytes(self, shape: tuple[int, ...]) -> int:
-        """The size of a tensor whose rows are whole blocks."""
+        """The size of a tensor whose rows consist of whole blocks."""
         return prod(shape) // self.block_items * self.block_bytes
 
 
@@ -353,7 +356,7 @@ TENSOR_TYPES = _types(
     (41, "Q1_0", 128, 18),
 )
 
-# The types that a model can be served from.
+# The types that a model's weights may have.
 SUPPORTED: tuple[str, ...] = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 SUPPORTED += ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
 
@@ -367,8 +370,8 @@ DEFAULT_ALIGNMENT = 32
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """A tensor at bytes [begin, begin + num_bytes) of the file. Unlike in the file, `shape` has the
-    rows first.
+    """A tensor at bytes [begin, begin + num_bytes) of the file. Unlike in the file, the rows come
+    first in `shape`.
     """
 
     name: str
@@ -383,7 +386,7 @@ class TensorHeader:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of one file, which had `identity` when it was read."""
+    """The header of one file, and the `identity` that the file had when it was read."""
 
     path: Path
     identity: FileIdentity | None
@@ -392,7 +395,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Read the header of the file at `path`. Raises ModelError naming it."""
+    """Read the header of the file at `path`. Raises ModelError, which names the file."""
     identity = identity_of(path)
     try:
         with path.open("rb") as file:
@@ -441,7 +444,7 @@ def _check_begin(cursor: Cursor) -> None:
 
 
 def _tensor(cursor: Cursor, number: int) -> TensorHeader:
-    """Read one entry; its `begin` still counts from the start of the data."""
+    """Read one entry; its `begin` is still relative to the start of the data."""
     name = cursor.name(f"the name of tensor {number}")
     num_dimensions = cursor.number(U32, f"the dimensions of {name!r}")
     if not 1 <= num_dimensions <= MAX_DIMENSIONS:
@@ -464,7 +467,7 @@ def _tensor(cursor: Cursor, number: int) -> TensorHeader:
 
 
 def _check_places(tensors: list[TensorHeader], begin: int, alignment: int, file_bytes: int) -> None:
-    """Check that every tensor is in the file and aligned, and that none overlap."""
+    """Check that all tensors are within the file, aligned and without overlaps."""
     for tensor in tensors:
         if (tensor.begin - begin) % alignment:
             raise ModelError(

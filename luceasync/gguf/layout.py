@@ -1,4 +1,4 @@
-"""Where in a GGUF file each tensor of a Hugging Face checkpoint is, and in which order."""
+"""The positions of a Hugging Face checkpoint's tensors in a GGUF file, and their row order."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from luceasync.gguf.model import GgufModel
 
 @dataclass(frozen=True, slots=True)
 class AxisSwap:
-    """How to undo a converter's reordering: from `begin` on, view the stored rows (or columns) as
-    `shape` and swap `axis` with the next one.
+    """How to undo a converter's reordering: from index `begin` on, view the stored rows (or
+    columns) as `shape` and swap `axis` with the next one.
     """
 
     begin: int
@@ -37,7 +37,7 @@ class AxisSwap:
 
 @dataclass(frozen=True, slots=True)
 class AxisSwaps:
-    """For the rows and the columns of one matrix; None: they are in order."""
+    """The swaps for the rows and the columns of one matrix; None: already in order."""
 
     rows: AxisSwap | None = None
     columns: AxisSwap | None = None
@@ -47,8 +47,9 @@ AS_STORED = AxisSwaps()
 
 
 def llama_orders(config: dict[str, Any]) -> dict[str, AxisSwaps]:
-    """ggml rotates neighbouring rows of a head, others rotate its halves: the converter stores row
-    i of the first half at 2 i, and row i of the second at 2 i + 1.
+    """Undo the reordering of query and key rows. ggml rotates neighbouring rows of a head, other
+    libraries its two halves: the converter stores row i of the first half at 2 i, and row i of the
+    second half at 2 i + 1.
     """
     half, orders = config["head_dim"] // 2, {}
     for name, number in (("q", "num_attention_heads"), ("k", "num_key_value_heads")):
@@ -63,16 +64,17 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def smollm3_config(keys: ArchitectureKeys) -> Config:
-    """The config of a SmolLM3. The file does not say which layers do not rotate: it is every
+    """The config of a SmolLM3. The file does not state which layers have no RoPE: it is every
     fourth. Raises ModelError.
     """
     return whole_heads_config(keys) | {"no_rope_layer_interval": 4}
 
 
 def gemma3_config(keys: ArchitectureKeys) -> Config:
-    """The config of a Gemma 3. The file says neither which layers have windows unless that differs
-    from the usual, every one but each sixth, nor what scores are divided by: the root of a head's
-    size, and in the model of 62 layers that of its share of the hidden size. Raises ModelError.
+    """The config of a Gemma 3. The file states which layers have windows only if that differs from
+    the default, all but every sixth. It does not state the divisor of scores either: the root of
+    the head size, or, in the model with 62 layers, of a head's share of the hidden size. Raises
+    ModelError.
     """
     config = whole_heads_config(keys, (WINDOW, LOGIT_CAP))
     window, num_layers = keys.integer(WINDOW, 0), keys.num_layers
@@ -93,8 +95,8 @@ def gemma3_config(keys: ArchitectureKeys) -> Config:
 
 
 def _windowed_layers(keys: ArchitectureKeys, usual: int) -> list[str]:
-    """The kind of each layer, given layer by layer or as the interval of layers without a window,
-    which is `usual` if the file has neither. Raises ModelError.
+    """The type of each layer, given per layer or as the interval of layers without a window, which
+    is `usual` if the file has neither. Raises ModelError.
     """
     name, num_layers = keys.name(f"{WINDOW}_pattern"), keys.num_layers
     if name in keys.metadata and keys.metadata.is_array(name):
@@ -107,8 +109,8 @@ def _windowed_layers(keys: ArchitectureKeys, usual: int) -> list[str]:
 
 
 def gemma4_config(keys: ArchitectureKeys) -> Config:
-    """The config of a Gemma 4. Layers that see all tokens have heads of another size, and values of
-    their own if the file has any. Raises ModelError.
+    """The config of a Gemma 4. Layers with full attention have their own head size, and their own
+    values if the file has any. Raises ModelError.
     """
     num_kv_heads = keys.of_layers("attention.head_count_kv")
     computed = (WINDOW, LOGIT_CAP, EXPERTS, SIZE)
@@ -145,7 +147,7 @@ def gemma4_config(keys: ArchitectureKeys) -> Config:
 
 
 def _borrowing(keys: ArchitectureKeys) -> Config:
-    """How many layers take the keys of earlier ones, and whether their networks are twice as wide.
+    """How many layers reuse the keys of earlier ones, and whether their networks are twice as wide.
     Raises ModelError.
     """
     num_borrowing = keys.integer("attention.shared_kv_layers", 0)
@@ -163,7 +165,7 @@ def _borrowing(keys: ArchitectureKeys) -> Config:
 
 
 def _local_head_dim(keys: ArchitectureKeys) -> int:
-    """The size of heads in layers with a window, which turn whole. Raises ModelError."""
+    """The head size of layers with a window, which rotate whole heads. Raises ModelError."""
     head_dim = keys.integer("attention.key_length_swa")
     for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
         if (value := keys.integer(key, head_dim)) != head_dim:
@@ -172,13 +174,13 @@ def _local_head_dim(keys: ArchitectureKeys) -> int:
 
 
 MAGNITUDE = "yarn_attn_factor"
-SIGMOID = 2  # as an expert_gating_func
+SIGMOID = 2  # a value of expert_gating_func
 
 
 def laguna_config(keys: ArchitectureKeys) -> Config:
-    """The config of a Laguna. The file does not say what kind of gates a layer has: its tensor's
-    rows do. Without a list every fourth layer sees all tokens, the first of them. Raises
-    ModelError.
+    """The config of a Laguna. The file does not state the kind of a layer's gates: it follows from
+    the number of rows of their tensor. Without a list, every fourth layer has full attention,
+    beginning with the first. Raises ModelError.
     """
     heads, num_layers = keys.of_layers("attention.head_count"), keys.num_layers
     config = common_config(keys, (EXPERTS, WINDOW, MAGNITUDE), max(heads))
@@ -213,7 +215,7 @@ def laguna_config(keys: ArchitectureKeys) -> Config:
 
 def _gate_of(keys: ArchitectureKeys, layer: int, num_heads: int) -> str:
     found = keys.model.tensors.get(f"blk.{layer}.attn_gate.weight")
-    is_per_head = found is None or found[1].shape[0] == num_heads  # a missing one is told later
+    is_per_head = found is None or found[1].shape[0] == num_heads  # refused later
     return "per-head" if is_per_head else "per-element"
 
 
@@ -262,7 +264,7 @@ def qwen35_config(keys: ArchitectureKeys, computed: Sequence[str] = ()) -> Confi
 
 
 def _layer_types(keys: ArchitectureKeys) -> Config:
-    """The kind of each layer: given layer by layer, or as the interval of attention layers."""
+    """The type of each layer: given per layer, or as the interval of attention layers."""
     name = keys.name(RECURRENT)
     if name not in keys.metadata:
         return {"full_attention_interval": keys.integer("full_attention_interval", 4)}
@@ -271,12 +273,13 @@ def _layer_types(keys: ArchitectureKeys) -> Config:
 
 
 def qwen35_orders(config: dict[str, Any]) -> dict[str, AxisSwaps]:
-    """The converter stores value heads by j * K + g, where head j of the r value heads of key head
-    g (of K) is wanted at g * r + j. By names below `layers.N.`; all other tensors are in order.
+    """Undo the reordering of value heads: head j of the r value heads of key head g (of K) belongs
+    at g * r + j, but the converter stores it at j * K + g. By names below `layers.N.`; all other
+    tensors are in order.
     """
     num_keys, num_values = config["linear_num_key_heads"], config["linear_num_value_heads"]
     if num_keys < 1 or num_values % num_keys or num_values == num_keys:
-        return {}  # in order already, or refused by the family
+        return {}  # already in order, or refused by the family
     key_rows = 2 * num_keys * config["linear_key_head_dim"]
 
     def heads(begin: int, dim: int) -> AxisSwap:
@@ -323,7 +326,7 @@ DELTA = {
     "linear_attn.norm.weight": "ssm_norm.weight",
     "linear_attn.out_proj.weight": "ssm_out.weight",
 }
-# Experts are one tensor [experts, rows, columns] of each kind, or of gates and ups together.
+# Experts are one tensor [experts, rows, columns] of each kind, or one of gates and ups together.
 ROUTED = {
     "mlp.gate.weight": "ffn_gate_inp.weight",
     "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
@@ -335,12 +338,12 @@ GATED = {
 }
 EXPERT = re.compile(r"(?:mlp\.)?experts\.(\d+)\.(gate|up|down)_proj\.weight")
 GATES_AND_UPS = "ffn_gate_up_exps.weight"
-MTP = "mtp."  # precedes the names of tensors of a head that drafts, the block behind the layers
+MTP = "mtp."  # prefix of the tensors of a draft head, the block after the layers
 NEXTN = {
     "fc.weight": "nextn.eh_proj.weight",
     "pre_fc_norm_embedding.weight": "nextn.enorm.weight",
     "pre_fc_norm_hidden.weight": "nextn.hnorm.weight",
-    "norm.weight": "nextn.shared_head_norm.weight",  # without it the model's last one
+    "norm.weight": "nextn.shared_head_norm.weight",  # if missing, the model's final norm
 }
 ALIASES = {"ssm_dt.bias": "ssm_dt"}  # some files use the other name
 FUSED = "attn_qkv.weight"  # query, key and value rows of an attention layer, in some files
@@ -351,8 +354,8 @@ OTHER_PARTS = ("v.", "mm.")  # of a vision model
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One `general.architecture`: how its config is read, its tensor names, and which rows and
-    columns are reordered. Both are by names below `layers.N.` of a checkpoint.
+    """One `general.architecture`: how to read its config, its tensor names, and which rows and
+    columns are reordered. The latter two are by names below `layers.N.` of a checkpoint.
     """
 
     config: Callable[[ArchitectureKeys], Config]
@@ -397,8 +400,8 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorLocation:
-    """Rows of the stored tensor `name` from `begin` on. `expert`: if it holds those of all experts,
-    whose it is; `num_parts`: how many such matrices it has for each.
+    """Rows of the stored tensor `name`, from `begin` on. If that tensor holds the matrices of all
+    experts, `expert` is the index of one, and `num_parts` the number of such matrices per expert.
     """
 
     name: str
@@ -430,7 +433,7 @@ class GgufLayout:
         self._orders = own.orders(self.config)
 
     def where(self, name: str) -> TensorLocation:
-        """Where the tensor `name` is stored, or would be."""
+        """The location at which the tensor `name` is stored, or would be if the file had it."""
         if name.startswith(MTP):
             return self._of_mtp(name.removeprefix(MTP))
         below = name.removeprefix("model.")
@@ -470,8 +473,8 @@ class GgufLayout:
         return TensorLocation(name, begin, AS_STORED, expert, num_parts)
 
     def is_for_others(self, name: str) -> bool:
-        """Whether the stored tensor `name` belongs to a part that is not served, draft layers or
-        the vision tower, or to the config.
+        """Whether the stored tensor `name` belongs to the config or to a part that is not loaded
+        here, the draft layers or the vision tower.
         """
         if name == DIVISORS:
             return True
@@ -481,7 +484,7 @@ class GgufLayout:
         )
 
     def _begins(self, layer: str, num_rows: int) -> dict[str, int]:
-        """Where query, key and value rows begin in a fused matrix. A query may have a gate."""
+        """The first query, key and value rows in a fused matrix. A query may include a gate."""
         own = self.config.get("per_layer_config", {}).get(layer, self.config)
         kv = own["num_key_value_heads"] * own["head_dim"]
         begins = (0, num_rows - 2 * kv, num_rows - kv)

@@ -14,8 +14,8 @@ SPLIT_NUMBER, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.ten
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """The headers of all parts. `metadata` is that of the first part; `tensors` has those of all
-    parts, each with its file; `identities` has the files as they were when they were read.
+    """The headers of all parts. `metadata` is that of the first part; `tensors` are those of all
+    parts, each with its file; `identities` are those of the files when they were read.
     """
 
     identities: dict[Path, FileIdentity | None]
@@ -43,7 +43,7 @@ class GgufModel:
 
 
 def read_model(path: Path) -> GgufModel:
-    """Read the headers of all parts of the file at `path`. Raises ModelError naming the file."""
+    """Read the headers of all parts of the file at `path`. Raises ModelError with its name."""
     paths = parts_of(path)
     headers = []
     for number, part in enumerate(paths):
@@ -69,7 +69,7 @@ def read_model(path: Path) -> GgufModel:
 
 
 def _check_part(header: Header, number: int, count: int) -> None:
-    """Check that the header agrees with the file's name."""
+    """Check that the header agrees with the part number and count in the file's name."""
     declared = header.metadata.integer(SPLIT_COUNT, 1)
     if max(declared, 1) != count:
         raise ModelError(

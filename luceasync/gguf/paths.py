@@ -1,4 +1,4 @@
-"""Which GGUF files a path means: a file, all parts of a split one, or those in a directory.
+"""The GGUF files that a path refers to: a file, all parts of a split one, or those in a directory.
 
 Reads directory entries, and the first four bytes of a file with another suffix.
 """
@@ -15,11 +15,11 @@ SUFFIX = ".gguf"
 PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 
-FileIdentity = tuple[int, int, int]  # size, time of the last write, inode
+FileIdentity = tuple[int, int, int]  # size, modification time, inode
 
 
 def identity_of(path: Path) -> FileIdentity | None:
-    """What changes with the content of a file; None if there is no such file."""
+    """A value that changes with the content of the file; None if there is no such file."""
     try:
         status = path.stat()
     except OSError:
@@ -28,7 +28,7 @@ def identity_of(path: Path) -> FileIdentity | None:
 
 
 def gguf_at(path: Path) -> Path | None:
-    """The GGUF file that `path` is, or that has the weights of the directory `path`; the first part
+    """The GGUF file at `path`, or the one with the weights in the directory `path`; the first part
     of a split one. None if there is none. Raises ModelError for a directory with several.
     """
     try:
@@ -38,7 +38,7 @@ def gguf_at(path: Path) -> Path | None:
             return None
         found = sorted(p for p in path.iterdir() if p.suffix.lower() == SUFFIX and p.is_file())
     except (OSError, ValueError):
-        return None  # the caller that needs the path reports what is wrong with it
+        return None  # the caller that needs the path reports the error
     models: dict[str, Path] = {}
     for file in found:
         part = PART.fullmatch(file.name)
@@ -55,8 +55,8 @@ def _begins_as_gguf(path: Path) -> bool:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """All parts of the split file that `path` belongs to, in order; `path` alone if its name is not
-    that of a part. Raises ModelError if one is missing.
+    """All parts of the split file that `path` belongs to, in order; only `path` if it is not named
+    like a part. Raises ModelError if a part is missing.
     """
     part = PART.fullmatch(path.name)
     if part is None:
@@ -66,7 +66,7 @@ def parts_of(path: Path) -> list[Path]:
         raise ModelError(f"{path}: part {int(part['number'])} of {count} is impossible")
     names = (f"{part['stem']}-{i:05}-of-{count:05}{path.suffix}" for i in range(1, count + 1))
     paths = []
-    for name in names:  # one at a time: a name may claim 99999
+    for name in names:  # lazily: a name may claim 99999 parts
         paths.append(path.with_name(name))
         if not paths[-1].is_file():
             raise ModelError(f"{paths[-1]}: part {len(paths)} of {count} does not exist")

@@ -14,17 +14,17 @@ from luceasync.gguf.model import GgufModel
 # Values of tokenizer.ggml.token_type.
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 ADDED = (CONTROL, USER_DEFINED)
-# Keys of the tokens that end a text, a turn and a message; all but the first are optional. ENDS end
-# a text too, if they are control tokens.
+# Keys of the tokens that end a text, a turn and a message; all but the first are optional. The
+# tokens in ENDS end a text too, if they are control tokens.
 END_KEYS = tuple(f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom"))
 ENDS = (
     *("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),
     *("<end_of_turn>", "<turn|>"),
 )
-# Of Gemma 4, which other programs show as text: here the answer of a tool would begin.
+# A token of Gemma 4 that other programs show as text: the result of a tool would begin here.
 CALLED = "<|tool_response>"
 BEGIN = "tokenizer.ggml.bos_token_id"
-SPACE = "\u2581"  # of pieces
+SPACE = "\u2581"  # SentencePiece's character for a space
 TEMPLATE = "tokenizer.chat_template"
 
 QWEN2 = (
@@ -49,7 +49,7 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, 
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """What happens before merges: how text is split, and whether it is normalised to NFC."""
+    """The steps before merges: how text is split, and whether it is normalised to NFC."""
 
     splits: tuple[dict[str, Any], ...]
     nfc: bool = False
@@ -78,14 +78,16 @@ PRES = {
 
 @dataclass(frozen=True, slots=True)
 class GgufVocabulary:
-    """A tokenizer: `definition` is the text of a tokenizer.json; `eos_ids` end a text."""
+    """A tokenizer: `definition` is the text of a tokenizer.json; `eos_ids` are the ids that end a
+    text.
+    """
 
     definition: str
     eos_ids: frozenset[int]
 
 
 def vocabulary_of(model: GgufModel) -> GgufVocabulary:
-    """The tokenizer of a model. Raises ModelError naming the file and the key."""
+    """The tokenizer of a model. Raises ModelError, which names the file and the key."""
     try:
         return _vocabulary(model.metadata)
     except ModelError as error:
@@ -105,7 +107,7 @@ def templates_of(model: GgufModel) -> dict[str, str]:
 
 
 def special_tokens_of(model: GgufModel) -> dict[str, str]:
-    """The texts of bos_token and the like, as far as the file names them."""
+    """The texts of bos_token and similar tokens, as far as the file defines them."""
     keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
     metadata = model.metadata
     try:
@@ -139,7 +141,7 @@ def _pre_of(metadata: Metadata) -> PreTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """The tokens of a file by id, and their kinds. `ids`: without those that are not used."""
+    """The tokens of a file by id, and their kinds. `ids` leaves out unused tokens."""
 
     texts: list[str]
     kinds: tuple[int, ...]
@@ -159,7 +161,7 @@ class _Tokens:
         return cls(texts, kinds, ids)
 
     def text_at(self, metadata: Metadata, key: str) -> str:
-        """The token whose id the file has at `key`."""
+        """The token whose id is the value of `key`."""
         token_id = metadata.integer(key)
         if token_id >= len(self.texts):
             raise ModelError(f"{key} = {token_id}: there are only {len(self.texts)} tokens")
@@ -182,7 +184,7 @@ def _vocabulary(metadata: Metadata) -> GgufVocabulary:
 
 
 def _byte_level(metadata: Metadata, tokens: _Tokens) -> dict[str, Any]:
-    """The parts of a definition whose tokens are bytes, with merges in the order of the file."""
+    """The parts of a definition with tokens of bytes, with merges in the order of the file."""
     pre, ids = _pre_of(metadata), tokens.ids
     return {
         "normalizer": {"type": "NFC"} if pre.nfc else None,
@@ -194,7 +196,7 @@ def _byte_level(metadata: Metadata, tokens: _Tokens) -> dict[str, Any]:
 
 
 def _scored_pieces(metadata: Metadata, tokens: _Tokens) -> dict[str, Any]:
-    """The parts of a definition of SentencePiece (Kudo and Richardson, 2018), whose merges follow
+    """The parts of a definition for SentencePiece (Kudo and Richardson, 2018), with merges derived
     from the scores of pieces.
     """
     spaced = metadata.flag("tokenizer.ggml.add_space_prefix", True)
@@ -202,15 +204,15 @@ def _scored_pieces(metadata: Metadata, tokens: _Tokens) -> dict[str, Any]:
 
 
 def _merged_pieces(metadata: Metadata, tokens: _Tokens) -> dict[str, Any]:
-    """The parts of a definition of pieces with merges in the order of the file."""
+    """The parts of a definition with pieces of text and merges in the order of the file."""
     return _pieces(metadata, tokens, _merges(metadata, tokens.ids), spaced=False)
 
 
 def _pieces(
     metadata: Metadata, tokens: _Tokens, merges: list[str], *, spaced: bool
 ) -> dict[str, Any]:
-    """The parts of a definition whose tokens are text with SPACE for spaces, one of which stands
-    before a text that is `spaced`. Other characters become bytes.
+    """The parts of a definition with tokens of text, in which SPACE replaces spaces. If `spaced`,
+    one is inserted before a text. Characters outside the vocabulary become bytes.
     """
     replaced = [("Replace", {"pattern": {"String": " "}, "content": SPACE})]
     if spaced:
@@ -238,9 +240,9 @@ def _pieces(
 
 
 def _merges_by_score(metadata: Metadata, tokens: _Tokens) -> list[str]:
-    """All pairs of pieces that make up a piece, that with the highest score first. Of equal pieces
-    SentencePiece merges the first in the text; here pairs have an order, which can differ only
-    where a piece overlaps itself.
+    """All pairs of pieces that form a piece, the piece with the highest score first. Of equal
+    pieces, SentencePiece merges the first in the text; here pairs have a fixed order, which makes a
+    difference only where a piece overlaps itself.
     """
     key = "tokenizer.ggml.scores"
     scores = metadata.reals(key)
@@ -248,7 +250,7 @@ def _merges_by_score(metadata: Metadata, tokens: _Tokens) -> list[str]:
         raise ModelError(f"{key} has {len(scores)} entries for {len(tokens.texts)} tokens")
     each = zip(tokens.texts, tokens.kinds, scores, strict=True)
     pieces = {text: score for text, kind, score in each if kind == NORMAL and " " not in text}
-    by_score = sorted(pieces, key=pieces.__getitem__, reverse=True)  # equal ones stay in order
+    by_score = sorted(pieces, key=pieces.__getitem__, reverse=True)  # stable
     return [
         f"{left} {right}"
         for text in by_score
@@ -266,8 +268,8 @@ MODELS: Mapping[str, Callable[[Metadata, _Tokens], dict[str, Any]]] = {
 
 
 def _bpe(ids: dict[str, int], merges: list[str]) -> dict[str, Any]:
-    """A model with merges such as "a b". Pairs, as a tokenizer.json has them today, take twice as
-    long to read; but as text a merge that begins like this would be a comment.
+    """A BPE model with merges such as "a b". Pairs, the current form in tokenizer.json, take twice
+    as long to read; but in text form, a merge that begins like this would be a comment.
     """
     is_text = not any(merge.startswith("#version") for merge in merges)
     return {
@@ -285,7 +287,9 @@ def _bpe(ids: dict[str, int], merges: list[str]) -> dict[str, Any]:
 
 
 def _beginning(metadata: Metadata, tokens: _Tokens, *, default: bool) -> dict[str, Any] | None:
-    """What puts the first token before a text, if the file says so or the `default` does."""
+    """The post-processor that inserts the first token before a text, if the file or the `default`
+    requires it.
+    """
     if not metadata.flag("tokenizer.ggml.add_bos_token", default) or BEGIN not in metadata:
         return None
     text = tokens.text_at(metadata, BEGIN)
@@ -300,7 +304,7 @@ def _beginning(metadata: Metadata, tokens: _Tokens, *, default: bool) -> dict[st
 
 
 def _pretokenizers(pre: PreTokenizer) -> list[dict[str, Any]]:
-    """The splits of `pre`, followed by byte-level encoding unless one of them does that."""
+    """The splits of `pre`, followed by byte-level encoding unless one of them includes that."""
     own = list(pre.splits)
     return own if any(split["type"] == "ByteLevel" for split in own) else [*own, BYTES]
 

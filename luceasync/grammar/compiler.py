@@ -1,7 +1,7 @@
 """Compiles grammars to matchers: tried in another process first, then compiled here, and cached.
 
-Owns the bounds: how long a program may be, how long it may take, how many wait. Also tells
-llguidance about the tokenizer.
+Owns the limits: the length of a program, the time it may take, and how many may wait. Also
+describes the tokenizer to llguidance.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from luceasync.grammar.proving import LIMITS, GrammarProver, shorten
 from luceasync.text.tokenizer import Tokenizer
 
 MAX_PROGRAM_BYTES = 512 << 10
-CACHED_BYTES = 8 << 20  # of programs; what llguidance makes of one is some ten times as large
+CACHED_BYTES = 8 << 20  # of programs; a compiled program is some ten times as large
 MAX_WAITING = 16
-# Attributes of Lark's rules whose effect llguidance sees only once their tokens have come.
+# Attributes of Lark rules that llguidance evaluates only after the tokens of the rule.
 STEPWISE = re.compile(r"(max_tokens|stop)(\s|\\[nrt])*=")
 
 
 class Compiler:
-    """Compiles programs for one model in threads. Used from the event loop, but for `cached`."""
+    """Compiles programs for one model in threads. Used from the event loop, except for `cached`."""
 
     def __init__(self, vocabulary: GrammarVocabulary, prover: GrammarProver | None = None) -> None:
         self._vocabulary = vocabulary
@@ -39,17 +39,18 @@ class Compiler:
         self._num_waiting = 0
 
     async def close(self) -> None:
-        """End the process that tries programs."""
+        """Stop the process that tries programs."""
         await self._prover.close()
 
     def cached(self, program: GrammarProgram) -> Matcher | None:
-        """The result of `matcher`; None if it is not compiled. From any thread."""
+        """The result of `matcher` if it is cached, otherwise None. Callable from any thread."""
         return self._cache.get(_digest_of(program.text.encode()))
 
     async def matcher(self, make: Callable[[], GrammarProgram]) -> Matcher:
-        """A matcher at the start of the program that `make` returns; it is called in a thread.
-        Raises RequestError, which names the field and the place in it, for one that does not
-        compile; Unavailable if too many wait, or this machine is too busy.
+        """A matcher at the start of the program that `make` returns; `make` runs in a thread.
+
+        Raises RequestError, which names the field and the position of the error, if the program
+        does not compile; Unavailable if too many programs wait, or this machine is too busy.
         """
         program = await asyncio.to_thread(make)
         text = program.text.encode()
@@ -83,7 +84,7 @@ class Compiler:
             is_stepwise=STEPWISE.search(program.text) is not None,
         )
         matcher.warm_up()
-        if matcher.failure is not None:  # with this vocabulary alone
+        if matcher.failure is not None:  # an error with this vocabulary only
             words = f"'{program.param}' does not compile: {shorten(matcher.failure)}"
             raise RequestError(words, param=program.param)
         return matcher
@@ -94,8 +95,8 @@ def _digest_of(text: bytes) -> bytes:
 
 
 class _MatcherCache:
-    """Matchers at the start of their programs, by digest; evicts the least recently used. From any
-    thread.
+    """Matchers at the start of their programs, by digest; evicts the least recently used.
+    Thread-safe.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -113,7 +114,7 @@ class _MatcherCache:
 
     def put(self, digest: bytes, matcher: Matcher, num_bytes: int) -> None:
         with self._lock:
-            if digest in self._matchers:  # compiled twice at once
+            if digest in self._matchers:  # two threads have compiled it concurrently
                 return
             self._matchers[digest] = matcher, num_bytes
             self._num_bytes += num_bytes
@@ -123,15 +124,15 @@ class _MatcherCache:
 
 
 class GrammarVocabulary:
-    """The tokens of one model, for llguidance. Its table is made when it is first used, which takes
-    a second for a large vocabulary. From any thread.
+    """The tokens of one model, for llguidance. The table is built on first use, which takes a
+    second for a large vocabulary. Thread-safe.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, num_logits: int, shown: frozenset[str] = frozenset()
     ) -> None:
-        """`num_logits`: how many tokens the model's logits cover; the others may not come. `shown`:
-        special tokens that are text in an answer.
+        """`num_logits` is the number of tokens that the model's logits cover; others are never
+        allowed. `shown` are special tokens that appear as text in an answer.
         """
         self.tokenizer = tokenizer
         self._shown = shown
@@ -142,7 +143,7 @@ class GrammarVocabulary:
 
     @property
     def table(self) -> LLTokenizer:
-        """The tokenizer that matchers are made with."""
+        """The tokenizer that matchers are created with."""
         with self._lock:
             if self._table is None:
                 self._table = self._make_table()
@@ -150,8 +151,8 @@ class GrammarVocabulary:
 
     @property
     def end_ids(self) -> list[int]:
-        """The tokens that end a text. If there are none, one that no model can write, since
-        llguidance needs one.
+        """The tokens that end a text. If there are none, a token that no model can generate, since
+        llguidance requires one.
         """
         known = sorted(i for i in self.tokenizer.eos_ids if i < self._num_logits)
         return known or [self.num_words * WORD_BITS]
@@ -164,7 +165,7 @@ class GrammarVocabulary:
 
 
 class _ModelTokenizer(TokenizerWrapper):
-    """A model's tokenizer as llguidance wants it."""
+    """A model's tokenizer with the interface that llguidance expects."""
 
     def __init__(
         self,

@@ -1,8 +1,9 @@
-"""Which tokens may come next in one answer, also below the rows of a proposal.
+"""The tokens that may come next in one answer, and after each row of a proposal.
 
-Owns where the answer stands: in its grammar, in its reasoning, before its minimum length. What is
-walked of a proposal is rolled back. Allowed tokens are entered into the grammar while a device
-works on what follows them. Knows no logits; lives in the engine thread.
+Owns the state of the answer: in its grammar, in its reasoning, and relative to its minimum length.
+Advances made for a proposal are rolled back. Tokens already known to be allowed are entered into
+the grammar while the device computes the next step. Independent of logits; used in the engine
+thread.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Parents = list[int] | None
 
 
 class Guide:
-    """The constraints on one choice, and where its answer stands in them."""
+    """The constraints on one choice, and the state of its answer in them."""
 
     def __init__(
         self,
@@ -31,8 +32,8 @@ class Guide:
         num_words: int,
         min_tokens: MinTokens | None = None,
     ) -> None:
-        """`matcher` None: any text; `reasoning` None: without limit; `min_tokens` None: the answer
-        may end at once. `num_words`: of a mask.
+        """`matcher` None: any text; `reasoning` None: unlimited; `min_tokens` None: no minimum
+        length. `num_words` is the number of words of a mask.
         """
         self._min_tokens = min_tokens
         self._num_tokens = 0
@@ -40,8 +41,8 @@ class Guide:
         self._budgets = [] if reasoning is None else [reasoning]  # after each token not settled yet
         self._num_words = num_words
         self._gap = DraftGap() if matcher is None else matcher.gap
-        self._allowed: Tokens = []  # in sequence; none of them is entered yet
-        self._num_come = 0  # of these
+        self._allowed: Tokens = []  # in sequence; none of them has been entered yet
+        self._num_come = 0  # how many of these have been generated
         self._is_missed = False  # no row proposed the last of these
 
     @property
@@ -52,14 +53,14 @@ class Guide:
 
     @property
     def is_over(self) -> bool:
-        """Whether only an end may follow, or has come."""
+        """Whether only an end token may follow, or has come."""
         if self._matcher is None or self._num_come < len(self._allowed):
             return False
         self.catch_up()
         return self._matcher.is_over
 
     def consume(self, token: int) -> None:
-        """Take `token`, which the last mask allowed."""
+        """Consume `token`, which the last mask allowed."""
         if self._is_next(token):
             self._num_come += 1
             return
@@ -76,7 +77,7 @@ class Guide:
             self._gap.begin()
 
     def consume_all(self, tokens: Tokens) -> None:
-        """Take `tokens`, one after the other."""
+        """Consume `tokens` in order."""
         num_come = self._num_come + len(tokens)
         if self._allowed[self._num_come : num_come] == tokens:
             self._num_come = num_come
@@ -85,7 +86,7 @@ class Guide:
             self.consume(token)
 
     def allows(self, token: int) -> bool:
-        """Whether `token` may come next: its bit of `mask`, for a fraction of the work."""
+        """Whether `token` may come next: the same as its bit in `mask`, but much cheaper."""
         if self._is_next(token):
             return True
         self.catch_up()
@@ -104,12 +105,12 @@ class Guide:
 
     def mask(self) -> np.ndarray | None:
         """The tokens that may come next, int32 `[words]` as in luceasync.ranking.logits.Masks;
-        None: any.
+        None: any token.
         """
         self.catch_up()
         mask = self._without_end(None if self._matcher is None else self._matcher.mask())
         forced = self._budgets[-1].forced if self._budgets else ()
-        # An incomplete character is finished first, if the grammar wants whole ones.
+        # An incomplete character is finished first, if the grammar requires whole characters.
         if not forced or (mask is not None and not _allows(mask, forced[0])):
             return mask
         alone = np.zeros(self._num_words, np.uint32)
@@ -118,7 +119,7 @@ class Guide:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether the grammar alone decides what may come."""
+        """Whether the grammar alone decides which tokens are allowed."""
         return self._matcher is not None and not self._budgets and not self._is_short
 
     @property
@@ -126,8 +127,8 @@ class Guide:
         return self._min_tokens is not None and self._num_tokens < self._min_tokens.num_tokens
 
     def _without_end(self, mask: np.ndarray | None) -> np.ndarray | None:
-        """`mask` without the tokens that end the answer while it is too short, unless the grammar
-        allows no others.
+        """`mask` without the end tokens while the answer is too short, unless the grammar allows no
+        others.
         """
         if self._min_tokens is None or not self._is_short:
             return mask
@@ -138,8 +139,9 @@ class Guide:
 
     def masks(self, tokens: Tokens, parents: Parents, first: int = 0) -> dict[int, np.ndarray]:
         """By row of a proposal, the mask of the token after it; see luceasync.ranking.proposals.
-        The answer stands at row `first`: only that row and rows below have a mask. Rows that no
-        answer can reach have none, nor have those after which any token may come.
+
+        The answer so far ends at row `first`: only that row and its descendants have masks. Rows
+        that no allowed answer can reach have none, nor do rows after which any token may come.
         """
         below: list[list[int]] = [[] for _ in tokens]
         for row in range(1, len(tokens)):
@@ -161,15 +163,15 @@ class Guide:
 
     @property
     def is_fitting(self) -> bool:
-        """Whether to wait for proposals on the host and fit them: while the drafter lacks what the
-        grammar demands.
+        """Whether the host should wait for proposals and correct them: true while the drafter fails
+        to propose tokens that the grammar demands.
         """
         return self._gap.is_large
 
     def fit(self, tokens: Tokens, parents: Parents, max_rows: int) -> tuple[Tokens, Parents]:
-        """Complete the proposal with forced tokens: where its most probable path ends, or is not
-        allowed, and only one text may follow, that takes the place of other rows. A path has at
-        most `max_rows` rows, the first included.
+        """Complete the proposal with forced tokens. Where its most probable path ends or is not
+        allowed, and only one text may follow, that text replaces other rows. A path has at most
+        `max_rows` rows, including the first.
         """
         self.catch_up()
         if parents is None:
@@ -185,7 +187,7 @@ class Guide:
         while True:
             num_entered += self._enter_all(tokens[num_entered + 1 :])
             forced = self._forced()[: len(tokens) - 1 - num_entered]
-            if not forced or forced[0] == tokens[num_entered + 1]:  # an end is not entered
+            if not forced or forced[0] == tokens[num_entered + 1]:  # end tokens are not entered
                 break
             tokens[num_entered + 1 : num_entered + 1 + len(forced)] = forced
         self._leave(num_entered)
@@ -194,7 +196,7 @@ class Guide:
     def _fit_tree(
         self, tokens: Tokens, parents: list[int], max_rows: int
     ) -> tuple[Tokens, Parents]:
-        """The least probable rows, which come last, are replaced."""
+        """As `fit`, for a tree. The last rows, which are the least probable, are replaced."""
         row = depth = 0
         while depth + 1 < max_rows:
             below = (r for r in range(row + 1, len(tokens)) if parents[r] == row)
@@ -212,9 +214,9 @@ class Guide:
     # --- tokens that are allowed and not entered yet ---------------------------------------------
 
     def foresee(self, tokens: Tokens, *, is_missed: bool) -> int:
-        """How many of a round's tokens need no check one by one: all of them, or those up to an
-        end, if they are allowed; else none. Checked in one go, for a fraction of the work.
-        `is_missed`: no row proposed the last of them.
+        """How many of a round's tokens need no individual checks: all of them, or those up to an
+        end token, if they are allowed; otherwise none. They are checked at once, at a fraction of
+        the cost. `is_missed`: no row proposed the last of them.
         """
         self.catch_up()
         self._gap.end_round()
@@ -228,8 +230,8 @@ class Guide:
         return len(self._allowed)
 
     def catch_up(self) -> None:
-        """Enter the tokens that have come, and forget those that are allowed and have not. Done
-        before it is needed in any case; best is while a device works.
+        """Enter the allowed tokens that have been generated, and drop the others. Done on demand,
+        but best called while a device computes.
         """
         if not self._allowed:
             return
@@ -253,20 +255,22 @@ class Guide:
             self._num_tokens += len(tokens)
 
     def missed(self, token: int) -> None:
-        """No row proposed `token`, which comes next, or the model itself would not have text it."""
+        """Record a gap in the proposals if the grammar demands `token`, the next one: no row
+        proposed it, or the model without the constraint would not have generated it.
+        """
         closing = self._budgets[-1].forced if self._budgets else ()
         by_grammar = self._matcher is not None and self._matcher.must_write(token)
         if closing[0] == token if closing else by_grammar:
             self._gap.show()
 
     def _forced(self) -> Tokens:
-        """The tokens that must come next, as the tokenizer writes them."""
+        """The tokens that must come next, as the tokenizer encodes their text."""
         if self._budgets and (closing := self._budgets[-1].forced):
             return list(closing)
         return [] if self._matcher is None else self._matcher.forced()
 
     def _enter_all(self, tokens: Tokens) -> int:
-        """Enter tokens up to the first that is not allowed; returns how many."""
+        """Enter tokens up to the first that is not allowed. Returns their number."""
         if self._is_plain and self._matcher is not None:
             num_entered = self._matcher.advance_all(tokens)
             self._num_tokens += num_entered
@@ -277,7 +281,7 @@ class Guide:
         return len(tokens)
 
     def _enter(self, token: int) -> bool:
-        """Go on as if `token` had come; returns False if it is not allowed."""
+        """Advance by `token`. Returns False if it is not allowed."""
         if self._matcher is not None and not self._matcher.advance(token):
             return False
         if self._budgets:
@@ -295,14 +299,16 @@ class Guide:
 
 
 class MinTokens(NamedTuple):
-    """How many tokens come before an end may; `others`: the mask of all tokens but the ends."""
+    """The number of tokens before which the answer may not end; `others` is the mask of all tokens
+    except the end tokens.
+    """
 
     num_tokens: int
     others: np.ndarray
 
     @classmethod
     def of(cls, num_tokens: int, end_ids: Iterable[int], num_words: int) -> MinTokens:
-        """`end_ids`: the tokens that end an answer."""
+        """Build the mask; `end_ids` are the tokens that end an answer."""
         others = np.full(num_words, 0xFFFFFFFF, np.uint32)
         for token in end_ids:
             if token < num_words * WORD_BITS:
@@ -312,8 +318,8 @@ class MinTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ReasoningLimit:
-    """At most `max_tokens` of reasoning between `words`; then `close_ids` are forced, which write
-    its end.
+    """At most `max_tokens` tokens of reasoning between `words`; then `close_ids`, the tokens of its
+    end tag, are forced.
     """
 
     max_tokens: int
@@ -324,9 +330,9 @@ class ReasoningLimit:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningBudget:
-    """Where the reasoning of an answer stands: `num_tokens` have come; `seen` are the last bytes,
-    in which a tag may have begun; `num_closing` of the forced tokens have come. A value: each token
-    makes another one of it.
+    """The state of an answer's reasoning, as an immutable value: `num_tokens` of it have come;
+    `seen` are the last bytes, in which a tag may have begun; `num_closing` of the forced tokens
+    have come.
     """
 
     limit: ReasoningLimit
@@ -361,7 +367,7 @@ class ReasoningBudget:
         )
 
     def _perhaps(self, seen: bytes) -> ReasoningBudget:
-        """Reasoning opens before any other text, or not at all."""
+        """The budget while reasoning may begin: before any other text, or not at all."""
         text, begin = seen.lstrip(), self.limit.words.begin.encode()
         if text.startswith(begin):
             return replace(self, phase="open", seen=text[len(begin) :])

@@ -1,6 +1,6 @@
-"""Where one answer stands in a compiled grammar: what may come next, and what has come.
+"""The state of one answer in a compiled grammar: which tokens may come next, and which have come.
 
-Owns the matcher of llguidance, which it advances and rolls back. One thread at a time.
+Owns the matcher of llguidance, which it advances and rolls back. Used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import takewhile
 import numpy as np
 from llguidance import LLMatcher
 
-# Messages of llguidance that mean nothing without its source.
+# Messages of llguidance that are unclear without its source, and their replacements.
 IN_WORDS = (
     (re.compile(r"\s*<non-verbose/>\s*"), ""),
     (re.compile(r"json-schema:///"), ""),
@@ -52,19 +52,18 @@ FIRST_LEVEL, LEVELS_PER_GAP, LOW_LEVEL, MAX_LEVEL = 4, 3, 3, 7  # of a DraftGap
 
 
 def in_words(error: str) -> str:
-    """An error of llguidance as clients are told it."""
+    """An error of llguidance in words for clients."""
     for pattern, words in IN_WORDS:
         error = pattern.sub(words, error)
     return error
 
 
 class DraftGap:
-    """How often a drafter lacked what a grammar demands, in the answers to one program: whether it
-    pays to read its proposals on the host and complete them.
+    """How often the drafter failed to propose what the grammar demands, over all answers to one
+    program. Decides whether to read its proposals on the host and complete them.
 
-    A level that rises with each round that has shown a gap and falls with every round: large after
-    two such rounds of three, and before the first round, which tells whether the drafter knows the
-    format.
+    Keeps a level that each gap raises and each round lowers. It is large after gaps in two of three
+    rounds, and before the first round, which shows whether the drafter knows the format.
     """
 
     def __init__(self) -> None:
@@ -75,11 +74,11 @@ class DraftGap:
         return self._level > LOW_LEVEL
 
     def begin(self) -> None:
-        """Another format begins."""
+        """Start an answer in another format."""
         self._level = max(self._level, FIRST_LEVEL)
 
     def show(self) -> None:
-        """This round has shown a gap."""
+        """Record that this round has shown a gap."""
         self._level = min(MAX_LEVEL, self._level + LEVELS_PER_GAP)
 
     def end_round(self) -> None:
@@ -88,9 +87,9 @@ class DraftGap:
 
 
 class CostLimit:
-    """Bounds the processor time that following one answer may take, which every other answer waits
-    for: TOKEN_S for each token. What tokens leave over is kept up to STOCK_S: the first ones cost
-    more. A `with` block is counted.
+    """Limits the processor time spent on following one answer, which delays all other answers:
+    TOKEN_S for each token. Unused time accumulates up to STOCK_S, since the first tokens cost more.
+    Time within a `with` block is counted.
     """
 
     def __init__(self) -> None:
@@ -102,7 +101,7 @@ class CostLimit:
         return self._left_s < 0
 
     def add(self, num_tokens: int) -> None:
-        """Tokens have come. Once exceeded, it stays so."""
+        """Add the time for new tokens. Once exceeded, the limit stays exceeded."""
         if not self.is_exceeded:
             self._left_s = min(STOCK_S, self._left_s + num_tokens * TOKEN_S)
 
@@ -114,8 +113,8 @@ class CostLimit:
 
 
 class Matcher:
-    """The matcher of one answer. When llguidance cannot go on, or its cost exceeds its limit, masks
-    allow nothing and `failure` says why.
+    """The matcher of one answer. Once llguidance fails, or its cost exceeds the limit, masks allow
+    nothing and `failure` gives the reason.
     """
 
     def __init__(
@@ -128,15 +127,15 @@ class Matcher:
         *,
         is_stepwise: bool = False,
     ) -> None:
-        """`num_words`: of a mask, which covers as many tokens as there are logits. `gap`: of the
-        drafter, shared with other answers to the same program. `is_stepwise`: llguidance can check
-        one token ahead only, and cannot roll back.
+        """`num_words` is the size of a mask, which covers as many tokens as there are logits. `gap`
+        is shared with other answers to the same program. `is_stepwise`: llguidance can check only
+        one token ahead, and cannot roll back.
         """
         self._matcher = matcher
         self._token_bytes = token_bytes
         self.gap = gap or DraftGap()
         self._is_stepwise = is_stepwise
-        self._before: list[LLMatcher] = []  # each token that may be rolled back, if it is stepwise
+        self._before: list[LLMatcher] = []  # for rolling back, if stepwise
         self._num_words = num_words
         self._end_ids = tuple(end_ids)
         self._ends = frozenset(end_ids)
@@ -147,7 +146,7 @@ class Matcher:
         self._at, self._num_bytes = self._words.ctypes.data, self._words.nbytes
 
     def copy(self) -> Matcher:
-        """A matcher at the same place, for another answer."""
+        """A matcher in the same state, for another answer."""
         return Matcher(
             self._matcher.deep_copy(),
             self._num_words,
@@ -159,14 +158,14 @@ class Matcher:
 
     @property
     def failure(self) -> str | None:
-        """Why it cannot go on; None: it can."""
+        """Why the matcher cannot continue; None: it can."""
         if self._cost.is_exceeded:
             return TOO_COSTLY
         error = self._matcher.get_error() if self._matcher.is_error() else None
         return None if error is None else in_words(error).partition("\n")[0]
 
     def warm_up(self) -> None:
-        """Find what may come first: the first mask of a grammar costs the most."""
+        """Compute the first mask in advance: it costs more than any later one."""
         self.mask()
 
     @property
@@ -175,11 +174,11 @@ class Matcher:
 
     @property
     def is_over(self) -> bool:
-        """Whether only an end may follow, or has come. Not after a failure."""
+        """Whether only an end token may follow, or has come. False after a failure."""
         return self._has_ended or (self._matcher.is_stopped() and not self._has_failed)
 
     def mask(self) -> np.ndarray:
-        """The tokens that may come, int32 `[num_words]`; a copy."""
+        """A copy of the mask of allowed tokens, int32 `[num_words]`."""
         if self._has_failed:
             return np.zeros(self._num_words, np.int32)
         with self._cost:
@@ -189,14 +188,14 @@ class Matcher:
         return self._words[: self._num_words].copy()
 
     def allows(self, token: int) -> bool:
-        """Whether `token` may come: its bit of the mask, for a hundredth of the work."""
+        """Whether `token` may come next: its bit in the mask, at a hundredth of the cost."""
         if token in self._ends:
             return not self._has_failed and self._matcher.is_accepting()
         return token >= 0 and self.num_allowed([token]) == 1
 
     def num_allowed(self, tokens: list[int]) -> int:
         """How many of `tokens`, from the first on, are known to be allowed in sequence; none after
-        an end. Changes nothing. A third of the work of `advance_all`.
+        an end token. Changes nothing, at a third of the cost of `advance_all`.
         """
         if self._cost.is_exceeded:
             return 0
@@ -204,9 +203,7 @@ class Matcher:
             return self._matcher.validate_tokens(tokens[:1] if self._is_stepwise else tokens)
 
     def forced(self) -> list[int]:
-        """The tokens that spell the only text that may come next, as the tokenizer encodes it; few
-        or none.
-        """
+        """The tokens of the only text that may come next, as the tokenizer encodes it, if any."""
         if self._cost.is_exceeded:
             return []
         if self._matcher.is_stopped():
@@ -215,11 +212,11 @@ class Matcher:
             return self._matcher.compute_ff_tokens()
 
     def must_write(self, token: int) -> bool:
-        """Whether the only text that may come next begins with what `token` spells."""
+        """Whether the only text that may come next begins with the text of `token`."""
         if self._cost.is_exceeded:
             return False
         with self._cost:
-            forced = self._matcher.compute_ff_bytes()  # mostly none
+            forced = self._matcher.compute_ff_bytes()  # empty in most cases
         return bool(forced) and forced.startswith(self._token_bytes(token))
 
     def is_end(self, token: int) -> bool:
@@ -227,12 +224,14 @@ class Matcher:
         return token in self._ends
 
     def end(self, token: int) -> bool:
-        """Take `token` if it is an end; returns whether the answer has ended."""
+        """Consume `token` if it is an end token. Returns whether the answer has ended."""
         self._has_ended |= token in self._ends
         return self._has_ended
 
     def advance(self, token: int) -> bool:
-        """Take `token`. Returns False, and changes nothing, if it is not allowed or is an end."""
+        """Consume `token`. Returns False, and changes nothing, if it is not allowed or is an end
+        token.
+        """
         if token in self._ends:
             return False
         before = self._matcher.deep_copy() if self._is_stepwise else None
@@ -242,7 +241,9 @@ class Matcher:
         return is_taken
 
     def advance_all(self, tokens: list[int]) -> int:
-        """Take `tokens` up to the first that is not allowed or is an end; returns how many."""
+        """Consume `tokens` up to the first that is not allowed or is an end token. Returns their
+        number.
+        """
         if not self._ends.isdisjoint(tokens):
             tokens = list(takewhile(lambda token: token not in self._ends, tokens))
         if self._is_stepwise:
@@ -258,8 +259,8 @@ class Matcher:
         return num_taken
 
     def take(self, tokens: list[int]) -> None:
-        """Take `tokens` for good. All are allowed; the last one may be an end. What cannot be
-        followed shows as `failure`.
+        """Consume `tokens` without the option to roll back. All of them are allowed; the last one
+        may be an end token. Sets `failure` if the grammar cannot be followed.
         """
         with self._cost:
             self._matcher.consume_tokens(tokens[:-1] if self.end(tokens[-1]) else tokens)
@@ -267,11 +268,11 @@ class Matcher:
         self.settle()
 
     def settle(self) -> None:
-        """Forget how to roll back what has come."""
+        """Drop the information needed to roll back earlier tokens."""
         self._before.clear()
 
     def roll_back(self, num_tokens: int) -> None:
-        """Undo the last `num_tokens`. A failure stays."""
+        """Undo the last `num_tokens` tokens. A failure stays."""
         if self._is_stepwise and num_tokens:
             if self.failure is None:
                 self._matcher = self._before[-num_tokens]

@@ -1,8 +1,8 @@
-"""Writes what a request demands of an answer as one program of llguidance.
+"""Composes a request's constraints on an answer into one program for llguidance.
 
 Source: llguidance, docs/syntax.md and docs/json_schema.md. Owns the formatting of JSON: one space
-after a comma and a colon and none elsewhere, so that an answer cannot go on with spaces, and most
-of it follows from what came before. Pure; whether a program compiles is seen in compiling it.
+after commas and colons and none elsewhere, so that an answer cannot consist of endless spaces, and
+most of it is forced by what came before. Pure; whether a program compiles is not checked here.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ ANY_OBJECT = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class GrammarProgram:
-    """`text` for llguidance, where grammars of clients have a `source`, in Lark or GBNF: see
-    luceasync.grammar.trial. `params`: by name of each JSON schema and grammar the field of the
-    request that holds it; `param`: the field that demands the whole.
+    """`text` for llguidance, in which clients' grammars have a `source` in Lark or GBNF: see
+    luceasync.grammar.trial. `params` maps the name of each JSON schema and grammar to its request
+    field; `param` is the field that requested the whole.
     """
 
     text: str
@@ -43,9 +43,9 @@ def compose(
     before: Before = "nothing",
     words: ReasoningWords = THINK,
 ) -> GrammarProgram:
-    """The program for an answer by `constraint`, for tool calls by `calls`, or for either if both
-    are given, after reasoning between `words`. Raises RequestError for a source that cannot be
-    parsed.
+    """The program for an answer that matches `constraint`, for tool calls that match `calls`, or
+    for either if both are given, after reasoning between `words`. Raises RequestError for a source
+    that cannot be parsed.
     """
     grammars: dict[str, Grammar] = {}
     params = {}
@@ -67,7 +67,7 @@ def compose(
 
 
 def _start(before: Before, words: ReasoningWords) -> list[str]:
-    """The rules of what comes before `answer`, which they end with."""
+    """The rules for everything up to `answer`, including that reference."""
     if before == "nothing":
         return ["start: answer"]
     after = lark_text(words.after) if words.after else r"/\n{0,4}/"
@@ -113,10 +113,10 @@ def formatted(schema: Any, strict: bool) -> Any:
 
 
 def lark_text(text: str) -> str:
-    """A literal of Lark."""
+    """A literal in Lark syntax."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def lark_regex(pattern: str) -> str:
-    """A regular expression of Lark; `pattern` matches a whole text."""
+    """A regular expression in Lark syntax; `pattern` must match a whole text."""
     return f"/{regex_to_lark(pattern, '')}/"

@@ -1,7 +1,8 @@
-"""Tries grammars in a process that can be killed, so that one which never ends blocks no other.
+"""Tries grammars in a process that can be killed, so that one that never ends does not block
+others.
 
-Owns that process: started when it is first needed, ended if a program takes too long, and then
-started again. luceasync.grammar.trial is its program.
+Owns that process: starts it on first use, kills it if a program takes too long, and then starts it
+again. luceasync.grammar.trial is its program.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ from luceasync.grammar.program import GrammarProgram
 
 log = logging.getLogger(__name__)
 
-LIMIT_S = 5.0  # of processor time, for one program: the same on a busy machine
-PATIENCE_S = 30.0  # until a program is given up that gets too little of a busy processor
-WAIT_S = 30.0  # for the programs before
+LIMIT_S = 5.0  # of processor time per program: the same on a busy machine
+PATIENCE_S = 30.0  # of wall time, after which a program is given up on a busy machine
+WAIT_S = 30.0  # for the programs ahead of it
 END_S = 2.0
 MAX_ERROR_CHARS = 200
 MAX_LINE_BYTES = 2 << 20
 # Isolated from everything but the llguidance of this process, wherever it is installed.
 START = "import sys; sys.path.append(sys.argv[2]); exec(open(sys.argv[1], encoding='utf-8').read())"
-# llguidance's own limits, but for the time that an engine waits at each token (some milliseconds)
-# and the memory of a matcher.
+# llguidance's own limits, except for the time per token (the engine waits for it, some
+# milliseconds) and the memory of a matcher.
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 100_000,
@@ -44,20 +45,22 @@ LIMITS: dict[str, Any] = {
 
 
 class GrammarProver:
-    """Tries one program after the other. Used from one event loop."""
+    """Tries one program at a time. Used from one event loop."""
 
     def __init__(self, limit_s: float = LIMIT_S, wait_s: float = WAIT_S) -> None:
-        """`limit_s`: of processor time, for one program."""
+        """`limit_s` limits the processor time per program."""
         self._limit_s = limit_s
         self._wait_s = wait_s
         self._turn = asyncio.Lock()
         self._process: asyncio.subprocess.Process | None = None
 
     async def prove(self, program: GrammarProgram) -> str:
-        """The text that compiles: the program's, with its grammars in Lark, without words of its
-        lenient schemas that cannot be enforced. Raises RequestError, which names the field and the
-        place in its schema or grammar, if it does not compile, or takes too much processor time;
-        Unavailable if others take too long, or this machine is too busy.
+        """The text that compiles: the program's, with its grammars converted to Lark and without
+        keywords of its lenient schemas that cannot be enforced.
+
+        Raises RequestError, which names the field and the position in its schema or grammar, if it
+        does not compile or takes too much processor time; Unavailable if other programs take too
+        long, or this machine is too busy.
         """
         try:
             async with asyncio.timeout(self._wait_s):
@@ -74,7 +77,7 @@ class GrammarProver:
         return text
 
     async def close(self) -> None:
-        """End the process."""
+        """Stop the process."""
         async with self._turn:
             await self._kill()
 
@@ -88,7 +91,7 @@ class GrammarProver:
             async with asyncio.timeout(PATIENCE_S):
                 order = {"program": program.text, "limits": LIMITS, "cpu_s": self._limit_s}
                 process.stdin.write(json.dumps(order).encode() + b"\n")
-                with suppress(ConnectionError):  # then there is no answer either
+                with suppress(ConnectionError):  # if it fails, there is no answer to read either
                     await process.stdin.drain()
                 answer = await process.stdout.readline()
             is_in_time = True
@@ -105,7 +108,7 @@ class GrammarProver:
 
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is not None:
-            self._process = None  # it has crashed, or was killed from outside
+            self._process = None  # it crashed, or was killed from outside
         if self._process is None:
             pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
             self._process = await asyncio.create_subprocess_exec(
@@ -138,7 +141,7 @@ class GrammarProver:
 
 
 def _without_answer(program: GrammarProgram, exit_code: int | None, limit_s: float) -> RequestError:
-    """What is wrong with a program at which the process has ended."""
+    """The error of a program that the process ended on."""
     if exit_code == -signal.SIGPROF:
         words = f"takes more than {limit_s:g} s of processor time to compile."
     else:
@@ -147,7 +150,7 @@ def _without_answer(program: GrammarProgram, exit_code: int | None, limit_s: flo
 
 
 def _refused(program: GrammarProgram, answer: dict[str, Any]) -> RequestError:
-    """What the process has found wrong: a place in a schema is a JSON pointer in words."""
+    """The error that the process found; its position in a schema is given as a JSON pointer."""
     field = program.params.get(answer["part"], program.param)
     place = answer.get("place") or ()
     param = shorten(field + "".join(_subscript(key) for key in place))
@@ -167,7 +170,7 @@ def pointer_of(place: list[str | int]) -> str:
 
 
 def shorten(words: str) -> str:
-    """`words`, cut to what a client is told of its own input."""
+    """`words`, truncated to the length at which clients' own input is quoted."""
     return words if len(words) <= MAX_ERROR_CHARS else f"{words[:MAX_ERROR_CHARS]}..."
 
 

@@ -1,8 +1,8 @@
-"""The program of a process that tries grammars of strangers, which may take forever, or crash.
+"""The program of a process that tries clients' grammars, which may never finish, or crash.
 
 Each line on standard input is a JSON object with a `program` of llguidance; each line of output
-says what is wrong with it, if anything. Memory and processor time are bounded. Imports nothing of
-ours: it is run as a file, and starts in a tenth of a second. Started by luceasync.grammar.proving.
+reports its error, if any. Memory and processor time are limited. Imports nothing from luceasync: it
+is run as a file, and starts in a tenth of a second. Started by luceasync.grammar.proving.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 MAX_ADDRESS_BYTES = 2 << 30  # of address space
-MAX_PLACES = 200  # parts of a schema that are tried to find where it is wrong
-MAX_PLACE_S = 1.0  # of processor time, for that
+MAX_PLACES = 200  # parts of a schema that are tried to locate an error
+MAX_PLACE_S = 1.0  # of processor time, for locating it
 NUM_STEPS = 64  # of a made-up answer
 END = 256
 NOT_LARK = "neither Lark, without 'start:', nor GBNF: "
-# As llguidance tells them apart, but in linear time, also of lines without anything.
+# Distinguishes Lark from GBNF like llguidance, but in linear time, also for many blank lines.
 IS_LARK = re.compile(r"(?m)^[^\S\n]*(?:%llguidance\b|start\s*(?:\[[^\]\n]*\]\s*)?:(?!:=))")
 LARK_PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): ")
 LARK_EXCERPT = re.compile(r"\n *\d+ \|.*", re.DOTALL)
-VIA = re.compile(r"\n  while processing .*")  # by which references an error was reached
-NAMED = re.compile(r"(@\w+|%json|%regex|'[\w-]+')")  # what an error without a place names
-WHOLE = "whole"  # the name of a schema in one that refers to a part of it
+VIA = re.compile(r"\n  while processing .*")  # the references through which an error was reached
+NAMED = re.compile(r"(@\w+|%json|%regex|'[\w-]+')")  # names in an error without a position
+WHOLE = "whole"  # the name of a schema within one that refers to a part of it
 CIRCULAR = "circular references"  # of llguidance's error
-BEYOND = "Failed to generate regex for"  # likewise: a range beyond its numbers
+BEYOND = "Failed to generate regex for"  # likewise: a range that it cannot represent
 RANGE = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 Key = str | int
@@ -41,7 +41,7 @@ Place = tuple[Key, ...]
 
 
 class ByteTokenizer(TokenizerWrapper):
-    """A vocabulary of single bytes: a grammar that is wrong is wrong with any vocabulary."""
+    """A vocabulary of single bytes: errors of grammars do not depend on the vocabulary."""
 
     def __init__(self) -> None:
         self.is_tokenizer_wrapper = True
@@ -54,17 +54,17 @@ class ByteTokenizer(TokenizerWrapper):
 
 
 class GrammarTrial:
-    """Tries programs of llguidance, of which parts with a `source` are in Lark or in GBNF."""
+    """Tries programs of llguidance, in which parts with a `source` are in Lark or in GBNF."""
 
     def __init__(self) -> None:
         self._table = LLTokenizer(ByteTokenizer(), n_vocab=END + 1, eos_token=END, slices=[])
 
     def answer(self, order: Any) -> dict[str, Any]:
-        """`error`: what is wrong with the order's `program`, "" for nothing. `program`: the one
-        that compiles, if that took converting a grammar or dropping words of lenient schemas.
+        """`error` describes the error of the order's `program`, "" if there is none. `program` is
+        the one that compiles, if grammars were converted or keywords of lenient schemas dropped.
 
-        If a part is wrong, `part` is its name. Of a JSON schema, `place` has the keys to what is;
-        of a grammar, `at` is a line and a column, if they are known.
+        For an error in a part, `part` is its name. For a JSON schema, `place` has the keys to the
+        error; for a grammar, `at` is a line and a column, if known.
         """
         limits = LLParserLimits(**order["limits"], verbose_errors=False)
         parts = json.loads(order["program"])["grammars"]
@@ -87,7 +87,7 @@ class GrammarTrial:
     def _refused(
         self, parts: list[Any], sources: dict[str, str], error: str, limits: LLParserLimits
     ) -> dict[str, Any]:
-        """The answer for an error of the parts together: which one gives it, and where."""
+        """The answer for an error of the whole program: which part causes it, and where."""
         for part in parts:
             name = part.get("name", "")
             kinds = part.keys() & {"json_schema", "lark_grammar"}
@@ -100,12 +100,12 @@ class GrammarTrial:
                     return {"error": words, "part": name, "at": at}
                 found = SchemaSearch(part["json_schema"], lambda s: self._schema_error(s, limits))
                 return {"error": error, "part": name, "place": found.place_of(error)}
-        words = LARK_EXCERPT.sub("", LARK_PLACE.sub("", error))  # the place is in our own text
+        words = LARK_EXCERPT.sub("", LARK_PLACE.sub("", error))  # of the composed text
         return {"error": words, "part": ""}
 
     def _relaxed(self, program: str, error: str, limits: LLParserLimits) -> str:
-        """The program without the words of its lenient schemas that cannot be enforced; "" if there
-        are none.
+        """The program without the keywords of its lenient schemas that cannot be enforced; "" if
+        there are none.
         """
         parsed = json.loads(program)
         for part in parsed["grammars"]:
@@ -119,8 +119,8 @@ class GrammarTrial:
         return "" if relaxed == json.dumps(json.loads(program)) else relaxed
 
     def _relax(self, schema: dict[str, Any], limits: LLParserLimits) -> None:
-        """Drop patterns that llguidance does not know, such as look-around, those of names that
-        another one has too, and ranges beyond its numbers.
+        """Drop patterns that llguidance does not support, such as look-around, patterns of names
+        that overlap with others, and ranges that it cannot represent.
         """
         if "pattern" in schema and self._schema_error({"pattern": schema["pattern"]}, limits):
             del schema["pattern"]
@@ -137,7 +137,7 @@ class GrammarTrial:
                 names, limits
             ):
                 del named[pattern]
-                schema.pop("additionalProperties", None)  # may forbid what it allowed
+                schema.pop("additionalProperties", None)  # may forbid what was dropped
             else:
                 kept[pattern] = {}
 
@@ -145,7 +145,9 @@ class GrammarTrial:
         return self._error(json.dumps({"grammars": [{"json_schema": schema}]}), limits)
 
     def _error(self, program: str, limits: LLParserLimits) -> str:
-        """Compile the program and follow a made-up answer for some steps."""
+        """Compile the program and follow a made-up answer for some steps. Returns the error, if
+        any.
+        """
         matcher = LLMatcher(self._table, program, log_level=0, limits=limits)
         for _ in range(NUM_STEPS):
             if matcher.is_error():
@@ -167,7 +169,7 @@ def _allowed(mask: bytes) -> list[int]:
 
 
 class GrammarError(Exception):
-    """A grammar that cannot be read; `at`: line and column, if they are known."""
+    """A grammar that cannot be read; `at` is line and column, if known."""
 
     def __init__(self, words: str, at: list[int] | None) -> None:
         super().__init__(words)
@@ -176,7 +178,7 @@ class GrammarError(Exception):
 
 
 def to_lark(source: str) -> str:
-    """A grammar in Lark or in llama.cpp's GBNF, in Lark. Raises GrammarError."""
+    """Convert a grammar in Lark or in llama.cpp's GBNF to Lark. Raises GrammarError."""
     if IS_LARK.search(source):
         return source
     before = "" if "::=" in source else NOT_LARK
@@ -187,15 +189,15 @@ def to_lark(source: str) -> str:
         raise GrammarError(words, _at(source, error.pos.pos)) from error
     except RecursionError as error:
         raise GrammarError("it is nested too deep", None) from error
-    except IndexError as error:  # the converter reads past a backslash at the end
+    except IndexError as error:  # the converter reads past a trailing backslash
         raise GrammarError(before + "unexpected end", _at(source, len(source))) from error
-    except Exception as error:  # the converter raises Exception itself, for rules
+    except Exception as error:  # the converter raises plain Exception for rules
         raise GrammarError(before + str(error), _at_named(str(error), source)) from error
 
 
 def placed(error: str, source: str, lark: str) -> tuple[str, list[int] | None]:
-    """An error about `lark` without excerpts, and its line and column in `source`, from which it
-    was made: in GBNF, those of the rule.
+    """An error in `lark` without excerpts, and its line and column in `source`, from which `lark`
+    was converted: in GBNF, those of the rule.
     """
     words = LARK_EXCERPT.sub("", LARK_PLACE.sub("", error))
     found = LARK_PLACE.match(error)
@@ -212,18 +214,18 @@ def placed(error: str, source: str, lark: str) -> tuple[str, list[int] | None]:
 
 
 def _normal(rule: str) -> str:
-    """A rule's name as far as its conversion keeps it."""
+    """A rule's name, as far as the conversion preserves it."""
     name = re.sub(r"[-_]", "", rule.lower())
     return "start" if name == "root" else name
 
 
 def _at(text: str, index: int) -> list[int]:
-    """Line and column of a character, from 1."""
+    """Line and column of a character, counted from 1."""
     return [text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index)]
 
 
 def _at_named(error: str, source: str) -> list[int] | None:
-    """Where the source has what the error names."""
+    """The position in the source of what the error names."""
     named = NAMED.search(error)
     name = re.escape(named[0].strip("'")) if named else ""
     found = re.search(rf"(?<![\w-]){name}(?![\w-])", source) if named else None
@@ -234,7 +236,9 @@ def _at_named(error: str, source: str) -> list[int] | None:
 
 
 class SchemaSearch:
-    """Finds the part of a schema that is wrong. `error_of` compiles a schema; "" if it does."""
+    """Locates the error in a schema. `error_of` compiles a schema and returns its error, "" if
+    none.
+    """
 
     def __init__(self, root: Any, error_of: Any) -> None:
         self._root = root
@@ -245,8 +249,8 @@ class SchemaSearch:
         self._whole = _referring(parts, root.get("$id"))
 
     def place_of(self, error: str) -> list[Key]:
-        """The keys of the innermost part that gives the same error alone; those of a definition if
-        that does.
+        """The keys of the innermost part that gives the same error by itself, or those of a
+        definition.
         """
         place: Place = ()
         seen = {place}
@@ -266,7 +270,7 @@ class SchemaSearch:
         return list(place)
 
     def _below(self, place: Place) -> Iterator[Place]:
-        """The schemas of which the one at `place` is composed."""
+        """The schemas that the one at `place` consists of."""
         schema = _value_at(self._root, place)
         if not _is_schema(schema):
             return
@@ -283,7 +287,7 @@ class SchemaSearch:
 
 
 def _referring(value: Any, name: Any) -> Any:
-    """The schema, whose `$id` is `name`, as a definition WHOLE: its references lead there."""
+    """The schema, whose `$id` is `name`, as the definition WHOLE: its references point there."""
     if isinstance(value, list):
         return [_referring(each, name) for each in value]
     if not isinstance(value, dict):
@@ -296,8 +300,8 @@ def _referring(value: Any, name: Any) -> Any:
 
 
 def _pointer_in(schema: dict[str, Any], name: Any) -> str | None:
-    """The pointer of the schema's reference into the root, whose `$id` is `name`; None if it has
-    none, or one to elsewhere.
+    """The pointer of the schema's reference into the root with `$id` `name`; None if it has no
+    reference, or one to elsewhere.
     """
     reference = schema.get("$ref")
     if not isinstance(reference, str):
@@ -308,8 +312,8 @@ def _pointer_in(schema: dict[str, Any], name: Any) -> str | None:
 
 
 def drop_beside_recursive(root: dict[str, Any]) -> None:
-    """Drop what stands beside a reference to a schema that holds it, or beside alternatives with
-    one, which llguidance refuses.
+    """Drop the siblings of a reference to a schema that contains it, and of alternatives with such
+    a reference: llguidance refuses them.
     """
     for schema in _all_of(root):
         references = _recursive(root, schema, [schema, *_members(schema, "allOf")])
@@ -334,7 +338,7 @@ def _members(schema: dict[str, Any], key: str) -> list[dict[str, Any]]:
 def _recursive(
     root: Any, schema: dict[str, Any], together: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Those of the schemas that refer to one which holds `schema`."""
+    """The schemas that refer to one which contains `schema`."""
     return [each for each in together if "$ref" in each and _leads_to(root, each, schema)]
 
 
@@ -342,7 +346,7 @@ _SHARED = ("$defs", "definitions", "x-guidance", "$schema")
 
 
 def _leads_to(root: Any, begin: dict[str, Any], sought: dict[str, Any]) -> bool:
-    """Whether the target of a reference of `begin` holds `sought`, by parts and references."""
+    """Whether the target of `begin`'s reference contains `sought`, through parts and references."""
     target = _target(root, begin)
     waiting = [] if target is None else [_value_at(root, target)]
     seen: set[int] = set()
@@ -361,7 +365,7 @@ def _leads_to(root: Any, begin: dict[str, Any], sought: dict[str, Any]) -> bool:
 
 
 def _target(root: Any, schema: dict[str, Any]) -> Place | None:
-    """The place in `root` to which the schema refers; None if to none."""
+    """The place in `root` that the schema refers to; None if it refers to none."""
     pointer = _pointer_in(schema, root.get("$id"))
     if pointer is None:
         return None
@@ -385,13 +389,13 @@ def _value_at(value: Any, place: Place) -> Any:
 
 
 def _pointer(place: Place) -> str:
-    """A place as a JSON pointer within a URI."""
+    """A place as a JSON pointer in a URI fragment."""
     names = (str(key).replace("~", "~0").replace("/", "~1").replace("%", "%25") for key in place)
     return "".join(f"/{name}" for name in names)
 
 
 def _all_of(root: dict[str, Any]) -> list[dict[str, Any]]:
-    """The schema, all within it, and all to which these refer."""
+    """The schema, all schemas within it, and all that these refer to."""
     found: dict[int, dict[str, Any]] = {}
     waiting = [root]
     while waiting:
@@ -408,7 +412,7 @@ def _all_of(root: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def parts_of(schema: dict[str, Any]) -> Iterator[tuple[Sequence[Key], dict[str, Any]]]:
-    """The schemas of which a schema is composed, with their keys."""
+    """The schemas that a schema consists of, with their keys."""
     for key in ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas"):
         found = schema.get(key)
         if isinstance(found, dict):
@@ -432,8 +436,8 @@ def _is_schema(value: Any) -> bool:
 
 
 def main() -> None:
-    """Answer each line of the standard input. One whose answer takes more processor time than its
-    `cpu_s`, if it has one, ends the process by SIGPROF.
+    """Answer each line of standard input. If an answer takes more processor time than the `cpu_s`
+    of its order, if given, SIGPROF ends the process.
     """
     resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_BYTES, MAX_ADDRESS_BYTES))
     trial = GrammarTrial()
