@@ -1,1 +1,3 @@
-"""Strings to token ids and back: tokenizer, chat template, incremental text. Knows no tensors."""
+"""Strings to token ids and back: tokenizer, chat template, incremental text. Independent of
+tensors.
+"""

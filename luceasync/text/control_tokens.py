@@ -1,7 +1,8 @@
-"""Finds control tokens in text, and encodes text that merely mentions some.
+"""Finds control tokens in text, and encodes text that merely mentions them.
 
-A control token that is only text has a BREAK inside, which no client can send: a lone surrogate is
-not valid Unicode. Owns what a BREAK means. Knows no template, no chat and no history.
+A control token that is only text is marked by a BREAK inside it, which no client can send: a lone
+surrogate is not valid Unicode. Owns the meaning of BREAK. Independent of templates, chats and the
+history.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from luceasync.errors import ModelError
 
 BREAK = "\udfff"
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
-_NO_TOKEN = "\N{REPLACEMENT CHARACTER}"  # replaces them for readers of valid Unicode only
+_NO_TOKEN = "\N{REPLACEMENT CHARACTER}"  # replaces a BREAK for readers of valid Unicode
 
 
 class TokenSpan(NamedTuple):
@@ -32,7 +33,7 @@ class TokenSpan(NamedTuple):
 
 
 class ControlTokens:
-    """The control tokens of one tokenizer. Safe to call from any thread.
+    """The control tokens of one tokenizer. Thread-safe.
 
     `encode` uses a copy of the tokenizer in which control tokens are renamed to unguessable marks,
     so that their usual text is ordinary there and every other id is unchanged. Control tokens of
@@ -51,7 +52,8 @@ class ControlTokens:
         self._added_ids = {token.content: i for i, token in added.items()}
         contents = [token.content for token in added.values() if token.content]
         is_normalized = backend.normalizer is not None and any(t.normalized for t in added.values())
-        # A text without any of these has no added token; "": unknown, so every text may have one.
+        # Text without any of these contains no added token; "": unknown, so any text may contain
+        # one.
         self._signs = [""] if is_normalized or _NO_TOKEN in "".join(contents) else contents
         self._ids = {
             self._scanner.token_to_id(token.content): i
@@ -103,15 +105,15 @@ class ControlTokens:
         return ids
 
     def _marked(self, token: TokenSpan, text: str) -> str:
-        """The mark of `token`, with any text that a normalized match has around its name, such as
-        a leading space.
+        """The mark of `token`, with any text that a normalized match includes around its name, such
+        as a leading space.
         """
         found, name = text[token.begin : token.end], self._texts[token.token_id]
         mark = self._marks[token.token_id]
         return found.replace(name, mark, 1) if name in found else mark
 
     def prepare(self) -> None:
-        """Build the renamed tokenizer now; with a large vocabulary it takes a second.
+        """Build the renamed tokenizer in advance; with a large vocabulary, this takes a second.
 
         Raises ModelError if a token cannot be renamed.
         """
@@ -138,7 +140,7 @@ def with_breaks(text: str, places: Iterable[int]) -> str:
 
 def _pattern(added: Iterable[tokenizers.AddedToken]) -> re.Pattern[str] | None:
     """A pattern that finds the same tokens as the scanner, ten times as fast: the longest at the
-    first place. None if a token matches normalized text, or whole words only.
+    first index. None if a token matches normalized text, or whole words only.
     """
     tokens = [token for token in added if token.content]
     if not tokens or any(token.normalized or token.single_word for token in tokens):
@@ -150,7 +152,9 @@ def _pattern(added: Iterable[tokenizers.AddedToken]) -> re.Pattern[str] | None:
 def _scanner(
     backend: tokenizers.Tokenizer, added: Iterable[tokenizers.AddedToken]
 ) -> tokenizers.Tokenizer:
-    """A tokenizer that finds added tokens as `backend` does; all other text is one unknown."""
+    """A tokenizer that finds added tokens like `backend`; any other text becomes one
+    unknown token.
+    """
     scanner = tokenizers.Tokenizer(models.WordLevel({"": 0}, unk_token=""))
     if backend.normalizer is not None:
         scanner.normalizer = backend.normalizer
@@ -182,13 +186,17 @@ def _renamed(definition: str, marks: dict[str, str]) -> str:
 
 
 def _renamed_vocab(vocab: Any, marks: dict[str, str]) -> Any:
-    """`vocab` is ids by token or, for Unigram, pairs of a token and its score."""
+    """`vocab` with renamed tokens. It maps tokens to ids or, for Unigram, lists (token, score)
+    pairs.
+    """
     if isinstance(vocab, dict):
         return {marks.get(token, token): token_id for token, token_id in vocab.items()}
     return [[marks.get(token, token), score] for token, score in vocab]
 
 
 def _makes_any(pair: Any, marks: dict[str, str]) -> bool:
-    """Whether merging `pair`, two tokens or both in one string, uses or makes a renamed one."""
+    """Whether merging `pair`, two tokens or one string of both, uses or produces a
+    renamed token.
+    """
     left, right = pair.split(" ", 1) if isinstance(pair, str) else pair
     return not marks.keys().isdisjoint((left, right, left + right))

@@ -1,7 +1,7 @@
 """The text of an answer while it is generated: whole characters, cut before a stop string.
 
-Owns what is held back, and where stop strings count: not in reasoning. Knows nothing of end tokens
-or length limits.
+Owns what is held back, and where stop strings apply: not in reasoning. Independent of end tokens
+and length limits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from luceasync.text.tokenizer import Tokenizer
 
 
 class SafeText(NamedTuple):
-    """Text that is safe to send. `stopped`: a stop string follows, which ends the text."""
+    """Text that is safe to send. `stopped`: a stop string follows and ends the text."""
 
     text: str
     stopped: bool
@@ -36,10 +36,10 @@ class Detokenizer:
         words: ReasoningWords = THINK,
         least_indent: int = 0,
     ) -> None:
-        """`before`: the reasoning before the answer, between `words`, in which `stop` does not
-        count. `shown`: special tokens that are text all the same. A line after the first that is
-        indented by less than `least_indent` ends the text too. Raises RequestError for an empty
-        stop string.
+        """`before` is the kind of reasoning before the answer, between `words`, in which `stop`
+        does not apply. `shown` are special tokens that are text nevertheless. A line after the
+        first that is indented by less than `least_indent` ends the text too. Raises RequestError
+        for an empty stop string.
         """
         self._token = tokenizer.shown_token
         self._special_token = tokenizer.special_token
@@ -60,11 +60,11 @@ class Detokenizer:
 
     @property
     def has_stops(self) -> bool:
-        """Whether anything in the text may end it."""
+        """Whether the text can be ended by its content."""
         return self._scanner is not None
 
     def push(self, token_id: int) -> SafeText:
-        """The text that is final once `token_id` has come. Must not be called after a stop.
+        """The text that is final once `token_id` is appended. Must not be called after a stop.
         Amortised O(1).
         """
         assert not self.stopped, "a token after a stop string"
@@ -78,7 +78,7 @@ class Detokenizer:
         return SafeText(text, False) if self._scanner is None else self._scan(self._scanner, text)
 
     def flush(self) -> str:
-        """The text held back, when no token follows; empty after a stop. It may complete a stop
+        """The text held back, once no token follows; empty after a stop. It may complete a stop
         string: check `stopped`.
         """
         if self.stopped:
@@ -109,24 +109,26 @@ class Detokenizer:
 
 
 class ScannedPart(NamedTuple):
-    """A part of a text. `is_answer`: stop strings count in it."""
+    """A part of a text. `is_answer`: stop strings apply to it."""
 
     is_answer: bool
     text: str
 
 
 class ChannelScanner:
-    """Tells the text for the user apart in an answer that consists of messages in channels."""
+    """Separates the text for the user from the rest of an answer that consists of messages in
+    channels.
+    """
 
     def __init__(self) -> None:
         self._messages = ChannelMessages()
 
     def push(self, text: str) -> list[ScannedPart]:
-        """The parts that are certain once `text` has come."""
+        """The parts that are final once `text` is appended."""
         return self._scanned(text, is_last=False)
 
     def flush(self) -> list[ScannedPart]:
-        """What is held back, when nothing follows."""
+        """The parts held back, once nothing follows."""
         return self._scanned("", is_last=True)
 
     def _scanned(self, text: str, *, is_last: bool) -> list[ScannedPart]:
@@ -144,10 +146,10 @@ class ReasoningScanner:
     def __init__(self, before: Before, words: ReasoningWords = THINK) -> None:
         self._words = words
         self._state: Before | Literal["closed"] = before
-        self._held = ""  # what may begin or end reasoning
+        self._held = ""  # may be part of a word that begins or ends reasoning
 
     def push(self, text: str) -> list[ScannedPart]:
-        """The parts that are certain once `text` has come."""
+        """The parts that are final once `text` is appended."""
         before, answer = self._split(text)
         return (
             [ScannedPart(False, before), ScannedPart(True, answer)]
@@ -156,7 +158,7 @@ class ReasoningScanner:
         )
 
     def _split(self, text: str) -> tuple[str, str]:
-        """The reasoning, and the answer, that are certain once `text` has come."""
+        """The reasoning and the answer that are final once `text` is appended."""
         begin, end = self._words.begin, self._words.end
         if self._state == "nothing":
             return "", text
@@ -183,17 +185,17 @@ class ReasoningScanner:
         return before, text
 
     def flush(self) -> list[ScannedPart]:
-        """The reasoning, or the answer, that is held back, when nothing follows."""
+        """The reasoning or answer held back, once nothing follows."""
         held, self._held = self._held, ""
         return [ScannedPart(self._state != "open", held)]
 
 
 class StopScanner:
-    """Finds the stop string that is complete first, however the text is split into pieces.
+    """Finds the first stop string to be complete, however the text is split into pieces.
 
     If several are complete at the same character, the longest counts. The automaton is that of Aho
     and Corasick (Efficient string matching, CACM 1975); the depth of its state is the number of
-    characters at the end of the text that begin a stop string, and so must be held back.
+    characters at the end of the text that begin a stop string, and must therefore be held back.
     """
 
     def __init__(self, stop: Iterable[str]) -> None:
@@ -209,7 +211,7 @@ class StopScanner:
         self.found: str | None = None
 
     def push(self, text: str) -> SafeText:
-        """The text before a stop string, or as much as can no longer belong to one."""
+        """The text before a stop string, or as much as can no longer be part of one."""
         buffer, num_before = self._held + text, len(self._held)
         for i, char in enumerate(text, start=num_before + 1):
             self._state = self._step(self._state, char)
@@ -223,7 +225,7 @@ class StopScanner:
         return SafeText(buffer[:num_safe], False)
 
     def flush(self) -> str:
-        """The text held back, when nothing follows."""
+        """The text held back, once nothing follows."""
         held, self._held, self._state = self._held, "", 0
         return held
 
@@ -241,7 +243,7 @@ class StopScanner:
         self._match[state] = len(string)
 
     def _link(self) -> list[int]:
-        """For each state, the deepest other state whose text is a suffix of its own; breadth
+        """For each state, the deepest other state whose text is a suffix of its own text; breadth
         first.
         """
         self._fail = [0] * len(self._next)
@@ -260,8 +262,8 @@ class StopScanner:
 
 
 class IndentScanner:
-    """Ends a text before the first line but the first that is not blank and has fewer than `least`
-    blanks before it, or before a stop string.
+    """Ends a text at a stop string, or before a line, except the first, that is not blank and
+    begins with fewer than `least` blanks.
     """
 
     def __init__(self, least: int, stops: StopScanner) -> None:
@@ -272,7 +274,7 @@ class IndentScanner:
         self.found: str | None = None
 
     def push(self, text: str) -> SafeText:
-        """The text before the end, or as much as is certain to be before it."""
+        """The text before the end, or as much as is certainly before it."""
         safe = self._stops.push(text)
         found = self._scan(safe.text)
         if self.found is not None:
@@ -281,12 +283,12 @@ class IndentScanner:
         return SafeText(found + self._take_held(), True) if safe.stopped else SafeText(found, False)
 
     def flush(self) -> str:
-        """The text held back, when nothing follows."""
+        """The text held back, once nothing follows."""
         found = self._scan(self._stops.flush())
         return found if self.found is not None else found + self._take_held()
 
     def _scan(self, text: str) -> str:
-        """The part of `text`, with what was held before it, that is certain."""
+        """The part of `text`, preceded by what was held back, that is certain."""
         buffer, num_before = self._held + text, len(self._held)
         num_safe = 0 if self._held else len(buffer)
         for place, char in enumerate(text, start=num_before):

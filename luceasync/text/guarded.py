@@ -1,7 +1,7 @@
 """A chat template whose messages cannot forge turns: their text never becomes a control token.
 
-Owns which text of a rendered prompt came from the client: every string except roles and what the
-template itself writes. Knows no history and no ids.
+Owns which text of a rendered prompt came from the client: all strings except roles and the
+template's own text. Independent of history and ids.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ Cover = Callable[[str], str]
 CharSpan = tuple[int, int]  # [begin, end)
 
 _FIRST_STAND_IN, _LAST_STAND_IN = 0xF0000, 0xFFFFD  # private use
-_BETWEEN = "\0"  # in no control token
+_BETWEEN = "\0"  # occurs in no control token
 _TAG = re.compile(r"<[^<>\s]{1,32}>")
 
 
 @dataclass(frozen=True, slots=True)
 class _TemplateInput:
-    """The arguments of a template; all strings but the roles are the client's."""
+    """The arguments of a template; all strings except roles come from the client."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None
     variables: Mapping[str, Any]
 
     def covered(self, cover: Cover) -> _TemplateInput:
-        """The same with `cover` applied to each string. Keys that are plain words stay: templates
+        """A copy with `cover` applied to each string. Keys that are plain words stay: templates
         look them up by name, and they can only be the middle of a control token.
         """
         return _TemplateInput(
@@ -60,13 +60,13 @@ class _TemplateInput:
 
 
 class GuardedTemplate:
-    """Renders as `template` does, but puts a BREAK into every control token that the template did
-    not write entirely by itself.
+    """Renders like `template`, but puts a BREAK into every control token that the template did not
+    write entirely by itself.
 
     If the messages may contain such text, they are rendered again with stand-ins for the characters
-    of control tokens: whatever comes out changed came from them. First all of their text is
-    covered. A template may inspect it and then write something else; in that case only suspect
-    parts are covered.
+    of control tokens: whatever is changed in the output came from the messages. At first, all of
+    their text is covered. A template may inspect the text and then write something else; in that
+    case only suspect parts are covered.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class GuardedTemplate:
         tokenizer: Tokenizer,
         check: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Takes a second or two with a large vocabulary. Raises ModelError. `check` sees the
-        rendered text before anything else is done with it, and may raise RequestError; guarded text
-        has no fewer tokens.
+        """Takes a second or two with a large vocabulary. Raises ModelError. `check` is called with
+        the rendered text before it is processed further, and may raise RequestError; the guarded
+        text does not have fewer tokens.
         """
         self._template = template
         self._check = check
@@ -134,7 +134,7 @@ class GuardedTemplate:
 
         try:
             covered = render(values.covered(lambda string: string.translate(to_stand_in)))
-        except RequestError:  # the template looked for a word that it did not find
+        except RequestError:  # the template looked for a word and did not find it
             covered = ""
         if covered.translate(from_stand_in) != text:
             covered = render(values.covered(cover_suspects))
@@ -203,7 +203,7 @@ def _covered_at(string: str, spans: Sequence[CharSpan], to_stand_in: Mapping[int
 
 
 def _first_difference(one: str, other: str) -> int:
-    if one[0] != other[0]:  # nearly always
+    if one[0] != other[0]:  # true in nearly all cases
         return 0
     return next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
 
@@ -227,13 +227,13 @@ class SuspectScanner:
         self._control = control
         texts = control.texts
         self._all_texts = _BETWEEN.join(texts)
-        # By the character next to the cut, longest first: most places have none of them.
+        # By the character next to the cut, longest first: most positions have none of them.
         self._beginnings = _grouped((text[:i] for text in texts for i in range(1, len(text))), -1)
         self._endings = _grouped((text[i:] for text in texts for i in range(1, len(text))), 0)
         self._most_chars = max(map(len, texts), default=0)
 
     def find(self, string: str) -> list[CharSpan]:
-        """Control tokens in `string`, and parts of some where it may be cut; sorted."""
+        """Control tokens in `string`, and parts of control tokens where it may be cut; sorted."""
         return self._parts(string, (0, len(string)))
 
     def are_in(self, strings: Sequence[str]) -> bool:

@@ -1,7 +1,8 @@
 """Maps text that a client sends back to the ids that the model generated for it.
 
-Encoding it anew could merge byte pairs across the seam, and computed state would not be found. Owns
-which texts of one tenant are remembered, and for how long. Knows no cache, engine or template.
+Encoding it again could merge byte pairs across the boundary, and computed state would not be found.
+Owns which texts of one tenant are remembered, and for how long. Independent of caches, engines and
+templates.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class _Sequence:
 
 
 class _Match(NamedTuple):
-    """A text of `num_bytes` bytes that the first `num_ids` ids of `sequence` spell."""
+    """A text of `num_bytes` bytes, spelled by the first `num_ids` ids of `sequence`."""
 
     num_bytes: int
     sequence: _Sequence
@@ -47,10 +48,9 @@ class _Key(NamedTuple):
 
 
 class History:
-    """The texts that a tenant's prompts may begin with, and their ids. Safe to call from any
-    thread.
+    """The texts that a tenant's prompts may begin with, and their ids. Thread-safe.
 
-    Beyond `max_tokens_held` ids the least recently used sequence is dropped.
+    Beyond `max_tokens_held` ids, the least recently used sequence is dropped.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_tokens_held: int = MAX_TOKENS_HELD) -> None:
@@ -74,12 +74,12 @@ class History:
     def remember(
         self, prompt_text: str, prompt_ids: Sequence[int], generated_ids: Sequence[int]
     ) -> None:
-        """After an answer: remember these ids for texts that begin with `prompt_text` and what
-        `generated_ids` spell.
+        """After an answer, remember its ids for texts that begin with `prompt_text` followed by the
+        text of `generated_ids`.
 
-        They are also remembered without the last id: the model has not run it, and if it ends the
-        answer a template may spell the end differently. Trailing ids that spell nothing are left
-        out: the text is the same without them, and a prompt must not grow when sent again.
+        They are also remembered without the last id: the model has not processed it, and if it ends
+        the answer, a template may spell the end differently. Trailing ids without text are left
+        out: the text is the same without them, and a prompt must not grow when it is sent again.
         """
         self._hold(prompt_text.encode("utf-8", "surrogatepass"), prompt_ids, generated_ids)
 
@@ -91,8 +91,8 @@ class History:
 
     def recall(self, text: str) -> array[int]:
         """The ids of `text`: those of the longest remembered text that it begins with, then those
-        of the rest, encoded by itself; without a match `Tokenizer.encode`. Raises RequestError as
-        that does.
+        of the rest, encoded separately; without a match, those of `Tokenizer.encode`. Raises
+        RequestError like that method.
         """
         return self.recalled(text)[0]
 
@@ -108,7 +108,7 @@ class History:
     def _encode_rest(self, spelled: bytes, seam: int) -> list[int] | None:
         """The ids of `spelled[seam:]`; None if the text must not be split there: within an added
         token such as "<|im_end|>", or, with a tokenizer that prepends a space to a text, anywhere
-        but before a special token.
+        except before a special token.
         """
         if any(
             token in spelled[max(0, seam - len(token) + 1) : seam + len(token) - 1]
@@ -153,13 +153,13 @@ class History:
                     self._insert(key, _Match(len(spelled), sequence, num_ids))
 
     def _num_spelling(self, ids: Sequence[int]) -> int:
-        """The number of `ids` up to the last one that spells anything."""
+        """The number of `ids` up to the last one that has text."""
         spelling = (i for i in range(len(ids), 0, -1) if self._tokenizer.token_bytes(ids[i - 1]))
         return next(spelling, 0)
 
     def _insert(self, key: _Key, match: _Match) -> None:
-        """Insert a match. The newest ids of a text win: their state is the likeliest to be cached
-        still.
+        """Insert a match. The newest ids of a text replace older ones: their state is the most
+        likely to be still cached.
         """
         if key.digest in self._matches.get(key.num_bytes, {}):
             self._remove(key)
@@ -176,7 +176,7 @@ class History:
                 self._remove(old_key)
 
     def _remove(self, key: _Key) -> None:
-        """Forget the text, and its sequence if no other text leads to it."""
+        """Forget the text, and its sequence if no other text refers to it."""
         of_length = self._matches[key.num_bytes]
         sequence = of_length.pop(key.digest).sequence
         if not of_length:
@@ -198,13 +198,13 @@ def _spell(tokenizer: Tokenizer, ids: Iterable[int]) -> bytes:
 
 
 def _broken(tokenizer: Tokenizer, spelled: bytes) -> bytes:
-    """`ControlTokens.broken` of bytes, some of which may not be UTF-8."""
+    """`ControlTokens.broken` for bytes, some of which may not be UTF-8."""
     text = tokenizer.control.broken(spelled.decode("utf-8", "surrogateescape"))
     return _BREAK.join(part.encode("utf-8", "surrogateescape") for part in text.split(BREAK))
 
 
 def _is_text(spelled: bytes) -> bool:
-    """Whether a text can begin with `spelled`, which then does not end within a character."""
+    """Whether a text can begin with `spelled`: it must not end within a character."""
     try:
         spelled.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:

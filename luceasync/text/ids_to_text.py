@@ -1,8 +1,8 @@
-"""Decodes tokens one at a time to exactly the text that decoding them all at once gives.
+"""Decodes tokens one at a time to exactly the text that decoding all of them at once gives.
 
 Owns two families of decoders: byte-level, and pieces with byte fallback. The DecodeStream of
-`tokenizers` does not serve: it drops the text of an incomplete character at the end, and takes 40
-instead of 2 microseconds a token. Knows no stop strings.
+`tokenizers` is not suitable: it drops the text of an incomplete character at the end, and takes 40
+instead of 2 microseconds per token. Independent of stop strings.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ class TextStream(Protocol):
     """Decodes one growing sequence of tokens; the caller leaves special ones out."""
 
     def push(self, token: str) -> str:
-        """The text that is final once `token`, spelled as in the vocabulary, has come."""
+        """The text that is final once `token`, spelled as in the vocabulary, is appended."""
         ...
 
     def flush(self) -> str:
-        """Decode what was held back as it is."""
+        """Decode whatever was held back."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ByteLevelRules:
-    """Each character of a token stands for one byte (Radford et al. 2019, GPT-2)."""
+    """Each character of a token represents one byte (Radford et al. 2019, GPT-2)."""
 
     def token_bytes(self, token: str) -> bytes:
-        """The bytes of `token`; one outside the byte alphabet is its own text."""
+        """The bytes of `token`; a token outside the byte alphabet is encoded as text."""
         try:
             return token.translate(_TO_LATIN_1).encode("latin-1")
         except UnicodeEncodeError:
@@ -48,11 +48,11 @@ class ByteLevelRules:
 
 @dataclass(frozen=True, slots=True)
 class PieceRules:
-    """Tokens are text (SentencePiece, Kudo and Richardson 2018). `replaced`: pairs of a string and
-    its replacement.
+    """Tokens are text (SentencePiece, Kudo and Richardson 2018). `replaced` are pairs of a string
+    and its replacement.
 
-    `byte_fallback`: `<0xXX>` is one byte. `strip`: number of leading spaces to drop from the whole
-    text. `strip_first`: the metaspace to drop from the first token instead.
+    `byte_fallback`: `<0xXX>` is one byte. `strip` is the number of leading spaces to drop from the
+    whole text; `strip_first` the metaspace to drop from the first token instead.
     """
 
     replaced: tuple[tuple[str, str], ...]
@@ -61,7 +61,7 @@ class PieceRules:
     strip_first: str = ""
 
     def byte_of(self, token: str) -> int | None:
-        """The byte that `token` stands for; None if it is text."""
+        """The byte that `token` represents; None if it is text."""
         match = _BYTE_TOKEN.fullmatch(token) if self.byte_fallback else None
         return int(match[1], 16) if match else None
 
@@ -139,8 +139,8 @@ class _ByteLevelStream:
 class _PieceStream:
     """Invariant: `_run` holds the byte tokens since the last piece of text.
 
-    A run of bytes decodes as a whole or, if any part of it is not UTF-8, to one U+FFFD per byte; so
-    it is final only once it has ended.
+    A run of bytes is decoded as a whole or, if any part of it is not UTF-8, to one U+FFFD per byte;
+    so it is final only once it has ended.
     """
 
     def __init__(self, rules: PieceRules) -> None:
@@ -181,7 +181,7 @@ class _PieceStream:
 
 
 def _to_latin_1() -> dict[int, int]:
-    """Maps GPT-2's characters for bytes to Latin-1: printable bytes stand for themselves, others
+    """Maps GPT-2's characters for bytes to Latin-1: printable bytes represent themselves, others
     are numbered from 256 up. Characters outside that alphabet map outside Latin-1.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

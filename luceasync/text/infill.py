@@ -1,7 +1,7 @@
-"""Prompts whose middle is to be written, in the notation that a code model was trained with.
+"""Prompts for fill-in-the-middle, in the notation that a code model was trained with.
 
-Owns the tokens of each notation, the order of the parts, and which files give way when a context
-has no room. Knows no requests and no answers.
+Owns the tokens of each notation, the order of the parts, and which files are left out when the
+context is too small. Independent of requests and answers.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-# Tokens before the text that comes first, before the text that comes last, and before what is
-# written between them, by the models that were trained so.
+# The tokens before the part that comes first, before the part that comes last, and before the
+# generated middle, by the models that were trained with them.
 INFILL = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
@@ -19,7 +19,7 @@ INFILL = (
     ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
     ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),
 )
-# Tokens that end what is written, besides those that end a text.
+# Tokens that end the middle, in addition to those that end a text.
 INFILL_ENDS = (
     *("<|endoftext|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|cursor|>"),
     *("<fim_pad>", "<fim-pad>", "<reponame>", "<repo_name>", "<file_sep>", "<filename>"),
@@ -28,7 +28,7 @@ INFILL_ENDS = (
 # Tokens before the name of a repository, and before that of each of its files.
 REPOSITORY = ("<|repo_name|>", "<repo_name>", "<reponame>")
 FILE = ("<|file_sep|>", "<file_sep>", "<filename>")
-# What llama.cpp's documentation writes for names that no client sends.
+# llama.cpp's documented defaults for names that clients do not send.
 REPOSITORY_NAME, OWN_NAME = "myproject\n", "filename\n"
 SNIPPET = "\n\n--- snippet ---\n\n"  # before each file, for models without a token for them
 
@@ -38,8 +38,8 @@ Ids = Sequence[int]
 
 @dataclass(frozen=True, slots=True)
 class InfillTokens:
-    """The tokens of a prompt whose middle is to be written; each of `ends` ends it. `repository`,
-    `file`: before their names; None for models that know none.
+    """The tokens of a fill-in-the-middle prompt; any of `ends` ends the middle. `repository` and
+    `file` precede their names; None for models without such tokens.
     """
 
     before: int
@@ -51,7 +51,9 @@ class InfillTokens:
 
     @classmethod
     def of(cls, token_id: Callable[[str], int | None]) -> InfillTokens | None:
-        """Those of the vocabulary in which `token_id` finds a token; None if it has none."""
+        """The tokens of the vocabulary in which `token_id` looks up a token; None if it has none
+        for infill.
+        """
         for names in INFILL:
             before, after, middle = map(token_id, names)
             if before is not None and after is not None and middle is not None:
@@ -67,9 +69,9 @@ def _first(token_id: Callable[[str], int | None], names: Sequence[str]) -> int |
 
 @dataclass(frozen=True, slots=True)
 class InfillParts:
-    """Token ids of the texts of a prompt: `before` and `after` what is written, what is `begun` of
-    it, and of each file its name and its text, the one that matters least first. `lead`: the
-    tokens with which the model's texts begin.
+    """The token ids of a prompt's texts: `before` and `after` the middle, its beginning `begun`,
+    and the name and text of each file, the least important file first. `lead` are the tokens that
+    the model's texts begin with.
     """
 
     before: Ids
@@ -81,8 +83,8 @@ class InfillParts:
 
 @dataclass(frozen=True, slots=True)
 class InfillIds:
-    """A whole prompt. `boundaries`: where the files end, and where what is written begins.
-    `num_left_out`: how many files have no room.
+    """A whole prompt. `boundaries` are the ends of the files, and the beginning of the middle.
+    `num_left_out` is the number of files that did not fit.
     """
 
     ids: list[int]
@@ -91,9 +93,9 @@ class InfillIds:
 
 
 def infill_ids(tokens: InfillTokens, parts: InfillParts, encode: Encode, room: int) -> InfillIds:
-    """The prompt of `parts`. The first files are left out if it would exceed `room` tokens, which
-    the other parts may exceed all the same. What is begun comes last, so that prompts in which only
-    that grows share all that precedes it.
+    """The prompt of `parts`. The first files are left out if it would exceed `room` tokens; the
+    other parts may exceed `room`. The beginning of the middle comes last, so that prompts in which
+    only that part grows share everything before it.
     """
     around = [tokens.before, *parts.before, tokens.after, *parts.after, tokens.middle]
     room -= len(parts.lead) + len(around) + len(parts.begun)
@@ -108,7 +110,7 @@ def infill_ids(tokens: InfillTokens, parts: InfillParts, encode: Encode, room: i
 def _files(
     tokens: InfillTokens, files: Sequence[tuple[Ids, Ids]], encode: Encode, room: int
 ) -> tuple[list[int], int]:
-    """The last of `files` that `room` tokens hold, and how many are left out."""
+    """The last of `files` that fit into `room` tokens, and the number of files left out."""
     if not files:
         return [], 0
     lead = [] if tokens.repository is None else [tokens.repository, *encode(REPOSITORY_NAME)]

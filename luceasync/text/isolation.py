@@ -1,4 +1,4 @@
-"""A chat template in a process that can be killed: no template hangs or fills this one.
+"""A chat template in a process that can be killed: no template can hang or fill this process.
 
 Owns that process and the limits of a rendering. The program is luceasync.text.sandbox.
 """
@@ -29,16 +29,17 @@ from luceasync.errors import ModelError, TemplateOverrun, TemplateRefusal, Unava
 from luceasync.text import sandbox
 from luceasync.text.template import TemplateSource
 
-# Isolated from everything but luceasync and jinja2, wherever they are installed; that way it also
-# starts fast.
+# Isolated from everything but luceasync and jinja2, wherever they are installed; this also makes it
+# start fast.
 START = "import sys; sys.path += sys.argv[1:]; from luceasync.text.sandbox import main; main()"
 END_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class RenderLimits:
-    """What one rendering may take: processor time, memory of the process, bytes of text. The wall
-    time is much longer, since the machine may be busy. `wait_s`: for other renderings before it.
+    """The limits of one rendering: processor time, memory of the process, bytes of text. The limit
+    of wall time is much longer, since the machine may be busy. `wait_s` limits the wait for other
+    renderings.
     """
 
     cpu_s: float = 3.0
@@ -49,12 +50,10 @@ class RenderLimits:
 
 
 class IsolatedTemplate:
-    """Renders as ChatTemplate does, in another process. Safe to use from any thread; one rendering
-    runs at a time.
-    """
+    """Renders like ChatTemplate, in another process. Thread-safe; one rendering runs at a time."""
 
     def __init__(self, source: TemplateSource, limits: RenderLimits | None = None) -> None:
-        """Starts the process, and does not wait for it."""
+        """Start the process without waiting for it."""
         self.source: TemplateSource | None = source
         self._source = source
         self._limits = limits or RenderLimits()
@@ -63,7 +62,7 @@ class IsolatedTemplate:
         self._process: _RenderProcess | None = _RenderProcess(source, self._limits)
 
     def close(self) -> None:
-        """End the process and what it renders. Idempotent; from any thread."""
+        """Stop the process and any rendering in it. Idempotent; callable from any thread."""
         self._is_closed = True
         if (process := self._process) is not None:
             process.end()
@@ -87,8 +86,8 @@ class IsolatedTemplate:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> str:
-        """As ChatTemplate.render. Raises TemplateOverrun at a limit, Unavailable if others take
-        long or the engine is shutting down.
+        """Like ChatTemplate.render. Raises TemplateOverrun at a limit, Unavailable if other
+        renderings take too long or the engine is shutting down.
         """
         variables = self._source.variables(messages, tools, add_generation_prompt, kwargs)
         try:
@@ -108,8 +107,8 @@ class IsolatedTemplate:
             self._turn.release()
 
     def _at_second_try(self, ask: Any) -> str:
-        """The answer of the process, which the system may have killed for lack of memory. Raises
-        TemplateOverrun, TemplateRefusal, ModelError and Unavailable.
+        """The answer of the process, with one retry: the system may have killed it for lack of
+        memory. Raises TemplateOverrun, TemplateRefusal, ModelError and Unavailable.
         """
         how = ""
         for _ in range(2):
@@ -129,11 +128,11 @@ class IsolatedTemplate:
 
 
 class _Gone(Exception):
-    """The process has ended; the message says how."""
+    """The process has ended; the message describes how."""
 
 
 class _RenderProcess:
-    """One process, from its start to its end. Used by one thread at a time, but for `end`."""
+    """One process, from its start to its end. Used by one thread at a time, except for `end`."""
 
     def __init__(self, source: TemplateSource, limits: RenderLimits) -> None:
         self._source = source
@@ -159,13 +158,15 @@ class _RenderProcess:
         }
 
     def end(self) -> None:
-        """Kill the process. Idempotent; from any thread: what another one waits for ends."""
+        """Kill the process. Idempotent; callable from any thread: another thread's wait for it
+        ends.
+        """
         with suppress(ProcessLookupError):
             self._popen.kill()
 
     def compiled(self) -> str:
-        """Wait until the template is compiled. Returns no text. Raises as `rendered`, and
-        ModelError.
+        """Wait until the template is compiled. Returns no text. Raises ModelError, and the
+        exceptions of `rendered`.
         """
         if self._begun is not None:
             begun, self._begun = self._begun, None
@@ -198,14 +199,14 @@ class _RenderProcess:
         self._socket.settimeout(max(0.001, deadline - time.monotonic()))
 
     def _ended(self) -> Exception:
-        """What the end of the process means."""
+        """The exception that corresponds to how the process ended."""
         code = self._popen.returncode
         if code == -signal.SIGPROF:
             return TemplateOverrun(f"takes more than {self._limits.cpu_s:g} s")
         return _Gone(f"exit status {code}" if code is None or code >= 0 else f"signal {-code}")
 
     def _read(self, kind: bytes, text: str) -> str:
-        """The text of an answer. Raises what the other kinds mean."""
+        """The text of an answer. Raises the exceptions that other kinds of answers represent."""
         match kind:
             case sandbox.TEXT:
                 return text
@@ -214,7 +215,7 @@ class _RenderProcess:
             case sandbox.BROKEN:
                 raise ModelError(f"{self._source.path}: {text}")
             case sandbox.MEMORY:
-                self._finalizer()  # how much of it is left is unknown
+                self._finalizer()  # how much of the message is left is unknown
                 raise TemplateOverrun(
                     f"takes more than {self._limits.memory_bytes >> 20} MiB of memory"
                 )
@@ -224,17 +225,17 @@ class _RenderProcess:
 
 
 def _roots() -> list[str]:
-    """Where the modules of the program are."""
+    """The directories with the modules of the program."""
     packages = (luceasync, jinja2, markupsafe)
     return list({str(Path(str(package.__file__)).parents[1]): None for package in packages})
 
 
 def _end(popen: subprocess.Popen[bytes], ours: socket.socket, owner_pid: int) -> None:
-    """Kill the process and wait for its end, but for a copy of this one that a fork has made."""
+    """Kill the process and wait for its end, unless this is a forked copy of its owner."""
     ours.close()
     if os.getpid() != owner_pid:
         return
     with suppress(ProcessLookupError):
         popen.kill()
-    with suppress(subprocess.TimeoutExpired):  # it is in the kernel; it ends once it leaves it
+    with suppress(subprocess.TimeoutExpired):  # it ends when it leaves the kernel
         popen.wait(END_S)

@@ -1,7 +1,7 @@
-"""Tool calls in a conversation, in a form that any chat template takes.
+"""Tool calls in a conversation, in a form that any chat template accepts.
 
-Models write calls that break off, and clients send them back as they are. Owns what becomes of
-their arguments. Knows no format of calls.
+Models write calls that break off, and clients send them back unchanged. Owns how their arguments
+are converted. Independent of call formats.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ Call = Mapping[str, Any]
 
 SEPARATOR = "\n\n"  # between a message's text and a call, and between the texts of two calls
 SHORT_ID_CHARS = 9
-# Which ids of calls a template takes: any; nine letters or digits, as Mistral's; or those that name
-# the function, which it shows in no other way, as Kimi's.
+# The ids of calls that a template accepts: any; nine letters or digits, as in Mistral's; or ids
+# that contain the name of the function, which the template shows in no other way, as in Kimi's.
 CallIds = Literal["any", "short", "named"]
 
 
 class Arguments(dict[str, Any]):
-    """The arguments of a call by name. As text, or as JSON, they are `text`: the JSON they were
-    parsed from, as the model wrote it to the space.
+    """The arguments of a call by name. As text and as JSON they are `text`, the JSON that they were
+    parsed from, exactly as the model wrote it.
 
     Some templates list arguments one by one, others insert them into text: `+`, `~` and `{{ }}`
-    must not write a Python dict's repr.
+    must not write the repr of a Python dict.
     """
 
     def __init__(self, values: Mapping[str, Any], text: str) -> None:
@@ -48,17 +48,19 @@ NOTHING = Arguments({}, "{}")
 
 
 class _ReadCalls(NamedTuple):
-    """The calls of a message: those with an object, and the text and id of each other one."""
+    """The calls of a message: those whose arguments are an object, and the text and id of the
+    others.
+    """
 
     whole: list[Call]
     broken: list[tuple[str, str]]
 
 
 def with_parsed_arguments(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages, with call arguments that are an object, or the JSON of one, as Arguments. A
-    message without such calls is the same object. Nothing is changed in place.
+    """The messages, with call arguments that are an object, or the JSON of one, as Arguments.
+    Messages without such calls are returned as they are. Nothing is changed in place.
 
-    Clients send arguments as text; templates that list them one by one want a mapping.
+    Clients send arguments as text; templates that list them one by one require a mapping.
     """
     return [_with_parsed_calls(message) for message in messages]
 
@@ -82,7 +84,7 @@ def _with_parsed_call(call: Any) -> Any:
 
 
 def _parsed(sent: Any) -> Arguments | None:
-    """None for anything but an object, and for what is parsed already."""
+    """The parsed arguments; None for anything but an object, and for Arguments."""
     try:
         if isinstance(sent, Mapping) and not isinstance(sent, Arguments):
             return Arguments(sent, json.dumps(sent, ensure_ascii=False))
@@ -93,10 +95,11 @@ def _parsed(sent: Any) -> Arguments | None:
 
 
 def with_whole_calls(messages: Sequence[Message], *, keep_broken: bool = False) -> list[Message]:
-    """The messages with parsed arguments; empty ones and null are {}, and no calls are no field.
+    """The messages with parsed arguments; empty ones and null become {}, and an empty list of calls
+    is removed.
 
-    A call whose arguments are no object becomes text of its message, and its result a user's
-    message; `keep_broken`: it stays a call, for templates that insert arguments as they are.
+    A call whose arguments are not an object becomes text of its message, and its result a user's
+    message. `keep_broken`: it stays a call, for templates that insert arguments unchanged.
     """
     fitted: list[Message] = []
     broken: set[str] = set()  # ids of calls that have become text
@@ -115,7 +118,9 @@ def with_whole_calls(messages: Sequence[Message], *, keep_broken: bool = False) 
 
 
 def with_ids(messages: Sequence[Message], ids: CallIds) -> list[Message]:
-    """The messages with ids of calls as the template takes them, the same for calls and results."""
+    """The messages with ids of calls in the form that the template accepts, consistent between
+    calls and results.
+    """
     known: dict[str, str] = {}
     fitted: list[Message] = []
     for message in messages:
@@ -134,7 +139,7 @@ def with_ids(messages: Sequence[Message], ids: CallIds) -> list[Message]:
 
 
 def short_id(call_id: str) -> str:
-    """Nine letters or digits for `call_id`, which stays if it consists of as many."""
+    """Nine letters or digits for `call_id`, which is kept if it already consists of nine."""
     if len(call_id) == SHORT_ID_CHARS and call_id.isascii() and call_id.isalnum():
         return call_id
     digest = blake2b(call_id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
@@ -142,8 +147,8 @@ def short_id(call_id: str) -> str:
 
 
 def as_texts(messages: Sequence[Message], *, keep_results: bool = False) -> Iterator[Message]:
-    """The messages as text alone: calls become text of the model, results text of the user unless
-    they are kept. Answers that say nothing are left out.
+    """The messages as text only: calls become text of the model, results text of the user unless
+    they are kept. Answers without text are left out.
     """
     for message in messages:
         if message["role"] == "tool":
@@ -157,10 +162,10 @@ def as_texts(messages: Sequence[Message], *, keep_results: bool = False) -> Iter
 
 
 def one_by_one(messages: Sequence[Message]) -> Iterator[Message]:
-    """The messages with one call each: a message with several becomes as many, each followed by
-    the results of its call.
+    """The messages with at most one call each: a message with several calls becomes several
+    messages, each followed by the results of its call.
     """
-    waiting: list[Message] = []  # calls whose results are still to come
+    waiting: list[Message] = []  # calls whose results have not come yet
     for is_result, group in groupby(messages, lambda message: message["role"] == "tool"):
         if is_result:
             yield from _each_with_results(waiting, list(group))
@@ -173,7 +178,7 @@ def one_by_one(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _split(message: Message) -> list[Message]:
-    """The message with its first call, and one for each other call."""
+    """The message with its first call, followed by a message for each other call."""
     calls = message.get("tool_calls") or ()
     if len(calls) < 2:
         return [message]
@@ -183,7 +188,9 @@ def _split(message: Message) -> list[Message]:
 
 
 def _each_with_results(calls: Sequence[Message], results: list[Message]) -> Iterator[Message]:
-    """The messages with a call, each before the results of its id; the others come last."""
+    """The messages with a call, each followed by the results with its id; other results
+    come last.
+    """
     for i, message in enumerate(calls):
         yield message
         called = {call.get("id") for call in message.get("tool_calls") or ()}
@@ -202,7 +209,7 @@ def call_text(call: Call) -> str:
 
 
 def _results(results: Sequence[Message], broken: set[str]) -> Iterator[Message]:
-    """Results of calls first, since templates want them together."""
+    """Messages in which results of calls come first, since templates expect them together."""
     yield from (each for each in results if each.get("tool_call_id") not in broken)
     yield from (_as_user(each) for each in results if each.get("tool_call_id") in broken)
 
@@ -232,7 +239,7 @@ def _read(calls: Sequence[Call], *, keep_broken: bool) -> _ReadCalls:
 
 
 def _function(call: Call) -> Mapping[str, Any]:
-    """Some clients put the name into the call itself."""
+    """The function of a call; some clients put its fields into the call itself."""
     function = call.get("function")
     return function if isinstance(function, Mapping) else call
 
@@ -248,7 +255,9 @@ def _with_calls(message: Message, calls: _ReadCalls) -> Message:
 
 
 def parsed_arguments(sent: Any) -> Arguments | None:
-    """The arguments of a call that was sent as text or as an object; None for what is no object."""
+    """The arguments of a call that was sent as text or as an object; None if they are not an
+    object.
+    """
     if isinstance(sent, Arguments):
         return sent
     if sent is None or (isinstance(sent, str) and not sent.strip()):
@@ -270,7 +279,7 @@ def _json(value: Any) -> str:
 
 
 def _unicode(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values with U+FFFD for halves of surrogate pairs, which JSON can escape."""
+    """The values with U+FFFD for lone surrogates, which JSON can escape."""
     units = _json(values).encode("utf-16-le", "surrogatepass")
     cleaned: dict[str, Any] = json.loads(units.decode("utf-16-le", "replace"))
     return cleaned

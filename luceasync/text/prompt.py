@@ -1,7 +1,7 @@
-"""A prompt in the model's tokens, the tenant that sent it, and the tool calls it was told.
+"""A prompt in the model's tokens, the tenant that sent it, and the tool calls in its history.
 
-Clients parse the arguments of calls and serialise them again with other whitespace. Restoring the
-model's own text lets a prompt begin with tokens that were computed before.
+Clients parse the arguments of calls and serialise them again with different whitespace. Restoring
+the model's original text lets a prompt begin with tokens whose state was computed before.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class PastCall(NamedTuple):
 
 
 class CallMemory:
-    """The calls of one tenant, by id, and those of earlier runs, by what they say; beyond
-    `max_chars_held` characters the oldest are forgotten. Safe to call from any thread.
+    """The calls of one tenant by id, and calls of earlier runs by their content; beyond
+    `max_chars_held` characters the oldest are dropped. Thread-safe.
     """
 
     def __init__(self, max_chars_held: int = MAX_CHARS_HELD) -> None:
@@ -45,7 +45,7 @@ class CallMemory:
         self._hold(call_id, arguments)
 
     def relearn(self, calls: Iterable[PastCall]) -> None:
-        """Remember calls of an earlier run. The last of those that say the same counts."""
+        """Remember calls of an earlier run. Of calls with the same content, the last one counts."""
         for name, arguments in calls:
             said = _said(name, arguments)
             if said is not None:
@@ -59,7 +59,7 @@ class CallMemory:
                 self._num_chars -= len(self._written.popitem(last=False)[1])
 
     def recall(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The messages, with arguments as the model wrote them where they are equal as JSON."""
+        """The messages, with arguments as the model wrote them wherever they are equal as JSON."""
         return [self._message(message) for message in messages]
 
     def _message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -111,7 +111,9 @@ class CallRecorder:
 
 
 def _said(name: Any, arguments: str) -> str | None:
-    """What a call says, however it is written; no id of a call looks like it."""
+    """A key for the content of a call, however it is written, that is distinct from all ids of
+    calls.
+    """
     try:
         return json.dumps([name, json.loads(arguments)], sort_keys=True)
     except (ValueError, RecursionError):
@@ -127,9 +129,9 @@ def _are_equal_json(one: str, other: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Clients that share cached prefixes, and what was said to them.
+    """Clients that share cached prefixes, and the texts and calls generated for them.
 
-    `key`: 32 bytes, the hash key of their nodes.
+    `key` is the hash key of their nodes, 32 bytes.
     """
 
     key: bytes = field(repr=False)
@@ -141,14 +143,15 @@ class Tenant:
 class RenderedPrompt:
     """The prompt of one request as token ids.
 
-    `text`: the rendered text, under which the answer is remembered; None if the prompt came as
-    ids or is only to be cached. `boundaries`: where turns end. `answer_returns(generated_ids)`:
-    whether a later prompt may begin with this one and that answer. `tools_end`: where prompts with
-    the same tools and another system message diverge. `new_pieces`: makes the parser of an answer.
-    `before`: what comes before the text of an answer. `marks`: number of tokens before each cache
-    mark of the client. `ends`: tokens that end the answer, besides those that end a text.
-    `num_left_out`: files that had no room in it. `has_unknown_answers`: it may hold answers whose
-    ids the history does not have: another server may have given them.
+    `text` is the rendered text, under which the answer is remembered; None if the prompt came as
+    ids or is only to be cached. `boundaries` are the ends of turns.
+    `answer_returns(generated_ids)`: whether a later prompt may begin with this one and that answer.
+    `tools_end` is where prompts with the same tools and another system message diverge.
+    `new_pieces` makes the parser of an answer. `before` is the kind of reasoning before the text of
+    an answer. `marks` are the numbers of tokens before each cache mark of the client. `ends` are
+    tokens that end the answer, in addition to those that end a text. `num_left_out` is the number
+    of files that did not fit. `has_unknown_answers`: the prompt may contain answers whose ids are
+    not in the history, since another server may have generated them.
     """
 
     tenant: Tenant

@@ -1,8 +1,8 @@
-"""Fits a conversation to a chat template, which is tried out once: some take one system message,
-and only first.
+"""Adapts a conversation to a chat template, which is tried out once: some accept a system message
+only at the beginning, for example.
 
-Agents send system messages in the middle of a conversation, two at its beginning, or two user
-messages in a row, and calls that broke off. What the template takes stays as it is.
+Agents send system messages in the middle of a conversation, two at its beginning, two user messages
+in a row, and calls that broke off. What the template accepts is left unchanged.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ FitMessages = Callable[[Sequence[Message]], list[Message]]
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
 SEPARATOR = "\n\n"  # between the texts of merged messages
 REASONING = "reasoning_content"
-REASONING_FIELDS = (REASONING, "thinking", "reasoning")  # of a message, by what templates read
+REASONING_FIELDS = (REASONING, "thinking", "reasoning")  # that templates read
 BROKEN = '{"a": "brok'  # arguments of a call that broke off
 WORD, RESULT = "word0", "result0"
 SECOND = "word1"  # in the arguments of a second call
-LONG_ID = "call_00000000000000000000000a"  # as this server makes them
+LONG_ID = "call_00000000000000000000000a"  # in the form that this server generates
 PROBE = {"id": "call00000", "type": "function"}
 TOOL = {
     "type": "function",
@@ -48,12 +48,12 @@ TOOL = {
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Which orders a template takes: two system messages at the beginning, one later on, and two
-    user messages in a row. `broken_calls`: it inserts arguments that are no object as they are.
-    `calls`, `results`: it shows calls, and their results; if it drops either, that becomes text.
-    `bare_calls`: it shows calls only beside the content None. `one_call`: it shows a second call of
-    a message only as a message of its own. `reasoning`: the field in which it
-    looks for a message's reasoning. `ids`: those of calls.
+    """The orders of messages that a template accepts: two system messages at the beginning, one
+    later on, and two user messages in a row. `broken_calls`: it inserts arguments that are not an
+    object unchanged. `calls`, `results`: it shows calls, and their results; if it drops either,
+    they become text. `bare_calls`: it shows calls only beside the content None. `one_call`: it
+    shows a second call only if it is in its own message. `reasoning`: the field of a message's
+    reasoning. `ids`: the form of calls' ids.
     """
 
     two_systems: bool = True
@@ -69,8 +69,8 @@ class Roles:
 
     @classmethod
     def of(cls, template: Template, tools: Tools = None) -> Roles:
-        """Probe `template` with each order. One whose text it drops counts as refused. `tools`:
-        those that are offered, without which some templates show no calls.
+        """Probe `template` with each order. An order whose text it drops counts as refused. `tools`
+        are offered to it, since some templates show no calls without tools.
         """
         probe = _Probe(template, tools)
 
@@ -82,7 +82,7 @@ class Roles:
                 return False
             return all(message["content"] in rendered for message in messages)
 
-        if not takes(USER):  # nothing can be learned about it
+        if not takes(USER):  # nothing can be learned about the template
             return cls()
         call = f'{{"a": "{WORD}"}}'
         drops_calls = probe.drops(WORD, call)
@@ -102,8 +102,9 @@ class Roles:
         )
 
     def fit(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages in an order that the template takes: late system messages become the user's,
-        neighbours that must not be two are merged, and calls that broke off become text.
+        """The messages in an order that the template accepts: late system messages become user
+        messages, neighbours with the same role are merged where necessary, and calls that broke off
+        become text.
         """
         fitted = with_whole_calls(messages, keep_broken=self.broken_calls)
         if self.one_call:
@@ -129,24 +130,25 @@ class Roles:
 
     @property
     def fits(self) -> tuple[FitMessages, ...]:
-        """`fit`, and what to try in turn if the template refuses what it made."""
+        """`fit`, and the alternatives to try in turn if the template refuses its result."""
         return self.fit, self.fit_thinking_aloud, self.fit_with_pauses, self.fit_as_texts
 
     def fit_thinking_aloud(self, messages: Sequence[Message]) -> list[Message]:
-        """As `fit`, with the text beside a call as the end of its reasoning: some templates take
-        one of them.
+        """Like `fit`, with the text beside a call at the end of its reasoning: some templates
+        accept only one of the two.
         """
         return self.fit([_thinking_aloud(message) for message in messages])
 
     def fit_with_pauses(self, messages: Sequence[Message]) -> list[Message]:
-        """As `fit`, with an empty answer before each message of the user that follows a call or its
-        result: some templates count those as no turn.
+        """Like `fit`, with an empty answer before each user message that follows a call or its
+        result: some templates do not count these as turns.
         """
         return self.fit(list(_with_pauses(messages)))
 
     def fit_as_texts(self, messages: Sequence[Message]) -> list[Message]:
-        """A conversation of texts that take turns, the user's first, for a template that refuses
-        what `fit` made: two calls at once, a user's message after a result.
+        """A conversation of texts with alternating roles, beginning with the user, for a template
+        that refuses the result of `fit`: for example two calls at once, or a user message after a
+        result.
         """
         answers = list(_merged(ASSISTANT, list(as_texts(messages))))
         turns = list(_merged(USER, answers))
@@ -164,13 +166,13 @@ class _Probe:
     tools: Tools
 
     def shows(self, word: str, arguments: str = "{}", **fields: str | None) -> bool:
-        """Whether the template writes `word`, which is in a call's arguments or in the fields of
-        its message.
+        """Whether the template writes `word`, which occurs in a call's arguments or in the fields
+        of its message.
         """
         return word in self._called(arguments, fields=fields)
 
     def drops(self, word: str, arguments: str = "{}") -> bool:
-        """Whether the template takes a call and its result, but does not write `word`."""
+        """Whether the template accepts a call and its result, but does not write `word`."""
         rendered = self._called(arguments)
         return bool(rendered) and word not in rendered
 
@@ -250,7 +252,7 @@ def _with_late_systems_as_users(messages: Sequence[Message]) -> Iterator[Message
 
 
 def _merged(role: str, messages: Sequence[Message]) -> Iterator[Message]:
-    """The messages with each run of `role` merged into its first one, which keeps its other
+    """The messages with each run of `role` merged into its first message, which keeps its other
     fields.
     """
     for is_role, group in groupby(messages, lambda message: message["role"] == role):

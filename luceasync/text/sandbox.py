@@ -1,8 +1,8 @@
 """The sandbox that chat templates run in, and the program of a process that renders one.
 
-A template comes with a model from anywhere: it may loop for ever, or ask for all memory. The
-process bounds its own memory and processor time, so it ends even if its parent is gone. Imports
-only what starts fast. Started by luceasync.text.template.
+A template comes with a model from any source: it may loop forever, or allocate all memory. The
+process limits its own memory and processor time, so it ends even if its parent is gone. Imports
+only modules that load fast. Started by luceasync.text.isolation.
 """
 
 from __future__ import annotations
@@ -25,17 +25,15 @@ from luceasync.errors import ModelError, TemplateRefusal
 from luceasync.text.past_calls import Arguments
 
 MAX_ERROR_CHARS = 2000
-MAX_REFUSAL_BYTES = 1 << 16  # of that many characters, and the words around them
-PIECE_BYTES = 1 << 16  # that are received at once
-HEADER = struct.Struct("<cQ")  # the kind of a message, and how many bytes follow
+MAX_REFUSAL_BYTES = 1 << 16  # for as many characters, and the words around them
+PIECE_BYTES = 1 << 16  # received at once
+HEADER = struct.Struct("<cQ")  # the kind of a message, and the number of bytes that follow
 # Kinds of messages: an order, and the answers to one.
 ORDER, TEXT, REFUSED, BROKEN, MEMORY, LENGTH = b"O", b"T", b"R", b"B", b"M", b"L"
 
 
 class SandboxedTemplate:
-    """A compiled template. `render` is safe to call from any thread, and as costly as the template
-    is.
-    """
+    """A compiled template. `render` is thread-safe, and as expensive as the template."""
 
     def __init__(self, source: str) -> None:
         """Raises ModelError for a source that does not compile."""
@@ -45,29 +43,29 @@ class SandboxedTemplate:
             raise ModelError(
                 f"the chat template does not compile: line {error.lineno}: {error.message}"
             ) from error
-        except (SyntaxError, ValueError, RecursionError) as error:  # of the code made from it
+        except (SyntaxError, ValueError, RecursionError) as error:  # of the compiled code
             raise ModelError(f"the chat template does not compile: {error}") from error
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """The text. Raises TemplateRefusal if the template does not take the variables, and
-        MemoryError.
+        """The rendered text. Raises TemplateRefusal if the template does not accept the variables,
+        and MemoryError.
         """
         try:
             return self._template.render(variables)
         except MemoryError:
             raise
-        except Exception as error:  # templates call whatever methods their values have
+        except Exception as error:  # templates may call any method of their values
             raise refusal(str(error)) from error
 
 
 def refusal(why: str) -> TemplateRefusal:
-    """The error of messages that a template does not take."""
+    """The error for messages that a template does not accept."""
     words = f"The model's chat template refused the messages: {why[:MAX_ERROR_CHARS]}"
     return TemplateRefusal(words, param="messages")
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}` marks an answer for training; here only its body matters."""
+    """`{% generation %}` marks an answer for training; only its body matters here."""
 
     tags = {"generation"}  # noqa: RUF012 - the base declares it so
 
@@ -118,15 +116,15 @@ def _strftime_now(form: str) -> str:
 
 
 def order_bytes(variables: Mapping[str, Any]) -> bytes:
-    """The variables of one rendering for the process. Raises ValueError and RecursionError as
-    json.dumps does.
+    """The variables of one rendering, encoded for the process. Raises ValueError and RecursionError
+    like json.dumps.
     """
     places = [[*place, text] for place, text in _arguments_in(variables.get("messages") or ())]
     return json.dumps({"variables": variables, "arguments": places}).encode()
 
 
 def read_order(order: bytes) -> dict[str, Any]:
-    """The variables of `order_bytes`."""
+    """The variables that `order_bytes` encoded."""
     read = json.loads(order)
     variables: dict[str, Any] = read["variables"]
     for *place, last, text in read["arguments"]:
@@ -138,7 +136,7 @@ def read_order(order: bytes) -> dict[str, Any]:
 
 
 def _arguments_in(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[list[Any], str]]:
-    """The places of Arguments among the calls of messages, and their texts."""
+    """The paths of Arguments among the calls of messages, and their texts."""
     for i, message in enumerate(messages):
         if message.get("tool_calls"):
             yield from _arguments_below(message["tool_calls"], [i, "tool_calls"])
@@ -157,7 +155,7 @@ def _arguments_below(value: Any, place: list[Any]) -> Iterator[tuple[list[Any], 
 
 
 def message(kind: bytes, payload: bytes) -> bytes:
-    """A message in one piece: its reader wakes up once."""
+    """A message in one buffer, so that its reader wakes up once."""
     return HEADER.pack(kind, len(payload)) + payload
 
 
@@ -166,9 +164,9 @@ def receive(
     most_bytes: int | None = None,
     go_on: Callable[[], None] = lambda: None,
 ) -> tuple[bytes, bytearray]:
-    """The kind and the payload of the next message, the only one that is under way. `go_on` is
-    called before it waits again for more of it. Raises EOFError at the end of the stream, and for
-    more than `most_bytes`.
+    """The kind and the payload of the next message; no other may follow it yet. `go_on` is called
+    before each further wait. Raises EOFError at the end of the stream, and for more than
+    `most_bytes`.
     """
     found = bytearray(channel.recv(PIECE_BYTES))
     num_bytes = HEADER.size
@@ -190,7 +188,7 @@ def receive(
 
 
 class _Program:
-    """Renders what its parent asks for, until the parent closes the channel."""
+    """Renders its parent's orders until the parent closes the channel."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -224,7 +222,7 @@ class _Program:
         return bytes(receive(self._channel)[1])
 
     def _answer(self, work: Any) -> None:
-        """Send the text that `work` returns, or what it raised."""
+        """Send the text that `work` returns, or the exception that it raised."""
         signal.setitimer(signal.ITIMER_PROF, self._limit_s)  # its signal ends the process
         try:
             kind, payload = TEXT, work().encode("utf-8", "surrogatepass")
@@ -241,8 +239,8 @@ class _Program:
 
 
 def main() -> None:
-    """Serve the socket that is the standard input."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C means the parent, which ends this
+    """Serve the socket on standard input."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     channel = socket.socket(fileno=os.dup(0))
     try:

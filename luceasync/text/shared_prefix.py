@@ -1,8 +1,9 @@
-"""What later prompts share with a prompt, and whether one can begin with it and its answer.
+"""The tokens that later prompts share with a prompt, and whether one can begin with it and its
+answer.
 
 Shared text is found by rendering the prompt with other words in one place, and mapped from
-characters to tokens. Answers are tried: templates drop reasoning, or open old ones differently.
-Knows no cache.
+characters to tokens. Answers are tried out: templates drop reasoning, or open old answers
+differently. Independent of caches.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from luceasync.text.tokenizer import Tokenizer
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]] | None
 
-MAX_MARKS = 4  # of a prompt, the last ones: each takes two renderings
-# Replacement words without a common first character: at least one of them differs from the
-# original there.
+MAX_MARKS = 4  # the last marks of a prompt; each takes two renderings
+# Replacement words with different first characters: at least one of them differs from the original
+# in its first character.
 PROBES = ("0", "a")
 SYSTEM_ROLES = ("system", "developer")
-USER_TURN = {"role": "user", "content": "0"}  # some templates refuse a chat without one
+USER_TURN = {"role": "user", "content": "0"}  # some templates refuse a chat without a user's turn
 
 REASONING, CONTENT = "thought", "said"  # of the answer that is tried
 OPENING = "<think>"  # written by a model that opens its reasoning itself
@@ -39,20 +40,18 @@ WITH_REASONING = f"{OPENING}\n{REASONING}\n</think>\n\n{CONTENT}"
 CLOSING = "</think>"
 MAX_FORMS = 1024  # of chats, whose results are kept
 LEADING_TAG = re.compile(r"\s*<[^<>\s]{1,32}>")
-REPLAY_S = 2.0  # renderings take milliseconds, unless the machine or the template is very slow
+REPLAY_S = 2.0  # a rendering takes milliseconds, unless the machine or the template is very slow
 CALL = {"id": "0", "type": "function", "function": {"name": "f", "arguments": {}}}
 
 
 class CommonPrefix:
-    """Counts the tokens that a prompt shares with texts whose tokens are unknown. Safe to call from
-    any thread.
-    """
+    """Counts the tokens that a prompt shares with texts whose tokens are unknown. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._num_bytes = _TokenLengths(tokenizer)
 
     def num_tokens(self, text: str, ids: Sequence[int], others: Iterable[str]) -> int:
-        """How many of the first `ids`, which spell `text`, lie in the prefix that `text` shares
+        """How many of the first `ids`, which spell `text`, lie within the prefix that `text` shares
         with all of `others`.
         """
         shared = text[: min(_num_shared_chars(text, other) for other in others)]
@@ -89,8 +88,8 @@ def marked_tokens(
     """The number of `ids` before each cache mark of a client.
 
     `render(messages)` is `text`, which `ids` spell. A mark is a message's index and a number of
-    characters of its content. Marks at the end of a message are left out: ends of turns are kept
-    anyway.
+    characters of its content. Marks at the end of a message are left out: the ends of turns are
+    kept anyway.
     """
     found = []
     for message, num_chars in marks[-MAX_MARKS:]:
@@ -117,7 +116,7 @@ def begun_answer(
     template: Template, messages: Sequence[Message], tools: Tools, **kwargs: Any
 ) -> str:
     """The prompt's text up to the end of the last message's content, which is the beginning of the
-    answer. Raises RequestError as Template.render does, and if the template drops that content.
+    answer. Raises RequestError like Template.render, and if the template drops that content.
     """
     *before, last = messages
     one, other = (
@@ -142,12 +141,12 @@ def shared_ids(
     tools: Tools = None,
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> array[int]:
-    """The ids with which every prompt begins that continues `messages` with a user's turn, up to
-    the beginning of that turn.
+    """The ids that every prompt begins with that continues `messages` with a user's turn, up to the
+    beginning of that turn.
 
     Depending on what follows, templates refuse a lone system message, move it into the user's turn,
-    or drop parts of older answers. So two prompts that differ in that turn alone are compared.
-    Raises RequestError as Template.render and `encode` do.
+    or drop parts of older answers. So two prompts that differ only in that turn are compared.
+    Raises RequestError like Template.render and `encode`.
     """
 
     variables = {**(template_kwargs or {}), "add_generation_prompt": False}
@@ -162,7 +161,7 @@ def shared_ids(
     ends = turns.ends(shared)
     if not ends:
         return shared
-    # What follows the last boundary opens the user's turn; cut it off if it says nothing more.
+    # The text after the last boundary opens the user's turn; cut it off if it has no other content.
     opening, alone = shared[ends[-1] :], ids_of(PROBES[0])
     begin = max([0, *turns.ends(alone)])
     is_empty = alone[begin : begin + len(opening)] == opening
@@ -170,9 +169,8 @@ def shared_ids(
 
 
 class ToolsBlock:
-    """Finds where the tools end in a prompt whose template puts a system message after them in the
-    same turn: an agent's subagents share its tools, but not its system message. Safe to call from
-    any thread.
+    """Finds the end of the tools in a prompt whose template puts a system message after them in the
+    same turn: an agent's subagents share its tools, but not its system message. Thread-safe.
     """
 
     def __init__(self, template: Template, prefix: CommonPrefix) -> None:
@@ -187,9 +185,9 @@ class ToolsBlock:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> int | None:
-        """How many of the first `ids` are shared by prompts that differ in their system message
-        alone. `text`, which `ids` spell, is rendered from the other arguments. None without tools
-        or system message; near 0 where the template puts tools after it.
+        """How many of the first `ids` are shared by prompts that differ only in their system
+        message. `text`, which `ids` spell, is rendered from the other arguments. None without tools
+        or system message; near 0 if the template puts tools after it.
         """
         if not tools or not messages or messages[0]["role"] not in SYSTEM_ROLES:
             return None
@@ -205,9 +203,9 @@ class ToolsBlock:
 
 
 class ReplayResults:
-    """What was found for chats of the same form: their roles, the fields of their messages, and
-    what templates look for in texts. A template that looks for something else loses cached tokens,
-    no right answer. Safe to use from any thread.
+    """Results for chats of the same form: their roles, the fields of their messages, and the words
+    that templates look for in texts. If a template looks for other words, cached tokens may be
+    lost, but answers stay correct. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -248,9 +246,9 @@ class ReplayCheck:
     with `opening_id`, which opens reasoning, and for others. `opening_id` None: not in the
     vocabulary.
 
-    Each kind is tried once, on first use, since rendering a long chat again takes a while. Safe to
-    call from any thread; a call returns `limit_s` after the first one at the latest, so the engine
-    thread never waits for the renderings of other chats.
+    Each kind is tried once, on first use, since rendering a long chat again takes a while.
+    Thread-safe; a call returns at most `limit_s` after the first one, so the engine thread never
+    waits for the renderings of other chats.
     """
 
     def __init__(
@@ -262,8 +260,8 @@ class ReplayCheck:
         results: ReplayResults | None = None,
         form: Hashable = None,
     ) -> None:
-        """`others` and `reasoning` try, and return None if that was not possible. `results`: those
-        of other chats, `form`: of this one.
+        """`others` and `reasoning` try out the two kinds, and return None if that was not possible.
+        `results` are shared with other chats; `form` is that of this chat.
         """
         self._tries = {False: others, True: reasoning}  # by whether the answer opens reasoning
         self._kept, self._form = ReplayResults() if results is None else results, form
@@ -274,7 +272,7 @@ class ReplayCheck:
 
     @classmethod
     def always(cls) -> ReplayCheck:
-        """For a prompt without a template: every answer may come back."""
+        """For a prompt without a template: any answer may come back."""
         results = ReplayResults()
         results.put((False, None), True)
         return cls(results=results)
@@ -291,7 +289,7 @@ class ReplayCheck:
         results: ReplayResults | None = None,
     ) -> ReplayCheck:
         """The check for answers to the prompt `text`, which `template` renders from the other
-        arguments. `results` of the same template are used, and added to.
+        arguments. Reads `results` of the same template, and adds to them.
         """
         has_tools, variables = bool(tools), template_kwargs or {}
 
@@ -314,7 +312,7 @@ class ReplayCheck:
 
     def __call__(self, generated_ids: Sequence[int]) -> bool:
         """Whether a later prompt may begin with this complete answer; False while that is unknown:
-        the answer is then computed again.
+        the answer's state is then computed again.
         """
         found = self._found_or_begun(generated_ids)
         if isinstance(found, bool):
@@ -326,13 +324,13 @@ class ReplayCheck:
             return False
 
     def begin(self, generated_ids: Sequence[int]) -> None:
-        """Begin to find out what a call with an answer that begins so would return, and do not wait
-        for it. No-op if that is known.
+        """Start to determine the result of a call for an answer that begins with these ids, without
+        waiting. No-op if it is known.
         """
         self._found_or_begun(generated_ids)
 
     def _found_or_begun(self, generated_ids: Sequence[int]) -> bool | tuple[Future[bool], float]:
-        """What is known, else the result to come and when it was begun."""
+        """The result if known, otherwise its future and when it was begun."""
         opens_reasoning = len(generated_ids) > 0 and generated_ids[0] == self._opening_id
         if (known := self._kept.get((opens_reasoning, self._form))) is not None:
             return known
@@ -342,7 +340,7 @@ class ReplayCheck:
             return self._results[opens_reasoning]
 
     def _try(self, opens_reasoning: bool) -> Future[bool]:
-        """Try in a thread of its own."""
+        """Try in a separate thread."""
         result: Future[bool] = Future()
 
         def run() -> None:
@@ -352,7 +350,7 @@ class ReplayCheck:
                     self._kept.put((opens_reasoning, self._form), found)
                 result.set_result(bool(found))
             except BaseException as error:
-                result.set_exception(error)  # raised to all that ask
+                result.set_exception(error)  # raised in all callers
 
         threading.Thread(target=run, name="replay-check", daemon=True).start()
         return result
@@ -366,14 +364,14 @@ def _is_replayed(
     variables: Mapping[str, Any],
     tried: Iterator[tuple[str, list[Message]]],
 ) -> bool | None:
-    """Whether any continuation begins with the prompt and its answer. Also true if the template
-    refuses them all: then nothing is known. None: it could not be rendered.
+    """Whether any continuation begins with the prompt and its answer. True if the template refuses
+    all of them, since nothing is known then. None: they could not be rendered.
     """
     is_known = False
     for start, continuation in tried:
         try:
             later = template.render([*messages, *continuation], tools, **variables)
-        except (TemplateOverrun, Unavailable):  # a later prompt could not be rendered, or not now
+        except (TemplateOverrun, Unavailable):  # later prompts could not be rendered, or not now
             return None
         except RequestError:
             continue
@@ -384,8 +382,8 @@ def _is_replayed(
 
 
 def _continuations(*, has_tools: bool) -> Iterator[tuple[str, list[Message]]]:
-    """How an answer starts, and the messages that continue the prompt, the answer first: without
-    reasoning, and with reasoning that the template opens, if any does.
+    """The beginning of an answer, and the messages that continue the prompt, the answer first:
+    without reasoning, and with reasoning that the template opens, if any does.
     """
     plain = {"role": "assistant", "content": CONTENT}
     yield from _followed(CONTENT, plain, has_tools=has_tools)

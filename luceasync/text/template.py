@@ -1,6 +1,6 @@
 """The chat template of a model: where it is found, and where turns end in what it renders.
 
-Knows nothing of HTTP or of what a message may contain.
+Independent of HTTP and of what a message may contain.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ NO_TEMPLATE = (
     "The model has no chat template, so it takes no chats: use /v1/completions, or add a "
     f"{JINJA} to the model."
 )
-TRIAL_S = 60.0  # of a busy machine; an idle one takes some ten milliseconds
+TRIAL_S = 60.0  # on a busy machine; an idle one takes some ten milliseconds
 _RESERVED = frozenset({"messages", "tools"})
 
 
 class Template(Protocol):
-    """Renders messages to a prompt's text, as ChatTemplate does."""
+    """Renders messages to a prompt's text, like ChatTemplate."""
 
     def render(
         self,
@@ -45,8 +45,8 @@ class Template(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TemplateSource:
-    """A chat template as text, not compiled yet. `path`: the model that it is from. `tool_use`: the
-    source for chats with tools; None: the same. `special_tokens`: bos_token and the like.
+    """A chat template as text, not compiled yet. `path` is the path of its model. `tool_use` is the
+    source for chats with tools; None: the same. `special_tokens` are bos_token and similar tokens.
     """
 
     path: Path
@@ -56,9 +56,9 @@ class TemplateSource:
 
     @classmethod
     def find(cls, model_dir: Path, gguf: GgufModel | None = None) -> TemplateSource | None:
-        """The template of `model_dir`: chat_template.jinja, else chat_template in
-        tokenizer_config.json. For a GGUF file, or a directory with one: that of the file, else the
-        chat_template.jinja beside it. None for a model without any.
+        """The template of `model_dir`: chat_template.jinja, otherwise chat_template in
+        tokenizer_config.json. For a GGUF file, or a directory with one: that of the file, otherwise
+        the chat_template.jinja beside it. None for a model without a template.
 
         Raises ModelError if it cannot be read.
         """
@@ -95,7 +95,9 @@ class TemplateSource:
         add_generation_prompt: bool,
         kwargs: Mapping[str, Any],
     ) -> dict[str, Any]:
-        """What a template is rendered with. Raises RequestError for reserved `kwargs`."""
+        """The variables that the template is rendered with. Raises RequestError for reserved
+        `kwargs`.
+        """
         reserved = sorted(_RESERVED & kwargs.keys())
         if reserved:
             raise RequestError(
@@ -113,8 +115,8 @@ class TemplateSource:
 
 
 class ChatTemplate:
-    """A model's chat template, rendered in this process: for one that is trusted. `render` is safe
-    to call from any thread.
+    """A model's chat template, rendered in this process: for a trusted template. `render` is
+    thread-safe.
     """
 
     def __init__(
@@ -124,7 +126,8 @@ class ChatTemplate:
         tool_source: str | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        """`tool_source` is rendered if there are tools. `variables`: bos_token and the like.
+        """`tool_source` is rendered if there are tools. `variables` are bos_token and similar
+        tokens.
 
         Raises ModelError for a source that does not compile.
         """
@@ -159,8 +162,8 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> str:
-        """The prompt's text. `kwargs` are further template variables, from the request. Arguments
-        of calls may be objects or their JSON.
+        """The prompt's text. `kwargs` are further template variables from the request. Arguments of
+        calls may be objects or their JSON.
 
         Raises RequestError if the template refuses the messages, or for reserved `kwargs`.
         """
@@ -169,23 +172,23 @@ class ChatTemplate:
 
 
 class OwnTemplate(Template, Protocol):
-    """The template of a model, and where it is from; None: the model has none."""
+    """The template of a model with its source; None: the model has none."""
 
     @property
     def source(self) -> TemplateSource | None: ...
 
     def close(self) -> None:
-        """End what renders. Idempotent; from any thread."""
+        """Stop the renderer. Idempotent; callable from any thread."""
         ...
 
 
 class NoTemplate:
-    """Stands for the template of a model that has none: it refuses every chat."""
+    """The template of a model without one: refuses every chat."""
 
     source = None
 
     def close(self) -> None:
-        """Nothing is to be ended."""
+        """No-op."""
 
     def render(
         self,
@@ -196,13 +199,13 @@ class NoTemplate:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> str:
-        """Raises RequestError."""
+        """Raise RequestError."""
         raise RequestError(NO_TEMPLATE, param="messages", code="no_chat_template")
 
 
 class TextParts:
-    """Renders as `template`, which shows texts only as lists of parts, as those of models for
-    images do.
+    """Renders like `template`, which shows texts only as lists of parts, as templates of vision
+    models do.
     """
 
     def __init__(self, template: Template) -> None:
@@ -217,7 +220,7 @@ class TextParts:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> str:
-        """As ChatTemplate.render."""
+        """Like ChatTemplate.render."""
         return self._template.render(
             [in_parts(message) for message in messages],
             tools,
@@ -233,7 +236,7 @@ def in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def wants_parts(template: Template) -> bool:
-    """Whether `template` shows what a user says only as a list of parts."""
+    """Whether `template` shows the user's text only if it is a list of parts."""
     text = "probe of a text"
 
     def is_shown(tried: Template) -> bool:
@@ -246,8 +249,8 @@ def wants_parts(template: Template) -> bool:
 
 
 class StartTrial:
-    """Renders as `template` while a model is being started: one that exceeds a limit, or takes long
-    for all of the trial together, is an error of the model.
+    """Renders like `template` while a model is being started: a template that exceeds a limit, or
+    takes too long for the whole trial, is an error of the model.
     """
 
     def __init__(self, template: Template, path: Path, limit_s: float = TRIAL_S) -> None:
@@ -265,7 +268,7 @@ class StartTrial:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> str:
-        """As ChatTemplate.render; raises ModelError at a limit."""
+        """Like ChatTemplate.render; raises ModelError at a limit."""
         begin = time.monotonic()
         try:
             return self._template.render(
@@ -284,7 +287,7 @@ class StartTrial:
 
 @dataclass(frozen=True, slots=True)
 class TurnBoundaries:
-    """Finds where the turns of a prompt end. `start_id`: the special token that every turn begins
+    """Finds the ends of turns in a prompt. `start_id` is the special token that every turn begins
     with; None: unknown.
 
     A boundary is the index of a turn's first token, just after the previous turn's last one.
@@ -314,7 +317,7 @@ class TurnBoundaries:
         packed, start = (array("i", ids).tobytes() for ids in (prompt_ids, [self.start_id]))
         found, at = [], packed.find(start, len(start))
         while at > 0:
-            if at % len(start) == 0:  # else it matched across two ids
+            if at % len(start) == 0:  # otherwise it matched across two ids
                 found.append(at // len(start))
             at = packed.find(start, at + 1)
         return found

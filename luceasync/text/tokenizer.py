@@ -1,6 +1,6 @@
 """Text to token ids and back, from the files of a Hugging Face model directory, or a GGUF file.
 
-Owns the vocabulary: what each id means, which are special, which end a text. Knows no chat.
+Owns the vocabulary: what each id means, which are special, which end a text. Independent of chats.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from luceasync.text.infill import InfillTokens
 
 SMALL_CHARS = 4096  # encoded in milliseconds, so the GIL need not be released
 LARGE_CHARS = 1 << 20  # encoding takes a hundred times as many bytes
-CHARS_PER_TOKEN = 8  # longer texts are tried by their beginning first; most have 2 to 5
+CHARS_PER_TOKEN = 8  # the beginning of a longer text is tried first; most texts have 2 to 5
 CUT_TOKENS = 1024  # more than a cut can add: the longest tokens have some hundred characters
 
 
 class Tokenizer:
-    """A fast tokenizer; `encode` and `decode` are safe to call from any thread.
+    """A fast tokenizer; `encode` and `decode` are thread-safe.
 
-    `eos_ids`: the tokens that end a text. `vocab_size`: the highest id plus one.
+    `eos_ids` are the tokens that end a text. `vocab_size` is the highest id plus one.
     """
 
     def __init__(self, definition: str, eos_ids: Iterable[int] = ()) -> None:
-        """`definition`: the text of a tokenizer.json. Raises ModelError if it is invalid."""
+        """`definition` is the text of a tokenizer.json. Raises ModelError if it is invalid."""
         self._backend = _backend(definition)
         self._rules = rules_of(_decoder_of(self._backend))
         self._added = self._backend.get_added_tokens_decoder()
@@ -48,8 +48,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, model_dir: Path, gguf: GgufModel | None = None) -> Tokenizer:
-        """The tokenizer of `model_dir`, with the end tokens that any of its files names.
-        `model_dir` may be a GGUF file, or a directory with one, which has them all.
+        """The tokenizer of `model_dir`, with the end tokens from all of its files. `model_dir` may
+        be a GGUF file, or a directory with one, which contains all of this.
 
         Raises ModelError for a file that is missing or broken, or an end token that does not exist.
         """
@@ -70,7 +70,7 @@ class Tokenizer:
         return tokenizer
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """The ids of `text`, nothing added. With `special`, "<|im_end|>" and the like become
+        """The ids of `text`, without added tokens. With `special`, "<|im_end|>" and the like become
         control tokens, unless they contain a BREAK; without, they are ordinary text. Raises
         RequestError for text that is not Unicode.
         """
@@ -97,11 +97,11 @@ class Tokenizer:
         return ids
 
     def min_tokens(self, text: str, limit: int) -> int:
-        """A lower bound of the number of tokens of `text`, exact enough to tell very long texts: it
-        exceeds `limit` only if the text does.
+        """A lower bound on the number of tokens of `text`, precise enough to detect very long
+        texts: it exceeds `limit` only if the text does.
 
-        Only as long a beginning of the text is encoded as it takes to exceed `limit`. Around the
-        cut tokens may differ from those of the whole text, but not many.
+        Encodes only as much of the beginning as is needed to exceed `limit`. Around the cut, a few
+        tokens may differ from those of the whole text.
         """
         num_chars = CHARS_PER_TOKEN * limit + CUT_TOKENS
         num_tokens = 0
@@ -115,11 +115,11 @@ class Tokenizer:
         return self._backend.decode(list(ids), skip_special_tokens=True)
 
     def stream(self) -> TextStream:
-        """A decoder of one sequence, token by token; it takes what `shown_token` returns."""
+        """A decoder of one sequence, token by token, for tokens from `shown_token`."""
         return self._rules.stream()
 
     def shown_token(self, token_id: int) -> str | None:
-        """The token to push into a stream for `token_id`; None for one without text."""
+        """The token to push into a stream for `token_id`; None if it has no text."""
         try:
             return self._shown[token_id]
         except KeyError:
@@ -128,13 +128,11 @@ class Tokenizer:
             return self._shown.setdefault(token_id, shown)
 
     def special_token(self, token_id: int) -> str | None:
-        """The text of a special token; None for any other."""
+        """The text of a special token; None for other tokens."""
         return self._added[token_id].content if self.is_special(token_id) else None
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The raw bytes of one token; for a special token its own text, outside the vocabulary
-        empty.
-        """
+        """The raw bytes of one token; a special token's own text; empty outside the vocabulary."""
         token = self._token(token_id)
         return b"" if token is None else self._rules.token_bytes(token)
 
@@ -143,7 +141,7 @@ class Tokenizer:
         return b"".join(map(self._bytes.__getitem__, ids))
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token by itself; an incomplete character is U+FFFD."""
+        """The text of a single token; an incomplete character is U+FFFD."""
         return self.token_bytes(token_id).decode(errors="replace")
 
     def token_id(self, token: str) -> int | None:
@@ -152,8 +150,8 @@ class Tokenizer:
 
     @cached_property
     def lead(self) -> str:
-        """The control tokens with which the model's texts begin, for most none. Chat templates
-        write them themselves.
+        """The control tokens that the model's texts begin with, empty for most models. Chat
+        templates write them themselves.
         """
         plain = self._backend.encode("a", add_special_tokens=False).ids
         led = self._backend.encode("a").ids
@@ -163,7 +161,7 @@ class Tokenizer:
 
     @cached_property
     def infill(self) -> InfillTokens | None:
-        """The tokens for prompts whose middle is to be written; None for models that know none."""
+        """The tokens for fill-in-the-middle prompts; None for models without them."""
         return InfillTokens.of(self.token_id)
 
     @property
@@ -219,16 +217,16 @@ class _TokenBytes(dict[int, bytes]):
 def _backend(definition: str) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_str(definition)
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises nothing more specific
         raise ModelError(f"not a tokenizer definition: {error}") from error
-    # Some files ask for a fixed length; a prompt must be neither truncated nor padded.
+    # Some files set a fixed length; a prompt must be neither truncated nor padded.
     backend.no_truncation()
     backend.no_padding()
     return backend
 
 
 def _decoder_of(backend: tokenizers.Tokenizer) -> Any:
-    """The `decoder` of the definition. A large definition is not parsed a second time for it."""
+    """The `decoder` of the definition, without parsing a large definition a second time."""
     decoder = backend.decoder
     return None if decoder is None else json.loads(decoder.__getstate__())
 

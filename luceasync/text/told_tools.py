@@ -1,7 +1,7 @@
-"""Tools in words, for a chat template that shows none: described in the system message, and called
-in tags that the model writes and is shown.
+"""Tools for chat templates that do not render them: described in the system message, and called in
+tags, in which earlier calls are also shown.
 
-Owns that notation, Hermes' own. Knows how no model was trained.
+Owns that notation, which is that of Hermes. Independent of how a model was trained.
 """
 
 from __future__ import annotations
@@ -45,13 +45,15 @@ RESULT = "<tool_response>\n{}\n</tool_response>"
 
 
 class ToldTools:
-    """A template that shows tools, calls and results where `template` shows none."""
+    """Renders like `template`, but also shows tools, calls and results, which
+    `template` does not.
+    """
 
     def __init__(
         self, template: Template, *, takes_system: bool = True, shows_calls: bool = False
     ) -> None:
-        """`takes_system`: there may be a system message; else the user's first one has the text.
-        `shows_calls`: the template writes calls in a notation of its own, which is known.
+        """`takes_system`: the template accepts a system message; otherwise the first user message
+        gets the text. `shows_calls`: the template writes calls itself, in a known notation.
         """
         self._template = template
         self._takes_system = takes_system
@@ -66,7 +68,7 @@ class ToldTools:
         add_generation_prompt: bool = True,
         **kwargs: Any,
     ) -> str:
-        """As ChatTemplate.render."""
+        """Like ChatTemplate.render."""
         told = list(messages if self._shows_calls else _as_texts(messages))
         if tools:
             told = self._with_tools(told, tools)
@@ -81,29 +83,29 @@ class ToldTools:
                 texts = [message.get("content") or "", about]
                 joined = "\n\n".join(filter(None, texts if self._takes_system else texts[::-1]))
                 return [*messages[:i], {**message, "content": joined}, *messages[i + 1 :]]
-            if self._takes_system:  # only the first message is looked at
+            if self._takes_system:  # only the first message is considered
                 break
         return [{"role": role, "content": about}, *messages]
 
 
 def shows_tools(template: Template) -> bool:
-    """Whether a prompt names the tools that it is rendered with. Also true of a template that does
-    not show what a user says: nothing is known of it.
+    """Whether a prompt names the tools that it is rendered with. Also true for a template that does
+    not show the user's text: nothing is known about it then.
     """
     user = [{"role": USER, "content": PROBE}]
     return PROBE not in _rendered(template, user) or NAME in _rendered(template, user, TOOLS)
 
 
 def told_tools(template: Template, *, shows_calls: bool) -> ToldTools:
-    """`template` with tools told in words, and calls too unless it `shows_calls`."""
+    """`template` with tools described in words, and calls too unless it `shows_calls`."""
     chat = [{"role": SYSTEM, "content": PROBE}, {"role": USER, "content": "said"}]
     takes_system = PROBE in _rendered(template, chat)
     return ToldTools(template, takes_system=takes_system, shows_calls=shows_calls)
 
 
 def _as_texts(messages: Sequence[Message]) -> Iterator[Message]:
-    """Calls as text of their message; results as text of the user's message, which is one with what
-    the user says next: some templates take no two in a row.
+    """Calls as text of their message, and results as text of a user message, merged with the next
+    one: some templates do not accept two in a row.
     """
     results: list[str] = []
     for message in messages:

@@ -1,6 +1,6 @@
 """How to parse a model's answers, detected from what its chat template renders.
 
-Owns the conversations that a template is tried with. Knows no model by name.
+Owns the conversations that a template is tried with. Contains no model names.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ TOOL = {
     },
 }
 ARGUMENTS = {"a": "b"}
-OTHER_ARGUMENTS = {"a": "qxzj"}  # a word that stands in no prompt
-# Some templates repeat calls as in Python, but texts in them without quotes.
+OTHER_ARGUMENTS = {"a": "qxzj"}  # contains a word that occurs in no prompt
+# Some templates repeat calls in Python syntax, but with unquoted strings.
 SHOWN_ARGUMENTS: tuple[Mapping[str, Any], ...] = (ARGUMENTS, {"a": 1})
-IDS = ("callcall0", "functions.f:0")  # Mistral's have nine letters or digits; Kimi's name the tool
-CONTENTS = ("", None, " ")  # some templates show calls only beside None, others refuse no content
+IDS = ("callcall0", "functions.f:0")  # Mistral's: nine letters or digits; Kimi's: with the tool
+CONTENTS = ("", None, " ")  # some templates show calls only beside None, others accept any content
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")  # of a message
-WORDS = "§§"  # the beginning of no call
+WORDS = "§§"  # cannot be the beginning of a call
 USER = {"role": "user", "content": "x"}
 ANSWERED = (USER, {"role": "assistant", "content": WORDS})
-# By what an answer, or a template that shows one, contains of them. Harmony's come first: of words
-# that both are in a template, the ones of an earlier row count.
+# A row applies if an answer, or a template that shows one, contains its words. Harmony's come
+# first: if a template contains words of several rows, the earlier row applies.
 REASONING_WORDS = (
     ReasoningWords(
         begin=f"{CHANNEL}{ANALYSIS}{MESSAGE}",
@@ -98,11 +98,11 @@ class AnswerFormat:
     """How a model writes reasoning and tool calls.
 
     `reasons`: text between `words.begin` and `words.end` at the beginning of an answer is
-    reasoning. `opens`: an answer opens it itself unless the prompt has. `calls`: the format of tool
-    calls; None: none, or unknown. `max_calls`: how many calls of one answer the template takes
-    back; None: any number. `separates`: what is reasoning is told apart where the prompt opens
-    it. `shown`: special tokens that calls and reasoning are written with, which must be seen to
-    parse them.
+    reasoning. `opens`: the answer opens its reasoning itself, unless the prompt has. `calls` is the
+    format of tool calls; None: none, or unknown. `max_calls` is the number of calls of one answer
+    that the template can render; None: unlimited. `separates`: if the prompt opens the reasoning,
+    it is separated from the text. `shown` are special tokens used in calls and reasoning, which
+    must be visible to parse them.
     """
 
     reasons: bool = False
@@ -121,7 +121,9 @@ class AnswerFormat:
         reasoning_format: str = AUTO,
         tool_format: str = AUTO,
     ) -> AnswerFormat:
-        """The format that `template` shows by examples; formats other than auto override it."""
+        """Detect the format from examples rendered by `template`; formats other than auto override
+        it.
+        """
         words = _reasoning_words(template, tokenizer)
         calls, written, content = _shown_format(template, tokenizer, words or THINK)
         if tool_format != AUTO:
@@ -144,7 +146,7 @@ class AnswerFormat:
         )
 
     def before(self, prompt: str) -> Before:
-        """The reasoning before the answer to the rendered `prompt`."""
+        """The reasoning that precedes the answer to the rendered `prompt`."""
         end, words = prompt.rstrip(), self.words
         if self.separates and end.endswith(words.begin.rstrip()):
             return "open"
@@ -154,13 +156,15 @@ class AnswerFormat:
 
     @staticmethod
     def _opened(prompt: str) -> MessageHeader | None:
-        """The header of the message that the prompt has begun; None: the answer writes one."""
+        """The header of the message that the prompt has begun; None if the answer must
+        write one.
+        """
         last = prompt[prompt.rfind(START) :]
         header, found, _ = last.partition(MESSAGE)
         return MessageHeader.of(header + found) if found else None
 
     def most_calls(self, wanted: int | None) -> int | None:
-        """The most calls that an answer may have if a request wants at most `wanted`."""
+        """The maximum number of calls in an answer if the request allows at most `wanted`."""
         return min((n for n in (wanted, self.max_calls) if n is not None), default=None)
 
     def maker(
@@ -172,8 +176,8 @@ class AnswerFormat:
         *,
         reads_json: bool = True,
     ) -> PieceMaker:
-        """A parser of one answer to the rendered `prompt`, which offers `tools`. `reads_json`:
-        see AnswerPieces.
+        """A factory of parsers for answers to the rendered `prompt`, which offers `tools`.
+        `reads_json`: see AnswerPieces.
         """
         if self.words.has_channels:
             return ChannelPieces(
@@ -201,8 +205,8 @@ def _shown_tokens(
     calls: CallFormat | None,
     written: str,
 ) -> frozenset[str]:
-    """The special tokens of `reasoning` and of `calls`, one of which is `written`. Not those that
-    end a text.
+    """The special tokens of `reasoning`, and those of `calls` that occur in `written`, without
+    those that end a text.
     """
     words = []
     if reasoning is not None:
@@ -219,8 +223,8 @@ def _shown_tokens(
 def _shown_format(
     template: Template, tokenizer: Tokenizer, reasoning: ReasoningWords
 ) -> tuple[CallFormat | None, str, str | None]:
-    """The format whose parser reads back the call that `template` renders, that call, and the
-    content beside which it renders one; None if no format does.
+    """The format whose parser reads back the call that `template` renders, the rendered call, and
+    the content beside which it is rendered; None if there is no such format.
     """
     others = _rendered(template, ANSWERED, [TOOL], add_generation_prompt=False)
     opened = _rendered(template, [USER], [TOOL])
@@ -228,7 +232,7 @@ def _shown_format(
         said = _called(content, _call(call_id, arguments))
         example = _rendered(template, said, [TOOL], add_generation_prompt=False)
         for call in _calls_in(example, others, opened, reasoning):
-            message = f"{CHANNEL}{call}"  # what precedes it is common to all messages in channels
+            message = f"{CHANNEL}{call}"  # the words before it never differ
             for call_format in FORMATS.values():
                 if call_format.told not in example:
                     continue
@@ -240,8 +244,9 @@ def _shown_format(
 
 
 def _calls_in(example: str, other: str, opened: str, reasoning: ReasoningWords) -> list[str]:
-    """What may be the call in `example`, without reasoning, which is empty: what an answer without
-    one, `other`, does not have, and what follows the prompt that has `opened` an answer.
+    """Candidates for the call in `example`, without the empty reasoning: the part that differs from
+    `other`, an answer without a call, and the part that follows the prompt that has `opened` an
+    answer.
     """
     found = [_without_common_ends(example, other)]
     if opened and example.startswith(opened):
@@ -252,7 +257,7 @@ def _calls_in(example: str, other: str, opened: str, reasoning: ReasoningWords) 
 
 
 def _without_common_ends(text: str, other: str) -> str:
-    """`text` without what both begin and end with; no tag is cut."""
+    """`text` without the prefix and suffix that it shares with `other`, but with whole tags."""
     num_begin = _num_common(text, other)
     if text.rfind("<", 0, num_begin) > text.rfind(">", 0, num_begin):
         num_begin = text.rfind("<", 0, num_begin)
@@ -264,7 +269,7 @@ def _without_common_ends(text: str, other: str) -> str:
 
 
 def _num_common(text: str, other: str) -> int:
-    """The number of characters that both begin with."""
+    """The length of the common prefix."""
     pairs = zip(text, other, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -272,8 +277,8 @@ def _num_common(text: str, other: str) -> int:
 def _reads(
     call_format: CallFormat, text: str, tokenizer: Tokenizer, expected: Mapping[str, Any]
 ) -> bool:
-    """Whether the format's parser finds the example's call in `text`, with the `expected`
-    arguments, and nothing else but an end of the turn.
+    """Whether the format's parser finds the example's call in `text`, with the `expected` arguments
+    and nothing else but an end of turn.
     """
     if not all(sign in text for sign in call_format.signs):
         return False
@@ -297,10 +302,10 @@ def _example_maker(call_format: CallFormat) -> PieceMaker:
 
 
 def _most_calls(template: Template, content: str | None) -> int | None:
-    """1 if `template` refuses or drops the second of two calls beside `content`; else None."""
+    """1 if `template` refuses or drops the second of two calls beside `content`; None otherwise."""
     both = _called(content, _call(IDS[0], ARGUMENTS), _call("callcall1", OTHER_ARGUMENTS))
     one = _called(content, _call(IDS[0], ARGUMENTS))
-    # Without the opening of a next answer, before which some drop a call that has no result.
+    # Without the opening of a next answer, since some templates then drop calls without a result.
     takes_one = bool(_rendered(template, one, [TOOL], add_generation_prompt=False))
     takes_two = OTHER_ARGUMENTS["a"] in _rendered(
         template, both, [TOOL], add_generation_prompt=False
@@ -309,9 +314,9 @@ def _most_calls(template: Template, content: str | None) -> int | None:
 
 
 def _reasoning_words(template: Template, tokenizer: Tokenizer) -> ReasoningWords | None:
-    """What is written around reasoning: the first row that `template` shows, in an answer, in how
-    it opens one or in what it tells the model, else one that the tokenizer has a token for; None:
-    the model does not reason.
+    """The words around reasoning: the first row that `template` shows in an answer, in how it opens
+    one, or in its instructions to the model; otherwise a row that the tokenizer has a token for.
+    None: the model does not reason.
     """
     said = {"role": "assistant", "content": WORDS}
     call = _called("", _call(IDS[0], ARGUMENTS))
@@ -331,8 +336,9 @@ def _reasoning_words(template: Template, tokenizer: Tokenizer) -> ReasoningWords
 
 
 def _opens_reasoning(template: Template, words: ReasoningWords) -> bool:
-    """Whether an answer opens reasoning whenever the prompt neither does nor closes it: so if the
-    prompt closes it when it is disabled, if it tells the model to, and in channels.
+    """Whether an answer opens reasoning whenever the prompt neither opens nor closes it. True if
+    the prompt closes it when it is disabled, if the prompt tells the model to reason, and for
+    channels.
     """
     if words.has_channels:
         return True

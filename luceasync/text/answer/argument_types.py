@@ -1,6 +1,6 @@
 """Converts tool arguments that a model writes without quotes, by the types in the tool's schema.
 
-A text that fits no other type is a string: nothing is refused.
+Text that fits no other type is a string: nothing is refused.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ LITERALS = {"True": "true", "False": "false", "None": "null"}  # from models tra
 
 @dataclass(frozen=True, slots=True)
 class ToolSchemas:
-    """The JSON schemas of a request's tools, by tool name; {}: any arguments. `strict`: the names
-    of those whose schemas are enforced.
+    """The JSON schemas of a request's tools, by tool name; {}: any arguments. `strict` has the
+    names of the tools whose schemas are enforced.
     """
 
     by_name: Mapping[str, Schema] = field(default_factory=dict)
@@ -39,8 +39,8 @@ class ToolSchemas:
         )
 
     def fits(self, tool: str, arguments: Mapping[str, Any]) -> bool:
-        """Whether the tool is there and its schema allows the arguments. What a schema says besides
-        is taken as allowing them, but not for a strict one.
+        """Whether the tool exists and its schema allows the arguments. Keywords that are not
+        understood are ignored, except for a strict tool.
         """
         root = self.by_name.get(tool)
         if root is None:
@@ -52,7 +52,7 @@ class ToolSchemas:
             return not is_strict
 
     def value(self, tool: str, argument: str, text: str) -> Any:
-        """The JSON value that `text` means as `argument` of `tool`."""
+        """The JSON value that `text` represents as `argument` of `tool`."""
         root = self.by_name.get(tool, {})
         properties = root.get("properties")
         own = properties.get(argument) if isinstance(properties, Mapping) else None
@@ -60,8 +60,8 @@ class ToolSchemas:
 
 
 class _Fit:
-    """Whether values match parts of a schema, each of which is taken apart once. `strict`: a
-    keyword that is not looked at raises UnkeptKeyword.
+    """Whether values match parts of a schema, each of which is analysed once. `strict`: a keyword
+    that is not checked raises UnkeptKeyword.
     """
 
     def __init__(self, root: Schema, *, strict: bool) -> None:
@@ -78,7 +78,7 @@ class _Fit:
         )
 
     def _keeps(self, value: Any, word: str, schema: Schema) -> bool:
-        """Whether `value` keeps to one keyword of a schema without references or combinations."""
+        """Whether `value` satisfies one keyword of a schema without references or combinations."""
         match word, schema[word], value:
             case "type", str(kind), _:
                 return kind == "string" if isinstance(value, str) else kind in _types_of(value)
@@ -104,8 +104,8 @@ CallReader = Callable[[GrowingText, ToolSchemas], Reading[list[WrittenCall]]]
 
 
 def parsed_json(text: str, *, strict: bool = True) -> Any:
-    """The JSON value of `text`; `strict` as for json.loads. Raises ValueError for what is no JSON,
-    such as NaN, and RecursionError.
+    """The JSON value of `text`; `strict` as for json.loads. Raises ValueError for invalid JSON,
+    including NaN, and RecursionError.
     """
     return json.loads(text, parse_constant=_refuse, strict=strict)
 
@@ -115,8 +115,8 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def json_text(value: Any) -> str:
-    """The JSON of `value`, with what UTF-8 cannot carry escaped. Raises ValueError for a number
-    that JSON has no text for.
+    """The JSON of `value`, with characters that UTF-8 cannot encode escaped. Raises ValueError for
+    a number that JSON cannot represent.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     return json.dumps(value) if _SURROGATE.search(text) else text
@@ -154,8 +154,8 @@ def _types_of(value: Any) -> frozenset[str]:
 
 
 def types_of(schema: Any, root: Schema) -> frozenset[str]:
-    """The types that `schema`, a part of `root`, allows; empty if it does not say. Each part is
-    visited once, so references may be circular.
+    """The types that `schema`, a part of `root`, allows; empty if it does not restrict them. Each
+    part is visited once, so references may be circular.
     """
     found: set[str] = set()
     stack, seen = [schema], {id(schema)}
@@ -205,12 +205,12 @@ def _types_of_values(schema: Schema) -> set[str]:
 
 
 class UnkeptKeyword(Exception):
-    """A schema cannot be written as alternatives because of the keyword that is the argument."""
+    """A schema cannot be written as alternatives because of one keyword, the argument."""
 
 
 MAX_ALTERNATIVES = 64
 _COMBINING = frozenset({"$ref", "allOf", "anyOf", "oneOf", "$defs", "definitions"})
-# Of objects and lists, which say nothing of other values.
+# Keywords of objects and lists; they do not restrict other values.
 _OF_KINDS = frozenset({"required", "properties", "additionalProperties", "items"})
 _SILENT = frozenset({"description", "title", "default", "examples", "deprecated", "$comment"})
 _GREATER = frozenset({"minLength", "minimum", "exclusiveMinimum", "minItems", "minProperties"})
@@ -218,9 +218,9 @@ _LESS = frozenset({"maxLength", "maximum", "exclusiveMaximum", "maxItems", "maxP
 
 
 def alternatives(schema: Any, root: Schema, *, strict: bool) -> list[dict[str, Any]]:
-    """Schemas of one type at most, without references or combinations, one of which a value must
-    match; empty if nothing can. Raises UnkeptKeyword, if `strict` also for a "oneOf" whose parts
-    may overlap.
+    """Schemas of at most one type each, without references or combinations, one of which a value
+    must match; empty if no value can match. Raises UnkeptKeyword; if `strict`, also for a "oneOf"
+    whose parts may overlap.
     """
     return _alternatives(schema, root, strict, frozenset())
 
@@ -265,7 +265,7 @@ def _combined(schema: Schema, root: Schema) -> Iterator[list[Any]]:
 
 
 def _overlap(options: list[tuple[int, dict[str, Any]]]) -> bool:
-    """Whether a value may match alternatives of two parts."""
+    """Whether a value may match alternatives from two parts."""
     kinds: dict[str, int] = {}
     for i, each in options:
         for kind in types_of(each, {}) or ("",):
@@ -285,7 +285,7 @@ def _by_type(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _merged(one: Schema, other: Schema) -> dict[str, Any] | None:
-    """The schema of what matches both; None if nothing does. Raises UnkeptKeyword."""
+    """The schema of the values that match both; None if there are none. Raises UnkeptKeyword."""
     merged = dict(one)
     for word, value in other.items():
         own = merged.get(word, value)
@@ -302,7 +302,7 @@ def _merged(one: Schema, other: Schema) -> dict[str, Any] | None:
 
 
 def _both(word: str, own: Any, value: Any) -> Any:
-    """What a keyword means together with another value of it. Raises UnkeptKeyword."""
+    """The value of a keyword that has the effect of both values. Raises UnkeptKeyword."""
     match own, value:
         case ((int() | float()), (int() | float())) if word in _GREATER | _LESS:
             return max(own, value) if word in _GREATER else min(own, value)
@@ -317,7 +317,7 @@ def _both(word: str, own: Any, value: Any) -> Any:
 
 
 def _kinds(listed: Any) -> set[str]:
-    """The types of the keyword "type"; an integer is a number."""
+    """The types listed by the keyword "type"; "number" includes "integer"."""
     kinds = {listed} if isinstance(listed, str) else set(listed)
     return kinds | ({"integer"} if "number" in kinds else set())
 

@@ -1,6 +1,6 @@
 """The formats in which models write tool calls, each a row of one table.
 
-Owns the names of formats. Knows no model by name: a rendered example shows the format.
+Owns the names of formats. Independent of model names: a rendered example reveals the format.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"  # Llama 4's
 FUNCTOOLS = "functools"
 GIGACHAT = "function call<|role_sep|>"
 APERTUS, APERTUS_END = "<|tools_prefix|>", "<|tools_suffix|>"
-# An object, or a list, with the name of a tool, or with one that is spelled with escapes.
+# An object, or a list of objects, with the name of a tool, or with an escaped name.
 _BEFORE = r"(<\|python_tag\|>|<\|python_start\|>|functools)?\s*(<\|python_end\|>)?"
 _LOOKS_JSON = (
     rf"\s*{_BEFORE}\s*[{{\[](?s:.*)"
@@ -41,14 +41,14 @@ _LOOKS_JSON = (
 class CallFormat:
     """One way to write tool calls.
 
-    `in_channels`: a call is a message in a channel, which luceasync.text.answer.channels reads.
-    `openings`: what a call may begin with; none is a prefix of another. `only_first`: a call is the
-    whole answer, or follows another call. `read` parses calls from an opening on; `write` is the
-    grammar of one, `between` separates two, `begin` and `end` surround them all. `signs`: what
-    every call in this notation contains. `anchor`: what each single call begins with, if openings
-    are those of several. `looks`: of those that are the whole answer, a regular expression for
-    what may be read as calls of the tools NAMES. `told`: what only a template for such models tells
-    them, if it repeats their calls in another notation.
+    `in_channels`: a call is a message in a channel, parsed by luceasync.text.answer.channels.
+    `openings` are the possible beginnings of a call; none is a prefix of another. `only_first`: a
+    call is the whole answer, or follows another call. `read` parses calls from an opening on;
+    `write` is the grammar of one call; `between` separates calls, `begin` and `end` surround all of
+    them. `signs` occur in every call in this notation. `anchor` is the beginning of each single
+    call, if an opening begins several calls. `looks`, for calls that are the whole answer, is a
+    regular expression for text that may be read as calls of the tools NAMES. `told` is text that
+    occurs only in templates for such models, needed if these render calls in another notation.
     """
 
     name: str
@@ -72,8 +72,8 @@ class CallFormat:
         max_calls: int | None,
         places: Sequence[str] = (),
     ) -> CallGrammar:
-        """The grammar of an answer that consists of calls of the named tools. `places`: the request
-        fields that hold the schemas of their arguments; empty: those of OpenAI's chat API.
+        """The grammar of an answer that consists of calls of the named tools. `places` are the
+        request fields that hold the schemas of their arguments; empty: those of OpenAI's chat API.
         """
         called = [f for f in _functions(tools, places) if f.name in names]
         return call_grammar.must_call(
@@ -104,8 +104,8 @@ def _functions(tools: Sequence[Mapping[str, Any]], places: Sequence[str]) -> lis
 
 
 def _read_tagged(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
-    """<tool_call> with JSON, or with functions as tags, which may come without it. Models that
-    are used to one of them at times write the other.
+    """<tool_call> with JSON, or functions as tags, with or without it. Models trained on one of
+    these notations sometimes write the other.
     """
     if (yield from text.peek((TOOL_CALL,), text.place)) is not None:
         yield from text.take(TOOL_CALL)
@@ -133,15 +133,15 @@ def _read_keyed(text: GrowingText, schemas: ToolSchemas) -> Reading[list[Written
 
 
 def _read_bare(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
-    """Only calls of known tools: an answer may be JSON for other reasons."""
+    """Calls of known tools only: an answer may be JSON for other reasons."""
     yield from _python_begin(text)
     calls = yield from json_call.read_calls(text, known=tuple(schemas.by_name))
-    yield from text.may_take(";", PYTHON_END)  # Llama's separator of calls, and Llama 4's end
+    yield from text.may_take(";", PYTHON_END)  # Llama's separator, and Llama 4's end
     return calls
 
 
 def _python_begin(text: GrowingText) -> Reading[None]:
-    """Skip the tag before calls as Llama models write them, which Llama 4's template may end before
+    """Skip the tag that Llama models write before calls. Llama 4's template may close it before
     them.
     """
     yield from text.may_take(PYTHON_TAG, PYTHON_START, FUNCTOOLS)
@@ -165,7 +165,7 @@ def _json_between(
     end: str,
     read_calls: Callable[[GrowingText], Reading[list[WrittenCall]]] = json_call.read_calls,
 ) -> CallReader:
-    """Reads JSON between one of the openings and an end, which may be missing."""
+    """Reads JSON between one of the openings and `end`, which may be missing."""
 
     def read(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
         yield from text.take(*openings)
@@ -201,7 +201,7 @@ def _functions_between(words: TagWords) -> CallReader:
 
 
 def _read_pythonic(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
-    """Only calls of known tools: an answer may be a list for other reasons."""
+    """Calls of known tools only: an answer may be a list for other reasons."""
     yield from _python_begin(text)
     calls = yield from python_call.read_list(text, tuple(schemas.by_name))
     yield from text.may_take(PYTHON_END)
@@ -209,7 +209,7 @@ def _read_pythonic(text: GrowingText, schemas: ToolSchemas) -> Reading[list[Writ
 
 
 def _read_lfm2(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
-    """A list of calls as in Python, or of JSON, which is how some templates repeat them."""
+    """A list of calls in Python syntax, or in JSON, as some templates repeat them."""
     yield from text.take(LFM2)
     yield from text.skip()
     begin = text.place
@@ -223,7 +223,7 @@ def _read_lfm2(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenC
 
 
 def _gemma(name: str, opening: str, end: str) -> CallFormat:
-    """A row for calls as Gemma writes them, each between two words."""
+    """A row for Gemma's calls, each between two words."""
     return CallFormat(
         name,
         (opening,),
@@ -235,7 +235,7 @@ def _gemma(name: str, opening: str, end: str) -> CallFormat:
 
 
 def _python_lines(name: str, begin: Sequence[str], end: Sequence[str]) -> CallFormat:
-    """A row for calls as in Python, one a line."""
+    """A row for calls in Python syntax, one per line."""
     return CallFormat(
         name,
         (begin[0],),
@@ -282,7 +282,7 @@ def _bare_json(
 
 
 def _mistral(name: str, call_id: str = "", *signs: str) -> CallFormat:
-    """A row for names and JSON as Mistral's models write them, with `call_id` after the name."""
+    """A row for Mistral's names and JSON, with `call_id` after the name."""
     return CallFormat(
         name,
         (MISTRAL.call,),
@@ -294,7 +294,7 @@ def _mistral(name: str, call_id: str = "", *signs: str) -> CallFormat:
 
 
 def _json_each(name: str, openings: tuple[str, ...], space: str, end: str = "") -> CallFormat:
-    """A row for a JSON object that follows an opening and, as models write it, `space`."""
+    """A row for a JSON object after an opening and `space`, as the models write it."""
     return CallFormat(
         name,
         openings,
@@ -305,8 +305,8 @@ def _json_each(name: str, openings: tuple[str, ...], space: str, end: str = "") 
 
 
 def _named_json(name: str, words: NameWords, prefix: str = "", suffix: str = "") -> CallFormat:
-    """A row for a name and JSON. `prefix`, `suffix`: what is written around the name, besides the
-    words.
+    """A row for a name and JSON. `prefix` and `suffix` are written around the name, in addition to
+    the words.
     """
     return CallFormat(
         name,
@@ -343,7 +343,7 @@ def _tags(name: str, words: TagWords) -> CallFormat:
 
 
 def _read_none(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
-    """No call is read here: those in channels are told from text by their header."""
+    """Reads no call: calls in channels are recognised by the header of their message."""
     raise FormatMismatch
     yield
 
@@ -407,7 +407,7 @@ _ROWS = (
     _tags("deepseek-v3.2", tagged_call.DSML),
     _tags("deepseek-v4", tagged_call.DSML_V4),
     _named_json("kimi-k2", json_call.KIMI, "functions.", ":0"),
-    # Its last word ends the turn, so it is not written.
+    # Its last word ends the turn, so it is not generated.
     replace(_named_json("solar", SOLAR, f"{ID}{SOLAR.id_word}"), end=""),
     _tags("minimax-m2", tagged_call.MINIMAX),
     _tags("seed-xml", tagged_call.SEED),

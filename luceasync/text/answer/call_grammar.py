@@ -1,7 +1,7 @@
 """Grammars of tool calls, for models that must call a tool or must follow its schema.
 
-In Lark syntax, as llguidance reads it. Owns how a call format and the tools' schemas become rules.
-Knows no vocabulary and no model; luceasync.text.answer.call_formats parses such calls.
+In the Lark syntax of llguidance. Owns the conversion of call formats and tools' schemas to rules.
+Independent of vocabularies and models; luceasync.text.answer.call_formats parses such calls.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": Fals
 # Keywords that may allow arguments besides those in "properties".
 DEFINITIONS = ("$defs", "definitions")
 ROOT = "root"  # the definition that holds a whole schema, for references to it
-# What cannot be enforced of an object whose members are written one by one.
+# Keywords that cannot be enforced on an object whose members are written one by one.
 UNKEPT_OF_OBJECTS = (
     "patternProperties", "minProperties", "maxProperties", "propertyNames", "not", "if",
     "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties",
 )  # fmt: skip
-# As far as regular expressions can tell (RFC 3339, RFC 4122 and so on).
+# As far as regular expressions can check them (RFC 3339, RFC 4122 and others).
 _DATE, _TIME = r"\d{4}-[01]\d-[0-3]\d", r"[0-2]\d:[0-5]\d:[0-6]\d(\.\d+)?(Z|[+-][0-2]\d:[0-5]\d)"
 TEXT_FORMATS = {
     "date": _DATE,
@@ -37,8 +37,8 @@ TEXT_FORMATS = {
     "uuid": r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
     "uri": r"[A-Za-z][A-Za-z0-9+.-]*:[^\s<>]+",
 }
-_ODD_PATTERN = re.compile(r"\(\?(?!:|[ims-]+:)|\\[1-9bBkpP]")  # not of every dialect
-# Stand for ids in what is written of a call.
+_ODD_PATTERN = re.compile(r"\(\?(?!:|[ims-]+:)|\\[1-9bBkpP]")  # not supported by all dialects
+# Placeholders for ids in the text of a call.
 ID, NUMBER = "\x00", "\x01"
 ID_REGEX = {ID: "/[A-Za-z0-9]{9}/", NUMBER: "/[0-9]{1,3}/"}
 OPEN_KEYWORDS = ("$ref", "allOf", "anyOf", "oneOf", "patternProperties")
@@ -48,8 +48,8 @@ Schema = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsSchema:
-    """A JSON schema that rules refer to by name. `param`: the request field it comes from;
-    `strict`: every keyword must be enforced.
+    """A JSON schema that rules refer to by name. `param` is its request field; `strict`: every
+    keyword must be enforced.
     """
 
     schema: Schema
@@ -92,8 +92,8 @@ class ToolFunction:
 
     @classmethod
     def of(cls, tool: Mapping[str, Any], param: str) -> ToolFunction:
-        """From a validated OpenAI tool. By default a schema allows no arguments besides those that
-        it names.
+        """Convert a validated OpenAI tool. By default, a schema allows only the arguments that it
+        names.
         """
         function = tool["function"]
         schema = {**(function.get("parameters") or NO_ARGUMENTS), "type": "object"}
@@ -103,8 +103,8 @@ class ToolFunction:
         return cls(function["name"], parameters, strict, param)
 
     def subschema(self, schema: Schema, *names: str) -> ArgumentsSchema:
-        """`schema`, a part of the parameters, made self-contained with the definitions that it may
-        refer to. `names`: its path in them.
+        """`schema`, a part of the parameters at the path `names`, made self-contained by adding the
+        definitions that it may refer to.
         """
         place = "".join(f".{name}" for name in names)
         shared = {w: self.parameters[w] for w in DEFINITIONS if w in self.parameters}
@@ -114,7 +114,7 @@ class ToolFunction:
         return ArgumentsSchema({**shared, **schema}, self.strict, self.param + place)
 
     def refuse(self, keyword: str, *names: str) -> NoReturn:
-        """Raise RequestError for a keyword of the part at `names`."""
+        """Raise RequestError for a keyword of the part at the path `names`."""
         place = self.param + "".join(f".{name}" for name in names)
         raise RequestError(
             f"Invalid value for '{place}': '{keyword}' cannot be enforced in the notation of this "
@@ -138,7 +138,7 @@ def _references(part: Any) -> Iterator[str]:
 
 
 def _rooted(part: Any) -> Any:
-    """`part` with references to a document that has moved to the definition ROOT."""
+    """`part` with its references adapted to a document that has become the definition ROOT."""
     if isinstance(part, list):
         return [_rooted(each) for each in part]
     if not isinstance(part, Mapping):
@@ -167,8 +167,8 @@ def must_call(
     begin: str = "",
     end: str = "",
 ) -> CallGrammar:
-    """An answer that consists of `begin`, one or more calls of `functions`, separated by `between`,
-    and `end`.
+    """The grammar of an answer that consists of `begin`, one or more calls of `functions`,
+    separated by `between`, and `end`.
     """
     grammar = CallGrammar()
     call = _any(grammar, write, functions)
@@ -178,14 +178,14 @@ def must_call(
 
 
 def _part(written: str) -> str:
-    """`written` as a part of a rule; "" for nothing."""
+    """`written` as a part of a rule; "" if empty."""
     return f" {text(written)} " if written else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Notation:
-    """How calls stand in a text: `begin`, calls with `between` two of them, `end`. `openings`: what
-    they may begin with there.
+    """How calls are embedded in text: `begin`, calls separated by `between`, `end`. `openings` are
+    the possible beginnings.
     """
 
     openings: Sequence[str]
@@ -201,8 +201,9 @@ def may_call(
     max_calls: int | None,
     anchor: str = "",
 ) -> CallGrammar:
-    """An answer of any text with calls in it, each of which is valid from its opening on. `anchor`:
-    what every single call begins with, if that is not the first opening; others do not come.
+    """The grammar of an answer with any text and calls in it, each of which is valid from its
+    opening on. `anchor` is the beginning of every call, if that is not the first opening; the other
+    openings are then ignored.
     """
     grammar = CallGrammar()
     opening = anchor or notation.openings[0]
@@ -216,7 +217,7 @@ def may_call(
     said = grammar.rule("SAID", without(others))
     before = grammar.rule("before", said, f"[suffix={text(opening)}]")
     last = grammar.rule("LAST", without([*others, opening]))
-    if max_calls == 1:  # what follows it is no call, whatever it looks like
+    if max_calls == 1:  # whatever follows it is text
         grammar.rules.append(f"start: {last} | {before} {call} /(?s:.*)/")
     else:
         grammar.rules.append(f"start: ({before} {call})* {last}")
@@ -230,14 +231,14 @@ def may_be_calls(
     max_calls: int | None,
     looks: str,
 ) -> CallGrammar:
-    """An answer that is valid calls, or any text but one that `looks` matches, a regular expression
-    for what is read as calls.
+    """The grammar of an answer that consists of valid calls, or of any text that does not match
+    `looks`, a regular expression for text that is read as calls.
     """
     grammar = CallGrammar()
     written = [write(grammar, function) for function in functions]
     call = grammar.rule("call", " | ".join(written))
     more = "" if max_calls == 1 else f" ({text(notation.between)} {call})*"
-    # One literal up to the name: a part of it would be taken for the beginning of other text.
+    # One literal up to the name: a shorter one would also be a prefix of other text.
     first = " | ".join(text(notation.begin)[:-1] + each[1:] for each in written)
     calls = grammar.rule("calls", f"({first}){more}{_part(notation.end)}")
     said = grammar.rule("SAID", f"/(?s:.*)/ & ~/{looks}/")
@@ -246,13 +247,13 @@ def may_be_calls(
 
 
 def without(words: Sequence[str]) -> str:
-    """A terminal for any text that contains none of `words`."""
+    """A terminal for text that contains none of `words`."""
     listed = "|".join(quoted(word) for word in words)
     return f"/(?s:.*)/ & ~/(?s:.*)({listed})(?s:.*)/" if words else "/(?s:.*)/"
 
 
 def quoted(word: str) -> str:
-    """A regular expression of Lark for `word` alone."""
+    """A Lark regular expression that matches only `word`."""
     return re.escape(word).replace("/", "\\/").replace("\\\n", "\\n")
 
 
@@ -267,8 +268,8 @@ def _any(
 
 
 def json_object(lead: str, name: str, arguments: str, tail: str, numbered: str = "") -> WriteCall:
-    """Writes `lead`, {"name": "f", "arguments": {...}} with these names of the members, `tail`.
-    `numbered`: the name of a first member that is a number as a string, if there is one.
+    """Writes `lead`, {"name": "f", "arguments": {...}} with these member names, and `tail`.
+    `numbered` is the name of a first member with a number as a string, if there is one.
     """
 
     def write(grammar: CallGrammar, function: ToolFunction) -> str:
@@ -282,8 +283,8 @@ def json_object(lead: str, name: str, arguments: str, tail: str, numbered: str =
 
 
 def named_json(lead: str, tail: str) -> WriteCall:
-    """Writes `lead`, with the function's name for %s and an id for ID, the object of its arguments,
-    and `tail`.
+    """Writes `lead`, with %s replaced by the function's name and ID by an id, the object of its
+    arguments, and `tail`.
     """
 
     def write(grammar: CallGrammar, function: ToolFunction) -> str:
@@ -302,9 +303,9 @@ def _with_ids(written: str) -> str:
 def tagged(
     lead: str, parameter: tuple[str, str, str], tail: str, json_lead: str | None = None
 ) -> WriteCall:
-    """Writes `lead`, with the function's name for %s, then each parameter, then `tail`. A parameter
-    is written as its lead, with its name for %s, its value, its end, and what parts it from the
-    next. `json_lead`: the lead of a value that is JSON, if that is another.
+    """Writes `lead`, with %s replaced by the function's name, then each parameter, then `tail`. A
+    parameter is written as its lead, with %s replaced by its name, its value, its end, and the
+    separator from the next one. `json_lead` is the lead of JSON values, if it differs.
     """
 
     def write(grammar: CallGrammar, function: ToolFunction) -> str:
@@ -322,8 +323,8 @@ def tagged(
 
 
 def keywords(lead: str, colon: str, tail: str) -> WriteCall:
-    """Writes `lead`, with the function's name for %s, name, `colon` and JSON of each argument,
-    parted by commas, then `tail`.
+    """Writes `lead`, with %s replaced by the function's name, then the name, `colon` and JSON of
+    each argument, separated by commas, then `tail`.
     """
 
     def write(grammar: CallGrammar, function: ToolFunction) -> str:
@@ -342,9 +343,9 @@ def keywords(lead: str, colon: str, tail: str) -> WriteCall:
 
 
 def _listed(grammar: CallGrammar, parameters: Schema, members: Mapping[str, str]) -> str:
-    """Some of the members in order, all that are required among them, parted by commas."""
+    """A selection of the members in order, including all required ones, separated by commas."""
     required = set(parameters.get("required") or ())
-    rest = ""  # what may follow an earlier member, from the last on
+    rest = ""  # what may follow an earlier member, built from the last one on
     first: list[str] = []
     for name, member in reversed(list(members.items())):
         first.insert(0, f"{member} {rest}".strip())
@@ -362,8 +363,8 @@ def _any_of(options: Sequence[str]) -> str:
 
 
 def _objects(function: ToolFunction) -> list[Schema]:
-    """The objects, one of which the arguments are, each with its properties. Raises RequestError
-    if the tool is strict and says what cannot be enforced.
+    """The objects that the arguments may be, each with its properties. Raises RequestError if the
+    tool is strict and its schema has keywords that cannot be enforced.
     """
     own = function.parameters
     try:
@@ -415,7 +416,7 @@ def _value(
         if function.strict and (not types or "string" in types):
             function.refuse(str(error), *place)
         found = [{}]
-    # A schema that nothing satisfies is refused as one, which names its place.
+    # A schema that no value satisfies is refused by its compilation, which names its place.
     is_json = bool(types) and "string" not in types
     if is_json or not found or all(_has_no_text(each) for each in found):
         return f"{grammar.json(function.subschema(schema, *place))} {text(end)}"
@@ -440,8 +441,8 @@ def _options(schema: Schema) -> list[str]:
 
 
 def _text_of(function: ToolFunction, schema: Schema, end: str, *names: str) -> str:
-    """A terminal for a string that matches `schema` and ends at the first `end`. Patterns and
-    formats count for strict tools; what cannot be enforced then is refused.
+    """A terminal for a string that matches `schema` and ends at the first `end`. For strict tools,
+    patterns and formats are included; keywords that cannot be enforced are refused.
     """
     minimum, maximum = _lengths(schema)
     is_bounded = schema.get("type") == "string" and (minimum, maximum) != (None, None)
@@ -453,14 +454,14 @@ def _text_of(function: ToolFunction, schema: Schema, end: str, *names: str) -> s
             if regex is None:
                 function.refuse(word, *names)
             terms.append(f"/{regex.replace('/', chr(92) + '/')}/")
-    if minimum or len(terms) > 1:  # else the shortest text that `end` follows matches anyway
+    if minimum or len(terms) > 1:  # otherwise the shortest text before `end` matches anyway
         terms.append(without([end]))
     return " & ".join(terms)
 
 
 def _pattern(pattern: str) -> str | None:
-    """An expression for whole texts in which `pattern` is found; None if it has parts that not all
-    dialects have.
+    """An expression for texts that contain a match of `pattern`; None if it has parts that not all
+    dialects support.
     """
     body = pattern.removeprefix("^")
     has_end = body.endswith("$") and not body.endswith("\\$")
@@ -471,13 +472,13 @@ def _pattern(pattern: str) -> str | None:
     begin, end = ("" if pattern.startswith("^") else ".*"), ("" if has_end else ".*")
     depths = accumulate((char == "(") - (char == ")") for char in outside)
     if ("|", 0) in zip(outside, depths, strict=True) and not (begin and end):
-        return None  # an anchor belongs to one part
+        return None  # an anchor belongs to only one alternative
     body = re.sub(r"\\(.)", lambda found: "/" if found[1] == "/" else found[0], body)
     return f"(?s:{begin})(?:{body})(?s:{end})"
 
 
 def _lengths(schema: Schema) -> tuple[int | None, int | None]:
-    """The least and the greatest length of a string, as far as they are integers."""
+    """The minimum and maximum length of a string, as far as they are integers."""
     found = (schema.get("minLength"), schema.get("maxLength"))
     minimum, maximum = (value if type(value) is int else None for value in found)
     return minimum, maximum

@@ -1,7 +1,7 @@
-"""Splits an answer that consists of messages in channels, as OpenAI's Harmony does, into pieces.
+"""Splits an answer that consists of messages in channels, as in OpenAI's Harmony, into pieces.
 
-Source: OpenAI, harmony response format. Owns what a header says: whom a message is for. Knows
-neither tokens nor templates.
+Source: OpenAI, harmony response format. Owns the interpretation of headers: whom a message is for.
+Independent of tokens and templates.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 
 class MessageHeader(NamedTuple):
-    """What a message in a channel begins with, as `written`. `recipient`: of a call; else ""."""
+    """The beginning of a message in a channel, as `written`. `recipient` is set for a call, else
+    "".
+    """
 
     written: str = ""
     channel: str = ""
@@ -60,8 +62,8 @@ class MessageHeader(NamedTuple):
 
 
 class MessagePart(NamedTuple):
-    """A part of an answer: of the body of a message, or, without `header`, of what is around it.
-    `is_begin`: the first part of its message.
+    """A part of an answer: of a message's body or, with `header` None, of the text around messages.
+    `is_begin`: it is the first part of its message.
     """
 
     header: MessageHeader | None
@@ -73,19 +75,19 @@ _PartReading = Generator[MessagePart | None, None, Result]
 
 
 class ChannelMessages:
-    """Splits an answer into the messages that it consists of, as OpenAI's Harmony writes them:
-    <|channel|>, name, <|message|>, body, <|end|>, <|start|>, role and so on.
+    """Splits an answer into messages in the notation of OpenAI's Harmony: <|channel|>, name,
+    <|message|>, body, <|end|>, <|start|>, role and so on.
 
-    Joined, the parts are the answer.
+    The concatenated parts are equal to the answer.
     """
 
     def __init__(self, opened: MessageHeader | None = None) -> None:
-        """`opened`: the header of the message that the prompt has begun."""
+        """`opened` is the header of the message that the prompt has begun."""
         self._text = GrowingText()
         self._reading = self._read(opened)
 
     def parts(self, text: str, *, is_last: bool) -> list[MessagePart]:
-        """The parts that are certain once `text` is appended."""
+        """The parts that are final once `text` is appended."""
         self._text.grow(text, is_last=is_last)
         found: list[MessagePart] = []
         for part in self._reading:
@@ -106,7 +108,7 @@ class ChannelMessages:
                 yield MessagePart(None, rest)
 
     def _header(self) -> _PartReading[MessageHeader]:
-        """The header here; an empty one if text follows without any."""
+        """The header at this point; an empty one if text follows without a header."""
         written = yield from self._written_header()
         if written is None:
             return MessageHeader()
@@ -115,8 +117,8 @@ class ChannelMessages:
         return MessageHeader.of(written)
 
     def _written_header(self) -> _PartReading[str | None]:
-        """The header that begins here, which is not consumed; None if none does. Raises EndOfText
-        for one that is cut off.
+        """The header that begins here, without consuming it; None if none begins here. Raises
+        EndOfText for a header that is cut off.
         """
         text = self._text
         begin = text.place
@@ -137,8 +139,8 @@ class ChannelMessages:
             text.place = begin
 
     def _body(self, header: MessageHeader) -> _PartReading[None]:
-        """Yield the body up to its end, which is no part of it: a word that ends it, or the header
-        of the next message.
+        """Yield the body up to, but not including, its end: a word that ends it, or the header of
+        the next message.
         """
         text = self._text
         is_begin, searched = True, text.place
@@ -165,8 +167,8 @@ class ChannelMessages:
 
 
 class ChannelPieces:
-    """A PieceMaker for answers in channels: reasoning in one, calls with a recipient, text in
-    others. Parts that are no call are text as they stand; a header that is cut off is dropped.
+    """A PieceMaker for answers in channels: reasoning in one channel, calls with a recipient, text
+    in the others. Other parts are passed on as text; a header that is cut off is dropped.
     """
 
     def __init__(
@@ -178,8 +180,8 @@ class ChannelPieces:
         max_calls: int | None = None,
         call_id: Callable[[], str] = new_call_id,
     ) -> None:
-        """`separates`: else reasoning is text. `schemas`: those of the tools; empty: there are
-        none.
+        """`separates`: separate reasoning; otherwise it is text. `schemas` are those of the tools;
+        empty: there are no tools.
         """
         self._messages = ChannelMessages(opened)
         self._separates = separates
@@ -189,8 +191,8 @@ class ChannelPieces:
         self._num_calls = 0
         self._call: tuple[MessageHeader, list[str]] | None = None  # header and body of an open one
         self._has_said: set[type[Piece]] = set()
-        self._space = ""  # before the next text of the open message
-        self._is_new = False  # it has none yet
+        self._space = ""  # whitespace before the next text of the open message
+        self._is_new = False  # the open message has no text yet
 
     def make(self, text: str, *, is_last: bool) -> tuple[Piece, ...]:
         pieces: list[Piece] = []
@@ -217,7 +219,9 @@ class ChannelPieces:
     def _said(
         self, kind: type[TextPiece] | type[ReasoningPiece], text: str, *, is_begin: bool
     ) -> Iterator[Piece]:
-        """The text, parted from an earlier message's, without the space around a message's."""
+        """The text, separated from that of an earlier message, without whitespace around the
+        message.
+        """
         if is_begin:
             self._space = SEPARATOR if kind in self._has_said else ""
             self._is_new = True
@@ -235,7 +239,7 @@ class ChannelPieces:
         return bool(known) and (name.startswith(FUNCTIONS) or name in known)
 
     def _ended_call(self) -> Iterator[Piece]:
-        """The call that was open, or its text if it is none."""
+        """The call that was open, or its text if it is not valid."""
         if self._call is None:
             return
         (header, body), self._call = self._call, None

@@ -1,7 +1,7 @@
 """A text that grows while it is parsed, and ways to wait for more of it.
 
-Parsers are generators: they yield to wait for more text, and return what they have read. Owns how
-far they have got. Knows no format.
+Parsers are generators: they yield to wait for more text, and return what they have read. Owns the
+position in the text. Independent of formats.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """A tool call that was read whole; `arguments` is a JSON object, as text."""
+    """A complete tool call; `arguments` is the text of a JSON object."""
 
     name: str
     arguments: str
@@ -46,7 +46,7 @@ class GrowingText:
         self.is_last = is_last
 
     def forget(self) -> None:
-        """Drop what was parsed."""
+        """Drop the text that has been parsed."""
         self.text, self.place = self.text[self.place :], 0
 
     def more(self) -> Reading[None]:
@@ -65,7 +65,7 @@ class GrowingText:
             yield from self.more()
 
     def peek(self, words: Sequence[str], place: int) -> Reading[str | None]:
-        """The word of `words` at `place`, or None; does not consume it. None of `words` may be a
+        """The word of `words` at `place`, or None; consumes nothing. No word of `words` may be a
         prefix of another.
         """
         while True:
@@ -78,7 +78,9 @@ class GrowingText:
             yield from self.more()
 
     def take(self, *words: str) -> Reading[str]:
-        """Consume one of `words` and return it. Raises FormatMismatch if none is here."""
+        """Consume one of `words` and return it. Raises FormatMismatch if none of them
+        comes next.
+        """
         word = yield from self.peek(words, self.place)
         if word is None:
             raise FormatMismatch
@@ -86,8 +88,8 @@ class GrowingText:
         return word
 
     def may_take(self, *words: str) -> Reading[str | None]:
-        """Consume one of `words`, and the whitespace before it. None, and nothing is consumed, if
-        none is here. A text that ends within one of them is consumed.
+        """Consume one of `words`, with the whitespace before it. Returns None, and consumes
+        nothing, if none of them comes next. Text that ends within one of them is consumed.
         """
         begin = self.place
         try:
@@ -117,8 +119,8 @@ class GrowingText:
 
 
 def num_safe(text: str, words: Sequence[str]) -> int:
-    """How many characters of `text`, which contains none of `words`, cannot belong to one of them
-    that is still incomplete.
+    """How many characters of `text`, which contains none of `words`, cannot be part of an
+    incomplete one.
     """
     longest = max(map(len, words), default=1)
     for begin in range(max(0, len(text) - longest + 1), len(text)):

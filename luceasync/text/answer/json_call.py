@@ -1,7 +1,7 @@
 """Tool calls as JSON: {"name": "f", "arguments": {...}}, alone, in a list, or one after another.
 
-Owns what a model may leave out or put in another order. Arguments are passed on as the model wrote
-them, to the space, so that a later prompt can repeat the same text.
+Owns what a model may leave out or reorder. Arguments are passed on exactly as the model wrote them,
+including whitespace, so that a later prompt can repeat the same text.
 """
 # ruff: noqa: RUF001 - DeepSeek's tags contain such characters
 
@@ -35,8 +35,8 @@ ARGUMENTS = ("arguments", "parameters")
 
 
 def value(text: GrowingText) -> Reading[tuple[Any, str]]:
-    """The JSON value here (RFC 8259), and its text: as written, unless strings in it contain line
-    ends that JSON wants escaped. Raises FormatMismatch for anything else.
+    """The JSON value at this point (RFC 8259), and its text: as written, unless strings in it
+    contain line ends that must be escaped in JSON. Raises FormatMismatch for anything else.
     """
     yield from text.skip()
     begin = text.place
@@ -58,7 +58,7 @@ def key(text: GrowingText) -> Reading[str]:
     begin = text.place
     name, written = yield from value(text)
     if written != text.text[begin : text.place]:
-        raise FormatMismatch  # a line end in it: a string that was never closed
+        raise FormatMismatch  # contains a line end: the string was never closed
     yield from text.skip()
     yield from text.take(":")
     assert isinstance(name, str), "it begins with a quote"
@@ -90,8 +90,8 @@ def _string_end(text: GrowingText, begin: int) -> Reading[int]:
 
 
 def _nested_end(text: GrowingText, begin: int) -> Reading[int]:
-    """The end of the object or list that begins here. Whether its brackets match is checked when
-    it is parsed.
+    """The end of the object or list that begins here. Whether its brackets match is checked when it
+    is parsed.
     """
     depth, place = 0, begin
     while True:
@@ -132,8 +132,8 @@ def _parsed(written: str) -> tuple[Any, str]:
 
 
 def read_calls(text: GrowingText, known: Sequence[str] | None = None) -> Reading[list[WrittenCall]]:
-    """The calls of a list, or of objects that follow one another. Raises FormatMismatch if the
-    first is none, also for the name of a tool that is not in `known`, if given.
+    """The calls of a list, or of consecutive objects. Raises FormatMismatch if the first is not a
+    call, or, if `known` is given, for the name of a tool that it does not contain.
     """
     yield from text.skip()
     if text.text.startswith("[", text.place):
@@ -159,7 +159,7 @@ def read_list(text: GrowingText, known: Sequence[str] | None = None) -> Reading[
 
 
 def read_by_name(text: GrowingText) -> Reading[list[WrittenCall]]:
-    """[{"f": {...}}, {"g": {...}}], with at least one call: names are keys of their arguments."""
+    """[{"f": {...}}, {"g": {...}}], with at least one call: the keys are the names of tools."""
     return (yield from _list_of(text, _read_by_name))
 
 
@@ -186,7 +186,7 @@ def _list_of(
 
 
 def read_object(text: GrowingText, known: Sequence[str] | None = None) -> Reading[WrittenCall]:
-    """The object of a call, whose last brace may be missing. Raises FormatMismatch, also for the
+    """The object of a call, whose closing brace may be missing. Raises FormatMismatch, also for the
     name of a tool that is not in `known`, if given.
     """
     yield from text.take("{")
@@ -213,9 +213,9 @@ def read_object(text: GrowingText, known: Sequence[str] | None = None) -> Readin
 
 
 def read_answer(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
-    """The calls that are the whole rest of `text`: an object, several one after another, or a list
-    of them, each with the name of a tool and then arguments that its schema allows, and no more.
-    Raises FormatMismatch as soon as the text can be nothing of that, and EndOfText.
+    """The calls that make up the rest of `text`: an object, several in a row, or a list of them,
+    each with just the name of a tool and then arguments that its schema allows. Raises
+    FormatMismatch as soon as the text cannot be any of these, and EndOfText.
     """
     yield from text.skip()
     is_list = (yield from text.peek(("[",), text.place)) is not None
@@ -242,7 +242,9 @@ def _row_of(
 
 
 def _read_exact(text: GrowingText, schemas: ToolSchemas) -> Reading[WrittenCall]:
-    """The object of a call with its members in order, whose arguments fit the tool's schema."""
+    """The object of a call with its members in order, and arguments that match the
+    tool's schema.
+    """
     yield from text.take("{")
     yield from _member(text, '"name"')
     name = _name((yield from value(text))[0], tuple(schemas.by_name))
@@ -267,10 +269,10 @@ def _member(text: GrowingText, *keys: str) -> Reading[None]:
 
 @dataclass(frozen=True, slots=True)
 class NameWords:
-    """Words around calls that are a name and the JSON object of its arguments; "" for one that a
-    notation lacks: `section`, then calls, then `section_end`. A call is `call`, its name,
-    `name_end`, the object, `call_end`. `id_word`: what may part the name from the call's id, which
-    follows it, or precedes it with `id_first`.
+    """Words around calls that are a name and the JSON object of its arguments; "" for words that a
+    notation lacks. All calls are written as `section`, the calls, `section_end`; each call as
+    `call`, its name, `name_end`, the object, `call_end`. `id_word` separates the name from the
+    call's id, which follows the name, or precedes it with `id_first`.
     """
 
     section: str
@@ -283,12 +285,12 @@ class NameWords:
 
     @property
     def openings(self) -> tuple[str, ...]:
-        """What calls may begin with."""
+        """The possible beginnings of calls."""
         return tuple(word for word in (self.section, self.call) if word)
 
     def name_in(self, header: str) -> str:
-        """The name in what stands between `call` and `name_end`. Raises FormatMismatch for an id
-        that is none.
+        """The name in the text between `call` and `name_end`. Raises FormatMismatch for an invalid
+        id.
         """
         if not self.id_word or self.id_word not in header:
             return header
@@ -333,7 +335,7 @@ SOLAR = NameWords(
 
 
 def read_named(text: GrowingText, words: NameWords) -> Reading[list[WrittenCall]]:
-    """One or more calls; what is no further call is left."""
+    """One or more calls; leaves what follows them."""
     if words.section:
         yield from text.may_take(words.section)
         yield from text.skip()
@@ -375,14 +377,14 @@ def _name(found: Any, known: Sequence[str] | None) -> str:
 
 
 def object_of(text: str) -> str:
-    """The JSON object that is the whole `text`, as `arguments_object` reads it. Raises
+    """The JSON object that is the whole `text`, as read by `arguments_object`. Raises
     FormatMismatch.
     """
     return _object(*_parsed(text.strip()))
 
 
 def written(call: WrittenCall) -> str:
-    """A call as the object that `read_object` reads."""
+    """A call as an object that `read_object` can read."""
     return f'{{"name": {json_text(call.name)}, "arguments": {call.arguments}}}'
 
 

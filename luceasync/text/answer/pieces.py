@@ -1,7 +1,8 @@
 """Splits the text of one answer into typed pieces as it grows.
 
-One state machine for every format of calls. Nothing is emitted before its type is certain: a call
-is emitted whole, and what turns out not to be one is text. Owns what is held back, and until when.
+One state machine for all formats of calls. Nothing is emitted before its type is certain: calls are
+emitted whole, and what turns out not to be a call becomes text. Owns what is held back, and until
+when.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ PieceReading = Generator[Piece | None, None, Result]
 
 @dataclass(frozen=True, slots=True)
 class ReasoningWords:
-    """What a model writes around its reasoning, and before and after the text that follows.
+    """The words that a model writes around its reasoning, and around the text that follows.
 
-    `after`, `lead`: what stands between reasoning and the text of the answer; `lead` also stands
-    before a text without reasoning. `answer`, `answer_end`: words around the text that may be
-    there, and are no part of it. `has_channels`: an answer consists of messages in channels.
+    `after` and `lead` separate reasoning from the text of the answer; `lead` also precedes text
+    without reasoning. `answer` and `answer_end` are optional words around the text, not part of it.
+    `has_channels`: an answer consists of messages in channels.
     """
 
     begin: str = "<think>"
@@ -47,10 +48,10 @@ class ReasoningWords:
 
 
 THINK = ReasoningWords()
-# Reasoning before the text of an answer: none, opened by the prompt, or perhaps opened by the
+# Reasoning before the text of an answer: none, opened by the prompt, or possibly opened by the
 # answer itself.
 Before = Literal["nothing", "open", "perhaps"]
-MAX_UNFINISHED = 64  # calls without an end; after so many, the rest of an answer is text
+MAX_UNFINISHED = 64  # calls without an end; after these, the rest of an answer is text
 
 
 class PieceMaker(Protocol):
@@ -71,9 +72,7 @@ class PlainText:
 
 
 class _Opening(NamedTuple):
-    """`word`, with which a call may begin, is at character `begin`; the text before it ends at
-    `space`.
-    """
+    """A call may begin with `word` at character `begin`; the text before it ends at `space`."""
 
     space: int
     begin: int
@@ -89,12 +88,12 @@ class AnswerPieces:
     """A PieceMaker that separates reasoning and tool calls from text.
 
     `reasons`: text between the two of `words` at the beginning of the answer is reasoning;
-    `is_reasoning`: the prompt has opened it. `calls`: the format of tool calls; None: there are no
-    tools, and all is text. `max_calls`: further calls are text, in one notation. `reads_json`: in
-    every format, a text that is nothing but the JSON of calls of the tools is these calls.
+    `is_reasoning`: the prompt has opened it. `calls` is the format of tool calls; None: there are
+    no tools, and everything is text. `max_calls`: further calls in the notation become text.
+    `reads_json`: in every format, a text that consists only of the JSON of calls is these calls.
 
-    A call in reasoning that ends is reasoning; in reasoning that the answer never ends, it is a
-    call. Whitespace around calls is kept only between two texts.
+    A complete call within reasoning is part of the reasoning, but becomes a call if the answer
+    never ends its reasoning. Whitespace around calls is kept only between two texts.
     """
 
     def __init__(
@@ -152,8 +151,8 @@ class AnswerPieces:
             return
 
     def _is_json_of_calls(self) -> PieceReading[bool]:
-        """Whether the rest of the answer is the JSON of calls, which are yielded then. Known at the
-        end, or as soon as it is not.
+        """Whether the rest of the answer is the JSON of calls, which are then yielded. Known at the
+        end, or as soon as it is false.
         """
         begin = self._text.place
         try:
@@ -166,7 +165,7 @@ class AnswerPieces:
         return True
 
     def _begins_with(self, word: str) -> PieceReading[bool]:
-        """Whether `word` is what comes next, which is consumed then."""
+        """Consume `word` if it comes next. Returns whether it did."""
         text = self._text
         while True:
             rest = text.text[text.place :].lstrip()
@@ -178,12 +177,12 @@ class AnswerPieces:
             yield None
 
     def _reasoning(self) -> PieceReading[None]:
-        """Yield the reasoning, without the line ends around it, which are the template's. Ends
-        behind it, or at a call in reasoning that does not end.
+        """Yield the reasoning, without the line ends around it, which the template inserts. Stops
+        after it, or at a call in reasoning that does not end.
         """
         text = self._text
         yield from text.skip("\n")
-        searched = text.place  # openings before it begin no call
+        searched = text.place  # openings before this index begin no call
         while True:
             words = (self._words.end, *self._openings)
             found = first_of(text.text, words, searched)
@@ -210,14 +209,14 @@ class AnswerPieces:
         return self._text.text[self._text.place : end]
 
     def _reasoned(self, piece: str) -> PieceReading[None]:
-        """Yield `piece` of the reasoning, which is what comes next."""
+        """Yield `piece` of the reasoning, which comes next."""
         if piece:
             yield ReasoningPiece(piece)
             self._text.place += len(piece)
 
     def _is_call_in_reasoning(self, begin: int) -> PieceReading[bool]:
-        """Whether a whole call begins at `begin`, and the reasoning never ends. Waits until that is
-        certain; leaves the text's place as it is.
+        """Whether a complete call begins at `begin`, and the reasoning never ends. Waits until that
+        is certain; leaves the position in the text unchanged.
         """
         assert self._calls is not None, "only a format has openings"
         text, end = self._text, self._words.end
@@ -239,12 +238,12 @@ class AnswerPieces:
         except (FormatMismatch, EndOfText) as error:
             self._num_unfinished += isinstance(error, EndOfText)
         finally:
-            reading.close()  # it may set the place as it ends
+            reading.close()  # it may change the position as it ends
             text.place = place
         return False
 
     def _text_before_call(self) -> PieceReading[_Opening]:
-        """Yield the text up to where a call may begin, without the whitespace before it."""
+        """Yield the text up to a possible call, without the whitespace before it."""
         text = self._text
         while True:
             openings = (*self._openings, *filter(None, [self._answer_end]))
@@ -258,13 +257,13 @@ class AnswerPieces:
             if piece:
                 yield from self._said(text.place + len(piece))
             if found and (self._openings or found[1] == self._answer_end):
-                return _Opening(text.place, *found)  # else the text has ruled calls out
+                return _Opening(text.place, *found)  # otherwise the text has ruled calls out
             if not found:
                 text.forget()
                 yield from text.more()
 
     def _said(self, end: int) -> PieceReading[None]:
-        """Yield the text up to `end`, parted from an earlier one as the model parted them."""
+        """Yield the text up to `end`, separated from earlier text as the model separated them."""
         text = self._text
         piece = text.text[text.place : end]
         text.place = end
@@ -305,7 +304,7 @@ class AnswerPieces:
         text.forget()
 
     def _called(self, call: WrittenCall) -> PieceReading[None]:
-        """Yield the call, or its text if there are as many as there may be."""
+        """Yield the call, or its text if the maximum number of calls is reached."""
         index = self._num_calls
         self._num_calls += 1
         if self._max_calls is None or index < self._max_calls:
@@ -318,7 +317,7 @@ class AnswerPieces:
 
     @property
     def _openings(self) -> tuple[str, ...]:
-        """What a call may begin with at this point."""
+        """The words that a call may begin with at this point."""
         if self._calls is None or (self._calls.only_first and self._has_text):
             return ()
         if self._num_unfinished > MAX_UNFINISHED:
@@ -326,7 +325,7 @@ class AnswerPieces:
         return self._calls.openings
 
     def _num_safe(self, words: Sequence[str]) -> int:
-        """The index up to which no text can belong to an incomplete one of `words`."""
+        """The index up to which no text can be part of an incomplete word of `words`."""
         return max(self._text.place, num_safe(self._text.text, words))
 
 

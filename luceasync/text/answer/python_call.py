@@ -1,4 +1,4 @@
-"""Tool calls as Python writes them, [f(a="b", n=1)], and as Gemma does, call:f{a:<|"|>b<|"|>}.
+"""Tool calls in Python syntax, [f(a="b", n=1)], and in Gemma's, call:f{a:<|"|>b<|"|>}.
 
 Owns their literals, which become JSON. Llama 4 and LFM2 write the former.
 """
@@ -44,7 +44,7 @@ def read_list(text: GrowingText, known: Sequence[str] | None = None) -> Reading[
 
 
 def read_lines(text: GrowingText, end: str) -> Reading[list[WrittenCall]]:
-    """Calls on lines of their own, at least one, up to `end`, which is consumed."""
+    """At least one call, each on its own line, up to `end`, which is consumed."""
     calls = []
     while (yield from text.may_take(end)) is None:
         yield from text.skip()
@@ -72,8 +72,8 @@ def read_gemma(text: GrowingText) -> Reading[WrittenCall]:
 
 
 def lines_between(begin: Sequence[str], end: Sequence[str]) -> CallReader:
-    """Reads calls as in Python, one a line, after the words of `begin` and up to the first of
-    `end`. Its others may be missing.
+    """Reads calls in Python syntax, one per line, after the words of `begin` and up to the first of
+    `end`, whose other words may be missing.
     """
 
     def read(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
@@ -89,7 +89,7 @@ def lines_between(begin: Sequence[str], end: Sequence[str]) -> CallReader:
 
 
 def gemma_between(opening: str, end: str) -> CallReader:
-    """Reads a call as Gemma writes it between two words, of which the last may be missing."""
+    """Reads a call in Gemma's syntax between two words; the second may be missing."""
 
     def read(text: GrowingText, schemas: ToolSchemas) -> Reading[list[WrittenCall]]:
         yield from text.take(opening)
@@ -125,8 +125,8 @@ def _name_before(text: GrowingText, word: str) -> Reading[str]:
 
 
 def _balanced(text: GrowingText, quotes: Sequence[str]) -> Reading[str]:
-    """Consume and return the text from this bracket to the one that closes it."""
-    # A quote within <|"|> is none by itself.
+    """Consume and return the text from the bracket at this point to the one that closes it."""
+    # A quote within <|"|> does not delimit a string.
     words = re.compile("|".join([r"[()\[\]{}]", *(rf"(?<!<\|){re.escape(q)}" for q in quotes)]))
     begin, depth = text.place, 0
     place = begin
@@ -148,7 +148,7 @@ def _balanced(text: GrowingText, quotes: Sequence[str]) -> Reading[str]:
 
 
 def _string_end(text: GrowingText, place: int, quote: str) -> Reading[int]:
-    """The index after the next `quote` that no backslash escapes; longer quotes have no escapes."""
+    """The index after the next unescaped `quote`; longer quotes have no escapes."""
     while True:
         end = text.text.find(quote, place)
         escape = text.text.find("\\", place) if len(quote) == 1 else -1
@@ -165,7 +165,7 @@ def _string_end(text: GrowingText, place: int, quote: str) -> Reading[int]:
 
 
 class _Literals:
-    """Parses a whole text of literals. `quotes`: what strings may stand between."""
+    """Parses text that consists of literals. `quotes` are the delimiters of strings."""
 
     def __init__(self, text: str, quotes: Sequence[str]) -> None:
         self._text = text
@@ -174,11 +174,11 @@ class _Literals:
         self._depth = 0
 
     def arguments(self) -> dict[str, Any]:
-        """(a=1, b="x"), which is all of the text. Raises FormatMismatch."""
+        """(a=1, b="x"), as the whole text. Raises FormatMismatch."""
         return self._members("(", ")", "=")
 
     def object(self) -> dict[str, Any]:
-        """{a: 1, "b": "x"}, which is all of the text. Raises FormatMismatch."""
+        """{a: 1, "b": "x"}, as the whole text. Raises FormatMismatch."""
         return self._members("{", "}", ":")
 
     def _members(self, begin: str, end: str, colon: str) -> dict[str, Any]:
@@ -292,8 +292,8 @@ _ESCAPE = re.compile(
 
 
 def _unquoted(written: str) -> str:
-    """The string that a Python literal in one pair of quotes means. Unknown escapes, and line ends
-    in it, stand for themselves.
+    """The value of a Python string literal in one pair of quotes. Unknown escapes, and line ends in
+    it, are kept unchanged.
     """
 
     def char(escape: re.Match[str]) -> str:
@@ -304,5 +304,5 @@ def _unquoted(written: str) -> str:
         text = _ESCAPE.sub(char, written[1:-1])
     except (ValueError, SyntaxError) as error:
         raise FormatMismatch from error
-    # JSON's escapes write one character as two surrogates.
+    # JSON's escapes write some characters as surrogate pairs.
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")

@@ -1,7 +1,7 @@
-"""Tool calls as tags, with each argument's value as plain text between two of them.
+"""Tool calls as tags, with each argument's value as plain text between two tags.
 
 Qwen3.5 and Qwen3-Coder write <function=f><parameter=a>; GLM and Laguna <arg_key> and <arg_value>.
-Owns where a value ends, and the JSON made of it, whose types follow the tool's schema.
+Owns where a value ends, and its conversion to JSON by the tool's schema.
 """
 # ruff: noqa: RUF001 - DeepSeek's tags contain such characters
 
@@ -28,12 +28,12 @@ AS_STRING, AS_JSON = 'string="true"', 'string="false"'
 
 @dataclass(frozen=True, slots=True)
 class TagWords:
-    """The tags of one notation; "" for one that it lacks.
+    """The tags of one notation; "" for tags that it lacks.
 
-    A call is `call`, then functions, then `call_end`. A function is `function`, its name,
-    `name_end`, parameters, `function_end`; without `function`, the name follows `call`, and the
-    first parameter ends it. A parameter is `parameter`, its name, `parameter_name_end`, attributes
-    up to ">" if it `has_attributes`, `value`, the value, `parameter_end`.
+    A call is `call`, functions, `call_end`. A function is `function`, its name, `name_end`,
+    parameters, `function_end`; without `function`, the name follows `call`, and the first parameter
+    ends it. A parameter is `parameter`, its name, `parameter_name_end`, attributes up to ">" if it
+    `has_attributes`, `value`, the value, `parameter_end`.
     """
 
     call: str
@@ -117,7 +117,7 @@ DSML_V4 = replace(DSML, call="<｜DSML｜tool_calls>", call_end="</｜DSML｜too
 def read_functions(
     text: GrowingText, schemas: ToolSchemas, words: TagWords
 ) -> Reading[list[WrittenCall]]:
-    """One or more functions; what is no further function is left."""
+    """One or more functions; leaves what follows them."""
     calls = [(yield from read_function(text, schemas, words))]
     while True:
         end = text.place
@@ -145,7 +145,7 @@ def read_function(text: GrowingText, schemas: ToolSchemas, words: TagWords) -> R
 
 
 def read_keyed(text: GrowingText, schemas: ToolSchemas, words: TagWords) -> Reading[WrittenCall]:
-    """A name that the first parameter or the end of the call ends, and its parameters."""
+    """A name, ended by the first parameter or the end of the call, and its parameters."""
     name = yield from _name_before(text, (words.parameter, words.call_end))
     if len(name.split()) > 1 and name not in schemas.by_name:
         raise FormatMismatch  # prose
@@ -162,7 +162,7 @@ def _parameters(
         if word is None:
             raise FormatMismatch
         if word != words.parameter:
-            if word == words.function_end:  # the end of the call is not the function's
+            if word == words.function_end:  # the end of the call does not end the function
                 text.place += len(word)
             return WrittenCall(name, arguments.text)
         text.place += len(word)
@@ -203,21 +203,23 @@ class _Arguments:
         return "{" + ", ".join(f"{json_text(k)}: {v}" for k, v in self._members.items()) + "}"
 
     def add(self, name: str, text: str, *, is_string: bool = False) -> None:
-        """Add an argument, of the type in the tool's schema unless it `is_string`. Raises
+        """Add an argument, with the type in the tool's schema unless it `is_string`. Raises
         FormatMismatch for a repeated name.
         """
         value = text if is_string else self._schemas.value(self._tool, name, text)
         self._add(name, json_text(value))
 
     def add_json(self, name: str, text: str) -> None:
-        """Add an argument that is JSON, or else a string."""
+        """Add an argument that is JSON; if it is not valid, as a string."""
         try:
             self._add(name, json_text(parsed_json(text)))
         except (ValueError, RecursionError):
             self.add(name, text)
 
     def may_be_next(self, name: str) -> bool:
-        """Whether an argument `name` can follow: the tool has one, which is not there yet."""
+        """Whether an argument `name` can follow: the tool has it, and it has not been
+        written yet.
+        """
         properties = self._schemas.by_name.get(self._tool, {}).get("properties")
         return name not in self._members and (not properties or name in properties)
 
@@ -228,10 +230,10 @@ class _Arguments:
 
 
 def _value(text: GrowingText, words: TagWords, arguments: _Arguments) -> Reading[str]:
-    """The text before the end of the value, without the line ends that a template puts around it.
+    """The text of the value, without the line ends that a template puts around it.
 
-    A value may contain tags: its end is a `parameter_end` that the next tag follows. If that is
-    missing, the next parameter or the end of the function ends it.
+    A value may contain tags: it ends at a `parameter_end` that is followed by the next tag. If
+    there is none, the next parameter or the end of the function ends it.
     """
     begin = searched = text.place
     has_end = False
@@ -260,8 +262,8 @@ def _value(text: GrowingText, words: TagWords, arguments: _Arguments) -> Reading
 def _is_next(
     text: GrowingText, place: int, words: TagWords, arguments: _Arguments
 ) -> Reading[bool]:
-    """Whether the parameter tag before `place` begins the next argument, and is no part of a value:
-    its name can follow, and its own end is that of a value.
+    """Whether the parameter tag before `place` begins the next argument, rather than being part of
+    a value: its name can follow, and its own value has a proper end.
     """
     before, text.place = text.place, place
     try:
@@ -290,7 +292,7 @@ def _is_next(
 
 
 def _is_end(text: GrowingText, place: int, words: TagWords) -> Reading[bool]:
-    """Whether the tag at `place`, which no end of a value precedes, ends the function."""
+    """Whether the tag at `place`, which does not follow the end of a value, ends the function."""
     word = yield from text.peek(words.following, place)
     assert word is not None, "it was found"
     place += len(word)
@@ -303,8 +305,8 @@ def _is_end(text: GrowingText, place: int, words: TagWords) -> Reading[bool]:
 
 
 def _follows(text: GrowingText, place: int, following: Sequence[str]) -> Reading[bool]:
-    """Whether one of `following` is at `place`, after whitespace. Raises EndOfText if nothing
-    is.
+    """Whether one of `following` is at `place`, after whitespace. Raises EndOfText if the text
+    ends.
     """
     before, text.place = text.place, place
     try:
@@ -338,5 +340,5 @@ def _name(written: str) -> str:
 
 
 def _without_lines_around(value: str) -> str:
-    """The template puts the value on lines of its own."""
+    """`value` without the line ends that the template puts around it."""
     return value.removeprefix("\n").removesuffix("\n")
