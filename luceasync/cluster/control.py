@@ -115,7 +115,8 @@ class Control:
             with suppress(Unavailable):  # it hangs, and is killed all the same
                 self._answer(before.stop.remote())
             self._kill(before)
-        # On this machine, where the router's list is to be, as long as there is one.
+        # On this machine, where the router's list is to be. With soft affinity Ray may restart it
+        # on another one although this one is alive, and the list here would stay as it is.
         node = self._ray.get_runtime_context().get_node_id()
         options = {
             "name": manager_name(self._settings.name),
@@ -124,7 +125,7 @@ class Control:
             "max_restarts": -1,
             "max_concurrency": 4,
             "num_cpus": 0,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True),
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
         }
         told = msgspec.json.encode(self._settings)
         until_s = time.monotonic() + ANSWER_S
