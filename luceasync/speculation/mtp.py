@@ -26,6 +26,7 @@ from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.capacity import DraftFootprint
 from luceasync.pipeline.devices import default_device, find_devices
 from luceasync.pipeline.offer import Offer
+from luceasync.pipeline.passes import RoundWork
 from luceasync.pipeline.platform import Platform
 from luceasync.pipeline.transfer import Transfer, direct, on_host
 from luceasync.ranking.proposals import Proposal
@@ -33,6 +34,7 @@ from luceasync.speculation.choice import RoundShape
 from luceasync.speculation.dflash.draft_config import drafts_with_mtp
 from luceasync.speculation.dflash.features import check_rows
 from luceasync.speculation.dflash.graph import EagerRunner, Runner
+from luceasync.speculation.drafter import DraftInRounds
 from luceasync.speculation.mtp_network import (
     HEAD_ROWS,
     OTHER_ROWS,
@@ -46,6 +48,7 @@ from luceasync.speculation.mtp_network import (
 HOST = torch.device("cpu")
 NAME = "mtp"
 BLOCK = 4  # rows of its largest rounds: three drafted tokens
+NOWHERE = -1  # no text goes on there
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +122,13 @@ class MtpPasses:
         short_rows: Sequence[int] = (),
         platform: Platform | None = None,
         vocabulary: DraftVocabulary | None = None,
+        *,
+        is_beside: bool = False,
     ) -> None:
         """`run`: how passes are run, None: operation by operation. `short_rows`: sizes to which
         short prefill chunks are padded; their rows are absorbed as a round's are. `platform`: the
         network's, None: that of the host. `vocabulary`: the network's, None: it takes the model's.
+        `is_beside`: the whole model is on the network's device.
         """
         self.network = network
         self._transfer = transfer
@@ -130,7 +136,9 @@ class MtpPasses:
         self._short_rows = sorted(short_rows)
         self._platform = platform
         self._vocabulary = vocabulary
-        self._ends = [0] * num_lanes
+        self._is_beside = is_beside
+        self._parts: dict[tuple[RoundShape, int | None], DraftInRounds] = {}
+        self._ends = [0] * num_lanes  # of what was absorbed; NOWHERE: of more than the text has
         for lane in range(num_lanes):
             network.restart(lane, 0)
 
@@ -241,8 +249,42 @@ class MtpPasses:
             if lane >= 0 and self._ends[lane] != begin:
                 self.reset(lane, begin)
 
-    def in_rounds(self, shape: RoundShape, end: int) -> None:
-        return None  # its proposals are not captured with a verify pass: the host takes part
+    def in_rounds(self, shape: RoundShape, end: int) -> DraftInRounds | None:
+        if not self._is_beside:
+            return None
+        key = shape, self.network.reach_for(end)
+        if key not in self._parts:
+            self._parts[key] = self._part(*key)
+        return self._parts[key]
+
+    def _part(self, shape: RoundShape, reach: int | None) -> DraftInRounds:
+        network = self.network
+
+        def propose(anchors: Tensor, lanes: Tensor, begins: Tensor) -> Tensor:
+            lanes, begins = lanes.long(), begins.long()  # kernels are compiled for these
+            return network.propose(anchors, lanes, begins, shape.block - 1, reach=reach)
+
+        def absorb(
+            taps: Sequence[Tensor],
+            proposed: Tensor,
+            lanes: Tensor,
+            begins: Tensor,
+            counts: Tensor,
+            rows: Tensor,
+        ) -> None:
+            [tap] = taps
+            places = lanes.long(), begins.long(), counts.long()
+            network.absorb(tap, proposed, *places, rows.long())
+
+        work = RoundWork(shape.block, propose, absorb)
+        return DraftInRounds(work, self._go_on, self._kept)
+
+    def _kept(self, lane: int, begin: int, num_tokens: int, end: int) -> None:
+        """See DraftInRounds. The state of a token that does not stand leads nowhere: a lane that
+        goes on after less is restarted.
+        """
+        kept = begin + num_tokens
+        self._ends[lane] = kept if kept == end else NOWHERE
 
     def refresh(self) -> None:
         """Do nothing: it lives as long as this process."""

@@ -17,6 +17,7 @@ from luceasync.models.pass_rows import NO_LANE, AcceptedRows, Entry, Paths, Rows
 from luceasync.models.trees import Trees
 from luceasync.pipeline import stage
 from luceasync.pipeline.cpu_platform import CpuPlatform
+from luceasync.pipeline.graph import DecodeStep, TreeStep
 from luceasync.pipeline.past_rows import PastRows
 from luceasync.pipeline.shard import Shard
 from tests.kernels.interpreted import Recapture, Rerun
@@ -36,15 +37,23 @@ class Platform(CpuPlatform):
 
 
 class HostShard(Shard):
-    """Derives the host's entries from the device's tensors. Runs nothing if there is no lane."""
+    """Derives the host's entries from the device's tensors. Runs nothing if there is no lane.
+    `tapped`: the taps of the last run, which a graph would have written over those of the first.
+    """
+
+    tapped: dict[int, Tensor]
 
     def forward(self, x: Tensor, rows: Rows, past: PastRows | None = None) -> Tensor:
-        return super().forward(x, rows, past) if rows.num_lanes else x
+        found = super().forward(x, rows, past) if rows.num_lanes else x
+        self.tapped = self.taps
+        return found
 
     def verify(self, x: Tensor, rows: Rows, trees: Trees) -> Tensor:
         if rows.num_lanes:
-            return super().verify(x, rows, trees)
-        self.taps = dict.fromkeys(self._tapped, x)
+            x = super().verify(x, rows, trees)
+        else:
+            self.taps = dict.fromkeys(self._tapped, x)
+        self.tapped = self.taps
         return x
 
     def rows_from(
@@ -79,6 +88,17 @@ class HostShard(Shard):
         return super().paths_from(kept, lanes, positions, rows, counts)
 
 
+def with_its_taps(replay: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A step's `replay`, after which the shard has the taps of this run."""
+
+    def run(step: DecodeStep | TreeStep, shard: HostShard) -> Tensor:
+        found = replay(step, shard)
+        shard.taps = shard.tapped
+        return found
+
+    return run
+
+
 @contextmanager
 def recaptured() -> Iterator[list[object]]:
     """Make stages loaded inside the context capture their passes; yields the list of replays."""
@@ -92,5 +112,7 @@ def recaptured() -> Iterator[list[object]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stage, "open_platform", Platform)
         patch.setattr(stage, "Shard", HostShard)
+        for step in (DecodeStep, TreeStep):
+            patch.setattr(step, "replay", with_its_taps(step.replay))
         patch.setattr(Rerun, "replay", heard)
         yield replayed

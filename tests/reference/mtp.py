@@ -50,6 +50,12 @@ class SlowHead:
         """The tokens that it drafts behind `ids`, whose last one has not been run. `begin`: the
         head has seen nothing before that position. `allowed`: the tokens to choose from, none: all.
         """
+        return [token for token, _ in self.steps(ids, num_tokens, begin=begin, allowed=allowed)]
+
+    def steps(
+        self, ids: list[int], num_tokens: int, *, begin: int = 0, allowed: Collection[int] = ()
+    ) -> list[tuple[int, Tensor]]:
+        """As `draft`, each token with the row that the model's head saw for it."""
         with torch.no_grad():
             seen = ids if self.mistake.late else ids[:-1]
             hidden = self._hidden(seen)[begin:]
@@ -62,9 +68,10 @@ class SlowHead:
                 if allowed:
                     left_out = [t for t in range(len(logits)) if t not in allowed]
                     logits[left_out] = -torch.inf
-                found.append(int(logits.argmax()))
+                token = int(logits.argmax())
+                found.append((token, normed[0]))
                 hidden = torch.cat([hidden, z if self.mistake.chained_before_norm else normed])
-                tokens = [*tokens, found[-1]]
+                tokens = [*tokens, token]
             return found
 
     def _hidden(self, ids: list[int]) -> Tensor:

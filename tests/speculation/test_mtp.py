@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -22,18 +22,23 @@ from luceasync.config import (
 from luceasync.engine.start import build_engine
 from luceasync.models.files import ModelFiles
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.passes import LaneText
 from luceasync.request import Request, Sampling, TokenPrompt
-from luceasync.speculation.choice import RoundShape
+from luceasync.speculation import mtp_network
+from luceasync.speculation.choice import RoundPlan, RoundShape, StepCosts
 from luceasync.speculation.dflash.load import load_mtp
 from luceasync.speculation.dflash.placement import plan_with_drafter
 from luceasync.speculation.mtp import NAME, mtp_of
+from luceasync.speculation.speculator import Speculator
 from tests import tiny
 from tests.gguf.tiny_files import K_MIX, Tiny, write
+from tests.pipeline.recaptured import recaptured
 from tests.reference.mtp import Mistake, SlowHead
 from tests.speculation import mtp_models
 
 NUM_DRAFTED = 3
 SHAPE = RoundShape(NUM_DRAFTED + 1, None, NAME)
+SMALL_RING = 24  # tokens that it sees
 MISTAKES = {
     name: Mistake(**{name: True})
     for name in Mistake.__dataclass_fields__  # one at a time
@@ -156,6 +161,176 @@ def test_a_lane_that_begins_again_keeps_nothing(loaded: Loaded, slow: SlowHead):
     ids = text(2, 20)
     loaded.prefill(0, 0, ids[:-1])
     assert loaded.drafted(0, 19, ids[19]) == slow.draft(ids, NUM_DRAFTED)
+
+
+class Steady(StepCosts):
+    """Nothing is to be measured."""
+
+    def is_due(self, num_lanes, shape):
+        return False
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """Behind a text: tokens, and the rows that the model's head saw for them."""
+
+    ids: list[int]
+    tokens: list[int]
+    rows: torch.Tensor
+
+
+class InRounds:
+    """Lanes whose rounds the device accepts. `drafted`: by each of them; `lengths`: how many tokens
+    they gave.
+    """
+
+    def __init__(self, loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.loaded = loaded
+        self.speculator = Speculator(loaded.backend, loaded.speculator.drafters, 4, Steady())
+        self.texts: dict[int, list[int]] = {}
+        self.drafted: list[Drafted] = []
+        self.lengths: set[int] = set()
+        self._proposed: list[dict[int, tuple[list[int], torch.Tensor]]] = []  # by lane
+        network, rows = loaded.passes.network, []
+        propose, choose = network.propose, network._choose
+
+        def heard(anchors, lanes, begins, num_tokens, *, reach):
+            rows.clear()
+            found = propose(anchors, lanes, begins, num_tokens, reach=reach).tolist()
+            pairs = zip(found, torch.cat(rows, 1), strict=True)
+            self._proposed.append(dict(zip(lanes.tolist(), pairs, strict=True)))
+            return torch.tensor(found)
+
+        monkeypatch.setattr(network, "propose", heard)
+        monkeypatch.setattr(network, "_choose", lambda z, at: (rows.append(z), choose(z, at))[1])
+
+    def drafts(self, lane: int) -> Drafted:
+        """What is drafted behind the lane's text, asked by the host."""
+        ids = self.texts[lane]
+        self.loaded.drafted(lane, len(ids) - 1, ids[-1])
+        tokens, rows = self._proposed.pop()[lane]
+        return Drafted(ids, tokens[1:], rows)
+
+    def begin(self, lane: int, ids: list[int]) -> None:
+        self.loaded.backend.reset(lane)
+        self.speculator.start(lane)
+        self.loaded.prefill(lane, 0, ids[:-1])
+        self.texts[lane] = ids
+
+    def run(self, lanes: Sequence[int], *, num_rounds: int = 4, num_left: int = 99) -> None:
+        """Rounds each of which is queued before the tokens of the one before it are read."""
+        texts = {lane: self.texts[lane] for lane in lanes}
+        places = [LaneText(n, len(t) - 1, t[-1], num_left, ()) for n, t in texts.items()]
+        queued = self.speculator.queue(places, RoundPlan(SHAPE, tuple(lanes), False))
+        del self._proposed[:-1]  # those of captures
+        for missing in reversed(range(num_rounds)):
+            assert queued is not None, "the host takes part"
+            after = self.speculator.queue_after(queued, alone=True) if missing else None
+            tokens, proposed = self.speculator.arrived(queued), self._proposed.pop(0)
+            taken = [self._take(*each, proposed) for each in zip(lanes, tokens, strict=True)]
+            self.speculator.settle(queued, taken, tokens, after)
+            queued = after
+
+    def _take(self, lane: int, given: list[int], proposed):
+        """The lane's text goes on, unless it has ended."""
+        if not given:
+            return None
+        ids = self.texts[lane]
+        tokens, rows = proposed[lane]
+        self.drafted.append(Drafted(ids, tokens[1:], rows))
+        assert tokens[: len(given)] == [ids[-1], *given[:-1]], "what was accepted"
+        self.texts[lane] = [*ids, *given]
+        self.lengths.add(len(given))
+        return len(ids) - 1, len(given)
+
+
+@pytest.fixture
+def small_ring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mtp_network, "RING_TOKENS", SMALL_RING + mtp_network.SPARE_PLACES)
+
+
+@pytest.fixture
+def copying(tmp_path: Path) -> Iterator[Loaded]:
+    """A model that says of most tokens the same next one, and a head that is right now and then;
+    captured passes.
+    """
+    with recaptured():
+        loaded = Loaded(mtp_models.save(tmp_path))
+        yield loaded
+        loaded.close()
+
+
+@pytest.fixture
+def slow_copying(copying: Loaded) -> SlowHead:
+    model_dir = copying.config.model.model_dir
+    assert model_dir is not None
+    return SlowHead(Path(model_dir), mtp_models.build())
+
+
+def check(drafted: Drafted, slow: SlowHead, *, begin: int = 0) -> None:
+    tokens, rows = zip(*slow.steps(drafted.ids, NUM_DRAFTED, begin=begin), strict=True)
+    assert drafted.tokens == [*tokens]
+    torch.testing.assert_close(drafted.rows, torch.stack(rows), rtol=1e-3, atol=1e-4)
+
+
+def test_in_rounds_that_the_device_accepts_it_drafts_what_the_formulas_say(
+    copying: Loaded, slow_copying: SlowHead, monkeypatch: pytest.MonkeyPatch
+):
+    rounds = InRounds(copying, monkeypatch)
+    for lane in (0, 2, 3):
+        rounds.begin(lane, text(lane, 20 + 7 * lane))
+    rounds.run([0, 2, 3])
+    rounds.begin(1, text(1))  # a lane joins
+    rounds.run([0, 1, 2, 3])
+    rounds.run([2], num_rounds=2)  # others leave
+    rounds.begin(0, text(5))
+    rounds.run([0, 3])
+    rounds.run([0, 3], num_rounds=3, num_left=2)  # texts end while a round is queued
+    assert len(rounds.drafted) > 35 and rounds.lengths == {1, 2, 3, 4}
+    for drafted in rounds.drafted:
+        check(drafted, slow_copying)
+
+
+def test_rounds_of_the_device_and_of_the_host_take_turns(
+    small_ring: None, copying: Loaded, monkeypatch: pytest.MonkeyPatch
+):
+    """On a text longer than the ring: what is drafted is what is drafted behind it as a prompt."""
+    rounds = InRounds(copying, monkeypatch)
+    rounds.begin(0, text(8, 70))
+    for number in range(12):
+        if number % 3 < 2:
+            rounds.run([0])
+            continue
+        ids = rounds.texts[0]
+        rows = [ids[-1], *text(number, NUM_DRAFTED)]
+        copying.verify([0], [len(ids) - 1], [rows], [range(2)])
+        rounds.texts[0] = [*ids, rows[1], 7]
+    assert len(rounds.texts[0]) > 70 + SMALL_RING
+    for drafted in rounds.drafted:
+        rounds.begin(1, drafted.ids)
+        expected = rounds.drafts(1)
+        assert drafted.tokens == expected.tokens
+        torch.testing.assert_close(drafted.rows, expected.rows, rtol=1e-4, atol=1e-5)
+
+
+def test_what_was_run_ahead_of_a_text_is_not_taken_for_its_own(
+    copying: Loaded, slow_copying: SlowHead, monkeypatch: pytest.MonkeyPatch
+):
+    rounds, ids = InRounds(copying, monkeypatch), text(6, 30)
+    rounds.begin(0, ids)
+    place = LaneText(0, len(ids) - 1, ids[-1], 99, ())
+    queued = rounds.speculator.queue([place], RoundPlan(SHAPE, (0,), False))
+    assert queued is not None
+    after = rounds.speculator.queue_after(queued, alone=True)
+    [given] = rounds.speculator.arrived(queued)
+    rounds.speculator.settle(queued, [(len(ids) - 1, len(given))], [given], after)
+    begin = len(ids) + len(given) - 1  # the second round's tokens are not taken
+    whole = [*ids, *given, *text(7, 9)]
+    copying.backend.reset(0)
+    copying.backend.prefill(0, 0, whole[:begin], project=False)
+    copying.prefill(0, begin, whole[begin:-1])
+    rounds.texts[0] = whole
+    check(rounds.drafts(0), slow_copying, begin=begin)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)

@@ -153,10 +153,18 @@ def load_mtp(
             max_ctx_tokens=plan.max_ctx_tokens,
         )
         opened.callback(network.close)
-        run = runner_on(platform) if plan.is_all_on(mtp.device) else EagerRunner()
+        is_beside = plan.is_all_on(mtp.device)
+        run = runner_on(platform) if is_beside else EagerRunner()
         opened.callback(run.close)
         passes = MtpPasses(
-            network, plan.parallel, transfer, run, mtp.device.short_rows, platform, vocabulary
+            network,
+            plan.parallel,
+            transfer,
+            run,
+            mtp.device.short_rows,
+            platform,
+            vocabulary,
+            is_beside=is_beside,
         )
         platform.warm_up(lambda: passes.warm_up(mtp.shapes, plan.verify_rows), NUM_WARM_UPS)
         speculator = Speculator(backend, [BlockDrafter(passes, mtp.shapes)], plan.parallel)
