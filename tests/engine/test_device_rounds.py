@@ -14,21 +14,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig
+from luceasync.config import Config, DraftConfig, EngineConfig, KvFlashConfig, ModelConfig
 from luceasync.engine import streams
 from luceasync.engine.decoding import LaneDecoding, SpeculativeDecoding
 from luceasync.engine.engine import LocalEngine
+from luceasync.engine.load import DecodeWith, speculate
 from luceasync.engine.start import build_engine
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.captured_round import CapturedRound
 from luceasync.ranking.proposals import Proposal, propose_chain
-from luceasync.request import Request, Sampling, TokenPrompt
+from luceasync.request import Constraint, Request, Sampling, TokenPrompt
 from luceasync.speculation.choice import RoundShape, StepCosts
 from luceasync.speculation.dflash.passes import LocalDraft
 from luceasync.speculation.drafter import BlockDrafter
 from luceasync.speculation.speculator import Speculator
 from tests import tiny
 from tests.pipeline.recaptured import recaptured
+from tests.speculation import mtp_models
 
 PROMPTS = [tuple(3 + (n * n + i) % 400 for i in range(n)) for n in (5, 70, 13, 61)]
 BLOCK = 8
@@ -164,7 +166,7 @@ def heard(method, name: str, found: list[str]):
 async def test_answers_are_those_without_a_drafter(
     tiny_dir: Path, tmp_path: Path, parallel: int, queued: list[str]
 ):
-    async with build_plain(tiny_dir, parallel) as engine:
+    async with started(tiny_dir, parallel) as engine:
         expected = await converse(engine)
     async with speculating(tiny_dir, tmp_path / "draft", expected, parallel) as engine:
         rehearsed = len(queued)
@@ -198,7 +200,7 @@ async def go_on_after_leaving(
 async def test_what_was_run_ahead_of_a_client_that_leaves_is_not_kept(
     tiny_dir: Path, tmp_path: Path, queued: list[str]
 ):
-    async with build_plain(tiny_dir, 2) as engine:
+    async with started(tiny_dir, 2) as engine:
         whole = [(p, await ask(engine, p, max_tokens=150)) for p in PROMPTS]
         expected = await go_on_after_leaving(engine, whole)
     async with speculating(tiny_dir, tmp_path / "draft", [*whole, *expected], 2) as engine:
@@ -226,19 +228,79 @@ async def test_an_answer_that_is_not_read_gets_what_has_run_already(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(streams, "MAX_UNREAD_TOKENS", 16)
-    async with build_plain(tiny_dir, parallel) as engine:
+    async with started(tiny_dir, parallel) as engine:
         expected = await read_late(engine)
     async with speculating(tiny_dir, tmp_path / "draft", expected, parallel) as engine:
         assert await read_late(engine) == expected
 
 
+SCHEMA = Constraint("json_schema", '{"type": "array", "maxItems": 3}', "response_format")
+
+
+@pytest.fixture(scope="module")
+def head_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that repeats itself, with a head that is right about half the time."""
+    return mtp_models.save(tmp_path_factory.mktemp("mtp"))
+
+
+async def mixed(engine: LocalEngine) -> list[Answer]:
+    """More answers than lanes. In rounds with one that has a schema or is drawn, the host takes
+    part; a pool's always.
+    """
+    drawn = Sampling(temperature=1.0, seed=1)
+    return await asyncio.gather(
+        ask(engine, PROMPTS[0], max_tokens=50),
+        ask(engine, PROMPTS[1], max_tokens=20, constraint=SCHEMA, ignore_eos=False),
+        ask(engine, PROMPTS[2], max_tokens=60),
+        ask(engine, PROMPTS[3], max_tokens=12, sampling=drawn),
+        ask(engine, (*PROMPTS[3], 5), max_tokens=50),
+        ask(engine, (*PROMPTS[2], 5), max_tokens=40),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("parallel", "pool_tokens"), [(4, None), (1, None), (2, 512)], ids=["four", "one", "a pool"]
+)
+async def test_answers_with_the_head_in_the_weights_are_those_without_it(
+    head_dir: Path, parallel: int, pool_tokens: int | None, queued: list[str]
+):
+    async with started(head_dir, parallel, pool_tokens) as engine:
+        expected = await mixed(engine)
+        whole = [(p, await ask(engine, p, max_tokens=90)) for p in PROMPTS[:1]]
+        resumed = await go_on_after_leaving(engine, whole)
+
+    def decode_with(backend: LayerSplitBackend, speculator: Speculator) -> LaneDecoding:
+        cheap = Speculator(backend, speculator.drafters, parallel, Cheap())
+        return SpeculativeDecoding(backend, cheap)
+
+    with recaptured():
+        async with started(
+            head_dir, parallel, pool_tokens, draft="mtp", decode_with=decode_with
+        ) as engine:
+            rehearsed = len(queued)
+            assert await mixed(engine) == expected
+            assert await go_on_after_leaving(engine, whole) == resumed
+            status = engine.status().speculation
+    num_started, num_queued = (queued[rehearsed:].count(name) for name in ("start", "queue"))
+    assert status is not None and sum(status.accepted_by_slot) > 40
+    assert num_queued > 1.5 * num_started if pool_tokens is None else not num_queued
+
+
 @asynccontextmanager
-async def build_plain(model_dir: Path, parallel: int) -> AsyncIterator[LocalEngine]:
+async def started(
+    model_dir: Path,
+    parallel: int,
+    pool_tokens: int | None = None,
+    draft: str = "none",
+    decode_with: DecodeWith = speculate,
+) -> AsyncIterator[LocalEngine]:
     config = Config(
         model=ModelConfig(model_dir=model_dir, dtype="fp32"),
         engine=EngineConfig(max_ctx_tokens=512, parallel=parallel),
-        draft=DraftConfig("none", lookup="off"),
+        draft=DraftConfig(draft, lookup="off"),
+        kvflash=KvFlashConfig(pool_tokens),
     )
-    async with build_engine(config) as engine:
+    async with build_engine(config, decode_with=decode_with) as engine:
         await engine.load()
         yield engine
