@@ -80,8 +80,33 @@ static inline uint32_t even_bits(uint32_t v) {
     return (v | v >> 8) & 0xffff;
 }
 
+#if HAS_KERNELS
+/* `code_units` for machines that have a kernel, 32 columns at once. */
+__attribute__((target("ssse3"))) static void code_units_at_once(const Matrix *w, const uint8_t *row, uint32_t *units) {
+    const __m128i order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+    const __m128i pairs = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    const __m128i low = _mm_set1_epi8(15), sixteens = _mm_set1_epi16(1 | 16 << 8);
+    const int64_t num_bytes = w->num_columns * (w->bits == 8 ? 8 : 4) / 8;
+    for (int64_t i = 0; i < num_bytes; i += 16) {
+        __m128i bytes = _mm_loadu_si128((const __m128i *)(row + i)), both = _mm_shuffle_epi8(bytes, order);
+        if (w->bits != 8) { /* two codes that follow each other in a half become a byte */
+            __m128i first = _mm_shuffle_epi8(_mm_and_si128(bytes, low), pairs);
+            __m128i second = _mm_shuffle_epi8(_mm_and_si128(_mm_srli_epi16(bytes, 4), low), pairs);
+            both = _mm_packus_epi16(_mm_maddubs_epi16(first, sixteens), _mm_maddubs_epi16(second, sixteens));
+        }
+        _mm_storeu_si128((__m128i *)(units + i / 4), both);
+    }
+}
+#endif
+
 /* The code units of one stored row. */
 static void code_units(const Matrix *w, const uint8_t *row, uint32_t *units) {
+#if HAS_KERNELS
+    if (__builtin_cpu_supports("ssse3")) {
+        code_units_at_once(w, row, units);
+        return;
+    }
+#endif
     if (w->bits == 8) {
         for (int64_t i = 0; i < w->num_columns / 4; i++, row += 4)
             units[i] = row[0] | (uint32_t)row[2] << 8 | (uint32_t)row[1] << 16 | (uint32_t)row[3] << 24;

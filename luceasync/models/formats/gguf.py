@@ -183,15 +183,28 @@ class QuantBlocks:
     def packed(self, select: Select, place: WeightPlacement) -> Iterator[Packed]:
         from luceasync.models.quant.stack import with_columns_moved, with_smaller_supergroups
 
-        for piece in place.transfer.pieces(self.rows.selected(select)):
-            blocks = piece.unflatten(1, (-1, self.kind.block_bytes))
-            packed = ggml.pack(ggml.ENCODINGS[self.kind.name], blocks)
+        for packed in self._as_stored(place.transfer.pieces(self.rows.selected(select))):
             if packed.layout.bits != self.encoding.bits:
                 packed = ggml.in_bytes(packed, self.encoding)
             packed = with_smaller_supergroups(packed, self.encoding)
             if self.columns is not None:
                 packed = with_columns_moved(packed, self.columns.shape)
             yield packed
+
+    def _as_stored(self, pieces: Iterator[Tensor]) -> Iterator[Packed]:
+        """The rows of bytes as tensors, on their device; each is valid until the next one."""
+        from luceasync.models.quant.packed import empty
+
+        encoding, room = ggml.ENCODINGS[self.kind.name], None
+        for piece in pieces:
+            blocks = piece.unflatten(1, (-1, self.kind.block_bytes))
+            if not ggml.can_unpack(encoding, piece.device):
+                yield ggml.pack(encoding, blocks)
+                continue
+            if room is None:  # no piece is larger than the first
+                num_columns = blocks.shape[1] * self.kind.block_items
+                room = empty(encoding, len(piece), num_columns, piece.device)
+            yield ggml.unpack(encoding, blocks, room)
 
 
 def _moved(rows: Tensor, order: AxisSwap) -> Tensor:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from luceasync.models.quant.encoding import QuantEncoding
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from luceasync.models.quant.packed import Packed
@@ -76,6 +77,25 @@ def in_bytes(packed: Packed, encoding: QuantEncoding) -> Packed:
 def pack(encoding: QuantEncoding, blocks: Tensor) -> Packed:
     """Convert uint8 [rows, blocks, block bytes] of the ggml type that `encoding` is named after."""
     return _PACK[encoding.name](encoding, blocks)
+
+
+def can_unpack(encoding: QuantEncoding, device: torch.device) -> bool:
+    """Whether `unpack` takes blocks of this type that are on this device."""
+    from luceasync.cyext.blocks import KINDS
+
+    return device.type == "cpu" and encoding.name in KINDS
+
+
+def unpack(encoding: QuantEncoding, blocks: Tensor, room: Packed) -> Packed:
+    """What `pack` returns, written by compiled loops to the first rows of `room`, in CPU memory."""
+    from luceasync.cyext import blocks as compiled
+
+    blocks, packed = blocks.contiguous(), room.rows(0, len(blocks))
+    addresses = {name: tensor.data_ptr() for name, tensor in packed.tensors.items()}
+    num_rows, num_blocks, num_bytes = blocks.shape
+    shape = num_rows, num_blocks, num_bytes
+    compiled.unpack(encoding.name, shape, blocks.data_ptr(), addresses)
+    return packed
 
 
 def _plain(encoding: QuantEncoding, blocks: Tensor) -> Packed:

@@ -7,10 +7,19 @@ import numpy as np
 import pytest
 import torch
 
+from luceasync.cyext.blocks import KINDS
 from luceasync.gguf.header import SUPPORTED, TENSOR_TYPES
 from luceasync.models.precision import Precision
-from luceasync.models.quant.ggml import ENCODINGS, WHOLE_BYTES, held, in_bytes, pack
-from luceasync.models.quant.packed import dequantise
+from luceasync.models.quant.ggml import (
+    ENCODINGS,
+    WHOLE_BYTES,
+    can_unpack,
+    held,
+    in_bytes,
+    pack,
+    unpack,
+)
+from luceasync.models.quant.packed import dequantise, empty
 from luceasync.models.quant.tiles import can_tile
 from tests.gguf.blocks import random_blocks
 
@@ -26,6 +35,31 @@ def test_the_numbers_are_those_of_ggml_bit_by_bit(name: str, rows: int, blocks: 
     found = dequantise(packed).numpy()
     assert found.shape == expected.shape
     assert np.array_equal(found.view(np.int32), expected.view(np.int32))
+
+
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_compiled_loops_fill_the_same_tensors_and_no_row_more(name: str):
+    stored = torch.from_numpy(random_blocks(name, 37, 5 * TYPES[name].block_items, seed=3))
+    blocks, encoding = stored.unflatten(1, (5, -1)), ENCODINGS[name]
+    room = empty(encoding, 39, 5 * TYPES[name].block_items, blocks.device)
+    for tensor in room.tensors.values():
+        tensor.view(torch.uint8).fill_(0xA5)
+    assert can_unpack(encoding, blocks.device)
+    found, expected = unpack(encoding, blocks, room).tensors, pack(encoding, blocks).tensors
+    assert found.keys() == expected.keys()
+    for part, tensor in expected.items():
+        assert torch.equal(found[part].view(torch.uint8), tensor.contiguous().view(torch.uint8)), (
+            part
+        )
+    beyond = room.rows(37, 39).tensors.values()
+    assert all(bool((tensor.view(torch.uint8) == 0xA5).all()) for tensor in beyond)
+
+
+def test_a_block_of_another_size_is_refused():
+    blocks = torch.zeros(1, 1, 17, dtype=torch.uint8)
+    room = empty(ENCODINGS["Q4_0"], 1, 32, blocks.device)
+    with pytest.raises(ValueError, match="a block of Q4_0 has 18 bytes, not 17"):
+        unpack(ENCODINGS["Q4_0"], blocks, room)
 
 
 @pytest.mark.parametrize("name", WHOLE_BYTES)
