@@ -1,7 +1,8 @@
 """Settings: each is declared once, as a field of a frozen section with its flag, parser and help.
 
-Owns names, defaults and ranges. Which source wins is in options.py. Knows nothing of the devices
-at hand or of what a model needs: a valid value that cannot be honoured is refused by its user.
+Owns names, defaults and ranges; options.py defines which source takes precedence. Independent of
+the devices present and of what a model needs: a valid value that cannot be honoured is refused
+where it is used.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ KvFlashPolicy = Literal["qk", "drafter", "lru"]
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Which model, in which precision, and how its answers are read.
+    """Which model to load, in which precision, and how its answers are parsed.
 
-    `names`: the names it is served under; the first is its own. Its own is the directory's name
-    where `names` is empty or begins with "*".
+    `names` are the names it is served under, its own first. Its own name is that of the directory
+    if `names` is empty or begins with "*".
     """
 
     model_dir: Path = value(
@@ -92,11 +93,11 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class PlacementConfig:
-    """Where the target's layers go: `devices`, or `device`; neither: the best device here.
+    """The devices of the target's layers: `devices`, or `device`; neither: the best device here.
 
-    `ipc_bins`: programs that run devices in processes of their own, each PATH or BACKEND=PATH, or
-    BACKEND@MACHINE=tls://HOST:PORT; `ipc_tls`: the certificate for those of other machines; `ipc`:
-    which devices these are.
+    `ipc_bins` are programs that run devices in separate processes, each PATH or BACKEND=PATH, or
+    BACKEND@MACHINE=tls://HOST:PORT; `ipc_tls` is the certificate for those on other machines; `ipc`
+    selects these devices.
     """
 
     devices: tuple[str, ...] = value(
@@ -174,7 +175,7 @@ class PlacementConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Sizes of the engine. None: chosen to fit free memory; `luceasync plan` shows how."""
+    """Sizes of the engine. None: chosen to fit free memory, as `luceasync plan` shows."""
 
     parallel: int | None = value(
         None,
@@ -214,8 +215,8 @@ class EngineConfig:
 class CacheConfig:
     """Which computed prefixes are kept, and where.
 
-    `memory_bytes` None: a quarter of free RAM; 0: none. `cache_dir` None: not on disk.
-    `budget_bytes` None: half of the disk space that is free or already holds nodes.
+    `memory_bytes` None: a quarter of free RAM; 0: no memory tier. `cache_dir` None: no disk tier.
+    `budget_bytes` None: half of the disk space that is free or already used by nodes.
     """
 
     memory_bytes: int | None = value(
@@ -293,7 +294,7 @@ class CacheConfig:
 @dataclass(frozen=True, slots=True)
 class DraftConfig:
     """Speculation. `draft_dir` None: see `Config.drafter_dir`. `ipc_bin` None: the drafter runs in
-    this process. Other None: chosen from drafter and model.
+    this process. Other settings that are None are chosen from drafter and model.
     """
 
     draft_dir: Path | Literal["none", "lookup", "mtp"] | None = value(
@@ -366,8 +367,8 @@ class DraftConfig:
 
 @dataclass(frozen=True, slots=True)
 class KvFlashConfig:
-    """How much of each lane's context stays on the devices. `pool_tokens` None: all of it.
-    `pins`: spans of tokens `[begin, end)` that stay.
+    """How much of each lane's context stays on the devices. `pool_tokens` None: all of it. `pins`
+    are spans of tokens `[begin, end)` that stay.
     """
 
     pool_tokens: int | Literal["auto"] | None = value(
@@ -407,7 +408,7 @@ class KvFlashConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All settings, by section; a part of luceasync gets its own section only."""
+    """All settings, by section; each part of luceasync gets only its own section."""
 
     model: ModelConfig = section(ModelConfig, "Model")
     placement: PlacementConfig = section(PlacementConfig, "Devices")
@@ -419,7 +420,9 @@ class Config:
 
     @property
     def drafter_dir(self) -> Path | None:
-        """The drafter to load: the given one, else the bundled model's own; None: none."""
+        """The directory of the drafter: the given one, otherwise the bundled model's own; None:
+        none.
+        """
         match self.draft.draft_dir:
             case "none" | "lookup" | "mtp":
                 return None

@@ -33,7 +33,7 @@ class LuceasyncError(Exception):
 
     @property
     def headline(self) -> str:
-        """The message without the last lines of a process, which were logged as they came."""
+        """The message without the last log lines of a process, which were already logged."""
         return str(self).partition("\n")[0].removesuffix("; its last lines:")
 
 
@@ -42,7 +42,7 @@ class ConfigError(LuceasyncError):
 
 
 class PlacementError(ConfigError):
-    """Devices or split weights that give no layer split."""
+    """Devices or split weights for which there is no valid layer split."""
 
 
 class ModelError(ConfigError):
@@ -50,7 +50,7 @@ class ModelError(ConfigError):
 
 
 class RequestError(LuceasyncError):
-    """An invalid request, which would fail again.
+    """An invalid request; sent again, it would fail again.
 
     `param` is the JSON path of the invalid field (None: the request as a whole), `code` a stable
     identifier for programs, `status` the HTTP status.
@@ -93,18 +93,20 @@ class ContextLengthError(RequestError):
         )
 
     def named(self, param: str) -> ContextLengthError:
-        """The same about the field `param`."""
+        """The same error for the field `param`."""
         max_ctx_tokens, num_tokens, is_least = self._counted
         return ContextLengthError(max_ctx_tokens, num_tokens, param, is_least=is_least)
 
 
 class TemplateRefusal(RequestError):
-    """The model's chat template does not take the messages in this form; the message says why."""
+    """The model's chat template does not accept the messages in this form; the message gives the
+    reason.
+    """
 
 
 class TemplateOverrun(RequestError):
-    """The model's chat template exceeds a limit for the messages. `excess` says which: "takes more
-    than 5 s".
+    """The model's chat template exceeds a limit for the messages. `excess` describes it: "takes
+    more than 5 s".
     """
 
     def __init__(self, excess: str) -> None:
@@ -117,7 +119,7 @@ class TemplateOverrun(RequestError):
 
 
 class GenerationFailed(LuceasyncError):
-    """The engine could not finish an answer; the message says why."""
+    """The engine could not finish an answer; the message gives the reason."""
 
 
 class SnapshotMismatch(LuceasyncError):
@@ -133,10 +135,10 @@ class ForeignNode(SnapshotMismatch):
 
 
 class StageFailed(LuceasyncError):
-    """A stage cannot go on, and the contents of its lanes are lost. Resetting every lane restarts
-    the stage, or raises this again.
+    """A stage failed, and the contents of its lanes are lost. Resetting every lane restarts the
+    stage, or raises this again.
 
-    `stage` is its number in the chain, `detail` what happened to it.
+    `stage` is its index in the chain, `detail` describes the failure.
     """
 
     def __init__(self, stage: int, detail: str) -> None:
@@ -145,14 +147,14 @@ class StageFailed(LuceasyncError):
 
 
 class DraftFailed(LuceasyncError):
-    """A drafter in another process is gone, silent, or sends nonsense. The message becomes an
-    `off_reason`; no request fails because of it.
+    """A drafter in another process is gone, silent, or sends invalid messages. The message becomes
+    an `off_reason`; no request fails because of it.
     """
 
 
 class ChannelClosed(LuceasyncError):
-    """The other end of a channel is gone, silent beyond a deadline, or sends nonsense; it counts as
-    dead. The message says which.
+    """The other end of a channel is gone, silent beyond a deadline, or sends invalid messages; it
+    is treated as dead. The message describes the failure.
     """
 
 
@@ -161,12 +163,12 @@ class PeerMismatch(ChannelClosed):
 
 
 class PageEventsOutOfOrder(LuceasyncError):
-    """Page events that are not the next ones: which, and after which."""
+    """Page events that are out of order: which events, and after which."""
 
 
 class LaneMemoryExhausted(LuceasyncError):
-    """No room in host memory for what a lane can no longer keep on its devices. The lane's contents
-    are unchanged, and no other lane is affected. `lane` is its number.
+    """No room in host memory for the part of a lane's contents that no longer fits on its devices.
+    The lane is unchanged, and no other lane is affected. `lane` is its index.
     """
 
     def __init__(self, lane: int, num_bytes: int) -> None:
@@ -179,7 +181,7 @@ class LaneMemoryExhausted(LuceasyncError):
 
 
 class Unsupported(LuceasyncError):
-    """The model's family cannot do what was asked; the message says what."""
+    """The model's family cannot do what was requested; the message names it."""
 
 
 class QueueFull(LuceasyncError):
@@ -193,7 +195,7 @@ class QueueFull(LuceasyncError):
 
 
 class DisplacedFromQueue(QueueFull):
-    """The queue is full, and a client that holds fewer of its places took this one."""
+    """The queue is full, and its place went to a client that holds fewer places."""
 
     def __init__(self, retry_after_s: int) -> None:
         LuceasyncError.__init__(
@@ -206,8 +208,8 @@ class DisplacedFromQueue(QueueFull):
 
 
 class Unavailable(LuceasyncError):
-    """The engine cannot accept or finish requests now; the message says why. Retrying may help
-    after `retry_after_s` seconds.
+    """The engine cannot accept or finish requests now; the message gives the reason. Retrying may
+    help after `retry_after_s` seconds.
     """
 
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
@@ -216,4 +218,4 @@ class Unavailable(LuceasyncError):
 
 
 class HostMemoryExhausted(Unavailable):
-    """An answer could not be finished: host memory had no room for its context."""
+    """An answer could not be finished: its context did not fit into host memory."""

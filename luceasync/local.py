@@ -1,7 +1,7 @@
 """A model in this process, for programs that need no server: chats, texts, streams, token counts.
 
-Requests are parsed, prepared and answered as the server does it, under the same names and with the
-same errors. Knows neither HTTP nor tensors.
+Requests are parsed, prepared and answered as in the server, with the same names and errors.
+Independent of HTTP and tensors.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _no_headers = Headers()
 
 
 class LocalModel:
-    """A loaded model. Made by `open`; event loop only.
+    """A loaded model. Created by `open`; used on the event loop only.
 
-    Fields of requests have the names and ranges of the API's (docs/api.md), answers are its
-    structs. All methods raise RequestError for an invalid request, QueueFull, Unavailable, and
-    GenerationFailed. If a task that waits for an answer is cancelled, its lane is free at the
+    Fields of requests have the names and ranges of the API (docs/api.md), answers are its structs.
+    All methods raise RequestError for an invalid request, QueueFull, Unavailable, and
+    GenerationFailed. If a task that waits for an answer is cancelled, its lane is freed at the
     engine's next step.
     """
 
     def __init__(self, engine: Engine, *, trust_cache_salt: bool = False) -> None:
-        """`engine` is loaded, and outlives the object."""
+        """`engine` is loaded, and outlives this object."""
         self._engine = engine
         self._answers = CallAnswers(engine)
         self._caller = Caller(may_salt=trust_cache_salt)
@@ -60,12 +60,12 @@ class LocalModel:
     async def open(
         cls, model: str | Path | None = None, *, config_file: Path | None = None, **settings: object
     ) -> AsyncIterator[Self]:
-        """Load a model for the time of an `async with`; at its end, running requests end.
+        """Load a model for the duration of an `async with`; leaving it ends running requests.
 
-        `model`: a Hugging Face directory or a GGUF file; default: that of `config_file`, else the
-        bundled one. `settings` are those of `luceasync serve` (docs/settings.md) without those of
-        its HTTP side: `max_ctx="32K"`, `parallel=2`. They override a TOML file. Variables are not
-        read. Raises ConfigError.
+        `model` is a Hugging Face directory or a GGUF file; by default that of `config_file`, or
+        else the bundled one. `settings` are those of `luceasync serve` (docs/settings.md) except
+        the HTTP settings: `max_ctx="32K"`, `parallel=2`. They override a TOML file. Environment
+        variables are not read. Raises ConfigError.
         """
         config = config_of({"model_dir": model, **settings}, config_file)
         async with await _build(config) as engine:
@@ -74,7 +74,7 @@ class LocalModel:
 
     @property
     def card(self) -> ModelCard:
-        """What is served: name, context, whether it thinks, its format of tool calls."""
+        """What is served: name, context, whether the model thinks, its format of tool calls."""
         return self._engine.card
 
     def status(self) -> EngineStatus:
@@ -82,7 +82,7 @@ class LocalModel:
         return self._engine.status()
 
     async def chat(self, messages: Messages, **fields: object) -> ChatCompletion:
-        """Answer a conversation; a string is one message of the user."""
+        """Answer a conversation; a string is a single user message."""
         call = await self._chat_call(messages, fields, stream=False)
         return cast(ChatCompletion, await self._answers.plain(call))
 
@@ -90,13 +90,13 @@ class LocalModel:
     async def stream_chat(
         self, messages: Messages, **fields: object
     ) -> AsyncIterator[AsyncIterator[ChatChunk]]:
-        """The parts of the answer, within an `async with`, whose end frees the lane."""
+        """The parts of the answer, within an `async with`; leaving it frees the lane."""
         call = await self._chat_call(messages, fields, stream=True)
         async with self._answers.events(call) as chunks:
             yield chunks
 
     async def complete(self, prompt: str | Sequence[int], **fields: object) -> Completion:
-        """Continue a text, or token ids, as they stand."""
+        """Continue a text, or token ids, without the chat template."""
         call = await self._call(self._texts, {"prompt": prompt}, fields, stream=False)
         return cast(Completion, await self._answers.plain(call))
 
@@ -104,7 +104,7 @@ class LocalModel:
     async def stream_complete(
         self, prompt: str | Sequence[int], **fields: object
     ) -> AsyncIterator[AsyncIterator[Completion]]:
-        """The parts of the text, within an `async with`, whose end frees the lane."""
+        """The parts of the text, within an `async with`; leaving it frees the lane."""
         call = await self._call(self._texts, {"prompt": prompt}, fields, stream=True)
         async with self._answers.events(call) as events:
             yield events
@@ -139,8 +139,8 @@ class LocalModel:
         *,
         stream: bool,
     ) -> Call[Any]:
-        """The parsed request. A server ignores unknown names, which programs for other servers
-        send; here such a name is a mistake.
+        """The parsed request. A server ignores unknown fields, which clients of other servers send;
+        here an unknown name is an error.
         """
         assert endpoint.body is not None
         known = endpoint.body.struct.__struct_fields__
@@ -161,8 +161,8 @@ async def _parsed(endpoint: Endpoint, body: bytes, caller: Caller) -> Call[Any]:
 
 
 async def _build(config: Config) -> LocalEngine:
-    """An engine that is not running yet. Reading headers and trying the chat template take a while,
-    so a thread does it; if that is waited for no more, what it has made is closed.
+    """An engine that is not running yet. A thread reads headers and tries the chat template, which
+    takes a while; if the caller is cancelled, the engine is closed once it is built.
     """
     building = asyncio.create_task(asyncio.to_thread(_engine_of, config))
     try:

@@ -1,6 +1,6 @@
 """How settings are read: flags > LUCEASYNC_* variables > TOML file > the defaults of config.py.
 
-Flag, variable and TOML key follow from a setting's name. Knows nothing of the command line's
+Flag, variable and TOML key are derived from a setting's name. Independent of the command line
 library.
 """
 
@@ -24,8 +24,8 @@ CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 # Read by the install scripts; not settings of a server, but may be set in its environment.
 INSTALL_VARIABLES = ("LUCEASYNC_EXTRAS", "LUCEASYNC_TORCH_INDEX")
 
-# What protects a server. An empty variable of these is refused, where others count as not set:
-# LUCEASYNC_API_KEY=${KEY:-} without a KEY would open the server to everybody, unnoticed.
+# Settings that protect a server. Empty variables are refused for these; elsewhere they count as
+# unset: LUCEASYNC_API_KEY=${KEY:-} without a KEY would silently open the server to everybody.
 PROTECTIONS = frozenset({"api-key", "api-key-file", "tls-cert", "tls-key", "allow-host"})
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A setting and the field that it sets; its flag is `--a-b`, its variable `LUCEASYNC_A_B`, its
+    """A setting and the field that it sets. Its flag is `--a-b`, its variable `LUCEASYNC_A_B`, its
     TOML key `section.a_b`.
     """
 
@@ -87,9 +87,9 @@ def load_config(
 ) -> Config:
     """Build the Config from flags > variables > TOML file > defaults.
 
-    `flags` maps option names ("max-ctx") to what was typed; None counts as not given. Reads the
-    TOML file and the key file, nothing else. Logs a warning for unknown LUCEASYNC_* variables.
-    Raises ConfigError: one line with the origin, the value and what is allowed.
+    `flags` maps option names ("max-ctx") to the given text; None means not given. Reads the TOML
+    file and the key file, nothing else. Logs a warning for unknown LUCEASYNC_* variables. Raises
+    ConfigError: one line with the origin, the value and what is allowed.
     """
     for warning in unknown_variables(environ):
         log.warning("%s", warning)
@@ -99,22 +99,22 @@ def load_config(
 def config_of(settings: Mapping[str, object], toml_path: Path | None = None) -> Config:
     """Build the Config of a model in this process from settings > TOML file > defaults.
 
-    `settings` maps keys ("max_ctx") to what a flag or a TOML file may say; None counts as not
-    given. Variables are not read. Raises ConfigError as `load_config` does, and for a setting that
-    there is not, or that only a server has.
+    `settings` maps keys ("max_ctx") to values as in a flag or a TOML file; None means not given.
+    Environment variables are not read. Raises ConfigError like `load_config`, and for a setting
+    that does not exist or that only a server has.
     """
     return _config(_from_toml(toml_path), _from_settings(settings))
 
 
 def _config(*sources: Iterable[Assignment]) -> Config:
-    """The Config of all assignments, the later source first."""
+    """The Config of all assignments; later sources override earlier ones."""
     assigned: dict[str, Assignment] = {}
     for source in sources:
         assigned.update({each.option.name: each for each in source})
     values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     for each in assigned.values():
         section, field, value = values[each.option.section], each.option.field, _parse(each)
-        # Both settings of API keys set one field: their keys add up.
+        # Both settings of API keys set one field: their keys are combined.
         section[field] = section.get(field, ()) + value if field == "api_keys" else value
     for each in assigned.values():
         _refuse_alone(each, values)
@@ -177,7 +177,7 @@ def _from_environ(environ: Mapping[str, str]) -> Iterable[Assignment]:
 
 
 def unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
-    """A sentence for each unknown LUCEASYNC_* variable, with the nearest known name. It omits the
+    """A sentence for each unknown LUCEASYNC_* variable, with the most similar known name. Omits the
     value, which may be a secret.
     """
     known = [CONFIG_VARIABLE, *INSTALL_VARIABLES, *(option.variable for option in OPTIONS)]

@@ -1,7 +1,7 @@
-"""What config.py declares settings with: parsers, and fields of a frozen dataclass that carry them.
+"""The building blocks of config.py: parsers, and fields of a frozen dataclass that carry them.
 
-A parser takes text (flag, variable) or a TOML value and raises ValueError for what it does not
-accept. Knows no setting by name.
+A parser takes text (flag, variable) or a TOML value and raises ValueError for values that it does
+not accept. Independent of particular settings.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def path(value: object) -> Path:
 
 
 def drafter(value: object) -> Path | Literal["none", "lookup", "mtp"]:
-    """The word "none", "lookup" or "mtp", or a path; a directory of that name is `./none`."""
+    """The word "none", "lookup" or "mtp", or a path; a directory with such a name is `./none`."""
     if value == "none" or value == "lookup" or value == "mtp":
         return value
     return path(value)
@@ -73,7 +73,7 @@ def integer(minimum: int, maximum: int = 2**48) -> Parser[int]:
             power = {"K": 1, "M": 2, "G": 3}.get(digits[-1:], 0)
             digits = digits[:-1] if power else digits
             if not (digits.isascii() and digits.isdecimal() and len(digits) <= MAX_DIGITS):
-                raise ValueError  # signs too; and int() takes seconds for very many digits
+                raise ValueError  # refuses signs too; and int() takes seconds for very many digits
             value = int(digits) * 1024**power
         if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
             raise ValueError
@@ -197,9 +197,9 @@ def _warn_if_others_can_read(file: Path, what: str) -> None:
 class Setting:
     """How a field is set; `name` is the flag without its dashes.
 
-    `allowed` completes "allowed: ..." in the ConfigError for what `parse` refuses. A `secret` value
-    is never shown. A `switch` is `--x` or `--no-x`. `needs`: the name of the setting without which
-    this one has no effect.
+    `allowed` completes "allowed: ..." in the ConfigError for a value that `parse` refuses. A
+    `secret` value is never shown. A `switch` is `--x` or `--no-x`. `needs` is the name of the
+    setting without which this one has no effect.
     """
 
     name: str
@@ -214,7 +214,7 @@ class Setting:
 
 
 def setting(default: T, *settings: Setting) -> T:
-    """A field that these settings set; several add up."""
+    """A field set by any of these settings; their values are combined."""
     is_secret = any(each.secret for each in settings)
     return field(default=default, metadata={"settings": settings}, repr=not is_secret)
 

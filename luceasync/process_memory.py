@@ -1,5 +1,5 @@
 """The memory of this process: what the C library returns to the system, what the garbage collector
-scans, and what lies in large pages.
+scans, and what is in large pages.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ COLLAPSE = 25  # of madvise(2), from Linux 6.1 on
 
 
 def keep_large_blocks_apart() -> None:
-    """Give every block of LARGE_BLOCK_BYTES or more its own pages, which are returned to the system
-    when it is freed.
+    """Put every block of LARGE_BLOCK_BYTES or more into separate pages, which are returned to the
+    system when the block is freed.
 
     Otherwise, once a block of up to 32 MiB has been freed, the C library places blocks of that size
     among small ones, and a request body of 15 MB leaves a hole that some small block keeps mapped.
@@ -53,8 +53,8 @@ def resident_bytes() -> int:
 
 @contextmanager
 def frozen_imports() -> Iterator[None]:
-    """Collect no garbage within the context, which imports modules, and exclude them from later
-    collections: those take a sixth of the time that importing torch takes, and find nothing.
+    """Disable garbage collection within the context, which imports modules, and exclude these from
+    later collections: collections take a sixth of the time of importing torch, and find nothing.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -68,15 +68,15 @@ def frozen_imports() -> Iterator[None]:
 
 def freeze_heap() -> None:
     """Exclude all current objects from later garbage collections: they live as long as the process,
-    and scanning them would delay every answer by a tenth of a second now and then.
+    and scanning them would occasionally delay an answer by a tenth of a second.
     """
     gc.collect()
     gc.freeze()
 
 
 def want_large_pages(address: int, num_bytes: int) -> None:
-    """Have the system give large pages where these bytes are written first: that takes a tenth of
-    the time of collapsing pages that have been written. Advice, as `into_large_pages` is.
+    """Ask the system for large pages where these bytes are first written: that takes a tenth of the
+    time of collapsing pages that have been written. A hint, like `into_large_pages`.
     """
     madvise = _madvise()
     begin = -(-address // LARGE_PAGE_BYTES) * LARGE_PAGE_BYTES
@@ -89,8 +89,8 @@ def into_large_pages(address: int, num_bytes: int) -> None:
     """Collapse the pages of these bytes, which must have been written, into large pages: reading
     them from end to end is faster with fewer address lookups.
 
-    The first and last page are shared with adjacent memory, as tensors of a model are. This is
-    advice: nothing happens if the system does not support it or has no large page free.
+    The first and last page may be shared with adjacent memory, as with a model's tensors. This is a
+    hint: nothing happens if the system does not support it or has no large page free.
     """
     madvise = _madvise()
     if madvise is None:
@@ -101,7 +101,7 @@ def into_large_pages(address: int, num_bytes: int) -> None:
 
 
 def _madvise() -> Callable[[int, int, int], int] | None:
-    """madvise(2); None: this system has none."""
+    """madvise(2); None if the system does not have it."""
     madvise = getattr(ctypes.CDLL(None), "madvise", None)
     if madvise is not None:
         madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)

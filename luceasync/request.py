@@ -1,6 +1,6 @@
-"""What server and engine exchange: a Request in, Deltas out, a Finish at the end.
+"""The values that server and engine exchange: a Request in, Deltas out, a Finish at the end.
 
-Values and protocols only. Knows nothing of HTTP or of tensors.
+Values and protocols only. Independent of HTTP and tensors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from luceasync.status import EngineDetails, EngineStatus
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What the text of an answer must match. `source` is the JSON of a schema (empty for
+    """A constraint on the text of an answer. `source` is the JSON of a schema (empty for
     "json_object": any object), a regular expression for the whole text, a JSON list of texts, or a
     grammar in Lark or GBNF. `param` names its field, for errors. `strict`: keywords of a schema
     that cannot be enforced are refused; otherwise they are ignored.
@@ -33,13 +33,13 @@ ANY_NAME = "*"
 class ModelCard:
     """The served model, as `/v1/models` shows it. `created` is a Unix time in seconds.
 
-    `aliases` are its other names; ANY_NAME among them stands for every name. `reasons`: why lanes
-    and context have their sizes, a line for each that the user left open. `special_tokens` by their
-    names in tokenizer_config.json; `chat_template`: the source of its template. `tool_format`: how
-    it writes tool calls, "" if that is unknown; `tells_tools`: its template shows none, so they are
-    described in the system message; `thinks`: its reasoning is separated from its answers;
-    `takes_chats`: it has a template, else it only continues text. `fills_in`: it has tokens for
-    text between two others.
+    `aliases` are its other names; ANY_NAME among them stands for every name. `reasons` explain the
+    sizes of lanes and context, a line for each that the user did not set. `special_tokens` are
+    keyed by their names in tokenizer_config.json; `chat_template` is the source of its template.
+    `tool_format` is how it writes tool calls, "" if unknown; `tells_tools`: its template renders no
+    tools, so they are described in the system message; `thinks`: its reasoning is separated from
+    its answers; `takes_chats`: it has a template, otherwise it only continues text; `fills_in`: it
+    has tokens for fill-in-the-middle.
     """
 
     name: str
@@ -64,12 +64,12 @@ class ModelCard:
 
     @property
     def can_think(self) -> bool:
-        """Whether there is reasoning to separate: its template speaks of it."""
+        """Whether the model may reason: its template mentions it."""
         template = self.chat_template.lower()
         return self.thinks and ("think" in template or "reason" in template)
 
     def serves(self, name: str) -> bool:
-        """Whether a client that asks for `name` means this model."""
+        """Whether a request for the model `name` is for this model."""
         return ANY_NAME in self.aliases or name in self.names
 
 
@@ -98,7 +98,9 @@ class CallPiece:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsPiece:
-    """A part of the arguments of call `index`, never empty. Together they are a JSON object."""
+    """A part of the arguments of call `index`, never empty. Together the parts are a
+    JSON object.
+    """
 
     index: int
     text: str
@@ -115,8 +117,8 @@ ErrorKind = Literal["failed", "request", "unavailable", "gave_way", "kv_host_mem
 class Sampling:
     """How the next token is chosen. The defaults are greedy, without penalties.
 
-    `temperature` 0 (below 1e-5) is greedy. `top_k` 0, `top_p` 1, `min_p` 0 switch a filter off.
-    `logit_bias` maps token ids to what is added to their logits. `seed` None draws a fresh one.
+    `temperature` 0 (below 1e-5) is greedy. `top_k` 0, `top_p` 1, `min_p` 0 disable a filter.
+    `logit_bias` maps token ids to values added to their logits. `seed` None draws a random one.
     """
 
     temperature: float = 0.0
@@ -133,10 +135,10 @@ class Sampling:
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """Input of the chat template. `param` names the messages in errors. An answer has at most
-    `max_calls` tool calls; None: any number. `must_call`: it consists of calls of these tools;
-    empty: the model chooses. `marks`: the client's cache marks, each a message and a number of
-    characters of its content. `schema_places`: where the body has the schema of each tool's
-    arguments, for errors. `is_begun`: the last message is the beginning of the answer.
+    `max_calls` tool calls; None: unlimited. `must_call`: the answer consists of calls of these
+    tools; empty: the model chooses. `marks` are the client's cache marks, each a message and a
+    number of characters of its content. `schema_places` are the fields with the schemas of the
+    tools' arguments, for errors. `is_begun`: the last message is the beginning of the answer.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -152,7 +154,9 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
-    """Text, tokenized verbatim; "<|im_end|>" and the like become the tokens that they name."""
+    """Text, tokenized without a template; "<|im_end|>" and the like become the tokens that they
+    name.
+    """
 
     param: ClassVar[str] = "prompt"
     text: str
@@ -160,7 +164,7 @@ class TextPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenPrompt:
-    """Token ids, used verbatim."""
+    """Token ids, used unchanged."""
 
     param: ClassVar[str] = "prompt"
     ids: tuple[int, ...]
@@ -168,10 +172,10 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class InfillPrompt:
-    """The text before and after what is to be written, and what is `begun` of it; special tokens in
-    them are ordinary text. `files`: names and texts of others, the one that matters least first:
-    those that a context has no room for are left out. `param`, `after_param`: the fields of the
-    text before and of that after it, for errors.
+    """The text before and after the middle, and the beginning of the middle, `begun`; special
+    tokens in them are ordinary text. `files` are names and texts of other files, the least
+    important first: those that do not fit into the context are left out. `param` and `after_param`
+    are the fields of the text before and after, for errors.
     """
 
     before: str
@@ -192,16 +196,16 @@ class Request:
     `max_tokens` None: until the context is full. The answer does not end before `min_tokens`,
     unless a constraint ends it; a token of `stop_token_ids` ends it too, as does a line after the
     first that is indented by less than `least_indent`. `num_choices` answers are generated for the
-    one prompt. `top_logprobs` None: no log-probabilities; 0: of the chosen tokens
-    only; `prompt_top_logprobs`: the same for the prompt's own tokens, all of which are run then.
-    What was computed for a `tenant` (an API key, or a salt that the server trusts; "" is shared) is
-    never used for another. `client`: lanes and places in the queue are shared between clients;
-    `priority`: of the requests of one client the lowest comes first. `keep_prefix`: cache the
-    prompt, whether or not an answer follows. `pins`: spans of its tokens, or its system message,
-    that stay on the devices.
-    `constraint`: of the text after reasoning; with tools, an answer may be calls of them instead.
-    `most_reasoning_tokens`: after so many, reasoning is closed; None: no limit. `conversation`: the
-    client's name for it; "": none.
+    one prompt. `top_logprobs` None: no log-probabilities; 0: of the chosen tokens only;
+    `prompt_top_logprobs`: the same for the prompt's own tokens, none of which are restored then.
+    State computed for a `tenant` (an API key, or a salt that the server trusts; "" is shared) is
+    never used for another. `client` is the unit between which lanes and places in the queue are
+    shared; among the requests of one client, the one with the lowest `priority` comes first.
+    `keep_prefix`: cache the prompt, whether or not an answer follows. `pins` are spans of its
+    tokens, or its system message, that stay on the devices. `constraint` applies to the text after
+    reasoning; with tools, an answer may consist of calls instead. `most_reasoning_tokens`:
+    reasoning is closed after so many; None: no limit. `conversation` is the client's name for it;
+    "": none.
     """
 
     prompt: Prompt
@@ -248,7 +252,9 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """How long the phases of one choice took, in seconds; `decode_s` from the first token on."""
+    """The duration of the phases of one choice in seconds; `decode_s` begins with the
+    first token.
+    """
 
     queued_s: float
     prefill_s: float
@@ -262,8 +268,8 @@ class Restore:
     """What was restored instead of prefilled: `prefix_tokens` of the prompt, the last of them from
     `tier`, in `restore_s` seconds. `tier` None: nothing.
 
-    `decision` says why it was restored or prefilled, `miss_reason` why no more could be restored,
-    in the words of luceasync.prefix_tree and luceasync.nodes.
+    `decision` states why the prompt was restored or prefilled, `miss_reason` why no more could be
+    restored, in the terms of luceasync.prefix_tree and luceasync.nodes.
     """
 
     tier: Literal["memory", "disk"] | None = None
@@ -276,7 +282,7 @@ class Restore:
 @dataclass(frozen=True, slots=True)
 class Speculation:
     """Speculation for one choice: `accepted` of `proposed` draft tokens in `rounds` verify steps.
-    `off_reason`: why it was switched off or never began.
+    `off_reason` states why it was switched off or never began.
     """
 
     rounds: int = 0
@@ -310,12 +316,13 @@ class Residence:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Why and how a choice ended. `error` is the message if `reason` is "error". `error_kind`:
+    """Why and how a choice ended. `error` is the message if `reason` is "error". `error_kind` is
     "request": sent again, it would end the same; "unavailable": it may be sent again; "gave_way":
-    its place went to a client that holds fewer; "kv_host_memory": host memory had no room for its
-    context; "failed": a bug of ours. `retry_after_s`: when to come back. `speculation` None: the
-    server has no draft; `residence` None: all of a context stays on the devices. `stop`: the stop
-    string that ended it. `num_left_out`: files of the prompt that the context had no room for.
+    its place went to a client that holds fewer places; "kv_host_memory": its context did not fit
+    into host memory; "failed": a bug in luceasync. `retry_after_s` is the time after which to
+    retry. `speculation` None: the server has no drafter; `residence` None: contexts stay on the
+    devices completely. `stop` is the stop string that ended the choice. `num_left_out` is the
+    number of files of the prompt that did not fit into the context.
     """
 
     reason: FinishReason
@@ -336,8 +343,8 @@ class Delta:
     """New output of choice `index`, in order, and the tokens that it came from.
 
     There may be no piece while a split UTF-8 character or a possible stop string is held back.
-    `finish` is set on the last delta of a choice, which may carry pieces too. `prompt_logprobs`: of
-    the prompt's next tokens, if requested; the first token of all has none: NaN.
+    `finish` is set on the last delta of a choice, which may carry pieces too. `prompt_logprobs` are
+    those of the prompt's next tokens, if requested; that of the very first token is NaN.
     """
 
     index: int
@@ -377,7 +384,7 @@ class Stream(Protocol):
 
 
 class Engine(Protocol):
-    """An engine as the server uses it. All coroutines run on the server's event loop."""
+    """The interface of an engine for the server. All coroutines run on the server's event loop."""
 
     @property
     def card(self) -> ModelCard: ...
@@ -391,26 +398,26 @@ class Engine(Protocol):
     async def open(self, request: Request) -> Stream:
         """Render, tokenize and queue `request`.
 
-        Raises RequestError, which a retry does not help, QueueFull, or Unavailable.
+        Raises RequestError if a retry would not help, otherwise QueueFull or Unavailable.
         """
         ...
 
     async def tokens(self, request: Request) -> tuple[int, ...]:
-        """The token ids of the request's prompt, without running it. Raises as `open` does."""
+        """The token ids of the request's prompt, without running it. Raises like `open`."""
         ...
 
     async def details(self) -> EngineDetails:
-        """Lanes, queue and cached nodes, between two steps. Raises Unavailable."""
+        """Lanes, queue and cached nodes, read between two steps. Raises Unavailable."""
         ...
 
     async def drop_nodes(self, keys: Sequence[str] | None) -> int:
-        """Drop cached nodes, those of these keys or all that no request needs; returns how many.
-        Raises Unavailable.
+        """Drop cached nodes, those with these keys or all that no request needs. Returns their
+        number. Raises Unavailable.
         """
         ...
 
     def token_bytes(self, ids: Sequence[int], param: str) -> bytes:
-        """The bytes of `ids`, special tokens included. Raises RequestError, which names `param`,
+        """The bytes of `ids`, including special tokens. Raises RequestError, which names `param`,
         for an id outside the vocabulary.
         """
         ...

@@ -1,4 +1,4 @@
-"""Settings of the HTTP side; luceasync.config has the other sections."""
+"""Settings of the HTTP server; luceasync.config has the other sections."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The HTTP side.
+    """The HTTP settings.
 
-    Without API keys every client is served; without `admin_keys` nobody may inspect the cache.
-    `allow_hosts`: Host names to accept besides local ones; `allow_origins`: origins of web pages
-    that may use the server. `client_secrets`: of routers that may name their clients.
-    `tls_cert` and `tls_key`, both or neither: HTTPS.
+    Without API keys every client is served; without `admin_keys` the cache cannot be inspected.
+    `allow_hosts` are Host names to accept besides local ones; `allow_origins` are origins of web
+    pages that may use the server. `client_secrets` are those of routers that may name their
+    clients. `tls_cert` and `tls_key`, both or neither: HTTPS.
     """
 
     host: str = value(

@@ -11,18 +11,18 @@ from dataclasses import dataclass, field
 
 
 def conversation_label(word: str) -> str | None:
-    """Eight digits by which a client finds its own conversations, without their names; None for a
-    conversation without a name.
+    """Eight digits by which a client can find its own conversations, without revealing names; None
+    for a conversation without a name.
     """
     return f"{zlib.crc32(word.encode()):08x}" if word else None
 
 
 @dataclass(frozen=True, slots=True)
 class LaneStatus:
-    """A choice on a lane. `phase` is restoring, prefilling, decoding or unread; the lane holds
-    `done_tokens` of the prompt, of which `cached_tokens` were not run; `running_s`: since its
-    start. `tau` None: there is no draft. `resident_tokens`, `absent_tokens` None: all are on the
-    devices. `conversation`: its label; `tier`, `decision`, `miss_reason`: see Restore.
+    """A choice on a lane. `phase` is restoring, prefilling, decoding or unread. The lane holds
+    `done_tokens` of the prompt, of which `cached_tokens` were restored; `running_s` is the time
+    since its start. `tau` None: there is no drafter. `resident_tokens`, `absent_tokens` None: all
+    are on the devices. `conversation` is its label; `tier`, `decision`, `miss_reason`: see Restore.
     """
 
     lane: int
@@ -45,7 +45,7 @@ class LaneStatus:
 
 @dataclass(frozen=True, slots=True)
 class WaitingStatus:
-    """A choice that waits for a lane; `conversation`: its label."""
+    """A choice that waits for a lane; `conversation` is its label."""
 
     prompt_tokens: int
     waiting_s: float
@@ -54,9 +54,9 @@ class WaitingStatus:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """A cached node, tokens `[begin, end)` after those of `parent`: bytes by tier, how many
-    requests restored it (`hits`), and seconds since the last. Keys are the names of files.
-    `conversation`: the label of one that goes on at its end.
+    """A cached node, tokens `[begin, end)` after those of `parent`: bytes by tier, the number of
+    requests that restored it (`hits`), and seconds since the last one. Keys are the names of files.
+    `conversation` is the label of a conversation that continues at its end.
     """
 
     key: str
@@ -72,9 +72,10 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class EngineDetails:
-    """Lanes, queue and cache, without text or tokens. `nodes`: those used last, of `num_nodes`.
-    `device_bytes`: of weights and lanes; `device_parts`: of each, and free before, by device.
-    `gpu_bytes`: of those, what lies on devices with memory of their own.
+    """Lanes, queue and cache, without text or tokens. `nodes` are the most recently used of
+    `num_nodes`. `device_bytes` are those of weights and lanes; `device_parts` are these separately,
+    and the bytes that were free before, by device. `gpu_bytes` is their part on devices with their
+    own memory.
     """
 
     lanes: tuple[LaneStatus, ...] = ()
@@ -88,12 +89,12 @@ class EngineDetails:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """A process of the engine besides this one, such as a stage of the model.
+    """Another process of the engine, such as a stage of the model.
 
-    `detail` is empty while it works; otherwise it says what has failed, and `retry_after_s` when it
-    may be back. Calls, seconds of waiting for their answers and bytes are totals over all its
-    `num_starts`. `heartbeat_age_s`: since its last heartbeat. `is_waited_for`: requests wait while
-    it is away.
+    `detail` is empty while it works; otherwise it describes the failure, and `retry_after_s` is
+    when the process may be back. Calls, seconds of waiting for their answers and bytes are totals
+    over all of its `num_starts`. `heartbeat_age_s` is the time since its last heartbeat.
+    `is_waited_for`: requests wait while it is away.
     """
 
     name: str
@@ -113,13 +114,13 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True)
 class BackendProcesses:
-    """All processes of the engine besides its own."""
+    """All other processes of the engine."""
 
     all: tuple[ProcessStatus, ...] = ()
 
     @property
     def away(self) -> ProcessStatus | None:
-        """The first one that has failed and that requests wait for."""
+        """The first process that has failed and that requests wait for."""
         for each in self.all:
             if each.detail and each.is_waited_for:
                 return each
@@ -134,10 +135,10 @@ class CacheStatus:
     """The prefix cache: bytes and nodes by tier, and totals since the start.
 
     `restored_total` counts requests by tier, `missed_total` by reason, `restored_tokens_total`
-    tokens by tier; `saved_total` nodes by tier, `evicted_total` likewise. `num_unwritten` nodes
-    are still to be written to the disk. `degraded` is not empty while a fault of the disk prevents
-    reads or writes. `store`: what was asked of the store behind the disk, by name; empty without
-    one.
+    tokens by tier; `saved_total` and `evicted_total` count nodes by tier. `num_unwritten` nodes
+    have not been written to the disk yet. `degraded` is not empty while a fault of the disk
+    prevents reads or writes. `store` counts operations on the store behind the disk, by name; empty
+    without a store.
     """
 
     num_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -157,7 +158,9 @@ class CacheStatus:
 
 @dataclass(frozen=True, slots=True)
 class DrafterStatus:
-    """Rounds of one drafter since the start, each of one lane, and its tokens in them."""
+    """Rounds of one drafter since the start, one per lane and verify step, and its
+    tokens in them.
+    """
 
     rounds_total: int = 0
     proposed_total: int = 0
@@ -167,8 +170,8 @@ class DrafterStatus:
 @dataclass(frozen=True, slots=True)
 class SpeculationStatus:
     """Speculation since the start: `accepted_by_slot[i]` of `proposed_by_slot[i]` tokens in slot i
-    of the draft's block were accepted; seconds by part of a round. `off_reason`: why a drafter
-    proposes nothing, for all requests. `drafters`: the rounds of each, by name.
+    of the draft's block were accepted; seconds by part of a round. `off_reason` states why a
+    drafter proposes nothing, for all requests. `drafters` are the rounds of each drafter, by name.
     """
 
     rounds_total: int = 0
@@ -184,7 +187,7 @@ class SpeculationStatus:
 @dataclass(frozen=True, slots=True)
 class ResidenceStatus:
     """Which part of all lanes is on the devices, in tokens of whole chunks; bytes of host memory
-    that lanes take for what no node holds; chunks moved and probes since the start.
+    that lanes use outside nodes; chunks moved and probes since the start.
     """
 
     resident_tokens: int = 0
@@ -197,9 +200,9 @@ class ResidenceStatus:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsStatus:
-    """Experts that passes of few rows have met since the start, each once in a pass and a layer:
-    those in slots, those copied there, and those read where they lie in host memory; bytes that
-    crossed the bus for experts, those of whole layers for longer passes included.
+    """Experts used by passes of few rows since the start, counted once per pass and layer: those in
+    slots, those copied into slots, and those read in place from host memory. Also the bytes
+    transferred over the bus for experts, including those of whole layers for longer passes.
     """
 
     hits_total: int = 0
@@ -210,10 +213,10 @@ class ExpertsStatus:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """Counts of this moment and totals since the start; those of tokens and steps since the engine
-    was last loaded. `cache`, `speculation`, `residence`, `experts` None: there is none.
-    `has_failed`: it is being loaded again, and refused clients may come back in `retry_after_s`.
-    `processes`: besides this one.
+    """Current counts, and totals since the start; totals of tokens and steps since the engine was
+    last loaded. `cache`, `speculation`, `residence`, `experts` None: not in use. `has_failed`: the
+    engine is being reloaded, and refused clients may retry in `retry_after_s`. `processes` are the
+    engine's other processes.
     """
 
     ready: bool

@@ -1,7 +1,8 @@
-"""What a start begins while Python still imports torch: weights are read into the page cache, and a
-GPU's driver is started.
+"""Work that a start does while Python is importing torch: weights are read into the page cache, and
+a GPU's driver is started.
 
-Owns the threads that do it. No one waits for them, and what they fail at is done later. No torch.
+Owns the threads that do it. They are not waited for, and whatever they fail to do is done later.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ CUDA, DEFAULT_DEVICE = "cuda:", "cuda:0"
 
 NUM_THREADS = 4
 PIECE_BYTES = 4 << 20
-PROBE_BYTES = 4096  # at either end of a piece: what they tell of its middle is right mostly
-MEMORY_SHARE = 2  # one part in so many of the available memory is filled
+PROBE_BYTES = 4096  # at either end of a piece; the pages between them are usually in the same state
+MEMORY_SHARE = 2  # the fraction of available memory that is filled, as its reciprocal
 
 
 @contextmanager
 def begun_ahead(config: Config, model: ModelFiles) -> Iterator[None]:
-    """Read the weights of `config`, which were checked, ahead within the context; `model` is its
-    model. The driver's start is begun, too.
+    """Read ahead the weights of `config`, which has been checked, within the context; `model` is
+    its model. Also start the driver.
     """
     start_driver(config.placement)
     drafter = [] if config.drafter_dir is None else DraftFiles(config.drafter_dir).weight_files
@@ -47,14 +48,14 @@ def begun_ahead(config: Config, model: ModelFiles) -> Iterator[None]:
 
 def start_driver(placement: PlacementConfig) -> threading.Thread | None:
     """Start NVIDIA's driver in a thread, with the contexts of the devices that this process will
-    open; torch takes both up. Does nothing if there is no such driver; None: no such device.
+    open; torch reuses both. Returns None, and does nothing, if there is no such driver or device.
     """
     names = named_devices(placement.device, placement.devices) or (DEFAULT_DEVICE,)
     here = names[:1] if placement.ipc == "always" else names
     indices = [int(name.removeprefix(CUDA)) for name in here if name.startswith(CUDA)]
     if not indices:
         return None
-    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as torch does before it starts it
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # as torch does before that
     thread = threading.Thread(target=_start_driver, args=[indices], name="driver", daemon=True)
     thread.start()
     return thread
@@ -75,8 +76,8 @@ def _start_driver(indices: Sequence[int]) -> None:
 
 
 class Prefetch:
-    """Reads `paths` in threads until it is closed, up to half of the memory that is available. What
-    is in the page cache already is left alone. A fault ends it: the reader reports what is wrong.
+    """Reads `paths` in threads until it is closed, up to half of the available memory. Skips what
+    is already in the page cache. Stops at an error, which the actual reader will report.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -91,7 +92,7 @@ class Prefetch:
             thread.start()
 
     def close(self) -> None:
-        """Read no more; what is being read is not waited for. May be called twice."""
+        """Stop reading, without waiting for reads in progress. Idempotent."""
         self._is_closed = True
 
     def wait(self, timeout_s: float) -> bool:
@@ -130,7 +131,9 @@ def _pieces(paths: Sequence[Path], limit_bytes: int) -> Iterator[tuple[Path, int
 
 
 def _is_cached(fd: int, begin: int, end: int) -> bool:
-    """Whether bytes [begin, end) seem to be in the page cache; False if the system cannot tell."""
+    """Whether bytes [begin, end) seem to be in the page cache; False if the system does not report
+    it.
+    """
     probe = bytearray(PROBE_BYTES)
     try:
         return all(

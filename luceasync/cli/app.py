@@ -1,4 +1,4 @@
-"""The command line: its commands and exit codes. What a command does is in its own file.
+"""The command line: its commands and exit codes. Each command's work is in its own module.
 
 Imports neither torch nor the engine, so that --help is fast; commands import what they need.
 """
@@ -27,7 +27,7 @@ from luceasync.errors import LuceasyncError
 from luceasync.options import SECTIONS
 
 EXIT_BROKEN, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
-ENGINE_SECTIONS = [name for name in SECTIONS if name != "server"]  # of commands without a server
+ENGINE_SECTIONS = [name for name in SECTIONS if name != "server"]  # for commands without a server
 AGENT_WORDS = "luceasync.agent_words"
 PASSES_FLAGS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -45,10 +45,12 @@ app.add_typer(cluster_app)
 
 
 def main() -> None:
-    """The entry point. A setting that cannot be honoured is one line on stderr and exit code 2."""
+    """The entry point. A setting that cannot be honoured causes one line on stderr and
+    exit code 2.
+    """
     # How long OpenMP threads spin at a barrier before they sleep. The default is so long that any
-    # other busy process slows decoding by an order of magnitude; not spinning costs half the speed
-    # on a quiet machine. Torch reads it on import.
+    # other busy process slows decoding by an order of magnitude; not spinning at all halves the
+    # speed on an idle machine. Torch reads it on import.
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
     try:
         sys.exit(app(standalone_mode=False))
@@ -67,8 +69,8 @@ def main() -> None:
 
 
 def die_on_ctrl_c() -> None:
-    """Let Ctrl-C end the process at once, until a command handles it: importing torch and reading
-    weights are long native calls, which KeyboardInterrupt does not interrupt.
+    """Let Ctrl-C end the process immediately, until a command handles it: importing torch and
+    reading weights are long native calls, which KeyboardInterrupt does not interrupt.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -152,7 +154,7 @@ def doctor(config: Config) -> None:
 
 
 @app.command()
-@with_config(quiet=True)  # what is wrong with its settings is in the server's own log
+@with_config(quiet=True)  # errors in its settings are in the server's own log
 def health(config: Config) -> None:
     """Ask the server that runs here whether it is ready; exit with 1 if not.
 
@@ -201,8 +203,8 @@ app.command()(warm)
 
 
 class LaunchCommand(TyperCommand):
-    """What follows `--` is the agent's, whatever it looks like; flags that are not of this command
-    are those of the server that it starts.
+    """Everything after `--` belongs to the agent, whatever it looks like; flags that this command
+    does not have are those of the server that it starts.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

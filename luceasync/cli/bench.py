@@ -1,6 +1,6 @@
 """The bench commands: measurements of this machine, beside its limits or another checkout.
 
-Owns their flags; imports what measures when a command runs. Sizes default to what a CPU can do.
+Owns their flags; imports the measurements when a command runs. Default sizes suit a CPU.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def speculation(
             has_trees=ddtree,
         )
     if "edits" in parts:
-        import asyncio  # not above: every --help would load it
+        import asyncio  # not at the top: every --help would load it
 
         from luceasync.bench.edits import bench_edits
 
@@ -461,14 +461,14 @@ def _open_report(devices: Sequence[str], as_json: bool) -> Report:
 
 
 def _models(text: str) -> list[BenchModel]:
-    """Raises ConfigError."""
+    """Parse models. Raises ConfigError."""
     from luceasync.bench.model import parse_model
 
     return [parse_model(name) for name in text.split(",")]
 
 
 def _shape(name: str) -> Shape:
-    """Raises ConfigError."""
+    """Look up a shape. Raises ConfigError."""
     from luceasync.bench.shapes import SHAPES, shape_of
 
     try:
@@ -479,7 +479,7 @@ def _shape(name: str) -> Shape:
 
 
 def _numbers(flag: str, text: str) -> list[int]:
-    """Raises ConfigError."""
+    """Parse comma-separated numbers. Raises ConfigError."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -487,7 +487,7 @@ def _numbers(flag: str, text: str) -> list[int]:
 
 
 def _parts(only: str, allowed: Sequence[str]) -> list[str]:
-    """Raises ConfigError."""
+    """Parse the names of parts. Raises ConfigError."""
     parts = only.split(",")
     for part in parts:
         if part not in allowed:

@@ -1,7 +1,7 @@
 """The cache commands: list, inspect, verify and remove the prefixes on disk, without a model.
 
 Owns their flags, exit codes and output. Imports the disk cache when a command runs, so that --help
-is fast. Knows no file format.
+is fast. Independent of file formats.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ cache_app = typer.Typer(
     name="cache", help="Inspect and clean up the prefix cache on disk.", no_args_is_help=True
 )
 
-SHORT_DIGITS = 12  # of a key, enough to identify it
+SHORT_DIGITS = 12  # of a key; enough to identify it
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Namespace = Annotated[
@@ -178,7 +178,7 @@ def list_store(url: str, prefix: str | None, as_json: bool) -> None:
 
 
 def prune_store(url: str, budget: str | None, older_than: float | None, prefix: str | None) -> None:
-    """Remove objects of a store by age, and print how much that was. Raises ConfigError."""
+    """Remove objects of a store by age, and print how many bytes that was. Raises ConfigError."""
     from luceasync.disk_cache.object_store import StoreUpkeep
 
     if older_than is None or budget is not None:
@@ -281,8 +281,8 @@ def print_nodes(namespace: str, nodes: Iterable[NodeMeta], as_json: bool) -> Non
 
 
 def print_node(headers: Sequence[NodeHeader], nodes: Iterable[NodeMeta], as_json: bool) -> None:
-    """Print one of the nodes: its metadata, its tensors, and its chain from the root. `headers`:
-    those of its files, the one with its rows first.
+    """Print one of the nodes: its metadata, its tensors, and its chain from the root. `headers` are
+    those of its files, beginning with the file that contains its rows.
     """
     header = headers[0]
     by_key = {node.key: node for node in nodes}
@@ -316,7 +316,7 @@ def print_node(headers: Sequence[NodeHeader], nodes: Iterable[NodeMeta], as_json
 
 
 def print_verdicts(verdicts: Iterable[Verdict]) -> bool:
-    """Print each defect as it is found, then the counts; returns whether all nodes are intact."""
+    """Print each defect as it is found, then the counts. Returns whether all nodes are intact."""
     counts = Counter[str]()
     for verdict in verdicts:
         counts[verdict.state] += 1
@@ -331,7 +331,7 @@ def print_verdicts(verdicts: Iterable[Verdict]) -> bool:
 
 
 def print_orphans(orphans: Iterable[NodeMeta]) -> None:
-    """Print how many nodes have no use although they are intact, if any."""
+    """Print how many intact nodes are unusable, if any."""
     if num_orphans := sum(1 for _ in orphans):
         print_plain(
             f"{count_text(num_orphans, 'intact node')} below a missing parent: no request can use "
@@ -435,7 +435,7 @@ def _chain(node: NodeMeta, by_key: dict[str, NodeMeta]) -> list[NodeMeta]:
 
 
 def _is_orphan(chain: Sequence[NodeMeta]) -> bool:
-    """Whether a chain of `_chain` does not reach the root."""
+    """Whether a chain from `_chain` does not reach the root."""
     return chain[0].metadata is None or chain[0].metadata.begin > 0
 
 

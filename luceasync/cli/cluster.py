@@ -1,4 +1,4 @@
-"""The commands of `luceasync cluster`: servers on a Ray cluster, as a file describes them."""
+"""The commands of `luceasync cluster`: servers on a Ray cluster, as described by a file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def up(
     wait: Annotated[bool, typer.Option(help="Wait until all servers are ready.")] = True,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait.")] = START_S,
 ) -> None:
-    """Start what the file names, or bring what runs to what it says, one server at a time."""
+    """Start the servers of the file, or update running ones to match it, one at a time."""
     from luceasync.cluster.control import connected
     from luceasync.cluster.settings import read_cluster
 
@@ -62,7 +62,7 @@ def down(
     file: SettingsFile,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait.")] = START_S,
 ) -> None:
-    """Let all servers finish what they run, and end them."""
+    """Let all servers finish their requests, and stop them."""
     from luceasync.cluster.control import connected
     from luceasync.cluster.settings import read_cluster
 
@@ -71,14 +71,14 @@ def down(
 
 
 def _show_counts(status: ManagerStatus) -> None:
-    """One line: how many servers are in which phase."""
+    """Print one line with the number of servers in each phase."""
     phases = [str(each["phase"]) for each in status.replicas]
     words = [f"{phases.count(phase)} {phase}" for phase in sorted({*phases})]
     typer.echo(f"{time.strftime('%H:%M:%S')} {', '.join(words) or 'no servers'}", err=True)
 
 
 def _table(status: ManagerStatus) -> str:
-    """All servers in columns, or what was asked if there are none."""
+    """All servers in columns, or the requested state if there are none."""
     rows = [COLUMNS, *(_row(each) for each in status.replicas)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
     lines = ["  ".join(w.ljust(n) for w, n in zip(row, widths, strict=True)) for row in rows]

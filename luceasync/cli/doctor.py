@@ -31,7 +31,7 @@ State = Literal["ok", "note", "broken"]
 STYLES: dict[State, str] = {"ok": "green", "note": "yellow", "broken": "red"}
 MIN_PYTHON = (3, 11)
 CONFIGURED = "quantization_config"
-LOW_BYTES = 2**30  # less free space is noted
+LOW_BYTES = 2**30  # less free space than this is reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ Check = Callable[[Config], Iterator[Finding]]
 
 
 def run_doctor(config: Config) -> bool:
-    """Print all findings; returns whether nothing is broken."""
+    """Print all findings. Returns whether nothing is broken."""
     findings = list(examine(config))
     table = Table(title=f"luceasync {__version__}", title_justify="left", show_header=False)
     for finding in findings:
@@ -55,13 +55,13 @@ def run_doctor(config: Config) -> bool:
         table.add_row(finding.subject, state, Text(finding.words))
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = UNBROKEN_COLUMNS  # a line for each finding
+        console.width = UNBROKEN_COLUMNS  # one line per finding
     console.print(table)
     return all(finding.state != "broken" for finding in findings)
 
 
 def examine(config: Config) -> Iterator[Finding]:
-    """Run every check. A check that raises is a finding too, and does not stop the others."""
+    """Run every check. An exception in a check becomes a finding, and does not stop the others."""
     checks: tuple[tuple[str, Check], ...] = (
         ("python", _python),
         ("torch", _torch),
@@ -110,7 +110,7 @@ def _torch(config: Config) -> Iterator[Finding]:
 
 
 def _kernels(config: Config) -> Iterator[Finding]:
-    """Kernel compilers, needed on a GPU only: torch alone serves on a CPU."""
+    """Kernel compilers, needed only on GPUs: on a CPU, torch alone suffices."""
     for name, missing in (
         ("triton", "no GPU kernels"),
         ("numba-cuda", "drafting is slower on NVIDIA GPUs; install the extra 'cuda'"),
@@ -152,7 +152,7 @@ def _space(subject: str, directory: Path) -> Finding:
 
 
 def _model(config: Config) -> Iterator[Finding]:
-    """What would be used, or why it cannot be used."""
+    """The model and devices that would be used, or why they cannot be."""
     from luceasync.models.files import ModelFiles
     from luceasync.speculation.dflash.placement import copied_shapes, plan_with_drafter
     from luceasync.speculation.mtp import mtp_of
@@ -199,7 +199,7 @@ def _model_files(config: Config) -> Iterator[Finding]:
     for pattern, purpose in (("*.safetensors", "weights"), ("tokenizer.json", "tokenizer")):
         files = list(config.model.model_dir.glob(pattern))
         if files and purpose == "weights":
-            try:  # headers only; whether all tensors are there is a finding about the model
+            try:  # headers only; missing tensors are a finding about the model
                 model.weights.check({})
             except ModelError as error:
                 yield Finding(purpose, "broken", str(error))
@@ -216,7 +216,7 @@ def _sizes(files: Sequence[Path]) -> str:
 
 
 def _store(config: Config) -> Iterator[Finding]:
-    """Which namespaces are in the store, and in what those of other servers differ from ours."""
+    """The namespaces in the store, and how those of other servers differ from ours."""
     from luceasync.disk_cache.object_store import StoreUpkeep
     from luceasync.models.files import ModelFiles
     from luceasync.pipeline.report import devices_of
@@ -237,7 +237,7 @@ def _store(config: Config) -> Iterator[Finding]:
 
 
 def _difference(ours: Mapping[str, object], theirs: Mapping[str, object] | None) -> str:
-    """What two servers that share no nodes differ in."""
+    """The differences between two servers that share no nodes."""
     if theirs is None:
         return "no server has said what it depends on"
     names = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
@@ -250,7 +250,7 @@ def _difference(ours: Mapping[str, object], theirs: Mapping[str, object] | None)
 
 
 def _template(config: Config) -> Iterator[Finding]:
-    """Whether there is a template, and it compiles."""
+    """Whether there is a template, and whether it compiles."""
     from luceasync.text.isolation import IsolatedTemplate
     from luceasync.text.template import TemplateSource
 

@@ -1,5 +1,5 @@
-"""Adds the flags of settings to a command, passes it the Config that they make, and says what is
-wrong with what was typed.
+"""Adds the flags of settings to a command, passes it the resulting Config, and reports errors in
+the given flags.
 
 Owns the bridge between options.py and typer; the only reader of os.environ.
 """
@@ -22,11 +22,11 @@ from luceasync.options import CONFIG_VARIABLE, OPTIONS, SECTIONS, Option, load_c
 
 POSITIONAL = "model-dir"
 
-# What typer raises for a flag that does not exist, a value that is missing, and the like. It does
+# The exception that typer raises for unknown flags, missing values and similar errors. Typer does
 # not export the class.
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
-# Flags of llama.cpp and vLLM, and what does the same here.
+# Flags of llama.cpp and vLLM, and their equivalents here.
 FOREIGN_FLAGS = {
     **dict.fromkeys(("-m", "--model"), "the model is the first argument, without a flag"),
     **dict.fromkeys(("-hf", "-hfr", "--hf-repo"), "`hf download` gets a model, then name its path"),
@@ -53,10 +53,10 @@ def with_config(
     *names: str, environ: Mapping[str, str] = os.environ, quiet: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add the flags of these sections or single options; the command gets the resulting Config as
-    its argument `config`. If `quiet`, it logs no warnings, of settings and later.
+    its argument `config`. If `quiet`, no warnings are logged, by settings or later.
 
-    Variables, those of `environ`, and the TOML file may set everything, whichever flags the command
-    has.
+    Environment variables, those of `environ`, and the TOML file may set everything, whichever flags
+    the command has.
     """
     options = [option for option in OPTIONS if {option.section, option.name} & set(names)]
 
@@ -70,7 +70,7 @@ def with_config(
             try:
                 command(config=config, **values)
             except ConfigError as error:
-                if path:  # a value of the file is told without its place
+                if path:  # a value in the file is reported without its position
                     error.args = (f"{error} (settings are also read from {path})",)
                 raise
 
@@ -82,8 +82,8 @@ def with_config(
 
 
 def config_of(words: Sequence[str], environ: Mapping[str, str]) -> Config:
-    """The Config of a command with all flags, called with `words` and `environ`. Raises
-    ConfigError or UsageError.
+    """The Config of a command with all flags, called with `words` and `environ`. Raises ConfigError
+    or UsageError.
     """
     configs: list[Config] = []
 
@@ -97,8 +97,8 @@ def config_of(words: Sequence[str], environ: Mapping[str, str]) -> Config:
 
 
 def usage_words(error: Exception, typed: Sequence[str]) -> str:
-    """One line about a UsageError, with the flag that was probably meant; `typed`: the words after
-    the program's name.
+    """One line about a UsageError, with the flag that was probably meant; `typed` are the words
+    after the program's name.
     """
     context = getattr(error, "ctx", None)
     command = context.command_path if context else "luceasync"
@@ -106,7 +106,7 @@ def usage_words(error: Exception, typed: Sequence[str]) -> str:
     if unknown is None or context is None:
         message = error.format_message()  # type: ignore[attr-defined]
         return f"{message.rstrip('.')}; {command} -h shows what is allowed"
-    # Of -ngl the error names "-n" alone.
+    # For -ngl the error names only "-n".
     words = (word.partition("=")[0] for word in typed)
     flag = next((word for word in words if word.startswith(unknown)), unknown)
     known = [name for option in context.command.params for name in option.opts]
@@ -140,8 +140,8 @@ def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
 
 
 def _annotation(option: Option) -> tuple[Any, Any]:
-    """Type and default of an option's parameter. Values stay text, except switches: the setting's
-    parser reads flags, variables and TOML alike.
+    """Type and default of an option's parameter. Values stay text, except for switches: the
+    setting's parser handles flags, variables and TOML alike.
     """
     about = _help(option)
     if option.name == POSITIONAL:
@@ -160,7 +160,7 @@ def _annotation(option: Option) -> tuple[Any, Any]:
 
 
 def _off_annotation(option: Option) -> tuple[Any, Any]:
-    """`--no-x` beside `--x`: a hidden flag of its own, since a column for both would not fit."""
+    """`--no-x` beside `--x`: a separate hidden flag, since a column for both would not fit."""
     return Annotated[bool, typer.Option(f"--no-{option.name}", hidden=True)], False
 
 
@@ -169,13 +169,13 @@ def _no(option: Option) -> str:
 
 
 def _typed(option: Option, values: dict[str, Any]) -> object:
-    """Remove what was typed for the option from `values` and return it; None: nothing."""
+    """Remove the option's given value from `values` and return it; None if not given."""
     typed = values.pop(option.key)
     return False if option.setting.switch and values.pop(_no(option)) else typed
 
 
 def _help(option: Option) -> str:
-    """The setting's help, with the default where the help does not say it."""
+    """The setting's help, with the default unless the help states it."""
     words = option.setting.help
     if option.setting.switch:
         return f"{words} Off: --no-{option.name}."

@@ -1,6 +1,6 @@
 """The health command: whether this user's server is ready, for health checks.
 
-Finds out where the server listens, and asks over HTTP. Knows nothing of the engine.
+Finds out where the server listens, and sends it a request. Independent of the engine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TIMEOUT_S = 4.0
 
 
 def run_health(config: ServerConfig) -> bool:
-    """Print what `/ready` answers; returns whether the server is ready."""
+    """Print the answer of `/ready`. Returns whether the server is ready."""
     connection = _connection(config)
     try:
         connection.request("GET", "/ready")
@@ -43,20 +43,22 @@ def running_server(processes: Sequence[psutil.Process]) -> ServerConfig | None:
 
 
 def running_servers(processes: Sequence[psutil.Process]) -> list[ServerConfig]:
-    """The settings of the servers among `processes`, by their own flags and variables."""
+    """The settings of the servers among `processes`, from their flags and variables."""
     found = {}
     for process in processes:
         try:
             words = words_of_serve(process.cmdline())
             if words is not None:
                 found[tuple(words)] = process.environ()
-        except psutil.Error:  # it has ended, or is another user's
+        except psutil.Error:  # it has ended, or belongs to another user
             continue
     return [config_of(words, environ).server for words, environ in found.items()]
 
 
 def words_of_serve(command: Sequence[str]) -> list[str] | None:
-    """What follows `luceasync serve` in a command line, also below an init; None for others."""
+    """The words after `luceasync serve` in a command line, also below an init; None for other
+    commands.
+    """
     for place, word in enumerate(command[:-1]):
         if PurePath(word).name == "luceasync" and command[place + 1] == "serve":
             return list(command[place + 2 :])
@@ -75,7 +77,7 @@ def _connection(config: ServerConfig) -> HTTPConnection:
 
 
 def reachable_host(host: str) -> str:
-    """The loopback address in place of one that stands for every interface."""
+    """The loopback address if `host` stands for all interfaces, otherwise `host`."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

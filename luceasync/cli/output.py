@@ -1,4 +1,6 @@
-"""What commands print: sizes, ages, errors, JSON, and a progress bar while a model loads."""
+"""Formatting and output of commands: sizes, ages, errors, JSON, and a progress bar while a model
+loads.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ def age_text(seconds: float) -> str:
 
 
 def one_line(text: object) -> str:
-    """An error as one line: `"a\nb"` -> "a\\nb". Escapes whatever a terminal might interpret, since
-    the text may contain names of a client or a file.
+    """An error as one line: `"a\nb"` -> "a\\nb". Escapes everything that a terminal might
+    interpret, since the text may contain names from a client or a file.
     """
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(text))
 
@@ -56,7 +58,7 @@ def plain_table(*columns: str, names: Collection[str] = ()) -> Table:
 
 
 def print_plain(*objects: object) -> None:
-    """Print text and tables with no line broken: a pipe has no width, and a terminal wraps."""
+    """Print text and tables without line breaks: a pipe has no width, and a terminal wraps."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, soft_wrap=True, width=UNBROKEN_COLUMNS)
@@ -75,9 +77,7 @@ def print_json(value: object) -> None:
 
 
 class LoadingBar:
-    """A progress bar of bytes on a terminal, nothing elsewhere. `advance` is safe to call from any
-    thread.
-    """
+    """A progress bar of bytes on a terminal, nothing elsewhere. `advance` is thread-safe."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -97,7 +97,7 @@ class LoadingBar:
 
 @contextmanager
 def loading_bar(console: Console) -> Iterator[LoadingBar]:
-    """A bar that is removed when the block ends, however it ends."""
+    """A bar that is removed when the block is left in any way."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
     progress = Progress(

@@ -1,6 +1,6 @@
-"""The plan command: the bytes of a model on these devices, before anything is loaded.
+"""The plan command: the memory that a model needs on these devices, before anything is loaded.
 
-Owns the table and the JSON. How a plan is made is in pipeline/.
+Owns the table and the JSON. Plans are made in pipeline/.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from luceasync.speculation.mtp import MtpPlacement, mtp_of
 
 @dataclass(frozen=True, slots=True)
 class _PlannedDrafter:
-    """What drafts, by the name that `--draft` has for it."""
+    """What drafts, by its name in `--draft`."""
 
     placement: DFlashPlacement | MtpPlacement
     name: str
@@ -83,7 +83,7 @@ def summary(report: PlanReport) -> dict[str, object]:
 
 
 def _pool_summary(plan: Plan) -> dict[str, object] | None:
-    """How much of a lane's context stays on the devices; None: all of it. `host_bytes`: the host
+    """How much of a lane's context stays on the devices; None: all of it. `host_bytes` is the host
     memory that all lanes may take.
     """
     if plan.pool is None:

@@ -1,6 +1,6 @@
 """The serve command: checks before torch is imported, then engine, app and server together.
 
-Owns what a user sees of a running server. Knows nothing of HTTP routes or tensors.
+Owns the output of a running server. Independent of HTTP routes and tensors.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ CLOSE_TIMEOUT_S = 1.0
 
 logger = logging.getLogger(__name__)
 
-# The checks repeat what each part checks itself, but before torch is imported, which takes seconds.
+# These checks repeat those of each part, but before torch is imported, which takes seconds.
 
 
 def check_plan(config: Config, model: ModelFiles | None = None) -> ModelFiles:
-    """Check model, drafter and device names; `model`: that of the config. Raises ConfigError."""
+    """Check model, drafter and device names; `model` is that of the config. Raises ConfigError."""
     placement = config.placement
     devices = named_devices(placement.device, placement.devices)
     if placement.layer_split is not None:
@@ -67,8 +67,8 @@ def check_plan(config: Config, model: ModelFiles | None = None) -> ModelFiles:
 
 
 def check_load(config: Config) -> ModelFiles:
-    """`check_plan`, and check what only a running model needs; create the cache directory. Raises
-    ConfigError.
+    """`check_plan`, followed by checks of what only a running model needs; creates the cache
+    directory. Raises ConfigError.
     """
     model = ModelFiles(config.model.model_dir)
     if model.has_weights:  # before their headers are read
@@ -96,7 +96,9 @@ def _check_weight_files(model_dir: Path, paths: Sequence[Path]) -> None:
 
 
 def check_serve(config: Config) -> ModelFiles:
-    """`check_load`, and check the certificate and that the port is free. Raises ConfigError."""
+    """`check_load`, followed by checks of the certificate and that the port is free. Raises
+    ConfigError.
+    """
     from luceasync.server.http.listener import listen, tls_context
 
     tls_context(config.server)
@@ -108,7 +110,7 @@ def check_serve(config: Config) -> ModelFiles:
 class BackgroundLogHandler(logging.Handler):
     """Writes log lines to `out` in a thread: a suspended terminal, or a pipe that is not read, must
     not block the event loop, which logs a line per request. `close` waits for the remaining lines,
-    but not for long.
+    but only briefly.
     """
 
     def __init__(self, out: TextIO, max_waiting: int = MAX_WAITING_LINES) -> None:
@@ -141,12 +143,12 @@ class BackgroundLogHandler(logging.Handler):
             try:
                 self._out.write(line + "\n")
                 self._out.flush()
-            except (OSError, ValueError):  # the reader has closed it
+            except (OSError, ValueError):  # the reader has closed the pipe
                 return
 
 
 def run_server(config: Config, model: ModelFiles) -> None:
-    """Serve until a signal; `model`: that of the config. Raises ConfigError."""
+    """Serve until a signal; `model` is that of the config. Raises ConfigError."""
     with begun_ahead(config, model):
         _run_server(config, model)
 
@@ -161,7 +163,7 @@ def _run_server(config: Config, model: ModelFiles) -> None:
         level=config.server.log_level.upper(), handlers=[BackgroundLogHandler(sys.stderr)]
     )
     logging.getLogger("luceasync.hypercorn").setLevel(logging.WARNING)  # it repeats the URL
-    logging.getLogger("numba").setLevel(logging.WARNING)  # it tells of each step of its compiler
+    logging.getLogger("numba").setLevel(logging.WARNING)  # it logs each step of its compiler
     began_s = psutil.Process().create_time()
     logger.debug("start: imports and checks in %.2f s", time.time() - began_s)
     with loading_bar(console) as bar:
@@ -201,13 +203,13 @@ async def _run(engine: LocalEngine, config: Config, console: Console, bar: Loadi
         app = create_app(engine, config.server, trust_cache_salt=trusted)
         clean = await serve(app, config.server, on_bound=on_bound, load=load)
         if not loaded.is_set():
-            _exit_now(bar)  # do not wait for the thread that reads weights: there is no state
+            _exit_now(bar)  # the thread that reads weights has no state to save
     if not clean:
         _exit_now(bar)  # a client neither reads nor disconnects: waiting would never end
 
 
 def is_open_to_others(config: ServerConfig) -> bool:
-    """Whether other machines may reach the server, and no key keeps them out."""
+    """Whether other machines can reach the server, and no key is required."""
     from luceasync.server.http.origins import listens_on_loopback
 
     return not config.api_keys and not listens_on_loopback(config.host)

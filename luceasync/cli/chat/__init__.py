@@ -1,1 +1,1 @@
-"""The chat command: a conversation in a terminal, or through a pipe, one line a turn."""
+"""The chat command: a conversation in a terminal, or through a pipe, one line per turn."""

@@ -1,6 +1,6 @@
 """A conversation: its messages, the commands that change them, and the loop of turns.
 
-Owns what the commands mean. What answers and what is seen are given to it.
+Owns the meaning of the commands. The responder and the screen are passed in.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ HELP = "\n".join([*(f"{name:8} {what}" for name, what in COMMANDS.items()), KEYS
 def run_chat(
     opening: AbstractAsyncContextManager[Responder], system: str | None, options: AnswerOptions
 ) -> bool:
-    """Chat until the input ends or /quit; returns whether every turn was answered.
+    """Chat until the input ends or /quit. Returns whether every turn was answered.
 
-    The responder lives on an event loop in another thread, so that this one can wait for input and
-    Ctrl-C acts as usual at a prompt. Raises LuceasyncError.
+    The responder lives on an event loop in another thread, so that this thread can wait for input,
+    and Ctrl-C works as usual at a prompt. Raises LuceasyncError.
     """
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     screen: Screen = TerminalScreen([*COMMANDS], history_path()) if on_terminal else PipeScreen()
@@ -86,7 +86,7 @@ def run_chat(
 
 
 def history_path() -> Path:
-    """Where what was typed is kept, by the XDG base directory specification."""
+    """The file of the input history, according to the XDG base directory specification."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     return Path(state) / STATE_FOLDER / HISTORY_FILE
 
@@ -107,7 +107,7 @@ class SavedConversation(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ChatTotals:
-    """The figures of all answers so far, and those of the last."""
+    """The figures of all answers so far, and those of the last one."""
 
     num_answers: int = 0
     prompt_tokens: int = 0
@@ -118,7 +118,7 @@ class ChatTotals:
     last: Figures | None = None
 
     def plus(self, figures: Figures) -> ChatTotals:
-        """With one more answer."""
+        """The totals with one more answer."""
         return ChatTotals(
             self.num_answers + 1,
             self.prompt_tokens + figures.prompt_tokens,
@@ -162,11 +162,11 @@ class Conversation:
         }
 
     def introduce(self) -> None:
-        """Show what answers. Raises LuceasyncError if nothing does."""
+        """Show what the responder serves. Raises LuceasyncError if it is not available."""
         self._screen.note(f"{banner(self._known())}\n/help: commands    {KEYS}")
 
     def take(self, line: str) -> None:
-        """Run what was typed: a command, or a turn to answer. Raises LuceasyncError."""
+        """Process a line of input: a command, or a turn to answer. Raises LuceasyncError."""
         name, _, argument = line.partition(" ")
         if not line:
             return
@@ -256,7 +256,7 @@ class Conversation:
     # Answers
 
     def _answer(self, messages: Messages) -> None:
-        """Answer the last of `messages`, which are the conversation from then on."""
+        """Answer the last of `messages`, which become the conversation."""
         answer = {"role": "assistant", "content": ""}
         scope = self._portal.call(CancelScope)
         with _ctrl_c() as pressed:
@@ -298,7 +298,7 @@ class Conversation:
 
 
 def banner(about: About) -> str:
-    """What answers, in one line."""
+    """The model and its devices, in one line."""
     size = f"{about.num_parameters / 1e9:.1f} B parameters" if about.num_parameters > 5e7 else ""
     context = f"{about.max_ctx_tokens:,} tokens of context" if about.max_ctx_tokens else ""
     parts = [about.model, size, ", ".join(about.devices), context]
@@ -306,7 +306,7 @@ def banner(about: About) -> str:
 
 
 def figures_line(figures: Figures) -> str:
-    """What an answer took, in one line."""
+    """The figures of an answer, in one line."""
     cached = f"{figures.cached_tokens:,} cached"
     if figures.tier:
         cached += f" ({figures.tier})"
@@ -322,13 +322,13 @@ def figures_line(figures: Figures) -> str:
 
 
 def as_json(messages: Messages) -> str:
-    """The file that /load reads."""
+    """The conversation in the format that /load reads."""
     saved = SavedConversation([msgspec.convert(each, SavedMessage) for each in messages])
     return msgspec.json.format(msgspec.json.encode(saved)).decode() + "\n"
 
 
 def as_markdown(messages: Messages) -> str:
-    """The conversation to read."""
+    """The conversation in readable form."""
     return "\n".join(f"## {each['role'].title()}\n\n{each['content']}\n" for each in messages)
 
 
@@ -348,8 +348,8 @@ def _open_private(path: str, flags: int) -> int:
 
 @contextmanager
 def _ctrl_c() -> Iterator[Future[None]]:
-    """A future that is done once Ctrl-C is pressed. An exception instead could arrive before there
-    is anything to stop.
+    """A future that is done once Ctrl-C is pressed. An exception instead could be raised before
+    there is anything to stop.
     """
     pressed: Future[None] = Future()
 

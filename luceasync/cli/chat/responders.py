@@ -1,6 +1,7 @@
-"""Who answers a chat: an engine in this process, or a server by its URL, with the same fields.
+"""The source of a chat's answers: an engine in this process, or a server at a URL, with the same
+fields.
 
-Owns how a turn is asked and what is heard of it. Knows neither commands nor terminals.
+Owns the request for a turn and the parsing of its answer. Independent of commands and terminals.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from luceasync.process_memory import frozen_imports
 from luceasync.request import Engine, Finish, ReasoningPiece, TextPiece
 
 CONNECT_TIMEOUT_S = 10.0
-# A server under load is silent only between keep-alive comments.
+# Even a server under load sends keep-alive comments more often than this.
 SILENCE_TIMEOUT_S = 120.0
 ABOUT_TIMEOUT_S = 10.0
 
@@ -31,7 +32,7 @@ Messages = list[dict[str, Any]]
 ShownPiece = TextPiece | ReasoningPiece  # no tools are offered
 
 EFFORTS = ("low", "medium", "high")
-THINKING: dict[str, dict[str, Any]] = {  # what may be asked of a model that thinks: fields of chats
+THINKING: dict[str, dict[str, Any]] = {  # fields of a chat request, by choice
     "off": {"enable_thinking": False},
     "on": {"enable_thinking": True},
     **{effort: {"reasoning_effort": effort} for effort in EFFORTS},
@@ -40,14 +41,14 @@ THINKING: dict[str, dict[str, Any]] = {  # what may be asked of a model that thi
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """How answers are sampled. `thinking`: one of THINKING; None: as the model usually does."""
+    """How answers are sampled. `thinking` is one of THINKING; None: the model's default."""
 
     max_tokens: int | None = None
     temperature: float = 0.6
     thinking: str | None = None
 
     def body(self, messages: Messages) -> dict[str, Any]:
-        """The fields of `/v1/chat/completions` that ask for the next answer."""
+        """The fields of `/v1/chat/completions` that request the next answer."""
         body: dict[str, Any] = {"messages": messages, "stream": True}
         body |= {"temperature": self.temperature, "stream_options": {"include_usage": True}}
         if self.max_tokens is not None:
@@ -57,7 +58,9 @@ class AnswerOptions:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What answers. `devices` empty, numbers 0: another server, which does not say."""
+    """The model that answers. `devices` empty, numbers 0: another server, which does not report
+    them.
+    """
 
     model: str
     max_ctx_tokens: int = 0
@@ -68,8 +71,9 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What an answer took: tokens, and seconds to the first token and after it. `tier`: where the
-    cached tokens were; `tau`: tokens per pass with a drafter, 0 without one.
+    """The figures of an answer: tokens, and seconds until the first token and after it. `tier` is
+    where the cached tokens were; `tau` is the number of tokens per pass with a drafter, 0 without
+    one.
     """
 
     prompt_tokens: int
@@ -89,11 +93,11 @@ class Responder(Protocol):
     """Answers a conversation piece by piece."""
 
     async def about(self) -> About:
-        """What answers. Raises LuceasyncError."""
+        """The model that answers. Raises LuceasyncError."""
         ...
 
     def reply(self, messages: Messages, options: AnswerOptions) -> AsyncIterator[Heard]:
-        """The next answer as it is generated, its figures last. Raises LuceasyncError."""
+        """The next answer as it is generated, followed by its figures. Raises LuceasyncError."""
         ...
 
 
@@ -129,8 +133,8 @@ class LocalResponder:
 
 
 class RemoteResponder:
-    """Answers with a server's `/v1/chat/completions`. Other servers than ours name less: `model` is
-    the first of their list.
+    """Answers with a server's `/v1/chat/completions`. Other servers report less: `model` is the
+    first of their list.
     """
 
     def __init__(self, client: httpx.AsyncClient) -> None:
@@ -167,13 +171,13 @@ class RemoteResponder:
                 if response.status_code != 200:
                     raise _refusal(response.status_code, await response.aread())
                 async for line in response.aiter_lines():
-                    for heard in _heard_in(line):
+                    for heard in _parsed_line(line):
                         yield heard
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
 
     async def _devices(self) -> tuple[str, ...]:
-        """The devices of a server of ours, from its first event."""
+        """The devices of a luceasync server, from its first status event."""
         timeout = httpx.Timeout(ABOUT_TIMEOUT_S)
         async with self._client.stream("GET", "/status/events", timeout=timeout) as response:
             async for line in response.aiter_lines():
@@ -222,7 +226,7 @@ async def open_remote(url: str, api_key: str | None) -> AsyncIterator[Responder]
 
 
 def _figures_of(finish: Finish) -> Figures:
-    """The figures of a finished answer. Raises GenerationFailed if it has failed."""
+    """The figures of a finished answer. Raises GenerationFailed if it failed."""
     if finish.error is not None:
         raise GenerationFailed(finish.error)
     usage, timings, speculation = finish.usage, finish.timings, finish.speculation
@@ -238,8 +242,8 @@ def _figures_of(finish: Finish) -> Figures:
     )
 
 
-class _Told(msgspec.Struct):
-    """What a server's last chunk says of an answer; what others than ours leave out is 0."""
+class _Statistics(msgspec.Struct):
+    """The statistics in a server's last chunk; fields that other servers leave out are 0."""
 
     class Usage(msgspec.Struct):
         class Details(msgspec.Struct):
@@ -283,8 +287,8 @@ class _Told(msgspec.Struct):
         )
 
 
-def _heard_in(line: str) -> Iterator[Heard]:
-    """What one line of an event stream says. Raises LuceasyncError for an error event."""
+def _parsed_line(line: str) -> Iterator[Heard]:
+    """The content of one line of an event stream. Raises LuceasyncError for an error event."""
     if not line.startswith("data: ") or line == "data: [DONE]":
         return
     event = msgspec.json.decode(line.removeprefix("data: "))
@@ -296,7 +300,7 @@ def _heard_in(line: str) -> Iterator[Heard]:
         if text := choice["delta"].get("content"):
             yield TextPiece(text)
     if event.get("usage"):
-        yield msgspec.convert(event, _Told).figures()
+        yield msgspec.convert(event, _Statistics).figures()
 
 
 def _refusal(status: int, body: bytes) -> LuceasyncError:

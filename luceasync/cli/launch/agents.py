@@ -1,7 +1,7 @@
-"""Coding agents, and with which variables, flags and files each uses a server. An agent's own
-configuration is left as it is: what is set here holds for one run.
+"""Coding agents, and the variables, flags and files with which each uses a server. An agent's own
+configuration is not changed: these settings apply to one run.
 
-Pure: what is written and started is the caller's.
+Pure: the caller writes the files and starts the agent.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 MOST_OUTPUT_TOKENS = 8192
 PROVIDER = "luceasync"
 KEY_VARIABLE = "LUCEASYNC_API_KEY"
-NO_KEY = "none"  # where an agent wants some key
+NO_KEY = "none"  # for agents that require some key
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server as an agent sees it. `key`: "" if it needs none."""
+    """A server from the agent's point of view. `key` is "" if it needs none."""
 
     url: str
     model: str
@@ -33,19 +33,19 @@ class Served:
 
     @property
     def output_tokens(self) -> int:
-        """Room for an answer, which comes off the context."""
+        """The room reserved for an answer, which is subtracted from the context."""
         return min(MOST_OUTPUT_TOKENS, self.max_ctx_tokens // 4)
 
     @property
     def compact_tokens(self) -> int:
-        """The prompt from which on a conversation is to be summed up."""
+        """The prompt length at which a conversation is to be summarised."""
         return (self.max_ctx_tokens - self.output_tokens) * 9 // 10
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """What one run of an agent is given. `files` by their names in a folder of its own; `unset`:
-    variables that would lead it elsewhere.
+    """The settings for one run of an agent. `files` are keyed by their names in a separate folder;
+    `unset` are variables that would override the settings.
     """
 
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -56,8 +56,8 @@ class AgentSettings:
 
 @dataclass(frozen=True, slots=True)
 class CodingAgent:
-    """An agent. `settings` gets the server and the folder of its files; `first_tokens`: about the
-    size of its first prompt; `calls_tools`: it is of no use with a model that calls none.
+    """An agent. `settings` gets the server and the folder of its files; `first_tokens` is the
+    approximate size of its first prompt; `calls_tools`: it requires a model that can call tools.
     """
 
     title: str
@@ -69,7 +69,7 @@ class CodingAgent:
 
 
 def _claude(served: Served, folder: str) -> AgentSettings:
-    """Its configuration has no file of its own for a run: variables are all it needs."""
+    """Variables alone: Claude Code has no configuration file for a single run."""
     model = served.model
     return AgentSettings(
         {
@@ -87,8 +87,8 @@ def _claude(served: Served, folder: str) -> AgentSettings:
 
 
 def _codex(served: Served, folder: str) -> AgentSettings:
-    """A catalog tells it what the model can do: without one it offers no `apply_patch`, and assumes
-    a context of its own.
+    """With a catalog that describes the model: without one, Codex offers no `apply_patch`, and
+    assumes a different context size.
     """
     model = {
         "slug": served.model,
@@ -122,7 +122,7 @@ def _codex(served: Served, folder: str) -> AgentSettings:
 
 
 def _opencode(served: Served, folder: str) -> AgentSettings:
-    """A configuration in a variable, which goes before those of the user and of the project."""
+    """A configuration in a variable, which overrides those of the user and of the project."""
     name = f"{PROVIDER}/{served.model}"
     limit = {"context": served.max_ctx_tokens, "output": served.output_tokens}
     model = {"name": served.model, "reasoning": served.thinks, "tool_call": True, "limit": limit}
@@ -145,7 +145,7 @@ def _opencode(served: Served, folder: str) -> AgentSettings:
 
 
 def _aider(served: Served, folder: str) -> AgentSettings:
-    """It sums up a history that is longer than a sixteenth of the context."""
+    """Aider summarises a history that is longer than a sixteenth of the context."""
     name = f"openai/{served.model}"
     limits = {
         "max_input_tokens": served.max_ctx_tokens,
@@ -161,7 +161,7 @@ def _aider(served: Served, folder: str) -> AgentSettings:
 
 
 def _qwen_code(served: Served, folder: str) -> AgentSettings:
-    """A file of system settings, which goes before those of the user and of the project."""
+    """A file of system settings, which overrides those of the user and of the project."""
     generation = {
         "contextWindowSize": served.max_ctx_tokens,
         "samplingParams": {"max_tokens": served.output_tokens},
@@ -184,7 +184,7 @@ def _qwen_code(served: Served, folder: str) -> AgentSettings:
 
 
 def _pi(served: Served, folder: str) -> AgentSettings:
-    """An extension, which adds a provider for this run."""
+    """An extension that adds a provider for this run."""
     model = {
         "id": served.model,
         "name": served.model,
@@ -230,5 +230,5 @@ def _json(value: object) -> str:
 
 
 def _toml(value: object) -> str:
-    """A text or a number in TOML, whose basic strings are those of JSON."""
+    """A text or a number in TOML, whose basic strings are like JSON's."""
     return json.dumps(value)

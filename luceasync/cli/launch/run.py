@@ -1,6 +1,6 @@
 """Finds or starts a server, and runs an agent with it.
 
-Owns processes and what is printed of them. The settings of each agent are in agents.py.
+Owns the processes and the messages about them. The settings of each agent are in agents.py.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from luceasync.ipc.launcher import LEASH
 from luceasync.server_config import ServerConfig
 
 ASK_TIMEOUT_S = 10.0
-LOAD_TIMEOUT_S = 3600.0  # of a model from a slow disk
-END_TIMEOUT_S = 60.0  # of a server that writes what it keeps
+LOAD_TIMEOUT_S = 3600.0  # for loading a model from a slow disk
+END_TIMEOUT_S = 60.0  # for a server that is writing its cache
 POLL_S = 0.2
 NUM_LOG_LINES = 8  # of a server that has failed
 LISTENING = re.compile(r"^Listening on (https?://\S+)", re.MULTILINE)
 READY = re.compile(r"^Ready: ", re.MULTILINE)
-FOLDER = "$dir"  # in the script that is printed
+FOLDER = "$dir"  # in the printed script
 
 
 def run_launch(
@@ -52,8 +52,8 @@ def run_launch(
     *,
     only_print: bool,
 ) -> int:
-    """Run an agent with `words`; returns its exit status. `server_words`: the arguments of a server
-    to start. Raises LuceasyncError.
+    """Run an agent with `words`. Returns its exit status. `server_words` are the arguments of a
+    server to start. Raises LuceasyncError.
     """
     chosen = _agent(agent)
     if url is not None and server_words:
@@ -132,14 +132,14 @@ def environment(settings: AgentSettings, environ: Mapping[str, str]) -> dict[str
 
 
 def run_agent(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run it in this terminal; returns its exit status. Ctrl-C is the agent's alone; a SIGTERM is
-    passed on to it.
+    """Run the agent in this terminal. Returns its exit status. Ctrl-C is left to the agent; SIGTERM
+    is forwarded to it.
     """
     started: list[subprocess.Popen[bytes]] = []
     ends: list[int] = []
 
     def ignore(signum: int, frame: FrameType | None) -> None:
-        """As SIG_IGN, which the agent would inherit."""
+        """Like SIG_IGN, which the agent would inherit."""
 
     def end(signum: int, frame: FrameType | None) -> None:
         ends.append(signum)
@@ -150,7 +150,7 @@ def run_agent(command: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         with subprocess.Popen(command, env=dict(environ)) as process:
             started.append(process)
-            if ends:  # it came before
+            if ends:  # the signal arrived before
                 process.terminate()
             status = process.wait()
     finally:
@@ -163,7 +163,7 @@ def run_agent(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def ask(url: str, key: str, agent: CodingAgent) -> tuple[Served, list[str]]:
-    """The server once it is ready, and what speaks against using it with `agent`. Raises
+    """The server once it is ready, and reasons not to use it with `agent`. Raises
     LuceasyncError.
     """
     model = _first_model(url, key)
@@ -187,7 +187,7 @@ def ask(url: str, key: str, agent: CodingAgent) -> tuple[Served, list[str]]:
 
 
 def _first_model(url: str, key: str) -> dict[str, Any]:
-    """The first entry of the server's list, once it is loaded."""
+    """The first entry of the server's model list, once it is loaded."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     end = time.monotonic() + LOAD_TIMEOUT_S
     with httpx.Client(base_url=url, headers=headers, timeout=ASK_TIMEOUT_S) as client:
@@ -213,8 +213,8 @@ def _first_model(url: str, key: str) -> dict[str, Any]:
 def _found_or_started(
     words: Sequence[str], key: str | None, *, may_start: bool
 ) -> Iterator[tuple[str, str | None]]:
-    """URL and key of a server: with `words`, or a model among the settings, one that ends with the
-    block; else the one that runs here. Raises ConfigError.
+    """URL and key of a server. With `words`, or a model among the settings, a server is started,
+    which ends with the block; otherwise it is the one that runs here. Raises ConfigError.
     """
     config = config_of(words, os.environ)
     running = [] if words else running_servers(list(psutil.process_iter()))
@@ -247,13 +247,13 @@ def url_of(server: ServerConfig) -> str:
 
 @contextmanager
 def started(words: Sequence[str], console: Console) -> Iterator[str]:
-    """A server of its own, on a port that the system chooses; its URL once it listens. It ends with
-    the block, or with this process. Raises LuceasyncError with the server's last lines.
+    """A new server, on a port that the system chooses; yields its URL once it is ready. It ends
+    with the block, or with this process. Raises LuceasyncError with the server's last lines.
     """
     python = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid()), sys.executable]
     command = [*python, "-m", "luceasync", "serve", "--port", "0", *words]
     with tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace") as log:
-        # A session of its own: Ctrl-C in the terminal is for the agent.
+        # In its own session: Ctrl-C in the terminal is for the agent.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -275,8 +275,8 @@ def started(words: Sequence[str], console: Console) -> Iterator[str]:
 
 
 def _url_once_ready(process: subprocess.Popen[bytes], log: IO[str]) -> str:
-    """Where the server listens, once its model is loaded. Raises LuceasyncError if it ends before,
-    or takes too long.
+    """The address at which the server listens, once its model is loaded. Raises LuceasyncError if
+    it ends before, or takes too long.
     """
     end = time.monotonic() + LOAD_TIMEOUT_S
     while time.monotonic() < end:

@@ -1,1 +1,1 @@
-"""The warm command: have prompts computed and kept before a client asks."""
+"""The warm command: has prompts computed and kept before a client sends them."""

@@ -1,7 +1,7 @@
 """A client that has prompts computed and kept: by a server over the network, or by an engine in
 this process.
 
-Owns the requests and how long a busy server is waited for. Knows no files.
+Owns the requests and the waits for a busy server. Independent of files.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class WarmRefused(LuceasyncError):
 
 @dataclass(frozen=True, slots=True)
 class PromptUsage:
-    """Token counts of an answered prompt. `miss_reason`: why no more were cached."""
+    """Token counts of an answered prompt. `miss_reason` states why no more were cached."""
 
     num_tokens: int
     num_cached: int
@@ -48,14 +48,14 @@ class PromptUsage:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What the server has counted for its prefix cache since it started."""
+    """The server's counters of its prefix cache since it started."""
 
     written_bytes: int = 0
     evicted_nodes: int = 0
     unwritten_nodes: int = 0
 
     def since(self, before: Counters) -> Counters:
-        """The difference to `before`; `unwritten_nodes` is the current number."""
+        """The difference from `before`; `unwritten_nodes` is the current number."""
         return replace(
             self,
             written_bytes=self.written_bytes - before.written_bytes,
@@ -64,7 +64,7 @@ class Counters:
 
 
 class WarmClient:
-    """Requests to one server. `patience_s`: how long to retry while the server is busy."""
+    """Requests to one server. `patience_s` is how long to retry while the server is busy."""
 
     def __init__(
         self, client: httpx.AsyncClient, *, cache_salt: str | None, patience_s: float
@@ -74,12 +74,12 @@ class WarmClient:
         self._patience_s = patience_s
 
     async def keep(self, entry: WarmEntry) -> PromptUsage:
-        """Have the prompt computed and kept. Raises Refused."""
+        """Have the prompt computed and kept. Raises WarmRefused."""
         return await self._ask({**entry.body(), "max_tokens": 0, "keep_prefix": True})
 
     async def follow(self, entry: WarmEntry) -> PromptUsage:
-        """Send what a client would send next: the prompt itself if an answer is due, else with
-        another user message. Raises Refused.
+        """Send what a client would send next: the prompt itself if an answer is due, otherwise the
+        prompt with another user message. Raises WarmRefused.
         """
         if entry.is_answered:
             return await self.keep(entry)
@@ -87,7 +87,7 @@ class WarmClient:
         return await self._ask({**entry.body(), "messages": messages, "max_tokens": 1})
 
     async def counters(self) -> Counters:
-        """Read the server's metrics. Raises Refused."""
+        """Read the server's metrics. Raises WarmRefused."""
         response = await self._send("GET", "/metrics")
         samples = dict(SAMPLE.findall(_checked(response).text))
 
@@ -101,8 +101,8 @@ class WarmClient:
         )
 
     async def written(self, timeout_s: float) -> Counters:
-        """Wait until nothing is left to write, at most `timeout_s`, and return the counters. Raises
-        Refused.
+        """Wait until all nodes are written, at most `timeout_s`, and return the counters. Raises
+        WarmRefused.
         """
         deadline = time.monotonic() + timeout_s
         while (counters := await self.counters()).unwritten_nodes and time.monotonic() < deadline:
@@ -111,7 +111,7 @@ class WarmClient:
 
     async def fault(self) -> str:
         """The fault that keeps prefixes from being written or read; empty if there is none. Raises
-        Refused.
+        WarmRefused.
         """
         health = _checked(await self._send("GET", "/health")).json()
         return health["detail"] if health["status"] == "degraded" else ""
@@ -133,7 +133,7 @@ class WarmClient:
             ) from None
 
     async def _send(self, method: str, path: str, body: object = None) -> httpx.Response:
-        """Send, and retry while the server is busy. Raises Refused if it cannot be reached."""
+        """Send, and retry while the server is busy. Raises WarmRefused if it cannot be reached."""
         deadline = time.monotonic() + self._patience_s
         pause_s = 1.0
         while True:
@@ -197,7 +197,7 @@ async def open_directory(
 
 
 def _checked(response: httpx.Response) -> httpx.Response:
-    """The response if it is a success. Raises Refused with the server's message."""
+    """The response if it is a success. Raises WarmRefused with the server's message."""
     if response.is_success:
         return response
     try:
@@ -208,8 +208,8 @@ def _checked(response: httpx.Response) -> httpx.Response:
 
 
 def _retry_after_s(response: httpx.Response, otherwise_s: float) -> float:
-    """The Retry-After header in seconds, else `otherwise_s`. A date, which HTTP also allows, is
-    ignored.
+    """The Retry-After header in seconds, otherwise `otherwise_s`. A date, which HTTP also allows,
+    is ignored.
     """
     text = response.headers.get("Retry-After", "")
     return float(text) if re.fullmatch(r"[0-9]{1,6}", text) else otherwise_s
@@ -219,7 +219,7 @@ def _retry_after_s(response: httpx.Response, otherwise_s: float) -> float:
 class Outcome:
     """The result of one entry.
 
-    `num_cached` of its `num_tokens` were cached before; a request that continues it found
+    `num_cached` of its `num_tokens` tokens were cached before; a request that continues it found
     `num_found` (None: not verified). `error` is empty on success.
     """
 
@@ -276,7 +276,7 @@ async def keep(
         next_usage = await server.follow(entry) if is_verified else None
     except WarmRefused as error:
         return Outcome(entry, time.perf_counter() - started_s, error=str(error))
-    # It may find more if an earlier run asked the same.
+    # It may find more if an earlier run sent the same request.
     num_found = None if next_usage is None else min(next_usage.num_cached, usage.num_tokens)
     fault = _fault(usage, next_usage, min_tokens)
     return Outcome(entry, elapsed_s, usage.num_tokens, usage.num_cached, num_found, fault)

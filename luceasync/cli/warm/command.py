@@ -119,7 +119,7 @@ def _for_directory(config: Config, parallel: int | None) -> Config:
 
 
 def _refuse_flags(config: Config) -> None:
-    """Raise ConfigError if flags are set that only an engine in this process would honour."""
+    """Raise ConfigError for flags that apply only to an engine in this process."""
     path = os.environ.get(CONFIG_VARIABLE)
     if config != load_config({}, os.environ, Path(path) if path else None):
         raise ConfigError(

@@ -1,7 +1,7 @@
 """Prompts to keep, read from files: plain text, JSON, or JSONL with an entry per line.
 
-Owns the formats and their error messages. Whether a model accepts an entry is for the server to
-say.
+Owns the formats and their error messages. Whether a model accepts an entry is checked by the
+server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from luceasync.errors import ConfigError
 
 Form = Literal["auto", "text", "json", "jsonl"]
 Role = Literal["system", "user"]
-Verify = Literal["first", "all", "none"]  # which entries are asked for again
+Verify = Literal["first", "all", "none"]  # which entries are requested again
 
 STDIN = "-"
 FORMS: Mapping[str, Form] = {".json": "json", ".jsonl": "jsonl"}
@@ -27,7 +27,7 @@ EXPECTED = 'expected a list of messages, or an object with "messages" or "tools"
 
 @dataclass(frozen=True, slots=True)
 class WarmEntry:
-    """Fields of a chat request. `origin`: the file, or the line of it, that they come from."""
+    """Fields of a chat request. `origin` is the file, or the line of it, that they come from."""
 
     origin: str
     messages: list[dict[str, Any]]
@@ -36,7 +36,7 @@ class WarmEntry:
 
     @property
     def is_answered(self) -> bool:
-        """Whether an answer comes next, not another user message."""
+        """Whether an answer comes next, rather than another user message."""
         return bool(self.messages) and self.messages[-1].get("role") in ("user", "tool")
 
     def body(self) -> dict[str, Any]:
@@ -72,8 +72,8 @@ def with_common(
     tools: Sequence[dict[str, Any]],
     template_kwargs: Mapping[str, Any],
 ) -> list[WarmEntry]:
-    """The entries with `tools` where they have none, and with `template_kwargs` that their own
-    override.
+    """The entries with `tools` unless they have their own, and with `template_kwargs`, which their
+    own override.
     """
     return [
         replace(

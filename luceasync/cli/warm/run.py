@@ -28,7 +28,7 @@ from luceasync.cli.warm.client import Counters, Outcome, WarmClient, warm
 from luceasync.cli.warm.entries import Verify, WarmEntry
 
 EXIT_FAILED, EXIT_INTERRUPTED = 1, 130
-WRITE_TIMEOUT_S = 600.0  # until what is under way has reached the disk
+WRITE_TIMEOUT_S = 600.0  # until nodes in progress have reached the disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Job:
 
 
 def run(job: Job, is_json: bool) -> int:
-    """Keep all entries and print the report; returns the exit code. Raises ConfigError."""
+    """Keep all entries and print the report. Returns the exit code. Raises ConfigError."""
     console = Console(stderr=True, highlight=False)
     outcomes: list[Outcome] = []
     try:
@@ -82,8 +82,8 @@ async def _run(job: Job, console: Console, outcomes: list[Outcome]) -> WarmRepor
 
 @dataclass(frozen=True, slots=True)
 class WarmReport:
-    """All outcomes. `counters`: what the server added meanwhile, for other clients too; `degraded`:
-    the fault that keeps it from writing, if any.
+    """All outcomes. `counters` are what the server added meanwhile, for other clients too;
+    `degraded` is the fault that keeps it from writing, if any.
     """
 
     outcomes: Sequence[Outcome]
@@ -97,7 +97,7 @@ class WarmReport:
 
     @property
     def is_good(self) -> bool:
-        """Whether everything is kept."""
+        """Whether everything was kept."""
         return not (self.failed or self.degraded or self.counters.unwritten_nodes)
 
     def summary(self) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def as_json(report: WarmReport) -> str:
 
 
 def as_text(report: WarmReport) -> str:
-    """The totals, and all errors again, since a long run has scrolled them away."""
+    """The totals, followed by all errors again: in a long run, they have scrolled out of view."""
     sums = report.summary()
     pace = f" ({sums['tokens_per_s']:.0f} tokens/s)" if sums["prefilled_tokens"] else ""
     lines = [
