@@ -73,6 +73,10 @@ def stream(url: str, question: str) -> str:
         return "".join(response.iter_text())
 
 
+async def answer(engine: LocalEngine, question: str) -> Answer:
+    return await asked(engine, [SYSTEM, *user(question)], NUM_TOKENS, ignore_eos=False)
+
+
 def files(cache_dir: Path, pattern: str) -> list[Path]:
     return list(cache_dir.glob(f"*/{pattern}"))
 
@@ -85,27 +89,28 @@ def cold() -> dict[str, str]:
         async with running(BUNDLED_MODEL_DIR, memory_bytes=0) as engine:
             return {q: (await answer(engine, q)).text for q in QUESTIONS}
 
-    async def answer(engine: LocalEngine, question: str) -> Answer:
-        return await asked(engine, [SYSTEM, *user(question)], NUM_TOKENS, ignore_eos=False)
-
     return asyncio.run(said())
 
 
-def test_a_kill_amid_a_write_leaves_a_miss_and_what_was_written_is_taken_up(cold, tmp_path):
+async def test_a_kill_amid_a_write_leaves_a_miss_and_what_was_written_is_taken_up(cold, tmp_path):
     with server(tmp_path) as (process, url):
-        assert "[DONE]" in stream(url, QUESTIONS[0])
-        until(lambda: bool(files(tmp_path, ".*.tmp") or files(tmp_path, "*.safetensors")))
+        assert ask(url, QUESTIONS[0])[0] == cold[QUESTIONS[0]]
+        until(lambda: len(files(tmp_path, "*.safetensors")) >= 3)  # system, prompt and answer
+        num_files = len(files(tmp_path, "*.safetensors"))
+        assert "[DONE]" in stream(url, QUESTIONS[1])
+        until(
+            lambda: (
+                bool(files(tmp_path, ".*.tmp")) or len(files(tmp_path, "*.safetensors")) > num_files
+            )
+        )
         process.kill()
     temporary = next(tmp_path.glob("*/quarantine")).with_name(f".{'ab' * 32}.{process.pid}.01.tmp")
     temporary.write_bytes(b"the beginning of a node")  # where the kill came too late to leave one
-    with server(tmp_path) as (process, url):
+    async with running(BUNDLED_MODEL_DIR, tmp_path) as engine:
         assert not files(tmp_path, ".*.tmp")
-        assert ask(url, QUESTIONS[0])[0] == cold[QUESTIONS[0]]
-        assert not files(tmp_path, "quarantine/*")
-        until(lambda: len(files(tmp_path, "*.safetensors")) >= 3)  # system, prompt and answer
-        process.kill()
-    with server(tmp_path) as (_, url):
         for question in QUESTIONS:
-            text, cached = ask(url, question)
-            assert text == cold[question]
-            assert cached > 100  # at least the system prompt
+            told = await answer(engine, question)
+            assert told.text == cold[question]
+            assert told.num_cached > 100  # at least the system prompt
+            assert told.finish.restore.tier == "disk"
+        assert not files(tmp_path, "quarantine/*")

@@ -88,13 +88,11 @@ def test_resident_bytes():
 
 @pytest.mark.slow
 def test_a_frozen_heap_is_not_scanned():
+    """It stays so: else every later collection would scan all that tests/conftest.py has frozen."""
     kept = [[]]
     freeze_heap()
-    try:
-        assert gc.get_freeze_count() > 0
-        assert not any(found is kept for found in gc.get_objects())
-    finally:
-        gc.unfreeze()
+    assert gc.get_freeze_count() > 0
+    assert not any(found is kept for found in gc.get_objects())
 
 
 def large_bytes_at(address: int) -> int:
@@ -167,8 +165,5 @@ def test_nothing_is_collected_during_imports_nor_scanned_afterwards() -> None:
     with frozen_imports():
         assert not gc.isenabled()
         imported = [[number] for number in range(1000)]
-    try:
-        assert gc.isenabled()
-        assert gc.get_freeze_count() >= num_frozen + len(imported)
-    finally:
-        gc.unfreeze()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() >= num_frozen + len(imported)

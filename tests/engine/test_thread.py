@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -116,6 +117,17 @@ async def start(
     return thread, listener
 
 
+@pytest.fixture
+def swept(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """How the garbage of an engine is looked for. All that this process has imported and collected
+    would be looked at, and from then on again and again: it is frozen for that reason.
+    """
+    swept: list[str] = []
+    calls = {name: lambda name=name: swept.append(name) for name in ("unfreeze", "collect")}
+    monkeypatch.setattr(module, "gc", SimpleNamespace(**calls))
+    return swept
+
+
 async def test_deltas_are_delivered_in_order_on_the_loop():
     closed: list = []
     thread, listener = await start(Pump([1], [2, 3], [4]), closed)
@@ -208,7 +220,7 @@ async def test_a_failed_command_is_told_apart_from_a_failed_step():
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["step", "command", "recovery"])
 async def test_after_failures_in_a_row_all_requests_end_and_the_engine_is_loaded_again(
-    by: str, monkeypatch
+    by: str, monkeypatch, swept
 ):
     monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.05)
     closed: list = []
@@ -220,7 +232,7 @@ async def test_after_failures_in_a_row_all_requests_end_and_the_engine_is_loaded
     await until(lambda: listener.pump is second)
     assert listener.details == [listener.delivered[-1][1]]
     assert ("OSError" if by == "recovery" else "ZeroDivisionError") in listener.details[0]
-    assert (pump.is_kept, closed) == (True, [True])
+    assert (pump.is_kept, closed, swept) == (True, [True], ["unfreeze", "collect"])
     second.emitted = [[8]]
     await thread.call(lambda pump: [7], DEADLINE_S)
     await until(lambda: 8 in listener.delivered)
@@ -229,7 +241,7 @@ async def test_after_failures_in_a_row_all_requests_end_and_the_engine_is_loaded
 
 
 @pytest.mark.slow
-async def test_commands_of_an_older_engine_are_not_run_on_a_newer_one(monkeypatch):
+async def test_commands_of_an_older_engine_are_not_run_on_a_newer_one(monkeypatch, swept):
     monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.05)
     pump, second = Pump(*[ZeroDivisionError("no way")] * MAX_IN_A_ROW), Pump()
     thread, listener = await start(pump, [], second)
@@ -243,7 +255,7 @@ async def test_commands_of_an_older_engine_are_not_run_on_a_newer_one(monkeypatc
 
 
 @pytest.mark.slow
-async def test_an_engine_that_cannot_be_loaded_is_tried_again(monkeypatch):
+async def test_an_engine_that_cannot_be_loaded_is_tried_again(monkeypatch, swept):
     monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.01)
     pump, third = Pump(*[ZeroDivisionError("no way")] * MAX_IN_A_ROW), Pump()
     thread, listener = await start(pump, [], ModelError("no weights here"), third)
