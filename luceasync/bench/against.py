@@ -24,7 +24,7 @@ CPU_MODELS = ("bundled", "engine", "qwen3-0.6b")
 GPU_MODELS = ("bundled", "engine", "qwen3-4b", "qwen3.5-27b")
 CPU_CONTEXT, GPU_CONTEXT, BUNDLED_CONTEXT = 512, 4096, 1024  # tokens
 
-Sample = tuple[float, object]  # seconds, and what must be the same in both checkouts
+Sample = tuple[float, object]  # seconds, and a value that must be equal in both checkouts
 Taken = dict[str, dict[str, list[Sample]]]  # by case and checkout
 
 
@@ -43,7 +43,7 @@ class Checkout:
         )
 
     def order(self, what: str, **fields: Any) -> Any:
-        """Have something done and return its reply."""
+        """Send an order and return its reply."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps({"what": what, **fields}) + "\n")
         self._process.stdin.flush()
@@ -57,7 +57,7 @@ class Checkout:
         return lambda: tuple(self.order("sample", case=case))
 
     def close(self) -> None:
-        """End the process."""
+        """Stop the process."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait(60)
@@ -75,11 +75,11 @@ def bench_against(
     rounds: int,
     lives: int,
 ) -> None:
-    """Passes of the backend and answers of the engine, both checkouts in turns; a ratio is this
-    one's time over the other's, pair by pair.
+    """Passes of the backend and answers of the engine, alternating between both checkouts; a ratio
+    is the time of this checkout over that of the other, pair by pair.
 
     A process may be faster or slower for its whole life, so small models are measured in `lives`
-    pairs of processes. With this checkout as the other one, the table shows the noise.
+    pairs of processes. If the other checkout is this one, the table shows the noise.
     """
     is_cpu = not is_gpu(device)
     for model in models or (CPU_MODELS if is_cpu else GPU_MODELS):
@@ -98,13 +98,13 @@ def bench_against(
 
 
 def order_for(model: str, device: str, dtype: str, context: int) -> dict[str, Any]:
-    """What a checkout is told to open. Raises ConfigError."""
+    """The order that tells a checkout which model to open. Raises ConfigError."""
     common = {"device": device, "dtype": dtype}
     if model == "engine":
         return common | {"kind": "engine"}
     if model == "bundled":
         place = {"dir": str(BUNDLED_MODEL_DIR), "context": min(context, BUNDLED_CONTEXT)}
-        return common | {"kind": "passes", "threads": 1, **place}  # as the engine runs it
+        return common | {"kind": "passes", "threads": 1, **place}  # as in the engine
     try:
         config = dict(shape_of(model))
     except KeyError:
@@ -128,7 +128,7 @@ def take(
 
 
 def tell(report: Report, title: str, taken: Taken) -> None:
-    """A row for each case."""
+    """Add a row for each case."""
     columns = ("case", OTHER, THIS, "ratio", "spread of ratios", "ratio of the fastest")
     table = report.table((*columns, "same answers"), title)
     for case, samples in taken.items():
@@ -141,6 +141,6 @@ def tell(report: Report, title: str, taken: Taken) -> None:
             ms(median(ours), 3),
             figure(median(ratios), digits=3),
             figure(spread(ratios), digits=3),
-            figure(min(ours) / min(other), digits=3),  # other load only makes it slower
+            figure(min(ours) / min(other), digits=3),  # other load can only slow it down
             "yes" if same else "NO",
         )

@@ -1,7 +1,7 @@
 """`luceasync bench check`: every bench in a short form, beside the figures kept for the device.
 
-Owns the short forms, the figures that are taken from their rows, and the file of kept figures. A
-bench is a process of its own, so that none of them changes the next one's memory or threads.
+Owns the short forms, the figures that are taken from their rows, and the file of kept figures. Each
+bench runs in its own process, so that none affects the memory or threads of the next one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from luceasync.errors import ConfigError
 ROOT = Path(__file__).parents[2]
 KEPT_FILE = ROOT / "docs" / "results" / "figures.json"
 BENCH_DEADLINE_S, TESTS_DEADLINE_S = 300.0, 3600.0
-CPU_SLACK = 3.0  # tolerances of a CPU, which other programs share, over those of a GPU
+CPU_SLACK = 3.0  # tolerances on a CPU, which is shared with other programs, over those on a GPU
 TEST_COUNT = re.compile(r"(\d+) (passed|failed|skipped|errors?|xfailed|deselected)\b")
 FAILED_TEST = re.compile(r"(FAILED|ERROR) ")
 
@@ -41,8 +41,9 @@ Verdict = Literal["same", "better", "worse", "new", "missing", "not run"]
 class FigureRule:
     """A column of a bench that is compared.
 
-    `tolerance` 0.1: worse is beyond 1.1 times. `rows`: names of rows; empty: all. A row's name is
-    its text and whole numbers before the first measured value, joined by commas.
+    `tolerance` 0.1: more than 1.1 times the kept figure is worse. `rows` are names of rows; empty:
+    all rows. The name of a row consists of the text and whole numbers before its first measured
+    value, joined by commas.
     """
 
     column: str
@@ -53,7 +54,7 @@ class FigureRule:
 
 @dataclass(frozen=True, slots=True)
 class ShortBench:
-    """A bench command's words, and what is taken from its rows."""
+    """A bench command's arguments, and the figures taken from its rows."""
 
     name: str
     words: tuple[str, ...]
@@ -68,7 +69,7 @@ def lower(column: str, tolerance: float, *rows: str) -> FigureRule:
     return FigureRule(column, tolerance, True, rows)
 
 
-# Ratios of one run, and two figures that other load hardly changes: tau, and processor time.
+# Ratios within one run, and two figures that other load hardly affects: tau, and processor time.
 RULES: Mapping[str, tuple[FigureRule, ...]] = {
     "decode": (higher("limit / step", 0.1),),
     "prefill": (higher("share", 0.1),),
@@ -109,7 +110,7 @@ BENCHES = tuple(RULES)
 
 
 def short_benches(device: str, only: Sequence[str]) -> list[ShortBench]:
-    """The benches of that device, in a form that takes seconds each."""
+    """The benches for that device, in a form that takes seconds each."""
     slack, words = (1.0, gpu_words(device)) if is_gpu(device) else (CPU_SLACK, cpu_words(device))
     return [
         ShortBench(
@@ -123,8 +124,8 @@ def short_benches(device: str, only: Sequence[str]) -> list[ShortBench]:
 
 
 def gpu_words(device: str) -> dict[str, str]:
-    """The command of each bench on a GPU. `serve` asks no question there, where prompts of the
-    bundled model are read before anything waits; `processes` needs two GPUs.
+    """The command of each bench on a GPU. `serve` omits the question there, since a GPU reads
+    prompts of the bundled model too fast for anything to wait; `processes` needs two GPUs.
     """
     words = {
         "decode": f"decode --models qwen3-4b,qwen3.5-4b,qwen3-4b:Q4_K_M --devices {device} "
@@ -168,7 +169,7 @@ def cpu_words(device: str) -> dict[str, str]:
     }
 
 
-# --- what a run has found, and what is said of it -------------------------------------------------
+# --- figures and their comparison -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +182,7 @@ class TakenFigure:
 
 
 class KeptFigure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A figure of an earlier run, and by how much one may be worse."""
+    """A figure of an earlier run, and by how much a later one may be worse."""
 
     value: Annotated[float, msgspec.Meta(gt=0)]
     tolerance: Annotated[float, msgspec.Meta(ge=0)]
@@ -198,7 +199,7 @@ class Compared:
 
 
 def figures_in(bench: ShortBench, rows: Sequence[Row]) -> list[TakenFigure]:
-    """The figures that the rules take; empty cells give none."""
+    """The figures that the rules select; empty cells are skipped."""
     found = []
     for row in rows:
         name = row_name(row)
@@ -223,8 +224,8 @@ def row_name(row: Row) -> str:
 
 
 def verdict_of(kept: KeptFigure, now: float, *, is_lower_better: bool) -> Verdict:
-    """Whether the figure is as it was, within its tolerance. A figure is a positive number; any
-    other is worse.
+    """Compare a figure with the kept one, within its tolerance. Figures are positive numbers; any
+    other value is worse.
     """
     if not 0 < now < inf:
         return "worse"
@@ -238,7 +239,7 @@ def compare(
     kept: Mapping[str, KeptFigure], taken: Sequence[TakenFigure], measured: Collection[str]
 ) -> list[Compared]:
     """A line for each figure of this run, then for each kept one that it lacks: "missing" if its
-    bench is among the `measured`, else "not run".
+    bench is among the `measured`, otherwise "not run".
     """
     lines = []
     for each in taken:
@@ -255,7 +256,7 @@ def compare(
 
 
 def best_of(first: Sequence[TakenFigure], second: Sequence[TakenFigure]) -> list[TakenFigure]:
-    """Of each figure the better value of two runs."""
+    """The better value of two runs, for each figure."""
     values = {each.name: each.value for each in second}
     found = []
     for each in first:
@@ -267,8 +268,8 @@ def best_of(first: Sequence[TakenFigure], second: Sequence[TakenFigure]) -> list
 def kept_after(
     kept: Mapping[str, KeptFigure], taken: Sequence[TakenFigure], measured: Collection[str]
 ) -> dict[str, KeptFigure]:
-    """What to keep after a run: of the `measured` benches this run's values, of others what was
-    kept. A tolerance that the file has stays.
+    """The figures to keep after a run: the new values of the `measured` benches, and the kept
+    values of others. Tolerances in the file are preserved.
     """
     after = {name: each for name, each in kept.items() if name.partition(",")[0] not in measured}
     for each in taken:
@@ -285,7 +286,7 @@ KeptFile = dict[str, dict[str, KeptFigure]]  # by device, as torch names it, and
 
 
 def read_kept(path: Path) -> KeptFile:
-    """The kept figures of all devices; none if there is no file. Raises ConfigError."""
+    """The kept figures of all devices; empty if there is no file. Raises ConfigError."""
     try:
         devices = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, msgspec.Raw]])
     except FileNotFoundError:
@@ -303,7 +304,7 @@ def read_kept(path: Path) -> KeptFile:
 
 
 def parse_kept(place: str, raw: msgspec.Raw) -> KeptFigure:
-    """Raises ConfigError."""
+    """Parse a kept figure. Raises ConfigError."""
     try:
         return msgspec.json.decode(raw, type=KeptFigure)
     except msgspec.DecodeError as error:
@@ -326,7 +327,7 @@ RunPython = Callable[[Sequence[str], Path, float], Ended]
 
 
 class CheckRun:
-    """One run on a device: what it has measured so far, and whether all went well."""
+    """One run on a device: the figures measured so far, and whether all benches succeeded."""
 
     def __init__(self, report: Report, kept: Mapping[str, KeptFigure], run: RunPython) -> None:
         self._report = report
@@ -337,7 +338,7 @@ class CheckRun:
         self.has_failed = False
 
     def test(self) -> None:
-        """Run the tests that need a GPU. That none passes is a failure too."""
+        """Run the tests that need a GPU. If none passes, that is a failure too."""
         if not (ROOT / "tests").is_dir() or importlib.util.find_spec("pytest") is None:
             self._tell("tests", "skipped: they need a checkout and pytest", 0.0)
             return
@@ -352,8 +353,8 @@ class CheckRun:
         self._tell("tests", said, ended.seconds, errors)
 
     def measure(self, bench: ShortBench) -> None:
-        """Run the bench; once more if a figure is worse, since other load may have come between.
-        The better value counts.
+        """Run the bench; repeat it if a figure is worse, since other load may have interfered. The
+        better value counts.
         """
         found = self._figures(bench)
         if found is None:
@@ -402,12 +403,12 @@ def bench_check(
     keeps: bool,
     run: RunPython = run_python,
 ) -> bool:
-    """Tests, then benches in their short form, then a table of all figures beside those that
-    `path` has for devices of this kind. `keeps`: write this run's into it. `run`: instead of
+    """Tests, then benches in their short form, then a table of all figures beside those in `path`
+    for devices of this kind. `keeps`: write this run's figures into that file. `run` replaces
     `run_python`.
 
     Returns whether no test or bench has failed and no figure is worse or missing. Raises
-    ConfigError if the file is not one of figures.
+    ConfigError if the file is not a file of figures.
     """
     started = time.perf_counter()
     kind, kept = device_kind(device), read_kept(path)

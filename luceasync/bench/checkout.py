@@ -1,6 +1,6 @@
-"""The program that `luceasync bench against` runs under each checkout's code.
+"""The program that `luceasync bench against` runs with each checkout's code.
 
-Reads a JSON order a line and answers with a JSON line. It imports nothing of this package, only
+Reads orders as JSON lines and answers with JSON lines. It imports nothing from this package, only
 names that both checkouts have; `either` finds those that have moved since 8162231.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-NUM_LANES, SOURCE = 5, 4  # only its prompt runs on the lane that is saved
+NUM_LANES, SOURCE = 5, 4  # only the prompt of the saved lane runs on it
 NUM_STEPS = 8  # of decoding, in one sample
 NUM_PROPOSED, NUM_ACCEPTED = 16, 6  # rows of a round
 NUM_ROUNDS = 4
@@ -28,7 +28,7 @@ DEADLINE_S = 600.0
 NUM_ANSWER_TOKENS = 96
 WORDS = "list return the string of module x and dictionary what does json dumps do".split()
 
-Sample = tuple[float, object]  # seconds, and what must be the same in both checkouts
+Sample = tuple[float, object]  # seconds, and a value that must be equal in both checkouts
 Case = Callable[[], Sample]
 
 
@@ -47,11 +47,13 @@ def either(*places: str) -> Any:
 
 
 def load_backend(order: dict[str, Any]) -> Any:
-    """The model in `dir`, or random weights of `config`, which follow from the tensors' names."""
+    """The model in `dir`, or one of `config` with random weights derived from the
+    tensors' names.
+    """
     precision = either("models.precision:Precision").of(order["dtype"])
     memory = either("pipeline.devices:host_memory")([order["device"]], HOST_BYTES)
     if hasattr(memory, "wait"):
-        memory.wait(DEADLINE_S)  # pinned before anything is measured
+        memory.wait(DEADLINE_S)  # finish pinning before measuring
     backend = either("pipeline.backend:LayerSplitBackend")
     read_spec, parse_spec = (
         either(f"models.files:{name}", f"models.config:{name}")
@@ -89,7 +91,9 @@ def synchronize() -> None:
 
 
 class CheckoutPasses:
-    """Samples of a backend's passes. Each brings its best tokens to the host, as an engine does."""
+    """Samples of a backend's passes. Each copies its best tokens to the host, as the
+    engine does.
+    """
 
     def __init__(self, order: dict[str, Any]) -> None:
         torch.set_num_threads(order["threads"] or torch.get_num_threads())
@@ -128,7 +132,7 @@ class CheckoutPasses:
         return time.perf_counter() - started, digest(logits)
 
     def _decode(self, num_lanes: int) -> Sample:
-        self._restore()  # steps move the state of recurrent layers
+        self._restore()  # steps change the state of recurrent layers
         lanes, tokens, said = list(range(num_lanes)), [1] * num_lanes, []
         synchronize()
         started = time.perf_counter()
@@ -176,7 +180,7 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 class Answers:
-    """Samples of the bundled model's whole engine, with and without its drafter."""
+    """Samples of the bundled model in a whole engine, with and without its drafter."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self._runner = asyncio.Runner()
@@ -232,7 +236,7 @@ class Answers:
         return self._runner.run(self._asked(name, text, num_tokens))
 
     async def _asked(self, name: str, text: str, num_tokens: int) -> tuple[list[float], list[int]]:
-        """When it was asked, when each part of the answer came, and its tokens."""
+        """The time of the request, the time of each part of the answer, and its tokens."""
         request = importlib.import_module("luceasync.request")
         prompt = request.ChatPrompt([{"role": "user", "content": text}])
         sampling = request.Sampling(temperature=0.0)
@@ -269,5 +273,5 @@ def serve(orders: Any, replies: Any) -> None:
 
 if __name__ == "__main__":
     with os.fdopen(os.dup(1), "w") as replies:
-        os.dup2(2, 1)  # other prints are no replies
+        os.dup2(2, 1)  # keep other output apart from replies
         serve(sys.stdin, replies)

@@ -31,7 +31,7 @@ def open_report(devices: Sequence[str], *, is_json: bool = False) -> Report:
 
 
 def is_gpu(device: str) -> bool:
-    """Whether the device has a queue of its own, which events and graphs belong to."""
+    """Whether the device runs a queue with events and graphs."""
     return open_platform(device).device.index is not None
 
 
@@ -42,7 +42,7 @@ def device_kind(device: str) -> str:
 
 
 def gpu_pair(device: str) -> tuple[str, ...]:
-    """The first two GPUs of the device's backend; nothing if there is one."""
+    """The first two GPUs of the device's backend; empty if there is only one."""
     backend = device.partition(":")[0]
     return (f"{backend}:0", f"{backend}:1") if torch.cuda.device_count() > 1 else ()
 
@@ -59,7 +59,7 @@ def synchronize() -> None:
 
 
 def release_memory() -> None:
-    """Give the GPU's cached memory back, if there is one."""
+    """Release the GPU's cached memory, if there is a GPU."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
@@ -84,13 +84,13 @@ def by_events(run: Run) -> float:
 
 
 def clock_of(device: str) -> Clock:
-    """`by_events` on a GPU, else `at_rest`."""
+    """`by_events` on a GPU, otherwise `at_rest`."""
     return by_events if is_gpu(device) else at_rest
 
 
 def captured(run: Run) -> Run:
-    """Capture `run` as a CUDA graph and return its replay, whose time has no launches in it. The
-    replay keeps `run` and thereby the tensors that the graph reads.
+    """Capture `run` as a CUDA graph and return its replay, whose time includes no launches. The
+    replay keeps `run` alive, and with it the tensors that the graph reads.
     """
     run()
     graph = torch.cuda.CUDAGraph()
@@ -104,7 +104,7 @@ def captured(run: Run) -> Run:
 
 
 def num_copies(weight_bytes: int, chain_bytes: int = 400_000_000) -> int:
-    """How many weights a chain of products needs so that no cache holds them all."""
+    """How many weights a chain of products needs so that they do not fit into any cache."""
     return max(3, -(-chain_bytes // weight_bytes))
 
 

@@ -30,11 +30,11 @@ MODULE = "luceasync.bench.echo"
 
 
 class Hop(Message, frozen=True):
-    """An activation; the answer carries one back."""
+    """An activation; the answer has one too."""
 
 
 class Chunk(Message, frozen=True):
-    """A payload; the answer carries none."""
+    """A payload; the answer has none."""
 
 
 class Done(Message, frozen=True):
@@ -45,7 +45,7 @@ def serve() -> None:
     """Answer hops and chunks until the parent closes the channel."""
     home = connect_to_parent((Hop, Chunk))
     be_greeted(home.channel, Statement(), DEADLINE_S)
-    with suppress(ChannelClosed):  # the end of the measurement
+    with suppress(ChannelClosed):  # the measurement has ended
         answer_all(home.channel)
     home.close()
 

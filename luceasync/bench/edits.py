@@ -1,7 +1,8 @@
-"""`luceasync bench speculation --only edits`: what copied proposals give, by kind of answer.
+"""`luceasync bench speculation --only edits`: the gain from copied proposals, by kind of answer.
 
 A real model edits functions of Python's standard library, writes new code, and writes prose. One
-engine decodes plainly and one copies, others have a drafter; they answer each question in turns.
+engine decodes without proposals and one copies, others have a drafter; each question is sent to all
+of them in turn.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def functions(num: int) -> list[tuple[str, str, str]]:
                 continue
             try:
                 source = inspect.getsource(function)
-            except OSError:  # it was made by a program
+            except OSError:  # the function was generated
                 continue
             parameters = [*inspect.signature(function).parameters]
             num_lines = source.count("\n")
@@ -96,7 +97,7 @@ def functions(num: int) -> list[tuple[str, str, str]]:
 
 
 def questions_of(kind: str, num: int) -> list[str]:
-    """Questions whose answers are of this kind."""
+    """Questions with answers of this kind."""
     if kind == "new code":
         return [f"Write {what} in Python. Explain nothing." for what in NEW_CODE[:num]]
     if kind == "prose":
@@ -110,7 +111,9 @@ def questions_of(kind: str, num: int) -> list[str]:
 
 @dataclass
 class Totals:
-    """Of an engine's answers of one kind; `decode_s` by the clock, `cpu_s` of this process."""
+    """Totals of an engine's answers of one kind; `decode_s` is wall time, `cpu_s` processor time of
+    this process.
+    """
 
     num_tokens: int = 0
     decode_s: float = 0.0
@@ -130,8 +133,8 @@ async def bench_edits(
     max_tokens: int,
     draft: Path | None = None,
 ) -> None:
-    """Tokens per second after the first, greedily, by kind of answer; with a drafter also what it
-    gives alone, and beside lookup.
+    """Greedy tokens per second after the first, by kind of answer; with a drafter also its gain
+    alone, and in combination with lookup.
     """
     config = Config(
         model=ModelConfig(model_dir=model, dtype=dtype),  # type: ignore[arg-type]
@@ -167,7 +170,7 @@ async def bench_edits(
 
 
 def _compared(plain: Totals, other: Totals) -> Iterator[Cell | int | str]:
-    """The figures of a row."""
+    """The figures in a row."""
     rates = [of.num_tokens / max(of.decode_s, 1e-9) for of in (plain, other)]
     cpu_ms = [1e3 * of.cpu_s / max(of.num_tokens, 1) for of in (plain, other)]
     yield other.num_tokens
@@ -180,7 +183,7 @@ def _compared(plain: Totals, other: Totals) -> Iterator[Cell | int | str]:
 
 
 async def _ask(engine: LocalEngine, question: str, max_tokens: int, totals: Totals) -> None:
-    """Add an answer to the totals."""
+    """Send a question and add its answer to the totals."""
     prompt = ChatPrompt([{"role": "user", "content": question}])
     text, began_s, cpu_s = "", 0.0, 0.0
     stream = await engine.open(Request(prompt, sampling=Sampling(), max_tokens=max_tokens))

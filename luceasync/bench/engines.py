@@ -1,6 +1,6 @@
-"""Engines over models of random weights, started again and again over one cache directory.
+"""Engines with models of random weights, started repeatedly on one cache directory.
 
-A model is a directory, as for a server: its tokenizer and template are the bundled model's.
+A model is a directory, as for a server: its tokenizer and template are those of the bundled model.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """What engines have in common. `cache_dir` None: nothing is written. `pool_tokens` None: lanes
-    hold their whole context.
+    """The settings that engines have in common. `cache_dir` None: nothing is written. `pool_tokens`
+    None: lanes hold their whole context.
     """
 
     model_dir: Path
@@ -86,7 +86,7 @@ class EngineSetup:
 
 
 def write_random_model(folder: Path, shape: Shape, dtype: Dtype, max_positions: int) -> Path:
-    """Write a model of random weights that engines of this process can load."""
+    """Write a model of random weights that engines in this process can load."""
     folder.mkdir(parents=True, exist_ok=True)
     register_random_format()
     write_model(folder, dict(shape) | {"max_position_embeddings": max_positions}, dtype)
@@ -98,7 +98,7 @@ def write_random_model(folder: Path, shape: Shape, dtype: Dtype, max_positions: 
 
 @asynccontextmanager
 async def engine_of(setup: EngineSetup) -> AsyncIterator[LocalEngine]:
-    """A loaded engine that knows nothing but its files."""
+    """A loaded engine with no state but its files."""
     async with build_engine(setup.config) as engine:
         await engine.load()
         yield engine
@@ -106,7 +106,7 @@ async def engine_of(setup: EngineSetup) -> AsyncIterator[LocalEngine]:
 
 @dataclass(frozen=True)
 class Answered:
-    """An answer. `first_s`: seconds from the request to its first token."""
+    """An answer. `first_s` is the time from the request to its first token, in seconds."""
 
     first_s: float
     finish: Finish
@@ -120,7 +120,7 @@ async def ask(
     max_tokens: int,
     sampling: Sampling | None = None,
 ) -> Answered:
-    """One answer of `max_tokens` tokens; the end of sequence does not end it."""
+    """One answer of `max_tokens` tokens, continued after an end-of-sequence token."""
     started, first_s, text, ids = time.perf_counter(), 0.0, "", list[int]()
     stream = await engine.open(
         Request(
@@ -145,8 +145,8 @@ def _prompt_of(prompt: Prompt | Messages) -> Prompt:
 
 
 async def wait_until_written(engine: LocalEngine) -> None:
-    """Wait until the disk has all that it is to have. Writes are queued a moment after an answer,
-    so the engine must be idle for several polls.
+    """Wait until all nodes are on disk. Writes are queued a moment after an answer, so the engine
+    must be idle for several polls.
     """
     num_quiet = 0
     async with asyncio.timeout(WRITE_DEADLINE_S):
@@ -171,8 +171,8 @@ def text_of(num_tokens: int, head: str = "") -> str:
 
 
 def letters() -> Sampling:
-    """Sampling that answers in letters, whatever the weights are, so that an answer sent back is
-    encoded as it was said.
+    """Sampling that generates letters with any weights, so that an answer that is sent back is
+    encoded to the same tokens.
     """
     encode = Tokenizer.load(BUNDLED_MODEL_DIR).encode
     return Sampling(logit_bias={encode(letter)[0]: 100.0 for letter in string.ascii_lowercase})

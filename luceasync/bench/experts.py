@@ -1,7 +1,8 @@
 """`luceasync bench kernels`: layers of routed experts on a GPU, resident and in slots, beside the
-bytes of what rows choose.
+bytes of the chosen experts.
 
-Sizes are those of a layer of Qwen3.5-35B-A3B; rows are random, and so is what they choose.
+Sizes are those of a layer of Qwen3.5-35B-A3B; rows are random, and so are the experts that they
+choose.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from luceasync.pipeline.platform import open_platform
 DEVICE = "cuda:0"
 NUM_EXPERTS, NUM_CHOSEN, HIDDEN, INNER = 256, 8, 2048, 512
 ROUTING = Routing(NUM_CHOSEN)
-# Types of gates and ups, and of downs, layer by layer; Q4_K_M has both downs.
+# Types of gates and ups, and of downs, per layer; Q4_K_M has both kinds of downs.
 MIXES: dict[str, tuple[tuple[str, str], ...]] = {
     "bf16": (("", ""),),
     "Q4_K_M": (("Q4_K", "Q4_K"), ("Q4_K", "Q6_K")),
 }
 NUM_LAYERS = {"bf16": 4, "Q4_K_M": 12}  # more bytes than a cache holds
 PROMPT_ROWS = 8192
-SLOT_SHARES = (0.0, 0.1, 0.25, 0.5, 1.0)  # of a layer's experts; 0: as few as there may be
+SLOT_SHARES = (0.0, 0.1, 0.25, 0.5, 1.0)  # of a layer's experts; 0: the minimum
 NUM_STEPS = 40
 
 
@@ -96,7 +97,7 @@ def _warm_up(layers: Sequence[RoutedExperts], rows: Sequence[int]) -> None:
 
 
 def bytes_of(layer: RoutedExperts) -> tuple[float, int]:
-    """Bytes of an expert, and of what every row reads."""
+    """Bytes of an expert, and bytes that every row reads."""
     assert layer.shared is not None
     experts = layer.gate_up.num_bytes + layer.down.num_bytes
     others = layer.router.weight.num_bytes + layer.shared.num_bytes
@@ -104,7 +105,7 @@ def bytes_of(layer: RoutedExperts) -> tuple[float, int]:
 
 
 def distinct(layers: Sequence[RoutedExperts], x: Tensor) -> float:
-    """Experts of a layer that rows choose, on average."""
+    """The average number of a layer's experts that the rows choose."""
     counts = []
     for layer in layers:
         logits = layer.router.weight.linear(layer.router.norm(x).float())
@@ -143,7 +144,7 @@ def bench_experts(report: Report, *, rows: Sequence[int], rounds: int) -> None:
 
 @torch.inference_mode()
 def bench_slots(report: Report, *, rows: Sequence[int], rounds: int) -> None:
-    """Layers whose experts wait in host memory, by the share of them that slots hold."""
+    """Layers with experts in host memory, by the fraction of them that slots hold."""
     bandwidth, bus = copy_bandwidth(DEVICE), host_bandwidth(DEVICE, 1 << 30)
     report.say(f"copies {bandwidth / 1e9:.0f} GB/s, from pinned memory {bus / 1e9:.1f} GB/s")
     columns = ("experts", "slots", "rows", "hits", "missed", "layer", "limit", "limit / layer")
@@ -178,11 +179,11 @@ def bench_slots(report: Report, *, rows: Sequence[int], rounds: int) -> None:
 def _steps(
     ops: OpsWithSlots, layers: Sequence[RoutedExperts], num_rows: int
 ) -> tuple[float, float, float]:
-    """Seconds of a step, and hits and misses of a layer."""
+    """Seconds per step, and hits and misses per layer."""
     x = torch.randn(num_rows, HIDDEN, device=DEVICE, dtype=torch.bfloat16)
     step, seconds = captured(lambda: run_all(layers, x)), []
     for number in range(2 * NUM_STEPS):
-        if number == NUM_STEPS:  # slots are full
+        if number == NUM_STEPS:  # the slots are full now
             synchronize()
             before = ops.counts()
         x.normal_()

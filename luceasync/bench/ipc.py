@@ -1,4 +1,4 @@
-"""`luceasync bench ipc`: what a hop between processes costs, and a model split over two of them."""
+"""`luceasync bench ipc`: the cost of a hop between processes, and of splitting a model over two."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ NODE_BYTES = 64 << 20
 
 def bench_hops(report: Report, *, transport: str, hops: int, chunks: int, rounds: int) -> None:
     """Hops of an activation (four lanes of 5120 in bf16, there and back) beside a bare ping-pong of
-    64 bytes over a socket; then chunks of 20 MiB beside the copies that they are made of.
+    64 bytes over a socket; then chunks of 20 MiB beside the copies that they consist of.
     """
     with bare_end() as bare, channel_end(transport) as started:
         compare_hops(report, started, bare, hops, rounds)
@@ -78,7 +78,7 @@ def bench_hops(report: Report, *, transport: str, hops: int, chunks: int, rounds
 def compare_hops(
     report: Report, started: LocalProcess, bare: socket.socket, hops: int, rounds: int
 ) -> None:
-    """Back to back, and apart."""
+    """Hops in immediate succession, and with pauses."""
     columns = ("when", "bare p50", "bare p99", "hop p50", "hop p99", "hop / bare, p50")
     table = report.table(columns, "a hop")
     acts = {"bare": ping_of(bare), "hop": hop_of(started)}
@@ -93,7 +93,7 @@ def compare_hops(
 
 
 def latencies(act: Callable[[], None], count: int, apart_s: float) -> list[float]:
-    """Seconds of each of `count` runs that begin at least `apart_s` apart."""
+    """Seconds of each of `count` runs that start at least `apart_s` apart."""
     found = []
     for _ in range(count):
         found.append(wall(act))
@@ -103,8 +103,8 @@ def latencies(act: Callable[[], None], count: int, apart_s: float) -> list[float
 
 
 def compare_chunks(report: Report, started: LocalProcess, chunks: int, rounds: int) -> None:
-    """Chunks that are written while earlier ones are read; the slower half is their limit, since
-    each half has a core.
+    """Chunks that are written while earlier ones are read. Their limit is the slower half, since
+    each half has its own core.
     """
     memory = SealedMemory.create("bench", CHUNK_BYTES)
     own = memoryview(bytearray(os.urandom(CHUNK_BYTES)))
@@ -126,7 +126,7 @@ def compare_chunks(report: Report, started: LocalProcess, chunks: int, rounds: i
 
 
 def copy_rate(target: memoryview, source: memoryview) -> float:
-    """Bytes per second of copies past the caches by one thread."""
+    """Bytes per second that one thread copies, bypassing the caches."""
     started = time.perf_counter()
     for _ in range(NUM_COPIES):
         fill(target, [0], [source])
@@ -165,8 +165,8 @@ def bench_processes(
     steps: int,
     rounds: int,
 ) -> None:
-    """Decode and prefill of a model over two devices: both in one process, beside a process each,
-    in turns. Ratios above 1 mean that two processes are faster.
+    """Decode and prefill of a model over two devices, alternating between one process for both and
+    one process for each. Ratios above 1 mean that two processes are faster.
     """
     plan = plan_for(
         shape,
@@ -175,7 +175,7 @@ def bench_processes(
         max_ctx_tokens=max(prompt, context + steps) + 256,
         dtype=dtype,
     )
-    if plan.suits_one_thread:  # as the engine runs it
+    if plan.suits_one_thread:  # as in the engine
         torch.set_num_threads(1)
     register_random_format()
     columns = ("model", "what", "one process", "two processes", "one / two", "more a step")
@@ -200,14 +200,14 @@ def bench_processes(
 
 
 def in_two(plan: Plan) -> Plan:
-    """The plan with a process of its own for each device but the first."""
+    """The plan with a separate process for each device except the first."""
     devices = tuple(replace(each, process=i) for i, each in enumerate(plan.devices))
     return replace(plan, devices=devices, stages=stages_of([d.process for d in devices]))
 
 
 @contextmanager
 def opened(folder: Path, plan: Plan) -> Iterator[LayerSplitBackend]:
-    """The model over the processes of the plan."""
+    """The model in the processes of the plan."""
     program = backend_program(folder)
     programs = {each.process: BackendProgram(program) for each in plan.devices if not each.is_here}
     with ExitStack() as closing:

@@ -1,6 +1,7 @@
 """`luceasync bench kernels`: kernels of a GPU in CUDA graphs, and node copies on the CPU.
 
-A kernel runs as a chain of launches over more data than a cache holds, at sizes of known models.
+A kernel runs as a chain of launches over more data than fits into a cache, at the sizes of known
+models.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ from luceasync.models.triton_ops import DECODE_ROWS
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A weight [outputs, dim], and what follows: nothing, a residual to add, or SwiGLU."""
+    """A weight [outputs, dim], and the operation that follows: none, a residual to add,
+    or SwiGLU.
+    """
 
     name: str
     outputs: int
@@ -61,14 +64,14 @@ class Product:
     after: str = ""
 
     def library(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-        """By torch's own product."""
+        """The product by torch."""
         if self.after == "residual":
             return residual.addmm_(x, weight.t())
         out = F.linear(x, weight)
         return row_kernels.swiglu(out) if self.after == "swiglu" else out
 
     def ours(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-        """By the kernel that a model takes for so many rows."""
+        """The product by the kernel that models use for this number of rows."""
         kernels = gemv if len(x) <= DECODE_ROWS else small_gemm
         if self.after == "swiglu":
             swiglu: Tensor = kernels.swiglu(x, weight)
@@ -90,7 +93,7 @@ PRODUCTS = (
 
 @torch.inference_mode()
 def bench_gemv(report: Report, *, rows: Sequence[int], rounds: int) -> None:
-    """Products of 1 to a few dozen rows in bf16, the library's and ours."""
+    """Products of 1 to a few dozen rows in bf16, by the library and by our kernels."""
     columns = ("product", "rows", "library", "ours", "library / ours", "of copy bandwidth")
     table = report.table(columns, "products of few rows")
     bandwidth = copy_bandwidth("cuda:0")
@@ -131,7 +134,7 @@ def multiply_all(
 
 @dataclass(frozen=True, slots=True)
 class QuantProduct:
-    """A weight [outputs, dim] of a GGUF type; `paired`: twice the outputs, then SwiGLU."""
+    """A weight [outputs, dim] of a GGUF type; `paired`: twice the outputs, followed by SwiGLU."""
 
     type: str
     outputs: int
@@ -144,7 +147,7 @@ class QuantProduct:
 
     @property
     def num_bytes(self) -> int:
-        """Of the weight, on the device."""
+        """Bytes of the weight on the device."""
         return ENCODINGS[self.type].num_bytes(self.shape, Precision.of("bf16"))
 
 
@@ -162,7 +165,7 @@ QUANT_PRODUCTS = (
 
 @torch.inference_mode()
 def bench_quant(report: Report, *, rows: Sequence[int], rounds: int) -> None:
-    """Products with quantised weights, by Triton's kernel and by CUDA C++'s."""
+    """Products with quantised weights, by the Triton and the CUDA C++ kernels."""
     columns = ("product", "rows", "Triton", "CUDA C++", "Triton / CUDA C++", "of copy bandwidth")
     table = report.table(columns, "products with quantised weights")
     bandwidth = copy_bandwidth("cuda:0")
@@ -197,7 +200,7 @@ def each_of(multiply: Callable[..., object], x: Tensor, weights: Sequence[object
 
 @dataclass(frozen=True, slots=True)
 class AttentionCase:
-    """What a model has of attention, `count` times."""
+    """The attention of a model: `count` layers of one shape."""
 
     name: str
     num_heads: int
@@ -206,7 +209,7 @@ class AttentionCase:
     count: int
 
     def num_bytes(self, context: int, num_lanes: int) -> int:
-        """Keys and values that a launch reads, in bf16."""
+        """Bytes of the keys and values that a launch reads, in bf16."""
         return num_lanes * context * self.num_kv_heads * self.head_dim * 4
 
 
@@ -242,7 +245,7 @@ def bench_attention(
 def attend_all(
     case: AttentionCase, context: int, num_lanes: int
 ) -> Callable[[Callable[..., Tensor]], None]:
-    """A function that attends in every layer with the body it is given."""
+    """A function that runs attention in every layer with the given body."""
     num_pages = context // attention.PAGE_TOKENS + 1
     new = partial(torch.randn, device="cuda")
     shape = (num_lanes, num_pages * attention.PAGE_TOKENS, case.num_kv_heads, case.head_dim)
@@ -273,7 +276,7 @@ CHUNK_ROWS = 2048
 
 @dataclass(frozen=True, slots=True)
 class ChunkCase:
-    """Attention of a model's layer to `context` rows before a chunk, or to a window."""
+    """Attention of a layer over `context` rows before a chunk, or over a window."""
 
     name: str
     num_heads: int
@@ -282,7 +285,7 @@ class ChunkCase:
     window: int | None = None
 
     def flops(self, before: int) -> int:
-        """Of both products, with each row's visible keys."""
+        """Operations of both products, for the keys visible to each row."""
         num_seen = (before + 1 + row for row in range(CHUNK_ROWS))
         seen = sum(min(num, self.window) if self.window else num for num in num_seen)
         return 4 * self.num_heads * self.head_dim * seen
@@ -320,7 +323,7 @@ def bench_chunks(report: Report, *, contexts: Sequence[int], rounds: int) -> Non
 
 
 def chunk_bodies(case: ChunkCase, before: int) -> dict[str, Run]:
-    """Both ways to attend, on random rows."""
+    """Both implementations, on random rows."""
     new = partial(torch.randn, device="cuda", dtype=torch.bfloat16)
     shape = (before + CHUNK_ROWS, case.num_kv_heads, case.head_dim)
     q, k, v = new(CHUNK_ROWS, case.num_heads, case.head_dim), new(shape), new(shape)
@@ -346,8 +349,8 @@ CHUNK_TOKENS, NUM_HASHED = 64, 32 * 1024
 
 
 def bench_copies(report: Report, *, tokens: int, rounds: int) -> None:
-    """What it costs to copy and hash a node of `tokens` tokens, shaped as a 27B model's, and to
-    hash token chunks.
+    """The cost of copying and hashing a node of `tokens` tokens in the shape of a 27B model, and of
+    hashing token chunks.
     """
     tensors = node_tensors(tokens)
     sources = list(tensors.values())
@@ -389,7 +392,7 @@ def bench_copies(report: Report, *, tokens: int, rounds: int) -> None:
 
 
 def node_tensors(num_tokens: int) -> dict[str, np.ndarray]:
-    """The tensors of one node as random bytes, each in memory of its own."""
+    """The tensors of one node as random bytes, each in separate memory."""
     sizes: dict[str, int] = {}
     for layer in range(NUM_LAYERS):
         if layer % 4 == 3:
@@ -404,7 +407,7 @@ def node_tensors(num_tokens: int) -> dict[str, np.ndarray]:
 
 @contextmanager
 def busy_thread() -> Iterator[None]:
-    """A thread that computes in Python all the while, and so competes for the GIL."""
+    """A thread that constantly runs Python code, and so competes for the GIL."""
     stop = threading.Event()
 
     def count() -> None:

@@ -1,4 +1,4 @@
-"""Models that are measured, with random weights or their own, and passes over them."""
+"""Models to measure, with random weights or their own, and passes over them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def plan_for(
     drafter: DraftFootprint | None = None,
     pool: PoolRequest | None = None,
 ) -> Plan:
-    """A plan for plain weights, with layers in even shares on the devices."""
+    """A plan for unquantised weights, with equal shares of layers on the devices."""
     return make_plan(
         parse_spec(dict(shape)),
         find_devices(devices),
@@ -70,7 +70,7 @@ def load_random(
     taps: Sequence[int] = (),
     memory: HostMemory | None = None,
 ) -> LayerSplitBackend:
-    """A backend with random weights of the shape, as planned."""
+    """A backend with random weights of the shape, according to the plan."""
     return _with_random_weights(
         parse_spec(dict(shape)), plan, lambda name: DenseEncoding(), taps=taps, memory=memory
     )
@@ -84,17 +84,17 @@ def _with_random_weights(
     taps: Sequence[int] = (),
     memory: HostMemory | None = None,
 ) -> LayerSplitBackend:
-    gc.unfreeze()  # lets go of an earlier model
+    gc.unfreeze()  # releases an earlier model
     place = open_platform(plan.shards[0].device).device
     source = RandomSource(torch_dtype(plan.precision.weights), place, encoding_of=encoding_of)
     backend = LayerSplitBackend.load(spec, plan, source, taps=taps, memory=memory)
-    freeze_heap()  # as a server does once it is ready: collections pass over the model
+    freeze_heap()  # as a server does once it is ready: collections skip the model
     return backend
 
 
 @dataclass(frozen=True)
 class BenchModel:
-    """A model to measure: a `shape` with random weights, or what is at `path`."""
+    """A model to measure: a `shape` with random weights, or the model at `path`."""
 
     name: str
     spec: ModelSpec
@@ -111,7 +111,7 @@ class BenchModel:
         dtype: Dtype = "bf16",
         verify_rows: Sequence[int] = (),
     ) -> Plan:
-        """Layers in even shares on the devices."""
+        """A plan with equal shares of layers on the devices."""
         return make_plan(
             self.spec,
             find_devices(devices),
@@ -125,7 +125,7 @@ class BenchModel:
         )
 
     def load(self, plan: Plan) -> LayerSplitBackend:
-        """A backend, as planned. CPU threads are set as an engine sets them."""
+        """A backend according to the plan. CPU threads are set as in the engine."""
         torch.set_num_threads(DEFAULT_THREADS)
         if self.path is not None:
             backend = LayerSplitBackend.open(ModelFiles(self.path), plan)
@@ -137,7 +137,7 @@ class BenchModel:
 
 
 def parse_model(text: str) -> BenchModel:
-    """The model that a flag names: a shape such as `qwen3-4b`, a shape in a mix such as
+    """The model that a flag names: a shape such as `qwen3-4b`, a shape with a quantised mix such as
     `qwen3-4b:Q4_K_M`, or a directory or GGUF file. Raises ConfigError.
     """
     if Path(text).exists():
@@ -159,14 +159,14 @@ def parse_model(text: str) -> BenchModel:
 
 
 def random_prompt(num_tokens: int, seed: int = 0) -> list[int]:
-    """Token ids that every vocabulary has."""
+    """Token ids that are in every vocabulary."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(10, 500, (num_tokens,), generator=generator).tolist()
 
 
 def prefill(backend: LayerSplitBackend, lane: int, prompt: Sequence[int]) -> torch.Tensor:
-    """Run the prompt on the lane, chunk by chunk. Returns its logits float32 [vocab], when they
-    are there.
+    """Run the prompt on the lane, chunk by chunk. Returns its logits, float32 [vocab], once they
+    are computed.
     """
     backend.reset(lane)
     chunk, logits = backend.plan.prefill_chunk_tokens, None
@@ -179,16 +179,16 @@ def prefill(backend: LayerSplitBackend, lane: int, prompt: Sequence[int]) -> tor
 
 
 class Decoding:
-    """Greedy decoding on the first `num_lanes` lanes as the engine runs it: the chosen tokens come
-    to the host. Each call is one step after which anything may come; after SPAN of them the first
-    position comes again, and keys and values are written again.
+    """Greedy decoding on the first `num_lanes` lanes as in the engine: the chosen tokens are copied
+    to the host. Each call is one step, without the start of another. After SPAN calls it returns to
+    the first position, and overwrites keys and values.
     """
 
     def __init__(self, backend: LayerSplitBackend, num_lanes: int, position: int) -> None:
         self._backend = backend
         self._lanes = list(range(num_lanes))
         self._num_steps = 0
-        self.position = position  # of the first one
+        self.position = position  # of the first step
         self._tokens = [1] * num_lanes
 
     def __call__(self) -> None:
@@ -196,8 +196,8 @@ class Decoding:
         self._num_steps = (self._num_steps + 1) % SPAN
 
     def steps(self, num_steps: int) -> None:
-        """Steps at one position after the other, of which all but the last are followed by one: it
-        may begin before the host has their tokens.
+        """Steps at consecutive positions. Each step except the last starts the next one before its
+        own tokens are on the host.
         """
         end = self.position + num_steps
         for position in range(self.position, end):
@@ -212,7 +212,7 @@ class Decoding:
 
 
 class RandomFormat:
-    """The Format of a directory whose weights are made when they are read."""
+    """The Format of a directory with weights that are generated when they are read."""
 
     def is_at(self, model_dir: Path) -> bool:
         return (model_dir / MARK).exists()
@@ -222,7 +222,7 @@ class RandomFormat:
 
 
 class RandomWeights:
-    """The StoredWeights of a model whose numbers are random."""
+    """The StoredWeights of a model with random numbers."""
 
     def __init__(self, mark: Path) -> None:
         self._mark = mark
@@ -235,17 +235,17 @@ class RandomWeights:
         return DenseEncoding()
 
     def holds(self, name: str) -> bool:
-        """Never: tensors are made when they are asked for, and no head to draft with is."""
-        return False
+        """True: tensors are generated on request."""
+        return True
 
     def check(self, shapes: Mapping[str, TensorShape]) -> None:
-        """Do nothing: every tensor can be made."""
+        """No-op: every tensor can be generated."""
 
     def check_unused(self, shapes: Mapping[str, TensorShape]) -> None:
-        """Do nothing: only what is asked for is made."""
+        """No-op: only requested tensors are generated."""
 
     def is_tied(self, head: str, embedding: str) -> bool:
-        """Always: a tied head is not made."""
+        """True: a tied head is not generated."""
         return True
 
     @contextmanager
@@ -259,14 +259,14 @@ RANDOM_FORMAT = RandomFormat()
 
 
 def write_model(model_dir: Path, shape: Shape, dtype: Dtype) -> None:
-    """Write a model of random weights, which are the same in every process that reads it.
-    `register_random_format` lets a process do so.
+    """Write a model of random weights, which are the same in every process that reads it after
+    calling `register_random_format`.
     """
     (model_dir / "config.json").write_text(json.dumps(dict(shape)), encoding="utf-8")
     (model_dir / MARK).write_text(json.dumps(dtype), encoding="utf-8")
 
 
 def register_random_format() -> None:
-    """Let this process read models that `write_model` wrote."""
+    """Allow this process to read models that `write_model` wrote."""
     if RANDOM_FORMAT not in formats.FORMATS:
         formats.FORMATS.insert(0, RANDOM_FORMAT)

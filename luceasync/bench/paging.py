@@ -1,4 +1,6 @@
-"""`luceasync bench paging`: lanes that hold a part of their context beside lanes that hold all."""
+"""`luceasync bench paging`: lanes that hold a part of their context beside lanes that hold all of
+it.
+"""
 
 from __future__ import annotations
 
@@ -44,20 +46,22 @@ from luceasync.pipeline.platform import open_platform
 from luceasync.request import Sampling, TokenPrompt
 
 CHUNK = 64
-TAU = 64  # tokens after which a probe is due
+TAU = 64  # tokens between probes
 NODE = NodeKey(b"context")
-ROOM_TOKENS = 4096  # behind the context
-HOST_BYTES = 1 << 40  # that plans may count on: all lanes share one node
+ROOM_TOKENS = 4096  # for tokens after the context
+HOST_BYTES = 1 << 40  # that plans may assume: all lanes share one node
 NUM_MOVED = (4, 16, 120)  # chunks
-NUM_QUEUED = 8  # moves in a row, none waited for
+NUM_QUEUED = 8  # moves in a row, without waiting
 NUM_SAID, NUM_ADDED = 48, 80  # tokens of an answer, and of the next message
-READING_S = 3.0  # between an answer and the next message, while host memory is made ready
+READING_S = 3.0  # between an answer and the next message, while host memory is prepared
 PINNING_DEADLINE_S = 300.0
 
 
 @dataclass(frozen=True)
 class PagingSetup:
-    """What is measured: a shape on a device, with `context` tokens of which `pool` stay."""
+    """The subject of a measurement: a shape on a device, with `context` tokens, of which `pool`
+    stay there.
+    """
 
     shape: Shape
     device: str
@@ -96,7 +100,7 @@ class PagingSetup:
 
 @contextmanager
 def memory_of(device: str, num_bytes: int) -> Iterator[HostMemory]:
-    """Host memory for nodes, ready; nothing may hold any of it afterwards."""
+    """Host memory for nodes, fully prepared; no node may be left in it on exit."""
     memory = host_memory([device], num_bytes + (64 << 20))
     wait = getattr(memory, "wait", None)
     assert wait is None or wait(PINNING_DEADLINE_S), "host memory is not ready in time"
@@ -110,7 +114,7 @@ def memory_of(device: str, num_bytes: int) -> Iterator[HostMemory]:
 def random_node(
     backend: LayerSplitBackend, span: Span, memory: HostMemory, device: str
 ) -> dict[str, torch.Tensor]:
-    """Tensors of a node, drawn on the device and small enough for a softmax."""
+    """Tensors of a node, generated on the device, with values small enough for a softmax."""
     platform = open_platform(device)
     tensors = {}
     for name, (shape, dtype) in backend.nodes.shapes(span).items():
@@ -141,7 +145,7 @@ def bench_decode(report: Report, setup: PagingSetup, *, steps: int, rounds: int)
     policies: dict[str, Policy | None] = {"whole": None, "lru": "lru", "qk": "qk"}
     columns = ("step", *policies, "whole / lru", "qk / lru", "pages", "probes", "recalled")
     table = report.table(columns, "decode steps")
-    said = setup.lanes * (rounds + 1) * steps  # saved for each lane as it leaves
+    said = setup.lanes * (rounds + 1) * steps  # saved for each lane when evicted
     num_bytes = setup.node_bytes(setup.context) + 3 * setup.node_bytes(said)
     with memory_of(setup.device, num_bytes) as memory:
         backends = {name: setup.load(policy, memory) for name, policy in policies.items()}
@@ -166,7 +170,7 @@ def add_steps(
     steps: int,
     rounds: int,
 ) -> None:
-    """One row; lanes go on from sample to sample."""
+    """Add a row; lanes continue from one sample to the next."""
 
     def advance(decoding: Decoding) -> None:
         decoding.steps(steps)
@@ -196,11 +200,13 @@ def add_steps(
 def bench_turns(
     report: Report, setup: PagingSetup, *, turns: int, memory_bytes: int, restart: bool
 ) -> None:
-    """Turns of a conversation whose context is many times a lane's pages, and the same turns with
-    all pages; with `restart` one more, by an engine that knows the files alone.
+    """Turns of a conversation whose context is many times as long as a lane's pages, and the same
+    turns with all pages. With `restart`, there is one more turn, by an engine that starts from the
+    files.
 
-    The line is the least a first token takes: the longer of the keys and values from host memory
-    and of the pass over new tokens, then what stays on the device, and a step.
+    The limit is the minimum time of a first token: the longer of the transfer of keys and values
+    from host memory and the pass over new tokens, then the reading of what stays on the device, and
+    a step.
     """
     columns = ("pages for", "turn", "prompt", "restored", "restore", "first token", "line")
     table = report.table((*columns, "first / line", "absent"), "turns")
@@ -234,8 +240,8 @@ class Talk:
         self._history = self._words(context)
 
     async def turn(self, engine: LocalEngine, name: str, pass_s: float) -> float:
-        """A turn. `pass_s`: seconds of the pass over new tokens where all pages are there; returns
-        what it took here.
+        """A turn. `pass_s` is the time of the pass over new tokens if all pages are present.
+        Returns the time that it took here.
         """
         history = self._history
         answered = await ask(engine, TokenPrompt(tuple(history)), NUM_SAID, Sampling(temperature=0))
@@ -265,7 +271,7 @@ class Talk:
 
 
 async def hold(talks: list[Talk], turns: int, *, restart: bool) -> None:
-    """The turns of each, in turns."""
+    """Run the turns of each conversation, alternating between them."""
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(engine_of(talk.setup)) for talk in talks]
         for turn in range(1, turns + 1):

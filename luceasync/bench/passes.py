@@ -32,7 +32,7 @@ from luceasync.bench.shapes import prefill_flops, step_bytes
 from luceasync.models.precision import Dtype, torch_dtype
 from luceasync.pipeline.backend import LayerSplitBackend
 
-NUM_QUEUED = 8  # steps in a row, none waited for
+NUM_QUEUED = 8  # steps in a row, without waiting
 NUM_PEER_TOKENS = 24
 NUM_PROFILED = 14  # kernels that are listed
 
@@ -53,8 +53,9 @@ def bench_decode(
 ) -> None:
     """A row for each model, context and number of lanes.
 
-    `step`: of `steps` in a row whose tokens reach the host; `queued`: none is waited for, so that
-    the host has no part in it. The limit is the step's bytes at the rate of a plain copy.
+    `step` is one of `steps` in a row whose tokens are copied to the host; `queued` steps are not
+    waited for, so that the host has no influence. The limit is the time to read the step's bytes at
+    the rate of a plain copy.
     """
     bandwidth = copy_bandwidth(devices[0])
     report.say(f"copy bandwidth {bandwidth / 1e9:.0f} GB/s")
@@ -88,7 +89,7 @@ def bench_decode(
 def step_seconds(
     backend: LayerSplitBackend, lanes: Sequence[int], context: int, steps: int, rounds: int
 ) -> dict[int, float]:
-    """Seconds of a step, by the number of lanes that decode; all take turns."""
+    """Seconds per step, by the number of lanes that decode; the numbers alternate."""
     decodings = {str(count): Decoding(backend, count, context) for count in lanes}
     runs = {name: partial(decoding.steps, steps) for name, decoding in decodings.items()}
     return {int(name): s / steps for name, s in medians(measure(runs, rounds)).items()}
@@ -97,8 +98,8 @@ def step_seconds(
 def queued_cell(
     backend: LayerSplitBackend, devices: Sequence[str], num_lanes: int, context: int
 ) -> Cell:
-    """A step by the GPU's clock; nothing on CPUs and splits, whose steps the host always waits
-    for.
+    """A step by the GPU's clock; empty on CPUs and splits, whose steps the host always
+    waits for.
     """
     if len(devices) > 1 or not is_gpu(devices[0]):
         return NOTHING
@@ -117,8 +118,8 @@ def decode_once(backend: LayerSplitBackend, num_lanes: int, context: int) -> tor
 
 
 def profiled(run: Callable[[], object], repeats: int = 5) -> str:
-    """Device time of each kernel, a line each, longest first. Where launches overlap, waiting
-    counts too.
+    """Device time of each kernel, one per line, longest first. Where launches overlap, waiting is
+    included.
     """
     run()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
@@ -135,7 +136,7 @@ def profiled(run: Callable[[], object], repeats: int = 5) -> str:
 
 
 def peer_step_s(model: BenchModel, device: str, dtype: Dtype, context: int) -> float:
-    """Seconds of a decode step of transformers' generate, on random weights of the same shape or on
+    """Seconds per decode step of transformers' generate, on random weights of the same shape or on
     the model's own.
     """
     import transformers

@@ -1,6 +1,6 @@
-"""How a measurement is taken and shown: variants in turns, medians and ratios, tables.
+"""How measurements are taken and shown: alternating variants, medians and ratios, tables.
 
-Knows no devices and no models. Results go to the terminal as a Markdown table, or as JSON lines.
+Independent of devices and models. Results go to the terminal as a Markdown table, or as JSON lines.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Clock = Callable[[Run], float]  # seconds of one run
 def interleave(
     variants: Mapping[str, Callable[[], T]], num_rounds: int, *, num_warmups: int = 1
 ) -> dict[str, list[T]]:
-    """Run the variants in turns, so that other load on the machine affects all of them alike.
+    """Run the variants in turn, so that other load on the machine affects all of them alike.
 
-    Returns what each variant returned, round by round, without the first `num_warmups` rounds.
-    Every other round runs backwards, so that a variant does not always follow the same one.
+    Returns the results of each variant, round by round, without the first `num_warmups` rounds.
+    Every other round runs in reverse order, so that a variant does not always follow the same one.
     """
     found: dict[str, list[T]] = {name: [] for name in variants}
     for number in range(num_warmups + num_rounds):
@@ -41,7 +41,7 @@ def interleave(
 
 
 def wall(run: Run) -> float:
-    """Seconds of one run by this process's clock."""
+    """Seconds of one run by wall time."""
     started = time.perf_counter()
     run()
     return time.perf_counter() - started
@@ -73,7 +73,7 @@ def medians(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """The sample below which `percent` of 100 lie; 100 is the largest one."""
+    """The sample at that percentile; 100 is the largest one."""
     ordered = sorted(samples)
     return ordered[int(percent / 100 * (len(ordered) - 1))]
 
@@ -87,7 +87,7 @@ def spread(samples: Sequence[float]) -> float:
 
 
 def pair_ratios(samples: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Each sample over that of the same round: what changes from round to round cancels out."""
+    """Each sample over that of the same round: changes from round to round cancel out."""
     return [one / other for one, other in zip(samples, base, strict=True)]
 
 
@@ -101,7 +101,7 @@ def paired_ratio(samples: Sequence[float], base: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A value for programs, in its unit, and its text for people."""
+    """A value for programs, in its unit, and its text for readers."""
 
     value: float | str | None
     text: str
@@ -131,8 +131,8 @@ def share(value: float) -> Cell:
 
 
 class BenchTable:
-    """Rows of cells; text and whole numbers stand for themselves. The head is printed with the
-    first row, each row as soon as it is added.
+    """Rows of cells; text and whole numbers are shown unchanged. The head is printed with the first
+    row, and each row as soon as it is added.
     """
 
     def __init__(self, report: Report, columns: Sequence[str], title: str) -> None:
@@ -157,13 +157,13 @@ class BenchTable:
 class Report:
     """The output of one run.
 
-    `path`: a file for JSON lines. `is_json`: print JSON lines instead of tables.
+    `path` is a file for JSON lines. `is_json`: print JSON lines instead of tables.
     """
 
     def __init__(
         self, machine: Mapping[str, object], path: Path | None = None, *, is_json: bool = False
     ) -> None:
-        """Begins with a line about the `machine`."""
+        """Start with a line about the `machine`."""
         self._path = path
         self._is_json = is_json
         if path is not None:
@@ -172,11 +172,11 @@ class Report:
         self.keep({"machine": dict(machine)})
 
     def table(self, columns: Sequence[str], title: str = "") -> BenchTable:
-        """A table to add rows to. Column names are unique."""
+        """A table to add rows to. Column names must be unique."""
         return BenchTable(self, columns, title)
 
     def say(self, text: str) -> None:
-        """Print text for people."""
+        """Print text for readers."""
         if not self._is_json:
             print(text, flush=True)
 

@@ -1,5 +1,5 @@
-"""`luceasync bench restore`: how soon kept prefixes are taken up, from memory and from files, and
-what of a turn a kill loses.
+"""`luceasync bench restore`: how fast kept prefixes are restored, from memory and from files, and
+how much of a turn is lost when the process is killed.
 
 An engine that is killed is a process that runs this file.
 """
@@ -72,7 +72,9 @@ PINNING_DEADLINE_S = 600.0
 
 
 class Traffic:
-    """A chain of nodes that is saved or restored again as soon as it has arrived."""
+    """A chain of nodes that is saved or restored again as soon as the previous copy has
+    finished.
+    """
 
     def __init__(self, backend: LayerSplitBackend, num_tokens: int, num_nodes: int) -> None:
         self._backend = backend
@@ -87,7 +89,7 @@ class Traffic:
         self._restored: Ticket = DoneTicket()
 
     def save(self) -> None:
-        """Begin to save the source lane unless that is under way."""
+        """Start to save the source lane unless a save is in progress."""
         if not self._saved.is_done:
             return
         for key, span in zip(self._keys, self._spans, strict=True):
@@ -95,12 +97,12 @@ class Traffic:
             self._saved = self._backend.nodes.save(SOURCE, key, span)
 
     def restore(self) -> None:
-        """Begin to restore the chain into the target lane unless that is under way."""
+        """Start to restore the chain into the target lane unless a restore is in progress."""
         if self._restored.is_done:
             self._restored = self._backend.nodes.restore(TARGET, self._keys, self._spans[-1].end)
 
     def wait(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the copies in progress."""
         self._saved.wait()
         self._restored.wait()
         synchronize()
@@ -153,7 +155,7 @@ def tell_gaps(
     steps: int,
     rounds: int,
 ) -> None:
-    """The stream alone, beside saves and beside restores, in turns."""
+    """The stream alone, beside saves and beside restores, in turn."""
     decoding = Decoding(backend, 1, STREAM_TOKENS)
 
     def gaps(beside: Run) -> list[float]:
@@ -183,7 +185,7 @@ def tell_gaps(
 
 
 def tell_rates(report: Report, device: str, node: Traffic, turns: Traffic, rounds: int) -> None:
-    """Nodes beside one copy of as many bytes, with nothing else under way."""
+    """Nodes beside one copy of the same number of bytes, with nothing else in progress."""
     host = torch.zeros(node.num_bytes, dtype=torch.uint8, pin_memory=is_gpu(device))
     there = torch.zeros(node.num_bytes, dtype=torch.uint8, device=open_platform(device).device)
     runs: dict[str, Run] = {
@@ -197,7 +199,7 @@ def tell_rates(report: Report, device: str, node: Traffic, turns: Traffic, round
     bases["restore of turns"] = "one copy in"
 
     def timed(run: Run) -> tuple[float, float]:
-        """Seconds until it is queued, and until it has arrived."""
+        """Seconds until it is queued, and until it has finished."""
         started = time.perf_counter()
         run()
         queued_s = time.perf_counter() - started
@@ -221,8 +223,8 @@ def tell_rates(report: Report, device: str, node: Traffic, turns: Traffic, round
 def bench_restart(
     report: Report, shape: Shape, device: str, *, dtype: Dtype, tokens: int, rounds: int
 ) -> None:
-    """First tokens of engines that know only the files, with these in the page cache and not,
-    beside the least that they take: the files read, copied to the device, and one decode step; or
+    """First tokens of engines that start from the files, with these in the page cache and not. The
+    limit is the minimum: reading the files, copying them to the device, and one decode step; or
     prefill, where that is faster.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -266,7 +268,9 @@ def bench_restart(
 
 
 async def keep(setup: EngineSetup, text: str) -> tuple[float, int]:
-    """Seconds to the first token of a new prompt, and its tokens; it is written."""
+    """Seconds to the first token of a new prompt, and its number of tokens; its nodes
+    are written.
+    """
     async with engine_of(setup) as engine:
         answered = await ask(engine, user(text), 1)
         await wait_until_written(engine)
@@ -276,8 +280,8 @@ async def keep(setup: EngineSetup, text: str) -> tuple[float, int]:
 def restarted(
     setup: EngineSetup, files: Sequence[Path], state: str, text: str
 ) -> tuple[float, ...]:
-    """Seconds to the first token of a new engine; the share of the prompt that was restored; and
-    seconds of its restore and of its new tokens.
+    """Seconds to the first token of a new engine; the fraction of the prompt that was restored; and
+    seconds of the restore and of the prefill of new tokens.
     """
 
     async def answer() -> Answered:
@@ -292,7 +296,7 @@ def restarted(
 
 
 def step_seconds(shape: Shape, device: str, dtype: Dtype, context: int) -> float:
-    """Median of a decode step at this context."""
+    """Median time of a decode step at this context, in seconds."""
     plan = plan_for(shape, [device], parallel=1, max_ctx_tokens=context + 256, dtype=dtype)
     backend = load_random(shape, plan)
     step = Decoding(backend, 1, context)
@@ -304,7 +308,8 @@ def step_seconds(shape: Shape, device: str, dtype: Dtype, context: int) -> float
 
 def prepare(files: Sequence[Path], state: str) -> None:
     """Bring the files into the page cache, or drop them from it (`state` "disk"). The disk of a
-    virtual machine may still cache them. Call it last: memory that has long been free is slower.
+    virtual machine may still cache them. Call it last: memory that has been free for long is
+    slower.
     """
     for file in files:
         with file.open("rb") as raw:
@@ -316,7 +321,7 @@ def prepare(files: Sequence[Path], state: str) -> None:
 
 
 def plain_read(files: Sequence[Path], device: str, num_readers: int, state: str) -> tuple[float]:
-    """Seconds to read the files into memory that is there, and then copy it to the device."""
+    """Seconds to read the files into allocated memory, and then copy it to the device."""
     place = open_platform(device).device
     sizes = [file.stat().st_size for file in files]
     hosts = [torch.zeros(size, dtype=torch.uint8, pin_memory=is_gpu(device)) for size in sizes]
@@ -330,7 +335,7 @@ def plain_read(files: Sequence[Path], device: str, num_readers: int, state: str)
     for target, host in zip(targets, hosts, strict=True):
         if is_gpu(device):
             target.copy_(host, non_blocking=True)
-        else:  # twice as fast as torch copies bytes
+        else:  # twice as fast as copying bytes with torch
             fill(target.numpy(), [0], [host.numpy()])
     synchronize()
     return (time.perf_counter() - started,)
@@ -345,7 +350,7 @@ def fill_from(file: Path, host: torch.Tensor) -> None:
             done += raw.readinto(region[done:]) or 0
 
 
-# --- what a kill loses ----------------------------------------------------------------------------
+# --- losses when killed ---------------------------------------------------------------------------
 
 KILLED_DEVICE = "cpu:0"
 KILLED_DTYPE: Dtype = "fp32"
@@ -375,7 +380,8 @@ def setup_in(root: Path, shape: Shape, num_tokens: int) -> EngineSetup:
 
 def bench_killed(report: Report, *, delays: Sequence[float], rounds: int) -> None:
     """A chat's second turn is answered and its process is killed after each delay; a new process
-    is asked the third turn. Lost is what it would have found, had all been written.
+    then gets the third turn. The loss is what it would have restored if everything had been
+    written.
     """
     columns = ("kill -9 after", "found of the next turn's", "lost tokens", "written before, MB")
     table = report.table((*columns, "of", "left unfinished"))
@@ -398,7 +404,7 @@ def bench_killed(report: Report, *, delays: Sequence[float], rounds: int) -> Non
 
 
 def killed_after(delay: str) -> dict[str, float]:
-    """One sample: bytes in the directory after the kill, and what the next process found."""
+    """One sample: bytes in the directory after the kill, and what the next process restored."""
     with tempfile.TemporaryDirectory() as root:
         with part_process(delay, root) as process:
             seconds = fields_after(process, "written")["seconds"] if delay == ALL else 0.0
@@ -416,7 +422,7 @@ def killed_after(delay: str) -> dict[str, float]:
 
 
 def part_process(part: str, root: str) -> subprocess.Popen[str]:
-    """A process that does the part."""
+    """A process that runs the part."""
     command = [sys.executable, "-m", "luceasync.bench.restore", part, root]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -436,8 +442,8 @@ def say(word: str, fields: Mapping[str, float]) -> None:
 
 
 async def be_killed(setup: EngineSetup, root: Path, delay: str) -> None:
-    """Two turns, the first of which is written before the second; then this process kills itself,
-    which no other load delays.
+    """Two turns; the first one is written before the second. Then this process kills itself, which
+    other load does not delay.
     """
     messages: Messages = []
     async with engine_of(setup) as engine:
@@ -458,7 +464,7 @@ async def be_killed(setup: EngineSetup, root: Path, delay: str) -> None:
 
 
 async def ask_next(setup: EngineSetup, root: Path) -> None:
-    """The third turn, by a process that knows the files alone."""
+    """The third turn, by a process that starts from the files."""
     messages: Messages = json.loads((root / "chat.json").read_text())
     async with engine_of(setup) as engine:
         usage = (await ask(engine, [*messages, *user("And now?")], 1)).finish.usage
@@ -466,7 +472,7 @@ async def ask_next(setup: EngineSetup, root: Path) -> None:
 
 
 def run_part(part: str, root: Path) -> None:
-    """What a killed process, or the next one, does."""
+    """The work of the killed process, or of the next one."""
     setup = setup_in(root, KILLED_SHAPE, 2048)
     asyncio.run(ask_next(setup, root) if part == NEXT else be_killed(setup, root, part))
 

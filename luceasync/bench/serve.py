@@ -1,4 +1,4 @@
-"""`luceasync bench serve`: what the server costs, without a model and with the bundled one."""
+"""`luceasync bench serve`: the cost of the server, without a model and with the bundled one."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ print(asyncio.run(main()))
 
 
 def bench_overhead(report: Report, *, streams: Sequence[int], tokens: int, rate: float) -> None:
-    """What the server costs per streamed token, from the engine's thread to the client's socket.
+    """The cost per streamed token in the server, from the engine's thread to the client's socket.
 
-    An engine without a model makes one token per stream and step, as fast as they are sent and at
-    `rate` steps per second; the clients are another process.
+    An engine without a model generates one token per stream and step, as fast as they are sent and
+    at `rate` steps per second; the clients run in another process.
     """
     columns = ("streams", "steps", "loop CPU", "wall", "latency p50", "latency p99")
     table = report.table(columns, "server overhead per streamed token")
@@ -61,7 +61,7 @@ def bench_overhead(report: Report, *, streams: Sequence[int], tokens: int, rate:
 
 
 class QueuedStream:
-    """One answer: the deltas that the event loop has been handed and not yet sent."""
+    """One answer: the deltas that the event loop has received but not yet sent."""
 
     num_prompt_tokens = 1
 
@@ -84,9 +84,10 @@ class QueuedStream:
 
 
 class PacedEngine:
-    """Starts when `num_streams` are open; every `period_s` each gets a token that carries its time.
+    """Starts when `num_streams` are open; every `period_s`, each gets a token that carries its
+    time.
 
-    `period_s` 0 makes the next step as soon as the event loop has sent the one before.
+    With `period_s` 0, the next step follows as soon as the event loop has sent the previous one.
     """
 
     card = ModelCard("none", 0, 4096, 0, "none")
@@ -103,7 +104,7 @@ class PacedEngine:
         return EngineStatus(True, "ready", self._num_streams, len(self._streams), 0, 0, 0, 0)
 
     def check_ready(self) -> None:
-        """It always is."""
+        """Do nothing: it is always ready."""
 
     async def open(self, request: Request) -> QueuedStream:
         stream = QueuedStream()
@@ -144,8 +145,8 @@ class PacedEngine:
 
 
 async def serve_once(num_streams: int, num_tokens: int, period_s: float) -> tuple[float, ...]:
-    """Serve one run. Returns seconds: loop CPU and wall per token, latency p50 and p99."""
-    engine: Any = PacedEngine(num_streams, num_tokens, period_s)  # only what one route asks for
+    """Serve one run. Returns seconds: loop CPU and wall time per token, latency p50 and p99."""
+    engine: Any = PacedEngine(num_streams, num_tokens, period_s)  # has only what one route uses
     listener, closed = listen(ServerConfig(port=0)), asyncio.Event()
     port = listener.getsockname()[1]
     ours, theirs = multiprocessing.Pipe()
@@ -170,7 +171,7 @@ async def serve_once(num_streams: int, num_tokens: int, period_s: float) -> tupl
 
 
 def bench_live(report: Report, *, streams: int, tokens: int) -> None:
-    """Lag of the event loop while an engine in this process serves streams to another one."""
+    """Event loop lag while an engine in this process serves streams to another process."""
     lags, num_events, seconds = uvloop.run(run_live(streams, tokens))
     table = report.table(("streams", "events/s", "lag p50", "lag p99", "lag max"), "event loop")
     shown = [ms(percentile(lags, percent)) for percent in (50, 99, 100)]
@@ -201,7 +202,9 @@ async def live_server() -> AsyncIterator[str]:
 async def measure_lag(
     url: str, num_streams: int, num_tokens: int
 ) -> tuple[list[float], int, float]:
-    """Lags in seconds, events that the client counted, seconds that it took."""
+    """Lags in seconds, the number of events that the client received, and the seconds
+    that it took.
+    """
     lags: list[float] = []
 
     async def watch() -> None:

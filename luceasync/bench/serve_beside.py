@@ -1,6 +1,6 @@
 """`luceasync bench serve --only beside,question,request,start`: a stream while another conversation
-takes turns, a one-line question while long prompts are read, what a request costs besides its
-tokens, and what a start costs.
+takes turns, a one-line question while long prompts are prefilled, the cost of a request besides its
+tokens, and the cost of a start.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ PATH = "/v1/chat/completions"
 SYSTEM_SENTENCES, MESSAGE_SENTENCES = 40, 8
 STREAM_TOKENS = 2048
 ONE_TOKEN = {"max_tokens": 1, "temperature": 0}
-NUM_REQUESTS = 100  # of a sample: processor time is counted in hundredths of a second
-LEAD_S = 0.3  # from the long prompts to the question: they are being read then
+NUM_REQUESTS = 100  # per sample: processor time is counted in hundredths of a second
+LEAD_S = 0.3  # from the long prompts to the question: they are being prefilled then
 THIS, OTHER = "this", "other"
 
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Of one conversation: seconds between parts of the stream beside it, seconds to the first
-    token of each turn but the first, and prompt tokens of its turns that were not run again.
+    """Figures of one conversation: seconds between parts of the stream beside it, seconds to the
+    first token of each turn except the first, and prompt tokens of its turns that were not
+    restored.
     """
 
     gaps_s: list[float]
@@ -62,7 +63,7 @@ FIGURES: Mapping[str, Callable[[Beside], float]] = {
 
 
 class PromptsRead(NamedTuple):
-    """Seconds until long prompts were read, and of the server's processors."""
+    """Seconds until long prompts were prefilled, and processor time of the server."""
 
     seconds: float
     processor_s: float
@@ -70,8 +71,8 @@ class PromptsRead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QuestionWaits:
-    """Seconds to the first token of a question and until all long prompts were read, by the number
-    of these; `alone`: three long prompts without the question.
+    """Seconds to the first token of a question and until all long prompts were prefilled, by the
+    number of long prompts; `alone`: three long prompts without the question.
     """
 
     firsts_s: Mapping[int, float]
@@ -89,7 +90,7 @@ WAITS: Mapping[str, Callable[[QuestionWaits], float]] = {
     "the same in processor time, without it": lambda sample: sample.alone.processor_s,
     "the same in processor time, with it": lambda sample: sample.prompts[3].processor_s,
 }
-# Of one server, each of one round: other work on the machine changes both alike.
+# Within one server and one round: other work on the machine affects both values alike.
 RATIOS: Mapping[str, Callable[[QuestionWaits], float]] = {
     "first token, beside three over beside one": lambda s: s.firsts_s[3] / s.firsts_s[1],
     "three long prompts and the question, together over apart": lambda s: (
@@ -102,7 +103,7 @@ RATIOS: Mapping[str, Callable[[QuestionWaits], float]] = {
 
 
 class Costs(NamedTuple):
-    """Seconds that passed, and seconds of the server's processors."""
+    """Wall time, and processor time of the server, in seconds."""
 
     seconds: float
     processor_s: float
@@ -125,8 +126,8 @@ def bench_beside(
     rounds: int,
     against: Path | None,
 ) -> None:
-    """A stream while another conversation takes turns. `against`: another checkout, whose server is
-    asked in turns with this one's; ratios are this one's times over the other's.
+    """A stream while another conversation takes turns. `against` is another checkout, whose server
+    is measured in turn with this one's; ratios are the times of this one over the other's.
     """
     flags = [str(model), "--target-device", device, "--dtype", dtype]
     flags += ["--draft", "none", "--parallel", "2"]
@@ -155,8 +156,8 @@ def bench_question(
     rounds: int,
     against: Path | None,
 ) -> None:
-    """How long a one-line question waits beside long prompts of the same client, each of so many
-    `sentences`, with a lane of its own. `against`: see bench_beside.
+    """How long a one-line question waits beside long prompts of the same client, each of the given
+    number of `sentences`, with its own lane. `against`: see bench_beside.
     """
     flags = [str(model), "--target-device", device, "--dtype", dtype, "--draft", "none"]
     flags += ["--parallel", "4", "--prefix-cache-memory", "0"]
@@ -174,7 +175,9 @@ def bench_question(
 def bench_requests(
     report: Report, model: Path, device: str, *, dtype: str, rounds: int, against: Path | None
 ) -> None:
-    """A chat of one token if nothing of its prompt is run. `against`: see bench_beside."""
+    """The cost of a chat of one token whose prompt is completely restored. `against`: see
+    bench_beside.
+    """
     flags = ["--target-device", device, "--dtype", dtype, "--parallel", "1"]
     with ExitStack() as stack:
         variants = {}
@@ -189,7 +192,7 @@ def bench_requests(
 def bench_starts(
     report: Report, model: Path, device: str, *, dtype: str, rounds: int, against: Path | None
 ) -> None:
-    """What a server costs until it is ready. `against`: see bench_beside."""
+    """The cost of a server until it is ready. `against`: see bench_beside."""
     flags = ["--target-device", device, "--dtype", dtype]
     with ExitStack() as stack:
         variants = {}
@@ -197,19 +200,19 @@ def bench_starts(
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             asked = [str(model_of(root, model)), *flags, "--kv-cache-dir", folder]
             variants[name] = partial(start, asked, root)
-            variants[name]()  # a first one compiles what later ones find
+            variants[name]()  # the first start compiles code for later ones
         samples = interleave(variants, rounds)
     show(report, "a start", COSTS, samples)
 
 
 def checkouts(against: Path | None) -> dict[str, Path | None]:
-    """The checkouts whose servers are asked, by name; None: this one."""
+    """The checkouts whose servers are measured, by name; None: this one."""
     return {THIS: None} if against is None else {OTHER: against.resolve(), THIS: None}
 
 
 def model_of(checkout: Path | None, model: Path) -> Path:
-    """What a checkout's server is asked to serve. For the bundled model, its own copy: it has a
-    drafter by default there alone.
+    """The model for a checkout's server. For the bundled model, the checkout's own copy: only that
+    one has a drafter by default.
     """
     if checkout is None or model != BUNDLED_MODEL_DIR:
         return model
@@ -222,7 +225,7 @@ def show(
     figures: Mapping[str, Callable[[T], float]],
     samples: Mapping[str, Sequence[T]],
 ) -> None:
-    """A table of the medians of each figure, in ms; of two checkouts their ratio too."""
+    """A table of the medians of each figure, in ms; for two checkouts their ratio too."""
     is_compared = len(samples) > 1
     columns = ("what", *samples, *(("ratio", "spread of ratios") if is_compared else ()))
     table = report.table(columns, title)
@@ -236,7 +239,7 @@ def show(
 
 
 def show_ratios(report: Report, title: str, samples: Mapping[str, Sequence[QuestionWaits]]) -> None:
-    """A table of the medians of ratios, and how far they spread."""
+    """A table of the medians and the spread of ratios."""
     columns = ("what", *(f"{name}{what}" for name in samples for what in ("", ", spread")))
     table = report.table(columns, title)
     for what, of in RATIOS.items():
@@ -248,7 +251,7 @@ def show_ratios(report: Report, title: str, samples: Mapping[str, Sequence[Quest
 
 
 class RunningStream:
-    """An answer that is asked for again and again in a thread, within a `with` block."""
+    """An answer that is requested repeatedly in a thread, within a `with` block."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -320,7 +323,7 @@ def lines_about(topic: str, count: int) -> str:
 
 
 def ask_streamed(client: Client, messages: Messages, num_tokens: int) -> tuple[str, float, int]:
-    """The answer, seconds to its first token, and prompt tokens that were not run again."""
+    """The answer, seconds to its first token, and prompt tokens that were not restored."""
     body = {
         "messages": messages,
         "max_tokens": num_tokens,
@@ -337,7 +340,7 @@ def ask_streamed(client: Client, messages: Messages, num_tokens: int) -> tuple[s
 
 
 def ask_again(server: Client) -> Costs:
-    """Of one of NUM_REQUESTS."""
+    """The cost of one of NUM_REQUESTS requests."""
     assert server.pid is not None
     body = {"messages": [{"role": "user", "content": "What is a tuple?"}], **ONE_TOKEN}
     server.post(PATH, body)
@@ -350,7 +353,7 @@ def ask_again(server: Client) -> Costs:
 
 
 def start(flags: Sequence[str], checkout: Path | None) -> Costs:
-    """Of a server's process until it is ready."""
+    """The cost of a server's process until it is ready."""
     started = time.perf_counter()
     with server(flags, checkout) as client:
         assert client.pid is not None
@@ -358,7 +361,7 @@ def start(flags: Sequence[str], checkout: Path | None) -> Costs:
 
 
 def ask_beside(server: Client, topics: Iterator[str], num_sentences: int) -> QuestionWaits:
-    """A question alone, beside one long prompt and beside three, and these without it."""
+    """A question alone, beside one long prompt and beside three, and the prompts without it."""
     _, alone = read_prompts(server, topics, num_sentences, 3, lambda: 0.0)
     firsts_s, prompts = {}, {}
     for number in (0, 1, 3):
@@ -374,7 +377,9 @@ def read_prompts(
     num_prompts: int,
     meanwhile: Callable[[], float],
 ) -> tuple[float, PromptsRead]:
-    """What `meanwhile` returns while long prompts are read, and what these took."""
+    """The result of `meanwhile`, called while long prompts are prefilled, and the cost of the
+    prompts.
+    """
     assert server.pid is not None
 
     def read(topic: str) -> None:

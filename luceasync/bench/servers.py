@@ -1,4 +1,4 @@
-"""Servers and other commands in their own processes, and greedy requests to servers over HTTP."""
+"""Servers and other commands in separate processes, and greedy requests to servers over HTTP."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def read_questions() -> list[Messages]:
 
 @dataclass(frozen=True)
 class Asked:
-    """One answer. `seconds`: from the request to its end; `prompt_s` and `decode_s`: what the
-    server reports of prefill, and from the first token to the last.
+    """One answer. `seconds` is the time from the request to its end; `prompt_s` and `decode_s` are
+    the server's figures for prefill, and from the first token to the last.
     """
 
     text: str
@@ -51,8 +51,8 @@ class Asked:
 
 
 class Client:
-    """One connection, by the standard library, which adds little to a request's time. `pid`: of the
-    server's process, if this one has started it.
+    """One connection, using the standard library, which adds little to the time of a request. `pid`
+    is that of the server's process, if this process started it.
     """
 
     def __init__(self, url: str, pid: int | None = None) -> None:
@@ -76,8 +76,8 @@ class Client:
         return found
 
     def listen(self, path: str, body: dict[str, Any]) -> Iterator[tuple[float, dict[str, Any]]]:
-        """Events of a streamed answer and when each came. Close the client after an early stop.
-        Raises HTTPException for a status other than 200.
+        """Events of a streamed answer with their arrival times. Close the client after an early
+        stop. Raises HTTPException for a status other than 200.
         """
         headers = {"content-type": "application/json"}
         content = json.dumps(body | {"stream": True}).encode()
@@ -94,8 +94,8 @@ class Client:
 def server(
     flags: Sequence[str], checkout: Path | None = None, *, env: Mapping[str, str] | None = None
 ) -> Iterator[Client]:
-    """A server that is ready. `checkout`: another checkout, whose code it runs; `env`: variables to
-    add.
+    """A server that is ready. `checkout` is another checkout whose code it runs; `env` are
+    variables to add.
     """
     command = [sys.executable, "-m", "luceasync", "serve", "--port", "0", *flags]
     env = {**os.environ, **(env or {})}
@@ -131,15 +131,15 @@ def server(
 
 
 def processor_s(pid: int) -> float:
-    """Processor time of a process and of its children that have ended, which other work on the
-    machine hardly changes.
+    """Processor time of a process and of its finished children, which other work on the machine
+    hardly affects.
     """
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def ask(client: Client, messages: Messages, max_tokens: int) -> Asked:
-    """Ask one question, greedily."""
+    """Send one question, with greedy sampling."""
     body = {"messages": messages, "temperature": 0, "max_tokens": max_tokens}
     started = time.perf_counter()
     answer = client.post("/v1/chat/completions", body)
@@ -166,7 +166,9 @@ def tau_of(answers: Sequence[Asked]) -> tuple[int, str]:
 
 
 async def read_stream(port: int) -> list[float]:
-    """Seconds from the making of each token, which its text says, to its arrival at one client."""
+    """Seconds from the generation of each token, the time of which is its text, to its arrival at
+    one client.
+    """
     body = json.dumps({"messages": [{"role": "user", "content": "x"}], "stream": True}).encode()
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.write(
@@ -196,7 +198,7 @@ def run_clients(port: int, num_streams: int, results: Connection) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What a process has printed. `status` None: it was killed at its deadline."""
+    """The output of a process. `status` None: it was killed at its deadline."""
 
     status: int | None
     output: str
@@ -205,7 +207,7 @@ class Ended:
 
     @property
     def lacks(self) -> str | None:
-        """The package that it needs and this environment has not; its own would be a fault."""
+        """The missing package that the process needs, if it is not one of ours."""
         found = MISSING_PACKAGE.search(self.errors)
         return found[1] if found and found[1].partition(".")[0] != "luceasync" else None
 
@@ -215,7 +217,7 @@ class Ended:
 
 
 def run_python(words: Sequence[str], cwd: Path, deadline_s: float) -> Ended:
-    """Run `python -m` with these words. It ends with all processes that it has started."""
+    """Run `python -m` with these words. All processes that it has started end with it."""
     started = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", *words],
@@ -241,6 +243,6 @@ def run_python(words: Sequence[str], cwd: Path, deadline_s: float) -> Ended:
 
 
 def kill_group(pid: int) -> None:
-    """Kill what is left of the processes that began with this one."""
+    """Kill the remaining processes in the process group of this one."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)

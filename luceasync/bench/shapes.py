@@ -1,4 +1,4 @@
-"""Configurations of well-known and small models, quantised mixes, and the least work of a pass.
+"""Configurations of well-known and small models, quantised mixes, and the minimum work of a pass.
 
 Pure.
 """
@@ -159,12 +159,12 @@ SMALL: dict[str, dict[str, Any]] = {
         },
     },
 }
-AGENTS = SMALL["qwen3_5"] | {  # a state for each row as large as that of qwen3.5-27b
+AGENTS = SMALL["qwen3_5"] | {  # the recurrent state per row is as large as that of qwen3.5-27b
     "head_dim": 32,
     "num_key_value_heads": 1,
     "linear_num_value_heads": 12,
 }
-WIDE = SMALL["qwen3"] | {  # 1 MiB of keys and values for each token
+WIDE = SMALL["qwen3"] | {  # 1 MiB of keys and values per token
     "num_hidden_layers": 8,
     "num_attention_heads": 64,
     "num_key_value_heads": 64,
@@ -186,15 +186,15 @@ def encoding_of(mix: str, num_layers: int) -> EncodingOf:
 
 
 def shape_of(name: str) -> Shape:
-    """The configuration of that name: one of SHAPES, or "small" and "small-hybrid". Raises
+    """The configuration with that name: one of SHAPES, or "small" and "small-hybrid". Raises
     KeyError.
     """
     return {**SHAPES, "small": SMALL["qwen3"], "small-hybrid": SMALL["qwen3_5"]}[name]
 
 
 def _of_medium(name: str, num_layers: int) -> str:
-    """Q6_K for the head, and in half of the layers for values and what goes down; Q5_K where one
-    matrix has queries, keys and values.
+    """The types of Q4_K_M: Q6_K for the head, and in half of the layers for value and down
+    projections; Q5_K for matrices that combine queries, keys and values.
     """
     if "embed_tokens" in name:
         return "Q4_K"
@@ -217,9 +217,9 @@ def _is_matrix(name: str) -> bool:
 def step_bytes(
     spec: ModelSpec, plan: Plan, num_lanes: int, context: int, encoding_of: EncodingOf
 ) -> int:
-    """Bytes that a decode step has to read or write: every weight once (of an embedding that is
-    not the head too only rows, and of experts those that rows choose evenly), keys and values of
-    every lane, what of their windows was written, and recurrent states both ways.
+    """Bytes that a decode step has to read or write: every weight once (only single rows of an
+    embedding that is not the head too, and only the experts that evenly distributed rows choose),
+    keys and values of every lane, within their windows, and recurrent states in both directions.
     """
     weights = sum(shard.weight_bytes for shard in plan.shards)
     for layer in expert_layers(spec, 0, spec.num_layers, plan.precision, encoding_of):
@@ -240,7 +240,7 @@ def step_bytes(
 
 
 def prefill_flops(spec: ModelSpec, num_tokens: int) -> float:
-    """Operations of every layer's matrix products and of causal attention, windows left out; the
+    """Operations of every layer's matrix products and of causal attention, ignoring windows; the
     head runs for one row only.
     """
     parameters = sum(map(spec.num_layer_parameters, range(spec.num_layers)))

@@ -73,16 +73,16 @@ from luceasync.speculation.speculator import Speculator
 from luceasync.text.detokenizer import SafeText
 from luceasync.text.prompt import RenderedPrompt
 
-NUM_ACCEPTED = 6  # rows of a path that is committed, where the proposal is that deep
+NUM_ACCEPTED = 6  # rows of a committed path, if the proposal is that deep
 DECODE = "decode"
 NUM_WARMUPS = 6  # rounds until graphs are captured
-FORCED_ROWS = (5, 6)  # that rounds accept, in turn: 6.5 tokens a round
+FORCED_ROWS = (5, 6)  # rows that rounds accept, alternating: 6.5 tokens per round
 ROUND_SHAPES = (RoundShape(16), RoundShape(8), RoundShape(16, 22), RoundShape(16, 60))
 ROW_SHAPES = ROUND_SHAPES[:2]
 NUM_IN_A_ROW = 12
 DRAFT_LAYERS = 5
-ROOM_TOKENS = 4096  # that rounds may say
-TURN_QUESTIONS = 10  # servers that take turns at each question cool each other's caches
+ROOM_TOKENS = 4096  # for the tokens that rounds generate
+TURN_QUESTIONS = 10  # alternating after each question would cool CPU caches
 
 
 # --- verify passes --------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def chain_of(num_rows: int) -> RowSchedule:
 
 
 def tree_of(num_rows: int) -> RowSchedule:
-    """Bushy at its root, as trees of the likeliest continuations are."""
+    """Bushy at its root, as trees of the most probable continuations are."""
     choose = random.Random(num_rows)
     parents = (ROOT, *(min(row - 1, choose.randrange(12)) for row in range(1, num_rows)))
     return RowSchedule(f"tree of {num_rows}", parents)
@@ -133,8 +133,8 @@ def bench_verify(
     dtype: Dtype,
     rounds: int,
 ) -> None:
-    """What a round costs the target beside a decode step: verify a proposal, bring the best tokens
-    to the host, commit a path.
+    """The cost of a round in the target beside a decode step: verify a proposal, copy the best
+    tokens to the host, commit a path.
     """
     bandwidth = copy_bandwidth(device)
     columns = ("lanes, context", DECODE, "limit", *(each.name for each in PROPOSALS))
@@ -165,7 +165,7 @@ def bench_verify(
 def verify_run(
     rows: RowSchedule, backend: LayerSplitBackend, device: str, num_lanes: int, context: int
 ) -> Run:
-    """Verify and commit; the next call begins at the same place."""
+    """Verify and commit; the next call starts at the same position."""
     lanes, begins = list(range(num_lanes)), [context] * num_lanes
     place = open_platform(device).device
     shape = (num_lanes, len(rows.parents))
@@ -185,7 +185,7 @@ def verify_run(
 
 
 def beside(seconds: float, base_s: float) -> Cell:
-    """Milliseconds for people, with their ratio, which is the value for programs."""
+    """Milliseconds for readers, with their ratio, which is the value for programs."""
     return Cell(seconds / base_s, f"{seconds * 1e3:.2f} ms, {seconds / base_s:.2f}")
 
 
@@ -193,7 +193,7 @@ def beside(seconds: float, base_s: float) -> Cell:
 
 
 class NoText:
-    """A detokenizer for tokens that mean nothing."""
+    """A detokenizer for tokens without meaning."""
 
     has_stops = stopped = False
 
@@ -205,7 +205,9 @@ class NoText:
 
 
 class ForcedAcceptance:
-    """Accepts a given number of rows, whatever they hold: a function for `speculator.walk`."""
+    """Accepts a given number of rows, regardless of their contents: a function for
+    `speculator.walk`.
+    """
 
     def __init__(self, counts: Sequence[int]) -> None:
         self._counts = itertools.cycle(counts)
@@ -236,9 +238,9 @@ def bench_rounds(
     dtype: Dtype,
     rounds: int,
 ) -> None:
-    """Whole rounds beside decode steps: propose, verify, accept, commit, take up. How many rows are
-    accepted is forced. Then the same as greedy lanes are served: steps and rounds in a row, the
-    next of which begins before the host has the tokens of the last one; nothing is forced.
+    """Whole rounds beside decode steps: propose, verify, accept, commit, take up. The number of
+    accepted rows is forced. Then the same as greedy lanes are served: steps and rounds in a row,
+    each of which starts before the host has the tokens of the previous one; nothing is forced.
     """
     names = [f"block {s.block}" + (f", tree {s.budget}" if s.budget else "") for s in ROUND_SHAPES]
     table = report.table(("lanes, context", DECODE, *names), f"{name}, rounds; ratios to a step")
@@ -260,7 +262,7 @@ def bench_rounds(
 
 
 class AlwaysPays(StepCosts):
-    """Costs with which each step is a round of the one shape that there is."""
+    """Costs for which every step becomes a round of the only shape there is."""
 
     def at(self, num_tokens: int) -> StepCosts:
         return self
@@ -281,8 +283,8 @@ def bench_rows(
     lanes: Sequence[int],
     rounds: int,
 ) -> None:
-    """Rounds in a row beside steps in a row. After the steps a drafter starts without context, so
-    that it reads little of it.
+    """Rounds in a row beside steps in a row. After the steps, a drafter starts without context, so
+    that it has little of it to read.
     """
     passes = draft.speculator.drafters[0].tapped
     names = [f"block {shape.block}" for shape in ROW_SHAPES]
@@ -302,7 +304,7 @@ def bench_rows(
 
 
 def row_step_s(decoding: LaneDecoding, choices: Sequence[Generation]) -> float:
-    """Seconds of a step of several in a row; the last one begins no other."""
+    """Seconds of one of several steps in a row; the last one starts no other."""
     decoding.step(choices, alone=True, meanwhile=nothing)
     begun_at = time.perf_counter()
     for _ in range(NUM_IN_A_ROW):
@@ -313,8 +315,8 @@ def row_step_s(decoding: LaneDecoding, choices: Sequence[Generation]) -> float:
 
 
 def draft_config(target: Shape) -> dict[str, object]:
-    """A drafter such as are published for targets of this size; of a target that is too shallow for
-    their rule it reads every layer.
+    """A drafter like those published for targets of this size; it reads every layer of a target
+    that is too shallow for their rule.
     """
     num_layers = target["num_hidden_layers"]
     is_shallow = num_layers - 4 < DRAFT_LAYERS - 1
@@ -391,8 +393,8 @@ def started(
 def step_s(
     backend: LayerSplitBackend, speculator: Speculator, choices: Sequence[Generation]
 ) -> float:
-    """Seconds of a decode step. The drafter takes up what was decoded outside of that time; else it
-    would find a gap.
+    """Seconds of a decode step. The drafter takes up the decoded tokens outside of that time;
+    otherwise it would find a gap.
     """
     anchors = anchors_of(choices)
     columns = zip(*((a.lane, a.position, a.token) for a in anchors), strict=True)
@@ -428,9 +430,9 @@ def bench_servers(
     max_tokens: int,
     has_trees: bool,
 ) -> None:
-    """Servers of the bundled model, plain and drafted, asked its questions over HTTP, greedily, by
-    `clients` clients at once. Each server is asked a few questions, then the next one. Ratios are
-    to the plain one.
+    """Servers of the bundled model, without and with a drafter, which get its questions over HTTP,
+    with greedy sampling, from `clients` clients at once. Each server gets a few questions, then the
+    next one. Ratios are to the server without a drafter.
     """
     common = ["--target-device", device, "--dtype", dtype]
     flags = {"plain": [*common, "--draft", "none"], "chain": common}
@@ -467,7 +469,7 @@ def bench_servers(
 def ask_together(
     url: str, questions: list[Messages], num_clients: int, max_tokens: int
 ) -> list[Asked]:
-    """The answers in order, asked over `num_clients` connections."""
+    """The answers in order, requested over `num_clients` connections."""
 
     def work(first: int) -> dict[int, Asked]:
         with closing(Client(url)) as client:
