@@ -158,14 +158,22 @@ class BackendListener:
 
     def _meet(self, tls: ssl.SSLSocket, where: str) -> None:
         """Find out whether the other end is one of ours. A stranger costs a thread and a line."""
-        is_crowded_out = False
+        is_crowded_out, peer, content = False, "", b""
         with tls:
             try:
                 try:
-                    tls.do_handshake()
-                    peer, content = name_of_peer(tls), receive_opening(tls)
+                    # Not SSLSocket's own recv, which would want a handshake.
+                    says_something = bool(socket.socket.recv(tls, 1, socket.MSG_PEEK))
+                    if says_something:
+                        tls.do_handshake()
+                        peer, content = name_of_peer(tls), receive_opening(tls)
                 finally:
                     is_crowded_out = not self._strangers.leave(tls)
+                if not says_something and not is_crowded_out:
+                    log.info("%s: closed without a word, as by a server that looks for us", where)
+                    return
+                if not says_something:
+                    raise WireError("it was closed")
                 opening = _opening_in(content)
                 if isinstance(opening, Opened):
                     log.warning("%s (%s): %s", where, peer, opening.refusal)
