@@ -1,6 +1,6 @@
 """Backends of a real server die, hang and lie at every moment; every client gets a right answer.
 
-    python -m tests.acceptance.chaos_backends [--rounds 200] [--only kill:decode,stop:save]
+    python -m tests.acceptance.chaos_backends [--rounds 200] [--only kill:decode,...] [--forks]
 
 Each round does one misdeed at one moment to one of three backends while three clients wait. Each
 must get the right text, its beginning and an error, or a refusal; later answers must be right. In
@@ -56,9 +56,10 @@ class Seen:
 
 
 class Rounds:
-    """All rounds, on one server after the other."""
+    """All rounds, on one server after the other. `is_forking`: backends are forks."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_forking: bool = False) -> None:
+        self._is_forking = is_forking
         self.seen: defaultdict[tuple[str, str, str], Seen] = defaultdict(Seen)
         self.ended_s: list[float] = []
         self._house: House | None = None
@@ -116,7 +117,7 @@ class Rounds:
     def _open_house(self) -> House:
         """The current server, or a new one on which nothing was done yet."""
         if self._house is None:
-            self._house = House(self._transport)
+            self._house = House(self._transport, is_forking=self._is_forking)
             clients = ask_all(self._house.port, QUESTIONS, "calm", MAX_TOKENS)
             texts = {client.question: _whole(client) for client in clients}
             if self._texts and texts != self._texts:
@@ -171,9 +172,11 @@ def schedule(only: Sequence[str], num_rounds: int) -> list[tuple[str, str, str]]
     raise AssertionError("a cycle has no end")
 
 
-def run(report: Report, only: Sequence[str], num_rounds: int, limit_s: float) -> None:
+def run(
+    report: Report, only: Sequence[str], num_rounds: int, limit_s: float, *, is_forking: bool
+) -> None:
     """Run the rounds that begin in time, and print what was seen."""
-    rounds = Rounds()
+    rounds = Rounds(is_forking=is_forking)
     begun = time.perf_counter()
     num_done = 0
     try:
@@ -208,9 +211,10 @@ def main() -> None:
     parser = command.parser(__doc__, rounds=200)
     parser.add_argument("--only", type=command.names, default=[], metavar="DEED:MOMENT,...")
     parser.add_argument("--limit-s", type=float, default=math.inf, help="no round begins later")
+    parser.add_argument("--forks", action="store_true", help="backends import torch once for all")
     options = parser.parse_args()
     report = Report({"cores": os.cpu_count()}, options.json)
-    run(report, options.only, options.rounds, options.limit_s)
+    run(report, options.only, options.rounds, options.limit_s, is_forking=options.forks)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A luceasync-backend that misbehaves once, at a moment that a file names.
 
-    python backend.py FOLDER ARGUMENT...
+    python -m tests.acceptance.chaos.backend FOLDER ARGUMENT...
 
 The file is FOLDER/LAYERS, such as 4:8, and holds a `Wish`. Everything else is the real program.
 """

@@ -22,6 +22,7 @@ from tests.acceptance.hostile.server import ROOT, Server
 
 OFFERS = ("hip:0=cpu:0", "cuda:0=cpu:0", "hip:1=cpu:0")
 DEVICES = "cpu:0,hip:0,cuda:0,hip:1"
+BACKEND, FORKING = "tests.acceptance.chaos.backend", "tests.acceptance.chaos.forking"
 DEADLINE_S, PAUSE_S = 120.0, 0.01
 SETTLE_S = 0.5
 POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)  # of asyncio.to_thread
@@ -45,16 +46,17 @@ class Kept:
 
 
 class House:
-    """A server that is ready. `layers`: those of each backend, in order."""
+    """A server that is ready. `layers`: those of each backend, in order; `is_forking`: backends are
+    forks.
+    """
 
-    def __init__(self, transport: str) -> None:
+    def __init__(self, transport: str, *, is_forking: bool = False) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="chaos-"))
         program = self.folder / "backend"
         offers = " ".join(f"--offer {offer}" for offer in OFFERS)
-        script = Path(__file__).with_name("backend.py")
         program.write_text(
             f"#!/bin/sh\nexport PYTHONPATH={ROOT}\n"
-            f'exec {sys.executable} {script} {self.folder} {offers} "$@"\n',
+            f'exec {sys.executable} -m {BACKEND} {self.folder} {offers} "$@"\n',
             encoding="utf-8",
         )
         program.chmod(0o755)
@@ -62,7 +64,7 @@ class House:
         flags += ["--ipc-transport", transport, "--dtype", "fp32", "--trust-cache-salt"]
         flags += ["--kv-cache-dir", str(self.folder / "cache"), "--kv-cache-min-tokens", "1"]
         flags += ["--prefix-cache-memory", "256M", "--draft", "none", "--parallel", "2"]
-        self.server = Server(ROOT, flags)
+        self.server = Server(ROOT, flags, FORKING if is_forking else "luceasync")
         self.layers = [layers for layers, _ in self._found()]
 
     @property

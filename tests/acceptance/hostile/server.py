@@ -26,12 +26,14 @@ ROOT = Path(__file__).parents[3]
 class Server:
     """A server of the bundled model in its own process, limited to NUM_DESCRIPTORS descriptors.
 
-    `checkout`: the checkout whose code it runs.
+    `checkout`: the checkout whose code it runs, `module`: what is run of it.
     """
 
-    def __init__(self, checkout: Path = ROOT, flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self, checkout: Path = ROOT, flags: Sequence[str] = (), module: str = "luceasync"
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "luceasync", "serve", "--port", "0", *flags],
+            [sys.executable, "-m", module, "serve", "--port", "0", *flags],
             cwd=checkout,
             env={**os.environ, "PYTHONPATH": str(checkout)},
             stderr=subprocess.PIPE,

@@ -29,7 +29,7 @@ def test_a_few_rounds_over_a_real_server():
     deeds = ("kill:decode", "stop:prefill", "half:save", "parent:load")
     program = [sys.executable, "-m", "tests.acceptance.chaos_backends"]
     done = subprocess.run(
-        [*program, "--rounds", f"{len(deeds)}", "--only", ",".join(deeds)],
+        [*program, "--rounds", f"{len(deeds)}", "--only", ",".join(deeds), "--forks"],
         cwd=ROOT,
         capture_output=True,
         text=True,
