@@ -11,6 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
@@ -78,6 +79,8 @@ class Findings:
 
 PIECE_BYTES = 8 << 20  # of rows that are read at once
 RUN_BYTES = 1 << 16  # what a read costs beside its bytes, as bytes
+# What the system is asked to read beyond each read: a disk goes on while a layer is rearranged.
+AHEAD_BYTES = 256 << 20
 
 
 class WeightFile:
@@ -88,6 +91,7 @@ class WeightFile:
     def __init__(self, path: Path) -> None:
         """Raises ModelError."""
         self.path = path
+        self._ahead = 0  # the system has been asked to read up to here
         try:
             self._raw = path.open("rb", buffering=0)
         except OSError as error:
@@ -103,6 +107,19 @@ class WeightFile:
             if not count:
                 raise ModelError(f"{self.path}: cannot be read: it ends at byte {begin}")
             view, begin = view[count:], begin + count
+            self._read_ahead(begin)
+
+    def _read_ahead(self, begin: int) -> None:
+        """Ask the system to read what follows `begin`, in large parts."""
+        advise = getattr(os, "posix_fadvise", None)
+        known = self._ahead - begin
+        if not 0 <= known <= AHEAD_BYTES:  # another part of the file
+            known = 0
+        if advise is None or known > AHEAD_BYTES // 2:
+            return
+        with suppress(OSError):  # advice, which not every file system takes
+            advise(self._raw.fileno(), begin + known, AHEAD_BYTES - known, os.POSIX_FADV_WILLNEED)
+        self._ahead = begin + AHEAD_BYTES
 
     def close(self) -> None:
         """Close it. May be called twice."""

@@ -71,9 +71,10 @@ class PackedOps(TorchOps):
 
     def experts(self, rows: Tensor, num_experts: int, num_parts: int) -> ExpertWeights:
         each = rows.view(num_parts, num_experts, -1, rows.shape[1])
-        matrices = []
+        matrices, room = [], torch.empty_like(each[:, 0]).flatten(0, 1)
         for expert in range(num_experts):
-            own = each[:, expert].flatten(0, 1)
+            parts = each[:, expert]
+            own = parts[0] if num_parts == 1 else torch.cat(tuple(parts), out=room)
             matrices.append(torch.ops.mkldnn._reorder_linear_weight(own, ROWS_HINT))
         return PackedExperts(matrices, rows.nbytes, product)
 

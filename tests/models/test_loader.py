@@ -279,6 +279,19 @@ def test_rows_arrive_in_order_whatever_a_piece_holds(
             assert torch.equal(found, rows[ORDERS[order]])
 
 
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system takes no advice")
+def test_the_system_is_asked_once_for_what_follows(
+    file_of_rows: tuple[WeightFile, Tensor], monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(encodings, "AHEAD_BYTES", 100)
+    monkeypatch.setattr(os, "posix_fadvise", lambda fd, at, size, kind: asked.append((at, size)))
+    file, _ = file_of_rows
+    for begin in (0, 10, 20, 80, 90, 1000, 20):
+        file.read_into(memoryview(bytearray(10)), begin)
+    assert asked == [(10, 100), (110, 80), (1010, 100), (30, 100)]
+
+
 def test_a_file_that_ends_early_is_an_error_that_names_it(
     file_of_rows: tuple[WeightFile, Tensor],
 ):
