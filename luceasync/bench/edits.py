@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -73,7 +74,14 @@ ANSWERS: Mapping[str, str] = {
     ),
     "unified diff": "Answer with a unified diff, with three lines of context, and nothing else.",
 }
-KINDS = (*ANSWERS, "new code", "prose")
+KINDS = {  # as --kinds names them
+    "rewrite": "whole rewrite",
+    "replace": "search and replace",
+    "diff": "unified diff",
+    "code": "new code",
+    "prose": "prose",
+}
+TURN_QUESTIONS = 5  # between two lines of progress
 
 
 def functions(num: int) -> list[tuple[str, str, str]]:
@@ -131,10 +139,11 @@ async def bench_edits(
     dtype: str,
     questions: int,
     max_tokens: int,
+    kinds: Sequence[str] = tuple(KINDS),
     draft: Path | None = None,
 ) -> None:
     """Greedy tokens per second after the first, by kind of answer; with a drafter also its gain
-    alone, and in combination with lookup.
+    alone, and in combination with lookup. `kinds`: keys of KINDS. Progress goes to stderr.
     """
     config = Config(
         model=ModelConfig(model_dir=model, dtype=dtype),  # type: ignore[arg-type]
@@ -160,13 +169,25 @@ async def bench_edits(
             chosen = replace(config, draft=way)
             engines[name] = await stack.enter_async_context(build_engine(chosen))
             await engines[name].load()
-        for kind in KINDS:
+        for kind in map(KINDS.__getitem__, kinds):
             totals = {name: Totals() for name in engines}
             for number, question in enumerate(questions_of(kind, questions)):
                 for name in list(engines)[:: 1 if number % 2 else -1]:
                     await _ask(engines[name], question, max_tokens, totals[name])
+                if number % TURN_QUESTIONS == TURN_QUESTIONS - 1:
+                    _tell_progress(kind, number + 1, totals)
             for name in list(engines)[1:]:
                 table.add(kind, name, *_compared(totals[PLAIN], totals[name]))
+
+
+def _tell_progress(kind: str, num_asked: int, totals: Mapping[str, Totals]) -> None:
+    """Print what is known so far: a run of many questions may be stopped."""
+    plain = totals[PLAIN]
+    for name, other in list(totals.items())[1:]:
+        ratio = other.num_tokens * plain.decode_s / (plain.num_tokens * other.decode_s or 1)
+        cpu_ratio = other.num_tokens * plain.cpu_s / (plain.num_tokens * other.cpu_s or 1)
+        so_far = f"{ratio:.2f} times plain, {cpu_ratio:.2f} by processor time"
+        print(f"{kind}, {num_asked} questions, {name}: {so_far}", file=sys.stderr, flush=True)
 
 
 def _compared(plain: Totals, other: Totals) -> Iterator[Cell | int | str]:

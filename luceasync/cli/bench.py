@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -138,6 +138,9 @@ def speculation(
     questions: Annotated[int, typer.Option(min=1, metavar="N", help="For servers, edits.")] = 40,
     clients: Annotated[int, typer.Option(min=1, metavar="N", help="For servers.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=2, help="Of an answer, for servers, edits.")] = 128,
+    kinds: Annotated[
+        str, typer.Option(metavar="LIST", help="Of answers, for edits.")
+    ] = "rewrite,replace,diff,code,prose",
     ddtree: Annotated[bool, typer.Option("--ddtree", help="A server with trees, too.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -170,10 +173,11 @@ def speculation(
     if "edits" in parts:
         import asyncio  # not at the top: every --help would load it
 
-        from luceasync.bench.edits import bench_edits
+        from luceasync.bench.edits import KINDS, bench_edits
 
-        sizes = {"questions": questions, "max_tokens": max_tokens}
-        asyncio.run(bench_edits(report, model, device, dtype=dtype, draft=draft, **sizes))
+        asked = {"kinds": _parts(kinds, [*KINDS], "--kinds"), "questions": questions}
+        of: dict[str, Any] = {"dtype": dtype, "max_tokens": max_tokens, "draft": draft, **asked}
+        asyncio.run(bench_edits(report, model, device, **of))
 
 
 @bench_app.command()
@@ -486,10 +490,10 @@ def _numbers(flag: str, text: str) -> list[int]:
         raise ConfigError(f"{flag} {text}: expected integers with commas, such as 1,4") from None
 
 
-def _parts(only: str, allowed: Sequence[str]) -> list[str]:
+def _parts(only: str, allowed: Sequence[str], flag: str = "--only") -> list[str]:
     """Parse the names of parts. Raises ConfigError."""
     parts = only.split(",")
     for part in parts:
         if part not in allowed:
-            raise ConfigError(f"--only {part}: unknown; allowed: {', '.join(allowed)}")
+            raise ConfigError(f"{flag} {part}: unknown; allowed: {', '.join(allowed)}")
     return parts
