@@ -1,4 +1,4 @@
-"""Runs requests on lanes, one step at a time, in one thread. Knows no HTTP.
+"""Runs requests on lanes, one step at a time, in one thread. Does not know HTTP.
 
 engine.py puts the event loop's side together, pump.py the thread's. A request passes through
 prompts, prepare, admission, thread, pump, scheduler, lanes, steps, sampling, sequence (where ids

@@ -1,8 +1,8 @@
 """Which tokens of a verified proposal each choice accepts.
 
-Every row that is visited gets the token that plain decoding would have chosen there: the same
-edits, the same draw for its position. Tokens of guided choices are checked once they are known, a
-round's all at once: most are allowed and need no mask. Knows no lanes and no draft.
+Every visited row gets the token that plain decoding would have chosen there: the same edits, and
+the same draw for its position. Tokens of guided choices are checked once they are known, all tokens
+of a round at once: most are allowed and need no mask. Does not know lanes or the drafter.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ def permitted(
     logits: Logits,
 ) -> list[tuple[int, RowLogprobs | None]]:
     """The token of each of `rows`, the rows of `logits`, that its guide allows. Waits for the
-    device once more if candidates do not decide.
-    """
+    device a second time if the candidates do not decide a token."""
     chosen: dict[int, tuple[int, RowLogprobs | None]] = {}
     masked = {}
     for i, (generation, row) in enumerate(zip(generations, rows, strict=True)):
@@ -56,14 +55,14 @@ def permitted(
 
 def _unmasked(guide: Guide, ranked: RankedRows, index: int, position: int) -> int | None:
     """The token of row `index` if it is unaffected by masking other tokens, and allowed. Tried
-    before any mask: a mask may leave one spelling of a forced text, and `allows` takes every one.
-    """
+    before any mask: a mask may leave a single spelling of a forced text, while `allows` accepts
+    every spelling."""
     token = ranked.unmasked(index, position)
     return token if token != NO_TOKEN and guide.allows(token) else None
 
 
 def _from_candidates(guide: Guide, ranked: RankedRows, index: int, position: int) -> int | None:
-    """The token of a row under the mask of its guide; None if candidates do not decide."""
+    """The token of a row under the mask of its guide; None if the candidates do not decide it."""
     mask = guide.mask()
     if mask is None:
         return ranked.choose(index, position)[0]
@@ -71,17 +70,16 @@ def _from_candidates(guide: Guide, ranked: RankedRows, index: int, position: int
 
 
 def catch_up(generations: Sequence[Generation]) -> None:
-    """Enter the tokens that have come into the guides, while devices work."""
+    """Advance the guides over the newest tokens while the devices work."""
     for generation in generations:
         if generation.guide is not None:
             generation.guide.catch_up()
 
 
 class RowChecker:
-    """Chooses the tokens of one guided entry of a proposal, row by row on its path. From the first
-    row whose candidates do not decide, all rows below are masked at once: the host waits for the
-    device once more, not at each row.
-    """
+    """Chooses the tokens of one guided entry of a proposal, row by row along its path. From the
+    first row whose candidates do not decide, all rows below are masked at once, so that the host
+    waits for the device once more rather than once per row."""
 
     def __init__(
         self,
@@ -105,16 +103,15 @@ class RowChecker:
         self._masked_rows: MaskedRanking | None = None
 
     def num_at_once(self, path: Sequence[int], said: Tokens) -> int:
-        """How many tokens `said` by the first rows of `path`, which masks do not affect, need no
-        check row by row: all, or those up to an end, if they are allowed; else none.
-        """
+        """How many of the tokens in `said`, chosen by the first rows of `path` and unaffected by
+        masks, need no check row by row: all, or those up to an end token, if they are allowed;
+        otherwise none."""
         is_missed = len(said) == len(path) and self._has_below(path[-1])
         return self._guide.foresee(said, is_missed=is_missed)
 
     def choose(self, row: int, position: int) -> int:
-        """The token of the row at which the answer stands, under its guide; NO_TOKEN if there is
-        none.
-        """
+        """The token that follows row `row` at `position`, under the guide; NO_TOKEN if there is
+        none."""
         number = self._first + row
         token = _unmasked(self._guide, self._ranked, number, position)
         if token is None and (self._masked_rows is None or number not in self._masked_rows):
@@ -174,10 +171,10 @@ def walk(
     follow: Follow,
     decide: Decide = matching_child,
 ) -> list[int]:
-    """The accepted rows, row 0 first: as many as tokens were emitted, since the last of these has
+    """The accepted rows, row 0 first. There are as many rows as emitted tokens: the last token has
     not been run, whether or not a row proposed it.
 
-    `follow(row)` chooses and emits the token after a row, once for each row of the path; None ends
+     `follow(row)` chooses and emits the token after a row, once for each row of the path; None ends
     the text. `decide` finds the row, if any, that proposes this token; only benchmarks replace it.
     """
     path = [0]
@@ -201,8 +198,8 @@ def lines(parents: Sequence[int] | None, num_rows: int) -> list[list[int]]:
 class Acceptance:
     """One round's acceptance for `generations`, the entries of the proposal in order.
 
-    The call gives each its tokens and sets `arrived_at`, when the rows were on the host
-    (time.perf_counter).
+     The call gives each generation its tokens and sets `arrived_at`, the time at which the rows
+    were on the host (time.perf_counter).
     """
 
     def __init__(
@@ -222,8 +219,7 @@ class Acceptance:
 
     def fit(self, proposal: Proposal, max_rows: int) -> Proposal:
         """Fit the proposal to the guides; see speculator.Accept. The host waits for the draft if
-        that pays for a guided answer, or if masks need the proposal anyway.
-        """
+        that is worthwhile for a guided answer, or if masks need the proposal anyway."""
         fitting = [
             g.guide if g.guide is not None and (g.guide.is_fitting or not checked) else None
             for g, checked in zip(self._generations, self._are_checked, strict=True)
@@ -250,12 +246,13 @@ class Acceptance:
         return [self._walk(i, logits, ranked, entry) for i, entry in enumerate(entries)]
 
     def _while_verifying(self) -> None:
-        """Everything is queued: guides catch up, and `meanwhile` runs."""
+        """Called once everything is queued: guides catch up, and `meanwhile` runs."""
         catch_up(self._generations)
         self._meanwhile()
 
     def _rows(self, proposal: Proposal) -> list[RowSampling]:
-        """How each row's token is chosen, but for its position, which is known at its visit."""
+        """How each row's token is chosen, except for its position, which is known when it is
+        visited."""
         num_rows = proposal.tokens.shape[1]
         wanted = self._wanted
         pairs = zip(self._generations, self._are_checked, strict=True)
@@ -311,9 +308,8 @@ class Acceptance:
     def _said(
         self, index: int, ranked: RankedRows, tokens: list[int], parents: list[int] | None
     ) -> tuple[list[int], list[int]]:
-        """The entry's path by the tokens of its rows without a mask, and these tokens; NO_TOKEN
-        where a mask might change one.
-        """
+        """The entry's path through the tokens that its rows choose without a mask, and these
+        tokens; NO_TOKEN where a mask might change a token."""
         generation = self._generations[index]
         first, position = index * len(tokens), generation.position + 1
         said: list[int] = []
@@ -337,9 +333,8 @@ def end_without_token(generation: Generation) -> None:
 
 
 def take_best(generation: Generation, tokens: list[int]) -> int:
-    """Give it best tokens that the device has accepted, up to its end. Returns how many rows stand:
-    the anchor's, and those of the tokens that it took but for the last.
-    """
+    """Give the generation best tokens that the device has accepted, up to its end. Returns how many
+    rows stay valid: the anchor's, and one for each accepted token but the last."""
     has_all = tokens[-1] != NO_TOKEN
     known = tokens if has_all else tokens[:-1]
     num_taken = generation.extend(known) if known else 0

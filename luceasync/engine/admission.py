@@ -1,6 +1,6 @@
 """How many choices are in the engine and whose they are; refuses requests when it is full.
 
-Owns the counts and the measured rate at which choices end. Knows neither lanes nor streams.
+Owns the counts and the measured rate at which choices end. Does not know lanes or streams.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FIRST_GUESS_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How many choices may be in the engine, and when evicted clients may come back."""
+    """How many choices may be in the engine, and when evicted clients may retry."""
 
     num_places: int
     retry_after_s: int
@@ -44,13 +44,12 @@ class Admission:
 
     @property
     def capacity(self) -> Capacity:
-        """For all clients together."""
+        """The capacity for all clients together."""
         return Capacity(self._num_lanes + self._max_queue, self._rate.wait_s(self._clock()))
 
     def check(self, num_choices: int, client: str = "") -> None:
-        """Raise QueueFull unless there is a place for each choice, or a client that holds more is
-        evicted for them.
-        """
+        """Raise QueueFull unless there is a place for each choice, or another client that holds
+        more can be evicted for them."""
         num_places = self._num_lanes + self._max_queue
         if not may_enter(self._num_held, num_places, client, num_choices):
             num_held = self._num_held.total()
@@ -78,20 +77,21 @@ class Admission:
 
 
 class CompletionRate:
-    """Mean seconds from one end of a choice to the next, while all lanes are taken."""
+    """Mean seconds between two completed choices, while all lanes are taken."""
 
     def __init__(self) -> None:
         self._mean_s = FIRST_GUESS_S
         self._has_measured = False
         self._since_s: float | None = None  # the last end, or when all lanes were taken
-        self._num_refused = 0  # places, since then: their clients come back one after the other
+        # Places refused since then: their clients come back one after the other.
+        self._num_refused = 0
 
     def filled(self, now_s: float) -> None:
-        """All lanes are taken. No-op if they were before."""
+        """All lanes are taken now. No-op if they were before."""
         self._since_s = now_s if self._since_s is None else self._since_s
 
     def ended(self, now_s: float, *, is_full: bool) -> None:
-        """A choice has ended; `is_full`: all lanes are taken even so."""
+        """A choice has ended; `is_full`: all lanes are still taken."""
         if self._since_s is not None:
             seconds = max(0.0, now_s - self._since_s)
             weight = NEWEST_WEIGHT if self._has_measured else 1.0
@@ -105,9 +105,8 @@ class CompletionRate:
         self._num_refused += num_places
 
     def wait_s(self, now_s: float, num_places: int = 1) -> int:
-        """Whole seconds, 1 to 60, until so many more places are likely to be free. The longer no
-        choice has ended, the longer the next end may take.
-        """
+        """Whole seconds, 1 to 60, until that many places are likely to be free. The longer no
+        choice has ended, the longer the next one is expected to take."""
         silent_s = 0.0 if self._since_s is None else now_s - self._since_s
         each_s = max(self._mean_s, silent_s)
         wait_s = each_s * (num_places + self._num_refused)

@@ -1,6 +1,6 @@
 """The engine's cache directory: opened, scanned and served by one task, and the sizes of its cache.
 
-Owns the disk tier while it is open and the worker that carries out orders for it. Knows no
+Owns the disk tier while it is open and the worker that carries out its orders. Does not know
 requests; luceasync.prefix_cache decides what is written and read.
 """
 
@@ -31,11 +31,12 @@ from luceasync.status import CacheStatus
 from luceasync.text.prompt import RenderedPrompt
 
 MIN_FREE_BYTES = 1 << 30  # of the disk, left free
-LEAST_SHARE_BYTES = 1 << 30  # of a full disk: writes begin once it has space again
+# The budget even on a full disk: writes begin once it has space again.
+LEAST_SHARE_BYTES = 1 << 30
 TRANSIT_BYTES = 1 << 30  # of memory, for nodes on their way to and from the disk
 MIN_SECRET_BYTES = 16
 SEAL_CONTEXT = "luceasync 2026-11-27 seals of objects in a store of nodes"
-WARM_SHARE = 4  # one part in so many of the cache's memory gets its pages before it is needed
+WARM_SHARE = 4  # one part in this many of the cache's memory gets its pages before it is needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,10 @@ def directory_spec_of(
     is_shared: bool = False,
     store: StoreSpec | None = None,
 ) -> CacheDirectorySpec:
-    """The spec of `cache_dir`, which is made if need be. `find_facts`, by which the
-    namespace is named, may take long: it hashes weights. `allocate` gives the memory for nodes that
-    are read. `end_kinds`: the kinds of tensors that belong to a node's end. `is_shared`: servers on
-    other hosts use the directory too. `store`: what holds nodes behind it.
-    """
+    """The spec of `cache_dir`, which is created if missing. `find_facts` determines the namespace
+    and may take long: it hashes weights. `allocate` provides the memory for nodes that are read.
+    `end_kinds`: the kinds of tensors that belong to a node's end. `is_shared`: servers on other
+    hosts use the directory too. `store`: what holds nodes behind it."""
 
     @asynccontextmanager
     async def open_disk() -> AsyncIterator[DiskTier]:
@@ -83,7 +83,7 @@ def directory_spec_of(
 
 
 class CacheDirectory:
-    """Used on the event loop, but for `orders`, which belongs to the engine's thread."""
+    """Used on the event loop, except for `orders`, which belongs to the engine's thread."""
 
     def __init__(
         self,
@@ -92,8 +92,7 @@ class CacheDirectory:
         tell: Callable[[Callable[[PrefixCache], None]], None],
     ) -> None:
         """`tenants` learn the sequences of the nodes found; `tell` hands results of orders to the
-        engine's thread.
-        """
+        engine's thread."""
         self._directory_spec = directory_spec
         self._tenants = tenants
         self.orders = DiskWorker(directory_spec.split, tell, tenants.note)
@@ -106,16 +105,15 @@ class CacheDirectory:
         async with self._directory_spec.open() as disk:
             nodes = await self.orders.scan(disk)
             measured = nodes_to_measure(nodes)
-            del nodes  # the index has what it keeps of them
-            await asyncio.to_thread(self._tenants.get, "")  # the first prompt is faster then
+            del nodes  # the index has all that it needs of these nodes
+            await asyncio.to_thread(self._tenants.get, "")  # makes the first prompt faster
             self._disk = disk
             opened()
             await self.orders.serve(disk, measured)
 
     async def learn(self, prompt: RenderedPrompt) -> bool:
-        """Learn what other servers have answered in a prompt that has answers whose ids are not
-        known, if they share the directory; whether it has to be rendered again.
-        """
+        """If other servers share the directory, learn what they have answered in a prompt that has
+        answers whose ids are not known. Returns whether the prompt has to be rendered again."""
         if self._disk is None or not prompt.has_unknown_answers:
             return False
         if self._disk.is_shared:
@@ -127,7 +125,7 @@ class CacheDirectory:
         self.orders.begin_epoch()
 
     def tell_again(self) -> None:
-        """Tell the new index all that the disk holds, once it is open."""
+        """Report everything that the disk holds to the new index, once the disk is open."""
         self.orders.scan_again()
 
     async def drain(self, timeout_s: float) -> None:
@@ -135,18 +133,17 @@ class CacheDirectory:
         await self.orders.drain(timeout_s)
 
     def described(self, status: CacheStatus) -> CacheStatus:
-        """The status, completed with that of the disk once it is open."""
+        """The status, with that of the disk added once it is open."""
         return status if self._disk is None else self.orders.described(status, self._disk)
 
 
 def limits_of(config: CacheConfig, held_bytes: int, least_bytes: int = 0) -> Limits:
-    """The limits of the cache; those that flags leave open follow from this machine. `held_bytes`:
-    of nodes on the disk; `least_bytes`: of memory that lanes need, which was found to have room.
-    """
+    """The limits of the cache; limits that no flag sets follow from this machine. `held_bytes`: of
+    nodes on the disk; `least_bytes`: of memory that lanes need, which is known to be available."""
     memory_bytes = max(node_bytes_of(config.memory_bytes), least_bytes)
     disk_bytes = config.budget_bytes
     if disk_bytes is None and config.cache_dir is not None:
-        # Includes what is there already, or each start would take less than the one before.
+        # Includes what is there already; otherwise each start would take less than the one before.
         share_bytes = (_free_bytes(config.cache_dir) + held_bytes) // 2
         disk_bytes = max(share_bytes, LEAST_SHARE_BYTES)
     return Limits(
@@ -161,9 +158,8 @@ def limits_of(config: CacheConfig, held_bytes: int, least_bytes: int = 0) -> Lim
 
 
 def store_spec_of(config: CacheConfig) -> StoreSpec | None:
-    """The store of the configuration; None if there is none. Raises ConfigError for another kind of
-    URL, and for a key file that cannot be read, or that anybody could guess.
-    """
+    """The store of the configuration; None if there is none. Raises ConfigError for an unknown kind
+    of URL, and for a key file that cannot be read or whose key could be guessed."""
     if config.store_url is None:
         return None
     check_url(config.store_url)
@@ -185,9 +181,8 @@ def warm_bytes_of(limits: Limits, held_bytes: int) -> int:
 
 
 def held_bytes_of(directory: Path | None) -> int:
-    """Bytes on the disk of the nodes of all models in the directory, as much as it really holds of
-    them; 0 if it cannot be read now.
-    """
+    """Bytes that the nodes of all models in the directory take on the disk; 0 if it cannot be read
+    now."""
     if directory is None:
         return 0
     try:
@@ -197,6 +192,6 @@ def held_bytes_of(directory: Path | None) -> int:
 
 
 def _free_bytes(directory: Path) -> int:
-    """Free bytes of the file system that the directory is, or will be, on."""
+    """Free bytes of the file system on which the directory is, or will be."""
     existing = next(path for path in (directory, *directory.resolve().parents) if path.exists())
     return shutil.disk_usage(existing).free

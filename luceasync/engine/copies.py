@@ -1,6 +1,6 @@
 """Indexes the prompts of choices, so that proposals can be copied from them.
 
-Knows which text of a prompt is worth indexing, but nothing of lanes and of how proposals are made.
+Knows which text of a prompt is worth indexing, but not lanes or how proposals are made.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from luceasync.text.tokenizer import Tokenizer
 
 NUMBER = re.compile(r"[ \t]*(\d{1,7})(\t|→|[ ]?[:|])")  # before a line, as tools show files
 MIN_LINES = 3
-MAX_CHARS = 1 << 16  # of numbered text in one prompt, the last ones
+MAX_CHARS = 1 << 16  # of numbered text in one prompt; the last characters count
 MAX_CHARS_HELD = 1 << 21  # of texts whose tokens are remembered
 
 
 def unnumbered(text: str, max_chars: int = MAX_CHARS) -> list[str]:
-    """The parts of `text` whose lines have rising numbers before them, three or more in a row,
-    without these; `max_chars` of them at most, and the last ones if there are more.
-    """
+    """The parts of `text` in which three or more lines in a row begin with rising numbers, without
+    these numbers; at most `max_chars`, taken from the end."""
     found: list[str] = []
     run: list[tuple[str, str]] = []  # separator and rest of each line
     last = -1
@@ -47,7 +46,8 @@ def unnumbered(text: str, max_chars: int = MAX_CHARS) -> list[str]:
 
 
 def _joined(run: list[tuple[str, str]]) -> str:
-    """The rests of lines as one text. A space that follows every `:` or `|` belongs to it."""
+    """The rests of lines as one text. A space that follows every `:` or `|` is part of the
+    separator."""
     rests = [rest for _, rest in run]
     if run[0][0] not in "\t→" and all(rest.startswith(" ") for rest in rests if rest):
         rests = [rest[1:] for rest in rests]
@@ -57,8 +57,8 @@ def _joined(run: list[tuple[str, str]]) -> str:
 class PromptCopies:
     """Makes indexes of prompts. Safe to call from any thread.
 
-    A prompt is indexed for itself: nothing of another prompt is ever in its index. What is
-    remembered are tokens of texts, by tenant, since the next prompt of a conversation has them too.
+    An index covers one prompt only and never contains text of another. Only the tokens of texts are
+    remembered, by tenant, since the next prompt of a conversation repeats them.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_chars_held: int = MAX_CHARS_HELD) -> None:
@@ -70,8 +70,8 @@ class PromptCopies:
 
     def index(self, prompt: RenderedPrompt, stop_ids: frozenset[int]) -> CopyIndex:
         """An index of the prompt's tokens, and of text in it that has line numbers, without these.
-        Nothing is proposed behind `stop_ids`. Takes 50 ns a token, and the encoding of such text.
-        """
+        Nothing is proposed after `stop_ids`. Takes 50 ns a token, plus the time to encode the text
+        without line numbers."""
         index = CopyIndex(stop_ids)
         for text in unnumbered(prompt.text or ""):
             index.put_before(self._encoded(prompt.tenant.key, text))

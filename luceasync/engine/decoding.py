@@ -1,6 +1,6 @@
 """One decode step for all lanes that decode: a token for each, or a round of speculation.
 
-Knows generations and their lanes, but no queue and no prompts.
+Knows generations and their lanes, but neither the queue nor prompts.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class LaneDecoding(Protocol):
         ...
 
     def speculation(self, lane: int) -> Speculation | None:
-        """What speculation did for the choice on the lane; None without a draft."""
+        """Speculation figures of the choice on the lane; None without a draft."""
         ...
 
     def start(self, lane: int) -> None:
-        """An empty lane is given to another choice."""
+        """An empty lane is assigned to another choice."""
         ...
 
     def prefilled(self, lane: int, begin: int, num_tokens: int) -> None:
@@ -60,10 +60,9 @@ class LaneDecoding(Protocol):
         alone: bool,
         meanwhile: Callable[[], None],
     ) -> None:
-        """Give each generation a token or more, or end it. Its lane then holds every token but the
-        last. `alone`: nothing else has work. `meanwhile` is called, once or more, when everything
-        is queued on the devices and the host would wait for them.
-        """
+        """Give each generation at least one token, or end it. Its lane then holds every token but
+        the last. `alone`: nothing else has work. `meanwhile` is called at least once, when
+        everything is queued on the devices and the host would otherwise wait for them."""
         ...
 
 
@@ -81,7 +80,7 @@ class PlainDecoding:
         return None
 
     def start(self, lane: int) -> None:
-        """No-op: keeps no state of lanes."""
+        """No-op: no state is kept per lane."""
 
     def prefilled(self, lane: int, begin: int, num_tokens: int) -> None:
         """No-op."""
@@ -105,7 +104,8 @@ class PlainDecoding:
 
 
 class SpeculativeDecoding:
-    """Rounds of speculation for the lanes where they pay, a token a step for the others."""
+    """Runs rounds of speculation on lanes where they pay, and plain steps of one token on the
+    others."""
 
     def __init__(
         self,
@@ -114,9 +114,8 @@ class SpeculativeDecoding:
         decide: Decide = matching_child,
         force: Callable[[Sequence[int]], RoundPlan] | None = None,
     ) -> None:
-        """`decide`: see speculator.walk. `force`: returns the plan of a step for these lanes, for
-        measurements; None: what pays.
-        """
+        """`decide`: see speculator.walk. `force`, for measurements: returns the plan of a step for
+        these lanes; None: the plan that pays best."""
         self._target = target
         self._speculator = speculator
         self._decide = decide
@@ -176,11 +175,12 @@ class SpeculativeDecoding:
                 if is_free and self._whole_round(chosen, plan, meanwhile, alone=alone):
                     continue
                 run(chosen, places, plan, then)
-            except DraftFailed:  # before anything has happened: these get a plain token
+            except DraftFailed:  # before any work was done: these generations get a plain token
                 self._plain(chosen, places, plan, meanwhile)
 
     def _is_free(self, generation: Generation) -> bool:
-        """Whether the device may accept its tokens: it knows best tokens and ends by token."""
+        """Whether the device may accept its tokens without the host: it takes the best tokens, and
+        its ends are single tokens."""
         prepared = generation.prepared
         return (
             takes_best(generation)
@@ -224,9 +224,8 @@ class SpeculativeDecoding:
         *,
         alone: bool,
     ) -> bool:
-        """Run a round that needs nothing of the host; False, and nothing has happened, if there is
-        none of this kind.
-        """
+        """Run a round that needs nothing from the host. Returns False, without side effects, if no
+        such round is possible."""
         queued = self._speculator.queue([*map(_text_of, generations)], plan)
         if queued is not None:
             step = _QueuedStep(queued, generations)
@@ -240,9 +239,8 @@ class SpeculativeDecoding:
         alone: bool,
         meanwhile: Callable[[], None],
     ) -> Sequence[Generation]:
-        """Give the tokens of the round that runs already to those that it is for. Returns the
-        others.
-        """
+        """Deliver the tokens of the round in flight to the generations that it was queued for.
+        Returns the other generations."""
         step, self._queued = self._queued, None
         if step is None:
             return generations
@@ -258,8 +256,7 @@ class SpeculativeDecoding:
         meanwhile: Callable[[], None],
     ) -> None:
         """Queue the next round if all lanes are likely to go on. Then wait for this one, and give
-        its tokens to all that it is for, even if they are not `asked` for now.
-        """
+        its tokens to every generation that it was queued for, even those not in `asked`."""
         after = None
         if alone and self._force is None and step.is_likely_followed(asked):
             after = self._speculator.queue_after(step.queued, alone=alone)
@@ -280,19 +277,20 @@ class SpeculativeDecoding:
 
 
 class _QueuedStep:
-    """A round that runs, and whom it is for."""
+    """A round in flight, and the generations that it was queued for."""
 
     def __init__(self, queued: QueuedRound, generations: Sequence[Generation | None]) -> None:
         self.queued = queued
         self.generations = list(generations)
 
     def forget(self, lane: int) -> None:
-        """The lane is given to another choice."""
+        """The lane is assigned to another choice."""
         if lane in self.queued.lanes:
             self.generations[self.queued.lanes.index(lane)] = None
 
     def is_likely_followed(self, asked: Sequence[Generation]) -> bool:
-        """Whether these are those of `asked`, and will hardly all end in it."""
+        """Whether the round was queued for exactly the generations `asked`, and it is unlikely that
+        all of them end in it."""
         shape = self.queued.plan.shape
         assert shape is not None, "a round has a shape"
         return len(asked) == len(self.generations) and all(
@@ -302,7 +300,7 @@ class _QueuedStep:
 
 
 def takes_best(generation: Generation) -> bool:
-    """Whether it takes the best tokens as they are, with or without speculation."""
+    """Whether the generation takes the best tokens unchanged, with or without speculation."""
     prepared, request = generation.prepared, generation.prepared.request
     return (
         prepared.guide is None
@@ -313,15 +311,15 @@ def takes_best(generation: Generation) -> bool:
 
 
 def takes_best_twice(generation: Generation) -> bool:
-    """Whether it takes the best tokens of this step and the next, unless a stop comes before. After
-    a stop the device runs a step in vain: its row is behind the lane's end and never read.
+    """Whether it takes the best tokens of this step and the next, unless it stops before. After a
+    stop the device runs one superfluous step: its row lies behind the lane's end and is never read.
     """
     goes_on = generation.num_generated + 1 < generation.prepared.max_tokens
     return goes_on and takes_best(generation)
 
 
 def _text_of(generation: Generation) -> LaneText:
-    """The text on its lane, and how it ends by token."""
+    """The text on its lane, and the tokens that end it."""
     prepared, token = generation.prepared, generation.last_token
     assert token is not None, "it decodes"
     num_left = prepared.max_tokens - generation.num_generated
@@ -362,7 +360,7 @@ def choose_next(
 
 
 def _masked_row(generation: Generation) -> RowSampling:
-    """How the next token is to be chosen; masked unless its guide checks the token later."""
+    """How the next token is to be chosen; masked, unless the guide checks the token afterwards."""
     row, guide = generation.next_row, generation.guide
     return row if guide is None or is_checked(row) else replace(row, mask=guide.mask())
 

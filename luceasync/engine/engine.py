@@ -1,6 +1,6 @@
 """The engine as the server sees it: requests in, streams out, all work in one thread of its own.
 
-Puts the parts together and owns their life: ChoicePreparation, Admission, OpenAnswers,
+Assembles the parts and owns their lifetime: ChoicePreparation, Admission, OpenAnswers,
 CacheDirectory, and the pump in its thread.
 """
 
@@ -52,9 +52,9 @@ Found = TypeVar("Found")
 FLUSH_DEADLINE_S = 30.0
 INSPECT_DEADLINE_S = 10.0
 SWITCH_INTERVAL_S = 5e-4  # the default of 5 ms lets the thread's Python hold up the event loop
-MAX_AWAY_S = 60  # requests do not wait for a process that is away for longer
+MAX_AWAY_S = 60  # requests are refused rather than wait for a process that is away for longer
 MODEL, DIRECTORY = "model", "cache directory"  # both are needed before requests are accepted
-MAX_LOADING_S = 60  # that clients are told to come back in
+MAX_LOADING_S = 60  # the longest delay that clients are told to wait before they retry
 MAX_NODES = 256  # in EngineDetails
 MAX_WAITING = 64
 
@@ -79,9 +79,9 @@ class LocalEngine:
         gpu_bytes: int = 0,
         drafts_copies: bool = False,
     ) -> None:
-        """`stopping`, `release`: see EngineThread. `processes`: of stages and drafter, besides this
-        one. `drafts_copies`: proposals are copied from texts, which are indexed for that.
-        """
+        """`stopping`, `release`: see EngineThread. `processes`: of stages and the drafter, besides
+        this one. `drafts_copies`: proposals are copied from texts, which are indexed for this
+        purpose."""
         self._device_parts = device_parts or {}
         self._gpu_bytes = gpu_bytes
         self._language = language
@@ -132,29 +132,26 @@ class LocalEngine:
         await self._preparing.close()
 
     def _load_engine(self, orders: DiskOrders) -> LoadedEngine:
-        """Load an engine, the first or another one; called in its thread."""
+        """Load an engine, initially or after a failure; called in its thread."""
         if self._directory is not None:
             self._directory.begin_life()
         return self._load(orders)
 
     async def load(self) -> None:
-        """Wait until the model is loaded and the cache directory scanned. Raises the failure of one
-        of them at once.
-        """
+        """Wait until the model is loaded and the cache directory scanned. Raises at once if either
+        fails."""
         await self._availability.wait()
 
     async def flush(self) -> None:
-        """Wait until the disk has everything that it is to have of ended requests. Raises
-        TimeoutError.
-        """
+        """Wait until everything to be saved of ended requests is on the disk. Raises TimeoutError."""
         assert self._thread is not None
-        for _ in range(3):  # the result of an order may lead to another one
+        for _ in range(3):  # the result of an order may cause another order
             await self._thread.call(lambda pump: pump.save_all(), FLUSH_DEADLINE_S)
             if self._directory is not None:
                 await self._directory.drain(FLUSH_DEADLINE_S)
 
     async def _end_all(self) -> None:
-        """Cancel all requests, and write to the disk what is worth it."""
+        """Cancel all requests, and write to the disk what is worth keeping."""
         assert self._thread is not None
         try:
             await self._thread.call(
@@ -166,7 +163,7 @@ class LocalEngine:
             log.error("the engine did not end its work within %.0f s", FLUSH_DEADLINE_S)
 
     async def _keep_disk(self) -> None:
-        """Serve the cache directory for as long as the engine lives."""
+        """Serve the cache directory for the lifetime of the engine."""
         if self._directory is None:
             self._availability.arrived(DIRECTORY)
             return
@@ -219,7 +216,7 @@ class LocalEngine:
         choices = await self._preparing.choices(request, stream_id)
         if self._directory is not None and await self._directory.learn(choices[0].prompt):
             choices = await self._preparing.choices(request, stream_id)
-        self._check_open(request)  # others may have entered meanwhile
+        self._check_open(request)  # other requests may have entered meanwhile
         stream = self._answers.open(
             stream_id,
             choices[0].prompt,
@@ -299,13 +296,13 @@ class LocalEngine:
             asyncio.get_running_loop().call_soon(self._ends_delivered)
 
     def _ends_delivered(self) -> None:
-        """The readers of ended answers had their turn: no client waits while lanes are saved."""
+        """Readers of ended answers have received them: no client waits while lanes are saved."""
         assert self._thread is not None
         self._thread.post(lambda pump: pump.lanes.delivered())
         self._answers.remember()
 
     def loaded(self, pump: Pump | None, error: BaseException | None) -> None:
-        """The model is loaded, for the first time or again; with an error it never will be."""
+        """The model is loaded, initially or again; an error means that it never will be."""
         self._pump = pump
         if error is not None:
             self._availability.lost(MODEL, error)
@@ -318,20 +315,19 @@ class LocalEngine:
             self._availability.arrived(MODEL)
 
     def failed(self, detail: str, back_in_s: int) -> None:
-        """The engine has failed and is loaded again."""
+        """The engine has failed and is being loaded again."""
         self._pump = None
         self._availability.interrupt(detail, back_in_s)
 
 
 class Availability:
-    """Whether requests are accepted, and why not: not before every part is there, not after a
-    fault, and not between `interrupt` and `resume`. Event loop only.
-    """
+    """Whether requests are accepted, and if not, why: they are refused until every part is loaded,
+    after a fault, and between `interrupt` and `resume`. Event loop only."""
 
     def __init__(self, parts: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._begun_s = clock()
-        self._back_s: float | None = None  # when an interruption may be over
+        self._back_s: float | None = None  # when an interruption is expected to be over
         self._awaited = set(parts)
         self._arrivals: dict[str, asyncio.Future[None]] = {}
         self._fault = ""
@@ -343,7 +339,7 @@ class Availability:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether the engine has failed and is not back."""
+        """Whether the engine has failed and has not recovered yet."""
         return bool(self._interruption)
 
     @property
@@ -354,9 +350,8 @@ class Availability:
 
     @property
     def retry_after_s(self) -> int:
-        """In how many seconds a refused client may come back: the rest of an interruption; while
-        the model is first loaded, whose end is unknown, as long as that has taken by now.
-        """
+        """Seconds after which a refused client may retry: the rest of an interruption; during the
+        first load, whose duration is unknown, as long as it has taken so far."""
         now_s = self._clock()
         if self._back_s is not None:
             return max(1, math.ceil(self._back_s - now_s))
@@ -364,22 +359,22 @@ class Availability:
         return max(1, min(MAX_LOADING_S, loading_s))
 
     def begin(self) -> None:
-        """The parts are on their way; called on the event loop."""
+        """The parts are being loaded; called on the event loop."""
         self._begun_s = self._clock()
         loop = asyncio.get_running_loop()
         self._arrivals = {part: loop.create_future() for part in self._awaited}
 
     async def wait(self) -> None:
-        """Wait until every part is there. Raises the failure of one of them at once."""
+        """Wait until every part is loaded. Raises at once if one fails."""
         assert self._arrivals, "`begin` comes first"
         await asyncio.gather(*map(asyncio.shield, self._arrivals.values()))
 
     def has_come(self, part: str) -> bool:
-        """Whether the part is there, or has failed."""
+        """Whether the part is loaded, or has failed."""
         return self._arrivals[part].done()
 
     def arrived(self, part: str) -> None:
-        """The part is there."""
+        """The part is loaded."""
         self._arrivals[part].set_result(None)
         self._awaited.discard(part)
 
@@ -389,7 +384,7 @@ class Availability:
         self._arrivals[part].set_exception(error)
 
     def interrupt(self, words: str, back_in_s: int) -> None:
-        """Accept no requests for now; they may come back in `back_in_s` seconds."""
+        """Refuse requests for now; clients may retry in `back_in_s` seconds."""
         self._interruption, self._back_s = words, self._clock() + back_in_s
 
     def resume(self) -> None:
@@ -397,12 +392,12 @@ class Availability:
         self._interruption, self._back_s = "", None
 
     def stop(self, words: str) -> None:
-        """Accept no requests any more."""
+        """Refuse all requests from now on."""
         self._fault = words
 
 
 def unavailable(detail: str, retry_after_s: int) -> Unavailable:
-    """The error of a request that is not accepted."""
+    """The error of a refused request."""
     return Unavailable(f"The model is not available: {detail}.", retry_after_s)
 
 

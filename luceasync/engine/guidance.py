@@ -1,7 +1,7 @@
 """Makes the guides of a request's choices: grammar, limit of reasoning, minimum length.
 
-Decides what a request demands of an answer; luceasync.grammar enforces it. Knows no lanes and
-nothing of how tokens are chosen.
+Decides what a request demands of an answer; luceasync.grammar enforces it. Does not know lanes or
+how tokens are chosen.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NewGuide = Callable[[], Guide | None]
 
 
 def unguided() -> None:
-    """No guide: any token may come."""
+    """No guide: any token is allowed."""
 
 
 class Guidance:
@@ -67,7 +67,8 @@ class Guidance:
         await self._compiler.close()
 
     def known(self, request: Request, prompt: RenderedPrompt) -> NewGuide | None:
-        """The result of `of`; None if something has to be compiled first. From any thread."""
+        """The result of `of`; None if something has to be compiled first. Safe to call from any
+        thread."""
         wanted = grammar_of(request, self._answers)
         if wanted.is_free:
             return self._guides(request, prompt, None)
@@ -85,7 +86,8 @@ class Guidance:
         return self._guides(request, prompt, matcher)
 
     def _program(self, wanted: AnswerGrammar, prompt: RenderedPrompt) -> GrammarProgram:
-        # A model that would not reason should not start to because a grammar allows little else.
+        # A grammar that leaves few tokens at the start should not make a model reason that
+        # otherwise would not.
         is_silent = prompt.before == "perhaps" and not self._answers.opens
         before: Before = "nothing" if is_silent else prompt.before
         return compose(wanted.constraint, wanted.calls, before, self._answers.words)
@@ -93,7 +95,7 @@ class Guidance:
     def _guides(
         self, request: Request, prompt: RenderedPrompt, matcher: Matcher | None
     ) -> NewGuide:
-        """Guides with a copy of `matcher` each."""
+        """Guides, each with its own copy of `matcher`."""
         most, before = request.most_reasoning_tokens, prompt.before
         reasoning: ReasoningBudget | None = None
         if most is not None and before != "nothing":
@@ -114,14 +116,13 @@ class Guidance:
 
 
 def stop_ids_of(request: Request, tokenizer: Tokenizer) -> frozenset[int]:
-    """The tokens that end the answer because the request says so: special tokens have no text in
-    which a stop string could be found.
-    """
+    """The tokens that end the answer by request: special tokens have no text in which a stop string
+    could be found."""
     return tokenizer.special_ids(request.stop).union(request.stop_token_ids)
 
 
 def is_guided(request: Request) -> bool:
-    """Whether the request demands anything of its answers."""
+    """Whether the request puts any constraint on its answers."""
     if request.constraint is not None or request.most_reasoning_tokens is not None:
         return True
     if request.min_tokens:

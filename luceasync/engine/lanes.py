@@ -1,7 +1,7 @@
 """What lanes hold: restored from the prefix cache when a generation starts, saved when it leaves.
 
-Owns what is still to be saved and freed after a step. What is worth keeping is for the prefix cache
-to say, which lane is next for the scheduler.
+Owns what is still to be saved and freed after a step. The prefix cache decides what is worth
+keeping, the scheduler which lane is next.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from luceasync.request import Speculation
 
 
 class LaneContents:
-    """Saves and releases are deferred until the tokens of the step have been delivered: nothing may
-    change a lane before `release_deferred` was called.
-    """
+    """Saves and releases are deferred until the tokens of the step have been delivered: a lane must
+    not change before `release_deferred` is called."""
 
     def __init__(self, prefixes: PrefixCache, paging: Paging, free: Callable[[int], None]) -> None:
-        """`free` is called with each lane of which nothing is needed any more."""
+        """`free` is called with each lane whose contents are no longer needed."""
         self.prefixes = prefixes
         self.paging = paging
         self._free = free
         self._saves: deque[tuple[Generation, int, Tensor | None]] = deque()
         self._ended: deque[tuple[Generation, bool]] = deque()  # and whether to save it
-        self.is_delivered = False  # the client has the tokens of what is deferred
+        self.is_delivered = False  # the client has received the tokens of everything deferred
 
     @property
     def has_deferred(self) -> bool:
@@ -38,9 +37,8 @@ class LaneContents:
     # --- at the start --------------------------------------------------------------------------
 
     def can_start(self, generation: Generation, running: Iterable[Generation]) -> bool:
-        """Whether it could use a lane now. What has to come from the disk is ordered; what another
-        prefill will save soon is waited for.
-        """
+        """Whether the generation could use a lane now. Nodes on the disk are ordered; if another
+        prefill will soon save tokens that it needs, it waits for them."""
         prefilling = (g.lease for g in running if not g.is_decoding)
         return self.prefixes.prepare(generation.lease, prefilling)
 
@@ -56,22 +54,21 @@ class LaneContents:
         self._saves.append((generation, end, logits))
 
     def release_later(self, generation: Generation) -> None:
-        """It has ended; its lane is free once it has been saved."""
+        """The generation has ended; its lane is free once it has been saved."""
         self._ended.append((generation, generation.is_sound))
 
     def delivered(self) -> None:
-        """The ends have been delivered. No-op if nothing is deferred."""
+        """The last deltas have been delivered. No-op if nothing is deferred."""
         self.is_delivered = self.has_deferred
 
     def distrust(self) -> None:
-        """A step has failed: save nothing of what it left."""
+        """A step has failed: save nothing that it left on lanes."""
         self._saves.clear()
         self._ended = deque((generation, False) for generation, _ in self._ended)
 
     def release_deferred(self) -> None:
-        """Save what is deferred, and free the lanes of what has ended. What raises is not retried
-        by the next call.
-        """
+        """Save what is deferred, and free the lanes of ended generations. A save that raises is not
+        retried by the next call."""
         self.is_delivered = False
         while self._saves:
             generation, end, logits = self._saves.popleft()
@@ -92,7 +89,7 @@ class LaneContents:
                     is_cut=generation.prepared.detokenizer.stopped,
                     is_ahead=generation.is_ahead,
                 )
-        finally:  # whatever could not be saved, the lane is free
+        finally:  # the lane is free even if it could not be saved
             try:
                 self.paging.vacate(lane)
             finally:
@@ -103,9 +100,8 @@ class LaneContents:
     # --- at once -------------------------------------------------------------------------------
 
     def preempt(self, generation: Generation, speculation: Speculation | None) -> None:
-        """Save what the lane holds, to be restored into the next one, and free it. `speculation`:
-        what it did on this lane.
-        """
+        """Save what the lane holds, so that it can be restored into the next one, and free it.
+        `speculation`: the figures of this lane."""
         lane, lease = generation.on_lane, generation.lease
         try:
             is_ahead = generation.is_ahead

@@ -1,7 +1,7 @@
 """Loads what the engine thread runs: weights, a drafter, the prefix cache, and the pump over them.
 
-Owns the order in which they are made and freed, and the rehearsal before the first request.
-Everything is chosen already: see Recipe.
+Owns the order in which they are made and freed, and the rehearsal before the first request. All
+choices were made before: see Recipe.
 """
 
 from __future__ import annotations
@@ -53,10 +53,12 @@ from luceasync.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 REHEARSAL_LANE = 0
-NUM_TURNS = 5  # of each kind of step: then its time is trusted for long, see StepCosts.is_due
-NUM_COPY_TURNS = 3  # if there are rounds of copies alone, which are measured again as they come
+# Of each kind of step; the measured time then stays valid for long, see StepCosts.is_due.
+NUM_TURNS = 5
+NUM_COPY_TURNS = 3  # if some rounds only copy; these are measured again whenever they occur
 REHEARSAL_LIMIT_S = 2.0
-NOISE_SHARE = 0.2  # of its next tokens are right if a drafter is another model's, or read wrongly
+# A drafter with a lower share of right tokens was made for another model, or is misread.
+NOISE_SHARE = 0.2
 KNOWN_TEXT = '''def add(a, b):
     """Return the sum of a and b."""
     return a + b
@@ -64,7 +66,7 @@ KNOWN_TEXT = '''def add(a, b):
 def multiply(a, b):
     """Return the product of a and b."""
     return'''
-MEASURE_LIMIT_S = 0.3  # of a prefill that is timed after a shorter one
+MEASURE_LIMIT_S = 0.3  # of the prefill that is measured, as estimated from a shorter one
 
 Progress = Callable[[int, int], None]
 DecodeWith = Callable[[LayerSplitBackend, Speculator], LaneDecoding]
@@ -85,7 +87,8 @@ class Recipe:
     drafter: DFlashPlacement | None
     draft_process: DraftProcessResources | None  # None: the drafter runs in this process
     mtp: MtpPlacement | None  # the model's own head drafts; there is no drafter then
-    copied_shapes: tuple[RoundShape, ...]  # of rounds that copy from the text; none: none do
+    # Of rounds that copy from the text; none: there are no such rounds.
+    copied_shapes: tuple[RoundShape, ...]
     limits: Limits
     host: HostMemory
     open_remote: OpenRemote
@@ -114,7 +117,8 @@ def load(recipe: Recipe, orders: DiskOrders) -> LoadedEngine:
     try:
         return _load(recipe, orders)
     except torch.OutOfMemoryError as error:
-        words = ". ".join(str(error).split(". ")[:3])  # torch's hints for programmers follow
+        # What follows are torch's hints to programmers.
+        words = ". ".join(str(error).split(". ")[:3])
         raise PlacementError(
             f"a device ran out of memory while the model was loaded: {words}. "
             "Free some of it, or lower --max-ctx or --parallel"
@@ -137,7 +141,7 @@ def _load(recipe: Recipe, orders: DiskOrders) -> LoadedEngine:
         setup = _decoding_setup(recipe, backend, progress, closing)
         progress.end()
         log.debug("start: drafter in %.2f s", time.monotonic() - began_s)
-        if recipe.plan.suits_one_thread:  # after reading: threads unpack weights
+        if recipe.plan.suits_one_thread:  # after reading, since threads unpack weights
             # Measured with the bundled model and 16 streams on 2 cores: almost three times the
             # tokens.
             torch.set_num_threads(1)  # of this thread, which is the engine's
@@ -154,7 +158,7 @@ def _load(recipe: Recipe, orders: DiskOrders) -> LoadedEngine:
             setup.check_alive()
 
         pump = _pump(recipe, backend, setup, orders)
-        if recipe.limits.disk_bytes:  # else there is no file to compare prefill with
+        if recipe.limits.disk_bytes:  # without one, there is no file to compare prefill with
             num_tokens, seconds = measure_prefill(backend, recipe)
             pump.lanes.prefixes.observe_prefill(0, num_tokens, seconds)
             log.debug("start: prefill of %d tokens in %.3f s", num_tokens, seconds)
@@ -171,11 +175,11 @@ def _load(recipe: Recipe, orders: DiskOrders) -> LoadedEngine:
 
 @dataclass(frozen=True, slots=True)
 class _DecodingSetup:
-    """How lanes decode, also in the rehearsal, and the features of a drafter."""
+    """How lanes decode, in the rehearsal too, and the features of a drafter."""
 
     decoding: LaneDecoding
     rehearsed: LaneDecoding
-    first_share: Callable[[], float | None]  # of what was rehearsed: see AcceptanceRecord
+    first_share: Callable[[], float | None]  # figures of the rehearsal: see AcceptanceRecord
     shapes: tuple[RoundShape, ...]
     features: FeatureHolder
     raise_if_failed: Callable[[], None]  # see Speculator.refresh
@@ -222,7 +226,7 @@ def _decoding_setup(
 def _drafter_of(
     recipe: Recipe, drafter: DFlashPlacement, backend: LayerSplitBackend, progress: _WeightProgress
 ) -> LoadedDraft:
-    """The loaded drafter, here or in its process."""
+    """The loaded drafter, in this process or its own."""
     plan, draft_process = recipe.plan, recipe.draft_process
     if draft_process is None:
         draft = load_draft(drafter, plan, backend, progress.advance, recipe.host)
@@ -263,18 +267,17 @@ def _pump(
 
 
 def attention_tokens_of(spec: ModelSpec) -> float | None:
-    """How many tokens one sees when attention costs it as much as the products with weights; None
-    if there is no attention.
-    """
+    """How many tokens a token must see for attention to cost as much as the products with weights;
+    None if there is no attention."""
     parameters = sum(map(spec.num_layer_parameters, range(spec.num_layers)))
     query_dims = sum(m.recent.num_heads * m.rows[0].shape[-1] for m in spec.mixers if m.recent)
     return parameters / (2 * query_dims) if query_dims else None
 
 
 def measure_prefill(backend: LayerSplitBackend, recipe: Recipe) -> tuple[int, float]:
-    """(tokens, seconds) of a prefill, so that the first restore is compared with something. A chunk
-    that was run before; on a CPU fewer tokens if it would take long: a restore is faster there.
-    """
+    """(tokens, seconds) of a prefill, so that the first restore has something to be compared with.
+    Measures a chunk that was run before; fewer tokens on a CPU if it would take long, as a restore
+    is faster there."""
     plan, vocab_size = recipe.plan, recipe.model.spec.vocab_size
     chunk_tokens, found = plan.prefill_chunk_tokens, (0, 0.0)
     for num_tokens in [chunk_tokens] if recipe.runs_async else [16, 64, chunk_tokens]:
@@ -312,7 +315,7 @@ class _WeightProgress:
         self._progress(min(self._done, self._total), self._total)
 
     def end(self) -> None:
-        """Report that all are read, also in the log: a bar is seen on terminals alone."""
+        """Report that all are read, in the log too: the progress bar is shown on terminals only."""
         self._progress(self._total, self._total)
         seconds = self._last_s - self._began_s
         log.info("Read %.3g GB of weights in %.1f s", self._done / 1e9, seconds)
@@ -345,9 +348,8 @@ def _rehearse(
 
 
 def _is_judged(recipe: Recipe) -> bool:
-    """Whether the rehearsal says if the drafter fits the model. The bundled one does; its text is
-    not of the kind that it knows.
-    """
+    """Whether the rehearsal judges if the drafter fits the model. The bundled drafter does fit; it
+    does not know the kind of text used here."""
     drafter = recipe.drafter
     return bool(recipe.taps) and (drafter is None or drafter.draft_dir != BUNDLED_DRAFT_DIR)
 
@@ -377,9 +379,8 @@ def rehearsal_for(
 ) -> Rehearsal:
     """With `shapes` of rounds, `num_turns` of each kind of step; without, one plain step. If there
     are kernels to compile (`runs_async`: see Pump) the prompt is a whole prefill chunk, otherwise
-    short. Half the context is left to decode. `text_ids`: what the prompt says, again and again,
-    if drafters are to be judged by it; none: any tokens.
-    """
+    short. Half the context is left to decode. `text_ids`: repeated to fill the prompt, if drafters
+    are to be judged by it; none: any tokens."""
     num_tokens = chunk_tokens if runs_async else max(16, len(text_ids))
     num_tokens = max(1, min(num_tokens, max_ctx_tokens // 2))
     said = text_ids or range(vocab_size)
@@ -389,7 +390,8 @@ def rehearsal_for(
 
 
 def in_turns(shapes: Sequence[RoundShape]) -> Callable[[Sequence[int]], RoundPlan]:
-    """The plans of steps: a plain step, a round of each shape, the last first, and again."""
+    """The plans of steps: a plain step, then a round of each shape, from the last to the first,
+    repeated."""
     kinds = itertools.cycle((None, *reversed(shapes)))
 
     def plan(lanes: Sequence[int]) -> RoundPlan:
@@ -407,9 +409,7 @@ def rehearse(
     *,
     limit_s: float = REHEARSAL_LIMIT_S,
 ) -> None:
-    """Run the prompt, then as many of the steps, which are greedy, as begin within `limit_s`.
-    Leaves the lane empty.
-    """
+    """Run the prompt, then greedy steps, as many as begin within `limit_s`. Leaves the lane empty."""
     generation = Generation(_prepared(tokenizer, rehearsal))
     target.reset(REHEARSAL_LANE)
     decoding.start(REHEARSAL_LANE)

@@ -1,6 +1,6 @@
 """Prepares the choices of a request for the engine thread: prompt, limits, seeds, guides.
 
-Long prompts and many choices take long, so that worker threads do it.
+Long prompts and many choices take time, so worker threads do the work.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.prompt import RenderedPrompt
 from luceasync.text.tokenizer import Tokenizer
 
-# Most of these threads wait for their turn with the template; those of the event loop's own pool,
-# which is as small as the machine, must not.
+# Most of these threads wait for their turn with the template. Threads of the event loop's default
+# pool, which is as small as the machine, must not block on that.
 CHAT_THREADS = 64
 
 T = TypeVar("T")
@@ -44,9 +44,10 @@ T = TypeVar("T")
 class PreparedChoice:
     """One choice of a request, ready to run.
 
-    `seed` is drawn already; `counts` is None unless a penalty needs them. `pins`: spans of the
-    prompt's tokens that stay on the devices. `guide`: which tokens may come; None: any. `copies`:
-    an index of the prompt, and in time of the answer, that proposals are copied from; None: none.
+     `seed` is drawn already; `counts` is None unless a penalty needs them. `pins`: spans of the
+    prompt's tokens that stay on the devices. `guide`: which tokens are allowed; None: any.
+    `copies`: an index of the prompt, and of the answer as it grows, from which proposals are
+    copied; None: no copies.
     """
 
     request: Request
@@ -74,8 +75,8 @@ def prepare(
     prompt_copies: PromptCopies | None = None,
 ) -> list[PreparedChoice]:
     """The request's choices, by index. Draws a seed unless the request has one. `new_guide` makes
-    the guide of each, `prompt_copies` their index, None: they have none. Raises RequestError
-    for a bias outside the vocabulary, an empty stop string and pins that do not fit.
+    the guide of each, `prompt_copies` the index that they share; None: no index. Raises
+    RequestError for a bias outside the vocabulary, an empty stop string, and pins that do not fit.
     """
     sampling = request.sampling
     check_logit_bias(sampling, language.vocab_size)
@@ -143,14 +144,12 @@ class ChoicePreparation:
         return choices
 
     async def close(self) -> None:
-        """Wait for the compiler of grammars."""
+        """Close the compiler of grammars and wait for it."""
         self._chats.shutdown(wait=False, cancel_futures=True)
         await self._guidance.close()
 
     async def _in_thread(self, request: Request, call: Callable[[], T]) -> T:
-        """The result of `call`, in a thread where it delays only requests that render as this one
-        does.
-        """
+        """Run `call` in a thread where it delays only requests that are rendered in the same way."""
         match request.prompt:
             case ChatPrompt():
                 return await asyncio.get_running_loop().run_in_executor(self._chats, call)
@@ -160,9 +159,8 @@ class ChoicePreparation:
     def _at_once(
         self, request: Request, stream_id: int
     ) -> tuple[RenderedPrompt, list[PreparedChoice] | None]:
-        """Everything in one go of one thread. No choices if a grammar has to be compiled first,
-        which is awaited on the event loop.
-        """
+        """Do everything in one call on one thread. Returns no choices if a grammar has to be
+        compiled first; the caller awaits that on the event loop."""
         prompt = self._prompts.render(request)
         guided = is_guided(request)
         new_guide = self._guidance.known(request, prompt) if guided else unguided

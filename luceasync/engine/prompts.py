@@ -1,7 +1,7 @@
 """Renders the prompt of a request to token ids.
 
-Knows the template, where turns end and the history of a tenant. Knows no lanes, no queue and
-nothing of how tokens are chosen.
+Knows the template, where turns end and the history of a tenant. Does not know lanes, the queue or
+how tokens are chosen.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ PinSpans = tuple[tuple[int, int], ...]  # tokens [begin, end)
 
 @dataclass(frozen=True, slots=True)
 class PinLimit:
-    """How many chunks of a lane may be pinned besides its first one; `always` spans are, in each
-    lane.
-    """
+    """How many chunks of a lane may be pinned besides the first one; `always` spans are pinned in
+    each lane."""
 
     num_chunks: int
     always: PinSpans = ()
@@ -62,9 +61,8 @@ class PinLimit:
 @dataclass(frozen=True, slots=True)
 class Language:
     """The text side of a model, and the limits that a request is checked against. `pin_limit` None:
-    all of a lane stays on the devices. `answers`, `roles`, `turns`: what the template showed,
-    `tool_roles` with tools.
-    """
+    all of a lane stays on the devices. `answers`, `roles`, `turns`: learned from the template,
+    `tool_roles` for chats with tools."""
 
     card: ModelCard
     tokenizer: Tokenizer
@@ -78,7 +76,7 @@ class Language:
     turns: TurnBoundaries = field(default_factory=TurnBoundaries)
 
     def calls_in(self, ids: Sequence[int]) -> Iterator[PastCall]:
-        """The calls in token ids that the model has generated, of any tools."""
+        """The calls in token ids that the model has generated, whichever tools they name."""
         spelled = self.tokenizer.spell(ids).decode("utf-8", "replace")
         name = ""
         for piece in self.answers.maker("", (TOOL,)).make(spelled, is_last=True):
@@ -134,9 +132,8 @@ class Prompts:
         chat: ChatPrompt,
         recalled: Sequence[ChatMessage],
     ) -> RenderedPrompt:
-        """The prompt in the first form that the template does not refuse. Raises its first
-        refusal.
-        """
+        """The prompt in the first form that the template accepts. If it refuses all, raises the
+        first refusal."""
         refusals: list[TemplateRefusal] = []
         roles = self._language.tool_roles if chat.tools else self._language.roles
         for fit in roles.fits:
@@ -170,8 +167,7 @@ class Prompts:
         self, tenant: Tenant, chat: ChatPrompt, messages: Sequence[ChatMessage], *, has_form: bool
     ) -> RenderedPrompt:
         """`messages`: those of the chat, fitted to the template's roles. `has_form`: the request
-        constrains the text, so that JSON is no call.
-        """
+        constrains the text, so JSON in it is not a tool call."""
         template, tokenizer = self._language.template, self._language.tokenizer
         if chat.is_begun:
             text = begun_answer(template, messages, chat.tools, **chat.template_kwargs)
@@ -205,9 +201,8 @@ class Prompts:
         messages: Sequence[ChatMessage],
         fit: FitMessages,
     ) -> tuple[int, ...]:
-        """The client's cache marks as token counts; `messages` as they came. None for a prompt that
-        is not answered.
-        """
+        """The client's cache marks as token counts; `messages` as the client sent them. None for a
+        prompt that is not answered."""
         if prompt.text is None:
             return ()
 
@@ -221,16 +216,15 @@ class Prompts:
         lead, infill = self._language.tokenizer.lead, self._language.tokenizer.infill
         text = text if text.startswith(lead) else lead + text
         ids, _ = self._recall(tenant, text, param)
-        # An editor may have written the notation itself.
+        # The editor may have written the notation into the prompt itself.
         ends = infill.ends if infill is not None and infill.middle in ids else frozenset()
         return RenderedPrompt(tenant, text, ids, tuple(self._turns.ends(ids)), ends=ends)
 
     def _of_infill(
         self, tenant: Tenant, prompt: InfillPrompt, max_tokens: int | None
     ) -> RenderedPrompt:
-        """A prompt whose middle is to be written. Raises RequestError if the model's tokenizer has
-        no tokens for it.
-        """
+        """A fill-in-the-middle prompt. Raises RequestError if the model's tokenizer has no tokens
+        for it."""
         tokenizer, max_ctx = self._language.tokenizer, self._language.card.max_ctx_tokens
         if (tokens := tokenizer.infill) is None:
             raise RequestError(
@@ -263,17 +257,15 @@ class Prompts:
         )
 
     def _recall(self, tenant: Tenant, text: str, param: str) -> tuple[array[int], int]:
-        """Encode `text`, with the ids that the history has for it, and tell how many it has. Raises
-        ContextLengthError, before much work is done if it is far too long.
-        """
+        """Encode `text`, reusing the ids that the history has for it, and return how many were
+        reused. Raises ContextLengthError, early if the text is far too long."""
         max_ctx = self._language.card.max_ctx_tokens
         refuse_too_long(self._language.tokenizer, text, max_ctx, param)
         return tenant.history.recalled(text)
 
     def _of_ids(self, tenant: Tenant, ids: tuple[int, ...]) -> RenderedPrompt:
-        """Ids as they came. They are not remembered: text keeps the ids that we gave it, not those
-        that a client made up.
-        """
+        """Token ids as sent. They are not remembered: a text keeps the ids that this server
+        generated, not those that a client made up."""
         check_ids(ids, self._language.vocab_size)
         packed = array("i", ids)
         return RenderedPrompt(tenant, None, packed, tuple(self._turns.ends(packed)))
@@ -281,9 +273,8 @@ class Prompts:
     def _prefix(
         self, tenant: Tenant, chat: ChatPrompt, messages: Sequence[ChatMessage]
     ) -> RenderedPrompt:
-        """What prompts that continue the messages have in common. It is not answered, so that no
-        text is remembered.
-        """
+        """The common prefix of all prompts that continue the messages. It is not answered, so no
+        text is remembered."""
         ids = shared_ids(
             self._language.template,
             self._turns,
@@ -296,7 +287,7 @@ class Prompts:
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, param: str = "prompt") -> None:
-    """Raise RequestError, which names `param`, for the first of `ids` outside the vocabulary."""
+    """Raise RequestError, naming `param`, for the first of `ids` outside the vocabulary."""
     for place, token_id in enumerate(ids):
         if not 0 <= token_id < vocab_size:
             raise RequestError(
@@ -308,21 +299,20 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: str = "prompt") -> Non
 def has_unknown_answers(
     messages: Sequence[ChatMessage], boundaries: Sequence[int], num_known: int
 ) -> bool:
-    """Whether a prompt of these messages may hold answers behind its first `num_known` tokens.
-    `boundaries`: where its turns end; the results of several tools may be one turn. Pure.
-    """
+    """Whether a prompt of these messages may hold answers after its first `num_known` tokens.
+    `boundaries`: where its turns end; the results of several tools may be one turn. Pure."""
     roles = [message["role"] for message in messages]
     if "assistant" not in roles:
         return False
     later = roles[len(roles) - roles[::-1].index("assistant") :]
     num_turns = sum(1 for _ in groupby(later))
-    # The end of an answer may be spelled otherwise than the model did: it is not remembered.
+    # The template may spell the end of an answer differently from the model: it is not remembered.
     num_unknown = sum(boundary > num_known + MAX_TAIL_TOKENS for boundary in boundaries)
     return num_known == 0 or num_unknown > num_turns
 
 
 def _is_beginning(request: Request, messages: Sequence[ChatMessage]) -> bool:
-    """Whether the messages are only to be cached, and a user's turn comes next, not an answer."""
+    """Whether the messages are only to be cached, and a user's turn follows rather than an answer."""
     is_answered = bool(messages) and messages[-1]["role"] in ("user", "tool")
     return request.keep_prefix and request.max_tokens == 0 and not is_answered
 
@@ -360,7 +350,7 @@ def _system_end(request: Request, prompt: RenderedPrompt) -> int:
 
 
 def _num_chunks(spans: PinSpans) -> int:
-    """How many chunks the spans touch, not counting the lane's first one."""
+    """How many chunks the spans touch, apart from the lane's first one."""
     touched = {
         c for begin, end in spans for c in range(begin // CHUNK_TOKENS, -(-end // CHUNK_TOKENS))
     }

@@ -1,7 +1,7 @@
 """The engine thread's half: generations on lanes, one step at a time.
 
-Puts scheduler, lanes, steps and outbox together. Synchronous, and knows no threads, loops or
-clients: it is given commands, and returns the deltas that came of a step.
+Combines scheduler, lanes, steps and outbox. Synchronous; does not know threads, event loops or
+clients: it receives commands, and returns the deltas that a step produced.
 """
 
 from __future__ import annotations
@@ -30,20 +30,22 @@ from luceasync.pipeline.paging import Paging
 from luceasync.prefix_cache.cache import PrefixCache
 from luceasync.request import ErrorKind, FinishReason
 
-# What a failure came in: a pass of one of the two kinds, the work around passes, or a command.
+# Where a failure occurred: in a pass of one of the two kinds, in the work around passes, or in a
+# command.
 During = Literal["prefill", "decode", "between", "command"]
 
 Deliver = Callable[[list[Emitted]], None]
 Chosen = Callable[[Generation], bool]
-Command = Callable[["Pump"], list[Emitted] | None]  # what it returns is to be delivered
+Command = Callable[["Pump"], list[Emitted] | None]  # its return value is to be delivered
 
 IDLE_PAUSE_S = 1.0
-DELIVERY_PAUSE_S = 0.02  # at most, in which an answer's end goes out before its prefix is saved
+# The longest that a prefix waits to be saved while an answer's end is being delivered.
+DELIVERY_PAUSE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What clients are told of an exception, and what the engine was doing when it was raised."""
+    """What clients are told about an exception, and what the engine was doing when it was raised."""
 
     words: str
     kind: ErrorKind
@@ -67,10 +69,9 @@ class Pump:
         lanes: Paging,
     ) -> None:
         """`runs_async`: devices compute while the host goes on. The tokens of a step are then
-        delivered during the next one: their readers want the interpreter just when that is to be
-        queued. `synchronize`: see Steps. `quiet` is set while there has been nothing to do for
-        IDLE_PAUSE_S. `lanes`: which parts of them are on devices.
-        """
+        delivered during the next one: otherwise their readers would take the interpreter just when
+        that step is to be queued. `synchronize`: see Steps. `quiet` is set after there has been
+        nothing to do for IDLE_PAUSE_S. `lanes`: which parts of lanes are on the devices."""
         self._runs_async = runs_async
         self._quiet, self._was_idle = quiet or threading.Event(), False
         self._num_lanes = num_lanes
@@ -80,15 +81,15 @@ class Pump:
         self.steps = Steps(target, decoding, chunk_tokens=chunk_tokens, synchronize=synchronize)
         self._num_completed = Counter[StepKind]()
         self._is_lane_awaited = False  # a lane is taken from its choice after the next step
-        self._at_hand: list[Generation] = []  # fail if what is being done with them raises
-        self.doing: During = "between"  # at this moment, or when the last step has failed
+        self._at_hand: list[Generation] = []  # these fail if the work in progress on them raises
+        self.doing: During = "between"  # now, or when the last step failed
 
     def __repr__(self) -> str:
         return f"Pump({self.scheduler})"
 
     @property
     def pause_s(self) -> float:
-        """How long a step would do nothing unless a command comes before."""
+        """How long steps would have nothing to do unless a command arrives."""
         if self.scheduler.has_work:
             return 0.0
         if self.lanes.has_deferred:
@@ -97,7 +98,7 @@ class Pump:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to do before a command comes."""
+        """Whether there is nothing to do until a command arrives."""
         return self.pause_s == IDLE_PAUSE_S
 
     @property
@@ -109,15 +110,15 @@ class Pump:
         return len(self.scheduler.running)
 
     def num_completed(self, during: During) -> int:
-        """How many passes were completed that show that a failure `during` has passed: of its kind,
-        or of any kind if it was in none.
-        """
+        """How many completed passes show that a failure `during` has been overcome: passes of its
+        kind, or of any kind if it was outside of passes."""
         if during == "prefill" or during == "decode":
             return self._num_completed[during]
         return self._num_completed.total()
 
     def listen(self, post: Callable[[Command], None]) -> None:
-        """Be called back when copies end; `post`, of any thread, runs a command before a step."""
+        """Register for the completion of copies; `post`, which any thread may call, runs a command
+        before a step."""
         self.lanes.prefixes.listen(lambda call: post(lambda pump: call()))
 
     # --- commands ------------------------------------------------------------------------------
@@ -131,32 +132,32 @@ class Pump:
         self._quiet.clear()
         self._was_idle = False
         self._at_hand = [Generation(choice) for choice in prepared]
-        self.scheduler.enqueue(self._at_hand)  # first: if one fails, its client is told
+        self.scheduler.enqueue(self._at_hand)  # first: if one fails, its client is informed
         for generation in self._at_hand:
             self.lanes.prefixes.admit(generation.lease)
         self._at_hand = []
         return [] if capacity is None else self._evict(capacity)
 
     def set_unread(self, stream_id: int, *, is_unread: bool) -> None:
-        """The stream's client has stopped reading, or reads again. Meanwhile its choices get no
-        tokens, and their lanes are free for others.
-        """
+        """The stream's client has stopped reading, or reads again. While it does not read, its
+        choices get no tokens, and other choices may take their lanes."""
         self.scheduler.set_unread(stream_id, is_unread=is_unread)
 
     def cancel(self, stream_id: int) -> list[Emitted]:
-        """End every choice of the stream, wherever it is; its lanes are free when this returns."""
+        """End every choice of the stream, in whatever state it is; its lanes are free when this
+        returns."""
         self.lanes.release_deferred()
         self._end(lambda g: g.prepared.stream_id == stream_id, "cancelled", None)
         self.lanes.release_deferred()
         return self._outbox.take()
 
     def save_all(self) -> None:
-        """Save what has ended, and hand over to the disk all that it is to have."""
+        """Save what has ended, and hand over to the disk everything that belongs there."""
         self.lanes.release_deferred()
         self.lanes.prefixes.hand_over(wait=True)
 
     def end_all(self, words: str) -> list[Emitted]:
-        """Cancel everything, and write what is worth it, for the next start."""
+        """Cancel everything, and write to the disk what is worth keeping for the next start."""
         self.lanes.release_deferred()
         self._end(lambda g: True, "cancelled", words)
         self.save_all()
@@ -165,35 +166,32 @@ class Pump:
     # --- after a failure -----------------------------------------------------------------------
 
     def fail_all(self, error: str, kind: ErrorKind = "failed") -> list[Emitted]:
-        """End everything with an error. Nothing of it is saved and no lane is read, so that all
-        clients are told, whatever a step has raised.
-        """
+        """End everything with an error. Saves nothing and reads no lane, so that every client is
+        informed, whatever a step has raised."""
         self._fail(lambda g: True, error, kind)
         return self._outbox.take()
 
     def give_up(self, fault: Fault, back_in_s: int) -> list[Emitted]:
         """End everything for good: running generations with the fault, waiting ones with the advice
-        to come back in `back_in_s` seconds.
-        """
+        to retry in `back_in_s` seconds."""
         self._fail(self.scheduler.running.__contains__, fault.words, fault.kind)
         self._fail(lambda g: True, fault.words, "unavailable", back_in_s)
         return self._outbox.take()
 
     def recover(self, fault: Fault) -> list[Emitted]:
-        """End what ran when a step or a command has raised; the queue stays. If this raises too,
-        what it could not deliver is returned by the next call, of this or `fail_all`. Nothing runs
-        before `begin_again`.
-        """
+        """End the running generations after a step or a command has raised; the queue stays. If
+        this raises too, what it could not deliver is returned by the next call of this method or of
+        `fail_all`. Nothing runs before `begin_again`."""
         self.doing = "between"
         ended = {*self.scheduler.running, *self._at_hand}
         self._at_hand = []
-        if fault.during == "command":  # it may have been the one that these wait for
+        if fault.during == "command":  # it may have brought what these wait for
             ended.update(g for g in self.scheduler.waiting if g.lease.awaited)
         self._fail(ended.__contains__, fault.words, fault.kind)
         return self._outbox.take()
 
     def begin_again(self) -> None:
-        """Make every lane as if nothing had run on it. Raises what a reset raises."""
+        """Reset every lane to its initial state. Raises what a reset raises."""
         for lane in range(self._num_lanes):
             self.steps.empty(lane)
 
@@ -206,10 +204,9 @@ class Pump:
     # --- a step --------------------------------------------------------------------------------
 
     def step(self, deliver: Deliver | None = None) -> list[Emitted]:
-        """Give free lanes to waiting choices, then do what is due. Returns what is to be delivered
-        now; the tokens of a decode step may be held back and be given to `deliver` while a device
-        works on the next one. None: nothing is held back.
-        """
+        """Give free lanes to waiting choices, then run the next step. Returns what is to be
+        delivered now; the tokens of a decode step may be held back and passed to `deliver` while a
+        device works on the next one. `deliver` None: nothing is held back."""
         self.lanes.release_deferred()
         self.lanes.prefixes.hand_over()
         if self.scheduler.waiting:
@@ -234,7 +231,7 @@ class Pump:
             alone = not prefilling and not self._is_lane_awaited
             self.steps.decode(decoding, alone=alone, meanwhile=meanwhile)
             self._is_lane_awaited = False
-            ended = (g for g in self.scheduler.running if g.has_ended)  # unread ones, too
+            ended = (g for g in self.scheduler.running if g.has_ended)  # unread ones too
             self._advanced(dict.fromkeys([*decoding, *ended]))
         seconds = time.perf_counter() - begin
         self.scheduler.account(step, seconds, both=bool(prefilling and decoding))
@@ -256,9 +253,9 @@ class Pump:
             self.lanes.prefixes.observe_prefill(begin, end, generation.prefill_s)
 
     def _preempt(self) -> None:
-        """Take a lane from a client that has had more than others, or does not read. One whose next
-        round runs already keeps it until its tokens are read; then no other round begins early.
-        """
+        """Take a lane from a client that has had more than others, or that does not read. A lane
+        whose next round is already in flight stays until its tokens are read; no further round is
+        queued early then."""
         generation = self.scheduler.to_preempt(self._can_start)
         if generation is not None and generation.is_ahead and not generation.is_unread:
             self._is_lane_awaited = True
@@ -270,7 +267,8 @@ class Pump:
                 self.scheduler.requeue(generation)
 
     def _assign_lanes(self) -> None:
-        """Clients in turn; a generation that waits for a prefix to arrive holds up no other."""
+        """Clients take turns; a generation that waits for a prefix to arrive does not hold up
+        others."""
         if self.scheduler.first_free_lane is not None:
             for generation in self.scheduler.in_turn():
                 lane = self.scheduler.first_free_lane
@@ -291,7 +289,7 @@ class Pump:
         return can_start
 
     def _end_restores(self, restoring: Iterable[Generation]) -> None:
-        """Let the generations go on whose prefix has arrived."""
+        """Continue the generations whose prefix has arrived."""
         for generation in restoring:
             if self.lanes.prefixes.has_restored(generation.lease):
                 generation.is_restoring = False
@@ -300,7 +298,7 @@ class Pump:
                     self._advanced([generation])
 
     def _rest(self) -> None:
-        """Nothing is to be done now, and nothing was at the last step."""
+        """There is nothing to do now, and there was nothing at the last step."""
         if self._was_idle:
             self._quiet.set()
         self._was_idle = not self.scheduler.waiting and not self.scheduler.running
@@ -308,7 +306,7 @@ class Pump:
     # --- ends ----------------------------------------------------------------------------------
 
     def _advanced(self, generations: Iterable[Generation]) -> None:
-        """They have been given tokens, or have ended, and then leave their lanes."""
+        """The generations have received tokens, or have ended; ended ones leave their lanes."""
         for generation in generations:
             if not generation.has_ended:
                 self._outbox.advanced(generation)
@@ -337,7 +335,7 @@ class Pump:
         kind: ErrorKind = "failed",
         retry_after_s: int = 1,
     ) -> None:
-        self._outbox.detokenize()  # first: an end that is a failure shows no more text
+        self._outbox.detokenize()  # first, since an end that is a failure shows no more text
         for generation in [g for g in self.scheduler.running if chosen(g)]:
             generation.end(reason, error, kind, retry_after_s)
             self._advanced([generation])

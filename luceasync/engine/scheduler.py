@@ -18,14 +18,17 @@ from typing import Literal
 
 from luceasync.engine.sequence import Generation
 
-MIN_TURN_TOKENS = 64  # that an answer gets before its lane goes to another client
-MAX_STANDING_S = 1.0  # that an answer is paused before another of its client makes room
-ROWS_PER_TURN_TOKEN = 8  # prefilled for a turn: it must also yield a token for so many of them
-MIN_TURN_S = 0.5  # ends a turn, too, where tokens are slow
-TURN_PER_PREFILL = 2.0  # times the prefill of a turn, likewise
-MAX_SKIPPED = 8  # chunks that a client's later, shorter prompts get in a row before an earlier one
+MIN_TURN_TOKENS = 64  # that an answer gets before its lane may go to another client
+# That an answer is paused before another one of the same client makes way for it.
+MAX_STANDING_S = 1.0
+ROWS_PER_TURN_TOKEN = 8  # prefilled for a turn: the turn must yield one token for this many rows
+MIN_TURN_S = 0.5  # also ends a turn, where tokens are slow
+TURN_PER_PREFILL = 2.0  # times the prefill of a turn: also ends it
+# Chunks in a row for later, shorter prompts of a client before an earlier one gets a chunk.
+MAX_SKIPPED = 8
 MAX_RESUMED = 3  # chunks in a row for answers that lost their lanes, before a new prompt gets one
-MAX_ASKED = 8  # waiting choices per step that are asked whether they can begin: each walks the tree
+# Waiting choices per step that are checked for whether they can begin: each walks the tree.
+MAX_ASKED = 8
 
 StepKind = Literal["prefill", "decode", "idle"]
 
@@ -37,11 +40,11 @@ class Scheduler:
         self._free_lanes = list(range(num_lanes))
         self.waiting: list[Generation] = []
         self.running: list[Generation] = []
-        self._passed_over: set[Generation] = set()  # waiting, and not for the disk
-        self._heir: Generation | None = None  # gets the lane that its client's other choice left
-        self._last_turn: dict[str, int] = {}  # by client, of those with choices here
+        self._passed_over: set[Generation] = set()  # waiting, but not for the disk
+        self._heir: Generation | None = None  # gets the lane that another choice of its client left
+        self._last_turn: dict[str, int] = {}  # by client, for those with choices in the engine
         self._num_turns = 0
-        self._last_chunk: dict[str, int] = {}  # likewise
+        self._last_chunk: dict[str, int] = {}  # by client, too
         self._num_chunks = 0
         self._num_resumed = 0  # chunks in a row for answers that had begun
         self._prefill_s = 0.0  # since decode had its share last, while both had work
@@ -69,7 +72,7 @@ class Scheduler:
 
     @property
     def first_free_lane(self) -> int | None:
-        """The lowest free lane, so that few lanes use few rows; None if all are taken."""
+        """The lowest free lane, so that passes cover few rows; None if all are taken."""
         return self._free_lanes[0] if self._free_lanes else None
 
     def enqueue(self, generations: Iterable[Generation]) -> None:
@@ -110,11 +113,13 @@ class Scheduler:
         self._passed_over.clear()
 
     def pass_over(self) -> None:
-        """Do not retry what waits now, except for the disk, before a lane is free."""
+        """Do not retry the waiting generations before a lane is free, except those that wait for
+        the disk."""
         self._passed_over = set(self._eligible())
 
     def set_unread(self, stream_id: int, *, is_unread: bool) -> None:
-        """The stream's client stops reading, or reads again. Unread choices get no steps."""
+        """The stream's client stops reading, or reads again. Choices that are not read get no
+        steps."""
         for generation in (*self.running, *self.waiting):
             if generation.prepared.stream_id == stream_id:
                 generation.is_unread = is_unread
@@ -124,8 +129,7 @@ class Scheduler:
 
     def in_turn(self) -> list[Generation]:
         """Waiting generations that may have a lane, in the order in which they get one. Priorities
-        order the requests of one client and change nothing between clients.
-        """
+        order the requests of one client and change nothing between clients."""
         waiting = self._eligible()
         if len(waiting) < 2:  # nearly always
             return waiting
@@ -136,9 +140,8 @@ class Scheduler:
         return sorted(order, key=lambda g: g is not self._heir)
 
     def to_preempt(self, can_begin: Callable[[Generation], bool]) -> Generation | None:
-        """The generation that leaves its lane to a waiting one that `can_begin`; None if a lane is
-        free, or if all keep theirs.
-        """
+        """The generation that leaves its lane to a waiting one for which `can_begin` holds; None if
+        a lane is free, or if all keep theirs."""
         if self._free_lanes or not (eligible := self._eligible()):
             return None
         decoding = [g for g in self.running if g.is_decoding]
@@ -157,20 +160,20 @@ class Scheduler:
         return None if chosen is None else decoding[chosen]
 
     def streams_to_evict(self, num_places: int) -> set[int]:
-        """The ids of the streams that must go so that the choices of the others fit."""
+        """The ids of the streams that must be evicted so that the choices of the others fit."""
         if len(self.running) + len(self.waiting) <= num_places:
             return set()
         return set(requests_to_evict(self._open_requests(), num_places))
 
     def _first_ready(self, can_begin: Callable[[Generation], bool]) -> set[str]:
-        """The client of the first waiting generation that could begin on a lane at once; few are
-        asked.
-        """
+        """The client of the first waiting generation that could begin on a lane at once; only a few
+        are checked."""
         asked = self.in_turn()[:MAX_ASKED]
         return {g.client for g in [*islice(filter(can_begin, asked), 1)]}
 
     def _standing(self, waiting: Iterable[Generation]) -> dict[str, Generation]:
-        """By client, the generation that left a lane first, and long ago: the last in the queue."""
+        """By client, the generation that left a lane first and has been paused for long: the last
+        in the queue."""
         now = time.monotonic()
         return {
             g.client: g
@@ -179,7 +182,7 @@ class Scheduler:
         }
 
     def _open_requests(self) -> list[OpenRequest]:
-        """All requests with choices here, in order of arrival."""
+        """All requests with choices in the engine, in order of arrival."""
         by_stream: dict[int, list[Generation]] = {}
         for generation in (*self.running, *self.waiting):
             by_stream.setdefault(generation.prepared.stream_id, []).append(generation)
@@ -195,7 +198,7 @@ class Scheduler:
         ]
 
     def _eligible(self) -> list[Generation]:
-        """Waiting generations that could use a lane: read by their client, nothing awaited."""
+        """Waiting generations that could use a lane: their client reads, and they await nothing."""
         return [g for g in self.waiting if not g.lease.awaited and not g.is_unread]
 
     def _num_lanes_of(self) -> Counter[str]:
@@ -204,9 +207,8 @@ class Scheduler:
     # --- what runs next ------------------------------------------------------------------------
 
     def partition(self) -> tuple[list[Generation], list[Generation], list[Generation]]:
-        """The running generations that are being restored, that prefill, and that decode and are
-        read.
-        """
+        """The running generations that are being restored, those in prefill, and those that decode
+        and whose client reads."""
         restoring: list[Generation] = []
         prefilling: list[Generation] = []
         decoding: list[Generation] = []
@@ -221,7 +223,7 @@ class Scheduler:
         return restoring, prefilling, decoding
 
     def next_step(self, num_prefilling: int, num_decoding: int) -> StepKind:
-        """What to run, so that prefill and decode have had equal time."""
+        """The kind of step to run, so that prefill and decode get equal time."""
         return next_step(num_prefilling, num_decoding, self._prefill_s, self._decode_s)
 
     def next_prefill(self, prefilling: Sequence[Generation]) -> Generation:
@@ -242,7 +244,8 @@ class Scheduler:
         own = [g for g in prefilling if g.client == chosen.client]
         for g in own[: own.index(chosen)]:
             g.num_skipped += 1
-        if chosen.num_skipped >= MAX_SKIPPED:  # the next chunk is for a shorter one again
+        # Otherwise the next chunk would again go to a shorter one.
+        if chosen.num_skipped >= MAX_SKIPPED:
             for g in own:
                 g.num_skipped = min(g.num_skipped, MAX_SKIPPED - 1)
         chosen.num_skipped = 0
@@ -252,7 +255,7 @@ class Scheduler:
         return chosen
 
     def account(self, step: StepKind, seconds: float, *, both: bool) -> None:
-        """A step has taken `seconds`; `both`: the other kind had work too."""
+        """A step has taken `seconds`; `both`: the other kind had work, too."""
         if not both:
             self._prefill_s = self._decode_s = 0.0
         elif step == "prefill":
@@ -267,7 +270,8 @@ class Scheduler:
 def next_step(
     num_prefilling: int, num_decoding: int, prefill_s: float, decode_s: float
 ) -> StepKind:
-    """What to run when each kind has run so long since the other one waited last.
+    """The kind of step to run. `prefill_s`, `decode_s`: how long each has run since the other one
+    last waited.
 
     A chunk of a long prompt may take as long as many decode steps: equal turns would starve the
     streams, so the time is shared equally.
@@ -284,9 +288,8 @@ def next_step(
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedPrompt:
-    """A prompt that has a lane: the tokens that are left of it, and the chunks that later prompts
-    of its client have had since its last one. `is_resumed`: its answer had begun and lost its lane.
-    """
+    """A prompt that has a lane: its remaining tokens, and the chunks that later prompts of its
+    client have had since its own last one. `is_resumed`: its answer had begun and lost its lane."""
 
     client: str
     priority: int
@@ -298,11 +301,13 @@ class UnfinishedPrompt:
 def next_prefill(
     prompts: Sequence[UnfinishedPrompt], last_chunk: Mapping[str, int], *, resumes: bool
 ) -> int:
-    """The index of the prompt that gets a chunk, of those in the order in which they got lanes.
+    """The index of the prompt that gets a chunk; `prompts` are in the order in which they got
+    lanes.
 
-    The client whose last chunk is longest ago comes first, and of its prompts those of its lowest
-    priority, of which the shortest rest, but later ones do not hold one up for ever. `resumes`: the
-    chunk is for a resumed answer if there is one: a client reads it.
+    The client whose last chunk is longest ago comes first, and of its prompts those with its lowest
+    priority value; of these the one with the fewest tokens left, but later prompts cannot hold up
+    an earlier one for ever. `resumes`: the chunk goes to a resumed answer if there is one, as a
+    client is reading it.
     """
     candidates = [i for i, prompt in enumerate(prompts) if prompt.is_resumed == resumes]
     candidates = candidates or [*range(len(prompts))]
@@ -320,10 +325,9 @@ def next_prefill(
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A lane that decodes: its client, whether that leaves it unread, and its turn: tokens since it
-    had the lane, the `turn_s` seconds of the steps that gave them, and the rows that were prefilled
-    for it to begin, which took `prefill_s`.
-    """
+    """A lane that decodes: its client, whether the client leaves it unread, and its turn: the
+    tokens since it got the lane, the `turn_s` seconds of the steps that gave them, and the rows
+    that were prefilled for it, which took `prefill_s`."""
 
     client: str
     is_unread: bool
@@ -334,7 +338,7 @@ class Seat:
 
     @property
     def has_had_its_turn(self) -> bool:
-        """Whether its turn was worth its prefill, by tokens or by time."""
+        """Whether its turn was long enough to justify its prefill, by tokens or by time."""
         min_tokens = max(MIN_TURN_TOKENS, self.num_prefilled // ROWS_PER_TURN_TOKEN)
         min_s = max(MIN_TURN_S, TURN_PER_PREFILL * self.prefill_s)
         return self.num_tokens >= min_tokens or self.turn_s >= min_s
@@ -349,8 +353,8 @@ def order_by_turn(
     waiting: Sequence[str], num_running: Mapping[str, int], last_turn: Mapping[str, int]
 ) -> list[int]:
     """The indexes of `waiting`, clients in order of arrival, in the order in which they get lanes:
-    the client with the fewest comes first, of several the one whose last turn is longest ago.
-    """
+    the client with the fewest lanes comes first; of several, the one whose last turn is longest
+    ago."""
     queues: defaultdict[str, deque[int]] = defaultdict(deque)
     for index, client in enumerate(waiting):
         queues[client].append(index)
@@ -373,9 +377,8 @@ def order_by_turn(
 
 
 def order_by_priority(waiting: Sequence[tuple[str, int]]) -> list[int]:
-    """The indexes of `waiting`, clients and priorities in order of arrival, with those of each
-    client permuted among its own places so that its lowest priorities come first.
-    """
+    """The indexes of `waiting`, clients and priorities in order of arrival. The entries of each
+    client are permuted among the client's own places so that its lowest priorities come first."""
     own: defaultdict[str, list[int]] = defaultdict(list)
     for index, (client, _) in enumerate(waiting):
         own[client].append(index)
@@ -389,11 +392,11 @@ def order_by_priority(waiting: Sequence[tuple[str, int]]) -> list[int]:
 def seat_to_preempt(
     seats: Sequence[Seat], num_running: Mapping[str, int], waiting: Collection[str]
 ) -> int | None:
-    """The index of the seat whose lane goes to one of the clients that wait, while none is free;
+    """The index of the seat whose lane goes to one of the waiting clients while no lane is free;
     None: all keep theirs.
 
-    Unread answers make room for any client. Otherwise a client gives a lane up to one that would
-    still have no more than it: lanes change hands until they are shared, and then no more.
+    Unread answers make way for any client. Otherwise a client gives up a lane only to one that
+    would still have no more lanes than it: lanes change hands until they are shared evenly.
     """
     if not waiting:
         return None
@@ -414,9 +417,8 @@ def seat_to_preempt(
 
 
 def seat_to_rotate(seats: Sequence[Seat], standing: Collection[str]) -> int | None:
-    """The index of the seat whose lane goes to another answer of the same client, one of those in
-    `standing`: they have answers that lost a lane and have been paused for long enough.
-    """
+    """The index of the seat whose lane goes to another answer of the same client, which must be in
+    `standing`: its clients have answers that lost a lane and have been paused for long enough."""
     own = [i for i, seat in enumerate(seats) if seat.client in standing and seat.has_had_its_turn]
     return max(own, key=lambda i: seats[i].num_tokens) if own else None
 
@@ -426,7 +428,7 @@ def seat_to_rotate(seats: Sequence[Seat], standing: Collection[str]) -> int | No
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """The choices of one request that have not ended; `is_waiting` when none has a lane."""
+    """The choices of one request that have not ended; `is_waiting` if none has a lane."""
 
     stream_id: int
     client: str
@@ -436,11 +438,11 @@ class OpenRequest:
 
 
 def requests_to_evict(requests: Iterable[OpenRequest], num_places: int) -> list[int]:
-    """The ids of the streams, in order of eviction, that must go so that the choices of the others
-    fit into `num_places`.
+    """The ids of the streams, in order of eviction, that must be evicted so that the choices of the
+    others fit into `num_places`.
 
-    The client that holds most choices loses first what it does not read, then what came last; only
-    requests without a lane are taken. Of clients that hold as many it is the latest.
+    The client that holds most choices first loses those that it does not read, then its latest;
+    only requests without a lane are evicted. Of clients that hold equally many it is the latest.
     """
     listed = list(requests)
     num_held = Counter[str]()
@@ -458,8 +460,7 @@ def requests_to_evict(requests: Iterable[OpenRequest], num_places: int) -> list[
 
 def may_enter(num_held: Mapping[str, int], num_places: int, client: str, num_choices: int) -> bool:
     """Whether to accept a request: there is a place for each choice, or another client would still
-    hold more than this one does then, and loses some of its own (`requests_to_evict`).
-    """
+    hold more than this one does then, and loses some of its requests (`requests_to_evict`)."""
     if num_choices > num_places:
         return False
     if sum(num_held.values()) + num_choices <= num_places:

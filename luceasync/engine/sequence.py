@@ -1,7 +1,7 @@
 """One choice of one request, from the queue to its last token. Lives in the engine thread.
 
-Owns the choice's tokens, its output until that is delivered, and its clock. Knows neither the other
-lanes nor how logits are made.
+Owns the choice's tokens, its output until that is delivered, and its clock. Does not know other
+lanes, or how logits are computed.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from luceasync.text.detokenizer import Detokenizer
 
 @dataclass(slots=True, eq=False)
 class Generation:
-    """A prepared choice and how far it has come. `lane` is None while it waits; then the choice is
-    restored (`is_restoring`), prefilled and decoded. `num_cached` of the `num_prefilled` tokens
-    that the lane holds were not run. `num_skipped`: prefill chunks that later prompts of its client
-    have had since its own last one. `is_unread`: its client does not read what it is sent.
-    `is_ahead`: its lane is further than its tokens, which will be read with the next step.
+    """A prepared choice and its progress. `lane` is None while it waits; then the choice is
+    restored (`is_restoring`), prefilled and decoded. Of the `num_prefilled` tokens that the lane
+    holds, `num_cached` were not run. `num_skipped`: prefill chunks that later prompts of its client
+    have had since its own last one. `is_unread`: its client does not read. `is_ahead`: its lane is
+    ahead of its tokens, which will be read with the next step.
 
-    A choice that decodes may leave its lane (`leave_lane`). It then waits for another as if its
-    prompt were all of its sequence: prompt and position alone decide what follows.
+    A choice that decodes may leave its lane (`leave_lane`). It then waits for another one as if its
+    prompt were its whole sequence: prompt and position alone decide what follows.
     """
 
     prepared: PreparedChoice
@@ -57,7 +57,7 @@ class Generation:
     submitted_at: float = field(default_factory=time.monotonic)
     started_at: float | None = None
     first_token_at: float | None = None
-    left_at: float | None = None  # when it left the last of its lanes
+    left_at: float | None = None  # when it last left a lane
     turn_s: float = 0.0  # of the steps that gave it tokens on its present lane
     _num_before: int = 0  # tokens that were generated when it got its lane
     _earlier: LaneWork | None = None  # on the lanes that it has left
@@ -94,7 +94,7 @@ class Generation:
 
     @property
     def to_prefill(self) -> Sequence[int]:
-        """What the lane must hold before it decodes: the prompt, and what was generated before."""
+        """What the lane must hold before it decodes: the prompt, and the tokens generated before."""
         return self.prepared.prompt.ids if self._earlier is None else self.lease.prompt
 
     @property
@@ -119,12 +119,12 @@ class Generation:
 
     @property
     def guide(self) -> Guide | None:
-        """Which tokens may come; None: any."""
+        """Which tokens are allowed; None: any."""
         return self.prepared.guide
 
     @property
     def next_row(self) -> RowSampling:
-        """How the next token is to be chosen, but for the guide's mask."""
+        """How the next token is to be chosen, apart from the guide's mask."""
         prepared = self.prepared
         return RowSampling(
             sampling=prepared.request.sampling,
@@ -146,9 +146,8 @@ class Generation:
         self.started_at = time.monotonic() if self.started_at is None else self.started_at
 
     def leave_lane(self, speculation: Speculation | None) -> None:
-        """Wait again, for the rest, under a new lease. What the lane held may be saved under the
-        old one.
-        """
+        """Wait again, under a new lease for the remaining tokens. The contents of the lane may be
+        saved under the old one."""
         self._earlier = self._work(speculation)
         self.left_at = time.monotonic()
         self.lane = self.last_token = None
@@ -161,9 +160,8 @@ class Generation:
     # --- tokens --------------------------------------------------------------------------------
 
     def append(self, token: int, logprobs: RowLogprobs | None) -> bool:
-        """Append a token; returns whether the answer goes on after it. It is detokenized when it is
-        shown, or now if a stop string may be in it.
-        """
+        """Append a token; returns whether the answer goes on after it. Its text is decoded when it
+        is shown, or at once if it may contain a stop string."""
         prepared = self.prepared
         if self.first_token_at is None:
             self.first_token_at = time.monotonic()
@@ -188,11 +186,12 @@ class Generation:
             if prepared.detokenizer.stopped:  # the flushed text completed a stop string
                 self._reason = "stop"
         elif not prepared.stop_ids and prepared.guide is not None and prepared.guide.is_over:
-            self.end("stop")  # nothing may follow, and no token says so
+            self.end("stop")  # nothing may follow, and no token ended the answer
         return self._reason is None
 
     def extend(self, tokens: list[int]) -> int:
-        """Append tokens without log-probabilities until the answer ends; returns how many."""
+        """Append tokens without log-probabilities until the answer ends; returns how many were
+        appended."""
         prepared, num_generated = self.prepared, self.num_generated + len(tokens)
         may_end = num_generated >= prepared.max_tokens or not prepared.stop_ids.isdisjoint(tokens)
         may_end |= not prepared.stop_ids or prepared.detokenizer.has_stops
@@ -207,7 +206,7 @@ class Generation:
         return len(tokens)
 
     def scored(self, logprob: TokenLogprob) -> None:
-        """Append the log-probability of the prompt's next token; all come before the answer."""
+        """Append the log-probability of the prompt's next token; all of these precede the answer."""
         self._pending.scores.append(logprob)
 
     def named(self, token: int, logprobs: RowLogprobs) -> TokenLogprob:
@@ -224,22 +223,22 @@ class Generation:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no token follows; `shown` then says why."""
+        """Whether no token follows; `shown` then returns the reason."""
         return self._reason is not None
 
     @property
     def is_sound(self) -> bool:
-        """Whether what it has computed can be trusted."""
+        """Whether its computed results can be trusted."""
         return self._reason != "error"
 
     def shown(
         self, speculation: Speculation | None = None, residence: Residence | None = None
     ) -> Delta | None:
-        """Take the output since the last call; None while all of it is held back. `speculation` and
-        `residence` go into the last delta.
-        """
+        """Take the output since the last call; None while all of it is held back. The last delta
+        includes `speculation` and `residence`."""
         is_last = self.has_ended
-        maker = self.prepared.piece_maker if self.is_sound else PlainText()  # it may have failed
+        # The detokenizer may have failed.
+        maker = self.prepared.piece_maker if self.is_sound else PlainText()
         pieces = maker.make(self._pending.take_text(), is_last=is_last)
         if not (pieces or self._pending.has_logprobs or is_last):
             return None
@@ -254,9 +253,8 @@ class Generation:
         error_kind: ErrorKind = "failed",
         retry_after_s: int = 1,
     ) -> None:
-        """No token follows, and no text is held back any more. After an error nothing is
-        detokenized: that may be what has failed.
-        """
+        """End the answer: no token follows, and no text is held back any more. After an error
+        nothing is detokenized, since the detokenizer may have failed."""
         self._pending.end(is_sound=reason != "error")
         self._reason, self._error, self._error_kind = reason, error, error_kind
         self._retry_after_s = retry_after_s
@@ -301,9 +299,8 @@ class Generation:
 
 @dataclass(slots=True)
 class PendingOutput:
-    """What a choice has generated and not delivered yet. `encoded`: those of `ids` that are not
-    detokenized yet; `scores`: log-probabilities of the prompt's tokens.
-    """
+    """Generated output of a choice that is not delivered yet. `encoded`: those of `ids` that are
+    not detokenized yet; `scores`: log-probabilities of the prompt's tokens."""
 
     detokenizer: Detokenizer
     ids: list[int] = field(default_factory=list)
@@ -322,16 +319,15 @@ class PendingOutput:
         self.encoded += tokens
 
     def detokenize(self) -> bool:
-        """Detokenize what has come; returns whether a stop string has ended it."""
+        """Detokenize the new tokens; returns whether a stop string has ended the answer."""
         for token in self.encoded:
             self._text += self.detokenizer.push(token).text
         self.encoded.clear()
         return self.detokenizer.stopped
 
     def end(self, *, is_sound: bool) -> None:
-        """Flush what the detokenizer holds back. What is not detokenized yet is dropped unless
-        `is_sound`: it may be what has failed.
-        """
+        """Flush what the detokenizer holds back. Tokens that are not detokenized yet are dropped
+        unless `is_sound`: the detokenizer may have failed."""
         if not is_sound:
             self.encoded.clear()
         self.detokenize()
@@ -356,9 +352,8 @@ class PendingOutput:
 @dataclass(frozen=True, slots=True)
 class LaneWork:
     """What was done for a choice on one lane, or on several in turn: `num_run` tokens were
-    prefilled in `prefill_s` seconds; `num_cached` of the prompt were restored, as `restore` says,
-    on the first lane. `speculation` None: there is no draft.
-    """
+    prefilled in `prefill_s` seconds; `num_cached` of the prompt were restored on the first lane, as
+    `restore` describes.  `speculation` None: there is no draft."""
 
     num_cached: int
     num_run: int
@@ -367,7 +362,7 @@ class LaneWork:
     speculation: Speculation | None
 
     def after(self, before: LaneWork | None) -> LaneWork:
-        """Both together."""
+        """The work of both together."""
         if before is None:
             return self
         return LaneWork(

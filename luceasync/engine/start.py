@@ -1,6 +1,5 @@
-"""Builds an engine from a Config. Refuses now what can be refused now; weights are read in the
-engine thread.
-"""
+"""Builds an engine from a Config. Raises early whatever can be checked now; weights are read in the
+engine thread."""
 
 from __future__ import annotations
 
@@ -67,9 +66,9 @@ def build_engine(
 ) -> LocalEngine:
     """Build an engine for the configured model. Raises ConfigError.
 
-    `progress(bytes_done, bytes_total)` is called from the engine thread while weights are read.
-    `model`: that of the config, if its headers were read already. `decode_with`: only measurements
-    replace it.
+     `progress(bytes_done, bytes_total)` is called from the engine thread while weights are read.
+    `model`: the model of the config, if its headers were read already. `decode_with`: replaced by
+    measurements only.
     """
     model = model or ModelFiles(config.model.model_dir)
     report, drafter = plan_with_drafter(config, model)
@@ -134,7 +133,7 @@ def build_engine(
 def _host_memory_of(
     plan: Plan, node_bytes: int, warm_bytes: int, quiet: threading.Event
 ) -> HostMemory:
-    """Memory for nodes and lanes of the shards of this process."""
+    """Memory for nodes and lanes of the shards in this process."""
     return host_memory(
         [shard.device for shard in plan.here],
         node_bytes,
@@ -162,7 +161,7 @@ def _directory_spec_of(
 
 
 def _device_parts(plan: Plan) -> dict[str, dict[str, int]]:
-    """Bytes of the target's weights and lanes by device, and what was free there before."""
+    """Bytes of the target's weights and lanes by device, and the free bytes there before loading."""
     found: dict[str, dict[str, int]] = {}
     for device, shard in zip(plan.devices, plan.shards, strict=True):
         nothing = {"weights": 0, "lanes": 0, "free_before": device.free_bytes}
@@ -182,7 +181,7 @@ def _gpu_bytes(plan: Plan) -> int:
 def _draft_process_of(
     drafter: DFlashPlacement | None, plan: Plan, config: Config, node_bytes: int
 ) -> DraftProcessResources | None:
-    """The resources of a drafter's process; None if it has none."""
+    """The resources of a drafter's process; None if there is no such process."""
     if drafter is None or drafter.program is None:
         return None
     transport = config.placement.ipc_transport
@@ -190,7 +189,7 @@ def _draft_process_of(
 
 
 def _stoppable(stopping: threading.Event, progress: Progress | None) -> Progress:
-    """`progress`, which raises Unavailable once the server is shutting down."""
+    """`progress`, which also raises Unavailable once the server is shutting down."""
 
     def advance(done: int, total: int) -> None:
         if stopping.is_set():
@@ -202,7 +201,7 @@ def _stoppable(stopping: threading.Event, progress: Progress | None) -> Progress
 
 
 def template_of(model: ModelFiles) -> OwnTemplate:
-    """The model's own chat template, in a process of its own. Raises ModelError."""
+    """The model's own chat template, in a separate process. Raises ModelError."""
     source = TemplateSource.find(model.path, model.gguf)
     return NoTemplate() if source is None else IsolatedTemplate(source)
 
@@ -211,8 +210,7 @@ def language_of(
     config: Config, model: ModelFiles, plan: Plan, own_template: OwnTemplate
 ) -> Language:
     """The text side of the configured model. Messages cannot forge turns unless special tokens are
-    trusted. Raises ModelError.
-    """
+    trusted. Raises ModelError."""
     spec = model.spec
     named = [name for name in config.model.names if name != ANY_NAME]
     own = named[0] if named else model_name(model.path)
@@ -268,7 +266,7 @@ def language_of(
 
 
 def _log_formats(answers: AnswerFormat, *, has_template: bool, tells_tools: bool) -> None:
-    """Say what the chat template has shown."""
+    """Log what was learned from the chat template."""
     if not has_template:
         logger.warning("The model has no chat template: only /v1/completions is served.")
     elif tells_tools:

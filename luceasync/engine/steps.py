@@ -1,7 +1,7 @@
 """The two kinds of step: a prefill chunk of one prompt, or a decode step for all decoding lanes.
 
-Owns their totals. Knows which generations a step is for, but neither which is next nor how tokens
-are delivered.
+Owns their totals. Knows which generations a step is for, but not which is next or how tokens are
+delivered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from luceasync.request import TokenLogprob
 from luceasync.status import ExpertsStatus
 
 SCORED_TOKENS = 128  # in one pass: 77 MB of logits with a vocabulary of 150,000
-NUM_KNOWN = 64  # best tokens of a row whose log-probabilities come with it; others are asked for
+# Best tokens of a row that are fetched with its log-probabilities; more are requested.
+NUM_KNOWN = 64
 
 
 class Steps:
@@ -38,9 +39,8 @@ class Steps:
         chunk_tokens: int,
         synchronize: Callable[[], None],
     ) -> None:
-        """`chunk_tokens`: of a prefill chunk. `synchronize` waits until the device that gives the
-        logits is done.
-        """
+        """`chunk_tokens`: of a prefill chunk. `synchronize` waits until the device that computes
+        the logits is done."""
         self._target = target
         self.decoding = decoding
         self._chunk_tokens = chunk_tokens
@@ -51,7 +51,8 @@ class Steps:
 
     @property
     def experts(self) -> ExpertsStatus | None:
-        """What became of experts that wait in host memory; None: there are none. Any thread."""
+        """Figures of experts that wait in host memory; None: there are none. May be called from any
+        thread."""
         counts = self._target.expert_counts()
         if not counts:
             return None
@@ -59,17 +60,17 @@ class Steps:
         return ExpertsStatus(hits, misses, read_through, counts["bytes"])
 
     def empty(self, lane: int) -> None:
-        """Make the lane as if nothing had run on it."""
+        """Reset the lane to its initial state."""
         self._target.reset(lane)
         self.decoding.start(lane)
 
     def prefill(self, generation: Generation, queued: Callable[[int, Tensor | None], None]) -> bool:
         """Run one chunk of a prompt. Returns whether there is something to deliver: the first
-        token, which the last chunk gives, the end, or log-probabilities of the chunk.
+        token, which the last chunk yields, an end, or log-probabilities of the chunk.
 
-        `queued(end, logits)` is called when the pass is queued, before the host waits for `logits`:
-        the lane then holds the prompt's first `end` tokens. `logits` float32 [vocab], of the last
-        chunk alone.
+         `queued(end, logits)` is called when the pass is queued, before the host waits for
+        `logits`: the lane then holds the prompt's first `end` tokens. `logits` float32 [vocab], of
+        the last chunk alone.
         """
         prompt = generation.to_prefill
         begin = generation.num_prefilled
@@ -95,7 +96,8 @@ class Steps:
             score(generation, begin, end, self._target.logits_after(end - begin))
         queued(end, logits)
         if logits is not None:
-            self._synchronize()  # the host needs them next, and the time is theirs
+            # The host needs the logits next, and the device's time counts as prefill.
+            self._synchronize()
         generation.prefill_s += time.perf_counter() - started
         if logits is not None:
             begin_answer(generation, logits)
@@ -131,9 +133,8 @@ def begin_answer(generation: Generation, logits: Tensor) -> None:
 
 def score(generation: Generation, begin: int, end: int, logits: Logits) -> None:
     """Give the generation the log-probabilities of the prompt's tokens `[begin + 1, end + 1)`.
-    `logits` [end - begin]: those after the tokens `[begin, end)`. The first token of all has none:
-    NaN.
-    """
+    `logits` [end - begin]: those after the tokens `[begin, end)`. The very first token has none:
+    NaN."""
     prompt = generation.prepared.prompt.ids
     top = generation.prepared.request.prompt_top_logprobs
     assert top is not None, "its prompt is to be scored"

@@ -1,7 +1,7 @@
-"""The way of deltas from the engine thread to the readers of answers.
+"""Carries deltas from the engine thread to the readers of answers.
 
 `DeltaOutbox` collects them in the engine thread. On the event loop `OpenAnswers` hands each to its
-stream, an async iterator that bounds memory: the engine is told when too much of it is unread.
+stream, an async iterator that bounds memory: the engine is notified when too much of it is unread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from luceasync.engine.sequence import Generation
 from luceasync.request import Delta, Finish, Residence, Speculation
 from luceasync.text.prompt import RenderedPrompt
 
-MAX_UNREAD_TOKENS = 1024  # seconds of an answer: a client that reads at all is never so far behind
+# Seconds of an answer: a client that reads at all never falls so far behind.
+MAX_UNREAD_TOKENS = 1024
 
 Emitted = tuple[int, Delta]  # stream id, delta
 
@@ -25,13 +26,13 @@ Emitted = tuple[int, Delta]  # stream id, delta
 class DeltaOutbox:
     """Output of generations that is not delivered yet, in order. Engine thread only.
 
-    Text is detokenized when it is taken, since a device may compute meanwhile. What has been made
-    is kept if that raises.
+    Text is detokenized when it is taken, since a device may compute meanwhile. Finished deltas are
+    kept if that raises.
     """
 
     def __init__(self) -> None:
         self._deltas: list[Emitted] = []
-        self._advanced: list[Generation] = []  # with more to show
+        self._advanced: list[Generation] = []  # generations with more to show
 
     def __bool__(self) -> bool:
         """Whether there may be something to deliver."""
@@ -39,11 +40,11 @@ class DeltaOutbox:
 
     @property
     def has_end(self) -> bool:
-        """Whether a last delta is in it."""
+        """Whether a last delta is among them."""
         return any(delta.finish for _, delta in self._deltas)
 
     def advanced(self, generation: Generation) -> None:
-        """It has been given tokens, or has ended without a lane."""
+        """The generation has received tokens, or has ended without a lane."""
         self._advanced.append(generation)
 
     def ended(
@@ -52,16 +53,16 @@ class DeltaOutbox:
         speculation: Speculation | None,
         residence: Residence | None = None,
     ) -> None:
-        """Add its last delta, with all that it has not shown and what was done on its lane."""
+        """Add the generation's last delta, with all output not shown yet and the figures of its
+        lane."""
         last = generation.shown(speculation, residence)
         assert last is not None and last.finish is not None
         self._deltas.append((generation.prepared.stream_id, last))
         self._advanced = [g for g in self._advanced if g is not generation]
 
     def detokenize(self) -> None:
-        """Make the deltas of what has come. Raises what a tokenizer raises; all deltas but that
-        one are kept then.
-        """
+        """Make the deltas of the new tokens. Raises what a tokenizer raises; all other deltas are
+        kept then."""
         while self._advanced:
             generation = self._advanced[0]
             delta = generation.shown()
@@ -81,7 +82,7 @@ class DeltaOutbox:
 
 
 class LocalStream:
-    """A luceasync.request.Stream. Used from the event loop only."""
+    """The luceasync.request.Stream of a local engine. Event loop only."""
 
     def __init__(
         self,
@@ -166,12 +167,11 @@ class _OpenAnswer:
 
 
 class OpenAnswers:
-    """The answers that have not ended, by stream id: each delta goes to its stream, each answer
-    into its tenant's history. Used from the event loop only.
-    """
+    """The answers that have not ended, by stream id. Each delta goes to its stream, and each
+    complete answer into its tenant's history. Event loop only."""
 
     def __init__(self, later: Callable[[Callable[[], object]], object]) -> None:
-        """`later` runs a function on the event loop, after what that has to do now."""
+        """`later` runs a function on the event loop, after the work that is already scheduled."""
         self._later = later
         self._answers: dict[int, _OpenAnswer] = {}
         self._ended: list[tuple[RenderedPrompt, array[int]]] = []  # with the generated ids
@@ -195,14 +195,13 @@ class OpenAnswers:
 
     def deliver(self, deltas: Iterable[tuple[int, Delta]]) -> list[tuple[str, Finish]]:
         """Hand (stream id, delta) pairs to their streams. Returns the clients of the choices that
-        have ended, and how. Call `remember` once the readers had their turn.
-        """
+        have ended, and how they ended. Call `remember` once the readers have received them."""
         ended = []
         for stream_id, delta in deltas:
             answer = self._answers[stream_id]
             answer.stream.push(delta)
             if delta.index not in answer.generated:
-                # Rendered now, while the answer goes on: at its end the result is there.
+                # Rendered now, while the answer is generated: the result is ready at its end.
                 self._later(partial(answer.prompt.answer_returns.begin, delta.token_ids))
             generated = answer.generated.setdefault(delta.index, array("i"))
             generated.extend(delta.token_ids)
@@ -216,8 +215,7 @@ class OpenAnswers:
 
     def remember(self) -> None:
         """Add the ended answers to the histories with which later prompts are encoded. Takes
-        milliseconds for long ones.
-        """
+        milliseconds for long answers."""
         ended, self._ended = self._ended, []
         for prompt, generated in ended:
             if prompt.text is not None:
@@ -225,5 +223,5 @@ class OpenAnswers:
 
 
 def soon(call: Callable[[], object]) -> None:
-    """Run `call` on the event loop, after what that has to do now."""
+    """Run `call` on the event loop, after the work that is already scheduled."""
     asyncio.get_running_loop().call_soon(call)

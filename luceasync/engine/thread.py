@@ -1,7 +1,7 @@
-"""The engine's thread: loads the model, then runs commands and steps until it is told to end.
+"""The engine's thread: loads the model, then runs commands and steps until it is stopped.
 
-Owns the thread and the queue of commands, and recovers from what a step raises: with the same pump,
-or with a new one. What a step does is up to the pump; its deltas go to a listener on the event
+Owns the thread and the queue of commands, and recovers from exceptions in steps: with the same
+pump, or with a new one. The pump decides what a step does; its deltas go to a listener on the event
 loop.
 """
 
@@ -26,10 +26,10 @@ from luceasync.errors import LuceasyncError, StageFailed, Unavailable
 log = logging.getLogger(__name__)
 
 JOIN_DEADLINE_S = 30.0
-MAX_BACK_IN_S = 120  # that clients are told to come back in
-MAX_IN_A_ROW = 3  # failures, then the engine is loaded again
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before that
-SOUND_LIFE_S = 60.0  # after which a failure counts as the first one
+MAX_BACK_IN_S = 120  # the longest delay that clients are told to wait before they retry
+MAX_IN_A_ROW = 3  # failures in a row, after which the engine is loaded again
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before the engine is loaded again
+SOUND_LIFE_S = 60.0  # after which a failure no longer counts as one in a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +38,20 @@ class LoadedEngine:
 
     pump: Pump
     close: Callable[[], None]
-    raise_if_failed: Callable[[], None] = lambda: None  # raises a failure that is known
-    check_alive: Callable[[], None] = lambda: None  # asks all stages, and raises a failure
-    restart_failed: Callable[[], None] = lambda: None  # of stages; takes as long as it takes
+    raise_if_failed: Callable[[], None] = lambda: None  # raises a failure that is already known
+    check_alive: Callable[[], None] = lambda: None  # contacts all stages, and raises a failure
+    restart_failed: Callable[[], None] = lambda: None  # of stages; blocks as long as necessary
 
 
 class Listener(Protocol):
     """Called on the event loop."""
 
     def loaded(self, pump: Pump | None, error: BaseException | None) -> None:
-        """An engine has been loaded, the first or another one after `failed`; with an error there
-        is none, for good.
-        """
+        """An engine has been loaded, initially or after `failed`; with an error there will be none."""
         ...
 
     def failed(self, detail: str, back_in_s: int) -> None:
-        """There is no engine; another may be loaded in `back_in_s` seconds."""
+        """There is no engine; another one may be loaded in `back_in_s` seconds."""
         ...
 
     def deliver(self, emitted: list[Emitted]) -> None: ...
@@ -71,30 +69,29 @@ class EngineThread:
         release: Callable[[], None] = lambda: None,
     ) -> None:
         """`load` is called at the start and after each failure of an engine, `release` at the end.
-        `stopping` is set by `join`, so that a load which takes long may give up.
-        """
+        `stopping` is set by `join`, so that a long load can be abandoned."""
         self._make = load
         self._listener = listener
         self._stopping = stopping or threading.Event()
         self._release = release
         self._load_s = 0.0  # of the last load
         self._loop = asyncio.get_running_loop()
-        self._over: asyncio.Future[None] = self._loop.create_future()  # the thread has ended
+        # Set once the thread has ended.
+        self._over: asyncio.Future[None] = self._loop.create_future()
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Start the thread, which begins to load."""
+        """Start the thread, which begins to load the engine."""
         self._thread.start()
 
     def post(self, command: Command) -> None:
-        """Run the command before the next step. From any thread."""
+        """Run the command before the next step. May be called from any thread."""
         self._commands.put(command)
 
     async def call(self, command: Command, timeout_s: float) -> None:
         """Run the command before the next step, and wait for it. Raises TimeoutError, at once if
-        the thread has ended.
-        """
+        the thread has ended."""
         done: asyncio.Future[None] = self._loop.create_future()
 
         def run(pump: Pump) -> list[Emitted] | None:
@@ -110,7 +107,7 @@ class EngineThread:
             raise TimeoutError("the engine's thread has not run the command")
 
     async def join(self) -> None:
-        """End the thread after the commands that were posted before."""
+        """End the thread after the commands that were posted earlier."""
         self._stopping.set()
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join, JOIN_DEADLINE_S)
@@ -136,7 +133,7 @@ class EngineThread:
             self._post(_set_done, self._over)
 
     def _load_or_deliver(self) -> LoadedEngine | None:
-        """The first engine; None if it cannot be loaded, of which the listener is told."""
+        """The first engine; None if it cannot be loaded, which is reported to the listener."""
         try:
             loaded = self._load()
         except Exception as error:
@@ -148,9 +145,9 @@ class EngineThread:
         return loaded
 
     def _load_again(self, backoff: RestartBackoff, pause_s: float) -> LoadedEngine | None:
-        """Another engine, however many attempts it takes; None: told to end."""
+        """Load another engine, retrying until it succeeds; None: the thread is to end."""
         while not self._stopping.wait(pause_s):
-            gc.unfreeze()  # what was frozen at the start of the server is garbage now
+            gc.unfreeze()  # objects frozen at the start of the server are garbage now
             gc.collect()
             try:
                 loaded = self._load()
@@ -169,12 +166,12 @@ class EngineThread:
 
     def _begin(self, loaded: LoadedEngine) -> None:
         pump = loaded.pump
-        # Copies of an older engine may still end: its commands are not run on a newer pump.
+        # Copies of the failed engine may still complete: its commands must not run on a newer pump.
         pump.listen(lambda command: self.post(lambda now: command(now) if now is pump else None))
         self._post(self._listener.loaded, pump, None)
 
     def _give_up(self, loaded: LoadedEngine, fault: Fault, pause_s: float) -> None:
-        """End all requests, hand over to the disk what it is to have, and free the rest."""
+        """End all requests, hand over to the disk what is to be kept, and free the rest."""
         log.error("the engine will be loaded again in %g s", pause_s)
         back_in_s = self._back_in_s(pause_s)
         self._post(self._listener.failed, fault.words, back_in_s)
@@ -195,9 +192,8 @@ class EngineThread:
         return loaded
 
     def _pump_until_stopped(self, loaded: LoadedEngine) -> Fault | None:
-        """Go on after failures until there are too many in a row. Returns the last; None: told to
-        end.
-        """
+        """Continue after failures until there are too many in a row. Returns the last fault; None:
+        the thread is to end."""
         failures = Failures()
         fault: Fault | None = None
         while (fault := self._pump_until_fault(loaded, fault)) is not None:
@@ -207,13 +203,12 @@ class EngineThread:
         return None
 
     def _pump_until_fault(self, loaded: LoadedEngine, fault: Fault | None) -> Fault | None:
-        """Recover from `fault`, then run commands and steps. Returns why they cannot go on; None:
-        told to end.
-        """
+        """Recover from `fault`, then run commands and steps. Returns the fault that stops them;
+        None: the thread is to end."""
         pump, command = loaded.pump, None
         try:
             if fault is not None:
-                self._deliver(pump.recover(fault))  # first, since what follows may take long
+                self._deliver(pump.recover(fault))  # first, since the rest may take long
                 if not self._has_mended(loaded):
                     self._end_without(pump)
                     return None
@@ -229,7 +224,7 @@ class EngineThread:
         return None
 
     def _has_mended(self, loaded: LoadedEngine) -> bool:
-        """Bring failed stages back. False: told to end meanwhile."""
+        """Bring failed stages back. False: the thread is to end."""
         try:
             loaded.restart_failed()
         except Unavailable:
@@ -239,7 +234,7 @@ class EngineThread:
         return True
 
     def _end_without(self, pump: Pump) -> None:
-        """Run commands, but no step, until told to end."""
+        """Run commands, but no steps, until the thread is to end."""
         while (command := self._next_command(JOIN_DEADLINE_S)) is not _STOP:
             if command is not None:
                 self._deliver(command(pump))
@@ -249,7 +244,7 @@ class EngineThread:
             self._post(self._listener.deliver, emitted)
 
     def _next_command(self, wait_s: float) -> Command | None:
-        """The next command; None if there is none within `wait_s`; _STOP: end."""
+        """The next command; None if there is none within `wait_s`; _STOP: the thread is to end."""
         try:
             command = self._commands.get(timeout=wait_s) if wait_s else self._commands.get_nowait()
         except queue.Empty:
@@ -257,7 +252,7 @@ class EngineThread:
         return _STOP if command is None else command
 
     def _post(self, call: Callable[..., None], *args: object) -> None:
-        """Run `call` on the loop. No-op if that is closed."""
+        """Run `call` on the event loop. No-op if the loop is closed."""
         try:
             self._loop.call_soon_threadsafe(call, *args)
         except RuntimeError:
@@ -267,12 +262,12 @@ class EngineThread:
 def _close(loaded: LoadedEngine) -> None:
     try:
         loaded.close()
-    except Exception as error:  # a failed engine may not end; the next one is independent of it
+    except Exception as error:  # a failed engine may never end; the next one does not depend on it
         _log_failure("the engine could not free all that it had", error)
 
 
 def _log_failure(words: str, error: Exception) -> None:
-    """One line for processes that end, which is expected; a traceback for our own faults."""
+    """Log one line for processes that end, which is expected, and a traceback for our own bugs."""
     if isinstance(error, StageFailed | Unavailable):
         log.error("%s: %s", words, error.headline)
     else:
@@ -280,7 +275,7 @@ def _log_failure(words: str, error: Exception) -> None:
 
 
 def _set_done(done: asyncio.Future[None]) -> None:
-    if not done.done():  # else its caller has timed out
+    if not done.done():  # otherwise its caller has timed out
         done.set_result(None)
 
 
@@ -293,18 +288,18 @@ _STOP: Command = _stop
 
 def fault_of(error: Exception, during: During) -> Fault:
     """A stage that failed may come back, and its requests may be sent again; any other exception is
-    a bug of ours.
-    """
+    a bug in this program."""
     if isinstance(error, StageFailed):
         return Fault(str(error), "unavailable", during)
     return Fault(f"the engine failed: {type(error).__name__}: {error}", "failed", during)
 
 
 class Failures:
-    """Failures in a row: of passes of a kind without a completed one between them, and outside of
-    passes without any completed pass between them.
+    """Failures in a row: those of one kind of pass without a completed pass of that kind between
+    them, and those outside of passes without any completed pass between them.
 
-    One kind does not excuse the other: an engine that prefills but cannot decode is of no use.
+    Success of one kind does not reset the other: an engine that prefills but cannot decode is
+    useless.
     """
 
     def __init__(self) -> None:
@@ -313,8 +308,7 @@ class Failures:
 
     def is_last(self, during: During, num_completed: int) -> bool:
         """Count a failure and return whether to give up. `num_completed`: passes since the start
-        that show a recovery from it.
-        """
+        that indicate a recovery from it."""
         if self._completed.get(during) != num_completed:
             self._in_a_row[during] = 0
         self._completed[during] = num_completed
@@ -323,7 +317,8 @@ class Failures:
 
 
 class RestartBackoff:
-    """How long to wait before the engine is loaded again: longer each time that it did not last."""
+    """How long to wait before the engine is loaded again: longer after each engine that did not
+    last."""
 
     def __init__(self) -> None:
         self._next_s = FIRST_PAUSE_S

@@ -1,6 +1,6 @@
 """Chooses token ids: what a batch of rows requests of its logits, then a seeded draw for each.
 
-Knows nothing of lanes, of text, or of where the logits are.
+Does not know lanes, text, or where the logits are.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ from luceasync.request import Sampling
 
 # Without top_k, so many candidates nearly always hold the mass that top_p keeps.
 NUM_CANDIDATES = 1024
-# A draw tries so many of them before it takes all.
+# a draw tries this many candidates before it uses all
 NUM_FIRST = 256
-# Candidates beyond top_k: equal logits at its border (bf16 has many) then need no full sort.
+# Candidates beyond top_k: logits that are equal at its border (bf16 has many) then need no full
+# sort.
 TIE_MARGIN = 64
-# A row with a larger top_k is sorted whole, by itself: the others would pay for it too.
+# A row with a larger top_k is sorted in full, on its own: otherwise the other rows would pay too.
 MAX_RANKED = 4096
 
 
@@ -77,16 +78,15 @@ def rank(
 
 
 def is_checked(row: RowSampling) -> bool:
-    """Whether the row's token is chosen from unedited logits. Masking then waits until the token is
-    known not to be allowed: if it is, masking would mostly not change it.
-    """
+    """Whether the row's token is chosen from unedited logits. Masking then waits until the token
+    turns out not to be allowed: if it is allowed, masking would mostly not change it."""
     return row.top_logprobs is None and not is_edited(row.sampling)
 
 
 def rank_request_of(
     rows: Sequence[RowSampling], num_vocab: int, num_candidates: int
 ) -> RankRequest:
-    """What to request of the logits of these rows."""
+    """The request to rank the logits of these rows."""
     edits = edits_of(rows) if any(is_edited(row.sampling) for row in rows) else ()
     masks = _masks(rows)
     if all(is_greedy(row.sampling) and row.top_logprobs is None for row in rows):
@@ -119,14 +119,14 @@ def _num_ranked(sampling: Sampling, num_candidates: int) -> int:
 
 
 def _mass_at(sampling: Sampling, num_vocab: int, num_candidates: int) -> float:
-    """The temperature at which a draw needs the mass of the whole vocabulary; 0: it does not."""
+    """The temperature at which a draw needs the mass of the whole vocabulary; 0: it needs none."""
     is_whole = not 0 < sampling.top_k < num_vocab
     needs_it = is_whole and not is_greedy(sampling) and num_candidates < num_vocab
     return sampling.temperature if needs_it else 0.0
 
 
 class RankedRows:
-    """Rows whose candidates are on the host. A row costs its draw only when it is chosen."""
+    """Rows whose candidates are on the host. A row is drawn only when it is chosen."""
 
     def __init__(
         self,
@@ -144,8 +144,7 @@ class RankedRows:
 
     def choose(self, index: int, position: int) -> tuple[int, RowLogprobs | None]:
         """The token of row `index` at `position` of its sequence; NO_TOKEN if the highest logit is
-        not finite. With log-probabilities if the row asked for them and has a token.
-        """
+        not finite. With log-probabilities if the row requested them and has a token."""
         token = self.best[index]
         if self._block is None or token == NO_TOKEN:
             return token, None
@@ -157,9 +156,8 @@ class RankedRows:
         return token, self.logprobs(index, token, row.top_logprobs)
 
     def unmasked(self, index: int, position: int) -> int:
-        """The token of row `index` if it is unaffected by masking other tokens, so that only itself
-        has to be checked; NO_TOKEN if that is not known.
-        """
+        """The token of row `index` if masking other tokens cannot change it, so that only this
+        token has to be checked; NO_TOKEN if that is not known."""
         token, row = self.best[index], self._rows[index]
         if self._block is None or token == NO_TOKEN or is_greedy(row.sampling):
             return token
@@ -168,9 +166,8 @@ class RankedRows:
         return NO_TOKEN if found is None else found
 
     def masked(self, index: int, position: int, mask: np.ndarray) -> int | None:
-        """The token of row `index` under `mask`; None if its candidates do not decide. The row has
-        no mask of its own.
-        """
+        """The token of row `index` under `mask`; None if its candidates do not decide it. The row
+        has no mask itself."""
         block, row = self._block, self._rows[index]
         if block is None or self.best[index] == NO_TOKEN or is_greedy(row.sampling):
             return None
@@ -194,7 +191,7 @@ class RankedRows:
         if token is not None:
             return token
         values, ids, mass = block.values[index], block.ids[index], float(block.masses[index])
-        for num_known in (NUM_FIRST, len(values)):  # the first ones decide most draws
+        for num_known in (NUM_FIRST, len(values)):  # the first candidates decide most draws
             order = known_order(values[:num_known], ids[:num_known], self._num_vocab)
             token = draw(order.values, order.ids, order.num_all, mass, sampling, u)
             if token is not None:
@@ -224,7 +221,7 @@ class RankedRows:
 
 
 class MaskedRanking:
-    """Some rows of `logits`, ranked again under masks: one more wait for the device."""
+    """Some rows of `logits`, ranked again under masks; the host waits for the device once more."""
 
     def __init__(
         self, logits: Logits, rows: Mapping[int, RowSampling], num_candidates: int = NUM_CANDIDATES

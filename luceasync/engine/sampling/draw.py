@@ -1,6 +1,6 @@
 """Filters ranked candidates and draws one of them, by a seeded number for each position.
 
-Pure, on the host; knows no tensors.
+Pure, on the host; does not know tensors.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 from luceasync.ranking.logits import WholeRow
 from luceasync.request import Sampling
 
-# Of logits: a draw walks steps of this size from the most probable tokens down, and ids within one.
-# Rounding often swaps neighbours in a ranking, but hardly ever moves a token to another step:
-# the same draw then gives the same token, whatever computed the logits.
+# Logits: a draw walks steps of this size from the most probable tokens down, and ids within one
+# step. Rounding often swaps neighbours in a ranking, but hardly ever moves a token to another step:
+# the same draw then gives the same token, whichever device computed the logits.
 STEP = 0.25
-# Relative error of a sum over the whole vocabulary that was made in float32.
+# relative error of a sum over the whole vocabulary that was computed in float32
 MARGIN = 1e-5
-MAX_TEMPERATURE = 1e30  # in the range of float32; beyond, such a sum may be anything
+MAX_TEMPERATURE = 1e30  # in the range of float32; beyond it, such a sum is meaningless
 _MASK_64 = 2**64 - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
@@ -27,9 +27,9 @@ _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) that depends on `seed` (its low 64 bits) and `position` >= 0 alone.
 
-    It is draw number `position` of SplitMix64 seeded with `seed` (Steele, Lea, Flood: Fast
+     It is draw number `position` of SplitMix64 seeded with `seed` (Steele, Lea, Flood: Fast
     Splittable Pseudorandom Number Generators, OOPSLA 2014), which is a counter put through a
-    finaliser. No state is kept, so what else runs, batching and speculation cannot change a draw.
+    finaliser. No state is kept, so other requests, batching and speculation cannot change a draw.
     """
     return (_mix(seed + (position + 1) * _GOLDEN_GAMMA) >> 11) * 2.0**-53
 
@@ -49,9 +49,9 @@ def _mix(x: int) -> int:
 def draw(
     values: np.ndarray, ids: np.ndarray, num_vocab: int, total: float, sampling: Sampling, u: float
 ) -> int | None:
-    """The token that `u` in [0, 1) falls on; None if these candidates do not decide.
+    """The token that `u` in [0, 1) falls on; None if these candidates do not decide it.
 
-    `values` float64 `[n]`: the n highest logits of `num_vocab`, descending; `ids` `[n]`: of equal
+     `values` float64 `[n]`: the n highest logits of `num_vocab`, descending; `ids` `[n]`: of equal
     ones in any order. The highest is finite. `total`: the sum of exp((value - highest) /
     temperature) over the vocabulary; not read where top_k leaves tokens out, nor where it is 0 (n
     is everything).
@@ -60,7 +60,7 @@ def draw(
         return None
     num_kept = min(sampling.top_k or num_vocab, num_vocab)
     weights = np.exp((values[:num_kept] - values[0]) / sampling.temperature)
-    mass = weights.cumsum()  # one after the other, so a prefix has the same bits in any ranking
+    mass = weights.cumsum()  # summed one by one, so a prefix has the same bits in any ranking
     if num_kept < num_vocab or total == 0.0:
         if len(mass) < num_kept:
             return None
@@ -72,9 +72,8 @@ def draw(
 def kept_by_mass(
     weights: np.ndarray, mass: np.ndarray, num_kept: int, total: float, sampling: Sampling
 ) -> int:
-    """How many of `num_kept` tokens top_p and min_p keep; `num_kept` if they keep more than are
-    known. `weights`: of the known ones; `mass`: their cumulative sums.
-    """
+    """How many of `num_kept` tokens top_p and min_p keep; `num_kept` if they keep more than the
+    known ones. `weights`: of the known tokens; `mass`: their cumulative sums."""
     num_known = len(mass)
     if sampling.top_p < 1.0:
         reached = int(mass.searchsorted(sampling.top_p * total))
@@ -108,12 +107,12 @@ def draw_kept(
 def unmasked(
     values: np.ndarray, ids: np.ndarray, num_vocab: int, total: float, sampling: Sampling, u: float
 ) -> int | None:
-    """The token that `draw` gives if it is unaffected by masking other tokens; None if it is not,
-    or if that is not known. A fraction of the work.
+    """The token that `draw` gives if masking other tokens cannot change it; None if it can, or if
+    that is not known. Costs a fraction of a draw.
 
     `values`, `ids`: as in `draw`, but ties with the last one may be missing. It is the token on
-    which the lowest `u` falls: its share begins at 0, and grows when others lose theirs. Filters
-    keep it whatever is masked if its logit is the highest, or if they keep its whole step.
+    which the lowest `u` falls: its share begins at 0, and grows when other tokens lose theirs.
+    Filters keep it under any mask if its logit is the highest, or if they keep its whole step.
     """
     highest = float(values[0])
     num_first = int(np.count_nonzero(values >= math.floor(highest / STEP) * STEP))
@@ -137,7 +136,7 @@ def _is_filtered(sampling: Sampling) -> bool:
 
 
 def _with_lowest_first(values: np.ndarray, ids: np.ndarray, num_kept: int) -> np.ndarray:
-    """`ids`, sorted among those with equal values on both sides of the border of what is kept."""
+    """`ids`, sorted among tokens with equal values on both sides of the border of the kept ones."""
     begin, end = (
         int((-values).searchsorted(-values[num_kept], side=side)) for side in ("left", "right")
     )
@@ -152,16 +151,16 @@ def _fall(
     target: float,
     num_kept: int,
 ) -> int | None:
-    """The token at which the cumulative weight of the kept ones, in the order of STEP, passes
-    `target`; None if that is beyond the steps that are known whole. `mass`: the sums in order of
-    value, which are equal at the borders of steps.
-    """
+    """The token at which the cumulative weight of the kept tokens, in the order of STEP, passes
+    `target`; None if that is beyond the steps that are completely known. `mass`: the sums in order
+    of value, which are equal at the borders of steps."""
     num_known = len(mass)
     at = int(mass.searchsorted(target, side="right"))
     if at == num_known:
         if num_kept > num_known:
             return None
-        # Rounded up to the last border, it is the last token with any probability.
+        # If rounding puts the target at the last border, this is the last token with any
+        # probability.
         at = int(mass.searchsorted(mass[-1]))
     steps = -np.floor(values / STEP)
     begin, end = (int(steps.searchsorted(steps[at], side=side)) for side in ("left", "right"))
@@ -176,9 +175,8 @@ def _fall(
 
 
 class TokenOrder(NamedTuple):
-    """A row's most probable tokens by logit, float64 and int64 `[ranked]`, of `num_all` that may
-    come. Equal ones are in the order of the input.
-    """
+    """A row's most probable tokens by logit, float64 and int64 `[ranked]`, of `num_all` allowed
+    tokens. Equal ones are in the order of the input."""
 
     values: np.ndarray
     ids: np.ndarray
@@ -196,7 +194,7 @@ def known_order(values: np.ndarray, ids: np.ndarray, num_vocab: int) -> TokenOrd
 
 
 def whole_order(row: WholeRow) -> TokenOrder:
-    """The order of all tokens that may come."""
+    """The order of all allowed tokens."""
     return _possible(row.values, row.ids)
 
 
@@ -213,10 +211,11 @@ def draw_masked(
     order: TokenOrder, total: float, sampling: Sampling, u: float, mask: np.ndarray
 ) -> int | None:
     """What `draw` gives of the tokens that `mask` allows, from candidates that were ranked without
-    it; None if these do not decide.
+    it; None if these do not decide it.
 
-    `order` and `total` are of the unmasked row. The mass under the mask is known but for that of
-    tokens outside `order`: the draw is decided if it is the same with all of that and without any.
+    `order` and `total` are of the unmasked row. The mass under the mask is known except for that of
+    tokens outside `order`: the draw is decided if it is the same with all of that mass and with
+    none of it.
     """
     may_come = _lets_through(mask, order.ids)
     values, ids = order.values[may_come], order.ids[may_come]

@@ -1,7 +1,6 @@
 """How the token of one row of logits is to be chosen: sampling, counts, bias and penalties.
 
-Owns the token counts of the row's sequence. Pure, on the host; knows no logits, no lanes and no
-text.
+Owns the token counts of the row's sequence. Pure, on the host; does not know logits, lanes or text.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from luceasync.errors import RequestError
 from luceasync.ranking.logits import Edits
 from luceasync.request import Sampling
 
-# Below it sampling is greedy: sharper than any draw, and float32 cannot divide by it.
+# Below it sampling is greedy: the distribution is too sharp for a draw, and float32 cannot divide
+# by it.
 MIN_TEMPERATURE = 1e-5
 
 
@@ -26,7 +26,7 @@ def is_greedy(sampling: Sampling) -> bool:
 
 
 def has_penalties(sampling: Sampling) -> bool:
-    """Whether choosing depends on earlier tokens, so that a row must bring its TokenCounts."""
+    """Whether choosing depends on earlier tokens, so that a row must come with its TokenCounts."""
     return (
         sampling.repetition_penalty != 1.0
         or sampling.frequency_penalty != 0.0
@@ -41,8 +41,7 @@ def is_edited(sampling: Sampling) -> bool:
 
 def check_logit_bias(sampling: Sampling, vocab_size: int) -> None:
     """Raise RequestError for a biased token id outside `[0, vocab_size)`: the device does not check
-    it.
-    """
+    ids."""
     for token_id in sampling.logit_bias:
         if not 0 <= token_id < vocab_size:
             raise RequestError(
@@ -98,9 +97,9 @@ class TokenCounts:
 class RowSampling:
     """How the token of one row of logits is chosen.
 
-    `seed` is drawn already. `position` is the index of the token in its sequence: each has its own
+     `seed` is drawn already. `position` is the index of the token in its sequence: each has its own
     draw. `counts` may be None without penalties; `following`: tokens of a proposal above the row,
-    which are not counted yet. `top_logprobs` as in Request. `mask`: the tokens that may come, int32
+    which are not counted yet. `top_logprobs` as in Request. `mask`: the allowed tokens, int32
     `[words]` as in luceasync.ranking.logits.Masks; None: all.
     """
 
