@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -39,6 +40,7 @@ def one_patch_for_each_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime import interpreter
 
     replace, replaced = interpreter._patch_lang, set()
+    found: dict[int, tuple[set[ModuleType], Any]] = {}  # by the address of a function's globals
 
     class Scope(interpreter._LangPatchScope):
         """Undo the patch and forget it; calls of device functions restore nothing."""
@@ -50,8 +52,12 @@ def one_patch_for_each_launch(monkeypatch: pytest.MonkeyPatch) -> None:
             replaced.difference_update(self.languages)
 
     def replace_once(function) -> interpreter._LangPatchScope:
-        modules = function.__globals__.values()
-        languages = {word for word in (tl, tl.core) if any(word is each for each in modules)}
+        names = function.__globals__
+        if id(names) not in found:
+            modules = names.values()
+            languages = {word for word in (tl, tl.core) if any(word is each for each in modules)}
+            found[id(names)] = languages, names
+        languages = found[id(names)][0]
         if languages <= replaced:
             return Scope()
         scope = replace(function)
@@ -129,6 +135,98 @@ def equal_types_are_not_converted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         core.dtype, "__eq__", lambda self, other: self is other or is_equal(self, other)
     )
+
+
+@pytest.fixture(autouse=True)
+def operands_that_fit_are_taken_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For each operation on two numbers the interpreter derives their common type, makes blocks of
+    one shape of them, and repeats an integer operation with 64 bits to find an overflow, as a dozen
+    operations of its own. For the usual types leave that to NumPy, which broadcasts as it computes.
+    """
+    from triton.language import core
+    from triton.language.semantic import TritonSemantic
+    from triton.runtime.interpreter import TensorHandle
+
+    derive = TritonSemantic.binary_op_type_checking_impl
+    # By the addresses of element types.
+    integers = {id(core.int32): np.int32, id(core.int64): np.int64}
+    numbers = integers | {id(core.float32): np.float32}
+    constants: dict[tuple[Any, ...], Any] = {}
+    shapes: dict[tuple[int, int], tuple[Any, ...]] = {}
+    blocks: dict[tuple[int, int], tuple[Any, ...]] = {}
+
+    def constant(value: float, like: Any) -> Any:
+        """The value in each place of a block of `like`'s type; None: its type may differ."""
+        scalar = like.type.scalar
+        numpy_type = numbers.get(id(scalar))
+        if numpy_type is None:
+            return None
+        if numpy_type is not np.float32:
+            limits = np.iinfo(numpy_type)
+            if isinstance(value, float) or not limits.min <= value <= limits.max:
+                return None
+        shape = like.handle.data.shape
+        key = (type(value), value, str(value), numpy_type, shape)  # 0.0 is not -0.0
+        if key not in constants:
+            constants[key] = TensorHandle(np.full(shape, value, numpy_type), scalar)
+        return core.tensor(constants[key], like.type)
+
+    def common_shape(left: Any, right: Any) -> Any:
+        """Of two blocks or numbers, which have no shape; None: they do not go together."""
+        if left is None or right is None or left is right:
+            return right if left is None else left
+        key = id(left), id(right)
+        if key not in shapes:
+            sizes = [[getattr(size, "value", size) for size in shape] for shape in (left, right)]
+            try:
+                found = core.tuple(np.broadcast_shapes(*sizes))
+            except ValueError:
+                found = None
+            shapes[key] = (found, left, right)  # whose addresses are not given to others
+        return shapes[key][0]
+
+    def block(given: Any, shape: Any) -> Any:
+        """The operand with the type of a block of that shape. Its data keep their own shape."""
+        scalar = given.type.scalar
+        key = id(scalar), id(shape)
+        if key not in blocks:
+            blocks[key] = (core.block_type(scalar, [*shape]), scalar, shape)
+        return core.tensor(given.handle, blocks[key][0])
+
+    def fitting(left: Any, right: Any, may_point: bool) -> tuple[Any, Any] | None:
+        are_numbers = isinstance(left, (int, float)), isinstance(right, (int, float))
+        if all(are_numbers):
+            return None
+        if any(are_numbers):
+            left = constant(left, right) if are_numbers[0] else left
+            right = constant(right, left) if are_numbers[1] else right
+            return None if left is None or right is None else (left, right)
+        scalars = left.type.scalar, right.type.scalar
+        is_pointer = isinstance(scalars[0], core.pointer_type)
+        if is_pointer and not (may_point and id(scalars[1]) in integers):
+            return None
+        if not is_pointer and (scalars[0] is not scalars[1] or id(scalars[0]) not in numbers):
+            return None
+        given = [each.type.__dict__.get("shape") for each in (left, right)]
+        if given[0] is given[1]:
+            return left, right
+        shape = common_shape(*given)
+        return None if shape is None else (block(left, shape), block(right, shape))
+
+    def operands(self, left, right, *options, **named) -> Any:
+        may_point = bool(options and options[0])
+        return fitting(left, right, may_point) or derive(self, left, right, *options, **named)
+
+    def check_overflow(self, left, right, operation) -> None:
+        if left.type.scalar.int_bitwidth < 64:
+            compute = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[operation.__name__]
+            pair = [each.handle.data for each in (left, right)]
+            exact = compute(*(each.astype(np.int64) for each in pair))
+            limits = np.iinfo(pair[0].dtype)
+            assert limits.min <= exact.min() and exact.max() <= limits.max, "an integer overflows"
+
+    monkeypatch.setattr(TritonSemantic, "binary_op_type_checking_impl", operands)
+    monkeypatch.setattr(TritonSemantic, "binary_op_sanitize_overflow_impl", check_overflow)
 
 
 @pytest.fixture
