@@ -2,9 +2,10 @@
 
     python -m tests.acceptance.bench_experts [--context 512] [--threads 2] [--peer PYTHON]
 
-Random weights: 4 layers, 2,048 wide, 64 experts of 768, 8 of them for each token. All in turns;
-`--peer` is an interpreter that has llama-cpp-python. Seconds are those of the clock and, as other
-programs may run, of the processor.
+Random weights: 4 layers, 2,048 wide, 64 experts of 768, 8 of them for each token. Prompts and
+slices of four tokens take turns; `--peer` is an interpreter that has llama-cpp-python. Seconds are
+those of the clock and, as other programs may run, of the processor; `paired` is the median of each
+turn's ratio, with its quartiles.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as the command line does, be
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from pathlib import Path
 
 import gguf
@@ -36,7 +37,8 @@ from tests.gguf.tiny_files import QWEN2, VOCAB, add_tokenizer, save_tokenizer
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 4, 2048, 32, 4, 128
 EXPERTS, CHOSEN, INNER = 64, 8, 768
-NUM_TOKENS = 16  # decoded in each measurement
+SLICE_TOKENS, NUM_SLICES = 4, 24  # decoded in a turn; turns behind a prompt
+Samples = list[list[Sequence[float]]]  # of each turn: ours, the peer's; each by both clocks
 SCALES = {"Q4_K": 2e-4, "Q6_K": 1e-5}
 
 
@@ -134,24 +136,72 @@ def timed(run: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - begin, time.process_time() - busy
 
 
-def ours(backend: LayerSplitBackend, ids: list[int]) -> list[float]:
-    """Seconds of the ids and of NUM_TOKENS greedy tokens, each by the clock and the processor."""
-    backend.reset(0)
-    at, token = len(ids), 0
+class Ours:
+    """One lane of a backend, as Peer has llama.cpp's."""
 
-    def prefill() -> None:
-        nonlocal token
+    def __init__(self, backend: LayerSplitBackend) -> None:
+        self._backend = backend
+        self._at = self._token = 0
+
+    def prefill(self, ids: list[int]) -> tuple[float, float]:
+        """Seconds of the ids, see `timed`."""
+        self._backend.reset(0)
+        return timed(partial(self._prefill, ids))
+
+    def more(self, num_tokens: int) -> tuple[float, float]:
+        """Seconds of so many greedy tokens, see `timed`."""
+        return timed(partial(self._decode, num_tokens))
+
+    def _prefill(self, ids: list[int]) -> None:
         for begin in range(0, len(ids), 512):
-            logits = backend.prefill(0, begin, ids[begin : begin + 512], project=True)
+            logits = self._backend.prefill(0, begin, ids[begin : begin + 512], project=True)
         assert logits is not None
-        token = int(logits.argmax())
+        self._at, self._token = len(ids), int(logits.argmax())
 
-    def decode() -> None:
-        nonlocal token
-        for step in range(NUM_TOKENS):
-            token = int(backend.decode([0], [at + step], [token]).whole().argmax())
+    def _decode(self, num_tokens: int) -> None:
+        for _ in range(num_tokens):
+            row = self._backend.decode([0], [self._at], [self._token]).whole()
+            self._at, self._token = self._at + 1, int(row.argmax())
 
-    return [*timed(prefill), *timed(decode)]
+
+def in_turns(ours: Ours, peer: Peer | None, ids: list[int], rounds: int) -> dict[str, Samples]:
+    """Seconds of prompts, and of slices of SLICE_TOKENS: ours and the peer's, one after the other,
+    each the first one every other time.
+    """
+    samples: dict[str, Samples] = {"prefill": [], "decode": []}
+    for number in range(rounds + 1):
+        turns = [lambda: ours.prefill(ids)]
+        turns += [] if peer is None else [lambda: peer.timed(ids, 0)[:2]]
+        found = both(turns, number % 2 == 1)
+        turns = [lambda: ours.more(SLICE_TOKENS)]
+        turns += [] if peer is None else [lambda: peer.more(SLICE_TOKENS)]
+        slices = [both(turns, i % 2 == 1) for i in range(NUM_SLICES)]
+        if number:  # the first one has what is done once
+            samples["prefill"].append(found)
+            samples["decode"] += slices
+    return samples
+
+
+def both(turns: Sequence[Callable[[], Sequence[float]]], is_turned: bool) -> list[Sequence[float]]:
+    """What they return, run in this order or in the other."""
+    found = [run() for run in (reversed(turns) if is_turned else turns)]
+    return found[::-1] if is_turned else found
+
+
+def report(what: str, count: int, samples: Samples) -> None:
+    """Print rates of `count` tokens by both clocks, and how they compare."""
+    for clock, name in enumerate(("clock", "processor")):
+        rows = [[seconds[clock] for seconds in row] for row in samples]
+        for kind, of in (("median", median), ("best", min)):
+            rates = [count / of(column) for column in zip(*rows, strict=True)]
+            line = ", ".join(f"{rate:.1f}" for rate in rates)
+            if len(rates) == 2:
+                line += f", ratio {rates[0] / rates[1]:.2f}"
+            print(f"{what}, tokens a second by the {name}, {kind}: {line}")
+        if len(rows[0]) == 2:
+            ratios = sorted(theirs / own for own, theirs in rows)
+            low, high = ratios[len(ratios) // 4], ratios[len(ratios) * 3 // 4]
+            print(f"{what}, by the {name}, paired: {median(ratios):.2f} ({low:.2f} to {high:.2f})")
 
 
 def main() -> None:
@@ -167,25 +217,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = write(Path(folder))
         backend = open_backend(path, options.context)
-        runs: dict[str, Callable[[], list[float]]] = {"ours": lambda: ours(backend, ids)}
-        if options.peer:
-            peer = Peer(options.peer, path, options.context)
-            runs["llama.cpp"] = lambda: peer.timed(ids, NUM_TOKENS)
-        samples: dict[str, list[list[float]]] = {name: [] for name in runs}
-        for _ in range(options.rounds + 1):
-            for name, run in runs.items():
-                samples[name].append(run())
-    for column, what in enumerate(("prefill", "", "decode", "")):
-        if not what:
-            continue
-        count = options.context if what == "prefill" else NUM_TOKENS
-        for offset, clock in enumerate(("wall", "processor")):
-            took = {n: [row[column + offset] for row in rows[1:]] for n, rows in samples.items()}
-            for name, of in (("median", median), ("best", min)):
-                cells = [f"{peer} {count / of(rows):.1f}" for peer, rows in took.items()]
-                if len(took) == 2:
-                    cells.append(f"ratio {of(took['llama.cpp']) / of(took['ours']):.2f}")
-                print(f"{what}, {name}, tokens a second of {clock}: {', '.join(cells)}")
+        peer = Peer(options.peer, path, options.context) if options.peer else None
+        samples = in_turns(Ours(backend), peer, ids, options.rounds)
+    report("prefill", options.context, samples["prefill"])
+    report("decode", SLICE_TOKENS, samples["decode"])
 
 
 if __name__ == "__main__":

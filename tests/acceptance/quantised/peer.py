@@ -21,7 +21,8 @@ from llama_cpp import Llama
 def main(path: str, context: int, num_threads: int, kv: int) -> None:
     """Answer lines. "answer N IDS": logits float32 [vocab] after the ids and after each of N greedy
     tokens, as bytes in hexadecimal. "timed N IDS": seconds of the ids, and of N greedy tokens, each
-    by the clock and of the processor. "tokens TEXT", with the text's bytes in hexadecimal: its ids.
+    by the clock and of the processor. "more N": the same of N greedy tokens more. "tokens TEXT",
+    with the text's bytes in hexadecimal: its ids.
     """
     model = Llama(
         path,
@@ -47,6 +48,8 @@ def main(path: str, context: int, num_threads: int, kv: int) -> None:
             model.reset()
             taken = timed(partial(model.eval, [int(number) for number in count[1:]]))
             print(*taken, *timed(partial(steps, model, int(count[0]))), flush=True)
+        elif what == "more":
+            print(*timed(partial(steps, model, int(count[0]))), flush=True)
         elif what == "tokens":
             text = bytes.fromhex("".join(count))
             print(*model.tokenize(text, add_bos=False, special=False), flush=True)

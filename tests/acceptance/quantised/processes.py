@@ -58,6 +58,11 @@ class Peer:
         self._ask(f"timed {num_tokens} {' '.join(map(str, ids))}")
         return [float(number) for number in self._answer().split()]
 
+    def more(self, num_tokens: int) -> list[float]:
+        """Seconds of so many greedy tokens more, by the clock and of the processor."""
+        self._ask(f"more {num_tokens}")
+        return [float(number) for number in self._answer().split()]
+
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, with nothing added; special tokens are ordinary text."""
         found = []
