@@ -74,13 +74,8 @@ ANSWERS: Mapping[str, str] = {
     ),
     "unified diff": "Answer with a unified diff, with three lines of context, and nothing else.",
 }
-KINDS = {  # as --kinds names them
-    "rewrite": "whole rewrite",
-    "replace": "search and replace",
-    "diff": "unified diff",
-    "code": "new code",
-    "prose": "prose",
-}
+KINDS = (*ANSWERS, "new code", "prose")
+KIND_OF = dict(zip(("rewrite", "replace", "diff", "code", "prose"), KINDS, strict=True))  # --kinds
 TURN_QUESTIONS = 5  # between two lines of progress
 
 
@@ -139,11 +134,11 @@ async def bench_edits(
     dtype: str,
     questions: int,
     max_tokens: int,
-    kinds: Sequence[str] = tuple(KINDS),
+    kinds: Sequence[str] = tuple(KIND_OF),
     draft: Path | None = None,
 ) -> None:
     """Greedy tokens per second after the first, by kind of answer; with a drafter also its gain
-    alone, and in combination with lookup. `kinds`: keys of KINDS. Progress goes to stderr.
+    alone, and in combination with lookup. `kinds`: keys of KIND_OF. Progress goes to stderr.
     """
     config = Config(
         model=ModelConfig(model_dir=model, dtype=dtype),  # type: ignore[arg-type]
@@ -169,7 +164,7 @@ async def bench_edits(
             chosen = replace(config, draft=way)
             engines[name] = await stack.enter_async_context(build_engine(chosen))
             await engines[name].load()
-        for kind in map(KINDS.__getitem__, kinds):
+        for kind in map(KIND_OF.__getitem__, kinds):
             totals = {name: Totals() for name in engines}
             for number, question in enumerate(questions_of(kind, questions)):
                 for name in list(engines)[:: 1 if number % 2 else -1]:

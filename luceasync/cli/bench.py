@@ -173,9 +173,9 @@ def speculation(
     if "edits" in parts:
         import asyncio  # not at the top: every --help would load it
 
-        from luceasync.bench.edits import KINDS, bench_edits
+        from luceasync.bench.edits import KIND_OF, bench_edits
 
-        asked = {"kinds": _parts(kinds, [*KINDS], "--kinds"), "questions": questions}
+        asked = {"kinds": _parts(kinds, [*KIND_OF], "--kinds"), "questions": questions}
         of: dict[str, Any] = {"dtype": dtype, "max_tokens": max_tokens, "draft": draft, **asked}
         asyncio.run(bench_edits(report, model, device, **of))
 
