@@ -353,7 +353,7 @@ class PendingOutput:
 class LaneWork:
     """What was done for a choice on one lane, or on several in turn: `num_run` tokens were
     prefilled in `prefill_s` seconds; `num_cached` of the prompt were restored on the first lane, as
-    `restore` describes.  `speculation` None: there is no draft."""
+    `restore` describes. `speculation` None: there is no draft."""
 
     num_cached: int
     num_run: int

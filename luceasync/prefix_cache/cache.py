@@ -1,7 +1,7 @@
-"""The prefix cache as a generation sees it: what it restores, and what of it is saved.
+"""The prefix cache as a generation sees it: what is restored, and what is saved.
 
-NodeIndex knows which nodes there are, MemoryNodes holds their tensors, Leases says which must stay.
-RestoreDecision chooses what is restored; LaneSaver, WriteBack and ReadIn move nodes.
+NodeIndex knows which nodes exist, MemoryNodes holds their tensors, and Leases decides which must
+stay. RestoreDecision chooses what is restored; LaneSaver, WriteBack and ReadIn move nodes.
 """
 
 from __future__ import annotations
@@ -62,10 +62,9 @@ class PrefixCache:
         num_shards: tuple[int, int] = (1, 0),
         attention_tokens: float | None = None,
     ) -> None:
-        """`recurrent`: the model can go on only from where a state is held; `chunk_tokens`: of its
+        """`recurrent`: the model can continue only from a saved state; `chunk_tokens`: of its
         prefill; `num_shards`: in this process and in others; `attention_tokens`: see
-        luceasync.prefix_tree.cost.prefill_work.
-        """
+        luceasync.prefix_tree.cost.prefill_work."""
         self._num_shards = num_shards
         self._memory = memory
         self._disk = disk
@@ -95,7 +94,7 @@ class PrefixCache:
             patience_s=self._decision.span_patience_s,
         )
         self._lane_saver = LaneSaver(self.index, memory, self._leases, recurrent=recurrent)
-        # What these do alone is called on them directly.
+        # Methods that concern one of these alone are called on it directly.
         self.lost = self.index.lost
         self.clear, self.conversation_words = self._leases.clear, self._leases.words
         self.try_save = self._lane_saver.try_save
@@ -105,31 +104,32 @@ class PrefixCache:
 
     @property
     def status(self) -> CacheStatus:
-        """May be read from any thread."""
+        """May be called from any thread."""
         return replace(self.index.status, num_unwritten=len(self._write_back))
 
     def listen(self, post: Callable[[Callback], None]) -> None:
-        """Hear of copies that arrive: `post`, of any thread, has a call run in the engine's."""
+        """Register for the arrival of copies: `post`, which any thread may call, runs a call in the
+        engine's thread."""
         self._post = post
 
     # --- restore, before the prefill -------------------------------------------------------------
 
     def admit(self, lease: Lease) -> None:
-        """Take care of a generation: what it could restore is not evicted from now on."""
+        """Track a generation: what it could restore is not evicted from now on."""
         self._leases.add(lease)
         lease.set_match(self._decision.longest_match(lease))
 
     def prepare(self, lease: Lease, prefilling: Iterable[Lease]) -> bool:
-        """Whether the lease can have a lane now; False while what it needs is on its way, from the
-        disk or out of one of the running prefills, or is looked for on the disk.
-        """
+        """Whether the lease can have a lane now; False while what it needs is on its way from the
+        disk, is still being computed by a running prefill, or is being looked for on the disk."""
         if lease.awaited:
             return False
         match = self._decision.longest_match(lease)
         lease.set_match(match)
         if self._lookup.is_due(lease, match):
             return False
-        others = list(prefilling) if self._limits.hold_any else []  # else nothing of them is saved
+        # Without memory for nodes, these prefills save nothing.
+        others = list(prefilling) if self._limits.hold_any else []
         coming = (tokens_to_come(lease, r, recurrent=self._recurrent) for r in others)
         if lease.is_worth_waiting(max(coming, default=0), match.num_tokens):
             return False
@@ -145,9 +145,8 @@ class PrefixCache:
         return not orders
 
     def restore(self, lease: Lease, lane: int) -> int:
-        """Restore into the lane what `prepare` chose; the number of tokens that need not be run.
-        The copies are queued: see `has_restored`.
-        """
+        """Restore into the lane what `prepare` chose; returns the number of tokens that need not be
+        run. The copies are queued: see `has_restored`."""
         match = lease.match
         assert match is not None, "prepare comes first"
         nodes = nodes_of(match)
@@ -179,9 +178,8 @@ class PrefixCache:
         self.index.tree(lease.tenant).touch(keys, time.time())
 
     def has_restored(self, lease: Lease) -> bool:
-        """Whether the copies have arrived in the lane; `lease.restore` then says what they were.
-        Raises what went wrong with them, and TimeoutError.
-        """
+        """Whether the copies have arrived in the lane; `lease.restore` then describes what was
+        restored. Raises the error of a failed copy, and TimeoutError."""
         match = lease.match
         assert match is not None and lease.started_s is not None and lease.lane_s is not None
         now_s = time.perf_counter()
@@ -213,8 +211,7 @@ class PrefixCache:
 
     def save_prompt(self, lease: Lease, lane: int, end: int, logits: Tensor | None) -> None:
         """Save what is planned of a prompt of which the lane holds the first `end` tokens;
-        `logits`: those after its last one.
-        """
+        `logits`: those after the last of these."""
         while cut := lease.next_cut(end):
             is_last = cut.end == lease.num_prompt_tokens
             at_end = logits if is_last else None
@@ -233,10 +230,9 @@ class PrefixCache:
         self, lease: Lease, lane: int, end: int, *, is_cut: bool = False, is_ahead: bool = False
     ) -> None:
         """Save a generation that ends, for whatever reason, with the first `end` tokens of its
-        sequence in the lane: the next turn goes on from there. `is_cut`: they end with a stop
-        string, which no next turn holds: a recurrent state is of no use behind it. `is_ahead`: more
-        tokens were run on the lane, so that its state is that of another end.
-        """
+        sequence in the lane: the next turn continues from there. `is_cut`: they end with a stop
+        string, which the next turn will not contain, so a recurrent state after it is useless.
+        `is_ahead`: more tokens were run on the lane, so its state belongs to a later end."""
         is_generated = lease.path_end >= lease.num_prompt_tokens
         exact_end = self._memory.lanes.exact_end(lane, end)  # the next turn runs the rest again
         node = None
@@ -258,7 +254,7 @@ class PrefixCache:
         self._leases.end_turn(lease)
 
     def drop(self, lease: Lease) -> None:
-        """Drop every node that the generation has saved: what it computed cannot be trusted."""
+        """Drop every node that the generation has saved: its results cannot be trusted."""
         self._leases.drop(lease.saved)
 
     def release(self, lease: Lease) -> None:
@@ -267,11 +263,11 @@ class PrefixCache:
         self._shrink()
 
     def observe(self, rate: RateName, amount: float, elapsed_s: float) -> None:
-        """Take into account how long something took."""
+        """Record how long a transfer or a run took."""
         self._decision.observe(rate, amount, elapsed_s)
 
     def observe_prefill(self, begin: int, end: int, elapsed_s: float) -> None:
-        """Take into account how long running tokens `[begin, end)` of a prompt took."""
+        """Record how long running tokens `[begin, end)` of a prompt took."""
         if end - begin >= LEAST["prefill_tokens_per_s"]:
             self.observe("prefill_tokens_per_s", self._decision.work(begin, end), elapsed_s)
 
@@ -279,13 +275,12 @@ class PrefixCache:
 
     @property
     def has_due_writes(self) -> bool:
-        """Whether `hand_over` may have something to do before anything else happens."""
+        """Whether `hand_over` may have work before anything else happens."""
         return self._write_back.is_due
 
     def hand_over(self, *, wait: bool = False) -> None:
         """Give the disk nodes that have arrived in host memory, a few files at a time; with `wait`
-        all of them, however long their copies take.
-        """
+        all of them, however long their copies take."""
         num_files = len(self._write_back)
         while (file := self._write_back.next_file(wait=wait)) is not None:
             ticket = self._memory.ticket(file.key)
@@ -298,7 +293,7 @@ class PrefixCache:
             self._leases.shrink()
 
     def _write(self, file: PendingFile) -> None:
-        """Have the file written, if the disk has room beside all that it is writing already."""
+        """Have the file written, if the disk has room for it beside the writes in progress."""
         node = self._write_back.export(file)
         num_bytes = self._disk.file_bytes(node.tensors)
         if self._leases.make_file_room(num_bytes + self._write_back.num_bytes_under_way):
@@ -312,12 +307,12 @@ class PrefixCache:
         self.hand_over()
 
     def written(self, key: NodeKey, report: WriteReport) -> None:
-        """Take the outcome of a write."""
+        """Record the outcome of a write."""
         self._write_back.written(key, report)
         self._shrink()
 
     def fetched(self, key: NodeKey, result: FetchedNode | Miss) -> None:
-        """Take a node that has come from the disk, or the reason why it cannot."""
+        """Accept a node that was read from the disk, or the reason why it could not be read."""
         lost = self._read_in.fetched(key, result)
         for lease in self._leases.waiting_for(key):
             if lost is not None:
@@ -332,7 +327,7 @@ class PrefixCache:
         self._leases.shrink()  # the lease that ordered it may be gone
 
     def _receive(self, lease: Lease, key: NodeKey, num_bytes: int) -> None:
-        """Tell a lease that waits for the node; the last one shows how fast the disk was."""
+        """Notify a lease that waits for the node; its last node shows how fast the disk was."""
         lease.receive(key, num_bytes)
         if not lease.awaited:
             assert lease.started_s is not None
@@ -340,9 +335,8 @@ class PrefixCache:
             self.observe("disk_bytes_per_s", lease.num_fetched_bytes, elapsed_s)
 
     def reading(self, progress: Mapping[NodeKey, int]) -> None:
-        """Take note of how many bytes have come of each node under way: prompts stop waiting for a
-        disk that is slower than running them.
-        """
+        """Record how many bytes of each node in transit have been read: prompts stop waiting for a
+        disk that is slower than running their tokens."""
         now_s = time.perf_counter()
         waiting = (lease for lease in self._leases if lease.awaited)
         for lease in [each for each in waiting if self._decision.gives_up(each, progress, now_s)]:
@@ -350,7 +344,7 @@ class PrefixCache:
             self._read_in.give_up(key for key in given_up if not self._leases.waiting_for(key))
 
     def found(self, asked: Sequence[FindOrder], there: Sequence[Node]) -> None:
-        """Take in which of the files that were looked for are there."""
+        """Record which of the requested files were found."""
         self.index.files_changed(there, (), is_whole=False)
         self._lookup.found(asked, there)
 
@@ -359,26 +353,24 @@ class PrefixCache:
         self._lookup.is_open = True
 
     def keep_disk(self, keeps_disk: bool) -> None:
-        """Whether this server keeps the budget of a directory that it shares."""
+        """Set whether this server enforces the budget of a shared directory."""
         self.index.keeps_disk = keeps_disk
         self._shrink()
 
     def files_changed(
         self, added: Iterable[Node], removed: Iterable[NodeKey], *, is_whole: bool = True
     ) -> None:
-        """Take in files that are on the disk now, and keys of files that are no longer; `is_whole`:
-        no file was left out because it could not be looked at.
-        """
+        """Record files that are on the disk now, and keys of files that no longer are; `is_whole`:
+        no file was left out because it could not be examined."""
         gone = list(removed)
         self.index.files_changed(added, gone, is_whole=is_whole)
         for key in gone:
             self._write_back.mend(key)
-        self._shrink()  # other servers write while this one is idle
+        self._shrink()  # other servers write even while this one is idle
 
     def others_changed(self, files: Iterable[tuple[float, int]], num_removals: int) -> None:
-        """Take in the files of other models that are in the directory: when each was last used, and
-        its size, after `num_removals` orders to remove some.
-        """
+        """Record the files of other models in the directory: when each was last used, and its size,
+        after `num_removals` orders to remove some."""
         self.index.others.replace(files, num_removals)
         self._leases.make_file_room(self._write_back.num_bytes_under_way)
 
@@ -387,7 +379,7 @@ class PrefixCache:
         self.index.refresh_status()
 
     def _call_when_done(self, ticket: Ticket, call: Callback) -> None:
-        """Have it called in this thread once the ticket is done."""
+        """Run `call` in this thread once the ticket is done."""
         post = self._post
         assert post is not None, "copies are under way, and nothing listens"
         ticket.when_done(lambda: post(call))

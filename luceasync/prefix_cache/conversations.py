@@ -1,7 +1,9 @@
-"""Which conversation of a client a prompt continues, by the names that clients give their requests.
+"""Which conversation of a client a prompt continues, by the names that clients give in their
+requests.
 
-Owns, for each name, the lines of prompts that continue one another, and which of these is the main
-one: a title, or a helper's work, goes by the same name. Knows the keys of nodes, and no clock.
+Owns, for each name, the lines of prompts that continue one another, and decides which of these is
+the main one: requests for a title or by a sub-agent use the same name. Knows the keys of nodes, but
+no clock.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from luceasync.nodes import NodeKey
 
 MAX_NAMES = 256
 MAX_LINES = 8  # of one name
-MAX_PLACES = 3  # of a line, at which another prompt continues it
-MAX_MISSED_TURNS = 16  # of other lines: a line that has missed more was left, as by a summary
-CLAIM_S = 3600.0  # since its last turn: after that a line is like any other
+MAX_PLACES = 3  # of a line, at which another prompt may continue it
+# Of other lines: a line that has missed more was abandoned, for example after a summary.
+MAX_MISSED_TURNS = 16
+CLAIM_S = 3600.0  # since its last turn: after that, a line is treated like any other
 
 
 class ConversationName(NamedTuple):
-    """What one client calls a conversation; the same word of another client is another name."""
+    """A client's name for a conversation; the same word from another client is another name."""
 
     tenant: bytes
     client: str
@@ -31,14 +34,14 @@ class ConversationName(NamedTuple):
 
 
 class ConversationTurn(NamedTuple):
-    """One prompt of a conversation: a next one may share its first `num_tokens` tokens."""
+    """One prompt of a conversation: the next one may share its first `num_tokens` tokens."""
 
     name: ConversationName
     num_tokens: int
 
 
 class PrefixDigest(NamedTuple):
-    """The first `num_tokens` tokens of a prompt, by their hash."""
+    """The hash of the first `num_tokens` tokens of a prompt."""
 
     num_tokens: int
     digest: bytes
@@ -47,8 +50,7 @@ class PrefixDigest(NamedTuple):
 @dataclass(slots=True)
 class ConversationLine:
     """Prompts each of which continues the one before. `places`: where the last of them ended,
-    without the opening of the answer; `ends`: the nodes at which the next one may begin.
-    """
+    without the opening of the answer; `ends`: the nodes from which the next one may continue."""
 
     places: list[PrefixDigest]
     ends: tuple[NodeKey, ...]
@@ -58,13 +60,13 @@ class ConversationLine:
 
     @property
     def was_continued(self) -> bool:
-        """Whether it has a second prompt: a title has none."""
+        """Whether the line has a second prompt: a title request has none."""
         return self.num_turns > 1
 
 
 @dataclass(slots=True)
 class Conversations:
-    """Lines by name, the name used last at the end."""
+    """Lines by name, the most recently used name last."""
 
     _lines: OrderedDict[ConversationName, list[ConversationLine]] = field(
         default_factory=OrderedDict
@@ -77,8 +79,7 @@ class Conversations:
         self, name: ConversationName, prompt: array[int]
     ) -> tuple[bool, tuple[NodeKey, ...]]:
         """Whether the prompt continues the name's main line; if not, the ends of that line, which
-        must not make room for what is saved of the prompt.
-        """
+        must not be evicted to make room for this prompt."""
         main = _main(self._lines.get(name, ()))
         if main is None:
             return False, ()
@@ -89,9 +90,7 @@ class Conversations:
     def end_turn(
         self, turn: ConversationTurn, sequence: array[int], ends: Sequence[NodeKey], now_s: float
     ) -> None:
-        """The turn was answered: `sequence` is its prompt and answer; `ends`: see
-        ConversationLine.
-        """
+        """The turn was answered: `sequence` is its prompt and answer; `ends`: see ConversationLine."""
         name, num_tokens = turn
         lines = self._lines.setdefault(name, [])
         self._lines.move_to_end(name)
@@ -109,20 +108,19 @@ class Conversations:
             self._lines.popitem(last=False)
 
     def words(self) -> dict[NodeKey, str]:
-        """The name, as its client wrote it, of the line that goes on at each end; of those used
-        last where several do.
-        """
+        """By end, the name (as its client wrote it) of the line that continues there; if several
+        do, the most recently used one."""
         pairs = ((name.word, line) for name, lines in self._lines.items() for line in lines)
         return {end: word for word, line in pairs for end in line.ends}
 
     def claims(self, now_s: float) -> list[tuple[NodeKey, ...]]:
-        """Ends of the main lines, of those used last first, whose claims have not expired."""
+        """Ends of the main lines whose claims have not expired, most recently used first."""
         mains = (_main(lines) for lines in reversed(self._lines.values()))
         return [line.ends for line in mains if line and abs(now_s - line.last_used_s) <= CLAIM_S]
 
 
 def _main(lines: Collection[ConversationLine]) -> ConversationLine | None:
-    """The oldest line that was continued and was not left."""
+    """The oldest line that was continued and was not abandoned."""
     return next(
         (line for line in lines if line.was_continued and line.num_missed <= MAX_MISSED_TURNS), None
     )
@@ -131,7 +129,7 @@ def _main(lines: Collection[ConversationLine]) -> ConversationLine | None:
 def _continued(
     lines: Collection[ConversationLine], found: Collection[PrefixDigest]
 ) -> ConversationLine | None:
-    """The line that shares most with a prompt that has the beginnings `found`."""
+    """The line that shares most with a prompt whose known beginnings are `found`."""
 
     def shared(line: ConversationLine) -> int:
         return max((place.num_tokens for place in line.places if place in found), default=0)
@@ -146,7 +144,7 @@ def _extend(
     found: Collection[PrefixDigest],
     here: PrefixDigest,
 ) -> None:
-    """Add the line's next turn, or one of its last ones again, which counts as no turn more."""
+    """Add the line's next turn, or repeat one of its last turns, which does not count as a new one."""
     kept = [place for place in line.places if place in found and place != here]
     if here.num_tokens > max(place.num_tokens for place in line.places):
         line.num_turns += 1
@@ -157,14 +155,14 @@ def _extend(
 
 
 def _drop_oldest(lines: list[ConversationLine]) -> None:
-    """Make room for one more line; the main one stays."""
+    """Make room for one more line; the main line stays."""
     if len(lines) >= MAX_LINES:
         main = _main(lines)
         lines.remove(min((x for x in lines if x is not main), key=lambda x: x.last_used_s))
 
 
 def _beginnings(sequence: array[int], lengths: Collection[int]) -> set[PrefixDigest]:
-    """The sequence's beginnings of these lengths, as far as it has them."""
+    """Beginnings of the sequence of these lengths, for lengths that it has."""
     places, begin, digest = set(), 0, hashlib.blake2b(digest_size=16)
     with memoryview(sequence) as tokens:
         for end in sorted(set(lengths)):

@@ -1,6 +1,6 @@
-"""The disk as the engine thread sees it: orders return at once, outcomes come back later.
+"""The disk as the engine thread sees it: orders return at once, outcomes arrive later.
 
-Owns the values in which nodes travel. Knows no tree and no file, and decides nothing.
+Owns the values in which nodes travel. Does not know the tree or any file, and decides nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from luceasync.nodes import MissReason, NodeKey
 
 @dataclass(frozen=True, slots=True)
 class HalfNode:
-    """Half a node on its way to a file. `tensors` are in host memory and no longer change."""
+    """Half a node on its way to a file. `tensors` are in host memory and do not change any more."""
 
     half: Half
     key: NodeKey
@@ -31,9 +31,8 @@ class HalfNode:
 
 @dataclass(frozen=True, slots=True)
 class ReadOrder:
-    """A node to be read, with what belongs to its end or without; it is given up after `timeout_s`,
-    None: when the disk tier gives up.
-    """
+    """A node to be read, with or without what belongs to its end. The read is given up after
+    `timeout_s`; None: when the disk tier gives up."""
 
     key: NodeKey
     with_end: bool
@@ -42,7 +41,7 @@ class ReadOrder:
 
 @dataclass(frozen=True, slots=True)
 class FindOrder:
-    """Half a node whose files no scan has listed; it is worth waiting `patience_s` for."""
+    """Half a node whose files no scan has listed; the caller waits `patience_s` for it."""
 
     key: NodeKey
     half: Half
@@ -53,8 +52,7 @@ class FindOrder:
 class FetchedNode:
     """A node from the disk, or its span alone, checked to its last byte; the receiver owns the
     tensors. `parts`: those that were read; `file_parts`: all that the files hold, None if the file
-    of the end was not opened. `end_fault`: why the end did not come with it.
-    """
+    of the end was not opened. `end_fault`: why the end is missing."""
 
     tensors: Mapping[str, Tensor]
     parts: frozenset[NodePart]
@@ -66,8 +64,7 @@ class FetchedNode:
 @dataclass(frozen=True, slots=True)
 class WriteReport:
     """The outcome of writing half a node: whether it is there, in a file of `num_bytes`; if not,
-    whether to try `again`, because the disk was merely too busy.
-    """
+    whether to try `again` because the disk was merely busy."""
 
     half: Half
     is_there: bool
@@ -76,13 +73,12 @@ class WriteReport:
 
 
 class DiskOrders(Protocol):
-    """Where nodes are held beyond memory. Every call returns at once; the prefix cache is told the
-    outcome by `fetched`, `written` and `found`, and by `reading` how many bytes have come of what
-    is under way.
+    """Orders to the tiers beyond memory. Every call returns at once; the prefix cache receives the
+    outcomes through `fetched`, `written` and `found`, and the progress of reads through `reading`.
     """
 
     def file_bytes(self, tensors: Mapping[str, Tensor]) -> int:
-        """How large the file of these tensors is at most."""
+        """An upper bound of the size of a file of these tensors."""
         ...
 
     def read(self, orders: Sequence[ReadOrder]) -> None:
@@ -90,15 +86,15 @@ class DiskOrders(Protocol):
         ...
 
     def find(self, orders: Sequence[FindOrder]) -> None:
-        """Look for files, here and in the store behind; `found` is called once."""
+        """Look for files, here and in the store behind the disk; `found` is called once."""
         ...
 
     def give_up(self, keys: Sequence[NodeKey]) -> None:
-        """Read no more of these nodes; `fetched` is told what became of each."""
+        """Stop reading these nodes; `fetched` is called with the outcome of each."""
         ...
 
     def write(self, node: HalfNode) -> None:
-        """Write half a node, after what was ordered before; `written` is called."""
+        """Write half a node, after all earlier orders; `written` is called."""
         ...
 
     def remove(self, keys: Sequence[NodeKey]) -> None:
@@ -110,20 +106,20 @@ class DiskOrders(Protocol):
         ...
 
     def remove_others(self, num_bytes: int) -> None:
-        """Remove so much of the files of other models, those first that were used longest ago."""
+        """Remove `num_bytes` of the files of other models, least recently used first."""
         ...
 
     def touch(self, keys: Sequence[NodeKey]) -> None:
-        """Mark nodes as used now, for other processes too."""
+        """Mark nodes as used now, visibly to other processes."""
         ...
 
     def quarantine(self, key: NodeKey) -> None:
-        """Set aside a node that is not what its name says."""
+        """Set aside a node whose contents do not match its name."""
         ...
 
 
 class NoDisk:
-    """A server without a cache directory: nothing is ever ordered from it."""
+    """A server without a cache directory: no orders are given to it."""
 
     def file_bytes(self, tensors: Mapping[str, Tensor]) -> int:
         return 0

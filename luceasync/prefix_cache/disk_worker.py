@@ -1,7 +1,7 @@
-"""Orders of the engine's thread become work on a cache directory, on the event loop.
+"""Turns orders of the engine's thread into work on a cache directory, on the event loop.
 
-Owns that work, from order to outcome, and the encoding of a tensor in a file. Decides nothing: it
-is told what to read, write and remove.
+Owns these jobs from the order to the outcome, and the encoding of a tensor in a file. Decides
+nothing: it reads, writes and removes what it is ordered to.
 """
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ log = logging.getLogger(__name__)
 
 RESCAN_S = 30.0
 LOOK_AGAIN_S = 5.0
-RESCAN_WHEN_WRITING_S = 1.0  # others may write too, and all files count towards the budget
-FIND_TIMEOUT_S = 1.0  # for the directory: a prompt waits for it
-LEAST_MEASURED_BYTES = 5 << 20  # of a file by which the disk is measured
-PROGRESS_S = 0.01  # between two reports of reads under way
-SCAN_SHARE = 0.05  # of the time, at most, while nodes are written
-SHARED_SCAN_SHARE = 0.2  # where others write too: prompts wait for it, and the budget is theirs
+RESCAN_WHEN_WRITING_S = 1.0  # other servers may write too, and all files count towards the budget
+FIND_TIMEOUT_S = 1.0  # for the directory: a prompt is waiting for it
+LEAST_MEASURED_BYTES = 5 << 20  # of a file that is suitable to measure the disk
+PROGRESS_S = 0.01  # between two reports on reads in progress
+SCAN_SHARE = 0.05  # at most this share of the time, while nodes are written
+# Where other servers write too: prompts wait for their files, which also count towards the budget.
+SHARED_SCAN_SHARE = 0.2
 DTYPES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -71,25 +72,24 @@ Note = Callable[[Sequence[Node], Sequence[NodeKey]], None]
 
 
 class DiskWorker:
-    """The body of DiskOrders, whose calls come from the engine's thread; the rest is for the event
-    loop. `tell` brings outcomes to that thread.
-    """
+    """The implementation of DiskOrders, whose methods are called from the engine's thread; the
+    other methods belong to the event loop. `tell` delivers outcomes to the engine's thread."""
 
     def __init__(
         self, split: Sequence[int], tell: Tell, note: Note = lambda added, removed: None
     ) -> None:
         """`split`: the first layer of each shard, by which tensors are named. `note` is called in a
-        worker thread with the nodes that a scan has found, and the keys of removed ones.
-        """
+        worker thread with the nodes that a scan has found, and the keys of removed ones."""
         self._split = tuple(split)
         self._tell, self._note = tell, note
         self._loop = asyncio.get_running_loop()
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
-        self._epoch = 0  # of the index that gives orders; engine's thread only
-        # In order: a node is written after its parent, and after the removal that makes room.
+        self._epoch = 0  # number of the index that gives orders; engine's thread only
+        # In order: a node is written after its parent, and after the removals that make room for
+        # it.
         self._writing = asyncio.Lock()
         self._misplaced: set[str] = set()
-        # By namespace and key, when each was last used and its size.
+        # By namespace and key: when each file was last used, and its size.
         self._others: dict[tuple[str, str], tuple[float, int]] = {}
         self._scan_began_s = self._scanned_at_s = self._scan_s = 0.0
         self._catching_up = asyncio.Lock()
@@ -98,12 +98,13 @@ class DiskWorker:
         self._finds_more = False
         self._reading: dict[NodeKey, ReadProgress] = {}
         self._tells_progress = False
-        self._num_removals = self._told_removals = 0  # carried out, of other models' files
+        # Removals of other models' files that were carried out.
+        self._num_removals = self._told_removals = 0
 
     # --- from the engine's thread ----------------------------------------------------------------
 
     def begin_epoch(self) -> None:
-        """From now on another index gives the orders: it hears nothing of earlier ones."""
+        """A new index gives orders from now on: it does not receive outcomes of earlier orders."""
         self._epoch += 1
 
     def file_bytes(self, tensors: Mapping[str, Tensor]) -> int:
@@ -147,9 +148,8 @@ class DiskWorker:
     # --- on the event loop -----------------------------------------------------------------------
 
     async def scan(self, disk: DiskTier, *, is_again: bool = False) -> list[Node]:
-        """Tell what is new on the disk since the last scan, and what is gone; returns what is
-        new. `is_again`: all that is there is new to the index.
-        """
+        """Report files that appeared on or vanished from the disk since the last scan; returns the
+        new ones. `is_again`: the index is new, so everything on the disk is reported."""
         began_s = time.monotonic()
         scan = await disk.scan()
         self._scan_began_s, self._scanned_at_s = began_s, time.monotonic()
@@ -175,7 +175,7 @@ class DiskWorker:
         return added
 
     def _tell_others(self, disk: DiskTier, scan: Scan, *, is_again: bool) -> None:
-        """Tell which files count towards the budget without being in the index."""
+        """Report the files that count towards the budget without being in the index."""
         before = self._others, self._told_removals
         self._others = {
             (meta.namespace, meta.key): (meta.last_used_s, meta.num_bytes)
@@ -190,9 +190,8 @@ class DiskWorker:
             self._tell(lambda prefixes: prefixes.others_changed(files, num_removals))
 
     async def serve(self, disk: DiskTier, measured: Sequence[NodeKey] = ()) -> None:
-        """Work until cancelled. Scans every RESCAN_S for what other processes have done.
-        `measured`: nodes by which the disk is measured first, see nodes_to_measure.
-        """
+        """Run jobs until cancelled. Scans every RESCAN_S for changes by other processes.
+        `measured`: nodes with which the disk is measured first, see nodes_to_measure."""
         if measured:
             self._jobs.put_nowait(partial(self._measure, keys=measured))
         self._finds_more = disk.is_shared or disk.has_store
@@ -204,11 +203,11 @@ class DiskWorker:
             tasks.create_task(disk.upload())
             if disk.is_shared:
                 tasks.create_task(self._keep(disk))
-            while True:  # no name for the job: it would hold the last node's memory
+            while True:  # the job has no name here: it would keep the last node's memory alive
                 tasks.create_task(self._do(await self._jobs.get(), disk))
 
     def scan_again(self) -> None:
-        """Scan the disk for an index that knows nothing of it."""
+        """Scan the disk for a new, empty index."""
         if self._finds_more:
             self._tell(_begin_lookups)
         if self._keeps_disk:
@@ -216,7 +215,7 @@ class DiskWorker:
         self._jobs.put_nowait(partial(self.scan, is_again=True))
 
     async def catch_up(self, timeout_s: float) -> None:
-        """Know what others have written up to now, unless that takes longer."""
+        """Find what other servers have written so far, within the timeout."""
         caught_up = asyncio.Event()
         job = partial(self._catch_up, since_s=time.monotonic(), caught_up=caught_up)
         self._jobs.put_nowait(job)
@@ -245,7 +244,7 @@ class DiskWorker:
             log.warning(words, timeout_s)
 
     def described(self, status: CacheStatus, disk: DiskTier) -> CacheStatus:
-        """The status, with the counters of the disk."""
+        """The status with the counters of the disk."""
         counters = disk.counters()
         return replace(
             status,
@@ -257,10 +256,10 @@ class DiskWorker:
         )
 
     async def _measure(self, disk: DiskTier, keys: Sequence[NodeKey]) -> None:
-        """Tell how fast the disk is before a prompt needs it."""
+        """Measure the speed of the disk before a prompt needs it."""
         try:
             num_bytes, elapsed_s = await disk.measure([key.hex() for key in keys])
-        except CorruptNode as error:  # whose reader sets it aside
+        except CorruptNode as error:  # whose reader sets the file aside
             log.debug("the disk is not measured: %s", error)
             return
         if num_bytes:
@@ -273,7 +272,7 @@ class DiskWorker:
             self._jobs.put_nowait(self.scan)
 
     async def _keep(self, disk: DiskTier) -> None:
-        """Renew the lease of the budget, and tell when this server has it and when not."""
+        """Renew the lease of the budget, and report when this server acquires or loses it."""
         while True:
             keeps_disk = await disk.keep()
             if keeps_disk != self._keeps_disk:
@@ -281,23 +280,23 @@ class DiskWorker:
                 self._tell(partial(_keep_disk, keeps_disk))
                 self._jobs.put_nowait(self.scan)
             elif keeps_disk:
-                self._scan_soon()  # others write too
+                self._scan_soon()  # other servers write too
             await asyncio.sleep(RENEW_S)
 
     async def _watch(self, disk: DiskTier) -> None:
-        """Look again, by and by, at a disk that had faults: it may heal while there is no work."""
+        """Periodically check a disk that had faults: it may recover while there is no work."""
         while True:
             await asyncio.sleep(LOOK_AGAIN_S)
             try:
                 if disk.degraded:
                     await disk.look_again()
-                if disk.degraded:  # as a scan has found
+                if disk.degraded:  # as found by a scan
                     await self.scan(disk)
-            except Exception:  # as with orders
+            except Exception:  # as found by orders
                 log.exception("a look at the cache directory failed")
 
     def _scan_soon(self) -> None:
-        """Have a scan after the last one, when that is worth its time."""
+        """Schedule a scan after the current one, when it is worth its time."""
         if not self._is_scan_due:
             self._is_scan_due = True
             share = SHARED_SCAN_SHARE if self._finds_more else SCAN_SHARE
@@ -312,13 +311,13 @@ class DiskWorker:
     async def _do(self, job: Job, disk: DiskTier) -> None:
         try:
             await job(disk)
-        except Exception:  # an order that fails must not end the server
+        except Exception:  # a failing order must not end the server
             log.exception("an order for the cache directory failed")
         finally:
             self._jobs.task_done()
 
     def _answer(self, epoch: int, outcome: Callable[[PrefixCache], None]) -> None:
-        """Tell an outcome to the index that gave the order, unless it is gone."""
+        """Deliver an outcome to the index that gave the order, unless it was replaced."""
         self._tell(lambda prefixes: outcome(prefixes) if epoch == self._epoch else None)
 
     async def _read(self, disk: DiskTier, order: ReadOrder, epoch: int) -> None:
@@ -357,7 +356,7 @@ class DiskWorker:
             self._answer(epoch, lambda prefixes: prefixes.found(orders, there))
 
     async def _tell_progress(self, disk: DiskTier, epoch: int) -> None:
-        """Tell how far reads have come, again and again while there are any."""
+        """Report the progress of reads, periodically, while there are any."""
         try:
             while self._reading:
                 await asyncio.sleep(PROGRESS_S)
@@ -374,12 +373,12 @@ class DiskWorker:
     async def _remove(
         self, call: Callable[[str], Awaitable[object]], keys: Sequence[NodeKey]
     ) -> None:
-        """Remove files before later orders write: they count on the room."""
+        """Remove files before later orders write: they rely on the freed space."""
         async with self._writing:
             await _each(call, keys)
 
     async def _remove_others(self, disk: DiskTier, num_bytes: int) -> None:
-        """Remove files that are not in the index; a scan tells what is left of them."""
+        """Remove files that are not in the index; a scan reports what is left of them."""
         async with self._writing:
             try:
                 await disk.remove_others([*self._others], num_bytes)
@@ -404,7 +403,7 @@ class DiskWorker:
             self._answer(epoch, lambda prefixes: prefixes.written(node.key, written))
 
     def _encode(self, node: HalfNode, disk: DiskTier) -> EncodedFile:
-        """The file's bytes. Hashes all of them."""
+        """Encode the file's bytes. Hashes all of them."""
         buffers = {name: _bytes_of(tensor) for name, tensor in node.tensors.items()}
         entries = [
             SealedTensor(name, DTYPES[t.dtype], tuple(t.shape), checksum(buffers[name]))
@@ -426,9 +425,8 @@ class DiskWorker:
 
 
 def nodes_to_measure(nodes: Iterable[Node]) -> list[NodeKey]:
-    """Those of the nodes by which a disk can be measured, in files that are large beside what a
-    read costs: those first that were used last, which are the likeliest to be read.
-    """
+    """Those of the nodes that are suitable to measure a disk, in files that are large compared with
+    the fixed cost of a read; most recently used first, as they are likeliest to be read."""
     large = (node for node in nodes if (node.file_bytes or 0) >= LEAST_MEASURED_BYTES)
     return [node.key for node in nlargest(NUM_READERS, large, key=lambda node: node.last_used_s)]
 
@@ -455,7 +453,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _fetched(file: NodeFile, *, with_end: bool) -> FetchedNode:
-    """What the engine's thread is given of the files."""
+    """Convert the files to what the engine's thread receives."""
     parts = file.header.parts if file.end is None else file.header.parts | file.end.parts
     fault = None if file.end_fault is None else MissReason.CORRUPT
     return FetchedNode(
@@ -464,9 +462,8 @@ def _fetched(file: NodeFile, *, with_end: bool) -> FetchedNode:
 
 
 def _tensors(file: NodeFile) -> dict[str, Tensor]:
-    """The file's tensors as views of its buffer; those of dtypes that no node has are left out:
-    the node cannot be adopted then.
-    """
+    """The file's tensors as views of its buffer. Tensors of unknown dtypes are left out, so that
+    the node cannot be adopted."""
     return {
         slot.name: torch.frombuffer(file.tensors[slot.name], dtype=dtype).view(slot.shape)
         for slot in file.slots
@@ -475,7 +472,7 @@ def _tensors(file: NodeFile) -> dict[str, Tensor]:
 
 
 def _node(meta: NodeMeta) -> Node | None:
-    """What the index is to know of a file; None for a file that is not ours."""
+    """What the index needs to know of a file; None for a file of another program."""
     if meta.metadata is None or len(meta.key) != 2 * KEY_BYTES:
         return None
     parent = meta.metadata.parent

@@ -1,7 +1,7 @@
 """Every node that is held, by tenant and tier, within a budget for each tier. Engine thread only.
 
-Owns the trees and chooses what is evicted. Knows no lanes and no generations: it is told what must
-stay.
+Owns the trees and chooses what is evicted. Does not know lanes or generations: the caller says what
+must stay.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from luceasync.status import CacheStatus, NodeStatus
 
 log = logging.getLogger(__name__)
 
-HEADROOM = 0.05  # of the budget of a shared disk: what others may write until the next scan
-SLACK = 0.02  # of a budget: what is freed beyond the need, so that eviction is rare
+# Of the budget of a shared disk: reserved for what other servers write until the next scan.
+HEADROOM = 0.05
+SLACK = 0.02  # of a budget: freed beyond the need, so that evictions are rare
 ORPHAN_AGE_S = 3600.0
 MAX_EVICTION_MISSES = 4096  # a quarter of a KiB each
 NONE_YET: dict[str, int] = dict.fromkeys(sorted(TIERS), 0)
@@ -38,10 +39,9 @@ NONE_YET: dict[str, int] = dict.fromkeys(sorted(TIERS), 0)
 class Limits:
     """Sizes of the prefix cache. `transit_bytes` of memory may be taken beyond `memory_bytes` by
     nodes on their way to or from the disk. `disk_bytes` None: there is no disk; prefixes of fewer
-    than `min_disk_tokens` tokens are not worth a file. `is_shared`: servers on other hosts use it
-    too, and the one that keeps its budget makes room for what all of them write. `has_store`: the
-    disk has a store of other servers' files behind it.
-    """
+    than `min_disk_tokens` tokens are not worth a file. `is_shared`: servers on other hosts use the
+    disk too, and the one that enforces its budget makes room for what all of them write.
+    `has_store`: a store with other servers' files is behind the disk."""
 
     memory_bytes: int
     transit_bytes: int = 0
@@ -60,9 +60,8 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Retention:
     """Keys of the nodes that must stay, with their ancestors, and of those that must keep what
-    belongs to their end. `claims`: ends that are evicted last, each of one conversation, the one
-    that was used last first.
-    """
+    belongs to their end. `claims`: ends that are evicted last, one for each conversation, most
+    recently used first."""
 
     nodes: AbstractSet[NodeKey]
     ends: AbstractSet[NodeKey]
@@ -70,9 +69,8 @@ class Retention:
 
 
 class OwnerlessFiles:
-    """Nodes on the disk, by key, of tenants that have sent no request yet: only a tenant's key can
-    tell whose they are.
-    """
+    """Nodes on the disk, by key, of tenants that have sent no request yet: only the tenant's key
+    shows to whom they belong."""
 
     def __init__(self) -> None:
         self._nodes: dict[NodeKey, Node] = {}
@@ -88,7 +86,7 @@ class OwnerlessFiles:
         return key in self._nodes
 
     def add(self, node: Node) -> None:
-        """Take in a node, in place of one with the same key."""
+        """Add a node, replacing one with the same key."""
         self.discard(node.key)
         self._nodes[node.key] = node
         self.num_bytes += node.bytes_in("disk")
@@ -117,9 +115,8 @@ class OwnerlessFiles:
 
 
 class OtherFiles:
-    """Files in the directory that are no nodes of this model, mostly other models' nodes: when each
-    was last used, and its size. They count towards the budget.
-    """
+    """Files in the directory that are not nodes of this model, mostly nodes of other models: when
+    each was last used, and its size. They count towards the budget."""
 
     def __init__(self) -> None:
         self._files: list[tuple[float, int]] = []
@@ -127,24 +124,22 @@ class OtherFiles:
         self.num_bytes = 0
 
     def replace(self, files: Iterable[tuple[float, int]], num_removals: int) -> None:
-        """Take in what a scan has found after so many removals. Ignored while one is under way,
-        whose bytes are counted as removed already: it is followed by a scan.
-        """
+        """Accept the result of a scan made after this many removals. Ignored while a removal is in
+        progress, whose bytes are already subtracted: another scan follows it."""
         if num_removals < self._num_removals:
             return
         self._files = sorted(files)
         self.num_bytes = sum(size for _, size in self._files)
 
     def evictable_bytes(self, used_before_s: float) -> int:
-        """The size of those that were last used before."""
+        """The total size of files last used before `used_before_s`."""
         return sum(size for used_s, size in self._files if used_s <= used_before_s)
 
     def share_of(
         self, num_bytes: int, own: Iterable[tuple[float, int]], used_before_s: float
     ) -> int:
-        """How much of `num_bytes` these are to give up, so that of them and `own` files those go
-        that were last used longest ago.
-        """
+        """How much of `num_bytes` to free among these files, so that of them and `own` files the
+        least recently used ones are removed."""
         here = [(used_s, size, True) for used_s, size in self._files if used_s <= used_before_s]
         both = sorted([*here, *((used_s, size, False) for used_s, size in own)]) if here else []
         share_bytes = 0
@@ -156,7 +151,7 @@ class OtherFiles:
         return share_bytes
 
     def shed(self, num_bytes: int) -> None:
-        """Count `num_bytes` as removed, of those that were last used longest ago: one removal."""
+        """Subtract `num_bytes` of the least recently used files: one removal."""
         self._num_removals += 1
         self.num_bytes -= num_bytes
         while self._files and num_bytes > 0:
@@ -170,9 +165,8 @@ Continuation = tuple[bytes, NodeKey | None]  # a tenant, and the node that would
 
 
 class EvictionMisses:
-    """The first tokens of what memory refused or evicted, so that an answer can tell why no more of
-    its prompt was found. The newest are remembered.
-    """
+    """The first tokens of prefixes that memory refused or evicted, so that an answer can report why
+    no more of its prompt was found. Only the newest are remembered."""
 
     def __init__(self, max_entries: int = MAX_EVICTION_MISSES) -> None:
         self._max_entries = max_entries
@@ -182,14 +176,14 @@ class EvictionMisses:
         return len(self._first_tokens)
 
     def add(self, at: Continuation, tokens: array[int]) -> None:
-        """There was no room for `tokens` there."""
+        """Record that there was no room for `tokens` after the node `at`."""
         self._first_tokens[at] = tokens[:CHUNK_TOKENS]
         self._first_tokens.move_to_end(at)
         if len(self._first_tokens) > self._max_entries:
             self._first_tokens.popitem(last=False)
 
     def matches(self, at: Continuation, tokens: array[int]) -> bool:
-        """Whether `tokens` begin as those did for which there was no room there."""
+        """Whether `tokens` begin like tokens that had no room after the node `at`."""
         first = self._first_tokens.get(at)
         return first is not None and tokens[: len(first)] == first
 
@@ -207,10 +201,10 @@ class NodeIndex:
         self._trees: dict[bytes, Tree] = {}
         self._tenants: dict[NodeKey, bytes] = {}  # of each node in a tree
         self._ownerless = OwnerlessFiles()
-        self._foreign: set[NodeKey] = set()  # ownerless files that are no known tenant's
+        self._foreign: set[NodeKey] = set()  # ownerless files that belong to no known tenant
         self.others = OtherFiles()
-        self.keeps_disk = not limits.is_shared  # else another server makes room on the disk
-        # Every key is there from the start: other threads read while they are counted up.
+        self.keeps_disk = not limits.is_shared  # if False, another server makes room on the disk
+        # All keys exist from the start: other threads read the dict while it is updated.
         self.saved = NONE_YET.copy()
         self.evicted = NONE_YET.copy()
         self.restored = NONE_YET.copy()
@@ -230,19 +224,19 @@ class NodeIndex:
         return f"NodeIndex({len(self._trees)} tenants, {len(self._tenants)} nodes)"
 
     def tree(self, tenant: bytes) -> Tree:
-        """The tenant's tree; its files are looked for the first time it is asked for."""
+        """The tenant's tree; the first call looks for its files."""
         if tenant not in self._trees:
             self._trees[tenant] = Tree()
             self._foreign.difference_update(self._own_files(tenant, self._ownerless))
         return self._trees[tenant]
 
     def node(self, key: NodeKey) -> Node | None:
-        """The node as it is now; None if it is gone."""
+        """The current version of the node; None if it is gone."""
         tenant = self._tenants.get(key)
         return None if tenant is None else self._trees[tenant][key]
 
     def chain(self, key: NodeKey) -> list[NodeKey]:
-        """Keys from the root to `key`, it included."""
+        """Keys from the root to `key`, inclusive."""
         return [node.key for node in self._trees[self._tenants[key]].chain(key)]
 
     def children(self, key: NodeKey) -> list[Node]:
@@ -250,19 +244,18 @@ class NodeIndex:
         return self._trees[self._tenants[key]].children(key)
 
     def ends_of(self, path: Sequence[NodeKey], positions: AbstractSet[int]) -> list[NodeKey]:
-        """The nodes of a path that end at these positions, and the last of it."""
+        """The nodes of a path that end at these positions, and the last node."""
         nodes = [node for node in map(self.node, path) if node is not None]
         return [node.key for node in nodes if node.end in positions or node is nodes[-1]]
 
     def insert(self, tenant: bytes, node: Node) -> None:
-        """Take in a node, or the tiers that it has gained; see Tree.insert."""
+        """Add a node, or the tiers that it has gained; see Tree.insert."""
         self.tree(tenant).insert(node)
         self._tenants[node.key] = tenant
 
     def set_tiers(self, node: Node) -> None:
-        """Overwrite the tiers of an existing node: those of `node` hold its rows, and of its end
-        exactly what `node` says. Raises ValueError if the tokens differ.
-        """
+        """Overwrite the tiers of an existing node: those of `node` hold its rows, and exactly what
+        `node` states of its end. Raises ValueError if the tokens differ."""
         tree = self._trees[self._tenants[node.key]]
         tree.insert(node)
         for tier in node.tiers:
@@ -297,7 +290,7 @@ class NodeIndex:
             self._disk.remove(files)
 
     def lost(self, keys: Iterable[NodeKey]) -> None:
-        """Memory has lost these nodes; what the disk has of them can be read again."""
+        """Memory has lost these nodes; copies on the disk can be read again."""
         for key in keys:
             self.drop(key, "memory")
         self.refresh_status()
@@ -305,9 +298,8 @@ class NodeIndex:
     def files_changed(
         self, added: Iterable[Node], removed: Iterable[NodeKey], *, is_whole: bool = True
     ) -> None:
-        """Take in files that are on the disk now, and keys of files that are no longer; `is_whole`:
-        no file was left out because it could not be looked at.
-        """
+        """Record files that are on the disk now, and keys of files that no longer are; `is_whole`:
+        no file was left out because it could not be examined."""
         for node in added:
             if node.key not in self._tenants:
                 self._ownerless.add(node)
@@ -325,9 +317,7 @@ class NodeIndex:
             self._collect_orphans(time.time())
 
     def thin(self, path: Sequence[NodeKey], keep: AbstractSet[NodeKey]) -> None:
-        """Drop recurrent states on the way to the last node of `path`, but not where branches
-        part.
-        """
+        """Drop recurrent states along `path` up to its last node, except where branches part."""
         tree = self._trees[self._tenants[path[-1]]]
         branches = {key for key in path if len(tree.children(key)) > 1}
         for key in thin_states([tree[key] for key in path], branches | keep):
@@ -335,24 +325,23 @@ class NodeIndex:
                 self._drop_end(key, "memory")
 
     def make_room(self, num_bytes: int, keep: Retention) -> bool:
-        """Whether `num_bytes` fit into memory, after evicting the nodes that are worth least."""
+        """Whether `num_bytes` fit into memory, after evicting the least valuable nodes if
+        necessary."""
         most = self._limits.memory_bytes + self._limits.transit_bytes
         return num_bytes <= most and self._evict("memory", most - num_bytes, keep)
 
     def make_hole(self, num_bytes: int, keep: Retention) -> bool:
-        """Evict `num_bytes` more from memory, whose free bytes lie in pieces; whether that could be
-        done. If less than a quarter is in use, there is another reason for the lack of room.
-        """
+        """Evict `num_bytes` more from memory whose free bytes are fragmented; returns whether that
+        was possible. If less than a quarter of memory is in use, fragmentation is not the cause."""
         held = self.num_bytes("memory")
         if 4 * held < self._limits.memory_bytes:
             return False
         return self._evict("memory", max(0, held - num_bytes), keep)
 
     def make_file_room(self, num_bytes: int, keep: Retention) -> bool:
-        """Whether files of `num_bytes` fit on the disk, after removing those that are worth least,
-        and those that were just written only if it has to be. Nothing is removed if that is not
-        enough, or if another server keeps the budget.
-        """
+        """Whether files of `num_bytes` fit on the disk, after removing the least valuable ones;
+        recently written ones are removed only if necessary. Nothing is removed if that is not
+        enough, or if another server enforces the budget."""
         most = (self._limits.disk_bytes or 0) - num_bytes
         if not self.keeps_disk:
             return self.num_bytes("disk") + self.others.num_bytes <= most
@@ -376,8 +365,8 @@ class NodeIndex:
         min_age_s: float = 0.0,
         in_part: bool = True,
     ) -> bool:
-        """Whether `tier` holds at most `most_bytes`, after an eviction if need be. On the disk all
-        models' files count: between models the last use decides, within this one the value.
+        """Whether `tier` holds at most `most_bytes`, after evictions if necessary. On the disk the
+        files of all models count: between models the last use decides, within this one the value.
         """
         others = self.others if tier == "disk" else OtherFiles()
         over_bytes = self.num_bytes(tier) + others.num_bytes - most_bytes
@@ -435,9 +424,8 @@ class NodeIndex:
             self._memory.drop(key, state_only=True)
 
     def _own_files(self, tenant: bytes, nodes: Iterable[Node]) -> list[NodeKey]:
-        """Take in those of `nodes` that were named with this tenant's key; the keys of all of them,
-        also of those that have no chain to the root yet.
-        """
+        """Add those of `nodes` that were named with this tenant's key; returns the keys of all of
+        them, including those without a chain to the root yet."""
         found = [n for n in list(nodes) if node_key(n.tokens, tenant, n.parent) == n.key]
         rooted, _ = parents_first([*self._trees[tenant], *found])
         for node in rooted:
@@ -473,12 +461,12 @@ class NodeIndex:
 
     @property
     def status(self) -> CacheStatus:
-        """The state when a generation last ended; may be read from any thread."""
+        """The state when a generation last ended; may be called from any thread."""
         return self._status
 
 
 def newest(nodes: Iterable[Node], most: int) -> tuple[NodeStatus, ...]:
-    """What is shown to people of at most so many nodes, those that were used last."""
+    """Details for display of at most `most` nodes, the most recently used ones."""
     now_s = time.time()
     return tuple(_described(node, now_s) for node in nlargest(most, nodes, key=_used_s))
 

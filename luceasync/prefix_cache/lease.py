@@ -1,6 +1,6 @@
-"""What one generation wants of the prefix cache, and how far its own tokens are saved.
+"""What one generation needs from the prefix cache, and how far its own tokens are saved.
 
-Values and pure choices: positions in, positions out. Knows no tree, no lane and no files.
+Values and pure choices: positions in, positions out. Does not know the tree, lanes or files.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ from luceasync.prefix_tree.policy import PrefillCut, plan_cuts
 from luceasync.request import Request, Restore
 from luceasync.text.prompt import RenderedPrompt
 
-MIN_LAST_TOKENS = 16  # of the last prefill chunk of a prompt
-MAX_OPENER_TOKENS = CHUNK_TOKENS  # more than that is a turn that the answer goes on with
-MIN_STATE_TOKENS = CHUNK_TOKENS  # that a state saves a prompt that parts there
-MAX_STATE_BYTES = 8  # for each byte of the rows that are not run again
+MIN_LAST_TOKENS = 16  # in the last prefill chunk of a prompt
+MAX_OPENER_TOKENS = CHUNK_TOKENS  # more than that is a turn, which the answer continues
+MIN_STATE_TOKENS = CHUNK_TOKENS  # fewest tokens that a state must save a prompt that parts there
+MAX_STATE_BYTES = 8  # of a state, per byte of the rows that are not run again
 
 # --- where the chunks of a prefill end ---------------------------------------------------------
 
 
 def opener_of(boundaries: Sequence[int], num_tokens: int) -> int | None:
-    """Where the opening of the answer begins: at the last turn's end, shortly before the prompt's.
-    None where there is no such place, or too little before it to be saved.
-    """
+    """Where the opening of the answer begins: at the last turn's end, shortly before the prompt's
+    end. None if there is no such place, or too little before it to be worth saving."""
     last = boundaries[-1] if boundaries else 0
     is_near = 0 < num_tokens - last <= MAX_OPENER_TOKENS
     return last if is_near and last >= CHUNK_TOKENS else None
@@ -44,11 +43,11 @@ def opener_of(boundaries: Sequence[int], num_tokens: int) -> int | None:
 def split_points(boundaries: Sequence[int], num_tokens: int, chunk_tokens: int) -> tuple[int, ...]:
     """Turn boundaries at which prefill chunks end besides the multiples of `chunk_tokens`.
 
-    At the first one, other conversations most often part from this one; the others leave a quarter
-    of a chunk to each other, so that many short turns cost few more passes. The opening of the
-    answer is run with what is before it: the state between them is taken within the chunk. Chunks
-    follow from the prompt alone, whatever is saved or found of it. (The one exception is the split
-    where a prompt parts from another one: see `fork_of`.)
+     At the first one, other conversations most often part from this one; the others are at least a
+    quarter of a chunk apart, so that many short turns cost few extra passes. The opening of the
+    answer is run together with the tokens before it: the state between them is taken within the
+    chunk. Chunks depend on the prompt alone, not on what is saved or found of it. (The one
+    exception is the split where a prompt parts from another one: see `fork_of`.)
     """
     points: list[int] = []
     opener = opener_of(boundaries, num_tokens)
@@ -75,7 +74,7 @@ def chunk_end(begin: int, num_tokens: int, chunk_tokens: int, splits: Sequence[i
 def chunk_ends(
     begin: int, num_tokens: int, chunk_tokens: int, splits: Sequence[int] = ()
 ) -> list[int]:
-    """Where all chunks of a prefill from `begin` on end, rising."""
+    """The ends of all chunks of a prefill from `begin` on, ascending."""
     ends = []
     while begin < num_tokens:
         begin = chunk_end(begin, num_tokens, chunk_tokens, splits)
@@ -84,15 +83,14 @@ def chunk_ends(
 
 
 # --- where prompts part within a turn ----------------------------------------------------------
-# A node that ends there serves both. Models that can go on from within a node find what two prompts
-# share anyway; it is stored once then.
+# A node that ends there serves both prompts. Models that can continue from within a node find what
+# two prompts share anyway; it is then stored once.
 
 
 def min_state_tokens(token: NodeSize) -> int:
-    """How many tokens a state must save to be worth its bytes; `token`: the sizes of one and of the
-    state after it. Several prompts will part there, so it may be larger than what it saves once. A
-    token without rows is as good as any.
-    """
+    """How many tokens a state must save to be worth its bytes; `token`: the sizes of one token and
+    of the state after it. Several prompts are expected to part there, so the state may be larger
+    than what it saves once. If tokens have no rows, the minimum applies."""
     if not token.span_bytes:
         return MIN_STATE_TOKENS
     worth_bytes = MAX_STATE_BYTES * token.span_bytes
@@ -102,11 +100,11 @@ def min_state_tokens(token: NodeSize) -> int:
 def fork_of(
     num_shared: int, num_tokens: int, known_end: int, turns: Iterable[int], min_tokens: int
 ) -> int | None:
-    """Where the prefill of a prompt of `num_tokens` tokens is to end a node because another prompt
-    shares the first `num_shared` with it. None where nothing parts, or an end is near: `known_end`,
+    """Where the prefill of a prompt of `num_tokens` tokens should end a node because another prompt
+    shares its first `num_shared` tokens. None if nothing parts, or if an end is near: `known_end`,
     up to which the prompt is saved, or one of the `turns` that its prefill saves anyway.
 
-    The place is a multiple of 64 tokens: prompts that part a few tokens earlier, as those do that
+     The place is a multiple of 64 tokens: prompts that part a few tokens earlier, as those do that
     end with dates and names, most often find it too.
     """
     if num_shared >= num_tokens:
@@ -118,16 +116,16 @@ def fork_of(
 
 def fork_behind_tools(tools_end: int | None, num_tokens: int, min_tokens: int) -> int | None:
     """Where prompts with the same tools, which end at `tools_end`, and another system message part
-    from a prompt of `num_tokens` tokens; None where there is no such place, or it saves little. It
-    follows from the prompt alone: the first prompt with these tools leaves the state.
+    from a prompt of `num_tokens` tokens; None if there is no such place, or if it saves little.
+    Depends on the prompt alone, so that the first prompt with these tools already saves the state.
     """
     fork = (tools_end or 0) // CHUNK_TOKENS * CHUNK_TOKENS
     return fork if min_tokens <= fork < num_tokens else None
 
 
 # --- where a client marks a prompt within a turn -----------------------------------------------
-# A place is within a prefill chunk, or between two: chunks end where they would without marks, so
-# that a mark changes no number of the run.
+# A place is within a prefill chunk, or between two: chunks end where they would without marks, so a
+# mark changes no number of the run.
 
 
 def marked_places(
@@ -166,7 +164,7 @@ def marked_places(
 
 @dataclass(frozen=True, slots=True)
 class MatchMemo:
-    """A prompt's longest match in some tiers of its tree, when that had had so many changes."""
+    """A prompt's longest match in some tiers of its tree, valid for one version of the tree."""
 
     num_changes: int
     tiers: frozenset[Tier]
@@ -177,16 +175,16 @@ class MatchMemo:
 class Lease:
     """A generation's side of the prefix cache. Only its own methods write its fields.
 
-    `begun`: tokens that were generated on a lane that it has left; they are prefilled like the
-    prompt. `sequence`: its prompt, and after that what was generated. `path`: the keys of the
-    nodes, root first, that hold its tokens `[0, path_end)`. `cuts`: what its prefill will still
+    `begun`: tokens that were generated on a lane that the generation has left; they are prefilled
+    like the prompt. `sequence`: its prompt, followed by the generated tokens. `path`: the keys of
+    the nodes, root first, that hold its tokens `[0, path_end)`. `cuts`: what its prefill will still
     save. `splits`: where prefill chunks end besides the fixed positions. `places`: where the state
     is wanted even within a chunk, at the opener and near the client's marks. `forks`: places within
-    a turn where other prompts part from it, behind its tools and where it parts from one with which
-    it shares `num_shared` tokens. `is_main`: its turn is on the main line of its conversation; if
-    not, `spared` are the ends of that line. `awaited`: nodes on their way from the disk. `sought`:
-    files that are looked for, of nodes below `sought_below`, and the ends `sought_ends`. `logits`:
-    those after the prompt, float32 [vocab], if nothing is to run.
+    a turn where other prompts part from this one: after its tools, and where a prompt parts with
+    which it shares `num_shared` tokens. `is_main`: its turn is on the main line of its
+    conversation; if not, `spared` are the ends of that line. `awaited`: nodes on their way from the
+    disk. `sought`: files that are being looked for, of nodes below `sought_below`, and the ends
+    `sought_ends`. `logits`: those after the prompt, float32 [vocab], if no token has to be run.
     """
 
     request: Request
@@ -206,24 +204,24 @@ class Lease:
     num_shared: int = 0
     forks: tuple[int, ...] = ()
     cuts: deque[PrefillCut] = field(default_factory=deque)
-    saved: list[NodeKey] = field(default_factory=list)  # the nodes that its own run has made
+    saved: list[NodeKey] = field(default_factory=list)  # nodes that its own run has saved
     awaited: set[NodeKey] = field(default_factory=set)
     sought: set[tuple[NodeKey, Half]] = field(default_factory=set)
     sought_below: set[NodeKey | None] = field(default_factory=set)
     sought_ends: set[NodeKey] = field(default_factory=set)
     fetched: set[NodeKey] = field(default_factory=set)  # nodes that have come from the disk
     num_fetched_bytes: int = 0
-    num_ordered_bytes: int = 0  # of what it waits for, or has waited for
-    without_disk: bool = False  # the disk could not give a node just now
+    num_ordered_bytes: int = 0  # of all nodes it has ever waited for
+    without_disk: bool = False  # the disk failed to provide a node just now
     used_disk: bool = False
-    safe_end: int = 0  # where the last state of its path is that the disk has, or will have
+    safe_end: int = 0  # where the last state of its path ends that the disk has, or will have
     prompt_node: NodeKey | None = None  # its end is written only if no turn's end follows
     decision: str | None = None
     fault: MissReason | None = None
-    started_s: float | None = None  # when the first node was asked for
-    lane_s: float | None = None  # when it was given its lane
+    started_s: float | None = None  # when the first node was ordered
+    lane_s: float | None = None  # when it got its lane
     ticket: Ticket | None = None  # of the copies into the lane
-    has_arrived: bool = False  # they are over, and the engine's thread has heard of it
+    has_arrived: bool = False  # the copies are over, and the engine's thread was notified
     restore: Restore = field(default_factory=Restore)
 
     def __post_init__(self) -> None:
@@ -243,19 +241,18 @@ class Lease:
 
     @property
     def keep_prompt(self) -> bool:
-        """Whether the client asked to cache the prompt, answer or not."""
+        """Whether the client wants the prompt cached, with or without an answer."""
         return self.request.keep_prefix and not self.begun
 
     @property
     def is_run_whole(self) -> bool:
-        """Whether nothing may be restored: log-probabilities of the prompt are wanted."""
+        """Whether nothing may be restored, because log-probabilities of the prompt are wanted."""
         return self.request.prompt_top_logprobs is not None and not self.begun
 
     @property
     def turn(self) -> ConversationTurn | None:
-        """The turn of a conversation that the client names, and how much of the prompt the next one
-        may share: not the opening of the answer.
-        """
+        """A turn of the conversation that the client names, and how much of the prompt the next one
+        may share: everything except the opening of the answer."""
         if not self.request.conversation:
             return None
         name = ConversationName(self.tenant, self.request.client, self.request.conversation)
@@ -274,32 +271,33 @@ class Lease:
 
     @property
     def opener(self) -> int | None:
-        """Where the opening of the answer begins; a later prompt most often parts there."""
+        """Where the opening of the answer begins; later prompts most often part there."""
         return opener_of(self.boundaries, self.num_prompt_tokens)
 
     def is_opening(self, node: Node) -> bool:
-        """Whether the node is the opening of the answer alone: a few tokens, soon run again."""
+        """Whether the node is only the opening of the answer: a few tokens, which are quick to run
+        again."""
         return (node.begin, node.end) == (self.opener, self.num_prompt_tokens)
 
     def is_worth_waiting(self, num_coming: int, num_there: int) -> bool:
-        """Whether to wait for `num_coming` tokens of the prompt, which will soon be saved, instead
-        of running on from `num_there`: for a chunk more, or for all that is to run.
-        """
+        """Whether to wait for `num_coming` tokens of the prompt, which will be saved soon, instead
+        of running from `num_there` on: if they are a chunk more, or all that is left to run."""
         is_all = num_there < num_coming == self.num_prompt_tokens
         return is_all or num_coming >= num_there + CHUNK_TOKENS
 
     # --- what is restored ------------------------------------------------------------------------
 
     def remember(self, memo: MatchMemo) -> None:
-        """Spare the next look-up in a tree that has not changed."""
+        """Avoid the next look-up in a tree that has not changed."""
         self.memo = memo
 
     def set_match(self, match: Match) -> None:
-        """The most that could be restored now, or what is to be."""
+        """Set the longest match that could be restored now, or the one chosen to be restored."""
         self.match = match
 
     def set_line(self, is_main: bool, spared: tuple[NodeKey, ...]) -> None:
-        """Whether its turn is on the main line of its conversation, else the ends of that line."""
+        """Set whether its turn is on the main line of its conversation; if not, the ends of that
+        line."""
         self.is_main, self.spared = is_main, spared
 
     def set_shared(self, num_tokens: int) -> None:
@@ -307,12 +305,13 @@ class Lease:
         self.num_shared = num_tokens
 
     def decide(self, decision: str, refused: MissReason | None = None) -> None:
-        """Why the match is restored, or with `refused`, why it is run again."""
+        """Set why the match is restored or, with `refused`, why it is run again."""
         self.decision = decision
         self.fault = refused or self.fault
 
     def seek(self, files: set[tuple[NodeKey, Half]], below: Iterable[NodeKey | None]) -> None:
-        """These files are looked for: rows of nodes that continue those of `below`, and ends."""
+        """Set the files that are being looked for: rows of nodes that continue those of `below`,
+        and ends."""
         self.sought = files
         self.sought_below.update(below)
         self.sought_ends.update(key for key, half in files if half is Half.END)
@@ -330,26 +329,26 @@ class Lease:
         self.num_fetched_bytes += num_bytes
 
     def give_up(self) -> set[NodeKey]:
-        """Wait for the disk no longer: running the tokens is faster. Returns what it waited for."""
+        """Stop waiting for the disk: running the tokens is faster. Returns the awaited nodes."""
         awaited, self.awaited = self.awaited, set()
         self.without_disk = True
         self.decide("prefill_is_faster", MissReason.PREFILL_IS_FASTER)
         return awaited
 
     def miss(self, key: NodeKey, reason: MissReason) -> None:
-        """A node does not come."""
+        """A node will not arrive."""
         self.awaited.discard(key)
         self.fault = reason
         self.without_disk |= reason.is_passing
 
     def start(self, nodes: Sequence[Node], now_s: float) -> None:
-        """It has a lane, into which these nodes are restored."""
+        """The lease has a lane, into which these nodes are restored."""
         self.started_s = self.started_s or now_s
         self.lane_s = now_s
         self.used_disk = any(node.key in self.fetched for node in nodes)
 
     def begin_restore(self, ticket: Ticket, logits: Tensor | None) -> None:
-        """Copies into the lane are queued; `logits`: those after the prompt, if they are held."""
+        """The copies into the lane are queued; `logits`: those after the prompt, if they are held."""
         self.ticket, self.has_arrived = ticket, ticket.is_done
         self.logits = logits
 
@@ -358,7 +357,7 @@ class Lease:
         self.has_arrived = True
 
     def end_restore(self, restore: Restore) -> None:
-        """What was restored, for the answer to tell."""
+        """Record what was restored, to be reported with the answer."""
         self.restore = restore
 
     # --- what is saved ---------------------------------------------------------------------------
@@ -371,7 +370,7 @@ class Lease:
             self.note_write(node, with_end="disk" in node.state_tiers)
 
     def note_write(self, node: Node, *, with_end: bool) -> None:
-        """The disk has the node, or is to have it."""
+        """Record that the disk has the node, or will have it."""
         self.safe_end = node.end if with_end else self.safe_end
 
     def plan_prefill(
@@ -383,17 +382,15 @@ class Lease:
         interval_tokens: int,
         min_fork_tokens: int,
     ) -> None:
-        """Fix where the chunks of a prefill from `begin` on end, and what it will save.
+        """Decide where the chunks of a prefill from `begin` on end, and what it will save.
 
-        A recurrent family is cut where its state can be saved: at the ends of chunks, and where the
-        opening of the answer begins, since the next turn parts there wherever the template or the
-        client gives the answer back in another form. Attention is cut anywhere. `min_fork_tokens`:
-        see `min_state_tokens`.
+         A recurrent family is cut where its state can be saved: at the ends of chunks, and where
+        the opening of the answer begins, since the next turn parts there wherever the template or
+        the client gives the answer back in another form. Attention is cut anywhere.
+        `min_fork_tokens`: see `min_state_tokens`.
 
-            0         begin                                    opener   num_tokens
-            |--path--|--chunk--|--chunk--:--chunk--|--chunk--------x------|   answer ...
-                               ^         ^         ^               ^      ^
-                     a cut at a multiple, at a fork, at a turn, at the opener, at the end
+         0 begin opener num_tokens |--path--|--chunk--|--chunk--:--chunk--|--chunk--------x------|
+        answer ... ^ ^ ^ ^ ^ a cut at a multiple, at a fork, at a turn, at the opener, at the end
         """
         num_tokens = self.num_prompt_tokens
         stops: Sequence[int] = range(num_tokens + 1)
@@ -414,7 +411,7 @@ class Lease:
                 firm=self.opener,
             )
         )
-        # Rows that were restored as a part of a node are in the lane: they can still be cut.
+        # Rows that were restored as part of a node are in the lane: they can still be cut.
         known_end = max(begin, self.path_end) if recurrent else self.path_end
         self._cut_at(tools_fork, known_end)
         turns = [cut.end for cut in self.cuts if cut.is_turn_end]  # their states stay
@@ -426,7 +423,7 @@ class Lease:
             self._place_marks(begin, ends, min_fork_tokens)
 
     def _place_marks(self, begin: int, ends: Sequence[int], min_tokens: int) -> None:
-        """Plan states near the client's marks, besides that before the opener."""
+        """Plan states near the client's marks, in addition to the one before the opener."""
         turns = [cut.end for cut in self.cuts if cut.is_turn_end]
         marks = () if self.begun else self.rendered.marks
         places = marked_places(
@@ -437,20 +434,20 @@ class Lease:
         self.places = _with(places, self.opener)
 
     def _cut_at(self, fork: int | None, known_end: int) -> None:
-        """End a node at the fork, unless its tokens are saved already: prompts part there, and what
-        they share is stored once.
-        """
+        """End a node at the fork, where prompts part, so that what they share is stored once; not
+        if its tokens are saved already."""
         if fork is not None and fork > known_end:
             self.forks = _with(self.forks, fork)
             ends = {cut.end: cut for cut in self.cuts} | {fork: PrefillCut(fork, is_turn_end=True)}
             self.cuts = deque(ends[end] for end in sorted(ends))
 
     def mark_within(self, begin: int, end: int) -> int | None:
-        """Where the state is wanted within the chunk `[begin, end)`; most have no such place."""
+        """Where the state is wanted within the chunk `[begin, end)`; most chunks have no such
+        place."""
         return next((place for place in self.places if begin < place < end), None)
 
     def next_cut(self, end: int) -> PrefillCut | None:
-        """The next thing to save of a lane that holds `end` tokens; each is returned once."""
+        """The next thing to save from a lane that holds `end` tokens; each is returned once."""
         return self.cuts.popleft() if self.cuts and self.cuts[0].end <= end else None
 
     def extend_path(self, end: int, key: NodeKey) -> None:
@@ -459,25 +456,23 @@ class Lease:
         self.path_end = end
 
     def shorten_path(self, node_of: Callable[[NodeKey], Node | None]) -> None:
-        """Leave out nodes at the path's end that are gone, as files may be that were not read yet:
-        the lane has what they held, and it is saved again.
-        """
+        """Drop nodes from the path's end that are gone, such as files that were not read yet: the
+        lane has what they held, and it is saved again."""
         while self.path and node_of(self.path[-1]) is None:
             self.path.pop()
         last = node_of(self.path[-1]) if self.path else None
         self.path_end = 0 if last is None else last.end
 
     def drop_opening(self, node_of: Callable[[NodeKey], Node | None]) -> None:
-        """Leave out the opening of the answer, which is then saved together with what follows it: a
-        turn is two files, not three.
-        """
+        """Drop the opening of the answer from the path, so that it is saved together with what
+        follows it: a turn is then two files, not three."""
         last = node_of(self.path[-1]) if self.path else None
         if last is not None and self.is_opening(last):
             self.path.pop()
             self.path_end = last.begin
 
     def add_saved(self, key: NodeKey) -> None:
-        """Its own run has made the node."""
+        """Record a node that its own run has saved."""
         self.saved.append(key)
 
     def set_prompt_node(self, key: NodeKey) -> None:
@@ -486,5 +481,5 @@ class Lease:
 
 
 def _with(places: Sequence[int], place: int | None) -> tuple[int, ...]:
-    """The places and one more, rising."""
+    """The places and one more, ascending."""
     return tuple(sorted({*places} if place is None else {*places, place}))

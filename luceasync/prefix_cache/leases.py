@@ -1,6 +1,6 @@
-"""All leases, and the nodes that must stay for them; other nodes make room.
+"""All leases, and the nodes that must stay for them; other nodes are evicted to make room.
 
-Knows no lanes and no tokens: a lease says which nodes it is about.
+Does not know lanes or tokens: a lease lists the nodes that it needs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Leases:
     def __init__(
         self, index: NodeIndex, read_in: ReadIn, write_back: WriteBack, lanes: Paging
     ) -> None:
-        """`lanes` may hold memory for themselves."""
+        """`lanes` may use memory for themselves."""
         self._lanes = lanes
         self._index = index
         self._read_in = read_in
@@ -39,28 +39,28 @@ class Leases:
         return f"{len(self._leases)} leases"
 
     def add(self, lease: Lease) -> None:
-        """What the lease is about stays from now on."""
+        """Add a lease; its nodes stay from now on."""
         self._leases.append(lease)
         if (turn := lease.turn) is not None:
             lease.set_line(*self._conversations.line_of(turn.name, lease.sequence))
 
     def remove(self, lease: Lease) -> None:
-        """What it was about may be evicted. No-op if it was never added."""
+        """Remove a lease; its nodes may be evicted. No-op if it was never added."""
         if lease in self._leases:
             self._leases.remove(lease)
 
     def waiting_for(self, key: NodeKey) -> list[Lease]:
-        """The leases that wait for the node to come from the disk."""
+        """The leases that wait for the node to arrive from the disk."""
         return [lease for lease in self._leases if key in lease.awaited]
 
     def end_turn(self, lease: Lease) -> None:
-        """What was saved of the lease is on its path: its conversation goes on there."""
+        """The lease's nodes are saved and on its path: its conversation continues there."""
         if (turn := lease.turn) is not None:
             ends = self._ends_of(lease)
             self._conversations.end_turn(turn, lease.sequence, ends, time.time())
 
     def _ends_of(self, lease: Lease) -> list[NodeKey]:
-        """Where the next turn may go on from the lease's."""
+        """The nodes from which the turn after the lease's may continue."""
         turn = lease.turn
         num_tokens = lease.path_end if turn is None else turn.num_tokens
         return self._index.ends_of(lease.path, {num_tokens, *lease.places})
@@ -68,14 +68,13 @@ class Leases:
     # --- room ------------------------------------------------------------------------------------
 
     def make_room(self, num_bytes: int, spared: Sequence[NodeKey] = ()) -> bool:
-        """Whether `num_bytes` fit into memory beside what is on its way there and what lanes hold
-        for themselves, after evicting nodes that no lease needs, but nothing at the ends `spared`.
-        """
+        """Whether `num_bytes` fit into memory beside nodes in transit and what lanes use for
+        themselves, after evicting nodes that no lease needs, but nothing at the ends `spared`."""
         coming = self._read_in.num_bytes + self._lanes.own_bytes
         return self._index.make_room(num_bytes + coming, self._in_use(spared))
 
     def make_hole(self, num_bytes: int, spared: Sequence[NodeKey] = ()) -> bool:
-        """Evict more where free memory lies in pieces; see NodeIndex.make_hole."""
+        """Evict more if free memory is fragmented; see NodeIndex.make_hole."""
         return self._index.make_hole(num_bytes, self._in_use(spared))
 
     def make_file_room(self, num_bytes: int) -> bool:
@@ -83,7 +82,7 @@ class Leases:
         return self._index.make_file_room(num_bytes, self._in_use())
 
     def shrink(self) -> None:
-        """Evict what is beyond the budgets and not needed."""
+        """Evict what exceeds the budgets and is not needed."""
         self._index.shrink(self._in_use())
 
     @property
@@ -94,7 +93,7 @@ class Leases:
         return ends
 
     def clear(self, keys: Collection[bytes] | None) -> None:
-        """Drop these nodes, or all, but for those that are needed and their ancestors."""
+        """Drop these nodes, or all, except those that are needed and their ancestors."""
         needed = self._in_use()
         kept = {above for key in needed.nodes | needed.ends for above in self._index.chain(key)}
         asked = (node.key for node in self._index if keys is None or node.key in keys)
@@ -109,7 +108,7 @@ class Leases:
         self._write_back.drop(keys)
 
     def _in_use(self, spared: Sequence[NodeKey] = ()) -> Retention:
-        """What must stay, the ends `spared` too."""
+        """What must stay, including the ends `spared`."""
         keys = {*self._write_back, *self._read_in, *spared}
         for lease in self._leases:
             keys.update(lease.path[-1:])

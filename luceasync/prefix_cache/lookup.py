@@ -1,7 +1,7 @@
-"""Files that other servers have just written: looked for by their names, before a scan lists them.
+"""Finds files that other servers have just written by their names, before a scan lists them.
 
-Names follow from the tokens, so what continues a match needs no list of the directory. Owns which
-names are being looked for and which were not there. Engine thread only.
+Names follow from the tokens, so a match can be continued without listing the directory. Owns which
+names are being looked for and which were missing. Engine thread only.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from luceasync.prefix_cache.lease import (
 from luceasync.prefix_tree.node import Match, Node, node_key
 from luceasync.prefix_tree.policy import plan_cuts
 
-ABSENT_S = 5.0  # how long a name that was not there is taken not to be
-MAX_TAIL_TOKENS = 4  # that a template puts between the last token of an answer and the next turn
+ABSENT_S = 5.0  # how long a name that was missing is assumed to stay missing
+MAX_TAIL_TOKENS = 4  # that a template inserts between the last token of an answer and the next turn
 MAX_ABSENT = 4096
-MAX_ENDS = 4  # that are looked for of one prompt
+MAX_ENDS = 4  # that are looked for per prompt
 
 
 FileName = tuple[NodeKey, Half]
@@ -57,14 +57,13 @@ class DirectLookup:
         self._chunk_tokens = chunk_tokens
         self._min_fork_tokens = min_fork_tokens
         self._patience_s = patience_s
-        self.is_open = False  # a directory may take minutes to open, which no prompt waits for
+        self.is_open = False  # opening a directory may take minutes, for which no prompt waits
         self._pending: set[FileName] = set()
-        self._absent: dict[FileName, float] = {}  # since when each is known not to be there
+        self._absent: dict[FileName, float] = {}  # when each was found to be missing
 
     def is_due(self, lease: Lease, match: Match) -> bool:
-        """Whether the lease has to wait: files are being looked for that may continue its match.
-        Those below a node are looked for once.
-        """
+        """Whether the lease has to wait, because files that may continue its match are being looked
+        for. The files below a node are looked for once."""
         if not self.is_open or lease.without_disk or lease.is_run_whole:
             return False
         if lease.sought & self._pending:
@@ -72,7 +71,7 @@ class DirectLookup:
         if lease.num_prompt_tokens - match.num_tokens < self._limits.min_disk_tokens:
             return False
         begin = match.nodes[-1].end if match.nodes else 0
-        # A recurrent model's match ends before nodes without states; others may go on there.
+        # A recurrent model's match ends before nodes without states; others may continue there.
         known = self._index.tree(lease.tenant).whole_nodes(lease.prompt)
         tips: dict[NodeKey | None, int] = {n.key: n.end for n in known if n.end >= begin}
         tips |= {} if begin else {None: 0}
@@ -87,7 +86,7 @@ class DirectLookup:
         return bool(lease.sought & self._pending)
 
     def found(self, asked: Iterable[FindOrder], there: Iterable[Node]) -> None:
-        """Take in which of the files that were asked for are there."""
+        """Record which of the requested files were found."""
         now_s = time.monotonic()
         names = {(order.key, order.half) for order in asked}
         found = {(n.key, half) for n in there for half in Half if half is Half.ROWS or n.has_state}
@@ -97,7 +96,7 @@ class DirectLookup:
             self._absent = {k: s for k, s in self._absent.items() if now_s - s < ABSENT_S}
 
     def _rows_below(self, lease: Lease, below: NodeKey | None, begin: int) -> list[FindOrder]:
-        """Nodes below `below` that may be there, and are not known."""
+        """Nodes below `below` that may exist, and are not known."""
         ends = likely_ends(
             begin,
             lease.num_prompt_tokens,
@@ -115,9 +114,8 @@ class DirectLookup:
         ]
 
     def _end_of_tip(self, lease: Lease, match: Match, known: Sequence[Node]) -> list[FindOrder]:
-        """The end of the last node that may have one in the store, for a model that goes on only
-        where a state is held. One at a time: states are large.
-        """
+        """The end of the last node that may have one in the store, for a model that continues only
+        from a saved state. One at a time, as states are large."""
         if not (self._recurrent and self._limits.has_store):
             return []
         usable = [n for n in known if match.num_tokens < n.end < lease.num_prompt_tokens]
@@ -129,7 +127,7 @@ class DirectLookup:
         return []
 
     def _may_be_there(self, name: FileName) -> bool:
-        """Whether the name was not missed just now."""
+        """Whether the name was not found missing recently."""
         return time.monotonic() - self._absent.get(name, -ABSENT_S) >= ABSENT_S
 
 
@@ -146,8 +144,8 @@ def likely_ends(
     """Where a node that begins at `begin` most likely ends, in a prompt of `num_tokens` tokens that
     another server has run, or an earlier turn of it. Pure.
 
-    `boundaries`: where turns of the prompt end. `chunk_tokens`: of the prefill, None where nodes
-    end anywhere. Of a prefill from `begin` on, the first end counts; of an answer, its last token.
+     `boundaries`: where turns of the prompt end. `chunk_tokens`: of the prefill, None where nodes
+    end anywhere. In a prefill from `begin` on, the first end counts; in an answer, its last token.
     """
     last = opener_of(boundaries, num_tokens)
     num_opening = 0 if last is None else num_tokens - last  # of the answer; the same in each turn
@@ -174,6 +172,6 @@ def likely_ends(
         )
         ends.update(cut.end for cut in cuts[:1])
         ends.update([fork] if fork is not None else [])
-    for boundary in later[:3]:  # the end of the turn that begins here, or of the next one
+    for boundary in later[:3]:  # end of the turn that begins here, or of the next one
         ends.update(range(boundary - MAX_TAIL_TOKENS + 1, boundary + 1))
     return sorted(end for end in ends if begin < end <= num_tokens)

@@ -1,6 +1,6 @@
 """Nodes in host memory: the target's tensors, the logits and the draft's features, under one key.
 
-Owns what of a node is neither the target's nor the draft's. Knows no tree and no file.
+Owns the parts of a node that belong to neither target nor draft. Does not know the tree or files.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from luceasync.pipeline.paging import Paging
 LOGITS = "snap_prefill_logits"
 TOKENS = "tokens"
 FEATURE_META, FEATURE_DATA = "dflash_feature_meta", "dflash_feature_data"
-LEDGER = "kvflash_ledger"  # float32 [chunks, 2]: whether each was on the devices, and its worth
+LEDGER = "kvflash_ledger"  # float32 [chunks, 2]: whether each was on the devices, and its score
 OWN_NAMES = frozenset((LOGITS, TOKENS, FEATURE_META, FEATURE_DATA, LEDGER))
 
 
 class FeatureHolder(Protocol):
-    """Holds the draft's part of nodes: rows of features, which a draft proposes from."""
+    """Holds the draft's part of nodes: rows of features, from which a draft proposes."""
 
     @property
     def reach_tokens(self) -> int:
@@ -40,15 +40,13 @@ class FeatureHolder(Protocol):
         ...
 
     def save(self, lane: int, node: NodeKey, span: Span) -> None:
-        """Keep the lane's features of the span, as far as it has any, in place of what was held.
-        Raises MemoryError.
-        """
+        """Keep the lane's features of the span, as far as it has any, replacing what was held.
+        Raises MemoryError."""
         ...
 
     def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> None:
         """Give the lane the features of the first `num_tokens` tokens of a chain of nodes, as far
-        as they reach back without a gap.
-        """
+        back from the end as they are held without a gap."""
         ...
 
     def export(self, node: NodeKey) -> dict[str, Tensor]:
@@ -56,9 +54,8 @@ class FeatureHolder(Protocol):
         ...
 
     def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
-        """Hold what `export` gave, in place of what was held, or nothing where the features are
-        another drafter's. Raises MemoryError where they are copied.
-        """
+        """Hold what `export` returned, replacing what was held; hold nothing if the features are
+        another drafter's. Raises MemoryError where they are copied."""
         ...
 
     def drop(self, node: NodeKey) -> None:
@@ -67,9 +64,8 @@ class FeatureHolder(Protocol):
 
 
 class UnreadFeatures:
-    """Features on a server without a drafter: kept as they came from the disk, for one that has
-    one.
-    """
+    """Features on a server without a drafter: kept as they were read from the disk, for a server
+    that has one."""
 
     def __init__(self) -> None:
         self._tensors: dict[NodeKey, dict[str, Tensor]] = {}
@@ -85,7 +81,7 @@ class UnreadFeatures:
         self.drop(node)
 
     def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> None:
-        """Lanes have no features."""
+        """No-op: lanes have no features."""
 
     def export(self, node: NodeKey) -> dict[str, Tensor]:
         return dict(self._tensors.get(node, {}))
@@ -99,7 +95,7 @@ class UnreadFeatures:
 
 @dataclass(frozen=True, slots=True)
 class NodeSize:
-    """Bytes of what a span's tokens left behind, and of what belongs to its end alone."""
+    """Bytes of what a span's tokens left behind, and of what belongs to its end only."""
 
     span_bytes: int
     end_bytes: int
@@ -107,9 +103,8 @@ class NodeSize:
 
 @dataclass(slots=True)
 class _MemoryNode:
-    """`end`: the tensors of the span's end besides the state; `ticket`: of the copies out of the
-    lane.
-    """
+    """`end`: the tensors of the span's end other than the state; `ticket`: of the copies out of the
+    lane."""
 
     span: Span
     ticket: Ticket
@@ -149,8 +144,7 @@ class MemoryNodes:
         self, lane: int, node: NodeKey, span: Span, logits: Tensor | None, *, with_features: bool
     ) -> None:
         """Keep what the span left in the lane, and the logits after it, float32 [vocab]. Raises
-        MemoryError; nothing is kept then.
-        """
+        MemoryError and keeps nothing then."""
         ticket = self._target.save(lane, node, span)  # queued before the rest waits for the device
         try:
             if with_features:
@@ -173,9 +167,8 @@ class MemoryNodes:
         return self._nodes[node].ticket
 
     def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> Ticket:
-        """Make the lane stand after `num_tokens` tokens of a chain of nodes that begins at 0; they
-        have arrived when the ticket is done.
-        """
+        """Restore the first `num_tokens` tokens of a chain of nodes that begins at 0 into the lane;
+        they have arrived when the ticket is done."""
         ledger = self._nodes[nodes[-1]].end.get(LEDGER)
         if ledger is not None:
             self.lanes.expect_restore(lane, [(here > 0, worth) for here, worth in ledger.tolist()])
@@ -190,9 +183,8 @@ class MemoryNodes:
         return logits
 
     def export(self, node: NodeKey, tokens: array[int], *, with_end: bool) -> dict[str, Tensor]:
-        """All tensors of the node in host memory, by name; without its end only those of its
-        tokens. They must not be changed.
-        """
+        """All tensors of the node in host memory, by name; without its end, only those of its
+        tokens. They must not be changed."""
         held = self._nodes[node]
         tensors = self._target.export(node)
         if not with_end:
@@ -204,7 +196,7 @@ class MemoryNodes:
         return tensors | {TOKENS: torch.frombuffer(tokens, dtype=torch.int32)}
 
     def export_end(self, node: NodeKey) -> dict[str, Tensor]:
-        """The tensors of the node's end alone, by name; see export."""
+        """The tensors of the node's end only, by name; see export."""
         held = self._nodes[node]
         rows = self._target.shapes(replace(held.span, with_state=False))
         tensors = {n: t for n, t in self._target.export(node).items() if n not in rows}
@@ -213,10 +205,10 @@ class MemoryNodes:
     def adopt(
         self, node: NodeKey, span: Span, tokens: array[int], tensors: Mapping[str, Tensor]
     ) -> None:
-        """Own what `export` gave, under any split, in place of what is held.
+        """Own what `export` returned, under any split, replacing what is held.
 
-        Raises SnapshotMismatch where it is another node's or another model's; the caller still
-        owns its tensors then. Raises MemoryError where something is copied and has no room.
+        Raises SnapshotMismatch for another node's or another model's tensors; the caller still owns
+        them then. Raises MemoryError if something has to be copied and there is no room.
         """
         found = tensors.get(TOKENS)
         expected = torch.frombuffer(tokens, dtype=torch.int32)
@@ -240,7 +232,7 @@ class MemoryNodes:
         self._nodes[node] = _MemoryNode(span, DoneTicket(), at_end)
 
     def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
-        """Forget the node, if it is held, or what belongs to its end alone."""
+        """Forget the node, if it is held, or only what belongs to its end."""
         self._target.drop(node, state_only=state_only)
         if not state_only:
             self._features.drop(node)

@@ -1,7 +1,7 @@
-"""The namespace of a model's saved state: a digest of all that its numbers depend on.
+"""The namespace of a model's saved state: a digest of everything that its numbers depend on.
 
-Owns what goes into the digest, and the memo of weight files that were hashed before. Knows no
-tensor and no node; split, device and tokenizer are not part of it.
+Owns what goes into the digest, and the memo of weight files that were hashed before. Does not know
+tensors or nodes; split, device and tokenizer are not part of it.
 """
 
 from __future__ import annotations
@@ -27,21 +27,20 @@ from luceasync.models.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
-EXACTNESS = "exact"  # every token is attended to, as the model was trained
+EXACTNESS = "exact"  # every token is attended to, as in training
 MEMO = "digests.json"
 MAX_MEMO_BYTES = 4 << 20  # 20,000 weight files
 DIGEST_BYTES = 16
 
 Facts = dict[str, Any]  # by name, as JSON has them
-Memo = dict[str, list[Any]]  # path -> [*what identifies the file's content, digest]
+Memo = dict[str, list[Any]]  # path -> [*identity of the file's content, digest]
 
 
 def namespace_of(
     weight_files: Sequence[Path], spec: ModelSpec, precision: Precision, cache_dir: Path | None
 ) -> str:
-    """The namespace of a model with these weights, held and computed in `precision`. Raises as
-    facts_of.
-    """
+    """The namespace of a model with these weights, stored and computed in `precision`. Raises as
+    facts_of."""
     return named(facts_of(weight_files, spec, precision, cache_dir))
 
 
@@ -53,9 +52,9 @@ def named(facts: Facts) -> str:
 def facts_of(
     weight_files: Sequence[Path], spec: ModelSpec, precision: Precision, cache_dir: Path | None
 ) -> Facts:
-    """All that the numbers of saved state depend on.
+    """Everything that the numbers of saved state depend on.
 
-    Reads every weight file whose digest is not in the memo of `cache_dir` (None: all of them).
+     Reads every weight file whose digest is not in the memo of `cache_dir` (None: all of them).
     Raises ModelError if one cannot be read, or changes while it is read.
     """
     files = [path.resolve() for path in weight_files]
@@ -74,16 +73,15 @@ def facts_of(
 
 
 def _dtypes(precision: Precision) -> dict[str, str]:
-    """The dtype of keys and values; others only where they differ from it."""
+    """The dtype of keys and values; other dtypes only if they differ from it."""
     others = {"weights_dtype": precision.weights, "compute_dtype": precision.compute}
     different = {name: dtype for name, dtype in others.items() if dtype != precision.kv}
     return {"kv_dtype": precision.kv, **different}
 
 
 def _digested(path: Path, remembered: list[Any] | None) -> list[Any]:
-    """What identifies the file's content, then its digest: the remembered one if the identity is
-    unchanged.
-    """
+    """The identity of the file's content, then its digest: the remembered one if the identity is
+    unchanged."""
     try:
         identity = _identity(path)
         if remembered is not None and remembered[:-1] == identity:
@@ -97,13 +95,13 @@ def _digested(path: Path, remembered: list[Any] | None) -> list[Any]:
 
 
 def _identity(path: Path) -> list[int]:
-    """What changes whenever the file's content does."""
+    """Values that change whenever the file's content does."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def _read_memo(path: Path) -> Memo:
-    """The valid entries; a damaged memo has none."""
+    """The valid entries; none if the memo is damaged."""
     try:
         with FileSystem().open(path) as file:
             text = file.read(MAX_MEMO_BYTES + 1)
@@ -131,9 +129,8 @@ def _is_entry(entry: object) -> bool:
 
 
 def _remember(cache_dir: Path, found: Memo) -> None:
-    """Add the entries to the memo, which is replaced as a whole. If two processes do so at once,
-    the entries of one may be lost: they are hashed again.
-    """
+    """Add the entries to the memo, which is replaced as a whole. If two processes do this at the
+    same time, the entries of one may be lost: those files are hashed again."""
     path = cache_dir / MEMO
     temporary = cache_dir / f".{MEMO}.{os.getpid()}.{secrets.token_hex(4)}"
     try:
@@ -143,7 +140,7 @@ def _remember(cache_dir: Path, found: Memo) -> None:
         with open(fd, "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(temporary, path)
-    except OSError as error:  # the next start takes longer, no more
+    except OSError as error:  # the next start merely takes longer
         log.warning("%s could not be written: %s", path, error)
         with contextlib.suppress(OSError):
             temporary.unlink()

@@ -1,7 +1,7 @@
-"""Which nodes are on their way from the disk, and what memory takes of them when they come.
+"""Which nodes are on their way from the disk, and the memory that they take on arrival.
 
-Owns what is under way between the disk and memory. Knows no leases: it is told what to read, and
-others allow the memory that it takes.
+Owns the transfers from the disk to memory. Does not know leases: the caller says what to read, and
+reserves the memory for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class ReadIn:
-    """Nodes that come from the disk; each is read once, however many leases wait for it."""
+    """Nodes that are read from the disk; each is read once, however many leases wait for it."""
 
     def __init__(
         self, index: NodeIndex, memory: MemoryNodes, disk: DiskOrders, *, recurrent: bool
@@ -44,11 +44,11 @@ class ReadIn:
 
     @property
     def num_bytes(self) -> int:
-        """Memory that nodes on their way will take."""
+        """Memory that nodes in transit will take."""
         return sum(self._coming.values())
 
     def num_bytes_of(self, orders: Iterable[ReadOrder]) -> int:
-        """Memory that the orders will take beyond that."""
+        """Memory that the orders will take in addition."""
         return sum(self.size(order) for order in orders if order.key not in self._coming)
 
     def orders(self, match: Match) -> list[ReadOrder]:
@@ -64,23 +64,23 @@ class ReadIn:
         return orders
 
     def give_up(self, keys: Iterable[NodeKey]) -> None:
-        """Read no more of these nodes. What has come meanwhile is kept."""
+        """Stop reading these nodes. Nodes that have already arrived are kept."""
         self._disk.give_up([key for key in keys if key in self._coming])
 
     def begin(self, orders: Sequence[ReadOrder], timeout_s: float | None = None) -> None:
-        """Read what is not on its way already, each within `timeout_s`."""
+        """Read what is not in transit already, each node within `timeout_s`."""
         coming = self._coming
         new = [replace(order, timeout_s=timeout_s) for order in orders if order.key not in coming]
         self._coming |= {order.key: self.size(order) for order in new}
         self._disk.read(new)
 
     def fetched(self, key: NodeKey, result: FetchedNode | Miss) -> Miss | None:
-        """Adopt a node that has come; None, or why it is of no use."""
+        """Adopt a node that has arrived; returns None, or why it is unusable."""
         self._coming.pop(key, None)
         return result if isinstance(result, Miss) else self._adopt(key, result)
 
     def size(self, order: ReadOrder) -> int:
-        """How much memory the node will take when it has come."""
+        """How much memory the node will take on arrival."""
         node = self._index.node(order.key)
         assert node is not None, "what is ordered is in the tree"
         return node.num_bytes + (node.state_bytes if order.with_end else 0)
@@ -102,7 +102,7 @@ class ReadIn:
             self._disk.quarantine(key)
             return Miss(MissReason.CORRUPT, str(error))
         except MemoryError as error:
-            self._index.drop(key, "memory")  # what memory held of it went too
+            self._index.drop(key, "memory")  # memory lost its part of the node, too
             return Miss(MissReason.NO_MEMORY, str(error))
         except StageFailed:
             self._index.drop(key, "memory")
@@ -117,7 +117,7 @@ def nodes_of(match: Match) -> list[Node]:
 
 
 def _held(node: Node, tiers: frozenset[Tier], parts: frozenset[NodePart]) -> Node:
-    """The node as `tiers` hold it, with these parts."""
+    """The node as `tiers` hold it, with these parts of its end."""
     return replace(
         node,
         tiers=tiers,
@@ -127,7 +127,7 @@ def _held(node: Node, tiers: frozenset[Tier], parts: frozenset[NodePart]) -> Nod
 
 
 def _gains(node: Node, parts: frozenset[NodePart]) -> bool:
-    """Whether memory holds more of the node if it takes these parts in place of what it has."""
+    """Whether memory holds more of the node if these parts replace what it has."""
     if "memory" not in node.tiers:
         return True
     tiers = {NodePart.STATE: node.state_tiers, NodePart.LOGITS: node.logits_tiers}

@@ -1,4 +1,4 @@
-"""What of a prompt is restored, what is run again, and what is waited for."""
+"""Which part of a prompt is restored, which is run again, and what is waited for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from luceasync.prefix_tree.node import MEMORY, TIERS, Match, Node, common_prefix
 
 
 def shared_tokens(lease: Lease, running: Lease) -> int:
-    """How many tokens both prompts begin with, 0 for those of different tenants."""
+    """Length of the common prefix of both prompts, 0 for those of different tenants."""
     is_ours = lease is not running and lease.tenant == running.tenant
     return common_prefix(lease.prompt, running.prompt) if is_ours else 0
 
@@ -34,7 +34,7 @@ def tokens_to_come(lease: Lease, running: Lease, *, recurrent: bool) -> int:
         return 0
     prompt, shared = lease.prompt, shared_tokens(lease, running)
     if shared == len(prompt) == running.num_prompt_tokens:
-        return shared  # with the logits after it: nothing is left to run
+        return shared  # with the logits after it, so that nothing is left to run
     usable = min(shared, len(prompt) - 1)
     ends = [cut.end for cut in running.cuts]
     whole = max((end for end in ends if end <= usable), default=0)
@@ -45,8 +45,7 @@ def tokens_to_come(lease: Lease, running: Lease, *, recurrent: bool) -> int:
 
 class RestoreDecision:
     """Whether a prompt's prefix is restored, from memory or from the disk, or run again. Owns the
-    rates that were observed. Engine thread only.
-    """
+    measured rates. Engine thread only."""
 
     def __init__(
         self,
@@ -65,17 +64,16 @@ class RestoreDecision:
         self.rates = Rates()
 
     def observe(self, rate: RateName, amount: float, elapsed_s: float) -> None:
-        """Take into account how long something took."""
+        """Record how long something took."""
         self.rates = self.rates.observed(rate, amount, elapsed_s)
 
     def work(self, begin: int, end: int) -> float:
-        """What running these tokens costs, see luceasync.prefix_tree.cost."""
+        """The cost of running these tokens, see luceasync.prefix_tree.cost."""
         return prefill_work(begin, end, self._attention_tokens)
 
     def gives_up(self, lease: Lease, progress: Mapping[NodeKey, int], now_s: float) -> bool:
         """Whether to run the tokens of a lease that waits for the disk; `progress`: how many bytes
-        have come of each node under way.
-        """
+        of each node in transit have been read."""
         assert lease.match is not None and lease.started_s is not None, "it waits for a match"
         coming = sum(progress.get(key, 0) for key in lease.awaited)
         num_come, elapsed_s = lease.num_fetched_bytes + coming, now_s - lease.started_s
@@ -91,9 +89,8 @@ class RestoreDecision:
         return True
 
     def longest_match(self, lease: Lease) -> Match:
-        """The most of the prompt that could be restored now: from the disk too, unless that could
-        not give what this lease has asked for.
-        """
+        """The longest part of the prompt that could be restored now: from the disk too, unless that
+        failed to provide what this lease has requested."""
         tree, tiers = self._index.tree(lease.tenant), MEMORY if lease.without_disk else TIERS
         memo = lease.memo
         if memo is None or (memo.num_changes, memo.tiers) != (tree.num_changes, tiers):
@@ -105,9 +102,8 @@ class RestoreDecision:
         return memo.match
 
     def choose(self, lease: Lease, match: Match) -> Match:
-        """What of the match to restore: all of it, or nothing where running it again is faster, or
-        where memory has no room for what would come from the disk.
-        """
+        """What of the match to restore: all of it, or nothing if running it again is faster, or if
+        memory has no room for what would be read from the disk."""
         if match.num_tokens == 0:
             return match
         if lease.is_run_whole:
@@ -122,7 +118,8 @@ class RestoreDecision:
         orders = self._read_in.orders(match)  # what memory holds already needs no room
         fits = not orders or self._leases.make_room(self._read_in.num_bytes_of(orders))
         if decision.restore and fits:
-            is_read = lease.fetched and decision.reason == "not_measured"  # the bus alone is not
+            # The rate of the bus alone is not.
+            is_read = lease.fetched and decision.reason == "not_measured"
             lease.decide((lease.decision if is_read else None) or decision.reason)
             return match
         refused = MissReason.NO_MEMORY if decision.restore else MissReason.PREFILL_IS_FASTER
@@ -131,9 +128,8 @@ class RestoreDecision:
         return nothing_of(match)
 
     def lost_reason(self, lease: Lease, match: Match) -> MissReason | None:
-        """Why the match is no longer, for a prompt that was run before; None if no more of it is
-        known to have been computed.
-        """
+        """Why the match is shorter than the computed prefix of a prompt that was run before; None
+        if no more of it is known to have been computed."""
         last = match.nodes[-1].key if match.nodes else None
         if match.part is None and self._index.eviction_misses.matches(
             (lease.tenant, last), lease.prompt[match.num_tokens :]
@@ -143,7 +139,7 @@ class RestoreDecision:
         return MissReason.NO_STATE if self._recurrent and num_more > CHUNK_TOKENS else None
 
     def patience_s(self, match: Match) -> float:
-        """How long to wait for the match to come from the disk; see luceasync.prefix_tree.cost."""
+        """How long to wait for the match to be read from the disk; see luceasync.prefix_tree.cost."""
         return patience_s(self.work(0, match.num_tokens), self.rates)
 
     def span_patience_s(self, begin: int, end: int) -> float:
@@ -151,12 +147,11 @@ class RestoreDecision:
         return patience_s(self.work(begin, end), self.rates)
 
     def known_nodes(self, lease: Lease, match: Match) -> tuple[Node, ...]:
-        """The nodes, root first, that hold the prompt's first tokens already: even if they are not
-        restored, there is no need to save them again.
-        """
+        """The nodes, root first, that already hold the prompt's first tokens: even if they are not
+        restored, they need not be saved again."""
         return match.nodes or self.longest_match(lease).nodes
 
 
 def nothing_of(match: Match) -> Match:
-    """The same prompt, of which nothing is restored."""
+    """A match of the same prompt, of which nothing is restored."""
     return replace(match, nodes=(), part=None, num_tokens=0, exact=False)

@@ -1,7 +1,7 @@
-"""What a lane holds beyond its lease's path becomes a node in memory.
+"""Turns what a lane holds beyond its lease's path into a node in memory.
 
-Owns nothing: NodeIndex holds nodes, MemoryNodes their tensors, the lease its path. What is worth
-saving, and whether it is worth a file, is decided by others.
+Owns nothing: NodeIndex holds nodes, MemoryNodes their tensors, the lease its path. Others decide
+what is worth saving, and whether it is worth a file.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from luceasync.prefix_tree.node import MEMORY, NOWHERE, Node, node_key
 
 log = logging.getLogger(__name__)
 
-# Simulated with nodes of 1 to 300 MB in 8 GB: of those that find no piece, 99 % then do.
+# In a simulation with nodes of 1 to 300 MB in 8 GB, 99 % of those that found no free range at first
+# found one within so many tries.
 MAX_TRIES = 6
 
 
 @dataclass(frozen=True, slots=True)
 class SavePoint:
-    """Where a node is to end, and what is known there. `logits`: float32 [vocab]."""
+    """Where a node should end, and what is known there. `logits`: float32 [vocab]."""
 
     end: int
     is_turn_end: bool
@@ -40,7 +41,7 @@ class SavePoint:
 
 
 class LaneSaver:
-    """Makes nodes out of lanes."""
+    """Saves parts of lanes as nodes."""
 
     def __init__(
         self, index: NodeIndex, memory: MemoryNodes, leases: Leases, *, recurrent: bool
@@ -51,7 +52,7 @@ class LaneSaver:
         self._recurrent = recurrent
 
     def save(self, lease: Lease, lane: int, point: SavePoint) -> Node | None:
-        """Make a node of what was added since the path's end; None without tokens or room."""
+        """Save what was added since the path's end as a node; None without tokens or room."""
         lease.shorten_path(self._index.node)
         begin, end = lease.path_end, point.end
         if end <= begin:
@@ -67,7 +68,7 @@ class LaneSaver:
         return self._index.node(key)
 
     def _is_held(self, key: NodeKey, point: SavePoint) -> bool:
-        """Whether memory has the node, and all of its end that there is to save."""
+        """Whether memory has the node, and all parts of its end that could be saved."""
         node = self._index.node(key)
         if node is None or "memory" not in node.tiers:
             return False
@@ -116,10 +117,9 @@ class LaneSaver:
     def try_save(
         self, save: Callable[[], object], num_bytes: int, spared: Sequence[NodeKey] = ()
     ) -> bool:
-        """Call `save`, which needs `num_bytes` and raises MemoryError; whether it succeeded. Nodes
-        that no lease needs make room, more of them where free memory lies in pieces that are too
-        small, but none that the ends `spared` need.
-        """
+        """Call `save`, which needs `num_bytes` and raises MemoryError; returns whether it
+        succeeded. Nodes that no lease needs are evicted to make room, more of them if free memory
+        is fragmented, but none that the ends `spared` need."""
         has_room = self._leases.make_room(num_bytes, spared)
         for _ in range(MAX_TRIES):
             if not has_room:

@@ -1,7 +1,7 @@
-"""The tenants: for each the key under which prefixes are shared, and the history of what it said.
+"""The tenants: for each the key under which prefixes are shared, and the history of its answers.
 
-Owns the histories, and the nodes on disk from which they are learned: after a restart, and where
-another server has answered. Knows no lanes; used from the event loop and its worker threads.
+Owns the histories, and the nodes on disk from which they are rebuilt: after a restart, and when
+another server has answered. Does not know lanes; used from the event loop and its worker threads.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 
 NO_TENANT = tenant_key("")  # shared by all clients without an API key
 MAX_TENANTS = 64
-MAX_LEARNED_TOKENS = 2**20  # of one tenant after a restart; two seconds of work
-MAX_UNLEARNED = 4096  # nodes of other servers, the newest
-SEAM_TOKENS = 4  # before an answer, that may be encoded otherwise with it
+MAX_LEARNED_TOKENS = 2**20  # of one tenant after a restart; takes about two seconds
+MAX_UNLEARNED = 4096  # nodes of other servers, only the newest
+SEAM_TOKENS = 4  # before an answer, which may be encoded differently together with it
 MAX_TOKENS_HELD = 2**24  # in the histories of all tenants: 64 MiB
 
 
@@ -36,7 +36,7 @@ class Tenants:
         new_history: Callable[[], History],
         calls_in: Callable[[Sequence[int]], Iterable[PastCall]] = lambda ids: (),
     ) -> None:
-        """`calls_in`: the calls in token ids that the model has generated."""
+        """`calls_in`: finds the tool calls in token ids that the model has generated."""
         self._new_history = new_history
         self._calls_in = calls_in
         self._tenants: OrderedDict[str, Tenant] = OrderedDict()
@@ -48,14 +48,13 @@ class Tenants:
         return f"Tenants({len(self._tenants)}, {len(self._nodes)} nodes on disk)"
 
     def note(self, added: Iterable[Node], removed: Iterable[NodeKey]) -> None:
-        """Follow the disk."""
+        """Follow changes on the disk."""
         self.remove_nodes(removed)
         self.add_nodes(added)
 
     def add_nodes(self, nodes: Iterable[Node]) -> None:
-        """Take in nodes that an earlier run has left. Tenants that are known already learn of them,
-        and of those that come later, what `learn_more` is asked for.
-        """
+        """Add nodes that were found on the disk. A new tenant learns from them in `get`, a known
+        one when `learn_more` is called."""
         with self._lock:
             for node in nodes:
                 known = self._nodes.get(node.key)
@@ -73,9 +72,8 @@ class Tenants:
                 self._unlearned.pop(key, None)
 
     def learn_more(self, tenant: Tenant, ids: array[int]) -> bool:
-        """Learn what other servers have said in a prompt of `ids`: sequences found since the start
-        that part from it at an answer, whose text may be the same. Whether there was any.
-        """
+        """Learn answers of other servers in a prompt of `ids`: sequences found since the start that
+        part from it at an answer, whose text may be the same. Returns whether there were any."""
         with self._lock:
             ends = [n for n in self._unlearned.values() if self._parts_at_answer(n, ids)]
             return self._learn_ends(tenant, ends) > 0
@@ -94,9 +92,8 @@ class Tenants:
         return False
 
     def get(self, name: str) -> Tenant:
-        """The tenant of that name. The first call learns what it said in earlier runs: call it in a
-        worker thread.
-        """
+        """The tenant of that name. The first call learns its answers of earlier runs: call it in a
+        worker thread."""
         with self._lock:
             tenant = self._tenants.get(name)
             if tenant is None:
@@ -109,19 +106,19 @@ class Tenants:
             return tenant
 
     def _is_full(self) -> bool:
-        """Whether the least recent tenant is to be forgotten."""
+        """Whether the least recent tenant has to be forgotten."""
         num_tokens = sum(t.history.num_tokens_held for t in self._tenants.values())
         is_over = len(self._tenants) > MAX_TENANTS or num_tokens > MAX_TOKENS_HELD
         return is_over and len(self._tenants) > 1
 
     def _learn(self, tenant: Tenant) -> None:
-        """Learn every sequence that ends with a prompt or with what the model wrote, as far as
-        there is room; what was used last stays longest.
-        """
+        """Learn every sequence that ends with a prompt or with generated tokens, as far as there is
+        room; the most recently used ones stay longest."""
         self._learn_ends(tenant, filter(_is_end, self._nodes.values()))
 
     def _learn_ends(self, tenant: Tenant, nodes: Iterable[Node]) -> int:
-        """Learn the sequences that end with those of the nodes that are the tenant's; how many."""
+        """Learn the sequences that end with those of the nodes that belong to the tenant; returns
+        how many."""
         ends = sorted(nodes, key=lambda node: -node.last_used_s)
         learned: list[array[int]] = []
         answers: list[array[int]] = []
@@ -144,9 +141,8 @@ class Tenants:
         return len(learned)
 
     def _sequence(self, node: Node) -> array[int]:
-        """All tokens from the root to the node's end; none if a node between is missing, or does
-        not end where the next one begins, so that a cycle of parents ends too.
-        """
+        """All tokens from the root to the node's end; none if a node in between is missing, or does
+        not end where the next one begins (so a cycle of parents ends, too)."""
         ids = array("i")
         for part in self._chain(node):
             ids.extend(part.tokens)
@@ -168,5 +164,5 @@ class Tenants:
 
 
 def _is_end(node: Node) -> bool:
-    """Whether a sequence ends here that may be sent again: a prompt, or what the model wrote."""
+    """Whether a sequence that may be sent again ends here: a prompt, or generated tokens."""
     return node.is_generated or node.has_logits

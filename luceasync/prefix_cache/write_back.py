@@ -1,7 +1,7 @@
-"""Which nodes are to be written to the disk, in which order, and what became of it.
+"""Which nodes are to be written to the disk, in which order, and the outcome of each write.
 
-Owns the queue between memory and the disk. Knows no generation and evicts nothing: the prefix cache
-asks for the next file, waits for its copies and makes room for it.
+Owns the queue between memory and the disk. Does not know generations and evicts nothing: the prefix
+cache requests the next file, waits for its copies and makes room for it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ class PendingFile(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class _FileWrite:
     """A file that the disk is writing, of at most `num_bytes`, with the parts `ends` of the node's
-    end. `is_void`: the node was forgotten meanwhile; what is saved under its key later is not what
-    the file holds.
-    """
+    end. `is_void`: the node was forgotten meanwhile; a node saved later under its key is not what
+    the file holds."""
 
     file: PendingFile
     ends: frozenset[NodePart]
@@ -53,7 +52,7 @@ class WriteBack:
         self._memory = memory
         self._disk = disk
         self._limits = limits
-        self._waiting: dict[PendingFile, None] = {}  # in this order
+        self._waiting: dict[PendingFile, None] = {}  # written in this order
         self._under_way: list[_FileWrite] = []
         self._arriving: NodeKey | None = None  # a node whose copies out of its lane are awaited
 
@@ -63,7 +62,7 @@ class WriteBack:
         yield from (write.file.key for write in self._under_way)
 
     def __len__(self) -> int:
-        """How many files are still to be written; may be asked from any thread."""
+        """How many files are still to be written; may be called from any thread."""
         return len(self._waiting) + len(self._under_way)
 
     @property
@@ -77,14 +76,14 @@ class WriteBack:
         return {file.key for file in self._waiting if file.half is Half.END}
 
     def safe_end(self, path: Iterable[Node]) -> int:
-        """Where the last of these nodes ends whose state the disk has, or is to have; 0: none."""
+        """Where the last of these nodes ends whose state the disk has, or will have; 0: none."""
         under_way = (write.file for write in self._under_way)
         coming = {*self.ends, *(file.key for file in under_way if file.half is Half.END)}
         safe = (n.end for n in path if "disk" in n.state_tiers or n.key in coming)
         return max(safe, default=0)
 
     def add(self, node: Node, *, with_end: bool) -> None:
-        """Queue the node, and before it its ancestors, as far as the disk lacks them."""
+        """Queue the node, after those of its ancestors that the disk lacks."""
         if self._limits.disk_bytes is None or node.end < self._limits.min_disk_tokens:
             return
         for key in self._index.chain(node.key):
@@ -106,16 +105,15 @@ class WriteBack:
 
     @property
     def is_due(self) -> bool:
-        """Whether the disk would take a file, and the next one's node may have arrived in host
-        memory.
-        """
+        """Whether the disk can accept a file, and the next one's node may have arrived in host
+        memory."""
         has_room = len(self._under_way) < MAX_WRITING
         return has_room and any(file.key != self._arriving for file in islice(self._waiting, 1))
 
     def next_file(self, *, wait: bool = False) -> PendingFile | None:
-        """The file to write now, None while nothing is due; with `wait`, whatever is under way. It
-        stays queued until `begin` or `cancel`. Files that cannot be written any more are dropped.
-        """
+        """The file to write now, None if none is due; with `wait`, regardless of writes in
+        progress. It stays queued until `begin` or `cancel`. Files that cannot be written any more
+        are dropped."""
         while self._waiting and (wait or self.is_due):
             file = next(iter(self._waiting))
             node = self._index.node(file.key)
@@ -129,12 +127,12 @@ class WriteBack:
         self._arriving = key
 
     def arrived(self, key: NodeKey) -> None:
-        """The copies are over; those of another node that is awaited may not be."""
+        """The copies are over. No-op if another node is awaited."""
         if self._arriving == key:
             self._arriving = None
 
     def export(self, file: PendingFile) -> HalfNode:
-        """What the file is to hold; waits for copies out of the node's lane."""
+        """Export the file's contents; waits for copies out of the node's lane."""
         node = self._index.node(file.key)
         assert node is not None, "next_file comes first"
         if file.half is Half.ROWS:
@@ -163,13 +161,13 @@ class WriteBack:
         self._disk.write(half_node)
 
     def cancel(self, file: PendingFile) -> None:
-        """The file is not to be written."""
+        """Do not write the file."""
         del self._waiting[file]
 
     # --- what became of it -----------------------------------------------------------------------
 
     def written(self, key: NodeKey, report: WriteReport) -> None:
-        """Take the outcome of the first write of that half of the node that is under way."""
+        """Record the outcome of the first write in progress of that half of the node."""
         file = PendingFile(key, report.half)
         write = next(write for write in self._under_way if write.file == file)
         self._under_way.remove(write)
@@ -180,7 +178,7 @@ class WriteBack:
         elif not report.is_there:
             self._drop_orphans()
         elif write.is_void or node is None or (is_rows and not self._has_parent(node)):
-            self._disk.remove([key])  # it must not be used, or cannot be reached
+            self._disk.remove([key])  # the node must not be used, or cannot be reached
         elif not is_rows and "disk" not in node.tiers:
             self._disk.remove_ends([key])
         elif is_rows:
@@ -190,7 +188,7 @@ class WriteBack:
             self._hold(replace(node, end_file_bytes=report.num_bytes), write.ends)
 
     def _hold(self, node: Node, ends: frozenset[NodePart]) -> None:
-        """Let the index know that the disk has the node, and these parts of its end."""
+        """Record in the index that the disk has the node, and these parts of its end."""
         state_tiers = DISK if NodePart.STATE in ends else NOWHERE
         logits_tiers = DISK if NodePart.LOGITS in ends else NOWHERE
         self._index.set_tiers(
@@ -198,9 +196,8 @@ class WriteBack:
         )
 
     def drop(self, keys: Sequence[NodeKey]) -> None:
-        """Remove the files of nodes that the index has dropped because what they hold is wrong;
-        files of them that are being written are void.
-        """
+        """Remove the files of nodes that the index has dropped because their contents are wrong;
+        files of them that are being written become void."""
         self._under_way = [
             replace(write, is_void=write.is_void or write.file.key not in self._index)
             for write in self._under_way
@@ -215,12 +212,12 @@ class WriteBack:
             self._put_first(PendingFile(key, Half.ROWS))
 
     def _put_first(self, file: PendingFile) -> None:
-        """Write the file before what waits already, which may continue it."""
+        """Write the file before all queued ones, which may continue it."""
         self._waiting.pop(file, None)
         self._waiting = {file: None, **self._waiting}
 
     def _drop_orphans(self) -> None:
-        """Drop files that continue what the disk will not have."""
+        """Drop files that continue nodes which the disk will not have."""
         waiting, self._waiting = self._waiting, {}
         for file in waiting:
             node = self._index.node(file.key)
@@ -232,9 +229,8 @@ class WriteBack:
                 self._waiting[file] = None
 
     def _can_follow(self, node: Node, half: Half) -> bool:
-        """Whether memory has that half of the node, and the disk has what must be there before, or
-        is writing it.
-        """
+        """Whether memory has that half of the node, and the disk has what must precede it, or is
+        writing it."""
         if half is Half.ROWS:
             return "memory" in node.tiers and self._has_parent(node)
         return bool(_ends(node, "memory")) and self._is_there(node)
@@ -259,15 +255,14 @@ def _ends(node: Node, tier: Tier) -> frozenset[NodePart]:
 # --- which nodes are worth a file --------------------------------------------------------------
 # Pure choices. A state takes as many bytes as thousands of tokens, so not every one is written.
 
-MIN_GUARDED_TOKENS = 1024  # fewer are soon run again
+MIN_GUARDED_TOKENS = 1024  # fewer are quick to run again
 MAX_STATES_SHARE = 0.1  # of the bytes of the rows that states guard
 
 
 def writes_end_when_restored(lease: Lease, num_tokens: int, *, recurrent: bool) -> bool:
-    """Whether the end of a restored node belongs on the disk too: if it is more than logits, and
-    takes more than a few tokens to compute again. They are `num_tokens`, from the last state before
-    it that the disk has.
-    """
+    """Whether the end of a restored node should be on the disk, too: if it is more than logits, and
+    would take more than a few tokens to compute again. These are `num_tokens`, counted from the
+    last state before it that the disk has."""
     return lease.keep_prompt or (recurrent and num_tokens > MAX_OPENER_TOKENS)
 
 
@@ -275,9 +270,9 @@ def writes_end_in_prompt(lease: Lease, node: Node, *, recurrent: bool) -> bool |
     """Whether a node of the prompt that was just saved is written with its end; None if that
     depends on what follows: the answer's end serves better than the prompt's.
 
-    Written are the ends where other prompts part from this one, those that the disk lacks and that
-    had to be run again for that, and those that guard a long prefill, which may not come to its own
-    end.
+     The following ends are written: those where other prompts part from this one, those that had to
+    be run again because the disk lacks them, and those that guard a long prefill, which may be
+    interrupted.
     """
     is_last = node.end == lease.num_prompt_tokens
     if is_last and lease.keep_prompt:
@@ -295,14 +290,12 @@ def writes_end_in_prompt(lease: Lease, node: Node, *, recurrent: bool) -> bool |
 
 def writes_end_of_path(lease: Lease, tip: Node, *, recurrent: bool) -> bool:
     """Whether the last node of a generation that saved nothing after it is written with its end:
-    the state is needed to go on from there.
-    """
+    the state is needed to continue from there."""
     return recurrent and not lease.is_opening(tip)
 
 
 def _guards(node: Node, num_tokens: int) -> bool:
-    """Whether the state at the node's end takes few bytes beside the rows of the `num_tokens`
-    before it, which would be run again without it.
-    """
+    """Whether the state at the node's end takes few bytes compared with the rows of the
+    `num_tokens` before it, which would be run again without it."""
     rows_bytes = num_tokens * node.num_bytes / len(node.tokens)
     return num_tokens >= MIN_GUARDED_TOKENS and node.state_bytes <= MAX_STATES_SHARE * rows_bytes
