@@ -143,7 +143,8 @@ class LocalEngine:
         await self._availability.wait()
 
     async def flush(self) -> None:
-        """Wait until everything to be saved of ended requests is on the disk. Raises TimeoutError."""
+        """Wait until everything to be saved of ended requests is on the disk. Raises
+        TimeoutError."""
         assert self._thread is not None
         for _ in range(3):  # the result of an order may cause another order
             await self._thread.call(lambda pump: pump.save_all(), FLUSH_DEADLINE_S)

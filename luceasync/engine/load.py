@@ -409,7 +409,8 @@ def rehearse(
     *,
     limit_s: float = REHEARSAL_LIMIT_S,
 ) -> None:
-    """Run the prompt, then greedy steps, as many as begin within `limit_s`. Leaves the lane empty."""
+    """Run the prompt, then greedy steps, as many as begin within `limit_s`. Leaves the lane
+    empty."""
     generation = Generation(_prepared(tokenizer, rehearsal))
     target.reset(REHEARSAL_LANE)
     decoding.start(REHEARSAL_LANE)

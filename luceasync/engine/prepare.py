@@ -149,7 +149,8 @@ class ChoicePreparation:
         await self._guidance.close()
 
     async def _in_thread(self, request: Request, call: Callable[[], T]) -> T:
-        """Run `call` in a thread where it delays only requests that are rendered in the same way."""
+        """Run `call` in a thread where it delays only requests that are rendered in the same
+        way."""
         match request.prompt:
             case ChatPrompt():
                 return await asyncio.get_running_loop().run_in_executor(self._chats, call)

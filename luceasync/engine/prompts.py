@@ -312,7 +312,8 @@ def has_unknown_answers(
 
 
 def _is_beginning(request: Request, messages: Sequence[ChatMessage]) -> bool:
-    """Whether the messages are only to be cached, and a user's turn follows rather than an answer."""
+    """Whether the messages are only to be cached, and a user's turn follows rather than an
+    answer."""
     is_answered = bool(messages) and messages[-1]["role"] in ("user", "tool")
     return request.keep_prefix and request.max_tokens == 0 and not is_answered
 

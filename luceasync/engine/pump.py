@@ -45,7 +45,8 @@ DELIVERY_PAUSE_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What clients are told about an exception, and what the engine was doing when it was raised."""
+    """What clients are told about an exception, and what the engine was doing when it was
+    raised."""
 
     words: str
     kind: ErrorKind

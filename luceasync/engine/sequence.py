@@ -94,7 +94,8 @@ class Generation:
 
     @property
     def to_prefill(self) -> Sequence[int]:
-        """What the lane must hold before it decodes: the prompt, and the tokens generated before."""
+        """What the lane must hold before it decodes: the prompt, and the tokens generated
+        before."""
         return self.prepared.prompt.ids if self._earlier is None else self.lease.prompt
 
     @property
@@ -206,7 +207,8 @@ class Generation:
         return len(tokens)
 
     def scored(self, logprob: TokenLogprob) -> None:
-        """Append the log-probability of the prompt's next token; all of these precede the answer."""
+        """Append the log-probability of the prompt's next token; all of these precede the
+        answer."""
         self._pending.scores.append(logprob)
 
     def named(self, token: int, logprobs: RowLogprobs) -> TokenLogprob:

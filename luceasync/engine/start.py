@@ -161,7 +161,8 @@ def _directory_spec_of(
 
 
 def _device_parts(plan: Plan) -> dict[str, dict[str, int]]:
-    """Bytes of the target's weights and lanes by device, and the free bytes there before loading."""
+    """Bytes of the target's weights and lanes by device, and the free bytes there before
+    loading."""
     found: dict[str, dict[str, int]] = {}
     for device, shard in zip(plan.devices, plan.shards, strict=True):
         nothing = {"weights": 0, "lanes": 0, "free_before": device.free_bytes}

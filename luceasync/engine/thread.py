@@ -47,7 +47,8 @@ class Listener(Protocol):
     """Called on the event loop."""
 
     def loaded(self, pump: Pump | None, error: BaseException | None) -> None:
-        """An engine has been loaded, initially or after `failed`; with an error there will be none."""
+        """An engine has been loaded, initially or after `failed`; with an error there will be
+        none."""
         ...
 
     def failed(self, detail: str, back_in_s: int) -> None:

@@ -90,7 +90,8 @@ class Conversations:
     def end_turn(
         self, turn: ConversationTurn, sequence: array[int], ends: Sequence[NodeKey], now_s: float
     ) -> None:
-        """The turn was answered: `sequence` is its prompt and answer; `ends`: see ConversationLine."""
+        """The turn was answered: `sequence` is its prompt and answer; `ends`: see
+        ConversationLine."""
         name, num_tokens = turn
         lines = self._lines.setdefault(name, [])
         self._lines.move_to_end(name)
@@ -144,7 +145,8 @@ def _extend(
     found: Collection[PrefixDigest],
     here: PrefixDigest,
 ) -> None:
-    """Add the line's next turn, or repeat one of its last turns, which does not count as a new one."""
+    """Add the line's next turn, or repeat one of its last turns, which does not count as a new
+    one."""
     kept = [place for place in line.places if place in found and place != here]
     if here.num_tokens > max(place.num_tokens for place in line.places):
         line.num_turns += 1

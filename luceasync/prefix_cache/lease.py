@@ -348,7 +348,8 @@ class Lease:
         self.used_disk = any(node.key in self.fetched for node in nodes)
 
     def begin_restore(self, ticket: Ticket, logits: Tensor | None) -> None:
-        """The copies into the lane are queued; `logits`: those after the prompt, if they are held."""
+        """The copies into the lane are queued; `logits`: those after the prompt, if they are
+        held."""
         self.ticket, self.has_arrived = ticket, ticket.is_done
         self.logits = logits
 

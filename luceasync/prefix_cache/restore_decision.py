@@ -139,7 +139,8 @@ class RestoreDecision:
         return MissReason.NO_STATE if self._recurrent and num_more > CHUNK_TOKENS else None
 
     def patience_s(self, match: Match) -> float:
-        """How long to wait for the match to be read from the disk; see luceasync.prefix_tree.cost."""
+        """How long to wait for the match to be read from the disk; see
+        luceasync.prefix_tree.cost."""
         return patience_s(self.work(0, match.num_tokens), self.rates)
 
     def span_patience_s(self, begin: int, end: int) -> float:
