@@ -1,7 +1,7 @@
 """State of all lanes for one shard's layers, in static tensors, and the places of their rows.
 
 Owns the tensors that kinds of layers declare and the device's copy of the page tables. Names no
-kind of layer and makes no decision: pages move as the events of the page map say.
+kind of layer and makes no decision: pages move as the events of the page map specify.
 """
 
 from __future__ import annotations
@@ -105,9 +105,8 @@ class LaneCache:
                 stack[:, 0, : TOUCHED_BYTES // token_bytes].zero_()
 
     def place(self, events: Iterable[PageEvent]) -> None:
-        """Apply events of the page map. A newly placed chunk is or will be written in full, except
-        the lane's last one, whose page is blanked.
-        """
+        """Apply events of the page map. A newly placed chunk is, or will be, written in full,
+        except the lane's last one, whose page is blanked."""
         for lane, of_lane in itertools.groupby(events, lambda event: event.lane):
             residents, given = self._residents[lane], dict[int, int]()
             for event in of_lane:
@@ -188,14 +187,13 @@ class LaneCache:
         return self.layers[layer - self._first_layer][names.index(name)]
 
     def copy_end_aside(self, lane: int) -> None:
-        """Copy the lane's end state to the padding lane, which all of it must have."""
+        """Copy the lane's end state to the padding lane; every end state must have one."""
         for stack in self.state_stacks:
             stack[:, PADDING] = stack[:, lane]
 
     def note_end_aside(self, lane: int, num_tokens: int, num_now: int) -> None:
-        """Note that the padding lane holds the lane's end state after its first `num_tokens`
-        tokens, of `num_now`.
-        """
+        """Record that the padding lane holds the lane's end state after its first `num_tokens`
+        tokens, of `num_now`."""
         self._aside = lane, num_tokens, num_now
 
     def begin_pass(self) -> None:
@@ -241,7 +239,7 @@ class LaneCache:
             self.absent[lane] = self._told_absent[lane] = residents.num_absent_tokens
 
     def _lane_bytes(self, lane: int, *, ends: bool) -> dict[TensorKey, Tensor]:
-        """Byte views, cached: they are asked for between steps of other lanes."""
+        """Byte views, cached, because they are needed between steps of other lanes."""
         if (ends, lane) not in self._bytes:
             stacks = self._ends_of() if ends else self._rows_of()
             self._bytes[ends, lane] = {

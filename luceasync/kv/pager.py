@@ -85,8 +85,7 @@ class KvFlashPager:
         order: Sequence[int] | None = None,
     ) -> None:
         """`batch_tokens`: most tokens that a lane grows by at once; `tau_tokens`: tokens between
-        probes; `pins`: spans pinned in every lane. Raises NoVictim if they are too many.
-        """
+        probes; `pins`: spans pinned in every lane. Raises NoVictim if there are too many."""
         self._tau_tokens = tau_tokens
         self._pins = tuple(pins)
         batch = num_chunks(batch_tokens)
@@ -115,7 +114,7 @@ class KvFlashPager:
         return len(self._lanes[lane].residency.pages)
 
     def num_absent(self, lane: int) -> int:
-        """Chunks of the lane that decode steps do not see now."""
+        """Chunks of the lane that decode steps cannot see now."""
         of_lane = self._lanes[lane]
         return of_lane.residency.num_absent + len(of_lane.coming)
 
@@ -160,9 +159,8 @@ class KvFlashPager:
         return self._growth(lane, residency.extension(num_chunks(num_tokens)))
 
     def plan_clearing(self, lane: int, num_tokens: int) -> Growth | None:
-        """Plan evictions so that free pages exist for `num_tokens` tokens, not all of which may be
-        kept; None if they do. Raises NoVictim.
-        """
+        """Plan evictions so that there are free pages for `num_tokens` tokens, although not all of
+        these may be kept; None if there are already. Raises NoVictim."""
         change = self._lanes[lane].residency.clearing(num_chunks(num_tokens))
         return self._growth(lane, change) if change.evicted else None
 
@@ -186,7 +184,7 @@ class KvFlashPager:
     # --- transitions of a lane -------------------------------------------------------------------
 
     def release(self, lane: int) -> None:
-        """Empty the lane: its pages, its tokens in host memory, its pins."""
+        """Empty the lane: free its pages, forget its tokens in host memory and its pins."""
         self._begin(lane, ())
 
     def pin(self, lane: int, spans: Sequence[Span]) -> None:
@@ -204,9 +202,8 @@ class KvFlashPager:
     def restore(
         self, lane: int, num_tokens: int, ledger: Sequence[tuple[bool, float]]
     ) -> list[PageEvent]:
-        """Set the lane to `num_tokens` tokens, all of which host memory holds, and give pages to
-        the chunks with the highest scores in `ledger`. Pins stay. Returns the events.
-        """
+        """Set the lane to `num_tokens` tokens, all of which are in host memory, and give pages to
+        the chunks with the highest scores in `ledger`. Pins stay. Returns the events."""
         self._begin(lane, self._lanes[lane].pins)
         of_lane = self._lanes[lane]
         residency = of_lane.residency
@@ -217,14 +214,15 @@ class KvFlashPager:
         return [PageEvent(lane, *given) for given in change.given]
 
     def mark_in_node(self, lane: int, begin: int, end: int) -> None:
-        """These tokens of the lane are in a node now, and no longer held for the lane alone."""
+        """Record that these tokens of the lane are in a node now, and no longer held for the lane
+        alone."""
         of_lane = self._lanes[lane]
         of_lane.own = tuple(own for own in of_lane.own if own[0] < begin or own[1] > end)
         if begin <= of_lane.held_end:
             of_lane.held_end = max(of_lane.held_end, end)
 
     def mark_decoded(self, lane: int, begin: int) -> None:
-        """Tokens from `begin` on were computed from the resident chunks alone."""
+        """Record that tokens from `begin` on were computed from the resident chunks alone."""
         if self.num_absent(lane):
             of_lane = self._lanes[lane]
             of_lane.exact_end = min(of_lane.exact_end, begin)
@@ -245,7 +243,7 @@ class KvFlashPager:
         return (begin, end) if begin < end else None
 
     def mark_saved(self, lane: int, begin: int, end: int) -> None:
-        """These tokens are in host memory, held for the lane alone."""
+        """Record that these tokens are in host memory, held for the lane alone."""
         of_lane = self._lanes[lane]
         of_lane.held_end = end
         of_lane.own = (*of_lane.own, (begin, end))

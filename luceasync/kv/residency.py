@@ -1,7 +1,7 @@
 """Which chunks of one lane have a page when there are fewer pages than chunks. Pure: no tensors.
 
-A change is computed as a whole and applied later, so what must happen in between (a save) may fail
-and leave the lane unchanged. Holds scores, but knows no policy that makes them.
+A change is computed as a whole and applied later, so that a save in between may fail and leave the
+lane unchanged. Holds scores, but does not know how they are computed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Residency:
         self._scores: dict[int, float] = {}
         self._stamps: dict[
             int, int
-        ] = {}  # when a chunk got its page; of equal scores the oldest go
+        ] = {}  # when a chunk got its page; among equal scores the oldest are evicted
         self._clock = 0
 
     def __repr__(self) -> str:
@@ -121,9 +121,8 @@ class Residency:
         return ResidencyChange(self.num_chunks, extension.evicted, (), self._version)
 
     def reselection(self, margin: float, num_most: int) -> ResidencyChange:
-        """Give absent chunks the pages of resident ones: each at least `margin` times the score of
-        its victim, at most `num_most`. Free pages are used first.
-        """
+        """Give absent chunks the pages of resident ones: each must have at least `margin` times the
+        score of its victim, at most `num_most` chunks. Free pages are used first."""
         pages, num_chunks = self._pages, self.num_chunks
         valued = ((s, c) for c, s in self._scores.items() if c not in pages and c < num_chunks)
         absent = [chunk for _, chunk in heapq.nlargest(num_most, valued)]
@@ -143,9 +142,8 @@ class Residency:
         return self._change(self.num_chunks, evicted, sorted(chosen), self.num_chunks)
 
     def placement(self, num_chunks: int) -> ResidencyChange:
-        """Give pages to a lane that has none: first the sink, the tail and pinned chunks, then by
-        score, newest first.
-        """
+        """Give pages to the chunks of a lane that has none: first the sink, the tail and pinned
+        chunks, then by score, newest first."""
         assert not self._pages, f"the lane has pages already: {self}"
         tail_from = num_chunks - TAIL_CHUNKS
         order = sorted(
@@ -208,7 +206,7 @@ class Residency:
     def _change(
         self, num_chunks: int, evicted: Iterable[int], new: Sequence[int], kept_from: int
     ) -> ResidencyChange:
-        """Add the victims that are missing beside those in `evicted`."""
+        """Build a change, adding the victims that are missing beside those in `evicted`."""
         gone = [*evicted]
         num_missing = len(new) - len(self._free) - len(gone)
         if num_missing > 0:

@@ -1,7 +1,7 @@
 """The state that layers keep per lane, as data: a row for each token, and what belongs to the
 newest token alone (the lane's end).
 
-A kind of layer declares its state in these types. Pure: no torch; names no kind of layer.
+A kind of layer declares its state with these types. Pure: no torch; names no kind of layer.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Role = Literal["kv", "compute", "float32"]
 class StateTensor:
     """A tensor that a layer keeps. `name` is the kind in the tensor's snapshot name.
 
-    `shape` is that of one token's row, or of one lane's end. `has_spare`, of an end: beside the
-    lanes there is another one, which takes what padding entries write and the end at a mark. Ends
-    that are too large for that are written by lanes alone, and taken where a chunk ends.
-    `can_rerun`, of an end: after the next token was run, another one may be run in its place.
+     `shape` is that of one token's row, or of one lane's end. `has_spare`, of an end: there is one
+    more lane for what padding entries write, and for the end at a mark. Ends that are too large for
+    this are written by real lanes only, and saved where a chunk ends. `can_rerun`, of an end: after
+    the next token was run, another one may be run in its place.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """Whether restoring a prefix is faster than running its tokens again, by measured rates. Pure.
 
-What a disk did before says little about the next read: files may be in the page cache or not, which
-is a factor of ten. So a read is begun, and judged by what has come of it when it has taken a small
-share of the time that running the tokens takes. Neither a measurement at the start, which would be
-of other bytes, nor a prefill beside each read is needed.
+Past reads predict the next one poorly: files may be in the page cache or not, which makes a factor
+of ten. So a read is started, and judged by its progress once it has taken a small share of the time
+that running the tokens takes. This needs neither a measurement at the start, which would be of
+other bytes, nor a prefill beside each read.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from typing import Literal
 RateName = Literal["disk_bytes_per_s", "bus_bytes_per_s", "prefill_tokens_per_s"]
 Reason = Literal["restore_is_faster", "prefill_is_faster", "trial", "not_measured"]
 
-_WEIGHT = 0.25  # of the newest observation
-_RELIEF = 1.1  # by which a refused restore is assumed faster next time: so it is measured again
-_PATIENCE = 2.0  # times what running the tokens again takes
-_LEAST_PATIENCE_S = 2.0  # a disk may wake up, or other processes keep the machine busy
-_SLOW_PREFILL_TOKENS_PER_S = 200  # until it is measured: most machines are faster
-_JUDGED_AT = 0.06  # of the time that running the tokens takes: lost if a read is given up
-# Of a read: when its rate is known well enough, and when nothing at all has come for too long.
-# Threads may be late.
+_WEIGHT = 0.25  # weight of the newest observation
+# Factor by which a refused restore is assumed faster next time, so that it is measured again.
+_RELIEF = 1.1
+_PATIENCE = 2.0  # times the time to run the tokens again
+_LEAST_PATIENCE_S = 2.0  # a disk may have to wake up, or other processes keep the machine busy
+_SLOW_PREFILL_TOKENS_PER_S = 200  # assumed until it is measured: most machines are faster
+_JUDGED_AT = 0.06  # share of the time to run the tokens: lost if a read is given up
+# For a read: when its rate is known well enough, and how long it may stay without any progress, as
+# threads may be late.
 _JUDGED_AT_S, _SILENT_S = 0.02, 0.05
-_SILENT = 0.09  # of the time that running the tokens takes
-LEAST_JUDGED_BYTES = 16 << 20  # of files: fewer show hiccups, and are soon there
-_LEAST_TRIAL_S = 0.2  # of running the tokens: below, a read is over, or late, before it is judged
+_SILENT = 0.09  # share of the time to run the tokens
+LEAST_JUDGED_BYTES = 16 << 20  # of files: smaller reads show only hiccups, and finish soon
+# Of running the tokens: below this, a read is over, or late, before it can be judged.
+_LEAST_TRIAL_S = 0.2
 LEAST: dict[RateName, int] = {  # smaller amounts show fixed costs and hiccups, not a rate
     "disk_bytes_per_s": 8 << 20,
     "bus_bytes_per_s": 8 << 20,
@@ -35,9 +37,8 @@ LEAST: dict[RateName, int] = {  # smaller amounts show fixed costs and hiccups, 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The rates of this machine; None: not measured yet. `bus`: host memory to device; tokens of a
-    prefill are those of `prefill_work`.
-    """
+    """The rates of this machine; None: not measured yet. `bus`: from host memory to the device;
+    tokens of a prefill are those of `prefill_work`."""
 
     disk_bytes_per_s: float | None = None
     bus_bytes_per_s: float | None = None
@@ -59,8 +60,7 @@ class Rates:
 
     def after_refusal(self) -> Rates:
         """The rates after a restore was refused. Nothing was measured, but a disk that was slow
-        once must not count as slow forever.
-        """
+        once must not count as slow for ever."""
 
         def relieved(rate: float | None) -> float | None:
             return None if rate is None else rate * _RELIEF
@@ -74,7 +74,8 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`restore`, or run the tokens again; and the two times compared, None if not known."""
+    """Whether to `restore` or to run the tokens again; and the two times compared, None if not
+    known."""
 
     restore: bool
     reason: Reason
@@ -83,10 +84,9 @@ class Decision:
 
 
 def prefill_work(begin: int, end: int, attention_tokens: float | None) -> float:
-    """What running tokens `[begin, end)` of a prompt costs, in tokens that see nothing before them.
-    `attention_tokens`: how many tokens one sees when attention costs it as much as all else; None:
-    there is no attention.
-    """
+    """The cost of running tokens `[begin, end)` of a prompt, as a number of tokens that see nothing
+    before them. `attention_tokens`: how many tokens a token must see for attention to cost as much
+    as everything else; None: there is no attention."""
     num_tokens = float(end - begin)
     if attention_tokens is None:
         return num_tokens
@@ -96,10 +96,9 @@ def prefill_work(begin: int, end: int, attention_tokens: float | None) -> float:
 def is_given_up(
     num_tokens: float, *, num_bytes: int, num_come: int, elapsed_s: float, rates: Rates
 ) -> bool:
-    """Whether a read of `num_bytes`, of which `num_come` have come in `elapsed_s`, is given up to
-    run the `num_tokens` tokens that it would save: once its rate is known, and what is left of it
-    takes longer than they do.
-    """
+    """Whether to give up a read of `num_bytes`, of which `num_come` have arrived in `elapsed_s`,
+    and to run the `num_tokens` tokens that it would save: as soon as its rate is known, and the
+    rest of it takes longer than they do."""
     prefill_s = _total_s((num_tokens, rates.prefill_tokens_per_s))
     if num_bytes < LEAST_JUDGED_BYTES or prefill_s is None or prefill_s < _LEAST_TRIAL_S:
         return False
@@ -113,8 +112,7 @@ def is_given_up(
 
 def patience_s(num_tokens: float, rates: Rates) -> float:
     """How long to wait for a read that would save `num_tokens` tokens: a disk that takes longer
-    hangs, or is slower than running them.
-    """
+    hangs, or is slower than running them."""
     prefill_s = num_tokens / (rates.prefill_tokens_per_s or _SLOW_PREFILL_TOKENS_PER_S)
     return max(_LEAST_PATIENCE_S, _PATIENCE * prefill_s)
 
@@ -123,10 +121,9 @@ def restore_or_prefill(
     num_tokens: float, *, memory_bytes: int, disk_bytes: int, rates: Rates
 ) -> Decision:
     """Decide about a prefix of `num_tokens` tokens, which is held in `memory_bytes` of memory and
-    `disk_bytes` of files. Both cross the bus. A restore whose time is not known yet is done, and so
-    measured. A read that would have been too slow by the rate of earlier ones is tried: see
-    `is_given_up`.
-    """
+    `disk_bytes` of files. Both cross the bus. A restore whose time is not known yet is done, and
+    thereby measured. A read that would be too slow at the rate of earlier ones is still tried: see
+    `is_given_up`."""
     bus = memory_bytes + disk_bytes, rates.bus_bytes_per_s
     if disk_bytes and rates.bus_bytes_per_s is None:
         bus = 0, None  # not measured yet: the disk takes most of the time
@@ -144,7 +141,7 @@ def restore_or_prefill(
 
 
 def _total_s(*steps: tuple[float, float | None]) -> float | None:
-    """The total time of the (amount, rate) steps, None if a rate that matters is not known."""
+    """The total time of the (amount, rate) steps; None if a rate that matters is not known."""
     total_s = 0.0
     for amount, rate in steps:
         if amount == 0:

@@ -17,7 +17,7 @@ from luceasync.prefix_tree.policy import with_ancestors
 
 HALF_LIFE_S = 6 * 3600.0
 MIN_AGE_S = 60.0
-FEW_TOKENS = 64  # that are soon run again: a leaf that saves fewer is worth no more than a state
+FEW_TOKENS = 64  # quick to run again: a leaf that saves fewer tokens is worth no more than a state
 NONE: frozenset[NodeKey] = frozenset()
 LAST = 3  # the rank of claimed nodes
 
@@ -25,8 +25,7 @@ LAST = 3  # the rank of claimed nodes
 @dataclass(frozen=True, slots=True)
 class Eviction:
     """The nodes whose ends to drop, then the nodes to drop, in this order; the bytes that this
-    frees, and those that are still missing because the rest is protected.
-    """
+    frees, and the bytes still missing because the rest is protected."""
 
     ends: tuple[NodeKey, ...]
     keys: tuple[NodeKey, ...]
@@ -49,16 +48,16 @@ def victims(
 ) -> Eviction:
     """The least valuable nodes and states that free `over_bytes` of `tier`; `nodes`: all nodes.
 
-    Leaves are evicted, and a parent only once nothing needs it. Chains of `protected` keys stay,
+     Leaves are evicted, and a parent only once nothing needs it. Chains of `protected` keys stay,
     and so do nodes that were saved less than `min_age_s` ago.
 
-    With `protected_ends` None, nodes are evicted as a whole. Else recurrent states may be evicted
-    without their rows, of protected chains too, except those of these keys. States on the way to a
-    single node go first, least recently used: continuing from the tip needs none of them. Those
-    where branches part, or where a protected chain ends, go last, but before anything new is
+     With `protected_ends` None, nodes are evicted as a whole. Otherwise recurrent states may be
+    evicted without their rows, even on protected chains, except those of these keys. States on the
+    way to a single node go first, least recently used: continuing from the tip needs none of them.
+    Those where branches part, or where a protected chain ends, go last, but before anything new is
     refused.
 
-    `claimed`: ends at which conversations go on. Their states, and the nodes of their chains, go
+     `claimed`: ends at which conversations go on. Their states, and the nodes of their chains, go
     after all others, least recently used first.
     """
     order = _EvictionOrder(
@@ -68,13 +67,12 @@ def victims(
     return order.until_freed(over_bytes)
 
 
-_Entry = tuple[int, float, float, NodeKey, bool]  # rank, two values, key, whether the end alone
+_Entry = tuple[int, float, float, NodeKey, bool]  # rank, two values, key, whether only the end
 
 
 class _EvictionOrder:
-    """What may be evicted, the least valuable first. Values change as others are evicted, and only
-    rise: an entry is evaluated again when its turn comes.
-    """
+    """The order of eviction, least valuable first. Values change as others are evicted, but only
+    rise: an entry is evaluated again when its turn comes."""
 
     def __init__(
         self,
@@ -137,7 +135,7 @@ class _EvictionOrder:
         return [entry for entry in (self._entry(node), self._end_entry(node)) if entry is not None]
 
     def _entry(self, node: Node) -> _Entry | None:
-        """The entry of the whole node; None if it stays."""
+        """The entry of the whole node; None if the node must stay."""
         if not self._children.is_leaf(node) or node.key in self._kept or self._is_young(node):
             return None
         saved = _saved_tokens(node, self._by_key, self._tier) if self._recurrent else 0
@@ -156,9 +154,8 @@ class _EvictionOrder:
         return 1, value, node.last_used_s, node.key, False
 
     def _end_entry(self, node: Node) -> _Entry | None:
-        """The entry of what belongs to its end; None if there is none, it stays, or it goes with
-        the node.
-        """
+        """The entry of what belongs to the node's end; None if there is nothing, if it must stay,
+        or if it goes with the node."""
         if self._kept_ends is None or node.key in self._kept_ends:
             return None
         if self._tier not in node.state_tiers or self._children.is_gone(node):
@@ -171,8 +168,8 @@ class _EvictionOrder:
         if node.key in self._claimed_ends:
             return LAST, node.last_used_s, saved, node.key, True
         if self._tier == "disk" and self._children.is_before_tip(node):
-            # At the opening of the answer: the next turn begins there unless it continues the
-            # tip, so it is worth as much as a tip. In memory the opening is a branch there.
+            # At the opening of the answer, where the next turn begins unless it continues the tip:
+            # worth as much as a tip. In memory the opening is a branch there.
             recency = 0.5 ** (max(0.0, self._now_s - node.last_used_s) / self._half_life_s)
             value = saved * recency * (node.hits + 1) / node.end_bytes_in(self._tier)
             return 1, value, node.last_used_s, node.key, True
@@ -183,7 +180,7 @@ class _EvictionOrder:
         return abs(self._now_s - node.saved_at_s) < self._min_age_s
 
     def _drop_end(self, node: Node) -> int:
-        """Count the node's end as dropped; its bytes."""
+        """Mark the node's end as dropped; returns its bytes."""
         gone = frozenset((self._tier,))
         left = replace(
             node, state_tiers=node.state_tiers - gone, logits_tiers=node.logits_tiers - gone
@@ -208,9 +205,8 @@ def value_per_byte(
 
 
 def _saved_tokens(node: Node, by_key: dict[NodeKey, Node], tier: Tier) -> int:
-    """Tokens that a recurrent model would run again without the state in `tier`: 0 if there is
-    none, else those since the state before it.
-    """
+    """Tokens that a recurrent model would have to run again without the state in `tier`: 0 if there
+    is none, otherwise those since the state before it."""
     if tier not in node.state_tiers:
         return 0
     before = None if node.parent is None else by_key.get(node.parent)
@@ -235,9 +231,8 @@ class _ChildCounts:
         )
 
     def is_leaf(self, node: Node) -> bool:
-        """Whether the tier holds the node and no child needs it there. A node that no other tier
-        holds is needed by all of its children, wherever they are.
-        """
+        """Whether the tier holds the node and no child needs it there. A node that is in no other
+        tier is needed by all of its children, whichever tier holds them."""
         is_last = len(node.tiers) == 1
         below = self._below if is_last else self._below_here
         return self._tier in node.tiers and node.key not in self._gone and not below[node.key]
@@ -255,7 +250,7 @@ class _ChildCounts:
         return self._before_leaves[node.key] == self._below_here[node.key] == 1
 
     def drop(self, node: Node) -> Node | None:
-        """Count the node as dropped; returns its parent."""
+        """Mark the node as dropped; returns its parent."""
         self._gone.add(node.key)
         self._below_here[node.parent] -= 1
         self._before_leaves[node.parent] -= 1

@@ -1,7 +1,7 @@
 """A node of the prefix tree, its key, and a match of a prompt.
 
-Pure values: the tensors of a node are held elsewhere, under its key. Keys are keyed hashes over the
-token ids from the root on, so that no tenant can hit, or guess, what another has saved.
+Pure values: the tensors of a node are held elsewhere, under its key. Keys are keyed hashes of the
+token ids from the root on, so no tenant can hit, or guess, nodes of another.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ KEY_BYTES = 32
 
 
 def pack_tokens(tokens: Iterable[int]) -> array[int]:
-    """Token ids as int32, which compare at memory speed. `bytes` are taken as packed int32. Raises
-    OverflowError for an id that does not fit.
-    """
+    """Token ids as int32, which can be compared at memory speed. `bytes` are taken as packed int32.
+    Raises OverflowError for an id that does not fit."""
     return array("i", tokens)
 
 
@@ -107,7 +106,7 @@ class Match:
     """The longest usable prefix of a prompt: whole `nodes`, root first, then tokens of `part` up to
     position `num_tokens`.
 
-    `exact`: the logits of the prompt's last token are held, nothing has to be run.
+     `exact`: the logits of the prompt's last token are held, so nothing has to be run.
     `num_shared_tokens` >= `num_tokens`: the tokens that the tree shares with the prompt, usable or
     not. `miss_reason`: None if anything is usable.
     """
@@ -120,9 +119,8 @@ class Match:
     miss_reason: MissReason | None
 
     def read_bytes(self, tier: Tier) -> int:
-        """Bytes that a restore reads from `tier`: from memory first, from the disk what is not
-        there. Only the state of the last whole node is read, and not if a part follows it.
-        """
+        """Bytes that a restore reads from `tier`: from memory first, and from the disk what memory
+        lacks. Only the state of the last whole node is read, and not if a part follows it."""
         total = sum(n.num_bytes for n in self.nodes if source(n.tiers) == tier)
         if self.part is not None:
             share = (self.num_tokens - self.part.begin) / len(self.part.tokens)
@@ -135,7 +133,7 @@ class Match:
 
 
 def source(tiers: frozenset[Tier]) -> Tier:
-    """The tier to read from if several hold the same."""
+    """The tier to read from if several hold the same data."""
     return "memory" if "memory" in tiers else "disk"
 
 

@@ -1,4 +1,5 @@
-"""Where nodes are cut, which keep their recurrent state as a path grows, and which go last.
+"""Where nodes are cut, which of them keep their recurrent state as a path grows, and which are
+evicted last.
 
 Pure choices over nodes; the caller acts on them. Times are arguments.
 """
@@ -37,11 +38,11 @@ def plan_cuts(
     """Where nodes end while tokens `[begin, num_tokens)` are run: at turn boundaries, every
     `interval_tokens` after one, and at the end of the run.
 
-    A cut changes no number of the run, so it can only lie in `stops`, the positions where the state
-    can be saved, ascending: the chunk ends of a prefill for a recurrent family, every position (a
-    `range`) for attention, whose rows stay; `num_tokens` is always one. A cut that is wanted
-    elsewhere is made at the last stop before. Of two cuts nearer than `min_tokens` the later one is
-    made; `firm`, a boundary that is a stop, is cut however near others are.
+     A cut must not change any number of the run, so it can only lie in `stops`, the positions where
+    the state can be saved, ascending: the chunk ends of a prefill for a recurrent family, every
+    position (a `range`) for attention, whose rows stay; `num_tokens` is always one of them. A cut
+    wanted elsewhere is made at the last stop before. Of two cuts closer than `min_tokens` only the
+    later one is made; `firm`, a boundary that is a stop, is always cut.
     """
     assert interval_tokens >= 1 and min_tokens >= 1
     if num_tokens <= begin:
@@ -122,9 +123,9 @@ def thin_states(path: Sequence[Node], keep: AbstractSet[NodeKey] = NONE) -> list
 def granted(
     claims: Iterable[Sequence[NodeKey]], by_key: Mapping[NodeKey, Node], tier: Tier, most_bytes: int
 ) -> frozenset[NodeKey]:
-    """The ends of those `claims`, the newest first, whose paths together take at most half of
-    `most_bytes`; of the newest in any case. They are evicted last, and others always have the rest.
-    """
+    """The ends of those `claims`, newest first, whose paths together take at most half of
+    `most_bytes`; the newest claim is always granted. They are evicted last, and other nodes always
+    have the rest."""
     ends: set[NodeKey] = set()
     counted: set[NodeKey] = set()
     num_bytes = 0

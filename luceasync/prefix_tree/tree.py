@@ -1,7 +1,7 @@
-"""The index of what has been saved, and the longest prefix of a prompt that it can give.
+"""The index of saved nodes, and the longest prefix of a prompt among them.
 
-Owns the nodes of one namespace and tenant, which nothing else changes. Used from one thread. Knows
-no tensors, files or clocks.
+Owns the nodes of one namespace and tenant; nothing else changes them. Used from one thread. Does
+not know tensors, files or clocks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PromptNeed:
         return Candidate(node.end, in_memory, node.key)
 
     def part(self, node: Node, shared_end: int, in_memory: int) -> Candidate:
-        """The chain before `node`, and its own tokens up to a multiple of the chunk."""
+        """The chain before `node`, and the node's own tokens up to a multiple of the chunk."""
         end = min(shared_end, len(self.prompt) - 1) // self.chunk_tokens * self.chunk_tokens
         if self.recurrent or end <= node.begin:
             return Candidate()
@@ -58,10 +58,9 @@ class PromptNeed:
 
 
 class Siblings:
-    """The children of one node, sorted by their tokens: the one that shares most with a prompt is
-    next to where the prompt would be inserted, and found by a few comparisons, however many prompts
-    start with the same words.
-    """
+    """The children of one node, sorted by their tokens. The child that shares most with a prompt is
+    next to where the prompt would be inserted, and a few comparisons find it, however many prompts
+    start with the same words."""
 
     __slots__ = ("_lengths", "_spans", "keys", "longest")
 
@@ -118,9 +117,8 @@ class Siblings:
 
 
 class Tree:
-    """Nodes by key. A node is never split: branches that part inside one are siblings that share a
-    beginning, and the match takes the better one.
-    """
+    """Nodes by key. A node is never split: branches that part inside one are siblings with a common
+    beginning, and the match takes the better one."""
 
     def __init__(self) -> None:
         self._nodes: dict[NodeKey, Node] = {}
@@ -177,9 +175,9 @@ class Tree:
         chunk_tokens: int = 64,
         tiers: AbstractSet[Tier] = TIERS,
     ) -> Match:
-        """The longest prefix of `tokens` that nodes in `tiers` can give.
+        """The longest prefix of `tokens` that can be restored from nodes in `tiers`.
 
-        Attention can use whole nodes and, of one more, the tokens up to a multiple of
+         Attention can use whole nodes and, of one more, the tokens up to a multiple of
         `chunk_tokens`. A recurrent model can only continue where a state is held. Unless the match
         is exact, the last token is left over: running it gives the logits. Tokens are compared, so
         no collision of keys can give a wrong prefix.
@@ -194,7 +192,7 @@ class Tree:
         return Match(nodes, part, best.num_tokens, exact, num_shared, None)
 
     def whole_nodes(self, tokens: array[int]) -> list[Node]:
-        """The nodes all of whose tokens `tokens` begin with, on every path, parents first."""
+        """The nodes that lie entirely within `tokens`, on every path, parents first."""
         found: list[Node] = []
         walk: list[tuple[NodeKey | None, int]] = [(None, 0)]
         while walk:
@@ -245,7 +243,7 @@ class Tree:
         """Forget that `tier` holds the node. Once no tier does, the node is removed, and with it
         all of its descendants, in any tier: no prompt could reach them again.
 
-        Returns the nodes that were removed, as they were: the caller frees what other tiers hold of
+         Returns the removed nodes as they were before: the caller frees what other tiers hold of
         them.
         """
         node = self._nodes[key]
@@ -254,7 +252,7 @@ class Tree:
             self._put(replace(self._nodes[key], tiers=node.tiers - {tier}))
             return []
         gone = [node]
-        for above in gone:  # grows while it is walked
+        for above in gone:  # grows during the loop
             gone.extend(self.children(above.key))
         for node in gone:
             self._forget(node)

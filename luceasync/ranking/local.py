@@ -61,7 +61,7 @@ def apply_edits(logits: Tensor, parts: Sequence[Edits]) -> Tensor:
 
 
 def apply_masks(logits: Tensor, masks: Masks) -> Tensor:
-    """A copy of float32 `logits` `[rows, vocab]` with -inf for tokens that may not come."""
+    """A copy of float32 `logits` `[rows, vocab]` with -inf for tokens that are not allowed."""
     num_rows, num_vocab = logits.shape
     assert masks.words.shape[1] * _WORD_BITS >= num_vocab, "a mask of fewer tokens than logits"
     # Pageable memory is staged before the call returns: asynchronous, and safe.
@@ -96,11 +96,10 @@ def best_tokens(rows: Tensor, carry: Tensor | None, no_token: int) -> Tensor:
     return ids if carry is None else torch.cat([carry, ids], 1)
 
 
-# The highest logits of float rows `[rows, vocab]`, as many as are requested or all, in float64
-# `[rows, n + 2 + 2 * ranked]`: after the carried columns, int64 `[rows, n]`, the best token as
-# above, the mass at the temperature of each row, 0 where that is 0 (see TopLogits; temperatures are
-# float32 numbers, or empty for no row), then values, descending, and their ids, equal ones in any
-# order.
+# The highest logits of float rows `[rows, vocab]`, as many as requested, or all, in float64 `[rows,
+# n + 2 + 2 * ranked]`: after the carried columns, int64 `[rows, n]`, the best token as above, the
+# mass at the temperature of each row, 0 where that is 0 (see TopLogits; temperatures are float32
+# numbers, or empty for no row), then values, descending, and their ids, equal ones in any order.
 HighestTokens = Callable[[Tensor, Tensor | None, int, Sequence[float], int], Tensor]
 
 
@@ -116,7 +115,7 @@ def highest_tokens(
     values, ids = rows.topk(min(rows.shape[1], num_ranked))
     best = best_tokens(rows, carry, no_token)
     blocks = [best, _masses(rows, values, mass_at), values, ids]
-    return torch.cat([block.double() for block in blocks], dim=1)  # an id stays exact in it
+    return torch.cat([block.double() for block in blocks], dim=1)  # an id is exact in float64
 
 
 class PendingHostCopy(Protocol):
@@ -159,9 +158,9 @@ class KnownBest(Protocol):
 
     def fetch(self) -> np.ndarray:
         """Wait for int64 `[rows, n + 1]`: the columns of the proposal that the pass verified, if it
-        verified one, then the tokens as BestTokens finds them. Rows and columns of a proposal that
-        were not requested may be there too. The pass learns that the host knows them.
-        """
+        verified one, then the tokens as BestTokens finds them. The result may include rows and
+        columns of a proposal that were not requested. The pass is notified that the host has the
+        tokens."""
         ...
 
 
@@ -174,9 +173,8 @@ class LocalLogits:
         kernels: RankingKernels = RankingKernels(),
         found: KnownBest | None = None,
     ) -> None:
-        """`logits`: `[..., vocab]`, any float dtype, any device; they are not changed. `kernels`:
-        for that device. `found`: the best tokens, if the pass has found them already.
-        """
+        """`logits`: `[..., vocab]`, any float dtype, any device; never modified. `kernels`: for
+        that device. `found`: the best tokens, if the pass has computed them already."""
         self._logits = logits
         self._kernels = kernels
         self._found = found
@@ -196,7 +194,7 @@ class LocalLogits:
             num_columns = 0 if proposal is None else proposal.num_columns
             return _BestOfPass(self._found, self._logits.shape[:-1].numel(), num_columns)
         columns = None if proposal is None else proposal.columns()
-        if columns is not None:  # a proposal may have been made on the host
+        if columns is not None:  # the proposal may have been made on the host
             columns = columns.to(self._logits.device, non_blocking=True)
         return self._rank(request, columns)
 
@@ -234,11 +232,11 @@ class _BestOnly:
 
 @dataclass(frozen=True, slots=True)
 class _BestOfPass(_BestOnly):
-    """The highest logits as the pass has found them."""
+    """The highest logits as computed by the pass."""
 
     found: KnownBest
     num_rows: int
-    num_columns: int  # of the proposal
+    num_columns: int  # columns of the proposal
 
     def candidates(self) -> Candidates:
         host = self.found.fetch()[: self.num_rows]
@@ -333,6 +331,7 @@ def _masses(edited: Tensor, values: Tensor, mass_at: Sequence[float]) -> Tensor:
 
 
 def _sorted(row: Tensor) -> WholeRow:
-    ranked = row[None].sort(descending=True, stable=True)  # stable: equals stay in order of id
+    # Stable: equal logits stay in order of id.
+    ranked = row[None].sort(descending=True, stable=True)
     host = torch.cat([ranked.values.double(), ranked.indices.double()]).cpu().numpy()
     return WholeRow(host[0], host[1])

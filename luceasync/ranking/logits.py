@@ -1,6 +1,6 @@
-"""What is requested of rows of logits, and what is found: plain data, on the host.
+"""What is requested of rows of logits, and the results: plain data, on the host.
 
-`Logits` may be held by any process; callers do not ask which.
+`Logits` may be held by any process; callers need not know which.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """Changes of single logits before they are ranked: float64 `[5, edits]`, of each the row, the
-    token id, the bias, the repetition penalty, and the sum of frequency and presence penalties.
-    Each applies to `num_rows` rows from its row on.
-    """
+    """Changes of individual logits before they are ranked: float64 `[5, edits]`, for each the row,
+    the token id, the bias, the repetition penalty, and the sum of frequency and presence penalties.
+    Each applies to `num_rows` rows from its row on."""
 
     num_rows: int
     table: np.ndarray
@@ -29,9 +28,9 @@ class Edits:
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Which tokens some rows may get: int64 `rows` `[masked]`, rising, and int32 `words` `[masked,
-    (vocab + 31) // 32]`, in which bit `t % 32` of word `t // 32` is set if token t may come.
-    """
+    """Which tokens are allowed in some rows: int64 `rows` `[masked]`, rising, and int32 `words`
+    `[masked, (vocab + 31) // 32]`, in which bit `t % 32` of word `t // 32` is set if token t may
+    come."""
 
     rows: np.ndarray
     words: np.ndarray
@@ -41,8 +40,8 @@ class Masks:
 class RankRequest:
     """What is requested of rows of logits.
 
-    `edits`: a later one replaces an earlier one of the same logit. `masks` are applied after the
-    edits; None: every token may come. `num_ranked`: how many of the highest logits; 0: only which
+     `edits`: a later one replaces an earlier one of the same logit. `masks` are applied after the
+    edits; None: every token is allowed. `num_ranked`: how many of the highest logits; 0: only which
     is the highest. `mass_at`: by row, the temperature at which its whole mass is requested, 0 for
     none; empty: of no row. `num_top`: how many of the highest log-probabilities; None: no
     log-probabilities. `is_of_masked`: only rows that have a mask are ranked, in order; there are no
@@ -112,7 +111,7 @@ class Ranking(Protocol):
         ...
 
     def whole_row(self, index: int) -> WholeRow:
-        """All of row `index`, edited, if its candidates do not decide."""
+        """All of row `index`, edited; for rows whose candidates do not decide the token."""
         ...
 
     def whole_logprobs(self, index: int) -> WholeRow:

@@ -1,6 +1,6 @@
-"""Makes proposals, the rows that a verify pass checks, from the head's logits of a draft's rows.
+"""Builds proposals, the rows that a verify pass checks, from the head's logits of a draft's rows.
 
-Tensors of fixed shape on the device; never waits for it. Knows no lanes, and not which rows will be
+Tensors of fixed shape on the device; never waits for it. Does not know lanes, or which rows will be
 accepted.
 """
 
@@ -37,9 +37,8 @@ class Proposal:
         return torch.stack([part.flatten().long() for part in parts], 1)
 
     def with_entries(self, entries: Sequence[int], others: Proposal) -> Proposal:
-        """This proposal, with the entries of that numbers replaced by those of `others`, which has
-        the same shape, on any device.
-        """
+        """This proposal, with the entries of these numbers replaced by those of `others`, which has
+        the same shape and may be on any device."""
         device = self.tokens.device
         at = torch.tensor(entries, dtype=torch.int64).to(device, non_blocking=True)
 
@@ -53,9 +52,8 @@ class Proposal:
 
 
 class DraftCandidates(NamedTuple):
-    """The tokens that a head finds best for each row of a draft, and their logits before any cap:
-    int64 and float32 [entries, slots, k].
-    """
+    """The tokens that a head ranks highest for each row of a draft, and their logits before any
+    cap: int64 and float32 [entries, slots, k]."""
 
     ids: Tensor
     logits: Tensor
@@ -73,16 +71,17 @@ class TreeProposer:
     """Trees of `budget` rows after the anchor, with the longest expected accepted path if the
     draft's slots were independent (DDTree, L. Ringel 2026).
 
-    The published algorithm takes nodes off a heap in order of probability. Here every depth keeps
+     The published algorithm takes nodes off a heap in order of probability. Here every depth keeps
     its `budget` best paths, among which are all nodes that the heap would take, and one stable sort
-    of these puts a parent before a child of equal probability: the same tree, without a host.
+    of these puts a parent before a child of equal probability: the same tree, computed without the
+    host.
     """
 
     def __init__(self, budget: int, num_vocab: int, device: torch.device) -> None:
         self.budget = budget
         self._num_ranked = min(budget, num_vocab)
         # The i-th best path with the r-th best next token has (i + 1) (r + 1) - 1 others that are
-        # no worse: only these pairs can be among the best `budget` of their depth.
+        # at least as good: only these pairs can be among the best `budget` of their depth.
         pairs = [
             (i, r)
             for i in range(budget)
@@ -94,8 +93,8 @@ class TreeProposer:
     def __call__(self, anchors: Tensor, logits: Tensor) -> Proposal:
         """anchors: int64 [entries]; logits: [entries, slots, vocab], slot 0 right after the anchor.
 
-        Rows come in order of falling probability. Where slots and vocabulary have fewer paths than
-        the budget, the last rows repeat some.
+         Rows are in order of falling probability. If slots and vocabulary have fewer paths than the
+        budget, the last rows repeat earlier ones.
         """
         scores, ids = logits.float().log_softmax(-1).topk(self._num_ranked)
         sums, ranks, parents = self._grow(_numbers(scores))
@@ -123,10 +122,10 @@ class TreeProposer:
 def ranked_tree(
     anchors: Tensor, ids: Tensor, scores: Callable[[int, Tensor], Tensor], budget: int
 ) -> Proposal:
-    """A tree of the `budget` most probable paths, if what a slot's tokens score depends on the
+    """A tree of the `budget` most probable paths, where the scores of a slot's tokens depend on the
     token before them.
 
-    anchors: int64 [entries]; ids: int64 [entries, slots, k], the tokens of each slot;
+     anchors: int64 [entries]; ids: int64 [entries, slots, k], the tokens of each slot;
     `scores(slot, before)`: float32 [entries, n, k] behind tokens int64 [entries, n], logits of a
     softmax. Rows as TreeProposer's.
     """
@@ -136,7 +135,7 @@ def ranked_tree(
     for slot in range(ids.shape[1]):
         joined = best[..., None] + _numbers(scores(slot, before).log_softmax(-1))
         joined = joined.flatten(1)
-        # Where there are fewer paths than the budget, places that no path takes.
+        # If there are fewer paths than the budget, these places stay unused.
         missing = max(budget - joined.shape[1], 0)
         best, chosen = torch.nn.functional.pad(joined, (0, missing), value=-torch.inf).topk(budget)
         chosen = chosen % joined.shape[1]
@@ -171,7 +170,8 @@ def _best_paths(
 
 
 def _numbers(logprobs: Tensor) -> Tensor:
-    """A draft whose logits are no numbers proposes badly; the order needs numbers all the same."""
+    """Replace logits that are not numbers: such a draft proposes badly, but sorting still needs
+    numbers."""
     return logprobs.nan_to_num(nan=-torch.inf, neginf=-torch.inf).clamp(max=0)
 
 
