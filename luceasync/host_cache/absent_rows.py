@@ -1,4 +1,4 @@
-"""Rows that lanes have in host memory alone: where they lie, and how they come back to pages.
+"""Rows of lanes that are in host memory only: where they lie, and how they return to pages.
 
 Holds tensors, not nodes: dropping a node changes nothing here. Engine thread only.
 """
@@ -32,7 +32,7 @@ class _HeldRows:
 
 
 class AbsentRows:
-    """The rows of each lane of a shard that are read from host memory while no page has them."""
+    """The rows of each lane of a shard that are read from host memory while they have no page."""
 
     def __init__(self, cache: LaneCache, copies: LaneCopies) -> None:
         self._cache = cache
@@ -49,19 +49,18 @@ class AbsentRows:
         tensors: Mapping[TensorKey, Tensor],
         arrival: SaveTicket | None,
     ) -> None:
-        """The first rows of these tensors are those of the lane's tokens `[begin, end)`. Others of
-        the same tokens have the same numbers, and are dropped.
-        """
+        """The first rows of these tensors are those of the lane's tokens `[begin, end)`. Rows
+        already held for these tokens are equal, and are dropped."""
         held = self._held[lane]
         held[:] = [each for each in held if each.begin < begin or each.end > end]
         held.append(_HeldRows(begin, end, tensors, arrival))
 
     def of(self, lane: int, *, with_coming: bool) -> LaneHostRows:
-        """The rows of one lane; `with_coming`: those that have not arrived yet count too."""
+        """The rows of one lane; `with_coming`: including rows that have not arrived yet."""
         return LaneHostRows(self, lane, with_coming)
 
     def held_until(self, lane: int, begin: int, end: int, *, with_coming: bool) -> int:
-        """Up to which token the rows of `[begin, end)` lie in host memory, or will."""
+        """The end of the part of `[begin, end)` whose rows are in host memory, or will be."""
         while begin < end:
             held = (each for each in self._held.get(lane, ()) if each.begin <= begin < each.end)
             ends = (each.end for each in held if with_coming or each.has_arrived)
@@ -99,8 +98,7 @@ class AbsentRows:
 
     def recall(self, lane: int, places: Sequence[tuple[int, int]]) -> Ticket:
         """Fill pages that no table lists yet with chunks: (chunk, page) each. Passes go on
-        meanwhile; those over the lane after `placed` see them.
-        """
+        meanwhile; passes over the lane see these chunks after `placed`."""
         found = []
         for chunk, page in places:
             begin = chunk * CHUNK_TOKENS
@@ -122,9 +120,8 @@ class AbsentRows:
         return self._copies.page_in(lane, found)
 
     def placed(self, lane: int) -> None:
-        """Pages of the lane have been listed or removed: its next pass comes after the copies that
-        still fill or read them.
-        """
+        """Pages of the lane have been listed or removed: its next pass runs after the copies that
+        still fill or read them."""
         if lane in self._held:
             self._to_order.add(lane)
 
@@ -147,7 +144,7 @@ class AbsentRows:
 
 @dataclass(frozen=True, slots=True)
 class LaneHostRows:
-    """The rows of one lane, as staging reads them."""
+    """The rows of one lane, as read by staging."""
 
     absent: AbsentRows
     lane: int

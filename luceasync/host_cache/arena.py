@@ -1,7 +1,7 @@
-"""Host memory whose pages are there before they are needed and, beside GPUs, stay in place for
-copies by the device.
+"""Host memory whose pages exist before they are needed and, with GPUs, are locked so that the
+device can copy them.
 
-Owns where regions lie and which pages are locked. Knows no node, no tensor and no file.
+Owns the layout of regions and the locked pages. Does not know nodes, tensors or files.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ import numpy as np
 import psutil
 import torch
 
-HUGE_PAGE_BYTES = 2 << 20  # systems align a mapping of whole huge pages so that it can use them
-NODE_MEMORY_SHARE = 4  # by default, one part in so many of the free memory holds nodes
-ALIGNMENT_BYTES = 4096  # what direct file access asks for
+# Systems align a mapping of whole huge pages so that huge pages can be used.
+HUGE_PAGE_BYTES = 2 << 20
+NODE_MEMORY_SHARE = 4  # by default, one part in this many of the free memory holds nodes
+ALIGNMENT_BYTES = 4096  # required by direct file access
 # A device copies host memory in pieces that cross no multiple of this: two ranges that were
-# registered apart cannot be copied as one, and small copies of others get in between.
+# registered separately cannot be copied as one, and small copies of other streams get in between.
 PIECE_BYTES = 8 << 20
-SLAB_BYTES = 8 * PIECE_BYTES  # a request that comes meanwhile waits for the driver: some 25 ms
-SPARE_BYTES = 4 << 30  # with so much free, more is added in a quiet moment only
+SLAB_BYTES = 8 * PIECE_BYTES  # requests that arrive during this wait for the driver: some 25 ms
+SPARE_BYTES = 4 << 30  # with this much free, more is added only while nothing runs
 QUIET_POLL_S = 0.1
-WARM_SLAB_BYTES = 4 * PIECE_BYTES  # the first is waited for
-TOUCHED_BYTES, NUM_TOUCHERS = 32 << 20, 8  # at once, of memory that is locked whole
+WARM_SLAB_BYTES = 4 * PIECE_BYTES  # the first slab is waited for
+TOUCHED_BYTES, NUM_TOUCHERS = 32 << 20, 8  # at once, of memory that is locked as a whole
 CLOSE_TIMEOUT_S = 30.0  # for one slab: a driver pins 3 GB a second
-PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device, not for the current one alone
+PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device, not only for the current one
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ class Holes:
         return sum(self._ends) - sum(self._begins)
 
     def take(self, num_bytes: int) -> int | None:
-        """Take bytes from the first hole that is large enough: where they begin, or None."""
+        """Take bytes from the first hole that is large enough: returns where they begin, or
+        None."""
         for i, (begin, end) in enumerate(self):
             if end - begin >= num_bytes:
                 self._begins[i] += num_bytes
@@ -81,7 +83,8 @@ class Holes:
 
 
 def node_bytes_of(asked_bytes: int | None) -> int:
-    """How much memory holds nodes: what is asked for, else a part of what is free now."""
+    """How much memory holds nodes: the requested size, or by default a share of what is free
+    now."""
     if asked_bytes is not None:
         return asked_bytes
     return psutil.virtual_memory().available // NODE_MEMORY_SHARE
@@ -91,9 +94,8 @@ class HostMemory(Protocol):
     """Memory for nodes. Any thread may allocate."""
 
     def allocate(self, num_bytes: int) -> memoryview:
-        """Writable bytes, more than 0, aligned to a page and of any content. They are freed when no
-        memoryview, array or tensor over them is left. Raises MemoryError.
-        """
+        """Writable bytes, at least 1, aligned to a page and with arbitrary content. They are freed
+        with the last memoryview, array or tensor over them. Raises MemoryError."""
         ...
 
     def close(self) -> None:
@@ -102,7 +104,7 @@ class HostMemory(Protocol):
 
 
 class PlainMemory:
-    """Memory in which each region is a mapping of its own."""
+    """Memory in which each region is a separate mapping."""
 
     def allocate(self, num_bytes: int) -> memoryview:
         return memoryview(map_pages(num_bytes))
@@ -165,7 +167,7 @@ class NoPageLock:
 
 
 def _touch(area: np.ndarray) -> None:
-    """Have the system provide all pages, in many threads: a driver does it in one."""
+    """Have the system provide all pages, in many threads: a driver would use one."""
     begins = range(0, len(area), TOUCHED_BYTES)
     with ThreadPoolExecutor(NUM_TOUCHERS, "touch-pages") as threads:
         for _ in threads.map(
@@ -175,9 +177,8 @@ def _touch(area: np.ndarray) -> None:
 
 
 def locked_pages(num_bytes: int, pages: PageLock) -> np.ndarray:
-    """Bytes whose pages stay in place until no array or tensor over them is left. Raises
-    MemoryError.
-    """
+    """Bytes whose pages stay locked until the last array or tensor over them is gone. Raises
+    MemoryError."""
     area = np.frombuffer(map_pages(num_bytes), np.uint8)
     _touch(area)
     address = area.ctypes.data
@@ -187,9 +188,8 @@ def locked_pages(num_bytes: int, pages: PageLock) -> np.ndarray:
 
 
 class LockedAhead:
-    """`locked_pages` of sizes that come again and again: once one is taken, the next of its size is
-    made meanwhile, in a thread.
-    """
+    """`locked_pages` for sizes that are needed repeatedly: once one is taken, a thread prepares the
+    next one of its size."""
 
     def __init__(self, pages: PageLock) -> None:
         self._pages = pages
@@ -204,16 +204,16 @@ class LockedAhead:
         return area
 
     def close(self) -> None:
-        """Make no more, and free what was made ahead."""
+        """Stop preparing, and free what was prepared."""
         self._thread.shutdown(cancel_futures=True)
         self._coming.clear()
 
 
 class Arena:
-    """Memory in one range of addresses whose pages exist and are locked, so that GPUs copy from and
-    to it on their own.
+    """Memory in one range of addresses whose pages exist and are locked, so that GPUs can copy from
+    and to it.
 
-    The first slab exists at once; a thread adds the others, so that allocations do not wait for
+    The first slab exists at once; a thread adds the others, so that allocations need not wait for
     pages. A region that does not fit into the slabs so far is refused.
     """
 
@@ -229,9 +229,8 @@ class Arena:
         """`slab_bytes`: a multiple of PIECE_BYTES. `quiet` is set while the driver may be busy:
         while it is not, slabs are added until `spare_bytes` are free, and again when half of them
         are used or an allocation was refused. `mapping`: memory of `capacity_bytes` that other
-        processes map too, and that outlives what they hold of it; regions lie in it at `offset_of`.
-        None: memory of our own. Raises MemoryError if nothing can be locked.
-        """
+        processes map too, and that outlives their views of it; regions lie in it at `offset_of`.
+        None: private memory. Raises MemoryError if nothing can be locked."""
         assert slab_bytes % PIECE_BYTES == 0, f"{slab_bytes} is no multiple of {PIECE_BYTES}"
         self._quiet = quiet
         self._spare_bytes = spare_bytes
@@ -244,12 +243,13 @@ class Arena:
         first = address + -address % PIECE_BYTES if own else address
         last = first + capacity_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         self._origin = address
-        # Copies stop at multiples of PIECE_BYTES (see copy_stream): so do slabs.
+        # Copies stop at multiples of PIECE_BYTES (see copy_stream), and so do slabs.
         borders = range(first - first % PIECE_BYTES, last, slab_bytes)
         self._slabs = [(max(a, first), min(a + slab_bytes, last)) for a in borders]
         self._locked: list[int] = []
         self._holes = Holes()
-        # Views are freed in any thread, also while this one holds the lock: they are queued here.
+        # Views may be freed in any thread, even while this one holds the lock: they are queued
+        # here.
         self._returned: deque[tuple[int, int]] = deque()
         self._lock = threading.Lock()
         self._is_complete = threading.Event()  # no more slabs are added
@@ -264,7 +264,7 @@ class Arena:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that exist and are not in use, in whatever pieces."""
+        """Bytes that exist and are not in use, even if fragmented."""
         with self._lock:
             self._take_back()
             return self._holes.num_bytes
@@ -278,7 +278,7 @@ class Arena:
             return there - self._holes.num_bytes
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until all pages exist; whether that happened in time."""
+        """Wait until all pages exist; returns whether they do in time."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -303,9 +303,8 @@ class Arena:
         return offset
 
     def give_up_pages(self) -> None:
-        """Return the pages of free memory to the system, which makes them anew on use, and add no
-        more slabs.
-        """
+        """Return the pages of free memory to the system, which provides new ones on use, and add no
+        more slabs."""
         self._is_complete.set()
         with self._lock:
             self._take_back()
@@ -313,9 +312,8 @@ class Arena:
                 self._mapping.madvise(mmap.MADV_DONTNEED, begin - self._origin, end - begin)
 
     def close(self) -> None:
-        """Allocate no more, and unlock the pages. No copy may be under way. Raises TimeoutError if
-        the thread does not end within CLOSE_TIMEOUT_S; everything stays locked then.
-        """
+        """Stop allocating, and unlock the pages. No copy may be in progress. Raises TimeoutError if
+        the thread does not end within CLOSE_TIMEOUT_S; everything stays locked then."""
         self._is_complete.set()
         with self._lock:
             self._is_closed = True
@@ -356,7 +354,8 @@ class Arena:
             pass
 
     def _add(self, begin: int, end: int) -> None:
-        """Lock a slab. Its pages are made first: a driver that makes them blocks other callers."""
+        """Lock a slab. Its pages are touched first: a driver that has to create them blocks other
+        callers."""
         self._area[begin - self._origin : end - self._origin : mmap.PAGESIZE] = 0
         self._pages.lock(begin, end - begin)
         self._locked.append(begin)
@@ -365,29 +364,29 @@ class Arena:
 
 
 class WarmMemory:
-    """Memory of which a part has its pages ahead of use; the rest is PlainMemory.
+    """Memory part of which has its pages before they are used; the rest is PlainMemory.
 
-    The first touch of memory costs more than a read from the page cache. Free memory keeps its
+    The first touch of memory costs more than a read from the page cache. Freed memory keeps its
     pages as long as the total stays within `capacity_bytes`.
     """
 
     def __init__(self, warm_bytes: int, capacity_bytes: int) -> None:
-        """A thread makes the pages of `warm_bytes`, more than 0."""
+        """A thread touches the pages of `warm_bytes`, more than 0."""
         assert 0 < warm_bytes <= capacity_bytes, f"{warm_bytes} of {capacity_bytes} bytes"
         self._capacity_bytes = capacity_bytes
-        # Whole huge pages leave a little for the padding of regions.
+        # Whole huge pages, with a little room for the padding of regions.
         self._warm_bytes = -(-warm_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         self._arena = Arena(self._warm_bytes, NoPageLock(), WARM_SLAB_BYTES)
         self._plain = PlainMemory()
         self._plain_bytes = 0  # in use
-        self._returned: deque[int] = deque()  # views are freed in any thread, at any moment
+        self._returned: deque[int] = deque()  # views may be freed in any thread, at any moment
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"WarmMemory({self._arena}, {self._plain_bytes} bytes beside it)"
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the warm part has all its pages; whether that happened in time."""
+        """Wait until the warm part has all its pages; returns whether it does in time."""
         return self._arena.wait(timeout_s)
 
     def allocate(self, num_bytes: int) -> memoryview:

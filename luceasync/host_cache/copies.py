@@ -1,6 +1,7 @@
-"""Copies of bytes between lanes and host memory: the protocol for any device, and the CPU's body.
+"""Copies of bytes between lanes and host memory: the protocol for any device, and the
+implementation for CPUs.
 
-Knows no node: it is told which bytes go where. Engine thread only.
+Does not know nodes: the caller says which bytes go where. Engine thread only.
 """
 
 from __future__ import annotations
@@ -19,16 +20,15 @@ from luceasync.kv.cache import LaneCache, Shape, TensorKey, total_bytes
 
 
 class SaveTicket(Ticket, StreamDependency, Protocol):
-    """The ticket of a save, after which later copies of a device can be ordered."""
+    """The ticket of a save; later copies of a device can be ordered after it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostRows:
     """Rows of a lane's tokens `[begin, end)` in host memory: rows `[first, first + end - begin)` of
     each of `tensors` [rows of the node, ...], contiguous. `arrival`: the ticket of the save that
-    still writes them, None if they are there. The object keeps the memory alive: hold it until a
-    copy is over.
-    """
+    still writes them, None if it is over. The object keeps the memory alive: hold it until a copy
+    is over."""
 
     begin: int
     end: int
@@ -65,9 +65,8 @@ def pairs_of(lane_bytes: Mapping[TensorKey, Tensor], rows: Sequence[PageRows]) -
 def rows_in(
     region: memoryview, shapes: Mapping[TensorKey, Shape], runs: Sequence[range], at: Sequence[int]
 ) -> list[PageRows]:
-    """A region that holds tensors of `shapes`, one after the other, as host rows: run i of a lane's
-    places belongs to the rows from `at[i]` on.
-    """
+    """Host rows in a region that holds tensors of `shapes`, one after the other: run i of a lane's
+    places belongs to the rows from `at[i]` on."""
     sizes = [total_bytes([shape]) for shape in shapes.values()]
     parts = torch.frombuffer(region, dtype=torch.uint8).split(sizes)
     tensors = {
@@ -93,10 +92,9 @@ class LaneCopies(Protocol):
         rows_at: Sequence[int] | None = None,
     ) -> SaveTicket:
         """Copy the rows at places `runs`, as LaneCache.row_blocks has them, and all recurrent
-        state, `end` among the lanes' ends, into the regions that are given. `rows_at`: the row of
-        the region at which each run begins, if they leave some out. The lane may change afterwards,
-        after a call of `use`, `rewrite` or `freed`.
-        """
+        state, `end` among the lanes' ends, into the given regions. `rows_at`: the row of the region
+        at which each run begins, if the runs leave rows out. The lane may change afterwards, but
+        only after a call of `use`, `rewrite` or `freed`."""
         ...
 
     def restore(
@@ -113,13 +111,12 @@ class LaneCopies(Protocol):
 
     def page_in(self, lane: int, rows: Sequence[PageRows]) -> Ticket:
         """Copy rows of host memory to places of the lane that no work queued from here on reads or
-        writes, until `listed`. They are copied once they have arrived, and once the work queued so
-        far and saves of the lane have read what is there.
-        """
+        writes before `listed`. The copies start once the rows have arrived, and once the work
+        queued so far and saves of the lane have read these places."""
         ...
 
     def listed(self, lane: int) -> None:
-        """Work queued from here on may read all that was paged in."""
+        """Work queued from here on may read everything that was paged in."""
         ...
 
     def freed(self, lane: int) -> None:
@@ -131,7 +128,7 @@ class LaneCopies(Protocol):
         ...
 
     def rewrite(self, lane: int) -> None:
-        """The lane's recurrent state is about to be overwritten: its next tokens begin at 0."""
+        """The lane's recurrent state will be overwritten: its next tokens begin at 0."""
         ...
 
     def rehearse(self) -> None:
@@ -147,11 +144,11 @@ class _SavedTicket(DoneTicket):
     """The ticket of a save by the CPU."""
 
     def precede(self, stream: torch.cuda.Stream) -> None:
-        """It has arrived already."""
+        """No-op: it has arrived already."""
 
 
 class DirectCopies:
-    """Copies by the CPU, made at once; other threads run meanwhile."""
+    """Copies by the CPU, made at once; other threads can run meanwhile."""
 
     def __init__(self, cache: LaneCache) -> None:
         self._cache = cache
@@ -199,22 +196,22 @@ class DirectCopies:
         return DoneTicket()
 
     def listed(self, lane: int) -> None:
-        """Nothing is under way."""
+        """No-op: nothing is in progress."""
 
     def freed(self, lane: int) -> None:
-        """Nothing is under way."""
+        """No-op: nothing is in progress."""
 
     def use(self, lanes: Sequence[int]) -> None:
-        """Nothing is under way."""
+        """No-op: nothing is in progress."""
 
     def rewrite(self, lane: int) -> None:
-        """Nothing is under way."""
+        """No-op: nothing is in progress."""
 
     def rehearse(self) -> None:
-        """Nothing is compiled."""
+        """No-op: there is nothing to compile."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """No-op: nothing is held."""
 
 
 def shapes_in(cache: LaneCache, region: memoryview) -> dict[TensorKey, Shape]:

@@ -1,8 +1,8 @@
-"""Copies between a GPU and host memory, one after the other, on a stream and a thread of their own.
+"""Copies between a GPU and host memory, one after the other, on a separate stream and thread.
 
-Owns how far the stream runs ahead. A GPU's copy engine stays with a stream as long as that has
-copies for it, and a token on its way to the host waits meanwhile: so little is queued at a time,
-and the thread adds more when it is over. Knows no lane and no node.
+Owns how far the stream runs ahead. A GPU's copy engine stays with a stream as long as the stream
+has copies for it, which delays a token on its way to the host: so only little is queued at a time,
+and the thread adds more as copies complete. Does not know lanes or nodes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from luceasync.host_cache.arena import PIECE_BYTES
 
 COPY_TIMEOUT_S = 60.0  # more than all host memory takes
-POLL_S = 2e-4  # how late a wait for a device may end
+POLL_S = 2e-4  # how late a wait for a device may be noticed to be over
 
 Pair = tuple[Tensor, Tensor]  # target and source: uint8 [bytes], one of them in host memory
 
@@ -35,7 +35,7 @@ class StreamDependency(Protocol):
 
 
 class CopyJob:
-    """A list of copies, which are queued a part at a time, and then arrive."""
+    """A list of copies, which are queued a part at a time."""
 
     def __init__(
         self,
@@ -44,7 +44,8 @@ class CopyJob:
         pairs: Iterable[Pair],
         hurry: Callable[[int], None],
     ) -> None:
-        """`number`: among the jobs of its stream; `hurry(number)` has these queued at once."""
+        """`number`: among the jobs of its stream; `hurry(number)` has the jobs up to it queued at
+        once."""
         self._hurry = hurry
         self.number = number
         self.after = after
@@ -55,18 +56,18 @@ class CopyJob:
         self.is_started = self.is_cancelled = False
 
     def query(self) -> bool:
-        """Whether the copies have arrived. Raises what went wrong with them."""
+        """Whether the copies have arrived. Raises the error of a failed copy."""
         return self.queued.is_set() and self._end().query()
 
     def sleep(self) -> None:
-        """Block the thread until the copies have arrived, without polling. Raises what went wrong
-        with them, and TimeoutError if they are not even queued.
-        """
+        """Block the thread until the copies have arrived, without polling. Raises the error of a
+        failed copy, and TimeoutError if the copies are not even queued in time."""
         self._wait_until_queued()
         sleep_until(self._end())
 
     def synchronize(self) -> None:
-        """Wait until the copies have arrived. Raises what went wrong, and TimeoutError."""
+        """Wait until the copies have arrived. Raises the error of a failed copy, and
+        TimeoutError."""
         self._wait_until_queued()
         wait_for(self._end().query, "copies between a device and host memory")
 
@@ -96,8 +97,7 @@ class CopyJob:
 
 class CopyStream:
     """One direction of copies. Up to `num_batches` are queued at a time: with one, the copy engine
-    is free for other streams in between; with two it is never idle.
-    """
+    is free for other streams in between; with two it is never idle."""
 
     def __init__(self, device: torch.device, name: str, num_batches: int) -> None:
         self._num_batches = num_batches
@@ -111,15 +111,14 @@ class CopyStream:
 
     def put(self, after: Sequence[StreamDependency], pairs: Iterable[Pair]) -> CopyJob:
         """Copy pair by pair, once `after` is over and all earlier jobs are queued. The iterable is
-        consumed in the thread; the caller keeps alive what it refers to.
-        """
+        consumed in the thread; the caller keeps the memory alive."""
         self._num_jobs += 1
         job = CopyJob(self._num_jobs, after, pairs, self._hurry)
         self._jobs.put(job)
         return job
 
     def cancel(self, job: CopyJob) -> bool:
-        """Queue no more of the job; whether it had begun, so that it ends soon."""
+        """Stop queueing the job; returns whether it had begun, in which case it ends soon."""
         with self._starting:
             job.is_cancelled = True
             return job.is_started
@@ -151,7 +150,7 @@ class CopyStream:
                         self._queue(job, ahead)
                     job.end = torch.cuda.Event(blocking=True)
                     job.end.record(self._stream)
-            except Exception as error:  # raised again where the job is asked
+            except Exception as error:  # raised again by methods of the job
                 job.error = error
             job.pairs, job.after = (), ()
             job.queued.set()
@@ -163,7 +162,7 @@ class CopyStream:
             while len(ahead) >= self._num_batches:
                 event = ahead.popleft()
                 if job.number > self._num_hurried:
-                    event.synchronize()  # waits for the job have a deadline
+                    event.synchronize()  # waiters for the job have a deadline
             if job.is_cancelled:
                 return
             _queue_all(batch)
@@ -172,9 +171,8 @@ class CopyStream:
 
 
 def copy_beside(pairs: Iterable[Pair]) -> None:
-    """Queue copies between a GPU and host memory on its current stream. Use nothing else: one copy
-    of memory that was pinned in two parts fails.
-    """
+    """Queue copies between a GPU and host memory on its current stream. Always use this function: a
+    plain copy of memory that was pinned in two parts fails."""
     for batch in batches(pairs):
         _queue_all(batch)
 
@@ -185,7 +183,7 @@ def _queue_all(pairs: Iterable[Pair]) -> None:
 
 
 def sleep_until(event: torch.cuda.Event) -> None:
-    """Block for a blocking event, in a thread that has no current device yet."""
+    """Block until a blocking event is over, in a thread that has no current device yet."""
     with torch.cuda.device(event.device):
         event.synchronize()
 
@@ -244,13 +242,12 @@ class Ticket(Protocol):
         ...
 
     def wait(self) -> None:
-        """Wait until they have arrived. Raises what went wrong, and TimeoutError."""
+        """Wait until they have arrived. Raises the error of a failed copy, and TimeoutError."""
         ...
 
     def when_done(self, call: Callback) -> None:
-        """Call once they have arrived or failed: now if they have, else later from another thread.
-        The callback must not block.
-        """
+        """Call `call` once the copies have arrived or failed: now if they have, otherwise later
+        from another thread. The callback must not block."""
         ...
 
 
@@ -262,7 +259,7 @@ class DoneTicket:
         return True
 
     def wait(self) -> None:
-        """They have arrived."""
+        """No-op: they have arrived."""
 
     def when_done(self, call: Callback) -> None:
         call()
@@ -309,12 +306,13 @@ class Waitable(Protocol):
     """What CopyWaiter can wait for."""
 
     def sleep(self) -> None:
-        """Block until it is over. Raises what went wrong."""
+        """Block until it is over. Raises its error."""
         ...
 
 
 class CopyWaiter:
-    """A thread that waits for copies of a device, one after the other, so that no one polls."""
+    """A thread that waits for copies of a device, one after the other, so that no other thread has
+    to poll."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -322,7 +320,8 @@ class CopyWaiter:
         self._thread: threading.Thread | None = None
 
     def tell(self, awaited: Waitable, call: Callback) -> None:
-        """Call when it is over, with an error or not. The thread starts with the first call."""
+        """Call `call` when `awaited` is over, successfully or not. The first call starts the
+        thread."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
@@ -340,10 +339,10 @@ class CopyWaiter:
             awaited, call = item
             try:
                 awaited.sleep()
-            except Exception as error:  # raised again where the ticket is waited for
+            except Exception as error:  # raised again by the ticket's `wait`
                 log.debug("copies of a device have failed: %s", error)
             call()
-            del item, awaited, call  # what they keep alive is not needed until the next comes
+            del item, awaited, call  # release what they keep alive before the next one arrives
 
 
 class StreamPoint:
@@ -369,12 +368,12 @@ class StreamPoint:
         stream.wait_event(self._event)
 
     def hurry_before(self, stream: torch.cuda.Stream) -> None:
-        """As `precede`: it is queued already."""
+        """Same as `precede`: everything is queued already."""
         self.precede(stream)
 
 
 class StreamTicket:
-    """A SaveTicket of copies on a stream; `waiter` waits for them once there is a callback."""
+    """The SaveTicket of copies on a stream; `waiter` waits for them once there is a callback."""
 
     def __init__(self, copies: CopyJob | StreamPoint, waiter: CopyWaiter) -> None:
         self._copies = copies
@@ -384,7 +383,7 @@ class StreamTicket:
     def is_done(self) -> bool:
         try:
             return self._copies.query()
-        except Exception:  # raised where the ticket is waited for
+        except Exception:  # raised by the ticket's `wait`
             return True
 
     def wait(self) -> None:

@@ -1,7 +1,7 @@
-"""Copies between a GPU's lanes and host memory, beside its computation.
+"""Copies between a GPU's lanes and host memory, concurrent with its computation.
 
 Owns the order between these copies and other work on a lane, and keeps memory alive while they are
-under way. Knows no node. Engine thread only.
+in progress. Does not know nodes. Engine thread only.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from luceasync.host_cache.copy_stream import (
 )
 from luceasync.kv.cache import Block, LaneCache, TensorKey
 
-SCATTERED_TOKENS = 512  # of a run of places: a layer of large models has half a megabyte of keys
-SMALL_BYTES = 2 << 20  # what a device copies in the time in which it runs a few kernels
+SCATTERED_TOKENS = 512  # of a run of places: large models have half a megabyte of keys per layer
+SMALL_BYTES = 2 << 20  # what a device copies in the time that a few kernels take
 
 # Copies rows of a lane of the cache, in one direction, on the current stream.
 Copy = Callable[[LaneCache, int, Sequence[PageRows]], None]
@@ -73,9 +73,9 @@ def torch_page_copies() -> PageCopies:
 def kernel_page_copies(
     device: torch.device, is_in_place: Callable[[Tensor], bool] = Tensor.is_pinned
 ) -> PageCopies:
-    """One launch for all rows in memory that the device can access directly, `is_in_place`; the
-    others, as on systems that register none, one by one. Needs Numba to compile for the device.
-    """
+    """One launch for all rows in memory that the device can access directly, as `is_in_place`
+    tells; other rows, for example on systems that register no memory, are copied one by one. Numba
+    must be able to compile for the device."""
     from luceasync.cuda.pager import PagerKernel
 
     kernel = PagerKernel(device)
@@ -101,7 +101,7 @@ def kernel_page_copies(
 
 
 class PageStream:
-    """One direction of page copies, on a stream of its own. Engine thread only."""
+    """One direction of page copies, on a separate stream. Engine thread only."""
 
     def __init__(self, cache: LaneCache, copy: Copy) -> None:
         self._cache = cache
@@ -134,7 +134,7 @@ def _parted(
 
 
 def _all_in_place(tensors: Iterable[Tensor], is_in_place: Callable[[Tensor], bool]) -> bool:
-    """Whether all tensors are; a driver is asked once for each piece of memory."""
+    """Whether all tensors are; the driver is queried once for each piece of memory."""
     storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
     return all(map(is_in_place, storages.values()))
 
@@ -174,7 +174,8 @@ def _parts(cache: LaneCache, lane: int) -> tuple[list[TensorKey], list[tuple[int
 
 
 class _StagedState:
-    """A recurrent state on its way to the host: the lane's changes with the next step."""
+    """A recurrent state on its way to the host, copied aside because the lane's state changes with
+    the next step."""
 
     def __init__(self, cache: LaneCache) -> None:
         stacks = [stack[:, 0] for stack in cache.state_stacks]
@@ -186,14 +187,14 @@ class _StagedState:
 
 
 class StreamCopies:
-    """Copies by a GPU beside its computation: one stream saves, another one restores."""
+    """Copies by a GPU, concurrent with its computation: one stream saves, another one restores."""
 
     def __init__(self, cache: LaneCache, num_staged: int, paging: PageCopies) -> None:
         """`num_staged`: how many states may be on their way to the host."""
         self._cache = cache
         self._device = cache.tables.device
-        # Every token is copied to the host; the inputs of a pass come with its commands: so saves
-        # leave the copy engine free in between, and restores do not.
+        # Every token is copied to the host, while the inputs of a pass come with its commands: so
+        # saves leave the copy engine free in between, and restores need not.
         self._out = CopyStream(self._device, "save", num_batches=1)
         self._in = CopyStream(self._device, "restore", num_batches=2)
         self._paging = paging
@@ -202,16 +203,16 @@ class StreamCopies:
         # State that is too large to have a spare is too large to be staged.
         is_staged = cache.has_spare_ends and any(stack.numel() for stack in cache.state_stacks)
         self._staged = deque(_StagedState(cache) for _ in range(num_staged if is_staged else 0))
-        # By lane: saves that read it; its restore; copies of what it held before, which its next
-        # pass comes after; what is paged in.
+        # By lane: saves that read it; its restore; copies of its earlier contents, after which its
+        # next pass must run; copies that page in.
         self._saves: dict[int, list[CopyJob | StreamPoint]] = defaultdict(list)
         self._restores: dict[int, CopyJob] = {}
         self._before_use: dict[int, list[CopyJob | StreamPoint]] = defaultdict(list)
         self._paged_in: dict[int, list[StreamPoint]] = defaultdict(list)
-        # Saves that read a lane's own state, which nothing may change meanwhile.
+        # Saves that read a lane's current state, which must not change meanwhile.
         self._state_saves: dict[int, list[CopyJob]] = defaultdict(list)
         self._held: list[tuple[CopyJob | StreamPoint, object]] = []
-        # Two threads, so that a restore that has arrived is not reported after a longer save.
+        # Two threads, so that a finished restore is not reported late because of a longer save.
         self._saved, self._restored = CopyWaiter("saved"), CopyWaiter("restored")
 
     @torch.inference_mode()
@@ -224,9 +225,8 @@ class StreamCopies:
         end: int,
         rows_at: Sequence[int] | None = None,
     ) -> SaveTicket:
-        """The state is first copied on the device, in stream order with passes, if it is staged;
-        else the lane's next pass comes after its copy.
-        """
+        """The state, if it is staged, is first copied on the device, in stream order with passes;
+        otherwise the lane's next pass runs after its copy."""
         with torch.cuda.device(self._device):
             copies = self._save(lane, runs, row_region, state_region, end, rows_at)
         return StreamTicket(copies, self._saved)
@@ -271,7 +271,7 @@ class StreamCopies:
     def _save_state(
         self, lane: int, region: memoryview, after: Sequence[StreamDependency]
     ) -> CopyJob:
-        """Copy the lane's state from where it is."""
+        """Copy the lane's state directly from the lane."""
         sources = [*self._cache.state_bytes(lane).values()]
         sizes = [source.numel() for source in sources]
         targets = torch.frombuffer(region, dtype=torch.uint8).split(sizes)
@@ -314,7 +314,7 @@ class StreamCopies:
             copies.hurry_before(self._computing)
 
     def use(self, lanes: Sequence[int]) -> None:
-        """Copies of the lanes that are not all queued yet are hurried."""
+        """Hurry those copies of the lanes that are not all queued yet."""
         self._release()
         for lane in lanes:
             self._hurry_state(lane)
@@ -327,7 +327,7 @@ class StreamCopies:
                     del self._restores[lane]
 
     def rewrite(self, lane: int) -> None:
-        """A restore that is under way is abandoned."""
+        """Abandon a restore in progress."""
         self._hurry_state(lane)
         restore = self._restores.pop(lane, None)
         if restore is not None and self._in.cancel(restore):
@@ -336,7 +336,7 @@ class StreamCopies:
         self._before_use[lane] = _on_their_way([*under_way, *self._paged_in.pop(lane, [])])
 
     def _hurry_state(self, lane: int) -> None:
-        """What is queued next may change the lane's state: its copies come first."""
+        """The work queued next may change the lane's state: hurry its copies."""
         for copies in self._state_saves.pop(lane, []):
             copies.hurry_before(self._computing)
 
@@ -362,7 +362,7 @@ class StreamCopies:
         state_region: memoryview | None,
         staged: _StagedState | None,
     ) -> StreamPoint:
-        """Copy on the stream of the passes: handing little to a thread would take longer."""
+        """Copy on the stream of the passes: handing a small copy to a thread would take longer."""
         pairs = [] if row_region is None else self._gathered(lane, runs, row_region)
         if staged is not None and state_region is not None:
             pairs.append((torch.frombuffer(state_region, dtype=torch.uint8), staged.bytes))
@@ -373,7 +373,8 @@ class StreamCopies:
         return arrival
 
     def _gathered(self, lane: int, runs: Sequence[range], region: memoryview) -> list[Pair]:
-        """The rows of all layers in one piece: few bytes take less time than many calls."""
+        """The rows of all layers in one buffer: copying few bytes takes less time than many
+        calls."""
         sources = [
             torch.cat([stack[:, lane, run.start : run.stop] for run in runs], 1)
             for stack in self._cache.row_stacks
@@ -388,8 +389,7 @@ class StreamCopies:
 
     def _stage(self, end: int) -> _StagedState:
         """Copy a state, `end` among the lanes' ends, to the buffer that is free first; the device
-        waits for it.
-        """
+        waits for that."""
         assert self._staged, "a node with a state, but lanes have none"
         staged = self._staged[0]
         self._staged.rotate(-1)
@@ -405,7 +405,8 @@ class StreamCopies:
         self._held.append((copies, memory))
 
     def _release(self) -> None:
-        """Drop memory of copies that are over: if memory is full, no further copy would do it."""
+        """Release the memory of finished copies: if memory is full, no further copy would do
+        this."""
         self._held = [(copies, held) for copies, held in self._held if not copies.query()]
 
 
@@ -414,7 +415,7 @@ def _on_their_way(copies: Sequence[CopyJob | StreamPoint]) -> list[CopyJob | Str
 
 
 def _are_scattered(runs: Sequence[range]) -> bool:
-    """Whether runs are so short that launching a copy of each takes longer than the copy."""
+    """Whether runs are so short that launching one copy for each takes longer than copying them."""
     return len(runs) > 1 and sum(map(len, runs)) < SCATTERED_TOKENS * len(runs)
 
 

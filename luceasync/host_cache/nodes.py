@@ -1,7 +1,8 @@
-"""Holders of nodes: the protocol, nodes that lie in several holders, and nodes under their keys.
+"""Holders of nodes: the protocol, nodes that are spread over several holders, and nodes under their
+keys.
 
-A node is what a span of tokens left behind in a lane, under a key. Knows no tree, no file and not
-where a holder's memory is.
+A node is what a span of tokens left behind in a lane, under a key. Does not know the tree, files,
+or where a holder's memory is.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ class NodeSizes:
     state_bytes: int
 
     def of(self, span: Span) -> tuple[int, int]:
-        """Bytes of keys and values, and of recurrent state, that a node of the span takes."""
+        """Bytes of keys and values, and of recurrent state, of a node of this span."""
         num_tokens = span.end - span.begin
         return num_tokens * self.token_bytes, self.state_bytes * span.with_state
 
 
 class Nodes(Protocol):
-    """Holds nodes, wherever its memory is. Synchronous; engine thread only."""
+    """Holds nodes, wherever their memory is. Synchronous; engine thread only."""
 
     @property
     def sizes(self) -> NodeSizes:
-        """What nodes take; known before anything is saved."""
+        """Sizes of nodes; known before anything is saved."""
         ...
 
     def shapes(self, span: Span) -> dict[str, Shape]:
@@ -58,18 +59,16 @@ class Nodes(Protocol):
 
     def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
         """Keep what `span` left behind in the lane, as `node`. The recurrent state is the current
-        one, or that which the last pass has set aside: with it, `span.end` must be where the lane
-        stands, or that pass's mark. The lane may go on at once; `export` waits for the ticket.
-        Raises MemoryError.
-        """
+        one, or the one set aside by the last pass: for a span with state, `span.end` must be the
+        lane's position, or that pass's mark. The lane may go on at once; `export` waits for the
+        ticket. Raises MemoryError."""
         ...
 
     def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> Ticket:
-        """Make the lane stand after `num_tokens` tokens of a chain of nodes that begins at 0.
+        """Restore the first `num_tokens` tokens of a chain of nodes that begins at 0 into the lane.
         `num_tokens` lies in the last node; for a family with recurrent layers it is the node's end,
-        with its state. The lane's next pass runs after the copies; once the ticket is done, they
-        delay no other lane.
-        """
+        with its state. The lane's next pass runs after the copies, which delay no other lane once
+        the ticket is done."""
         ...
 
     def span(self, node: NodeKey) -> Span:
@@ -77,17 +76,16 @@ class Nodes(Protocol):
         ...
 
     def hold(self, lane: int, node: NodeKey, end: int) -> None:
-        """Read the node's tokens up to `end` from there, as far as the lane has no page of them,
-        until `release`, whatever becomes of the node.
-        """
+        """Let the lane read the node's tokens up to `end` from host memory, as far as it has no
+        page for them, until `release`, even if the node is dropped."""
         ...
 
     def release(self, lane: int) -> None:
-        """The lane was reset: hold nothing for it any more."""
+        """The lane was reset: stop holding anything for it."""
         ...
 
     def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
-        """Forget a node, if it is held, or the recurrent state at its end."""
+        """Forget a node, if it is held, or only the recurrent state at its end."""
         ...
 
     def export(self, node: NodeKey) -> dict[str, Tensor]:
@@ -97,14 +95,13 @@ class Nodes(Protocol):
         ...
 
     def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
-        """Own tensors of these `shapes`, in place of what `node` was. Holders in this process copy
-        nothing.
-        """
+        """Own tensors of these `shapes`, replacing the former content of `node`. Holders in this
+        process copy nothing."""
         ...
 
 
 class NodesInParts:
-    """Nodes of a whole model, each of which lies in several holders, one for each shard."""
+    """Nodes of a whole model, each of which is spread over several holders, one for each shard."""
 
     def __init__(
         self,
@@ -113,8 +110,7 @@ class NodesInParts:
         make_ready: Callable[[int, int, Sequence[NodeKey]], None],
     ) -> None:
         """`first_layers`: of each shard, by which tensors are named; `make_ready(lane, num_tokens,
-        nodes)` empties a lane and gives it room, before nodes are restored into it.
-        """
+        nodes)` empties a lane and gives it pages, before nodes are restored into it."""
         self._parts = tuple(parts)
         self._first_layers = list(first_layers)
         self._make_ready = make_ready
@@ -158,11 +154,10 @@ class NodesInParts:
         return {name: tensor for part in self._parts for name, tensor in part.export(node).items()}
 
     def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
-        """Own tensors that any split of this model has exported, in place of what `node` was: all
-        of them, or none. Raises SnapshotMismatch; the caller still owns its tensors then. Raises
-        MemoryError where a holder copies them and has no room, and StageFailed; nothing of the node
-        is held then.
-        """
+        """Own tensors that any split of this model has exported, replacing the former content of
+        `node`: all of them, or none. Raises SnapshotMismatch; the caller still owns its tensors
+        then. Raises MemoryError where a holder copies them and has no room, and StageFailed;
+        nothing of the node is held then."""
         named = renamed(tensors, self._first_layers)
         shares = [part.shapes(span) for part in self._parts]
         check_tensors({name: shape for share in shares for name, shape in share.items()}, named)
@@ -212,9 +207,8 @@ class ChainedNode(NamedTuple, Generic[C]):
 
 
 class Contents(Protocol[C]):
-    """What nodes hold, without their keys: of a shard in this process, or of a stage in another. A
-    call that raises has changed nothing.
-    """
+    """The contents of nodes, without their keys, in a shard of this process or in a stage in
+    another one. A call that raises has changed nothing."""
 
     @property
     def sizes(self) -> NodeSizes: ...
@@ -236,11 +230,12 @@ class Contents(Protocol[C]):
         ...
 
     def adopt(self, span: Span, tensors: Mapping[str, Tensor]) -> C:
-        """A content of these tensors. Raises MemoryError if they are copied."""
+        """Make a content of these tensors. Raises MemoryError if they are copied and there is no
+        room."""
         ...
 
     def drop(self, content: C, *, state_only: bool) -> None:
-        """Forget it, or the state at its end."""
+        """Forget the content, or only the state at its end."""
         ...
 
     def hold(self, lane: int, span: Span, content: C, end: int) -> None: ...
@@ -259,7 +254,7 @@ class _NamedNode(Generic[C]):
 
 
 class NodeStore(Generic[C]):
-    """Nodes under their keys, over contents, which it owns."""
+    """Nodes under their keys. Owns their contents."""
 
     def __init__(self, contents: Contents[C]) -> None:
         self._contents = contents
@@ -276,7 +271,7 @@ class NodeStore(Generic[C]):
         return self._contents.shapes(span)
 
     def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
-        """If it raises, nothing has changed."""
+        """Nothing changes if it raises."""
         assert span.begin < span.end, f"no token in {span}"
         content, ticket = self._contents.save(lane, span)
         self._put(node, span, content)
@@ -310,7 +305,7 @@ class NodeStore(Generic[C]):
         return self._contents.export(held.span, held.content)
 
     def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
-        """If it raises, nothing has changed."""
+        """Nothing changes if it raises."""
         self._put(node, span, self._contents.adopt(span, tensors))
 
     def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
@@ -322,7 +317,8 @@ class NodeStore(Generic[C]):
             held.span = replace(held.span, with_state=False)
 
     def sift(self, keeps: Callable[[Span, C], bool]) -> list[NodeKey]:
-        """Forget the nodes that `keeps` rejects, because their content is lost; their keys."""
+        """Forget the nodes for which `keeps` returns False because their content is lost; returns
+        their keys."""
         gone = [key for key, held in self._nodes.items() if not keeps(held.span, held.content)]
         for key in gone:
             del self._nodes[key]

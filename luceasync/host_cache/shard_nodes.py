@@ -1,7 +1,7 @@
 """What a span of tokens left behind in one shard: saved from a lane, restored into another.
 
-Owns the tensors of saved nodes, in host memory, and their names. Knows no keys of nodes, no other
-shard and no stream; a tensor is named by its absolute layer, so that any split can adopt it.
+Owns the tensors of saved nodes, in host memory, and their names. Does not know keys of nodes, other
+shards or streams; a tensor is named by its absolute layer, so that any split can adopt it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _RegionTensors:
         self._tensors: dict[TensorKey, Tensor] | None = None
 
     def tensors(self) -> dict[TensorKey, Tensor]:
-        if self._tensors is None:  # made once: a paged lane that is restored holds hundreds
+        if self._tensors is None:  # cached: a paged lane that is restored holds hundreds
             shapes = self._shapes
             self._tensors = {
                 key: part.view(shapes[key][1]).view(shapes[key][0])
@@ -49,7 +49,7 @@ class _RegionTensors:
 
 
 class _AdoptedTensors:
-    """Tensors that were adopted, wherever they lie."""
+    """Tensors that were adopted from anywhere."""
 
     def __init__(self, tensors: Mapping[TensorKey, Tensor]) -> None:
         self._tensors = dict(tensors)
@@ -76,10 +76,9 @@ class ShardNode:
 
 
 class ShardContents:
-    """The nodes of one shard, as Contents. What is saved lies flat in `memory`: a region for the
-    span and one for the state at its end, so that either can be freed alone. Synchronous; engine
-    thread only.
-    """
+    """The nodes of one shard, as Contents. Saved data lie flat in `memory`: a region for the span
+    and one for the state at its end, so that either can be freed alone. Synchronous; engine thread
+    only."""
 
     def __init__(
         self, cache: LaneCache, shard: int, memory: HostMemory, copies: LaneCopies
@@ -191,9 +190,8 @@ def _pairs(
     state: _RegionTensors | _AdoptedTensors,
     row_bytes: Mapping[TensorKey, int],
 ) -> Iterator[Pair]:
-    """Bytes of the lane, `targets`, and their sources: the `state`, and for each node its rows,
-    which go to the places of `runs` as far as these reach.
-    """
+    """Bytes of the lane, `targets`, and their sources: the `state`, and the rows of each node,
+    which go to the places of `runs` as far as these reach."""
     for key, source in state.bytes().items():
         yield targets[key], source
     for rows, runs in parts:
@@ -207,8 +205,7 @@ def _pairs(
 
 class NodeLayout:
     """The tensors of a node of one stage, and the regions in which they lie, in order: what the
-    layers of each shard keep of a span and at its end. Needs no lanes.
-    """
+    layers of each shard keep of a span and at its end. Needs no lanes."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Rows of a lane's first tokens, block by block, from pages and from host memory: how blocks are
 composed, and how a CPU or a GPU gives each in one piece.
 
-Knows no mixer: the caller names the tensors. Engine thread only.
+Does not know mixers: the caller names the tensors. Engine thread only.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from luceasync.kv.cache import LaneCache, TensorKey
 from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
 
 CPU_BLOCK_TOKENS = 1024
-GPU_BLOCK_TOKENS = 16384  # merging blocks costs the less the longer they are
-SHORT_TOKENS = 1024  # of a layer of large models a bus carries so many while a host issues 3 copies
+GPU_BLOCK_TOKENS = 16384  # the longer the blocks, the less merging them costs
+# A bus transfers this much of a layer of large models while the host issues 3 copies.
+SHORT_TOKENS = 1024
 NUM_PLACES = 2  # one is read while the next one is written
 
 Names = Sequence[str]  # of tensors of rows
@@ -36,9 +37,8 @@ class HostRowSource(Protocol):
         ...
 
     def held_until(self, begin: int, end: int) -> int:
-        """Up to which token the rows of `[begin, end)`, which may have pages, can be read there
-        too; `begin`: none can.
-        """
+        """The end of the part of `[begin, end)` whose rows, with or without pages, can be read
+        there, too; `begin`: none can."""
         ...
 
 
@@ -70,7 +70,7 @@ class RowBlock:
 
 
 class Staging(Protocol):
-    """Gives blocks in order, each in one piece, on the device."""
+    """Provides blocks in order, each in one piece, on the device."""
 
     @property
     def block_tokens(self) -> int:
@@ -79,14 +79,13 @@ class Staging(Protocol):
 
     @property
     def short_tokens(self) -> int:
-        """Runs of at most so many tokens are read from host memory, if it has them, although they
-        have pages: one piece with its absent neighbours costs less than three.
-        """
+        """Runs of at most this many tokens are read from host memory, if it has them, even if they
+        have pages: one piece together with its absent neighbours costs less than three."""
         ...
 
     @property
     def is_in_place(self) -> bool:
-        """Whether rows are read where they are, so that reading them again costs no bus."""
+        """Whether rows are read in place, so that reading them again causes no transfer."""
         ...
 
     def tokens_that_fit(self, row_bytes: int) -> int:
@@ -103,7 +102,7 @@ class Staging(Protocol):
         ...
 
     def release(self) -> None:
-        """Release host memory that has been read."""
+        """Release the host memory that has been read."""
         ...
 
     def close(self) -> None:
@@ -164,7 +163,7 @@ def _read_from(
 
 
 class DirectStaging:
-    """Staging on the CPU. Rows that lie in one piece are read where they are, in nodes too."""
+    """Staging on the CPU. Contiguous rows are read in place, in nodes too."""
 
     is_in_place = True
 
@@ -183,10 +182,10 @@ class DirectStaging:
         return self.block_tokens
 
     def release(self) -> None:
-        """Nothing is held."""
+        """No-op: nothing is held."""
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """No-op: nothing is in progress."""
         self._rooms.clear()
 
     def _tensor(self, block: RowBlock, layer: int, name: str) -> Tensor:
@@ -222,7 +221,7 @@ def section_rows(section: BlockSection, stack: Tensor, key: tuple[str, int]) -> 
 
 
 class _Place:
-    """Room for a block of one layer; `is_free` once its readers are done."""
+    """Room for a block of one layer; `is_free` is over once its readers are done."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self.bytes = torch.empty(num_bytes, dtype=torch.uint8, device=device)
@@ -231,9 +230,8 @@ class _Place:
 
 
 class StreamStaging:
-    """Staging on a GPU. Absent rows come on a stream of their own, beside the computation with
-    earlier blocks; owns the places for blocks, and when each may be written.
-    """
+    """Staging on a GPU. Absent rows are copied on a separate stream, concurrent with the
+    computation over earlier blocks; owns the places for blocks, and when each may be written."""
 
     is_in_place = False
 
@@ -245,7 +243,8 @@ class StreamStaging:
         self._place_bytes = staging_bytes(_layer_row_bytes(cache), block_tokens) // NUM_PLACES
         places = [_Place(self._place_bytes, self._device) for _ in range(NUM_PLACES)]
         self._places = cycle(places)
-        self._held: list[tuple[StreamPoint, Sequence[RowBlock]]] = []  # host memory that is read
+        # Host memory that is being read.
+        self._held: list[tuple[StreamPoint, Sequence[RowBlock]]] = []
 
     def rows(
         self, blocks: Sequence[RowBlock], layer: int, names: Names
@@ -303,7 +302,7 @@ class StreamStaging:
 
 
 def staging_bytes(layer_row_bytes: int, block_tokens: int = GPU_BLOCK_TOKENS) -> int:
-    """Bytes on the device if a token takes `layer_row_bytes` in the largest layer."""
+    """Bytes on the device if the largest layer takes `layer_row_bytes` per token."""
     return NUM_PLACES * block_tokens * layer_row_bytes
 
 
