@@ -58,11 +58,16 @@ class NodeHandlers:
         try:
             copies = joined([part.save(command.lane, key, span) for part in self._parts])
         except MemoryError:
+            if not command.answers:
+                raise
             self._forget(key)
             yield answers.NodeRoom(is_there=False), ()
             return
         self._nodes.add(command.node)
-        yield from self._answer_copies(copies, command.ticket)
+        if command.answers:
+            yield from self._answer_copies(copies, command.ticket)
+        else:
+            copies.when_done(lambda: self._complete_copies(copies, command.ticket))
 
     @handles(wire.RestoreNodes)
     def restore(

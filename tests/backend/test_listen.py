@@ -21,8 +21,15 @@ import pytest
 import torch
 
 from luceasync import __version__
-from luceasync.backend.listen import LINK_PROTOCOL, MAX_STRANGERS, Opened, Opening
+from luceasync.backend.listen import (
+    LINK_PROTOCOL,
+    MAX_STRANGERS,
+    Opened,
+    Opening,
+    serve_host,
+)
 from luceasync.errors import ChannelClosed, PlacementError, StageFailed
+from luceasync.host_cache.nodes import Span
 from luceasync.ipc.certificates import make_pair, tls_context
 from luceasync.ipc.launcher import LocalLauncher
 from luceasync.ipc.supervised import Heartbeat
@@ -168,6 +175,25 @@ def test_two_chunks_are_under_way_beside_the_one_that_is_computed_here(split, bo
     assert torch.equal(found, one.prefill(0, *chunks[3], project=True))
 
 
+def test_a_save_is_not_waited_for_while_a_chunk_is_under_way(split, box2: Machine):
+    here, there = split("cpu:0,cpu:1,cpu:2"), split()
+    expected = life(here), life(there)
+    assert torch.equal(*expected)
+    for backend in (here, there):
+        backend.reset(0)
+    here.prefill(0, 0, range(3, 67), project=False)
+    here.nodes.save(0, "new", Span(0, 64, with_state=True)).wait()
+    box2.wire.is_cut = True
+    there.prefill(0, 0, range(3, 67), project=False)
+    saved = there.nodes.save(0, "new", Span(0, 64, with_state=True))
+    assert not saved.is_done
+    box2.wire.mend()
+    there.prefill(0, 64, range(3, 67), project=False)  # what comes later is not in it
+    saved.wait()
+    tensors, others = (backend.nodes.export("new") for backend in (here, there))
+    assert {*tensors} and all(torch.equal(tensors[name], others[name]) for name in tensors)
+
+
 def test_a_process_that_dies_there_is_a_failed_stage_and_comes_back(split, box2: Machine):
     backend = split()
     expected = life(backend)
@@ -307,6 +333,20 @@ def test_a_server_that_looks_whether_it_can_be_reached_is_no_stranger(box2: Mach
     assert not box2.sessions()
 
 
+def test_a_model_that_is_not_there_is_an_error_before_anyone_asks(box2: Machine, tmp_path: Path):
+    here = Address("127.0.0.1", 0)
+    with pytest.raises(ConfigError, match=r"^--model-dir /missing: there is no such"):
+        serve_host(here, box2.box1, [], Path("/missing"))
+
+
+def test_a_file_of_the_pair_that_others_may_read_is_named(box2: Machine, caplog):
+    box2.box1.chmod(0o644)
+    taken = Address("127.0.0.1", box2.wire.port)
+    with pytest.raises(ConfigError, match=rf"^--listen {taken}: Address already in use$"):
+        serve_host(taken, box2.box1, [], None)
+    assert f"{box2.box1} holds a private key and is accessible to other users" in caplog.text
+
+
 def test_one_that_says_nothing_is_dropped(box2: Machine, caplog, monkeypatch):
     monkeypatch.setattr("luceasync.backend.listen.HANDSHAKE_S", 0.1)
     with socket.create_connection(("127.0.0.1", box2.wire.port)) as sock:
@@ -403,13 +443,14 @@ def test_rings_that_are_not_there_are_refused(
     assert words in answer.refusal and box2.sessions() == 0
 
 
-def test_one_server_is_served_at_a_time(split, box2: Machine, tmp_path: Path, monkeypatch):
+def test_one_server_is_served_at_a_time(split, box2: Machine, tmp_path: Path, caplog):
     split()
     [box3] = make_pair(tmp_path / "machines", ["box3"])
     with pytest.raises(PlacementError, match=r"it serves box1 now"):
         asked = box2.program_for(box3)
-        patient = replace(asked, arguments=(*asked.arguments, "--patience", "0.1"))
-        describe_devices(patient, ["box2/hip:0"])
+        patient = replace(asked, arguments=(*asked.arguments, "--patience", "0.5"))
+        describe_devices(patient, ["box2/hip:0"])  # which tries again until then
+    assert len([line for line in warnings_in(caplog) if "it serves box1 now" in line]) == 1
     [offer] = describe_devices(box2.program_for(), ["box2/hip:0"])  # box1 may have more stages
     assert offer.name == "box2/hip:0"
 

@@ -185,7 +185,12 @@ class Fleet:
         self._opened[number] = passes
         arena, parts = stage.arena, stage.parts
         shared = None if arena is None else SharedBytes(parts, arena)
-        contents = RemoteContents(connection, parts, shared or StreamedBytes(connection))
+        contents = RemoteContents(
+            connection,
+            parts,
+            shared or StreamedBytes(connection),
+            saves_ahead=stage.address is not None and self._is_on_host(number),
+        )
         restart = partial(self._restart, number, load)
         return RemoteStage(connection, passes, contents, len(stage.sizes.shards), restart)
 
@@ -297,6 +302,11 @@ class Fleet:
 
     def _process_of(self, number: int) -> int:
         return self._plan.devices[self._plan.stages[number][0]].process
+
+    def _is_on_host(self, number: int) -> bool:
+        """Whether a stage computes on CPUs alone: its nodes have whatever memory the system has."""
+        devices = self._plan.devices[slice(*self._plan.stages[number])]
+        return not any(device.runs_async for device in devices)
 
     def _plan_for(self, number: int) -> Plan:
         """The plan as a stage's process is told it: its own devices are those that are here."""

@@ -122,9 +122,18 @@ class RemoteContents:
     """See Contents. Copies of the other process's devices go on beside this one."""
 
     def __init__(
-        self, connection: BackendConnection, parts: NodeLayout, node_bytes: NodeBytes
+        self,
+        connection: BackendConnection,
+        parts: NodeLayout,
+        node_bytes: NodeBytes,
+        *,
+        saves_ahead: bool = False,
     ) -> None:
+        """`saves_ahead`: the other process is told to save, and not asked whether there is room,
+        for which it would have to finish the passes before.
+        """
         self._connection = connection
+        self._saves_ahead = saves_ahead
         self._parts = parts
         self._bytes = node_bytes
         self._of_lanes: dict[int, list[_LaneRegions]] = defaultdict(list)
@@ -143,10 +152,22 @@ class RemoteContents:
         node = self._allocate(span)
         offsets, ticket = self._bytes.offsets(node.regions), self._next_ticket()
         command = wire.SaveNode(
-            node.number, lane, span.begin, span.end, span.with_state, ticket, offsets
+            node.number,
+            lane,
+            span.begin,
+            span.end,
+            span.with_state,
+            ticket,
+            offsets,
+            answers=not self._saves_ahead,
         )
         # The device copies after all queued passes: what these may have read is free with the copy.
-        node.saved = self._start_copies(command, [node.regions, self._replaced.pop(lane, ())])
+        memory = [node.regions, self._replaced.pop(lane, ())]
+        if self._saves_ahead:
+            self._connection.send(command)
+            node.saved = self._expected(ticket, memory)
+        else:
+            node.saved = self._start_copies(command, memory)
         return node, node.saved
 
     def restore(
@@ -221,9 +242,13 @@ class RemoteContents:
         """Raises MemoryError if there is no room; nothing is copied then."""
         if self._ask_for_room(command).have_arrived:
             return DoneTicket()
-        ticket = RemoteTicket(self._connection.failure, memory)
-        self._connection.expect(command.ticket, ticket.complete)
-        return ticket
+        return self._expected(command.ticket, memory)
+
+    def _expected(self, ticket: int, memory: object) -> Ticket:
+        """The ticket of copies whose end the process will tell."""
+        expected = RemoteTicket(self._connection.failure, memory)
+        self._connection.expect(ticket, expected.complete)
+        return expected
 
     def _ask_for_room(self, command: wire.Command) -> answers.NodeRoom:
         """Raises MemoryError if there is none; the process holds nothing of the node then."""

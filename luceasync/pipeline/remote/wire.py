@@ -366,7 +366,8 @@ class Synchronize(Command, frozen=True):
 class SaveNode(Command, frozen=True):
     """Copy what a span left behind in a lane to a node. `regions`: where its tensors go in the lent
     memory, in the order in which shards ask for it; none if no memory was lent. `ticket`: the
-    number that completes beside the channel if the copies have not arrived at the answer, NodeRoom.
+    number that completes beside the channel if the copies have not arrived at the answer, NodeRoom;
+    without `answers`, it always completes, and a lack of room ends the process.
     """
 
     node: Natural
@@ -376,6 +377,7 @@ class SaveNode(Command, frozen=True):
     with_state: bool
     ticket: Natural
     regions: tuple[Natural, ...] = ()
+    answers: bool = True
 
     def check(self, sizes: StageSizes) -> None:
         _check_span(self.begin, self.end)
