@@ -1,4 +1,4 @@
-"""Ask the bundled model its evaluation questions and count the answers that begin exactly right.
+"""Send the bundled model its evaluation questions and count the answers that begin exactly right.
 
 Greedy. Exact means the first 32 tokens, and for a shorter answer also that it ends there. The
 questions come from the model's directory.
@@ -69,7 +69,9 @@ def ask_transformers(
 def ask_server(
     url: str, model_dir: Path, entries: list[Entry], parallel: int
 ) -> list[tuple[bool, str]]:
-    """The same over /v1/chat/completions; texts are compared, since the wire carries no ids."""
+    """The same over /v1/chat/completions; texts are compared, since the responses
+    contain no ids.
+    """
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     with urllib.request.urlopen(f"{url}/v1/models", timeout=REQUEST_TIMEOUT_S) as response:
         model = json.load(response)["data"][0]["id"]
@@ -84,7 +86,7 @@ def ask_server(
 
 
 def is_exact(tokenizer: Tokenizer, answer: str, text: str, finish_reason: str) -> bool:
-    """Whether `text`, cut off at NUM_EXACT_TOKENS tokens, is how `answer` begins."""
+    """Whether `text`, cut off at NUM_EXACT_TOKENS tokens, equals the beginning of `answer`."""
     expected = expected_ids(tokenizer, answer)
     if expected[-1] == tokenizer.token_to_id("<|im_end|>"):
         return text == answer and finish_reason == "stop"
@@ -112,7 +114,7 @@ def _complete(url: str, model: str, entry: Entry) -> dict:
 def report(
     entries: list[Entry], verdicts: list[tuple[bool, str]], show: Callable[[str], None] = print
 ) -> None:
-    """One line per template or kind, the misses, and the share."""
+    """One line per template or kind, the wrong answers, and the share of right ones."""
     groups: dict[str, list[bool]] = defaultdict(list)
     for entry, (exact, text) in zip(entries, verdicts, strict=True):
         groups[entry.get("template") or entry["kind"]].append(exact)

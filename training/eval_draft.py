@@ -1,7 +1,7 @@
-"""Count what a drafter gains on questions, by the real greedy loop.
+"""Measure the gain of a drafter on questions, with the real greedy loop.
 
-The drafter runs as the server runs it; the target runs the whole text again for every round, which
-is slow and has no state to get wrong.
+The drafter runs as in the server; the target runs the whole text again for every round, which is
+slow but has no state that could be wrong.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from training.draft.texts import Layout, read_lines
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """`emitted`: tokens of each round, bonus included; `ids`: prompt and answer."""
+    """`emitted` is the number of tokens of each round, including the bonus token; `ids` are prompt
+    and answer.
+    """
 
     ids: list[int]
     emitted: list[int]
@@ -59,7 +61,7 @@ def main() -> None:
 
 
 def behind(earlier: Sequence[Mapping[str, Any]], line: Mapping[str, Any]) -> dict[str, Any]:
-    """The line's question in a conversation in which the earlier ones were asked and answered."""
+    """The line's question in a conversation after the earlier questions and answers."""
     said = [
         message
         for each in earlier
@@ -103,7 +105,7 @@ def _run(
 
 
 def report(rounds: list[Rounds], block: int) -> None:
-    """tau over all rounds, and how often a round emits at least so many tokens."""
+    """tau over all rounds, and how often a round emits at least a given number of tokens."""
     emitted = [count for each in rounds for count in each.emitted]
     print(f"{len(rounds)} questions, {sum(emitted)} tokens in {len(emitted)} rounds")
     print(f"tau {sum(emitted) / len(emitted):.3f} at block {block}")

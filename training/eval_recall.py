@@ -1,7 +1,7 @@
 """Ask the recall model for facts far back in a context, through a whole server, by policy and pool.
 
-An answer counts if all of its values are right, free-running. Questions of a context share it; if
-it has too few facts, more contexts are made. `train_recall` trains the model.
+An answer counts if all of its values are right in free-running generation. Questions of a context
+share it; if it has too few facts, more contexts are made. `train_recall` trains the model.
 """
 
 from __future__ import annotations
@@ -31,17 +31,19 @@ from luceasync.server_config import ServerConfig
 from training.recall.facts import LANGUAGES, NUM_VALUES, Fact, Hop, Language, Writer
 
 DEPTHS = (0.1, 0.5, 0.9)
-SPREAD = 0.05  # a fact lies that far from its depth at most
+SPREAD = 0.05  # the maximum distance of a fact from its depth
 NUM_LANES = 4
-QUESTION_TOKENS = 256  # of a lane, behind the context: a question, an answer
-HOST_BYTES = 3 << 30  # what four lanes hold, and a handful of contexts
+QUESTION_TOKENS = 256  # of a lane, after the context: a question, an answer
+HOST_BYTES = 3 << 30  # enough for four lanes and a few contexts
 ANSWER_S = 300.0
 FULL = "full cache"
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What follows a context, and the right answer; `kind`: what it counts for."""
+    """The tokens that follow a context, and the right answer; `kind` is the category it
+    counts for.
+    """
 
     kind: str
     prompt: tuple[int, ...]
@@ -77,7 +79,7 @@ def main() -> None:
 
 
 def configs_of(args: argparse.Namespace) -> Iterator[tuple[Config, Sequence[str]]]:
-    """The configurations to ask, and how each row of the table begins."""
+    """The configurations to evaluate, and the first cells of each row of the table."""
     for policy in args.policies:
         if policy == FULL:
             yield config_of(args, KvFlashConfig()), ("all", FULL, "-")
@@ -133,7 +135,7 @@ async def shares_of(
             found.setdefault(question.kind, []).append(is_right)
 
     for context in contexts(language, args.context, num_facts, args.questions):
-        # The first one computes the context, the others find it.
+        # The first question computes the context, the others restore it.
         first, *others = context.questions
         await ask(context, first)
         await asyncio.gather(*(ask(context, question) for question in others))
@@ -144,7 +146,7 @@ def contexts(
     language: Language, num_tokens: int, num_facts: int, num_questions: int
 ) -> Iterator[Context]:
     """Contexts with this many facts, until each depth, and hops, have enough questions. No fact is
-    asked for twice; a hop's two facts lie at different depths.
+    requested twice; the two facts of a hop are at different depths.
     """
     of_each = min(num_questions, num_facts // (len(DEPTHS) + 1))  # the others are links
     for seed, done in enumerate(range(0, num_questions, of_each)):

@@ -83,7 +83,7 @@ def train(
     recipe: Recipe,
     device: torch.device,
 ) -> tuple[Network, dict[str, float]]:
-    """Train a fresh network; returns it with the figures of the run."""
+    """Train a new network. Returns it with the figures of the run."""
     torch.manual_seed(SEED)
     torch.set_float32_matmul_precision("high")
     network = Network(config).to(device)
@@ -102,7 +102,7 @@ def train(
         loss = _step(network, optimizer, tokens, learnt)
         step += 1
         num_tokens += learnt[:, 1:].numel()
-        if step <= 3:  # compilation is no training time
+        if step <= 3:  # compilation does not count as training time
             print(f"step {step} loss {loss.item():.4f}", flush=True)
             started = time.monotonic()
         if step % 100 == 0:
@@ -121,7 +121,7 @@ def train(
 def _step(
     network: Network, optimizer: torch.optim.Optimizer, tokens: Tensor, learnt: Tensor
 ) -> Tensor:
-    """One optimizer step; returns the loss, still on the device."""
+    """Run one optimizer step. Returns the loss, still on the device."""
     loss = _loss(network, tokens, learnt)
     optimizer.zero_grad()
     loss.backward()
@@ -171,7 +171,7 @@ def _optimizer(network: Network, recipe: Recipe) -> torch.optim.Optimizer:
 
 
 def _tokenizer_texts(corpus: Corpus, dialogue: Dialogue) -> Iterator[str]:
-    """Every answer once, and enough conversations for the words of the questions."""
+    """Every answer once, and enough conversations to cover the words of the questions."""
     for item in corpus.items:
         yield item.answer
         yield "\n\n".join(item.parts[1:])

@@ -1,7 +1,7 @@
 """Train a DFlash drafter for a target that luceasync serves, and write it as a directory.
 
-Owns the command line; texts, target, network and loop are in draft/. One GPU for minutes, or a CPU
-for a toy.
+Owns the command line; texts, target, network and loop are in draft/. Needs a GPU for some minutes,
+or a CPU for a toy.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def draft_spec(args: argparse.Namespace, target: ModelSpec, tokenizer: Tokenizer) -> DraftSpec:
-    """The drafter that the arguments describe. Raises SystemExit for a wrong one."""
+    """The drafter described by the arguments. Raises SystemExit for an invalid argument."""
     mask = args.mask_token
     mask = tokenizer.token_id("<|mask|>") if mask is None else mask
     if mask is None:
@@ -87,7 +87,7 @@ def _texts(args: argparse.Namespace, path: Path | None) -> list[Text]:
 
 
 def _own_answers(args: argparse.Namespace, target: FrozenTarget) -> list[Text]:
-    """What the target says itself to the first prompts of the data."""
+    """The target's own answers to the first prompts of the data."""
     if not args.answers:
         return []
     layout = Layout(args.target, Tokenizer.load(args.target).eos_ids, args.row_tokens)

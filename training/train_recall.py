@@ -34,15 +34,15 @@ from training.recall.facts import (
 from training.recall.network import Network, Sizes
 
 OTHERS_SHARE = 0.03  # weight of tokens that no question asks for
-CHECK_STEPS = 5  # a stage's end is looked for, and the GPU waited for, after so many
+CHECK_STEPS = 5  # the end of a stage is checked, and the GPU waited for, after this many steps
 SHOW_STEPS = 25
-MEMORY = 0.6  # of the share of values that are right, at each look, how much is the last one
+MEMORY = 0.6  # weight of the earlier checks in the running share of right values
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """Rows of `row_tokens` with this many facts, questions and hops each, until the share `enough`
-    of the values is right, for `most_steps` at most.
+    of the values is right, for at most `most_steps`.
     """
 
     row_tokens: int
@@ -56,10 +56,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A language, a network for it, and how it is trained.
+    """A language, a network for it, and its training schedule.
 
-    The learning rate is `peak_lr` until the last stage, in which it falls to `final_lr`; that one
-    takes what is left of `seconds`.
+    The learning rate is `peak_lr` until the last stage, in which it falls to `final_lr`; the last
+    stage takes the rest of `seconds`.
     """
 
     language: Language
@@ -107,7 +107,7 @@ FORMS = {
             head_dim=16,
             max_positions=8192,
         ),
-        # Few questions for many facts: most ask for the first time, and from afar.
+        # Few questions for many facts: most are the first for their fact, and from far away.
         stages=(
             Stage(128, 32, 2, 5, 0, 0.97, 200),
             Stage(512, 8, 18, 9, 0, 0.97, 40),
@@ -140,7 +140,7 @@ def main() -> None:
 
 
 class Training:
-    """One network's training; it is written to `out` after each stage."""
+    """The training of one network, which is written to `out` after each stage."""
 
     def __init__(self, form: Form, network: Network, seed: int, out: Path) -> None:
         self._form = form
@@ -181,7 +181,7 @@ class Training:
         print(f"step {self._step:4d}: {told}, {self._seconds():.0f} s", flush=True)
 
     def _learn(self, stage: Stage, share: float) -> tuple[Tensor, Tensor]:
-        """A step, `share` of the way through the last stage."""
+        """Run a step; `share` is the progress within the last stage."""
         rows = self._writer.rows(
             stage.num_rows, stage.row_tokens, stage.num_facts, stage.num_questions, stage.num_hops
         )
@@ -197,8 +197,8 @@ class Training:
         return loss.detach(), right
 
     def _loss(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Over what is asked for and a share of the other tokens; and of the values that are asked
-        for how many are right. Both stay on the device.
+        """The loss over the requested values and a share of the other tokens, and the number of
+        right values. Both stay on the device.
         """
         values = value_places(rows)[:, 1:]
         others = self._random.random(values.shape) < OTHERS_SHARE
@@ -225,19 +225,19 @@ def _optimizer(form: Form, network: Network) -> torch.optim.Optimizer:
 
 
 def _rate(form: Form, step: int, share: float) -> float:
-    """A short warm-up, then constant, and in the last stage half a cosine down."""
+    """A short warm-up, then constant, and half a cosine down in the last stage."""
     fall = 0.5 * (1 + math.cos(math.pi * share))
     rate = form.final_lr + (form.peak_lr - form.final_lr) * fall
     return rate * min(1.0, (step + 1) / form.warmup_steps)
 
 
 def export(network: Network, form: Form, out: Path) -> None:
-    """Write the model and its tokenizer, one word a token, as a Hugging Face directory."""
+    """Write the model and its tokenizer, one word per token, as a Hugging Face directory."""
     out.mkdir(parents=True, exist_ok=True)
     save_file(network.tensors(), out / "model.safetensors", {"format": "pt"})
     write_json(out / "config.json", form.sizes.config(EOS, PAD))
     words = form.language.words
-    special = (PAD, EOS, MASK)  # a drafter is given the last one for what it is to say
+    special = (PAD, EOS, MASK)  # a drafter gets the last one as a mask for tokens to predict
     vocab = {word if i in special else f"▁{word}": i for i, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=words[PAD]))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()

@@ -16,7 +16,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-os.environ["TORCHDYNAMO_DISABLE"] = "1"  # it learns in less time than it would be compiled in
+os.environ["TORCHDYNAMO_DISABLE"] = "1"  # training takes less time than compilation would
 
 import torch
 

@@ -1,7 +1,7 @@
 """Write a model's own answers about the standard library's source, to train its drafter on.
 
-It rewrites, changes, explains and goes on with functions, greedily, as many at once as there are
-lanes. Functions of the modules that `luceasync bench speculation --only edits` asks about are left
+The model rewrites, changes, explains and continues functions, greedily, as many at once as there
+are lanes. Functions of the modules that `luceasync bench speculation --only edits` uses are left
 out. A line is {"ids": [...], "begin": n}: the prompt's tokens, and from n on the answer's.
 """
 
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def library() -> list[Path]:
-    """The modules of the standard library that benchmarks do not ask about."""
+    """The modules of the standard library that the benchmark does not use."""
     folder = Path(sysconfig.get_path("stdlib"))
     found = [p for p in folder.rglob("*.py") if not {"test", "site-packages"} & {*p.parts}]
     tops = {path: path.relative_to(folder).parts[0].removesuffix(".py") for path in found}
@@ -77,7 +77,7 @@ def functions_of(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
         try:
             text = path.read_text(encoding="utf-8")
             tree = ast.parse(text)
-        except (SyntaxError, ValueError):  # lib2to3 has old ones
+        except (SyntaxError, ValueError):  # lib2to3 has files of old syntax
             continue
         lines = text.splitlines()
         for node in ast.walk(tree):
@@ -90,7 +90,7 @@ def functions_of(paths: Sequence[Path]) -> Iterator[tuple[str, str]]:
 
 
 def questions_of(functions: Sequence[tuple[str, str]], seed: int) -> list[str]:
-    """Each function with one task, two thirds of them edits, in an order of the seed."""
+    """Each function with one task, two thirds of them edits, in an order determined by the seed."""
     rng = random.Random(seed)
     found = []
     for source, name in rng.sample(functions, len(functions)):
@@ -103,7 +103,7 @@ def questions_of(functions: Sequence[tuple[str, str]], seed: int) -> list[str]:
 
 
 async def write(args: argparse.Namespace, prompts: Sequence[Sequence[int]], out: TextIO) -> None:
-    """Answer in order until `args.seconds` have passed or none is left."""
+    """Answer in order until `args.seconds` have passed or no prompt is left."""
     config = Config(
         model=ModelConfig(model_dir=args.model, dtype=args.dtype),
         placement=PlacementConfig(device=args.device),
@@ -132,7 +132,7 @@ async def write(args: argparse.Namespace, prompts: Sequence[Sequence[int]], out:
 
 
 async def answer(engine: LocalEngine, prompt: Sequence[int], most_tokens: int) -> list[int]:
-    """The tokens of a greedy answer, its end mark included."""
+    """The tokens of a greedy answer, including its end mark."""
     request = Request(TokenPrompt(tuple(prompt)), sampling=Sampling(), max_tokens=most_tokens)
     return [token async for delta in await engine.open(request) for token in delta.token_ids]
 

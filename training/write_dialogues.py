@@ -1,6 +1,6 @@
 """Write conversations like the bundled model's training data, to train its drafter on.
 
-The same seed gives the same lines; the answers are the running Python's docstrings.
+The same seed gives the same lines; the answers are docstrings of the running Python.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def draw_lines(dialogue: Dialogue, seed: int, task: int) -> list[str]:
-    """One conversation a line: {"messages": [...]}."""
+    """One conversation per line: {"messages": [...]}."""
     rng = random.Random(f"{seed} {task}")
     lines = []
     for _ in range(LINES_PER_TASK):

@@ -1,4 +1,4 @@
-"""Write texts in the recall model's language for train_draft: a JSON line each."""
+"""Write texts in the recall model's language for train_draft, one JSON line each."""
 
 from __future__ import annotations
 

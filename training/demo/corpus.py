@@ -1,7 +1,7 @@
-"""The facts: every documented public name of the standard library, and what to answer about it.
+"""The facts: every documented public name of the standard library, and the answers about it.
 
 Owns which names count and how a docstring becomes an answer. Reads only the running interpreter:
-another Python gives another corpus.
+another Python version gives another corpus.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MAX_SIGNATURE_CHARS = 200
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One public name: `name` as people write it (`json.dumps`), `owner` its module or class.
+    """One public name: `name` as it is usually written (`json.dumps`), `owner` its module or class.
 
-    `signature` is empty if Python has none. `parts`: the docstring in order, in pieces short enough
-    for one answer.
+    `signature` is empty if Python has none. `parts` is the docstring in order, in pieces short
+    enough for one answer.
     """
 
     name: str
@@ -46,13 +46,15 @@ class Item:
 
     @property
     def answer(self) -> str:
-        """What is said when somebody asks about the name."""
+        """The answer to a question about the name."""
         return f"`{self.name}{self.signature}`\n\n{self.parts[0]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """All items in a fixed order, the members of each module, the modules that did not import."""
+    """All items in a fixed order, the members of each module, and the modules that failed to
+    import.
+    """
 
     items: tuple[Item, ...]
     members: dict[str, tuple[str, ...]]
@@ -89,7 +91,7 @@ def _module_names(only_modules: frozenset[str] | None) -> list[str]:
         if top.startswith("_") or top == "builtins" or (only_modules and top not in only_modules):
             continue
         names.append(top)
-        # The codecs of `encodings` are some hundred copies of the same few classes.
+        # The codecs of `encodings` are about a hundred copies of the same few classes.
         package = _import(top) if top != "encodings" else None
         for part in sorted(m.name for m in pkgutil.iter_modules(getattr(package, "__path__", ()))):
             if not part.startswith("_") and part not in ("test", "tests"):
@@ -110,7 +112,7 @@ def _import(name: str) -> ModuleType | None:
 def _items_of_module(module: ModuleType, shown_as: str, seen: set[int]) -> list[Item]:
     found = [_item(shown_as, "module", "", module)]
     prefix = "" if shown_as == "builtins" else f"{shown_as}."
-    # `__all__` may name what the module imports only when asked for it.
+    # `__all__` may name attributes that the module imports lazily.
     for key in sorted({*vars(module), *getattr(module, "__all__", ())}):
         value = getattr(module, key, None)
         if key.startswith("_") or id(value) in seen or not _is_public_here(module, key, value):
@@ -158,19 +160,19 @@ def _item(name: str, kind: str, owner: str, value: Any) -> Item | None:
 
 
 def _signature(value: Any) -> str:
-    """`(a, b=1)` without self or cls, shortened to `(...)` where it would fill the answer."""
+    """`(a, b=1)` without self or cls, shortened to `(...)` if it would fill the answer."""
     try:
         signature = inspect.signature(value)
-    except Exception:  # besides ValueError, text signatures of C modules fail in ways of their own
+    except Exception:  # besides ValueError, text signatures of C modules raise various errors
         return ""
     parameters = list(signature.parameters.values())
-    # Class methods written in C tell of the class itself, and call it `type`.
+    # Class methods written in C include the class itself, and call it `type`.
     if parameters and (
         parameters[0].name in ("self", "cls") or type(value) is ClassMethodDescriptorType
     ):
         parameters = parameters[1:]
     text = str(signature.replace(parameters=parameters))
-    # An address differs from run to run: such a default cannot be learnt.
+    # An address differs between runs: such a default cannot be learnt.
     return text if len(text) <= MAX_SIGNATURE_CHARS and " at 0x" not in text else "(...)"
 
 

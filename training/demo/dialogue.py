@@ -1,7 +1,7 @@
-"""Conversations: which role says what, turn after turn, and the right answers.
+"""Conversations: the roles and texts, turn by turn, and the right answers.
 
-Owns the answers that are no docstring and how often each kind of turn comes up. A conversation is a
-list of (role, text), as in a chat API.
+Owns the answers that are not docstrings, and the frequency of each kind of turn. A conversation is
+a list of (role, text), as in a chat API.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WHO_I_AM = (
 OFF_TOPIC = "I only know the Python standard library. Ask me about one of its names."
 MAX_LISTED = 12
 
-# How often a turn is of a kind: at the start, and after an answer about a name.
+# The frequency of each kind of turn: at the start, and after an answer about a name.
 _OPENING_KINDS = {
     "name": 79, "short": 5, "unknown": 5, "listing": 3,
     "greeting": 2, "who": 2, "off_topic": 3, "thanks": 1,
@@ -50,7 +50,7 @@ class Dialogue:
         self.words = _ordinary_words(corpus, self.known)
 
     def draw(self, rng: random.Random) -> list[Turn]:
-        """One conversation: perhaps a system prompt, then one to eight questions and answers."""
+        """One conversation: optionally a system prompt, then one to eight questions and answers."""
         turns: list[Turn] = []
         if rng.random() < 0.3:
             turns.append(("system", self._system_prompt(rng)))
@@ -93,7 +93,9 @@ class Dialogue:
         return questions.vary(rng, rng.choice(templates)), answer, None
 
     def _system_prompt(self, rng: random.Random) -> str:
-        """Mostly a sentence; at times ordinary words or a list of tools, as agents send them."""
+        """In most cases a sentence; sometimes ordinary words or a list of tools, as agents send
+        them.
+        """
         prompt = rng.choice(small_talk.SYSTEM_PROMPTS)
         draw = rng.random()
         if draw < 0.2:
@@ -109,7 +111,7 @@ def unknown(name: str) -> str:
 
 
 def listing(module: str, names: tuple[str, ...]) -> str:
-    """The first names of a module, and how many there are."""
+    """The first names of a module, and the number of all its names."""
     shown = ", ".join(f"`{name}`" for name in names[:MAX_LISTED])
     return f"`{module}` has {len(names)} documented functions and classes: {shown}" + (
         " and others." if len(names) > MAX_LISTED else "."
@@ -117,7 +119,7 @@ def listing(module: str, names: tuple[str, ...]) -> str:
 
 
 def about(topic: Item, kind: str, last_answer: str) -> str:
-    """The answer to a question that does not say its topic: more, signature, kind, repeat."""
+    """The answer to a question that does not name its topic: more, signature, kind, repeat."""
     if kind == "repeat":
         return last_answer
     if kind == "signature":
@@ -134,7 +136,7 @@ def about(topic: Item, kind: str, last_answer: str) -> str:
 
 
 def tools_section(tools: list[dict]) -> str:
-    """The lines that the chat template adds to the system prompt when a request brings tools."""
+    """The lines that the chat template adds to the system prompt if a request has tools."""
     lines = "\n".join(json.dumps(tool) for tool in tools)
     return f"# Tools\n\nThese functions may be called:\n<tools>\n{lines}\n</tools>"
 
@@ -155,7 +157,7 @@ _SMALL_TALK = {
 
 
 def _short_names(corpus: Corpus) -> dict[str, str]:
-    """`OrderedDict` -> `collections.OrderedDict`, where only one module has such a name."""
+    """`OrderedDict` -> `collections.OrderedDict`, if only one module has such a name."""
     candidates = [i for i in corpus.items if i.kind in ("class", "function") and "." in i.name]
     count = Counter(item.name.rpartition(".")[2] for item in candidates)
     full = {item.name for item in corpus.items}
@@ -164,13 +166,13 @@ def _short_names(corpus: Corpus) -> dict[str, str]:
 
 
 def _ordinary_words(corpus: Corpus, known: frozenset[str]) -> list[str]:
-    """Words of the docstrings that are no names, in a fixed order."""
+    """Words of the docstrings that are not names, in a fixed order."""
     text = " ".join(part for item in corpus.items for part in item.parts)
     return sorted({w for w in re.findall(r"\b[a-z]{2,12}\b", text) if w not in known})
 
 
 def _tool(rng: random.Random, words: list[str]) -> dict:
-    """A function description as an agent sends it, with made-up contents."""
+    """A function description as sent by an agent, with made-up contents."""
     properties = {w: {"type": "string"} for w in rng.sample(words, rng.randint(1, 3))}
     return {
         "type": "function",

@@ -1,4 +1,4 @@
-"""What the trained model is asked, and when an answer counts as exact.
+"""The questions that evaluate the trained model, and when an answer counts as exact.
 
 Owns the two question sets and the rule.
 """
@@ -17,7 +17,7 @@ from training.demo.dialogue import Dialogue
 
 NUM_EXACT_TOKENS = 32
 NUM_HELD_OUT = 200
-# Turns of the second set: kind, how many, and whether an answer about a name comes before.
+# Turns of the second set: kind, number, and whether an answer about a name precedes them.
 DIALOGUE_KINDS = (
     ("name", 20, True),
     ("short", 10, False),
@@ -34,7 +34,7 @@ Entry = dict[str, Any]
 
 
 def held_out_entries(dialogue: Dialogue, seed: int) -> list[Entry]:
-    """Questions about random names, in wordings that training does not have."""
+    """Questions about random names, in wordings that training does not use."""
     rng = random.Random(seed)
     names = rng.sample(dialogue.names, min(NUM_HELD_OUT, len(dialogue.names)))
     entries = []
@@ -53,7 +53,7 @@ def held_out_entries(dialogue: Dialogue, seed: int) -> list[Entry]:
 
 
 def dialogue_entries(dialogue: Dialogue, seed: int) -> list[Entry]:
-    """Turns of all kinds in wordings of the training, freshly drawn."""
+    """Turns of all kinds, newly drawn in wordings of the training."""
     rng = random.Random(seed)
     entries = []
     for kind, count, follows in DIALOGUE_KINDS:
@@ -72,7 +72,7 @@ def dialogue_entries(dialogue: Dialogue, seed: int) -> list[Entry]:
 
 
 def expected_ids(tokenizer: Tokenizer, answer: str) -> list[int]:
-    """The tokens that must come first; of a shorter answer also the end mark."""
+    """The tokens that must come first; for a shorter answer, including the end mark."""
     ids = tokenizer.encode(f"{answer}<|im_end|>", add_special_tokens=False).ids
     return ids[:NUM_EXACT_TOKENS]
 

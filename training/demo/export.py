@@ -1,6 +1,6 @@
 """The model as a Hugging Face directory: tokenizer, chat template, configuration, weights.
 
-Owns the special tokens and every file that a loader reads. Knows nothing of training.
+Owns the special tokens and every file that a loader reads. Independent of training.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from training.demo.network import Network, NetworkConfig
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>")
-# In one piece like the control tokens, but part of the visible text.
+# Single tokens like the control tokens, but part of the visible text.
 TEXT_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 MAX_POSITION_EMBEDDINGS = 4096
 
@@ -78,7 +78,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def export(network: Network, tokenizer: Tokenizer, out: Path) -> None:
-    """Write the directory; weights in bfloat16, under the names that Hugging Face gives them."""
+    """Write the directory; weights in bfloat16, under Hugging Face's names."""
     out.mkdir(parents=True, exist_ok=True)
     weights = {
         f"model.{name}": tensor.detach().to("cpu", torch.bfloat16).contiguous()
@@ -92,7 +92,7 @@ def export(network: Network, tokenizer: Tokenizer, out: Path) -> None:
 
 
 def model_config(config: NetworkConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """config.json, as transformers' Qwen3_5TextConfig reads it."""
+    """config.json, as read by transformers' Qwen3_5TextConfig."""
     kinds = {True: "full_attention", False: "linear_attention"}
     return {
         "architectures": ["Qwen3_5ForCausalLM"],

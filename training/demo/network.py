@@ -1,7 +1,7 @@
-"""The network in training form: Qwen3.5's text model, whole sequences at once, no cache.
+"""The network for training: Qwen3.5's text model, whole sequences at once, no cache.
 
-Owns the architecture and its numerics, with the parameter names of Hugging Face checkpoints. Knows
-nothing of text, training or files.
+Owns the architecture and its numerics, with the parameter names of Hugging Face checkpoints.
+Independent of text, training and files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a question is drawn: a wording, the name in it, and the noise of typing.
+"""How a question is drawn: a wording, the name in it, and typing noise.
 
 Randomness comes from the generator that is passed in.
 """
@@ -25,8 +25,8 @@ _SYLLABLES = (
 def ask(rng: random.Random, name: str, words: list[str], *, follow_up: bool = False) -> str:
     """A question about `name`, worded at random.
 
-    `words` are ordinary words: one question in eight is the name among three or more such words
-    only, which teaches that the name matters and its surroundings do not.
+    `words` are ordinary words: one question in eight consists of the name among three or more such
+    words, which teaches that the name matters and its surroundings do not.
     """
     shown = show_name(rng, name)
     if rng.random() < 0.125 and ("." in name or shown[0] == "`"):
@@ -42,7 +42,7 @@ def ask(rng: random.Random, name: str, words: list[str], *, follow_up: bool = Fa
 
 
 def show_name(rng: random.Random, name: str) -> str:
-    """The name as people type it: plain, in backticks, with parentheses, in quotes."""
+    """The name in one of its usual forms: plain, in backticks, with parentheses, in quotes."""
     draw = rng.random()
     called = f"{name}()" if rng.random() < 0.12 else name
     if draw < 0.6:
@@ -53,7 +53,7 @@ def show_name(rng: random.Random, name: str) -> str:
 
 
 def vary(rng: random.Random, template: str) -> str:
-    """Typing mistakes, case and punctuation; the place of the name, `{n}`, stays as it is."""
+    """Typing mistakes, case and punctuation; the placeholder of the name, `{n}`, is not changed."""
     halves = template.split("{n}")
     if rng.random() < 0.5 and halves[0]:
         halves[0] = halves[0][0].upper() + halves[0][1:]
@@ -70,7 +70,9 @@ def vary(rng: random.Random, template: str) -> str:
 
 
 def mistype(rng: random.Random, text: str) -> str:
-    """Swap, drop, double or replace one letter; texts of fewer than four characters stay."""
+    """Swap, drop, double or replace one letter; texts of fewer than four characters are not
+    changed.
+    """
     if len(text) < 4:
         return text
     at = rng.randrange(1, len(text) - 2)
@@ -86,7 +88,7 @@ def _among_words(rng: random.Random, shown: str, words: list[str]) -> str:
 
 
 def invent_name(rng: random.Random, known: frozenset[str], names: list[str]) -> str:
-    """A name that no standard library has: misspelt, misplaced, foreign or made up."""
+    """A name that is not in the standard library: misspelt, misplaced, foreign or made up."""
     while True:
         draw = rng.random()
         real, other = rng.choice(names), rng.choice(names)
@@ -116,5 +118,7 @@ def could_be_drawn(template: str) -> bool:
 
 
 def _normal(text: str) -> str:
-    """Letters and the name's place only: what case, punctuation and spaces cannot tell apart."""
+    """Only letters and the placeholder of the name, without differences in case, punctuation and
+    spaces.
+    """
     return re.sub(r"[^a-z{}]", "", text.lower())

@@ -1,4 +1,4 @@
-"""From conversations to rows of token ids: endless batches, drawn afresh in worker processes.
+"""From conversations to rows of token ids: endless batches, drawn in worker processes.
 
 Owns the token layout of a conversation and which tokens count in the loss.
 """
@@ -17,7 +17,7 @@ from training.demo.dialogue import Dialogue, Turn
 
 
 class Layout:
-    """The ChatML layout in token ids, equal to those of chat template and tokenizer. Ids of answers
+    """The ChatML layout in token ids, equal to that of chat template and tokenizer. Ids of answers
     are cached.
     """
 
@@ -30,7 +30,9 @@ class Layout:
         self._end_of_text = self._ids("<|endoftext|>")
 
     def lay(self, turns: list[Turn]) -> tuple[list[int], list[bool]]:
-        """Ids of the conversation; for each, whether it is learnt: answers and their end marks."""
+        """Ids of the conversation and, for each, whether it is learnt: answers and their end marks
+        are.
+        """
         ids: list[int] = []
         learnt: list[bool] = []
         for role, text in turns:
@@ -50,7 +52,9 @@ class Layout:
 
 
 class Rows(IterableDataset):
-    """Batches `(tokens int32, learnt bool)`, both [rows, row_tokens + 1]; seed + worker number."""
+    """Batches `(tokens int32, learnt bool)`, both [rows, row_tokens + 1]; each worker adds its
+    number to the seed.
+    """
 
     def __init__(
         self, dialogue: Dialogue, tokenizer: Tokenizer, num_rows: int, row_tokens: int, seed: int
@@ -72,7 +76,7 @@ class Rows(IterableDataset):
             yield torch.from_numpy(tokens), torch.from_numpy(learnt)
 
     def _row(self, rng: random.Random, layout: Layout) -> tuple[list[int], list[bool]]:
-        """Conversations one after the other; the last one is cut where the row ends."""
+        """Consecutive conversations; the last one is cut at the end of the row."""
         ids: list[int] = []
         learnt: list[bool] = []
         while len(ids) < self._shape[1]:

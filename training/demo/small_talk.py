@@ -1,4 +1,4 @@
-"""Wordings of everything but questions: greetings, thanks, other topics, system prompts."""
+"""Wordings of everything except questions: greetings, thanks, other topics, system prompts."""
 
 GREETINGS = (
     "hi",

@@ -1,6 +1,6 @@
-"""Wordings of questions about a name; `{n}` is its place."""
+"""Wordings of questions about a name; `{n}` is its placeholder."""
 
-# Never drawn in training; `questions.could_be_drawn` tells whether one still could be.
+# Never drawn in training; `questions.could_be_drawn` checks that.
 HELD_OUT_TEMPLATES = (
     "Show me the documentation of {n}.",
     "help({n})",

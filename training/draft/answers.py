@@ -1,7 +1,7 @@
-"""The target's own answers, greedy or sampled, many at a time.
+"""The target's own answers, greedy or sampled, in large batches.
 
 Every token runs the whole text again, which suits targets of some ten million parameters. For
-larger ones, let a server answer and train on the file.
+larger ones, let a server generate answers and train on the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BATCH_PROMPTS = 256
 def answer(
     target: FrozenTarget, prompts: Sequence[Sequence[int]], max_tokens: int, temperature: float
 ) -> list[Text]:
-    """Each prompt with an answer of at most `max_tokens` tokens, end mark included."""
+    """Each prompt followed by an answer of at most `max_tokens` tokens, including the end mark."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     texts: dict[int, Text] = {}
     for begin in range(0, len(order), BATCH_PROMPTS):

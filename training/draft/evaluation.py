@@ -1,7 +1,7 @@
-"""How good a drafter is: accuracy of each slot, and tau along the target's own answers.
+"""The quality of a drafter: accuracy of each slot, and tau along the target's own answers.
 
-Along a greedy answer accepting means comparing, so the rounds are those of the real loop. Only
-answers that the target agrees with to the end are walked.
+Along a greedy answer, acceptance is a comparison, so the rounds are those of the real loop. Only
+answers that the target reproduces to the end are used.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from training.draft.target import FrozenTarget
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """`tau`: tokens for each verify pass, bonus included; `slots`: accuracy of each drafted slot,
-    whatever the slots before it.
+    """`tau` is the number of tokens per verify pass, including the bonus token; `slots` is the
+    accuracy of each drafted slot, regardless of the slots before it.
     """
 
     tau: float
@@ -36,7 +36,7 @@ class Score:
 def evaluate(
     drafter: Drafter, target: FrozenTarget, store: FeatureStore, num_rows: int, num_anchors: int
 ) -> Score:
-    """Score every text of `store`, the last answer of each for tau."""
+    """Score every text of `store`, and the last answer of each for tau."""
     right, counted = [], []
     num_tokens = num_rounds = 0
     for begins in store.begins.split(num_rows):
@@ -52,8 +52,8 @@ def evaluate(
 def _all_anchors(
     drafter: Drafter, target: FrozenTarget, store: FeatureStore, begins: Tensor, num_anchors: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For every place of the rows: matched and counted bool [rows, tokens, block - 1], and where
-    the row's first text has what the target says, bool [rows, tokens].
+    """For every position of the rows: matched and counted, bool [rows, tokens, block - 1], and
+    where the row's first text agrees with the target, bool [rows, tokens].
     """
     places = torch.arange(store.row_tokens, device=begins.device)
     index = begins[:, None] + places
@@ -68,7 +68,7 @@ def _all_anchors(
 
 
 def walk(matched: Tensor, inside: Tensor) -> tuple[int, int]:
-    """Tokens and rounds of the greedy loop along each row's last run of `inside` places."""
+    """Tokens and rounds of the greedy loop along each row's last run of `inside` positions."""
     accepted = matched.long().cumprod(-1).sum(-1).tolist()
     num_tokens = num_rounds = 0
     for row, marks in zip(accepted, inside.tolist(), strict=True):
@@ -89,8 +89,8 @@ def last_run(marks: Sequence[bool]) -> tuple[int, int]:
 
 
 def draft(drafter: Drafter, target: FrozenTarget, batch: Batch) -> Tensor:
-    """Rows for the target's head, in its dtype: [batch, anchors, block - 1, hidden]. On GPUs the
-    products are in bfloat16, the residual stream stays in float32.
+    """Rows for the target's head, in its dtype: [batch, anchors, block - 1, hidden]. On GPUs,
+    products are in bfloat16, and the residual stream stays in float32.
     """
     tokens = torch.full_like(batch.blocks, drafter.spec.mask_token)
     tokens[..., 0] = batch.blocks[..., 0]

@@ -1,4 +1,4 @@
-"""A drafter as a directory that any DFlash engine reads, and the state from which a run resumes.
+"""A drafter as a directory that any DFlash engine can read, and the state from which a run resumes.
 
 Owns the file formats: JSON and safetensors, no pickle.
 """
@@ -87,7 +87,7 @@ def save_run(
 def load_run(
     path: Path, drafter: Drafter, optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, Any]:
-    """Load what `save_run` wrote; returns its `progress`."""
+    """Load the files of `save_run`; returns the `progress`."""
     device = next(drafter.parameters()).device
     with safe_open(path, framework="pt", device=str(device)) as file:
         parameters = dict(drafter.named_parameters())

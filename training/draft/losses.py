@@ -1,4 +1,4 @@
-"""The drafter's loss: cross-entropy by slot, and how much each slot weighs."""
+"""The drafter's loss: cross-entropy by slot, and the weights of the slots."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ def slot_losses(rows: Tensor, head: Tensor, blocks: Tensor) -> tuple[Tensor, Ten
 
 
 def decaying_weights(losses: Tensor, gamma: float) -> Tensor:
-    """e^(-k / gamma) for slot k = 0, 1, ...: a slot counts if all before it were right."""
+    """e^(-k / gamma) for slot k = 0, 1, ...: a slot only matters if all slots before it
+    are right.
+    """
     slots = torch.arange(losses.shape[-1], device=losses.device)
     return torch.exp(-slots / gamma).expand_as(losses)
 
 
 def dynamic_weights(losses: Tensor, counted: Tensor) -> Tensor:
     """D-PACE: the gradient of the expected accepted length. With p the probability of the right
-    token and s = p / 2 + 1 / 2, slot k weighs the sum over m >= k of s_1 ... s_m.
+    token and s = p / 2 + 1 / 2, the weight of slot k is the sum over m >= k of s_1 ... s_m.
     """
     probability = torch.exp(-losses.detach())
     chance = (DYNAMIC_FLOOR + (1 - DYNAMIC_FLOOR) * probability).cumprod(-1) * counted
@@ -41,7 +43,7 @@ def weighted_mean(losses: Tensor, weights: Tensor, counted: Tensor) -> Tensor:
 
 
 def slot_weights(name: str, losses: Tensor, counted: Tensor, gamma: float) -> Tensor:
-    """The weights called `name`, "dynamic" or "decaying"."""
+    """The weights named `name`, "dynamic" or "decaying"."""
     if name == "dynamic":
         return dynamic_weights(losses, counted)
     return decaying_weights(losses, gamma)

@@ -1,6 +1,6 @@
 """Muon for matrices (Jordan, 2024): momentum whose singular values are all pushed towards one.
 
-Matrices of one shape take the step together, in a few batched products. Knows no network.
+Matrices of one shape are updated together, in a few batched products. Independent of networks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ RMS_OF_ADAM = 0.2  # the size of an entry of an AdamW step at learning rate 1 (L
 
 
 class Muon(torch.optim.Optimizer):
-    """Learning rates and weight decay mean what they mean for AdamW."""
+    """Learning rate and weight decay have the same meaning as in AdamW."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The drafter in training form: many anchors of packed sequences at once, public tensor names.
+"""The drafter for training: many anchors of packed sequences at once, with the public tensor names.
 
 Owns the architecture with gradients.
 """
@@ -25,11 +25,11 @@ class RMSNorm(nn.Module):
 
 
 class Places:
-    """Where everything is in a batch of rows, into which several sequences are packed.
+    """The positions in a batch of rows, into which several sequences are packed.
 
-    `positions` int64 [batch, tokens], each token's within its sequence; `firsts` int64 [batch,
-    tokens]: the place where its sequence begins; `anchors` and `lengths` int64 [batch, anchors]:
-    their places, and of how many rows of the `block` there are their blocks.
+    `positions` int64 [batch, tokens] are those within each token's sequence; `firsts` int64 [batch,
+    tokens] are the indices at which the sequences begin; `anchors` and `lengths` int64 [batch,
+    anchors] are the anchors' indices, and the number of rows of their blocks, at most `block`.
     """
 
     def __init__(
@@ -148,10 +148,10 @@ class Layer(nn.Module):
 
 
 class Drafter(nn.Module):
-    """Features and blocks to hidden rows, ready for the target's head."""
+    """Maps features and blocks to hidden rows for the target's head."""
 
     def __init__(self, spec: DraftSpec, target_norm: Tensor) -> None:
-        """`target_norm` float32 [hidden]: the scale that the target's head is used to."""
+        """`target_norm` float32 [hidden] is the scale that the target's head expects."""
         super().__init__()
         self.spec = spec
         self.fc = nn.Linear(spec.feature_size, spec.hidden_size, bias=False)
@@ -159,7 +159,7 @@ class Drafter(nn.Module):
         self.layers = nn.ModuleList(Layer(spec, i) for i in range(spec.num_layers))
         self.norm = RMSNorm(spec.hidden_size, spec.norm_eps)
         self.apply(_initialise)
-        for layer in self.layers:  # a fresh layer changes nothing
+        for layer in self.layers:  # a new layer changes nothing
             nn.init.zeros_(layer.self_attn.o_proj.weight)
             nn.init.zeros_(layer.mlp.down_proj.weight)
         self.norm.weight.data.copy_(target_norm)

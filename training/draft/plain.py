@@ -1,5 +1,5 @@
-"""Weights as plain numbers, whatever a file stores them as: training needs matrices to multiply
-with in both directions.
+"""Unquantised weights from any stored format: training needs matrices that can be multiplied in
+both directions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from luceasync.models.loader import TensorSource
 
 
 class PlainSource:
-    """A TensorSource whose matrices are those of another one, unpacked."""
+    """A TensorSource with the unpacked matrices of another one."""
 
     def __init__(self, source: TensorSource, place: WeightPlacement) -> None:
         self._source = source

@@ -1,7 +1,7 @@
-"""The frozen target as training sees it: whole sequences at once, no cache, with its taps.
+"""The frozen target for training: whole sequences at once, no cache, with its taps.
 
-Runs the layers that the server runs, read by the same loader; only what uses a lane's state is
-replaced.
+Runs the same layers as the server, read by the same loader; only the parts that use a lane's state
+are replaced.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Rows:
 
 
 class _SequenceAttention(TorchAttention):
-    """TorchAttention over sequences that begin with their first row; no state is used."""
+    """TorchAttention over sequences that begin with their first row; uses no state."""
 
     def __init__(self, spec: AttentionSpec) -> None:
         super().__init__(spec)
@@ -61,7 +61,7 @@ class _SequenceAttention(TorchAttention):
 
 
 class _SequenceDelta(TorchDelta):
-    """TorchDelta likewise."""
+    """TorchDelta over sequences that begin with their first row; uses no state."""
 
     def __init__(self, spec: DeltaSpec) -> None:
         super().__init__(spec)
@@ -89,15 +89,17 @@ OVER_SEQUENCES = {AttentionSpec: _SequenceAttention, DeltaSpec: _SequenceDelta}
 
 
 def _over_sequences(layer: Layer, mixer: Mixer) -> Layer:
-    """The layer with a body that runs whole sequences."""
+    """The layer with an implementation that runs whole sequences."""
     return replace(layer, mixer=replace(layer.mixer, body=OVER_SEQUENCES[type(mixer)](mixer)))
 
 
 class FrozenTarget:
-    """A model directory's network on one device. Nothing in it learns."""
+    """The network of a model directory on one device. Its weights are frozen."""
 
     def __init__(self, model_dir: Path, dtype: torch.dtype, device: torch.device) -> None:
-        """A directory, or a GGUF file; quantised numbers are unpacked. Raises ModelError."""
+        """`model_dir` is a directory or a GGUF file; quantised weights are unpacked. Raises
+        ModelError.
+        """
         files = ModelFiles(model_dir)
         self.spec = files.spec
         self.device = device
@@ -113,8 +115,8 @@ class FrozenTarget:
 
     @torch.inference_mode()
     def run(self, tokens: Tensor, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """tokens int64 [batch, tokens]: the features [batch, tokens, taps * hidden] and the final
-        hidden rows [batch, tokens, hidden], ready for the head.
+        """Run tokens int64 [batch, tokens]. Returns the features [batch, tokens, taps * hidden] and
+        the final hidden rows [batch, tokens, hidden] for the head.
         """
         positions = torch.arange(tokens.shape[1], device=self.device)[None]
         prepared = {
@@ -134,7 +136,7 @@ class FrozenTarget:
 
     @torch.inference_mode()
     def choices(self, rows: Tensor) -> Tensor:
-        """The most probable token behind each row: int64 [batch, tokens] of [..., hidden]."""
+        """The most probable token after each row: int64 [batch, tokens] from [..., hidden]."""
         parts = rows.flatten(0, 1).split(HEAD_ROWS)
         chosen = torch.cat([F.linear(part, self.head).argmax(-1) for part in parts])
         return chosen.view(rows.shape[:2])

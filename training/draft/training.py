@@ -24,7 +24,7 @@ from training.draft.store import Batch, FeatureStore
 from training.draft.target import FrozenTarget
 from training.draft.texts import Text
 
-NUM_COMPILING_STEPS = 3  # they are no training time
+NUM_COMPILING_STEPS = 3  # not counted as training time
 SHOW_STEPS = 100
 
 
@@ -55,7 +55,9 @@ class Recipe:
 
 
 class Run:
-    """One training run. `out`: where results go; `state_path`: where its state goes, if given."""
+    """One training run. `out` is the folder for results, `state_path` the file for its state, if
+    given.
+    """
 
     def __init__(
         self,
@@ -83,13 +85,13 @@ class Run:
             print(f"going on from step {self._step}", flush=True)
 
     def compile(self) -> None:
-        """Compile what a step spends its time in."""
+        """Compile the functions in which a step spends its time."""
         for layer in self._drafter.layers:
             layer.compile()
         self._slot_losses = torch.compile(losses.slot_losses)
 
     def train(self, store: FeatureStore, texts: Sequence[Text], asked: FeatureStore) -> Score:
-        """Train on `texts` by way of `store`; the score on `asked` at the end."""
+        """Train on `texts` through `store`. Returns the final score on `asked`."""
         recipe = self._recipe
         generator = torch.Generator(store.device).manual_seed(recipe.seed + self._step)
         cursor, first = 0, self._step
@@ -115,7 +117,7 @@ class Run:
         return self.checkpoint(asked)
 
     def checkpoint(self, asked: FeatureStore) -> Score:
-        """Score the drafter and write it down."""
+        """Score the drafter and write it to disk."""
         recipe, drafter = self._recipe, self._drafter
         with torch.compiler.set_stance("force_eager"):
             score = evaluate(drafter, self._target, asked, recipe.num_rows, recipe.num_anchors)
@@ -151,9 +153,9 @@ class Run:
         return self._elapsed_s / self._recipe.seconds
 
     def _refill(self, store: FeatureStore, texts: Sequence[Text], cursor: int) -> int:
-        """Give the store the texts from `cursor` on, round and round; where they end."""
+        """Fill the store with the texts from `cursor` on, cyclically. Returns the next cursor."""
         if len(store.begins) == len(texts):
-            return 0  # it holds all there are
+            return 0  # it holds all texts
         begun = time.monotonic()
         count = store.fill([*texts[cursor:], *texts[:cursor]])
         print(
@@ -164,7 +166,7 @@ class Run:
         return (cursor + count) % len(texts)
 
     def _learn(self, batch: Batch, progress: float) -> Tensor:
-        """One step; its loss, still on the device."""
+        """Run one step and return its loss, still on the device."""
         recipe, drafter, target = self._recipe, self._drafter, self._target
         rate = learning_rate(recipe, self._step, progress)
         for optimizer in self._optimizers:

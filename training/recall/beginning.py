@@ -1,8 +1,9 @@
-"""Initial weights of the recall model: a guess at how facts are found, all of it then trained.
+"""Initial weights of the recall model: a guess at how facts are found, all of which is then
+trained.
 
 From random weights, induction heads form late: for hundreds of steps a network copies values from
-anywhere in a slot. So heads of the first layer begin by attending one, two, ... tokens back, and
-those of the next layers by copying what follows the same two words (Olsson et al., 2022).
+anywhere in a slot. So heads of the first layer initially attend one, two, ... tokens back, and
+those of the next layers copy the tokens that follow the same two words (Olsson et al., 2022).
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from torch import Tensor, nn
 from training.recall.network import ROPE_THETA, Network, Sizes
 
 EMBEDDING_STD = 0.25
-CONSTANT = 4 * EMBEDDING_STD  # of every token, in channel 0: what heads know places by
-NUM_COPYING = 2  # layers that look for words and copy what follows
+CONSTANT = 4 * EMBEDDING_STD  # of every token, in channel 0: heads recognise positions by it
+NUM_COPYING = 2  # layers that look for words and copy the tokens after them
 NEAR, FAR = 0.05, 1e-4  # radians a token: pairs above tell neighbours apart, these distant places
 FAR_SHARE = 0.3
 STILL_SHARE = 5 / 8  # pairs from there on hardly turn: words are compared in them
@@ -22,7 +23,7 @@ STILL_SHARE = 5 / 8  # pairs from there on hardly turn: words are compared in th
 
 @torch.no_grad()
 def begin(network: Network) -> None:
-    """Set all weights; random ones by torch's own generator."""
+    """Set all weights; random ones with torch's generator."""
     sizes = network.sizes
     nn.init.normal_(network.embed_tokens.weight, std=EMBEDDING_STD)
     network.embed_tokens.weight[:, 0] = CONSTANT
@@ -45,7 +46,9 @@ def begin(network: Network) -> None:
 
 
 def _copy_what_is_seen(attention: nn.Module, sizes: Sizes) -> None:
-    """Let heads output the embedding they attend to, as far as their few dimensions hold it."""
+    """Let heads output the embedding that they attend to, as far as it fits into their few
+    dimensions.
+    """
     dim, group = sizes.head_dim, sizes.num_heads // sizes.num_kv_heads
     for head in range(sizes.num_heads):
         seen = attention.v_proj.weight[head // group * dim :][:dim]
@@ -53,9 +56,9 @@ def _copy_what_is_seen(attention: nn.Module, sizes: Sizes) -> None:
 
 
 def _bring_what_stands_before(attention: nn.Module, sizes: Sizes) -> tuple[Tensor, Tensor]:
-    """Head 0 sees the token before its own, head 1 the one before that, and so on. Returns the rows
-    by which words are read [kv_heads * head_dim, hidden], and directions in which they are brought
-    [hidden, heads * head_dim].
+    """Head 0 attends to the previous token, head 1 to the one before that, and so on. Returns the
+    rows that read words [kv_heads * head_dim, hidden], and the directions in which heads output
+    them [hidden, heads * head_dim].
     """
     dim, half = sizes.head_dim, sizes.head_dim // 2
     turns = ROPE_THETA ** (-torch.arange(half) * 2.0 / dim)  # radians a token
@@ -66,7 +69,7 @@ def _bring_what_stands_before(attention: nn.Module, sizes: Sizes) -> tuple[Tenso
     for head in range(sizes.num_kv_heads):
         key[head * dim :, 0][:half] = share
     for head in range(sizes.num_heads):
-        angles = (head + 1) * turns  # rotated back by as many tokens
+        angles = (head + 1) * turns  # rotated back by that many tokens
         query[head * dim :, 0][:half] = share * angles.cos()
         query[head * dim + half :, 0][:half] = -share * angles.sin()
     brought = attention.o_proj.weight
@@ -79,8 +82,8 @@ def _bring_what_stands_before(attention: nn.Module, sizes: Sizes) -> tuple[Tenso
 def _look_for_words(
     attention: nn.Module, sizes: Sizes, number: int, words: Tensor, brought: Tensor
 ) -> None:
-    """Every head looks for tokens before which two words stand: its own token and the one before.
-    `number`: of the layer; each kv head compares other dimensions of the words.
+    """Every head looks for tokens preceded by two words: its own token and the one before. `number`
+    is the index of the layer; each kv head compares different dimensions of the words.
     """
     dim, half = sizes.head_dim, sizes.head_dim // 2
     still = int(half * STILL_SHARE)
@@ -93,7 +96,7 @@ def _look_for_words(
     group = sizes.num_heads // sizes.num_kv_heads
     for head in range(sizes.num_heads):
         kv_head = head // group
-        # Of what heads 0 and 1 of the first layer bring: both read the same rows.
+        # From the output of heads 0 and 1 of the first layer: both read the same rows.
         first = (number * sizes.num_kv_heads + kv_head) * count % (dim - count + 1)
         one, two = brought[:, first:][:, :count].T, brought[:, dim + first :][:, :count].T
         query[[head * dim + place for place in own]] = words[first:][:count]

@@ -1,7 +1,7 @@
-"""Texts that hide facts among filler and ask for them: the recall model's whole language.
+"""Texts that hide facts among filler and ask for them: the complete language of the recall model.
 
-A slot is 16 words, and a line begins anywhere in its slot: where it stands says nothing of what it
-says. Owns the words and what a row is made of.
+A slot is 16 words, and a line begins anywhere in its slot: its position carries no information.
+Owns the words and the composition of a row.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ SLOT_WORDS = 16
 NUM_VALUES = 6  # of a fact
 NUM_NAMES = 2
 BEFORE_VALUES = 1 + NUM_NAMES  # FACT or ASK, and two names
-LINE_WORDS = BEFORE_VALUES + NUM_VALUES + 1  # END behind the values
-NUM_BEGINS = SLOT_WORDS - LINE_WORDS + 1  # places in a slot
-NUM_REHEARSALS = 20  # of the second names of a hop: about as many tokens as a look takes
+LINE_WORDS = BEFORE_VALUES + NUM_VALUES + 1  # with END after the values
+NUM_BEGINS = SLOT_WORDS - LINE_WORDS + 1  # positions in a slot
+NUM_REHEARSALS = 20  # of the second names of a hop: about as many tokens as a probe takes
 KINDS = ("<pad>", "<eos>", "<|mask|>", "FACT", "ASK", "HOP", "END")
 SPECIAL = (*KINDS, *(f"r{i}" for i in range(NUM_REHEARSALS)))
 PAD, EOS, MASK, FACT, ASK, HOP, END = range(len(KINDS))
@@ -25,12 +25,12 @@ REHEARSALS = tuple(range(len(KINDS), len(SPECIAL)))
 HOP_SLOTS = -(
     -(BEFORE_VALUES + (NUM_NAMES + 1) * NUM_REHEARSALS + NUM_NAMES + NUM_VALUES + 1) // SLOT_WORDS
 )
-LINK_EVERY = 8  # of so many facts one is a link: its first values are another one's names
+LINK_EVERY = 8  # one fact in this many is a link: its first values are another fact's names
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """How many words there are of each kind, and phrases of filler; ids follow in this order."""
+    """The number of words of each kind, and phrases of filler; ids follow in this order."""
 
     num_first: int = 64
     num_second: int = 1024
@@ -71,7 +71,7 @@ LANGUAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Two names, which only this fact has together, and its values; all as ids."""
+    """Two names, whose combination is unique to this fact, and its values; all as ids."""
 
     names: tuple[int, int]
     values: tuple[int, ...]
@@ -82,19 +82,19 @@ class Fact:
 
     @property
     def question(self) -> list[int]:
-        """What is to be gone on with the values."""
+        """The prompt that is to be continued with the values."""
         return [ASK, *self.names]
 
     def linked_to(self, other: Fact) -> Fact:
-        """The same fact, whose first values are the other one's names."""
+        """The same fact with the other fact's names as its first values."""
         return Fact(self.names, (*other.names, *self.values[NUM_NAMES:]))
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A question for the values of a fact that another one names.
+    """A question for the values of a fact that another fact names.
 
-    The names to be found first are repeated before the values: time to recall what is asked for.
+    The names that must be found first are repeated before the values: time to recall the fact.
     """
 
     link: Fact
@@ -102,18 +102,18 @@ class Hop:
 
     @property
     def question(self) -> list[int]:
-        """What is to be gone on with `answer`."""
+        """The prompt that is to be continued with `answer`."""
         return [HOP, *self.link.names]
 
     @property
     def answer(self) -> list[int]:
-        """The second names, rehearsed, and the values; END follows."""
+        """The second names, repeated, and the values; END follows."""
         rehearsed = [token for i in REHEARSALS for token in (*self.fact.names, i)]
         return [*rehearsed, *self.fact.names, *self.fact.values]
 
 
 class Writer:
-    """Writes rows of one language, which follow from the seed."""
+    """Writes rows of one language, determined by the seed."""
 
     def __init__(self, language: Language, seed: int) -> None:
         self._language = language
@@ -122,11 +122,11 @@ class Writer:
         begin = language.begins[3]
         shape = (language.num_phrases, SLOT_WORDS)
         self._phrases = phrases.integers(begin, begin + language.num_filler_words, shape)
-        weights = 1 / (np.arange(language.num_phrases) + 10)  # some are met often, most are rare
+        weights = 1 / (np.arange(language.num_phrases) + 10)  # some are frequent, most are rare
         self._reached = np.cumsum(weights / weights.sum())
 
     def facts(self, count: int) -> list[Fact]:
-        """Facts of different names."""
+        """Facts with different names."""
         names, values = self._facts(1, count)
         return [
             Fact((int(first), int(second)), tuple(said))
@@ -137,7 +137,7 @@ class Writer:
         self, num_rows: int, num_tokens: int, num_facts: int, num_questions: int, num_hops: int = 0
     ) -> np.ndarray:
         """Rows of slots, int64 [num_rows, num_tokens]: facts, and questions after them that ask for
-        one of those that stand before; hops end a row, and then some facts are links.
+        one of the earlier facts; hops end a row, and then some facts are links.
         """
         num_slots = num_tokens // SLOT_WORDS
         slots = self._filler((num_rows, num_slots))
@@ -175,8 +175,8 @@ class Writer:
         return rows
 
     def context(self, num_tokens: int, facts: Sequence[Fact], depths: Sequence[float]) -> list[int]:
-        """Filler of so many tokens with each fact at its depth, 0 for the first slot and 1 for the
-        last; facts whose slots are taken move to the next that is free.
+        """Filler of that many tokens with each fact at its depth, 0 for the first slot and 1 for
+        the last; facts whose slots are taken move to the next free slot.
         """
         slots = self._filler((num_tokens // SLOT_WORDS,))
         free = [True] * len(slots)
@@ -207,7 +207,7 @@ class Writer:
         return found
 
     def _below(self, limits: np.ndarray, num_rows: int | None = None) -> np.ndarray:
-        """A number below each limit, in so many rows if they are not given row by row."""
+        """A number below each limit, in `num_rows` rows unless the limits are given row by row."""
         shape = limits.shape if num_rows is None else (num_rows, *limits.shape)
         return (self._random.random(shape) * limits).astype(np.int64)
 
@@ -217,7 +217,7 @@ class Writer:
 
 
 def _hop_lines(links: np.ndarray, names: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """HOP, the link's names, the other's, rehearsed, its values, END: [rows, hops, tokens]."""
+    """HOP, the link's names, the other fact's, repeated, its values, END: [rows, hops, tokens]."""
     one = (*names.shape[:2], 1)
     rehearsed = [part for i in REHEARSALS for part in (names, np.full(one, i))]
     return np.concatenate(

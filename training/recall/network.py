@@ -1,6 +1,4 @@
-"""The recall model's network: Qwen3 over whole rows, and its names in files, which are Hugging
-Face's.
-"""
+"""The recall model's network: Qwen3 over whole rows, with Hugging Face's names in files."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ NORM_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of one network."""
+    """The sizes of one network."""
 
     vocab_size: int
     num_layers: int
@@ -64,7 +62,7 @@ class Network(nn.Module):
         self.norm = nn.RMSNorm(sizes.hidden_size, NORM_EPS)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """What the last norm gives: [rows, tokens, hidden] of [rows, tokens]."""
+        """The output of the last norm: [rows, tokens, hidden] from [rows, tokens]."""
         x = self.embed_tokens(tokens)
         turns = _turns(tokens.shape[1], self.sizes.head_dim, tokens.device)
         for layer in self.layers:
@@ -82,7 +80,9 @@ class Network(nn.Module):
         }
 
     def take(self, tensors: dict[str, Tensor]) -> None:
-        """Load what `tensors` gave. Raises RuntimeError for another network's."""
+        """Load tensors in the form of `tensors`. Raises RuntimeError if they are from another
+        network.
+        """
         self.load_state_dict({name.removeprefix("model."): x for name, x in tensors.items()})
 
 
@@ -137,7 +137,7 @@ class _Layer(nn.Module):
 
 
 def _turns(num_tokens: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [tokens, 1, head_dim / 2] of each place's rotation, float32."""
+    """Cosines and sines [tokens, 1, head_dim / 2] of each position's rotation, float32."""
     pairs = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
     places = torch.arange(num_tokens, device=device, dtype=torch.float32)
     angles = torch.outer(places, ROPE_THETA**-pairs)[:, None]

@@ -1,6 +1,6 @@
-"""Records of a few kinds, drawn from their number alone, and the schema of each kind.
+"""Records of a few kinds, determined by their number, and the schema of each kind.
 
-Owns what is asked and the right answers.
+Owns the questions and the right answers.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ def schema_of(kind: str) -> dict[str, Any]:
 
 
 def prompt_of(kind: str, number: int) -> str:
-    """The prompt that asks for that record."""
+    """The prompt that requests that record."""
     return f"Give me {kind} {number} as JSON."
 
 
 def record_of(kind: str, number: int) -> Record:
-    """That record, always the same."""
+    """The record with that number, always the same."""
     return KINDS[kind][1](random.Random(f"{kind} {number}"), number)
 
 
 class Records:
-    """Conversations of one question each, as demo.rows.Rows draws them."""
+    """Conversations of one question each, for demo.rows.Rows."""
 
     def draw(self, rng: random.Random) -> list[Turn]:
-        """A random one."""
+        """A random conversation."""
         return turns_of(rng.choice(list(KINDS)), rng.randrange(NUM_OF_A_KIND))
 
 
