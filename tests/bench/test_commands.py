@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from luceasync.bench import speculation
 from luceasync.cli.app import app
 from luceasync.errors import ConfigError, PlacementError
 
@@ -55,7 +56,11 @@ def test_prefill_has_a_row_for_each_length() -> None:
 @pytest.mark.slow
 @pytest.mark.covered(0)
 @pytest.mark.parametrize("shape", ["small-hybrid", "small"])
-def test_speculation_compares_verify_passes_and_rounds_with_steps(shape: str) -> None:
+def test_speculation_compares_verify_passes_and_rounds_with_steps(
+    shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speculation, "NUM_WARMUPS", 1)
+    monkeypatch.setattr(speculation, "NUM_IN_A_ROW", 2)
     sizes = ("--contexts", "64", "--lanes", "1", "--dtype", "fp32", "--rounds", "1")
     verify, rounds, in_a_row = rows_of("speculation", "--shape", shape, *sizes)
     assert verify["chain of 16"] > 0 and verify["tree of 60"] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -125,9 +126,10 @@ def test_a_drafter_finds_the_mask_that_texts_never_use(tmp_path: Path):
 
 
 def in_few_rows(form: Form) -> Form:
-    """It learns as much from them as from more."""
+    """It learns as much from them as from more, by its steps alone, however long they take."""
     stages = zip(form.stages, (8, 2, 2), strict=True)
-    return replace(form, stages=tuple(replace(stage, num_rows=rows) for stage, rows in stages))
+    few = tuple(replace(stage, num_rows=rows) for stage, rows in stages)
+    return replace(form, stages=few, seconds=math.inf)
 
 
 @pytest.mark.slow
