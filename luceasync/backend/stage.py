@@ -122,6 +122,14 @@ class StageBackend:
         self._stage.synchronize()
         return result()
 
+    @handles(wire.CountExperts)
+    def count_experts(self, command: wire.CountExperts, tensors: list[Tensor]) -> Answers:
+        if self._stage is None:
+            raise WireError("CountExperts came before a model was loaded")
+        counts = self._stage.expert_counts()
+        each = (counts.get(name, 0) for name in ("hits", "misses", "read through", "bytes"))
+        return [(answers.ExpertCounts(*each), ())]
+
 
 def lent_memory(parent: ParentConnection, names: Sequence[str]) -> SealedMemory | None:
     """Memory that was lent for nodes, pinned for these devices; None: use our own."""

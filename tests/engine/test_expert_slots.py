@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,18 @@ from luceasync.engine.start import build_engine
 from luceasync.models.feed_forward.feed_forward import RoutedFeedForward
 from luceasync.models.files import ModelFiles, read_spec
 from luceasync.models.precision import Precision
-from luceasync.pipeline import devices, stage
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.expert_plan import ExpertRequest, expert_layers
 from luceasync.pipeline.plan import make_plan
+from luceasync.pipeline.remote import fleet
 from luceasync.request import Finish, Request, Sampling, TokenPrompt
+from luceasync.status import ExpertsStatus
 from tests import tiny
+from tests.children import children
 from tests.engines import written
-from tests.kernels.experts_double import SlottedPlatform, replace_kernels
+from tests.kernels.experts_double import SlottedPlatform
+from tests.pipeline.slotted_backend import have_slots
+from tests.processes import placed
 
 NUM_EXPERTS, NUM_CHOSEN, NUM_LANES, INNER = 12, 2, 2, 32
 EXPERTS = {"num_experts": NUM_EXPERTS, "moe_intermediate_size": INNER}
@@ -78,9 +83,7 @@ def draft_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def slots() -> Iterator[pytest.MonkeyPatch]:
     """Devices have slots within the context of this patch."""
     with pytest.MonkeyPatch.context() as patch:
-        replace_kernels(patch)
-        patch.setattr(stage, "open_platform", SlottedPlatform)
-        patch.setattr(devices, "open_platform", SlottedPlatform)
+        have_slots(patch)
         yield patch
 
 
@@ -91,7 +94,9 @@ async def running(
     cache_dir: Path | None = None,
     num_slots: int | None = None,
     num_devices: int = 1,
+    elsewhere: PlacementConfig | None = None,
 ) -> AsyncIterator[LocalEngine]:
+    """`elsewhere`: the devices, in place of `num_devices` of this process."""
     spec = read_spec(model_dir)
     num_layers = sum(isinstance(each.feed_forward, RoutedFeedForward) for each in spec.layers)
     expert_bytes = 4 * 3 * INNER * spec.hidden_size
@@ -99,8 +104,9 @@ async def running(
     engine = build_engine(
         Config(
             model=ModelConfig(model_dir=model_dir, dtype="fp32"),
-            placement=PlacementConfig(
-                devices=tuple(f"cpu:{i}" for i in range(num_devices)), expert_bytes=num_bytes
+            placement=replace(
+                elsewhere or PlacementConfig(tuple(f"cpu:{i}" for i in range(num_devices))),
+                expert_bytes=num_bytes,
             ),
             engine=EngineConfig(parallel=NUM_LANES, max_ctx_tokens=1024, prefill_chunk_tokens=128),
             cache=CacheConfig(
@@ -173,6 +179,42 @@ async def test_every_budget_and_history_of_slots_gives_the_same_tokens(
             met = engine.status().experts
             assert met is not None and met.hits_total > 0 and met.copied_bytes_total > 0
             assert (met.read_through_total > 0) == (num_slots < NUM_EXPERTS)
+
+
+async def counted(engine: LocalEngine, are: Callable[[ExpertsStatus], bool]) -> ExpertsStatus:
+    """What became of experts, once that is so; an engine asks for it between steps."""
+    async with asyncio.timeout(60):
+        while True:
+            met = engine.status().experts
+            assert met is not None
+            if are(met):
+                return met
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forked_backends")
+@pytest.mark.parametrize("model_dir", ["qwen3_5_moe_text"], indirect=True)
+async def test_experts_of_another_process_are_counted_over_its_lives(
+    model_dir: Path,
+    draft_dir: Path,
+    tmp_path: Path,
+    slots: pytest.MonkeyPatch,
+) -> None:
+    slots.setattr(fleet, "COUNT_S", 0.0)
+    placement = placed(tmp_path, "two", module="tests.pipeline.slotted_backend")
+    async with running(model_dir, draft_dir, None, NUM_EXPERTS // 2) as engine:
+        expected, _ = await said(engine, tokens(20, 1))
+    async with running(model_dir, draft_dir, None, NUM_EXPERTS // 2, elsewhere=placement) as engine:
+        assert (await said(engine, tokens(20, 1)))[0] == expected
+        before = await counted(engine, lambda met: min(met.hits_total, met.misses_total) > 0)
+        assert before.copied_bytes_total > 0
+        [process] = children("--layers")
+        process.kill()
+        after = await counted(engine, lambda met: engine.status().processes.all[0].num_starts == 2)
+        assert after.hits_total >= before.hits_total
+        assert (await said(engine, tokens(20, 1)))[0] == expected
+        await counted(engine, lambda met: met.hits_total > after.hits_total)
 
 
 def test_slots_take_the_bytes_that_were_planned(model_dir: Path, slots: pytest.MonkeyPatch) -> None:

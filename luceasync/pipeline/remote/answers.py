@@ -40,6 +40,25 @@ class Scalar(Message, frozen=True):
     value: float
 
 
+class ExpertCounts(Message, frozen=True):
+    """Experts of all passes so far by what became of them, and bytes: see status.ExpertsStatus."""
+
+    hits: Natural
+    misses: Natural
+    read_through: Natural
+    num_bytes: Natural
+
+    @property
+    def by_name(self) -> dict[str, int]:
+        """As Stage has them."""
+        return {
+            "hits": self.hits,
+            "misses": self.misses,
+            "read through": self.read_through,
+            "bytes": self.num_bytes,
+        }
+
+
 class NodeRoom(Message, frozen=True):
     """Whether there was room for a node, and whether all copies have arrived; if not, they complete
     later under the command's ticket.
@@ -50,5 +69,5 @@ class NodeRoom(Message, frozen=True):
 
 
 ANSWERS: tuple[type[Message], ...] = (
-    *(Offers, CommandFailure, LoadProgress, Result, BestTokens, Scalar, NodeRoom),
+    *(Offers, CommandFailure, LoadProgress, Result, BestTokens, Scalar, NodeRoom, ExpertCounts),
 )

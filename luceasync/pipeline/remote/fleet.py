@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -49,11 +50,41 @@ HEARTBEAT = Heartbeat()
 CHUNKS_AHEAD = 2  # of a prompt, at another machine: one is computed there while one is on its way
 # Of a stage on another machine: it is the link that fails again and again, and not the process.
 LINK_BACKOFF = Backoff(longest_s=2.0)
+COUNT_S = 1.0  # from asking for what became of experts to asking again
 CONNECT_S = 20.0  # to another machine, which may still serve the connection before
 PROBE_S, PROBE_PAUSE_S = 1.0, 0.3
 ELSEWHERE = 1  # the process of all other devices, in the plan that a process is told
 
 log = logging.getLogger(__name__)
+
+
+class _Experts:
+    """What became of a stage's experts in all lives of its process, asked now and then."""
+
+    def __init__(self, are_in_slots: bool) -> None:
+        """`are_in_slots`: they wait in host memory; otherwise there is nothing to ask."""
+        self._is_asked = are_in_slots
+        self._before = self._own = answers.ExpertCounts(0, 0, 0, 0).by_name
+        self._due_s = 0.0
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """See Stage. Any thread."""
+        before, own = self._before, self._own
+        return {name: before[name] + own[name] for name in before} if self._is_asked else {}
+
+    def ask(self, connection: BackendConnection) -> None:
+        """Ask the process, if that is due."""
+        if not self._is_asked or (now := time.monotonic()) < self._due_s:
+            return
+        self._own = connection.ask(wire.CountExperts(), answers.ExpertCounts).by_name
+        self._due_s = now + COUNT_S
+
+    def restarted(self) -> None:
+        """Count on: the next process begins at 0."""
+        if self._is_asked:
+            self._before = dict(self.counts)
+            self._own = dict.fromkeys(self._before, 0)
 
 
 class RemoteStage:
@@ -66,9 +97,12 @@ class RemoteStage:
         contents: RemoteContents,
         num_shards: int,
         restart: Callable[[str], BackendConnection],
+        *,
+        has_slots: bool = False,
     ) -> None:
         """`connection` is owned from now on. `restart`, given the reason, returns a connection to
-        another process that has loaded the same layers.
+        another process that has loaded the same layers. `has_slots`: its experts wait in host
+        memory there.
         """
         self._connection = connection
         self._passes = passes
@@ -76,6 +110,7 @@ class RemoteStage:
         self._nodes = NodeStore(contents)
         self._num_shards = num_shards
         self._restart = restart
+        self._experts = _Experts(has_slots)
 
     @property
     def num_shards(self) -> tuple[int, int]:
@@ -91,8 +126,8 @@ class RemoteStage:
         return self._connection.traffic
 
     def expert_counts(self) -> Mapping[str, int]:
-        """Nothing: they are counted in the other process."""
-        return {}
+        """See Stage: as the other process has said when it was last asked."""
+        return self._experts.counts
 
     def synchronize(self) -> None:
         self._connection.ask(wire.Synchronize(), answers.Result)
@@ -103,9 +138,11 @@ class RemoteStage:
 
     def raise_if_failed(self) -> None:
         self._connection.raise_if_failed()
+        self._experts.ask(self._connection)
 
     def check_alive(self) -> None:
         self._connection.check_alive()
+        self._experts.ask(self._connection)
 
     def restart_failed(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
         """See Stage. Nodes in shared memory stay where they are; the new process adopts them."""
@@ -113,6 +150,7 @@ class RemoteStage:
             return False
         self._connection.continue_with(self._restart(self._connection.last_words()).life)
         self._passes.restarted()
+        self._experts.restarted()
         lost(self._nodes.sift(self._contents.readopt))
         return True
 
@@ -192,7 +230,9 @@ class Fleet:
             saves_ahead=stage.address is not None and self._is_on_host(number),
         )
         restart = partial(self._restart, number, load)
-        return RemoteStage(connection, passes, contents, len(stage.sizes.shards), restart)
+        shards = stage.sizes.shards
+        has_slots = any(shard.expert_slots for shard in shards)
+        return RemoteStage(connection, passes, contents, len(shards), restart, has_slots=has_slots)
 
     def _restart(self, number: int, load: wire.LoadStage, reason: str) -> BackendConnection:
         process = self._stages[number].process

@@ -360,6 +360,10 @@ class Synchronize(Command, frozen=True):
     """Answer when all work that was queued is done."""
 
 
+class CountExperts(Command, frozen=True):
+    """Return what became of experts that wait in host memory. Answered by ExpertCounts."""
+
+
 # --- commands: nodes ------------------------------------------------------------------------------
 
 
@@ -462,7 +466,7 @@ PASS_COMMANDS: tuple[type[PassCommand], ...] = (
     ),
 )
 COMMANDS: tuple[type[Command], ...] = (
-    *(OfferDevices, LoadStage, Synchronize),
+    *(OfferDevices, LoadStage, Synchronize, CountExperts),
     *(TreeParents, RunPass, PreparePass, RankLogits, ReadRow, ReadLogprob, CommitPaths, ReadTaps),
     PlacePages,
     *PASS_COMMANDS,
