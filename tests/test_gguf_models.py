@@ -35,7 +35,7 @@ from tests.gguf.tiny_files import K_MIX, LLAMA3, Tiny, write
 pytestmark = pytest.mark.usefixtures("forked_backends")
 
 QUESTION = "to be or not to be, that is the question. " * 6
-NUM_TOKENS = 32
+NUM_TOKENS = 16
 FOURS = {"ssm_alpha.weight": "F16", "attn_k.weight": "IQ4_XS", "token_embd.weight": "BF16"}
 ODD = FOURS | {"ffn_up.weight": "Q3_K", "ffn_down.weight": "Q2_K", "": "Q5_1"}
 # Experts of 26B-A4B have 704 columns: blocks of 256 do not fit, half blocks of 128 neither.
@@ -45,20 +45,21 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 LINEAR = {"rope_type": "linear", "factor": 8.0}
 MODELS = {
     "plain": Tiny(),
-    "plain hybrid": Tiny("qwen3_5"),
-    "heads in order": Tiny("qwen3_5", value_heads=2, types={"": "Q8_0"}, tied=True),
     "K-quants": Tiny(types=K_MIX, tensors_a_part=9),
-    "fused": Tiny(types={"": "Q4_0"}, fused=True),
-    "K-quants, tied": Tiny(types=K_MIX, tied=True),
-    "K-quants hybrid": Tiny("qwen3_5", types=K_MIX, mtp=True, vision=True, tied=True),
-    "llama": Tiny("llama", types=K_MIX | {"attn_k.weight": "Q4_1", "output.weight": "Q5_0"}),
     "experts": Tiny("qwen3_moe", types=K_MIX, tensors_a_part=9),
     "experts hybrid": Tiny("qwen3_5_moe", types=K_MIX, mtp=True, tied=True),
     "odd types hybrid": Tiny("qwen3_5", types=ODD, tensors_a_part=20),
 }
 
-# Of which only the numbers are compared: they are served like the others.
+K_HYBRID = Tiny("qwen3_5", types=K_MIX, mtp=True, vision=True, tied=True)
+# Of which only the numbers are compared: they are served and kept like the others.
 RELATIVES = {
+    "plain hybrid": Tiny("qwen3_5"),
+    "heads in order": Tiny("qwen3_5", value_heads=2, types={"": "Q8_0"}, tied=True),
+    "fused": Tiny(types={"": "Q4_0"}, fused=True),
+    "K-quants, tied": Tiny(types=K_MIX, tied=True),
+    "K-quants hybrid": K_HYBRID,
+    "llama": Tiny("llama", types=K_MIX | {"attn_k.weight": "Q4_1", "output.weight": "Q5_0"}),
     "gemma 3": Tiny("gemma3_text", types=K_MIX, tied=True, num_layers=6, rope=LINEAR),
     "gemma 4": Tiny("gemma4_text", types=K_MIX, tied=True),
     "gemma 4, fused": Tiny("gemma4_text", types={"": "Q8_0"}, tied=True, fused=True),
@@ -188,7 +189,7 @@ async def test_a_drafter_changes_no_answer(files: tuple[Path, Path], tmp_path: P
 
 @pytest.mark.slow
 async def test_what_other_processes_have_kept_is_taken_up_by_one(tmp_path: Path):
-    path, _ = write(MODELS["K-quants hybrid"], tmp_path)
+    path, _ = write(K_HYBRID, tmp_path)
     cache_dir = tmp_path / "cache"
     async with arranged(path, tmp_path / "three", "three", cache_dir=cache_dir) as engine:
         kept = await ask(engine, QUESTION, NUM_TOKENS, keep_prefix=True)

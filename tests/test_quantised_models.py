@@ -23,7 +23,7 @@ from tests.models.quant.checkpoints.test_schemes import FP4, FP8_BLOCKS, INT4, c
 from tests.reference import quantised as truth
 
 QUESTION = "to be or not to be, that is the question. " * 6
-NUM_TOKENS = 32
+NUM_TOKENS = 16
 INT4_32 = INT4 | {"group_size": 32, "symmetric": False}
 MODELS: dict[str, tuple[str, dict[str, Any], Callable[..., truth.Module]]] = {
     "awq": (

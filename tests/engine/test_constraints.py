@@ -160,14 +160,14 @@ async def test_a_drafter_changes_no_answer(tiny_dir, tmp_path, tree, plain):
 
 
 @pytest.mark.covered(1)
-@pytest.mark.parametrize("where", ["three groups", "three processes", "the last one elsewhere"])
+@pytest.mark.parametrize("where", ["three groups", "three processes"])
 async def test_where_the_logits_lie_changes_no_answer(tiny_dir, tmp_path, where, plain):
     draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config())
     placement, num_stages = PlacementConfig(), 1
     if where == "three groups":
         num_stages = 3
     else:
-        placement = placed(tmp_path, "three" if where == "three processes" else "two")
+        placement = placed(tmp_path, "three")
     with in_stages(num_stages) if num_stages > 1 else nullcontext():
         async with started(tiny_dir, placement, draft_dir=draft_dir) as engine:
             assert await ask_all(engine) == plain

@@ -149,9 +149,9 @@ async def test_lanes_beside_each_other_say_what_they_say_alone(tiny_dir: Path):
 
     prompts = [tokens(n, n) for n in (900, 700, 1300)]
     async with running(tiny_dir, pool_tokens=POOL, policy="lru", parallel=3) as engine:
-        alone = [(await said(engine, prompt, 60))[0] for prompt in prompts]
+        alone = [(await said(engine, prompt, 24))[0] for prompt in prompts]
     async with running(tiny_dir, pool_tokens=POOL, policy="lru", parallel=3) as engine:
-        found = await asyncio.gather(*(said(engine, prompt, 60) for prompt in prompts))
+        found = await asyncio.gather(*(said(engine, prompt, 24) for prompt in prompts))
     assert [answer for answer, _ in found] == alone
 
 

@@ -110,9 +110,7 @@ async def test_answers_are_those_of_one_process(
 
 
 @pytest.mark.covered(1)
-@pytest.mark.parametrize(
-    ("first", "second"), [("one", "three"), ("three", "one"), ("between", "two")]
-)
+@pytest.mark.parametrize(("first", "second"), [("one", "three"), ("between", "one")])
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 async def test_a_restart_takes_up_what_another_arrangement_has_written(
     tiny_dir, tmp_path, first, second, transport, caplog
@@ -170,8 +168,9 @@ async def test_a_process_that_dies_fails_what_it_carried_and_is_started_again_al
         await written(engine)
         first, last = sorted(backends(), key=lambda process: process.create_time())
         if is_busy:
+            num_decoded = engine.status().decoded_tokens_total
             asking = asyncio.create_task(ask(engine, "more", num_tokens=800))
-            await asyncio.sleep(0.3)
+            await until(lambda: engine.status().decoded_tokens_total > num_decoded)
         may_start.clear()
         last.send_signal(signal.SIGKILL)
         if is_busy:

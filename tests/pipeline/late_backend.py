@@ -6,16 +6,36 @@ made in another thread, and saved data is in place only then.
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-LATE_S = 0.4
+LATE_S, PAUSE_S = 0.4, 0.01
+
+
+def hold_of(pid: int) -> Path:
+    """The file that holds copies in the backends that this process has started."""
+    return Path(tempfile.gettempdir()) / f"late-copies-{pid}"
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """No copy in this process's backends arrives within the context, however long that takes."""
+    hold = hold_of(os.getpid())
+    hold.touch()
+    try:
+        yield
+    finally:
+        hold.unlink()
 
 
 class Late:
-    """An Arrival that comes after LATE_S."""
+    """An Arrival that comes after LATE_S, and not while copies are held."""
 
     def __init__(self, finish: Callable[[], None]) -> None:
         self._lock = threading.Lock()
@@ -25,6 +45,8 @@ class Late:
 
     def _arrive(self, finish: Callable[[], None]) -> None:
         time.sleep(LATE_S)
+        while hold_of(os.getppid()).exists():
+            time.sleep(PAUSE_S)
         finish()
         with self._lock:
             self._is_over.set()

@@ -65,6 +65,7 @@ def run(backend: LayerSplitBackend, chunk: int = 64) -> Tensor:
 
 
 @pytest.mark.slow
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("split", SPLITS)
 def test_every_split_gives_the_same_bits(deep_dir: Path, make_backend, split: str):
     weights = SPLITS[split]
