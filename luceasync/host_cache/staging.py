@@ -221,7 +221,7 @@ def section_rows(section: BlockSection, stack: Tensor, key: tuple[str, int]) -> 
 
 
 class _Place:
-    """Room for a block of one layer; `is_free` is over once its readers are done."""
+    """Room for a block of one layer; `is_free`: recorded after its last reader."""
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self.bytes = torch.empty(num_bytes, dtype=torch.uint8, device=device)

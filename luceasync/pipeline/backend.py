@@ -1,6 +1,6 @@
 """The target model as the engine sees it: lanes on which tokens run, under any split.
 
-Decides the shape of each pass. Knows no requests, no sampling and no text.
+Decides the shape of each pass. Does not know requests, sampling or text.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from luceasync.pipeline.transfer import on_host
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import DraftCandidates, Proposal
 
-# Opens the plan's stage of this number, given what is told of weight bytes read, and the taps.
+# Opens the plan's stage of this number, given a callback for weight bytes read, and the taps.
 OpenRemote = Callable[[int, Callable[[int], None], Sequence[int]], Stage]
 
 
@@ -60,7 +60,7 @@ class LayerSplitBackend:
         self.plan = plan
         self._taps = tuple(taps)
         self._num_entries = 0  # of the last pass, without padding
-        self._tokens = torch.empty(0, 0, dtype=torch.int64)  # of its rows, on any device
+        self._tokens = torch.empty(0, 0, dtype=torch.int64)  # rows of the last pass, on any device
         self._decoded = Batch((), (), 1)  # the last decode
         self._verified: Batch | None = None
         self._spec = spec
@@ -84,10 +84,9 @@ class LayerSplitBackend:
         memory: HostMemory | None = None,
         open_remote: OpenRemote | None = None,
     ) -> LayerSplitBackend:
-        """Load the model as planned. `advance` is told the bytes of each tensor read; `taps`: the
-        layers whose rows drafters may be given; `memory` holds saved nodes; `open_remote` opens
-        stages in other processes. Raises ModelError, StageFailed.
-        """
+        """Load the model as planned. `advance` is called with the bytes of each tensor read;
+        `taps`: the layers whose rows drafters may receive; `memory` holds saved nodes;
+        `open_remote` opens stages in other processes. Raises ModelError, StageFailed."""
         memory = memory or PlainMemory()
         with torch.inference_mode(), ExitStack() as loaded:
             stages: list[Stage] = []
@@ -126,7 +125,7 @@ class LayerSplitBackend:
 
     @property
     def sets_ends_aside(self) -> bool:
-        """Whether prefill takes a `mark`; else the chunk must end there."""
+        """Whether prefill takes a `mark`; if not, the chunk must end there."""
         return self._spec.sets_ends_aside
 
     @property
@@ -147,9 +146,8 @@ class LayerSplitBackend:
     ) -> Tensor | None:
         """Run `tokens` at positions `[begin, begin + len(tokens))` of the lane. Until the next pass
         a node that ends there, or at `mark`, can be saved. `scores`: keep the logits of all rows
-        for `logits_after`. Returns logits float32 [vocab] after the last token if `project`, which
-        ends the prompt. Raises LaneMemoryExhausted; the lane is unchanged then.
-        """
+        for `logits_after`. If `project`, returns logits float32 [vocab] after the last token, which
+        ends the prompt. Raises LaneMemoryExhausted; the lane is unchanged then."""
         self._make_room(lane, begin + len(tokens))
         after = None if mark is None else mark - begin
         batch = Batch((lane,), (begin,), len(tokens), after, scores)
@@ -169,8 +167,7 @@ class LayerSplitBackend:
         self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]
     ) -> Logits:
         """Run one token on each lane. Returns logits of [lanes], valid until the next call. Raises
-        LaneMemoryExhausted; no lane has moved then.
-        """
+        LaneMemoryExhausted; no lane has changed then."""
         self.lanes.before_steps(lanes, positions, 1)
         for lane, position in zip(lanes, positions, strict=True):
             self._make_room(lane, position + 1)
@@ -183,10 +180,9 @@ class LayerSplitBackend:
 
     @inference_mode
     def run_ahead(self) -> None:
-        """Start the next decode step of the last decode's lanes before it is asked for, each with
-        its best token; see Passes. Does nothing if pages would have to move first. Of the last
-        logits, only best tokens whose ranking was asked for remain valid.
-        """
+        """Start the next decode step of the last decode's lanes before the engine requests it, each
+        with its best token; see Passes. Does nothing if pages would have to move first. Of the last
+        logits, only best tokens whose ranking was requested remain valid."""
         lanes, begins = (
             self._decoded.lanes,
             positions_after_step(self._decoded.lanes, self._decoded.begins),
@@ -202,10 +198,10 @@ class LayerSplitBackend:
         tokens: Tensor,
         parents: Tensor | None = None,
     ) -> Logits:
-        """Run trees of tokens behind the `begins` committed tokens of their lanes and write nothing
-        permanent; `commit` then takes paths.
+        """Run trees of tokens after the `begins` committed tokens of their lanes, without writing
+        anything permanent; `commit` then takes paths.
 
-        tokens: int64 [entries, rows], with a number of rows in the plan's `verify_rows`; parents:
+         tokens: int64 [entries, rows], with a number of rows in the plan's `verify_rows`; parents:
         int32 [entries, rows], the row that each row follows, models.trees.ROOT for row 0; None:
         every row follows the one before it. Both on any device. Returns logits of [entries, rows],
         valid until the next call: row r predicts the token after the path to r.
@@ -237,14 +233,13 @@ class LayerSplitBackend:
 
     @property
     def keeps_ends(self) -> bool:
-        """Whether a lane is as it was after tokens that were run behind its end."""
+        """Whether a lane is unaffected by tokens that were run after its end."""
         return not self._spec.has_end_state
 
     @inference_mode
     def device_rounds(self, work: RoundWork, num_lanes: int) -> DeviceRounds | None:
-        """Rounds of greedy lanes that need nothing of the host, see Passes.captured_round; None
-        where they do: pools move pages.
-        """
+        """Rounds of greedy lanes that need nothing from the host, see Passes.captured_round; None
+        if the host is needed because pools move pages."""
         if self.plan.pool is not None:
             return None
         num_entries = self.plan.verify_size(num_lanes, work.num_rows)
@@ -254,9 +249,9 @@ class LayerSplitBackend:
     def queue_round(
         self, rounds: DeviceRounds, lanes: Sequence[int], ends: Sequence[int]
     ) -> ComingTokens | None:
-        """Queue the next one of `rounds` for the lanes with which they were started, in which none
-        grows beyond its number of `ends` tokens. None, and nothing is queued, if the context does.
-        """
+        """Queue the next of `rounds` for the lanes with which they were started, where no lane may
+        grow beyond its number of `ends` tokens. Returns None, without queueing anything, if that
+        would exceed the context."""
         if max(ends) > self.plan.max_ctx_tokens:
             return None
         for lane, end in zip(lanes, ends, strict=True):
@@ -280,7 +275,7 @@ class LayerSplitBackend:
 
     @inference_mode
     def send_chunk_taps(self, ring: TapRing, lane: int, begin: int, num_tokens: int) -> None:
-        """Give `ring` the first `num_tokens` rows of the last prefill likewise."""
+        """The same for the first `num_tokens` rows of the last prefill."""
         first = max(0, num_tokens - ring.capacity_tokens)
         taps = self._taps_of([range(first, num_tokens)])
         ring.absorb_chunk(taps, lane, begin, num_tokens, self._tokens)
@@ -312,14 +307,13 @@ class LayerSplitBackend:
 
     def compress(self, tokens: Sequence[int], keep_ratio: float) -> list[int]:
         """A shorter prompt that keeps about `keep_ratio` of the tokens. Raises ValueError for an
-        impossible ratio, Unsupported if the family cannot.
-        """
+        impossible ratio, and Unsupported if the family cannot do this."""
         if not (math.isfinite(keep_ratio) and 0 < keep_ratio <= 1):
             raise ValueError(f"keep_ratio {keep_ratio}: a number above 0 and up to 1 is expected")
         return family_of(self._spec).compress(self._spec, tokens, keep_ratio)
 
     def expert_counts(self) -> Mapping[str, int]:
-        """See Stage, of all stages; empty if all experts are on their devices."""
+        """Counts of experts of all stages, see Stage; empty if all experts are on their devices."""
         sums: Counter[str] = Counter()
         for stage in self._stages:
             sums.update(stage.expert_counts())
@@ -330,7 +324,7 @@ class LayerSplitBackend:
         self._stages[-1].synchronize()
 
     def raise_if_failed(self) -> None:
-        """Raise StageFailed if a stage is known to have failed, without asking it."""
+        """Raise StageFailed if a stage is known to have failed, without contacting it."""
         for stage in self._stages:
             stage.raise_if_failed()
 
@@ -340,8 +334,9 @@ class LayerSplitBackend:
             stage.check_alive()
 
     def restart_failed(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
-        """Restart failed stages; whether there were any. All lanes must then be reset."""
-        return sum(stage.restart_failed(lost) for stage in self._stages) > 0  # no short circuit
+        """Restart failed stages; returns whether there were any. All lanes must then be reset."""
+        # Every stage is restarted: no short circuit.
+        return sum(stage.restart_failed(lost) for stage in self._stages) > 0
 
     def close(self) -> None:
         """Free everything. May be called twice."""

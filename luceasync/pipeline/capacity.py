@@ -1,6 +1,7 @@
 """How many lanes of how many tokens fit beside the weights, whole or in pools. Pure: no torch.
 
-Chooses what the user left open and refuses what does not fit. Knows bytes of shards, not layers.
+Chooses what the user left open and refuses what does not fit. Knows the sizes of shards, but not
+layers.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from luceasync.pipeline.shard_plan import ShardPlan
 DEFAULT_PARALLEL = 4
 # Below this, fewer lanes are better than shorter ones: agents send tens of thousands of tokens.
 COMFORTABLE_CTX_TOKENS = 32768
-NAMED_SHARE = 0.95  # of free memory that may be filled if the user names the sizes
-# The share of the context that stays by default: 16K of 131K.
+NAMED_SHARE = 0.95  # share of the free memory that may be filled if the user names the sizes
+# The share of the context that stays on the devices by default: 16K of 131K.
 AUTO_SHARE = 8
 MIN_AUTO_TOKENS = 8192
 
@@ -30,8 +31,7 @@ Policy = Literal["qk", "drafter", "lru"]
 @dataclass(frozen=True, slots=True)
 class DraftFootprint:
     """A drafter's bytes: of its weights, of each token of a lane, and of a lane regardless of its
-    context. It shares a device with the target or has one of its own.
-    """
+    context. It shares a device with the target or has its own."""
 
     device: Offer
     weight_bytes: int
@@ -113,7 +113,8 @@ def loads_of(
     loads = list(zip(devices, shards, strict=True))
     if drafter is None:
         return loads
-    # By name alone: devices of one name share free memory, even if the drafter has its own process.
+    # By name only: devices of one name share free memory, even if the drafter runs in its own
+    # process.
     hosts = [i for i, device in enumerate(devices) if device.name == drafter.device.name]
     if not hosts:
         sizes = (
@@ -141,7 +142,7 @@ def loads_of(
 
 
 def room_of(device: Offer, shard: ShardPlan, share: float) -> int:
-    """Bytes left for lanes if they may take `share` of the memory that the weights leave free.
+    """Bytes left for lanes, if these may take `share` of the memory that the weights leave free.
 
     Raises PlacementError if the weights do not fit.
     """
@@ -160,9 +161,8 @@ def room_of(device: Offer, shard: ShardPlan, share: float) -> int:
 def choose_parallel(
     spec: ModelSpec, shards: Sequence[ShardPlan], room: Sequence[int], max_ctx_tokens: int | None
 ) -> tuple[int, str]:
-    """The largest number of lanes, up to the default, that each hold a comfortable context, or all
-    that the model can use if that is less; else one lane with all the memory.
-    """
+    """The largest number of lanes, up to the default, each of which holds a comfortable context, or
+    the model's whole context if that is less; otherwise one lane with all the memory."""
     wanted = max_ctx_tokens or min(spec.max_positions, COMFORTABLE_CTX_TOKENS)
     fitting = [n for n in (DEFAULT_PARALLEL, 2, 1) if context_that_fits(shards, room, n) >= wanted]
     if not fitting:
@@ -189,7 +189,7 @@ def _choose_context(
     named_room: Sequence[int],
     parallel: int,
 ) -> tuple[int, str]:
-    """All that the model can use, or all that fits, and how to get more."""
+    """The model's whole context, or all that fits, and advice on how to get more."""
     fits = context_that_fits(shards, chosen_room, parallel)
     if fits >= spec.max_positions:
         return spec.max_positions, f"--max-ctx {spec.max_positions}: all that the model can use"

@@ -1,6 +1,6 @@
 """Captures work as CUDA graphs, each of which is one launch: streams, memory pool, warm-up.
 
-Knows nothing of the work, only that it reads fixed addresses, never waits and may be repeated.
+Does not know what the work is, only that it reads fixed addresses, never waits and may be repeated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from luceasync.errors import LuceasyncError
 
-PATIENCE_S = 300.0  # for one more kernel to compile: the largest takes 12 s of one core
+PATIENCE_S = 300.0  # for the next kernel to be compiled: the largest takes 12 s of one core
 
 
 @contextmanager
@@ -85,7 +85,6 @@ class Capture:
 
 @functools.cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for the life of the process: the matrix library keeps a workspace for every stream
-    that it has seen, and captured products go on using it.
-    """
+    """One stream for the lifetime of the process: the matrix library keeps a workspace for every
+    stream that it has seen, and captured products continue to use it."""
     return torch.cuda.Stream(device)

@@ -1,7 +1,9 @@
-"""A round of speculation as one graph: propose, verify, accept, commit, and absorb what was kept.
+"""A round of speculation as one graph: propose, verify, accept, commit, and absorb the accepted
+rows.
 
-The device knows where each lane goes on, so a round can be queued before the host has read the last
-one. Owns the lanes' places and the graph. Knows no drafter, only tensors in and out.
+The device knows where each lane continues, so a round can be queued before the host has read the
+last one. Owns the lanes' places and the graph. Does not know drafters, only input and output
+tensors.
 """
 
 from __future__ import annotations
@@ -64,7 +66,7 @@ def accept_best(
 
 
 def compile_accept(accept: Accept, logits: Tensor, num_rows: int) -> None:
-    """Run `accept` for an entry of so many rows and no lane, so that its kernels are compiled."""
+    """Run `accept` for an entry of this many rows and no lane, so that its kernels are compiled."""
     numbers = partial(torch.zeros, dtype=torch.int64, device=logits.device)
     place = torch.full((3, 1), NO_LANE, dtype=torch.int32, device=logits.device)
     stops, found = numbers(1, MAX_STOPS), numbers(1, 1 + num_rows)
@@ -82,7 +84,7 @@ class FoundTokens:
         self._arrival = new_arrival(device)
 
     def take(self, found: Tensor) -> None:
-        """Queue the copy of `found`, see Accept, behind the round."""
+        """Queue the copy of `found` (see Accept) after the round."""
         self._copy.copy_(found, non_blocking=True)
         if self._arrival is not None:
             self._arrival.record()
@@ -110,20 +112,19 @@ class CapturedRound:
         taps: Sequence[int],
         logits: Tensor,
     ) -> None:
-        """`taps`: the layers whose rows the drafter absorbs, in its order; `logits`: where those of
-        the pass go, float32 [entries, rows, vocab]. Captures the round.
-        """
+        """`taps`: the layers whose rows the drafter absorbs, in its order; `logits`: where the
+        logits of the pass are written, float32 [entries, rows, vocab]. Captures the round."""
         self._shard, self._accept = shard, accept
         self._work, self._taps, self._logits = work, tuple(taps), logits
         self._size, num_rows = logits.shape[:2]
         size, device = self._size, shard.device
         self._format = Struct(f"={(1 + MAX_STOPS) * size}q{3 * size}i")
-        # What the host sets is adjacent: one copy sets all.
+        # Everything that the host sets is adjacent: one copy sets it all.
         held = self._held = torch.zeros(self._format.size, dtype=torch.uint8, device=device)
-        # Pinned: a copy of pageable memory behind other work may hold the host up.
+        # Pinned: a copy of pageable memory queued after other work may block the host.
         self._staged = host_buffer(self._format.size, torch.uint8, device)
         self._bytes = self._staged.numpy().data  # the same memory
-        self._taken = new_arrival(device)  # what is staged
+        self._taken = new_arrival(device)  # the numbers being staged
         anchors, stops, place = held.split([8 * size, 8 * MAX_STOPS * size, 12 * size])
         self._anchors = anchors.view(torch.int64)
         self._stops = stops.view(torch.int64).view(size, MAX_STOPS)
@@ -134,7 +135,7 @@ class CapturedRound:
         self._parents = chain(size, num_rows, device).contiguous()
         rows = torch.arange(num_rows, dtype=torch.int32, device=device)
         self._rows = rows.expand(size, -1).contiguous()
-        # Two alternate: a round is queued before the tokens of the last one were read.
+        # Two alternate: a round is queued before the tokens of the last one are read.
         self._next, self._last = (FoundTokens(size, num_rows, device) for _ in range(2))
         self._captured = capture(self._run, num_warmups=1)
 

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class CpuPlatform:
-    """A CPU. All CPU devices that a user names are torch's one."""
+    """A CPU. All CPU devices that a user names are the same device for torch."""
 
     def __init__(self, name: str = "cpu:0") -> None:
         self.name = name
@@ -43,7 +43,7 @@ class CpuPlatform:
         return PackedOps() if can_pack() else TorchOps()
 
     def slotted_ops(self, num_slots: int) -> OpsWithSlots:
-        """There are none: plans refuse them."""
+        """Not supported: plans refuse slots on CPUs."""
         raise PlacementError(f"--expert-memory: {self.name} computes from host memory already")
 
     def offer(self, share: int = 1) -> Offer:
@@ -67,7 +67,7 @@ class CpuPlatform:
         """Nothing to do: nothing is compiled."""
 
     def touch(self, work: Callable[[], None]) -> None:
-        """Run it: the system provides pages at their first write."""
+        """Run `work`: the system provides pages at their first write."""
         work()
 
     def blank(self, rows: Tensor) -> None:
@@ -77,11 +77,11 @@ class CpuPlatform:
         return DirectStaging(cache)
 
     def side_stream(self, *used: Tensor) -> AbstractContextManager[object]:
-        """The same as outside: there are no streams."""
+        """No-op: there are no streams."""
         return nullcontext()
 
     def join_side_stream(self) -> None:
-        """Nothing to do: the work is done."""
+        """No-op: the work is done."""
 
     def stopwatch(self) -> HostStopwatch:
         return HostStopwatch()
@@ -90,7 +90,7 @@ class CpuPlatform:
         return DirectCopies(cache)
 
     def load_ahead(self) -> None:
-        """Nothing to do: no kernel is compiled."""
+        """No-op: no kernel is compiled."""
 
     def row_transfer(self) -> HostTransfer:
         return HostTransfer()
@@ -109,27 +109,27 @@ class CpuPlatform:
         return nullcontext()
 
     def synchronize(self) -> None:
-        """Nothing to do: the work is done."""
+        """No-op: the work is done."""
 
     def record_event(self) -> CompletedEvent:
         return CompletedEvent()
 
     def empty_cache(self) -> None:
-        """Nothing to do: nothing is cached."""
+        """No-op: nothing is cached."""
 
 
 class CompletedEvent:
-    """An Event of work that is done."""
+    """An Event of work that is already done."""
 
     def query(self) -> bool:
         return True
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """No-op: there is nothing to wait for."""
 
 
 class HostStopwatch:
-    """A Stopwatch of work that is done when a call returns."""
+    """A Stopwatch for work that is done when a call returns."""
 
     is_over = True
 

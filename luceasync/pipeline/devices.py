@@ -1,4 +1,5 @@
-"""Devices of this machine: those that the user named or the default, and host memory for them."""
+"""Devices of this machine: those that the user named, or the default one, and host memory for
+them."""
 
 from __future__ import annotations
 
@@ -22,13 +23,12 @@ log = logging.getLogger(__name__)
 
 
 def find_devices(names: Sequence[str], flag: str = "--target-devices") -> tuple[Offer, ...]:
-    """Offers of the named devices, or of the default device. Raises PlacementError, which names
-    `flag`.
-    """
+    """Offers of the named devices, or of the default device. Raises PlacementError that names
+    `flag`."""
     full = check_devices(names, flag) if names else (default_device(),)
     for name in full:
         _check_is_here(name, flag)
-    num_on_host = sum(not _runs_async(name) for name in full)  # they share its memory
+    num_on_host = sum(not _runs_async(name) for name in full)  # CPU devices share its memory
     return tuple(
         open_platform(name).offer(1 if _runs_async(name) else num_on_host) for name in full
     )
@@ -42,9 +42,8 @@ def offers_of(names: Sequence[str], flag: str = "--target-devices") -> tuple[Off
 
 
 def share_host_memory(offers: Sequence[Offer]) -> tuple[Offer, ...]:
-    """Divide a machine's memory among its devices that compute on the host, whatever their
-    processes.
-    """
+    """Divide a machine's memory among its devices that compute on the host, in whichever processes
+    they are."""
     num_on_host = Counter(machine_of(offer.name) for offer in offers if not offer.runs_async)
     return tuple(
         offer
@@ -73,11 +72,12 @@ def host_memory(
     quiet: threading.Event | None = None,
     lanes_bytes: int = 0,
 ) -> HostMemory:
-    """Memory for saved nodes of these devices, which are of this process.
+    """Memory for saved nodes of these devices, which belong to this process.
 
-    With a GPU among them all of it is pinned, except what exceeds twice the `lanes_bytes` of all
-    lanes while `quiet` is set; else `warm_bytes` of its pages are touched. A thread does either in
-    the background. If memory cannot be pinned, copies are slower, and a warning is logged.
+    With a GPU among them all of it is pinned; what exceeds twice the `lanes_bytes` of all lanes is
+    pinned only while `quiet` is set. Without a GPU, `warm_bytes` of its pages are touched. A thread
+    does this in the background. If memory cannot be pinned, copies are slower, and a warning is
+    logged.
     """
     beside = [name for name in devices if _runs_async(name)]
     first = [*beside, *devices, "cpu:0"][0]  # no devices: the whole model is in other processes
@@ -87,9 +87,8 @@ def host_memory(
 
 
 def page_lock_for(devices: Sequence[str]) -> Register:
-    """What pins memory that is shared between processes for these devices of this process. Does
-    nothing without GPUs. If memory cannot be pinned, copies are slower, and a warning is logged.
-    """
+    """The page lock for memory that these devices of this process share with other processes. Does
+    nothing without GPUs. If memory cannot be pinned, copies are slower, and a warning is logged."""
     beside = [name for name in devices if _runs_async(name)]
     if not beside:
         return lambda memory: lambda: None

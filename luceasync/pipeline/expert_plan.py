@@ -1,6 +1,7 @@
-"""Which experts lie in slots on their device while all of them wait in host memory. Pure: no torch.
+"""Which experts lie in slots on their device while all of them are stored in host memory. Pure: no
+torch.
 
-Knows bytes of layers, and no kind of them.
+Knows the sizes of layers, but not their kinds.
 """
 
 from __future__ import annotations
@@ -17,16 +18,15 @@ from luceasync.pipeline.offer import Offer
 from luceasync.pipeline.shard_plan import ShardPlan
 
 NUM_BUFFERS = 2  # for all experts of a layer, which a long pass has copied ahead
-HITS = (0.5, 0.75, 0.9)  # shares of a row's experts that a plan speaks of
+HITS = (0.5, 0.75, 0.9)  # shares of a row's experts for which a plan states figures
 BUS_BYTES_PER_S = 25e9  # of PCIe 4.0 with 16 lanes
-HEADROOM_BYTES = 1 << 30  # of a device, which slots leave free unasked
+HEADROOM_BYTES = 1 << 30  # of a device, left free by slots whose number was not requested
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertRequest:
-    """Experts wait in host memory, which has `host_bytes` free, and slots on devices take
-    `num_bytes` in all; None: what nothing else needs.
-    """
+    """Experts stay in host memory, which has `host_bytes` free, and slots on devices take
+    `num_bytes` in all; None: all that nothing else needs."""
 
     num_bytes: int | None
     host_bytes: int
@@ -41,7 +41,7 @@ class ExpertLayer:
     num_bytes: int
 
     def slots_bytes(self, num_slots: int) -> int:
-        """Bytes of so many slots."""
+        """Bytes of `num_slots` slots."""
         return self.num_bytes // self.num_experts * num_slots
 
 
@@ -52,7 +52,7 @@ def expert_layers(
     precision: Precision,
     encoding_of: Callable[[str], Encoding],
 ) -> list[ExpertLayer]:
-    """The layers of [begin, end) whose experts may wait in host memory."""
+    """The layers of [begin, end) whose experts may stay in host memory."""
     found = []
     for layer in range(begin, end):
         kind = spec.layers[layer].feed_forward
@@ -68,9 +68,8 @@ def expert_layers(
 
 
 def with_slots(shard: ShardPlan, layers: Sequence[ExpertLayer], num_slots: int) -> ShardPlan:
-    """The shard with so many slots for each layer instead of all experts. `num_slots`: at least as
-    many as a layer has experts count as all.
-    """
+    """The shard with `num_slots` slots for each layer instead of all experts. A number that reaches
+    a layer's number of experts means all of them."""
     if not layers:
         return shard
     all_bytes = sum(layer.num_bytes for layer in layers)
@@ -91,9 +90,8 @@ def first_slots(
     layers: Sequence[Sequence[ExpertLayer]],
     parallel: int,
 ) -> list[int]:
-    """Slots of each shard's layers: what was asked for, or the fewest for so many lanes. Raises
-    PlacementError for a request that these devices or this model cannot honour.
-    """
+    """Slots of each shard's layers: the requested number, or the fewest for this many lanes. Raises
+    PlacementError for a request that these devices or this model cannot satisfy."""
     _check_request(request, devices, layers)
     if request.num_bytes is None:
         return [least_slots(own, parallel) for own in layers]
@@ -139,7 +137,8 @@ def least_slots(layers: Sequence[ExpertLayer], parallel: int) -> int:
 def lanes_of_slots(
     layers: Sequence[Sequence[ExpertLayer]], slots: Sequence[int], most: int
 ) -> int | None:
-    """The lanes that slots are enough for if those are fewer than `most`; None: any number."""
+    """The number of lanes for which the slots suffice, if that is less than `most`; None: any
+    number."""
     pairs = list(zip(layers, slots, strict=True))
     for parallel in range(most, 0, -1):
         if all(num_slots >= least_slots(own, parallel) for own, num_slots in pairs):
@@ -148,14 +147,14 @@ def lanes_of_slots(
 
 
 def slots_that_fit(layers: Sequence[ExpertLayer], num_bytes: int) -> int:
-    """The most slots of each layer in so many bytes, at most all experts."""
+    """The most slots of each layer that fit into `num_bytes`, at most all experts."""
     most = max((layer.num_experts for layer in layers), default=0)
     each = sum(layer.slots_bytes(1) for layer in layers)
     return min(most, num_bytes // each) if each else 0
 
 
 def slots_beside(layers: Sequence[ExpertLayer], num_slots: int, free_bytes: int) -> int:
-    """Slots of each layer if what is free, but for some headroom, is added to `num_slots`."""
+    """Slots of each layer if the free memory, except for some headroom, is added to `num_slots`."""
     taken = sum(layer.slots_bytes(num_slots) for layer in layers)
     return max(num_slots, slots_that_fit(layers, taken + free_bytes - HEADROOM_BYTES))
 
@@ -178,7 +177,7 @@ def check_slots(
 
 
 def reasons_of(layers: Sequence[Sequence[ExpertLayer]], slots: Sequence[int]) -> tuple[str, ...]:
-    """What slots mean for a step of one lane, a line each."""
+    """What the slots mean for a step of one lane, one line each."""
     every = [layer for of_shard in layers for layer in of_shard]
     row_bytes = sum(layer.slots_bytes(layer.num_chosen) for layer in every)
     host_bytes = sum(layer.num_bytes for layer in every)

@@ -46,9 +46,9 @@ from luceasync.pipeline.offer import NUM_STAGED_STATES, Offer, offer_of
 
 T = TypeVar("T")
 
-# Of weights on their way: one thread alone copies cached files at 4 GB/s.
+# Of weights in transit: one thread alone copies cached files at 4 GB/s.
 NUM_READERS = 8
-READ_BYTES, MIN_READ_BYTES = 8 << 20, 4 << 20  # a part costs 0.1 ms of the interpreter
+READ_BYTES, MIN_READ_BYTES = 8 << 20, 4 << 20  # each part costs 0.1 ms of interpreter time
 NUM_COPIED = 2  # buffers: the bus is faster than the readers
 SLICE_BYTES, NUM_SLICES = 32 << 20, 3
 
@@ -111,10 +111,10 @@ class CudaPlatform:
             work()
 
     def touch(self, work: Callable[[], None]) -> None:
-        """Nothing to do: device memory is there once allocated."""
+        """No-op: device memory exists once it is allocated."""
 
     def blank(self, rows: Tensor) -> None:
-        """Nothing to do: kernels read written rows only."""
+        """No-op: kernels read only rows that were written."""
 
     def staging(self, cache: LaneCache) -> StreamStaging:
         return StreamStaging(cache)
@@ -154,7 +154,7 @@ class CudaPlatform:
         quiet: threading.Event | None,
         lanes_bytes: int,
     ) -> HostMemory:
-        # Half of the spare memory may be used before more is pinned; all lanes fit in that half.
+        # More memory is pinned once half of the spare memory is used; all lanes fit in that half.
         spare_bytes = max(SPARE_BYTES, 2 * lanes_bytes)
         try:
             pages = DevicePageLock(self.device)
@@ -179,7 +179,7 @@ class CudaPlatform:
 
 
 class HipPlatform(CudaPlatform):
-    """A GPU from AMD through ROCm: like NVIDIA's, but Numba does not compile for it."""
+    """A GPU from AMD through ROCm: like NVIDIA's, except that Numba does not compile for it."""
 
     def pick(
         self,
@@ -193,7 +193,7 @@ class HipPlatform(CudaPlatform):
 
 @dataclass(frozen=True, slots=True)
 class _PinnedBuffer:
-    """Pinned memory that a thread reads to; free once `copied` has happened."""
+    """Pinned memory into which a thread reads; free once `copied` has happened."""
 
     memory: Tensor
     copied: torch.cuda.Event
@@ -201,7 +201,7 @@ class _PinnedBuffer:
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """Device memory for rows on their way; it may be overwritten after `unpacked`."""
+    """Device memory for rows in transit; it may be overwritten after `unpacked`."""
 
     memory: Tensor
     unpacked: torch.cuda.Event
@@ -224,7 +224,8 @@ class PinnedTransfer:
             self._slices = [self._slice(SLICE_BYTES) for _ in range(NUM_SLICES)]
         self._num_begun = 0
         self._buffers: SimpleQueue[_PinnedBuffer] = SimpleQueue()
-        for _ in range(NUM_READERS + NUM_COPIED):  # those that are read to, and copied
+        # Buffers being read into, and buffers being copied.
+        for _ in range(NUM_READERS + NUM_COPIED):
             memory = torch.empty(READ_BYTES, dtype=torch.uint8, pin_memory=True)
             self._buffers.put(_PinnedBuffer(memory, torch.cuda.Event()))
         self._readers = ThreadPoolExecutor(NUM_READERS, "read-weights")
@@ -250,10 +251,10 @@ class PinnedTransfer:
                     used.unpacked.record(current)
         finally:
             for _, _, reading in coming:
-                wait(reading)  # their slices are used again
+                wait(reading)  # its slices are used again
 
     def prepare(self, room: Tensor) -> None:
-        """Nothing to do: device memory is there once allocated."""
+        """No-op: device memory exists once it is allocated."""
 
     def close(self) -> None:
         self._readers.shutdown()
@@ -263,14 +264,15 @@ class PinnedTransfer:
 
     def _slice(self, num_bytes: int) -> _Slice:
         memory = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))  # it may be used memory
+        # It may be memory that was in use before.
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         memory.record_stream(self._stream)
         return _Slice(memory, torch.cuda.Event())
 
     def _begin(
         self, rows: StoredRows, begin: int, end: int
     ) -> tuple[_Slice, Tensor, list[Future[None]]]:
-        """Have rows [begin, end) read and copied to the next slice."""
+        """Start to read rows [begin, end) and to copy them to the next slice."""
         num_bytes = (end - begin) * rows.row_bytes
         used = self._slices[self._num_begun % NUM_SLICES]
         self._num_begun += 1
@@ -296,7 +298,7 @@ class PinnedTransfer:
                 memory = torch.empty(there.nbytes, dtype=torch.uint8)
             here = memory[: there.nbytes].view(there.shape)
             rows.read(begin, end, here)
-            # The caller's tensors may be those of inference mode, which is a thread's own.
+            # The caller's tensors may be in inference mode, which is set per thread.
             with torch.inference_mode(), torch.cuda.stream(self._stream):
                 there.copy_(here, non_blocking=True)
                 buffer.copied.record(self._stream)
@@ -354,8 +356,8 @@ class EventWatch:
         return float(self._begin.elapsed_time(self._end)) / 1e3
 
 
-MEASURED_ON = ("H100", "H200")  # words in the names of products that luceasync was measured on
-# Architectures that tests compile every kernel for.
+MEASURED_ON = ("H100", "H200")  # words in the product names of GPUs on which luceasync was measured
+# Architectures for which tests compile every kernel.
 COMPILED_FOR_NVIDIA = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 COMPILED_FOR = (*COMPILED_FOR_NVIDIA, "gfx942", "gfx1100", "gfx1201")
 
@@ -374,7 +376,8 @@ class FoundGpu:
 
     @property
     def caution(self) -> str:
-        """What has not been tested with this GPU; "" if luceasync was measured on one."""
+        """A warning about what has not been tested with this GPU; "" if luceasync was measured on
+        one."""
         if any(word in self.product for word in MEASURED_ON):
             return ""
         if self.kind in COMPILED_FOR:

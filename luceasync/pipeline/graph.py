@@ -1,7 +1,7 @@
 """Passes of one shard as CUDA graphs, one for each shape: one launch instead of hundreds.
 
-Owns the captured passes and their outputs, which are views of static memory and hold until the next
-pass. Long prefill chunks run operation by operation.
+Owns the captured passes and their outputs, which are views of static memory and valid until the
+next pass. Long prefill chunks run operation by operation.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from luceasync.ranking.local import KnownBest, RankingKernels
 from luceasync.ranking.logits import NO_TOKEN
 from luceasync.ranking.proposals import Proposal
 
-FEW_ROWS = 128  # of a short prefill chunk: the library has other kernels for few rows
+FEW_ROWS = 128  # of a short prefill chunk: for fewer rows the library uses other kernels
 NUM_RANKED = 1024  # ranked tokens when drawing; other numbers near it use the same kernels
 WARMUP_STEPS = 1  # on the capture stream, where libraries allocate their workspaces first
 
@@ -51,10 +51,9 @@ class DecodePass:
 
 @dataclass(frozen=True, slots=True)
 class TreePass:
-    """A pass over trees of rows to capture, and for a verify pass what commits its rows and what it
-    finds if the shard has all layers. Each captured function reads its own parameters first; a
-    short prefill pass is sent them.
-    """
+    """A pass over trees of rows to capture; a verify pass also has what commits its rows and, if
+    the shard has all layers, what finds its best tokens. Each captured function reads its own
+    parameters first; those of a short prefill pass are sent to it."""
 
     inputs: TreeInputs
     run: Callable[[], Tensor]
@@ -64,9 +63,8 @@ class TreePass:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """A captured decode step. Its output is logits [size, vocab] behind the last layer, else the
-    activation.
-    """
+    """A captured decode step. Its output is logits [size, vocab] after the last layer, otherwise
+    the activation."""
 
     inputs: StaticInputs
     captured: Captured[Tensor]
@@ -107,16 +105,15 @@ class TreeStep:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """A decode step launched before it was asked for: of `batch`, with tokens `given` that the step
-    before it fed. It has `found` the tokens after them.
-    """
+    """A decode step launched before it was requested: of `batch`, with tokens `given` that the step
+    before it fed. It has `found` the tokens after them."""
 
     batch: Batch
     given: FedTokens
     found: FedTokens
 
     def is_of(self, batch: Batch, given: PassInput) -> bool:
-        """Whether this is the step that is asked for now."""
+        """Whether this is the step that is requested now."""
         return (
             not isinstance(given, Tensor)
             and self.given.tokens == tuple(given)
@@ -136,13 +133,12 @@ class DecodeSteps:
     """
 
     def __init__(self, shard: Shard, *, changes_state: bool) -> None:
-        """`changes_state`: a step cannot be undone, because it moves recurrent state; none runs
-        ahead.
-        """
+        """`changes_state`: a step cannot be undone because it changes recurrent state; no step runs
+        ahead then."""
         self._shard = shard
         self._changes_state = changes_state
         self.best: FedTokens | None = None
-        self._last: DecodeStep | None = None  # unless another pass has run since
+        self._last: DecodeStep | None = None  # valid unless another pass has run since
         self._ahead: _Ahead | None = None
 
     def run(self, step: DecodeStep, batch: Batch, given: PassInput) -> None:
@@ -158,11 +154,11 @@ class DecodeSteps:
     def run_ahead(self, batch: Batch) -> None:
         """Launch the next step if the last one fed it all of its inputs; see Passes.
 
-        The step writes one row behind each lane's end, in a page that the lane has. If another pass
+         The step writes one row after each lane's end, in a page that the lane has. If another pass
         comes instead, that row is never read: passes read below a lane's end, saves end there, and
-        whatever moves the end (a step, a chunk, a commit) first writes the row again, behind this
-        step on the same stream. Copies of a restore, too, run after all queued work. Pages never
-        pass from one lane to another. A window's row goes where that is which left the window.
+        whatever moves the end (a step, a chunk, a commit) first writes the row again, after this
+        step on the same stream. Copies of a restore also run after all queued work. Pages never
+        pass from one lane to another. A window's new row replaces the row that left the window.
         """
         step, given, self._last = self._last, self.best, None
         if self._changes_state or step is None or given is None or not step.inputs.is_at(batch):
@@ -172,7 +168,8 @@ class DecodeSteps:
         self._ahead = _Ahead(batch, given, found)
 
     def forget(self) -> None:
-        """Another operation intervenes: the step that has run ahead is not the next one."""
+        """Another operation was queued in between: a step that has run ahead is not the next
+        one."""
         self._last = self._ahead = None
 
     def close(self) -> None:
@@ -181,7 +178,7 @@ class DecodeSteps:
         self.best = None
 
     def _launch(self, step: DecodeStep) -> FedTokens | None:
-        """Queue the step. Returns the best tokens that it feeds itself, if it does."""
+        """Queue the step. Returns the best tokens that it feeds itself, if it does so."""
         step.replay(self._shard)
         if step.feedback is None:
             return None
@@ -219,7 +216,7 @@ class GraphedSteps:
         self._verified: TreeStep | None = None
         self._rounds: dict[tuple[int, RoundWork], CapturedRound] = {}  # by number of entries
         self._best: KnownBest | None = None
-        # The largest first: smaller ones then fit into its memory.
+        # The largest first, so that smaller ones fit into its memory.
         sizes = sorted(plan.decode_sizes, reverse=True)
         with shard.on_device():
             rows = plan.parallel * max(plan.verify_rows, default=0) if shard.plan.is_last else 0
@@ -261,7 +258,7 @@ class GraphedSteps:
         return output if project else None
 
     def _in_two(self, batch: Batch, mark: int, given: Tensor, *, project: bool) -> Tensor | None:
-        """Run a short chunk with a mark as two: a graph leaves state at its end only."""
+        """Run a short chunk with a mark as two chunks: a graph leaves state at its end only."""
         (lane,), (begin,), shard = batch.lanes, batch.begins, self._shard
         first = Batch(batch.lanes, batch.begins, mark)
         last = Batch(batch.lanes, (begin + mark,), batch.num_rows - mark)
@@ -278,9 +275,10 @@ class GraphedSteps:
         return output if kept is None or output is None else torch.cat([kept, output], 1)
 
     def decode(self, batch: Batch, given: PassInput) -> Tensor:
-        """Run one row for each entry. `given`: tokens for the first shard, else the activation.
+        """Run one row for each entry. `given`: tokens for the first shard, otherwise the
+        activation.
 
-        Returns the activation, or logits float32 [size, vocab] from the last shard. If the shard
+         Returns the activation, or logits float32 [size, vocab] from the last shard. If the shard
         has all layers, the step also writes its best tokens to the next step's inputs: a greedy
         step then waits for no copy, and one that has run ahead is not run again.
         """
@@ -318,9 +316,8 @@ class GraphedSteps:
     def captured_round(
         self, work: RoundWork, taps: Sequence[int], num_entries: int
     ) -> DeviceRounds | None:
-        """A round for so many entries, captured when it is first asked for; None: there are layers
-        elsewhere.
-        """
+        """A round for this many entries, captured at the first call; None: some layers are in other
+        shards."""
         if not self._has_all:
             return None
         self.forget()
@@ -346,7 +343,7 @@ class GraphedSteps:
         self._logits = torch.empty(0)
 
     def prepare(self, kind: StepKind, batch: Batch) -> None:
-        """Copy the place of the next step, which is of this batch, ahead of its input."""
+        """Copy the place of the next step, which runs this batch, before its input is known."""
         self.forget()
         size = len(batch.lanes)
         if kind == "verify":
@@ -387,11 +384,11 @@ class GraphedSteps:
             self._capture.compile_ahead(runs)
         read = [each.inputs.given for each in of_trees] + [each.inputs.given for each in decode]
         for given in read:
-            given.zero_()  # products in place left arbitrary values there, even NaN
+            given.zero_()  # the compiling runs left arbitrary values there, even NaN
 
     def _of_logits(self) -> list[Callable[[], object]]:
-        """Runs that launch the kernels behind the logits: best tokens, and ranked tokens with equal
-        or different temperatures, with or without a proposal's tokens in front.
+        """Functions that launch the kernels that run after the logits: best tokens, and ranked
+        tokens with equal or different temperatures, with or without a proposal's tokens in front.
         """
         shape, device = (2, self._spec.vocab_size), self._shard.device
         logits = torch.empty(shape, device=device)
@@ -443,7 +440,8 @@ class GraphedSteps:
             if not shard.plan.is_last:
                 return x
             projected = shard.ends.project(x, logits)
-            if found is not None:  # launching these kernels by themselves would take the host long
+            # Launching these kernels one by one would keep the host busy for long.
+            if found is not None:
                 columns = Proposal(inputs.given, inputs.parents).columns()
                 found.take(self._bodies.best(projected.flatten(0, 1), columns, NO_TOKEN))
             return projected

@@ -1,7 +1,7 @@
-"""What a device offers, as plain data: all that a plan reads, and what a process can send.
+"""What a device offers, as plain data that a plan reads and that a process can send.
 
-The table of backends holds what is the same for all devices of a kind. Pure: no torch. How a device
-does things: see luceasync.pipeline.platform.
+The table of backends holds what all devices of a kind have in common. Pure: no torch. For how a
+device works, see luceasync.pipeline.platform.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ from dataclasses import dataclass, field, replace
 from luceasync.models.precision import Dtype
 
 # Short prefill chunks are padded to one of these sizes, so that they are captured graphs too: one
-# launch instead of hundreds that a GPU would wait for.
+# launch instead of hundreds, for which a GPU would wait.
 SHORT_ROWS = (16, 64)
 NUM_STAGED_STATES = 2  # recurrent states on their way to host memory, on each GPU
 NUM_STAGED_TOKENS = 2 * 16384  # see luceasync.host_cache.staging
 CPU_PREFILL_TOKENS, GPU_PREFILL_TOKENS = 256, 2048  # default prefill chunks
 ONE_THREAD_BYTES = 128 * 2**20
-HERE = 0  # the process that plans
+HERE = 0  # the process that makes the plan
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRule:
     """The batch sizes of decode steps. `doubles`: powers of two and the largest size, because each
-    size is a captured graph; else every size. `min_rows`: fewest rows in a batch by dtype, 1 by
-    default.
-    """
+    size is a captured graph; otherwise every size. `min_rows`: fewest rows in a batch by dtype, 1
+    by default."""
 
     doubles: bool
     min_rows: Mapping[str, int] = field(default_factory=dict, hash=False)
@@ -63,11 +62,12 @@ class Offer:
 
     @property
     def is_here(self) -> bool:
-        """Whether this process may open it."""
+        """Whether this process may open the device."""
         return self.process == HERE
 
     def is_same(self, other: Offer) -> bool:
-        """Whether both are one device; processes may have devices of the same name."""
+        """Whether both are the same device; different processes may have devices of the same
+        name."""
         return (self.process, self.name) == (other.process, other.name)
 
 
@@ -120,7 +120,7 @@ def offer_of(name: str, free_bytes: int, native_dtypes: Sequence[str] = ("bf16",
 
 
 def default_dtype(offers: Sequence[Offer]) -> Dtype:
-    """bf16 if every device computes in it natively, else fp32."""
+    """bf16 if every device computes in it natively, otherwise fp32."""
     return "bf16" if all("bf16" in offer.native_dtypes for offer in offers) else "fp32"
 
 

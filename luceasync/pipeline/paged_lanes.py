@@ -1,8 +1,8 @@
 """Paging of lanes that have fewer pages than their context has chunks.
 
-Carries out KvFlashPager's plans: saves rows before they leave, tells stages, recalls chunks beside
-the passes, and probes lanes. Chunks move after a fixed number of tokens, never when a copy happens
-to end, so a slow copy changes no token.
+Carries out KvFlashPager's plans: saves rows before they leave, notifies stages, recalls chunks
+while passes run, and probes lanes. Chunks move after a fixed number of tokens, not when a copy
+happens to end, so a slow copy changes no token.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class PagedLanes:
         self._grow(self._pager.plan_growth(lane, num_tokens))
 
     def have_room(self, lanes: Sequence[int], begins: Sequence[int]) -> bool:
-        return False  # `before_steps` finds out what each step needs
+        return False  # `before_steps` determines what each step needs
 
     def before_steps(self, lanes: Sequence[int], begins: Sequence[int], num_rows: int) -> None:
         for lane, begin in zip(lanes, begins, strict=True):
@@ -216,7 +216,7 @@ class PagedLanes:
             self._move(lane, probe)
             probe.listed_at = num_tokens + self._tau_tokens // LIST_SHARE * (not probe.is_first)
         others = (of_lane.probe for of_lane in self._lanes.values())
-        # One probe at a time: they share a bus.
+        # One probe at a time, since they share a bus.
         is_free = all(other.begun_at is None or other.is_first for other in others)
         is_rested = time.perf_counter() >= self._rested_at_s
         if (
@@ -235,7 +235,8 @@ class PagedLanes:
             self._pager.probe_started(lane, num_tokens)
             unsaved = None if is_first else self._pager.unsaved(lane, num_tokens)
             if unsaved is not None:  # rows in host memory do not move while the probe reads them
-                with suppress(LaneMemoryExhausted):  # without room it reads the pages
+                # Without room for these rows, the probe reads the pages.
+                with suppress(LaneMemoryExhausted):
                     self._save(lane, *unsaved)
                     self._pager.mark_saved(lane, *unsaved)
             self._source.start_probe(lane, num_tokens)
@@ -261,7 +262,7 @@ class PagedLanes:
         self._place(move.gone)
         if move.coming:
             self._passes.recall(lane, move.coming)
-        if probe.is_first:  # the first token after a prompt is worth waiting for
+        if probe.is_first:  # worth a wait before the first token after a prompt
             self._list(lane)
 
     def _list(self, lane: int) -> None:
@@ -278,9 +279,8 @@ def paging_of(
     nodes: Callable[[MakeReady], NodesInParts],
     page_order: Sequence[int] | None = None,
 ) -> Paging:
-    """The plan's paging. `nodes`: makes the lanes' nodes, given what prepares a lane for a restore;
-    `page_order`: the order in which a lane's pages are first handed out.
-    """
+    """The plan's paging. `nodes`: makes the lanes' nodes, given the function that prepares a lane
+    for a restore; `page_order`: the order in which a lane's pages are first handed out."""
     pool = plan.pool
     if pool is None:
         return WholeLanes(PageMap(plan.parallel, plan.num_pages, page_order), passes, nodes)

@@ -1,7 +1,8 @@
-"""Pages of lanes around passes: the protocol, and the body for lanes that hold all of their
-context.
+"""Pages of lanes around passes: the protocol, and the implementation for lanes that hold their
+whole context.
 
-Carries out what the page map decides: tells stages, saves, recalls and probes. Decides nothing.
+Carries out the decisions of the page map: notifies stages, saves, recalls and probes. Decides
+nothing.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from luceasync.request import Residence
 from luceasync.status import ResidenceStatus
 
 Pins = Sequence[tuple[int, int]]  # spans of tokens [begin, end)
-# Makes room for so many bytes of host memory and calls the function; False if there is no room.
+# Frees this many bytes of host memory and calls the function; False if it cannot.
 Keep = Callable[[Callable[[], object], int], bool]
 MakeReady = Callable[[int, int, Sequence[NodeKey]], None]  # of NodesInParts
-Ledger = Sequence[tuple[bool, float]]  # of each chunk: was it resident, and its score
+Ledger = Sequence[tuple[bool, float]]  # for each chunk: whether it was resident, and its score
 
 
 def keep_if_room(save: Callable[[], object], num_bytes: int) -> bool:
-    """Call `save`; False if it runs out of host memory. Makes no room."""
+    """Call `save`; returns False if it runs out of host memory. Does not free any."""
     try:
         save()
     except MemoryError:
@@ -36,7 +37,7 @@ def keep_if_room(save: Callable[[], object], num_bytes: int) -> bool:
 
 
 class ProbeSource(Protocol):
-    """Measures what chunks are worth; see Passes."""
+    """Measures how much attention chunks get; see Passes."""
 
     def start_probe(self, lane: int, num_tokens: int) -> None: ...
 
@@ -62,7 +63,7 @@ class Paging(Protocol):
         ...
 
     def prefilled(self, lane: int, num_tokens: int) -> None:
-        """A prompt's last pass is queued; the lane then has `num_tokens` tokens."""
+        """A prompt's last pass is queued; the lane now has `num_tokens` tokens."""
         ...
 
     def before_steps(self, lanes: Sequence[int], begins: Sequence[int], num_rows: int) -> None:
@@ -80,11 +81,12 @@ class Paging(Protocol):
         ...
 
     def probe_with(self, source: ProbeSource) -> None:
-        """Set what scores chunks. Without it the oldest chunks leave, and none is recalled."""
+        """Set what scores chunks. Without it, the oldest chunks are evicted, and none is
+        recalled."""
         ...
 
     def keep_with(self, keep: Keep) -> None:
-        """Set what makes room in host memory for tokens outside all nodes."""
+        """Set the function that frees host memory for tokens outside all nodes."""
         ...
 
     @property
@@ -105,7 +107,7 @@ class Paging(Protocol):
         ...
 
     def expect_restore(self, lane: int, ledger: Ledger) -> None:
-        """Set the scores of the chunks that the lane's next restore brings."""
+        """Set the scores of the chunks that the lane's next restore places."""
         ...
 
     def ledger(self, lane: int, end: int) -> Ledger | None:
@@ -118,7 +120,7 @@ class Paging(Protocol):
 
     @property
     def status(self) -> ResidenceStatus | None:
-        """The same for all lanes, since the start. May be read from any thread."""
+        """The same for all lanes, since the start. May be called from any thread."""
         ...
 
 
@@ -160,39 +162,39 @@ class WholeLanes:
         return all(lane == NO_LANE or at < self._pages.num_tokens(lane) for lane, at in both)
 
     def prefilled(self, lane: int, num_tokens: int) -> None:
-        """Nothing to do."""
+        """No-op."""
 
     def before_steps(self, lanes: Sequence[int], begins: Sequence[int], num_rows: int) -> None:
-        """Nothing to do: a lane has pages for all it can hold."""
+        """No-op: a lane has pages for its whole context."""
 
     def reset(self, lane: int) -> None:
         self._pages.release(lane)
         self._passes.reset(lane)
 
     def node_saved(self, lane: int, node: NodeKey, span: Span) -> None:
-        """Nothing to do: the lane keeps its pages."""
+        """No-op: the lane keeps its pages."""
 
     def probe_with(self, source: ProbeSource) -> None:
-        """Nothing to do: no chunk leaves."""
+        """No-op: chunks are never evicted."""
 
     def keep_with(self, keep: Keep) -> None:
-        """Nothing to do: no chunk leaves."""
+        """No-op: chunks are never evicted."""
 
     @property
     def own_bytes(self) -> int:
         return 0
 
     def vacate(self, lane: int) -> None:
-        """Nothing to do: the content may stay until the lane is used again."""
+        """No-op: the content may stay until the lane is used again."""
 
     def exact_end(self, lane: int, end: int) -> int:
         return end
 
     def pin(self, lane: int, spans: Pins) -> None:
-        """Nothing to do: no chunk leaves."""
+        """No-op: chunks are never evicted."""
 
     def expect_restore(self, lane: int, ledger: Ledger) -> None:
-        """Nothing to do: all chunks become resident."""
+        """No-op: all chunks become resident."""
 
     def ledger(self, lane: int, end: int) -> None:
         return None

@@ -2,7 +2,7 @@
 input.
 
 The parts of a chain are the shards of a stage or the stages of a model; a chain is itself Passes.
-Knows no device and no node.
+Does not know devices or nodes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Batch:
     """The rows of one forward pass: entry i runs positions `[begins[i], begins[i] + num_rows)` of
     lane `lanes[i]`; NO_LANE entries are padding.
 
-    `mark`, of a prefill chunk: set the lane's recurrent state aside after so many rows, for a save
-    before the next pass. `scores`, of a prefill chunk: keep the logits of all rows until the next
-    pass.
+     `mark`, of a prefill chunk: set the lane's recurrent state aside after this many rows, for a
+    save before the next pass. `scores`, of a prefill chunk: keep the logits of all rows until the
+    next pass.
     """
 
     lanes: tuple[int, ...]
@@ -59,10 +59,10 @@ class AttentionMass:
 
 @dataclass(frozen=True, slots=True)
 class RoundWork:
-    """A drafter's part of a DeviceRounds, on the one device of the target: functions of tensors,
-    which wait for nothing. `num_rows`: of each entry.
+    """A drafter's part of a DeviceRounds, on the one device of the target: functions of tensors
+    that never wait. `num_rows`: of each entry.
 
-    `propose(anchors, lanes, begins)` returns chains, int64 [entries, num_rows], the anchor first.
+     `propose(anchors, lanes, begins)` returns chains, int64 [entries, num_rows], the anchor first.
     `absorb(taps, proposed, lanes, begins, counts, rows)` takes the first `counts` of `rows`, int32
     [entries, num_rows], of each tap [entries, num_rows, hidden] and of the chains. All others are
     [entries]: anchors int64, the rest int32; a lane below 0 is padding.
@@ -89,10 +89,9 @@ class ComingTokens(Protocol):
     """The tokens of a queued round, on their way to the host."""
 
     def fetch(self) -> list[list[int]]:
-        """The tokens that each entry gets, none of padding; NO_TOKEN, the last one, if there is
-        none. Waits for the round, but for nothing queued behind it. Call it before the round after
-        the next one is queued.
-        """
+        """The tokens that each entry gets, none for padding; NO_TOKEN, as the last one, if a row
+        has none. Waits for the round, but for nothing queued after it. Call it before the round
+        after the next one is queued."""
         ...
 
 
@@ -103,48 +102,45 @@ class DeviceRounds(Protocol):
 
     def start(self, texts: Sequence[LaneText]) -> None:
         """Begin at the ends of these texts. Nothing else may change their lanes until the last
-        round is queued.
-        """
+        round is queued."""
         ...
 
     def queue(self) -> ComingTokens:
         """Queue a round from where the last one ends. Pages must be placed for all of its rows. A
-        lane whose text has ended is padding from then on.
-        """
+        lane whose text has ended is padding from then on."""
         ...
 
 
 class Passes(Protocol):
-    """Passes over layers `[begin, end)`, wherever these are. Synchronous; engine thread only."""
+    """Passes over layers `[begin, end)`, in whichever process these are. Synchronous; engine thread
+    only."""
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
-        """Run many rows of one lane. `given`: tokens int64 [1, rows] for the first layer, else the
-        activation [1, rows, hidden]. Returns the activation; behind the last layer the last row's
-        logits float32 [1, 1, vocab] if `project`, else None.
-        """
+        """Run many rows of one lane. `given`: tokens int64 [1, rows] for the first layer, otherwise
+        the activation [1, rows, hidden]. Returns the activation; after the last layer, the last
+        row's logits float32 [1, 1, vocab] if `project`, otherwise None."""
         ...
 
     def decode(self, batch: Batch, given: PassInput) -> Tensor | None:
         """Run one row of each entry. `given`: tokens for the first layer, as numbers because the
-        device may hold them already; else the activation [entries, 1, hidden]. Returns the
-        activation; None behind the last layer, whose logits stay on its device: see `logits`.
-        """
+        device may hold them already; otherwise the activation [entries, 1, hidden]. Returns the
+        activation; None after the last layer, whose logits stay on its device: see `logits`."""
         ...
 
     def run_ahead(self, batch: Batch) -> None:
-        """Start the decode of `batch` before it is asked for, if that needs nothing from the host.
+        """Start the decode of `batch` before it is requested, if that needs nothing from the host.
 
         Its lanes are those of the last pass, which was a decode; its tokens are the best tokens of
-        that pass. Of the last pass, only best tokens whose ranking was asked for remain valid. The
-        pages must be placed. If another pass comes instead, the lanes are where they were.
+        that pass. Of the last pass, only best tokens whose ranking was requested remain valid. The
+        pages must be placed. If another pass comes instead, the lanes are unchanged.
         """
         ...
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
-        """Run a tree of rows behind the end of each lane and write nothing permanent. Input and
-        output as for `decode`.
+        """Run a tree of rows after the end of each lane, without writing anything permanent. Input
+        and output as for `decode`.
 
-        `parents`: int32 [entries, rows] as in models.trees, on any device; None: every row follows
+         `parents`: int32 [entries, rows] as in models.trees, on any device; None: every row follows
         the one before it.
         """
         ...
@@ -175,21 +171,19 @@ class Passes(Protocol):
 
     def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
         """Project a drafter's normed rows [entries, slots, hidden] with the last layer's head and
-        propose a tree of `budget` rows behind each of `anchors`, int64 [entries]; None: a chain.
-        """
+        propose a tree of `budget` rows after each of `anchors`, int64 [entries]; None: a chain."""
         ...
 
     def candidates_from(self, rows: Tensor, num_candidates: int) -> DraftCandidates:
-        """So many best tokens of the last layer's head for each of such rows."""
+        """The `num_candidates` best tokens of the last layer's head for each of these rows."""
         ...
 
     def captured_round(
         self, work: RoundWork, taps: Sequence[int], num_entries: int
     ) -> DeviceRounds | None:
-        """Whole rounds on the device, for so many entries, padding included, with rows of the
-        layers `taps` for the drafter; None: the host takes part in each. They are made when
-        they are first asked for.
-        """
+        """Whole rounds on the device, for this many entries, padding included, with rows of the
+        layers `taps` for the drafter; None: the host takes part in each round. Created at the first
+        call."""
         ...
 
     def place(self, epoch: int, events: Sequence[PageEvent]) -> None:
@@ -205,9 +199,8 @@ class Passes(Protocol):
         ...
 
     def start_probe(self, lane: int, num_tokens: int) -> None:
-        """Start to measure, beside the passes, how much attention the lane's last queries pay to
-        each chunk of its first `num_tokens` tokens, resident or not. See `attention_mass`.
-        """
+        """Start to measure, while passes run, how much attention the lane's last queries pay to
+        each chunk of its first `num_tokens` tokens, resident or not. See `attention_mass`."""
         ...
 
     def attention_mass(self, lane: int) -> AttentionMass:
@@ -220,9 +213,8 @@ class Passes(Protocol):
 
 
 class TapRing(Protocol):
-    """A ring of rows of tapped layers, wherever it is, as in
-    luceasync.speculation.dflash.passes.LocalDraft.
-    """
+    """A ring of rows of tapped layers, in this process or another; see
+    luceasync.speculation.dflash.passes.LocalDraft."""
 
     @property
     def capacity_tokens(self) -> int:
@@ -240,9 +232,8 @@ class TapRing(Protocol):
     ) -> None:
         """Write the rows of `paths`, at most `num_rows` each, of `taps` [entries, rows, hidden] at
         positions from `begins` on. A lane whose rows do not follow its last ones restarts there.
-        Raises ValueError for impossible rows; nothing is written then. `tokens`: what the rows
-        were run for, int64 [entries, rows], on any device.
-        """
+        Raises ValueError for impossible rows; nothing is written then. `tokens`: the tokens of the
+        rows, int64 [entries, rows], on any device."""
         ...
 
     def absorb_chunk(

@@ -1,7 +1,7 @@
 """Rows of lanes that are not on a shard's device, for the prefill chunks and probes that read them.
 
 Owns the staging through which blocks of rows stream. Names the tensors that a kind of layer
-declares, but knows no kind.
+declares, but does not know the kinds.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class PastOfLanes:
 
     def before(self, batch: Batch, *, is_last: bool) -> PastRows | None:
         """The earlier rows that a prefill chunk attends to; None if all are on the device.
-        `is_last`: it is the prompt's last chunk.
-        """
+        `is_last`: this is the prompt's last chunk."""
         [lane], [begin] = batch.lanes, batch.begins
         if lane == NO_LANE or not self._cache.num_absent_tokens(lane):
             return None
         passing = None
-        # Probe the blocks that stream by. Rows read in place are cheap to read again, later.
+        # Probe the blocks as they stream by. Rows that are read in place are cheap to read again
+        # later.
         if is_last and self._probes is not None and not self._staging.is_in_place:
             self._probes.recent.note_run(lane, begin, begin + batch.num_rows)
             passing = self._probes.probe_next_pass(lane, begin + batch.num_rows)
@@ -73,7 +73,8 @@ class PastOfLanes:
         return PastRows(self._staging, blocks, passing)
 
     def rehearsal(self, num_rows: int) -> PastRows:
-        """Made-up earlier rows for compiling or loading kernels: a long block and a short one."""
+        """Artificial earlier rows for compiling or loading kernels: a long block and a short
+        one."""
         num_places = self._cache.tables.shape[1] * CHUNK_TOKENS
         begin = min(self._staging.block_tokens, num_places)
         end = begin + CHUNK_TOKENS
@@ -83,8 +84,7 @@ class PastOfLanes:
 
     def note_run(self, lanes: Sequence[int], begins: Sequence[int], counts: Sequence[int]) -> None:
         """Rows of these lanes, from `begins` on, are queued and belong to the lanes. Continues a
-        running probe behind them.
-        """
+        running probe after them."""
         self._staging.release()
         if self._probes is not None:
             for lane, begin, count in zip(lanes, begins, counts, strict=True):
@@ -131,14 +131,14 @@ class PastOfLanes:
         in_host: HostRowSource,
         block_tokens: int,
     ) -> list[RowBlock]:
-        """Blocks of the lane's first tokens, if layers here keep rows at all."""
+        """Blocks of the lane's first tokens, if layers of this shard keep rows at all."""
         if not self._cache.row_stacks:
             return []
         return blocks_of(self._cache, lane, num_tokens, block_tokens, short_tokens, in_host)
 
 
 class _RehearsalBlocks:
-    """Blocks of whatever the first pages hold."""
+    """Blocks with the arbitrary contents of the first pages."""
 
     def __init__(self, cache: LaneCache) -> None:
         self._cache = cache

@@ -1,7 +1,7 @@
 """Plans which shard holds which layers, and how many lanes of which context there are. Pure: no
 torch.
 
-Refuses what does not fit or cannot be honoured. Knows sizes in bytes, not how they are allocated.
+Refuses what does not fit or is not possible. Knows sizes in bytes, not how they are allocated.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from luceasync.pipeline.expert_plan import (
 from luceasync.pipeline.offer import Offer, decode_sizes
 from luceasync.pipeline.shard_plan import ShardPlan, check_weights, plan_shard, split_layers
 
-MIN_NODE_TOKENS = 2048  # of a prompt that continues; a node costs a restart half a millisecond
+MIN_NODE_TOKENS = 2048  # for a prompt that continues; a node costs a restart half a millisecond
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,16 +84,15 @@ class Plan:
         return fewest if fewest < smallest else self.decode_size(fewest)
 
     def verify_sizes(self, num_rows: int) -> tuple[int, ...]:
-        """All numbers of entries of verify passes, rising."""
+        """All numbers of entries of verify passes, ascending."""
         lanes = range(1, self.parallel + 1)
         return tuple(sorted({self.verify_size(n, num_rows) for n in lanes}))
 
     @property
     def most_uncut_tokens(self) -> int:
         """Most tokens of a prompt without a node's end. A node then holds a chunk before the chunk
-        must leave its page; otherwise it is copied twice. Small pools accept that: many small files
-        cost a restart more.
-        """
+        must leave its page; otherwise it is copied twice. Small pools accept that, since many small
+        files would cost a restart more."""
         if self.pool is None:
             return self.max_ctx_tokens  # no limit
         pinned = chunks_of(self.pool.pins, CHUNK_TOKENS) | set(range(SINK_CHUNKS))
@@ -102,7 +101,8 @@ class Plan:
 
     @property
     def host_bytes(self) -> int:
-        """Host memory that all lanes' keys and values may need; 0 if they stay on their devices."""
+        """Host memory that the keys and values of all lanes may need; 0 if they stay on their
+        devices."""
         token_bytes = sum(shard.token_bytes for shard in self.shards)
         return 0 if self.pool is None else self.parallel * self.max_ctx_tokens * token_bytes
 
@@ -113,7 +113,7 @@ class Plan:
 
     @property
     def here(self) -> tuple[ShardPlan, ...]:
-        """Shards of this process, the only ones whose devices may be opened by name."""
+        """The shards of this process; only their devices may be opened by name."""
         pairs = zip(self.devices, self.shards, strict=True)
         return tuple(shard for device, shard in pairs if device.is_here)
 
@@ -124,8 +124,7 @@ class Plan:
     @property
     def suits_one_thread(self) -> bool:
         """Whether the host computes so little beside GPUs, or for CPU shards so small, that threads
-        would wait longer than they compute. Reading weights is another matter.
-        """
+        would wait longer than they compute. Does not apply to reading weights."""
         pairs = zip(self.devices, self.shards, strict=True)
         on_host = [(d, shard) for d, shard in pairs if d.is_here and not d.runs_async]
         weight_bytes = sum(shard.weight_bytes for _, shard in on_host)
@@ -165,10 +164,10 @@ def make_plan(
 ) -> Plan:
     """Decide everything that is still open. Raises PlacementError if it does not fit.
 
-    `verify_rows`: the numbers of rows that verify passes will have, none without speculation.
+     `verify_rows`: the numbers of rows that verify passes will have, none without speculation.
     `drafter`: the drafter that must fit too. `encoding_of`: how each tensor is stored, by its name.
-    `pool`: how much of each lane stays on the devices; None: all of it. `experts`: which of them
-    wait in host memory; None: none.
+    `pool`: how much of each lane stays on the devices; None: all of it. `experts`: which experts
+    stay in host memory; None: none.
     """
     chunk = prefill_chunk_tokens or max(device.prefill_chunk_tokens for device in devices)
     if chunk % CHUNK_TOKENS:
@@ -251,7 +250,7 @@ def make_plan(
 
 
 def _free_bytes(plan: Plan, index: int, drafter: DraftFootprint | None) -> int:
-    """What a shard, and a drafter on its device, leave free there."""
+    """The bytes that a shard, and a drafter on its device, leave free there."""
     device, shard = plan.devices[index], plan.shards[index]
     taken = plan.device_bytes(shard) + shard.workspace_bytes
     if drafter is not None and drafter.device.name == device.name:
@@ -261,9 +260,8 @@ def _free_bytes(plan: Plan, index: int, drafter: DraftFootprint | None) -> int:
 
 
 def stages_of(processes: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Ranges of shards `[begin, end)` that run in one process, neighbours only. `processes`: the
-    process of each shard.
-    """
+    """Ranges of shards `[begin, end)` that run in one process: adjacent shards only. `processes`:
+    the process of each shard."""
     counts = [len(list(neighbours)) for _, neighbours in groupby(processes)]
     ends = list(accumulate(counts))
     return tuple(zip([0, *ends[:-1]], ends, strict=True))

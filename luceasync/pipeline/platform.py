@@ -1,7 +1,7 @@
-"""What differs between devices: one Platform for each device, whatever its vendor.
+"""What differs between devices: one Platform for each device, of any vendor.
 
-Code that has a device's name opens its platform here; nothing else asks for the kind of a device.
-What a device offers is plain data: luceasync.pipeline.offer.
+Code that has a device's name opens its platform here; nothing else depends on the kind of a device.
+What a device offers is plain data: see luceasync.pipeline.offer.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Platform(Protocol):
         ...
 
     def slotted_ops(self, num_slots: int) -> OpsWithSlots:
-        """`ops` with so many slots for the experts of each layer, which wait in host memory."""
+        """`ops` with `num_slots` slots for the experts of each layer, which stay in host memory."""
         ...
 
     def offer(self, share: int = 1) -> Offer:
@@ -90,13 +90,12 @@ class Platform(Protocol):
         triton: Callable[[], T] | None = None,
         numba: Callable[[], T] | None = None,
     ) -> T:
-        """Make the fastest body that runs here. The others are not called, so that they may import
-        what this machine lacks.
-        """
+        """Make the fastest implementation that runs here. The others are not called, so they may
+        import what this machine lacks."""
         ...
 
     def passes(self, *, eager: Callable[[], T], captured: Callable[[Capture], T]) -> T:
-        """Make what runs passes: eagerly, or captured as graphs."""
+        """Make the object that runs passes: operation by operation, or captured as graphs."""
         ...
 
     def warm_up(self, work: Callable[[], None], num_times: int) -> None:
@@ -139,11 +138,11 @@ class Platform(Protocol):
         ...
 
     def load_ahead(self) -> None:
-        """Begin, in threads, what loading a model will wait for. May be called again."""
+        """Start, in threads, the work for which loading a model will wait. May be called again."""
         ...
 
     def row_transfer(self) -> RowTransfer:
-        """The way of stored weights to the device."""
+        """Transfers stored weights to the device."""
         ...
 
     def node_memory(
@@ -158,7 +157,7 @@ class Platform(Protocol):
         ...
 
     def on_device(self) -> AbstractContextManager[object]:
-        """Launch kernels on this device inside the context."""
+        """Context in which kernels are launched on this device."""
         ...
 
     def synchronize(self) -> None:

@@ -1,7 +1,8 @@
-"""Probes of one shard: how much of a lane's attention falls on each chunk, wherever that lies.
+"""Probes of one shard: how much of a lane's attention falls on each chunk, resident or not.
 
-Owns the newest rows of all lanes and the running probes. A probe runs beside the passes, a layer at
-a time, or inside a prompt's last pass, on the blocks that stream by. Knows no kind of layer.
+Owns the newest rows of all lanes and the running probes. A probe runs between the passes, a layer
+at a time, or inside a prompt's last pass, on the blocks that stream by. Does not know kinds of
+layers.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from luceasync.pipeline.platform import Platform, Stopwatch
 # Layers of a probe that are queued at a time: enough to keep the bus busy, yet soon over.
 MAX_AHEAD = 2
 
-# Splits a lane's first tokens into blocks of at most so many.
+# Splits a lane's first tokens into blocks of at most this many.
 Blocks = Callable[[int], Sequence[RowBlock]]
 
 
@@ -34,7 +35,7 @@ class _Probe(Protocol):
     def num_tokens(self) -> int: ...
 
     def advance(self) -> bool:
-        """Queue some more of it. False if nothing was left."""
+        """Queue a part of it. False if nothing was left."""
         ...
 
     def chunk_leaves(self, chunk: int) -> None:
@@ -71,9 +72,8 @@ class AttentionProbes:
         self._running: dict[int, _Probe] = {}
 
     def probe_next_pass(self, lane: int, num_tokens: int) -> PassingProbe:
-        """Have the lane's next pass, which ends at `num_tokens`, probe the blocks that stream by;
-        `begin` then takes the result.
-        """
+        """Let the lane's next pass, which ends at `num_tokens`, probe the blocks that stream by;
+        `begin` then takes the result."""
         self._passing[lane] = PassingProbe(self, lane, num_tokens)
         return self._passing[lane]
 
@@ -92,7 +92,7 @@ class AttentionProbes:
                 return
 
     def chunk_leaves(self, lane: int, chunk: int) -> None:
-        """The chunk is about to leave its page. Host memory holds it by now."""
+        """The chunk is about to leave its page; host memory already holds it."""
         if lane in self._running:
             self._running[lane].chunk_leaves(chunk)
 
@@ -142,20 +142,19 @@ class PassingProbe:
             self._mass.add_(self._layer[1].mass())
 
     def advance(self) -> bool:
-        """Nothing to queue: it ran in a pass."""
+        """No-op: it ran inside a pass."""
         return False
 
     def chunk_leaves(self, chunk: int) -> None:
-        """Nothing to do: all rows have been read."""
+        """No-op: all rows have been read."""
 
     def attention_mass(self) -> AttentionMass:
         return AttentionMass(self._mass.cpu(), 0.0)
 
 
 class _BackgroundProbe:
-    """A probe that reads keys again beside the passes, with the newest rows as they were when it
-    began.
-    """
+    """A probe that reads keys again between the passes, using the newest rows as they were when it
+    began."""
 
     def __init__(self, probes: AttentionProbes, lane: int, num_tokens: int, blocks: Blocks) -> None:
         self.num_tokens = num_tokens
@@ -181,9 +180,8 @@ class _BackgroundProbe:
         return self._queue()
 
     def chunk_leaves(self, chunk: int) -> None:
-        """Order the page's next writer behind the layers queued so far. Later layers find out anew
-        where chunks lie, and read this one from host memory.
-        """
+        """Make the page's next writer wait for the layers queued so far. Later layers look up again
+        where chunks lie, and read this one from host memory."""
         if chunk in self._in_pages:
             self._probes.platform.join_side_stream()
             self._block_map.clear()
@@ -206,12 +204,12 @@ class _BackgroundProbe:
                 continue
             ring = next(rings[mixer])
             with probes.platform.side_stream(ring, self._mass):
-                # Inside the context: tensors that say where rows lie belong to this stream.
+                # Inside the context, so that tensors with the places of rows belong to this stream.
                 self._add(layer, ring, kind.probed_tensor, self._blocks_of(kind, layer))
             yield layer
 
     def _blocks_of(self, kind: RecentSpec, layer: int) -> Sequence[RowBlock]:
-        """Blocks as they lie now, unless known already."""
+        """Blocks as they lie now, unless they were looked up already."""
         if kind not in self._block_map:
             row_bytes = self._probes.cache.rows_of(kind.probed_tensor, layer)[0, 0].nbytes
             blocks = self._blocks(self._probes.staging.tokens_that_fit(row_bytes))

@@ -62,7 +62,7 @@ def pool_request(config: Config) -> PoolRequest | None:
 
 
 def expert_request(config: Config) -> ExpertRequest | None:
-    """Which experts wait in host memory; None: none."""
+    """Which experts stay in host memory; None: none."""
     asked = config.placement.expert_bytes
     if asked is None:
         return None
@@ -79,13 +79,12 @@ def plan_report(
     found: tuple[tuple[Offer, ...], Precision] | None = None,
 ) -> PlanReport:
     """Plan the configured model; for `verify_rows` and `drafter` see `make_plan`. `found`: the
-    result of `devices_of`, which is asked if None. Raises ModelError, PlacementError.
-    """
+    result of `devices_of`, which is called if None. Raises ModelError, PlacementError."""
     model = model or ModelFiles(config.model.model_dir)
     spec = model.spec
     placement = config.placement
     devices, precision = found or devices_of(config)
-    if model.has_weights:  # a plan needs none
+    if model.has_weights:  # a plan does not need them
         model.weights.check(spec.shapes())
         model.weights.check_unused(spec.shapes() | dict.fromkeys(spec.unread, ()))
     encoding_of = model.weights.encoding

@@ -1,7 +1,7 @@
 """Layers [begin, end) on one device: weights, lanes' state, and forward passes.
 
-The first shard also embeds tokens, the last one projects to logits. Knows no other shard and no
-request.
+The first shard also embeds tokens, the last one projects to logits. Does not know other shards or
+requests.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ class Shard:
         memory: HostMemory,
         tapped: Sequence[int] = (),
     ) -> None:
-        """Read the shard's weights and allocate its state. `taps` keeps the rows after each of its
-        layers in `tapped`. Raises ModelError.
-        """
+        """Read the shard's weights and allocate its state. The rows after each layer in `tapped`
+        are kept in `taps`. Raises ModelError."""
         self.plan = shard
         self.platform = platform
         self.device = platform.device
@@ -116,13 +115,12 @@ class Shard:
             )
 
     def expert_counts(self) -> dict[str, int]:
-        """Experts of all passes so far by what became of them, and bytes copied; nothing if all are
-        on the device. Any thread.
-        """
+        """Counts of experts in all passes so far, by how they were found, and bytes copied; empty
+        if all are on the device. May be called from any thread."""
         return {} if self._slotted is None else self._slotted.counts()
 
     def on_device(self) -> AbstractContextManager[object]:
-        """Launch kernels on this shard's device inside the context."""
+        """Context in which kernels are launched on this shard's device."""
         return self.platform.on_device()
 
     def rows(self, batch: Batch) -> Rows:
@@ -161,8 +159,8 @@ class Shard:
     @contextmanager
     def few_layers(self) -> Iterator[None]:
         """Within the context, passes run few layers of each kind, enough to compile the kernels of
-        all. Kernels also depend on where tensors begin: neighbours and the last one differ most.
-        """
+        all. Kernels also depend on where tensors begin: adjacent layers and the last one differ
+        most."""
         kinds: dict[tuple[LayerSpec, int], list[int]] = {}
         for number, (index, layer) in enumerate(zip(self.layers, self._layers, strict=True)):
             # Layers of one spec whose tensors are stored differently are not equally large.
@@ -175,7 +173,7 @@ class Shard:
             self._are_run = [True] * len(self.layers)
 
     def note_mark(self, batch: Batch) -> None:
-        """A prefill chunk has run: note the state that was set aside at its mark."""
+        """A prefill chunk has run: record the state that was set aside at its mark."""
         if batch.mark is not None:
             (lane,), (begin,) = batch.lanes, batch.begins
             self.cache.note_end_aside(lane, begin + batch.mark, begin + batch.num_rows)
@@ -241,7 +239,7 @@ class Shard:
         """Make the rows of `paths` of the last `verify` the next tokens of their lanes."""
         for mixer, scratch in self.scratch.shaped(*paths.rows.shape).stacked.items():
             if not scratch:
-                continue  # it has no rows of its own
+                continue  # it has no rows itself
             recent = () if self._recent is None else self._recent.stacked[mixer]
             self._bodies[mixer].commit(scratch, (*self.cache.stacked[mixer], *recent), paths)
 
@@ -254,15 +252,14 @@ class Shard:
             self.absent.placed(lane)
 
     def use(self, lanes: Sequence[int]) -> None:
-        """Order the pass that is queued next behind the lanes' restores, and behind saves of what
-        the lanes held before their reset.
-        """
+        """Order the next pass after the lanes' restores, and after saves of what the lanes held
+        before their reset."""
         self.copies.use(lanes)
         self.absent.use(lanes)
         self.cache.begin_pass()
 
     def reset(self, lane: int) -> None:
-        """Empty the lane. Its saves go on."""
+        """Empty the lane. Saves in progress continue."""
         self.copies.rewrite(lane)
         self.cache.reset(lane)
         self.absent.reset(lane)
@@ -301,7 +298,7 @@ class Shard:
             self.taps[layer] = x.clone()  # the next layer may overwrite it
 
     def _committed(self, lane: int, num_tokens: int) -> Entry:
-        """An entry without rows of its own that reads the lane's committed chunks, whole."""
+        """An entry without new rows that reads the lane's committed chunks, whole."""
         if lane == NO_LANE:
             return PADDING_ENTRY
         end = self.cache.row_index(lane, num_tokens)

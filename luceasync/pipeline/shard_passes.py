@@ -1,6 +1,7 @@
-"""Passes of one shard: brings inputs to its device and orders passes behind what lanes wait for.
+"""Passes of one shard: moves inputs to its device, and orders passes after what their lanes wait
+for.
 
-Knows no other shard. ShardSteps know how the device runs a pass.
+Does not know other shards. ShardSteps implement how the device runs a pass.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def steps_of(shard: Shard, plan: Plan, spec: ModelSpec) -> ShardSteps:
 
 
 def bodies_for(platform: Platform) -> RankingKernels:
-    """What ranks tokens on the platform's device."""
+    """The functions that rank tokens on the platform's device."""
     return platform.pick(torch=RankingKernels, triton=_fused_bodies)
 
 
@@ -85,7 +86,7 @@ class ShardPasses:
         self._transfer = transfer
         self._proposer = Proposer()
         self._bodies = bodies_for(shard.platform)
-        self._epoch: int | None = None  # of the page map; a new stage accepts any first one
+        self._epoch: int | None = None  # epoch of the page map; a new stage accepts any first one
         self._verified: Batch | None = None
         self._logits: Tensor | None = None  # of the last pass that made any, [entries, ..., vocab]
         self._best: KnownBest | None = None  # their best tokens, if the pass found them
@@ -187,7 +188,7 @@ class ShardPasses:
             return self._past.attention_mass(lane)
 
     def reset(self, lane: int) -> None:
-        # The lane may come to the same position with the same token, in another sequence.
+        # The lane may reach the same position with the same token, in another sequence.
         self._steps.forget()
         with self._shard.on_device():
             self._shard.reset(lane)
@@ -204,7 +205,7 @@ class ShardPasses:
             self._shard.past.note_run(batch.lanes, batch.begins, counts)
 
     def _near(self, x: Tensor) -> Tensor:
-        """`x` on the device, or still on the host: steps copy it to their static inputs."""
+        """`x` on the device, or unchanged on the host: steps copy it to their static inputs."""
         return x if x.device == HOST else self._here(x)
 
     def _here(self, x: Tensor) -> Tensor:

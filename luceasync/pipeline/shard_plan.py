@@ -1,6 +1,6 @@
 """The layers of one device and the bytes they take, and how layers are split. Pure: no torch.
 
-Knows neither free memory nor how much of it lanes get.
+Does not know how much memory is free, or how much of it lanes get.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class ShardPlan:
     is_last: bool
     weight_bytes: int
     token_bytes: int  # keys and values of one token, all layers of the shard
-    lane_state_bytes: int  # what one lane keeps of its end: recurrent state, windows
+    lane_state_bytes: int  # state at the end of one lane: recurrent state, windows
     lane_scratch_bytes: int  # for the rows that verify one lane's proposal
     workspace_bytes: int
     spare_token_bytes: int = 0  # like token_bytes, of the drafter's padding lane
     short_rows: tuple[int, ...] = ()  # see Offer
     short_scratch_bytes: int = 0  # scratch of the largest of short_rows
     lane_ring_bytes: int = 0  # one lane's newest queries, which probe its chunks
-    spare_state_bytes: int = 0  # of lane_state_bytes, what there is once more beside the lanes
-    expert_slots: int = 0  # of each layer with experts, which are in host memory then; 0: none are
+    spare_state_bytes: int = 0  # part of lane_state_bytes that exists once more beside the lanes
+    expert_slots: int = 0  # of each layer with experts, if these stay in host memory; 0: none do
     expert_bytes: int = 0  # of those experts
 
     def spare_scratch_bytes(self, num_lanes: int) -> int:
@@ -61,10 +61,9 @@ def plan_shard(
     encoding_of: Callable[[str], Encoding] = lambda name: DenseEncoding(),
 ) -> ShardPlan:
     """The bytes of layers `[begin, end)` on `device`, which verifies up to `num_verify_rows` rows
-    for each of `num_lanes` lanes. `pages`: lanes exceed their pages, the rest is in host memory.
-    `probes`: lanes' newest rows score chunks. `encoding_of`: how each tensor is stored, by name.
-    Raises PlacementError for a cut where layers need each other.
-    """
+    for each of `num_lanes` lanes. `pages`: lanes exceed their pages, and the rest is in host
+    memory. `probes`: lanes' newest rows score chunks. `encoding_of`: how each tensor is stored, by
+    name. Raises PlacementError for a cut where layers need each other."""
     _refuse_cuts(spec, begin, end)
     is_first, is_last = begin == 0, end == spec.num_layers
     mixers = spec.mixers[begin:end]
@@ -105,7 +104,7 @@ def plan_shard(
 
 
 def _refuse_cuts(spec: ModelSpec, begin: int, end: int) -> None:
-    """Raise PlacementError if layers `[begin, end)` cannot be without those beside them."""
+    """Raise PlacementError if layers `[begin, end)` depend on layers outside the range."""
     if spec.layer_inputs is not None and end - begin < spec.num_layers:
         raise PlacementError(
             f"layers {begin} to {end - 1} on a device of their own: each of the {spec.num_layers} "
@@ -133,7 +132,7 @@ def weight_types(
     precision: Precision,
     encoding_of: Callable[[str], Encoding],
 ) -> dict[str, int]:
-    """Bytes of layers `[begin, end)` by the name of the type of their numbers."""
+    """Bytes of layers `[begin, end)` by the name of their number type."""
     found: dict[str, int] = {}
     for name, shape in _shapes(spec, begin, end).items():
         encoding = encoding_of(name)

@@ -1,5 +1,5 @@
-"""A stage: the shards of one process, a part of a model's chain. The protocol, and the body for
-shards of this process.
+"""A stage: the shards of one process, a part of a model's chain. The protocol, and the
+implementation for shards of this process.
 
 Synchronous; engine thread only.
 """
@@ -45,9 +45,8 @@ class Stage(Protocol):
         ...
 
     def expert_counts(self) -> Mapping[str, int]:
-        """Experts of its passes so far by what became of them, and bytes, if they wait in host
-        memory of this process. Any thread.
-        """
+        """Counts of experts in its passes so far, by how they were found, and bytes, if experts
+        stay in host memory of this process. May be called from any thread."""
         ...
 
     def synchronize(self) -> None:
@@ -60,20 +59,18 @@ class Stage(Protocol):
         ...
 
     def raise_if_failed(self) -> None:
-        """Raise StageFailed if it is known to have failed, without asking it."""
+        """Raise StageFailed if the stage is known to have failed, without contacting it."""
         ...
 
     def check_alive(self) -> None:
-        """Raise StageFailed if it does not respond. Waits for its answer; call it while nothing
-        runs.
-        """
+        """Raise StageFailed if the stage does not respond. Waits for its reply; call it while
+        nothing runs."""
         ...
 
     def restart_failed(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
-        """Restart it if it has failed, with its nodes; those that could not be brought back are
-        passed to `lost`. Its lanes are empty then. Returns whether it was restarted. Waits as long
-        as that takes. Raises StageFailed, ModelError, and Unavailable at shutdown.
-        """
+        """Restart the stage, with its nodes, if it has failed; nodes that could not be restored are
+        passed to `lost`. Its lanes are empty then. Returns whether it was restarted. Blocks until
+        that is done. Raises StageFailed, ModelError, and Unavailable at shutdown."""
         ...
 
     def close(self) -> None:
@@ -95,8 +92,7 @@ class LocalStage:
         number: int = 0,
     ) -> None:
         """Load the shards of stage `number` of the plan. `taps`: layers whose rows are kept;
-        `memory`: where saved nodes lie. Raises ModelError and frees what was loaded.
-        """
+        `memory`: holds saved nodes. Raises ModelError and frees what was loaded."""
         _check_taps(spec, taps)
         self._shards: list[Shard] = []
         self._steps: list[ShardSteps] = []
@@ -152,13 +148,13 @@ class LocalStage:
         return [shard.nodes for shard in self._shards]
 
     def raise_if_failed(self) -> None:
-        """Nothing to do: it lives as long as this process."""
+        """No-op: it lives as long as this process."""
 
     def check_alive(self) -> None:
-        """Nothing to do: it lives as long as this process."""
+        """No-op: it lives as long as this process."""
 
     def restart_failed(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
-        """Nothing to do."""
+        """No-op: it cannot fail."""
         return False
 
     def close(self) -> None:

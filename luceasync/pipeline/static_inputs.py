@@ -1,7 +1,7 @@
 """Static tensors that captured passes read, and what the host knows of their content.
 
-A copy costs the host as much time as launching twenty kernels, so nothing is copied that a tensor
-holds already. After a step that fed itself, that is everything.
+A copy costs the host as much time as launching twenty kernels, so values that a tensor already
+holds are not copied. After a step that fed itself, nothing needs to be copied.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class FedTokens:
         self.tokens: tuple[int, ...] | None = None
 
     def take(self, found: Tensor) -> None:
-        """Queue the copy of `found` behind the step."""
+        """Queue the copy of `found` after the step."""
         self.tokens, self._arrival = None, queue_copy(found, self._copy)
 
     def fetch(self) -> np.ndarray:
-        """The tokens. Waits for the copy, but for nothing queued behind it."""
+        """The tokens. Waits for the copy, but for nothing queued after it."""
         if self._arrival is not None:
             self._arrival.synchronize()
             self._arrival = None
@@ -64,7 +64,7 @@ class FedTokens:
 class Feedback:
     """What a step that feeds itself returns to the host. `found`: int64 [size], see Feed.
 
-    Two copies alternate, so a step launched before the tokens of the last one were read does not
+     Two buffers alternate, so a step launched before the tokens of the last one were read does not
     overwrite them.
     """
 
@@ -83,7 +83,7 @@ class VerifiedTokens:
     """What a captured verify pass copies to the host: a KnownBest. Valid until its next replay."""
 
     def __init__(self, num_rows: int, place: PassParameters, device: torch.device) -> None:
-        """`num_rows`: of all entries; `place`: the pass's own, which note its replays."""
+        """`num_rows`: of all entries; `place`: of this pass, which records its replays."""
         self._place = place
         self._copy = host_buffer(num_rows * 3, torch.int64, device).view(num_rows, 3)
 
@@ -97,9 +97,8 @@ class VerifiedTokens:
 
 
 class KnownInputs:
-    """What the host knows of a step's inputs: lanes, positions, and tokens, either as it set them
-    (None: unknown) or as a step fed them.
-    """
+    """What the host knows of a step's inputs: lanes, positions, and tokens, as set by the host
+    (None: unknown) or as fed by a step."""
 
     def __init__(self) -> None:
         self._lanes: tuple[int, ...] = ()
@@ -113,24 +112,24 @@ class KnownInputs:
 
     def has(self, batch: Batch, tokens: Sequence[int]) -> bool:
         """Whether the inputs have these lanes, positions and tokens."""
-        # Compare begins first: they are what differs. is_at is not called here: the device waits,
-        # and what the host does once a millisecond takes it ten times as long as in a loop.
+        # Compare begins first: they usually differ. is_at is not called here: the device waits, and
+        # code that the host runs once a millisecond takes ten times as long as in a loop.
         known = self._tokens if self._fed is None else self._fed.tokens
         return (
             self._begins == batch.begins and self._lanes == batch.lanes and known == tuple(tokens)
         )
 
     def put(self, batch: Batch) -> None:
-        """Note the lanes and positions that were copied."""
+        """Record the lanes and positions that were copied."""
         self._lanes, self._begins = batch.lanes, batch.begins
 
     def give(self, tokens: Sequence[int] | None) -> None:
-        """Note the tokens that were copied."""
+        """Record the tokens that were copied."""
         self._tokens = None if tokens is None else tuple(tokens)
         self._fed = None
 
     def fed(self, fed: FedTokens) -> None:
-        """Note that a step fed itself these tokens and advanced the positions."""
+        """Record that a step fed itself these tokens and advanced the positions."""
         self._begins = positions_after_step(self._lanes, self._begins)
         self._fed = fed
 
@@ -174,12 +173,12 @@ class StaticInputs:
             return
         self._tokens.pack_into(self._bytes, 0, *given)
         self._place.pack_into(self._bytes, self._tokens.size, *batch.lanes, *batch.begins)
-        self._all.copy_(self._staged, non_blocking=True)  # so few bytes are staged by the call
+        self._all.copy_(self._staged, non_blocking=True)  # this few bytes are staged by the call
         self._known.put(batch)
         self._known.give(given)
 
     def set_place(self, batch: Batch) -> None:
-        """Set the place of the next replay alone."""
+        """Set only the place of the next replay."""
         if self._known.is_at(batch):
             return
         self._place.pack_into(self._bytes, self._tokens.size, *batch.lanes, *batch.begins)
@@ -191,7 +190,7 @@ class StaticInputs:
         return self._known.is_at(batch)
 
     def fed(self, fed: FedTokens) -> None:
-        """The queued step writes its own inputs, see Feed."""
+        """The queued step writes its next inputs itself, see Feed."""
         self._known.fed(fed)
 
 

@@ -1,4 +1,5 @@
-"""How a shard's device runs passes: the protocol, and the body that launches each operation.
+"""How a shard's device runs passes: the protocol, and the implementation that launches each
+operation.
 
 EagerSteps run all passes on CPUs, and long prefill chunks on GPUs.
 """
@@ -39,7 +40,8 @@ class ShardSteps(Protocol):
     def run_ahead(self, batch: Batch) -> None: ...
 
     def forget(self) -> None:
-        """Another operation intervenes: a step that has run ahead is not the next one."""
+        """Another operation was queued in between: a step that has run ahead is not the next
+        one."""
         ...
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor: ...
@@ -53,7 +55,7 @@ class ShardSteps(Protocol):
         ...
 
     def prepare(self, kind: StepKind, batch: Batch) -> None:
-        """A step of this batch comes next: do what needs no input."""
+        """A step of this batch comes next: do the work that does not need its input."""
         ...
 
     def close(self) -> None: ...
@@ -64,7 +66,7 @@ class EagerSteps:
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
-        self.best: KnownBest | None = None  # never found here: ranking looks for them
+        self.best: KnownBest | None = None  # never found here: ranking computes them
         self._verified: Batch | None = None
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
@@ -81,8 +83,7 @@ class EagerSteps:
 
     def rehearse_past(self, batch: Batch, given: Tensor) -> None:
         """Run a chunk of no lane that attends to absent rows, so that its kernels are compiled or
-        loaded. It writes to the first pages.
-        """
+        loaded. It writes to the first pages."""
         shard = self._shard
         assert shard.past is not None, "no pool is planned"
         x = shard.ends.embed(given) if shard.plan.is_first else given
@@ -111,16 +112,16 @@ class EagerSteps:
         self._shard.commit(self._shard.paths(self._verified, paths))
 
     def run_ahead(self, batch: Batch) -> None:
-        """Nothing to do: the host would wait for the step."""
+        """No-op: the host would wait for the step."""
 
     def forget(self) -> None:
-        """Nothing to do: no step runs ahead."""
+        """No-op: no step runs ahead."""
 
     def captured_round(self, work: RoundWork, taps: Sequence[int], num_entries: int) -> None:
         return None
 
     def prepare(self, kind: StepKind, batch: Batch) -> None:
-        """Nothing to do: a step has no static inputs."""
+        """No-op: a step has no static inputs."""
 
     def close(self) -> None:
-        """Nothing to do: nothing is held."""
+        """No-op: nothing is held."""

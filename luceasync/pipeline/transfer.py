@@ -1,6 +1,5 @@
-"""Copies of tensors between devices, peer to peer where allowed, else through the host, and of
-numbers between the host and a device.
-"""
+"""Copies of tensors between devices, peer to peer where allowed, otherwise through the host, and of
+numbers between the host and a device."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ Arrival = torch.cuda.Event  # the end of a copy to the host
 
 
 def direct(x: Tensor, device: torch.device) -> Tensor:
-    """Copy once, in stream order; waits only if the host is to read the result."""
+    """Copy once, in stream order; waits only if the host will read the result."""
     # A non-blocking copy to the host could be read before it is complete.
     return x.to(device, non_blocking=device.type != "cpu")
 
@@ -54,9 +53,8 @@ def queue_copy(source: Tensor, target: Tensor) -> Arrival | None:
 
 
 class HostCopy:
-    """A copy of a tensor that is on its way to the host, in memory of its own; a Coming of
-    luceasync.ranking.local.
-    """
+    """A copy of a tensor in transit to the host, in separate memory; a Coming of
+    luceasync.ranking.local."""
 
     __slots__ = ("_arrival", "_numbers")
 
@@ -106,14 +104,13 @@ class HostInput:
         self.put(given)
 
     def put(self, given: Tensor) -> None:
-        """Set the values for the next replay. Waits until the last replay has taken its own, which
-        it has if the host has seen its result.
-        """
+        """Set the values for the next replay. Waits until the last replay has taken its values,
+        which has happened if the host has seen its result."""
         self.wait()
         self._here.copy_(given)
 
     def take(self) -> None:
-        """Copy the values to the device; captured at the front of the pass that reads them."""
+        """Copy the values to the device; captured at the start of the pass that reads them."""
         self.values.copy_(self._here, non_blocking=True)
 
     def wait(self) -> None:
@@ -122,7 +119,7 @@ class HostInput:
             self._taken.synchronize()
 
     def replayed(self) -> None:
-        """Note that a replay is queued. Call it behind each one."""
+        """Record that a replay is queued. Call it after each one."""
         if self._taken is not None:
             self._taken.record()
 
@@ -149,8 +146,7 @@ class PassParameters(HostInput):
 
 def on_host(numbers: Sequence[int] | Sequence[Sequence[int]], dtype: type[np.integer]) -> Tensor:
     """A few integers as a tensor, through NumPy, which reads lists three times as fast. A
-    non-blocking copy of it to a GPU is safe: so few bytes are staged before the call returns.
-    """
+    non-blocking copy of it to a GPU is safe: data this small is staged before the call returns."""
     return torch.from_numpy(np.array(numbers, dtype))
 
 
@@ -160,9 +156,8 @@ def as_rows(given: Tensor | Sequence[int]) -> Tensor:
 
 
 def choose_transfer(peer_access: str, devices: Sequence[torch.device]) -> Transfer:
-    """The way between these devices. `peer_access`: "auto", "on" or "off". Raises PlacementError
-    if "on" cannot be honoured.
-    """
+    """The way to copy between these devices. `peer_access`: "auto", "on" or "off". Raises
+    PlacementError if "on" is not possible."""
     if peer_access == "off":
         return staged
     for first, second in _gpu_pairs(devices):
@@ -177,6 +172,6 @@ def choose_transfer(peer_access: str, devices: Sequence[torch.device]) -> Transf
 
 
 def _gpu_pairs(devices: Sequence[torch.device]) -> list[tuple[int, int]]:
-    """Pairs of different GPUs that are neighbours in the chain, by index."""
+    """Pairs of different GPUs that are adjacent in the chain, by index."""
     indices = [d.index for d in devices if d.type != "cpu"]
     return [(a, b) for a, b in itertools.pairwise(indices) if a != b]
