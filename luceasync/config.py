@@ -154,7 +154,7 @@ class PlacementConfig:
     ipc_tls: Path | None = value(
         None,
         "target-shard-tls",
-        parsers.path,
+        parsers.private_path,
         "a file of `luceasync pair`",
         "FILE",
         "This machine's certificate for other machines' devices, a file of `luceasync pair`.",
@@ -271,7 +271,7 @@ class CacheConfig:
     store_key_file: Path | None = value(
         None,
         "kv-store-key-file",
-        parsers.path,
+        parsers.private_path,
         "the path of a file with a secret that all servers of the store share",
         "PATH",
         "Believe only what servers with the same secret have put into --kv-store.",

@@ -170,7 +170,7 @@ def _parts(value: object) -> list[object]:
 def keys_in_file(value: object) -> tuple[str, ...]:
     """API keys from a file: one per line, `#` starts a comment line."""
     file = path(value)
-    _warn_if_others_can_read(file, "API keys")
+    _warn_if_others_can_use(file, "API keys")
     lines = (line.strip() for line in file.read_text(encoding="utf-8").splitlines())
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
@@ -182,14 +182,14 @@ def private_path(value: object) -> Path:
     """The path of a file with a private key; it need not exist yet."""
     file = path(value)
     if file.exists():
-        _warn_if_others_can_read(file, "a private key")
+        _warn_if_others_can_use(file, "a private key")
     return file
 
 
-def _warn_if_others_can_read(file: Path, what: str) -> None:
-    if file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+def _warn_if_others_can_use(file: Path, what: str) -> None:
+    if file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         logging.getLogger("luceasync").warning(
-            "%s holds %s and is readable by other users: chmod 600 it", file, what
+            "%s holds %s and is accessible to other users: chmod 600 it", file, what
         )
 
 

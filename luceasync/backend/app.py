@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from luceasync.errors import ChannelClosed, ConfigError, LuceasyncError
 from luceasync.ipc.tcp import SCHEME, Address, parse_url
@@ -54,9 +54,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(EXIT_FAILED)
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Exit with one line, without the usage."""
+        self.exit(EXIT_USAGE, f"luceasync-backend: {message}\n")
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse the arguments; exits on a wrong one."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="luceasync-backend",
         description="Runs layers of a model, or a drafter, for luceasync, which starts it "
         "(--target-shard-ipc-bin, --draft-ipc-bin), in a Python environment of its own.",

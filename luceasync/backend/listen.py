@@ -39,6 +39,7 @@ from luceasync.ipc.tcp import (
 )
 from luceasync.ipc.wiring import VARIABLE, Wiring
 from luceasync.models.files import ModelFiles
+from luceasync.parsers import private_path
 from luceasync.pipeline.remote.agreement import ContentDigests
 
 LINK_PROTOCOL = 1
@@ -111,6 +112,7 @@ class BackendListener:
         self._lock = threading.Lock()
         self._digests = ContentDigests()
         self._strangers = Strangers(MAX_STRANGERS)
+        self._last_refusal: tuple[str, str] | None = None
         self._keeps_one, self._is_closed = keeps_one, False
         self._waiting: _Waiting | None = None
         # The kernel kills a process with the thread that started it: this one lives until close().
@@ -191,12 +193,22 @@ class BackendListener:
         answer = self._seat(session, opening.place)
         try:
             if not answer.refusal:
+                self._last_refusal = None
                 try:
                     self._run(tls, session, opening, where)
                     return
                 except LuceasyncError as error:
                     answer = Opened(str(error))
-            log.warning("%s (%s): %s", where, peer, answer.refusal)
+            # A server that waits for its turn asks again every RETRY_S.
+            is_news = self._last_refusal != (peer, answer.refusal)
+            self._last_refusal = peer, answer.refusal
+            log.log(
+                logging.WARNING if is_news else logging.DEBUG,
+                "%s (%s): %s",
+                where,
+                peer,
+                answer.refusal,
+            )
             send_opening(tls, msgspec.msgpack.encode(answer))
         finally:
             with self._lock:
@@ -401,13 +413,16 @@ def serve_host(
     address: Address, tls: Path, offers: Sequence[tuple[str, str]], model_dir: Path | None
 ) -> None:
     """Listen until SIGTERM or SIGINT. Raises ConfigError."""
-    context = tls_context(tls, "--tls", is_server=True)
+    context = tls_context(private_path(str(tls)), "--tls", is_server=True)
+    if model_dir is not None and not model_dir.exists():
+        raise ConfigError(f"--model-dir {model_dir}: there is no such file or directory")
     try:
         sock = socket.create_server(
             address, family=socket.AF_INET6 if ":" in address.host else socket.AF_INET
         )
     except OSError as error:
-        raise ConfigError(f"--listen {address}: {error.strerror}") from None
+        words = os.strerror(error.errno) if error.errno else str(error)
+        raise ConfigError(f"--listen {address}: {words}") from None
     command = [sys.executable, "-m", "luceasync.backend"]
     for name, device in offers:
         command += ["--offer", f"{name}={device}"]

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from blake3 import blake3
 
@@ -428,8 +429,11 @@ def _opened(obstore: ModuleType, url: str) -> Any:
     if scheme not in SCHEMES or "://" not in url:
         known = ", ".join(f"{name}://" for name in SCHEMES)
         raise ConfigError(f"{FLAG} {url}: expected a URL with one of {known}")
-    options: dict[str, Any] = {"mkdir": True} if scheme == "file" else {}
-    if scheme != "file":
+    options: dict[str, Any] = {}
+    if scheme == "file":
+        # It is not created: what is not mounted, or misspelt, would fill this machine's own disk.
+        _expect_directory(url)
+    else:
         options["client_options"] = {
             "connect_timeout": "5s",
             "timeout": f"{UPLOAD_TIMEOUT_S:g}s",
@@ -440,6 +444,16 @@ def _opened(obstore: ModuleType, url: str) -> Any:
         return importlib.import_module("obstore.store").from_url(url, **options)
     except (obstore.exceptions.BaseError, ValueError, OSError) as error:
         raise ConfigError(f"{FLAG} {url}: {_first_line(error)}") from None
+
+
+def _expect_directory(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.netloc or not parts.path.startswith("/"):
+        raise ConfigError(f"{FLAG} {url}: expected file:///PATH with an absolute path")
+    if not Path(unquote(parts.path)).is_dir():
+        raise ConfigError(
+            f"{FLAG} {url}: there is no such directory; mount it, or create it once for all servers"
+        )
 
 
 def _facts_in(content: bytes) -> dict[str, Any]:

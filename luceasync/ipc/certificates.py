@@ -44,6 +44,8 @@ def tls_context(file: Path, flag: str, *, is_server: bool) -> ssl.SSLContext:
         context.load_verify_locations(cadata=found[-1])
     except (OSError, ValueError) as error:
         words = getattr(error, "strerror", None) or error
+        if isinstance(error, UnicodeDecodeError):
+            words = "it is not text"
         raise ConfigError(
             f"{flag} {file}: {words}; a file of `luceasync pair` is expected"
         ) from None

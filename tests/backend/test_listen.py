@@ -28,7 +28,7 @@ from luceasync.backend.listen import (
     Opening,
     serve_host,
 )
-from luceasync.errors import ChannelClosed, PlacementError, StageFailed
+from luceasync.errors import ChannelClosed, ConfigError, PlacementError, StageFailed
 from luceasync.host_cache.nodes import Span
 from luceasync.ipc.certificates import make_pair, tls_context
 from luceasync.ipc.launcher import LocalLauncher
@@ -333,7 +333,7 @@ def test_a_server_that_looks_whether_it_can_be_reached_is_no_stranger(box2: Mach
     assert not box2.sessions()
 
 
-def test_a_model_that_is_not_there_is_an_error_before_anyone_asks(box2: Machine, tmp_path: Path):
+def test_a_model_that_is_not_there_is_an_error_before_anyone_asks(box2: Machine):
     here = Address("127.0.0.1", 0)
     with pytest.raises(ConfigError, match=r"^--model-dir /missing: there is no such"):
         serve_host(here, box2.box1, [], Path("/missing"))

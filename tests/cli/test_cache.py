@@ -326,6 +326,8 @@ def test_prune_of_a_store_is_by_age_and_leaves_what_is_no_node(cache: Path, stor
     ("arguments", "words"),
     [
         (["ls", "--kv-store", "ftp://x"], "--kv-store ftp://x: expected a URL with one of"),
+        (["ls", "--kv-store", "file:///missing"], "there is no such directory"),
+        (["prune", "--kv-store", "file:///missing", "--older-than", "1"], "no such directory"),
         (["prune", "--kv-store", "file:///tmp/x", "--budget", "1G"], "expected --older-than DAYS"),
         (["prune", "--kv-store", "file:///tmp/x"], "expected --older-than DAYS"),
     ],

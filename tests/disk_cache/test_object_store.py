@@ -38,8 +38,9 @@ OTHER_KEY = "cd" * 32
 
 
 @pytest.fixture(autouse=True)
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+def hurry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written goes up at once."""
+    (tmp_path / "store").mkdir()
     monkeypatch.setattr("luceasync.disk_cache.disk.MIN_UPLOAD_TOKENS", 0)
     monkeypatch.setattr(object_store, "UPLOAD_SHARE", 1.0)
 

@@ -113,8 +113,10 @@ def test_memory_is_prepared_for_what_the_disk_holds_and_within_a_share_of_the_bu
     ("secret", "url", "words"),
     [
         (None, "ftp://x/y", "--kv-store ftp://x/y: expected a URL"),
-        ("short", "file:///x", "--kv-store-key-file .*: 5 bytes; expected at least 16"),
-        ("missing", "file:///x", "--kv-store-key-file .*: No such file"),
+        (None, "file:///missing", "--kv-store file:///missing: there is no such directory"),
+        (None, "file://relative", "--kv-store file://relative: expected file:///PATH"),
+        ("short", "file:///tmp", "--kv-store-key-file .*: 5 bytes; expected at least 16"),
+        ("missing", "file:///tmp", "--kv-store-key-file .*: No such file"),
     ],
 )
 def test_a_store_that_cannot_be_meant_is_refused_before_it_is_asked(
@@ -135,7 +137,7 @@ def test_the_seal_of_a_store_follows_from_the_secret_alone(tmp_path: Path) -> No
     ):
         (tmp_path / f"{number}").write_text(secret)
         config = CacheConfig(
-            cache_dir=tmp_path, store_url="file:///x", store_key_file=tmp_path / f"{number}"
+            cache_dir=tmp_path, store_url="file:///tmp", store_key_file=tmp_path / f"{number}"
         )
         found = store_spec_of(config)
         assert found is not None and secret.strip() not in repr(found)

@@ -126,6 +126,7 @@ async def test_what_one_server_puts_into_a_store_another_takes_up(
 ) -> None:
     monkeypatch.setattr(disk, "MIN_UPLOAD_TOKENS", 1)
     monkeypatch.setattr(object_store, "UPLOAD_SHARE", 1.0)
+    (tmp_path / "store").mkdir()
     key_file = tmp_path / "secret"
     key_file.write_text("a secret of all these servers")
     store = {

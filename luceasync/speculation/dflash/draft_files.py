@@ -66,7 +66,10 @@ class DraftFiles:
     def config(self) -> dict[str, Any]:
         """The fields of config.json, or those that the metadata stands for."""
         if self.gguf is not None:
-            return draft_config_of(self.gguf)
+            try:
+                return draft_config_of(self.gguf)
+            except ModelError as error:
+                raise ModelError(f"{self.path}: {error}") from None
         check_directory(self.path, "expected a DFlash drafter's directory or GGUF file, or none")
         path = self.path / CONFIG
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from luceasync.config import Config
-from luceasync.errors import PlacementError
+from luceasync.errors import ConfigError, PlacementError
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.models.files import ModelFiles
 from luceasync.models.precision import Precision
@@ -96,7 +96,8 @@ def copied_shapes(
     config: Config, drafter: DFlashPlacement | None, target_devices: Sequence[Offer]
 ) -> tuple[RoundShape, ...]:
     """The rounds of proposals that are copied from the text: of as many rows as the chains of the
-    drafter, whose passes are there already; none if the config wants none.
+    drafter, whose passes are there already; none if the config wants none. Raises ConfigError for
+    flags that contradict each other.
     """
     if not _drafts_copies(config, target_devices):
         return ()
@@ -110,6 +111,11 @@ def _drafts_copies(config: Config, target_devices: Sequence[Offer]) -> bool:
     the host's work, beside which a search takes little.
     """
     draft = config.draft
+    if (draft.draft_dir, draft.lookup) in (("none", "on"), ("lookup", "off")):
+        raise ConfigError(
+            f"--draft-lookup {draft.lookup}: not allowed with --draft {draft.draft_dir}; expected "
+            "only one of them"
+        )
     if draft.draft_dir == "none" or draft.lookup == "off":
         return False
     if draft.draft_dir == "lookup" or draft.lookup == "on":

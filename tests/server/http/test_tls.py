@@ -66,7 +66,7 @@ def test_a_key_that_others_can_read_is_logged(tmp_path, caplog):
     key.chmod(0o644)
     load_config({"tls-cert": str(CERT), "tls-key": str(key)}, {}, None)
     assert caplog.messages == [
-        f"{key} holds a private key and is readable by other users: chmod 600 it"
+        f"{key} holds a private key and is accessible to other users: chmod 600 it"
     ]
 
 

@@ -103,6 +103,14 @@ def test_options_of_a_drafter_that_is_not_there_are_refused(config, option, word
         plan_with_drafter(asking(config, draft_dir="none", **option))
 
 
+@pytest.mark.parametrize(("draft", "lookup"), [("none", "on"), ("lookup", "off")])
+def test_flags_that_contradict_each_other_are_refused(config, draft, lookup):
+    with pytest.raises(
+        ConfigError, match=f"^--draft-lookup {lookup}: not allowed with --draft {draft}"
+    ):
+        plan_with_drafter(asking(config, draft_dir=draft, lookup=lookup))
+
+
 def test_what_cannot_be_honoured_names_its_flag(config, tmp_path):
     with pytest.raises(ConfigError, match="--draft-block 9: this drafter proposes blocks of 2 to"):
         plan_with_drafter(asking(config, block=9))
@@ -233,9 +241,7 @@ def test_a_paged_lane_takes_up_the_same_at_8k_and_at_131k(config, tmp_path: Path
         ({"lookup": "on"}, ["cuda:0"], True),
         ({"draft_dir": "lookup"}, ["cuda:0"], True),
         ({"draft_dir": "none"}, ["cpu:0"], False),
-        ({"draft_dir": "none", "lookup": "on"}, ["cpu:0"], False),
         ({"lookup": "off"}, ["cpu:0"], False),
-        ({"draft_dir": "lookup", "lookup": "off"}, ["cpu:0"], False),
     ],
 )
 def test_proposals_are_copied_on_cpus_and_where_the_config_says_so(draft, devices, copies) -> None:
