@@ -62,7 +62,9 @@ def main() -> None:
         print("luceasync: aborted", file=sys.stderr)
         sys.exit(EXIT_BROKEN)
     except LuceasyncError as error:
-        print(f"luceasync: {one_line(error)}", file=sys.stderr)
+        # Those of a process carry its last lines.
+        words = " ".join(line.strip() for line in str(error).splitlines())
+        print(f"luceasync: {one_line(words)}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
@@ -156,9 +158,9 @@ def doctor(config: Config) -> None:
 @app.command()
 @with_config(quiet=True)  # errors in its settings are in the server's own log
 def health(config: Config) -> None:
-    """Ask the server that runs here whether it is ready; exit with 1 if not.
+    """Check whether the server on this machine is ready; exit with 1 if not.
 
-    If several run, or none is found, the server is that of the variables and the file.
+    If several are running, or none is found, variables and the file name the server's address.
     """
     import psutil
 

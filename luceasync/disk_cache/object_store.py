@@ -332,8 +332,9 @@ class ObjectStore:
 
     def _fail(self, fault: str) -> None:
         self._counts["failures"] += 1
+        is_news = not self._health.fault  # else each object of a prompt would have its line
         self._health.tell(fault)
-        log.warning("the store %s: %s", self._url, fault)
+        log.log(logging.WARNING if is_news else logging.DEBUG, "the store %s: %s", self._url, fault)
 
     def _path(self, key: str, half: Half) -> str:
         return f"{self._namespace}/{key[:2]}/{file_name(key, half)}"

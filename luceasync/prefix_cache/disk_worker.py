@@ -93,12 +93,11 @@ class DiskWorker:
         self._others: dict[tuple[str, str], tuple[float, int]] = {}
         self._scan_began_s = self._scanned_at_s = self._scan_s = 0.0
         self._catching_up = asyncio.Lock()
-        self._is_scan_due = False
-        self._keeps_disk = False
-        self._finds_more = False
+        self._is_scan_due = self._keeps_disk = self._finds_more = False
         self._reading: dict[NodeKey, ReadProgress] = {}
         self._tells_progress = False
         # Removals of other models' files that were carried out.
+        self._last_outcome = WriteOutcome.WRITTEN
         self._num_removals = self._told_removals = 0
 
     # --- from the engine's thread ----------------------------------------------------------------
@@ -394,9 +393,12 @@ class DiskWorker:
                 result = await disk.write(file)
             outcome, num_bytes = result.outcome, result.num_bytes
             self._scan_soon()
+            # One line until it changes: a full disk refuses every node.
+            level = logging.DEBUG if outcome is self._last_outcome else logging.WARNING
             if outcome is not WriteOutcome.WRITTEN:
                 words = node.key.hex()[:16], node.half, result.detail
-                log.warning("node %s: %s not on disk: %s", *words)
+                log.log(level, "node %s: %s not on disk: %s", *words)
+            self._last_outcome = outcome
         finally:
             is_there, again = outcome is WriteOutcome.WRITTEN, outcome is WriteOutcome.BUSY
             written = WriteReport(node.half, is_there, again, num_bytes)

@@ -150,7 +150,9 @@ async def test_a_store_that_hangs_is_a_miss_within_the_patience(tmp_path: Path) 
         assert "in time" in ours.degraded
 
 
-async def test_after_three_failures_the_store_is_left_alone_for_a_while(tmp_path: Path) -> None:
+async def test_after_three_failures_the_store_is_left_alone_for_a_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     num_calls = 0
 
     async def fail(*_: object, **__: object) -> None:
@@ -167,6 +169,7 @@ async def test_after_three_failures_the_store_is_left_alone_for_a_while(tmp_path
             assert await find(ours, ROWS) == []
         assert num_calls == object_store.NUM_FAILURES
         assert ours.degraded.endswith(": no route to the store")
+        assert len([each for each in caplog.records if each.levelname == "WARNING"]) == 1
         now_s = object_store.REST_S + 1
         replace_calls(ours)
         await find(ours, ROWS)

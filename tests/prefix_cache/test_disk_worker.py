@@ -337,3 +337,15 @@ async def test_a_disk_that_has_healed_is_noticed_without_an_order(tmp_path, monk
         await until(lambda: not disk.degraded)
         task.cancel()
         await asyncio.wait([task])
+
+
+async def test_a_full_disk_is_one_line_and_another_one_once_it_is_full_again(tmp_path, caplog):
+    is_full, fault = [True], failing(28)
+    files = FaultyFiles(lambda: fault() if is_full else None, before="write")
+    async with serving(tmp_path, files) as (worker, heard):
+        for number, *full in ((1, True), (2, True), (3,), (4, True)):
+            is_full[:] = full
+            worker.write(half_of(kept(number), Half.ROWS))
+            await until(lambda: len(heard.writes) == number)  # noqa: B023
+    assert [is_there for _, _, is_there in heard.writes] == [False, False, True, False]
+    assert caplog.text.count("rows not on disk: ") == 2
