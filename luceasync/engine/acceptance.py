@@ -174,7 +174,7 @@ def walk(
     """The accepted rows, row 0 first. There are as many rows as emitted tokens: the last token has
     not been run, whether or not a row proposed it.
 
-     `follow(row)` chooses and emits the token after a row, once for each row of the path; None ends
+    `follow(row)` chooses and emits the token after a row, once for each row of the path; None ends
     the text. `decide` finds the row, if any, that proposes this token; only benchmarks replace it.
     """
     path = [0]
@@ -198,7 +198,7 @@ def lines(parents: Sequence[int] | None, num_rows: int) -> list[list[int]]:
 class Acceptance:
     """One round's acceptance for `generations`, the entries of the proposal in order.
 
-     The call gives each generation its tokens and sets `arrived_at`, the time at which the rows
+    The call gives each generation its tokens and sets `arrived_at`, the time at which the rows
     were on the host (time.perf_counter).
     """
 

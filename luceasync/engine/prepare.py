@@ -44,7 +44,7 @@ T = TypeVar("T")
 class PreparedChoice:
     """One choice of a request, ready to run.
 
-     `seed` is drawn already; `counts` is None unless a penalty needs them. `pins`: spans of the
+    `seed` is drawn already; `counts` is None unless a penalty needs them. `pins`: spans of the
     prompt's tokens that stay on the devices. `guide`: which tokens are allowed; None: any.
     `copies`: an index of the prompt, and of the answer as it grows, from which proposals are
     copied; None: no copies.

@@ -66,7 +66,7 @@ def build_engine(
 ) -> LocalEngine:
     """Build an engine for the configured model. Raises ConfigError.
 
-     `progress(bytes_done, bytes_total)` is called from the engine thread while weights are read.
+    `progress(bytes_done, bytes_total)` is called from the engine thread while weights are read.
     `model`: the model of the config, if its headers were read already. `decode_with`: replaced by
     measurements only.
     """

@@ -68,7 +68,7 @@ class Steps:
         """Run one chunk of a prompt. Returns whether there is something to deliver: the first
         token, which the last chunk yields, an end, or log-probabilities of the chunk.
 
-         `queued(end, logits)` is called when the pass is queued, before the host waits for
+        `queued(end, logits)` is called when the pass is queued, before the host waits for
         `logits`: the lane then holds the prompt's first `end` tokens. `logits` float32 [vocab], of
         the last chunk alone.
         """

@@ -19,7 +19,7 @@ Role = Literal["kv", "compute", "float32"]
 class StateTensor:
     """A tensor that a layer keeps. `name` is the kind in the tensor's snapshot name.
 
-     `shape` is that of one token's row, or of one lane's end. `has_spare`, of an end: there is one
+    `shape` is that of one token's row, or of one lane's end. `has_spare`, of an end: there is one
     more lane for what padding entries write, and for the end at a mark. Ends that are too large for
     this are written by real lanes only, and saved where a chunk ends. `can_rerun`, of an end: after
     the next token was run, another one may be run in its place.

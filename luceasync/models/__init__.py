@@ -1,3 +1,2 @@
-"""Networks: specs, layers, families, formats and the loader. Know no device, split or owner of a
-lane.
-"""
+"""Networks: specs, layers, families, formats and the loader. Does not know devices, splits or
+owners of lanes."""

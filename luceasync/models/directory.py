@@ -1,7 +1,7 @@
-"""Checks that a path is a model directory, and says what was probably meant if it is not.
+"""Checks that a path is a model directory, and suggests what was probably meant if it is not.
 
-Owns the messages about missing paths and names of the hub, and a model's default name. Reads no
-config and imports no torch, so that a typo is reported at once.
+Owns the messages about missing paths and names on the hub, and a model's default name. Reads no
+config and does not import torch, so that a typo is reported at once.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _fault_of_missing(path: Path) -> str:
 
 
 def _download(name: str, quant: str | None = None) -> str:
-    """How to get the hub's model `name`, of a GGUF repository the files of `quant` alone."""
+    """How to download the hub's model `name`; of a GGUF repository, only the files of `quant`."""
     target = name.partition("/")[2]
     only = f"--include '*{quant}*' " if quant else ""
     return f"run `hf download {name} {only}--local-dir {target}` and serve {target}"
@@ -85,5 +85,5 @@ def model_name(path: Path) -> str:
     """
     if path.is_dir():
         return path.resolve().name
-    part = PART.fullmatch(path.name)  # the link's own name: its target may have any
+    part = PART.fullmatch(path.name)  # the link's own name: its target may be named anything
     return part["stem"] if part else path.stem if path.suffix.lower() == SUFFIX else path.name

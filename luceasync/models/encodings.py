@@ -1,7 +1,7 @@
 """How a file stores a tensor's numbers, and how they become a weight on a device.
 
-Owns the protocols between formats and devices, the rows of a file and their way to a device, and
-the encoding of plain numbers. Imports no torch at its top.
+Owns the protocols between formats and devices, the rows of a file and their transfer to a device,
+and the encoding of plain numbers. Does not import torch at its top.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def is_finite(numbers: Tensor) -> Tensor:
     """Whether all numbers are finite: bool [], on their device."""
     import torch
 
-    least, most = torch.aminmax(numbers)  # NaN if there is one; needs no memory beside the tensor
+    # NaN if any number is NaN; needs no memory beside the tensor.
+    least, most = torch.aminmax(numbers)
     return least.isfinite() & most.isfinite()
 
 
@@ -55,19 +56,18 @@ def check_finite(numbers: Tensor, label: str) -> None:
 
 
 class Findings:
-    """What devices find about tensors, read all at once: to wait for each would leave a GPU idle
-    between one tensor and the next.
-    """
+    """What devices find about tensors, read all at once: waiting for each result would leave a GPU
+    idle between one tensor and the next."""
 
     def __init__(self) -> None:
         self._found: list[tuple[Tensor, str]] = []
 
     def expect(self, is_fine: Tensor, fault: str) -> None:
-        """Note bool [] on any device, and what to say if it is False."""
+        """Add a check: bool [] on any device, and the message if it is False."""
         self._found.append((is_fine, fault))
 
     def raise_fault(self) -> None:
-        """Raise ModelError with the first fault. Waits for the devices."""
+        """Raise ModelError for the first failed check. Waits for the devices."""
         import torch
 
         found, self._found = self._found, []
@@ -78,15 +78,15 @@ class Findings:
 # --- rows of a file -------------------------------------------------------------------------------
 
 PIECE_BYTES = 8 << 20  # of rows that are read at once
-RUN_BYTES = 1 << 16  # what a read costs beside its bytes, as bytes
-# What the system is asked to read beyond each read: a disk goes on while a layer is rearranged.
+RUN_BYTES = 1 << 16  # the overhead of a read, expressed in bytes
+# How much the system is asked to read ahead of each read: the disk keeps reading while a layer is
+# rearranged.
 AHEAD_BYTES = 256 << 20
 
 
 class WeightFile:
-    """An open file of weights. It is read, not mapped: a file that is cut short meanwhile is an
-    error, where a mapping would end the process.
-    """
+    """An open file of weights. It is read rather than mapped: if the file is truncated meanwhile,
+    that is an error, whereas a mapping would end the process."""
 
     def __init__(self, path: Path) -> None:
         """Raises ModelError."""
@@ -98,7 +98,8 @@ class WeightFile:
             raise ModelError(f"{path}: cannot be read: {error}") from None
 
     def read_into(self, view: memoryview, begin: int) -> None:
-        """Fill `view` with the bytes from `begin` on. Any thread. Raises ModelError."""
+        """Fill `view` with the bytes from `begin` on. May be called from any thread. Raises
+        ModelError."""
         while view:
             try:
                 count = os.preadv(self._raw.fileno(), [view], begin)
@@ -117,7 +118,7 @@ class WeightFile:
             known = 0
         if advise is None or known > AHEAD_BYTES // 2:
             return
-        with suppress(OSError):  # advice, which not every file system takes
+        with suppress(OSError):  # only advice, which some file systems ignore
             advise(self._raw.fileno(), begin + known, AHEAD_BYTES - known, os.POSIX_FADV_WILLNEED)
         self._ahead = begin + AHEAD_BYTES
 
@@ -139,7 +140,7 @@ class StoredRows:
 
     @classmethod
     def of(cls, file: WeightFile, begin: int, row_bytes: int, num_rows: int) -> Self:
-        """All of `num_rows` rows, as they are stored."""
+        """All of `num_rows` rows, in stored order."""
         import torch
 
         return cls(file, begin, row_bytes, torch.arange(num_rows))
@@ -148,14 +149,13 @@ class StoredRows:
         return len(self.order)
 
     def selected(self, select: Select) -> Self:
-        """The rows that `select` picks of them."""
+        """Those of the rows that `select` picks."""
         return replace(self, order=select(self.order[:, None])[:, 0])
 
     def read(self, begin: int, end: int, out: Tensor) -> None:
         """Read rows [begin, end) of the order to `out`, uint8 [end - begin, row_bytes] on the host.
-        Rows that are scattered are read with what lies between them, if that is less work. Raises
-        ModelError.
-        """
+        Scattered rows are read together with what lies between them, if that is less work. Raises
+        ModelError."""
         import numpy as np
 
         order, into = self.order.numpy()[begin:end], out.numpy()
@@ -176,34 +176,32 @@ class StoredRows:
 
 
 class RowTransfer(Protocol):
-    """The way of stored rows to a device."""
+    """Transfers stored rows to a device."""
 
     def pieces(self, rows: StoredRows) -> Iterator[Tensor]:
         """The rows piece by piece: uint8 [n, row_bytes] on the device, each valid until the next
-        one is asked for. Raises ModelError.
-        """
+        one is requested. Raises ModelError."""
         ...
 
     def prepare(self, room: Tensor) -> None:
-        """Prepare memory of the device that pieces will be copied to, before anything is."""
+        """Prepare the memory of the device that pieces will be copied to, before the first copy."""
         ...
 
     def close(self) -> None:
-        """Free its memory and threads, once nothing is read. May be called twice."""
+        """Free its memory and threads, once no reads are running. May be called twice."""
         ...
 
 
 class HostTransfer:
-    """The RowTransfer of devices whose memory is the host's. A thread reads a piece ahead of its
-    caller: a disk, and memory that is copied, are busy while the caller unpacks what came before.
-    """
+    """The RowTransfer of devices whose memory is the host's. A thread reads one piece ahead of its
+    caller: the disk and the memory are busy while the caller unpacks the previous piece."""
 
     def __init__(self, piece_bytes: int = PIECE_BYTES) -> None:
         import torch
 
         self._buffers = [torch.empty(piece_bytes, dtype=torch.uint8) for _ in range(3)]
         self._reader = ThreadPoolExecutor(1, "read-weights")
-        self._num_pieces = 0  # so far: buffers are used in turn
+        self._num_pieces = 0  # number of pieces so far: buffers are used in turn
 
     def pieces(self, rows: StoredRows) -> Iterator[Tensor]:
         step = max(1, self._buffers[0].nbytes // rows.row_bytes)
@@ -220,7 +218,7 @@ class HostTransfer:
                 yield pending.popleft().result()
         finally:
             for reading in pending:
-                reading.exception()  # waits: its buffer is used again
+                reading.exception()  # waits, because its buffer is reused
 
     def prepare(self, room: Tensor) -> None:
         want_large_pages(room.data_ptr(), room.nbytes)
@@ -241,12 +239,11 @@ class HostTransfer:
 
 
 class Stack(Protocol):
-    """A matrix that is being read part by part to its final place."""
+    """A matrix that is being read part by part into its final place."""
 
     def fill(self, begin: int, stored: Any, select: Select) -> int:
-        """Write the rows that `select` takes of `stored`, which a format has read, from row `begin`
-        on. Returns the number of bytes read for them.
-        """
+        """Write the rows that `select` picks of `stored`, which a format has read, from row `begin`
+        on. Returns the number of bytes read."""
         ...
 
     def weight(self) -> Weight:
@@ -258,7 +255,7 @@ class Stack(Protocol):
         ...
 
     def experts(self, num_experts: int, num_parts: int) -> ExpertWeights:
-        """The matrix as those of experts, part by part: see Ops.experts."""
+        """The matrix as the matrices of experts, part by part: see Ops.experts."""
         ...
 
 
@@ -280,9 +277,8 @@ class Encoding(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WeightPlacement:
-    """The device that weights go to and their way there, the dtype of plain ones, and the
-    operations that use them. `findings`: about what is read; an owner reads them at the end.
-    """
+    """The device that weights go to and the transfer to it, the dtype of plain weights, and the
+    operations that use them. `findings`: about what was read; the owner checks them at the end."""
 
     ops: Ops
     device: torch.device
@@ -292,7 +288,7 @@ class WeightPlacement:
 
 
 class StoredNumbers(Protocol):
-    """A matrix of plain numbers, of which a format knows where they are."""
+    """A matrix of plain numbers whose place in the files a format knows."""
 
     @property
     def label(self) -> str:
@@ -301,8 +297,7 @@ class StoredNumbers(Protocol):
 
     def numbers(self, select: Select, place: WeightPlacement) -> Iterator[Tensor]:
         """The rows that `select` picks, in their stored dtype on the place's device, piece by
-        piece; each is valid until the next one is asked for. Raises ModelError.
-        """
+        piece; each is valid until the next one is requested. Raises ModelError."""
         ...
 
 
@@ -322,7 +317,7 @@ class NumbersInFile:
 
 @dataclass(frozen=True, slots=True)
 class NumbersInMemory:
-    """StoredNumbers that are in memory already."""
+    """StoredNumbers that are already in memory."""
 
     label: str
     tensor: Tensor
@@ -352,7 +347,7 @@ def _has_models_dtype(shape: Shape) -> bool:
 
 
 class _DenseStack:
-    """Filled piece by piece, so that little is held beside it at any time."""
+    """Filled piece by piece, so that little memory is needed beside it at any time."""
 
     def __init__(self, shape: Shape, place: WeightPlacement) -> None:
         import torch

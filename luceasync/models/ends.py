@@ -18,9 +18,8 @@ from luceasync.models.weights import EmbeddingTable, Weight
 
 @dataclass(frozen=True, slots=True)
 class InputsOfLayers:
-    """Makes an input of each layer from tokens and their embeddings, and hands them on. table:
-    [vocab, layers * size]; projection: [layers * size, hidden].
-    """
+    """Makes an input of each layer from tokens and their embeddings, and hands them to the layers.
+    table: [vocab, layers * size]; projection: [layers * size, hidden]."""
 
     table: EmbeddingTable
     projection: Weight
@@ -42,8 +41,7 @@ class InputsOfLayers:
 @dataclass(frozen=True, slots=True)
 class ModelEnds:
     """The ends that a shard has. A tied head is the embedding. `suppressed`: int64 ids of tokens
-    that are never chosen; their logits are -inf. `scale`, `cap`: see ModelSpec.
-    """
+    that are never chosen; their logits are -inf. `scale`, `cap`: see ModelSpec."""
 
     embedding: EmbeddingTable | None
     norm: Norm | None
@@ -58,7 +56,7 @@ class ModelEnds:
         assert self.embedding is not None, "only the first shard embeds"
         rows = self.embedding.lookup(tokens)
         if self.scale != 1.0:
-            # In the rows' dtype, as the models were trained.
+            # In the rows' dtype, as in training.
             rows = rows * torch.tensor(self.scale, dtype=rows.dtype).item()
         if self.inputs is not None:
             self.inputs.hand(tokens, rows)
@@ -72,7 +70,7 @@ class ModelEnds:
         return self._chosen(self.head.linear_float(x))
 
     def project_uncapped(self, x: Tensor) -> Tensor:
-        """`project_rows` without the cap of logits, for a drafter that has one of its own."""
+        """`project_rows` without the cap on logits, for a drafter that has its own."""
         assert self.head is not None, "only the last shard projects"
         return self._suppressed(self.head.linear_float(x))
 
@@ -84,7 +82,7 @@ class ModelEnds:
         return self._chosen(self.head.linear_float(x, self.norm, out))
 
     def _chosen(self, logits: Tensor) -> Tensor:
-        """The logits that tokens are chosen by, in place."""
+        """The logits by which tokens are chosen, computed in place."""
         if self.cap is not None:
             logits.div_(self.cap).tanh_().mul_(self.cap)
         return self._suppressed(logits)
@@ -113,7 +111,7 @@ def read_ends(reader: TensorReader, *, is_first: bool, is_last: bool) -> ModelEn
     if not spec.tied_embeddings:
         name = spec.end_names.head
         head: Weight = reader.stacked([TensorPart(name)], {name: shape})
-    else:  # never packed: the same bits, whether or not the embedding is on this shard
+    else:  # never packed: this gives the same bits, whether or not the embedding is on this shard
         head = embedding or reader.table(spec.embedding_name, shape)
     suppressed = None
     if spec.suppressed:

@@ -1,7 +1,7 @@
 """The files of one model: its config, its GGUF header and its weights, each header read once.
 
-A start asks this object for everything in a model's files. Refuses what cannot be run exactly.
-Pure: no torch, no weights.
+At a start, everything about a model's files comes from this object. Refuses what cannot be run
+exactly. Pure: no torch, no weights.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ModelFiles:
 
     @cached_property
     def spec(self) -> ModelSpec:
-        """What the model is, as the family that its config or its GGUF header names reads it."""
+        """The spec of the model, read by the family that its config or its GGUF header names."""
         if (contents := self._gguf_contents) is not None:
             return contents.spec
         check_directory(self.path)
@@ -65,32 +65,31 @@ class ModelFiles:
         )
 
     def _is_tied(self, spec: ModelSpec) -> bool:
-        """Whether the weights agree with a config that ties the head to the embedding. A head of
-        its own wins, as in transformers.
-        """
+        """Whether the weights agree with a config that ties the head to the embedding. If a
+        separate head is stored, it is used, as in transformers."""
         names = spec.end_names.head, spec.embedding_name
         return not self.has_weights or self.weights.is_tied(*names)
 
     @cached_property
     def scheme(self) -> Scheme | None:
-        """How a Hugging Face config says that matrices are quantised; None: not at all."""
+        """How the matrices are quantised according to a Hugging Face config; None: they are not."""
         return None if self.gguf is not None else scheme_at(self.path)
 
     @cached_property
     def weights(self) -> StoredWeights:
-        """The weights. They may be missing: its methods then raise ModelError."""
+        """The weights. If they are missing, their methods raise ModelError."""
         if (contents := self._gguf_contents) is not None:
             return GgufWeights(contents)
         return format_of(self.path).weights(self.path, self.scheme)
 
     @property
     def has_weights(self) -> bool:
-        """Whether there are any; a plan needs none."""
+        """Whether there are any weights; a plan does not need them."""
         return self.gguf is not None or format_of(self.path).is_at(self.path)
 
     @cached_property
     def mtp_fault(self) -> str | None:
-        """Why there is no head that drafts, as words behind a value; None: there is one."""
+        """Why there is no drafting head, as words to follow a value; None: there is one."""
         if self.spec.mtp is None:
             return "the model's config has no such head"
         if not self.has_weights:
@@ -115,7 +114,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _suppressed(path: Path, vocab_size: int) -> tuple[int, ...]:
-    """The tokens that a generation_config, if there is one, says are never chosen."""
+    """The tokens that are never chosen according to a generation_config, if there is one."""
     ids = _read_object(path).get("suppress_tokens") if path.is_file() else None
     if ids is None:
         return ()
@@ -128,9 +127,8 @@ def _suppressed(path: Path, vocab_size: int) -> tuple[int, ...]:
 
 
 def read_spec(path: Path) -> ModelSpec:
-    """The spec of the model at `path`, for callers that need nothing else of its files. Raises
-    ModelError.
-    """
+    """The spec of the model at `path`, for callers that need nothing else from its files. Raises
+    ModelError."""
     return ModelFiles(path).spec
 
 
@@ -147,9 +145,8 @@ def parse_spec(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _check_classes(named: object, classes: Sequence[str]) -> None:
-    """Raise ModelError if a config names classes, and none of these: a drafter or a classifier has
-    the config of the language model that it belongs to.
-    """
+    """Raise ModelError if a config names classes, but none of these: a drafter or a classifier has
+    the config of the language model that it belongs to."""
     if named is not None and not isinstance(named, list):
         raise ModelError(f"architectures = {named!r}: expected a list of names")
     if named and classes and not any(name in classes for name in named):

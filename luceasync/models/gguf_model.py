@@ -1,6 +1,6 @@
 """The spec of a GGUF model, and the stored tensor for each tensor of the spec.
 
-Checks everything that can be wrong with a header, before any weight is read. Pure: no torch.
+Checks everything about a header before any weight is read. Pure: no torch.
 """
 
 from __future__ import annotations
@@ -127,5 +127,5 @@ def _moves(columns: AxisSwap, encoding: QuantEncoding) -> bool:
 
 
 def _squeezed(shape: Shape) -> Shape:
-    """Drop inner dimensions of 1, which a file does not have."""
+    """Drop inner dimensions of 1, which are missing in a file."""
     return (shape[0], *(size for size in shape[1:] if size > 1)) if len(shape) > 2 else shape

@@ -1,4 +1,4 @@
-"""A cheap inference mode for functions that call each other."""
+"""A cheap inference mode for functions that call one another."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ T = TypeVar("T")
 
 
 def inference_mode(run: Callable[P, T]) -> Callable[P, T]:
-    """Like torch.inference_mode(), but a no-op if already active: entering it again takes seven
-    calls, while a device may wait for the host.
-    """
+    """Like torch.inference_mode(), but a no-op if it is already active: entering it again takes
+    seven calls, during which a device may have to wait for the host."""
 
     @functools.wraps(run)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:

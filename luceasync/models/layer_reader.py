@@ -1,4 +1,4 @@
-"""What kinds of layers read their weights with. Pure at its top; knows no source and no file."""
+"""How kinds of layers read their weights. Pure at its top; does not know sources or files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
-    """Rows of the stored matrix `name`: those that `select` takes, one in `divisor` of all."""
+    """Rows of the stored matrix `name`: those that `select` picks, one `divisor`-th of all."""
 
     name: str
     select: Select = whole
@@ -45,7 +45,7 @@ class LayerReader(Protocol):
 
     @property
     def handed(self) -> Handed:
-        """What the layers of the shard hand on within a pass."""
+        """What the layers of the shard hand to later ones within a pass."""
         ...
 
     @property
@@ -71,9 +71,8 @@ class LayerReader(Protocol):
         ...
 
     def experts(self, *parts: Sequence[str]) -> ExpertWeights:
-        """The matrices of experts: the names of all of them, or of all gates and of all ups. They
-        have one encoding.
-        """
+        """The matrices of experts: `names` of all of them, or of all gates and of all ups. They
+        have one encoding."""
         ...
 
     def vector(self, name: str, offset: float = 0.0) -> Tensor:

@@ -1,7 +1,7 @@
-"""The operations that layers are made of, and their bodies in torch, for any device.
+"""The operations that layers are made of, and their implementations in torch, for any device.
 
-They are cut where a fused kernel pays: models.triton_ops has them for GPUs, and these are the
-reference. Knows weights as tensors, no state and no kind of layer.
+They are split so that fusing each of them is worthwhile: models.triton_ops has kernels for GPUs,
+and these are the reference. Weights are tensors; does not know state or kinds of layers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Ops(Protocol):
     """The operations of a device. Methods that take a tensor as a weight take over its memory."""
 
     def pack(self, rows: Tensor) -> Weight:
-        """A matrix [out, dim] in the layout that the operations want."""
+        """A matrix [out, dim] in the layout that the operations need."""
         ...
 
     def table(self, rows: Tensor) -> EmbeddingTable:
@@ -59,12 +59,12 @@ class Ops(Protocol):
 
     def float_matrix(self, rows: Tensor) -> Weight:
         """A float32 matrix [out, dim] for float32 rows, whatever the model's dtype. A row's bits do
-        not depend on the rows beside it in a decode step.
-        """
+        not depend on other rows in a decode step."""
         ...
 
     def experts(self, rows: Tensor, num_experts: int, num_parts: int) -> ExpertWeights:
-        """The matrices of experts: [experts * out, dim]; with two parts all gates, then all ups."""
+        """The matrices of experts: [experts * out, dim]; with two parts all gates come first, then
+        all ups."""
         ...
 
     def quantised_experts(
@@ -76,7 +76,7 @@ class Ops(Protocol):
     def routed(
         self, router: Router, gate_up: ExpertWeights, down: ExpertWeights, shared: SwiGLU | None
     ) -> RoutedExperts:
-        """Experts behind their router, and a shared one beside them."""
+        """The experts with their router, and a shared expert beside them."""
         ...
 
     def grouped(self, *experts: ExpertWeights) -> ExpertGroup:
@@ -131,7 +131,7 @@ class Ops(Protocol):
         triton_body: Callable[[], T],
         compiled_body: Callable[[], T],
     ) -> T:
-        """Make the body for this device, of bodies with the same meaning."""
+        """Make the implementation for this device, out of several with the same meaning."""
         ...
 
 
@@ -139,11 +139,12 @@ class OpsWithSlots(Ops, Protocol):
     """Ops of a device that has slots for the experts of each layer, which are in host memory."""
 
     def allocate(self) -> None:
-        """Allocate what layers share, once all are read."""
+        """Allocate what layers share, once all layers are read."""
         ...
 
     def counts(self) -> dict[str, int]:
-        """Experts of all passes so far by what became of them, and bytes. Any thread."""
+        """Counts of experts in all passes so far, by how they were found, and bytes. May be called
+        from any thread."""
         ...
 
 
@@ -226,7 +227,7 @@ class TorchOps:
 
 
 class RoutedExperts:
-    """Experts behind their router, and a shared one beside them, made of `ops`."""
+    """Experts with their router, and a shared expert beside them, made of `ops`."""
 
     def __init__(
         self,
@@ -244,14 +245,14 @@ class RoutedExperts:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all weights but the norm's."""
+        """Bytes of all weights except the norm's."""
         router = self.router
         parts = (router.weight, router.shared_gate, self.gate_up, self.down, self.shared)
         bias_bytes = 0 if router.bias is None else router.bias.nbytes
         return bias_bytes + sum(part.num_bytes for part in parts if part is not None)
 
     def add_to(self, x: Tensor) -> Tensor:
-        """x + what the experts of each row of norm(x) give: [rows, dim]."""
+        """The sum of x and the experts' results for each row of norm(x): [rows, dim]."""
         return self._add(x, self.gate_up, self.down)
 
     def _add(self, x: Tensor, gate_up: ExpertWeights, down: ExpertWeights) -> Tensor:
@@ -263,7 +264,7 @@ class RoutedExperts:
         return self.ops.add_weighted(results, choice, self._with_shared(x, normed, exact))
 
     def _with_shared(self, x: Tensor, normed: Tensor, exact: Tensor) -> Tensor:
-        """The rows with what the shared expert adds. `exact`: `normed` in float32."""
+        """The rows with the result of the shared expert added. `exact`: `normed` in float32."""
         if self.shared is None:
             return x
         inner = self.shared.gate_up.swiglu(normed)
@@ -273,7 +274,7 @@ class RoutedExperts:
 
 
 class ExpertGroup:
-    """The experts of a layer, whose matrices its network multiplies with one by one."""
+    """The experts of a layer, multiplied one by one."""
 
     def __init__(self, ops: Ops, experts: Sequence[ExpertWeights]) -> None:
         self._ops = ops
@@ -289,7 +290,7 @@ class ExpertGroup:
         return self._ops.choose(logits, None, routing)
 
     def weights(self, choice: Choice) -> Sequence[ExpertWeights]:
-        """What the rows of a pass are multiplied with, once its experts are chosen."""
+        """The weights with which the rows of a pass are multiplied, once its experts are chosen."""
         return self._experts
 
 

@@ -1,4 +1,4 @@
-"""The operations of models.ops on CPUs, with weights in oneDNN's own layout.
+"""The operations of models.ops on CPUs, with weights in oneDNN's layout.
 
 With plain rows oneDNN loses a quarter of its speed at few rows in bf16, and MKL two thirds in
 float32. A row's result does not depend on the rows beside it, from two rows on. oneDNN compiles and
@@ -36,12 +36,12 @@ from luceasync.models.weights import (
 )
 
 FEW_ROWS = 64  # of a decode step or a verify pass
-MIN_ROWS = 4  # from so many on, a row's float32 bits do not depend on the number of rows
+MIN_ROWS = 4  # from this many on, a row's float32 bits do not depend on the number of rows
 ROWS_HINT = 4  # the layout suits a decode batch; prefill loses nothing by it
 # Each takes half a MiB, and under a millisecond to compile again. Enough for all decode steps.
 MAX_PRODUCTS = 128
-# Numbers of rows in an octave. A padding row costs what any row does, 0.6 ms in a model whose
-# products take 3 ms to compile, and more in larger ones.
+# Numbers of rows in an octave. A padding row costs as much as any row: 0.6 ms in a model whose
+# products take 3 ms to compile, and more in larger models.
 ROW_COUNTS = 32
 # oneDNN caches compiled products, torch their descriptions: 1,000 each by default.
 CACHE_VARIABLES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
@@ -112,7 +112,7 @@ class PackedOps(TorchOps):
 
 
 class PackedTable(TorchTable):
-    """A matrix that oneDNN multiplies with. Rows can be looked up only if they are plain."""
+    """A matrix that oneDNN multiplies. Rows can be looked up only if they are plain."""
 
     @property
     def num_bytes(self) -> int:
@@ -130,8 +130,8 @@ class PackedTable(TorchTable):
 
 class FloatTable(PackedTable):
     """Plain float32 rows. Few rows of x are multiplied by a compiled loop, in which the bits of one
-    do not depend on the others; it is faster for one, and more are rare beside what they choose.
-    """
+    row do not depend on the others. It is faster for a single row; for more, its cost is small
+    beside that of the experts that they choose."""
 
     def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         x = x if norm is None else norm(x)
@@ -164,9 +164,8 @@ def _product(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def limit_product_caches() -> None:
-    """Bound oneDNN's and torch's caches, unless the environment does. Call it before the first
-    product, when both read their variable.
-    """
+    """Bound the caches of oneDNN and torch, unless the environment does. Call it before the first
+    product, when both read their variables."""
     for name in CACHE_VARIABLES:
         os.environ.setdefault(name, str(MAX_PRODUCTS))
 

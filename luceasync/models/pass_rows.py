@@ -1,7 +1,7 @@
 """The rows of one forward pass, as the layers of one shard see them.
 
-Owns no state: says which lane, which row indices and which places in the lane's pages. Everything
-is said twice, for the host (entries) and for the device (tensors of fixed shape).
+Owns no state: describes lanes, row indices and places in the lanes' pages. Everything is given
+twice, for the host (entries) and for the device (tensors of fixed shape).
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ PADDING_ENTRY = Entry(NO_LANE, 0, 0, slice(0, 0), slice(0, 0))
 
 
 class PastBlocks(Protocol):
-    """One layer's rows of a lane's tokens before those of a pass, wherever they are."""
+    """One layer's rows of a lane's tokens before those of a pass, on the device or in host
+    memory."""
 
     def blocks(self) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
         """Yield all of them in order of position: where a block begins, and the layer's rows
@@ -114,8 +115,7 @@ def with_padding(of_lanes: Tensor, num_entries: int) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class AcceptedRows:
     """Rows of a verify pass to keep: `rows` int64 of entry `entry` go to `places` of `lane`, which
-    are those of row indices from `begin` on. The first of them is at `position` in the text.
-    """
+    belong to row indices from `begin` on. The first of them is at `position` in the text."""
 
     entry: int
     lane: int
@@ -127,7 +127,7 @@ class AcceptedRows:
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """What is accepted of a verify pass. `kept`: for the host, without entries that keep nothing.
+    """The accepted rows of a verify pass. `kept`: for the host, without entries that keep nothing.
 
     For the device, int32: `lanes`, and `begins` and `positions` [entries], the row index and the
     position of each entry's first row; `rows` [entries, num_rows], of which the first `counts`

@@ -26,7 +26,7 @@ class Precision:
 
     @classmethod
     def of(cls, dtype: Dtype) -> Precision:
-        """The same dtype for all."""
+        """The same dtype for everything."""
         return cls(dtype, dtype, dtype)
 
     @property

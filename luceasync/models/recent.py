@@ -45,11 +45,12 @@ class RecentRows:
         return sum(ring.nbytes for stack in self.stacked.values() for ring in stack)
 
     def filled(self, lane: int) -> range:
-        """Positions run without a gap up to the lane's end. The ring holds the newest of them."""
+        """From which position on the ring is filled without a gap up to the lane's end. It holds
+        the newest of these positions."""
         return self._filled[lane]
 
     def note_run(self, lane: int, begin: int, end: int) -> None:
-        """Rows of positions `[begin, end)` were run and written to the ring."""
+        """Record that rows of positions `[begin, end)` were run and written to the ring."""
         filled = self._filled[lane]
         goes_on = filled.start <= begin <= filled.stop and len(filled) > 0
         self._filled[lane] = range(filled.start if goes_on else begin, end)
@@ -72,7 +73,7 @@ class LayerProbe:
     def __init__(
         self, kind: RecentSpec, body: ProbeBody, filled: range, num_tokens: int, chunk_tokens: int
     ) -> None:
-        """`filled`: positions run without a gap, see RecentRows.filled."""
+        """`filled`: the positions that are filled without a gap, see RecentRows.filled."""
         self._body = body
         self._filled = filled
         self._chunk_tokens = chunk_tokens
@@ -94,8 +95,7 @@ class LayerProbe:
 
 def ring_positions(num_recent: int, num_tokens: int, device: torch.device) -> Tensor:
     """The position at each place of a ring, int64 [newest], for a lane with `num_tokens` tokens;
-    negative: none yet.
-    """
+    negative: none yet."""
     last = num_tokens - 1
     return last - (last - torch.arange(num_recent, device=device)) % num_recent
 

@@ -1,8 +1,9 @@
 """Rotary position embedding (Su et al., 2021) as data: the angle by which each pair of a head's
 dimensions turns per position.
 
-Frequencies are made on the CPU, in float32 and in the order of operations that transformers has:
-one unit in the last place is 0.006 rad at position 100,000. Imports no torch at its top.
+Frequencies are computed on the CPU, in float32 and in the same order of operations as in
+transformers: one unit in the last place is 0.006 rad at position 100,000. Does not import torch at
+its top.
 """
 
 from __future__ import annotations
@@ -16,16 +17,15 @@ if TYPE_CHECKING:
 
 
 class Rope(Protocol):
-    """One way to choose frequencies. Each is a frozen dataclass, whose `kind` names it in
-    digests.
-    """
+    """One way to choose frequencies. Each is a frozen dataclass, whose `kind` identifies it in
+    digests."""
 
     @property
     def kind(self) -> str: ...
 
     @property
     def magnitude(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """The factor of cosines and sines."""
         ...
 
     def frequencies(self, theta: float, dim: int) -> Tensor:
@@ -49,7 +49,7 @@ PLAIN = PlainRope()
 
 @dataclass(frozen=True, slots=True)
 class NoRope:
-    """Nothing turns: layers without position embedding."""
+    """No rotation: layers without position embedding."""
 
     kind: str = field(default="none", init=False)
     magnitude: float = field(default=1.0, init=False)
@@ -74,7 +74,7 @@ class LinearRope:
 
 @dataclass(frozen=True, slots=True)
 class DividedRope:
-    """Each frequency divided by a number of its own, as GGUF files store scaled ropes."""
+    """Each frequency divided by its own number, as GGUF files store scaled ropes."""
 
     divisors: tuple[float, ...]
     kind: str = field(default="divided", init=False)
@@ -88,7 +88,7 @@ class DividedRope:
 
 @dataclass(frozen=True, slots=True)
 class ProportionalRope:
-    """The first `share` of the pairs turn as if the whole head did; the others stay."""
+    """The first `share` of the pairs are rotated as if the whole head were; the others are not."""
 
     share: float
     factor: float
@@ -158,7 +158,7 @@ class YarnRope:
         return (1.0 / (self.factor * powers)) * (1 - kept) + (1.0 / powers) * kept
 
     def _turning(self, num_turns: float, theta: float, dim: int) -> float:
-        """The dimension that turns so many times within the original positions."""
+        """The dimension that turns `num_turns` times within the original positions."""
         wave = self.original_positions / (num_turns * 2 * math.pi)
         return (dim * math.log(wave)) / (2 * math.log(theta))
 

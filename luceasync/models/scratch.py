@@ -1,7 +1,7 @@
 """Scratch of a verify pass: what its rows leave until a path is committed, in static tensors.
 
-Owns the rows that kinds of layers ask for. Its size follows from rows and widths, never from a
-whole recurrent state. Knows no lanes and no positions.
+Owns the rows that kinds of layers request. Its size depends on rows and widths, never on a whole
+recurrent state. Does not know lanes or positions.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from luceasync.models.feed_forward.feed_forward import FeedForward
 from luceasync.models.mixers.mixer import Mixer
 
 Shape = tuple[int, ...]
-MTP = "mtp."  # precedes the names of tensors of the head that drafts
+MTP = "mtp."  # prefix of the tensor names of the drafting head
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,8 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """An input of `size` numbers for each layer beside the residual stream, made of each token by
-    a table of `vocab_size` rows and by a projection of its embedding.
-    """
+    """An input of `size` numbers for each layer, beside the residual stream, computed for each
+    token from a table of `vocab_size` rows and from a projection of its embedding."""
 
     size: int
     vocab_size: int
@@ -49,9 +48,8 @@ INPUT_NORM = "per_layer_projection_norm.weight"
 
 @dataclass(frozen=True, slots=True)
 class EndNames:
-    """Names of the tensors before the first layer and after the last, which a family gives. The
-    model's prefix precedes all but that of the head.
-    """
+    """Names of the tensors before the first layer and after the last, given by the family. The
+    model's prefix precedes all but that of the head."""
 
     embedding: str = "embed_tokens.weight"
     norm: str = "norm.weight"
@@ -67,11 +65,11 @@ class ModelSpec:
 
     `norm_offset` is added to the stored weights of RMS norms over the residual stream (Qwen3.5
     stores w of 1 + w). `prefix` precedes tensor names. `suppressed`: tokens that are never chosen.
-    `embedding_scale` multiplies embedded tokens. If `logit_cap` is c, logits x become
-    c tanh(x / c). `layer_inputs`: what layers take beside the residual stream. `uncut`: ranges of
-    layers of which the first hands something on to later ones, so that they are on one device.
-    `unread`: names of tensors that checkpoints may have and nothing reads. `mtp`: the layer of a
-    head that drafts (multi-token prediction), if the config has one; the weights need not.
+    `embedding_scale` multiplies embedded tokens. If `logit_cap` is c, logits x become c tanh(x /
+    c). `layer_inputs`: what layers read beside the residual stream. `uncut`: ranges of layers that
+    must be on one device, because the first hands something to later ones. `unread`: names of
+    tensors that checkpoints may have but that are not read. `mtp`: the layer of a drafting head
+    (multi-token prediction), if the config has one; the weights may lack it.
     """
 
     family: str
@@ -104,24 +102,23 @@ class ModelSpec:
 
     @property
     def has_end_state(self) -> bool:
-        """Whether some layer has state of the newest token alone. A sequence then continues only
-        from positions where that state was saved.
-        """
+        """Whether some layer has state that belongs to the newest token only. A sequence can then
+        continue only from positions where that state was saved."""
         return any(mixer.end for mixer in self.mixers)
 
     @property
     def can_rerun(self) -> bool:
-        """Whether another token may be run in the place of the newest one."""
+        """Whether another token may be run in place of the newest one."""
         return all(tensor.can_rerun for mixer in self.mixers for tensor in mixer.end)
 
     @property
     def sets_ends_aside(self) -> bool:
-        """Whether the state within a prefill chunk can be kept, at its mark."""
+        """Whether the state within a prefill chunk can be saved, at its mark."""
         return all(tensor.has_spare for mixer in self.mixers for tensor in mixer.end)
 
     @property
     def end_kinds(self) -> frozenset[str]:
-        """Snapshot names of tensors that belong to the newest token alone."""
+        """Snapshot names of tensors that belong to the newest token only."""
         return frozenset(tensor.name for mixer in self.mixers for tensor in mixer.end)
 
     @property
@@ -162,9 +159,8 @@ class ModelSpec:
         }
 
     def mtp_shapes(self) -> dict[str, Shape]:
-        """Shapes of the tensors of the head that drafts, by their checkpoint names; empty if there
-        is none. Embedding and head are the model's own.
-        """
+        """Shapes of the tensors of the drafting head, by their checkpoint names; empty if there is
+        none. It shares embedding and head with the model."""
         if self.mtp is None:
             return {}
         hidden, mixer, feed_forward = self.hidden_size, self.mtp.mixer, self.mtp.feed_forward

@@ -1,6 +1,6 @@
 """Rows that form trees in a verify pass: parents, and what each row sees.
 
-Knows tensors only; which rows are proposed or accepted is decided elsewhere.
+Knows tensors only; callers decide which rows are proposed or accepted.
 """
 
 from __future__ import annotations

@@ -35,11 +35,11 @@ from luceasync.models.weights import (
     Weight,
 )
 
-DECODE_ROWS = 8  # up to as many rows, the decode kernels are the fastest in any pass
+DECODE_ROWS = 8  # up to this many rows, the decode kernels are the fastest in any pass
 SLICE_NUMBERS = (
     1 << 23
-)  # numbers of a quantised matrix that are float32 at once; fits the workspace
-SWIGLU_ROWS = 32  # up to as many rows, small_gemm beats the library with two weights at once
+)  # numbers of a quantised matrix that are float32 at once; fits into the workspace
+SWIGLU_ROWS = 32  # up to this many rows, small_gemm beats the library with two weights at once
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class TritonOps:
         return TritonTable(rows)
 
     def quantised(self, packed: Packed, dtype: torch.dtype) -> EmbeddingTable:
-        # Kernels multiply codes in bfloat16, which would not equal float32.
+        # Kernels multiply codes in bfloat16, whose results would differ from float32.
         if dtype != torch.bfloat16 or not can_tile(packed.layout, *packed.shape):
             return TorchQuantWeight(packed, dtype, slice_numbers=SLICE_NUMBERS)
         num_bytes = packed.num_bytes
@@ -134,7 +134,7 @@ class TritonOps:
 
 
 class TritonTable(TorchTable):
-    """A plain matrix, multiplied by the kernel that suits the number of rows."""
+    """A plain matrix, multiplied by the fastest kernel for the number of rows."""
 
     def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         x = x if norm is None else norm(x)
@@ -161,9 +161,8 @@ class TritonTable(TorchTable):
 
 
 def _fused(x: Tensor, max_rows: int) -> ModuleType | None:
-    """The kernels for `x`, [..., rows, dim]; None if the library is faster, as it is from
-    `max_rows` on. Measured on an H200 with bfloat16 weights.
-    """
+    """The kernels for `x`, [..., rows, dim]; None if the library is faster, which is so from
+    `max_rows` on. Measured on an H200 with bfloat16 weights."""
     num_rows = x.numel() // x.shape[-1]
     if num_rows <= DECODE_ROWS or (num_rows <= decode_rows.MAX_ROWS and x.shape[-2] == 1):
         return decode_rows

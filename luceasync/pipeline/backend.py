@@ -201,7 +201,7 @@ class LayerSplitBackend:
         """Run trees of tokens after the `begins` committed tokens of their lanes, without writing
         anything permanent; `commit` then takes paths.
 
-         tokens: int64 [entries, rows], with a number of rows in the plan's `verify_rows`; parents:
+        tokens: int64 [entries, rows], with a number of rows in the plan's `verify_rows`; parents:
         int32 [entries, rows], the row that each row follows, models.trees.ROOT for row 0; None:
         every row follows the one before it. Both on any device. Returns logits of [entries, rows],
         valid until the next call: row r predicts the token after the path to r.

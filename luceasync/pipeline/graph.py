@@ -154,7 +154,7 @@ class DecodeSteps:
     def run_ahead(self, batch: Batch) -> None:
         """Launch the next step if the last one fed it all of its inputs; see Passes.
 
-         The step writes one row after each lane's end, in a page that the lane has. If another pass
+        The step writes one row after each lane's end, in a page that the lane has. If another pass
         comes instead, that row is never read: passes read below a lane's end, saves end there, and
         whatever moves the end (a step, a chunk, a commit) first writes the row again, after this
         step on the same stream. Copies of a restore also run after all queued work. Pages never
@@ -278,7 +278,7 @@ class GraphedSteps:
         """Run one row for each entry. `given`: tokens for the first shard, otherwise the
         activation.
 
-         Returns the activation, or logits float32 [size, vocab] from the last shard. If the shard
+        Returns the activation, or logits float32 [size, vocab] from the last shard. If the shard
         has all layers, the step also writes its best tokens to the next step's inputs: a greedy
         step then waits for no copy, and one that has run ahead is not run again.
         """

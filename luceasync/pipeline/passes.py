@@ -29,7 +29,7 @@ class Batch:
     """The rows of one forward pass: entry i runs positions `[begins[i], begins[i] + num_rows)` of
     lane `lanes[i]`; NO_LANE entries are padding.
 
-     `mark`, of a prefill chunk: set the lane's recurrent state aside after this many rows, for a
+    `mark`, of a prefill chunk: set the lane's recurrent state aside after this many rows, for a
     save before the next pass. `scores`, of a prefill chunk: keep the logits of all rows until the
     next pass.
     """
@@ -62,7 +62,7 @@ class RoundWork:
     """A drafter's part of a DeviceRounds, on the one device of the target: functions of tensors
     that never wait. `num_rows`: of each entry.
 
-     `propose(anchors, lanes, begins)` returns chains, int64 [entries, num_rows], the anchor first.
+    `propose(anchors, lanes, begins)` returns chains, int64 [entries, num_rows], the anchor first.
     `absorb(taps, proposed, lanes, begins, counts, rows)` takes the first `counts` of `rows`, int32
     [entries, num_rows], of each tap [entries, num_rows, hidden] and of the chains. All others are
     [entries]: anchors int64, the rest int32; a lane below 0 is padding.
@@ -140,7 +140,7 @@ class Passes(Protocol):
         """Run a tree of rows after the end of each lane, without writing anything permanent. Input
         and output as for `decode`.
 
-         `parents`: int32 [entries, rows] as in models.trees, on any device; None: every row follows
+        `parents`: int32 [entries, rows] as in models.trees, on any device; None: every row follows
         the one before it.
         """
         ...

@@ -164,7 +164,7 @@ def make_plan(
 ) -> Plan:
     """Decide everything that is still open. Raises PlacementError if it does not fit.
 
-     `verify_rows`: the numbers of rows that verify passes will have, none without speculation.
+    `verify_rows`: the numbers of rows that verify passes will have, none without speculation.
     `drafter`: the drafter that must fit too. `encoding_of`: how each tensor is stored, by its name.
     `pool`: how much of each lane stays on the devices; None: all of it. `experts`: which experts
     stay in host memory; None: none.

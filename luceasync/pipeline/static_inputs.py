@@ -64,7 +64,7 @@ class FedTokens:
 class Feedback:
     """What a step that feeds itself returns to the host. `found`: int64 [size], see Feed.
 
-     Two buffers alternate, so a step launched before the tokens of the last one were read does not
+    Two buffers alternate, so a step launched before the tokens of the last one were read does not
     overwrite them.
     """
 

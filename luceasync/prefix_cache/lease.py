@@ -43,7 +43,7 @@ def opener_of(boundaries: Sequence[int], num_tokens: int) -> int | None:
 def split_points(boundaries: Sequence[int], num_tokens: int, chunk_tokens: int) -> tuple[int, ...]:
     """Turn boundaries at which prefill chunks end besides the multiples of `chunk_tokens`.
 
-     At the first one, other conversations most often part from this one; the others are at least a
+    At the first one, other conversations most often part from this one; the others are at least a
     quarter of a chunk apart, so that many short turns cost few extra passes. The opening of the
     answer is run together with the tokens before it: the state between them is taken within the
     chunk. Chunks depend on the prompt alone, not on what is saved or found of it. (The one
@@ -104,7 +104,7 @@ def fork_of(
     shares its first `num_shared` tokens. None if nothing parts, or if an end is near: `known_end`,
     up to which the prompt is saved, or one of the `turns` that its prefill saves anyway.
 
-     The place is a multiple of 64 tokens: prompts that part a few tokens earlier, as those do that
+    The place is a multiple of 64 tokens: prompts that part a few tokens earlier, as those do that
     end with dates and names, most often find it too.
     """
     if num_shared >= num_tokens:
@@ -385,12 +385,12 @@ class Lease:
     ) -> None:
         """Decide where the chunks of a prefill from `begin` on end, and what it will save.
 
-         A recurrent family is cut where its state can be saved: at the ends of chunks, and where
+        A recurrent family is cut where its state can be saved: at the ends of chunks, and where
         the opening of the answer begins, since the next turn parts there wherever the template or
         the client gives the answer back in another form. Attention is cut anywhere.
         `min_fork_tokens`: see `min_state_tokens`.
 
-         0 begin opener num_tokens |--path--|--chunk--|--chunk--:--chunk--|--chunk--------x------|
+        0 begin opener num_tokens |--path--|--chunk--|--chunk--:--chunk--|--chunk--------x------|
         answer ... ^ ^ ^ ^ ^ a cut at a multiple, at a fork, at a turn, at the opener, at the end
         """
         num_tokens = self.num_prompt_tokens

@@ -144,7 +144,7 @@ def likely_ends(
     """Where a node that begins at `begin` most likely ends, in a prompt of `num_tokens` tokens that
     another server has run, or an earlier turn of it. Pure.
 
-     `boundaries`: where turns of the prompt end. `chunk_tokens`: of the prefill, None where nodes
+    `boundaries`: where turns of the prompt end. `chunk_tokens`: of the prefill, None where nodes
     end anywhere. In a prefill from `begin` on, the first end counts; in an answer, its last token.
     """
     last = opener_of(boundaries, num_tokens)

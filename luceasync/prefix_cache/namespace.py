@@ -54,7 +54,7 @@ def facts_of(
 ) -> Facts:
     """Everything that the numbers of saved state depend on.
 
-     Reads every weight file whose digest is not in the memo of `cache_dir` (None: all of them).
+    Reads every weight file whose digest is not in the memo of `cache_dir` (None: all of them).
     Raises ModelError if one cannot be read, or changes while it is read.
     """
     files = [path.resolve() for path in weight_files]

@@ -270,7 +270,7 @@ def writes_end_in_prompt(lease: Lease, node: Node, *, recurrent: bool) -> bool |
     """Whether a node of the prompt that was just saved is written with its end; None if that
     depends on what follows: the answer's end serves better than the prompt's.
 
-     The following ends are written: those where other prompts part from this one, those that had to
+    The following ends are written: those where other prompts part from this one, those that had to
     be run again because the disk lacks them, and those that guard a long prefill, which may be
     interrupted.
     """

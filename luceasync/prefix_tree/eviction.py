@@ -48,16 +48,16 @@ def victims(
 ) -> Eviction:
     """The least valuable nodes and states that free `over_bytes` of `tier`; `nodes`: all nodes.
 
-     Leaves are evicted, and a parent only once nothing needs it. Chains of `protected` keys stay,
+    Leaves are evicted, and a parent only once nothing needs it. Chains of `protected` keys stay,
     and so do nodes that were saved less than `min_age_s` ago.
 
-     With `protected_ends` None, nodes are evicted as a whole. Otherwise recurrent states may be
+    With `protected_ends` None, nodes are evicted as a whole. Otherwise recurrent states may be
     evicted without their rows, even on protected chains, except those of these keys. States on the
     way to a single node go first, least recently used: continuing from the tip needs none of them.
     Those where branches part, or where a protected chain ends, go last, but before anything new is
     refused.
 
-     `claimed`: ends at which conversations go on. Their states, and the nodes of their chains, go
+    `claimed`: ends at which conversations go on. Their states, and the nodes of their chains, go
     after all others, least recently used first.
     """
     order = _EvictionOrder(

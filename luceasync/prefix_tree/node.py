@@ -106,7 +106,7 @@ class Match:
     """The longest usable prefix of a prompt: whole `nodes`, root first, then tokens of `part` up to
     position `num_tokens`.
 
-     `exact`: the logits of the prompt's last token are held, so nothing has to be run.
+    `exact`: the logits of the prompt's last token are held, so nothing has to be run.
     `num_shared_tokens` >= `num_tokens`: the tokens that the tree shares with the prompt, usable or
     not. `miss_reason`: None if anything is usable.
     """

@@ -38,7 +38,7 @@ def plan_cuts(
     """Where nodes end while tokens `[begin, num_tokens)` are run: at turn boundaries, every
     `interval_tokens` after one, and at the end of the run.
 
-     A cut must not change any number of the run, so it can only lie in `stops`, the positions where
+    A cut must not change any number of the run, so it can only lie in `stops`, the positions where
     the state can be saved, ascending: the chunk ends of a prefill for a recurrent family, every
     position (a `range`) for attention, whose rows stay; `num_tokens` is always one of them. A cut
     wanted elsewhere is made at the last stop before. Of two cuts closer than `min_tokens` only the

@@ -177,7 +177,7 @@ class Tree:
     ) -> Match:
         """The longest prefix of `tokens` that can be restored from nodes in `tiers`.
 
-         Attention can use whole nodes and, of one more, the tokens up to a multiple of
+        Attention can use whole nodes and, of one more, the tokens up to a multiple of
         `chunk_tokens`. A recurrent model can only continue where a state is held. Unless the match
         is exact, the last token is left over: running it gives the logits. Tokens are compared, so
         no collision of keys can give a wrong prefix.
@@ -243,7 +243,7 @@ class Tree:
         """Forget that `tier` holds the node. Once no tier does, the node is removed, and with it
         all of its descendants, in any tier: no prompt could reach them again.
 
-         Returns the removed nodes as they were before: the caller frees what other tiers hold of
+        Returns the removed nodes as they were before: the caller frees what other tiers hold of
         them.
         """
         node = self._nodes[key]

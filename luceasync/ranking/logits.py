@@ -40,7 +40,7 @@ class Masks:
 class RankRequest:
     """What is requested of rows of logits.
 
-     `edits`: a later one replaces an earlier one of the same logit. `masks` are applied after the
+    `edits`: a later one replaces an earlier one of the same logit. `masks` are applied after the
     edits; None: every token is allowed. `num_ranked`: how many of the highest logits; 0: only which
     is the highest. `mass_at`: by row, the temperature at which its whole mass is requested, 0 for
     none; empty: of no row. `num_top`: how many of the highest log-probabilities; None: no

@@ -71,7 +71,7 @@ class TreeProposer:
     """Trees of `budget` rows after the anchor, with the longest expected accepted path if the
     draft's slots were independent (DDTree, L. Ringel 2026).
 
-     The published algorithm takes nodes off a heap in order of probability. Here every depth keeps
+    The published algorithm takes nodes off a heap in order of probability. Here every depth keeps
     its `budget` best paths, among which are all nodes that the heap would take, and one stable sort
     of these puts a parent before a child of equal probability: the same tree, computed without the
     host.
@@ -93,7 +93,7 @@ class TreeProposer:
     def __call__(self, anchors: Tensor, logits: Tensor) -> Proposal:
         """anchors: int64 [entries]; logits: [entries, slots, vocab], slot 0 right after the anchor.
 
-         Rows are in order of falling probability. If slots and vocabulary have fewer paths than the
+        Rows are in order of falling probability. If slots and vocabulary have fewer paths than the
         budget, the last rows repeat earlier ones.
         """
         scores, ids = logits.float().log_softmax(-1).topk(self._num_ranked)
@@ -125,7 +125,7 @@ def ranked_tree(
     """A tree of the `budget` most probable paths, where the scores of a slot's tokens depend on the
     token before them.
 
-     anchors: int64 [entries]; ids: int64 [entries, slots, k], the tokens of each slot;
+    anchors: int64 [entries]; ids: int64 [entries, slots, k], the tokens of each slot;
     `scores(slot, before)`: float32 [entries, n, k] behind tokens int64 [entries, n], logits of a
     softmax. Rows as TreeProposer's.
     """

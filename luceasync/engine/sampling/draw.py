@@ -27,7 +27,7 @@ _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) that depends on `seed` (its low 64 bits) and `position` >= 0 alone.
 
-     It is draw number `position` of SplitMix64 seeded with `seed` (Steele, Lea, Flood: Fast
+    It is draw number `position` of SplitMix64 seeded with `seed` (Steele, Lea, Flood: Fast
     Splittable Pseudorandom Number Generators, OOPSLA 2014), which is a counter put through a
     finaliser. No state is kept, so other requests, batching and speculation cannot change a draw.
     """
@@ -51,7 +51,7 @@ def draw(
 ) -> int | None:
     """The token that `u` in [0, 1) falls on; None if these candidates do not decide it.
 
-     `values` float64 `[n]`: the n highest logits of `num_vocab`, descending; `ids` `[n]`: of equal
+    `values` float64 `[n]`: the n highest logits of `num_vocab`, descending; `ids` `[n]`: of equal
     ones in any order. The highest is finite. `total`: the sum of exp((value - highest) /
     temperature) over the vocabulary; not read where top_k leaves tokens out, nor where it is 0 (n
     is everything).

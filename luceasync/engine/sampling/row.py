@@ -97,7 +97,7 @@ class TokenCounts:
 class RowSampling:
     """How the token of one row of logits is chosen.
 
-     `seed` is drawn already. `position` is the index of the token in its sequence: each has its own
+    `seed` is drawn already. `position` is the index of the token in its sequence: each has its own
     draw. `counts` may be None without penalties; `following`: tokens of a proposal above the row,
     which are not counted yet. `top_logprobs` as in Request. `mask`: the allowed tokens, int32
     `[words]` as in luceasync.ranking.logits.Masks; None: all.

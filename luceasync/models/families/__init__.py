@@ -1,4 +1,4 @@
-"""Model families, one or several alike per module, and the tables that find them by name."""
+"""Model families, one or several similar ones per module, and the tables that find them by name."""
 
 from luceasync.models.families import dense, gemma3, gemma4, laguna, qwen3_5, qwen3_5_moe, qwen3_moe
 from luceasync.models.families.family import Family

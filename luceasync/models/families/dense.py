@@ -20,7 +20,7 @@ from luceasync.models.spec import LayerSpec, ModelSpec
 
 T = TypeVar("T")
 FULL, SLIDING = "full_attention", "sliding_attention"
-# What transformers assumes where a config leaves a field out.
+# Defaults of transformers for fields that a config leaves out.
 LLAMA_DEFAULTS = {"max_position_embeddings": 2048}
 MISTRAL_DEFAULTS = {
     "num_key_value_heads": 8,
@@ -57,9 +57,8 @@ def parse_mistral(fields: ConfigFields) -> ModelSpec:
 
 
 def parse_ministral(fields: ConfigFields) -> ModelSpec:
-    """The spec of a Ministral's config, whose window is that of the layers that are named so, or of
-    all. Raises ModelError.
-    """
+    """The spec of a Ministral's config, whose window applies to the layers that are named so, or to
+    all. Raises ModelError."""
     fields = fields.with_defaults(MISTRAL_DEFAULTS)
     windows = _windows(fields, [SLIDING] * _num_layers(fields))
     return parse_dense(fields, "ministral", windows=windows)
@@ -148,9 +147,8 @@ def parse_dense(
     windows: Sequence[int | None] = (),
 ) -> ModelSpec:
     """The spec of a `family` whose layers are all alike, except that some may not be `rotating`,
-    and some may have `windows`. They rotate whole heads, whatever `partial_rotary_factor` says, as
-    in transformers. Raises ModelError.
-    """
+    and some may have `windows`. They rotate whole heads and ignore `partial_rotary_factor`, as
+    transformers does. Raises ModelError."""
     fields.must_be("hidden_act", "silu")
     num_layers = _num_layers(fields)
     if not windows:
@@ -214,9 +212,7 @@ def parse_attention(fields: ConfigFields, *, gated: bool, rotary_factor: float) 
 
 
 def architecture(spec: ModelSpec) -> dict[str, Any]:
-    """In the shape that namespaces of prefix caches have had from the start, where there are no
-    windows.
-    """
+    """Without windows, has the form that namespaces of prefix caches have had from the start."""
     if any(isinstance(mixer, SlidingSpec) for mixer in spec.mixers):
         return layered_architecture(spec)
     return ends_architecture(spec) | {
@@ -226,8 +222,8 @@ def architecture(spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-# Fields of AttentionSpec that are part of a namespace whatever they are; others where they differ
-# from their default. Head norms follow from the family.
+# Fields of AttentionSpec that are always part of a namespace; others are if they differ from their
+# default. Head norms follow from the family.
 ALWAYS = ("num_heads", "num_kv_heads", "head_dim", "rotary_dim", "rope_theta", "gated")
 
 
@@ -240,13 +236,13 @@ def attention_architecture(spec: ModelSpec) -> dict[str, Any]:
 
 
 def only(spec: ModelSpec, kind: type[T]) -> T:
-    """The mixer of `kind`, which is the same in all layers that have one."""
+    """The mixer of `kind`, which is the same in all layers that have such a mixer."""
     [mixer] = {mixer for mixer in spec.mixers if isinstance(mixer, kind)}
     return mixer
 
 
 def ends_architecture(spec: ModelSpec) -> dict[str, Any]:
-    """All fields that are not about one kind of mixer."""
+    """All fields that do not belong to one kind of mixer."""
     feed_forward = spec.layers[0].feed_forward
     assert isinstance(feed_forward, DenseSpec)
     return {

@@ -1,4 +1,4 @@
-"""What a model family contributes; all else is common. Imports no torch at its top."""
+"""What a model family contributes; everything else is shared. Does not import torch at its top."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ConfigFields:
         return ConfigFields({**defaults, **self.config})
 
     def with_rope(self, rope: Mapping[str, Any]) -> ConfigFields:
-        """The same config with these rope parameters and no others."""
+        """The same config with exactly these rope parameters."""
         others = ("rope_scaling", "rope_theta", "partial_rotary_factor")
         kept = {name: value for name, value in self.config.items() if name not in others}
         return ConfigFields({**kept, "rope_parameters": rope})
@@ -88,7 +88,8 @@ class ConfigFields:
         return frozenset(ids)
 
     def rope(self, layer_type: str = "full_attention") -> tuple[float, Rope]:
-        """Theta and the rope of layers of `layer_type`, for configs that have several."""
+        """Theta and the rope of layers of `layer_type`, for configs with several kinds of
+        layers."""
         own = self._rope_fields(layer_type)
         kind = own.config.get("rope_type", own.config.get("type", "default"))
         parse = ROPES.get(kind) if isinstance(kind, str) else None
@@ -101,9 +102,8 @@ class ConfigFields:
         return self._rope_fields("full_attention").number("partial_rotary_factor", default)
 
     def _rope_fields(self, layer_type: str) -> ConfigFields:
-        """`rope_parameters` of current configs, or the older top-level fields. If there are both,
-        `rope_scaling` wins, as in transformers.
-        """
+        """`rope_parameters` of current configs, or the older top-level fields. If both exist,
+        `rope_scaling` wins, as in transformers."""
         rope = dict(self.mapping("rope_scaling") or self.mapping("rope_parameters"))
         if isinstance(nested := rope.get(layer_type), Mapping):
             rope = dict(nested)
@@ -124,7 +124,7 @@ ORIGINAL = "original_max_position_embeddings"
 
 
 def _divided_rope(rope: ConfigFields) -> DividedRope:
-    """As the reader of a GGUF file describes it; no config.json does."""
+    """As described by the reader of a GGUF file; config.json files do not use it."""
     return DividedRope(tuple(rope.config["divisors"]))
 
 
@@ -163,7 +163,7 @@ def _yarn_rope(rope: ConfigFields) -> YarnRope:
     return YarnRope(factor, original, fast, slow, magnitude, bool(rounds))
 
 
-# By `rope_type`. Sections of "mrope" are for images: text turns as in the default.
+# By `rope_type`. Sections of "mrope" are for images: text is rotated as by the default.
 ROPES: Mapping[str, Callable[[ConfigFields], Rope]] = {
     "default": lambda rope: PLAIN,
     "divided": _divided_rope,
@@ -187,7 +187,7 @@ def read_layer(reader: TensorReader, layer: int) -> Layer:
 
 
 def read_ends(reader: TensorReader, *, is_first: bool, is_last: bool) -> ModelEnds:
-    """Load embedding, final norm and head, as far as a shard has them."""
+    """Load embedding, final norm and head, as far as the shard has them."""
     from luceasync.models import ends
 
     return ends.read_ends(reader, is_first=is_first, is_last=is_last)
@@ -199,9 +199,8 @@ def cannot_compress(spec: ModelSpec, tokens: Sequence[int], keep_ratio: float) -
 
 
 def architecture(spec: ModelSpec) -> dict[str, Any]:
-    """All fields of the spec that a model's numbers depend on, as JSON. Models that agree in them,
-    and in their weights, share saved state.
-    """
+    """All fields of the spec that a model's numbers depend on, as JSON. Models with equal fields
+    and equal weights share saved state."""
     agreed = {
         name: getattr(spec, name)
         for name in (
@@ -221,7 +220,7 @@ def architecture(spec: ModelSpec) -> dict[str, Any]:
 
 
 def suppressed_of(spec: ModelSpec) -> dict[str, Any]:
-    """What of a namespace tells of tokens that are never chosen, whose logits nodes keep."""
+    """The part of a namespace about tokens that are never chosen, since nodes keep logits."""
     return {"suppressed": spec.suppressed} if spec.suppressed else {}
 
 
@@ -230,9 +229,8 @@ def _kinds(*halves: Any) -> list[Any]:
 
 
 def sizes_of(half: Any) -> dict[str, Any]:
-    """The fields of half a layer as JSON, without those that have their default: a field that is
-    added to a kind of layer changes no namespace.
-    """
+    """The fields of half a layer as JSON, without those that have their default: adding a field to
+    a kind of layer then changes no namespace."""
     stored = asdict(half)
     changed = [each.name for each in fields(half) if getattr(half, each.name) != each.default]
     return {name: stored[name] for name in changed}
@@ -243,9 +241,9 @@ class Family:
     """A model family.
 
     `classes`: the `architectures` of a config that are language models of this family; empty: any.
-    `parse` reads a config and raises ModelError. `architecture` lists what saved state must agree
-    in. `compress(spec, tokens, keep_ratio)` shortens a prompt before prefill, and raises
-    Unsupported if the family cannot.
+    `parse` reads a config and raises ModelError. `architecture` lists the fields in which saved
+    state must agree. `compress(spec, tokens, keep_ratio)` shortens a prompt before prefill, and
+    raises Unsupported if the family cannot.
     """
 
     name: str

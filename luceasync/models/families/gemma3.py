@@ -1,6 +1,5 @@
-"""Gemma 3: windows with an attention to all tokens in every sixth layer, norms on both sides of
-each half layer, and a scaled embedding. Text only.
-"""
+"""Gemma 3: layers with windows, except that every sixth layer attends to all tokens; norms on both
+sides of each half layer; a scaled embedding. Text only."""
 
 from __future__ import annotations
 
@@ -82,9 +81,8 @@ def _parse(fields: ConfigFields, *, prefix: str) -> ModelSpec:
 
 
 def layer_kinds(fields: ConfigFields, interval: int) -> list[str]:
-    """The kind of each layer: as listed, or every `interval`-th sees all tokens. Raises
-    ModelError.
-    """
+    """The kind of each layer: as listed, or every `interval`-th attends to all tokens. Raises
+    ModelError."""
     num_layers = fields.positive("num_hidden_layers")
     default = [FULL if (layer + 1) % interval == 0 else SLIDING for layer in range(num_layers)]
     listed = fields.config.get("layer_types") or default
@@ -98,8 +96,7 @@ def layer_kinds(fields: ConfigFields, interval: int) -> list[str]:
 
 def _attention(fields: ConfigFields, kind: str) -> AttentionSpec:
     """The attention of layers of one kind. Scores are divided by the root of
-    `query_pre_attn_scalar` instead of that of the head's size: queries make up for it.
-    """
+    `query_pre_attn_scalar` instead of that of the head's size: queries are scaled to compensate."""
     own = fields.with_rope(rope_fields(fields, kind))
     attention = parse_attention(own, gated=False, rotary_factor=1.0)
     scalar = fields.number("query_pre_attn_scalar")
@@ -111,9 +108,8 @@ def _attention(fields: ConfigFields, kind: str) -> AttentionSpec:
 
 
 def rope_fields(fields: ConfigFields, kind: str) -> Mapping[str, object]:
-    """Rope of layers of one kind, as newer configs have it, or by the older top-level fields, of
-    which only layers that see all tokens are scaled.
-    """
+    """Rope of layers of one kind, from the fields of newer configs, or from the older top-level
+    ones, where only layers that attend to all tokens are scaled."""
     nested = fields.mapping("rope_parameters").get(kind)
     rope = dict(nested) if isinstance(nested, Mapping) else {"rope_type": "default"}
     name = "rope_theta" if kind == FULL else "rope_local_base_freq"

@@ -1,7 +1,6 @@
-"""Gemma 4: as Gemma 3, with heads of two sizes, keys that are values too, normed values and a
-number that multiplies each layer; perhaps with experts beside each network, inputs of each layer,
-and layers that take the keys of an earlier one. Text only.
-"""
+"""Gemma 4: like Gemma 3, with heads of two sizes, keys that are also values, normed values and a
+factor for each layer; optionally with experts beside each network, inputs of each layer, and layers
+that use the keys of an earlier one. Text only."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ DEFAULTS = {
     "vocab_size_per_layer_input": 262144,
     "num_kv_shared_layers": 0,
 }
-# Those of the 12B, whose configs have no fields for inputs of each layer.
+# Defaults of the 12B, whose configs have no fields for inputs of each layer.
 UNIFIED = DEFAULTS | {
     "max_position_embeddings": 262144,
     "sliding_window": 1024,
@@ -82,7 +81,8 @@ def _text_of(fields: ConfigFields) -> ConfigFields:
 
 def _parse(fields: ConfigFields, *, prefix: str) -> ModelSpec:
     _refuse_what_is_not_computed(fields)
-    kinds = [*layer_kinds(fields, INTERVAL)[:-1], FULL]  # the last, as in transformers
+    # The last layer attends to all tokens, as in transformers.
+    kinds = [*layer_kinds(fields, INTERVAL)[:-1], FULL]
     num_own = len(kinds) - _number(fields, "num_kv_shared_layers")
     lenders = _lenders(kinds, num_own)
     hidden_size = fields.positive("hidden_size")
@@ -125,9 +125,8 @@ def _number(fields: ConfigFields, name: str) -> int:
 
 
 def _lenders(kinds: list[str], num_own: int) -> set[int]:
-    """The layers whose keys and values those after the first `num_own` take: the last of each kind
-    that has some of its own. Raises ModelError.
-    """
+    """The layers whose keys and values are used by those after the first `num_own`: the last one of
+    each kind that has its own. Raises ModelError."""
     if num_own == len(kinds):
         return set()
     last = {kind: layer for layer, kind in enumerate(kinds[: max(num_own, 0)])}
@@ -164,9 +163,8 @@ def _refuse_what_is_not_computed(fields: ConfigFields) -> None:
 
 
 def _attention(fields: ConfigFields, layer: int, kind: str) -> AttentionSpec:
-    """The attention of a layer, whose scores are not scaled: queries make up for the root of the
-    head's size that they are divided by.
-    """
+    """The attention of a layer, whose scores are not scaled: queries are scaled to compensate for
+    the division by the root of the head's size."""
     is_full = kind == FULL
     own = ConfigFields({**fields.config, **_own_sizes(fields, layer, kind)})
     rope = fields.mapping("rope_parameters").get(kind)
@@ -182,7 +180,7 @@ def _attention(fields: ConfigFields, layer: int, kind: str) -> AttentionSpec:
 
 
 def _own_sizes(fields: ConfigFields, layer: int, kind: str) -> Mapping[str, Any]:
-    """What a layer has for itself: as transformers saves it, by layer, or as hubs have it."""
+    """A layer's own sizes: by layer, as transformers saves them, or in the form used on hubs."""
     saved = fields.config.get("per_layer_config")
     if isinstance(saved, Mapping):
         found = saved.get(str(layer), saved.get(kind, {}))

@@ -1,6 +1,5 @@
-"""Laguna (Poolside): attention to all tokens and to windows in turn, with gated heads whose number
-differs by layer, and routed experts chosen by sigmoids.
-"""
+"""Laguna (Poolside): attention alternates between all tokens and windows, with gated heads whose
+number differs by layer, and experts chosen by sigmoids."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from luceasync.models.spec import LayerSpec, ModelSpec
 
 Gate = Literal["head", "element"]
 DENSE, SPARSE = "dense", "sparse"
-# What transformers assumes where a config leaves a field out.
+# Defaults of transformers for fields that a config leaves out.
 DEFAULTS = {
     "vocab_size": 100352,
     "hidden_size": 2048,

@@ -1,4 +1,4 @@
-"""Qwen3.5, hybrid: Gated DeltaNet layers with gated attention between them. Text only."""
+"""Qwen3.5, a hybrid: Gated DeltaNet layers with layers of gated attention in between. Text only."""
 
 from __future__ import annotations
 
@@ -49,9 +49,8 @@ def text_of(fields: ConfigFields) -> ConfigFields:
 
 
 def as_in_gguf(spec: ModelSpec) -> ModelSpec:
-    """The model as a GGUF file stores it, whose norms hold 1 + w, and which has the decay rate
-    itself instead of its logarithm.
-    """
+    """The model as a GGUF file stores it: norms hold 1 + w, and the decay rate is stored instead of
+    its logarithm."""
     layers = [
         replace(layer, mixer=replace(layer.mixer, stores_decay_rate=True))
         if isinstance(layer.mixer, DeltaSpec)
@@ -88,9 +87,8 @@ def parse_text(fields: ConfigFields, family: str, feed_forward: FeedForward) -> 
 
 
 def _drafts(fields: ConfigFields) -> bool:
-    """Whether the config has a head that drafts, of one layer and with the model's embedding. What
-    it proposes is verified, so others are left aside.
-    """
+    """Whether the config has a drafting head of one layer that shares the model's embedding. Its
+    proposals are verified, so other kinds of heads can be ignored."""
     has_own = fields.config.get("mtp_use_dedicated_embeddings")
     return fields.config.get("mtp_num_hidden_layers") == 1 and not has_own
 
@@ -130,11 +128,11 @@ def _full_layers(fields: ConfigFields) -> list[bool]:
 
 
 def architecture(spec: ModelSpec) -> dict[str, Any]:
-    """In the shape that namespaces of prefix caches have had from the start."""
+    """Has the form that namespaces of prefix caches have had from the start."""
     attention, delta = only(spec, AttentionSpec), only(spec, DeltaSpec)
     names = {attention: "attention", delta: "delta"}
     sizes = asdict(delta)
-    del sizes["stores_decay_rate"]  # follows from the files, which have a digest of their own
+    del sizes["stores_decay_rate"]  # follows from the files, which have their own digest
     return ends_architecture(spec) | {
         "attention": attention_architecture(spec),
         "delta": sizes,

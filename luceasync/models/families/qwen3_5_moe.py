@@ -1,4 +1,5 @@
-"""Qwen3.5 with experts: its hybrid layers, with routed experts and one that all rows share."""
+"""Qwen3.5 with experts: its hybrid layers, with routed experts and one expert that all rows
+share."""
 
 from __future__ import annotations
 

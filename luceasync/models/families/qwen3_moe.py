@@ -11,7 +11,7 @@ from luceasync.models.feed_forward.experts import ExpertsSpec
 from luceasync.models.spec import LayerSpec, ModelSpec
 from luceasync.models.weights import Routing
 
-# What transformers assumes where a config leaves a field out.
+# Defaults of transformers for fields that a config leaves out.
 DEFAULTS = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 32768,
@@ -37,7 +37,7 @@ def parse(fields: ConfigFields) -> ModelSpec:
 
 def parse_experts(fields: ConfigFields, *, is_normalised: bool) -> ExpertsSpec:
     """Experts whose router's scores are a softmax. Raises ModelError."""
-    # transformers writes the one name, published configs have the other.
+    # transformers writes one name, published configs have the other
     name = "num_local_experts" if "num_local_experts" in fields.config else "num_experts"
     num_experts = fields.positive(name, 128)
     num_chosen = fields.positive("num_experts_per_tok", 8)
@@ -53,7 +53,7 @@ def parse_experts(fields: ConfigFields, *, is_normalised: bool) -> ExpertsSpec:
 
 
 def _dense_layers(fields: ConfigFields, num_layers: int) -> set[int]:
-    """The layers without experts: named ones, and all but each last of `decoder_sparse_step`."""
+    """The layers without experts: named ones, and all but every `decoder_sparse_step`-th."""
     named = fields.config.get("mlp_only_layers") or []
     if not isinstance(named, list) or not all(type(layer) is int for layer in named):
         raise ModelError(f"mlp_only_layers = {named!r}: expected a list of layers")

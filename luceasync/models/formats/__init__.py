@@ -1,4 +1,4 @@
-"""Formats of weight files: GGUF, and those that stand beside a config.json."""
+"""Formats of weight files: GGUF, and the formats that accompany a config.json."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
 
 class StoredWeights(Protocol):
-    """The weights of one model as the headers of their files describe them. Each header is read
-    once, on first use; a file that is missing, truncated or wrong is a ModelError.
-    """
+    """The weights of one model as described by the headers of their files. Each header is read
+    once, on first use; a file that is missing, truncated or wrong raises ModelError."""
 
     @property
     def paths(self) -> list[Path]:
@@ -28,7 +27,7 @@ class StoredWeights(Protocol):
         ...
 
     def holds(self, name: str) -> bool:
-        """Whether a tensor of this name is stored, in whatever way."""
+        """Whether a tensor of this name is stored, in any encoding."""
         ...
 
     def check(self, shapes: Mapping[str, Shape]) -> None:
@@ -40,9 +39,8 @@ class StoredWeights(Protocol):
         ...
 
     def is_tied(self, head: str, embedding: str) -> bool:
-        """Whether a head that a config calls tied is the embedding: it is not stored, or is the
-        same bit for bit.
-        """
+        """Whether a head that a config calls tied is the embedding: it is not stored, or is equal
+        bit for bit."""
         ...
 
     def open(self) -> "AbstractContextManager[TensorSource]":
@@ -68,7 +66,6 @@ FORMATS: list[Format] = [safetensors.Safetensors()]
 
 
 def format_of(model_dir: Path) -> Format:
-    """The format of the weights in `model_dir`; if none fits, the first, which then says what is
-    missing.
-    """
+    """The format of the weights in `model_dir`; if none fits, the first one, which then reports
+    what is missing."""
     return next((f for f in FORMATS if f.is_at(model_dir)), FORMATS[0])

@@ -54,10 +54,10 @@ class GgufWeights:
         return name in self._contents.stored
 
     def check(self, shapes: Mapping[str, Shape]) -> None:
-        """Do nothing: `read_gguf` has checked every tensor of the spec."""
+        """No-op: `read_gguf` has checked every tensor of the spec."""
 
     def check_unused(self, shapes: Mapping[str, Shape]) -> None:
-        """Do nothing: `read_gguf` has checked every tensor of the file."""
+        """No-op: `read_gguf` has checked every tensor of the file."""
 
     def is_tied(self, head: str, embedding: str) -> bool:
         return head not in self._contents.stored
@@ -201,7 +201,7 @@ class QuantBlocks:
             if not ggml.can_unpack(encoding, piece.device):
                 yield ggml.pack(encoding, blocks)
                 continue
-            if room is None:  # no piece is larger than the first
+            if room is None:  # no later piece is larger than the first
                 num_columns = blocks.shape[1] * self.kind.block_items
                 room = empty(encoding, len(piece), num_columns, piece.device)
             yield ggml.unpack(encoding, blocks, room)

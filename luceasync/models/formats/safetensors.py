@@ -1,6 +1,7 @@
-"""Weights in safetensors files of a Hugging Face directory: a single file, or those of an index.
+"""Weights in safetensors files of a Hugging Face directory: a single file, or those listed in an
+index.
 
-Knows the names, shapes and dtypes of stored tensors, not what they are for.
+Knows the names, shapes and dtypes of stored tensors, but not what they are for.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
-# What parsing an arbitrary header can raise: it may nest too deeply, or have huge numbers.
+# What parsing an arbitrary header can raise: it may be nested too deeply, or contain huge numbers.
 _FAULTS = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError),
     *(RecursionError, OverflowError),
@@ -55,9 +56,8 @@ _FAULTS = (
 
 
 def read_infos(path: Path) -> dict[str, TensorInfo]:
-    """The dtype and shape of each tensor, by a parser of our own: the library would load torch.
-    Raises ModelError, also for a truncated file.
-    """
+    """The dtype and shape of each tensor. Does not use the safetensors library, which would load
+    torch. Raises ModelError, also for a truncated file."""
     return _read_header(path)[0]
 
 
@@ -113,14 +113,15 @@ NOT_READ = re.compile(
     r"|.*\.rotary_emb\.inv_freq|lm_head\.weight",
     re.DOTALL,
 )
-# Beside a quantised matrix: of activations and of a quantised KV cache, neither of which is
-# quantised here; an order of columns that is the stored one; a shape that the matrix has anyway.
+# Stored beside a quantised matrix: scales of activations and of a quantised KV cache, neither of
+# which is quantised here; an order of columns that equals the stored one; a shape that is
+# redundant.
 BESIDE_MATRIX = (
     *("g_idx", "weight_shape", "input_scale", "input_global_scale", "input_scale_ub"),
     *("output_scale", "k_scale", "v_scale"),
 )
 CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".kv_scale", ".prob_scale")
-IF_ZERO = (".bias", ".weight_zero_point", ".input_zero_point")  # then these say nothing
+IF_ZERO = (".bias", ".weight_zero_point", ".input_zero_point")  # only then may these be ignored
 STORED_DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors names them
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight", re.DOTALL)
 
@@ -147,7 +148,7 @@ class FusedPart:
         return cls(f"{experts}.gate_up_proj", expert, ("gate", "up").index(kind), 2)
 
     def shape(self, num_experts: int, own: Shape) -> Shape:
-        """That of the fused tensor, by the shape of a part."""
+        """The shape of the fused tensor, given the shape of a part."""
         return (num_experts, self.num_parts * own[0], *own[1:])
 
 
@@ -249,7 +250,7 @@ class SafetensorsWeights:
 
     @cached_property
     def _infos(self) -> TensorInfos:
-        """What the headers of all files say."""
+        """The contents of the headers of all files."""
         infos: dict[str, TensorInfo] = {}
         for path in self.paths:
             identity = identity_of(path)
@@ -265,7 +266,7 @@ class SafetensorsWeights:
 
     @cached_property
     def _modules(self) -> QuantModules:
-        # Without a scheme a plan needs no header, so the weights may be missing.
+        # Without a scheme, a plan needs no headers, so the weights may be missing.
         return QuantModules(self._scheme, self._infos if self._scheme else {}, self._model_dir)
 
 
@@ -320,9 +321,8 @@ class Checkpoint:
         return DenseEncoding() if found is None else found.encoding
 
     def names_of(self, name: str) -> list[str]:
-        """The names under which the matrix `name` is stored if it is quantised, and of what may
-        stand beside it.
-        """
+        """The names under which the matrix `name` is stored if it is quantised, and those of
+        tensors that may accompany it."""
         if (found := self._modules.find(name)) is None:
             return []
         module = name.removesuffix(WEIGHT)
@@ -411,7 +411,7 @@ def check_plain(model_dir: Path, name: str, info: TensorInfo | None, shape: Shap
     if info is None:
         raise ModelError(f"{model_dir}: the weights have no tensor {name!r}")
     check_stored(model_dir, name, info.shape, shape)
-    if info.dtype not in STORED_DTYPES:  # quantised numbers, whose scales would be ignored
+    if info.dtype not in STORED_DTYPES:  # quantised numbers whose scales would be ignored
         raise ModelError(
             f"{model_dir}: {name!r} is stored as {info.dtype}; "
             f"{', '.join(STORED_DTYPES)} are supported"

@@ -1,6 +1,6 @@
-"""Grouped-query attention to all earlier tokens: its state, its weights, and its bodies.
+"""Grouped-query attention to all earlier tokens: its state, its weights, and its implementations.
 
-The bodies, attention_torch and others, know only its sizes. Imports no torch at its top.
+These (attention_torch and others) know only its sizes. Does not import torch at its top.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class AttentionSpec(AttentionSizes):
     @property
     def rows(self) -> tuple[StateTensor, ...]:
         if self.keys == "borrowed":
-            return ()  # they are those of the layer that lends
+            return ()  # keys of this layer are those of the layer that lends them
         heads = (self.num_kv_heads, self.head_dim)
         return StateTensor("attn_k", heads, "kv"), StateTensor("attn_v", heads, "kv")
 
@@ -130,7 +130,7 @@ class AttentionSpec(AttentionSizes):
 
     def _value_norm(self, reader: LayerReader) -> ValueNorm | None:
         if self.keys == "borrowed":
-            return None  # they are normed already
+            return None  # they are already normed
         if not self.norms_values:
             assert not self.shares_keys, "values that are keys are normed"
             return None
@@ -166,7 +166,8 @@ class AttentionSpec(AttentionSizes):
 
 @dataclass(frozen=True, slots=True)
 class RecentQueries:
-    """RecentSpec of attention: queries, normed and rotated as keys meet them."""
+    """The RecentSpec of attention: queries, normed and rotated as when they are multiplied with
+    keys."""
 
     num_heads: int
     head_dim: int
@@ -213,15 +214,14 @@ class ValueNorm:
 
 @dataclass(frozen=True, slots=True)
 class KeyLoan:
-    """Hands a layer's keys and values to later layers, or takes those of an earlier one. Of windows
-    a borrower keeps rings of its own: when it runs, a chunk has overwritten the lender's.
-    """
+    """Hands a layer's keys and values to later layers, or uses those of an earlier one. A borrower
+    with a window has its own rings: by the time it runs, a chunk has overwritten the lender's."""
 
     sizes: AttentionSizes
     handed: Handed
 
     def __call__(self, projected: Tensor, norms: HeadNorms) -> tuple[Tensor, HeadNorms]:
-        """Columns of query, key and value, and their norms. A borrower has projected a query."""
+        """Columns of query, key and value, and their norms. A borrower projects only a query."""
         import torch
 
         from luceasync.models.pass_rows import LentKeys
@@ -236,8 +236,7 @@ class KeyLoan:
 
     def places(self, state: State, rows: Rows, scratch: State) -> tuple[State, Rows, State]:
         """Where keys and values of this layer are: state, earlier rows and scratch. A borrower
-        writes there once more what the lender wrote.
-        """
+        writes there again what the lender wrote."""
         if self.sizes.window:
             return state, rows, scratch
         if self.sizes.keys == "borrowed":
@@ -249,7 +248,7 @@ class KeyLoan:
 
 
 class AttentionBody(MixerBody, Protocol):
-    """A body of attention; attention_torch.TorchAttention documents the methods."""
+    """An implementation of attention; attention_torch.TorchAttention documents the methods."""
 
     def attend(self, projected: Tensor, norms: HeadNorms, state: State, rows: Rows) -> Tensor: ...
 
@@ -318,7 +317,7 @@ class AttentionLayer:
         return self._added(self.body.attend_tree(*given), x)
 
     def _added(self, mixed: Tensor, x: Tensor) -> Tensor:
-        """The residual stream and the output of `mixed` heads."""
+        """The sum of the residual stream and the output of `mixed` heads."""
         if self.softplus_gate is not None:
             mixed = self._gated(mixed, x, self.softplus_gate)
         if self.output_norm is None:
@@ -339,7 +338,8 @@ class AttentionLayer:
         if self.values is not None:
             projected = self.values(projected)
         if self.bias is not None:
-            # In float32 and rounded once more: biases of keys may be hundreds of times larger.
+            # In float32, rounded once more afterwards: biases of keys may be hundreds of times
+            # larger.
             projected = projected.add_(self.bias)
         norms = self.head_norms
         return (projected, norms) if self.loan is None else self.loan(projected, norms)

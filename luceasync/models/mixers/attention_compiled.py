@@ -1,5 +1,5 @@
-"""Attention on CPUs by luceasync.cyext.attention, which reads keys and values where they lie. A
-row's bits are the same in decode steps and prompts.
+"""Attention on CPUs by luceasync.cyext.attention, which reads keys and values in place. A row has
+the same bits in decode steps and prompts.
 
 Trees, and prompts with absent rows before them, run in torch: see attention_torch.
 """
@@ -25,8 +25,7 @@ def can_attend(spec: AttentionSizes) -> bool:
 
 class CompiledAttention(TorchAttention):
     """Attention by the compiled kernel. Sums are float32; the output is rounded once, and in bf16
-    the softmax weights too.
-    """
+    the softmax weights are rounded, too."""
 
     def heads(
         self, projected: Tensor, norms: HeadNorms, turn: Rotation
@@ -36,7 +35,7 @@ class CompiledAttention(TorchAttention):
     def attend_entry(self, q: Tensor, keys: Tensor, values: Tensor, entry: Entry) -> Tensor:
         assert q.dtype == keys.dtype and keys.stride() == values.stride(), (q.dtype, keys.dtype)
         assert keys.stride()[1:] == (keys.shape[2], 1), keys.stride()
-        shape = q.shape  # taken once: torch makes a new one each time
+        shape = q.shape  # cached: torch creates a new one at each access
         rows, out = q.contiguous(), q.new_empty(shape)
         places = entry.read
         address, first = (0, places.start) if isinstance(places, slice) else (places.data_ptr(), 0)
@@ -59,7 +58,7 @@ class CompiledAttention(TorchAttention):
 def compiled_heads(
     projected: Tensor, spec: AttentionSizes, norms: HeadNorms, turn: Rotation
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """attention_torch.heads_of by the compiled kernel."""
+    """The compiled kernel for attention_torch.heads_of."""
     x, (cos, sin) = projected.contiguous(), turn
     shape = x.shape[:-1]
     q = x.new_empty((*shape, spec.num_heads, spec.head_dim))

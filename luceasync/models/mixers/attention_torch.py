@@ -1,6 +1,6 @@
 """Attention in torch, for any device: the reference of the kernels, and prefill on CPUs.
 
-Knows keys and values as tensors, and rows by their places.
+Addresses keys and values as tensors, and rows by their places.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class TorchAttention:
 
     def __init__(self, spec: AttentionSizes) -> None:
         self._spec = spec
-        self._frequencies: Tensor | None = None  # on the device of the first pass, as of all
+        # On the device of the first pass, which is that of all passes.
+        self._frequencies: Tensor | None = None
 
     def prepare(self, positions: Tensor) -> Rotation:
         if self._frequencies is None:
@@ -128,9 +129,8 @@ class TorchAttention:
 
 
 def of_all(of_lanes: list[Tensor], q: Tensor) -> Tensor:
-    """Stack outputs of lanes, with zeros for padding, to `q`'s shape; a single one is not
-    copied.
-    """
+    """Stack the outputs of lanes, with zeros for padding, in the shape of `q`; a single output is
+    not copied."""
     if not of_lanes:
         return torch.zeros_like(q)
     stacked = of_lanes[0][None] if len(of_lanes) == 1 else torch.stack(of_lanes)
@@ -139,9 +139,8 @@ def of_all(of_lanes: list[Tensor], q: Tensor) -> Tensor:
 
 def keep_recent(ring: Tensor, queries: Tensor, begin: int) -> None:
     """Write the newest of `queries` [rows, ...], whose row indices begin at `begin`, to a lane's
-    ring [RECENT_ROWS, ...]. Row indices and positions have the same place in it: absent chunks are
-    a multiple of its size.
-    """
+    ring [RECENT_ROWS, ...]. Row indices and positions have the same place in it, because absent
+    chunks are a multiple of its size."""
     num_kept = min(len(queries), len(ring))
     first = begin + len(queries) - num_kept
     places = torch.arange(first, first + num_kept, device=ring.device) % len(ring)
@@ -208,12 +207,12 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
 
 def attend_one(q: Tensor, k: Tensor, v: Tensor, num_seen: int) -> Tensor:
-    """Attention of one query row to the first `num_seen` rows of k and v; those behind them may
-    hold anything finite. Shapes as in `attention`.
+    """Attention of one query row to the first `num_seen` rows of k and v; rows after those may hold
+    any finite number. Shapes as in `attention`.
 
-    CPU libraries compile and cache a product for every shape. So rows come in blocks and in whole
-    chunks of 64, which bounds the number of shapes however long a sequence grows. The products are
-    written so that neither K nor V is copied.
+    CPU libraries compile and cache a product for every shape. So rows are processed in blocks and
+    in whole chunks of 64, which bounds the number of shapes however long a sequence grows. The
+    products are written so that neither K nor V is copied.
     """
     num_kv_heads, head_dim = k.shape[1:]
     folded = q.view(num_kv_heads, -1, head_dim) * head_dim**-0.5  # [kv_heads, group, head_dim]
@@ -376,11 +375,11 @@ class TorchProbe:
             products = F.pad(products, missing, value=-torch.inf)
         found = _log_sums(products.unflatten(-1, (-1, chunk_tokens)))
         part = scores[..., begin // chunk_tokens : begin // chunk_tokens + found.shape[2]]
-        part.copy_(torch.logaddexp(part, found))  # a chunk may come in two parts
+        part.copy_(torch.logaddexp(part, found))  # a chunk may arrive in two parts
 
 
 def _log_sums(x: Tensor) -> Tensor:
-    """As logsumexp over the last dimension; x is written, which takes a third of the time."""
-    # Where nothing is seen -inf less a finite number stays -inf.
+    """Like logsumexp over the last dimension, but overwrites x, which takes a third of the time."""
+    # If nothing is seen, -inf minus a finite number stays -inf.
     best = x.amax(-1, keepdim=True).clamp_(min=torch.finfo(x.dtype).min)
     return x.sub_(best).exp_().sum(-1).log_().add_(best[..., 0])

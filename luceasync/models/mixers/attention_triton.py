@@ -1,8 +1,8 @@
 """Attention on GPUs: fused kernels, in CUDA C++ or Triton for a lane's single row, in Gluon for the
 many rows of a prompt on Hopper, and torch's library for them elsewhere.
 
-Everything but passes of many rows can be captured as a CUDA graph, and reads `rows` and `paths`
-from the device alone.
+Everything except passes of many rows can be captured as a CUDA graph, and reads `rows` and `paths`
+from the device only.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from luceasync.models.quant.gpu import TiledQuantWeight
 from luceasync.models.trees import Trees
 from luceasync.models.weights import Weight
 
-# Not cuDNN: it first builds a plan for each new shape, 20 ms on an H200.
+# Not cuDNN: it builds a plan for each new shape first, which takes 20 ms on an H200.
 LIBRARY_KERNELS = [
     SDPBackend.FLASH_ATTENTION,
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
 FLASH_ALIGNMENT = 8  # of its head size
-# Rows times heads from which on our kernel fills a GPU. The library divides keys among programs if
-# there are fewer, and is then as fast: measured on an H200 with 32 heads after 30,000 rows.
+# Rows times heads from which on our kernel fills a GPU. If there are fewer, the library divides
+# keys among programs, and is then as fast: measured on an H200 with 32 heads after 30,000 rows.
 MANY_QUERIES = 8192
 
 
@@ -48,7 +48,8 @@ class TritonAttention:
 
     def __init__(self, spec: AttentionSizes) -> None:
         self._spec = spec
-        self._frequencies: Tensor | None = None  # on the device of the first pass, as of all
+        # On the device of the first pass, which is that of all passes.
+        self._frequencies: Tensor | None = None
         self._arrivals: Tensor | None = None  # counters of this body's CUDA C++ launches
 
     def prepare(self, positions: Tensor) -> Rotation:
@@ -255,10 +256,9 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """`attend_rows` by the library's kernels for causal attention: what
-    torch.nn.attention.bias.causal_lower_right selects, whose module imports torch's compiler, which
-    takes seconds of a start.
-    """
+    """`attend_rows` by the library's kernels for causal attention: the ones that
+    torch.nn.attention.bias.causal_lower_right selects. Importing that module would load torch's
+    compiler, which takes seconds of a start."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     with sdpa_kernel(LIBRARY_KERNELS):
         return _by_library(q, k, v)[0].transpose(0, 1)

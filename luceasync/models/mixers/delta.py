@@ -1,6 +1,6 @@
-"""Gated DeltaNet (Yang, Kautz, Hatamizadeh, 2024): its state, its weights, and its bodies.
+"""Gated DeltaNet (Yang, Kautz, Hatamizadeh, 2024): its state, its weights, and its implementations.
 
-The bodies, delta_torch and delta_triton, know only its sizes. Imports no torch at its top.
+These (delta_torch and delta_triton) know only its sizes. Does not import torch at its top.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DeltaSpec(DeltaSizes):
 
     @property
     def recent(self) -> None:
-        """None: it has no chunks that could be away."""
+        """None: it has no chunks that could be absent."""
         return None
 
     @property
@@ -84,7 +84,7 @@ class DeltaSpec(DeltaSizes):
         }
 
     def load(self, reader: LayerReader) -> DeltaLayer:
-        """Read one layer. The inner norm is stored as it is in every family, without offset."""
+        """Read one layer. The inner norm is used as stored in every family, without offset."""
         stacked = [f"linear_attn.in_proj_{part}.weight" for part in ("qkv", "z", "b", "a")]
         decay = reader.vector("linear_attn.A_log")
         return DeltaLayer(
@@ -116,7 +116,7 @@ class DeltaSpec(DeltaSizes):
 
 
 class DeltaBody(MixerBody, Protocol):
-    """A body of Gated DeltaNet; delta_torch.TorchDelta documents the methods."""
+    """An implementation of Gated DeltaNet; delta_torch.TorchDelta documents the methods."""
 
     def delta(
         self,

@@ -1,6 +1,6 @@
-"""Sizes of Gated DeltaNet, and the small weights that its bodies take.
+"""Sizes of Gated DeltaNet, and the small weights that its implementations take.
 
-Imports no torch at its top.
+Does not import torch at its top.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Gated DeltaNet in torch, for any device: the reference of the kernels in delta_triton.
 
-Knows states as tensors by lane, and no pages.
+Addresses states as tensors by lane; does not know pages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class TorchDelta:
         self._widths = (spec.conv_channels, spec.output_dim, heads, heads)
 
     def prepare(self, positions: Tensor) -> None:
-        """Nothing to do: it does not depend on positions."""
+        """No-op: nothing depends on positions."""
 
     def delta(
         self,
@@ -107,7 +107,7 @@ class TorchDelta:
 
 
 def _ends_of(rows: Rows) -> slice | Tensor:
-    """The lanes of the entries: a slice if they are consecutive, else int64 indices."""
+    """The lanes of the entries: a slice if they are consecutive, otherwise int64 indices."""
     num_lanes = rows.num_lanes
     lanes = [entry.lane for entry in rows.entries[:num_lanes]]
     if lanes == [*range(lanes[0], lanes[0] + num_lanes)]:
@@ -119,8 +119,7 @@ def convolve(
     x: Tensor, weight: Tensor, state: Tensor, lanes: slice | Tensor, mark: int | None = None
 ) -> Tensor:
     """Depthwise causal convolution and SiLU in float32. x: [entries, rows, channels]. `mark`, of a
-    single entry: the window after so many rows is also written to NO_LANE.
-    """
+    single entry: the window after this many rows is also written to NO_LANE."""
     window = torch.cat([state[lanes], x], 1)  # [entries, kernel - 1 + rows, channels]
     kernel = weight.shape[1]
     if mark is not None:

@@ -24,7 +24,7 @@ class TritonDelta:
         self._spec = spec
 
     def prepare(self, positions: Tensor) -> None:
-        """Nothing to do: it does not depend on positions."""
+        """No-op: nothing depends on positions."""
 
     def delta(
         self,

@@ -1,4 +1,4 @@
-"""What a kind of layer that mixes tokens declares, and the protocols of what runs it.
+"""What a kind of layer that mixes tokens declares, and the protocols of its implementations.
 
 Memory, plans, nodes and their names follow from it. Pure; names no kind.
 """
@@ -31,13 +31,14 @@ class Mixer(StateLayout, Protocol):
 
     @property
     def recent(self) -> RecentSpec | None:
-        """How its newest rows are kept to probe chunks that may be absent; None if it has none."""
+        """How its newest rows are kept to probe chunks that may be absent; None if it does not keep
+        any."""
         ...
 
     @property
     def reach(self) -> int:
-        """Inputs of earlier tokens, and its own, that a row of a tree takes through Trees.taps: as
-        many as its convolution is wide. 1 if it meets earlier tokens in other ways only.
+        """Number of inputs, of earlier tokens and its own, that a row of a tree reads through
+        Trees.taps: the width of its convolution. 1 if earlier tokens affect it in other ways only.
         """
         ...
 
@@ -56,22 +57,22 @@ class Mixer(StateLayout, Protocol):
         ...
 
     def load(self, reader: LayerReader) -> MixerLayer:
-        """Read one layer's weights to where they run. Raises ModelError."""
+        """Read one layer's weights to its device. Raises ModelError."""
         ...
 
     def torch_body(self) -> MixerBody:
-        """Make the body for any device."""
+        """Make the implementation for any device."""
         ...
 
     def triton_body(self) -> MixerBody:
-        """Make the body for GPUs. Captured passes have no `rows.entries` and no `paths.kept`: their
-        one row of each lane, their trees and their commits read `rows` and `paths` from the device
-        alone, in operations that a CUDA graph can record. So it is `torch_body` only if that does.
-        """
+        """Make the implementation for GPUs. Captured passes have no `rows.entries` and no
+        `paths.kept`: their single row of each lane, their trees and their commits read `rows` and
+        `paths` from the device only, in operations that a CUDA graph can record. So this may return
+        `torch_body` only if that does, too."""
         ...
 
     def compiled_body(self) -> MixerBody:
-        """Make the body for CPUs, which is `torch_body` if there is nothing faster."""
+        """Make the implementation for CPUs: `torch_body` if there is nothing faster."""
         ...
 
 
@@ -101,11 +102,11 @@ class RecentSpec(Protocol):
         ...
 
     def torch_body(self) -> ProbeBody:
-        """Make the body for any device."""
+        """Make the implementation for any device."""
         ...
 
     def triton_body(self) -> ProbeBody:
-        """Make the body for GPUs."""
+        """Make the implementation for GPUs."""
         ...
 
 
@@ -122,21 +123,18 @@ class ProbeBody(Protocol):
         scores: Tensor,
     ) -> None:
         """Score `rows` [tokens, ...], whose tokens begin at `begin`, by each of `recent` [newest
-        rows, ...] of a lane with `num_tokens` tokens. Adds the logarithms of their weights to those
-        of their chunks in `scores`, float32 [heads, newest rows, chunks], -inf for nothing.
-        """
+        rows, ...] of a lane with `num_tokens` tokens. Adds their weights to those of their chunks
+        in `scores`, as logarithms: float32 [heads, newest rows, chunks], -inf for nothing."""
         ...
 
 
 class MixerBody(Protocol):
-    """What runs all layers of a kind. Running a single layer is between the kind's own layers and
-    bodies.
-    """
+    """Runs all layers of a kind. How a single layer is run is up to the kind's own layers and
+    bodies."""
 
     def prepare(self, positions: Tensor) -> Any:
-        """What all layers of the kind need for a pass over rows at `positions`, int32 [entries,
-        rows]; passed on as Rows.prepared.
-        """
+        """Prepare what all layers of the kind need for a pass over rows at `positions`, int32
+        [entries, rows]; passed on as Rows.prepared."""
         ...
 
     def commit(self, scratch: State, state: State, paths: Paths) -> None:

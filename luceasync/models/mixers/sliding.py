@@ -1,7 +1,7 @@
-"""Grouped-query attention to a window of the newest tokens: its state, and its bodies.
+"""Grouped-query attention to a window of the newest tokens: its state, and its implementations.
 
-The window is state of the end, so a lane's bytes do not grow, and a node's end holds all that a
-next token needs. Imports no torch at its top.
+The window is state of the end, so a lane's bytes do not grow, and a node's end holds everything
+that the next token needs. Does not import torch at its top.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class SlidingSpec(AttentionSpec):
     @property
     def end(self) -> tuple[StateTensor, ...]:
         ring = (self.window, self.num_kv_heads, self.head_dim)
-        # A row replaces the one that has just left its window, so one in its place sees the same.
+        # A row replaces the one that has just left its window, so another row run in its place sees
+        # the same window.
         how = {"has_spare": False, "can_rerun": True}
         return tuple(StateTensor(kind, ring, "kv", **how) for kind in (WINDOW_K, WINDOW_V))
 

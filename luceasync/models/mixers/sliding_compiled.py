@@ -1,5 +1,5 @@
-"""Attention to a window on CPUs by luceasync.cyext.attention: steps read the ring where it lies,
-prompts the window before them and themselves.
+"""Attention to a window on CPUs by luceasync.cyext.attention: steps read the ring in place, prompts
+read the window before them and their own rows.
 
 Trees run in torch: see sliding_torch.
 """
@@ -17,9 +17,9 @@ from luceasync.models.mixers.sliding_torch import Pair, TorchSliding, keep
 
 
 class CompiledSliding(TorchSliding):
-    """Attention to a window by the compiled kernel, for what attention_compiled.can_attend takes.
-    Sums are float32; the output is rounded once, and in bf16 the softmax weights too.
-    """
+    """Attention to a window by the compiled kernel, for specs that attention_compiled.can_attend
+    accepts. Sums are float32; the output is rounded once, and in bf16 the softmax weights are
+    rounded, too."""
 
     def heads(
         self, projected: Tensor, norms: HeadNorms, turn: Rotation

@@ -1,7 +1,7 @@
 """Attention to a window of the newest tokens in torch, for any device: the reference of the
 kernels.
 
-Knows a lane's keys and values as rings, and rows by their positions: row indices differ from
+Addresses a lane's keys and values as rings, and rows by their positions: row indices differ from
 positions where chunks of other layers are absent.
 """
 
@@ -43,13 +43,13 @@ class Turn:
 
 
 class TorchSliding:
-    """Attention to a window as plain torch. attention_torch.TorchAttention documents what is not
-    documented here.
-    """
+    """Attention to a window as plain torch. Methods without a docstring are documented at
+    attention_torch.TorchAttention."""
 
     def __init__(self, spec: AttentionSizes) -> None:
         self._spec = spec
-        self._frequencies: Tensor | None = None  # on the device of the first pass, as of all
+        # On the device of the first pass, which is that of all passes.
+        self._frequencies: Tensor | None = None
 
     def prepare(self, positions: Tensor) -> Turn:
         if self._frequencies is None:
@@ -82,8 +82,8 @@ class TorchSliding:
         """Attention of rows from position `begin` on to their windows.
 
         q: [rows, heads, head_dim]; new: their keys and values [rows, kv_heads, head_dim]; rings:
-        those of the lane [window, kv_heads, head_dim], before these rows, of which a single row is
-        written. Returns [rows, heads, head_dim].
+        those of the lane [window, kv_heads, head_dim], as before these rows, except that a single
+        row is already written. Returns [rows, heads, head_dim].
         """
         if len(q) == 1:
             for ring, row in zip(rings, new, strict=True):
@@ -168,9 +168,8 @@ def keep(ring: Tensor, new: Tensor, begin: int) -> None:
 
 
 def unrolled(rings: Pair, new: Pair, begin: int) -> Pair:
-    """Keys and values [span, ...] in order of position: of the rings, what rows from position
-    `begin` on still see, then the `new` ones.
-    """
+    """Keys and values [span, ...] in order of position: first the part of the rings that rows from
+    position `begin` on still see, then the `new` ones."""
     keys, values = (
         torch.cat([ring[piece] for piece in _pieces(len(ring), begin)] + [rows])
         for ring, rows in zip(rings, new, strict=True)
@@ -188,9 +187,8 @@ def _pieces(window: int, begin: int) -> list[slice]:
 
 
 def tree_mask(begin: int, window: int, ancestors: Tensor, depths: Tensor) -> Tensor:
-    """What rows of a tree behind the committed end `begin` see of the ring and of each other: bool
-    [rows, window + rows].
-    """
+    """What rows of a tree after the committed end `begin` see of the ring and of each other: bool
+    [rows, window + rows]."""
     own = begin + depths[:, None]
     there = ring_positions(window, begin, depths.device)
     committed = (there >= 0) & (there > own - window)

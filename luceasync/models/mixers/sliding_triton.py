@@ -1,8 +1,8 @@
 """Attention to a window on GPUs: a fused kernel over the rings for steps and trees; for the many
 rows of a prompt one for Hopper, elsewhere torch's products.
 
-Everything but passes of many rows can be captured as a CUDA graph, and reads `rows` and `paths`
-from the device alone.
+Everything except passes of many rows can be captured as a CUDA graph, and reads `rows` and `paths`
+from the device only.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class TritonSliding:
 
     def __init__(self, spec: AttentionSizes) -> None:
         self._spec = spec
-        self._frequencies: Tensor | None = None  # on the device of the first pass, as of all
+        # On the device of the first pass, which is that of all passes.
+        self._frequencies: Tensor | None = None
 
     def prepare(self, positions: Tensor) -> TurnOnDevice:
         if self._frequencies is None:
@@ -136,9 +137,8 @@ class TritonSliding:
         rows: Rows,
         prepared: TurnOnDevice,
     ) -> Tensor:
-        """Attend with many rows of each lane. Where they begin only the device knows: the ring is
-        read whole, and what is in no row's window is masked.
-        """
+        """Attend with many rows of each lane. Only the device knows where they begin: the whole
+        ring is read, and what is in no row's window is masked."""
         spec, out = self._spec, []  # of each entry [rows, heads, head_dim]
         num_before, num_rows = spec.window - 1, projected.shape[1]
         for i, entry in enumerate(rows.entries):

@@ -1,6 +1,7 @@
 """Products with quantised matrices on CPUs, by the kernels of luceasync.cyext.quantised.
 
-Knows which layouts these take; TorchQuantWeight is their reference, and takes the others.
+Knows which layouts the kernels support; TorchQuantWeight is their reference, and handles the other
+layouts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from luceasync.models.weights import InputNorm, StackedWeight, as_float
 from luceasync.process_memory import into_large_pages
 
 STEP = 32  # columns that a kernel processes at once
-GROUP_STEP = 16  # a kernel wants groups of a multiple of so many columns
+GROUP_STEP = 16  # groups must have a multiple of this many columns for a kernel
 
 
 def best_kernel() -> str:
@@ -75,7 +76,7 @@ class CompiledQuantWeight:
         """silu(gate) * up, rounded once."""
         x = x if norm is None else norm(x)
         half, rest = divmod(self._num_rows, 2)
-        if rest or half % TILE:  # a tile would have rows of gate and up
+        if rest or half % TILE:  # otherwise a tile would have rows of both gate and up
             return StackedWeight([self]).swiglu(x)
         rows, out = self._rows(x), x.new_empty((*x.shape[:-1], half))
         self._matrix.swiglu(*self._operand(rows), out.data_ptr(), self._kernel)
@@ -88,7 +89,8 @@ class CompiledQuantWeight:
         return out.to(self._dtype).view(*ids.shape, -1)
 
     def _rows(self, x: Tensor) -> Tensor:
-        """x as contiguous rows. Few torch calls: a decode step comes here for every matrix."""
+        """x as contiguous rows. Makes few torch calls, as a decode step calls this for every
+        matrix."""
         assert x.shape[-1] == self._num_columns, (x.shape, self._num_columns)
         assert x.dtype in (torch.float32, torch.bfloat16), x.dtype
         return x.contiguous()
@@ -121,7 +123,7 @@ def _codes(layout: QuantLayout) -> str:
 
 
 def _numbers(layout: QuantLayout) -> list[float]:
-    """The value of each code, which is exact in float32 and in bfloat16."""
+    """The value of each code; exact in float32 and in bfloat16."""
     if layout.table:
         return [float(number) for number in layout.table]
     if layout.bits < 8:

@@ -1,4 +1,4 @@
-"""The Encoding of quantised weights. Imports no torch at its top."""
+"""The Encoding of quantised weights. Does not import torch at its top."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class QuantEncoding(QuantLayout):
-    """A quantised layout as an Encoding: its sizes, and where its tensors are read to."""
+    """A quantised layout as an Encoding: its sizes, and where its tensors are read."""
 
     def num_bytes(self, shape: Shape, precision: Precision) -> int:
         return sum(part.num_bytes(shape[0]) for part in self.components(shape[1]))

@@ -1,7 +1,7 @@
 """ggml's block types in our encoding, and moving their bits there.
 
 Nothing is rounded: luceasync.models.quant.packed.dequantise returns the float32 numbers that ggml
-computes. The blocks are those of ggml-quants.h. Imports no torch at its top.
+computes. The blocks are those of ggml-quants.h. Does not import torch at its top.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ENCODINGS = {
 }
 
 
-# Codes of five bits as bytes, for rows of which GPU kernels cannot take high bits by 128 columns.
+# Five-bit codes as bytes, for rows whose high bits GPU kernels cannot read in units of 128 columns.
 WHOLE_BYTES = {
     encoding.name: encoding
     for encoding in (
@@ -52,14 +52,14 @@ WHOLE_BYTES = {
 
 
 def held(kind: str, num_columns: int) -> QuantEncoding | None:
-    """How rows of a type are held on devices; None if the type is not quantised."""
+    """How rows of a type are stored on devices; None if the type is not quantised."""
     if num_columns % 128 == 64 and kind in WHOLE_BYTES:
         return WHOLE_BYTES[kind]
     return ENCODINGS.get(kind)
 
 
 def in_bytes(packed: Packed, encoding: QuantEncoding) -> Packed:
-    """The same numbers with codes of 8 bits instead of five."""
+    """The same numbers with codes of 8 bits instead of 5."""
     import torch
 
     from luceasync.models.quant.packed import HALF, Packed
@@ -87,7 +87,7 @@ def can_unpack(encoding: QuantEncoding, device: torch.device) -> bool:
 
 
 def unpack(encoding: QuantEncoding, blocks: Tensor, room: Packed) -> Packed:
-    """What `pack` returns, written by compiled loops to the first rows of `room`, in CPU memory."""
+    """The same as `pack`, written by compiled loops to the first rows of `room`, in CPU memory."""
     from luceasync.cyext import blocks as compiled
 
     blocks, packed = blocks.contiguous(), room.rows(0, len(blocks))
@@ -107,7 +107,7 @@ def _plain(encoding: QuantEncoding, blocks: Tensor) -> Packed:
     scale_bytes = 1 if encoding.scale == "e8m0" else 2
     scales, rest = blocks[..., :scale_bytes], blocks[..., scale_bytes:]
     tensors = {"scales": scales.flatten(1) if encoding.scale == "e8m0" else _fp16(scales)}
-    if encoding.minimum == "own":  # ggml adds it, we subtract
+    if encoding.minimum == "own":  # ggml adds the minimum, our encoding subtracts it
         tensors["minimums"], rest = -_fp16(rest[..., :2]), rest[..., 2:]
     if encoding.bits == 5:
         tensors["planes"], rest = rest[..., :4].flatten(1)[:, None], rest[..., 4:]
@@ -217,7 +217,7 @@ def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_64(codes: Tensor) -> Tensor:
-    """Reorder low halves: those in a byte are 32 columns apart, ours 16."""
+    """Reorder low halves: those sharing a byte are 32 columns apart there, and 16 here."""
     import torch
 
     halves = _words(codes).unflatten(-1, (-1, 2, 2))
@@ -226,7 +226,7 @@ def _of_64(codes: Tensor) -> Tensor:
 
 
 def _words(some: Tensor) -> Tensor:
-    """Bytes as int64, eight each: few numbers are few steps of a CPU."""
+    """Bytes as int64, eight in each: fewer numbers take fewer CPU steps."""
     import torch
 
     return some.clone(memory_format=torch.contiguous_format).view(torch.int64)
@@ -239,9 +239,8 @@ def _paired(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _turned(some: Tensor) -> Tensor:
-    """Bit b of bytes [..., 8 n] becomes a row of its own: [..., 8, n], of which bit i of byte j was
-    in byte 8 j + i.
-    """
+    """Bit b of bytes [..., 8 n] becomes a separate row: [..., 8, n], where bit i of byte j comes
+    from byte 8 j + i."""
     import torch
 
     x = _words(some)  # eight rows of eight bits each, which are transposed

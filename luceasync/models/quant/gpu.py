@@ -1,6 +1,5 @@
-"""Products with quantised matrices on GPUs: few rows are multiplied by kernels that read codes; for
-many, slices of the matrix are dequantised for the library.
-"""
+"""Products with quantised matrices on GPUs: for few rows, kernels read the codes; for many, slices
+of the matrix are dequantised for the library."""
 
 from __future__ import annotations
 
@@ -21,9 +20,8 @@ SLICE_BYTES = 128 << 20  # dequantised at once: a plan counts them as workspace
 
 
 class TiledQuantWeight:
-    """An EmbeddingTable of quantised rows in tiles. With up to MAX_ROWS rows of x no weight is
-    rounded; with more, each is rounded once to the dtype of x.
-    """
+    """An EmbeddingTable of quantised rows in tiles. For up to MAX_ROWS rows of x no weight is
+    rounded; for more, each weight is rounded once to the dtype of x."""
 
     def __init__(self, tiled: TiledMatrix, num_bytes: int, dtype: torch.dtype) -> None:
         self._tiled = tiled
@@ -46,13 +44,13 @@ class TiledQuantWeight:
 
     @property
     def coding(self) -> Coding:
-        """How its numbers are coded."""
+        """How its numbers are encoded."""
         coding: Coding = self._tiled.coding
         return coding
 
     @property
     def tiled(self) -> TiledMatrix:
-        """The matrix as kernels read it."""
+        """The matrix as read by kernels."""
         return self._tiled
 
     @property
@@ -120,7 +118,7 @@ class TiledQuantWeight:
         return quant_gemv_cuda.swiglu_for(flat, self._tiled, taker.coding, norm=norm)
 
     def wants_arranged(self, residual: Tensor) -> bool:
-        """Whether `add_few` to these rows [rows, outputs] takes arranged ones."""
+        """Whether `add_few` to these rows [rows, outputs] expects arranged rows."""
         return quant_gemv_cuda.can_multiply(residual) and len(residual) > prepared_rows.MOST_PLAIN
 
     def add_few(self, x: Tensor | ArrangedRows, residual: Tensor) -> Tensor:
@@ -128,9 +126,8 @@ class TiledQuantWeight:
         return quant_gemv_cuda.linear(x, self._tiled, residual)
 
     def many_into(self, flat: Tensor, out: Tensor, *, adds: bool = False) -> None:
-        """Write the product of many rows to `out` [rows, outputs], columns of a wider matrix maybe,
-        or add it, in slices of similar sizes.
-        """
+        """Write the product of many rows to `out` [rows, outputs], which may be columns of a wider
+        matrix, or add it to `out`, in slices of similar sizes."""
         num_rows, num_columns = self._tiled.num_rows, self._tiled.num_columns
         num_slices = -(-num_rows * num_columns * flat.element_size() // SLICE_BYTES)
         step = -(-num_rows // (num_slices * 256)) * 256

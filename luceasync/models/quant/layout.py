@@ -13,7 +13,7 @@ Shape = tuple[int, ...]
 Real = Literal["fp16", "bf16", "fp32", "e8m0"]  # of D and M
 Small = Literal["uint8", "int8", "e4m3"]  # of s
 Codes = Literal["uint", "int8", "e4m3"]
-# M: there is none; it has its own tensor beside D; or it is D, and m is a zero point.
+# M: it does not exist; it has its own tensor beside D; or it is D, and m is a zero point.
 Minimum = Literal["none", "own", "scale"]
 
 ITEM_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4, "e8m0": 1, "uint8": 1, "int8": 1, "e4m3": 1}

@@ -1,6 +1,5 @@
 """The tensors of a quantised matrix, and their dequantisation to float32: the slow reference for
-every kernel that multiplies from them.
-"""
+every kernel that multiplies them."""
 
 from __future__ import annotations
 
@@ -63,13 +62,13 @@ class Packed:
 
     def select(self, ids: Tensor) -> Packed:
         """The rows of int64 ids [n]."""
-        # Indexing does not support 8-bit floats: take their bytes.
+        # Indexing does not support 8-bit floats: index their bytes.
         return self._each(
             lambda t: t.view(torch.uint8)[ids].view(t.dtype) if t.itemsize == 1 else t[ids]
         )
 
     def contiguous(self) -> Packed:
-        """The same matrix, copied only as far as its tensors are not contiguous."""
+        """The same matrix; only tensors that are not contiguous are copied."""
         return self._each(lambda tensor: tensor.contiguous())
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> Packed:
@@ -87,8 +86,7 @@ def empty(layout: QuantLayout, num_rows: int, num_columns: int, device: torch.de
 
 def dequantise(packed: Packed, table: Tensor | None = None) -> Tensor:
     """The numbers in float32 [rows, columns]; each product and the difference is rounded once.
-    `table`: the result of `table_of`, which cannot be made within a CUDA graph.
-    """
+    `table`: the result of `table_of`, which cannot be created within a CUDA graph."""
     layout, num_columns = packed.layout, packed.shape[1]
     codes = _codes(packed, table_of(packed) if table is None else table)
     group = layout.group or num_columns

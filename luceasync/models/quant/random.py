@@ -1,4 +1,4 @@
-"""Random quantised matrices, for benchmarks without the weights of a model."""
+"""Random quantised matrices, for benchmarks without a model's weights."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RandomModule:
         return torch.full(shape, value, dtype=DTYPES[part.kind], device=device)
 
     def _scale(self) -> tuple[float, float]:
-        """(D, the mean of a code)."""
+        """D, and the mean of a code."""
         layout = self.layout
         if layout.table:
             codes = torch.tensor(layout.table, dtype=torch.float32)

@@ -23,8 +23,7 @@ class StoredQuantised(Protocol):
 
     def packed(self, select: Select, place: WeightPlacement) -> Iterator[Packed]:
         """The rows that `select` picks on the place's device, piece by piece; each is valid until
-        the next one is asked for. Raises ModelError.
-        """
+        the next one is requested. Raises ModelError."""
         ...
 
 
@@ -74,7 +73,7 @@ def _checked(packed: Packed) -> list[Tensor]:
 
 
 def with_smaller_supergroups(packed: Packed, layout: QuantLayout) -> Packed:
-    """The same numbers in `layout`, whose super-groups divide the former ones."""
+    """The same numbers in `layout`, whose super-groups are parts of the former ones."""
     before, after = packed.layout.supergroup, layout.supergroup
     if before == after or before is None or after is None:
         return packed

@@ -1,6 +1,5 @@
-"""Quantised matrices as GPU kernels read them: the same bytes, in blocks of 16 rows and 64 columns,
-so that what a lane of a tensor core multiplies is one load. Moves bits only.
-"""
+"""Quantised matrices as read by GPU kernels: the same bytes, in blocks of 16 rows and 64 columns,
+so that what a lane of a tensor core multiplies is one load. Moves bits only."""
 
 from __future__ import annotations
 
@@ -90,7 +89,7 @@ def coding_of(layout: QuantLayout) -> Coding:
 
 
 def _move(tensor: Tensor, moved: Callable[[Tensor], Tensor]) -> Tensor:
-    """Rearrange row blocks of `tensor` in place, as many at a time as fit a slice."""
+    """Rearrange row blocks of `tensor` in place, as many at a time as fit into a slice."""
     step = max(1, SLICE_BYTES // (tensor[0].nbytes * BLOCK_ROWS)) * BLOCK_ROWS
     for begin in range(0, len(tensor), step):
         rows = tensor[begin : begin + step]
@@ -113,7 +112,7 @@ def _codes_of_4(rows: Tensor) -> Tensor:
 
 
 def _codes_of_8(rows: Tensor) -> Tensor:
-    """As `_codes_of_4`, in two words: one of t = 0 and 1, one of t = 2 and 3."""
+    """Like `_codes_of_4`, in two words: one of t = 0 and 1, one of t = 2 and 3."""
     blocks = rows.shape[1] // BLOCK_COLUMNS
     return _permuted(rows, (2, 8, blocks, 2, 2, 4, 2, 2), (2, 3, 1, 5, 6, 0, 7, 4))
 
@@ -147,7 +146,7 @@ def _planes(planes: Tensor) -> Tensor:
         count = bits_of.shape[-1]
         at = torch.arange(count, dtype=torch.int32, device=rows.device) * num_planes
         words = (bits_of << at).sum(-1).to(torch.int16)  # [row blocks, blocks, 8, 4, of a lane]
-        # What a lane needs of two neighbouring blocks lies together.
+        # What a lane needs of two adjacent blocks lies together.
         pairs = words.reshape(len(words), blocks // 2, 2, 32, -1).transpose(2, 3)
         return pairs.contiguous().view(torch.uint8)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from luceasync.models.quant.packed import Packed, dequantise, table_of
 from luceasync.models.weights import InputNorm, as_float
 
-SLICE_NUMBERS = 1 << 19  # dequantised at once: they fit a cache of 2 MiB
+SLICE_NUMBERS = 1 << 19  # dequantised at once: fits a cache of 2 MiB
 Product = Callable[[Tensor, Tensor], Tensor]  # float32 [n, dim], [out, dim] -> [n, out]
 
 

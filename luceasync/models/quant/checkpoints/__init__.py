@@ -1,3 +1,2 @@
-"""Quantised Hugging Face checkpoints: what `quantization_config` says, and how their tensors become
-our encoding. One module per kind of storage; none imports torch at its top.
-"""
+"""Quantised Hugging Face checkpoints: what `quantization_config` specifies, and how their tensors
+are converted to our encoding. One module per kind of storage; none imports torch at its top."""

@@ -1,6 +1,5 @@
-"""4-bit floats (e2m1): MXFP4 (OCP Microscaling 1.0), with a power of two for each 32, and NVFP4,
-with an e4m3 scale for each 16 and one scale for the matrix.
-"""
+"""4-bit floats (e2m1): MXFP4 (OCP Microscaling 1.0), with a power of two per 32 numbers, and NVFP4,
+with an e4m3 scale per 16 numbers and one scale for the matrix."""
 
 from __future__ import annotations
 
@@ -75,6 +74,6 @@ class Fp4Scheme:
         codes = pack_codes(torch.stack([pairs & 15, pairs >> 4], -1).flatten(-2))
         if "matrix" not in tensors:
             return Packed(encoding, codes, scales)
-        # The table holds twice the numbers.
+        # the table holds doubled numbers
         matrix = tensors["matrix"].reshape(1, 1) * (2.0 if encoding.divides else 0.5)
         return Packed(encoding, codes, matrix.expand(len(codes), 1), small_scales=scales)

@@ -56,10 +56,9 @@ class AwqScheme:
 
 @dataclass(frozen=True, slots=True)
 class GptqScheme:
-    """A Scheme: transposed, with words along the inputs. `added`: to stored zero points; None: the
-    config does not say, and they do: those of symmetric matrices are all the middle. Otherwise 1,
-    as in the format's first version.
-    """
+    """A Scheme: transposed, with words along the inputs. `added`: what is added to stored zero
+    points, 1 in the format's first version; None: the config does not specify it, and it follows
+    from the zero points, as those of symmetric matrices are all the middle value."""
 
     group: int
     bits: Bits
@@ -93,9 +92,8 @@ class GptqScheme:
         return _packed(encoding, codes, tensors["scales"].t(), zeros.t())
 
     def _added(self, least: int, most: int) -> int:
-        """What is added to zero points from `least` to `most`. Raises ModelError if a symmetric
-        matrix has others than the middle.
-        """
+        """The number to add to zero points that range from `least` to `most`. Raises ModelError if
+        a symmetric matrix has others than the middle value."""
         middle = 1 << (self.bits - 1)
         if self.added is None and least == most == middle:
             return 0

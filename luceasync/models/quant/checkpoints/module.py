@@ -47,7 +47,7 @@ class Scheme(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name, for people."""
+        """Its display name."""
         ...
 
     def find(self, module: str, infos: TensorInfos) -> QuantMatrix | None:
@@ -87,7 +87,7 @@ def require_tensor(infos: TensorInfos, name: str, dtypes: tuple[str, ...]) -> Te
 
 
 def require_matrix(infos: TensorInfos, name: str, dtypes: tuple[str, ...]) -> tuple[int, int]:
-    """The shape of such a tensor, which must be a matrix. Raises ModelError."""
+    """The shape of a required tensor that must be a matrix. Raises ModelError."""
     shape = require_tensor(infos, name, dtypes).shape
     if len(shape) != 2:
         raise ModelError(f"{name!r} has shape {shape}; expected two dimensions")

@@ -27,9 +27,8 @@ Fields = Mapping[str, Any]
 
 
 def scheme_at(model_dir: Path) -> Scheme | None:
-    """The scheme that config.json names, or the file of modelopt beside it; None: weights are
-    plain. Raises ModelError naming the file.
-    """
+    """The scheme that config.json names, or modelopt's file beside it; None: weights are plain.
+    Raises ModelError naming the file."""
     path = model_dir / "config.json"
     if not path.exists():
         return None
@@ -129,7 +128,7 @@ def _awq(own: _QuantConfig) -> Scheme:
 
 def _gptq(own: _QuantConfig) -> Scheme:
     own.one_of("desc_act", (False,), False)
-    versions = {"gptq": 1, "gptq_v2": 0, None: None}  # what is added to stored zero points
+    versions = {"gptq": 1, "gptq_v2": 0, None: None}  # added to stored zero points
     field = "checkpoint_format" if own.fields.get("checkpoint_format") is not None else "format"
     stored = own.one_of(field, tuple(versions))
     is_symmetric = own.one_of("sym", (True, False), False)
