@@ -3,7 +3,7 @@ the lives of a request, an activation and a node, and the glossary.
 
 cli           commands; builds the Config          server        HTTP; one package per API family
 local         a model in this process, for Python
-text          strings <-> token ids                grammar       what an answer may say, as masks
+text          strings <-> token ids                grammar       constraints on answers, as masks
 engine        requests on lanes, step by step      prefix_cache  saves and restores lanes' prefixes
 prefix_tree   the index of prefixes (pure)         host_cache    nodes in host memory
 disk_cache    nodes as files                       speculation   drafters, proposals, acceptance
@@ -15,8 +15,8 @@ bench         the measurements                     cuda, cyext   Numba kernels, 
 
 Imports run downwards: cli, local -> server, engine -> prefix_cache -> text, prefix_tree,
 disk_cache, host_cache; speculation -> pipeline -> models, host_cache -> kv -> kernels. request.py
-and status.py are what server and engine say to each other; config.py, options.py and parsers.py are
-the settings; errors.py has the exceptions.
+and status.py are the values that server and engine exchange; config.py, options.py and parsers.py
+are the settings; errors.py has the exceptions.
 """
 
 __version__ = "0.1.0"

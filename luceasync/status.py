@@ -158,9 +158,7 @@ class CacheStatus:
 
 @dataclass(frozen=True, slots=True)
 class DrafterStatus:
-    """Rounds of one drafter since the start, one per lane and verify step, and its
-    tokens in them.
-    """
+    """Rounds of one drafter since the start, counted per lane, and its tokens in them."""
 
     rounds_total: int = 0
     proposed_total: int = 0

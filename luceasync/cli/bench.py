@@ -73,7 +73,7 @@ def decode(
     profile: Profile = False,
     as_json: Json = False,
 ) -> None:
-    """Decode steps, beside what the memory bandwidth allows."""
+    """Decode steps, beside the limit of the memory bandwidth."""
     from luceasync.bench.passes import bench_decode
 
     names = devices.split(",")
@@ -196,7 +196,7 @@ def restore(
     ] = "0,0.5,3",
     as_json: Json = False,
 ) -> None:
-    """Kept prefixes: copies beside a stream, first tokens after a restart, what a kill loses."""
+    """Kept prefixes: copies beside a stream, first tokens after a restart, losses when killed."""
     parts = _parts(only, ("memory", "disk", "killed"))
     from luceasync.bench.restore import bench_killed, bench_memory, bench_restart
 
@@ -265,7 +265,7 @@ def serve(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """What the server costs a token, its loop's lag, a stream beside another conversation, how long
+    """The server's cost per token, event loop lag, a stream beside another conversation, how long
     a one-line question waits beside three long prompts, a request of one token, a start.
     """
     parts = _parts(only, ("overhead", "live", "beside", "question", "request", "start"))

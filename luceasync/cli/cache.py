@@ -121,8 +121,8 @@ def prune(
     namespace: Namespace = None,
     store: Store = None,
 ) -> None:
-    """Remove the least recently used nodes; never one that another node needs. Of a store, remove
-    what was written longer ago.
+    """Remove the least recently used nodes; never one that another node needs. From a store,
+    remove objects written longer ago.
     """
     from luceasync.disk_cache.upkeep import prunable
 

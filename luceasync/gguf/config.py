@@ -56,8 +56,8 @@ class ArchitectureKeys:
         return self.metadata.integer(self.name(key), default)
 
     def layered(self, key: str, layers: Callable[[int], bool] = bool) -> int:
-        """A positive integer, given once or per layer; must be the same for all layers that
-        `layers` accepts.
+        """A positive integer, given once or per layer; all values that `layers` accepts must be
+        equal.
         """
         name = self.name(key)
         number = agreed(self.metadata, name, self.num_layers, layers)

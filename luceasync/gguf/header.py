@@ -282,9 +282,8 @@ def _words(value: MetadataValue) -> str:
 def agreed(
     metadata: Metadata, key: str, num_layers: int, fits: Callable[[int], bool] = bool
 ) -> int | None:
-    """An integer that a file gives once or per layer. If per layer, the value that the layers
-    accepted by `fits` have in common; None if there are no such layers. Raises ModelError if they
-    differ.
+    """An integer that a file gives once or per layer. If per layer, the only value that
+    `fits` accepts; None if there is none. Raises ModelError if there are several.
     """
     if not metadata.is_array(key):
         return metadata.integer(key)

@@ -110,7 +110,7 @@ def _windowed_layers(keys: ArchitectureKeys, usual: int) -> list[str]:
 
 def gemma4_config(keys: ArchitectureKeys) -> Config:
     """The config of a Gemma 4. Layers with full attention have their own head size, and their own
-    values if the file has any. Raises ModelError.
+    value projections if the file has any. Raises ModelError.
     """
     num_kv_heads = keys.of_layers("attention.head_count_kv")
     computed = (WINDOW, LOGIT_CAP, EXPERTS, SIZE)

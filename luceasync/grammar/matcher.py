@@ -74,7 +74,7 @@ class DraftGap:
         return self._level > LOW_LEVEL
 
     def begin(self) -> None:
-        """Start an answer in another format."""
+        """Record that text in another format begins."""
         self._level = max(self._level, FIRST_LEVEL)
 
     def show(self) -> None:

@@ -86,7 +86,7 @@ def warm(
 
     A running server does it (--url), or this process, into --kv-cache-dir.
 
-    Run it again to continue: what is cached is not computed again.
+    Run it again to continue: cached prompts are not computed again.
     """
     from luceasync.cli.warm.client import open_directory, open_server
     from luceasync.cli.warm.run import Job, run

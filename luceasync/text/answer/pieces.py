@@ -89,7 +89,7 @@ class AnswerPieces:
 
     `reasons`: text between the two of `words` at the beginning of the answer is reasoning;
     `is_reasoning`: the prompt has opened it. `calls` is the format of tool calls; None: there are
-    no tools, and everything is text. `max_calls`: further calls in the notation become text.
+    no tools, and everything is text. `max_calls`: further calls become text, as JSON objects.
     `reads_json`: in every format, a text that consists only of the JSON of calls is these calls.
 
     A complete call within reasoning is part of the reasoning, but becomes a call if the answer
