@@ -33,6 +33,9 @@ from luceasync.ipc.packets import WireError
 from luceasync.ipc.tcp import Address, Carried, Link, dial, receive_opening, send_opening
 from luceasync.ipc.wiring import Wiring
 
+# OpenSSL's X509_V_ERR_CERT_SIGNATURE_FAILURE, two for self-signed ones, and for an unknown issuer.
+OTHER_AUTHORITY = frozenset({7, 18, 19, 20})
+
 
 @dataclass(frozen=True, slots=True)
 class Box:
@@ -120,7 +123,10 @@ def _connect(box: Box, opening: Opening) -> ssl.SSLSocket:
             tls.close()
             words, may_pass = answer.refusal, answer.is_busy
         except ssl.SSLCertVerificationError as error:
-            words, may_pass = f"its certificate does not match: {error.verify_message}", False
+            words = error.verify_message
+            if error.verify_code in OTHER_AUTHORITY:
+                words = "it is of another authority"
+            words, may_pass = f"its certificate does not match: {words}", False
         except ssl.SSLError as error:
             words, may_pass = f"it refuses our certificate, or speaks no TLS 1.3: {error}", False
         except (OSError, WireError, msgspec.DecodeError) as error:
