@@ -200,8 +200,7 @@ def bench_starts(
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             asked = [str(model_of(root, model)), *flags, "--kv-cache-dir", folder]
             variants[name] = partial(start, asked, root)
-            variants[name]()  # the first start compiles code for later ones
-        samples = interleave(variants, rounds)
+        samples = interleave(variants, rounds)  # after a start that compiles for later ones
     show(report, "a start", COSTS, samples)
 
 

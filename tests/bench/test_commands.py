@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from luceasync.bench import speculation
+from luceasync.bench import serve_beside, speculation
 from luceasync.cli.app import app
 from luceasync.errors import ConfigError, PlacementError
 
@@ -118,7 +118,8 @@ def test_serve_tells_how_long_a_question_waits_beside_long_prompts() -> None:
 
 
 @pytest.mark.slow
-def test_serve_tells_what_a_request_and_a_start_cost() -> None:
+def test_serve_tells_what_a_request_and_a_start_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_beside, "NUM_REQUESTS", 10)
     rows = rows_of("serve", "--only", "request,start", "--dtype", "fp32", "--rounds", "1")
     assert [row["what"] for row in rows] == 2 * ["time", "processor time"]
     request_ms, start_ms = rows[0]["this"], rows[2]["this"]

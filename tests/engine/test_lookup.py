@@ -44,6 +44,7 @@ def rounds_of(*blocks: int) -> DecodeWith:
     return decode_with
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize(
     ("num_shards", "parallel", "decode_with"),
     [(1, 4, speculate), (1, 1, rounds_of(32)), (3, 4, rounds_of(16, 4, 8))],
@@ -58,6 +59,7 @@ async def test_every_answer_is_the_plain_one(tiny_dir, plain, num_shards, parall
     assert status.drafters[LOOKUP].accepted_total > 4
 
 
+@pytest.mark.any_family
 @pytest.mark.usefixtures("forked_backends")
 async def test_with_layers_in_other_processes_it_is_the_plain_one_too(tiny_dir, plain, tmp_path):
     where = placed(tmp_path, "three", "shared")
@@ -67,6 +69,7 @@ async def test_with_layers_in_other_processes_it_is_the_plain_one_too(tiny_dir, 
     assert status is not None and status.drafters[LOOKUP].accepted_total > 4
 
 
+@pytest.mark.any_family
 async def test_beside_a_drafter_that_fills_blocks_it_is_the_plain_one_too(
     tiny_dir, plain, tmp_path
 ):
@@ -92,6 +95,7 @@ async def test_beside_a_drafter_that_fills_blocks_it_is_the_plain_one_too(
     assert status.rounds_total == sum(d.rounds_total for d in status.drafters.values())
 
 
+@pytest.mark.any_family
 async def test_an_answer_tells_of_its_rounds(tiny_dir):
     async with started(tiny_dir, rounds_of(8)) as engine:
         _, [finish] = await ask(engine, "hello hello hello", **LOOP)
@@ -111,6 +115,7 @@ async def test_an_answer_that_was_read_back_is_copied_from(tiny_dir):
     assert finish.speculation is not None and finish.speculation.accepted > 0
 
 
+@pytest.mark.any_family
 @pytest.mark.parametrize("draft", [{"draft_dir": "none"}, {"lookup": "off"}])
 async def test_nothing_is_copied_where_that_is_off(tiny_dir, draft):
     async with started(tiny_dir, **draft) as engine:
@@ -119,6 +124,7 @@ async def test_nothing_is_copied_where_that_is_off(tiny_dir, draft):
     assert finish.speculation is None
 
 
+@pytest.mark.any_family
 async def test_no_text_is_copied_from_another_one(tiny_dir, monkeypatch):
     """Not even from one of the same client, however equal they are."""
     seen = []

@@ -26,7 +26,7 @@ from tests.families import MODELS, answer_of, build
 if TYPE_CHECKING:  # else only tests that build a model pay for it
     from transformers import PreTrainedModel
 
-NUM_PROMPT, NUM_ANSWER = 130, 64
+NUM_PROMPT, NUM_ANSWER = 182, 28  # the answer goes over the end of a page
 PROMPT = [(7 * i) % 500 + 3 for i in range(NUM_PROMPT)]
 PROMPTS = {0: PROMPT} | {
     lane: [(11 * i + lane) % 500 + 3 for i in range(20 + 40 * lane)] for lane in (1, 2, 3)
@@ -99,14 +99,15 @@ def greedy(backend: LayerSplitBackend, prompts: dict[int, list[int]], num_tokens
 def test_logits_are_the_peers_for_every_chunking(make_backend, model_dir: Path, expected: Tensor):
     backend = make_backend(model_dir)
     for chunk in (1, 7, 63, 64, 65, NUM_PROMPT):
-        num_tokens = min(NUM_PROMPT, 66 * chunk)
+        num_tokens = min(NUM_PROMPT, 30 * chunk)  # more than most windows
         ends = [min(at + chunk, num_tokens) - 1 for at in range(0, num_tokens, chunk)]
         logits = prefilled(backend, 0, PROMPT[:num_tokens], chunk)
         torch.testing.assert_close(logits, expected[ends], rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_shards", [1, 2, 3])
+@pytest.mark.covered(1)
+@pytest.mark.parametrize("num_shards", [3, 2, 1])
 def test_greedy_tokens_are_the_peers_on_any_split(
     make_backend, model_dir: Path, expected: Tensor, num_shards: int
 ):
@@ -118,8 +119,8 @@ def test_greedy_tokens_are_the_peers_on_any_split(
 
 def test_lanes_that_step_together_are_each_as_alone(make_backend, model_dir: Path):
     backend = make_backend(model_dir)
-    alone = {lane: greedy(backend, {lane: ids}, 10)[lane] for lane, ids in PROMPTS.items()}
-    assert greedy(backend, PROMPTS, 10) == alone
+    alone = {lane: greedy(backend, {lane: ids}, 5)[lane] for lane, ids in PROMPTS.items()}
+    assert greedy(backend, PROMPTS, 5) == alone
 
 
 @pytest.mark.slow
@@ -127,7 +128,7 @@ def test_drafts_right_or_wrong_change_no_token(make_backend, model_dir: Path, ex
     backend = make_backend(model_dir, num_shards=most_shards(model_dir, 2), verify_rows=(4,))
     tokens = expected[NUM_PROMPT - 1 :].argmax(-1).tolist()
     spoken, rounds = [int(prefilled(backend, 1, PROMPT, 64)[-1].argmax())], 0
-    while len(spoken) < 24:
+    while len(spoken) < 20:
         parents, path = DRAFTS[rounds % len(DRAFTS)]
         right = tokens[len(spoken) : len(spoken) + 3]
         rows = [spoken[-1], *((token + 1) % tiny.VOCAB_SIZE for token in right)]
