@@ -209,7 +209,7 @@ def _check(replica: ReplicaSettings, where: str) -> None:
     if secret := sorted(names & {*SECRET_FLAGS}):
         raise ConfigError(
             f"{where}.flags: {secret[0]} would be shown in lists of processes; use "
-            "--api-key-file, or environment-file"
+            f"environment-file{' or --api-key-file' if secret[0] == '--api-key' else ''}"
         )
     if replica.stages and (replica.tls is None or not replica.devices):
         lacks = "tls" if replica.tls is None else "devices"
