@@ -95,9 +95,9 @@ def document(families: Sequence[ApiFamily], pages: Iterable[Route]) -> dict[str,
     remaining = iter(schemas)
     paths: dict[str, dict[str, Any]] = {}
     for each in found:
-        told = _described_operation(each, [next(remaining) for _ in each.kinds])
+        operation = _described_operation(each, [next(remaining) for _ in each.kinds])
         methods, method = paths.setdefault(each.path, {}), each.method.lower()
-        methods[method] = _either(methods[method], told) if method in methods else told
+        methods[method] = _either(methods[method], operation) if method in methods else operation
     return {
         "openapi": "3.1.0",
         "info": {"title": "luceasync", "version": __version__},
@@ -156,23 +156,23 @@ def _described_operation(of: Operation, schemas: Sequence[Any]) -> dict[str, Any
         media_type: {"schema": _as_sent(media_type, schema, of.body)}
         for media_type, schema in zip(of.answers, answers, strict=True)
     }
-    told: dict[str, Any] = {"operationId": of.name, "tags": [of.tag]}
-    told["summary"] = _summary(of.handler, of.method)
-    told["parameters"] = [
+    operation: dict[str, Any] = {"operationId": of.name, "tags": [of.tag]}
+    operation["summary"] = _summary(of.handler, of.method)
+    operation["parameters"] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
         for name in re.findall(r"{(\w+)}", of.path)
     ]
     if of.body is not None:
         body = {"schema": asked[0], "example": dict(of.body.example)}
-        told["requestBody"] = {"required": True, "content": {"application/json": body}}
-    told["responses"] = {
+        operation["requestBody"] = {"required": True, "content": {"application/json": body}}
+    operation["responses"] = {
         "200": {"description": "The answer.", "content": content},
         **{
             status: {"description": text, "content": {"application/json": {"schema": error}}}
             for status, text in ERRORS.items()
         },
     }
-    return told
+    return operation
 
 
 def _as_sent(media_type: str, schema: Any, body: BodySpec | None) -> Any:
@@ -203,8 +203,8 @@ def _summary(handler: Any, method: str = "") -> str:
     """The first sentence of a handler's docstring; if it handles several methods, the sentence
     after `method`.
     """
-    told = inspect.cleandoc(handler.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
-    return (told.partition(f"{method}: ")[2] or told).partition(". ")[0].rstrip(".")
+    summary = inspect.cleandoc(handler.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+    return (summary.partition(f"{method}: ")[2] or summary).partition(". ")[0].rstrip(".")
 
 
 def _with_limits(schema: Mapping[str, Any]) -> dict[str, Any]:

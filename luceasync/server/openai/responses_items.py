@@ -27,14 +27,14 @@ MAX_BYTES = 64 << 20  # of all kept conversations, as JSON
 SERVED = "message, reasoning, item_reference, calls and their outputs"
 CALL, OUTPUT = "_call", "_output"  # suffixes of item types
 # Items that OpenAI's servers write for their own use, or encrypt.
-NOTES = frozenset(
+INTERNAL_TYPES = frozenset(
     {
         "mcp_list_tools", "mcp_approval_request", "mcp_approval_response", "compaction",
         "compaction_summary", "context_compaction", "ghost_snapshot", "tool_search_output",
     }
 )  # fmt: skip
 # The fields of hosted tools' items that the model gets to see.
-DEEDS = ("name", "arguments", "action", "queries", "code", "input", "output", "error")
+ACTION_FIELDS = ("name", "arguments", "action", "queries", "code", "input", "output", "error")
 
 TemplateMessage = dict[str, Any]
 
@@ -73,8 +73,8 @@ PlacedItem = tuple[str, InputItem]  # with the path of its field
 
 def messages_of(placed: Sequence[PlacedItem]) -> Iterator[TemplateMessage]:
     """The messages that the items form. Raises RequestError, which names the field."""
-    told = [one for one in placed if one[1].type not in NOTES]
-    for by_model, run in groupby(told, lambda one: _is_by_model(one[1])):
+    visible = [one for one in placed if one[1].type not in INTERNAL_TYPES]
+    for by_model, run in groupby(visible, lambda one: _is_by_model(one[1])):
         if by_model:
             yield from _turn(list(run))
         else:
@@ -106,7 +106,7 @@ def _turn(items: Sequence[PlacedItem]) -> Iterator[TemplateMessage]:
         elif item.type == "message":
             _add(turn, "content", _text(f"{where}.content", item.content))
         else:
-            _add(turn, "content", _deed(item))
+            _add(turn, "content", _hosted_action(item))
     yield turn
 
 
@@ -148,10 +148,11 @@ def offered_name(namespace: str | None, name: str) -> str:
     return f"{namespace}{name}" if namespace.endswith("_") else f"{namespace}__{name}"
 
 
-def _deed(item: InputItem) -> str:
+def _hosted_action(item: InputItem) -> str:
     """The actions of OpenAI's servers on the model's behalf, as text."""
-    told = {name: getattr(item, name) for name in DEEDS if getattr(item, name) is not None}
-    return f"[{item.type} {_json(told)}]" if told else f"[{item.type}]"
+    fields = {name: getattr(item, name) for name in ACTION_FIELDS}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    return f"[{item.type} {_json(fields)}]" if fields else f"[{item.type}]"
 
 
 def _message(where: str, item: InputItem) -> TemplateMessage:
