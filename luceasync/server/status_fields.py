@@ -56,7 +56,7 @@ class ProcessFields(msgspec.Struct):
 
 
 class StatusFields(msgspec.Struct):
-    """What the engine serves, holds and has counted since its start."""
+    """The engine's model, lanes, queue and cache, and its counters since the start."""
 
     model: str
     family: str

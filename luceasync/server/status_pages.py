@@ -164,12 +164,12 @@ class StatusPages:
 
     @typed_answer(StatusFields)
     async def status(self, request: Request) -> Response:
-        """What the engine serves, holds and has counted."""
+        """The engine's model, lanes, queue, cache and counters."""
         return json_response(status_fields(self._engine))
 
     @typed_answer(HealthFields)
     async def health(self, request: Request) -> Response:
-        """Whether the process works, model loaded or not.
+        """Whether the process works, with or without a loaded model.
 
         "degraded": it serves, but disk errors keep prefixes from being saved, or the drafter is
         gone. "failed", with a 503: the engine, or one of its processes, is being restarted, and

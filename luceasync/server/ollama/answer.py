@@ -46,7 +46,7 @@ def error_body(failure: Failure) -> OllamaError:
 
 
 class FunctionCall(msgspec.Struct):
-    """`arguments` are an object."""
+    """`arguments` is an object."""
 
     index: int
     name: str

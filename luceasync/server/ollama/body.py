@@ -94,7 +94,7 @@ class OllamaTool(msgspec.Struct):
 
 
 class CalledFunction(msgspec.Struct):
-    """`arguments` are an object, kept as the client wrote it."""
+    """`arguments` is an object, kept as the client wrote it."""
 
     name: str
     arguments: Raw = Raw()

@@ -85,7 +85,7 @@ class Ollama:
 
 @typed_answer(OllamaError)
 async def refused(request: HttpRequest) -> Response:
-    """Refuse the request; the error gives the reason."""
+    """Not served; the error gives the reason."""
     path = request.url.path
     raise RequestError(f"{path} is not served: {REFUSED[path][1]}", code="not_served")
 

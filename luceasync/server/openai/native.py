@@ -129,7 +129,7 @@ _completion = msgspec.json.Decoder(NativeCompletionBody)
 
 
 class Infill:
-    """Write the text between two others."""
+    """Generate the text between a prefix and a suffix."""
 
     path = "/infill"
     body = BodySpec(
