@@ -186,11 +186,11 @@ async def test_one_that_is_killed_in_an_answer_costs_no_request(
 ):
     texts = [f"{i} {LONG}" for i in range(3)]
     async with running(tiny_dir, tmp_path / "one", is_remote=False, draft_dir="none") as engine:
-        plain = await asyncio.gather(*(ask(engine, text, num_tokens=120) for text in texts))
+        plain = await asyncio.gather(*(ask(engine, text, num_tokens=60) for text in texts))
     there = running(tiny_dir, tmp_path / "there", draft_dir=draft_dir, transport=transport)
     async with there as engine:
         [victim] = drafters()
-        asking = [asyncio.create_task(ask(engine, text, num_tokens=120)) for text in texts]
+        asking = [asyncio.create_task(ask(engine, text, num_tokens=60)) for text in texts]
         while engine.status().speculation.rounds_total < 3:
             await asyncio.sleep(0.005)
         os.kill(victim.pid, signal.SIGKILL)
