@@ -25,13 +25,23 @@ from luceasync.pipeline.remote import answers, wire
 from luceasync.pipeline.remote.connection import BackendConnection
 from luceasync.pipeline.remote.tensors import PIECE_BYTES
 
+AHEAD_TIMEOUT_S = 600.0  # of a save behind passes that CPUs have yet to run
+
 
 class RemoteTicket:
     """See Ticket: copies that another process makes. Keeps their memory until they are over."""
 
-    def __init__(self, failure: Callable[[str], Exception], memory: object) -> None:
-        """`failure` makes the error of wait() if the process has ended before."""
+    def __init__(
+        self,
+        failure: Callable[[str], Exception],
+        memory: object,
+        timeout_s: float = COPY_TIMEOUT_S,
+    ) -> None:
+        """`failure` makes the error of wait() if the process has ended before; wait() gives up
+        after `timeout_s`.
+        """
         self._failure = failure
+        self._timeout_s = timeout_s
         self._memory: object = memory
         self._is_over = threading.Event()
         self._have_arrived = False
@@ -53,8 +63,8 @@ class RemoteTicket:
         return self._is_over.is_set()
 
     def wait(self) -> None:
-        if not self._is_over.wait(COPY_TIMEOUT_S):
-            raise TimeoutError(f"copies of another process: not over within {COPY_TIMEOUT_S:g} s")
+        if not self._is_over.wait(self._timeout_s):
+            raise TimeoutError(f"copies of another process: not over within {self._timeout_s:g} s")
         if not self._have_arrived:
             raise self._failure("it has ended, and copies had not arrived")
 
@@ -165,7 +175,7 @@ class RemoteContents:
         memory = [node.regions, self._replaced.pop(lane, ())]
         if self._saves_ahead:
             self._connection.send(command)
-            node.saved = self._expected(ticket, memory)
+            node.saved = self._expected(ticket, memory, AHEAD_TIMEOUT_S)
         else:
             node.saved = self._start_copies(command, memory)
         return node, node.saved
@@ -244,9 +254,9 @@ class RemoteContents:
             return DoneTicket()
         return self._expected(command.ticket, memory)
 
-    def _expected(self, ticket: int, memory: object) -> Ticket:
+    def _expected(self, ticket: int, memory: object, timeout_s: float = COPY_TIMEOUT_S) -> Ticket:
         """The ticket of copies whose end the process will tell."""
-        expected = RemoteTicket(self._connection.failure, memory)
+        expected = RemoteTicket(self._connection.failure, memory, timeout_s)
         self._connection.expect(ticket, expected.complete)
         return expected
 
