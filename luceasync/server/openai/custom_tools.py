@@ -82,7 +82,7 @@ ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "b": "\b"}
 ESCAPE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|(.))")
 # Parts of a regular expression whose meaning depends on the surrounding text or on the dialect.
 ODD_REGEX = re.compile(r"\\[1-9bBAZzGkpP<>]|\(\?(?!:|[is]+:)")
-OUTSIDE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]")  # hold no anchors
+OUTSIDE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]")  # escapes and sets hold no anchors
 _LETTER, _NUMBER = "[A-Za-z]", r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[Ee][+-]?[0-9]+)?"
 _FLOAT = r"(?:[0-9]+[Ee][+-]?[0-9]+|(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[Ee][+-]?[0-9]+)?)"
 COMMON = {
