@@ -1,10 +1,13 @@
 """What choosing a drafter for every round loses to the best fixed one, by kind of text.
 
     python -m tests.acceptance.simulate_choice [--answers 40] [--kinds prose]
+        [--costs 2:1.39,4:1.49,...,drafted:0.04]
 
 The code that chooses is the server's own, and so are the copies; nothing else runs: the answers are
 known, a model drafter is right as often as its slots say, and each step takes the time that is
-stated for it. Prints a Markdown table; exit status 1 if more is lost than may be.
+stated for it, or measured (--costs: plain steps by number of verified rows, and of a drafted token;
+tests.acceptance.bench_mtp prints them). Prints a Markdown table; exit status 1 if more is lost than
+may be.
 """
 
 from __future__ import annotations
@@ -233,11 +236,24 @@ def texts_of(kind: str, num: int, tokenizer: Tokenizer) -> list[Text]:
     return [(prompt, answer) for prompt, answer in encoded if len(answer) > 1]
 
 
+def measured(text: str) -> Costs:
+    """Costs as bench_mtp prints them; the nearest number of rows stands in for others."""
+    found = dict(part.split(":") for part in text.split(","))
+    drafted = float(found.pop("drafted"))
+    steps = {int(rows): float(taken) for rows, taken in found.items()}
+
+    def verify(num_rows: int) -> float:
+        return steps[min(steps, key=lambda rows: (abs(rows - num_rows), -rows))]
+
+    return Costs("measured", verify, drafted, 0.03)
+
+
 def main() -> None:
     """Simulate and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--answers", type=int, default=40, help="of each kind")
     parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--costs", type=measured, help="those of one lane")
     options = parser.parse_args()
     tokenizer, is_fine = Tokenizer.load(BUNDLED_MODEL_DIR), True
     columns = "costs", "drafters", "answers", "tokens", "chosen", "best fixed", "", "lost"
@@ -245,7 +261,7 @@ def main() -> None:
     for kind in options.kinds.split(","):
         texts = texts_of(kind, options.answers, tokenizer)
         num_tokens = sum(len(answer) - 1 for _, answer in texts)
-        for costs in COSTS:
+        for costs in [options.costs] if options.costs else COSTS:
             for drafters in DRAFTERS:
                 chosen = time_of(texts, drafters, costs, None)
                 times = {
