@@ -59,9 +59,13 @@ def in_turns(backend, speculator) -> SpeculativeDecoding:
 
 
 @pytest.mark.parametrize(
-    ("num_shards", "parallel", "lookup", "decode_with"),
-    [(1, 4, "on", speculate), (1, 1, "off", in_turns), (3, 4, "on", in_turns)],
-    ids=["chosen", "one lane", "three shards"],
+    ("num_shards", "parallel", "lookup", "pool_tokens", "decode_with"),
+    [
+        (1, 4, "on", None, speculate),
+        (1, 1, "off", None, in_turns),
+        (3, 4, "on", 512, in_turns),
+    ],
+    ids=["chosen", "one lane", "three shards, a pool that holds all"],
 )
 async def test_every_answer_is_the_plain_one(
     model_dir: Path,
@@ -69,9 +73,10 @@ async def test_every_answer_is_the_plain_one(
     num_shards: int,
     parallel: int,
     lookup: str,
+    pool_tokens: int | None,
     decode_with: DecodeWith,
 ):
-    sizes = {"num_shards": num_shards, "parallel": parallel}
+    sizes = {"num_shards": num_shards, "parallel": parallel, "kvflash": KvFlashConfig(pool_tokens)}
     async with started(model_dir, decode_with, lookup=lookup, **sizes) as engine:
         assert await ask_all(engine) == plain
         status = engine.status().speculation
@@ -84,13 +89,6 @@ async def test_every_answer_is_the_plain_one(
 async def test_with_layers_in_other_processes_it_is_the_plain_one_too(model_dir, plain, tmp_path):
     where = placed(tmp_path, "three", "shared")
     async with started(model_dir, in_turns, placement=where) as engine:
-        assert await ask_all(engine) == plain
-        status = engine.status().speculation
-    assert status is not None and status.drafters[NAME].accepted_total > 10
-
-
-async def test_with_a_pool_that_holds_all_it_is_the_plain_one_too(model_dir, plain):
-    async with started(model_dir, in_turns, kvflash=KvFlashConfig(512)) as engine:
         assert await ask_all(engine) == plain
         status = engine.status().speculation
     assert status is not None and status.drafters[NAME].accepted_total > 10
