@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import cuda  # global, as the simulator swaps the module of a running kernel
+from numba import cuda  # a global, as the simulator swaps the module of a running kernel
 from torch import Tensor
 
 from luceasync.cuda.launch import CudaLauncher
@@ -19,7 +19,7 @@ from luceasync.cuda.launch import CudaLauncher
 Convert = Callable[[Any], Any]
 
 BLOCK_THREADS = 128
-WORDS_PER_THREAD = 8  # of a row per thread, as its setup costs as much as several words
+WORDS_PER_THREAD = 8  # words of a row per thread, whose setup costs as much as several words
 FP32_INF = 0x7F800000
 
 

@@ -1,7 +1,7 @@
 """Numba kernels on torch's tensors and streams, with little overhead per launch.
 
-Caches views of tensors, streams and configured launches. Knows no kernel. In Numba's simulator,
-tensors are those of the CPU.
+Caches views of tensors, streams and configured launches. Does not know any kernel. In Numba's
+simulator, tensors are on the CPU.
 """
 
 from __future__ import annotations

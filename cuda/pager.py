@@ -1,7 +1,8 @@
 """The kernel that copies rows between host memory, accessed in place, and the pages of all layers
 of a shard: any number of pieces in one launch.
 
-Knows rows as words of bits, and neither lanes nor nodes. Importing this module imports numba.cuda.
+Treats rows as words of bits; does not know lanes or nodes. Importing this module imports
+numba.cuda.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import cuda  # global, as the simulator swaps the module of a running kernel
+from numba import cuda  # a global, as the simulator swaps the module of a running kernel
 from torch import Tensor
 
 from luceasync.cuda.launch import CudaLauncher
 
-NUM_BLOCKS = 32  # 8 blocks saturate a bus; the rest of the device goes on computing
+NUM_BLOCKS = 32  # 8 blocks saturate a bus; the rest of the device continues to compute
 BLOCK_THREADS = 512
 WORD_BYTES = 8
 
@@ -59,7 +60,7 @@ class PagerKernel:
         addresses: Sequence[Sequence[int]],
         pieces: Sequence[Piece],
     ) -> None:
-        """As `gather`, from the device to host memory."""
+        """Same as `gather`, from the device to host memory."""
         self._run(self._scatter, stacks, parts, addresses, pieces)
 
     def _run(
@@ -79,7 +80,7 @@ class PagerKernel:
         end = int(starts.max()) + max(rows, 1) * int(of_parts[:, 2].max())
         starts = (starts - base) // word_bytes
         of_parts[:, 1:] //= word_bytes
-        # So few numbers are copied with the command itself, without waiting.
+        # this few numbers are copied with the command itself, without waiting
         numbers = np.concatenate(
             [of_parts.ravel(), starts.ravel(), np.array(pieces, np.int64).ravel()]
         )

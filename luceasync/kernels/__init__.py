@@ -1,1 +1,2 @@
-"""Triton and CUDA C++ kernels of decode and prefill; models.ops has their torch twins."""
+"""Triton and CUDA C++ kernels for decode and prefill; models.ops has the same operations in
+torch."""

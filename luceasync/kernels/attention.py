@@ -1,8 +1,8 @@
 """Attention of one new row per lane: head norms, rotation, the write into the lane's page, and
 flash-decoding (Dao et al., 2023) over the lane's pages.
 
-The split of the context depends on its length alone, read on the device: one captured graph serves
-every length, and a row's result does not depend on the other lanes.
+The split of the context depends only on its length, which is read on the device: one captured graph
+serves every length, and a row's result does not depend on the other lanes.
 """
 
 from __future__ import annotations
@@ -274,8 +274,8 @@ def _attend_kernel(
     split = tl.program_id(1)
     entry = tl.program_id(2)
     start_next(OVERLAP)
-    # Earlier rows were written before the preceding kernel started its work, as that kernel waited
-    # for all before it.
+    # Earlier rows were written before the preceding kernel started its work, because that kernel
+    # waited for all work before it.
     lane = tl.load(lanes + entry)
     row_index = tl.load(row_indices + entry)
     num_chunks, chunks_each = chunks_of_split(row_index, PAGE, SPLITS)

@@ -24,8 +24,8 @@ HEAD_DIMS = (16, 32, 64, 128)  # for heads of 256 the two Triton launches are fa
 NUM_ARRIVALS = 4096  # limit of entries times kv heads in a launch
 STATIC_BYTES = 1024  # of shared memory besides those of a split
 NUM_PROGRAMS = 128  # for an entry with a long context: an H200 has 132 multiprocessors
-# Units of a warp in flight. A single entry has a multiprocessor for each program; the programs of
-# several take turns, and some of them fit one.
+# Units of a warp in flight. With a single entry, each program has its own multiprocessor; the
+# programs of several entries take turns, and several of them fit on one.
 ALONE_STAGES, STAGES = 4, 2
 
 SOURCE = Path(__file__).with_name("attend_row.cu")
@@ -96,9 +96,8 @@ def attend(
     ring: Tensor | None = None,
     chosen: AttentionSplit | None = None,
 ) -> Tensor:
-    """As luceasync.kernels.attention.attend, in bfloat16. `arrivals`: from `new_arrivals`; `chosen`
-    replaces `choose_split`.
-    """
+    """Same as luceasync.kernels.attention.attend, in bfloat16. `arrivals`: from `new_arrivals`;
+    `chosen` replaces `choose_split`."""
     num_entries = len(projected)
     num_kv_heads, head_dim = keys.shape[2:]
     kv_dim = num_kv_heads * head_dim
@@ -146,8 +145,7 @@ def attend(
 
 def choose_split(heads: AttentionHeads, num_entries: int, most_bytes: int) -> AttentionSplit:
     """How a context is divided on a device whose programs may have `most_bytes` of shared memory.
-    `warps` and `splits`, and so a row's bits, depend on the layer alone.
-    """
+    `warps` and `splits`, and so a row's bits, depend on the layer only."""
     splits = min(max(NUM_PROGRAMS // heads.num_kv_heads, 8), 64)
     stages = ALONE_STAGES if num_entries == 1 else STAGES
     return next(

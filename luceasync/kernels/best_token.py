@@ -1,6 +1,6 @@
-"""The highest logit of every row: two small kernels, where torch takes six.
+"""The highest logit of every row: two small kernels, where torch needs six.
 
-The first reduces stretches of a row in parallel, the second their results.
+The first reduces stretches of each row in parallel, the second their results.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def accept_best(
     found: Tensor,
     no_token: int,
 ) -> None:
-    """Accept the chain of each entry as far as the best tokens of its rows name its rows; see
-    luceasync.pipeline.captured_round.Accept.
+    """Accept the chain of each entry as far as the best token of each row is the next row's token;
+    see luceasync.pipeline.captured_round.Accept.
 
     logits: float [entries * rows, vocab], rows contiguous; proposed: int64 [entries, rows]; place,
-    path: int32 [3, entries]; stops: int64 [entries, stops]; anchors: int64 [entries]; found:
-    int64 [entries, 1 + rows].
+    path: int32 [3, entries]; stops: int64 [entries, stops]; anchors: int64 [entries]; found: int64
+    [entries, 1 + rows].
     """
     num_entries, num_rows = proposed.shape
     peaks, ids = _reduce_stretches(logits)
@@ -142,7 +142,7 @@ def _stretches_kernel(
     wait_for_inputs(OVERLAP)
     at = logits + row.to(tl.int64) * stride + token
     value = tl.load(at, mask=token < num_vocab, other=float("-inf")).to(tl.float32)
-    # Comparisons with NaN are false: a row of NaN has no token.
+    # Comparisons with NaN are false: a row of NaNs has no token.
     peak, best = _highest(tl.where(value == value, value, float("inf")), token)
     place = row * tl.num_programs(0) + stretch
     tl.store(peaks + place, peak)

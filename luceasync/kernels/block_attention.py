@@ -66,9 +66,8 @@ def merge(whole: Part, part: Part, out: Tensor) -> None:
 
 
 def _by_heads(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Part:
-    """Other dtypes and wider heads. torch's kernel wants as many key heads as query heads: query
-    heads that share a key head become its rows, unless the attention is causal.
-    """
+    """Handles other dtypes and wider heads. torch's kernel requires as many key heads as query
+    heads: query heads that share a key head become its rows, unless the attention is causal."""
     num_rows, group = q.shape[0], q.shape[1] // k.shape[1]
     if is_causal:
         k, v = (x.repeat_interleave(group, 1) for x in (k, v))
@@ -87,7 +86,7 @@ def _by_heads(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) ->
 
 
 def _by_cpu(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Part:
-    """The same for interpreted kernels."""
+    """The same on CPUs, for interpreted kernels."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))

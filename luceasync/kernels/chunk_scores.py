@@ -10,10 +10,10 @@ from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import dot_precision, shared_bytes
 
 CHUNKS = 16  # that a program processes at a time
-TOGETHER, KEY_BYTES = 2, 32 << 10  # multiplied at once, if they are so small
+TOGETHER, KEY_BYTES = 2, 32 << 10  # multiplied at once, if they are that small
 QUERY_BYTES = 32 << 10  # per program
-# Programs take chunks in turns, one on each multiprocessor of a large device: concurrent steps find
-# room, and keys arrive no faster than a bus brings them.
+# Programs take chunks in turns, one on each multiprocessor of a large device: concurrent steps
+# still find room, and keys arrive no faster than the bus delivers them.
 MOST_PROGRAMS = 132
 
 
@@ -36,7 +36,7 @@ def add_scores(
     block_dim = max(16, triton.next_power_of_2(head_dim))
     row_bytes = block_dim * recent.element_size()
     block_rows = max(16, min(256, QUERY_BYTES // row_bytes, triton.next_power_of_2(num_rows)))
-    # A float32 product is made of three, whose operands need room too.
+    # a float32 product is made of three, whose operands need room, too
     parts = 2 if keys.element_size() == 4 else 1
     together = max(1, min(TOGETHER, KEY_BYTES // (parts * row_bytes * chunk_tokens)))
     room = shared_bytes(keys) // (parts * row_bytes) - 3 * together * chunk_tokens

@@ -1,6 +1,6 @@
 """Threads that compile kernels, with a deadline: a compiler may hang.
 
-Knows kernels by name only, and not how they are compiled.
+Knows kernels by name only, not how they are compiled.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class KernelCompilation:
             made, error = None, None
             try:
                 made = make()
-            except Exception as caught:  # reported to the caller that needs it
+            except Exception as caught:  # reported to the caller that needs the kernel
                 error = caught
             with self._changed:
                 if self._pending.pop(future, None) is None:

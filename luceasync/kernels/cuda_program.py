@@ -1,7 +1,7 @@
 """CUDA C++ programs, for kernels that must control when memory is requested and waited for.
 Compiled by NVRTC, which torch's builds for NVIDIA GPUs include.
 
-Owns compiled functions, by device and constants. Knows no kernel.
+Owns compiled functions, by device and constants. Does not know any kernel.
 """
 
 from __future__ import annotations
@@ -66,9 +66,8 @@ class CudaProgram:
         arguments: Sequence[Tensor | int | float | None],
     ) -> None:
         """Queue the kernel on torch's current stream of `device`; numbers are 32-bit. The first
-        launch with these constants compiles, and may not be captured. If the device can, the kernel
-        starts while the one before it still runs. Raises CompileError.
-        """
+        launch with these constants compiles, and must not be captured. If the device supports it,
+        the kernel starts while the preceding one still runs. Raises CompileError."""
         key = device.index or 0, tuple(sorted(constants.items())), wanted.shared_bytes
         is_new = key not in self._asked  # looked up in every layer of a step
         if compiled_aside(self._name, partial(self._function, key) if is_new else None):
@@ -172,7 +171,8 @@ def compiled(path: Path, constants: Constants, capability: tuple[int, int]) -> b
 
 @functools.cache
 def can_compile(device_index: int) -> bool:
-    """Whether programs run there: on an NVIDIA GPU from Ampere on that NVRTC knows."""
+    """Whether programs can run on the device: an NVIDIA GPU, Ampere or later, that NVRTC
+    supports."""
     if torch.version.hip is not None:
         return False
     major, minor = torch.cuda.get_device_capability(device_index)
@@ -187,7 +187,7 @@ def can_compile(device_index: int) -> bool:
 
 @contextmanager
 def _context(device_index: int) -> Iterator[None]:
-    """Make the device's primary context, which torch uses too, current in this thread."""
+    """Make the device's primary context, which torch also uses, current in this thread."""
     driver = _driver()
     _checked(driver.cuCtxPushCurrent(_primary_context(device_index)))
     try:
@@ -211,7 +211,7 @@ def _driver() -> Any:
 
 
 def _checked(answer: tuple[Any, ...]) -> Any:
-    """The results of a call without its error, which is raised."""
+    """The results of a call without its error code. Raises if that is an error."""
     error, *found = answer
     if int(error) != 0:
         raise RuntimeError(f"CUDA: {error!r}")

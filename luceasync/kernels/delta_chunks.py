@@ -36,10 +36,10 @@ def delta_rows(
     *,
     num_key_heads: int,
 ) -> Tensor:
-    """Advance each entry by all its rows, as luceasync.kernels.delta.delta_step does by one.
+    """Advance each entry by all its rows, as luceasync.kernels.delta.delta_step does by one row.
 
-    projected: [entries, rows, channels + output_dim (z) + 2 value_heads (b, a)] contiguous.
-    Returns [entries, rows, output_dim]; zeros for padding.
+    projected: [entries, rows, channels + output_dim (z) + 2 value_heads (b, a)] contiguous. Returns
+    [entries, rows, output_dim]; zeros for padding.
     """
     num_heads = delta_state.shape[1]
     precision = "tf32" if projected.dtype != torch.float32 else dot_precision(torch.float32)

@@ -1,7 +1,7 @@
 """Attention of a drafter's block of rows: flash-decoding (Dao et al., 2023) over the lane's ring of
 context, read in place, and over the rows themselves.
 
-What a row sees depends on numbers on the device alone, so one captured graph serves every length.
+What a row sees depends only on numbers on the device, so one captured graph serves every length.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
 """What all layers of a drafter share about the rows of a pass, in one kernel: positions, rotation,
-and how much of each ring of context is filled.
-"""
+and how far each ring of context is filled."""
 
 from __future__ import annotations
 

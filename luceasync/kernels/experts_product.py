@@ -1,7 +1,8 @@
-"""Products of rows with the plain matrices of experts, tile by tile: each tile has rows of one.
+"""Products of rows with the plain matrices of experts, tile by tile: each tile has rows of one
+expert.
 
-In tiles of few rows the bits of a row do not depend on the other rows, bound by the bandwidth of
-reading each expert once. Tiles of many rows are for prefill.
+In tiles of few rows the bits of a row do not depend on the other rows; they are bound by the
+bandwidth of reading each expert once. Tiles of many rows are for prefill.
 """
 
 from __future__ import annotations
@@ -28,9 +29,8 @@ MANY_ROWS = 64  # of a tile of prefill
 
 @dataclass(frozen=True, slots=True)
 class ExpertsTile:
-    """What a program takes of a matrix at a time: `block_n` rows by `split` slices of `block_k`
-    columns, each with its own sum.
-    """
+    """The part of a matrix that a program reads at a time: `block_n` rows by `split` slices of
+    `block_k` columns, each with its own sum."""
 
     block_n: int
     block_k: int
@@ -62,8 +62,8 @@ def linear(
 
     x: [places, dim], or [rows, dim] and `rows`, int32 [places], the row of each place. matrices:
     [experts, outputs, dim]; tiles: see experts_routing.choose. `shared`: [outputs, dim], the matrix
-    after all experts. `far`: like `matrices`, what tiles that slots make call the
-    matrices after that.
+    after all experts. `far`: like `matrices`; tiles made for slots refer to these as the matrices
+    after that one.
     """
     far = None if far is None else far[None]
     return _product(x, matrices[None], tiles, num_places, rows, shared, far, chosen)
@@ -230,7 +230,7 @@ def many_tile(*, paired: bool, element_bytes: int, shared_bytes: int) -> ManyRow
 
 
 def can_group(x: Tensor, matrices: Tensor) -> bool:
-    """Whether the library multiplies rows with matrices by groups whose ends stay on the device."""
+    """Whether the library can multiply rows by matrices in groups whose ends stay on the device."""
     if any(size * x.element_size() % 16 for size in matrices.shape[-2:]):
         return False
     is_half = x.dtype == torch.bfloat16 and x.is_cuda and torch.version.hip is None
@@ -249,7 +249,7 @@ def many(
 ) -> None:
     """`linear`, or `swiglu` if matrices are [2, experts, inner, dim], in tiles of MANY_ROWS rows.
 
-    `first`: the number of the first of `matrices`; tiles of others are left alone.
+    `first`: the number of the first of `matrices`; tiles of other matrices are skipped.
     """
     matrices = matrices if matrices.dim() == 4 else matrices[None]
     num_parts, num_experts, num_outputs, dim = matrices.shape

@@ -1,5 +1,5 @@
-"""Products of few rows with the quantised matrices of experts, tile by tile, as
-luceasync.kernels.quant_gemv has them for one matrix.
+"""Products of few rows with the quantised matrices of experts, tile by tile; like
+luceasync.kernels.quant_gemv for one matrix.
 
 The bits of a row do not depend on the other rows.
 """
@@ -43,8 +43,8 @@ def linear(
 
     x: [places, dim]; matrices: [experts * outputs, dim], outputs a multiple of 16; tiles: see
     experts_routing.choose. `shared`: the matrix after all experts. `far`: like `matrices`, with any
-    number of experts, what tiles that slots make call the matrices after that. All
-    have one coding.
+    number of experts; tiles made for slots refer to these as the matrices after that one. All have
+    one coding.
     """
     return _product(x, matrices, num_experts, tiles, num_places, None, shared, far, chosen)
 
@@ -116,7 +116,8 @@ def _product(
 
 
 def _tensors(matrix: TiledMatrix | None) -> tuple[Tensor | None, ...]:
-    """The tensors of a matrix in the order of the kernel; nothing but None without one."""
+    """The tensors of a matrix in the order of the kernel's parameters; only None without a
+    matrix."""
     if matrix is None:
         return (None,) * 6
     return (

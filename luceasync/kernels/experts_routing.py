@@ -1,7 +1,8 @@
-"""Routing of up to 64 rows to experts: the choice, and the list of tiles that products take.
+"""Routing of up to 64 rows to experts: the choice, and the list of tiles that products process.
 
-A row is chosen for by programs that see no other row, so its bits depend on it alone.
-Of few rows the program that ends last lists the tiles; integers alone are counted in common.
+Each row's experts are chosen by programs that see no other row, so its bits do not depend on
+others. For few rows, the program that ends last lists the tiles; only integers are counted across
+rows.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inpu
 MAX_ROWS = 64
 TILE_ROWS = 8  # of a tile, which has rows of one expert
 NO_MATRIX = -1  # of a tile that is not used
-LISTED_ROWS = 8  # up to so many, the last program that chooses lists the tiles, too
+LISTED_ROWS = 8  # up to this many rows, the last program that chooses also lists the tiles
 LOWEST = tl.constexpr(-3e38)
 TAKEN = tl.constexpr(-(1 << 63))
 
 
 def num_tiles(num_rows: int, num_chosen: int, num_experts: int) -> int:
-    """The most tiles that so many rows can take."""
+    """The most tiles that this many rows can take."""
     num_places = num_rows * num_chosen
     distinct = min(num_places, num_experts)
     if num_rows <= TILE_ROWS:
@@ -50,9 +51,9 @@ def choose(
 
     tiles: int32 [num_tiles, 3]: a matrix, NO_MATRIX if the tile is not used, and the places [begin,
     end) of its rows. `has_shared`: one more matrix than there are experts has every row; its places
-    follow all others. arrivals: int32 [1], which is 0. `table`: the experts are in host memory, and
-    matrices are as experts_slots.matrices_of has them, which says what fills are; those in slots
-    come first, then the shared one, number `slots`.
+    follow all others. arrivals: int32 [1], which is 0. `table`: the experts are in host memory; for
+    numbers of matrices and for fills see experts_slots.matrices_of; those in slots come first, then
+    the shared one, number `slots`.
     """
     num_rows, num_experts = logits.shape
     assert num_rows <= MAX_ROWS, "few rows"
@@ -117,7 +118,7 @@ def choose_alone(
     scale: float = 1.0,
     softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """The weights and int32 experts [n, k] of any number of rows, as `choose` has them."""
+    """The weights and int32 experts [n, k] of any number of rows, as in `choose`."""
     num_rows, num_experts = logits.shape
     weights = torch.empty(num_rows, num_chosen, dtype=torch.float32, device=logits.device)
     experts = torch.empty(num_rows, num_chosen, dtype=torch.int32, device=logits.device)
@@ -204,7 +205,7 @@ def _choose_kernel(
         added = tl.load(bias + expert, mask=ok, other=0.0)
     wait_for_inputs(OVERLAP)
     score = tl.load(logits + row * num_experts + expert, mask=ok, other=float("-inf"))
-    if CAPPED:  # tanh, of infinity too
+    if CAPPED:  # tanh, also of infinity
         size = tl.exp(-2.0 * tl.abs(score / softcap))
         size = softcap * (1.0 - size) / (1.0 + size)
         score = tl.where(ok, tl.where(score < 0, -size, size), float("-inf"))
@@ -215,7 +216,7 @@ def _choose_kernel(
         score = score / tl.sum(score, 0)
     # Integers that are in the order of the numbers, then of the experts, lowest first.
     rank = score + added
-    rank = tl.where(rank > LOWEST, rank, LOWEST) + 0.0  # what is no number comes last; no -0
+    rank = tl.where(rank > LOWEST, rank, LOWEST) + 0.0  # NaN comes last; no -0
     bits = rank.to(tl.int32, bitcast=True)
     bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     key = (bits.to(tl.int64) << 32) | (WIDTH - expert)
@@ -360,7 +361,7 @@ def _list_kernel(
 
 @triton.jit
 def _orders_of(orders, num_rows, num_experts, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    """What other programs have stored, too."""
+    """The orders, including what other programs have stored."""
     row, expert = tl.arange(0, ROWS)[:, None], tl.arange(0, WIDTH)[None, :]
     ok = (row < num_rows) & (expert < num_experts)
     at = orders + row * num_experts + expert

@@ -1,6 +1,6 @@
-"""Rows before and after experts: what each is routed by, and the sum of its results.
+"""Row operations before and after experts: what each row is routed by, and the sum of its results.
 
-Neither reads another row, so a row's bits depend on it alone.
+None reads another row, so a row's bits do not depend on others.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def _scores_kernel(
 def scores_of_many(normed: Tensor, router: Tensor) -> Tensor:
     """normed @ router^T in float32, of any number of rows; router: float32.
 
-    A float32 number is the sum of three of bfloat16, whose products with rows of bfloat16 a tensor
-    core computes and adds in float32.
+    A float32 number is the sum of three bfloat16 numbers; a tensor core computes their products
+    with rows of bfloat16 and adds them in float32.
     """
     if normed.dtype != torch.bfloat16 or not normed.is_cuda or torch.version.hip is not None:
         return F.linear(normed.float(), router)

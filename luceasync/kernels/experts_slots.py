@@ -1,8 +1,9 @@
-"""Slots on a device for experts in host memory: which are there, which have to leave, and copies of
-those that come, all decided on the device, so that a captured pass need not wait for the host.
+"""Slots on a device for experts in host memory: which experts have slots, which are evicted, and
+copies of those that are loaded, all decided on the device, so that a captured pass need not wait
+for the host.
 
-Of a pass's experts that have no slot, the lowest number comes first, into free slots and then into
-those that were used least recently. What finds no slot is read from host memory where it lies.
+Of a pass's experts without a slot, the lowest number comes first; they get free slots, then the
+least recently used ones. Experts for which no slot is left are read from host memory in place.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class SlotTable:
         device: torch.device,
         hold: Callable[[Tensor], Tensor] = torch.clone,
     ) -> SlotTable:
-        """No expert is there. `hold`: a copy in host memory that kernels can write."""
+        """An empty table: no expert has a slot. `hold`: a copy in host memory that kernels can
+        write."""
         slot_of = torch.full((num_experts,), NO_SLOT, dtype=torch.int32, device=device)
         used = torch.full((num_slots,), -1, dtype=torch.int64, device=device)
         clock, counts = used.new_zeros(1), used.new_zeros(len(COUNTS))
@@ -75,8 +77,8 @@ def matrices_of(
     SLOTS: tl.constexpr,
     FILLS: tl.constexpr,
 ):
-    """Give slots to the experts of a pass, and say where the matrix of each is, [EXPERTS]: a slot,
-    or slots + 1 + e for expert e in host memory.
+    """Give slots to the experts of a pass, and return where the matrix of each is, [EXPERTS]: a
+    slot, or slots + 1 + e for expert e in host memory.
 
     fills: int32 [most, 2], which expert is to be copied to which slot, NO_SLOT if there is none.
     """
@@ -129,9 +131,8 @@ def matrices_of(
 
 
 class SlotCopies:
-    """Copies of whole experts from host memory that the device can read to slots: the tensors of
-    all their matrices in one launch.
-    """
+    """Copies whole experts to slots from host memory that the device can read: the tensors of all
+    their matrices in one launch."""
 
     def __init__(self, pairs: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> None:
         """pairs: (in host memory, in slots) of each tensor: [experts, ..] and [slots, ..] of whole
@@ -143,14 +144,13 @@ class SlotCopies:
             assert host[0].nbytes % 4 == 0 and host[0].nbytes == slots[0].nbytes
             table.append([host.data_ptr(), slots.data_ptr(), num_words])
             chunks += [[number, begin] for begin in range(0, num_words, COPY_WORDS)]
-        self._kept = pairs  # the kernel knows addresses alone
+        self._kept = pairs  # the kernel receives addresses only
         self._table = torch.tensor(table, dtype=torch.int64).to(device)
         self._chunks = torch.tensor(chunks, dtype=torch.int32).to(device)
 
     def run(self, fills: Tensor) -> None:
-        """Copy as experts_routing.choose says. Programs take chunk after chunk: where there is
-        nothing to copy, few have to begin.
-        """
+        """Copy the experts listed in `fills`, see experts_routing.choose. Programs take chunk after
+        chunk, so few of them have to start if there is nothing to copy."""
         num_chunks = len(self._chunks)
         num_programs = min(num_chunks, 2 * num_multiprocessors(fills))
         _fill_kernel[(num_programs,)](

@@ -1,7 +1,6 @@
 """The highest logits of every row in order, and the total mass of the row: four small kernels,
-where torch takes a dozen large ones. The first two find a bound that slightly more logits reach
-than are wanted; the third collects these and sums the mass; the fourth sorts them.
-"""
+where torch needs a dozen large ones. The first two find a bound that slightly more logits reach
+than are wanted; the third collects these and sums the mass; the fourth sorts them."""
 
 from __future__ import annotations
 
@@ -120,7 +119,7 @@ def groups_of(num_vocab: int, num_ranked: int) -> tuple[int, int]:
         num_members //= 2
     while num_vocab > MOST_GROUPS * num_members:
         num_members *= 2
-    # Whole memory lines. Neighbours, which may be high together, are of different groups.
+    # Whole memory lines. Adjacent logits, which may be high together, are in different groups.
     return num_members, triton.cdiv(triton.cdiv(num_vocab, num_members), 32) * 32
 
 

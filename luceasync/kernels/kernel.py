@@ -1,6 +1,6 @@
 """Triton kernels that are either launched, or compiled in parallel before the first launch.
 
-Threads compile, as Triton releases the GIL most of the time. Knows no kernel and no pass.
+Threads compile, as Triton releases the GIL most of the time. Does not know kernels or passes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from triton.runtime import JITFunction, driver
 
 from luceasync.kernels.compiling import CompilerHangs, KernelCompilation
 
-ALIGNMENT_BYTES = 16  # that Triton compiles a program of its own for
+ALIGNMENT_BYTES = 16  # for which Triton compiles a separate program
 
 __all__ = ["CompilerHangs", "Kernel", "compiled_ahead", "hash_ahead", "kernel"]
 
@@ -43,11 +43,11 @@ class Kernel:
         return launch
 
     def launch(self, grid: tuple[int, int, int], *arguments: Any, **options: Any) -> None:
-        """`kernel[grid](...)` in a third of the host's time, for launches whose numbers do not vary
-        but for parameters that are not specialized. Constants are in `options`.
+        """`kernel[grid](...)` in a third of the host's time, for launches whose numbers do not
+        vary, except for parameters that are not specialized. Constants are in `options`.
 
-        Remembers programs by what they were compiled for: the device, dtypes, numbers, and the
-        `kind` of a tensor descriptor. Tensors that are not aligned are left to Triton.
+        Caches programs by what they were compiled for: the device, dtypes, numbers, and the `kind`
+        of a tensor descriptor. Launches with unaligned tensors are left to Triton.
         """
         key = None if _ahead.get() else self._key(arguments, options)
         if key is not None and (program := self._programs.get(key)) is not None:
@@ -82,17 +82,17 @@ def kernel(
 
 @functools.cache
 def hash_ahead() -> None:
-    """Have a thread hash Triton's files, once. Each process does so for its first kernel, and they
-    have half a gigabyte: while weights are read, nothing waits for it.
-    """
+    """Start a thread that hashes Triton's files, once. Each process hashes them for its first
+    kernel, and they take half a gigabyte: this way it happens while weights are read."""
     from triton.runtime import cache
 
-    if (key := getattr(cache, "triton_key", None)) is not None:  # where some versions have it
+    if (key := getattr(cache, "triton_key", None)) is not None:  # in some versions it is here
         threading.Thread(target=key, name="hash-triton", daemon=True).start()
 
 
 class _Loader:
-    """Compiles what Triton's asynchronous mode requests, and what the first launch needs."""
+    """Compiles the kernels requested by Triton's asynchronous mode, and what their first launch
+    needs."""
 
     def __init__(self, device: torch.device, patience_s: float) -> None:
         self.compiling = KernelCompilation(os.cpu_count() or 1, patience_s)
@@ -121,8 +121,7 @@ _ahead: ContextVar[_Loader | None] = ContextVar("ahead", default=None)  # None: 
 
 def compiled_aside(name: str, load: Callable[[], object] | None) -> bool:
     """Whether kernels are being compiled ahead, so that nothing may be launched; if so, also run
-    `load` in parallel, which compiles with another compiler.
-    """
+    `load` in parallel, which uses another compiler."""
     if (loader := _ahead.get()) is None:
         return False
     if load is not None:
@@ -132,9 +131,9 @@ def compiled_aside(name: str, load: Callable[[], object] | None) -> bool:
 
 @contextmanager
 def compiled_ahead(device: torch.device, patience_s: float) -> Iterator[None]:
-    """Inside, this thread launches no kernels, and results are meaningless. The kernels are
-    compiled in parallel; on exit each is loaded on the GPU of `device`'s kind that was current when
-    it was requested, as a drafter's head may be on another one.
+    """Within the context, this thread launches no kernels, and results are meaningless. The kernels
+    are compiled in parallel; on exit each is loaded on the GPU of `device`'s kind that was current
+    when it was requested, as a drafter's head may be on another one.
 
     Nothing may be captured inside. A kernel that fails to compile raises when it is launched.
     Raises CompilerHangs if none finishes within `patience_s` of the previous one.

@@ -1,7 +1,7 @@
 """How decode kernels follow each other without gaps: programmatic dependent launch.
 
-A kernel may start while the one before it still runs. It may load weights, which nothing writes,
-and must wait before it touches anything else. On hardware without such launches these are no-ops.
+A kernel may start while the preceding one still runs. It may load weights, which nothing writes,
+and must wait before it accesses anything else. On hardware without such launches these are no-ops.
 Also has the other properties of hardware that decide how a kernel is compiled.
 """
 
@@ -64,7 +64,7 @@ def shared_bytes(tensor: Tensor) -> int:
 
 
 def num_multiprocessors(tensor: Tensor) -> int:
-    """Multiprocessors of the tensor's device; the interpreter counts as a small one."""
+    """Multiprocessors of the tensor's device; a small number for the interpreter."""
     return _num_multiprocessors(tensor.device.index or 0) if tensor.is_cuda else 8
 
 

@@ -26,7 +26,7 @@ from luceasync.kernels.kernel import kernel
 
 BLOCK_KEYS = {64: 128, 128: 128, 256: 64}  # by head size; two blocks of each kind in flight
 NUM_STAGES = 2
-ROWS = gl.constexpr(64)  # of a warpgroup, the least that it multiplies
+ROWS = gl.constexpr(64)  # of a warpgroup: the least that it can multiply
 NUM_GROUPS = gl.constexpr(2)  # warpgroups that attend
 LOWEST = gl.constexpr(-1e30)  # below any score, yet differences with it are finite
 TILE_ROWS = 128
@@ -34,7 +34,7 @@ LAUNCH_REGISTERS, ATTEND_REGISTERS, LOAD_REGISTERS = 168, 240, 24  # of a thread
 
 
 def can_attend(q: Tensor) -> bool:
-    """Whether `attend_rows` takes such queries, [rows, heads, head_dim], on their device."""
+    """Whether `attend_rows` supports such queries, [rows, heads, head_dim], on their device."""
     is_half = q.dtype in (torch.bfloat16, torch.float16)
     if not (q.is_cuda and is_half and q.shape[2] in BLOCK_KEYS):
         return False
@@ -84,7 +84,7 @@ def attend_rows(
 
 
 class _Blocks(TensorDescriptor):  # type: ignore[misc]  # Triton brings no types
-    """A descriptor that is made in a third of the time, as nothing is checked."""
+    """A descriptor that is created in a third of the time, because nothing is checked."""
 
     def __post_init__(self) -> None:
         pass
@@ -109,7 +109,8 @@ def _blocks_of(x: Tensor, num_rows: int) -> TensorDescriptor:
 def _layout(
     num_rows: int, head_dim: int, dtype: torch.dtype
 ) -> tuple[list[int], gl.NVMMASharedLayout]:
-    """A block of rows, and how it lies in shared memory. Takes longer than all else of a launch."""
+    """The layout of a block of rows in shared memory. Creating it takes longer than the rest of a
+    launch."""
     block = [num_rows, head_dim]
     of = gl.bfloat16 if dtype == torch.bfloat16 else gl.float16
     return block, gl.NVMMASharedLayout.get_default_for(block, of)

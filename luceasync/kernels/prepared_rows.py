@@ -1,7 +1,7 @@
 """Prepares rows of x for products (prepared_rows.cu): norms them, and arranges more than 8 of them
 once for all programs, in the order in which lanes of tensor cores load them.
 
-Owns that order, with arranged_rows.cuh.
+Owns that order, together with arranged_rows.cuh.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def arrange(x: Tensor, codings: Collection[Coding], norm: RmsNorm | None = None)
     """
     num_rows, num_columns = x.shape
     out = room_for_rows(x, num_rows, num_columns, codings)
-    # To norm a row, one program has all of it.
+    # to norm a row, one program needs all of it
     is_normed = norm is not None
     warps = NORM_WARPS if is_normed else PLAIN_WARPS
     programs_of_row = 1 if is_normed else -(-len(out.columns[0]) // warps)

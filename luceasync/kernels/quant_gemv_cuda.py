@@ -1,6 +1,5 @@
 """Products of up to 16 rows with a quantised matrix on NVIDIA GPUs, by quant_gemv.cu, which copies
-far ahead of its products. Among up to 8 rows, the bits of a row do not depend on the others.
-"""
+far ahead of its products. For up to 8 rows, the bits of a row do not depend on the others."""
 
 from __future__ import annotations
 
@@ -220,7 +219,7 @@ def _product(
         1 if num_rows == 1 else MOST_PLAIN if num_rows <= MOST_PLAIN else ARRANGED_ROWS,
         paired,
     )
-    overlaps = can_overlap(x.device.index or 0)  # such GPUs have clusters too
+    overlaps = can_overlap(x.device.index or 0)  # such GPUs have clusters, too
     chosen = chosen or choose_split(work, shared_bytes(x) - STATIC_BYTES, has_clusters=overlaps)
     constants = constants_of(
         work,

@@ -1,7 +1,7 @@
 """One step of luceasync.kernels.quant_gemv_kernel: load blocks of a quantised matrix, and multiply.
 
-A lane loads exactly what it feeds an NVIDIA tensor core, and the scales of what it gets back: no
-shared memory, and no warp waits for another. Knows no grid.
+A lane loads exactly what it feeds an NVIDIA tensor core, and the scales of the results that it
+gets: this needs no shared memory, and no warp waits for another. Does not know the grid.
 """
 
 from __future__ import annotations

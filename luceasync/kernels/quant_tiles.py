@@ -1,4 +1,4 @@
-"""A quantised matrix as GPU kernels read it: in blocks, as tensor cores want them."""
+"""A quantised matrix as GPU kernels read it: in blocks, as required by tensor cores."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def _many_rows(work: QuantWork, has_clusters: bool) -> QuantSplit:
     is_large = work.coding.bits in (5, 6)  # decoding takes more instructions
     num_units = -(-work.num_columns // (UNIT * BLOCK_COLUMNS))
     if work.paired or work.num_outputs >= HUGE:
-        # The others wait for a warp that has more units.
+        # The other warps wait for one that has more units.
         warps = 2 if num_units <= 16 and num_units % 4 else 4
         return QuantSplit(2, warps, 2, goes_on=work.paired)
     if work.num_outputs >= WIDE:

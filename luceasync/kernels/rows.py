@@ -221,9 +221,10 @@ def unroll(rings: Sequence[Tensor], begin: Tensor, to: Sequence[Tensor]) -> None
 
 
 def keep_newest(rings: Sequence[Tensor], begin: Tensor, new: Sequence[Tensor]) -> None:
-    """Write rows from position `begin` on to rings, of more rows than a ring holds the newest.
+    """Write rows from position `begin` on to rings; if there are more rows than a ring holds, only
+    the newest.
 
-    new: keys and values [rows, kv_heads, head_dim]; the rest as of `unroll`.
+    new: keys and values [rows, kv_heads, head_dim]; the rest as in `unroll`.
     """
     window, width, num_rows = len(rings[0]), rings[0][0].numel(), len(new[0])
     _launch_ring(

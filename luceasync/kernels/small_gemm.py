@@ -1,7 +1,7 @@
 """Products of up to 64 rows with a large weight matrix, for passes that verify proposed tokens.
 
-As luceasync.kernels.gemv, for more rows than its tiles can take without reading `x` too often. The
-bits of a row do not depend on the other rows or their number.
+Like luceasync.kernels.gemv, for more rows than its tiles can process without reading `x` too often.
+The bits of a row do not depend on the other rows or their number.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def _few_rows_kernel(
             else:
                 w = tl.load(second + at, mask=(at + k < dim)[None, :], other=0.0)
             other = tl.dot(w, columns, other, input_precision=PRECISION)
-    # Started earlier, programs would crowd on the multiprocessors that this kernel leaves free.
+    # If started earlier, programs would crowd on the multiprocessors that this kernel leaves free.
     start_next(OVERLAP)
 
     if PAIRED:

@@ -1,9 +1,9 @@
 """Gated DeltaNet for trees of a few rows, in one launch: convolution, delta rule and gated norm.
 
-A program takes one value head of one entry. It loads the lane's state before it waits for the pass,
-and then works by itself: with so few rows, a layer is bound by latency, not by bytes. Value heads
-that share a key head each recompute its queries and keys. luceasync.kernels.tree_delta does the
-same in three launches.
+A program processes one value head of one entry. It loads the lane's state before it waits for the
+pass, and then works independently: with so few rows, a layer is bound by latency, not by bytes.
+Value heads that share a key head each recompute its queries and keys. luceasync.kernels.tree_delta
+computes the same in three launches.
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ def _small_tree_kernel(
     x *= tl.rsqrt(tl.sum(x * x, 1) / VALUE_DIM + eps)[:, None] * scale[None, :]
     z = z.to(tl.float32)
     tl.store(out + at_row, (x * z * tl.sigmoid(z)).to(out.dtype.element_ty), mask=ok)
-    # What a commit needs.
+    # needed by a commit
     tl.store(updates + at_row, u, mask=ok)
     tl.store(totals + row * NUM_HEADS + head, total, mask=r_ok)
     tl.store(inputs + row[:, None] * channels + c_v[None, :], v_seen[KERNEL - 1], mask=ok)

@@ -1,7 +1,8 @@
 """Attention of trees of up to 16 rows on NVIDIA GPUs, in two launches: attend_tree.cu, which starts
 to copy keys and values before the preceding kernel has ended, and merge_tree.cu.
 
-Decides how queries and a context are divided. Computes what luceasync.kernels.tree_attention does.
+Decides how queries and a context are divided. Computes the same as
+luceasync.kernels.tree_attention.
 """
 
 from __future__ import annotations
@@ -83,9 +84,8 @@ def can_attend(projected: Tensor, keys: Tensor, num_heads: int, rotary_dim: int)
 
 @dataclass(frozen=True, slots=True)
 class TreeParts:
-    """What programs have found of parts of a context, to be merged: `sums` of values, float32
-    [entries, kv heads, splits, rows of an entry * group, head_dim], and `weights`, [.., 2].
-    """
+    """The results of programs for parts of a context, to be merged: `sums` of values, float32
+    [entries, kv heads, splits, rows of an entry * group, head_dim], and `weights`, [.., 2]."""
 
     heads: TreeHeads
     split: TreeSplit
@@ -101,7 +101,7 @@ class TreeParts:
         return self.row_indices.numel()
 
     def rows(self) -> Tensor:
-        """Merge and gate them: [entries, rows, query_dim]."""
+        """The parts merged and gated: [entries, rows, query_dim]."""
         width = self.heads.num_heads * self.heads.head_dim
         out = self.projected.new_empty(*self.row_indices.shape, width)
         self._merge(self.num_rows, out, None, ())
@@ -151,9 +151,8 @@ def attend_tree(
     queries: Tensor | None = None,
     chosen: TreeSplit | None = None,
 ) -> TreeParts:
-    """As luceasync.kernels.tree_attention.attend_tree, in bfloat16; the parts are to be merged.
-    `chosen` replaces `choose_split`.
-    """
+    """Same as luceasync.kernels.tree_attention.attend_tree, in bfloat16; the parts are still to be
+    merged. `chosen` replaces `choose_split`."""
     num_entries, num_rows = row_indices.shape
     num_kv_heads, head_dim = keys.shape[2:]
     kv_dim, group = num_kv_heads * head_dim, num_heads // num_kv_heads

@@ -40,7 +40,8 @@ CONV_ROWS = 16  # per program of the convolution
 
 @dataclass(frozen=True, slots=True)
 class TreeDeltaTile:
-    """The part of a head's state that a program takes: `block_key` rows, `block_value` columns."""
+    """The part of a head's state that a program processes: `block_key` rows, `block_value`
+    columns."""
 
     block_key: int
     block_value: int

@@ -1,9 +1,9 @@
 """Attention of rows of trees to a window: flash-decoding (Dao et al., 2023) over the lane's ring,
 read in place, and over the rows themselves.
 
-A single row is a tree of one, which may be written to its ring at once; rows of trees go to
-scratch alone. What a row sees depends on numbers on the device alone, so one captured graph serves
-every position.
+A single row is a tree of one row, which may be written to its ring at once; rows of larger trees
+only go to scratch. What a row sees depends only on numbers on the device, so one captured graph
+serves every position.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def attend_window(
     gated: bool,
     keeps: bool = False,
 ) -> Tensor:
-    """Let every row attend to those of the ring's rows, its ancestors and itself that are less than
-    a window away.
+    """Let every row attend to the ring's rows, its ancestors and itself, as far as these are less
+    than a window away.
 
     projected: [entries, rows, query_dim + 2 kv_dim (+ query_dim of gates)] contiguous; keys,
     values: [lanes, window, kv_heads, head_dim] contiguous, position p at p % window; lanes: int32
@@ -177,7 +177,7 @@ def _attend_window_kernel(
         )
 
         if KEEPS:
-            # No program sees what is in its place: it has just left the window.
+            # No program reads the row in its place, which has just left the window.
             first = (entry * NUM_KV_HEADS + kv_head) * HEAD_DIM + d
             place = tl.load(positions + entry) % WINDOW * NUM_KV_HEADS + kv_head
             at = lane.to(tl.int64) * lane_stride + place * HEAD_DIM + d
@@ -193,7 +193,7 @@ def _attend_window_kernel(
     for chunk in range(begin, end):
         place = chunk * PAGE + t
         is_written = place < span
-        # What is behind the newest row's place is a window older.
+        # Rows after the newest row's place are one window older.
         key_position = last - (last - place + WINDOW) % WINDOW
         at = place.to(tl.int64)[:, None] * (NUM_KV_HEADS * HEAD_DIM) + d[None, :]
         ok = is_written[:, None] & d_ok
