@@ -8,7 +8,7 @@
 enum { PLAIN, Q4_K, Q5_K, Q6_K };
 
 typedef struct {
-    int kind, scale_bytes, has_minimum, plane_bytes, code_bytes; /* all but the first: of PLAIN */
+    int kind, scale_bytes, has_minimum, plane_bytes, code_bytes; /* of PLAIN: 1 or 2, .., 0 or 4, 16 or 32 */
     int64_t num_rows, num_blocks;                                /* blocks of a row */
     const uint8_t *blocks;
     uint8_t *codes, *planes, *scales, *small_scales, *minimums, *small_minimums;
@@ -41,16 +41,22 @@ static inline uint64_t turned(uint64_t x) {
     return x ^ swapped ^ swapped << 28;
 }
 
-static void unpack_plain(const Unpacking *u, const uint8_t *block, int64_t at) {
-    memcpy(u->scales + at * u->scale_bytes, block, (size_t)u->scale_bytes);
+/* Sizes are written out: a copy of a size that is known is an instruction or two. */
+static inline void unpack_plain(const Unpacking *u, const uint8_t *block, int64_t at) {
+    if (u->scale_bytes == 2) memcpy(u->scales + 2 * at, block, 2);
+    else u->scales[at] = *block;
     block += u->scale_bytes;
     if (u->has_minimum) { /* ggml adds it, we subtract */
         memcpy(u->minimums + 2 * at, block, 2);
         u->minimums[2 * at + 1] ^= 0x80;
         block += 2;
     }
-    if (u->plane_bytes) memcpy(u->planes + at * u->plane_bytes, block, (size_t)u->plane_bytes);
-    memcpy(u->codes + at * u->code_bytes, block + u->plane_bytes, (size_t)u->code_bytes);
+    if (u->plane_bytes) {
+        memcpy(u->planes + 4 * at, block, 4);
+        block += 4;
+    }
+    if (u->code_bytes == 32) memcpy(u->codes + 32 * at, block, 32);
+    else memcpy(u->codes + 16 * at, block, 16);
 }
 
 /* Q4_K and Q5_K, 256 columns. */
