@@ -213,6 +213,7 @@ def test_a_scale_that_is_no_number_is_told(tmp_path: Path):
         open_backend(path, 1)
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize(
     "name", ["blk.0.attn_norm.weight", "blk.1.ffn_up.weight", "token_embd.weight"]
