@@ -18,7 +18,7 @@ from tests.engines import running
 
 pytestmark = pytest.mark.slow
 
-NUM_TURNS, NUM_TITLES = 8, 3  # and so many titles after each turn
+NUM_TURNS, NUM_TITLES = 6, 3  # and so many titles after each turn
 SESSION = {"x-session-id": "ses_1"}
 WORDS = "the quick brown fox jumps over lazy dogs while nobody minds it at all today".split()
 

@@ -188,6 +188,7 @@ def test_stages_are_even_and_none_is_empty():
     assert even_stages(2, 3) == ((0, 1), (1, 2))
 
 
+@pytest.mark.covered(1)
 @pytest.mark.slow
 async def test_what_one_stage_has_kept_is_taken_up_by_several(
     tiny_dir: Path, tmp_path: Path, num_stages: int
@@ -203,7 +204,7 @@ async def test_what_one_stage_has_kept_is_taken_up_by_several(
 
 
 @pytest.mark.any_family
-@pytest.mark.covered(1)
+@pytest.mark.covered(0)
 @pytest.mark.slow
 async def test_speculation_over_several_stages_says_the_same(
     tiny_dir: Path, tmp_path: Path, num_stages: int

@@ -121,6 +121,7 @@ def test_nodes_go_between_processes(open_in, arrangement: str, transport: str):
         assert torch.equal(life(target, "other"), life(target, "n"))
 
 
+@pytest.mark.any_family
 def test_nodes_of_each_arrangement_are_taken_up_by_each_other_one(open_in):
     several = {name: open_in(name, "shared") for name in ARRANGEMENTS}
     expected = life(several["one"])

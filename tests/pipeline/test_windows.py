@@ -82,6 +82,7 @@ async def test_what_memory_disk_and_a_restart_give_back_is_what_was_computed(
 
 
 @pytest.mark.slow
+@pytest.mark.covered(0)
 @pytest.mark.usefixtures("forked_backends")
 async def test_several_processes_with_trees_of_drafts_say_and_keep_what_one_does(
     model_dir: Path, tmp_path: Path
