@@ -1,4 +1,4 @@
-"""The program at the other end of a channel: a stage or a drafter in a process of its own.
+"""The program at the other end of a channel: runs a stage or a drafter in a separate process.
 
-Owns what such a process is told and does. Knows no request, and not what started it.
+Owns everything about such a process. Does not know requests, or what started the process.
 """

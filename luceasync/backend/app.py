@@ -1,7 +1,7 @@
 """The program luceasync-backend: its arguments, its greeting, its end.
 
-Writes nothing but log lines, to standard error, and ends when the process that started it is gone.
-With --listen it waits for a server on another machine instead.
+Writes only log lines, to standard error, and ends when the process that started it is gone. With
+--listen it waits for a server on another machine instead.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Backend(Protocol):
-    """The work of a process, from its greeting to its end; see stage.py and draft.py."""
+    """The work of a process, from the greeting to the end; see stage.py and draft.py."""
 
     def run(self) -> None:
         """Run commands. Raises ChannelClosed when the parent is gone."""
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The entry point."""
     arguments = parse(argv)
     logging.basicConfig(level="INFO", stream=sys.stderr, format="%(levelname)s %(message)s")
-    logging.getLogger("numba").setLevel(logging.WARNING)  # it tells of each step of its compiler
+    logging.getLogger("numba").setLevel(logging.WARNING)  # it reports each step of its compiler
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # read by torch; see luceasync.cli.app
     try:
         _run(arguments)

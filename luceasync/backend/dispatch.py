@@ -1,7 +1,8 @@
-"""Commands of the parent process, in the order in which they come: checked, run, answered.
+"""Runs the commands of the parent process, in order of arrival: checks each, runs it and answers
+it.
 
-Owns the channel, and when payloads are given back. Knows no verb. Any error ends the process: the
-parent sees that at once, and has its last log lines.
+Owns the channel, and decides when payloads are freed. Does not know any command. Every error ends
+the process: the parent sees that at once, and has its last log lines.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from luceasync.pipeline.remote.wire import Command
 
 CALL_S = 300.0
 POLL_S = 60.0
-EVENT_POLL_S = 1e-3  # how often a device is asked whether it has read a payload
-PROGRESS_BYTES = 32 << 20  # of weights that were read, between two messages about it
+EVENT_POLL_S = 1e-3  # how often to check whether a device has read a payload
+PROGRESS_BYTES = 32 << 20  # bytes of weights read, between two progress messages
 
 C = TypeVar("C", bound=Command)
 
@@ -34,9 +35,8 @@ Method = Callable[[Any, C, list[Tensor]], Answers | None]
 
 
 def handles(*commands: type[C]) -> Callable[[Method[C]], Method[C]]:
-    """Mark the method that runs commands. It gets the command and the tensors that came with it,
-    and returns or yields the answers, if there are any.
-    """
+    """Mark the method that runs commands. It receives the command and its tensors, and returns or
+    yields the answers, if there are any."""
 
     def mark(method: Method[C]) -> Method[C]:
         vars(method)["commands"] = commands
@@ -55,35 +55,35 @@ def handlers_of(owner: object) -> dict[type[Command], Handler]:
 
 
 def result(*tensors: Tensor) -> Answers:
-    """The answer of a command that is done, with what it returns."""
+    """The answer to a finished command, with its return value."""
     return [(Result(), tensors)]
 
 
 class Dispatcher:
-    """Runs commands, each with its handler."""
+    """Runs commands, each by its handler."""
 
     def __init__(self, channel: Channel[Any]) -> None:
         self.handlers: dict[type[Command], Handler] = {}
-        self.sizes: Any = None  # from which commands compute payloads, once a model is loaded
+        self.sizes: Any = None  # sizes of payloads, once a model is loaded
         self._channel = channel
-        self._in_place: Payload | None = None  # of the command that is being run
+        self._in_place: Payload | None = None  # payload of the current command
         self._lent: deque[tuple[Event, Payload]] = deque()  # payloads that a device may still read
 
     def serve(self) -> NoReturn:
-        """Run commands until the parent is gone. Raises ChannelClosed then."""
+        """Run commands until the parent is gone, which raises ChannelClosed."""
         while True:
             if (got := self.next()) is not None:
                 self.dispatch(got)
 
     def next(self) -> Received[Any] | None:
-        """The next command, or None if none has come for a while."""
+        """The next command, or None if none arrives for a while."""
         self._free_read()
         while self._lent and not self._channel.poll(EVENT_POLL_S):
             self._free_read()
         return self._channel.receive(CALL_S) if self._channel.poll(POLL_S) else None
 
     def dispatch(self, got: Received[Any]) -> None:
-        """Run one command. Closes the channel on one that is not allowed."""
+        """Run one command. A command that is not allowed closes the channel."""
         command = got.message
         handler = self.handlers.get(type(command))
         try:
@@ -98,9 +98,8 @@ class Dispatcher:
             raise ChannelClosed(str(error)) from None
 
     def received(self, got: Received[Any], specs: Sequence[Spec]) -> list[Tensor]:
-        """The tensors of a command. Raises WireError, ChannelClosed for others than the command
-        should have.
-        """
+        """The tensors of a command. Raises WireError if they differ from those that the command
+        should have, and ChannelClosed."""
         name = type(got.message).__name__
         if got.payload is None:
             if specs:
@@ -114,20 +113,19 @@ class Dispatcher:
         return lend(got.payload, specs)
 
     def free_after(self, event: Event) -> None:
-        """Free the payload of the command that is being run, which is read in place, once a device
-        has come to the event.
-        """
+        """Free the payload of the current command, which is read in place, once a device has
+        reached the event."""
         assert self._in_place is not None
         self._lent.append((event, self._in_place))
         self._in_place = None
 
     def answer(self, got: Received[Any], message: Message, tensors: Sequence[Tensor] = ()) -> None:
-        """Answer a command, with tensors of any device."""
+        """Answer a command, with tensors from any device."""
         room = None
         if tensors:
             room = self._channel.reserve(payload_bytes(specs_of(tensors)), CALL_S)
             put(room, tensors)
-        while self._lent:  # after an answer the parent may let others write there
+        while self._lent:  # after an answer the parent may reuse their memory
             event, payload = self._lent.popleft()
             if not event.query():
                 event.synchronize()
@@ -135,13 +133,12 @@ class Dispatcher:
         self._channel.send(message, room, answers=got.number, deadline_s=CALL_S)
 
     def say(self, message: Message) -> None:
-        """Send a message that answers no command."""
+        """Send a message that is not the answer to a command."""
         self._channel.send(message, deadline_s=CALL_S)
 
     def load(self, load: Callable[[Callable[[int], None]], None]) -> None:
-        """Load a model, and tell the parent the progress, and whether it could be loaded. `load` is
-        given what to call with the bytes that were read.
-        """
+        """Load a model, and report the progress to the parent, and whether the model could be
+        loaded. `load` receives a callback for the number of bytes read."""
         progress = _Progress(self)
         try:
             load(progress.advance)
@@ -162,7 +159,7 @@ class Dispatcher:
 
 
 class _Progress:
-    """Tells how many bytes of weights were read, not at every tensor."""
+    """Reports how many bytes of weights were read, but not for every tensor."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher

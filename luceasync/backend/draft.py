@@ -1,6 +1,7 @@
 """A backend that runs a drafter: its commands, and memory for the rows of its nodes.
 
-Owns network, ring of features, and memory for nodes. Knows no target but the width of its rows.
+Owns the network, the ring of features, and memory for nodes. Knows nothing of the target except the
+width of its rows.
 """
 
 from __future__ import annotations
@@ -40,21 +41,21 @@ log = logging.getLogger(__name__)
 
 
 class RowMemory(Protocol):
-    """Where rows of nodes lie. `spec`: shape and dtype of the rows that are meant."""
+    """Memory for rows of nodes. `spec`: shape and dtype of the rows."""
 
     def allocate(self, place: int, spec: Spec) -> Tensor:
-        """Rows of any content for a new node. Raises MemoryError, and WireError for a place that is
-        not within the memory.
-        """
+        """Rows for a new node, with arbitrary content. Raises MemoryError, and WireError for a
+        place outside the memory."""
         ...
 
     def rows(self, place: int, begin: int, spec: Spec) -> Tensor:
-        """Rows of a node from its row `begin` on. Raises WireError for those that it has not."""
+        """Rows of a node from its row `begin` on. Raises WireError for rows that it does not
+        have."""
         ...
 
 
 class LentRows:
-    """See RowMemory: memory that the parent allocates. A place is where a node begins in it."""
+    """A RowMemory that the parent allocates. A place is the offset at which a node begins."""
 
     def __init__(self, memory: SealedMemory, row_bytes: int) -> None:
         self._memory = memory
@@ -73,7 +74,7 @@ class LentRows:
 
 
 class OwnRows:
-    """See RowMemory: memory of this process. A place is the number of a node."""
+    """A RowMemory in this process. A place is the number of a node."""
 
     def __init__(self, memory: HostMemory) -> None:
         self._memory = memory
@@ -98,14 +99,13 @@ class OwnRows:
         return self._nodes[place]
 
     def drop(self, place: int) -> None:
-        """Forget a node, if it is here."""
+        """Forget a node, if it exists."""
         self._nodes.pop(place, None)
 
 
 class SentEmbedding:
-    """The target's embedding as a drafter has it: the rows that came with a proposal, and the row
-    of the mask token. A token is the number of a row here.
-    """
+    """The part of the target's embedding that the drafter has: the rows that were sent with a
+    proposal, and the row of the mask token. Tokens are numbers of rows here."""
 
     def __init__(self, mask: Tensor, num_lanes: int, device: torch.device) -> None:
         """mask: [hidden]."""
@@ -113,7 +113,7 @@ class SentEmbedding:
         self.mask_token = num_lanes
 
     def replace(self, rows: Tensor) -> list[int]:
-        """Take rows [entries, hidden] in place of those before. Returns their tokens."""
+        """Replace the rows by `rows` [entries, hidden]. Returns their tokens."""
         self._rows[: len(rows)].copy_(rows, non_blocking=True)
         return [*range(len(rows))]
 
@@ -162,7 +162,8 @@ class DraftHandlers:
         [kept] = tensors
         num_tokens = command.num_tokens
         if whole := [n for n in self._short_rows if n >= num_tokens]:
-            kept = F.pad(kept, (0, 0, 0, whole[0] - num_tokens))  # as the target's passes do
+            # padded like the target's passes
+            kept = F.pad(kept, (0, 0, 0, whole[0] - num_tokens))
         taps = [tap[None] for tap in kept]
         self._draft.absorb_chunk(taps, command.lane, command.begin, num_tokens)
 
@@ -226,10 +227,10 @@ def _bytes(rows: Tensor) -> Tensor:
 
 
 class DraftBackend:
-    """The work of one process, from its greeting to its end."""
+    """The work of one process, from the greeting to the end."""
 
     def __init__(self, parent: ParentConnection, draft_dir: Path, names: Mapping[str, str]) -> None:
-        """`names`: the devices that are offered under other names than their own."""
+        """`names`: the devices that are offered under different names."""
         self._parent = parent
         self._draft_dir = draft_dir
         self._names = names
@@ -239,7 +240,7 @@ class DraftBackend:
 
     @torch.inference_mode()
     def run(self) -> None:
-        """Run commands. Raises ChannelClosed when the parent is gone."""
+        """Run commands until the parent is gone, which raises ChannelClosed."""
         self._dispatcher.serve()
 
     def close(self) -> None:
@@ -280,7 +281,7 @@ class DraftBackend:
         draft: LocalDraft[Tensor] = LocalDraft(
             network,
             ring_of(network, platform, command.num_lanes, command.max_ctx_tokens),
-            lambda rows, anchors, budget: rows,  # the target's head is not here
+            lambda rows, anchors, budget: rows,  # the target's head is in another process
             run=run,
             reach_for=network.reach_for,
             short_rows=command.short_rows,
@@ -292,7 +293,7 @@ class DraftBackend:
         log.info("a drafter of %d layers is loaded", command.spec.num_layers)
 
     def _row_memory(self, name: str, command: wire.LoadDraft) -> RowMemory:
-        """Memory that was lent, or else our own, about which there are commands."""
+        """Memory lent by the parent, or otherwise our own, which has its own commands."""
         lent = lent_memory(self._parent, [name])
         if lent is not None:
             return LentRows(lent, command.sizes.row_bytes)

@@ -1,7 +1,7 @@
-"""The devices' end of a link from another machine, which carries a server's sockets.
+"""The listening end of a link from another machine; the link carries the sockets of one server.
 
 `serve_host` listens, and starts a process for each stage of one server; see bring.py for the
-server's end. Knows no message of a channel.
+server's end. Does not know the messages of a channel.
 """
 
 from __future__ import annotations
@@ -44,22 +44,21 @@ from luceasync.pipeline.remote.agreement import ContentDigests
 
 LINK_PROTOCOL = 1
 HANDSHAKE_S = 5.0
-STARTING_S = 120.0  # its weights may have to be read, for their digest
+STARTING_S = 120.0  # the peer may have to read its weights first, for their digest
 MAX_STRANGERS = 16  # connections that have not identified themselves
 MAX_SESSIONS = 16
 MAX_RING_BYTES = 1 << 36
 RETRY_S = 0.3
 ENDING_S = 10.0
-SETTLE_S = 3.0  # until a process whose sockets are closed has ended
+SETTLE_S = 3.0  # for a process whose sockets are closed to end
 EXIT_LOST = 1
 
 log = logging.getLogger(__name__)
 
 
 class Opening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a server asks a listener for. `place` names the stage: a new connection for it replaces
-    the one before, which may not know yet that its link was cut.
-    """
+    """A server's request to a listener. `place` names the stage: a new connection for it replaces
+    the previous one, which may not know yet that its link was cut."""
 
     protocol: Natural
     version: str
@@ -74,7 +73,7 @@ class Opening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The answer. `refusal`: why not; `is_busy`: it may be possible later."""
+    """The reply. `refusal`: why the request was refused; `is_busy`: it may succeed later."""
 
     refusal: str = ""
     is_busy: bool = False
@@ -82,7 +81,7 @@ class Opened(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass
 class _Session:
-    """One process, for a server that `peer` runs."""
+    """One process, run for the server of `peer`."""
 
     peer: str
     link: Link | None = None
@@ -91,7 +90,7 @@ class _Session:
 
 
 class BackendListener:
-    """Accepts connections of servers, one server's at a time, each in a thread of its own."""
+    """Accepts connections of servers, from one server at a time, each in its own thread."""
 
     def __init__(
         self,
@@ -103,9 +102,8 @@ class BackendListener:
         keeps_one: bool = False,
     ) -> None:
         """Takes over the listening socket. `command` starts a backend; `model_dir`: the model's
-        directory here, if it is not where the server has it; `keeps_one`: a process always waits,
-        with its imports done, so that a stage that was lost is back sooner.
-        """
+        directory on this machine, if it differs from the server's; `keeps_one`: always keep a
+        process waiting that has done its imports, so that a lost stage is back sooner."""
         self._sock, self._context = sock, context
         self._command, self._model_dir = tuple(command), model_dir
         self._sessions: dict[str, _Session] = {}
@@ -129,7 +127,7 @@ class BackendListener:
                 if self._is_closed:
                     return
                 log.warning("a connection was not accepted: %s", error.strerror)
-                time.sleep(RETRY_S)  # too many files are open, most likely
+                time.sleep(RETRY_S)  # most likely too many files are open
                 continue
             where = str(Address(*address[:2]))
             try:
@@ -137,7 +135,7 @@ class BackendListener:
                 tls = self._context.wrap_socket(
                     sock, server_side=True, do_handshake_on_connect=False
                 )
-            except OSError as error:  # it is closed already
+            except OSError as error:  # already closed
                 log.warning("%s: not let in: %s", where, error)
                 sock.close()
                 continue
@@ -145,9 +143,9 @@ class BackendListener:
             threading.Thread(target=self._meet, args=(tls, where), daemon=True).start()
 
     def close(self) -> None:
-        """Accept nothing more, and end all processes. Idempotent."""
+        """Accept no more connections, and end all processes. Idempotent."""
         self._is_closed = True
-        with suppress(OSError):  # not listening any more
+        with suppress(OSError):  # no longer listening
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
         with self._lock:
@@ -159,12 +157,13 @@ class BackendListener:
             self._waiting.close()
 
     def _meet(self, tls: ssl.SSLSocket, where: str) -> None:
-        """Find out whether the other end is one of ours. A stranger costs a thread and a line."""
+        """Find out whether the other end is one of ours. A stranger costs one thread and one log
+        line."""
         is_crowded_out, peer, content = False, "", b""
         with tls:
             try:
                 try:
-                    # Not SSLSocket's own recv, which would want a handshake.
+                    # Not SSLSocket's own recv, which would start a handshake.
                     says_something = bool(socket.socket.recv(tls, 1, socket.MSG_PEEK))
                     if says_something:
                         tls.do_handshake()
@@ -199,7 +198,7 @@ class BackendListener:
                     return
                 except LuceasyncError as error:
                     answer = Opened(str(error))
-            # A server that waits for its turn asks again every RETRY_S.
+            # A server that waits for its turn retries every RETRY_S.
             is_news = self._last_refusal != (peer, answer.refusal)
             self._last_refusal = peer, answer.refusal
             log.log(
@@ -217,7 +216,7 @@ class BackendListener:
             session.is_over.set()
 
     def _seat(self, session: _Session, place: str) -> Opened:
-        """Give a session its place; the one before it there has ended then."""
+        """Assign a session to its place; the previous session there has ended then."""
         with self._lock:
             before = self._sessions.get(place)
             others = {each.peer for key, each in self._sessions.items() if key != place}
@@ -232,14 +231,13 @@ class BackendListener:
     def _end(self, session: _Session) -> bool:
         session.is_unwanted = True
         if session.link is not None:
-            with suppress(OSError):  # its link is closed already
+            with suppress(OSError):  # its link is already closed
                 session.link.stop()
         return session.is_over.wait(ENDING_S)
 
     def _run(self, tls: ssl.SSLSocket, session: _Session, opening: Opening, where: str) -> None:
         """Start the process, and carry its sockets until either end is gone. Raises ConfigError,
-        OSError.
-        """
+        OSError."""
         arguments = self._arguments(opening)
         process = self._starter.submit(self._take_waiting).result()
         child = process.child
@@ -262,7 +260,7 @@ class BackendListener:
             process.close()
 
     def _take_waiting(self) -> _Waiting:
-        """The process that waits, or a new one. Runs in the thread that starts them."""
+        """The waiting process, or a new one. Runs in the thread that starts them."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None and waiting.child.poll() is None:
             return waiting
@@ -271,7 +269,7 @@ class BackendListener:
         return _start_waiting(self._command)
 
     def _keep_one(self) -> None:
-        """Start a process that waits, if there is none. Runs in the thread that starts them."""
+        """Start a waiting process, if there is none. Runs in the thread that starts them."""
         if self._waiting is None and not self._is_closed:
             self._waiting = _start_waiting(self._command)
 
@@ -287,7 +285,7 @@ class BackendListener:
 
 
 def _opening_in(content: bytes) -> Opening | Opened:
-    """What is asked for, or a refusal."""
+    """The request, or a refusal."""
     try:
         opening = msgspec.msgpack.decode(content, type=Opening)
     except msgspec.DecodeError as error:
@@ -306,7 +304,7 @@ def _opening_in(content: bytes) -> Opening | Opened:
 
 
 class StageAssignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a process that waits is told to be: arguments of this program, and its sockets."""
+    """What a waiting process is assigned: arguments of this program, and its sockets."""
 
     arguments: list[str]
     wiring: Wiring
@@ -314,14 +312,14 @@ class StageAssignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A process that has imported what it needs, or soon will, and waits for a StageAssignment."""
+    """A process that has done its imports, or soon will have, and waits for a StageAssignment."""
 
     child: subprocess.Popen[bytes]
     sockets: dict[Carried, socket.socket]
     wiring: Wiring
 
     def assign(self, arguments: list[str], opening: Opening) -> None:
-        """Raises OSError if it has ended."""
+        """Send the assignment. Raises OSError if the process has ended."""
         wiring = msgspec.structs.replace(
             self.wiring,
             session=opening.session,
@@ -340,7 +338,7 @@ class _Waiting:
 
 
 def _start_waiting(command: Sequence[str]) -> _Waiting:
-    """Start a process that waits. It ends with the calling thread. Raises OSError."""
+    """Start a waiting process. It ends with the calling thread. Raises OSError."""
     with ExitStack() as ours, ExitStack() as theirs:
         here: dict[Carried, socket.socket] = {}
         there: dict[Carried, int] = {}
@@ -367,9 +365,8 @@ def _start_waiting(command: Sequence[str]) -> _Waiting:
 
 
 def wait_for_assignment(environ: MutableMapping[str, str] = os.environ) -> list[str] | None:
-    """Wait to be told what to be, in a process that waits. Returns the arguments, and leaves the
-    sockets in the environment; None: it is not needed any more.
-    """
+    """In a waiting process, wait for an assignment. Returns the arguments, and leaves the sockets
+    in the environment; None: the process is no longer needed."""
     wiring = wiring_in(environ)
     with socket.socket(fileno=os.dup(wiring.control)) as control:
         told = control.recv(MAX_PACKET_BYTES)
@@ -381,7 +378,7 @@ def wait_for_assignment(environ: MutableMapping[str, str] = os.environ) -> list[
 
 
 def wiring_in(environ: MutableMapping[str, str]) -> Wiring:
-    """What the process that started this one has left for it. Raises ConfigError."""
+    """The wiring that the process which started this one has left for it. Raises ConfigError."""
     try:
         return msgspec.json.decode(environ.pop(VARIABLE, ""), type=Wiring)
     except msgspec.DecodeError as error:
@@ -391,7 +388,7 @@ def wiring_in(environ: MutableMapping[str, str]) -> Wiring:
 
 
 def _end_of(child: subprocess.Popen[bytes], settle_s: float) -> str:
-    """How a process ended; it is killed if it has not yet."""
+    """How a process ended; kill it if it has not yet."""
     with suppress(subprocess.TimeoutExpired):
         child.wait(settle_s)
     _kill(child)
@@ -401,9 +398,9 @@ def _end_of(child: subprocess.Popen[bytes], settle_s: float) -> str:
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    """Kill a process with all that it started, and reap it. Idempotent."""
+    """Kill a process and everything that it started, and reap it. Idempotent."""
     if child.returncode is None:
-        for kill in (os.killpg, os.kill):  # it may not lead its group yet
+        for kill in (os.killpg, os.kill):  # it may not be the leader of its group yet
             with suppress(ProcessLookupError):
                 kill(child.pid, signal.SIGKILL)
         child.wait()

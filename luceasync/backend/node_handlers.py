@@ -1,7 +1,7 @@
-"""Commands about nodes of a stage, which lie in memory that was lent, or in this process's own.
+"""Commands about nodes of a stage, which lie in memory lent by the parent, or in this process.
 
-Copies of a device go on beside later commands. When they have arrived, the parent is told beside
-the channel, from the thread that sees it.
+Copies of a device run concurrently with later commands. Their completion is reported to the parent
+outside the channel, by the thread that detects it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class NodeHandlers:
         set_offsets: Callable[[Sequence[int]], None],
         complete: Callable[[int], None],
     ) -> None:
-        """`parts`: of each shard; `set_offsets` is told where the next regions of `memory` lie, if
-        the parent says so; `complete`, which may be called in any thread, completes a ticket.
-        """
+        """`parts`: of each shard; `set_offsets` is called with the places of the next regions in
+        `memory`, if the parent sends them; `complete`, which any thread may call, completes a
+        ticket."""
         self._parts = parts
         self._memory = memory
         self._set_offsets = set_offsets
@@ -81,7 +81,7 @@ class NodeHandlers:
     def _answer_copies(
         self, copies: Ticket, ticket: int
     ) -> Iterator[tuple[answers.NodeRoom, Sequence[Tensor]]]:
-        """Raises the error of copies that are over."""
+        """Raise the error of finished copies, if there is one."""
         have_arrived = copies.is_done
         if have_arrived:
             copies.wait()
@@ -90,7 +90,7 @@ class NodeHandlers:
             copies.when_done(lambda: self._complete_copies(copies, ticket))
 
     def _complete_copies(self, copies: Ticket, ticket: int) -> None:
-        """Runs in a thread that cannot hand an error on: it ends the process."""
+        """Runs in a thread that has no caller to raise to: an error ends the process."""
         try:
             copies.wait()
             self._complete(ticket)
@@ -150,7 +150,7 @@ class NodeHandlers:
 
 
 def piece_of(tensors: Sequence[Tensor], command: wire.ExportNode | wire.FillNode) -> Tensor:
-    """The bytes of a node's tensors that a command means, uint8 [bytes]. Raises WireError."""
+    """The bytes of a node's tensors that a command refers to, uint8 [bytes]. Raises WireError."""
     if command.index >= len(tensors):
         raise WireError(f"tensor {command.index} of a node of {len(tensors)}")
     whole = tensors[command.index].view(-1).view(torch.uint8)
@@ -165,20 +165,19 @@ def _key(node: int) -> NodeKey:
 
 
 class LentMemory:
-    """See HostMemory: memory that the parent allocates. It keeps a region until this process no
-    longer reads or writes it.
-    """
+    """A HostMemory that the parent allocates. It keeps a region until this process no longer reads
+    or writes it."""
 
     def __init__(self, memory: SealedMemory) -> None:
         self._memory = memory
         self._offsets: deque[int] = deque()
 
     def set_offsets(self, offsets: Sequence[int]) -> None:
-        """Where the next regions lie, in the order in which they will be allocated."""
+        """Set where the next regions lie, in the order in which they will be allocated."""
         self._offsets = deque(offsets)
 
     def allocate(self, num_bytes: int) -> memoryview:
-        """See HostMemory. Raises ValueError for a region that is not within the memory."""
+        """See HostMemory. Raises ValueError for a region outside the memory."""
         if not self._offsets:
             raise ValueError(f"no offset was given for {num_bytes} bytes")
         begin = self._offsets.popleft()
@@ -189,4 +188,4 @@ class LentMemory:
         return self._memory.view[begin : begin + num_bytes]
 
     def close(self) -> None:
-        """Do nothing: the memory belongs to the parent."""
+        """No-op: the memory belongs to the parent."""

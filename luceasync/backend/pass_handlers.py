@@ -28,15 +28,15 @@ class PassHandlers:
         input_is_queued: Callable[[], None],
         prepare: Callable[[StepKind, Batch], None],
     ) -> None:
-        """`taps`: those of this stage, in order; `input_is_queued` is called when a pass has been
-        queued that reads its input in place; `prepare` does what can be done before a step.
+        """`taps`: those of this stage, in order; `input_is_queued` is called when a pass that reads
+        its input in place has been queued; `prepare` does the work that is possible before a step.
         """
         self._passes = passes
         self._sizes = sizes
         self._taps = taps
         self._input_is_queued = input_is_queued
         self._prepare = prepare
-        self._events: list[PageEvent] = []  # of an epoch that has not come whole
+        self._events: list[PageEvent] = []  # of an epoch that has not arrived completely
         self._parents: Tensor | None = None
         self._batch = Batch((), (), 1)
         self._rankings: list[Ranking] = []  # since the last pass
@@ -90,7 +90,7 @@ class PassHandlers:
         return result(*map(torch.from_numpy, arrays))
 
     def _wanted(self, command: wire.RankLogits, tensors: list[Tensor]) -> RankRequest:
-        """The tensors are those of RankLogits.payload, in its order."""
+        """The expected tensors are those of RankLogits.payload, in its order."""
         given = iter(tensors)
         mass_at = tuple(next(given).tolist()) if command.num_masses else ()
         none = torch.empty(5, 0, dtype=torch.float64)

@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 
 
 class StageBackend:
-    """The work of one process, from its greeting to its end."""
+    """The work of one process, from the greeting to the end."""
 
     def __init__(
         self, parent: ParentConnection, model: ModelFiles | None, names: Mapping[str, str]
     ) -> None:
-        """`names`: the devices that are offered under other names than their own."""
+        """`names`: the devices that are offered under different names."""
         self._parent = parent
         self._model = model
         self._names = names
@@ -48,7 +48,7 @@ class StageBackend:
 
     @torch.inference_mode()
     def run(self) -> None:
-        """Run commands. Raises ChannelClosed when the parent is gone."""
+        """Run commands until the parent is gone, which raises ChannelClosed."""
         self._dispatcher.serve()
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class StageBackend:
         with model.weights.open() as source:
             stage = LocalStage(spec, plan, source, advance, command.taps, self._memory, number)
         self._stage = stage
-        if plan.suits_one_thread:  # after reading: threads unpack weights
+        if plan.suits_one_thread:  # after reading, since threads unpack weights
             torch.set_num_threads(1)
         sizes = StageSizes(spec, plan, number)
         taps = [tap for tap in command.taps if tap in sizes.layers]
@@ -108,7 +108,8 @@ class StageBackend:
     def _node_memory(
         self, names: Sequence[str], num_bytes: int
     ) -> tuple[HostMemory, Callable[[Sequence[int]], None]]:
-        """Memory that was lent, or else our own; and what to tell where the next regions lie."""
+        """Memory lent by the parent, or otherwise our own; and the function that sets where the
+        next regions lie."""
         lent = lent_memory(self._parent, names)
         if lent is None:
             return host_memory(names, num_bytes), lambda offsets: None
@@ -132,7 +133,7 @@ class StageBackend:
 
 
 def lent_memory(parent: ParentConnection, names: Sequence[str]) -> SealedMemory | None:
-    """Memory that was lent for nodes, pinned for these devices; None: use our own."""
+    """Memory that the parent lent for nodes, pinned for these devices; None: use our own."""
     lent = parent.lent.get(wire.NODES)
     if lent is not None:
         lent.register(page_lock_for(names))
@@ -140,7 +141,7 @@ def lent_memory(parent: ParentConnection, names: Sequence[str]) -> SealedMemory 
 
 
 def with_own_names(plan: Plan, names: Mapping[str, str]) -> Plan:
-    """The plan with this process's devices named as torch knows them."""
+    """The plan, with this process's devices named as in torch."""
     shards, devices = [], []
     for shard, device in zip(plan.shards, plan.devices, strict=True):
         if device.is_here:
@@ -152,6 +153,7 @@ def with_own_names(plan: Plan, names: Mapping[str, str]) -> Plan:
 
 
 def _real_name(name: str, names: Mapping[str, str]) -> str:
-    """The name that torch knows: that of another machine's server begins with this machine's."""
+    """torch's name of the device: names used by a server on another machine begin with this
+    machine's name."""
     local = own_name(name)
     return names.get(local, local)

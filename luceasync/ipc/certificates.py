@@ -1,6 +1,6 @@
-"""Certificates of machines that trust each other: one file a machine, and the owner's authority.
+"""Certificates of machines that trust each other: one file per machine, and the owner's authority.
 
-Owns what is in a file, and the settings of TLS. Only `pair` needs the package cryptography.
+Owns the contents of a file, and the settings of TLS. Only `pair` needs the package cryptography.
 """
 
 from __future__ import annotations
@@ -26,15 +26,14 @@ MAX_FILE_BYTES = 1 << 20
 
 
 def tls_context(file: Path, flag: str, *, is_server: bool) -> ssl.SSLContext:
-    """TLS 1.3 with the certificate of this machine; the other end must have one of the same
-    authority. Raises ConfigError, which names `flag`.
-    """
+    """TLS 1.3 with the certificate of this machine; the other end must have one from the same
+    authority. Raises ConfigError, which names `flag`."""
     role = ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT
     context = ssl.SSLContext(role)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     if is_server:
-        context.num_tickets = 0  # no connection is resumed
+        context.num_tickets = 0  # connections are never resumed
     try:
         with file.open(encoding="ascii") as opened:
             found = CERTIFICATE.findall(opened.read(MAX_FILE_BYTES))
@@ -64,8 +63,8 @@ def name_of_peer(sock: ssl.SSLSocket) -> str:
 
 
 def make_pair(folder: Path, names: Sequence[str]) -> list[Path]:
-    """Make a file for each machine, with its key, and the authority in `folder` if it has none.
-    Raises ConfigError, before anything is written, for names that are not allowed or taken.
+    """Make a file for each machine, with its key, and the authority in `folder` if there is none.
+    Raises ConfigError, before anything is written, for names that are not allowed or already taken.
     """
     files = [folder / f"{name}{SUFFIX}" for name in names]
     for name, file in zip(names, files, strict=True):
@@ -87,7 +86,7 @@ def make_pair(folder: Path, names: Sequence[str]) -> list[Path]:
 
 
 def _write_private(file: Path, content: bytes) -> None:
-    """Write a file that others cannot read, or none."""
+    """Write a file that others cannot read; leave no file if that fails."""
     fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         with open(fd, "wb") as opened:
@@ -106,7 +105,7 @@ class _Authority:
 
     @classmethod
     def of(cls, file: Path) -> _Authority:
-        """That of the file, or a new one. Raises ConfigError, OSError."""
+        """The authority in the file, or a new one. Raises ConfigError, OSError."""
         try:
             from cryptography import x509
             from cryptography.hazmat.primitives import serialization

@@ -1,8 +1,8 @@
-"""A channel between two processes, and what starts the process at its other end.
+"""A channel between two processes, and the launcher of the process at its other end.
 
-Protocols, and the greeting: whether two processes belong together. A body may reach another
-machine: no path, descriptor or device name in a protocol means anything beyond its host, and a
-caller that asks for room or for a payload is not told where it lies.
+Protocols, and the greeting, which decides whether two processes belong together. An implementation
+may reach another machine: no path, descriptor or device name in a protocol has a meaning beyond its
+host, and a caller that reserves room or receives a payload does not learn where it lies.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ A = TypeVar("A", bound=Message)
 
 
 class OutgoingPayload(Protocol):
-    """Room for a payload of exactly the bytes that were asked for; fill it, then send it."""
+    """Room for a payload of exactly the requested number of bytes; fill it, then send it."""
 
     @property
     def view(self) -> memoryview: ...
@@ -42,29 +42,30 @@ class OutgoingPayload(Protocol):
 class Payload(Protocol):
     """Bytes that came with a message, in memory that the channel reuses.
 
-    Callers give the size that they have computed themselves. If it differs from the sender's, the
+    Callers pass the size that they have computed themselves. If it differs from the sender's, the
     channel closes, and nothing is allocated or written. All methods raise ChannelClosed.
     """
 
     @property
     def num_bytes(self) -> int:
-        """The size that the sender gave."""
+        """The size stated by the sender."""
 
     def view(self, num_bytes: int) -> memoryview:
-        """The bytes where they lie, until free()."""
+        """The bytes in place, valid until free()."""
 
     def into(self, target: memoryview) -> None:
-        """Copy all of them to memory of exactly that size, then free()."""
+        """Copy all bytes to memory of exactly that size, then free()."""
 
     def lend(self, memory: object) -> PayloadSpan | None:
-        """Where they lie, for a process that maps `memory` too; None: elsewhere."""
+        """The place of the bytes, for a process that also maps `memory`; None: they are not in
+        it."""
 
     def free(self) -> None:
-        """The sender may reuse their place. Idempotent."""
+        """The sender may reuse the memory. Idempotent."""
 
 
 class Channel(Protocol[M]):
-    """Messages to and from one other process, in order, each with a payload or without.
+    """Messages to and from one other process, in order, each with or without a payload.
 
     Used by one thread. Every wait has a deadline. At the deadline, or when the other end dies, the
     channel closes, and all methods raise ChannelClosed from then on.
@@ -75,15 +76,14 @@ class Channel(Protocol[M]):
 
     @property
     def closed(self) -> str | None:
-        """Why it is closed, or None while it is not."""
+        """Why the channel is closed, or None while it is open."""
 
     def register(self, register: Register) -> None:
         """Have a device register the memory of payloads, until close()."""
 
     def keep_awake(self) -> None:
-        """Spin from one step to the next while they follow each other, if cores are spare. For
-        processes that compute on devices; others spin briefly.
-        """
+        """Spin from one step to the next while they follow each other closely, if cores are spare.
+        For processes that compute on devices; others spin briefly."""
 
     def reserve(self, num_bytes: int, deadline_s: float) -> OutgoingPayload:
         """Room for a payload; waits while the other end still reads earlier ones.
@@ -100,26 +100,27 @@ class Channel(Protocol[M]):
         answers: int = 0,
         deadline_s: float,
     ) -> int:
-        """The number of the packet, which an answer to it names."""
+        """Returns the number of the packet, to which an answer refers."""
 
     def forward(
         self, message: Message, payload: Payload, *, answers: int = 0, deadline_s: float
     ) -> int:
-        """Send with a payload that came from another channel, by reference where both share memory.
+        """Send with a payload that was received on another channel, by reference if both share
+        memory.
 
-        Free it when the other end has answered, not before.
+        Free the payload when the other end has answered, not before.
         """
 
     def receive(self, deadline_s: float) -> Received[M]:
         """The next message."""
 
     def poll(self, timeout_s: float) -> bool:
-        """Whether a message is there, waiting up to `timeout_s`; a timeout does not close it."""
+        """Whether a message has arrived, waiting up to `timeout_s`; a timeout does not close the
+        channel."""
 
     def answer(self, number: int, kind: type[A], deadline_s: float) -> Received[A]:
-        """Wait for the answer to packet `number`; messages that come before it wait for receive().
-        An answer of another kind closes the channel.
-        """
+        """Wait for the answer to packet `number`; messages that arrive before it are kept for
+        receive(). An answer of another kind closes the channel."""
 
     def call(
         self,
@@ -129,27 +130,26 @@ class Channel(Protocol[M]):
         *,
         deadline_s: float,
     ) -> Received[A]:
-        """Send it, and wait for the answer, both within the deadline."""
+        """Send the message, and wait for the answer, both within the deadline."""
 
     def ping(self, deadline_s: float) -> None:
-        """Ask the other end for a sign of life, which it gives whenever it waits for messages."""
+        """Ping the other end, which replies whenever it waits for messages."""
 
     def close(self, words: str = "closed here") -> None:
-        """Idempotent. The other end sees that this one is gone."""
+        """Close the channel; the other end notices. Idempotent."""
 
 
 class ProcessVitals(NamedTuple):
-    """How long ago a process gave its last sign of life (None: never so far), and the memory that
-    it has, pages shared with others included.
-    """
+    """How long ago a process last answered the heartbeat (None: never so far), and its memory,
+    including pages shared with others."""
 
     age_s: float | None
     resident_bytes: int
 
 
 class StartedProcess(Protocol[M]):
-    """A process that was started, and the channel to it. A process that gives no sign of life for
-    too long is killed, whatever it is doing; its channel then closes as at any death.
+    """A process that was started, and the channel to it. A process that does not answer the
+    heartbeat for too long is killed, whatever it is doing; its channel then closes as at any death.
     """
 
     @property
@@ -157,21 +157,21 @@ class StartedProcess(Protocol[M]):
 
     @property
     def is_well(self) -> bool:
-        """Whether it lives and does not hang, as far as is known. Any thread may ask."""
+        """Whether the process lives and does not hang, as far as is known. May be called from any
+        thread."""
 
     @property
     def vitals(self) -> ProcessVitals:
-        """Any thread may ask."""
+        """May be called from any thread."""
 
     def is_alive(self) -> bool: ...
 
     def expect(self, number: int, call: Callable[[bool], None]) -> None:
-        """Call once, in any thread: with True when the process completes `number`, beside its
-        channel, and with False if it ends before. The call must not wait.
-        """
+        """Call `call` once, in any thread: with True when the process completes `number`, outside
+        its channel, and with False if it ends before. The call must not block."""
 
     def last_words(self) -> str:
-        """How it ended, if it has, and its last log lines."""
+        """How the process ended, if it has, and its last log lines."""
 
     def end(self, grace_s: float, deadline_s: float) -> None:
         """Close the channel, give the process `grace_s` to end by itself, then kill and reap it.
@@ -180,27 +180,25 @@ class StartedProcess(Protocol[M]):
 
 
 class Launcher(Protocol):
-    """Starts the other end of a channel."""
+    """Starts the process at the other end of a channel."""
 
     def launch(
         self, arguments: Sequence[str], messages: Sequence[type[Message]]
     ) -> StartedProcess[Any]:
-        """Start a process with these arguments; `messages` are what it may say. Greet it before
-        anything else. Raises ConfigError if there is nothing to start.
-        """
+        """Start a process with these arguments; `messages` are the types that it may send. Greet it
+        before anything else. Raises ConfigError if there is nothing to start."""
 
     def close(self) -> None:
-        """End what it started and still runs, and free what starting takes."""
+        """End the processes that were started and still run, and free the launcher's resources."""
 
 
-PROTOCOL = 4  # raise it with whatever changes the meaning of a message
+PROTOCOL = 4  # increase it with every change of a message's meaning
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """What one end states in the greeting. `states`: values that must be equal, by name: a digest
-    of weights, a dtype, layers.
-    """
+    """What one end states in the greeting. `states`: values that must be equal on both ends, by
+    name: a digest of weights, a dtype, layers."""
 
     states: Mapping[str, str] = field(default_factory=dict)
     protocol: int = PROTOCOL
@@ -237,7 +235,7 @@ def greet(channel: Channel[Any], statement: Statement, deadline_s: float) -> Non
 
 
 def be_greeted(channel: Channel[Any], statement: Statement, deadline_s: float) -> None:
-    """Wait to be greeted, and answer. Raises as greet() does."""
+    """Wait for the greeting, and answer it. Raises as greet() does."""
     got = channel.receive(deadline_s)
     if not isinstance(got.message, Hello):
         _refuse(channel, f"it began with {type(got.message).__name__}, not with a greeting")

@@ -1,6 +1,7 @@
-"""A child process: whether it lives, how it ended, and its certain end.
+"""A child process: whether it lives, how it ended, and making sure that it ends.
 
-Owns the process until it is reaped, its pidfd, its log, and the watch over it. Knows no channel.
+Owns the process until it is reaped, its pidfd, its log, and the watch over it. Does not know
+channels.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class LogLines:
         return list(self._lines)
 
     def close(self) -> None:
-        """Stop reading. May be called twice, also at once."""
+        """Stop reading. May be called twice, even concurrently."""
         with self._closing:
             if self._is_closed:
                 return
@@ -74,7 +75,7 @@ class LogLines:
         self._is_over.set()
 
     def _read_some(self) -> bool:
-        """Whether there may be more."""
+        """Read some output; returns whether there may be more."""
         try:
             came = os.read(self._fd, READ_BYTES)
         except BlockingIOError:
@@ -94,15 +95,15 @@ class LogLines:
 
 
 SETTLE_S = 0.05  # for its last lines to come through the pipe
-ENDING_S = 0.2  # its sockets close before it has ended
-EXIT_CODE = 48  # where that stands in /proc/PID/stat, after the state
+ENDING_S = 0.2  # its sockets close before the process has ended
+EXIT_CODE = 48  # its position in /proc/PID/stat, after the state
 
 
 class Child:
     """One process. `pidfd` becomes readable when it ends. Any thread may call, except watch()."""
 
     def __init__(self, process: subprocess.Popen[bytes], on_line: Callable[[str], None]) -> None:
-        """Takes over a process whose standard error is a pipe, also if it raises OSError."""
+        """Takes over a process whose standard error is a pipe, even if it raises OSError."""
         self.pid = process.pid
         self.completions = CompletionWaiters()
         self._process = process
@@ -110,7 +111,7 @@ class Child:
         self._verdict = ""  # why the watch killed it
         self._lines: list[str] = []
         self._watch: ProcessWatch | None = None
-        self._ending = threading.Lock()  # one thread ends it, others wait
+        self._ending = threading.Lock()  # one thread ends the process, others wait
         self._reaping = threading.Lock()  # until then its pidfd and its log are open
         try:
             self.pidfd = os.pidfd_open(process.pid)
@@ -126,7 +127,7 @@ class Child:
 
     @property
     def is_over(self) -> bool:
-        """Whether end() is done: nothing of it is left."""
+        """Whether end() is done: nothing of the process is left."""
         return self._ended is not None
 
     def watch(
@@ -137,10 +138,10 @@ class Child:
         completions_socket: socket.socket,
         on_end: Callable[[], None],
     ) -> None:
-        """Ask it for signs of life through `sock`, and kill it when it gives none; receive its
+        """Send heartbeats through `sock`, and kill the process if it does not answer; receive its
         completions at `completions_socket`. Takes over both. `on_end` is called in another thread
-        when it ends, is killed, or closes its end of `channel_fd`, which is used until then.
-        """
+        when the process ends, is killed, or closes its end of `channel_fd`, which is used until
+        then."""
         beside = completions_socket, self.completions
         self._watch = ProcessWatch(
             sock, channel_fd, self.pidfd, heartbeat, *beside, self._condemn, on_end
@@ -148,18 +149,21 @@ class Child:
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since its last sign of life; None: it has given none. Any thread may ask."""
+        """Seconds since its last answer to a heartbeat; None: there was none. May be called from
+        any thread."""
         return None if self._watch is None else self._watch.age_s
 
     @property
     def is_known_to_end(self) -> bool:
-        """Whether it has ended or is being killed, as far as is known. Any thread may ask."""
+        """Whether the process has ended or is being killed, as far as is known. May be called from
+        any thread."""
         has_ended = self._watch is not None and self._watch.has_ended.is_set()
         return has_ended or bool(self._verdict) or self.is_over
 
     @property
     def resident_bytes(self) -> int:
-        """Its memory, shared pages included; 0: it has ended. Any thread may ask."""
+        """Resident memory of the process, shared pages included; 0: it has ended. May be called
+        from any thread."""
         try:
             fields = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()
         except OSError:
@@ -167,12 +171,12 @@ class Child:
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def is_alive(self) -> bool:
-        """Whether it has not ended. A stopped process lives."""
+        """Whether the process has not ended. A stopped process counts as alive."""
         with self._reaping:
             return self._ended is None and not self._wait(0.0)
 
     def last_words(self) -> str:
-        """How it ended, if it has, and its last log lines."""
+        """How the process ended, if it has, and its last log lines."""
         with self._reaping:
             return self._last_words()
 
@@ -189,16 +193,17 @@ class Child:
         return with_last_lines(self._with_verdict(describe_end(status)), self._log.last(SETTLE_S))
 
     def end(self, grace_s: float, deadline_s: float) -> None:
-        """Wait `grace_s` for it to end by itself, then kill it with all that it started, and reap
-        it. Idempotent. Raises LuceasyncError if it still lives after `deadline_s` more.
-        """
+        """Wait `grace_s` for the process to end by itself, then kill it with everything that it
+        started, and reap it. Idempotent. Raises LuceasyncError if it still lives after `deadline_s`
+        more."""
         with self._ending:
             if self._ended is None:
                 self._end(grace_s, deadline_s)
 
     def _end(self, grace_s: float, deadline_s: float) -> None:
         self._wait(grace_s)
-        self._kill_group()  # children that it leaves too; its pid is not reused before it is reaped
+        # Including children that it leaves; its pid is not reused before it is reaped.
+        self._kill_group()
         if not self._wait(deadline_s):
             raise LuceasyncError(f"process {self.pid} lives on {deadline_s:g} s after SIGKILL")
         with self._reaping:
@@ -216,13 +221,13 @@ class Child:
         self._ended = self._with_verdict(describe_end(status))
 
     def _wait(self, seconds: float) -> bool:
-        """Wait for its end; whether it has ended."""
+        """Wait for the process to end; returns whether it has."""
         waiting = select.poll()
         waiting.register(self.pidfd, select.POLLIN)
         return bool(waiting.poll(Deadline(seconds).left_ms()))
 
     def _condemn(self, words: str) -> None:
-        """Kill it, from the thread of the watch: waiters then see its end."""
+        """Kill the process, from the thread of the watch: waiters then see it end."""
         self._verdict = words
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
@@ -231,7 +236,7 @@ class Child:
         return f"{self._verdict}; {ending}" if self._verdict else ending
 
     def _kill_group(self) -> None:
-        for kill in (os.killpg, os.kill):  # it may not lead its group yet
+        for kill in (os.killpg, os.kill):  # it may not be the leader of its group yet
             with suppress(ProcessLookupError):
                 kill(self.pid, signal.SIGKILL)
 
@@ -244,7 +249,7 @@ def describe_end(status: os.waitid_result) -> str:
 
 
 def describe_dying(pid: int) -> str:
-    """How a process ended whose memory the system still frees; empty if that is not known."""
+    """How a process ended whose memory the system is still freeing; empty if that is not known."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -252,7 +257,7 @@ def describe_dying(pid: int) -> str:
     state, *fields = stat.rpartition(")")[2].split()  # proc(5), from the third field on
     code = int(fields[EXIT_CODE])
     if state in "Tt" or code == 0:
-        return ""  # it is stopped, or lives
+        return ""  # it is stopped, or still lives
     if code & 0x7F:
         return f"its process was ended by {signal.Signals(code & 0x7F).name}"
     return f"its process ended with status {code >> 8}"

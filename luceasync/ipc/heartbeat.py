@@ -1,7 +1,7 @@
-"""Signs of life between two processes, and completions, both beside their channel.
+"""Heartbeats between two processes, and completions, both outside their channel.
 
-Owns a socket at either end and a thread that asks. A child answers without the interpreter, so that
-one that imports, compiles or computes is not taken for dead. Kills no process.
+Owns a socket at either end and a thread that sends heartbeats. A child answers without the
+interpreter, so that one that imports, compiles or computes is not taken for dead. Kills no process.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ log = logging.getLogger(__name__)
 
 def has_ended(thread: threading.Thread) -> bool:
     """Wait for a thread that was told to end. Returns False, and logs an error, if it does not end
-    within JOIN_S: what it uses must then be kept.
-    """
+    within JOIN_S: the objects that it uses must then be kept."""
     thread.join(JOIN_S)
     if thread.is_alive():
         log.error("thread %r did not end within %g s; it is left running", thread.name, JOIN_S)
@@ -34,20 +33,21 @@ def has_ended(thread: threading.Thread) -> bool:
 
 
 NUMBER_BYTES = 8
-MAX_EARLY = 4096  # completed before they were waited for
+MAX_EARLY = 4096  # completed before they were expected
 
 Call = Callable[[bool], None]
 
 
 class CompletionSender:
-    """The child's end: completes numbers beside the channel, from any thread."""
+    """The child's end: completes numbers outside the channel, from any thread."""
 
     def __init__(self, sock: socket.socket) -> None:
         """Takes over the socket."""
         self._socket = sock
 
     def send(self, number: int) -> None:
-        """Complete a number. Any thread may call. Raises OSError if the parent is gone."""
+        """Complete a number. May be called from any thread. Raises OSError if the parent is
+        gone."""
         self._socket.send(number.to_bytes(NUMBER_BYTES, "little"), socket.MSG_NOSIGNAL)
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class CompletionSender:
 
 
 class CompletionWaiters:
-    """The parent's end: calls that wait for numbers. Any thread may wait; one receives."""
+    """The parent's end: calls that wait for numbers. Any thread may register; one receives."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -65,9 +65,8 @@ class CompletionWaiters:
         self._is_over = False
 
     def expect(self, number: int, call: Call) -> None:
-        """Call once: with True when the number is completed, or now if it was; with False when the
-        process has ended. The call must not wait.
-        """
+        """Call `call` once: with True when the number is completed, or now if it was already; with
+        False when the process has ended. The call must not block."""
         with self._lock:
             is_told = number in self._early
             self._early.discard(number)
@@ -77,9 +76,8 @@ class CompletionWaiters:
         call(is_told)
 
     def came(self, packet: bytes) -> bool:
-        """Take a packet with a number. False if it is malformed, or too many numbers have come that
-        were not waited for.
-        """
+        """Handle a packet with a number. Returns False if it is malformed, or if too many numbers
+        have arrived that were not expected."""
         number = int.from_bytes(packet, "little")
         with self._lock:
             call = self._waiting.pop(number, None)
@@ -91,7 +89,7 @@ class CompletionWaiters:
         return is_sound
 
     def end(self) -> None:
-        """The process has ended: nothing more will come. Idempotent."""
+        """The process has ended: nothing more will arrive. Idempotent."""
         with self._lock:
             self._is_over = True
             left, self._waiting = [*self._waiting.values()], {}
@@ -104,9 +102,8 @@ MAX_ANSWER_BYTES = 64
 
 
 class HeartbeatResponder:
-    """The child's end. Its thread alone has the socket, so that at a death the parent sees it close
-    before the system has freed the memory of the process.
-    """
+    """The child's end. Only its thread has the socket, so that when the child dies, the parent sees
+    it close before the system has freed the memory of the process."""
 
     def __init__(self, sock: socket.socket) -> None:
         """Takes over the socket."""
@@ -118,7 +115,7 @@ class HeartbeatResponder:
         self._thread.start()
         self._has_begun.wait()
         if self._is_alone:
-            sock.close()  # here; the thread keeps its own
+            sock.close()  # closed here; the thread keeps its copy
 
     def _answer(self) -> None:
         fd, stop = self._socket.fileno(), self._stop
@@ -137,9 +134,9 @@ class HeartbeatResponder:
 
 
 class ProcessWatch:
-    """The parent's end: a thread that asks until the process ends. It calls `on_hang` once if the
-    process is silent for too long, and `on_end` once when that ends or the watch is closed.
-    """
+    """The parent's end: a thread that sends heartbeats until the process ends. It calls `on_hang`
+    once if the process is silent for too long, and `on_end` once when the process ends or the watch
+    is closed."""
 
     def __init__(
         self,
@@ -152,12 +149,11 @@ class ProcessWatch:
         on_hang: Callable[[str], None],
         on_end: Callable[[], None],
     ) -> None:
-        """Takes over both sockets; numbers that come through the second one go to `completions`.
-        Silence counts from the first sign of life on: until then the process may not have come to
-        its first line. `channel_fd`: a socket whose other end the process has too. The system
+        """Takes over both sockets; numbers received through the second one go to `completions`.
+        Silence is measured from the first answer on: until then the process may not have reached
+        its first line. `channel_fd`: a socket whose other end the process has, too. The system
         closes one of the two late, after it has freed all memory: which one depends on the thread
-        that ends last.
-        """
+        that ends last."""
         self._socket = sock
         self._channel_fd = channel_fd
         self._pidfd = pidfd
@@ -175,12 +171,12 @@ class ProcessWatch:
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since the last sign of life; None before the first. Any thread may ask."""
+        """Seconds since the last answer; None before the first. May be called from any thread."""
         heard_s = self._heard_s
         return None if heard_s is None else time.monotonic() - heard_s
 
     def close(self) -> None:
-        """Stop asking. Idempotent."""
+        """Stop sending heartbeats. Idempotent."""
         if self._stop >= 0:
             os.eventfd_write(self._stop, 1)
             if has_ended(self._thread):
@@ -198,12 +194,13 @@ class ProcessWatch:
             self._on_end()
 
     def _is_gone_at_last(self) -> bool:
-        """Ask until the process is gone; False: until the watch is closed."""
+        """Send heartbeats until the process is gone; False: the watch was closed."""
         waiting = select.poll()
         completions_fd = self._completions_socket.fileno()
         for fd in (self._pidfd, self._stop, self._socket.fileno(), completions_fd):
             waiting.register(fd, select.POLLIN)
-        waiting.register(self._channel_fd, 0)  # hang-ups alone: its messages are not for us
+        # Hang-ups only: messages there are not for this thread.
+        waiting.register(self._channel_fd, 0)
         interval_s = self._heartbeat.interval_s
         asked_s, is_asking = -interval_s, True
         while True:
@@ -221,7 +218,7 @@ class ProcessWatch:
                 return True
 
     def _ask(self, passed_s: float) -> bool:
-        """Count the silence, and ask again; False if it has been too long."""
+        """Add to the silence, and send another heartbeat; False if the silence is too long."""
         if self._heard_s is not None:
             self._silent_s = self._heartbeat.silent_s(self._silent_s, passed_s)
             if self._heartbeat.is_hung(self._silent_s):
@@ -243,10 +240,11 @@ class ProcessWatch:
         return bool(packet)
 
     def _hear(self) -> bool:
-        """Whether more may come; the process alone has the other end."""
+        """Receive an answer; returns whether more may arrive. Only the process has the other
+        end."""
         try:
             answer = self._socket.recv(MAX_ANSWER_BYTES, socket.MSG_DONTWAIT)
-        except OSError:  # it ended with our question unread
+        except OSError:  # it ended without reading our heartbeat
             answer = b""
         if answer:
             self._heard_s, self._silent_s = time.monotonic(), 0.0

@@ -33,12 +33,12 @@ from luceasync.ipc.wiring import VARIABLE, Rings, Wiring, boxes
 log = logging.getLogger(__name__)
 
 LEASH = Path(__file__).with_name("leash.py")
-# Variables of this process's environment that mislead the Python of another one.
+# Variables of this process's environment that would mislead the Python of another environment.
 NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", VARIABLE)
-ALSO_SET = {"OMP_WAIT_POLICY": "passive"}  # threads that wait leave the cores to other processes
+ALSO_SET = {"OMP_WAIT_POLICY": "passive"}  # waiting threads leave the cores to other processes
 MAX_FIRST_LINE_BYTES = 512
 END_S = 10.0
-START_S = 60.0  # until the program begins: its file may lie on a slow disk
+START_S = 60.0  # until the program begins: its file may be on a slow disk
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Program:
     """A program, and what its processes inherit.
 
     `ring_bytes` are the sizes of all rings; the child writes ring `written` and reads ring `read`.
-    `rings` has them in shared memory; None: payloads go as bytes. `arguments` come before those of
-    each start. `lent` is memory that the child may map, by name.
+    `rings`: the rings in shared memory; None: payloads are sent as bytes. `arguments` precede those
+    of each start. `lent`: memory that the child may map, by name.
     """
 
     executable: Path
@@ -68,7 +68,8 @@ class LocalProcess:
     def __init__(
         self, child: Child, channel: LocalChannel[Any], starter: ThreadPoolExecutor
     ) -> None:
-        """`starter` keeps the thread alive with which the kernel would kill the child."""
+        """`starter` keeps the starting thread alive: the kernel would kill the child when that
+        thread ends."""
         self.child = child
         self.channel = channel
         self._starter = starter
@@ -104,8 +105,7 @@ class LocalLauncher:
         on_line: Callable[[str], None] | None = None,
     ) -> None:
         """`on_line` is called with each line of the processes' logs, in another thread; without it
-        they are logged. Raises ConfigError for a program that cannot be started.
-        """
+        the lines are logged. Raises ConfigError for a program that cannot be started."""
         require_linux()
         path = program.executable
         if not (path.is_file() and os.access(path, os.X_OK)):
@@ -135,7 +135,7 @@ class LocalLauncher:
         self._is_closed = True
         while self._started:
             self._started.pop().end(0.0, END_S)
-        self._starter.shutdown(wait=False)  # its thread may hang while it starts one
+        self._starter.shutdown(wait=False)  # its thread may hang while starting a process
 
     def _launch(self, arguments: Sequence[str], messages: Sequence[type[Message]]) -> LocalProcess:
         program = self._program
@@ -186,7 +186,7 @@ class LocalLauncher:
     def _started_within(
         self, deadline_s: float, arguments: Sequence[str], wiring: Wiring
     ) -> subprocess.Popen[bytes]:
-        """Start it. Raises OSError, also if that takes too long: a disk may hang."""
+        """Start the process. Raises OSError, also if that takes too long: a disk may hang."""
         starting = self._starter.submit(self._start, arguments, wiring)
         try:
             return starting.result(deadline_s)
@@ -214,9 +214,9 @@ def spawn(
     *,
     same_python: bool,
 ) -> subprocess.Popen[bytes]:
-    """Start a program that inherits the descriptors of `wiring` and dies with this thread. `errors`
-    is its standard error; `environment` and `same_python`: see child_environment. Raises OSError.
-    """
+    """Start a program that inherits the descriptors of `wiring` and dies with this thread.
+    `errors`: its standard error; `environment` and `same_python`: see child_environment. Raises
+    OSError."""
     fds = [wiring.control, wiring.pulse, wiring.completions, wiring.stream, wiring.rings]
     fds += [fd for fd, _ in wiring.lent.values()]
     added = environment or {}
@@ -232,7 +232,8 @@ def spawn(
 
 
 def _shut(sock: socket.socket) -> None:
-    """Shut it down in all processes that have it; what has come can still be read."""
+    """Shut the socket down in all processes that have it; data that has arrived can still be
+    read."""
     with suppress(OSError):  # the other end has closed
         sock.shutdown(socket.SHUT_RDWR)
     sock.close()
@@ -257,9 +258,8 @@ def child_environment(
     *,
     same_python: bool = False,
 ) -> dict[str, str]:
-    """The variables of a child; `added` replaces others. `same_python`: it finds its packages where
-    this process does; otherwise it is in another Python environment.
-    """
+    """The environment variables of a child; `added` replaces others. `same_python`: it finds its
+    packages where this process does; otherwise it runs in another Python environment."""
     left_out = {*NOT_INHERITED} - ({"PYTHONPATH"} if same_python else set())
     kept = {name: value for name, value in own.items() if name not in left_out}
     return {**kept, **ALSO_SET, **added, VARIABLE: msgspec.json.encode(wiring).decode()}

@@ -1,7 +1,7 @@
-"""A child's first moments: it dies with its parent from here on, whatever it imports later.
+"""A child's first moments: from here on it dies with its parent, whatever it imports later.
 
 Run as a script, by the parent's Python: leash.py PARENT_PID PROGRAM ARGUMENT... becomes PROGRAM.
-Imports nothing of ours.
+Imports nothing of luceasync.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ def main(argv: list[str]) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         sys.exit(f"prctl: {os.strerror(ctypes.get_errno())}")
-    if os.getppid() != parent_pid:  # it died before the line above
+    if os.getppid() != parent_pid:  # the parent died before the line above
         os._exit(1)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would keep that
+    # Python ignores this signal, and exec would preserve that.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         os.execv(program, argv[2:])
     except OSError as error:

@@ -1,6 +1,7 @@
 """A channel on one machine: a SEQPACKET socket for packets, and an outbox and inbox for payloads.
 
-Owns the sockets and all waits. Knows no process: `died_fd` and the socket show its end.
+Owns the sockets and all waits. Does not know the process: `died_fd` and the socket show that it has
+ended.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from luceasync.ipc.memory import Register
 from luceasync.ipc.packets import Codec, Message, Ping, Pong, WireError
 from luceasync.ipc.shared import ChannelHooks, PayloadInbox, PayloadOutbox, SpanFields
 
-MAX_PINGS = 64  # whose answers the socket has no room for
-WAIT_US = 10_000  # a process that has ended is noticed by then, even if others have its socket
+MAX_PINGS = 64  # pings whose answers do not fit into the socket yet
+WAIT_US = 10_000  # by then the end of a process is noticed, even if others have its socket
 
 
 class PacketSocket(PacketPort):
     """Sends and receives packets of one session, and answers pings. Linux keeps each packet whole,
-    or truncates it and says so. A blocking read wakes faster than poll(2) and a read after it.
+    or truncates it and reports that. A blocking read wakes faster than poll(2) followed by a read.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class PacketSocket(PacketPort):
         inbox: PayloadInbox,
         hooks: ChannelHooks,
     ) -> None:
-        sock.setblocking(True)  # reads that wait have SO_RCVTIMEO, others MSG_DONTWAIT
+        sock.setblocking(True)  # waiting reads have SO_RCVTIMEO, others MSG_DONTWAIT
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, WAIT_US))
         super().__init__(sock.fileno(), codec, patience, Ping, inbox.accept, hooks)
         self._sock = sock
@@ -55,13 +56,14 @@ class PacketSocket(PacketPort):
         self.answer_pings()
 
     def answer_pings(self) -> None:
-        """Answer pings as far as the socket takes them now."""
+        """Answer as many pings as the socket accepts now."""
         while self.pings and self.send(Pong(), self.pings[0]) is not None:
             self.pings.popleft()
 
     def close(self) -> None:
-        """Idempotent. The other end sees it, even if other processes have the socket."""
-        with suppress(OSError):  # closed already, here or there
+        """Close it, which the other end notices even if other processes have the socket.
+        Idempotent."""
+        with suppress(OSError):  # already closed at one of the ends
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
@@ -70,11 +72,11 @@ class PacketSocket(PacketPort):
 # one of them spins from step to step. On two busy cores, a spin of 20 us doubles a hop.
 MAX_SPIN_S = 20e-3
 SPARE_CORES = 8
-# An idle core takes longer to wake than a short answer takes to come, and the answer of an idle
-# core comes after its wake, with cold caches: 60 to 130 us.
+# Waking an idle core takes longer than a short answer, and the answer of an idle core arrives after
+# its wake, with cold caches: 60 to 130 us.
 BRIEF_SPIN_S = 200e-6
-MAX_CREDIT = 3  # spins in a row that may fail: a late answer now and then does not stop spinning
-PROBE_EVERY = 64  # waits; how often to retry spinning that did not pay
+MAX_CREDIT = 3  # spins in a row that may fail: an occasional late answer does not stop spinning
+PROBE_EVERY = 64  # waits between attempts to spin again, after it did not pay off
 
 
 class Deadline:
@@ -126,7 +128,7 @@ def _count(num_cores: int | None) -> int:
     return len(os.sched_getaffinity(0)) if num_cores is None else num_cores
 
 
-PAYLOAD_WAIT_S = 10.0  # without a byte of a payload that was announced
+PAYLOAD_WAIT_S = 10.0  # without any byte of an announced payload
 ENDED = "its process has ended"
 
 
@@ -136,7 +138,7 @@ class Readiness:
     """
 
     def __init__(self, packets_fd: int, died_fd: int) -> None:
-        """`died_fd` becomes readable when the process ends; below 0: there is none."""
+        """`died_fd` becomes readable when the process ends; negative: there is none."""
         self._packets_fd = packets_fd
         self._died_fd = died_fd
         self._reading = select.poll()
@@ -145,13 +147,13 @@ class Readiness:
             self._reading.register(died_fd, select.POLLIN)
 
     def sleep(self, deadline: Deadline) -> None:
-        """Sleep until a packet can be read. Raises WireError if none will come."""
+        """Sleep until a packet can be read. Raises WireError if none will arrive."""
         happened = self._reading.poll(deadline.left_ms())
         if len(happened) == 1 and happened[0][0] == self._died_fd:
             raise WireError(ENDED)
 
     def sleep_for_bytes(self, fd: int) -> None:
-        """Sleep until bytes of a payload can be read. Raises WireError if none come."""
+        """Sleep until bytes of a payload can be read. Raises WireError if none arrive."""
         wanted = {fd: select.POLLIN, self._died_fd: select.POLLIN}
         happened = _happened(wanted, int(PAYLOAD_WAIT_S * 1e3))
         if not happened:
@@ -173,7 +175,7 @@ class Readiness:
 
 
 def _happened(wanted: dict[int, int], limit_ms: int) -> dict[int, int]:
-    """The first of these events, by descriptor; descriptors below 0 are left out."""
+    """The first of these events, by descriptor; negative descriptors are skipped."""
     waiting = select.poll()
     for fd, events in wanted.items():
         if fd >= 0:
@@ -185,17 +187,16 @@ M = TypeVar("M")
 A = TypeVar("A", bound=Message)
 T = TypeVar("T")
 
-MAX_ASIDE = 1024  # messages that were not asked for yet
-FULL_RING_MS = 1  # how often to check a full ring: nothing wakes a waiter for it
-IDLE_S = 0.05  # without a message, before it sleeps until one comes
+MAX_ASIDE = 1024  # messages that were not requested yet
+FULL_RING_MS = 1  # how often to check a full ring, as nothing wakes a waiter for it
+IDLE_S = 0.05  # time without a message, before it sleeps until one arrives
 NOW = Deadline(0)
 FATAL = (WireError, OSError)  # errors that close a channel
 
 
 class LocalChannel(QuickChannel[M]):
-    """See Channel. Call it from one thread. The base class is compiled, and does what need not
-    wait; this class has the slow paths.
-    """
+    """See Channel. Call it from one thread. The base class is compiled, and does everything that
+    never waits; this class has the slow paths."""
 
     def __init__(
         self,
@@ -277,7 +278,8 @@ class LocalChannel(QuickChannel[M]):
         number: int | None,
         is_pushed: bool,
     ) -> int:
-        """Send what a full socket did not take: the packet, if it has no number, and bytes."""
+        """Send what a full socket did not accept: the packet, if it has no number yet, and
+        bytes."""
         packets, push, deadline = self._packets, self._outbox.push, Deadline(deadline_s)
         if number is None:
             what = f"to take {type(message).__name__}"
@@ -291,7 +293,7 @@ class LocalChannel(QuickChannel[M]):
         return number
 
     def answer_later(self, number: int, kind: type[A], deadline_s: float) -> Received[A]:
-        """The answer to packet `number`, which has come already or is not the next message."""
+        """The answer to packet `number`, which has arrived already or is not the next message."""
         deadline = Deadline(deadline_s)
         got = self._already_came(number) if self._came else None
         while got is None:
@@ -306,11 +308,11 @@ class LocalChannel(QuickChannel[M]):
         return got
 
     def next_message(self, deadline_s: float) -> Received[Any]:
-        """Wait for the next message, which one read did not bring."""
+        """Wait for the next message, which a single read did not return."""
         return self._next(Deadline(deadline_s))
 
     def look(self) -> None:
-        """Raise WireError if nothing can come any more."""
+        """Raise WireError if nothing can arrive any more."""
         self._readiness.sleep(NOW)
 
     def _already_came(self, number: int) -> Received[Any] | None:
@@ -329,9 +331,8 @@ class LocalChannel(QuickChannel[M]):
         return got
 
     def _wait(self, deadline: Deadline) -> Received[Any] | None:
-        """The next message, or None at the deadline. Spins if that pays, then waits in a read,
-        which wakes fastest, then sleeps.
-        """
+        """The next message, or None at the deadline. Spins if that pays off, then blocks in a read,
+        which wakes fastest, then sleeps."""
         got = self._packets.receive(deadline.seconds)
         if got is not None:
             return got
@@ -346,8 +347,7 @@ class LocalChannel(QuickChannel[M]):
 
     def _until(self, attempt: Callable[[], T | None], fd: int, deadline: Deadline, what: str) -> T:
         """Retry `attempt` until it returns something. Receives meanwhile: the other end may be
-        waiting to be read itself.
-        """
+        blocked until its messages are read."""
         while True:
             result = attempt()
             if result is not None:
@@ -364,7 +364,7 @@ class LocalChannel(QuickChannel[M]):
                 self._inbox.pull()
 
     def put_aside(self, got: Received[Any]) -> None:
-        """Keep a message until it is asked for."""
+        """Keep a message until it is requested."""
         if len(self._came) >= MAX_ASIDE:
             raise WireError(f"more than {MAX_ASIDE} messages that were not asked for")
         self._came.append(got)
@@ -377,7 +377,7 @@ class LocalChannel(QuickChannel[M]):
             self.fail(str(error))
 
     def fail(self, words: str) -> NoReturn:
-        """Close it, and raise why."""
+        """Close the channel, and raise the reason."""
         self.close(words)
         assert self.closed is not None
         raise ChannelClosed(self.closed) from None

@@ -33,13 +33,13 @@ def seals() -> int:
 
 
 class SealedMemory:
-    """A mapped memfd. `view` is all of it; `fd` is what other processes inherit.
+    """A mapped memfd. `view`: all of it; `fd`: the descriptor that other processes inherit.
 
-    Use it from any thread; close it when it is no longer in use.
+    May be used from any thread; close it when it is no longer in use.
     """
 
     def __init__(self, fd: int, num_bytes: int, *, populate: bool) -> None:
-        """Map the descriptor, which is owned from now on, also if this raises."""
+        """Map the descriptor, which this object owns from now on, even if this raises."""
         self.fd = fd
         self.num_bytes = num_bytes
         self._undo: Callable[[], None] | None = None
@@ -69,9 +69,8 @@ class SealedMemory:
 
     @classmethod
     def inherit(cls, fd: int, num_bytes: int, *, populate: bool = True) -> SealedMemory:
-        """Memory that another process made. Raises ChannelClosed if it is not sealed, or of
-        another size; the descriptor is closed then.
-        """
+        """Memory created by another process. Raises ChannelClosed if it is not sealed, or of
+        another size; the descriptor is closed then."""
         require_linux()
         try:
             words = _unlike(fd, num_bytes)
@@ -102,7 +101,7 @@ class SealedMemory:
             self._undo()
         self.view.release()
         os.close(self.fd)
-        with suppress(BufferError):  # a view is in use; the mapping goes with the last one
+        with suppress(BufferError):  # a view is in use; the mapping is freed with the last one
             self._map.close()
         del self._map
 
@@ -117,5 +116,5 @@ def _unlike(fd: int, num_bytes: int) -> str:
 
 
 def _close_quietly(fd: int) -> None:
-    with suppress(OSError):  # it was no descriptor, which is the error being raised
+    with suppress(OSError):  # not a descriptor at all, which is the error being raised
         os.close(fd)

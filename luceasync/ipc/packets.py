@@ -1,7 +1,7 @@
 """The packets of a channel: a header and one msgspec struct each, validated when they are decoded.
 
-Owns the bounds of a packet, and the messages of the channel itself. Knows no socket. Users of a
-channel subclass `Message`.
+Owns the limits of a packet, and the messages of the channel itself. Does not know sockets. Users of
+a channel subclass `Message`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
 
 
 class WireError(Exception):
-    """Why a channel closes: what came and is not allowed, or what did not come."""
+    """Why a channel closes: something arrived that is not allowed, or did not arrive."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -29,7 +29,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
 
 class Ping(Message, frozen=True):
-    """Asks for a sign of life. The channel itself answers it."""
+    """A request for a sign of life. The channel itself answers it."""
 
 
 class Pong(Message, frozen=True):
@@ -38,8 +38,7 @@ class Pong(Message, frozen=True):
 
 class Hello(Message, frozen=True):
     """The first packet of the parent. Its shape, and that of a packet's header, must never change:
-    otherwise an end could not tell a peer of another protocol why it refuses it.
-    """
+    otherwise an end could not tell a peer with another protocol why it refuses it."""
 
     protocol: Natural
     version: str
@@ -47,7 +46,7 @@ class Hello(Message, frozen=True):
 
 
 class Welcome(Message, frozen=True):
-    """The answer of a process that agrees, with what it states itself."""
+    """The answer of a process that agrees, with its own statement."""
 
     protocol: Natural
     version: str
@@ -61,9 +60,8 @@ class Refused(Message, frozen=True):
 
 
 class PayloadSpan(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where a payload lies: bytes `[begin, begin + num_bytes)` of shared memory (`begin` 0: it
-    comes as bytes), and the sequence number that stands before it there while it is valid.
-    """
+    """Where a payload lies: bytes `[begin, begin + num_bytes)` of shared memory (`begin` 0: it is
+    sent as bytes), and the sequence number that precedes it there while it is valid."""
 
     begin: Natural
     num_bytes: Positive
@@ -75,11 +73,10 @@ OWN_MESSAGES = (Ping, Pong, Hello, Welcome, Refused)
 
 class Codec(PacketCodec):
     """Encodes and decodes the packets of one session, in order. Each has its sender's count, from 1
-    on, the number of the packet that it answers, or 0, and the span of its payload, if any.
-    """
+    on, the number of the packet that it answers, or 0, and the span of its payload, if any."""
 
     def __init__(self, session: int, messages: Sequence[type[Message]] = ()) -> None:
-        """`messages`: what the other end may say besides OWN_MESSAGES."""
+        """`messages`: types that the other end may send besides OWN_MESSAGES."""
         union: Any = Union[(*OWN_MESSAGES, *messages)]
         super().__init__(
             session,

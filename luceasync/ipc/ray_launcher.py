@@ -1,7 +1,8 @@
-"""Processes for other devices that Ray places: an actor on one of its nodes runs a listener there.
+"""Launches processes for other devices through Ray: an actor on one of its nodes runs a listener
+there.
 
-Ray carries no payload: the link is our own, with our own signs of life, since Ray does not notice a
-cut one for minutes. Owns the actor while it is wanted. Imports ray when it is used.
+Ray carries no payload: the link is our own, with its own heartbeat, since Ray takes minutes to
+notice a cut link. Owns the actor while it is needed. Imports ray when it is used.
 """
 
 from __future__ import annotations
@@ -31,18 +32,19 @@ RAY_SCHEME = "ray"
 NAMESPACE = "luceasync"  # of Ray's names
 LEASH = Path(__file__).with_name("leash.py")
 PROBE_S = 3.0
-PLACED_S = 60.0  # until Ray has found a place, and a worker there has begun
+PLACED_S = 60.0  # until Ray has found a place, and a worker has started there
 LISTENS_S = 60.0
 END_S = 10.0
 LOG_S = 5.0  # for the last lines of a program that has ended
-# What Ray sets for its own workers. OMP_NUM_THREADS stays: it is the actor's number of CPUs. What
-# Ray's own clients need stays too.
+# Variables that Ray sets for its workers. OMP_NUM_THREADS stays: it is the actor's number of CPUs.
+# Variables that Ray's clients need stay, too.
 NOT_FOR_PROGRAMS, FOR_CLIENTS = ("RAY_", "LD_PRELOAD"), "RAY_AUTH"
 
 
 @dataclass(frozen=True, slots=True)
 class RayPlace:
-    """Where Ray is to run something: a bundle of a placement group, or wherever `resources` are."""
+    """Where Ray should run something: in a bundle of a placement group, or wherever `resources`
+    are."""
 
     address: Address
     group: str = ""
@@ -68,7 +70,7 @@ def parse_ray_url(url: str) -> RayPlace:
 
 
 def import_ray(what: str) -> Any:
-    """Ray. Raises ConfigError, which names `what` needs it, if it is not installed."""
+    """Import Ray. Raises ConfigError if it is not installed; the error names `what` needs it."""
     try:
         import ray
     except ImportError:
@@ -101,12 +103,12 @@ def resource_options(resources: Mapping[str, float]) -> dict[str, Any]:
 
 
 class LeashedProgram:
-    """A program of this Python on this machine, which ends with the thread that runs it here, and
-    its last lines.
-    """
+    """A program of this Python on this machine, which ends with the thread that runs it, and its
+    last lines."""
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start `python -m WORDS`. Call it from a thread that lives as long. Raises OSError."""
+        """Start `python -m WORDS`. Call it from a thread that lives as long as the program. Raises
+        OSError."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -144,7 +146,8 @@ class LeashedProgram:
         return status
 
     def end(self, grace_s: float) -> None:
-        """Ask it to end, and kill it with all that it started if it does not. Idempotent."""
+        """Terminate the program, and kill it with everything that it started if it does not end.
+        Idempotent."""
         if self.process.poll() is None:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -163,7 +166,7 @@ class LeashedProgram:
 
 
 class Listening(NamedTuple):
-    """Where a listener is, and the machine that its certificate names."""
+    """The address of a listener, and the machine that its certificate names."""
 
     host: str
     port: int
@@ -232,8 +235,9 @@ def _answer(context: ssl.SSLContext, sock: socket.socket) -> None:
 class RayLauncher:
     """Starts listeners as actors of Ray, one at a time, each in the same place.
 
-    It is a driver of Ray: Ray ends the actor when this process ends, however that happens. A server
-    keeps it in the process that brings the other machine's, so that a server does not end with Ray.
+    It is a driver of Ray: Ray ends the actor when this process ends, for whatever reason. A server
+    creates it in the process that brings the other machine's devices, so that the server does not
+    end with Ray.
     """
 
     def __init__(self, place: RayPlace, tls: Path, arguments: Sequence[str] = ()) -> None:
@@ -244,9 +248,8 @@ class RayLauncher:
         self._actor: Any = None
 
     def launch(self) -> Listening:
-        """Start one, and wait until it listens. Raises ConfigError if Ray has no place for it, or
-        it does not start.
-        """
+        """Start a listener, and wait until it listens. Raises ConfigError if Ray has no place for
+        it, or if it does not start."""
         ray, place = self._ray, self._place
         options = {**resource_options(place.resources or self._bundle()), **self._strategy()}
         self._actor = (
@@ -272,7 +275,7 @@ class RayLauncher:
         self._ray.shutdown()
 
     def _bundle(self) -> Mapping[str, float]:
-        """What is reserved for it. Raises ConfigError."""
+        """The resources reserved for it. Raises ConfigError."""
         for group in self._ray.util.placement_group_table().values():
             if group["name"] == self._place.group and group["state"] != "REMOVED":
                 return dict(group["bundles"][self._place.bundle])
@@ -288,7 +291,7 @@ class RayLauncher:
 
 
 class _ListenerOnNode(ListenerActor):
-    """An actor that finds out its node's address."""
+    """An actor that determines its node's address."""
 
     def __init__(self, tls: str, arguments: Sequence[str]) -> None:
         import ray

@@ -1,7 +1,7 @@
 """Payloads in memory that both ends map: a ring for each direction.
 
-The packet alone says where a payload is and how large: the other end can change the memory at any
-moment. luceasync.cyext.rings owns the numbers that are in it.
+Only the packet states where a payload is and how large: the other end can change the memory at any
+moment. luceasync.cyext.rings owns the numbers in that memory.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from luceasync.ipc.channel import OutgoingPayload, Payload
 from luceasync.ipc.memory import Register, SealedMemory
 from luceasync.ipc.packets import PayloadSpan, WireError
 
-ALIGN_BYTES = 256  # of payloads, for devices; the sequence number before each takes as much
-WORDS_BYTES = 4096  # at the beginning of a memory: a word for each ring, how far it has been read
+ALIGN_BYTES = 256  # of payloads, for devices; the sequence number before each takes the same space
+WORDS_BYTES = 4096  # at the beginning of the memory: a word for each ring, how far it has been read
 WORD_STRIDE_BYTES = 64  # so that no two of these words share a cache line
 PAGE_BYTES = 4096
 
@@ -47,11 +47,13 @@ class RingLedger:
         return max(0, (self.num_bytes - ALIGN_BYTES) // ALIGN_BYTES * ALIGN_BYTES)
 
     def reserve(self, num_bytes: int) -> RingPlace | None:
-        """Allocate a payload; None: until others are freed. Raises ValueError if it never fits."""
+        """Allocate a payload; None: others must be freed first. Raises ValueError if it can never
+        fit."""
         taken = ALIGN_BYTES - -num_bytes // ALIGN_BYTES * ALIGN_BYTES
         if taken > self.num_bytes:
             raise ValueError(f"a payload of {num_bytes} bytes in a ring of {self.num_bytes}")
-        begin = self._find(taken) if self._in_use else 0  # reuse the same bytes: they are in caches
+        # Reuse the same bytes, which are in the caches.
+        begin = self._find(taken) if self._in_use else 0
         if begin is None:
             return None
         self._head = begin + taken
@@ -75,7 +77,7 @@ class RingLedger:
 
 
 class Watermark:
-    """The last payload up to which all have been read, in whatever order they are finished."""
+    """The last payload up to which all have been read, in whatever order that happens."""
 
     def __init__(self, first_sequence: int = 1) -> None:
         self.value = first_sequence - 1
@@ -84,7 +86,7 @@ class Watermark:
         self._done: set[int] = set()
 
     def came(self, sequence: int) -> bool:
-        """Note that a payload came; False if it is older than one that came before."""
+        """Record that a payload arrived; returns False if it is older than an earlier one."""
         if sequence <= self._last:
             return False
         self._last = sequence
@@ -92,7 +94,7 @@ class Watermark:
         return True
 
     def done(self, sequence: int) -> int:
-        """Note that a payload has been read. Returns the new value."""
+        """Record that a payload has been read. Returns the new value."""
         self._done.add(sequence)
         while self._held and self._held[0] in self._done:
             self.value = self._held.popleft()
@@ -101,7 +103,8 @@ class Watermark:
 
 
 class RingRegion(NamedTuple):
-    """A ring's bytes of a memory, and the offset of the word that says how far it has been read."""
+    """A ring's bytes in a memory, and the offset of the word that holds how far it has been
+    read."""
 
     begin: int
     end: int
@@ -119,7 +122,7 @@ def lay_out(ring_bytes: Sequence[int]) -> tuple[int, list[RingRegion]]:
 
 
 class SharedOutbox(RingWriter):
-    """The ring that this end writes; the other end writes how far it has read."""
+    """The ring that this end writes; the other end writes how far it has read it."""
 
     fd = -1
 
@@ -166,9 +169,8 @@ class RingRoom(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChannelHooks:
-    """What a payload needs of its channel. `fail` closes it and raises ChannelClosed; `wait` sleeps
-    until a descriptor can be read, or fails.
-    """
+    """What a payload needs from its channel. `fail` closes it and raises ChannelClosed; `wait`
+    sleeps until a descriptor can be read, or fails."""
 
     fail: Callable[[str], NoReturn]
     wait: Callable[[int], None]
@@ -186,23 +188,24 @@ class SpanFields(Protocol):
 
 
 class PayloadOutbox(Protocol):
-    """Payloads that are sent."""
+    """Payloads to be sent."""
 
     @property
     def fd(self) -> int:
-        """Becomes writable when push() can go on; -1: push() never stops."""
+        """Becomes writable when push() can continue; -1: push() never stops."""
 
     def reserve(self, num_bytes: int) -> OutgoingPayload | None:
-        """Allocate room; None: until more has been read. Raises ValueError, WireError."""
+        """Allocate room; None: more must be read first. Raises ValueError, WireError."""
 
     def commit(self, room: OutgoingPayload) -> SpanFields:
         """The span for the packet; its bytes are final."""
 
     def refer(self, payload: Payload) -> PayloadSpan | None:
-        """The span of a payload that the other end can read where it lies; None: it cannot."""
+        """The span of a payload that the other end can read in place; None: it cannot."""
 
     def push(self) -> bool:
-        """Send as much as possible of what was committed; whether all is sent. Raises OSError."""
+        """Send as much as possible of the committed payloads; returns whether everything is sent.
+        Raises OSError."""
 
     def register(self, register: Register) -> None: ...
 
@@ -210,19 +213,18 @@ class PayloadOutbox(Protocol):
 
 
 class PayloadInbox(Protocol):
-    """Payloads that are received."""
+    """Received payloads."""
 
     def accept(self, begin: int, num_bytes: int, sequence: int, hooks: ChannelHooks) -> Payload:
         """The payload of a packet. Raises WireError for an invalid span."""
 
     def pull(self) -> None:
-        """Receive without waiting, so that the other end can go on sending. Raises WireError,
-        OSError.
-        """
+        """Receive without waiting, so that the other end can continue to send. Raises WireError,
+        OSError."""
 
     @property
     def fd(self) -> int:
-        """Becomes readable when pull() can go on; -1: there is nothing to pull."""
+        """Becomes readable when pull() can continue; -1: there is nothing to pull."""
 
     def register(self, register: Register) -> None: ...
 

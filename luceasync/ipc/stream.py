@@ -1,4 +1,4 @@
-"""Payloads as bytes through a second socket, for systems that share no memory.
+"""Payloads as bytes through a second socket, for systems without shared memory.
 
 Owns the bytes that wait on either side, in rings that a device can register.
 """
@@ -93,14 +93,14 @@ class StreamOutbox:
 
 
 class StreamInbox:
-    """See PayloadInbox. Bytes stay in the socket until they, or later ones, are wanted."""
+    """See PayloadInbox. Bytes stay in the socket until they, or later ones, are needed."""
 
     def __init__(self, sock: socket.socket, ring_bytes: int, first_sequence: int) -> None:
         self._sock = sock
         self._ring = _Ring(ring_bytes)
         self._watermark = Watermark()
         self._next_sequence = first_sequence
-        self._due: deque[StreamPayload] = deque()  # whose bytes have not all come
+        self._due: deque[StreamPayload] = deque()  # payloads whose bytes have not all arrived
         self._is_full = False  # nothing can be received until a payload is freed
         self.is_closed = False
 
@@ -128,7 +128,7 @@ class StreamInbox:
             self._due.popleft()
 
     def _pull(self, payload: StreamPayload) -> bool:
-        """Receive more of a payload; whether it is complete."""
+        """Receive more of a payload; returns whether it is complete."""
         if payload.target is None:
             room = self._ring.reserve(payload.num_bytes)
             self._is_full = room is None
@@ -151,7 +151,7 @@ class StreamInbox:
         return True
 
     def load(self, payload: StreamPayload, target: memoryview | None, hooks: ChannelHooks) -> None:
-        """Wait until its bytes are in the ring, or in `target` if none has been received yet."""
+        """Wait until the bytes are in the ring, or in `target` if none has been received yet."""
         try:
             while payload in self._due:
                 first = self._due[0]
@@ -187,7 +187,7 @@ class StreamPayload:
     def __init__(self, inbox: StreamInbox, num_bytes: int, hooks: ChannelHooks) -> None:
         self.num_bytes = num_bytes
         self.num_read = 0
-        self.place: RingPlace | None = None  # in the ring, if it is there
+        self.place: RingPlace | None = None  # its place in the ring, if it is there
         self.target: memoryview | None = None
         self._inbox = inbox
         self._hooks = hooks

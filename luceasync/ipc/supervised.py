@@ -1,7 +1,7 @@
-"""A process that must always run: started, and restarted when it has failed.
+"""A process that must always run: started, and restarted after a failure.
 
-Owns when it may be restarted, how long calls may take, and the counts of all its lives. Knows no
-message: users say what it is told after the greeting, and when it is ready.
+Decides when it may be restarted and how long calls may take, and counts over all its lives. Does
+not know messages: users decide what is sent after the greeting, and when the process is ready.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from luceasync.ipc.channel import Launcher, StartedProcess, Statement, greet
 from luceasync.ipc.packets import Message
 from luceasync.status import ProcessStatus
 
-# A deadline is for a process that lives and does not finish a call. One that has died or hangs is
-# noticed long before, by its signs of life.
+# A deadline is for a process that lives and does not finish a call. The heartbeat notices a process
+# that has died or hangs long before.
 FIRST_S = 300.0  # of the first calls of a kind: kernels may be compiled, graphs captured
-NUM_FIRST = 3  # calls that say nothing of the next one yet
+NUM_FIRST = 3  # calls that do not predict the next one yet
 LEAST_S = 30.0
-TIMES = 20.0  # as long as the slowest call so far
+TIMES = 20.0  # times the slowest call so far
 
 
 class CallKind(NamedTuple):
@@ -41,7 +41,7 @@ class CallTimes:
     slowest_s: float = 0.0
 
     def after(self, seconds: float) -> CallTimes:
-        """With one more call."""
+        """The same with one more call."""
         return CallTimes(self.num_calls + 1, max(self.slowest_s, seconds))
 
 
@@ -54,22 +54,21 @@ def deadline_s(seen: CallTimes, least_s: float = LEAST_S) -> float:
 
 class CallDeadlines:
     """Deadlines of the calls in one life of a process, from how long such calls took so far.
-    Numbers of rows up to the same power of 2 count as alike.
-    """
+    Numbers of rows are grouped by the next power of 2."""
 
     def __init__(self, least_s: float = LEAST_S) -> None:
-        """`least_s`: shorter if giving up on a process too early costs little."""
+        """`least_s`: shorter if it costs little to give up on a process too early."""
         self._least_s = least_s
         self._seen: dict[tuple[str, int], CallTimes] = {}
         self.num_calls = 0
         self.seconds = 0.0
 
     def deadline_s(self, call: CallKind) -> float:
-        """The deadline of the next such call."""
+        """The deadline of the next call of this kind."""
         return deadline_s(self._seen.get(_kind(call), CallTimes()), self._least_s)
 
     def took(self, call: CallKind, seconds: float) -> None:
-        """Count a call that was answered after so long."""
+        """Count a call that took this many seconds."""
         kind = _kind(call)
         self._seen[kind] = self._seen.get(kind, CallTimes()).after(seconds)
         self.num_calls += 1
@@ -82,17 +81,16 @@ def _kind(call: CallKind) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before the next start: not at all after a first failure, `second_s` after
+    """How long to wait before the next start: not at all after the first failure, `second_s` after
     the second, and twice as long after each further one, up to a limit. The failure of a process
-    that ran for `steady_s` counts as the first.
-    """
+    that ran for `steady_s` counts as the first."""
 
     second_s: float = 1.0
     longest_s: float = 60.0
     steady_s: float = 10.0
 
     def delay_s(self, num_failures: int) -> float:
-        """The delay after so many failures in a row."""
+        """The delay after this many failures in a row."""
         if num_failures < 2:
             return 0.0
         doublings = min(num_failures - 2, 64)
@@ -101,9 +99,8 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class StartHistory:
-    """How the starts of one process went; pure, with times of any monotonic clock. `started_s`: it
-    runs, or is being started, since then; None while it is down. `reason`: of the last failure.
-    """
+    """The starts of one process; pure, with times of any monotonic clock. `started_s`: when it
+    started, or began to start; None while it is down. `reason`: of the last failure."""
 
     num_failures: int = 0
     not_before_s: float = -math.inf
@@ -114,11 +111,11 @@ class StartHistory:
         return self.started_s is None and now_s >= self.not_before_s
 
     def started(self, now_s: float) -> StartHistory:
-        """After a start."""
+        """The history after a start."""
         return replace(self, started_s=now_s)
 
     def failed(self, now_s: float, reason: str, backoff: Backoff) -> StartHistory:
-        """After a death, or a start that failed."""
+        """The history after a death, or a failed start."""
         ran_s = 0.0 if self.started_s is None else now_s - self.started_s
         num_failures = 1 if ran_s >= backoff.steady_s else self.num_failures + 1
         return StartHistory(num_failures, now_s + backoff.delay_s(num_failures), None, reason)
@@ -132,7 +129,7 @@ class StartHistory:
         return max(1, math.ceil(left_s))
 
     def words(self, name: str, now_s: float) -> str:
-        """For logs, /ready and answers: what is wrong, and what will be done."""
+        """For logs, /ready and answers: what is wrong, and what happens next."""
         if self.num_failures == 0:
             return f"{name} is being started" if self.started_s is not None else f"{name} is down"
         counted = "" if self.num_failures == 1 else f" (failure {self.num_failures} in a row)"
@@ -145,16 +142,15 @@ class StartHistory:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """How often to ask a process for a sign of life, and after how much silence it is hung."""
+    """How often to send a heartbeat, and after how much silence a process counts as hung."""
 
     interval_s: float = 1.0
     deadline_s: float = 5.0
 
     def silent_s(self, before_s: float, passed_s: float) -> float:
-        """How long it has been silent, if that was `before_s` when it was asked last. An interval
-        that was asked late does not count in full: this process was stopped or starved, and most
-        likely the other one too.
-        """
+        """How long the process has been silent, if that was `before_s` at the previous heartbeat.
+        An interval that ended late does not count in full: this process was stopped or starved, and
+        most likely the other one too."""
         return before_s + min(passed_s, self.interval_s)
 
     def is_hung(self, silent_s: float) -> bool:
@@ -162,7 +158,7 @@ class Heartbeat:
 
 
 END_S = 10.0
-START_S = 10.0  # how long a start takes, before the first one
+START_S = 10.0  # assumed duration of a start, before the first one
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +170,7 @@ class ProcessLife:
 
     @property
     def is_well(self) -> bool:
-        """Whether it runs and answers, as far as is known. Any thread may ask."""
+        """Whether it runs and answers, as far as is known. May be called from any thread."""
         return self.started.channel.closed is None and self.started.is_well
 
 
@@ -190,9 +186,8 @@ class SupervisedProcess:
         backoff: Backoff | None = None,
         least_s: float = LEAST_S,
     ) -> None:
-        """`name`: for users. `stopping` is set once a restart is no longer wanted. `least_s`: see
-        CallDeadlines.
-        """
+        """`name`: shown to users. `stopping` is set once restarts are no longer wanted. `least_s`:
+        see CallDeadlines."""
         self._least_s = least_s
         self._launcher = launcher
         self._name = name
@@ -209,7 +204,7 @@ class SupervisedProcess:
         self._num_starts = 0
 
     def wait(self) -> None:
-        """Wait until it may be restarted. Raises Unavailable if that is no longer wanted."""
+        """Wait until it may be restarted. Raises Unavailable if restarts are no longer wanted."""
         pause_s = max(0.0, self._history.not_before_s - time.monotonic())
         if self._stopping.wait(pause_s):
             raise Unavailable("The server is shutting down.")
@@ -222,8 +217,7 @@ class SupervisedProcess:
         deadline_s: float,
     ) -> ProcessLife:
         """End the present life, start another and greet it. Raises ChannelClosed, with the last
-        lines of the process, and what a launcher raises; it counts as failed then.
-        """
+        lines of the process, and the launcher's errors; each counts as a failure."""
         self.stop()
         self._history = self._history.started(time.monotonic())
         self._num_starts += 1
@@ -242,19 +236,19 @@ class SupervisedProcess:
         return life
 
     def arrived(self) -> None:
-        """Note that it is ready."""
+        """Record that it is ready."""
         assert self._history.started_s is not None
         self._start_s = time.monotonic() - self._history.started_s
         self._is_of_use = True
 
     def failed(self, reason: str) -> None:
-        """Note that it died, cannot be trusted, or did not start. Idempotent until a start."""
+        """Record that it died, cannot be trusted, or did not start. Idempotent until a start."""
         self._is_of_use = False
         if self._history.started_s is not None:
             self._history = self._history.failed(time.monotonic(), reason, self._backoff)
 
     def stop(self) -> None:
-        """Kill it: it holds nothing that is missed. Idempotent."""
+        """Kill it: nothing that it holds is needed. Idempotent."""
         past, life = self._lives
         self._is_of_use = False
         if life is not None:
@@ -263,14 +257,14 @@ class SupervisedProcess:
 
     @property
     def status(self) -> ProcessStatus:
-        """Any thread may ask."""
+        """May be called from any thread."""
         past, life = self._lives
         if life is None:
             return replace(past, **self._away(self._history), num_starts=self._num_starts)
         away: dict[str, Any] = {}
         if not self._is_of_use:
             away = self._away(self._history)
-        elif not life.is_well:  # SupervisedProcess has not been told yet
+        elif not life.is_well:  # the SupervisedProcess has not been notified yet
             away = self._away(
                 self._history.failed(time.monotonic(), "it has ended, or hangs", self._backoff)
             )
@@ -291,7 +285,7 @@ class SupervisedProcess:
 
 
 def _counted(past: ProcessStatus, life: ProcessLife) -> ProcessStatus:
-    """With the counts of a life so far."""
+    """The counts, with those of the current life so far."""
     traffic, deadlines = life.started.channel.traffic, life.deadlines
     return replace(
         past,

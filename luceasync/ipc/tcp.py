@@ -1,7 +1,8 @@
 """A link to another machine: one TLS connection that carries the sockets of a process there.
 
-Each socket keeps its packets and their order, and has a window of its own, so that none waits for
-another: signs of life come through while a payload does. Owns frames and windows. Knows no process.
+Each socket keeps its packets and their order, and has its own window, so that none waits for
+another: heartbeats get through while a payload is sent. Owns frames and windows. Does not know
+processes.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from luceasync.ipc.local import BRIEF_SPIN_S, SPARE_CORES
 from luceasync.ipc.packets import MAX_PACKET_BYTES, WireError
 
 SCHEME = "tls"
-FRAME_BYTES = 128 << 10  # of a frame at most: at 100 Mbit/s it takes 10 ms
+FRAME_BYTES = 128 << 10  # of a frame at most: takes 10 ms at 100 Mbit/s
 READ_BYTES = 256 << 10
-HEADER = struct.Struct(">BI")  # kind, bytes that follow
+HEADER = struct.Struct(">BI")  # kind, number of following bytes
 CREDIT = struct.Struct(">I")
 BEAT_S = 1.0
-SILENCE_S = 8.0  # without a frame: beats come each second
+SILENCE_S = 8.0  # without a frame: beats are sent each second
 UNSENT_MS = 10_000  # how long sent bytes may remain without acknowledgement
 FINISH_S = 3.0  # for the last frames of a link
 
@@ -70,8 +71,8 @@ class Carried(IntEnum):
     PAYLOADS = 4
 
 
-# Bytes of each that may be on their way. Two prefill chunks of the largest models are below 64 MiB;
-# they wait on the machine that is to compute them, while this one computes the next chunk.
+# Bytes of each that may be in transit. Two prefill chunks of the largest models are below 64 MiB;
+# they wait on the machine that will compute them, while this one computes the next chunk.
 WINDOW_BYTES = {
     Carried.PULSE: 1 << 20,
     Carried.COMPLETIONS: 1 << 20,
@@ -79,14 +80,14 @@ WINDOW_BYTES = {
     Carried.LOG: 1 << 20,
     Carried.PAYLOADS: 64 << 20,
 }
-# The process has ended when one of these closes, or is about to.
+# When one of these closes, the process has ended, or is about to.
 VITAL = (Carried.PULSE, Carried.CONTROL)
 
-# Kinds of frames: data of a socket is its number.
-IS_CREDIT = 16  # and the number of a socket: so many more of its bytes may be sent
+# Kinds of frames; for data, the kind is the socket's number.
+IS_CREDIT = 16  # with the number of a socket: this many more of its bytes may be sent
 BEAT = 32
 END = 33  # with words
-OPENING = 34  # what is said before anything is carried
+OPENING = 34  # exchanged before anything is carried
 
 
 def frame(kind: int, content: bytes | memoryview = b"") -> bytes:
@@ -95,14 +96,13 @@ def frame(kind: int, content: bytes | memoryview = b"") -> bytes:
 
 
 def send_opening(sock: ssl.SSLSocket, content: bytes) -> None:
-    """Send before anything is carried, within the socket's timeout. Raises OSError."""
+    """Send a message before anything is carried, within the socket's timeout. Raises OSError."""
     sock.sendall(frame(OPENING, content))
 
 
 def receive_opening(sock: ssl.SSLSocket) -> bytes:
-    """Receive what the other end sent so, all of it within the socket's timeout. Raises OSError,
-    and WireError for anything else.
-    """
+    """Receive the other end's opening message, all of it within the socket's timeout. Raises
+    OSError, and WireError for anything else."""
     timeout_s = sock.gettimeout()
     until_s = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
     try:
@@ -129,16 +129,16 @@ def _exactly(sock: ssl.SSLSocket, num_bytes: int, until_s: float) -> bytes:
 
 
 def tune(sock: socket.socket) -> None:
-    """Send small frames at once, and give up a peer that no longer acknowledges."""
+    """Send small frames at once, and give up on a peer that no longer acknowledges."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNSENT_MS)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
 
 class Strangers:
-    """Connections whose other end has not said yet what it is. Beyond `limit`, the address with the
-    most of them loses its oldest: a flood shuts out itself. Any thread may call.
-    """
+    """Connections whose other end has not identified itself yet. Beyond `limit`, the address with
+    the most of them loses its oldest one: a flood only shuts out itself. May be called from any
+    thread."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -149,7 +149,7 @@ class Strangers:
         return len(self._hosts)
 
     def add(self, sock: ssl.SSLSocket, host: str) -> None:
-        """Count a connection from `host`; another one may be shut down for it."""
+        """Count a connection from `host`; another one may be shut down to make room."""
         with self._lock:
             self._hosts[sock] = host
             if len(self._hosts) <= self._limit:
@@ -158,20 +158,19 @@ class Strangers:
             most = max(counts.values())
             oldest = next(each for each, its in self._hosts.items() if counts[its] == most)
             del self._hosts[oldest]
-            with suppress(OSError):  # its other end has closed it already
+            with suppress(OSError):  # its other end has already closed it
                 # Not SSLSocket's own, which takes its state away from the thread that reads it.
                 socket.socket.shutdown(oldest, socket.SHUT_RDWR)
 
     def leave(self, sock: ssl.SSLSocket) -> bool:
-        """Count it no longer, before it is closed. False: it was shut down for another one."""
+        """Stop counting it, before it is closed. False: it was shut down to make room."""
         with self._lock:
             return self._hosts.pop(sock, None) is not None
 
 
 class _Branch:
-    """One socket that is carried. `credit_bytes`: what may be sent of it; `queued` waits for the
-    link, `due` for the socket.
-    """
+    """One carried socket. `credit_bytes`: how much of it may be sent; `queued` waits for the link,
+    `due` for the socket."""
 
     def __init__(self, what: Carried, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -182,14 +181,14 @@ class _Branch:
         self.due: deque[memoryview] = deque()
         self.due_bytes = 0
         self.is_open = True
-        self._delivered_bytes = 0  # that no credit was given for yet
+        self._delivered_bytes = 0  # for which no credit was given yet
 
     @property
     def may_read(self) -> bool:
         return self.is_open and self.credit_bytes >= (MAX_PACKET_BYTES if self.has_packets else 1)
 
     def read(self) -> None:
-        """Queue what the socket has, one packet or some bytes."""
+        """Queue what can be read from the socket: one packet or some bytes."""
         most = MAX_PACKET_BYTES if self.has_packets else min(READ_BYTES, self.credit_bytes)
         try:
             found = self.sock.recv(most)
@@ -213,7 +212,7 @@ class _Branch:
         return frame(self.what, first[:FRAME_BYTES])
 
     def came(self, content: bytes) -> None:
-        """Take data for the socket. Raises WireError for more than the window."""
+        """Accept data for the socket. Raises WireError if it exceeds the window."""
         if not content or self.due_bytes + len(content) > self.window_bytes:
             raise WireError(f"{len(content)} bytes of {self.what.name}, beyond its window")
         self.due.append(memoryview(content))
@@ -221,7 +220,7 @@ class _Branch:
         self.deliver()
 
     def deliver(self) -> None:
-        """Write to the socket as much as it takes. What comes for a closed one is dropped."""
+        """Write as much to the socket as it accepts. Data for a closed socket is dropped."""
         while self.due:
             first = self.due[0]
             try:
@@ -238,9 +237,8 @@ class _Branch:
                 self.due[0] = first[num_sent:]
 
     def take_credit(self) -> int:
-        """Bytes that the other end may send beyond what it was told: none before a quarter of the
-        window was delivered.
-        """
+        """Bytes that the other end may send in addition: none before a quarter of the window was
+        delivered."""
         if self._delivered_bytes * 4 < self.window_bytes:
             return 0
         told, self._delivered_bytes = self._delivered_bytes, 0
@@ -257,8 +255,7 @@ class LinkEnd:
 
 class Link:
     """Carries the sockets of one process until it, or the connection, ends. One thread; stop() may
-    be called from any.
-    """
+    be called from any."""
 
     def __init__(
         self, sock: ssl.SSLSocket, sockets: Mapping[Carried, socket.socket], peer: str
@@ -270,7 +267,7 @@ class Link:
         self._branches = {what: _Branch(what, sockets[what]) for what in sorted(sockets)}
         self._by_number = {int(what): branch for what, branch in self._branches.items()}
         self._by_fd = {branch.fd: branch for branch in self._branches.values()}
-        self._others: deque[bytes] = deque()  # frames that are no data
+        self._others: deque[bytes] = deque()  # frames without data
         self._sending = memoryview(b"")
         self._came = bytearray()
         self._end: LinkEnd | None = None
@@ -281,11 +278,11 @@ class Link:
         self._spin_s = BRIEF_SPIN_S if cores >= SPARE_CORES else 0.0
 
     def run(self) -> LinkEnd:
-        """Carry everything until the end. Raises nothing: an error is an end."""
+        """Carry everything until the end. Raises nothing: errors end the link."""
         return self._until(lambda: False)
 
     def finish(self, words: str, deadline_s: float = FINISH_S) -> None:
-        """After run(): carry what the sockets still have, say how the process ended, and close."""
+        """After run(): carry what the sockets still have, send how the process ended, and close."""
         self._is_finishing = True
         if self._end is not None and self._end.is_local:
             self._end = None
@@ -296,7 +293,7 @@ class Link:
         self.close()
 
     def stop(self) -> None:
-        """End run() soon. Any thread may call."""
+        """End run() soon. May be called from any thread."""
         os.eventfd_write(self._stop, 1)
 
     def close(self) -> None:
@@ -319,7 +316,7 @@ class Link:
 
     def _until(self, is_over: Callable[[], bool]) -> LinkEnd:
         try:
-            self._receive()  # what came with the opening
+            self._receive()  # data that arrived with the opening
             while self._end is None and not is_over():
                 self._step()
         except (ConnectionError, ssl.SSLEOFError):
@@ -356,9 +353,8 @@ class Link:
             self._end = LinkEnd("its process is gone", is_local=True)
 
     def _wait(self) -> dict[int, int]:
-        """What happened, by descriptor. Spins for a moment if cores are spare: a packet and its
-        answer follow each other.
-        """
+        """What happened, by descriptor. Spins for a moment if cores are spare, as a packet and its
+        answer follow each other closely."""
         waiting = select.poll()
         waiting.register(self._stop, select.POLLIN)
         wants_to_write = select.POLLOUT if self._has_to_send else 0
@@ -381,7 +377,7 @@ class Link:
                 self._others.append(frame(IS_CREDIT + branch.what, CREDIT.pack(num_bytes)))
 
     def _send(self, now_s: float) -> None:
-        """Send as much as the connection takes, the most urgent first."""
+        """Send as much as the connection accepts, the most urgent first."""
         while True:
             if not self._sending:
                 content = self._next_frame()
@@ -404,7 +400,7 @@ class Link:
         return b""
 
     def _receive(self) -> None:
-        """Receive all that has come, and take its frames."""
+        """Receive everything that has arrived, and handle its frames."""
         while True:
             try:
                 some = self._sock.recv(READ_BYTES)
@@ -434,7 +430,7 @@ class Link:
         del came[:begin]
 
     def _take(self, kind: int, content: bytes) -> None:
-        """Act on one frame. Raises WireError for one that is not allowed."""
+        """Handle one frame. Raises WireError for one that is not allowed."""
         if kind == BEAT:
             return
         if kind == END:
@@ -455,9 +451,8 @@ class Link:
 
 
 def dial(address: Address, context: ssl.SSLContext, name: str, timeout_s: float) -> ssl.SSLSocket:
-    """Connect to the machine `name`, whose certificate must say so. Raises OSError, of which
-    ssl.SSLError is a kind.
-    """
+    """Connect to the machine `name`, whose certificate must have this name. Raises OSError,
+    including ssl.SSLError."""
     sock = socket.create_connection(address, timeout_s)
     try:
         tune(sock)

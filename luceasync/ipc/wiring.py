@@ -1,6 +1,6 @@
-"""What both ends of a local channel are built from, and how a child inherits its own.
+"""Parts from which both ends of a local channel are built, and how a child inherits its parts.
 
-Owns the names and numbers that a child inherits. Knows no process.
+Owns the names and numbers that a child inherits. Does not know processes.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class Rings:
 
     @classmethod
     def inherit(cls, fd: int, ring_bytes: Sequence[int]) -> Rings:
-        """Rings that another process made. Raises ChannelClosed if they are not as told."""
+        """Rings created by another process. Raises ChannelClosed if they differ from what was
+        announced."""
         return cls(SealedMemory.inherit(fd, lay_out(ring_bytes)[0]), ring_bytes)
 
     def close(self) -> None:
-        """Close them, after the channels over them. Idempotent."""
+        """Close them, after the channels that use them. Idempotent."""
         self.memory.close()
 
 
 def open_rings(transport: str, ring_bytes: Sequence[int]) -> Rings | None:
-    """Rings for `--ipc-transport`; None if payloads go as bytes. Raises ConfigError if memory must
-    be shared and cannot be.
-    """
+    """Rings for `--ipc-transport`; None if payloads are sent as bytes. Raises ConfigError if memory
+    must be shared and cannot be."""
     if transport not in TRANSPORTS:
         allowed = "|".join(TRANSPORTS)
         raise ConfigError(f"--ipc-transport {transport}: it must be {allowed}")
@@ -72,9 +72,9 @@ def open_rings(transport: str, ring_bytes: Sequence[int]) -> Rings | None:
 class Wiring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The numbers of the descriptors that a child inherits, and what they are.
 
-    It gives signs of life at `pulse`, and completes tickets at `completions`; -1: it need not.
-    `rings` is -1 if payloads go through `stream`. `written` and `read` are the rings that the child
-    writes and reads, `ring_bytes` the sizes of all, or of those in its own memory.
+    The child answers heartbeats at `pulse`, and completes tickets at `completions`; -1: it need
+    not. `rings` is -1 if payloads go through `stream`. `written` and `read` are the rings that the
+    child writes and reads, `ring_bytes` the sizes of all, or of those in its own memory.
     """
 
     session: Positive
@@ -112,7 +112,7 @@ def boxes(
 
 @dataclass(frozen=True)
 class ParentConnection:
-    """What a child has of its parent: the channel to it, and memory that it lent, by name."""
+    """A child's connection to its parent: the channel, and memory that the parent lent, by name."""
 
     channel: LocalChannel[Any]
     lent: Mapping[str, SealedMemory] = field(default_factory=dict)
@@ -139,7 +139,7 @@ def connect_to_parent(
     """Open this process's end of the channel to its parent; `messages` are what may come.
 
     Removes the wiring from the environment: grandchildren must not use it. Raises ConfigError if
-    there is none, and ChannelClosed for memory that is not as told.
+    there is none, and ChannelClosed for memory that differs from what was announced.
     """
     require_linux()
     wiring_json = environ.pop(VARIABLE, None)
